@@ -1,0 +1,121 @@
+"""Checks of arguments. Every error names the argument, what came and what was expected."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["choice", "describe", "integer", "number", "per_member", "samples", "slope", "suggest"]
+
+
+def describe(value: object) -> str:
+    """Say in a few words what a value is: type, shape and dtype of arrays, else its representation."""
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{type(value).__name__} of shape {tuple(value.shape)} and dtype {value.dtype}"
+    text = repr(value)
+    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
+
+
+def suggest(value: object, options: Iterable[str]) -> str:
+    """Return ``"; did you mean 'adam'?"`` for the nearest option, or an empty string."""
+    near = difflib.get_close_matches(str(value).lower(), [str(option) for option in options], n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def choice(value: object, name: str, options: Sequence[str]) -> str:
+    """Return ``value`` if it is one of ``options``, else raise with the nearest one suggested."""
+    if isinstance(value, str) and value in options:
+        return value
+    expected = ", ".join(repr(option) for option in options)
+    raise ValueError(f"{name}: got {describe(value)}, expected one of {expected}{suggest(value, options)}")
+
+
+def integer(value: object, name: str, minimum: int = 1) -> int:
+    """Return ``value`` as an int of at least ``minimum``."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name}: got {describe(value)}, expected an integer of at least {minimum}")
+    if value < minimum:
+        raise ValueError(f"{name}: got {value}, expected an integer of at least {minimum}")
+    return int(value)
+
+
+def number(value: object, name: str, minimum: float = -math.inf, *, strict: bool = False) -> float:
+    """Return ``value`` as a finite float of at least ``minimum`` (more than it when ``strict``)."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(f"{name}: got {describe(value)}, expected a number")
+    expected = "a finite number" if minimum == -math.inf else f"a finite number {'>' if strict else '>='} {minimum:g}"
+    if not math.isfinite(value) or value < minimum or (strict and value == minimum):
+        raise ValueError(f"{name}: got {value}, expected {expected}")
+    return float(value)
+
+
+def slope(value: object, name: str = "slope") -> float:
+    """Return the slope of a leaky ReLU, a number in the open interval (-1, 1)."""
+    result = number(value, name)
+    if not -1 < result < 1:
+        raise ValueError(f"{name}: got {result:g}, expected a number in the open interval (-1, 1); 0 is ReLU")
+    return result
+
+
+def per_member(value: Any, name: str, members: int, minimum: float = 0.0, *, strict: bool = False) -> list[float]:
+    """Return one number per member: a single number is repeated, a sequence must have one entry per member."""
+    if isinstance(value, Tensor | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        if len(value) != members:
+            raise ValueError(f"{name}: got {len(value)} values, expected one number or one per member ({members})")
+        return [number(v, f"{name}[{i}]", minimum, strict=strict) for i, v in enumerate(value)]
+    return [number(value, name, minimum, strict=strict)] * members
+
+
+def samples(value: object, name: str, *, features: int | None = None, minimum: int = 1, ndim: int | None = 2) -> Tensor:
+    """Return data as a floating-point tensor, one sample per row.
+
+    Parameters
+    ----------
+    value : Tensor or ndarray
+        Shape (N, features), or (N, ...) when ``ndim`` is None.
+    name : str
+        The argument's name, for errors.
+    features : int, optional
+        Expected number of columns.
+    minimum : int
+        Least number of samples.
+    ndim : int or None
+        Expected number of dimensions; None allows any from 2 up.
+
+    Raises
+    ------
+    TypeError
+        If it is no tensor or array, or not of floating point.
+    ValueError
+        If it is empty, has too few samples, the wrong shape, or a NaN or infinite entry.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "OUS":
+            raise TypeError(f"{name}: got {describe(value)}, expected floating-point numbers")
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: got {describe(value)}, expected a torch.Tensor or numpy.ndarray")
+    columns = "features" if features is None else str(features)
+    shape = "(N, ...)" if ndim is None else f"(N, {columns})"
+    if not value.is_floating_point():
+        raise TypeError(f"{name}: got dtype {value.dtype}, expected floating point; convert it with .float()")
+    if (ndim is None and value.ndim < 2) or (ndim is not None and value.ndim != ndim):
+        raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {shape}, one sample per row")
+    if value.numel() == 0:
+        raise ValueError(f"{name}: got an empty array of shape {tuple(value.shape)}, expected {shape}")
+    if features is not None and value.shape[-1] != features:
+        raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {shape}")
+    if value.shape[0] < minimum:
+        raise ValueError(f"{name}: got {value.shape[0]} sample(s), expected at least {minimum}")
+    if not bool(torch.isfinite(value).all()):
+        bad = int((~torch.isfinite(value)).flatten(1).any(1).sum())
+        raise ValueError(f"{name}: got NaN or infinite entries in {bad} of {value.shape[0]} samples, expected finite")
+    return value

@@ -1,0 +1,144 @@
+"""The one form in which data reach the rest of bnrank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnrank import _validate
+
+__all__ = ["Task", "Truth"]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is known of how the data were made.
+
+    Attributes
+    ----------
+    rank : int
+        Number of latents that y depends on, the bottleneck rank of the map x -> y.
+    latents, latents_test : Tensor
+        z, shape (N, latent).
+    x_of_latents, y_of_latents : callable
+        The generating functions, z -> x and z -> y on (N, latent) tensors.
+    """
+
+    rank: int
+    latents: Tensor
+    latents_test: Tensor
+    x_of_latents: Callable[[Tensor], Tensor]
+    y_of_latents: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Training and test data, the loss that goes with them and, where it is known, the truth behind them.
+
+    Attributes
+    ----------
+    x, x_test : Tensor
+        Inputs, shape (N, d_in), one sample per row.
+    y, y_test : Tensor
+        Outputs of shape (N, d_out) for "mse"; class numbers of shape (N,), int64, for "cross_entropy".
+    loss : "mse" or "cross_entropy"
+        "mse" is (1/N) sum_i ||f(x_i) - y_i||^2 (theory.md section 0).
+    name : str
+        What the task is called in reports.
+    classes : int, optional
+        Number of classes, for "cross_entropy"; taken from the labels when not given.
+    truth : Truth, optional
+        How the data were made.
+    settings : mapping
+        The arguments that made the task, plain values only (they are stored with every run).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If shapes do not match, data are not floating point, empty or not finite, or labels out of range.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> task = bnrank.tasks.Task(torch.randn(50, 4), torch.randn(50, 2))
+    >>> task.d_in, task.d_out, task.loss
+    (4, 2, 'mse')
+    """
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor | None = None
+    y_test: Tensor | None = None
+    loss: str = "mse"
+    name: str = "data"
+    classes: int | None = None
+    truth: Truth | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _validate.choice(self.loss, "loss", ["mse", "cross_entropy"])
+        set_ = object.__setattr__
+        set_(self, "x", _validate.samples(self.x, "x", ndim=None))
+        if (self.x_test is None) != (self.y_test is None):
+            raise ValueError("x_test, y_test: got one without the other, expected both or neither")
+        if self.loss == "mse":
+            set_(self, "y", _validate.samples(self.y, "y"))
+        else:
+            set_(self, "y", _labels(self.y, "y"))
+            if self.classes is None:
+                set_(self, "classes", int(self.y.max()) + 1)
+            _check_range(self.y, "y", int(self.classes or 0))
+        _same_length(self.x, self.y, "x", "y")
+        if self.x_test is not None and self.y_test is not None:
+            set_(self, "x_test", _validate.samples(self.x_test, "x_test", ndim=None))
+            if self.x_test.shape[1:] != self.x.shape[1:]:
+                raise ValueError(
+                    f"x_test: got samples of shape {tuple(self.x_test.shape[1:])}, "
+                    f"expected {tuple(self.x.shape[1:])} as in x"
+                )
+            if self.loss == "mse":
+                set_(self, "y_test", _validate.samples(self.y_test, "y_test", features=self.y.shape[1]))
+            else:
+                set_(self, "y_test", _labels(self.y_test, "y_test"))
+                _check_range(self.y_test, "y_test", int(self.classes or 0))
+            _same_length(self.x_test, self.y_test, "x_test", "y_test")
+
+    @property
+    def n(self) -> int:
+        """Number of training samples."""
+        return self.x.shape[0]
+
+    @property
+    def d_in(self) -> int:
+        """Number of input features."""
+        return int(self.x[0].numel())
+
+    @property
+    def d_out(self) -> int:
+        """Number of outputs a network for this task needs."""
+        return self.y.shape[1] if self.loss == "mse" else int(self.classes or 0)
+
+
+def _labels(y: Tensor, name: str) -> Tensor:
+    y = torch.as_tensor(y)
+    if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
+        raise TypeError(f"{name}: got {_validate.describe(y)}, expected class numbers, integers of shape (N,)")
+    if y.numel() == 0:
+        raise ValueError(f"{name}: got an empty array, expected class numbers, integers of shape (N,)")
+    return y.long()
+
+
+def _check_range(y: Tensor, name: str, classes: int) -> None:
+    if int(y.min()) < 0 or int(y.max()) >= classes:
+        raise ValueError(f"{name}: got labels from {int(y.min())} to {int(y.max())}, expected 0 to {classes - 1}")
+
+
+def _same_length(a: Tensor, b: Tensor, name_a: str, name_b: str) -> None:
+    if a.shape[0] != b.shape[0]:
+        raise ValueError(
+            f"{name_a}, {name_b}: got {a.shape[0]} and {b.shape[0]} samples, expected the same number in both"
+        )
