@@ -11,7 +11,11 @@ from torch import Tensor
 
 from bnrank import _validate
 
-__all__ = ["Task", "Truth"]
+__all__ = ["MissingDataError", "Task", "Truth"]
+
+
+class MissingDataError(FileNotFoundError, ValueError):
+    """A data file is not there; the message says which, where it was looked for and how to get it."""
 
 
 @dataclass(frozen=True)

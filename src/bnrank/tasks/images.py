@@ -1,0 +1,295 @@
+"""Handwritten digits: MNIST, checked by its hashes, and the small set that comes with scikit-learn."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pooch
+import torch
+from torch import Tensor
+
+from bnrank import _validate
+from bnrank.tasks._random import streams
+from bnrank.tasks.task import MissingDataError, Task
+
+__all__ = ["digits", "handwritten_digits", "mnist", "parse_idx"]
+
+REGISTRY = {  # SHA256 of the original distribution
+    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+IMAGES, LABELS = 2051, 2049  # magic numbers of IDX files
+DIGITS_TRAIN, DIGITS_TEST = 1500, 297
+
+
+def mnist(
+    n: int | None = None,
+    n_test: int | None = None,
+    seed: int = 0,
+    download: bool = True,
+    *,
+    standardize: bool = True,
+) -> Task:
+    """Load MNIST: 60,000 training and 10,000 test images of 28 x 28 pixels (LeCun, Cortes, Burges; F3, F9, F10).
+
+    Each file is taken from the folder ``$BNRANK_DATA`` or its subfolder ``mnist``, else from the download cache
+    ``pooch.os_cache("bnrank")``, likewise, else downloaded into the cache. Whatever is found must have the SHA256 of
+    the original distribution; a file that does not is refused, never replaced or passed over.
+
+    Parameters
+    ----------
+    n, n_test : int, optional
+        Number of training and test images, a random subset in random order; a larger ``n`` of the same seed begins
+        with the smaller one. None takes all, in the order of the files; ``n_test=0`` gives no test data.
+    seed : int
+        Seed of the choice.
+    download : bool
+        Whether missing files may be downloaded.
+    standardize : bool
+        Subtract the mean and divide by the standard deviation, two numbers taken over all pixels of all 60,000
+        training images, whatever ``n``: 0.1307 and 0.3081 in units of [0, 1] (F9). False leaves pixels in [0, 1].
+
+    Returns
+    -------
+    Task
+        x (n, 784), float32, y (n,) digits, loss "cross_entropy", 10 classes, name "mnist".
+
+    Raises
+    ------
+    MissingDataError
+        If a file is not there and may not or cannot be downloaded; says which files to put where.
+    TypeError, ValueError
+        If an argument is out of range, a file's hash is wrong, or a file is not a complete IDX file.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.mnist(n=5000, seed=1)  # doctest: +SKIP
+    >>> task.x.shape, task.x_test.shape  # doctest: +SKIP
+    (torch.Size([5000, 784]), torch.Size([10000, 784]))
+    """
+    settings = dict(locals())
+    paths = _find_files(bool(download))
+    images, labels, images_test, labels_test = (
+        parse_idx(paths[name], IMAGES if "images" in name else LABELS) for name in REGISTRY
+    )
+    for kind, a, b in (("train", images, labels), ("t10k", images_test, labels_test)):
+        if len(a) != len(b):
+            raise ValueError(f"{kind}: got {len(a)} images and {len(b)} labels, expected as many of both")
+    pools = (images.reshape(len(images), -1), labels, images_test.reshape(len(images_test), -1), labels_test)
+    return _task(pools, n, n_test, seed, 255, standardize, "mnist", settings)
+
+
+def digits(n: int | None = None, n_test: int | None = None, seed: int = 0, *, standardize: bool = True) -> Task:
+    """Load the 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn; needs no download.
+
+    A split drawn from ``seed`` holds 1,500 for training and 297 for testing; the rest is as in :func:`mnist`.
+
+    Parameters
+    ----------
+    n, n_test : int, optional
+        Number of training and test images; None takes all, ``n_test=0`` gives no test data.
+    seed : int
+        Seed of the split and of the order.
+    standardize : bool
+        Subtract the mean and divide by the standard deviation over all pixels of the 1,500 training images. False
+        leaves pixels in [0, 1].
+
+    Returns
+    -------
+    Task
+        x (n, 64), float32, y (n,) digits, loss "cross_entropy", 10 classes, name "digits".
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range; the message names it.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.digits(n=100)
+    >>> task.name, task.x.shape, task.x_test.shape, task.d_out
+    ('digits', torch.Size([100, 64]), torch.Size([297, 64]), 10)
+    """
+    settings = dict(locals())
+    from sklearn.datasets import load_digits  # here, as it takes a second to import
+
+    data = load_digits()
+    images, labels = data.data.astype(np.uint8), data.target
+    order = torch.randperm(len(images), generator=streams(seed, 3)[2]).numpy()
+    train, test = order[:DIGITS_TRAIN], order[DIGITS_TRAIN:]
+    pools = (images[train], labels[train], images[test], labels[test])
+    return _task(pools, n, n_test, seed, 16, standardize, "digits", settings)
+
+
+def handwritten_digits(
+    n: int | None = None, n_test: int | None = None, seed: int = 0, *, standardize: bool = True
+) -> Task:
+    """Load MNIST where a copy is on this machine, else scikit-learn's digits; ``Task.name`` says which.
+
+    Never downloads. Where only the small set is there, ``n`` and ``n_test`` are cut to its 1,500 and 297 images
+    (``Task.settings`` has the numbers used). Arguments are those of :func:`mnist`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, or a copy of MNIST is there and damaged.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.handwritten_digits(n=100, n_test=50)
+    >>> task.name in ("mnist", "digits"), task.n, task.classes
+    (True, 100, 10)
+    """
+    try:
+        return mnist(n, n_test, seed, download=False, standardize=standardize)
+    except MissingDataError:
+        n = None if n is None else min(_validate.integer(n, "n"), DIGITS_TRAIN)
+        n_test = None if n_test is None else min(_validate.integer(n_test, "n_test", 0), DIGITS_TEST)
+        return digits(n, n_test, seed, standardize=standardize)
+
+
+def parse_idx(path: str | Path, magic: int) -> np.ndarray:
+    """Read a gzip-compressed IDX file of unsigned bytes: magic, one big-endian 32-bit size per dimension, the data.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    magic : int
+        Expected magic number: 2051 for images, shape (N, rows, columns), 2049 for labels, shape (N,). Its last byte
+        is the number of dimensions.
+
+    Returns
+    -------
+    ndarray
+        uint8.
+
+    Raises
+    ------
+    ValueError
+        If the file is not whole gzip, has another magic number, or holds more or fewer bytes than its sizes say.
+
+    Examples
+    --------
+    >>> import gzip, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "labels.gz"
+    ...     _ = path.write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1])))
+    ...     parse_idx(path, 2049)
+    array([7, 2, 1], dtype=uint8)
+    """
+    path = Path(path)
+    try:
+        data = gzip.decompress(path.read_bytes())
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: got a damaged or truncated file ({error}), expected whole gzip data") from error
+    header = 4 + 4 * (magic % 256)
+    found = int.from_bytes(data[:4], "big")
+    if found != magic:
+        raise ValueError(f"{path}: got magic number {found}, expected {magic}")
+    if len(data) < header:
+        raise ValueError(f"{path}: got {len(data)} bytes, expected at least the {header} bytes of the header")
+    shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, header, 4))
+    if len(data) - header != int(np.prod(shape, dtype=object)):
+        raise ValueError(
+            f"{path}: got {len(data) - header} bytes after the header, "
+            f"expected {int(np.prod(shape, dtype=object))} for shape {shape}"
+        )
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+def _find_files(download: bool) -> dict[str, Path]:
+    """Return the path of each file of the registry, its hash checked."""
+    cache = Path(pooch.os_cache("bnrank"))
+    user = os.environ.get("BNRANK_DATA")
+    folders = [folder for base in ([Path(user)] if user else []) + [cache] for folder in (base, base / "mnist")]
+    paths, missing = {}, []
+    for name, expected in REGISTRY.items():
+        path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if path is None:
+            missing.append(name)
+            continue
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if found != expected:
+            raise ValueError(f"{path}: got SHA256 {found}, expected {expected}; delete the file or replace it")
+        paths[name] = path
+    failures: list[str] = []
+    while download and missing and not failures:
+        paths[missing[0]], failures = _download(missing[0], cache / "mnist")
+        missing = missing if failures else missing[1:]
+    if missing:
+        where = f"BNRANK_DATA={user}" if user else "BNRANK_DATA is not set"
+        tried = f"; download failed: {'; '.join(failures)}" if download else "; download=False"
+        raise MissingDataError(
+            f"mnist: missing {', '.join(missing)} (looked in {', '.join(map(str, folders))}; {where}{tried}). "
+            f"Fetch from {MIRRORS[0]} and put into the folder that BNRANK_DATA names, or into {cache / 'mnist'}"
+        )
+    return paths
+
+
+def _download(name: str, folder: Path) -> tuple[Path, list[str]]:
+    """Fetch one file from the first mirror that has it, hash checked by pooch; else return why each one failed."""
+    failures = []
+    fetch = pooch.HTTPDownloader(timeout=30)
+    for mirror in MIRRORS:
+        try:
+            pooch.retrieve(mirror + name, f"sha256:{REGISTRY[name]}", name, folder, downloader=fetch)
+            return folder / name, []
+        except (OSError, ValueError) as error:  # no network, or a wrong hash
+            failures.append(f"{mirror + name}: {error}")
+    return folder / name, failures
+
+
+def _task(
+    pools: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    n: int | None,
+    n_test: int | None,
+    seed: int,
+    white: int,
+    standardize: bool,
+    name: str,
+    settings: Mapping[str, Any],
+) -> Task:
+    """Make the task of images (N, pixels), uint8, with top value ``white``, and labels, for training and testing."""
+    images, labels, images_test, labels_test = pools
+    values = np.arange(256) / white
+    if standardize:
+        counts = sum(np.bincount(part.ravel(), minlength=256) for part in np.array_split(images, 50))
+        weights = cast(np.ndarray, counts) / images.size
+        mean = float(weights @ values)
+        values = (values - mean) / np.sqrt(weights @ (values - mean) ** 2)
+    table = values.astype(np.float32)  # from pixel to float32, rounded once
+    train, test = streams(seed, 2)
+    chosen = _choose(n, len(images), "n", 1, train)
+    x, y = torch.from_numpy(table[images[chosen]]), torch.from_numpy(labels[chosen].astype(np.int64))
+    x_test: Tensor | None = None
+    y_test: Tensor | None = None
+    if n_test != 0:
+        chosen = _choose(n_test, len(images_test), "n_test", 0, test)
+        x_test = torch.from_numpy(table[images_test[chosen]])
+        y_test = torch.from_numpy(labels_test[chosen].astype(np.int64))
+    return Task(x, y, x_test, y_test, "cross_entropy", name, 10, settings=settings)
+
+
+def _choose(count: int | None, available: int, name: str, minimum: int, generator: torch.Generator) -> np.ndarray:
+    if count is None:
+        return np.arange(available)
+    if _validate.integer(count, name, minimum) > available:
+        raise ValueError(f"{name}: got {count}, expected at most the {available} there are")
+    return torch.randperm(available, generator=generator)[:count].numpy()

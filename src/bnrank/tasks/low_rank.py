@@ -1,0 +1,203 @@
+"""Inputs and outputs made from common latents, of which the outputs use only a few."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bnrank import _validate
+from bnrank.tasks._random import streams
+from bnrank.tasks.task import Task, Truth
+
+__all__ = ["ShallowReLU", "bottleneck_spectra_map", "low_rank_map"]
+
+
+@dataclass(frozen=True, eq=False)
+class ShallowReLU:
+    """A ReLU network with one hidden layer: z -> W2 relu(W1 z_{1..k} + b1), on the first k entries of z.
+
+    Computes in float64 and returns the dtype it is given; differentiable.
+
+    Attributes
+    ----------
+    w1 : Tensor
+        W1, shape (width, k), float64.
+    b1 : Tensor
+        b1, shape (width,), float64.
+    w2 : Tensor
+        W2, shape (d, width), float64.
+
+    Raises
+    ------
+    ValueError
+        If z has fewer than k entries.
+
+    Examples
+    --------
+    >>> import torch
+    >>> f = ShallowReLU(torch.eye(2).double(), torch.zeros(2).double(), torch.tensor([[1.0, -1.0]]).double())
+    >>> f(torch.tensor([[3.0, 1.0, 7.0], [-3.0, 1.0, 7.0]]))
+    tensor([[ 2.],
+            [-1.]])
+    """
+
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Return the values, shape (..., d), at z of shape (..., latent) with latent >= k."""
+        k = self.w1.shape[1]
+        if z.shape[-1] < k:
+            raise ValueError(f"z: got shape {tuple(z.shape)}, expected (..., latent) with latent >= {k}")
+        hidden = torch.relu(z[..., :k].to(self.w1.dtype) @ self.w1.T + self.b1)
+        return (hidden @ self.w2.T).to(z.dtype)
+
+
+def low_rank_map(
+    n: int = 300,
+    d_in: int = 20,
+    d_out: int = 20,
+    latent: int = 8,
+    rank: int = 2,
+    width: int = 50,
+    seed: int = 0,
+    *,
+    n_test: int = 300,
+    x_norm_squared: float | None = 9.0,
+    y_norm_squared: float | None = 4.0,
+    noise: float = 0.0,
+    bias: bool = True,
+) -> Task:
+    """Draw a task of known bottleneck rank: x = g(z), y = h(z_1, ..., z_rank), z ~ N(0, I_latent).
+
+    g and h are random shallow ReLU networks W2 relu(W1 z + b1) with W1 ~ N(0, 1/fan_in), W2 ~ N(0, 1/width) and
+    b1 ~ N(0, 1). The source gives "random parameters" and no more. Biases are the default because without them g
+    and h are positively homogeneous, all kinks pass through z = 0 and one-dimensional latents give straight rays;
+    an output bias would only shift the data and is left out. Where g is injective (almost surely for width well
+    above 2 latent), x -> y has bottleneck rank ``rank``. The defaults are the data of F4 (Jacot2023b Figure 1,
+    which leaves the inner width open); :func:`bottleneck_spectra_map` has those of F1.
+
+    Parameters
+    ----------
+    n, n_test : int
+        Number of training and of test samples; ``n_test`` may be 0.
+    d_in, d_out : int
+        Dimensions of x and y.
+    latent : int
+        Number of latents, at most ``d_in`` and ``width``; otherwise g could not be injective.
+    rank : int
+        Number of leading latents that y depends on, at most ``latent`` and ``d_out``.
+    width : int
+        Inner width of g and h.
+    seed : int
+        g, h, the latents and the noise come from separate streams of it: the same seed gives the same g and h, up
+        to the two scalars, whatever ``n``, ``n_test`` and ``noise``.
+    x_norm_squared, y_norm_squared : float or None
+        Mean of ||x||^2 and ||y||^2 (sum over features, mean over the training samples, before noise), reached by one
+        fixed scalar each, folded into W2 of g and h. None leaves them as drawn. (theory.md section 9: unit scales.)
+    noise : float
+        Standard deviation of Gaussian noise added to each entry of the training outputs; test outputs stay clean.
+    bias : bool
+        Whether g and h have b1.
+
+    Returns
+    -------
+    Task
+        x (n, d_in), y (n, d_out), float32, loss "mse". ``truth.x_of_latents(truth.latents)`` equals ``x`` bit by bit,
+        and so does y if ``noise`` is 0; both functions return the dtype of their argument.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range; the message names it.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> task = bnrank.tasks.low_rank_map(n=100, rank=2, seed=1)
+    >>> task.x.shape, task.y.shape, task.truth.rank
+    (torch.Size([100, 20]), torch.Size([100, 20]), 2)
+    >>> round(task.x.square().sum(1).mean().item(), 4), round(task.y.square().sum(1).mean().item(), 4)
+    (9.0, 4.0)
+    >>> jacobian = torch.func.jacrev(task.truth.y_of_latents)(task.truth.latents[0].double())
+    >>> torch.linalg.matrix_rank(jacobian).item()
+    2
+    """
+    settings = dict(locals())
+    n, d_in = _validate.integer(n, "n"), _validate.integer(d_in, "d_in")
+    d_out, width = _validate.integer(d_out, "d_out"), _validate.integer(width, "width")
+    latent = _at_most(latent, "latent", d_in=d_in, width=width)
+    rank = _at_most(rank, "rank", latent=latent, d_out=d_out)
+    n_test = _validate.integer(n_test, "n_test", 0)
+    noise = _validate.number(noise, "noise", 0.0)
+    for_g, for_h, for_z, for_z_test, for_noise = streams(seed, 5)
+
+    z, z_test = _normal((n, latent), for_z).float(), _normal((n_test, latent), for_z_test).float()
+    g = _scaled(_shallow(latent, width, d_in, bias, for_g), z, x_norm_squared, "x_norm_squared")
+    h = _scaled(_shallow(rank, width, d_out, bias, for_h), z, y_norm_squared, "y_norm_squared")
+    y = h(z)
+    if noise:
+        y = (h(z.double()) + noise * _normal((n, d_out), for_noise)).float()
+    return Task(
+        x=g(z),
+        y=y,
+        x_test=g(z_test) if n_test else None,
+        y_test=h(z_test) if n_test else None,
+        name="low_rank_map",
+        truth=Truth(rank=rank, latents=z, latents_test=z_test, x_of_latents=g, y_of_latents=h),
+        settings=settings,
+    )
+
+
+def bottleneck_spectra_map(rank: int = 4, seed: int = 0, *, n: int = 500, n_test: int = 500) -> Task:
+    """Draw the data of F1 (Jacot2023a Figure 1): N = 500, d_in = d_out = 50, 15 latents, inner width 100.
+
+    The text of the source has y depend on four latents, its appendix F on five (E7); ``rank`` chooses. Scales are
+    those of :func:`low_rank_map`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range; the message names it.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.bottleneck_spectra_map(rank=5, n_test=0)
+    >>> task.x.shape, task.truth.latents.shape, task.truth.rank
+    (torch.Size([500, 50]), torch.Size([500, 15]), 5)
+    """
+    return low_rank_map(n, d_in=50, d_out=50, latent=15, rank=rank, width=100, seed=seed, n_test=n_test)
+
+
+def _at_most(value: int, name: str, **limits: int) -> int:
+    value = _validate.integer(value, name)
+    for limit_name, limit in limits.items():
+        if value > limit:
+            raise ValueError(f"{name}: got {value}, expected at most {limit_name} = {limit}")
+    return value
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _shallow(inputs: int, width: int, outputs: int, bias: bool, generator: torch.Generator) -> ShallowReLU:
+    w1 = _normal((width, inputs), generator) / inputs**0.5
+    w2 = _normal((outputs, width), generator) / width**0.5
+    b1 = _normal((width,), generator) if bias else torch.zeros(width, dtype=torch.float64)
+    return ShallowReLU(w1, b1, w2)
+
+
+def _scaled(function: ShallowReLU, z: Tensor, target: float | None, name: str) -> ShallowReLU:
+    """Fold into W2 the scalar that makes the mean squared norm over z equal to the target."""
+    if target is None:
+        return function
+    target = _validate.number(target, name, 0.0, strict=True)
+    drawn = float(function(z.double()).square().sum(1).mean())
+    if drawn == 0:
+        raise ValueError(f"{name}: the drawn function is 0 on all samples, expected a larger width or another seed")
+    return replace(function, w2=function.w2 * (target / drawn) ** 0.5)
