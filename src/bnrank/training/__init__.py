@@ -1,1 +1,6 @@
-"""How networks are trained."""
+"""How networks are trained: ensembles, optimisers, checkpoints, recording."""
+
+from bnrank.training.run import Run
+from bnrank.training.train import train
+
+__all__ = ["Run", "train"]

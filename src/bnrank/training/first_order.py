@@ -1,0 +1,161 @@
+"""Optimisers that take one step from each gradient: Adam and plain gradient descent."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bnrank.training.workers import Workers
+
+__all__ = ["SCHEDULES", "Adam", "GradientDescent", "Objective", "Optimizer"]
+
+SCHEDULES = ("constant", "cosine", "linear")
+
+
+class Objective(Protocol):
+    """What an optimiser sees of an ensemble: a row of parameters and a gradient per member."""
+
+    theta: Tensor
+    gradient: Tensor
+    cost: Tensor
+    members: int
+    size: int
+    workers: Workers
+
+
+class Optimizer(Protocol):
+    """What the training loop asks of an optimiser.
+
+    After every evaluation of the objective the loop calls :meth:`digest`, reads :attr:`point` and
+    :meth:`statistics` where it records, and calls :meth:`move`, which writes the next parameters to evaluate.
+    """
+
+    @property
+    def stalled(self) -> Tensor:
+        """Which members have come to an end, shape (members,), bool."""
+
+    @property
+    def point(self) -> Tensor:
+        """Parameters reached so far, shape (members, size)."""
+
+    def digest(self) -> None:
+        """Take in the objective's cost and gradient."""
+
+    def move(self, step: int) -> None:
+        """Write the next parameters to evaluate into the objective."""
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Return regularised loss and norm of its gradient at ``point``, each (members,), float64."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that the next steps depend on."""
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Put back what :meth:`state` returned."""
+
+    def keep(self, members: list[int], objective: Objective) -> None:
+        """Go on with some of the members, whose rows are in a new objective."""
+
+
+class GradientDescent:
+    """theta <- theta - eta (dC/dtheta + 2 lambda theta), with a step size and a ridge per member.
+
+    Parameters
+    ----------
+    objective : Objective
+        Where parameters and gradients are.
+    ridge, lr : Tensor
+        lambda and eta, shape (members,), float64.
+    steps : int
+        Length of the schedule.
+    schedule : str
+        eta as a function of the step: "constant", "cosine" (to 0) or "linear" (to 0).
+    """
+
+    def __init__(self, objective: Objective, ridge: Tensor, lr: Tensor, steps: int, schedule: str) -> None:
+        self.objective, self.ridge, self.lr, self.steps, self.schedule = objective, ridge, lr, steps, schedule
+        self.stalled = torch.zeros(objective.members, dtype=torch.bool)
+
+    @property
+    def point(self) -> Tensor:
+        """Parameters reached so far, shape (members, size)."""
+        return self.objective.theta
+
+    def digest(self) -> None:
+        """Do nothing: the gradient is used where it is."""
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Return regularised loss and norm of its gradient at ``point``, each (members,), float64."""
+        theta, gradient = self.objective.theta, self.objective.gradient
+        loss = torch.empty(len(theta), dtype=torch.float64)
+        norm = torch.empty(len(theta), dtype=torch.float64)
+        for i, ridge in enumerate(self.ridge.tolist()):
+            row = theta[i].double()
+            loss[i] = self.objective.cost[i] + ridge * row.square().sum()
+            norm[i] = (gradient[i].double() + 2 * ridge * row).norm()
+        return loss, norm
+
+    def move(self, step: int) -> None:
+        """Take one step for every member, each in a thread."""
+        factor = self._factor(step)
+        members = range(self.objective.members)
+        self.objective.workers.share([functools.partial(self._update, i, step, factor) for i in members])
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that the next steps depend on."""
+        return {"theta": self.objective.theta}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Put back what :meth:`state` returned."""
+        for name, value in self.state().items():
+            value.copy_(state[name])
+
+    def keep(self, members: list[int], objective: Objective) -> None:
+        """Go on with some of the members, whose rows are in a new objective."""
+        self.objective, self.ridge, self.lr = objective, self.ridge[members], self.lr[members]
+        self.stalled = self.stalled[members]
+
+    def _factor(self, step: int) -> float:
+        done = step / self.steps
+        return {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}[self.schedule]
+
+    def _update(self, member: int, step: int, factor: float) -> None:
+        theta, gradient = self.objective.theta[member], self.objective.gradient[member]
+        lr = float(self.lr[member]) * factor
+        theta.mul_(1 - 2 * lr * float(self.ridge[member])).sub_(gradient, alpha=lr)
+
+
+class Adam(GradientDescent):
+    """Adam (Kingma and Ba 2015; beta = 0.9, 0.999, eps = 1e-8) on C + lambda ||theta||^2: L2 coupled, not AdamW."""
+
+    beta1, beta2, eps = 0.9, 0.999, 1e-8
+
+    def __init__(self, objective: Objective, ridge: Tensor, lr: Tensor, steps: int, schedule: str) -> None:
+        super().__init__(objective, ridge, lr, steps, schedule)
+        self.first = torch.zeros_like(objective.theta)
+        self.second = torch.zeros_like(objective.theta)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that the next steps depend on."""
+        return super().state() | {"first": self.first, "second": self.second}
+
+    def keep(self, members: list[int], objective: Objective) -> None:
+        """Go on with some of the members, whose rows are in a new objective."""
+        super().keep(members, objective)
+        self.first, self.second = self.first[members], self.second[members]
+
+    def _update(self, member: int, step: int, factor: float) -> None:
+        theta, gradient = self.objective.theta[member], self.objective.gradient[member]
+        first, second = self.first[member], self.second[member]
+        ridge, lr = float(self.ridge[member]), float(self.lr[member]) * factor
+        if ridge:
+            gradient.add_(theta, alpha=2 * ridge)
+        first.lerp_(gradient, 1 - self.beta1)
+        second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        scale = math.sqrt(1 - self.beta2 ** (step + 1))
+        divisor = torch.sqrt(second, out=gradient).add_(self.eps * scale)
+        theta.addcdiv_(first, divisor, value=-lr * scale / (1 - self.beta1 ** (step + 1)))

@@ -1,0 +1,42 @@
+"""Losses of whole ensembles: value per member and the gradient with respect to the outputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["cost_and_gradient"]
+
+
+def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tensor:
+    """Return the cost C of every member and overwrite the outputs with dC/d(output).
+
+    Parameters
+    ----------
+    loss : "mse" or "cross_entropy"
+        "mse": C = (1/n) sum_i ||f(x_i) - y_i||^2, sum over outputs, mean over samples, no factor 1/2.
+        "cross_entropy": C = (1/n) sum_i -log softmax(f(x_i))[y_i] (theory.md section 0).
+    output : Tensor
+        f(x), shape (members, B, d_out), for all samples or a block of them. Overwritten.
+    target : Tensor
+        Shape (B, d_out) or (members, B, d_out) for "mse"; (B,) or (members, B) class numbers for "cross_entropy".
+    n : int
+        Number of samples in the mean; the costs and gradients of blocks add up to those of the whole.
+
+    Returns
+    -------
+    Tensor
+        C, shape (members,), summed in float64.
+    """
+    if loss == "mse":
+        residual = output.sub_(target)
+        cost = residual.double().square_().flatten(1).sum(1).div_(n)
+        residual.mul_(2 / n)
+        return cost
+    target = target.expand(output.shape[:2]).unsqueeze(2)
+    log_probability = torch.log_softmax(output, dim=2)
+    cost = log_probability.gather(2, target).double().flatten(1).sum(1).div_(-n)
+    torch.exp(log_probability, out=output)
+    output.scatter_add_(2, target, output.new_full(target.shape, -1.0))
+    output.div_(n)
+    return cost

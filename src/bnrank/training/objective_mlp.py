@@ -1,0 +1,238 @@
+"""Cost and gradient of an ensemble of MLPs: batched matrix products written out by hand, no automatic differentiation.
+
+On a CPU the work is cut into tasks, one per (group of members, block of samples), small enough to stay in the cache,
+and threads take one after another; matrix products are stacked `numpy.matmul` calls, which run through a stack in C.
+What is computed for a member and a block depends on these two alone, and blocks are added up in a fixed order: the
+bits of a member's gradient do not depend on who else is in the ensemble nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnrank.networks import MLP
+from bnrank.training.losses import cost_and_gradient
+from bnrank.training.workers import Workers
+
+__all__ = ["MLPObjective"]
+
+aten = torch.ops.aten
+
+BLOCK = 256  # samples in a block: rows enough for an efficient product, few enough for the cache
+CACHE = 1 << 20  # bytes that the parameters and activations of a group of members should stay under
+
+
+class MLPObjective:
+    """C(f_theta) and its gradient for every member of an ensemble of MLPs.
+
+    Attributes
+    ----------
+    theta, gradient : Tensor
+        Parameters and dC/dtheta, shape (members, size), a row per member, the network's parameters one after another.
+        Write into ``theta``, call :meth:`evaluate`, read ``gradient``.
+    cost : Tensor
+        C of every member at the last evaluation, shape (members,), float64.
+
+    Parameters
+    ----------
+    net : MLP
+        Architecture (its parameters are not read).
+    x, y : Tensor
+        Data shared by all members, on the device and in the precision to train in.
+    loss : str
+        "mse" or "cross_entropy".
+    members : int
+        Number of members.
+    workers : Workers
+        Threads to share the tasks among.
+    """
+
+    def __init__(self, net: MLP, x: Tensor, y: Tensor, loss: str, members: int, workers: Workers) -> None:
+        self.net, self.x, self.y, self.loss, self.members, self.workers = net, x, y, loss, members, workers
+        self.shapes = [tuple(p.shape) for p in net.parameters()]
+        self.size = sum(math.prod(shape) for shape in self.shapes)
+        self.theta = x.new_zeros(members, self.size)
+        self.gradient = torch.zeros_like(self.theta)
+        self.cost = x.new_zeros(members, dtype=torch.float64)
+        self.multiply: Callable[..., Any] = np.matmul if x.device.type == "cpu" else torch.bmm
+        self.batch: Tensor | None = None
+        self._tasks: dict[int, list[Callable[[], None]]] = {}
+        self._spaces: dict[tuple[int, int], list[_Workspace]] = {}
+
+    def split(self, rows: Tensor) -> list[Tensor]:
+        """Return views of a parameter matrix, shape (m, size), as the network's tensors, each (m, *shape)."""
+        pieces = rows.split([math.prod(shape) for shape in self.shapes], dim=1)
+        return [piece.view(len(rows), *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def evaluate(self, batch: Tensor | None = None) -> Tensor:
+        """Compute cost and gradient at ``theta``; return the cost, shape (members,), float64.
+
+        ``batch`` holds sample numbers, shape (members, B); all samples are used without it.
+        """
+        self.batch = batch
+        n = self.x.shape[0] if batch is None else batch.shape[1]
+        if n not in self._tasks:
+            self._tasks[n] = self._cut(n)
+        self.workers.share(self._tasks[n])
+        return self.cost
+
+    def _cut(self, n: int) -> list[Callable[[], None]]:
+        """Cut the work on n samples into tasks."""
+        if self.x.device.type != "cpu":
+            blocks, per_group = [(0, n)], self.members
+        else:
+            count = math.ceil(n / BLOCK)
+            edges = [n * k // count for k in range(count + 1)]
+            blocks = list(itertools.pairwise(edges))
+            numbers = 2 * self.size + (edges[1] - edges[0]) * sum(self.net.widths)
+            per_group = max(1, CACHE // (numbers * self.theta.element_size()))
+            per_group = min(per_group, math.ceil(self.members / self.workers.threads))
+        tasks: list[Callable[[], None]] = []
+        for first in range(0, self.members, per_group):
+            group = _Group(self, slice(first, min(first + per_group, self.members)), len(blocks))
+            tasks += [functools.partial(group.run, index, *block, n) for index, block in enumerate(blocks)]
+        return tasks
+
+    def borrow(self, members: int, samples: int) -> _Workspace:
+        """Return a workspace that fits, a used one if there is any."""
+        try:
+            return self._spaces[members, samples].pop()
+        except (KeyError, IndexError):
+            return _Workspace(self, members, samples)
+
+    def give_back(self, space: _Workspace) -> None:
+        """Put a workspace back for the next task."""
+        self._spaces.setdefault((space.members, space.samples), []).append(space)
+
+
+class _Workspace:
+    """Layer outputs, deltas and a gradient for one task; reused from task to task."""
+
+    def __init__(self, objective: MLPObjective, members: int, samples: int) -> None:
+        self.members, self.samples, self.objective = members, samples, objective
+        like, widths = objective.theta, objective.net.widths[1:]
+        self.outputs = [like.new_empty(members, samples, width) for width in widths]
+        inner = widths[:-1]
+        self.signs = [like.new_empty(members, samples, width) for width in inner] if objective.net.slope < 0 else []
+        scratch = [like.new_empty(members * samples * max(inner, default=1)) for _ in range(2)]
+        self.deltas = [
+            scratch[i % 2][: members * samples * width].view(members, samples, width) for i, width in enumerate(inner)
+        ]
+        self.deltas.append(self.outputs[-1])
+        self.output_operands = [_operand(z) for z in self.outputs]
+        self.delta_operands = [_operand(d) for d in self.deltas]
+        self.delta_transposes = [_operand(d.mT) for d in self.deltas]
+        self.cost = like.new_zeros(members, dtype=torch.float64)
+        self._gradient: _Parameters | None = None
+
+    @property
+    def gradient(self) -> _Parameters:
+        """Room for the gradient of one block."""
+        if self._gradient is None:
+            self._gradient = _Parameters(
+                self.objective, self.objective.theta.new_empty(self.members, self.objective.size)
+            )
+        return self._gradient
+
+
+class _Parameters:
+    """Rows of a parameter matrix, seen as weights (g, n_out, n_in) and biases (g, 1, n_out)."""
+
+    def __init__(self, objective: MLPObjective, rows: Tensor) -> None:
+        self.rows = rows
+        pieces = objective.split(rows)
+        step = 2 if objective.net.bias else 1
+        self.biases = [b.unsqueeze(1) for b in pieces[1::2]] if objective.net.bias else []
+        self.weights = [_operand(w) for w in pieces[::step]]
+        self.transposes = [_operand(w.mT) for w in pieces[::step]]
+
+
+class _Group:
+    """A few members whose blocks of samples are added up in order."""
+
+    def __init__(self, objective: MLPObjective, rows: slice, blocks: int) -> None:
+        self.objective, self.rows, self.blocks = objective, rows, blocks
+        self.parameters = _Parameters(objective, objective.theta[rows])
+        self.gradient = _Parameters(objective, objective.gradient[rows])
+        self.members = rows.stop - rows.start
+        self.lock = threading.Lock()
+        self.waiting: dict[int, _Workspace] = {}
+        self.next = 0
+
+    def run(self, index: int, first: int, last: int, n: int) -> None:
+        """Compute block ``index``, samples first..last - 1 of n, and add it when its turn has come."""
+        objective = self.objective
+        space = objective.borrow(self.members, last - first)
+        target = self.gradient if self.blocks == 1 else space.gradient
+        with np.errstate(all="ignore"):  # a diverging member is found by its cost, and says so
+            space.cost = self._compute(space, target, first, last, n)
+        if self.blocks == 1:
+            objective.cost[self.rows] = space.cost
+            objective.give_back(space)
+            return
+        with self.lock:
+            self.waiting[index] = space
+            while self.next in self.waiting:
+                done = self.waiting.pop(self.next)
+                if self.next == 0:
+                    self.gradient.rows.copy_(done.gradient.rows)
+                    objective.cost[self.rows] = done.cost
+                else:
+                    self.gradient.rows.add_(done.gradient.rows)
+                    objective.cost[self.rows] += done.cost
+                objective.give_back(done)
+                self.next += 1
+            if self.next == self.blocks:
+                self.next = 0
+
+    def _compute(self, space: _Workspace, gradient: _Parameters, first: int, last: int, n: int) -> Tensor:
+        objective, slope = self.objective, self.objective.net.slope
+        multiply = objective.multiply
+        if objective.batch is None:
+            x, y = objective.x[first:last].expand(self.members, -1, -1), objective.y[first:last]
+        else:
+            batch = objective.batch[self.rows, first:last]
+            x, y = objective.x[batch], objective.y[batch]
+        inputs = [_operand(x), *space.output_operands[:-1]]
+        last_layer = len(space.outputs) - 1
+        for layer, z in enumerate(space.outputs):
+            multiply(inputs[layer], self.parameters.transposes[layer], out=space.output_operands[layer])
+            if self.parameters.biases:
+                z += self.parameters.biases[layer]
+            if layer < last_layer:
+                if slope == 0:
+                    torch.relu_(z)
+                    continue
+                if slope < 0:
+                    space.signs[layer].copy_(z)
+                torch.nn.functional.leaky_relu_(z, slope)
+        cost = cost_and_gradient(objective.loss, space.outputs[-1], y, n)
+        for layer in range(last_layer, -1, -1):
+            multiply(space.delta_transposes[layer], inputs[layer], out=gradient.weights[layer])
+            if gradient.biases:
+                torch.sum(space.deltas[layer], dim=1, keepdim=True, out=gradient.biases[layer])
+            if layer == 0:
+                break
+            multiply(space.delta_operands[layer], self.parameters.weights[layer], out=space.delta_operands[layer - 1])
+            back, a = space.deltas[layer - 1], space.outputs[layer - 1]
+            if slope == 0:
+                aten.threshold_backward.grad_input(back, a, 0, grad_input=back)
+            elif slope > 0:
+                aten.leaky_relu_backward.grad_input(back, a, slope, True, grad_input=back)
+            else:
+                aten.leaky_relu_backward.grad_input(back, space.signs[layer - 1], slope, False, grad_input=back)
+        return cost
+
+
+def _operand(stack: Tensor) -> Any:
+    """Return a stack of matrices in the form that `MLPObjective.multiply` takes, sharing its memory."""
+    return stack.numpy() if stack.device.type == "cpu" else stack

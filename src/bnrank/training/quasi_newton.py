@@ -1,0 +1,285 @@
+"""L-BFGS for ensembles: every member has its own history, its own line search and its own pace."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bnrank.training.first_order import Objective
+
+__all__ = ["LBFGS", "Metric"]
+
+SUFFICIENT = 1e-4  # decrease of the loss, Wolfe's first condition
+CURVATURE = 0.9  # Wolfe's second condition
+TRIALS = 12  # evaluations of one line search
+CAUTION = 6  # powers of ten by which the damping of a metric may rise before a member counts as stalled
+
+
+class Metric(Protocol):
+    """The inverse Hessian that a direction starts from."""
+
+    def refresh(self, row: Tensor, count: int, caution: int) -> None:
+        """Estimate it at a point; every unit of caution brings it nearer to a small multiple of the identity."""
+
+    def solve(self, row: Tensor) -> Tensor:
+        """Apply it to a vector."""
+
+
+class LBFGS:
+    """L-BFGS on C + lambda ||theta||^2 (Nocedal and Wright, Numerical Optimization, algorithms 7.4, 3.5 and 3.6).
+
+    A step is one evaluation of the ensemble; each member uses it for its own line search (strong Wolfe conditions,
+    accepting also, near the end, a loss that is equal to rounding where the slope has dropped). Members do not wait
+    for one another. A member that finds no descent, in the end along its gradient, is `stalled`: its loss cannot be
+    brought down further in this precision.
+
+    Parameters
+    ----------
+    objective : Objective
+        Where parameters and gradients are.
+    ridge : Tensor
+        lambda per member, float64.
+    memory : int
+        Pairs (s, y) kept.
+    metrics : list of Metric, optional
+        One per member: the inverse Hessian to start from in place of a multiple of the identity.
+    every : int
+        Iterations after which a metric is estimated anew.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        ridge: Tensor,
+        memory: int = 10,
+        metrics: list[Metric] | None = None,
+        every: int = 20,
+    ) -> None:
+        self.objective = objective
+        self.searches = [
+            _Search(objective.size, objective.theta, float(r), memory, metrics[i] if metrics else None, every)
+            for i, r in enumerate(ridge.tolist())
+        ]
+
+    @property
+    def stalled(self) -> Tensor:
+        """Which members have come to an end, shape (members,), bool."""
+        return torch.tensor([search.stalled for search in self.searches])
+
+    @property
+    def point(self) -> Tensor:
+        """Best parameters so far, shape (members, size)."""
+        return torch.stack([search.x for search in self.searches])
+
+    def digest(self) -> None:
+        """Take in the objective's cost and gradient, each member in a thread."""
+        objective = self.objective
+        costs = objective.cost.tolist()
+        objective.workers.share(
+            [
+                functools.partial(search.advance, objective.theta[i], costs[i], objective.gradient[i])
+                for i, search in enumerate(self.searches)
+                if not search.stalled
+            ]
+        )
+
+    def move(self, step: int) -> None:
+        """Write every member's next trial point."""
+        for i, search in enumerate(self.searches):
+            torch.add(search.x, search.direction, alpha=search.t, out=self.objective.theta[i])
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Return regularised loss and norm of its gradient at ``point``, each (members,), float64."""
+        loss = torch.tensor([search.f for search in self.searches], dtype=torch.float64)
+        norm = torch.stack([search.g.double().norm() for search in self.searches])
+        return loss, norm
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that the next steps depend on."""
+        return {"theta": self.objective.theta} | {
+            f"{name}.{i}": value for i, search in enumerate(self.searches) for name, value in search.state().items()
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Put back what :meth:`state` returned."""
+        self.objective.theta.copy_(state["theta"])
+        for i, search in enumerate(self.searches):
+            search.load({name: state[f"{name}.{i}"] for name in search.state()})
+
+    def keep(self, members: list[int], objective: Objective) -> None:
+        """Go on with some of the members, whose rows are in a new objective."""
+        self.objective = objective
+        self.searches = [self.searches[i] for i in members]
+
+
+class _Search:
+    """One member: the point x reached, the history, and the line search under way from x along a direction."""
+
+    SCALARS = ("f", "slope", "t", "low", "f_low", "slope_low", "high", "f_high", "slope_high")
+    COUNTS = ("trials", "iterations", "pairs", "refreshed", "refreshes", "caution", "anchor_caution")
+    FLAGS = ("started", "stalled")
+    TENSORS = ("x", "g", "direction", "s", "y", "rho", "anchor")
+
+    def __init__(self, size: int, like: Tensor, ridge: float, memory: int, metric: Metric | None, every: int) -> None:
+        self.ridge, self.memory, self.metric, self.every = ridge, memory, metric, every
+        self.x, self.g, self.direction = (like.new_zeros(size) for _ in range(3))
+        self.s, self.y = like.new_zeros(memory, size), like.new_zeros(memory, size)
+        self.rho = torch.zeros(memory, dtype=torch.float64)
+        self.anchor = like.new_zeros(size if metric is not None else 0)  # where the metric was estimated
+        self.f = self.slope = self.t = math.nan
+        self.low = self.f_low = self.slope_low = self.high = self.f_high = self.slope_high = math.nan
+        self.trials = self.iterations = self.pairs = self.refreshes = self.caution = self.anchor_caution = 0
+        self.refreshed = -1
+        self.started = self.stalled = False
+        self.rounding = torch.finfo(like.dtype).eps
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that the next steps depend on."""
+        return {name: getattr(self, name) for name in self.TENSORS} | {
+            "scalars": torch.tensor([getattr(self, name) for name in self.SCALARS], dtype=torch.float64),
+            "counts": torch.tensor([int(getattr(self, name)) for name in self.COUNTS + self.FLAGS]),
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Put back what :meth:`state` returned; the metric is estimated again where it was."""
+        for name in self.TENSORS:
+            getattr(self, name).copy_(state[name])
+        for name, value in zip(self.SCALARS, state["scalars"].tolist(), strict=True):
+            setattr(self, name, value)
+        for name, value in zip(self.COUNTS + self.FLAGS, state["counts"].tolist(), strict=True):
+            setattr(self, name, bool(value) if name in self.FLAGS else value)
+        if self.metric is not None and self.refreshes:
+            self.metric.refresh(self.anchor, self.refreshes, self.anchor_caution)
+
+    def advance(self, theta: Tensor, cost: float, gradient: Tensor) -> None:
+        """Use cost and gradient at theta: accept it, or decide where to look next. The gradient is overwritten."""
+        f = cost + self.ridge * float(theta.double().square_().sum())
+        gradient.add_(theta, alpha=2 * self.ridge)
+        if not self.started:
+            self.started = True
+            self._accept(theta, f, gradient)
+            return
+        self.trials += 1
+        slope = _dot(gradient, self.direction)
+        noise = 4 * self.rounding * abs(self.f)
+        decreased = f <= self.f + SUFFICIENT * self.t * self.slope
+        flat = f <= self.f + noise and slope <= (2 * SUFFICIENT - 1) * self.slope
+        if (decreased or flat) and abs(slope) <= -CURVATURE * self.slope:
+            self._remember(theta, gradient)
+            self._accept(theta, f, gradient)
+        elif self.trials >= TRIALS:
+            if f < self.f:
+                self._accept(theta, f, gradient)
+            else:
+                self._give_up()
+        else:
+            self._narrow(f, slope, decreased)
+
+    def _narrow(self, f: float, slope: float, decreased: bool) -> None:
+        """Bracket the minimum along the direction, and choose the next t in the bracket."""
+        if not math.isfinite(f) or not math.isfinite(slope) or not decreased or slope >= 0:
+            self.high, self.f_high, self.slope_high = self.t, f, slope
+        else:
+            self.low, self.f_low, self.slope_low = self.t, f, slope
+        if math.isnan(self.high):
+            self.t *= 2.5
+            return
+        width = self.high - self.low
+        t = _cubic(self.low, self.f_low, self.slope_low, self.high, self.f_high, self.slope_high)
+        self.t = min(max(t, self.low + 0.1 * width), self.high - 0.1 * width)
+
+    def _accept(self, theta: Tensor, f: float, gradient: Tensor) -> None:
+        self.x.copy_(theta)
+        self.g.copy_(gradient)
+        self.f = f
+        self.iterations += 1
+        self._start()
+
+    def _give_up(self) -> None:
+        """Forget the history and try again from x, each time closer to the plain gradient, until nothing is left."""
+        if self.pairs == 0:
+            self.caution += 1
+            if self.metric is None or self.caution > CAUTION:
+                self.stalled = True
+                self.direction.zero_()
+                return
+        self.pairs = 0
+        self.refreshed = -1
+        self._start()
+
+    def _remember(self, theta: Tensor, gradient: Tensor) -> None:
+        slot = self.pairs % self.memory
+        s, y = self.s[slot], self.y[slot]
+        torch.sub(theta, self.x, out=s)
+        torch.sub(gradient, self.g, out=y)
+        curvature = _dot(s, y)
+        if curvature > 1e-10 * _dot(y, y):
+            self.rho[slot] = 1 / curvature
+            self.pairs += 1
+
+    def _start(self) -> None:
+        """Choose a direction from x and begin a line search along it."""
+        if self.metric is not None and (self.refreshed < 0 or self.iterations - self.refreshed >= self.every):
+            if self.refreshed >= 0:
+                self.caution = max(0, self.caution - 1)
+            self.refreshes += 1
+            self.refreshed = self.iterations
+            self.anchor.copy_(self.x)
+            self.anchor_caution = self.caution
+            self.metric.refresh(self.x, self.refreshes, self.caution)
+        self._direct()
+        self.slope = _dot(self.direction, self.g)
+        if not self.slope < 0:
+            self.pairs = 0
+            self._direct()
+            self.slope = _dot(self.direction, self.g)
+        if self.pairs:
+            self.t = 1.0
+        elif self.metric is not None:
+            self.t = 0.1
+        else:
+            self.t = min(1.0, 1 / max(float(self.g.abs().sum()), 1e-30))
+        self.low, self.f_low, self.slope_low = 0.0, self.f, self.slope
+        self.high = self.f_high = self.slope_high = math.nan
+        self.trials = 0
+        if not self.slope < 0:
+            self.stalled = True
+            self.direction.zero_()
+
+    def _direct(self) -> None:
+        """Compute -H^{-1} g by the two-loop recursion."""
+        q = self.direction
+        torch.neg(self.g, out=q)
+        known = [k % self.memory for k in range(max(0, self.pairs - self.memory), self.pairs)]
+        alphas = {}
+        for k in reversed(known):
+            alphas[k] = float(self.rho[k]) * _dot(self.s[k], q)
+            q.sub_(self.y[k], alpha=alphas[k])
+        if self.metric is not None:
+            q.copy_(self.metric.solve(q))
+        if known:
+            y = self.y[known[-1]]
+            scaled = y if self.metric is None else self.metric.solve(y)
+            q.mul_(1 / (float(self.rho[known[-1]]) * _dot(y, scaled)))
+        for k in known:
+            q.add_(self.s[k], alpha=alphas[k] - float(self.rho[k]) * _dot(self.y[k], q))
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float(torch.dot(a, b))
+
+
+def _cubic(a: float, fa: float, da: float, b: float, fb: float, db: float) -> float:
+    """Return the minimum of the cubic with these values and slopes (Nocedal and Wright 3.59), else the midpoint."""
+    if math.isfinite(fb) and math.isfinite(db):
+        d1 = da + db - 3 * (fa - fb) / (a - b)
+        root = d1 * d1 - da * db
+        if root >= 0:
+            d2 = math.copysign(math.sqrt(root), b - a)
+            if db - da + 2 * d2 != 0:
+                return b - (b - a) * (db + d2 - d1) / (db - da + 2 * d2)
+    return 0.5 * (a + b)

@@ -1,0 +1,160 @@
+"""What training gives back."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import xarray as xr
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks import MLP
+from bnrank.training.checkpoint import atomic_path, prepare_folder
+from bnrank.training.settings import Settings
+
+__all__ = ["Run", "summarise"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained ensemble.
+
+    Attributes
+    ----------
+    history : xarray.Dataset
+        Over (member, step): ``loss`` C + lambda ||theta||^2, ``cost`` C, ``parameter_norm`` ||theta||^2,
+        ``gradient_norm`` of the regularised loss and ``balance_residual`` (T14); ``weight_singular_values`` over
+        (member, step, layer, index). NaN once a member has stopped. Coordinates seed, ridge, lr, status per member.
+    summary : xarray.Dataset
+        Over member: ``status``, ``steps`` and the last value of each of the above. Status is "finished" (all steps
+        done), "converged" (a stopping criterion met), "stalled" (no descent left in this precision), "diverged" (a
+        loss that is not finite) or "interrupted".
+    settings : Settings
+        What the run was made of.
+    seconds : float
+        Wall time of training.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.low_rank_map(n=40, seed=0)
+    >>> run = bnrank.train(bnrank.MLP([20, 8, 20]), task, ridge=1e-2, steps=5, members=2, seed=0, progress=False)
+    >>> run.network(1).widths
+    [20, 8, 20]
+    >>> run.summary.status.values.tolist()
+    ['finished', 'finished']
+    """
+
+    history: xr.Dataset
+    summary: xr.Dataset
+    settings: Settings
+    seconds: float
+    net: nn.Module
+    parameters: Tensor
+
+    @property
+    def members(self) -> int:
+        """Number of members."""
+        return self.parameters.shape[0]
+
+    def network(self, member: int = 0) -> nn.Module:
+        """Return member ``member`` as a plain `nn.Module` of its own.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If there is no such member.
+        """
+        member = _validate.integer(member, "member", 0)
+        if member >= self.members:
+            raise ValueError(f"member: got {member}, expected 0 to {self.members - 1}")
+        net = copy.deepcopy(self.net).to(getattr(torch, self.settings.dtype))
+        own = [p for p in net.parameters() if p.requires_grad]
+        with torch.no_grad():
+            pieces = self.parameters[member].split([p.numel() for p in own])
+            for parameter, piece in zip(own, pieces, strict=True):
+                parameter.copy_(piece.view_as(parameter))
+        return net
+
+    def save(self, out: str | os.PathLike[str]) -> Path:
+        """Write the run to a folder: ``history.nc``, ``summary.nc``, ``networks.safetensors`` and ``settings.json``.
+
+        Raises
+        ------
+        ValueError
+            If the folder cannot be written to.
+        """
+        folder = prepare_folder(out)
+        for name, dataset in [("history.nc", self.history), ("summary.nc", self.summary)]:
+            with atomic_path(folder / name) as temporary:
+                dataset.to_netcdf(temporary, engine="h5netcdf")
+        about = {"seconds": self.seconds, "network": _blueprint(self.net)}
+        metadata = {"settings": self.settings.to_json(), "about": json.dumps(about)}
+        with atomic_path(folder / "networks.safetensors") as temporary:
+            temporary.write_bytes(save({"parameters": self.parameters.cpu().contiguous()}, metadata))
+        with atomic_path(folder / "settings.json") as temporary:
+            temporary.write_text(self.settings.to_json() + "\n")
+        return folder
+
+    @classmethod
+    def open(cls, out: str | os.PathLike[str], net: nn.Module | None = None) -> Run:
+        """Open a run that was saved.
+
+        Parameters
+        ----------
+        out : path
+            Its folder.
+        net : nn.Module, optional
+            The architecture, needed where it is no `bnrank.MLP`.
+
+        Raises
+        ------
+        ValueError
+            If the folder holds no run, or a damaged one, or ``net`` is needed and missing.
+        """
+        folder = Path(out)
+        path = folder / "networks.safetensors"
+        if not path.exists():
+            raise ValueError(f"out: {str(folder)!r} holds no run, expected a file networks.safetensors in it")
+        try:
+            from safetensors import safe_open
+
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata()
+            parameters = load_file(path)["parameters"]
+            about, settings = json.loads(metadata["about"]), Settings.from_json(metadata["settings"])
+            history, summary = (
+                xr.load_dataset(folder / name, engine="h5netcdf") for name in ("history.nc", "summary.nc")
+            )
+        except Exception as error:
+            raise ValueError(f"out: {str(folder)!r} is damaged or holds no run: {error}") from error
+        if net is None:
+            if about["network"] is None:
+                raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")
+            net = MLP(**about["network"])
+        return cls(history, summary, settings, about["seconds"], net, parameters)
+
+
+def summarise(history: xr.Dataset) -> xr.Dataset:
+    """Return every member's last recorded values, and the step they belong to, over member."""
+    known = history["loss"].notnull().values
+    last = np.where(known.any(axis=1), known.shape[1] - 1 - known[:, ::-1].argmax(axis=1), 0)
+    rows = xr.DataArray(last, dims="member")
+    series = [name for name, values in history.data_vars.items() if values.dims == ("member", "step")]
+    if not history.sizes["step"]:
+        raise ValueError("history: got no recorded step, expected at least one")
+    summary = history[series].isel(step=rows).reset_coords("step").rename(step="steps").reset_coords("status")
+    return summary.drop_vars(["layer", "layer_name", "index"], errors="ignore").assign_attrs(history.attrs)
+
+
+def _blueprint(net: nn.Module) -> dict[str, object] | None:
+    if isinstance(net, MLP):
+        return {"widths": net.widths, "slope": net.slope, "bias": net.bias, "init": net.init, "seed": net.seed}
+    return None

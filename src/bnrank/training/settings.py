@@ -1,0 +1,265 @@
+"""What a run is made of, checked once and then fixed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks import MLP
+from bnrank.tasks import Task
+from bnrank.training.first_order import SCHEDULES
+from bnrank.training.objective_module import refuse_untrainable
+
+__all__ = ["OPTIMIZERS", "Settings", "Start", "starting_points"]
+
+OPTIMIZERS = ("auto", "adam", "gd", "lbfgs", "kfac-lbfgs")
+LEARNING_RATES = {"adam": 3e-3, "gd": 1e-2}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what a run computes; plain values, stored with it as JSON.
+
+    Attributes
+    ----------
+    network, task, loss : str
+        What is trained on what, in words, and the loss.
+    data, start : str
+        SHA-256 of the data and of the initial parameters.
+    ridge, lr, seeds : tuple
+        One entry per member; lr is empty where the optimiser chooses its own steps.
+    """
+
+    network: str
+    task: str
+    loss: str
+    data: str
+    start: str
+    ridge: tuple[float, ...]
+    lr: tuple[float, ...]
+    seeds: tuple[int, ...]
+    optimizer: str
+    schedule: str
+    steps: int
+    batch_size: int | None
+    dtype: str
+    device: str
+    record_every: int
+    top_k: int
+    stop_gradient: float
+    stop_balance: float
+
+    @property
+    def members(self) -> int:
+        """Number of members."""
+        return len(self.ridge)
+
+    def to_json(self) -> str:
+        """Return the settings as JSON text."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Read back what :meth:`to_json` wrote."""
+        values: dict[str, Any] = json.loads(text)
+        for name, value in values.items():
+            values[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**values)
+
+    def differences(self, other: Settings) -> list[str]:
+        """Name what keeps a run with these settings from going on as a run with others.
+
+        A run may be made longer, unless its step size depends on its length.
+        """
+        mine, theirs = asdict(self), asdict(other)
+        if self.schedule == "constant":
+            mine.pop("steps")
+        return [f"{key}: {theirs[key]!r} there, {value!r} here" for key, value in mine.items() if theirs[key] != value]
+
+    @classmethod
+    def create(
+        cls,
+        start: Start,
+        task: Task,
+        *,
+        ridge: Any,
+        lr: Any,
+        optimizer: str,
+        schedule: str,
+        steps: int,
+        batch_size: int | None,
+        dtype: torch.dtype,
+        device: str,
+        record_every: int,
+        top_k: int,
+        stop_gradient: float,
+        stop_balance: float,
+    ) -> Settings:
+        """Check every argument and fill in what was left open."""
+        members = len(start.seeds)
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype: got {dtype}, expected torch.float32 or torch.float64")
+        if batch_size is not None:
+            batch_size = _validate.integer(batch_size, "batch_size")
+            if batch_size > task.n:
+                raise ValueError(f"batch_size: got {batch_size}, expected at most the number of samples, {task.n}")
+        optimizer = _optimizer(optimizer, start.net, batch_size)
+        if optimizer in LEARNING_RATES:
+            rates = tuple(
+                _validate.per_member(LEARNING_RATES[optimizer] if lr is None else lr, "lr", members, 0.0, strict=True)
+            )
+        elif lr is not None:
+            raise ValueError(f"lr: got {lr}, but {optimizer!r} chooses its own steps; leave lr out or use 'adam'")
+        else:
+            rates = ()
+        schedule = _validate.choice(schedule, "schedule", SCHEDULES)
+        if schedule != "constant" and not rates:
+            raise ValueError(f"schedule: got {schedule!r}, but {optimizer!r} chooses its own steps; leave it out")
+        if stop_balance and not isinstance(start.net, MLP):
+            raise ValueError("stop_balance: balancedness (T14) is measured for bnrank.MLP only; leave it at 0")
+        return cls(
+            network=f"{type(start.net).__name__}({start.net.extra_repr()})",
+            task=json.dumps({"name": task.name, **{k: str(v) for k, v in task.settings.items()}}),
+            loss=task.loss,
+            data=_digest(task.x, task.y),
+            start=_digest(start.theta),
+            ridge=tuple(_validate.per_member(ridge, "ridge", members)),
+            lr=rates,
+            seeds=start.seeds,
+            optimizer=optimizer,
+            schedule=schedule,
+            steps=_validate.integer(steps, "steps", 0),
+            batch_size=batch_size,
+            dtype=str(dtype).removeprefix("torch."),
+            device=device,
+            record_every=_validate.integer(record_every, "record_every"),
+            top_k=_validate.integer(top_k, "top_k"),
+            stop_gradient=_validate.number(stop_gradient, "stop_gradient", 0.0),
+            stop_balance=_validate.number(stop_balance, "stop_balance", 0.0),
+        )
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where an ensemble starts: an architecture, every member's parameters in float64, and their seeds."""
+
+    net: nn.Module
+    theta: Tensor
+    seeds: tuple[int, ...]
+
+
+def starting_points(
+    net: nn.Module | Callable[..., nn.Module],
+    task: Task,
+    members: int | None,
+    seed: int | Sequence[int] | None,
+    init: Any,
+    settings_per_member: Sequence[Any],
+) -> Start:
+    """Build every member's initial parameters; see :func:`bnrank.train` for the rules."""
+    count = _count_members(members, [seed, init, *settings_per_member])
+    if not isinstance(net, nn.Module) and not callable(net):
+        raise TypeError(f"net: got {_validate.describe(net)}, expected an nn.Module or a function seed -> nn.Module")
+    if isinstance(net, nn.Module):
+        template = copy.deepcopy(net)
+        fresh = seed is not None or init is not None
+        if fresh and not isinstance(net, MLP):
+            raise ValueError(
+                f"seed, init: a {type(net).__name__} cannot be drawn anew; give a function seed -> nn.Module as net"
+            )
+        seeds = _seeds(seed, count, net.seed if isinstance(net, MLP) else 0)
+        if not fresh and count > 1 and not isinstance(net, MLP) and not _differ(settings_per_member):
+            raise ValueError(
+                f"members: got {count} of the same {type(net).__name__} with the same settings, which would be "
+                f"{count} copies of one run; give a function seed -> nn.Module as net"
+            )
+    else:
+        seeds = _seeds(seed, count, 0)
+        template = net(seeds[0])
+        if not isinstance(template, nn.Module):
+            raise TypeError(f"net: the function returned {_validate.describe(template)}, expected an nn.Module")
+        fresh = init is not None
+        if fresh and not isinstance(template, MLP):
+            raise ValueError(f"init: a {type(template).__name__} draws its own parameters; leave init out")
+    refuse_untrainable(template)
+    _check_shapes(template, task)
+    inits = list(init) if isinstance(init, list | tuple) else [init] * count
+    rows = []
+    for i, member_seed in enumerate(seeds):
+        if isinstance(net, nn.Module):
+            member = template
+            if isinstance(template, MLP) and (fresh or (i > 0 and not _differ(settings_per_member))):
+                member = copy.deepcopy(template).reset(member_seed, inits[i])
+        else:
+            member = net(member_seed)
+            if isinstance(member, MLP) and init is not None:
+                member.reset(member_seed, inits[i])
+        rows.append(torch.cat([p.detach().double().flatten() for p in member.parameters() if p.requires_grad]))
+        if rows[-1].shape != rows[0].shape:
+            raise ValueError(f"net: seeds {seeds[0]} and {member_seed} gave networks of different sizes")
+    return Start(template, torch.stack(rows), tuple(seeds))
+
+
+def _optimizer(optimizer: str, net: nn.Module, batch_size: int | None) -> str:
+    optimizer = _validate.choice(optimizer, "optimizer", OPTIMIZERS)
+    if optimizer == "auto":
+        optimizer = "adam" if batch_size else "kfac-lbfgs" if isinstance(net, MLP) else "lbfgs"
+    if batch_size and "lbfgs" in optimizer:
+        raise ValueError(f"optimizer: {optimizer!r} needs the whole gradient; leave batch_size out or use 'adam'")
+    if optimizer == "kfac-lbfgs" and not isinstance(net, MLP):
+        raise ValueError(f"optimizer: 'kfac-lbfgs' needs a bnrank.MLP, got {type(net).__name__}; use 'lbfgs'")
+    return optimizer
+
+
+def _count_members(members: int | None, values: Sequence[Any]) -> int:
+    if members is not None:
+        return _validate.integer(members, "members")
+    return max((len(v) for v in values if isinstance(v, list | tuple | Tensor | np.ndarray)), default=1)
+
+
+def _seeds(seed: int | Sequence[int] | None, count: int, default: int) -> tuple[int, ...]:
+    if isinstance(seed, list | tuple):
+        if len(seed) != count:
+            raise ValueError(f"seed: got {len(seed)} values, expected one or one per member ({count})")
+        return tuple(_validate.integer(s, f"seed[{i}]", 0) for i, s in enumerate(seed))
+    first = default if seed is None else _validate.integer(seed, "seed", 0)
+    return tuple(first + i for i in range(count))
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    return any(isinstance(v, list | tuple | Tensor | np.ndarray) and len({float(a) for a in v}) > 1 for v in values)
+
+
+def _check_shapes(net: nn.Module, task: Task) -> None:
+    if isinstance(net, MLP):
+        if task.x.ndim != 2 or net.widths[0] != task.d_in or net.widths[-1] != task.d_out:
+            raise ValueError(
+                f"net: got widths {net.widths}, expected {task.d_in} inputs and {task.d_out} outputs for x of shape "
+                f"{tuple(task.x.shape)} and y of shape {tuple(task.y.shape)} ({task.loss})"
+            )
+        return
+    dtype = next(p.dtype for p in net.parameters())
+    with torch.no_grad():
+        try:
+            output = net(task.x[:2].to(dtype))
+        except RuntimeError as error:
+            raise ValueError(f"net: cannot take x of shape {tuple(task.x.shape)}: {error}") from error
+    if output.shape != (2, task.d_out):
+        raise ValueError(f"net: gives outputs of shape {tuple(output.shape[1:])}, expected ({task.d_out},)")
+
+
+def _digest(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

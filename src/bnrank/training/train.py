@@ -1,0 +1,389 @@
+"""Training of whole ensembles."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks import MLP
+from bnrank.tasks import Task
+from bnrank.training import checkpoint
+from bnrank.training.batches import BatchOrder
+from bnrank.training.first_order import Adam, GradientDescent, Optimizer
+from bnrank.training.kronecker import KroneckerCurvature
+from bnrank.training.objective_mlp import MLPObjective
+from bnrank.training.objective_module import ModuleObjective
+from bnrank.training.quasi_newton import LBFGS
+from bnrank.training.recorder import Recorder
+from bnrank.training.run import Run, summarise
+from bnrank.training.settings import Settings, Start, starting_points
+from bnrank.training.workers import Workers
+
+__all__ = ["train"]
+
+
+def train(
+    net: nn.Module | Callable[..., nn.Module],
+    task: Task,
+    *,
+    ridge: float | Sequence[float] = 0.0,
+    steps: int = 5000,
+    optimizer: str = "auto",
+    lr: float | Sequence[float] | None = None,
+    members: int | None = None,
+    seed: int | Sequence[int] | None = None,
+    init: str | float | Sequence[str | float] | None = None,
+    batch_size: int | None = None,
+    schedule: str = "constant",
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    record_every: int = 100,
+    top_k: int = 10,
+    stop_gradient: float = 0.0,
+    stop_balance: float = 0.0,
+    checkpoint_every: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = True,
+    progress: bool = True,
+) -> Run:
+    r"""Train an ensemble of networks of one architecture on C(f_theta) + lambda ||theta||^2.
+
+    C is (1/N) sum_i ||f(x_i) - y_i||^2 or the mean cross-entropy (theory.md section 0); the ridge lambda is part of the
+    loss (coupled L2) and acts on weights and biases alike. A member of an ensemble of MLPs has, bit by bit on one
+    machine, the run it would have alone; of any other module to rounding, about 1e-6 relative per step in float32.
+
+    Parameters
+    ----------
+    net : nn.Module or function seed -> nn.Module
+        What to train; it is copied, never changed. A function is called with each member's seed. Of an MLP, without
+        ``seed``, member 0 starts from the parameters it has and the others from draws with the seeds that follow its
+        own; if ridge or lr differ from member to member, all start from the parameters it has. With ``seed`` all
+        members are drawn anew. Any other module is started from its own parameters.
+    task : Task
+        Data and loss.
+    ridge : float or sequence
+        lambda >= 0, one for all or one per member.
+    steps : int
+        Evaluations of cost and gradient: an update each for Adam and gradient descent, a trial of a line search for
+        L-BFGS. 0 only records the start.
+    optimizer : {"auto", "kfac-lbfgs", "lbfgs", "adam", "gd"}
+        "kfac-lbfgs": L-BFGS that starts from Kronecker-factored curvature (MLPs); "auto" is this for MLPs, "lbfgs" for
+        other modules, and "adam" with mini-batches.
+    lr : float or sequence, optional
+        Step size for "adam" (default 3e-3) and "gd" (default 1e-2), one for all or one per member.
+    members : int, optional
+        Size of the ensemble; without it the length of the longest sequence given, else 1.
+    seed : int or sequence, optional
+        Seed of member 0, the others following by one, or one per member. Decides the initial draw and the order of
+        mini-batches.
+    init : "he" or float or sequence, optional
+        Overrides the MLP's own init, one for all or one per member.
+    batch_size : int, optional
+        Mini-batches of so many samples in shuffled epochs; all samples at once without it. The recorded cost is then
+        the mean over the batches since the row before, and the gradient norm is given for the last row only.
+    schedule : {"constant", "cosine", "linear"}
+        How the step size of "adam" and "gd" goes over ``steps``.
+    dtype : torch.float32 or torch.float64
+        Precision to train in.
+    device : str
+        Where to train.
+    record_every : int
+        Steps between rows of ``history``.
+    top_k : int
+        Singular values recorded per linear layer.
+    stop_gradient, stop_balance : float
+        A member is "converged", and stops, once at a recorded step the norm of its gradient is below the one and its
+        balance residual (T14) below the other; 0 leaves a criterion out.
+    checkpoint_every : int, optional
+        Steps between checkpoints; a twentieth of ``steps`` without it.
+    out : path, optional
+        Folder for checkpoints and results. A killed run loses at most the steps since its last checkpoint.
+    resume : bool
+        Go on from the checkpoint in ``out`` to the same trajectory, or return the run at once if it is complete. False
+        overwrites it.
+    progress : bool
+        Show a progress bar.
+
+    Returns
+    -------
+    Run
+        History, summary and networks. After Ctrl-C, the results so far.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong, the folder cannot be written to, or it holds a damaged checkpoint or one of a run with
+        other settings.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.low_rank_map(n=100, rank=2, seed=0)
+    >>> net = bnrank.MLP([20, 30, 30, 20])
+    >>> run = bnrank.train(net, task, ridge=1e-3, steps=20, members=3, seed=0, record_every=10, progress=False)
+    >>> dict(run.history.loss.sizes)
+    {'member': 3, 'step': 3}
+    >>> bool(run.history.loss[0, -1] < run.history.loss[0, 0])
+    True
+    """
+    if not isinstance(task, Task):
+        raise TypeError(f"task: got {_validate.describe(task)}, expected a bnrank.tasks.Task")
+    if task.n < 2:
+        raise ValueError("task: got 1 sample, expected at least 2")
+    start = starting_points(net, task, members, seed, init, [ridge, lr])
+    settings = Settings.create(
+        start,
+        task,
+        ridge=ridge,
+        lr=lr,
+        optimizer=optimizer,
+        schedule=schedule,
+        steps=steps,
+        batch_size=batch_size,
+        dtype=dtype,
+        device=str(device),
+        record_every=record_every,
+        top_k=top_k,
+        stop_gradient=stop_gradient,
+        stop_balance=stop_balance,
+    )
+    if checkpoint_every is None:
+        checkpoint_every = max(1, steps // 20)
+    checkpoint_every = _validate.integer(checkpoint_every, "checkpoint_every")
+    folder = None if out is None else checkpoint.prepare_folder(out)
+    with Workers(None if str(device) == "cpu" else 1) as workers:
+        trainer = _Trainer(start, task, settings, workers)
+        if folder is not None and resume:
+            trainer.resume(folder)
+        run = trainer.run(folder, checkpoint_every, progress)
+    if folder is not None:
+        run.save(folder)
+    return run
+
+
+class _Trainer:
+    """The loop: evaluate, record, stop, move, save."""
+
+    def __init__(self, start: Start, task: Task, settings: Settings, workers: Workers) -> None:
+        self.start, self.task, self.settings, self.workers = start, task, settings, workers
+        self.step = 0
+        self.digested = False  # the step's evaluation has been used, all but the move
+        self.seconds = 0.0
+        self.status = ["running"] * settings.members
+        self.final = start.theta.to(getattr(torch, settings.dtype))
+        self.ridge = torch.tensor(settings.ridge, dtype=torch.float64)
+        self.batches = BatchOrder(list(settings.seeds), task.n, settings.batch_size) if settings.batch_size else None
+        self._select(list(range(settings.members)))
+        self.objective.theta.copy_(self.final)
+        self.optimizer = self._make_optimizer()
+        self.recorder = Recorder(start.net, self.objective.split, settings.members, settings.top_k, workers)
+        self.recent = torch.zeros(settings.members, 2, dtype=torch.float64)  # sum and number of batch costs
+
+    def _select(self, active: list[int]) -> None:
+        """Build the objective for the members that are still trained."""
+        settings, net = self.settings, self.start.net
+        dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
+        x = self.task.x.to(device, dtype)
+        y = self.task.y.to(device, dtype if settings.loss == "mse" else torch.int64)
+        kind = MLPObjective if isinstance(net, MLP) else ModuleObjective
+        self.active = active
+        self.objective: Any = kind(net, x, y, settings.loss, len(active), self.workers)  # type: ignore[arg-type]
+
+    def _make_optimizer(self) -> Optimizer:
+        settings, objective = self.settings, self.objective
+        if settings.lr:
+            kind = Adam if settings.optimizer == "adam" else GradientDescent
+            rates = torch.tensor(settings.lr, dtype=torch.float64)[self.active]
+            return kind(objective, self.ridge[self.active], rates, settings.steps, settings.schedule)
+        metrics: Any = None
+        if settings.optimizer == "kfac-lbfgs":
+            metrics = [
+                KroneckerCurvature(
+                    objective.net, objective.x, settings.loss, settings.ridge[member], settings.seeds[member]
+                )
+                for member in self.active
+            ]
+        return LBFGS(objective, self.ridge[self.active], metrics=metrics)
+
+    def run(self, folder: Path | None, checkpoint_every: int, progress: bool) -> Run:
+        """Train until all members have stopped, the steps are used up or the user interrupts."""
+        began = time.perf_counter() - self.seconds
+        with _interruptions() as interrupted, _bar(progress, self.settings, self.step) as show:
+            while self.active:
+                last = self.step == self.settings.steps
+                if not self.digested:
+                    self._evaluate()
+                    if last or self.step % self.settings.record_every == 0:
+                        show(self.step, self._record(last))
+                elif not last:  # a complete run that is made longer
+                    self.objective.evaluate(self._batch())
+                if last or not self.active:
+                    self.digested = True
+                    break
+                self.optimizer.move(self.step)
+                self.step += 1
+                self.digested = False
+                self.seconds = time.perf_counter() - began
+                if folder is not None and (self.step % checkpoint_every == 0 or interrupted.is_set()):
+                    self.save(folder)
+                if interrupted.is_set():
+                    break
+        ended = "finished" if self.step == self.settings.steps else "interrupted"
+        self.final[self.active] = self.optimizer.point.cpu() if self.active else self.final[self.active]
+        self.seconds = time.perf_counter() - began
+        if folder is not None and ended == "finished":
+            self.save(folder)
+        return self._result([ended if status == "running" else status for status in self.status])
+
+    def _evaluate(self) -> None:
+        batch = self._batch()
+        cost = self.objective.evaluate(batch)
+        if batch is not None:
+            self.recent[self.active] += torch.stack([cost.cpu(), torch.ones(len(cost), dtype=torch.float64)], dim=1)
+        self.optimizer.digest()
+        if not bool(torch.isfinite(cost).all()) and self.settings.lr:
+            self._drop({i: "diverged" for i, ok in enumerate(torch.isfinite(cost).tolist()) if not ok})
+
+    def _batch(self) -> Tensor | None:
+        return None if self.batches is None or self.step == self.settings.steps else self.batches.at(self.step)
+
+    def _record(self, last: bool) -> float:
+        """Record a row, stop members that are done; return the least loss."""
+        if not self.active:
+            return float("nan")
+        loss, gradient_norm = self.optimizer.statistics()
+        point = self.optimizer.point
+        if self.batches is not None and not last:
+            recent = self.recent[self.active]
+            norms = torch.stack([row.double().square().sum() for row in point]).cpu()
+            loss = recent[:, 0] / recent[:, 1] + self.ridge[self.active] * norms
+            gradient_norm = torch.full_like(loss, torch.nan)
+            self.recent.zero_()
+        row = self.recorder.record(self.step, self.active, point, loss, self.ridge[self.active], gradient_norm)
+        done: dict[int, str] = {}
+        criteria = [("gradient_norm", self.settings.stop_gradient), ("balance_residual", self.settings.stop_balance)]
+        for i, member in enumerate(self.active):
+            if bool(self.optimizer.stalled[i]):
+                done[i] = "stalled"
+            if not torch.isfinite(row["loss"][member]):
+                done[i] = "diverged"
+            if any(limit for _, limit in criteria) and all(row[name][member] < at for name, at in criteria if at):
+                done[i] = "converged"
+        least = float(loss.min())
+        self._drop(done)
+        return least
+
+    def _drop(self, done: dict[int, str]) -> None:
+        """Freeze members, given by their position among the active ones, and go on with the others."""
+        if not done:
+            return
+        point, old = self.optimizer.point, self.objective
+        for i, status in done.items():
+            self.status[self.active[i]] = status
+            self.final[self.active[i]] = point[i].cpu()
+        rest = [i for i in range(len(self.active)) if i not in done]
+        if not rest:
+            self.active = []
+            return
+        self._select([self.active[i] for i in rest])
+        for name in ("theta", "gradient", "cost"):
+            getattr(self.objective, name).copy_(getattr(old, name)[rest])
+        self.optimizer.keep(rest, self.objective)
+        if self.batches is not None:
+            self.batches = self.batches.keep(rest)
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint from which the run goes on to the same trajectory."""
+        tensors = {"final": self.final, "recent": self.recent} | self.recorder.state()
+        if self.active:
+            tensors |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
+        about = {name: getattr(self, name) for name in ("step", "digested", "status", "active", "seconds")}
+        checkpoint.write(folder, tensors, about, self.settings)
+
+    def resume(self, folder: Path) -> None:
+        """Go on from the folder's checkpoint, if there is one."""
+        found = checkpoint.read(folder)
+        if found is None:
+            return
+        tensors, about, settings = found
+        if differences := self.settings.differences(settings):
+            raise ValueError(
+                f"out: {str(folder)!r} holds a run with other settings ({'; '.join(differences)}); "
+                "give another folder, or resume=False to overwrite it"
+            )
+        if about["step"] > self.settings.steps:
+            raise ValueError(f"steps: got {self.settings.steps}, but the run in {str(folder)!r} is at {about['step']}")
+        self.step, self.status, self.seconds = about["step"], about["status"], about["seconds"]
+        self.final.copy_(tensors["final"])
+        self.recent.copy_(tensors["recent"])
+        self.recorder.load(tensors)
+        self.digested = about["digested"]
+        if about["active"] != self.active:
+            self._select(about["active"])
+            if self.batches is not None:
+                self.batches = self.batches.keep(about["active"])
+            if self.active:
+                self.optimizer = self._make_optimizer()
+        if self.active:
+            self.optimizer.load({k.removeprefix("optimizer."): v for k, v in tensors.items() if k.startswith("opt")})
+
+    def _result(self, status: list[str]) -> Run:
+        settings = self.settings
+        coords = {"seed": list(settings.seeds), "ridge": list(settings.ridge), "status": status}
+        if settings.lr:
+            coords["lr"] = list(settings.lr)
+        from bnrank import __version__
+
+        attrs = {
+            "name": self.task.name,
+            "settings": settings.to_json(),
+            "bnrank_version": __version__,
+            "depth": len(self.recorder.layers),
+        }
+        history = self.recorder.dataset(coords, attrs)
+        summary = summarise(history)
+        return Run(history, summary, settings, self.seconds, self.start.net, self.final)
+
+
+@contextlib.contextmanager
+def _interruptions() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C into a flag, so that the step under way is finished; a second one raises."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if flag.is_set():
+            raise KeyboardInterrupt
+        flag.set()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _bar(progress: bool, settings: Settings, step: int) -> Iterator[Callable[[int, float], None]]:
+    """Show a progress bar with the least loss, or nothing."""
+    if not progress:
+        yield lambda step, loss: None
+        return
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    with Progress(*columns) as bar:
+        text = f"training {settings.members} x {settings.network.split('(')[0]}"
+        number = bar.add_task(text, total=settings.steps, completed=step)
+        yield lambda step, loss: bar.update(number, completed=step, description=f"{text}, least loss {loss:.4g}")
