@@ -1,6 +1,7 @@
 """How networks are trained: ensembles, optimisers, checkpoints, recording."""
 
 from bnrank.training.run import Run
+from bnrank.training.sweep import sweep
 from bnrank.training.train import train
 
-__all__ = ["Run", "train"]
+__all__ = ["Run", "sweep", "train"]

@@ -16,16 +16,17 @@ from torch import Tensor
 
 from bnrank.training.settings import Settings
 
-__all__ = ["atomic_path", "prepare_folder", "read", "write", "write_text"]
+__all__ = ["atomic_path", "discard_partial", "prepare_folder", "read", "write", "write_text"]
 
 NAME = "checkpoint.safetensors"
 FORMAT = "bnrank checkpoint 1"
+PARTIAL = ".partial"  # how the names of files end that are being written
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Give a temporary path beside ``path``, and put what was written there in its place on success."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -36,6 +37,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def discard_partial(folder: Path) -> None:
+    """Remove what a killed process was writing into a folder."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -102,7 +109,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], Settings] | N
                 raise ValueError(f"out: {str(path)!r} is not a checkpoint of this version of bnrank; {remedy}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, json.loads(metadata["about"]), Settings.from_json(metadata["settings"])
-    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except (SafetensorError, OSError, AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"out: {str(path)!r} is damaged or is not a checkpoint ({error}); {remedy}") from error
 
 

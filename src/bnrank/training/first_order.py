@@ -13,7 +13,7 @@ from bnrank.training.workers import Workers
 
 __all__ = ["SCHEDULES", "Adam", "GradientDescent", "Objective", "Optimizer"]
 
-SCHEDULES = ("constant", "cosine", "linear")
+SCHEDULES = ("constant", "cosine", "linear", "normalised")
 
 
 class Objective(Protocol):
@@ -73,7 +73,9 @@ class GradientDescent:
     steps : int
         Length of the schedule.
     schedule : str
-        eta as a function of the step: "constant", "cosine" (to 0) or "linear" (to 0).
+        eta as a function of the step: "constant", "cosine" (to 0), "linear" (to 0), or "normalised":
+        eta ||theta|| / ||gradient||, so that every step is eta times as long as theta. This follows the gradient flow
+        in another time, in which the plateau around the saddle at the origin is short from any scale (T35).
     """
 
     def __init__(self, objective: Objective, ridge: Tensor, lr: Tensor, steps: int, schedule: str) -> None:
@@ -101,9 +103,8 @@ class GradientDescent:
 
     def move(self, step: int) -> None:
         """Take one step for every member, each in a thread."""
-        factor = self._factor(step)
         members = range(self.objective.members)
-        self.objective.workers.share([functools.partial(self._update, i, step, factor) for i in members])
+        self.objective.workers.share([functools.partial(self._update, i, step) for i in members])
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next steps depend on."""
@@ -119,14 +120,20 @@ class GradientDescent:
         self.objective, self.ridge, self.lr = objective, self.ridge[members], self.lr[members]
         self.stalled = self.stalled[members]
 
-    def _factor(self, step: int) -> float:
-        done = step / self.steps
-        return {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}[self.schedule]
+    def _rate(self, member: int, step: int) -> float:
+        """Return the step size, once the ridge is in the gradient."""
+        rate, done = float(self.lr[member]), step / self.steps
+        if self.schedule == "normalised":
+            norm = float(self.objective.gradient[member].double().norm())
+            return rate * float(self.objective.theta[member].double().norm()) / norm if norm > 0 else 0.0
+        return (
+            rate * {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}[self.schedule]
+        )
 
-    def _update(self, member: int, step: int, factor: float) -> None:
+    def _update(self, member: int, step: int) -> None:
         theta, gradient = self.objective.theta[member], self.objective.gradient[member]
-        lr = float(self.lr[member]) * factor
-        theta.mul_(1 - 2 * lr * float(self.ridge[member])).sub_(gradient, alpha=lr)
+        gradient.add_(theta, alpha=2 * float(self.ridge[member]))
+        theta.sub_(gradient, alpha=self._rate(member, step))
 
 
 class Adam(GradientDescent):
@@ -148,10 +155,10 @@ class Adam(GradientDescent):
         super().keep(members, objective)
         self.first, self.second = self.first[members], self.second[members]
 
-    def _update(self, member: int, step: int, factor: float) -> None:
+    def _update(self, member: int, step: int) -> None:
         theta, gradient = self.objective.theta[member], self.objective.gradient[member]
         first, second = self.first[member], self.second[member]
-        ridge, lr = float(self.ridge[member]), float(self.lr[member]) * factor
+        ridge, lr = float(self.ridge[member]), self._rate(member, step)
         if ridge:
             gradient.add_(theta, alpha=2 * ridge)
         first.lerp_(gradient, 1 - self.beta1)

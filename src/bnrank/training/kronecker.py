@@ -82,7 +82,8 @@ class KroneckerCurvature:
             curvature += 2 * self.ridge + damping * 10**caution
             self.bases.append((u, v, curvature.reciprocal_()))
             if layer:
-                delta = torch.where(preactivations[layer - 1] > 0, 1.0, slope) * (delta @ weights[layer])
+                back = delta @ weights[layer]
+                delta = torch.where(preactivations[layer - 1] > 0, back, slope * back)
         self.bases.reverse()
 
     def solve(self, row: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
     """
     if loss == "mse":
         residual = output.sub_(target)
-        cost = residual.double().square_().flatten(1).sum(1).div_(n)
+        cost = residual.to(torch.float64, copy=True).square_().flatten(1).sum(1).div_(n)
         residual.mul_(2 / n)
         return cost
     target = target.expand(output.shape[:2]).unsqueeze(2)

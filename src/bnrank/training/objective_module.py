@@ -88,10 +88,15 @@ def refuse_untrainable(net: nn.Module) -> None:
     """Raise if a layer cannot be trained in a vectorised, deterministic ensemble, naming it and the reason."""
     for name, module in net.named_modules():
         kind = type(module).__name__
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise ValueError(
+                f"net: layer {name!r} ({kind}) makes a sample's output depend on the others in its batch, and the cost "
+                "no mean over samples; use LayerNorm or GroupNorm"
+            )
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             raise ValueError(
                 f"net: layer {name!r} ({kind}) updates running statistics while training, which an ensemble cannot "
-                "share; use LayerNorm or GroupNorm, or track_running_stats=False"
+                "share; use track_running_stats=False"
             )
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             raise ValueError(f"net: layer {name!r} ({kind}) is random; the same seed could not give the same run; p=0")

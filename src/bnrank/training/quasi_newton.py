@@ -157,7 +157,7 @@ class _Search:
 
     def advance(self, theta: Tensor, cost: float, gradient: Tensor) -> None:
         """Use cost and gradient at theta: accept it, or decide where to look next. The gradient is overwritten."""
-        f = cost + self.ridge * float(theta.double().square_().sum())
+        f = cost + self.ridge * float(theta.double().square().sum())
         gradient.add_(theta, alpha=2 * self.ridge)
         if not self.started:
             self.started = True
@@ -212,13 +212,11 @@ class _Search:
         self._start()
 
     def _remember(self, theta: Tensor, gradient: Tensor) -> None:
-        slot = self.pairs % self.memory
-        s, y = self.s[slot], self.y[slot]
-        torch.sub(theta, self.x, out=s)
-        torch.sub(gradient, self.g, out=y)
+        s, y = theta - self.x, gradient - self.g
         curvature = _dot(s, y)
         if curvature > 1e-10 * _dot(y, y):
-            self.rho[slot] = 1 / curvature
+            slot = self.pairs % self.memory
+            self.s[slot], self.y[slot], self.rho[slot] = s, y, 1 / curvature
             self.pairs += 1
 
     def _start(self) -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import xarray as xr
-from safetensors.torch import load_file, save
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from bnrank import _validate
 from bnrank.networks import MLP
-from bnrank.training.checkpoint import atomic_path, prepare_folder
+from bnrank.training.checkpoint import atomic_path, prepare_folder, write_text
 from bnrank.training.settings import Settings
 
 __all__ = ["Run", "summarise"]
@@ -89,18 +90,20 @@ class Run:
         Raises
         ------
         ValueError
-            If the folder cannot be written to.
+            If the folder cannot be written to, or is full.
         """
         folder = prepare_folder(out)
-        for name, dataset in [("history.nc", self.history), ("summary.nc", self.summary)]:
-            with atomic_path(folder / name) as temporary:
-                dataset.to_netcdf(temporary, engine="h5netcdf")
         about = {"seconds": self.seconds, "network": _blueprint(self.net)}
         metadata = {"settings": self.settings.to_json(), "about": json.dumps(about)}
-        with atomic_path(folder / "networks.safetensors") as temporary:
-            temporary.write_bytes(save({"parameters": self.parameters.cpu().contiguous()}, metadata))
-        with atomic_path(folder / "settings.json") as temporary:
-            temporary.write_text(self.settings.to_json() + "\n")
+        try:
+            for name, dataset in [("history.nc", self.history), ("summary.nc", self.summary)]:
+                with atomic_path(folder / name) as temporary:
+                    dataset.to_netcdf(temporary, engine="h5netcdf")
+            with atomic_path(folder / "networks.safetensors") as temporary:
+                temporary.write_bytes(save({"parameters": self.parameters.cpu().contiguous()}, metadata))
+            write_text(folder / "settings.json", self.settings.to_json() + "\n")
+        except OSError as error:
+            raise ValueError(f"out: cannot write to {str(folder)!r}: {error.strerror or error}") from error
         return folder
 
     @classmethod
@@ -124,22 +127,25 @@ class Run:
         if not path.exists():
             raise ValueError(f"out: {str(folder)!r} holds no run, expected a file networks.safetensors in it")
         try:
-            from safetensors import safe_open
-
             with safe_open(path, framework="pt") as file:
-                metadata = file.metadata()
-            parameters = load_file(path)["parameters"]
-            about, settings = json.loads(metadata["about"]), Settings.from_json(metadata["settings"])
+                metadata, parameters = file.metadata(), file.get_tensor("parameters")
+            settings, about = Settings.from_json(metadata["settings"]), json.loads(metadata["about"])
+            seconds, blueprint = about["seconds"], about["network"]
             history, summary = (
                 xr.load_dataset(folder / name, engine="h5netcdf") for name in ("history.nc", "summary.nc")
             )
         except Exception as error:
             raise ValueError(f"out: {str(folder)!r} is damaged or holds no run: {error}") from error
         if net is None:
-            if about["network"] is None:
+            if blueprint is None:
                 raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")
-            net = MLP(**about["network"])
-        return cls(history, summary, settings, about["seconds"], net, parameters)
+            net = MLP(**blueprint)
+        size = sum(p.numel() for p in net.parameters() if p.requires_grad)
+        if size != parameters.shape[1]:
+            raise ValueError(
+                f"net: got {size} parameters, expected {parameters.shape[1]}, those of a {settings.network}"
+            )
+        return cls(history, summary, settings, seconds, net, parameters)
 
 
 def summarise(history: xr.Dataset) -> xr.Dataset:

@@ -19,7 +19,7 @@ from bnrank.tasks import Task
 from bnrank.training.first_order import SCHEDULES
 from bnrank.training.objective_module import refuse_untrainable
 
-__all__ = ["OPTIMIZERS", "Settings", "Start", "starting_points"]
+__all__ = ["OPTIMIZERS", "Settings", "Start", "digest", "starting_points"]
 
 OPTIMIZERS = ("auto", "adam", "gd", "lbfgs", "kfac-lbfgs")
 LEARNING_RATES = {"adam": 3e-3, "gd": 1e-2}
@@ -81,7 +81,7 @@ class Settings:
         A run may be made longer, unless its step size depends on its length.
         """
         mine, theirs = asdict(self), asdict(other)
-        if self.schedule == "constant":
+        if self.schedule in ("constant", "normalised"):
             mine.pop("steps")
         return [f"{key}: {theirs[key]!r} there, {value!r} here" for key, value in mine.items() if theirs[key] != value]
 
@@ -124,14 +124,18 @@ class Settings:
         schedule = _validate.choice(schedule, "schedule", SCHEDULES)
         if schedule != "constant" and not rates:
             raise ValueError(f"schedule: got {schedule!r}, but {optimizer!r} chooses its own steps; leave it out")
+        if schedule == "normalised" and optimizer != "gd":
+            raise ValueError(f"schedule: 'normalised' needs optimizer 'gd', got {optimizer!r}")
+        if stop_gradient and batch_size:
+            raise ValueError("stop_gradient: the whole gradient is not computed with mini-batches; leave it at 0")
         if stop_balance and not isinstance(start.net, MLP):
             raise ValueError("stop_balance: balancedness (T14) is measured for bnrank.MLP only; leave it at 0")
         return cls(
             network=f"{type(start.net).__name__}({start.net.extra_repr()})",
             task=json.dumps({"name": task.name, **{k: str(v) for k, v in task.settings.items()}}),
             loss=task.loss,
-            data=_digest(task.x, task.y),
-            start=_digest(start.theta),
+            data=digest(task.x, task.y),
+            start=digest(start.theta),
             ridge=tuple(_validate.per_member(ridge, "ridge", members)),
             lr=rates,
             seeds=start.seeds,
@@ -140,7 +144,7 @@ class Settings:
             steps=_validate.integer(steps, "steps", 0),
             batch_size=batch_size,
             dtype=str(dtype).removeprefix("torch."),
-            device=device,
+            device=_device(device),
             record_every=_validate.integer(record_every, "record_every"),
             top_k=_validate.integer(top_k, "top_k"),
             stop_gradient=_validate.number(stop_gradient, "stop_gradient", 0.0),
@@ -192,7 +196,7 @@ def starting_points(
             raise ValueError(f"init: a {type(template).__name__} draws its own parameters; leave init out")
     refuse_untrainable(template)
     _check_shapes(template, task)
-    inits = list(init) if isinstance(init, list | tuple) else [init] * count
+    inits = _inits(init, count)
     rows = []
     for i, member_seed in enumerate(seeds):
         if isinstance(net, nn.Module):
@@ -220,23 +224,48 @@ def _optimizer(optimizer: str, net: nn.Module, batch_size: int | None) -> str:
     return optimizer
 
 
+def _device(device: str) -> str:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: cannot use {device!r}: {str(error).splitlines()[0]}") from error
+    return device
+
+
 def _count_members(members: int | None, values: Sequence[Any]) -> int:
     if members is not None:
         return _validate.integer(members, "members")
-    return max((len(v) for v in values if isinstance(v, list | tuple | Tensor | np.ndarray)), default=1)
+    return max([1, *(len(entries) for entries in map(_entries, values) if entries)])
 
 
 def _seeds(seed: int | Sequence[int] | None, count: int, default: int) -> tuple[int, ...]:
-    if isinstance(seed, list | tuple):
-        if len(seed) != count:
-            raise ValueError(f"seed: got {len(seed)} values, expected one or one per member ({count})")
-        return tuple(_validate.integer(s, f"seed[{i}]", 0) for i, s in enumerate(seed))
+    entries = _entries(seed)
+    if entries is not None:
+        if len(entries) != count:
+            raise ValueError(f"seed: got {len(entries)} values, expected one or one per member ({count})")
+        return tuple(_validate.integer(s, f"seed[{i}]", 0) for i, s in enumerate(entries))
     first = default if seed is None else _validate.integer(seed, "seed", 0)
     return tuple(first + i for i in range(count))
 
 
+def _inits(init: Any, count: int) -> list[Any]:
+    values = _entries(init)
+    if values is None:
+        return [init] * count
+    if len(values) != count:
+        raise ValueError(f"init: got {len(values)} values, expected one or one per member ({count})")
+    return values
+
+
+def _entries(value: Any) -> list[Any] | None:
+    """Return the entries of a sequence or array, None of a single value."""
+    if isinstance(value, Tensor | np.ndarray):
+        value = value.tolist()
+    return list(value) if isinstance(value, list | tuple) else None
+
+
 def _differ(values: Sequence[Any]) -> bool:
-    return any(isinstance(v, list | tuple | Tensor | np.ndarray) and len({float(a) for a in v}) > 1 for v in values)
+    return any(entry != entries[0] for entries in map(_entries, values) if entries for entry in entries)
 
 
 def _check_shapes(net: nn.Module, task: Task) -> None:
@@ -253,13 +282,16 @@ def _check_shapes(net: nn.Module, task: Task) -> None:
             output = net(task.x[:2].to(dtype))
         except RuntimeError as error:
             raise ValueError(f"net: cannot take x of shape {tuple(task.x.shape)}: {error}") from error
+    if not isinstance(output, Tensor):
+        raise ValueError(f"net: gives {_validate.describe(output)}, expected one tensor")
     if output.shape != (2, task.d_out):
         raise ValueError(f"net: gives outputs of shape {tuple(output.shape[1:])}, expected ({task.d_out},)")
 
 
-def _digest(*tensors: Tensor) -> str:
-    digest = hashlib.sha256()
+def digest(*tensors: Tensor) -> str:
+    """Return the SHA-256 of tensors: shapes, types and bits."""
+    result = hashlib.sha256()
     for tensor in tensors:
-        digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+        result.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+        result.update(tensor.detach().cpu().contiguous().numpy().data)
+    return result.hexdigest()

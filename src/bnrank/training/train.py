@@ -92,8 +92,9 @@ def train(
     batch_size : int, optional
         Mini-batches of so many samples in shuffled epochs; all samples at once without it. The recorded cost is then
         the mean over the batches since the row before, and the gradient norm is given for the last row only.
-    schedule : {"constant", "cosine", "linear"}
-        How the step size of "adam" and "gd" goes over ``steps``.
+    schedule : {"constant", "cosine", "linear", "normalised"}
+        How the step size of "adam" and "gd" goes over ``steps``; "normalised" ("gd" only) is
+        lr ||theta|| / ||gradient||: gradient flow in a time in which plateaus are short (T35).
     dtype : torch.float32 or torch.float64
         Precision to train in.
     device : str
@@ -162,6 +163,8 @@ def train(
         checkpoint_every = max(1, steps // 20)
     checkpoint_every = _validate.integer(checkpoint_every, "checkpoint_every")
     folder = None if out is None else checkpoint.prepare_folder(out)
+    if folder is not None:
+        checkpoint.discard_partial(folder)
     with Workers(None if str(device) == "cpu" else 1) as workers:
         trainer = _Trainer(start, task, settings, workers)
         if folder is not None and resume:
@@ -224,10 +227,13 @@ class _Trainer:
                 last = self.step == self.settings.steps
                 if not self.digested:
                     self._evaluate()
+                    self.optimizer.digest()
                     if last or self.step % self.settings.record_every == 0:
                         show(self.step, self._record(last))
+                    else:
+                        self._drop_diverged()
                 elif not last:  # a complete run that is made longer
-                    self.objective.evaluate(self._batch())
+                    self._evaluate()
                 if last or not self.active:
                     self.digested = True
                     break
@@ -242,7 +248,7 @@ class _Trainer:
         ended = "finished" if self.step == self.settings.steps else "interrupted"
         self.final[self.active] = self.optimizer.point.cpu() if self.active else self.final[self.active]
         self.seconds = time.perf_counter() - began
-        if folder is not None and ended == "finished":
+        if folder is not None and (ended == "finished" or not self.active):
             self.save(folder)
         return self._result([ended if status == "running" else status for status in self.status])
 
@@ -251,17 +257,18 @@ class _Trainer:
         cost = self.objective.evaluate(batch)
         if batch is not None:
             self.recent[self.active] += torch.stack([cost.cpu(), torch.ones(len(cost), dtype=torch.float64)], dim=1)
-        self.optimizer.digest()
-        if not bool(torch.isfinite(cost).all()) and self.settings.lr:
-            self._drop({i: "diverged" for i, ok in enumerate(torch.isfinite(cost).tolist()) if not ok})
+
+    def _drop_diverged(self) -> None:
+        """Stop members whose cost is not finite, where no row is recorded that would show it."""
+        if self.settings.lr:  # a line search steps back by itself
+            finite = torch.isfinite(self.objective.cost).tolist()
+            self._drop({i: "diverged" for i, ok in enumerate(finite) if not ok})
 
     def _batch(self) -> Tensor | None:
         return None if self.batches is None or self.step == self.settings.steps else self.batches.at(self.step)
 
     def _record(self, last: bool) -> float:
         """Record a row, stop members that are done; return the least loss."""
-        if not self.active:
-            return float("nan")
         loss, gradient_norm = self.optimizer.statistics()
         point = self.optimizer.point
         if self.batches is not None and not last:
@@ -269,7 +276,7 @@ class _Trainer:
             norms = torch.stack([row.double().square().sum() for row in point]).cpu()
             loss = recent[:, 0] / recent[:, 1] + self.ridge[self.active] * norms
             gradient_norm = torch.full_like(loss, torch.nan)
-            self.recent.zero_()
+        self.recent.zero_()
         row = self.recorder.record(self.step, self.active, point, loss, self.ridge[self.active], gradient_norm)
         done: dict[int, str] = {}
         criteria = [("gradient_norm", self.settings.stop_gradient), ("balance_residual", self.settings.stop_balance)]

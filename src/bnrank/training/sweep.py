@@ -1,0 +1,276 @@
+"""Grids of runs: grouped into ensembles, run side by side, stored, resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import tempfile
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bnrank import _validate
+from bnrank.networks import MLP
+from bnrank.tasks import Task
+from bnrank.training.checkpoint import NAME as CHECKPOINT
+from bnrank.training.checkpoint import atomic_path, prepare_folder
+from bnrank.training.settings import digest
+from bnrank.training.train import train
+
+__all__ = ["sweep"]
+
+RESULT = "result.nc"
+SCALARS = ("loss", "cost", "parameter_norm", "gradient_norm", "balance_residual", "steps")
+
+
+def sweep(
+    task: Task,
+    *,
+    depths: Sequence[int],
+    widths: Sequence[int] = (100,),
+    sizes: Sequence[int] | None = None,
+    ridges: Sequence[float] = (1e-3,),
+    seeds: Sequence[int] = (0,),
+    slope: float = 0.0,
+    bias: bool = True,
+    init: str | float = "he",
+    out: str | os.PathLike[str] | None = None,
+    executor: Executor | None = None,
+    processes: int | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> xr.Dataset:
+    """Train MLPs of every depth, width, number of samples, ridge and seed of a grid.
+
+    Runs that differ in ridge and seed alone are members of one ensemble; the ensembles run on an executor. What is
+    stored in ``out`` already is not run again; what failed there is tried again.
+
+    Parameters
+    ----------
+    task : Task
+        Data and loss.
+    depths, widths : sequence of int
+        L, and the common width of the hidden layers.
+    sizes : sequence of int, optional
+        Numbers of training samples, the first so many of the task's; all of them without it.
+    ridges : sequence of float
+        lambda.
+    seeds : sequence of int
+        Seeds of the initial draws.
+    slope, bias, init
+        As in `bnrank.MLP`.
+    out : path, optional
+        Folder for the results: a run folder per ensemble (`Run.open` reads it), named by the hash of all that decides
+        it. A killed sweep goes on from the checkpoints there.
+    executor : concurrent.futures.Executor, optional
+        Where to run the ensembles. Without it a pool of processes that share out PyTorch's threads, one thread each.
+    processes : int, optional
+        Size of that pool; by default as many as there are threads, at most one per ensemble. 1 runs them here.
+    progress : bool
+        Show a progress bar.
+    **options
+        Passed to :func:`bnrank.train`: steps, optimizer, lr, record_every, ...
+
+    Returns
+    -------
+    xarray.Dataset
+        Over (depth, width, size, ridge, seed): ``loss``, ``cost``, ``parameter_norm``, ``gradient_norm``,
+        ``balance_residual``, ``steps``, ``status``, ``error`` (empty unless status is "failed") and ``run`` (the run's
+        folder in ``out``); and ``weight_singular_values`` with (layer, index) besides, NaN where a network has no such
+        layer. Attribute ``ran`` says how many ensembles were trained rather than found in ``out``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument of the grid is wrong. Errors inside a run are rows of the result.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.low_rank_map(n=40)
+    >>> grid = bnrank.sweep(task, depths=[2, 3], widths=[8], ridges=[1e-3, 1e-2], steps=3, processes=1, progress=False)
+    >>> dict(grid.loss.sizes)
+    {'depth': 2, 'width': 1, 'size': 1, 'ridge': 2, 'seed': 1}
+    """
+    if not isinstance(task, Task):
+        raise TypeError(f"task: got {_validate.describe(task)}, expected a bnrank.tasks.Task")
+    axes: dict[str, list[Any]] = {
+        "depth": _axis(depths, "depths", 1),
+        "width": _axis(widths, "widths", 1),
+        "size": _axis([task.n] if sizes is None else sizes, "sizes", 2),
+        "ridge": _reals(ridges, "ridges"),
+        "seed": _axis(seeds, "seeds", 0),
+    }
+    if max(axes["size"]) > task.n:
+        raise ValueError(f"sizes: got {max(axes['size'])}, expected at most the number of samples, {task.n}")
+    clash = {"members", "ridge", "seed", "out", "resume", "progress"} & set(options)
+    if clash:
+        raise ValueError(f"options: got {', '.join(sorted(clash))}, which the grid decides; use ridges, seeds and out")
+    network = {"slope": _validate.slope(slope), "bias": bool(bias), "init": init}
+    groups = [
+        _Group(depth, width, size, tuple(axes["ridge"]), tuple(axes["seed"]), network, options)
+        for depth, width, size in itertools.product(axes["depth"], axes["width"], axes["size"])
+    ]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = prepare_folder(temporary if out is None else out)
+        ran = _run_all(groups, task, folder, executor, processes, progress)
+        return _assemble(groups, task, folder, axes, ran)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Runs that are members of one ensemble."""
+
+    depth: int
+    width: int
+    size: int
+    ridges: tuple[float, ...]
+    seeds: tuple[int, ...]
+    network: dict[str, Any]
+    options: dict[str, Any]
+
+    def path(self, task: Task, folder: Path) -> Path:
+        """Return the folder of its results, named by the hash of all that decides it."""
+        from bnrank import __version__
+
+        text = json.dumps([self.__dict__, task.loss, digest(task.x, task.y), __version__], sort_keys=True, default=str)
+        return folder / hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -> None:
+    """Train one ensemble and store its result in a folder; an error is a result too."""
+    folder.mkdir(exist_ok=True)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    pairs = list(itertools.product(group.ridges, group.seeds))
+    coords = {"ridge": ("member", [r for r, _ in pairs]), "seed": ("member", [s for _, s in pairs])}
+    try:
+        part = replace(task, x=task.x[: group.size], y=task.y[: group.size])
+        net = MLP([task.d_in, *[group.width] * (group.depth - 1), task.d_out], **group.network)
+        run = train(net, part, ridge=[r for r, _ in pairs], seed=[s for _, s in pairs], progress=False, **group.options)
+        last = _last_spectra(run.history)
+        result = run.summary.drop_vars(["ridge", "seed", "lr"], errors="ignore").assign(
+            weight_singular_values=last, error=("member", [""] * len(pairs))
+        )
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=3)}"
+        result = xr.Dataset(
+            {"status": ("member", ["failed"] * len(pairs)), "error": ("member", [message] * len(pairs))}
+        )
+    result = result.assign_coords(coords).assign_attrs(group=json.dumps(group.__dict__, default=str))
+    with atomic_path(folder / RESULT) as temporary:
+        result.to_netcdf(temporary, engine="h5netcdf")
+    (folder / CHECKPOINT).unlink(missing_ok=True)  # as large as the optimiser's memory, and of no more use
+
+
+def _last_spectra(history: xr.Dataset) -> xr.DataArray:
+    """Return every member's last recorded spectra, over (member, layer, index)."""
+    spectra = history["weight_singular_values"]
+    known = history["loss"].notnull().values
+    last = known.shape[1] - 1 - known[:, ::-1].argmax(axis=1)
+    return spectra.isel(step=xr.DataArray(last, dims="member")).drop_vars(
+        ["step", "seed", "ridge", "lr", "status", "layer_name"], errors="ignore"
+    )
+
+
+def _run_all(
+    groups: list[_Group], task: Task, folder: Path, executor: Executor | None, processes: int | None, progress: bool
+) -> int:
+    """Run what is not stored yet; return how many ensembles that was."""
+    waiting = [group for group in groups if not _is_done(group.path(task, folder))]
+    waiting.sort(key=lambda group: -group.depth * group.width**2 * group.size)  # the long ones first
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    with Progress(*columns, disable=not progress) as bar:
+        number = bar.add_task("training ensembles", total=len(groups), completed=len(groups) - len(waiting))
+        threads = torch.get_num_threads()
+        if executor is None:
+            processes = min(threads, len(waiting)) if processes is None else _validate.integer(processes, "processes")
+        if executor is None and (processes is None or processes <= 1):
+            for group in waiting:
+                _train_group(group, task, group.path(task, folder), None)
+                bar.advance(number)
+            return len(waiting)
+        own = ProcessPoolExecutor(processes, mp_context=get_context("spawn")) if executor is None else None
+        each = max(1, threads // processes) if processes else None
+        plain = replace(task, truth=None)  # functions need not survive the way to another process
+        try:
+            futures: dict[Future[None], _Group] = {
+                (executor or own).submit(_train_group, group, plain, group.path(task, folder), each): group  # type: ignore[union-attr]
+                for group in waiting
+            }
+            for future in as_completed(futures):
+                future.result()
+                bar.advance(number)
+        finally:
+            if own is not None:
+                own.shutdown(wait=True, cancel_futures=True)
+    return len(waiting)
+
+
+def _is_done(folder: Path) -> bool:
+    """Say whether a whole, successful result is stored."""
+    if not (folder / RESULT).exists():
+        return False
+    try:
+        with xr.open_dataset(folder / RESULT, engine="h5netcdf") as stored:
+            return not bool((stored["status"] == "failed").any())
+    except (OSError, KeyError, ValueError):
+        return False
+
+
+def _assemble(groups: list[_Group], task: Task, folder: Path, axes: dict[str, list[Any]], ran: int) -> xr.Dataset:
+    """Put all results into one dataset."""
+    shape = tuple(len(values) for values in axes.values())
+    names = tuple(axes)
+    found = [(g, xr.load_dataset(g.path(task, folder) / RESULT, engine="h5netcdf")) for g in groups]
+    indices = max(result.sizes.get("index", 1) for _, result in found)
+    layers = max(axes["depth"])
+    data: dict[str, np.ndarray[Any, Any]] = {name: np.full(shape, np.nan) for name in SCALARS}
+    data |= {name: np.full(shape, "", dtype=object) for name in ("status", "error", "run")}
+    spectra = np.full((*shape, layers, indices), np.nan)
+    for group, result in found:
+        where = tuple(axes[name].index(getattr(group, name)) for name in ("depth", "width", "size"))
+        for i in range(result.sizes["member"]):
+            member = result.isel(member=i)
+            at = (*where, axes["ridge"].index(float(member.ridge)), axes["seed"].index(int(member.seed)))
+            data["run"][at] = group.path(task, folder).name
+            for name in data:
+                if name in member:
+                    data[name][at] = member[name].item()
+            if "weight_singular_values" in member:
+                values = member.weight_singular_values.values
+                spectra[at][: values.shape[0], : values.shape[1]] = values
+    variables: dict[str, Any] = {
+        name: (names, values.astype(str) if values.dtype == object else values) for name, values in data.items()
+    }
+    variables["weight_singular_values"] = ((*names, "layer", "index"), spectra)
+    coords: dict[str, Any] = {**axes, "layer": np.arange(1, layers + 1), "index": np.arange(1, indices + 1)}
+    return xr.Dataset(variables, coords, attrs={"task": task.name, "ran": ran})
+
+
+def _axis(values: Sequence[int], name: str, minimum: int) -> list[int]:
+    if not isinstance(values, list | tuple | range) or not len(values):
+        raise ValueError(f"{name}: got {_validate.describe(values)}, expected a list of integers")
+    result = [_validate.integer(value, f"{name}[{i}]", minimum) for i, value in enumerate(values)]
+    if len(set(result)) != len(result):
+        raise ValueError(f"{name}: got {result}, expected every value once")
+    return result
+
+
+def _reals(values: Sequence[float], name: str) -> list[float]:
+    if not isinstance(values, list | tuple) or not len(values):
+        raise ValueError(f"{name}: got {_validate.describe(values)}, expected a list of numbers")
+    return [_validate.number(value, f"{name}[{i}]", 0.0) for i, value in enumerate(values)]
