@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
@@ -16,7 +16,7 @@ __all__ = ["MLP", "leaky_relu"]
 
 def leaky_relu(z: Tensor, slope: float) -> Tensor:
     """Apply sigma_s(z) = z for z >= 0 and s z otherwise, for any slope s in (-1, 1); s = 0 is ReLU."""
-    return torch.relu(z) if slope == 0 else torch.where(z >= 0, z, slope * z)
+    return torch.relu(z) if slope == 0 else nn.functional.leaky_relu(z, slope)
 
 
 class MLP(nn.Module):
@@ -66,6 +66,8 @@ class MLP(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
+        if not isinstance(widths, Iterable) or isinstance(widths, str):
+            raise TypeError(f"widths: got {_validate.describe(widths)}, expected a sequence [d_in, ..., d_out]")
         widths = list(widths)
         if len(widths) < 2:
             raise ValueError(f"widths: got {widths}, expected at least two, [d_in, ..., d_out]")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from bnrank.training.settings import Settings
@@ -79,14 +79,13 @@ def write(folder: Path, tensors: dict[str, Tensor], about: dict[str, Any], setti
         If the folder is full or cannot be written to; the checkpoint before stays as it was.
     """
     metadata = {"format": FORMAT, "settings": settings.to_json(), "about": json.dumps(about)}
-    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, metadata)
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         with atomic_path(folder / NAME) as temporary:
-            temporary.write_bytes(data)
-    except OSError as error:
+            save_file(plain, temporary, metadata)
+    except (OSError, SafetensorError) as error:
         raise ValueError(
-            f"out: cannot write a checkpoint to {str(folder)!r}: {error.strerror or error}; "
-            "the one before, if any, is untouched"
+            f"out: cannot write a checkpoint to {str(folder)!r}: {error}; the one before, if any, is untouched"
         ) from error
 
 

@@ -96,9 +96,8 @@ class GradientDescent:
         loss = torch.empty(len(theta), dtype=torch.float64)
         norm = torch.empty(len(theta), dtype=torch.float64)
         for i, ridge in enumerate(self.ridge.tolist()):
-            row = theta[i].double()
-            loss[i] = self.objective.cost[i] + ridge * row.square().sum()
-            norm[i] = (gradient[i].double() + 2 * ridge * row).norm()
+            loss[i] = self.objective.cost[i] + ridge * theta[i].double().square().sum()
+            norm[i] = torch.add(gradient[i], theta[i], alpha=2 * ridge).double().norm()
         return loss, norm
 
     def move(self, step: int) -> None:

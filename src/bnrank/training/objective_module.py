@@ -98,7 +98,9 @@ def refuse_untrainable(net: nn.Module) -> None:
                 f"net: layer {name!r} ({kind}) updates running statistics while training, which an ensemble cannot "
                 "share; use track_running_stats=False"
             )
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            raise ValueError(f"net: layer {name!r} ({kind}) is random; the same seed could not give the same run; p=0")
+        if isinstance(module, nn.RReLU) or (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0):
+            raise ValueError(
+                f"net: layer {name!r} ({kind}) is random, so that the same seed gives no longer the same run"
+            )
     if not any(p.requires_grad for p in net.parameters()):
         raise ValueError("net: got a module without trainable parameters, expected at least one")

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import xarray as xr
-from safetensors import safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bnrank import _validate
@@ -100,10 +100,10 @@ class Run:
                 with atomic_path(folder / name) as temporary:
                     dataset.to_netcdf(temporary, engine="h5netcdf")
             with atomic_path(folder / "networks.safetensors") as temporary:
-                temporary.write_bytes(save({"parameters": self.parameters.cpu().contiguous()}, metadata))
+                save_file({"parameters": self.parameters.cpu().contiguous()}, temporary, metadata)
             write_text(folder / "settings.json", self.settings.to_json() + "\n")
-        except OSError as error:
-            raise ValueError(f"out: cannot write to {str(folder)!r}: {error.strerror or error}") from error
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"out: cannot write to {str(folder)!r}: {error}") from error
         return folder
 
     @classmethod

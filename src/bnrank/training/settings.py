@@ -21,7 +21,7 @@ from bnrank.training.objective_module import refuse_untrainable
 
 __all__ = ["OPTIMIZERS", "Settings", "Start", "digest", "starting_points"]
 
-OPTIMIZERS = ("auto", "adam", "gd", "lbfgs", "kfac-lbfgs")
+OPTIMIZERS = ("auto", "adam", "gd", "lbfgs", "kfac-lbfgs", "adam+lbfgs", "adam+kfac-lbfgs")
 LEARNING_RATES = {"adam": 3e-3, "gd": 1e-2}
 
 
@@ -106,8 +106,6 @@ class Settings:
     ) -> Settings:
         """Check every argument and fill in what was left open."""
         members = len(start.seeds)
-        if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"dtype: got {dtype}, expected torch.float32 or torch.float64")
         if batch_size is not None:
             batch_size = _validate.integer(batch_size, "batch_size")
             if batch_size > task.n:
@@ -154,7 +152,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Start:
-    """Where an ensemble starts: an architecture, every member's parameters in float64, and their seeds."""
+    """Where an ensemble starts: an architecture, every member's parameters as a row, and their seeds."""
 
     net: nn.Module
     theta: Tensor
@@ -168,8 +166,11 @@ def starting_points(
     seed: int | Sequence[int] | None,
     init: Any,
     settings_per_member: Sequence[Any],
+    dtype: torch.dtype,
 ) -> Start:
     """Build every member's initial parameters; see :func:`bnrank.train` for the rules."""
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"dtype: got {dtype}, expected torch.float32 or torch.float64")
     count = _count_members(members, [seed, init, *settings_per_member])
     if not isinstance(net, nn.Module) and not callable(net):
         raise TypeError(f"net: got {_validate.describe(net)}, expected an nn.Module or a function seed -> nn.Module")
@@ -197,7 +198,8 @@ def starting_points(
     refuse_untrainable(template)
     _check_shapes(template, task)
     inits = _inits(init, count)
-    rows = []
+    size = sum(p.numel() for p in template.parameters() if p.requires_grad)
+    theta = torch.empty(count, size, dtype=dtype)
     for i, member_seed in enumerate(seeds):
         if isinstance(net, nn.Module):
             member = template
@@ -207,20 +209,21 @@ def starting_points(
             member = net(member_seed)
             if isinstance(member, MLP) and init is not None:
                 member.reset(member_seed, inits[i])
-        rows.append(torch.cat([p.detach().double().flatten() for p in member.parameters() if p.requires_grad]))
-        if rows[-1].shape != rows[0].shape:
+        row = torch.cat([p.detach().flatten() for p in member.parameters() if p.requires_grad])
+        if len(row) != size:
             raise ValueError(f"net: seeds {seeds[0]} and {member_seed} gave networks of different sizes")
-    return Start(template, torch.stack(rows), tuple(seeds))
+        theta[i] = row
+    return Start(template, theta, tuple(seeds))
 
 
 def _optimizer(optimizer: str, net: nn.Module, batch_size: int | None) -> str:
     optimizer = _validate.choice(optimizer, "optimizer", OPTIMIZERS)
     if optimizer == "auto":
-        optimizer = "adam" if batch_size else "kfac-lbfgs" if isinstance(net, MLP) else "lbfgs"
+        optimizer = "adam" if batch_size else "adam+kfac-lbfgs" if isinstance(net, MLP) else "adam+lbfgs"
     if batch_size and "lbfgs" in optimizer:
         raise ValueError(f"optimizer: {optimizer!r} needs the whole gradient; leave batch_size out or use 'adam'")
-    if optimizer == "kfac-lbfgs" and not isinstance(net, MLP):
-        raise ValueError(f"optimizer: 'kfac-lbfgs' needs a bnrank.MLP, got {type(net).__name__}; use 'lbfgs'")
+    if optimizer.endswith("kfac-lbfgs") and not isinstance(net, MLP):
+        raise ValueError(f"optimizer: {optimizer!r} needs a bnrank.MLP, got {type(net).__name__}; use 'adam+lbfgs'")
     return optimizer
 
 

@@ -28,6 +28,7 @@ from bnrank.training.quasi_newton import LBFGS
 from bnrank.training.recorder import Recorder
 from bnrank.training.run import Run, summarise
 from bnrank.training.settings import Settings, Start, starting_points
+from bnrank.training.warm_start import WarmStarted
 from bnrank.training.workers import Workers
 
 __all__ = ["train"]
@@ -77,9 +78,10 @@ def train(
     steps : int
         Evaluations of cost and gradient: an update each for Adam and gradient descent, a trial of a line search for
         L-BFGS. 0 only records the start.
-    optimizer : {"auto", "kfac-lbfgs", "lbfgs", "adam", "gd"}
-        "kfac-lbfgs": L-BFGS that starts from Kronecker-factored curvature (MLPs); "auto" is this for MLPs, "lbfgs" for
-        other modules, and "adam" with mini-batches.
+    optimizer : {"auto", "adam+kfac-lbfgs", "adam+lbfgs", "kfac-lbfgs", "lbfgs", "adam", "gd"}
+        "kfac-lbfgs" is L-BFGS in the metric of Kronecker-factored curvature (MLPs); "adam+" puts 200 steps of Adam in
+        front, which a network drawn anew needs and a trained one does not. "auto" is "adam+kfac-lbfgs" for MLPs,
+        "adam+lbfgs" for other modules, and "adam" with mini-batches.
     lr : float or sequence, optional
         Step size for "adam" (default 3e-3) and "gd" (default 1e-2), one for all or one per member.
     members : int, optional
@@ -142,7 +144,7 @@ def train(
         raise TypeError(f"task: got {_validate.describe(task)}, expected a bnrank.tasks.Task")
     if task.n < 2:
         raise ValueError("task: got 1 sample, expected at least 2")
-    start = starting_points(net, task, members, seed, init, [ridge, lr])
+    start = starting_points(net, task, members, seed, init, [ridge, lr], dtype)
     settings = Settings.create(
         start,
         task,
@@ -184,7 +186,7 @@ class _Trainer:
         self.digested = False  # the step's evaluation has been used, all but the move
         self.seconds = 0.0
         self.status = ["running"] * settings.members
-        self.final = start.theta.to(getattr(torch, settings.dtype))
+        self.final = start.theta
         self.ridge = torch.tensor(settings.ridge, dtype=torch.float64)
         self.batches = BatchOrder(list(settings.seeds), task.n, settings.batch_size) if settings.batch_size else None
         self._select(list(range(settings.members)))
@@ -210,14 +212,17 @@ class _Trainer:
             rates = torch.tensor(settings.lr, dtype=torch.float64)[self.active]
             return kind(objective, self.ridge[self.active], rates, settings.steps, settings.schedule)
         metrics: Any = None
-        if settings.optimizer == "kfac-lbfgs":
+        if settings.optimizer.endswith("kfac-lbfgs"):
             metrics = [
                 KroneckerCurvature(
                     objective.net, objective.x, settings.loss, settings.ridge[member], settings.seeds[member]
                 )
                 for member in self.active
             ]
-        return LBFGS(objective, self.ridge[self.active], metrics=metrics)
+        lbfgs = LBFGS(objective, self.ridge[self.active], metrics=metrics)
+        if settings.optimizer.startswith("adam+"):
+            return WarmStarted(objective, self.ridge[self.active], lbfgs)
+        return lbfgs
 
     def run(self, folder: Path | None, checkpoint_every: int, progress: bool) -> Run:
         """Train until all members have stopped, the steps are used up or the user interrupts."""

@@ -1,0 +1,110 @@
+"""Balancedness of consecutive layers, neuron by neuron."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bnrank.networks.functional import is_plain_mlp
+
+__all__ = ["Balance", "between", "residual"]
+
+_HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Dropout)
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How far a network is from balanced (T14).
+
+    Attributes
+    ----------
+    per_neuron : tuple of Tensor
+        For l = 1..L-1, (n_l,): | ||W_l[i,:]||^2 + b_l[i]^2 - ||W_{l+1}[:,i]||^2 |.
+    per_layer : Tensor
+        (L-1,): their sums, each over sum_i ||W_l[i,:]||^2 + b_l[i]^2 + ||W_{l+1}[:,i]||^2, in [0, 1].
+    residual : float
+        The sum of all numerators over the sum of all denominators, in [0, 1]; 0 for a network of one layer.
+    """
+
+    per_neuron: tuple[Tensor, ...]
+    per_layer: Tensor
+    residual: float
+
+
+def residual(module: nn.Module) -> Balance:
+    """Measure how far every hidden neuron's incoming norm is from its outgoing norm.
+
+    At a local minimum of the L2-regularised loss of a network with positively homogeneous activations,
+    ||W_l[i,:]||^2 + b_l[i]^2 = ||W_{l+1}[:,i]||^2 for every hidden neuron (T14), and the residual is 0.
+
+    Parameters
+    ----------
+    module : MLP or torch.nn.Sequential
+        A Sequential may hold Linear, ReLU, LeakyReLU, Identity and Dropout.
+
+    Returns
+    -------
+    Balance
+        Per neuron, per layer and overall; float64.
+
+    Raises
+    ------
+    TypeError
+        If the module is anything else.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.MLP([1, 1, 1], bias=False)
+    >>> with torch.no_grad():
+    ...     _ = net.weights[0].fill_(3.0), net.weights[1].fill_(1.0)
+    >>> residual(net).residual                              # |9 - 1| / (9 + 1)
+    0.8
+    """
+    layers = _chain(module)
+    biases = [layer.bias for layer in layers]
+    return between([layer.weight for layer in layers], biases)
+
+
+def between(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Balance:
+    """Measure the balance of a chain given by its weights, each (n_l, n_{l-1}), and biases, each (n_l,) or None.
+
+    See :func:`residual`; ``biases`` may be empty.
+
+    Examples
+    --------
+    >>> import torch
+    >>> between([torch.tensor([[3.0]]), torch.tensor([[1.0]])], []).residual
+    0.8
+    """
+    incoming, outgoing = [], []
+    for number, (weight, following) in enumerate(itertools.pairwise(weights)):
+        bias = biases[number] if biases else None
+        weight = weight.detach().double()
+        incoming.append((weight * weight).sum(1) + (0.0 if bias is None else bias.detach().double() ** 2))
+        outgoing.append((following.detach().double() ** 2).sum(0))
+    per_neuron = tuple((a - b).abs() for a, b in zip(incoming, outgoing, strict=True))
+    above = torch.tensor([float(r.sum()) for r in per_neuron], dtype=torch.float64)
+    below = torch.tensor([float((a + b).sum()) for a, b in zip(incoming, outgoing, strict=True)], dtype=torch.float64)
+    per_layer = torch.where(below > 0, above / below.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    overall = float(above.sum() / below.sum()) if below.sum() > 0 else 0.0
+    return Balance(per_neuron, per_layer, overall)
+
+
+def _chain(module: nn.Module) -> list[nn.Linear]:
+    if is_plain_mlp(module):
+        return [layer for layer in module.layers if isinstance(layer, nn.Linear)]
+    if isinstance(module, nn.Sequential):
+        odd = [
+            f"{name} ({type(m).__name__})"
+            for name, m in module.named_children()
+            if type(m) not in (nn.Linear, *_HOMOGENEOUS)
+        ]
+        if not odd:
+            return [m for m in module if isinstance(m, nn.Linear)]
+        raise TypeError(f"module: got {', '.join(odd)} in a Sequential, expected Linear, ReLU or LeakyReLU only")
+    raise TypeError(f"module: got {type(module).__name__}, expected a bnrank.MLP or a Sequential of Linear and ReLU")

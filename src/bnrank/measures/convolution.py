@@ -1,0 +1,197 @@
+"""Singular values of convolutions as operators on images (T28), never of the flattened kernel."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnrank import _validate
+from bnrank.networks.reading import Layer
+
+__all__ = ["conv_singular_values", "layer_singular_values"]
+
+CHUNK_ENTRIES = 2**22  # complex entries of the transfer matrices held at a time: 64 MiB
+
+
+def conv_singular_values(
+    kernel: Tensor | np.ndarray,
+    size: int | Sequence[int],
+    *,
+    stride: int | Sequence[int] = 1,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Return the singular values of a convolution with circular padding, frequency by frequency.
+
+    The convolution is block diagonal in Fourier space: at frequency w the block is the c_out x c_in matrix
+    K^(w) = sum_t K[:, :, t] exp(-2 pi i w.t / n), taps beyond the image wrapped and added. Real kernels have
+    s_w = s_{-w}, so half the frequencies are computed. sum s^2 = n^d ||K||_F^2 for stride 1 (T28). With a stride the
+    s^d frequencies that alias to one of the output share a block, c_out x (s^d c_in).
+
+    Parameters
+    ----------
+    kernel : Tensor or ndarray
+        (c_out, c_in / groups, k), (..., k, k) or (..., k, k, k), as in PyTorch.
+    size : int or sequence of int
+        n, the size of the images in each dimension.
+    stride, dilation : int or sequence of int
+        As in PyTorch; n must be a multiple of the stride.
+    groups : int
+        As in PyTorch; the singular values of all groups stand together at each frequency.
+
+    Returns
+    -------
+    Tensor
+        (n, min(c_out, c_in)), (n, n, min) or (n, n, n, min), float64, descending along the last dimension, at the
+        frequencies of ``numpy.fft.fftfreq``. With stride s, (n/s, ..., min(c_out, s^d c_in)).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the kernel has another shape or is not finite, or the numbers do not fit together.
+
+    Notes
+    -----
+    Source: T28; Sedghi, Gupta and Long, "The singular values of convolutional layers", 2019.
+
+    Examples
+    --------
+    >>> import torch
+    >>> mean_of_two = torch.tensor([[[0.5, 0.5]]])
+    >>> conv_singular_values(mean_of_two, 4).squeeze().round(decimals=3)      # |cos(pi w / 4)|
+    tensor([1.0000, 0.7070, 0.0000, 0.7070], dtype=torch.float64)
+    """
+    kernel = torch.as_tensor(kernel).detach()
+    if kernel.ndim not in (3, 4, 5) or not kernel.is_floating_point() or kernel.numel() == 0:
+        raise ValueError(
+            f"kernel: got {_validate.describe(kernel)}, expected real (c_out, c_in, k), (..., k, k) or (..., k, k, k)"
+        )
+    kernel = kernel.to(torch.float64)
+    if not bool(torch.isfinite(kernel).all()):
+        raise ValueError("kernel: got NaN or infinite entries, expected finite ones")
+    d = kernel.ndim - 2
+    n, s, dil = (
+        _per_dimension(size, "size", d),
+        _per_dimension(stride, "stride", d),
+        _per_dimension(dilation, "dilation", d),
+    )
+    if any(a % b for a, b in zip(n, s, strict=True)):
+        raise ValueError(f"size: got {n}, expected multiples of the stride {s}")
+    groups = _validate.integer(groups, "groups")
+    if kernel.shape[0] % groups:
+        raise ValueError(f"groups: got {groups}, expected a divisor of c_out = {kernel.shape[0]}")
+    blocks = [_block_values(block, n, s, dil) for block in kernel.chunk(groups)]
+    return torch.cat(blocks, -1).sort(-1, descending=True).values
+
+
+def layer_singular_values(layer: Layer, size: int | Sequence[int] | None = None) -> tuple[Tensor | None, str]:
+    """Return all singular values of a convolutional layer, (K,) descending, and a note on what was assumed.
+
+    Parameters
+    ----------
+    layer : Layer
+        Read with an example, or else ``size`` is needed.
+    size : int or sequence of int, optional
+        Size of the images, in place of the one seen on the example.
+
+    Returns
+    -------
+    values : Tensor or None
+        None if they cannot be computed; the note then says why.
+    note : str
+        Empty if the values are those of the true operator.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from bnrank.networks import read
+    >>> layer = read(nn.Conv1d(1, 2, 3)).layers[0]
+    >>> layer_singular_values(layer)[1]
+    'the spectrum of a convolution depends on the image size; give an example x or a size'
+    >>> layer_singular_values(layer, size=8)[0].shape
+    torch.Size([8])
+    """
+    conv = cast(Any, layer.module)
+    d = layer.weight.ndim - 2
+    if size is None:
+        if layer.input_shape is None:
+            return None, "the spectrum of a convolution depends on the image size; give an example x or a size"
+        n = layer.input_shape[-d:]
+    else:
+        n = tuple(_per_dimension(size, "size", d))
+    if any(a % b for a, b in zip(n, conv.stride, strict=True)):
+        return None, f"image size {tuple(n)} is no multiple of the stride {tuple(conv.stride)}"
+    try:
+        values = conv_singular_values(layer.weight, n, stride=conv.stride, dilation=conv.dilation, groups=conv.groups)
+    except ValueError as error:
+        raise ValueError(f"module: layer {layer.name!r}: {error}") from error
+    return values.flatten().sort(descending=True).values, _padding_note(conv, n)
+
+
+def _padding_note(conv: Any, n: Sequence[int]) -> str:
+    """Say in which way the layer differs from a circular convolution; nothing if it does not."""
+    pads = conv.padding == "same" or (conv.padding != "valid" and any(conv.padding))
+    if all(k == 1 for k in conv.kernel_size) and (conv.padding == "same" or not pads):
+        return ""
+    if not pads:
+        return "computed for circular padding, the layer does not pad"
+    if conv.padding_mode != "circular":
+        return f"computed for circular padding, the layer pads with {conv.padding_mode}"
+    if conv.padding == "same":
+        return ""
+    reach = [dil * (k - 1) for dil, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+    out = [(a + 2 * p - r - 1) // s + 1 for a, p, r, s in zip(n, conv.padding, reach, conv.stride, strict=True)]
+    if out == [a // s for a, s in zip(n, conv.stride, strict=True)]:
+        return ""
+    return f"computed for circular padding that keeps the image size, the layer turns {tuple(n)} into {tuple(out)}"
+
+
+def _block_values(kernel: Tensor, n: list[int], stride: list[int], dilation: list[int]) -> Tensor:
+    """Singular values of one group, (n_1 / s_1, ..., min(c_out, c_in prod s)), unsorted between conjugate pairs."""
+    c_out, c_in = kernel.shape[:2]
+    m = [a // b for a, b in zip(n, stride, strict=True)]
+    frequencies = torch.cartesian_prod(*(torch.arange(a) for a in m)).reshape(-1, len(m))
+    index = torch.arange(len(frequencies)).reshape(m)
+    mirror = index[tuple(((-frequencies[:, i]) % m[i]) for i in range(len(m)))]
+    half = torch.nonzero(torch.arange(len(frequencies)) <= mirror).squeeze(1)
+    aliases = math.prod(stride)
+    out = torch.empty(len(frequencies), min(c_out, c_in * aliases), dtype=torch.float64, device=kernel.device)
+    for some in half.split(max(1, CHUNK_ENTRIES // (c_out * c_in * aliases))):
+        shifts = itertools.product(*(range(b) for b in stride))
+        parts = [
+            _transfer(
+                kernel, frequencies[some] + torch.tensor([j * a for j, a in zip(shift, m, strict=True)]), n, dilation
+            )
+            for shift in shifts
+        ]
+        values = torch.linalg.svdvals(torch.cat(parts, -1)) / math.sqrt(aliases)
+        out[some] = values
+        out[mirror[some]] = values
+    return out.reshape(*m, -1)
+
+
+def _transfer(kernel: Tensor, frequencies: Tensor, n: list[int], dilation: list[int]) -> Tensor:
+    """K^(w) at the given frequencies, (F, c_out, c_in), complex128."""
+    c_out, c_in, *taps = kernel.shape
+    places = torch.cartesian_prod(*(torch.arange(k) for k in taps)).reshape(-1, len(taps))
+    turns = torch.zeros(len(frequencies), len(places), dtype=torch.float64)
+    for i, a in enumerate(n):
+        turns += (frequencies[:, i : i + 1] * places[:, i] * dilation[i] % a).double() / a
+    angle = (-2 * math.pi * turns).to(kernel.device)
+    flat = kernel.reshape(c_out * c_in, -1)
+    transfer = torch.complex(angle.cos() @ flat.T, angle.sin() @ flat.T)  # (F, c_out c_in)
+    return transfer.reshape(-1, c_out, c_in)
+
+
+def _per_dimension(value: Any, name: str, d: int) -> list[int]:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if len(value) != d:
+            raise ValueError(f"{name}: got {list(value)}, expected one integer or {d}")
+        return [_validate.integer(v, f"{name}[{i}]") for i, v in enumerate(value)]
+    return [_validate.integer(value, name)] * d

@@ -1,0 +1,367 @@
+"""Singular values of weights, activations and preactivations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.measures.convolution import conv_singular_values, layer_singular_values
+from bnrank.networks.functional import example
+from bnrank.networks.reading import Reading, Skipped, capture, read
+
+__all__ = [
+    "Accumulator",
+    "Rank",
+    "Spectra",
+    "activation_singular_values",
+    "conv_singular_values",
+    "preactivation_singular_values",
+    "rank",
+    "singular_values",
+    "weight_singular_values",
+]
+
+METHODS = ("qr", "gram")
+MAX_ENTRIES = 2**27  # of one R factor or Gram matrix, and of all those held at a time: 1 GiB
+
+
+class Spectra(dict[str, Tensor]):
+    """Singular values per layer, ``{layer name: tensor}``, with what one has to know about them.
+
+    Attributes
+    ----------
+    skipped : tuple of Skipped
+        Modules with parameters that are missing here, each with the reason.
+    notes : dict
+        Layer name -> what was assumed for that layer.
+    floor : float
+        Values below ``floor`` times the largest of their layer are rounding noise.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Tensor],
+        skipped: Sequence[Skipped] = (),
+        notes: Mapping[str, str] | None = None,
+        floor: float = 0.0,
+    ) -> None:
+        super().__init__(values)
+        self.skipped = tuple(skipped)
+        self.notes = dict(notes or {})
+        self.floor = floor
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A numerical rank and the tolerance it was counted with: values above ``threshold`` = ``rtol`` x the largest."""
+
+    rank: int
+    rtol: float
+    threshold: float
+
+
+def rank(singular_values: Tensor | np.ndarray | Sequence[float], rtol: float = 1e-6) -> Rank:
+    """Count the singular values above ``rtol`` times the largest.
+
+    Parameters
+    ----------
+    singular_values : array of shape (K,)
+        Non-negative, in any order; NaN entries (padding) do not count.
+    rtol : float
+        Relative tolerance, in [0, 1).
+
+    Returns
+    -------
+    Rank
+        The rank with its tolerance; 0 if all are zero.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the values are not one list of non-negative numbers, or ``rtol`` is out of range.
+
+    Examples
+    --------
+    >>> rank([3.0, 1.0, 1e-9]).rank
+    2
+    """
+    values = np.asarray(torch.as_tensor(singular_values).detach().cpu(), dtype=np.float64)
+    if values.ndim != 1 or bool((values < 0).any()):
+        raise ValueError(f"singular_values: got {_validate.describe(values)}, expected (K,), all non-negative")
+    rtol = relative_tolerance(rtol)
+    values = values[~np.isnan(values)]
+    threshold = rtol * float(values.max(initial=0.0))
+    return Rank(int((values > threshold).sum()), rtol, threshold)
+
+
+def relative_tolerance(rtol: object, name: str = "rtol") -> float:
+    """Return a relative tolerance, a number in [0, 1)."""
+    value = _validate.number(rtol, name, 0.0)
+    if value >= 1:
+        raise ValueError(f"{name}: got {value:g}, expected a number in [0, 1)")
+    return value
+
+
+def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
+    """Return the singular values of (batches of) matrices in float64, descending; refuse NaN and infinity by name."""
+    matrix = matrix.detach().to(torch.float64)
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError(f"{name}: got NaN or infinite entries, expected finite ones")
+    return torch.linalg.svdvals(matrix)
+
+
+def weight_singular_values(
+    module: nn.Module,
+    x: Tensor | np.ndarray | None = None,
+    size: int | Sequence[int] | None = None,
+    reading: Reading | None = None,
+) -> Spectra:
+    """Return the singular values of the weight of every layer.
+
+    Linear layers: of W_l, min(n_l, n_{l-1}) values. Convolutions: of the circular operator on images of the size
+    that the layer sees, all frequencies together (T28); that is the true operator for circular padding, and
+    ``notes`` says so where a layer pads otherwise. The flattened kernel is never used.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any module with linear or convolutional layers.
+    x : Tensor or ndarray, optional
+        Samples, (N, ...): gives the order of the layers and the sizes of the images.
+    size : int or sequence of int, optional
+        Size of the images in every convolution, where ``x`` is not given.
+    reading : Reading, optional
+        What ``read(module, x)`` returned.
+
+    Returns
+    -------
+    Spectra
+        ``{layer name: (K,) tensor}``, float64, descending. Convolutions whose size is not known are in
+        ``.skipped``, with everything else that was not read.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range or a weight is not finite.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.MLP([3, 5, 2], init=0.0)
+    >>> weight_singular_values(net)["layers.1"]
+    tensor([0., 0.], dtype=torch.float64)
+    """
+    reading = read(module, x) if reading is None else reading
+    values: dict[str, Tensor] = {}
+    notes: dict[str, str] = {}
+    skipped = list(reading.skipped)
+    for layer in reading.layers:
+        if layer.kind == "linear":
+            values[layer.name] = singular_values(layer.weight, f"module: the weight of layer {layer.name!r}")
+            continue
+        found, note = layer_singular_values(layer, size)
+        if found is None:
+            skipped.append(Skipped(layer.name, type(layer.module).__name__, f"weight_singular_values: {note}"))
+        else:
+            values[layer.name] = found
+            if note:
+                notes[layer.name] = note
+    return Spectra(values, skipped, notes, floor=1e-15)
+
+
+class Accumulator:
+    """Singular values of a tall matrix that comes in pieces, without ever holding it.
+
+    Parameters
+    ----------
+    method : "qr" or "gram"
+        "qr" keeps the R factor of all rows so far (R <- R factor of [R; piece]): as accurate as the SVD of the whole
+        matrix. "gram" adds up piece^T piece: faster for wide layers, but it squares the condition number, so that
+        values below about 1e-8 of the largest are noise.
+
+    Examples
+    --------
+    >>> import torch
+    >>> z = torch.randn(100, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    >>> pieces = Accumulator()
+    >>> for piece in z.split(30):
+    ...     pieces.add(piece)
+    >>> torch.allclose(pieces.singular_values(), torch.linalg.svdvals(z))
+    True
+    """
+
+    def __init__(self, method: str = "qr") -> None:
+        self.method = _validate.choice(method, "method", METHODS)
+        self.rows = 0
+        self._state: Tensor | None = None
+
+    def add(self, piece: Tensor) -> None:
+        """Add rows, (n, features)."""
+        piece = piece.detach().to(torch.float64)
+        self.rows += piece.shape[0]
+        if self.method == "gram":
+            gram = piece.T @ piece
+            self._state = gram if self._state is None else self._state + gram
+        elif self._state is None:
+            self._state = piece if piece.shape[0] <= piece.shape[1] else torch.linalg.qr(piece, mode="r")[1]
+        else:
+            self._state = torch.linalg.qr(torch.cat([self._state, piece]), mode="r")[1]
+
+    def singular_values(self) -> Tensor:
+        """Return the min(rows, features) singular values of all rows so far, descending."""
+        if self._state is None:
+            return torch.zeros(0, dtype=torch.float64)
+        if not bool(torch.isfinite(self._state).all()):
+            raise ValueError("got NaN or infinite entries, expected finite ones")
+        if self.method == "gram":
+            values = torch.linalg.eigvalsh(self._state).clamp(min=0).sqrt().flip(0)
+        else:
+            values = torch.linalg.svdvals(self._state)
+        return values[: min(self.rows, self._state.shape[1])]
+
+
+def activation_singular_values(
+    module: nn.Module,
+    x: Tensor | np.ndarray,
+    *,
+    method: str = "qr",
+    chunk: int = 4096,
+    dtype: torch.dtype = torch.float64,
+    reading: Reading | None = None,
+) -> Spectra:
+    """Return the singular values of N^{-1/2} a_l(X) for every layer l.
+
+    a_l(X), (N, n_l), has one sample per row and is not centred. In an MLP a_l = sigma(a~_l) and a_L = f(x). In any
+    other module it is the tensor that enters the next layer read, whatever stands in between (normalisation,
+    pooling, a sum), and the module's output for the last one. Tensors with more dimensions are flattened to
+    (N, features), so an image of C x H x W is one vector.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any module with linear or convolutional layers.
+    x : Tensor or ndarray
+        Samples, (N, ...).
+    method : "qr" or "gram"
+        How chunks are put together, see :class:`Accumulator`. Both need memory for min(N, n_l) x n_l (qr) or
+        n_l x n_l (gram) numbers, not for N x n_l.
+    chunk : int
+        Samples per forward pass.
+    dtype : torch.dtype
+        Precision of the forward pass; the spectra are computed in float64 in any case.
+    reading : Reading, optional
+        What ``read(module, x)`` returned.
+
+    Returns
+    -------
+    Spectra
+        ``{layer name: (min(N, n_l),) tensor}``, float64, descending; ``.floor`` is 1e-15 for "qr" and 1e-8 for
+        "gram", and no less than the resolution of ``dtype``. Layers too wide for 2^27 numbers are in ``.skipped``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, no layer is found, or the module cannot be run on x in ``dtype``.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.MLP([3, 6, 2], seed=0)
+    >>> {name: len(s) for name, s in activation_singular_values(net, torch.ones(20, 3)).items()}
+    {'layers.0': 6, 'layers.1': 2}
+    """
+    return _through_layers(module, x, "activations", method, chunk, dtype, reading)
+
+
+def preactivation_singular_values(
+    module: nn.Module,
+    x: Tensor | np.ndarray,
+    *,
+    method: str = "qr",
+    chunk: int = 4096,
+    dtype: torch.dtype = torch.float64,
+    reading: Reading | None = None,
+) -> Spectra:
+    """Return the singular values of N^{-1/2} a~_l(X), the outputs of every layer before the nonlinearity (T23).
+
+    Parameters, result and errors are those of :func:`activation_singular_values`.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.MLP([2, 2], bias=False, seed=0)
+    >>> x = torch.eye(2).repeat(8, 1)                       # X^T X / N = I / 2
+    >>> values = preactivation_singular_values(net, x)["layers.0"] * 2**0.5
+    >>> torch.allclose(values, weight_singular_values(net)["layers.0"])
+    True
+    """
+    return _through_layers(module, x, "preactivations", method, chunk, dtype, reading)
+
+
+def _through_layers(
+    module: nn.Module,
+    x: Tensor | np.ndarray,
+    which: str,
+    method: str,
+    chunk: int,
+    dtype: torch.dtype,
+    reading: Reading | None,
+) -> Spectra:
+    _validate.choice(method, "method", METHODS)
+    x = example(module, x)
+    reading = read(module, x) if reading is None else reading
+    samples = x.shape[0]
+    widths = [int(t[0].numel()) for t in getattr(next(iter(capture(module, x[:2], reading, 2, dtype))), which)]
+    held = [width * (width if method == "gram" else min(width, samples)) for width in widths]
+    skipped = list(reading.skipped)
+    values: dict[str, Tensor] = {}
+    for group in _groups(held, MAX_ENTRIES):
+        pieces = {i: Accumulator(method) for i in group}
+        for part in capture(module, x, reading, chunk, dtype):
+            for i, accumulator in pieces.items():
+                accumulator.add(getattr(part, which)[i].flatten(1))
+        for i, accumulator in pieces.items():
+            name = reading.layers[i].name
+            try:
+                values[name] = accumulator.singular_values() / math.sqrt(samples)
+            except ValueError as error:
+                raise ValueError(f"module: {which} of layer {name!r}: {error}") from error
+    for layer, width, entries in zip(reading.layers, widths, held, strict=True):
+        if entries > MAX_ENTRIES:
+            reason = (
+                f"{which}: {width} features for {samples} samples need {entries} numbers, the limit is {MAX_ENTRIES}"
+            )
+            skipped.append(Skipped(layer.name, type(layer.module).__name__, reason))
+    floor = max(1e-8 if method == "gram" else 1e-15, torch.finfo(dtype).eps)
+    return Spectra(values, skipped, floor=floor)
+
+
+def _groups(held: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Split indices into runs whose entries fit the limit together; leave out those that do not fit alone."""
+    group: list[int] = []
+    for i, entries in enumerate(held):
+        if entries > limit:
+            continue
+        if group and sum(held[j] for j in group) + entries > limit:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
+
+
+def pad(rows: Sequence[Any], length: int) -> np.ndarray:
+    """Stack lists of numbers of different lengths into (rows, length): cut, or filled up with NaN; None is all NaN."""
+    out = np.full((len(rows), length), np.nan)
+    for i, row in enumerate(rows):
+        if row is not None:
+            values = np.asarray(torch.as_tensor(row).cpu(), dtype=np.float64)[:length]
+            out[i, : len(values)] = values
+    return out

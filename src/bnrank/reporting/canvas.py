@@ -1,0 +1,105 @@
+"""What the plots share: axes without pyplot, colours of singular values, checks of the Datasets they draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from bnrank import _validate
+from bnrank.reporting.sections import bottleneck
+
+__all__ = ["OKABE_ITO", "axes_for", "dress", "index_key", "lines", "log_if_positive", "position", "shade", "variable"]
+
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Seven colours that colour-blind readers can tell apart (Okabe and Ito 2008; yellow left out, too pale for lines)."""
+
+
+def variable(dataset: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray[Any, Any]:
+    """Return a variable's values in the order of ``dims``; raise ValueError if it is missing or has others."""
+    if name not in dataset:
+        raise ValueError(f"{name}: not in the Dataset, which holds {sorted(map(str, dataset.data_vars))}")
+    if set(dataset[name].dims) != set(dims):
+        raise ValueError(f"{name}: got dimensions {dataset[name].dims}, expected {dims}")
+    return np.asarray(dataset[name].transpose(*dims).values, dtype=float)
+
+
+def position(history: xr.Dataset, member: object) -> int:
+    """Return the position of a member, checked against the history."""
+    result = _validate.integer(member, "member", 0)
+    members = history.sizes.get("member", 0)
+    if result >= members:
+        raise ValueError(f"member: got {result}, expected a position below {members}")
+    return result
+
+
+def axes_for(axes: Any, shape: tuple[int, int], size: tuple[float, float], count: int | None = None) -> Any:
+    """Return ``count`` axes as a flat array: those given, or those of a new figure with a grid of ``shape``."""
+    count = shape[0] * shape[1] if count is None else count
+    if axes is None:
+        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, wspace=0.03))
+        made = figure.subplots(*shape, squeeze=False).ravel()
+        for ax in made[count:]:
+            ax.remove()
+        return made[:count]
+    given = np.array([axes] if isinstance(axes, Axes) else list(np.ravel(np.asarray(axes, dtype=object))), dtype=object)
+    if len(given) != count or not all(isinstance(ax, Axes) for ax in given):
+        raise ValueError(f"axes: got {_validate.describe(axes)}, expected {count} matplotlib axes")
+    return given
+
+
+def colours(count: int) -> list[Any]:
+    """Return one colour per singular value, dark for the largest (viridis without its palest part)."""
+    return [colormaps["viridis"](position) for position in np.linspace(0, 0.88, count)]
+
+
+def lines(ax: Axes, x: Any, spectrum: np.ndarray[Any, Any], marker: str | None = "o") -> None:
+    """Draw a spectrum of shape (len(x), index) as one line per index, the largest on top."""
+    shades = colours(spectrum.shape[1])
+    for i in range(spectrum.shape[1]):
+        ax.plot(x, spectrum[:, i], color=shades[i], marker=marker, markersize=3, linewidth=1.4, zorder=3 - 0.01 * i)
+
+
+def index_key(axes: Any, count: int) -> None:
+    """Add a colour key from the index of a singular value to its colour, at the right of the axes."""
+    bounds = np.arange(0.5, count + 1)
+    norm = BoundaryNorm(bounds, count)
+    mappable = ScalarMappable(norm=norm, cmap=ListedColormap(colours(count)))
+    every = list(axes) if isinstance(axes, np.ndarray) else [axes]
+    bar = every[0].figure.colorbar(mappable, ax=every, ticks=range(1, count + 1), aspect=30, pad=0.015)
+    bar.ax.invert_yaxis()
+    bar.ax.tick_params(length=0, labelsize=8)
+    bar.ax.minorticks_off()
+    bar.ax.set_title("index", fontsize=9)
+    bar.outline.set_visible(False)
+
+
+def dress(ax: Axes, x: str, y: str, title: str) -> None:
+    """Label the axes and take away what is not needed."""
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    ax.set_title(title, fontsize=11)
+    ax.grid(color="0.9", linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def shade(ax: Axes, profile: xr.Dataset) -> None:
+    """Shade the layers of the bottleneck, if the profile has found one."""
+    found = bottleneck(profile)
+    if found["start"] is not None and found["end"] is not None:
+        ax.axvspan(found["start"] - 0.5, found["end"] + 0.5, color="0.94", zorder=0, label="bottleneck")
+
+
+def log_if_positive(ax: Axes, values: np.ndarray[Any, Any]) -> None:
+    """Use a logarithmic y axis if there are finite values and all of them are positive."""
+    finite = values[np.isfinite(values)]
+    if finite.size and float(finite.min()) > 0:
+        ax.set_yscale("log")

@@ -1,0 +1,191 @@
+"""The parts of the page that need no script: text, tables, claims, settings, pictures. All text is escaped."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import xarray as xr
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+from bnrank import _validate
+from bnrank.reporting import tables
+from bnrank.reporting.sections import Section, bottleneck, flatten_settings
+
+__all__ = ["claims", "facts", "named_figures", "paragraphs", "picture", "settings", "table"]
+
+_STATUS = {"pass": "good", "converged": "good", "fail": "bad", "diverged": "bad", "interrupted": "warn"}
+
+
+def paragraphs(text: str) -> str:
+    """Return plain text as paragraphs; an empty line starts a new one."""
+    parts = [part.strip() for part in text.replace("\r\n", "\n").split("\n\n")]
+    return "".join(f"<p>{escape(part)}</p>" for part in parts if part)
+
+
+def table(rows: Sequence[Mapping[str, object]], caption: str) -> str:
+    """Return rows as a table in a box that scrolls by itself; numbers are right-aligned, statuses carry a mark."""
+    if not rows:
+        return ""
+    headings, cells = tables.grid(rows)
+    classes = [" class=num" if numeric else "" for numeric in tables.numeric_columns(headings, cells)]
+    head = "".join(f"<th scope=col{kind}>{escape(text)}</th>" for text, kind in zip(headings, classes, strict=True))
+    body = ""
+    for line in cells:
+        marked = [_mark(heading, entry) for heading, entry in zip(headings, line, strict=True)]
+        kinds = [kind or (" class=long" if len(entry) > 24 else "") for kind, entry in zip(classes, line, strict=True)]
+        body += "<tr>" + "".join(f"<td{k}>{entry}</td>" for k, entry in zip(kinds, marked, strict=True)) + "</tr>"
+    return (
+        f'<div class=scroll tabindex=0 role=region aria-label="{escape(caption)}"><table><caption>{escape(caption)}'
+        f"</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def claims(section: Section) -> str:
+    """Return the claims of a section as a table headed by how many of them pass."""
+    if not section.claims:
+        return ""
+    passed = sum(claim.passed is not None and bool(claim.passed) for claim in section.claims)
+    return table(tables.claim_rows(section.claims), f"Claims: {passed} of {len(section.claims)} pass")
+
+
+def facts(profiles: Mapping[str, xr.Dataset]) -> str:
+    """Return the bottleneck summary of each profile, what the sample says, and how it was measured."""
+    rows = []
+    for label, profile in profiles.items():
+        row: dict[str, object] = {"profile": label, "layers": profile.sizes["layer"]}
+        found = bottleneck(profile)
+        row |= {heading: found[name] for name, heading in _BOTTLENECK.items() if found[name] is not None}
+        if found["reason"]:
+            row["undetermined because"] = found["reason"]
+        if "parameter_norm" in profile:
+            row["‖θ‖²"] = float(profile["parameter_norm"].sum())
+        for name, heading in _PER_SAMPLE.items():
+            if name in profile and profile[name].size and np.isfinite(profile[name].values).any():
+                row[heading] = float(np.nanmedian(profile[name].values))
+        rows.append(row)
+    return table(rows, "Bottleneck")
+
+
+def measured_with(profiles: Mapping[str, xr.Dataset]) -> str:
+    """Return the tolerances and the other attributes that say how each profile was measured."""
+    rows: dict[str, dict[str, object]] = {}
+    for label, profile in profiles.items():
+        for key, value in profile.attrs.items():
+            if key in _SHOWN_ELSEWHERE or str(key).startswith("bottleneck"):
+                continue
+            rows.setdefault(str(key), {"measured with": str(key)})[label] = _plain(value)
+    return table(list(rows.values()), "Tolerances and how it was measured")
+
+
+def layers(profiles: Mapping[str, xr.Dataset]) -> str:
+    """Return the ranks per layer and the skipped layers of each profile; folded away if there are several."""
+    parts = []
+    for label, profile in profiles.items():
+        body = table(tables.layer_rows(profile), f"Layers of {label}" if len(profiles) > 1 else "Layers")
+        skipped = tables.noted_rows(profile, "skipped")
+        body += (
+            table(skipped, f"Skipped layers ({len(skipped)})") if skipped else "<p class=note>No layer was skipped.</p>"
+        )
+        body += table(tables.noted_rows(profile, "notes"), "Notes")
+        parts.append(_details(f"Layers of {label}", body) if len(profiles) > 1 else body)
+    return "".join(parts)
+
+
+def members(histories: Mapping[str, xr.Dataset]) -> str:
+    """Return one row per member of each history: how it was trained, how it ended, its last values."""
+    rows = [
+        ({"run": label} if len(histories) > 1 else {}) | row
+        for label, history in histories.items()
+        for row in tables.member_rows(history)
+    ]
+    body = table(rows, f"Members ({len(rows)})")
+    return body if len(rows) <= 12 else _details(f"Members ({len(rows)})", body)
+
+
+def settings(section: Section) -> str:
+    """Return the settings that made what is shown, folded away."""
+    parts = []
+    for label, entries in section.all_settings.items():
+        title = "Settings" if len(section.all_settings) == 1 else f"Settings of {label}"
+        rows = [{"setting": key, "value": _plain(value)} for key, value in entries.items()]
+        parts.append(_details(title, table(rows, title)))
+    for label, history in section.histories.items():
+        attributes = {k: v for k, v in history.attrs.items() if k not in ("settings", "name")}
+        if attributes and len(section.histories) == 1:
+            rows = [{"attribute": str(k), "value": _plain(v)} for k, v in attributes.items()]
+            parts.append(_details(f"About {label}", table(rows, f"About {label}")))
+    return "".join(parts)
+
+
+def named_figures(figures: Any) -> dict[str, Any]:
+    """Return figures by caption, from one figure, a sequence, or a mapping from caption to figure.
+
+    An array of axes, as the functions in `bnrank.reporting.plots` return it, stands for its figure.
+    """
+    if figures is None:
+        return {}
+    if isinstance(figures, Mapping) and "data" not in figures:
+        return {str(caption): entry for caption, entry in figures.items()}
+    if isinstance(figures, list | tuple):
+        return {f"Figure {i}": entry for i, entry in enumerate(figures, 1)}
+    return {"Figure": figures}
+
+
+def picture(value: Any, caption: str) -> str:
+    """Return a matplotlib figure (or axes of it) as an inline SVG picture.
+
+    Raises
+    ------
+    TypeError
+        If it is neither a matplotlib figure nor axes.
+    """
+    if isinstance(value, np.ndarray) and value.size:
+        value = value.flat[0]
+    drawn = value.figure if isinstance(value, Artist) else value
+    if not isinstance(drawn, Figure):
+        raise TypeError(
+            f"figures[{caption!r}]: got {_validate.describe(value)}, expected a matplotlib figure or axes, "
+            "or a plotly figure"
+        )
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "bnrank", "svg.fonttype": "path"}):
+        drawn.savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white")
+    data, text = base64.b64encode(buffer.getvalue()).decode(), escape(caption)
+    return (
+        f'<figure class="card picture"><div tabindex=0><img src="data:image/svg+xml;base64,{data}" alt="{text}"></div>'
+        f"<figcaption>{text}</figcaption></figure>"
+    )
+
+
+_BOTTLENECK = {"rank": "bottleneck rank", "start": "from layer", "end": "to layer", "gap": "gap"}
+_SHOWN_ELSEWHERE = ("skipped", "notes", "settings", "name", "title")
+_PER_SAMPLE = {"log_pseudo_determinant": "log |Jf|₊ (median)", "ntk_trace": "NTK trace (median)"}
+
+
+def _details(title: str, body: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+
+
+def _mark(heading: str, text: str) -> str:
+    """Escape a cell; results and statuses get a mark, so that colour is not all that tells them apart."""
+    kind = _STATUS.get(text) if heading in ("result", "status") else None
+    return f'<span class="mark {kind}">{escape(text)}</span>' if kind else escape(text)
+
+
+def _plain(value: object) -> object:
+    """Return an attribute in a form a table cell can show."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} = {tables.cell(entry)}" for key, entry in flatten_settings(value).items())
+    if isinstance(value, float) and math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    return value

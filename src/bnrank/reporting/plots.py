@@ -1,0 +1,361 @@
+"""Still pictures (matplotlib) of profiles and histories: F1, F4 and F9.
+
+Every function draws into the axes it is given, or into those of a new figure of its own, and returns the axes. No
+function goes through pyplot, so nothing stays open behind the caller's back; save with ``ax.figure.savefig(...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from bnrank import _validate
+from bnrank.reporting.canvas import (
+    OKABE_ITO,
+    axes_for,
+    dress,
+    index_key,
+    lines,
+    log_if_positive,
+    position,
+    shade,
+    variable,
+)
+from bnrank.reporting.payload import CURVES, SPECTRA
+
+__all__ = [
+    "OKABE_ITO",
+    "bottleneck_spectra",
+    "norm_versus_depth",
+    "plateaus",
+    "spectra_over_steps",
+    "training_curves",
+    "weight_spectra",
+]
+
+
+def bottleneck_spectra(profile: xr.Dataset, axes: Any = None, *, top: int = 10) -> Any:
+    """Draw the top singular values of activations and weights over the layers, and the nonlinearity ratio (F1).
+
+    Parameters
+    ----------
+    profile : Dataset
+        ``activation_singular_values`` and ``weight_singular_values`` (layer, index), ``nonlinearity`` (layer). The
+        layers of the bottleneck (attribute ``bottleneck``) are shaded.
+    axes : three Axes, optional
+        Where to draw; default: side by side in a new figure.
+    top : int
+        Singular values per layer, at most.
+
+    Returns
+    -------
+    ndarray of Axes, shape (3,)
+
+    Raises
+    ------
+    ValueError
+        If the profile lacks a variable or its dimensions.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr
+    >>> s = xr.DataArray(np.ones((4, 3)), dims=("layer", "index"), coords={"layer": [1, 2, 3, 4]})
+    >>> profile = xr.Dataset(dict(activation_singular_values=s, weight_singular_values=s, nonlinearity=s[:, 0]))
+    >>> [len(ax.lines) for ax in bottleneck_spectra(profile)]
+    [3, 3, 1]
+    """
+    spectra = [
+        variable(profile, name, ("layer", "index")) for name in ("activation_singular_values", "weight_singular_values")
+    ]
+    ratio = variable(profile, "nonlinearity", ("layer",))
+    axes = axes_for(axes, (1, 3), (12.5, 3.8))
+    top = _validate.integer(top, "top")
+    layer = profile["layer"].values
+    labels = (SPECTRA["activation_singular_values"], SPECTRA["weight_singular_values"])
+    for ax, spectrum, label in zip(axes, spectra, labels, strict=False):
+        kind, _, quantity = label.partition(", ")
+        shade(ax, profile)
+        lines(ax, layer, spectrum[:, :top])
+        dress(ax, "layer", quantity, kind.capitalize())
+        ax.set_ylim(bottom=0)
+    shade(axes[2], profile)
+    axes[2].plot(layer, ratio, color=OKABE_ITO[0], marker="o", markersize=4)
+    dress(axes[2], "layer", "‖Z − σ(Z)‖ / ‖Z‖  (Frobenius)", "Nonlinearity ratio")
+    axes[2].set_ylim(bottom=0)
+    for ax in axes:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    index_key(axes[1], min(top, max(spectrum.shape[1] for spectrum in spectra)))
+    return axes
+
+
+def norm_versus_depth(
+    depths: Any, norms: Any, ranks: Any, costs: Any, cost_threshold: float = 0.1, ax: Axes | None = None
+) -> Axes:
+    """Draw the parameter norm against depth, coloured by the rank of the middle weight (F4a).
+
+    Dots are runs with training cost below the threshold, crosses the others. Through the dots of each rank that
+    were seen at two depths or more goes a least-squares line, whose slope the legend gives: within a rank range the
+    norm is affine in L with slope R0, the rank.
+
+    Parameters
+    ----------
+    depths, norms, ranks, costs : array, shape (runs,)
+        L, ||theta||^2, rank of W_{L/2} and training cost of each run.
+    cost_threshold : float
+        Below it a run counts as fitted.
+    ax : Axes, optional
+        Where to draw; default: a new figure.
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    ValueError
+        If the arrays are empty or differ in shape.
+
+    Examples
+    --------
+    >>> ax = norm_versus_depth([4, 6, 8], [9.0, 13.0, 17.0], [2, 2, 2], [0.0, 0.0, 0.0])
+    >>> ax.get_legend().get_texts()[0].get_text()
+    'rank 2: slope 2.00 (3 runs)'
+    """
+    named = {"depths": depths, "norms": norms, "ranks": ranks, "costs": costs}
+    runs = {name: np.asarray(value, dtype=float) for name, value in named.items()}
+    for name, value in runs.items():
+        if value.ndim != 1 or value.shape != runs["depths"].shape or not value.size:
+            expected = f"one entry per run, shape {runs['depths'].shape}"
+            raise ValueError(f"{name}: got {_validate.describe(value)}, expected {expected}")
+    threshold = _validate.number(cost_threshold, "cost_threshold")
+    ax = axes_for(ax, (1, 1), (7.2, 4.8))[0]
+    fitted = runs["costs"] < threshold
+    handles = []
+    for rank in np.unique(runs["ranks"][np.isfinite(runs["ranks"])]):
+        colour = OKABE_ITO[int(rank - 1) % len(OKABE_ITO)]
+        mine = runs["ranks"] == rank
+        label = f"rank {rank:g}"
+        for marker, which in (("o", mine & fitted), ("x", mine & ~fitted)):
+            ax.scatter(runs["depths"][which], runs["norms"][which], color=colour, marker=marker, s=34, zorder=3)
+        good = mine & fitted & np.isfinite(runs["norms"])
+        fit = len(np.unique(runs["depths"][good])) >= 2
+        if fit:
+            slope, intercept = np.polyfit(runs["depths"][good], runs["norms"][good], 1)
+            ends = np.array([runs["depths"][good].min(), runs["depths"][good].max()])
+            ax.plot(ends, slope * ends + intercept, color=colour, linewidth=1.6, alpha=0.7)
+            label += f": slope {slope:.2f}"
+        label += f" ({mine.sum()} run{'s' if mine.sum() != 1 else ''})"
+        handles.append(Line2D([], [], color=colour, marker="o", linewidth=1.6 if fit else 0, label=label))
+    for marker, sign in (("o", "<"), ("x", "≥")):
+        key = f"training cost {sign} {threshold:g}"
+        handles.append(Line2D([], [], color="0.35", marker=marker, linestyle="none", label=key))
+    dress(ax, "depth L", "parameter norm ‖θ‖²", "Norm against depth, by rank of the middle weight")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_ylim(bottom=-0.03 * float(np.nanmax(np.abs(runs["norms"]))))
+    ax.legend(handles=handles, frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    return ax
+
+
+def weight_spectra(trials: Any, axes: Any = None, *, top: int = 10) -> Any:
+    """Draw the singular values of the weights over the layers, one panel per trial, on one scale (F4b).
+
+    Parameters
+    ----------
+    trials : mapping or sequence of Datasets or arrays
+        Profiles with ``weight_singular_values`` (layer, index), or arrays of that shape; a mapping goes from the
+        panel's title to them.
+    axes : Axes, optional
+        As many as there are trials; default: small multiples in a new figure, four in a row.
+    top : int
+        Singular values per layer, at most.
+
+    Returns
+    -------
+    ndarray of Axes, shape (trials,)
+
+    Raises
+    ------
+    ValueError
+        If there is no trial, or one has the wrong shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> [ax.get_title() for ax in weight_spectra({"seed 0": np.ones((5, 3)), "seed 1": np.ones((5, 3))})]
+    ['seed 0', 'seed 1']
+    """
+    if isinstance(trials, Mapping) and not isinstance(trials, xr.Dataset):
+        named = {str(title): entry for title, entry in trials.items()}
+    else:
+        named = {f"trial {i}": entry for i, entry in enumerate(trials, 1)}
+    if not named:
+        raise ValueError("trials: got none, expected at least one profile or array of shape (layer, index)")
+    top = _validate.integer(top, "top")
+    spectra = []
+    for title, entry in named.items():
+        if isinstance(entry, xr.Dataset):
+            values = variable(entry, "weight_singular_values", ("layer", "index"))
+            layer = entry["layer"].values
+        else:
+            values = np.asarray(entry, dtype=float)
+            if values.ndim != 2:
+                raise ValueError(f"trials[{title!r}]: got {_validate.describe(values)}, expected shape (layer, index)")
+            layer = np.arange(1, len(values) + 1)
+        spectra.append((title, layer, values[:, :top]))
+    columns = min(len(spectra), 4)
+    rows = -(-len(spectra) // columns)
+    axes = axes_for(axes, (rows, columns), (3.1 * columns + 0.9, 3.0 * rows + 0.3), count=len(spectra))
+    highest = max((float(np.nanmax(values)) for _, _, values in spectra if np.isfinite(values).any()), default=1.0)
+    for i, (ax, (title, layer, values)) in enumerate(zip(axes, spectra, strict=True)):
+        lines(ax, layer, values)
+        dress(ax, "layer", "singular value of W" if i % columns == 0 else "", title)
+        ax.set_ylim(0, 1.05 * highest)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    index_key(axes, max(values.shape[1] for _, _, values in spectra))
+    return axes
+
+
+def plateaus(
+    history: xr.Dataset, member: int = 0, layers: Sequence[int] | None = None, axes: Any = None, *, top: int = 10
+) -> Any:
+    """Draw the loss over the steps and, below it, the top singular values of each layer's weight (F9, F10).
+
+    Parameters
+    ----------
+    history : Dataset
+        ``loss`` (member, step) and ``weight_singular_values`` (member, step, layer, index).
+    member : int
+        Position of the member.
+    layers : sequence of int, optional
+        Layers to show, counted from 1; default: all, or six of them evenly spaced.
+    axes : Axes, optional
+        One for the loss and one per layer; default: a new figure.
+    top : int
+        Singular values per layer, at most.
+
+    Returns
+    -------
+    ndarray of Axes, shape (1 + layers,)
+        The loss first.
+
+    Raises
+    ------
+    ValueError
+        If the history lacks a variable, or a layer or the member is not in it.
+    """
+    member = position(history, member)
+    loss = variable(history, "loss", ("member", "step"))[member]
+    known = history["layer"].values.tolist()
+    if layers is None:
+        layers = [known[i] for i in np.unique(np.linspace(0, len(known) - 1, min(6, len(known))).round().astype(int))]
+    columns = min(len(layers), 3)
+    rows = -(-len(layers) // columns)
+    if axes is None:
+        figure = Figure(figsize=(10.5, 2.6 + 2.4 * rows), layout="constrained")
+        cells = figure.add_gridspec(rows + 1, columns)
+        first = figure.add_subplot(cells[0, :])
+        panels = [figure.add_subplot(cells[1 + i // columns, i % columns], sharex=first) for i in range(len(layers))]
+        axes = np.array([first, *panels], dtype=object)
+    axes = axes_for(axes, (1, 1 + len(layers)), (0, 0))
+    axes[0].plot(history["step"].values, loss, color=OKABE_ITO[0], linewidth=1.6)
+    dress(axes[0], "step", "loss  C + λ‖θ‖²", "Training loss")
+    log_if_positive(axes[0], loss)
+    for i, (ax, layer) in enumerate(zip(axes[1:], layers, strict=True)):
+        spectra_over_steps(history, layer, member, ax, top=top, key=False)
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=4))
+        ax.set_xlabel("step" if i + columns >= len(layers) else "")
+        ax.set_ylabel("singular value of W" if i % columns == 0 else "")
+    bottom = max((ax.get_ylim()[1] for ax in axes[1:]), default=1.0)
+    for ax in axes[1:]:
+        ax.set_ylim(0, bottom)
+    index_key(axes[1:], min(top, history.sizes["index"]))
+    return axes
+
+
+def spectra_over_steps(
+    history: xr.Dataset, layer: int, member: int = 0, ax: Axes | None = None, *, top: int = 10, key: bool = True
+) -> Axes:
+    """Draw the top singular values of one layer's weight over the steps of training (F9).
+
+    Parameters
+    ----------
+    history : Dataset
+        ``weight_singular_values`` (member, step, layer, index).
+    layer : int
+        Which layer, counted from 1.
+    member : int
+        Position of the member.
+    ax : Axes, optional
+        Where to draw; default: a new figure.
+    top : int
+        Singular values, at most.
+    key : bool
+        Whether to add the colour key.
+
+    Raises
+    ------
+    ValueError
+        If the history lacks the variable, or the layer or the member is not in it.
+    """
+    member = position(history, member)
+    top = _validate.integer(top, "top")
+    spectra = variable(history, "weight_singular_values", ("member", "step", "layer", "index"))
+    known = history["layer"].values.tolist()
+    if layer not in known:
+        raise ValueError(f"layer: got {layer}, expected one of {known}")
+    values = spectra[member, :, known.index(layer), :top]
+    recorded = np.isfinite(values).any(1)
+    ax = axes_for(ax, (1, 1), (6.4, 3.8))[0]
+    lines(ax, history["step"].values[recorded], values[recorded], marker=None)
+    dress(ax, "step", "singular value of W", f"Layer {layer}")
+    ax.set_ylim(bottom=0)
+    if key:
+        index_key(ax, values.shape[1])
+    return ax
+
+
+def training_curves(
+    history: xr.Dataset, quantities: Sequence[str] = ("loss", "cost", "parameter_norm"), axes: Any = None
+) -> Any:
+    """Draw recorded quantities over the steps of training, one panel each, one line per member.
+
+    Parameters
+    ----------
+    history : Dataset
+        The quantities, each (member, step). A logarithmic axis is used where all values are positive.
+    quantities : sequence of str
+        Variables of the history.
+    axes : Axes, optional
+        As many as there are quantities; default: side by side in a new figure.
+
+    Returns
+    -------
+    ndarray of Axes, shape (quantities,)
+
+    Raises
+    ------
+    ValueError
+        If the history lacks a quantity.
+    """
+    values = [variable(history, name, ("member", "step")) for name in quantities]
+    axes = axes_for(axes, (1, len(values)), (4.2 * len(values), 3.8))
+    members = history["member"].values
+    status = history.coords["status"].values if "status" in history.coords else [""] * len(members)
+    for ax, name, curves in zip(axes, quantities, values, strict=True):
+        for i, curve in enumerate(curves):
+            colour, dash = OKABE_ITO[i % len(OKABE_ITO)], ("-", "--", ":", "-.")[i // len(OKABE_ITO) % 4]
+            label = f"member {members[i]}" + (f" ({status[i]})" if status[i] in ("diverged", "interrupted") else "")
+            ax.plot(history["step"].values, curve, color=colour, linestyle=dash, linewidth=1.4, label=label)
+        dress(ax, "step", CURVES.get(name, name), name.replace("_", " ").capitalize())
+        log_if_positive(ax, curves)
+    axes[-1].legend(
+        frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.0), ncols=1 + (len(members) - 1) // 14
+    )
+    return axes

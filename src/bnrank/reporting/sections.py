@@ -1,0 +1,255 @@
+"""What a page is made of: sections, and how a profile, a history or a run becomes one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import xarray as xr
+
+from bnrank import _validate
+
+__all__ = ["Claim", "Section", "bottleneck", "flatten_settings", "label_of", "sections_from"]
+
+
+@runtime_checkable
+class Claim(Protocol):
+    """What must be seen: a name, whether it was, what was measured and what was expected."""
+
+    @property
+    def name(self) -> str:
+        """Say what is claimed."""
+
+    @property
+    def passed(self) -> bool | None:
+        """Say whether it was seen; None if that could not be decided."""
+
+    @property
+    def measured(self) -> str | float:
+        """Give what was measured."""
+
+    @property
+    def expected(self) -> str:
+        """Give what was expected, in words."""
+
+
+@runtime_checkable
+class Run(Protocol):
+    """What the page needs of a training run; ``profiles`` and ``settings`` are used if there."""
+
+    @property
+    def history(self) -> xr.Dataset:
+        """Give what was recorded over (member, step)."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a page. Everything but the title is optional; what is given is shown, in this order.
+
+    Parameters
+    ----------
+    title : str
+        The heading.
+    text : str
+        Plain text; an empty line starts a new paragraph.
+    claims : sequence of Claim
+        Shown as rows with pass or fail.
+    rows : sequence of mappings
+        A table, one mapping from column to value per row.
+    figures : figure, sequence or mapping
+        matplotlib figures or axes, or plotly figures; a mapping goes from caption to figure.
+    history : Dataset or mapping
+        What was recorded over (member, step[, layer, index]); a mapping from label to Dataset gives a selector.
+    profile : Dataset or mapping
+        What was measured per layer; a mapping from label to Dataset gives a selector.
+    settings : mapping, dataclass or JSON str, optional
+        What made it. Default: the attribute ``settings`` of the history and of the profile.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument has the wrong type, or a Dataset lacks the dimensions it needs.
+
+    Examples
+    --------
+    >>> Section("Ranks", rows=[{"layer": 1, "rank": 5}]).title
+    'Ranks'
+    """
+
+    title: str
+    text: str = ""
+    _: dataclasses.KW_ONLY
+    claims: Sequence[Any] = ()
+    rows: Sequence[Mapping[str, object]] = ()
+    figures: Any = ()
+    history: xr.Dataset | Mapping[str, xr.Dataset] | None = None
+    profile: xr.Dataset | Mapping[str, xr.Dataset] | None = None
+    settings: Any = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.title, str):
+            raise TypeError(f"title: got {_validate.describe(self.title)}, expected a str")
+        for dataset in self.histories.values():
+            _require(dataset, "history", ("member", "step"))
+        for dataset in self.profiles.values():
+            _require(dataset, "profile", ("layer",))
+        for i, claim in enumerate(self.claims):
+            if not isinstance(claim, Claim):
+                raise TypeError(
+                    f"claims[{i}]: got {_validate.describe(claim)}, expected .name, .passed, .measured and .expected"
+                )
+
+    @property
+    def histories(self) -> dict[str, xr.Dataset]:
+        """The histories by label."""
+        return _by_label(self.history, "history")
+
+    @property
+    def profiles(self) -> dict[str, xr.Dataset]:
+        """The profiles by label."""
+        return _by_label(self.profile, "profile")
+
+    @property
+    def all_settings(self) -> dict[str, dict[str, object]]:
+        """Flattened settings by label: those given, else those the Datasets carry; equal ones appear once."""
+        if self.settings is not None:
+            return {"settings": flatten_settings(self.settings)}
+        found: dict[str, dict[str, object]] = {}
+        for label, dataset in [*self.histories.items(), *self.profiles.items()]:
+            settings = flatten_settings(dataset.attrs.get("settings"))
+            if settings and settings not in found.values():
+                found[label] = settings
+        return found
+
+
+def label_of(dataset: xr.Dataset, default: str) -> str:
+    """Return what a Dataset calls itself (attribute ``name``, else ``title``)."""
+    return str(dataset.attrs.get("name") or dataset.attrs.get("title") or default)
+
+
+def bottleneck(profile: xr.Dataset) -> dict[str, Any]:
+    """Return a profile's bottleneck summary: rank, start, end, gap and reason, None where undetermined.
+
+    It is read from attribute ``bottleneck`` (JSON object), else from ``bottleneck_rank``, ``bottleneck_start``, ...
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> bottleneck(xr.Dataset(attrs={"bottleneck": '{"rank": 2, "start": 3, "end": 9}'}))["end"]
+    9
+    """
+    found: Any = profile.attrs.get("bottleneck")
+    if isinstance(found, str):
+        found = json.loads(found)
+    if not isinstance(found, Mapping):
+        found = {key: profile.attrs.get(f"bottleneck_{key}") for key in ("rank", "start", "end", "gap", "reason")}
+    return {key: found.get(key) for key in ("rank", "start", "end", "gap", "reason")}
+
+
+def flatten_settings(settings: object) -> dict[str, object]:
+    """Return settings as one level of dotted names; accepts a mapping, a dataclass, a JSON str, an object or None.
+
+    Examples
+    --------
+    >>> flatten_settings('{"steps": 10, "task": {"n": 300}}')
+    {'steps': 10, 'task.n': 300}
+    """
+    if settings is None:
+        return {}
+    if isinstance(settings, str):
+        try:
+            settings = json.loads(settings)
+        except json.JSONDecodeError:
+            return {"settings": settings}
+    if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
+        settings = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    if not isinstance(settings, Mapping):
+        settings = dict(vars(settings)) if hasattr(settings, "__dict__") else {"settings": settings}
+    flat: dict[str, object] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flat.update({f"{key}.{inner}": entry for inner, entry in flatten_settings(value).items()})
+        else:
+            flat[str(key)] = value
+    return flat
+
+
+def sections_from(source: object) -> list[Section]:
+    """Return the sections of a profile, a history, a run, a Section, a sequence of these, or a mapping from name.
+
+    Raises
+    ------
+    TypeError
+        If the source is none of these.
+    ValueError
+        If a Dataset is neither a profile nor a history, or there is nothing to show.
+    """
+    if isinstance(source, Mapping) and not isinstance(source, xr.Dataset):
+        return _some([_section(entry, str(name)) for name, entry in source.items()])
+    if isinstance(source, Iterable) and not isinstance(source, str | xr.Dataset | Run):
+        return _some([_section(entry, None) for entry in source])
+    return [_section(source, None)]
+
+
+def _section(source: object, name: str | None) -> Section:
+    if isinstance(source, Section):
+        return source if name is None else dataclasses.replace(source, title=name)
+    if isinstance(source, xr.Dataset):
+        label = name or label_of(source, "")
+        if {"member", "step"} <= set(source.dims):
+            return Section(label or "Training", history=source)
+        if "layer" in source.dims:
+            return Section(label or "Profile", profile=source)
+        raise ValueError(
+            f"source: got a Dataset with dimensions {sorted(map(str, source.dims))}, expected a profile (layer, ...) "
+            "or a history (member, step, ...)"
+        )
+    if isinstance(source, Run):
+        history = source.history
+        title = name or str(getattr(source, "name", "") or label_of(history, "Training run"))
+        return Section(
+            title,
+            history=history,
+            profile=_profiles(getattr(source, "profiles", None)),
+            settings=getattr(source, "settings", None),
+        )
+    raise TypeError(
+        f"source: got {_validate.describe(source)}, expected a profile or history (xarray.Dataset), a run, "
+        "a Section, or several of these"
+    )
+
+
+def _profiles(profiles: object) -> dict[str, xr.Dataset] | None:
+    """Return a run's profiles by label; None if it has none (or computes them only when called)."""
+    if isinstance(profiles, xr.Dataset):
+        return {"profile": profiles}
+    if isinstance(profiles, Mapping):
+        return {str(label): dataset for label, dataset in profiles.items()} or None
+    if isinstance(profiles, list | tuple):
+        return {str(p.attrs.get("name") or f"member {i}"): p for i, p in enumerate(profiles)} or None
+    return None
+
+
+def _by_label(value: object, name: str) -> dict[str, xr.Dataset]:
+    if value is None:
+        return {}
+    if isinstance(value, xr.Dataset):
+        return {label_of(value, name): value}
+    if not isinstance(value, Mapping) or not all(isinstance(dataset, xr.Dataset) for dataset in value.values()):
+        raise TypeError(f"{name}: got {_validate.describe(value)}, expected an xarray.Dataset or a mapping to Datasets")
+    return {str(label): dataset for label, dataset in value.items()}
+
+
+def _require(dataset: xr.Dataset, name: str, dims: tuple[str, ...]) -> None:
+    missing = [dim for dim in dims if dim not in dataset.dims]
+    if missing:
+        raise ValueError(f"{name}: got dimensions {sorted(map(str, dataset.dims))}, expected {dims} among them")
+
+
+def _some(sections: list[Section]) -> list[Section]:
+    if not sections:
+        raise ValueError("source: got nothing to show, expected at least one section")
+    return sections
