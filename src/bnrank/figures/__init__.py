@@ -9,9 +9,10 @@ from pathlib import Path
 from bnrank import _validate
 from bnrank.figures import f01_bottleneck_spectra, f04_norm_and_depth, f09_first_escape
 from bnrank.figures.base import SCALES, Claim, Figure, Outcome
+from bnrank.figures.demo import Demo, run_demo
 from bnrank.reporting import Section, report
 
-__all__ = ["FIGURES", "SCALES", "Claim", "Figure", "Outcome", "find", "reproduce"]
+__all__ = ["FIGURES", "SCALES", "Claim", "Demo", "Figure", "Outcome", "find", "reproduce", "run_demo"]
 
 FIGURES = tuple(module.FIGURE for module in (f01_bottleneck_spectra, f04_norm_and_depth, f09_first_escape))
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bnrank._files import write_atomically
 from bnrank.reporting import Section
 
 __all__ = ["SCALES", "Claim", "Figure", "Outcome", "middle"]
@@ -81,7 +82,7 @@ class Outcome:
         claims = [asdict(claim) for claim in self.claims]
         text = {"figure": self.figure, "passed": self.passed, "claims": claims, "settings": dict(self.settings)}
         text |= {"seconds": round(self.seconds, 1), "error": self.error}
-        (folder / "claims.json").write_text(json.dumps(text, indent=1, default=str) + "\n")
+        write_atomically(folder / "claims.json", json.dumps(text, indent=1, default=str) + "\n")
         for name, picture in self.pictures.items():
             picture.savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
 

@@ -20,9 +20,9 @@ THRESHOLD = 0.1  # of a singular value that counts, and of a training cost that 
 
 
 def make(
-    folder: Path, progress: bool, *, depths: Sequence[int], width: int, gain: float, seeds: int, steps: int
+    folder: Path, progress: bool, *, depths: Sequence[int], width: int, init: str | float, seeds: int, steps: int
 ) -> Outcome:
-    """Train networks of many depths on F4's data, starting from weights that shrink a signal by ``gain`` per layer."""
+    """Train networks of many depths on F4's data, a few seeds each."""
     task = low_rank_map()
     runs = sweep(
         task,
@@ -30,7 +30,7 @@ def make(
         widths=[width],
         ridges=[RIDGE],
         seeds=list(range(seeds)),
-        init=gain * (2 / width) ** 0.5,
+        init=init,
         steps=steps,
         record_every=max(1, steps // 20),
         out=folder,
@@ -131,13 +131,19 @@ FIGURE = Figure(
     "ranges of depth with a common rank, the norm affine in L with that slope; collapse at large depth",
     {
         "quick": {
-            "depths": [4, 6, 8, 10, 12, 14, 16, 18, 20, 24, 28, 32],
-            "width": 60,
-            "gain": 0.93,
+            "depths": [6, 10, 14, 18, 22, 26, 30, 40, 100],
+            "width": 50,
+            "init": "he",
             "seeds": 2,
             "steps": 1200,
         },
-        "paper": {"depths": list(range(3, 37)), "width": 100, "gain": 0.93, "seeds": 4, "steps": 5000},
+        "paper": {
+            "depths": [*range(3, 31), 35, 40, 50, 60, 80, 100],
+            "width": 100,
+            "init": "he",
+            "seeds": 4,
+            "steps": 5000,
+        },
     },
     make,
 )

@@ -14,6 +14,7 @@ import xarray as xr
 from torch import Tensor, nn
 
 from bnrank import _validate
+from bnrank._version import __version__
 from bnrank.measures import bottleneck, jacobian, nonlinearity, ntk, spectra
 from bnrank.networks.functional import Functional, example, is_plain_mlp
 from bnrank.networks.reading import Reading, Skipped, capture, read
@@ -200,7 +201,7 @@ def _by_layer(
     rows = [weights.get(name, torch.zeros(0)) for name in names]
     found = bottleneck.detect(rows, threshold=settings.threshold, near=settings.near)
     skipped = [*reading.skipped, *_new(weights, reading), *_new(activations, reading), *_new(preactivations, reading)]
-    version = _version()
+    version = __version__
     attrs = {
         "title": f"profile of {type(net).__name__}",
         "samples": x.shape[0],
@@ -368,9 +369,3 @@ def _assemble(
     for name, text in (("layer", "layer, 1..L"), ("index", "index of the singular value"), ("sample", "row of x")):
         dataset[name].attrs["long_name"] = text
     return dataset
-
-
-def _version() -> str:
-    from bnrank import __version__
-
-    return __version__

@@ -19,10 +19,11 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank import _files, _validate
+from bnrank._version import __version__
 from bnrank.networks.mlp import MLP
 
-__all__ = ["load", "load_module", "save", "write_atomically"]
+__all__ = ["load", "load_module", "save"]
 
 _PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")
 _KEY = "bnrank"
@@ -66,8 +67,6 @@ def save(net: MLP, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if path.suffix != ".safetensors":
         raise ValueError(f"path: got {path.name!r}, expected a name ending in .safetensors")
-    from bnrank import __version__
-
     settings = {
         "widths": net.widths,
         "slope": net.slope,
@@ -77,7 +76,7 @@ def save(net: MLP, path: str | os.PathLike[str]) -> Path:
         "version": __version__,
     }
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in net.state_dict().items()}
-    write_atomically(path, to_bytes(tensors, {"format": "pt", _KEY: json.dumps(settings)}))
+    _write(path, to_bytes(tensors, {"format": "pt", _KEY: json.dumps(settings)}))
     return path
 
 
@@ -154,22 +153,12 @@ def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.
     return module
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file so that it is there complete or not at all, even if the machine stops in between."""
-    path = Path(path)
+def _write(path: Path, data: bytes) -> None:
     if not path.parent.is_dir():
         raise ValueError(f"path: got {str(path)!r}, expected a path in a folder that exists")
     if path.is_dir():
         raise ValueError(f"path: got {str(path)!r}, which is a folder, expected a file name")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    _files.write_atomically(path, data)
 
 
 def _read_safetensors(path: Path, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import plotly.offline
 
-from bnrank import _validate
+from bnrank import _files, _validate
+from bnrank._version import __version__
 from bnrank.reporting import markup, payload
 from bnrank.reporting.sections import Section, sections_from
 
@@ -97,7 +98,7 @@ def render(sections: Sequence[Section], title: str, notes: str = "") -> str:
         "notes": markup.paragraphs(notes),
         "contents": f"<nav aria-label=Contents><ul>{links}</ul></nav>" if len(sections) > 1 else "",
         "sections": "".join(bodies),
-        "version": escape(_version()),
+        "version": escape(__version__),
         "data": payload.dump(data),
         "plotly": plotly.offline.get_plotlyjs() if data else "",
         "script": _SCRIPT.format(_asset("drawing.js") + _asset("views.js")) if data else "",
@@ -135,12 +136,6 @@ def _asset(name: str) -> str:
     return resources.files("bnrank.reporting").joinpath(name).read_text(encoding="utf-8")
 
 
-def _version() -> str:
-    from bnrank import __version__
-
-    return __version__
-
-
 def _target(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path: got {_validate.describe(path)}, expected the name of a file to write")
@@ -149,14 +144,9 @@ def _target(path: str | os.PathLike[str]) -> Path:
 
 def _write(target: Path, text: str) -> Path:
     """Write to a temporary file beside ``target``, then put it in place."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        _files.write_atomically(target, text)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"path: got {str(target)!r}, expected a file that can be written ({reason})") from error

@@ -1,12 +1,8 @@
-"""Files that are either whole or not there."""
+"""Checkpoints: one file each, whole or not there."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,60 +10,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bnrank._files import atomic_path
 from bnrank.training.settings import Settings
 
-__all__ = ["atomic_path", "discard_partial", "prepare_folder", "read", "write", "write_text"]
+__all__ = ["read", "write"]
 
 NAME = "checkpoint.safetensors"
 FORMAT = "bnrank checkpoint 1"
-PARTIAL = ".partial"  # how the names of files end that are being written
-
-
-@contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path``, and put what was written there in its place on success."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def discard_partial(folder: Path) -> None:
-    """Remove what a killed process was writing into a folder."""
-    for path in folder.glob(f".*{PARTIAL}"):
-        path.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(text)
-
-
-def prepare_folder(out: str | os.PathLike[str]) -> Path:
-    """Create a folder if need be, and make sure that it can be written to.
-
-    Raises
-    ------
-    ValueError
-        If it is a file, or cannot be created or written to; the message says why.
-    """
-    folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"bnrank")
-            file.flush()
-    except OSError as error:
-        raise ValueError(f"out: cannot write to {str(folder)!r}: {error.strerror or error}") from error
-    return folder
 
 
 def write(folder: Path, tensors: dict[str, Tensor], about: dict[str, Any], settings: Settings) -> None:
@@ -110,9 +59,3 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], Settings] | N
             return tensors, json.loads(metadata["about"]), Settings.from_json(metadata["settings"])
     except (SafetensorError, OSError, AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"out: {str(path)!r} is damaged or is not a checkpoint ({error}); {remedy}") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

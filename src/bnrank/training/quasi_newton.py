@@ -156,9 +156,10 @@ class _Search:
             self.metric.refresh(self.anchor, self.refreshes, self.anchor_caution)
 
     def advance(self, theta: Tensor, cost: float, gradient: Tensor) -> None:
-        """Use cost and gradient at theta: accept it, or decide where to look next. The gradient is overwritten."""
+        """Use cost and gradient at theta: accept it, or decide where to look next."""
         f = cost + self.ridge * float(theta.double().square().sum())
-        gradient.add_(theta, alpha=2 * self.ridge)
+        # A new tensor: the bits of BLAS' dot product depend on where in memory a row of an ensemble begins.
+        gradient = torch.add(gradient, theta, alpha=2 * self.ridge)
         if not self.started:
             self.started = True
             self._accept(theta, f, gradient)

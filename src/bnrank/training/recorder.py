@@ -133,7 +133,7 @@ def top_singular_values(matrix: Tensor, k: int) -> Tensor:
     Four times as fast as an SVD at width 100. Values below 1e-8 of the largest are lost in rounding, which is less
     than what rounding the weights to float32 does to them.
     """
-    matrix = matrix.detach().double()
+    matrix = matrix.detach().to(torch.float64, copy=True)  # aligned: BLAS' last bits depend on where a matrix begins
     gram = matrix @ matrix.mT if matrix.shape[0] <= matrix.shape[1] else matrix.mT @ matrix
     if not bool(torch.isfinite(gram).all()):
         return torch.full((min(k, len(gram)),), torch.nan, dtype=torch.float64, device=matrix.device)

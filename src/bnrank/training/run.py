@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bnrank import _validate
+from bnrank._files import atomic_path, prepare_folder, write_atomically
 from bnrank.networks import MLP
-from bnrank.training.checkpoint import atomic_path, prepare_folder, write_text
 from bnrank.training.settings import Settings
 
 __all__ = ["Run", "summarise"]
@@ -101,7 +101,7 @@ class Run:
                     dataset.to_netcdf(temporary, engine="h5netcdf")
             with atomic_path(folder / "networks.safetensors") as temporary:
                 save_file({"parameters": self.parameters.cpu().contiguous()}, temporary, metadata)
-            write_text(folder / "settings.json", self.settings.to_json() + "\n")
+            write_atomically(folder / "settings.json", self.settings.to_json() + "\n")
         except (OSError, SafetensorError) as error:
             raise ValueError(f"out: cannot write to {str(folder)!r}: {error}") from error
         return folder

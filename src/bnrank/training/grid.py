@@ -21,12 +21,13 @@ import xarray as xr
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bnrank import _validate
+from bnrank._files import atomic_path, prepare_folder
+from bnrank._version import __version__
 from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.training.checkpoint import NAME as CHECKPOINT
-from bnrank.training.checkpoint import atomic_path, prepare_folder
 from bnrank.training.settings import digest
-from bnrank.training.train import train
+from bnrank.training.trainer import train
 
 __all__ = ["sweep"]
 
@@ -142,8 +143,6 @@ class _Group:
 
     def path(self, task: Task, folder: Path) -> Path:
         """Return the folder of its results, named by the hash of all that decides it."""
-        from bnrank import __version__
-
         text = json.dumps([self.__dict__, task.loss, digest(task.x, task.y), __version__], sort_keys=True, default=str)
         return folder / hashlib.sha256(text.encode()).hexdigest()[:20]
 

@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from bnrank import _validate
+from bnrank._files import discard_partial, prepare_folder
+from bnrank._version import __version__
 from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.training import checkpoint
@@ -32,6 +34,8 @@ from bnrank.training.warm_start import WarmStarted
 from bnrank.training.workers import Workers
 
 __all__ = ["train"]
+
+ALIGNMENT = 64  # bytes; the last bits of BLAS' products depend on where data begin, which must not differ between runs
 
 
 def train(
@@ -164,9 +168,9 @@ def train(
     if checkpoint_every is None:
         checkpoint_every = max(1, steps // 20)
     checkpoint_every = _validate.integer(checkpoint_every, "checkpoint_every")
-    folder = None if out is None else checkpoint.prepare_folder(out)
+    folder = None if out is None else prepare_folder(out)
     if folder is not None:
-        checkpoint.discard_partial(folder)
+        discard_partial(folder)
     with Workers(None if str(device) == "cpu" else 1) as workers:
         trainer = _Trainer(start, task, settings, workers)
         if folder is not None and resume:
@@ -200,6 +204,8 @@ class _Trainer:
         settings, net = self.settings, self.start.net
         dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
         x = self.task.x.to(device, dtype)
+        if x.data_ptr() % ALIGNMENT:
+            x = x.clone()
         y = self.task.y.to(device, dtype if settings.loss == "mse" else torch.int64)
         kind = MLPObjective if isinstance(net, MLP) else ModuleObjective
         self.active = active
@@ -355,7 +361,6 @@ class _Trainer:
         coords = {"seed": list(settings.seeds), "ridge": list(settings.ridge), "status": status}
         if settings.lr:
             coords["lr"] = list(settings.lr)
-        from bnrank import __version__
 
         attrs = {
             "name": self.task.name,

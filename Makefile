@@ -1,0 +1,42 @@
+# `make demo` and `make test` work on a fresh machine with Python 3.11; they set up .venv themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint types layers doctest unit figures benchmarks clean
+
+demo: $(READY)
+	$(BIN)/bnrank demo --out demo
+
+test: lint types layers doctest unit
+
+lint: $(READY)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+
+types: $(READY)
+	$(BIN)/mypy
+
+layers: $(READY)
+	$(BIN)/lint-imports
+
+doctest: $(READY)
+	$(BIN)/pytest -q --doctest-modules src/bnrank
+
+unit: $(READY)
+	$(BIN)/pytest -q tests
+
+figures: $(READY)
+	$(BIN)/bnrank reproduce all --out reproduction
+
+benchmarks: $(READY)
+	$(BIN)/python -m benchmarks
+
+# One pip call with the pins, so that torch comes as pinned and small.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv demo reproduction .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

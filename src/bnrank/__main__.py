@@ -1,0 +1,5 @@
+"""``python -m bnrank``."""
+
+from bnrank.cli import main
+
+main()

@@ -1,0 +1,66 @@
+"""Files that are either whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["atomic_path", "discard_partial", "prepare_folder", "write_atomically"]
+
+PARTIAL = ".partial"  # how the names of files end that are being written
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path``, and put what was written there in its place on success."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def discard_partial(folder: Path) -> None:
+    """Remove what a killed process was writing into a folder."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        path.unlink(missing_ok=True)
+
+
+def prepare_folder(out: str | os.PathLike[str]) -> Path:
+    """Create a folder if need be, and make sure that it can be written to.
+
+    Raises
+    ------
+    ValueError
+        If it is a file, or cannot be created or written to; the message says why.
+    """
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"bnrank")
+            file.flush()
+    except OSError as error:
+        raise ValueError(f"out: cannot write to {str(folder)!r}: {error.strerror or error}") from error
+    return folder
+
+
+def write_atomically(path: Path, data: bytes | str) -> None:
+    """Write a whole file, or nothing."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

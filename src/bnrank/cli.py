@@ -1,0 +1,192 @@
+"""The command line: one verb each for what the library does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from bnrank import _validate, figures, tasks
+from bnrank._version import __version__
+from bnrank.measures import describe, profile
+from bnrank.networks import MLP, load, load_module
+from bnrank.reporting import Section, report, tables
+from bnrank.tasks import Task
+from bnrank.training import train
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Measure, train, check and use the bottleneck structure of deep networks.",
+)
+console = Console()
+
+TASKS: dict[str, Callable[..., Task]] = {
+    "low-rank": tasks.low_rank_map,
+    "bottleneck-spectra": tasks.bottleneck_spectra_map,
+    "s-shapes": tasks.s_shapes,
+    "digits": tasks.digits,
+    "mnist": tasks.mnist,
+}
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+
+
+def main() -> None:
+    """Run the command line; an error of the user's is one line and exit status 2, Ctrl-C exit status 130."""
+    try:
+        app()
+    except (ValueError, TypeError, OSError) as error:
+        Console(stderr=True).print(f"[bold red]error[/] {_escape(str(error))}", highlight=False)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        raise SystemExit(130) from None
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    """Measure, train, check and use the bottleneck structure of deep networks."""
+    if version:
+        console.print(f"bnrank {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the page and the runs.")] = Path("demo"), quiet: Quiet = False
+) -> None:
+    """Train deep networks on a task of rank 2 and one on handwritten digits, and write a page.
+
+    Example: [bold]bnrank demo --out demo[/]
+    """
+    done = figures.run_demo(out, progress=not quiet)
+    console.print(tables.table(done.rows, title="What was found"))
+    source = "MNIST" if done.digits == "mnist" else "scikit-learn's bundled digits (no copy of MNIST was found)"
+    console.print(f"Handwritten digits: {source}.\n{_escape(done.escaped)}.", highlight=False)
+    _say_where("The page", done.page)
+    _say_where("The runs", out)
+
+
+@app.command(name="train")
+def train_command(
+    data: Annotated[str, typer.Argument(help=f"A file (.npz with x and y, or .csv) or one of {', '.join(TASKS)}.")],
+    depth: Annotated[int, typer.Option(help="Number of weight layers.")] = 8,
+    width: Annotated[int, typer.Option(help="Width of the hidden layers.")] = 50,
+    ridge: Annotated[float, typer.Option(help="lambda in C + lambda ||theta||^2.")] = 1e-3,
+    steps: Annotated[int, typer.Option(help="Evaluations of cost and gradient.")] = 1000,
+    members: Annotated[int, typer.Option(help="Networks to train side by side.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the first one.")] = 0,
+    optimizer: Annotated[str, typer.Option(help="auto, adam, gd, lbfgs, kfac-lbfgs, adam+lbfgs, ...")] = "auto",
+    lr: Annotated[float | None, typer.Option(help="Step size, for adam and gd.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Mini-batches of so many samples.")] = None,
+    targets: Annotated[str | None, typer.Option(help="Columns of a .csv that are y, separated by commas.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints, results and the page.")] = Path("run"),
+    quiet: Quiet = False,
+) -> None:
+    """Train an ensemble of MLPs on data of your own or on a task, and write a page.
+
+    Goes on from the checkpoint in the folder if there is one.
+
+    Example: [bold]bnrank train low-rank --depth 8 --width 30 --steps 300 --out run[/]
+    """
+    task = _task(data, targets)
+    net = MLP([task.d_in, *[width] * (_validate.integer(depth, "depth") - 1), task.d_out], seed=seed)
+    options: dict[str, Any] = {"optimizer": optimizer, "lr": lr, "batch_size": batch_size, "members": members}
+    every = max(1, steps // 100)
+    run = train(
+        net, task, ridge=ridge, steps=steps, seed=seed, record_every=every, out=out, progress=not quiet, **options
+    )
+    profiles = {f"member {i}": profile(run.network(i), task.x, task.y) for i in range(run.members)}
+    rows = [
+        {
+            "member": i,
+            "status": str(run.summary.status[i].item()),
+            "rank in the middle": int(profiles[f"member {i}"].weight_rank.sel(layer=max(1, depth // 2))),
+            **{
+                name: float(run.summary[name][i])
+                for name in ("loss", "cost", "parameter_norm", "gradient_norm", "balance_residual")
+            },
+        }
+        for i in range(run.members)
+    ]
+    section = Section(f"Training on {task.name}", rows=rows, history=run.history, profile=profiles)
+    page = report(section, out / "report.html", title=f"bnrank train: {task.name}")
+    console.print(tables.table(rows))
+    _say_where("The page", page)
+    _say_where("The networks", out)
+    if "interrupted" in run.summary.status.values:
+        raise typer.Exit(130)
+
+
+@app.command(name="profile")
+def profile_command(
+    model: Annotated[str, typer.Argument(help="A .safetensors file, or file.py:function returning an nn.Module.")],
+    data: Annotated[str, typer.Argument(help="A file (.npz with x and y, or .csv) or one of the tasks of train.")],
+    weights: Annotated[Path | None, typer.Option(help="A .safetensors state dict for file.py:function.")] = None,
+    slope: Annotated[float, typer.Option(help="Slope of the activation of a bare state dict; 0 is ReLU.")] = 0.0,
+    targets: Annotated[str | None, typer.Option(help="Columns of a .csv that are y, separated by commas.")] = None,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("profile.html"),
+) -> None:
+    """Measure a network of your own, layer by layer, on data of your own, and write a page.
+
+    Example: [bold]bnrank profile model.safetensors data.npz --out profile.html[/]
+    """
+    task = _task(data, targets)
+    net = load_module(model, weights) if ":" in model else load(model, slope)
+    measured = profile(net, task.x, task.y)
+    rows = tables.layer_rows(measured)
+    page = report(Section(f"{Path(model).name} on {task.name}", profile=measured), out, title="bnrank profile")
+    console.print(tables.table(rows))
+    for line in describe(measured):
+        console.print(_escape(line), highlight=False)
+    _say_where("The page", page)
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[FIGURE]...", help="Ids or names; all of them without any.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="quick: minutes on two cores; paper: the sources' sizes.")] = "quick",
+    out: Annotated[Path, typer.Option(help="Folder for runs, pictures and the page.")] = Path("reproduction"),
+    quiet: Quiet = False,
+) -> None:
+    """Run figures of the theory and say which of their claims were seen.
+
+    Example: [bold]bnrank reproduce F9 --out reproduction[/]
+    """
+    outcomes = figures.reproduce(names or ["all"], out, scale, progress=not quiet)
+    for outcome in outcomes:
+        title = f"{outcome.figure}, {scale} scale, {outcome.seconds:.0f} s"
+        rows = tables.claim_rows(outcome.claims)
+        console.print(tables.table(rows, title=title) if rows else f"{title}: {_escape(outcome.error)}")
+    _say_where("The page", out / scale / "index.html")
+    if not all(outcome.passed for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _task(data: str, targets: str | None) -> Task:
+    """Return a task by name, or one's own data from a file."""
+    if data in TASKS:
+        return TASKS[data]()
+    path = Path(data)
+    if not path.suffix:
+        hint = _validate.suggest(data, TASKS)
+        raise ValueError(f"data: got {data!r}, expected a .npz or .csv file or one of {', '.join(TASKS)}{hint}")
+    return tasks.load_table(path, targets.split(",") if targets else None)
+
+
+def _say_where(what: str, path: Path) -> None:
+    console.print(f"{what}: {_escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,165 @@
+"""The first thing to run: two phenomena of the theory, trained, measured and put on a page."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from bnrank.figures import f09_first_escape
+from bnrank.measures import profile
+from bnrank.networks import MLP
+from bnrank.reporting import Section, plots, report
+from bnrank.tasks import Task, handwritten_digits, low_rank_map
+from bnrank.training import Run, train
+
+__all__ = ["Demo", "run_demo"]
+
+DEPTHS, MEMBERS, WIDTH, STEPS, RIDGE = (4, 8, 12, 16, 24), 2, 50, 1000, 1e-3
+ESCAPE_STEPS = 600
+NOTES = (
+    "Deep networks trained with an L2 penalty use few of their dimensions, and so do networks that start from small "
+    "weights. Both kinds were trained for this page."
+)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo gave.
+
+    Attributes
+    ----------
+    rows : list of dict
+        A table row per network: task, depth, seed, rank in the middle, ||theta||^2, cost.
+    page : Path
+        The HTML page.
+    digits : str
+        Which handwritten digits were used, "mnist" or "digits".
+    escaped : str
+        A sentence on the first escape.
+    """
+
+    rows: list[dict[str, Any]]
+    page: Path
+    digits: str
+    escaped: str
+
+
+def run_demo(out: str | os.PathLike[str], progress: bool = True, steps: int = STEPS, images: int = 1000) -> Demo:
+    """Train deep networks on a task of rank 2 and one network on digits from small weights; write a page.
+
+    Parameters
+    ----------
+    out : path
+        Folder for the page, ``report.html``, and the runs.
+    progress : bool
+        Show progress bars.
+    steps : int
+        Evaluations of cost and gradient per deep network.
+    images : int
+        Digits to train on.
+    """
+    folder = Path(out)
+    task = low_rank_map()
+    runs = {
+        depth: train(
+            MLP([task.d_in, *[WIDTH] * (depth - 1), task.d_out]),
+            task,
+            ridge=RIDGE,
+            steps=steps,
+            members=MEMBERS,
+            seed=0,
+            record_every=max(1, steps // 40),
+            out=folder / f"depth-{depth:02d}",
+            progress=progress,
+        )
+        for depth in DEPTHS
+    }
+    digits = handwritten_digits(images)
+    escape = train(
+        MLP([digits.d_in, *[50] * 5, digits.d_out], bias=False, init=5e-3),
+        digits,
+        steps=ESCAPE_STEPS,
+        optimizer="gd",
+        lr=0.01,
+        schedule="normalised",
+        seed=0,
+        record_every=max(1, ESCAPE_STEPS // 120),
+        out=folder / "digits",
+        progress=progress,
+    )
+    deep, rows = _low_rank_section(task, runs)
+    small, last, escaped = _digits_section(digits, escape)
+    page = report([deep, small], folder / "report.html", title="bnrank demo", notes=NOTES)
+    return Demo([*rows, last], page, digits.name, escaped)
+
+
+def _low_rank_section(task: Task, runs: dict[int, Run]) -> tuple[Section, list[dict[str, Any]]]:
+    """Return the part of the page on the deep networks, and their table rows."""
+    profiles, rows = {}, []
+    for depth, run in runs.items():
+        for member in range(run.members):
+            measured = profile(run.network(member), task.x, task.y)
+            if member == 0:
+                profiles[f"depth {depth}"] = measured
+            rank = int(measured.weight_rank.sel(layer=max(1, depth // 2)))
+            rows.append(_row(task.name, depth, run, member, rank))
+    columns = [[row[key] for row in rows] for key in ("depth", "||theta||^2", "rank in the middle", "cost")]
+    norms = plots.norm_versus_depth(columns[0], columns[1], columns[2], columns[3])
+    text = (
+        f"y depends on {task.truth.rank if task.truth else 0} of 8 latents of x. Networks of width {WIDTH}, ridge "
+        f"{RIDGE}, {len(DEPTHS)} depths, {MEMBERS} seeds. The theory expects two singular values near 1 in the middle "
+        "of deep enough networks, the others vanishing, and a norm that grows by about two per layer."
+    )
+    histories = {f"depth {depth}": run.history for depth, run in runs.items()}
+    pictures = {"Parameter norm against depth": norms.figure}
+    return Section("A task of rank 2", text, rows=rows, figures=pictures, history=histories, profile=profiles), rows
+
+
+def _digits_section(task: Task, run: Run) -> tuple[Section, dict[str, Any], str]:
+    """Return the part of the page on the digits, the table row, and a sentence on the escape."""
+    depth = run.history.sizes["layer"]
+    found = f09_first_escape.escape(run.history.loss.values[0])
+    row = run.history.sizes["step"] - 1 if found is None else found
+    values = run.history.weight_singular_values.isel(member=0, step=row)
+    ratio = float((values.sel(index=2) / values.sel(index=1)).isel(layer=slice(3, None)).max())
+    step = int(run.history.step[row])
+    escaped = (
+        f"{task.name}, {task.n} images: after the first escape (step {step}) s_2 / s_1 is at most {ratio:.3f} "
+        f"in layers 4 to {depth}"
+        if found is not None
+        else f"{task.name}, {task.n} images: the network has not left the first saddle in {step} steps"
+    )
+    section = Section(
+        "Handwritten digits from small weights",
+        f"{escaped}. A bias-free network of depth {depth} with weights N(0, 0.005^2), trained by normalised gradient "
+        "descent: every step is one percent of the length of theta.",
+        figures={"Loss and spectra": np.ravel(plots.plateaus(run.history))[0].figure},
+        history=run.history,
+        profile=profile(run.network(0), task.x, task.y),
+    )
+    middle = _middle_values(run.history)
+    return section, _row(task.name, depth, run, 0, int((middle > 0.1 * middle[0]).sum())), escaped
+
+
+def _middle_values(history: xr.Dataset) -> np.ndarray:
+    """Return the singular values of W_{L/2} at the last step."""
+    return np.asarray(
+        history.weight_singular_values.isel(member=0, step=-1).sel(layer=max(1, history.sizes["layer"] // 2)).values
+    )
+
+
+def _row(name: str, depth: int, run: Run, member: int, rank: int) -> dict[str, Any]:
+    last = run.summary.isel(member=member)
+    return {
+        "task": name,
+        "depth": depth,
+        "seed": int(last.seed),
+        "rank in the middle": rank,
+        "||theta||^2": float(last.parameter_norm),
+        "cost": float(last.cost),
+    }
