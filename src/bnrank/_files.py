@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 __all__ = ["atomic_path", "discard_partial", "prepare_folder", "write_atomically"]
 
-PARTIAL = ".partial"  # how the names of files end that are being written
+PARTIAL = ".partial"  # how the names of folders end in which files are being written
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path``, and put what was written there in its place on success."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
-    os.close(handle)
-    temporary = Path(name)
+    """Give a temporary path beside ``path``, and put what was written there in its place on success.
+
+    The path is in a folder of its own, for libraries that write to a temporary file themselves.
+    """
+    scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL))
+    temporary = scratch / path.name
     try:
         yield temporary
         with temporary.open("rb+") as file:
@@ -26,13 +29,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def discard_partial(folder: Path) -> None:
     """Remove what a killed process was writing into a folder."""
     for path in folder.glob(f".*{PARTIAL}"):
-        path.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def prepare_folder(out: str | os.PathLike[str]) -> Path:

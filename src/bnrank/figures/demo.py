@@ -115,7 +115,7 @@ def _low_rank_section(task: Task, runs: dict[int, Run]) -> tuple[Section, list[d
         f"{RIDGE}, {len(DEPTHS)} depths, {MEMBERS} seeds. The theory expects two singular values near 1 in the middle "
         "of deep enough networks, the others vanishing, and a norm that grows by about two per layer."
     )
-    histories = {f"depth {depth}": run.history for depth, run in runs.items()}
+    histories = {f"depth {depth}": run.history for depth, run in reversed(runs.items())}  # the deepest is shown first
     pictures = {"Parameter norm against depth": norms.figure}
     return Section("A task of rank 2", text, rows=rows, figures=pictures, history=histories, profile=profiles), rows
 

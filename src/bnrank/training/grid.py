@@ -157,7 +157,10 @@ def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -
     try:
         part = replace(task, x=task.x[: group.size], y=task.y[: group.size])
         net = MLP([task.d_in, *[group.width] * (group.depth - 1), task.d_out], **group.network)
-        run = train(net, part, ridge=[r for r, _ in pairs], seed=[s for _, s in pairs], progress=False, **group.options)
+        ridge, seed = [r for r, _ in pairs], [s for _, s in pairs]
+        run = train(net, part, ridge=ridge, seed=seed, out=folder, progress=False, **group.options)
+        if "interrupted" in run.summary.status.values:
+            raise KeyboardInterrupt  # the checkpoint is there to go on from
         last = _last_spectra(run.history)
         result = run.summary.drop_vars(["ridge", "seed", "lr"], errors="ignore").assign(
             weight_singular_values=last, error=("member", [""] * len(pairs))

@@ -97,8 +97,8 @@ class Run:
         metadata = {"settings": self.settings.to_json(), "about": json.dumps(about)}
         try:
             for name, dataset in [("history.nc", self.history), ("summary.nc", self.summary)]:
-                with atomic_path(folder / name) as temporary:
-                    dataset.to_netcdf(temporary, engine="h5netcdf")
+                # by way of memory: HDF5 crashes where it finds the disk full
+                write_atomically(folder / name, bytes(dataset.to_netcdf(engine="h5netcdf")))
             with atomic_path(folder / "networks.safetensors") as temporary:
                 save_file({"parameters": self.parameters.cpu().contiguous()}, temporary, metadata)
             write_atomically(folder / "settings.json", self.settings.to_json() + "\n")

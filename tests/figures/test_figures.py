@@ -1,0 +1,226 @@
+"""The claims of the figures can fail, and a tiny run of each goes through."""
+
+import json
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import xarray as xr
+
+from bnrank import figures
+from bnrank.figures import f01_bottleneck_spectra as f01
+from bnrank.figures import f04_norm_and_depth as f04
+from bnrank.figures import f09_first_escape as f09
+from bnrank.figures.base import Claim, Figure, Outcome, middle
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+def planted_profile(depth=13, rank=4, tail=0.01, bent=0.01, norm=6.5):
+    values = np.full((depth, 10), tail)
+    values[:, :rank] = 1.2
+    return xr.Dataset(
+        {
+            "weight_singular_values": (("layer", "index"), values),
+            "nonlinearity": ("layer", np.full(depth, bent)),
+            "parameter_norm": ("layer", np.full(depth, norm)),
+        },
+        coords={"layer": np.arange(1, depth + 1), "index": np.arange(1, 11)},
+    )
+
+
+def passed(claims):
+    return [claim.passed for claim in claims]
+
+
+def test_f1_claims_hold_on_a_planted_bottleneck_and_report_its_numbers():
+    gap, bent, share = f01.claims(planted_profile(), 4)
+    assert passed([gap, bent, share]) == [True, True, True]
+    assert gap.measured == pytest.approx(120)
+    assert bent.measured == pytest.approx(0.01)
+    assert share.measured == pytest.approx(6.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "which"),
+    [({"rank": 5}, 0), ({"rank": 3}, 0), ({"tail": 0.07}, 0), ({"bent": 0.06}, 1), ({"norm": 12.0}, 2)],
+)
+def test_f1_claims_fail_where_they_should(changes, which):
+    verdicts = passed(f01.claims(planted_profile(**changes), 4))
+    assert verdicts == [i != which for i in range(3)]
+
+
+def test_f1_gap_is_taken_in_the_middle_layer_only():
+    profile = planted_profile()
+    profile.weight_singular_values.loc[{"layer": 1}] = 1.0
+    profile.weight_singular_values.loc[{"layer": 13}] = 1.0
+    assert f01.claims(profile, 4)[0].passed
+
+
+def planted_runs(depths=(6, 10, 14, 18, 22, 100), slope=2.0, rank_of=None, cost_of=None):
+    """Runs with two seeds per depth; the rank by depth is 3, then 2, and 0 at 100 unless given."""
+    rank_of = rank_of or (lambda depth: 0 if depth == 100 else 2 if depth >= 14 else 3)
+    cost_of = cost_of or (lambda depth: 1.9 if depth == 100 else 0.003)
+    spectra = np.full((len(depths), 2, max(depths), 5), np.nan)
+    for i, depth in enumerate(depths):
+        spectra[i, :, :depth] = 0.0
+        spectra[i, :, :depth, : rank_of(depth)] = 1.1
+    norm = np.array([[slope * d + 30 + s for s in (0.0, 0.2)] for d in depths])
+    cost = np.array([[cost_of(d)] * 2 for d in depths])
+    grid = xr.Dataset(
+        {
+            "weight_singular_values": (("depth", "seed", "layer", "index"), spectra),
+            "parameter_norm": (("depth", "seed"), norm),
+            "cost": (("depth", "seed"), cost),
+            "status": (("depth", "seed"), np.full(norm.shape, "finished")),
+        },
+        coords={"depth": list(depths), "seed": [0, 1], "layer": np.arange(1, max(depths) + 1), "index": range(1, 6)},
+    )
+    return grid.stack(run=("depth", "seed"))
+
+
+def test_f4_middle_ranks_are_those_of_the_layer_at_half_depth():
+    runs = planted_runs()
+    assert f04.middle_ranks(runs).tolist() == [3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 0, 0]
+    spoiled = runs.copy(deep=True)
+    spoiled.weight_singular_values.loc[{"layer": 7}] = 1.0  # the middle of depth 14 only
+    assert f04.middle_ranks(spoiled).tolist()[4:8] == [5, 5, 2, 2]
+
+
+def test_f4_claims_hold_on_planted_runs():
+    claims = f04.claims(planted_runs())
+    assert passed(claims) == [True, True, True]
+    assert "14 to 22" in str(claims[0].measured)
+    assert claims[1].measured == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"slope": 1.7}, [True, False, True]),
+        ({"slope": 2.3}, [True, False, True]),
+        ({"rank_of": lambda d: 2 if d >= 14 else 3}, [True, True, False]),
+        ({"rank_of": lambda d: 3}, [False, False, False]),
+        ({"cost_of": lambda d: 0.5}, [False, False, True]),
+    ],
+)
+def test_f4_claims_fail_where_they_should(changes, expected):
+    assert passed(f04.claims(planted_runs(**changes))) == expected
+
+
+def planted_history(ratio=0.05, first=0.3, start=2.302585, fall=True):
+    """A loss that stays, falls and stays again; spectra with a given s_2 / s_1 after the fall."""
+    steps = np.arange(60)
+    drop = 0.5 / (1 + np.exp(-(steps - 30) / 2)) if fall else 0 * steps
+    loss = np.tile(start - drop, (2, 1))
+    values = np.ones((2, 60, 6, 3))
+    values[:, 35:, :, 1:] = ratio
+    values[:, 35:, 0, 1:] = first
+    return xr.Dataset(
+        {
+            "loss": (("member", "step"), loss),
+            "weight_singular_values": (("member", "step", "layer", "index"), values),
+        },
+        coords={"step": steps, "layer": np.arange(1, 7), "index": [1, 2, 3]},
+    )
+
+
+def test_f9_finds_the_end_of_the_first_fall():
+    loss = planted_history().loss.values[0]
+    row = f09.escape(loss)
+    assert 35 <= row <= 42
+    assert f09.escape(planted_history(fall=False).loss.values[0]) is None
+    assert f09.escape(np.array([2.3])) is None
+
+
+def test_f9_claims_hold_on_a_planted_escape():
+    claims = f09.claims(planted_history())
+    assert passed(claims) == [True] * 4
+    assert claims[2].measured == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("changes", "which"), [({"ratio": 0.2}, 2), ({"first": 0.01}, 3), ({"start": 2.5}, 0)])
+def test_f9_claims_fail_where_they_should(changes, which):
+    assert passed(f09.claims(planted_history(**changes))) == [i != which for i in range(4)]
+
+
+def test_f9_without_an_escape_fails_and_says_so():
+    (claim,) = f09.claims(planted_history(fall=False))
+    assert not claim.passed
+
+
+TINY = {
+    "F1": {"rank": 2, "depth": 4, "width": 8, "members": 2, "steps": 6},
+    "F4": {"depths": [2, 3], "width": 6, "init": "he", "seeds": 2, "steps": 4},
+    "F9": {"images": 40, "width": 6, "init": 5e-3, "members": 2, "steps": 20, "batch_size": None},
+}
+
+
+@pytest.mark.parametrize("name", ["F1", "F4", "F9"])
+def test_a_tiny_run_goes_through_and_is_stored(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("BNRANK_DATA", str(tmp_path))
+    figure = figures.find(name)
+    assert set(TINY[name]) == set(figure.settings["quick"]) == set(figure.settings["paper"])
+    outcome = figure.run("quick", tmp_path, progress=False, **TINY[name])
+    assert outcome.error == ""
+    assert outcome.claims
+    stored = json.loads((tmp_path / figure.name / "claims.json").read_text())
+    assert stored["settings"]["scale"] == "quick"
+    assert [c["passed"] for c in stored["claims"]] == passed(outcome.claims)
+    for picture in outcome.pictures:
+        assert (tmp_path / figure.name / f"{picture}.png").stat().st_size > 5000
+
+
+def test_reproduce_goes_on_past_a_failing_figure_and_writes_the_page(tmp_path, monkeypatch):
+    def fails(folder, progress, **settings):
+        raise RuntimeError("no such luck")
+
+    def works(folder, progress, **settings):
+        return Outcome("X2", (Claim("one is one", True, 1, "1"),))
+
+    scales = {"quick": {}, "paper": {}}
+    made = tuple(Figure(i, n, n, "source", "things", scales, f) for i, n, f in [("X1", "a", fails), ("X2", "b", works)])
+    monkeypatch.setattr(figures, "FIGURES", made)
+    first, second = figures.reproduce(["all"], tmp_path, progress=False)
+    assert not first.passed
+    assert "no such luck" in first.error
+    assert second.passed
+    page = (tmp_path / "quick" / "index.html").read_text()
+    assert "no such luck" in page
+    assert "one is one" in page
+
+
+@pytest.mark.parametrize("name", ["F1", "f1", "bottleneck-spectra"])
+def test_figures_are_found_by_id_and_name(name):
+    assert figures.find(name).id == "F1"
+
+
+def test_unknown_figure_and_scale_are_refused_with_a_suggestion(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'norm-and-depth'"):
+        figures.find("norm-and-dept")
+    with pytest.raises(ValueError, match=r"scale.*'fast'.*'quick'"):
+        figures.reproduce(["F1"], tmp_path, scale="fast")
+
+
+def test_middle_is_the_middle_third():
+    assert list(middle(12)) == [5, 6, 7, 8]
+    assert list(middle(3)) == [2]
+
+
+def test_demo_writes_a_row_per_network_and_a_page(tmp_path, monkeypatch):
+    from bnrank.figures import demo
+
+    monkeypatch.setenv("BNRANK_DATA", str(tmp_path))
+    monkeypatch.setattr(demo, "DEPTHS", (2, 3))
+    monkeypatch.setattr(demo, "ESCAPE_STEPS", 10)
+    done = figures.run_demo(tmp_path / "demo", progress=False, steps=4, images=40)
+    assert [(row["task"], row["depth"]) for row in done.rows[:4]] == [("low_rank_map", d) for d in (2, 2, 3, 3)]
+    assert done.rows[4]["depth"] == 6
+    assert done.digits in ("mnist", "digits")
+    assert done.page.stat().st_size > 1_000_000
+    again = figures.run_demo(tmp_path / "demo", progress=False, steps=4, images=40)
+    assert again.rows == done.rows

@@ -1,0 +1,182 @@
+import importlib
+import json
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import nn
+
+import bnrank
+from bnrank.measures import bottleneck, describe, jacobian, nonlinearity, ntk, profile, spectra
+
+module = importlib.import_module("bnrank.measures.profile")
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1, padding_mode="circular"),
+        nn.ReLU(True),
+        nn.BatchNorm2d(3),
+        nn.Conv2d(3, 2, 3, stride=2, padding=1),
+        nn.Flatten(),
+        nn.Linear(18, 4),
+    )
+
+
+@pytest.mark.parametrize("chunk", [16, 4096])
+def test_every_variable_is_what_its_measure_says(chunk):
+    net, x, y = bnrank.MLP([4, 9, 9, 3], slope=0.1, seed=0), normal(50, 4), normal(50, 3)
+    ds = profile(net, x, y, chunk=chunk, jacobian_samples=7)
+    assert dict(ds.sizes) == {"layer": 3, "index": 9, "sample": 7}
+    assert list(ds.layer.values) == [1, 2, 3]
+    assert list(ds.layer_name.values) == ["layers.0", "layers.1", "layers.2"]
+    assert list(ds.layer_kind.values) == ["linear"] * 3
+    assert list(ds.sample.values) == [0, 8, 16, 24, 33, 41, 49]
+    rows = x[ds.sample.values.tolist()]
+    for name, expected in (
+        ("weight_singular_values", spectra.weight_singular_values(net)),
+        ("activation_singular_values", spectra.activation_singular_values(net, x)),
+        ("preactivation_singular_values", spectra.preactivation_singular_values(net, x)),
+    ):
+        for i, values in enumerate(expected.values()):
+            row = ds[name].values[i]
+            assert np.allclose(row[: len(values)], values, atol=1e-13)
+            assert np.isnan(row[len(values) :]).all()
+    assert np.allclose(ds.nonlinearity, list(nonlinearity.ratio(net, x).values()), equal_nan=True)
+    assert list(ds.weight_rank.values) == [int((s > 0.1).sum()) for s in spectra.weight_singular_values(net).values()]
+    total = sum(float((p.detach().double() ** 2).sum()) for p in net.parameters())
+    assert float(ds.parameter_norm.sum()) == pytest.approx(total)
+    assert np.allclose(ds.jacobian_singular_values.values[:, :3], jacobian.singular_values(net, rows))
+    assert np.isnan(ds.jacobian_singular_values.values[:, 3:]).all()
+    assert np.allclose(ds.log_pseudo_determinant, jacobian.log_pseudo_determinant(net, rows))
+    assert np.allclose(ds.ntk_trace, ntk.trace(net, rows))
+    assert float(ds.cost) == pytest.approx(float(((net(x) - y) ** 2).sum(1).mean()), rel=1e-5)
+    assert ds.cost.attrs["loss"] == "mse"
+    assert all(v.attrs["long_name"] and v.attrs["units"] for v in ds.data_vars.values())
+
+
+def test_a_convolutional_network_with_labels_and_what_was_left_out():
+    net, x, y = convolutional(), normal(30, 1, 6, 6), torch.arange(30) % 4
+    state, random = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
+    ds = profile(net, x, y.numpy())
+    assert list(ds.layer_kind.values) == ["conv2d", "conv2d", "linear"]
+    weights = spectra.weight_singular_values(net, x)
+    assert np.allclose(ds.weight_singular_values.values[0, : len(weights["0"])], weights["0"])
+    assert [s["name"] for s in json.loads(ds.attrs["skipped"])] == ["2"]
+    assert describe(ds) == [
+        "skipped 2 (BatchNorm2d): normalisation layer, scales each feature by itself and has no weight matrix",
+        "3: computed for circular padding, the layer pads with zeros",
+    ]
+    assert np.isfinite(ds.ntk_trace).all()
+    assert float(ds.cost) == pytest.approx(float(nn.functional.cross_entropy(net.eval()(x), y)), rel=1e-5)
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(state[k], v) for k, v in net.state_dict().items())
+
+
+def test_the_bottleneck_is_in_the_attributes():
+    net = bnrank.MLP([6] * 7, seed=0, bias=False)
+    with torch.no_grad():
+        for weight in net.weights[1:5]:
+            weight.copy_(torch.diag(torch.tensor([1.1, 0.9, 0.01, 0.01, 0.01, 0.01])))
+    ds = profile(net, normal(20, 6))
+    found = json.loads(ds.attrs["bottleneck"])
+    assert (found["rank"], found["start"], found["end"]) == (2, 2, 5)
+    assert found["gap"] == pytest.approx(90)
+    assert bottleneck.detect(ds.weight_singular_values.values).rank == 2
+    collapsed = json.loads(profile(bnrank.MLP([6] * 4, init=0.0), normal(20, 6)).attrs["bottleneck"])
+    assert (collapsed["rank"], collapsed["gap"]) == (0, None)
+    assert json.loads(profile(bnrank.MLP([6] * 4), normal(20, 6)).attrs["bottleneck"])["rank"] is None
+
+
+def test_a_profile_can_be_saved_and_opened(tmp_path):
+    for net, x in ((bnrank.MLP([4, 5, 2]), normal(9, 4)), (convolutional(), normal(9, 1, 6, 6))):
+        ds = profile(net, x, normal(9, 2 if x.ndim == 2 else 4))
+        ds.to_netcdf(tmp_path / "p.nc", engine="h5netcdf")
+        with xr.open_dataset(tmp_path / "p.nc", engine="h5netcdf") as back:
+            xr.testing.assert_equal(ds, back.load())
+            assert back.attrs["skipped"] == ds.attrs["skipped"]
+            assert describe(back) == describe(ds)
+
+
+def test_only_the_largest_values_are_kept_but_all_are_counted():
+    net, x = bnrank.MLP([20, 20, 20], seed=0), normal(50, 20)
+    ds, whole = profile(net, x, keep=3), profile(net, x)
+    assert ds.sizes["index"] == 3
+    assert ds.attrs["index_cut"] == 1
+    assert whole.attrs["index_cut"] == 0
+    assert np.array_equal(ds.weight_singular_values, whole.weight_singular_values[:, :3])
+    assert np.array_equal(ds.weight_rank, whole.weight_rank)
+
+
+def test_what_costs_too_much_is_skipped_with_the_reason(monkeypatch):
+    net, x = nn.Sequential(nn.Linear(4, 3)), normal(50, 4)
+    monkeypatch.setattr(module, "MAX_JACOBIAN_WORK", 1000)
+    monkeypatch.setattr(module, "MAX_NTK_WORK", 1000)
+    ds = profile(net, x)
+    reasons = [s["reason"] for s in json.loads(ds.attrs["skipped"])]
+    assert np.isnan(ds.jacobian_singular_values).all()
+    assert np.isnan(ds.ntk_trace).all()
+    assert any("jacobian_singular_values" in r and "jacobian_samples=27 stays below it" in r for r in reasons)
+    assert any("ntk_trace" in r and "jacobian_samples=22 stays below it" in r for r in reasons)
+    below = profile(net, x, jacobian_samples=22)
+    assert np.isfinite(below.ntk_trace).all()
+    assert np.isfinite(below.log_pseudo_determinant).all()
+
+
+def test_samples_that_depend_on_each_other_leave_the_layers_measured():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
+    ds = profile(net, normal(10, 3))
+    assert np.isfinite(ds.activation_singular_values.values[0]).all()
+    assert np.isnan(ds.log_pseudo_determinant).all()
+    assert any("jacobian_singular_values" in line for line in describe(ds))
+
+
+def test_a_convolution_whose_stride_does_not_divide_the_image_is_a_row_of_nan_with_the_reason():
+    net = nn.Sequential(nn.Conv1d(1, 2, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(6, 2))
+    ds = profile(net, normal(10, 1, 7))
+    assert np.isnan(ds.weight_singular_values.values[0]).all()
+    assert np.isnan(ds.weight_rank.values[0])
+    assert np.isfinite(ds.activation_singular_values.values[0, :6]).all()
+    assert any("skipped 0 (Conv1d): weight_singular_values: image size" in line for line in describe(ds))
+
+
+def test_integers_as_input():
+    net = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    ds = profile(net, torch.arange(20).reshape(10, 2) % 5)
+    assert list(ds.layer_name.values) == ["2", "4"]
+    assert np.isnan(ds.jacobian_singular_values).all()
+    assert np.isfinite(ds.ntk_trace).all()
+    assert any("x holds integers" in line for line in describe(ds))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"x": normal(1, 4)}, ValueError, "x: got 1 sample"),
+        ({"x": normal(9, 5)}, ValueError, "x: got shape"),
+        ({"y": normal(9, 2)}, ValueError, "y: got 2 outputs"),
+        ({"y": normal(8, 3)}, ValueError, "y: got 8 samples"),
+        ({"y": torch.full((9,), 3)}, ValueError, "y: got class numbers from 3 to 3"),
+        ({"y": torch.ones(9, 3, dtype=torch.bool)}, TypeError, "y: got Tensor"),
+        ({"rtol": -1.0}, ValueError, "rtol: got -1"),
+        ({"threshold": "a"}, TypeError, "threshold: got 'a'"),
+        ({"near": (0.01, 2.0)}, ValueError, "near: got"),
+        ({"chunk": 0}, ValueError, "chunk: got 0"),
+        ({"jacobian_samples": 0}, ValueError, "jacobian_samples: got 0"),
+        ({"keep": 0}, ValueError, "keep: got 0"),
+        ({"method": "svd"}, ValueError, "method: got 'svd'"),
+        ({"net": nn.Sequential(nn.ReLU())}, ValueError, "found no linear or convolutional layer"),
+        ({"net": "net"}, TypeError, "module: got 'net'"),
+    ],
+)
+def test_errors_name_the_argument(arguments, error, message):
+    settings = {"net": bnrank.MLP([4, 5, 3]), "x": normal(9, 4), **arguments}
+    with pytest.raises(error, match=message):
+        profile(**settings)
+    with pytest.raises(ValueError, match="profile: got a dataset without"):
+        describe(xr.Dataset())

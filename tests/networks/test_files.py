@@ -1,0 +1,203 @@
+import itertools
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+
+import bnrank
+from bnrank.networks import files, load, load_module, save
+
+
+def chain(*widths, bias=True):
+    layers = [m for a, b in itertools.pairwise(widths) for m in (nn.Linear(a, b, bias=bias), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    widths=st.lists(st.integers(1, 7), min_size=2, max_size=6),
+    slope=st.sampled_from([0.0, 0.1, -0.5]),
+    bias=st.booleans(),
+    init=st.sampled_from(["he", 0.01]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
+def test_what_is_saved_comes_back(tmp_path, widths, slope, bias, init, dtype):
+    net = bnrank.MLP(widths, slope, bias, init, seed=7, dtype=dtype)
+    path = save(net, tmp_path / "net.safetensors")
+    back = load(path)
+    assert (back.widths, back.slope, back.bias, back.init, back.seed) == (widths, slope, bias, init, 7)
+    for a, b in zip(net.parameters(), back.parameters(), strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
+
+
+def test_metadata_names_the_version(tmp_path):
+    from safetensors import safe_open
+
+    with safe_open(save(bnrank.MLP([2, 1]), tmp_path / "a.safetensors"), "pt") as file:
+        assert json.loads(file.metadata()["bnrank"])["version"] == bnrank.__version__
+
+
+def test_parameters_that_are_views_of_an_ensemble_are_saved(tmp_path):
+    net, stack = bnrank.MLP([3, 3]), torch.randn(5, 3, 3)
+    net.layers[0].weight = nn.Parameter(stack[2].T)
+    assert torch.equal(load(save(net, tmp_path / "a.safetensors")).weights[0], stack[2].T)
+
+
+def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = save(bnrank.MLP([2, 1], seed=1), tmp_path / "a.safetensors")
+    old = path.read_bytes()
+
+    def stop(_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(files.os, "fsync", stop)
+    with pytest.raises(OSError, match="disk full"):
+        save(bnrank.MLP([2, 1], seed=2), path)
+    assert path.read_bytes() == old
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_the_target_is_never_open_for_writing(tmp_path, monkeypatch):
+    path = tmp_path / "a.safetensors"
+    opened = []
+    original = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *a, **k: (opened.append(self), original(self, *a, **k))[1])
+    save(bnrank.MLP([2, 1]), path)
+    assert len(opened) == 1
+    assert opened[0] != path
+    assert opened[0].parent == path.parent
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_foreign_chain_is_read(tmp_path, bias):
+    torch.manual_seed(0)
+    model = chain(3, *[5] * 11, 2, bias=bias)  # numbers of two digits: "10" comes after "2"
+    save_file(model.state_dict(), tmp_path / "m.safetensors")
+    net = load(tmp_path / "m.safetensors")
+    x = torch.randn(4, 3)
+    assert net.widths == [3, *[5] * 11, 2]
+    assert torch.allclose(net(x), model(x))
+
+
+def test_names_without_numbers_need_an_order(tmp_path):
+    path = tmp_path / "m.safetensors"
+    tensors = {"inner.weight": torch.ones(4, 3), "outer.weight": torch.ones(2, 4), "core.weight": torch.ones(4, 4)}
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match="order="):
+        load(path)
+    assert load(path, 0.1, order=["inner.weight", "core.weight", "outer.weight"]).widths == [3, 4, 4, 2]
+    with pytest.raises(ValueError, match="order: got"):
+        load(path, order=["inner.weight"])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"0.weight": torch.ones(4, 3), "2.weight": torch.ones(2, 5)}, "do not chain: 0.weight .* has 4 outputs"),
+        ({"0.weight": torch.ones(4, 3, 3, 3)}, "not a plain chain"),
+        ({"0.weight": torch.ones(4, 3), "1.weight": torch.ones(4)}, r"1.weight \(4,\)"),
+        ({"0.weight": torch.ones(4, 3), "1.running_mean": torch.ones(4)}, "running_mean"),
+        ({"0.weight": torch.ones(4, 3), "0.bias": torch.ones(4), "1.weight": torch.ones(2, 4)}, "not in 1.weight"),
+        ({"0.weight": torch.ones(4, 3), "1.weight": torch.ones(2, 4).double()}, "dtypes"),
+        ({"0.weight": torch.ones(4, 3).int()}, "dtypes"),
+    ],
+)
+def test_what_is_no_chain_is_refused_by_name(tmp_path, tensors, message):
+    path = tmp_path / "m.safetensors"
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match=message) as caught:
+        load(path)
+    assert "m.safetensors" in str(caught.value)
+
+
+class Evil:
+    def __reduce__(self):
+        return Path.touch, (Path("opened"),)
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.pth", "m.ckpt", "m.safetensors", "m"])
+@pytest.mark.parametrize("write", ["zip", "legacy", "plain"])
+def test_pickles_are_refused_unopened_by_name_or_content(tmp_path, monkeypatch, name, write):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / name
+    if write == "plain":
+        path.write_bytes(pickle.dumps(Evil()))
+    else:
+        torch.save({"a": Evil()}, path, _use_new_zipfile_serialization=write == "zip")
+    for read in (load, lambda p: load_module("torch.nn:Identity", p)):
+        with pytest.raises(
+            ValueError, match=r"safetensors.torch.save_file\(model.state_dict\(\), \"model.safetensors\"\)"
+        ):
+            read(path)
+    assert not Path("opened").exists()
+
+
+def test_damaged_files_are_refused_by_name(tmp_path):
+    path = save(bnrank.MLP([5, 5]), tmp_path / "net.safetensors")
+    whole = path.read_bytes()
+    for data in (b"", whole[:4], whole[:50], whole[:-1], b"\xff" * 200, b"<html></html>"):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"net.safetensors .* not a complete safetensors file"):
+            load(path)
+    with pytest.raises(ValueError, match="expected a file that exists"):
+        load(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"widths": [5, 6]}, {"widths": [5]}, {"widths": "ab"}, {"slope": 3}, {"bias": False}, {"init": None}, None],
+)
+def test_damaged_metadata_is_refused_by_name(tmp_path, change):
+    settings_ = {"widths": [5, 5], "slope": 0.0, "bias": True, "init": "he", "seed": 0}
+    text = json.dumps({**settings_, **change}) if change is not None else "{"
+    save_file(bnrank.MLP([5, 5]).state_dict(), tmp_path / "net.safetensors", {"bnrank": text})
+    with pytest.raises(ValueError, match=r"net.safetensors|slope"):
+        load(tmp_path / "net.safetensors")
+
+
+def test_save_refuses_other_modules_and_names(tmp_path):
+    with pytest.raises(TypeError, match="save_file"):
+        save(nn.Linear(2, 2), tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match=r"ending in .safetensors"):
+        save(bnrank.MLP([2, 1]), tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="folder that exists"):
+        save(bnrank.MLP([2, 1]), tmp_path / "no" / "a.safetensors")
+
+
+def test_modules_come_from_files_with_their_weights(tmp_path):
+    (tmp_path / "sibling.py").write_text("WIDTH = 4\n")
+    (tmp_path / "model.py").write_text(
+        "from torch import nn\nfrom sibling import WIDTH\n"
+        "def build():\n    return nn.Sequential(nn.Linear(3, WIDTH))\n"
+        "def broken():\n    raise RuntimeError('no')\n"
+        "def number():\n    return 3\n"
+    )
+    spec = f"{tmp_path / 'model.py'}:build"
+    model = load_module(spec)
+    assert model[0].weight.shape == (4, 3)
+    save_file({k: v + 1 for k, v in model.state_dict().items()}, tmp_path / "w.safetensors")
+    loaded = load_module(spec, tmp_path / "w.safetensors")
+    assert torch.equal(loaded[0].weight, model[0].weight + 1)
+    save_file({"other": torch.ones(1)}, tmp_path / "o.safetensors")
+    with pytest.raises(ValueError, match=r"o.safetensors does not fit"):
+        load_module(spec, tmp_path / "o.safetensors")
+    with pytest.raises(ValueError, match="raised RuntimeError: no"):
+        load_module(f"{tmp_path / 'model.py'}:broken")
+    with pytest.raises(TypeError, match="returned 3"):
+        load_module(f"{tmp_path / 'model.py'}:number")
+    with pytest.raises(ValueError, match="did you mean 'build'"):
+        load_module(f"{tmp_path / 'model.py'}:bild")
+    with pytest.raises(ValueError, match="does not"):
+        load_module(f"{tmp_path / 'none.py'}:build")
+    with pytest.raises(ValueError, match="importing no_such_package_here"):
+        load_module("no_such_package_here:build")
+    with pytest.raises(ValueError, match=r"expected 'file.py:function'"):
+        load_module("model.py")

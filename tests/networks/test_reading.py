@@ -1,0 +1,289 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bnrank
+from bnrank.networks import capture, read
+from bnrank.networks.functional import Functional
+from oracles import float64, layer_values
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+class Shuffled(nn.Module):
+    """Registered in another order than run; one layer unused, one used twice, one tied, parameters on itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 2)
+        self.unused = nn.Linear(4, 4)
+        self.twice = nn.Linear(4, 4)
+        self.first = nn.Linear(3, 4)
+        self.tied = nn.Linear(4, 4)
+        self.copy = nn.Linear(4, 4)
+        self.copy.weight = self.tied.weight
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        h = torch.relu(self.first(x)) * self.scale
+        h = self.twice(torch.relu(self.twice(h)))
+        return self.last(self.copy(self.tied(h)))
+
+
+class Loud(nn.Module):
+    """Everything that could be left changed: dropout, running statistics, a counter, in-place activations."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.drop = nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)
+        self.b, self.lstm = nn.Linear(6, 2), nn.LSTM(6, 6, batch_first=True)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls += 1
+        self.steps += 1
+        torch.rand(3)
+        h = torch.relu_(self.norm(self.a(x)))
+        h = self.lstm(self.drop(h)[:, None])[0][:, 0]
+        return self.b(h)
+
+
+def test_an_mlp_is_read_by_its_layer_names():
+    reading = read(bnrank.MLP([3, 5, 4, 2]))
+    assert [(layer.index, layer.name, layer.kind) for layer in reading.layers] == [
+        (1, "layers.0", "linear"),
+        (2, "layers.1", "linear"),
+        (3, "layers.2", "linear"),
+    ]
+    assert reading.skipped == ()
+
+
+def test_layers_come_in_order_of_execution_and_the_others_with_a_reason():
+    reading = read(Shuffled(), torch.randn(5, 3, generator=generator()))
+    assert [layer.name for layer in reading.layers] == ["first", "last"]
+    assert [layer.input_shape for layer in reading.layers] == [(3,), (4,)]
+    reasons = {s.name: s.reason for s in reading.skipped}
+    assert set(reasons) == {"", "unused", "twice", "tied", "copy"}
+    assert "never called" in reasons["unused"]
+    assert "called 2 times" in reasons["twice"]
+    assert "'copy'" in reasons["tied"]
+    assert "'tied'" in reasons["copy"]
+    assert "scale" in reasons[""]
+
+
+def test_registration_order_without_an_example():
+    assert [layer.name for layer in read(Shuffled()).layers] == ["last", "unused", "twice", "first"]
+
+
+def test_every_module_with_parameters_is_read_or_skipped():
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.PReLU(),
+        nn.ConvTranspose2d(4, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.Flatten(),
+        nn.Linear(4 * 64, 6),
+        nn.LayerNorm(6),
+        nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+        nn.Dropout(),
+        nn.Linear(6, 1),
+    )
+    for x in (None, torch.randn(4, 1, 8, 8, generator=generator())):
+        reading = read(net, x)
+        assert [layer.name for layer in reading.layers] == ["0", "6", "10"]
+        assert {s.name: s.type for s in reading.skipped} == {
+            "1": "BatchNorm2d",
+            "2": "PReLU",
+            "3": "ConvTranspose2d",
+            "4": "GroupNorm",
+            "7": "LayerNorm",
+            "8": "ParametrizedLinear",
+        }
+        assert all(s.reason for s in reading.skipped)
+        owners = {
+            name.rpartition(".")[0].removesuffix(".parametrizations.weight") for name, _ in net.named_parameters()
+        }
+        assert owners == {layer.name for layer in reading.layers} | {s.name for s in reading.skipped}
+
+
+def test_one_module_under_two_names_is_shared():
+    layer = nn.Linear(3, 3)
+    reading = read(nn.Sequential(layer, nn.ReLU(), layer))
+    assert reading.layers == ()
+    assert "shared" in reading.skipped[0].reason
+
+
+def test_attention_and_embedding_are_skipped_and_their_neighbours_read():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(10, 8)
+            self.block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(self.block(self.embed(x)).mean(1))
+
+    net, x = Tokens(), torch.randint(10, (6, 4), generator=generator())
+    reading = read(net, x)
+    assert [layer.name for layer in reading.layers] == ["block.linear1", "block.linear2", "head"]
+    assert {"embed", "block.self_attn", "block.self_attn.out_proj", "block.norm1"} <= {s.name for s in reading.skipped}
+    assert [layer.name for layer in read(net).layers] == ["block.linear1", "block.linear2", "head"]
+    assert "belongs to an attention layer" in next(s.reason for s in read(net).skipped if "out_proj" in s.name)
+    (part,) = capture(net, x, reading)
+    assert torch.allclose(part.output, float64(net)(x))
+
+
+class Halved(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+class Same(nn.Linear):
+    def forward(self, x):
+        return super().forward(x)
+
+
+def test_subclasses_are_read_only_if_they_compute_what_the_base_does():
+    net = nn.Sequential(Halved(3, 3), Same(3, 3), nn.Linear(3, 3))
+    reading = read(net, torch.randn(4, 3, generator=generator()))
+    assert [layer.name for layer in reading.layers] == ["1", "2"]
+    assert "overrides forward" in reading.skipped[0].reason
+    assert [layer.name for layer in read(net).layers] == ["2"]
+
+
+def test_a_first_dimension_that_is_not_the_samples_is_noticed():
+    class Transposed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.b(self.a(x.transpose(0, 1)).transpose(0, 1))
+
+    reading = read(Transposed(), torch.randn(4, 5, 3, generator=generator()))
+    assert [layer.name for layer in reading.layers] == ["b"]
+    assert "first dimension is not the samples" in reading.skipped[0].reason
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 10, 100])
+def test_capture_equals_one_pass_of_a_float64_copy(chunk):
+    x = torch.randn(10, 3, generator=generator())
+    net = nn.Sequential(nn.Linear(3, 6), nn.ReLU(inplace=True), nn.BatchNorm1d(6), nn.Linear(6, 4), nn.Tanh())
+    parts = list(capture(net, x, chunk=chunk))
+    copied = float64(net)
+    expected = layer_values(copied, [copied[0], copied[3]], x)
+    for i in range(2):
+        assert torch.allclose(torch.cat([p.preactivations[i] for p in parts]), expected[i])
+    assert torch.allclose(torch.cat([p.activations[1] for p in parts]), copied(x.double()))
+    assert torch.equal(torch.cat([p.inputs[0] for p in parts]), x.double())
+    assert [p.rows.start for p in parts] == list(range(0, 10, chunk))
+
+
+def snapshot(net):
+    state = {k: v.clone() for k, v in net.state_dict().items()}
+    grads = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in net.modules()]
+    return state, [m.training for m in net.modules()], hooks, grads, [p.requires_grad for p in net.parameters()]
+
+
+def same(a, b):
+    return a[1:3] == b[1:3] and a[4] == b[4] and all(torch.equal(a[0][k], b[0][k]) for k in a[0]) and a[3] == b[3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fail", [False, True])
+def test_nothing_is_left_changed(fail, dtype):
+    net = Loud().train().to(dtype)
+    net.norm.eval()
+    x = torch.randn(5, 3, generator=generator())
+    before, random, ids = snapshot(net), torch.get_rng_state(), [id(p) for p in net.parameters()]
+    copied = copy.deepcopy(net).eval()
+    if fail:
+        with pytest.raises(ValueError, match="failed on x"):
+            read(net, torch.randn(5, 4, generator=generator()))
+        with pytest.raises(ValueError, match="failed on x"):
+            list(capture(net, torch.randn(5, 4, generator=generator()), read(net, x)))
+    else:
+        for part in capture(net, x, chunk=2):
+            assert same(before, snapshot(net))  # between chunks too
+            assert part.output.dtype == torch.float64
+            assert not part.output.requires_grad
+    assert same(before, snapshot(net))
+    assert torch.equal(random, torch.get_rng_state())
+    assert ids == [id(p) for p in net.parameters()]
+    assert torch.equal(net.eval()(x.to(dtype)), copied(x.to(dtype)))  # the LSTM's flat weights are its own again
+
+
+def test_a_forward_that_cannot_run_in_float64_says_so_and_runs_in_float32():
+    class Stubborn(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.fixed = nn.Linear(3, 2), torch.ones(2, 2)
+
+        def forward(self, x):
+            return self.a(x) @ self.fixed
+
+    net, x = Stubborn(), torch.randn(4, 3, generator=generator())
+    with pytest.raises(ValueError, match=r"dtype=torch.float32"):
+        read(net, x)
+    (part,) = capture(net, x, read(net), dtype=torch.float32)
+    assert part.output.dtype == torch.float32
+
+
+class Chosen(nn.Module):
+    def __init__(self, *order):
+        super().__init__()
+        self.a, self.b, self.order = nn.Linear(3, 3), nn.Linear(3, 3), order
+
+    def forward(self, x):
+        for name in self.order:
+            x = getattr(self, name)(x)
+        return x
+
+
+def test_errors_name_the_argument():
+    twice, unused = Chosen("a", "b", "a"), Chosen("a")
+    x = torch.randn(4, 3, generator=generator())
+    with pytest.raises(TypeError, match=r"module: got 'net' \(str\)"):
+        read("net")
+    with pytest.raises(ValueError, match=r"x: got shape .*expected .N, 3."):
+        read(bnrank.MLP([3, 2]), torch.randn(4, 5))
+    with pytest.raises(ValueError, match="NaN"):
+        read(bnrank.MLP([3, 2]), torch.full((4, 3), torch.nan))
+    with pytest.raises(ValueError, match=r"found no linear or convolutional layer.*BatchNorm1d"):
+        capture(nn.Sequential(nn.BatchNorm1d(3)), x)
+    with pytest.raises(ValueError, match="chunk: got 0"):
+        capture(bnrank.MLP([3, 2]), x, chunk=0)
+    with pytest.raises(ValueError, match=r"parameters without a shape yet \(weight, bias\)"):
+        read(nn.LazyLinear(3))
+    with pytest.raises(ValueError, match="returns tuple"):
+        read(nn.LSTM(3, 3), x[:, None])
+    with pytest.raises(ValueError, match="runs more than once"):
+        list(capture(twice, x, read(twice)))
+    with pytest.raises(ValueError, match="'b' did not run"):
+        list(capture(unused, x, read(unused)))
+    with pytest.raises(ValueError, match="reading: got one of another module"):
+        capture(bnrank.MLP([3, 2]), x, read(bnrank.MLP([3, 2])))
+    with pytest.raises(ValueError, match="DataParallel"):
+        read(nn.DataParallel(nn.Linear(3, 3)))
+
+
+def test_numpy_samples_and_compiled_modules_are_read():
+    net = nn.Sequential(nn.Linear(3, 2))
+    (part,) = capture(torch.compile(net), np.ones((2, 3), dtype=np.float32))
+    assert torch.allclose(part.output, float64(net)(torch.ones(2, 3).double()))
+
+
+def test_functional_lets_gradients_through():
+    net, x = bnrank.MLP([3, 4, 1]), torch.randn(2, 3, generator=generator()).double().requires_grad_(True)
+    Functional(net)(x).sum().backward()
+    assert x.grad is not None
+    assert all(p.grad is None for p in net.parameters())

@@ -1,0 +1,129 @@
+"""Synthetic histories and profiles with a planted bottleneck: what a trained ensemble looks like, in milliseconds."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import xarray as xr
+
+
+def make_history(members=4, depth=6, rank=2, steps=120, top=12, seed=0, name="depth 6"):
+    """Rank grows by one at a time (saddle to saddle); member 2 diverges after a third of the steps."""
+    rng = np.random.default_rng(seed)
+    step = np.arange(steps) * 50
+    time = np.linspace(0, 1, steps)
+    spectra = np.full((members, steps, depth, top), np.nan)
+    for m in range(members):
+        onsets = np.sort(rng.uniform(0.1, 0.55, rank + 4))
+        for layer in range(depth):
+            edge = min(layer, depth - 1 - layer)
+            width = min(top, 8 + 2 * (layer == 0))
+            for i in range(width):
+                planted = 1.25 - 0.03 * i if i < rank else 0.75 * np.exp(-1.1 * edge) * 0.8 ** (i - rank)
+                onset = onsets[i] if i < rank else 0.6
+                rise = 1 / (1 + np.exp(-(time - onset) * 45))
+                spectra[m, :, layer, i] = planted * rise + 0.02 * np.exp(-0.4 * i) + 1e-4 * rng.random(steps)
+    spectra = np.where(np.isnan(spectra), np.nan, -np.sort(-np.nan_to_num(spectra, nan=-1), axis=-1))
+    norm = np.nansum(spectra**2, axis=(2, 3))
+    drops = np.nansum(spectra[:, :, depth // 2, :rank], axis=-1) / (1.25 * rank)
+    cost = 2.0 * (1 - 0.96 * np.clip(drops, 0, 1)) * (1 + 0.02 * rng.random((members, steps)))
+    variables = {
+        "loss": cost + 1e-3 * norm,
+        "cost": cost,
+        "parameter_norm": norm,
+        "gradient_norm": np.abs(np.gradient(cost, axis=1)) * 30 + 1e-4,
+        "balance_residual": 0.05 * np.exp(-3 * time)[None] * (1 + np.arange(members))[:, None],
+    }
+    status = ["converged", "finished", "diverged", "interrupted"]
+    dataset = xr.Dataset(
+        {key: (("member", "step"), value) for key, value in variables.items()}
+        | {"weight_singular_values": (("member", "step", "layer", "index"), spectra)},
+        coords={
+            "member": np.arange(members),
+            "step": step,
+            "layer": np.arange(1, depth + 1),
+            "index": np.arange(1, top + 1),
+            "seed": ("member", np.arange(members)),
+            "ridge": ("member", np.full(members, 1e-3)),
+            "lr": ("member", 3e-3 * 2.0 ** -np.arange(members)),
+            "status": ("member", [status[m % 4] for m in range(members)]),
+        },
+        attrs={
+            "settings": json.dumps(
+                {"steps": 6000, "optimizer": "adam", "task": {"name": "low_rank_map", "n": 300, "rank": rank}}
+            ),
+            "bnrank_version": "0.1.0",
+            "depth": depth,
+            "name": name,
+        },
+    )
+    if members > 2:
+        stopped = xr.where((dataset.member == 2) & (dataset.step > step[steps // 3]), np.nan, 1.0)
+        for key in dataset.data_vars:
+            dataset[key] = dataset[key] * stopped
+    return dataset
+
+
+def make_profile(depth=13, rank=4, samples=60, top=15, seed=0, name="depth 13"):
+    """F1: many dimensions in the first and last layers, ``rank`` of them, linear, in the middle."""
+    rng = np.random.default_rng(seed)
+    layer = np.arange(1, depth + 1)
+    edge = np.minimum(layer - 1, depth - layer)[:, None]
+    index = np.arange(top)[None]
+    small = 0.9 * np.exp(-0.9 * edge) * 0.85**index + 0.004 * rng.random((depth, top))
+    weights = -np.sort(-np.where(index < rank, 1.25 - 0.02 * index + 0.05 * rng.random((depth, top)), small), axis=1)
+    jacobian = np.exp(0.1 * rng.standard_normal((samples, top))) * np.where(np.arange(top) < rank, 1.0, 2e-4)
+    jacobian[:, 10:] = np.nan
+    width = [50, *[100] * (depth - 1), 50]
+    return xr.Dataset(
+        {
+            "weight_singular_values": (("layer", "index"), weights),
+            "activation_singular_values": (("layer", "index"), weights * (2.2 - 0.05 * index)),
+            "preactivation_singular_values": (("layer", "index"), weights * (2.3 - 0.05 * index)),
+            "nonlinearity": (("layer",), 0.55 * np.exp(-0.8 * edge[:, 0]) + 0.01),
+            "weight_rank": (("layer",), (weights > 0.1).sum(1)),
+            "parameter_norm": (("layer",), (weights**2).sum(1)),
+            "jacobian_singular_values": (("sample", "index"), -np.sort(-jacobian, axis=1)),
+            "log_pseudo_determinant": (("sample",), np.log(jacobian[:, :rank]).sum(1)),
+            "ntk_trace": (("sample",), 300 + 20 * rng.standard_normal(samples)),
+        },
+        coords={"layer": layer, "layer_name": ("layer", [f"layers.{i}" for i in range(depth)])},
+        attrs={
+            "skipped": json.dumps([{"name": "norm1", "type": "BatchNorm1d", "reason": "not positively homogeneous"}]),
+            "bottleneck": json.dumps(
+                {"rank": rank, "start": min(4, depth), "end": max(depth - 3, min(4, depth)), "gap": 14.2, "reason": ""}
+            ),
+            "notes": json.dumps([{"name": "layers.0", "note": "taken as it is"}]),
+            "threshold": 0.1,
+            "jacobian_rtol": 1e-6,
+            "widths": width,
+            "title": name,
+        },
+    )
+
+
+@pytest.fixture
+def history():
+    return make_history()
+
+
+@pytest.fixture
+def profile():
+    return make_profile()
+
+
+@pytest.fixture
+def claims():
+    return [
+        SimpleNamespace(name="rank 4 in the middle", passed=True, measured=4, expected="k = 4"),
+        SimpleNamespace(name="nonlinearity vanishes", passed=False, measured=0.3125, expected="below 0.05"),
+        SimpleNamespace(name="slope equals rank", passed=None, measured="–", expected="2 ± 0.1"),
+    ]
+
+
+@pytest.fixture
+def run(history, profile):
+    return SimpleNamespace(history=history, profiles=[profile], settings={"steps": 6000, "optimizer": "adam"})

@@ -1,0 +1,153 @@
+"""The page in a real browser: drawn, moved, in both colour schemes, at two widths, offline."""
+
+import time
+from types import SimpleNamespace
+
+import plotly.graph_objects
+import pytest
+
+from bnrank.reporting import Section, plots, report
+
+from .browser import chromium, show, why_absent
+from .conftest import make_history, make_profile
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(why_absent()), reason=why_absent() or "present")]
+
+PLOTS = ".view .card .plot"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    figure = plotly.graph_objects.Figure(plotly.graph_objects.Scatter(x=[1, 2], y=[2, 1], name="a"))
+    histories = {"depth 6": make_history(), "depth 12": make_history(depth=12, steps=30)}
+    profiles = {"depth 13": make_profile(), "depth 8": make_profile(depth=8)}
+    still = plots.norm_versus_depth([4, 6], [8.0, 12.0], [2, 2], [0.0, 0.0])
+    claim = SimpleNamespace(
+        name="a claim in rather many words, so that it has to wrap", passed=True, measured=1, expected="1"
+    )
+    sections = [
+        Section(
+            "A", "text", claims=[claim], history=histories, profile=profiles, figures={"own": figure, "F4a": still}
+        ),
+        Section("Curves only", history=make_history().drop_vars("weight_singular_values")),
+    ]
+    return report(sections, tmp_path_factory.mktemp("page") / "page.html", title="Averyveryverylongwordinatitle " * 3)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as driver:
+        yield driver
+
+
+@pytest.fixture
+def driver(browser, page):
+    show(browser, 1280, "light")
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    wait_for(browser, f"return document.querySelectorAll('{PLOTS} .main-svg').length > 0")
+    yield browser
+    assert browser.get_log("browser") == []
+
+
+def wait_for(driver, script, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not driver.execute_script(script):
+        assert time.monotonic() < end, f"never true: {script}"
+        time.sleep(0.05)
+
+
+def use(driver, selector, value, event="change"):
+    driver.execute_script(
+        "const e = document.querySelector(arguments[0]); e.value = arguments[1];"
+        "e.dispatchEvent(new Event(arguments[2], {bubbles: true}))",
+        selector,
+        value,
+        event,
+    )
+
+
+def spectra(driver):
+    """The data of the plot of the weights' spectra at a step."""
+    return driver.execute_script("return document.querySelectorAll('#section-1-history .plot')[1].data.map((t) => t.y)")
+
+
+def test_every_plot_is_drawn(driver):
+    drawn = driver.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].filter((p) => p.offsetParent).map((p) => "
+        "p.querySelectorAll('.main-svg path.js-line, .main-svg .hm image').length)",
+        PLOTS,
+    )
+    assert len(drawn) == 1 + 4 + 5 + 1  # a figure, a history, a profile, a history of which only curves are shown
+    assert all(drawn)
+
+
+def test_plots_stay_inside_their_cards_without_a_resize(driver, tmp_path):
+    driver.get(report(make_profile(), tmp_path / "p.html").as_uri())
+    inside = (
+        f"return [...document.querySelectorAll('{PLOTS} .main-svg')].every((svg) => svg.getBoundingClientRect().right"
+        " <= svg.closest('.card').getBoundingClientRect().right)"
+    )
+    wait_for(driver, inside, seconds=5.0)
+
+
+def test_the_slider_moves_the_spectra(driver):
+    late = spectra(driver)
+    use(driver, "#section-1-history input[type=range]", 0, "input")
+    early = spectra(driver)
+    assert early != late
+    assert max(early[-1]) < 0.1 < 1.0 < max(late[-1])
+    assert driver.execute_script("return document.querySelector('#section-1-history output').textContent") == "step 0"
+    marker = "return document.querySelectorAll('#section-1-history .plot')[arguments[0]].layout.shapes[0].x0"
+    assert [driver.execute_script(marker, i) for i in (0, 2, 3)] == [0, 0, 0]
+
+
+def test_play_moves_the_slider(driver):
+    position = "return +document.querySelector('#section-1-history input[type=range]').value"
+    press = "document.querySelector('#section-1-history .timeline button').click()"
+    last = driver.execute_script(position)
+    driver.execute_script(press)
+    wait_for(driver, f"{position} > 3")
+    driver.execute_script(press)
+    assert 3 < driver.execute_script(position) < last
+
+
+def test_the_member_and_the_history_can_be_chosen(driver):
+    first = spectra(driver)
+    use(driver, "#section-1-history .controls label:nth-of-type(2) select", 2)
+    assert spectra(driver) != first
+    note = driver.execute_script("return document.querySelector('#section-1-history [role=status]').textContent")
+    assert note.startswith("member 2 stopped (diverged)")
+    use(driver, "#section-1-history .controls label:nth-of-type(1) select", 1)
+    assert {len(line) for line in spectra(driver)} == {12}
+    driver.execute_script("document.querySelectorAll('#section-1-history .key button')[3].click()")
+    assert driver.execute_script("return document.activeElement.textContent").startswith("member 3")
+
+
+def test_log_scale_and_threshold(driver):
+    use(driver, "#section-1-history .controls label:nth-of-type(3) select", "log")
+    kind = "return document.querySelectorAll('#section-1-history .plot')[1].layout.yaxis.type"
+    assert driver.execute_script(kind) == "log"
+    ranks = "return document.querySelectorAll('#section-1-history .plot')[2].data[0].z.map((row) => row.at(-1))"
+    before = driver.execute_script(ranks)
+    use(driver, "#section-1-history input[type=number]", "1.0", "input")
+    assert driver.execute_script(ranks) == [2] * 6 != before
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_no_sideways_scroll_in_either_scheme(driver, width, scheme):
+    show(driver, width, scheme)
+    wait_for(driver, f"return innerWidth === {width} && document.documentElement.scrollWidth <= {width}")
+    wait_for(
+        driver,
+        f"return [...document.querySelectorAll('{PLOTS} .main-svg')].every((s) => "
+        "s.getBoundingClientRect().right <= innerWidth)",
+    )
+    ink, background, title = driver.execute_script(
+        "const plot = document.querySelector('.plot .xtitle');"
+        "const style = getComputedStyle(document.body);"
+        "return [style.color, style.backgroundColor, getComputedStyle(plot).fill]"
+    )
+    light = {colour: sum(map(int, colour[4:-1].split(","))) > 384 for colour in (ink, background, title)}
+    assert light == {ink: scheme == "dark", background: scheme == "light", title: scheme == "dark"}

@@ -1,0 +1,314 @@
+import json
+import re
+import resource
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import plotly.graph_objects
+import plotly.offline
+import pytest
+import torch
+import xarray as xr
+
+import bnrank
+from bnrank import measures
+from bnrank.reporting import Section, payload, plots, report
+from bnrank.reporting.sections import flatten_settings
+
+from .conftest import make_history, make_profile
+
+EVIL = "</script><script>alert('x')</script><img src=http://evil.example/x onerror=alert(1)>&\u2028"
+
+
+class Page(HTMLParser):
+    """Tags with attributes, visible text, and the contents of style and script elements."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.words, self.raw, self._inside = [], [], [], None
+        self.source = Path(path).read_text(encoding="utf-8")
+        self.feed(self.source)
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = self.get_starttag_text() if tag in ("script", "style") else None
+
+    def handle_endtag(self, tag):
+        self._inside = None
+
+    def handle_data(self, data):
+        (self.raw if self._inside else self.words).append(data)
+
+    @property
+    def data(self):
+        return json.loads(re.search(r'id="bnrank-data">(.*?)</script>', self.source, re.S)[1])
+
+
+def test_the_page_asks_the_network_for_nothing(tmp_path, run, claims, profile):
+    page = Page(report(run, tmp_path / "p.html", claims=claims, figures=plots.bottleneck_spectra(profile)))
+    for tag, attributes in page.tags:
+        for name in ("src", "href", "srcset", "action", "data", "poster"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:")), (tag, attributes)
+        assert tag not in ("iframe", "object", "embed", "base")
+    policy = next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none';")
+    assert "http" not in policy
+    own = "".join(raw for raw in page.raw if raw != plotly.offline.get_plotlyjs())
+    assert len(own) < 2_000_000
+    assert not re.search(r"https?://|@import|fetch\(|XMLHttpRequest|import\(", own)
+
+
+def test_the_page_is_well_formed_and_says_what_made_it(tmp_path, run):
+    page = Page(report(run, tmp_path / "p.html", notes="First.\n\nSecond."))
+    names = [tag for tag, _ in page.tags]
+    assert page.source.startswith("<!doctype html>")
+    assert ("html", {"lang": "en"}) in page.tags
+    for tag in ("title", "h1", "main", "header", "footer"):
+        assert names.count(tag) == 1 or tag == "header"
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    for words in ("First.", "Second.", "optimizer", "adam", "norm1", "not positively homogeneous", "jacobian_rtol"):
+        assert words in page.text
+    for words in ("bottleneck rank", "diverged", "layers.12", "taken as it is"):
+        assert words in page.text
+
+
+def test_profile_history_run_sections_and_mappings_are_accepted(tmp_path, history, profile, run):
+    for source, kinds in (
+        (profile, {"profile"}),
+        (history, {"history"}),
+        (run, {"history", "profile"}),
+        (Section("S", rows=[{"a": 1}]), set()),
+        ([history, profile], {"history", "profile"}),
+        ({"one": run, "two": Section("x", profile={"a": profile, "b": profile})}, {"history", "profile"}),
+    ):
+        page = Page(report(source, tmp_path / "p.html"))
+        assert {entry["kind"] for entry in page.data.values()} == kinds
+    assert "one" in page.text
+    assert "two" in page.text
+    assert [s["label"] for s in page.data["section-2-profile"]["sets"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize("source", [3, "page", None, {"a": 3}, [object()]])
+def test_other_sources_are_refused(tmp_path, source):
+    with pytest.raises(TypeError, match="source: got"):
+        report(source, tmp_path / "p.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_sections_are_refused(tmp_path, history, profile):
+    with pytest.raises(ValueError, match="expected a profile"):
+        report(xr.Dataset({"a": ("x", [1.0])}), tmp_path / "p.html")
+    with pytest.raises(ValueError, match="nothing to show"):
+        report([], tmp_path / "p.html")
+    with pytest.raises(ValueError, match="history: got dimensions"):
+        Section("s", history=profile)
+    with pytest.raises(TypeError, match=r"claims\[0\]"):
+        Section("s", claims=["no claim"])
+    with pytest.raises(TypeError, match="profile: got"):
+        Section("s", profile=3)
+    with pytest.raises(TypeError, match=r"figures\['Figure'\]"):
+        report(history, tmp_path / "p.html", figures=3)
+
+
+def test_the_numbers_are_the_datasets(tmp_path, history, profile):
+    page = Page(report([history, profile], tmp_path / "p.html"))
+    shown = page.data["section-1-history"]["sets"][0]
+    np.testing.assert_allclose(shown["curves"]["cost"][1], history["cost"].values[1], rtol=1e-4)
+    assert shown["steps"] == history["step"].values.tolist()
+    for at, layer in ((0, 0), (60, 2), (119, 5)):
+        values = history["weight_singular_values"].values[0, at, layer, :10]
+        np.testing.assert_allclose(shown["spectra"][at][0][layer], values[np.isfinite(values)], rtol=1e-3)
+    shown = page.data["section-2-profile"]["sets"][0]
+    for name, rows in shown["spectra"].items():
+        np.testing.assert_allclose(rows, profile[name].values[:, :10], rtol=1e-4)
+    np.testing.assert_allclose(
+        shown["jacobian"]["high"], profile["jacobian_singular_values"].max("sample")[:10], rtol=1e-4
+    )
+    assert shown["bottleneck"] == [4, 10]
+
+
+def test_nan_and_infinity_become_null(tmp_path, history):
+    history["loss"].values[0, 3] = np.inf
+    shown = Page(report(history, tmp_path / "p.html")).data["section-1-history"]["sets"][0]
+    assert shown["curves"]["loss"][0][3] is None
+    assert shown["curves"]["loss"][2][-1] is None
+    assert shown["spectra"][-1][2] == [[]] * 6  # member 2 has diverged: nothing to draw
+
+
+def test_a_history_without_spectra_and_one_all_nan(tmp_path, history):
+    for dataset in (history.drop_vars("weight_singular_values"), history * np.nan):
+        shown = Page(report(dataset, tmp_path / "p.html")).data["section-1-history"]["sets"][0]
+        assert shown["steps"] == shown["notes"] == []
+        assert "loss" in shown["curves"]
+
+
+def test_claims_show_pass_and_fail(tmp_path, claims, profile):
+    page = Page(report(profile, tmp_path / "p.html", claims=claims))
+    assert "Claims: 1 of 3 pass" in page.text
+    assert re.search(r"mark good.>pass.*rank 4 in the middle", page.source)
+    assert re.search(r"mark bad.>fail.*nonlinearity vanishes.*0\.3125.*below 0\.05", page.source)
+    assert re.search(r"<td>not decided.*slope equals rank", page.source)
+
+
+def test_hostile_text_is_only_text(tmp_path, profile, history):
+    names = profile.assign_coords(layer_name=("layer", [EVIL] * 13))
+    names.attrs |= {"settings": json.dumps({EVIL: EVIL}), "skipped": json.dumps([{"name": EVIL, "reason": EVIL}])}
+    names.attrs[EVIL] = EVIL
+    history = history.assign_coords(status=("member", [EVIL] * 4))
+    claim = SimpleNamespace(name=EVIL, passed=True, measured=EVIL, expected=EVIL)
+    figure = plotly.graph_objects.Figure(plotly.graph_objects.Scatter(y=[1, 2], name=EVIL))
+    section = Section(
+        EVIL,
+        EVIL,
+        profile={EVIL: names, EVIL + "2": names},
+        rows=[{EVIL: EVIL}],
+        claims=[claim],
+        figures={EVIL: figure},
+    )
+    safe = Page(report([Section("s"), Section("s")], tmp_path / "s.html"))
+    page = Page(report([section, history], tmp_path / "p.html", title=EVIL, notes=EVIL))
+    assert [tag for tag, _ in page.tags].count("script") == [tag for tag, _ in safe.tags].count("script") == 3
+    assert not [tag for tag, _ in page.tags if tag == "img"]
+    assert not [a for _, a in page.tags if "onerror" in a]
+    own = page.source.replace(plotly.offline.get_plotlyjs(), "")
+    assert "<script>alert" not in own
+    assert "\u2028" not in re.search(r'id="bnrank-data">(.*?)</script>', own, re.S)[1]
+    assert page.data["section-1-profile"]["sets"][0]["names"][0] == EVIL  # and nothing is lost
+    assert EVIL.split("&")[0] in page.text
+
+
+def test_placeholders_in_text_stay_text(tmp_path):
+    page = Page(report(Section("{{plotly}} {{data}}", "{{script}}"), tmp_path / "p.html"))
+    assert "{{plotly}} {{data}}" in page.text
+    assert "{{script}}" in page.text
+
+
+def test_thinning_keeps_the_ends_and_says_what_was_left_out(tmp_path):
+    long = make_history(steps=1500, members=1)
+    shown = payload.history(long, "long")
+    assert len(shown["steps"]) == payload.MAX_STEPS
+    assert len(shown["curveSteps"]) == payload.MAX_CURVE_STEPS
+    for steps in (shown["steps"], shown["curveSteps"]):
+        assert (steps[0], steps[-1]) == (0, long["step"].values[-1])
+    assert "the spectra show 200 of 1500 recorded steps" in shown["notes"]
+    assert "the curves show 500 of 1500 recorded steps" in shown["notes"]
+    wide = xr.concat([make_history(steps=20, members=1)] * 50, "member")
+    shown = payload.history(wide, "wide")
+    assert len(shown["members"]) == payload.MAX_MEMBERS
+    assert "32 of 50 members are shown, evenly spaced" in shown["notes"]
+    assert payload.spectra_budget([long]) == payload.MAX_STEPS
+    assert payload.spectra_budget([wide] * 20) < payload.MAX_STEPS
+
+
+def test_steps_without_spectra_are_no_slider_positions(history):
+    history["weight_singular_values"][:, 1::2] = np.nan
+    assert payload.history(history, "h")["steps"] == history["step"].values[::2].tolist()
+
+
+def test_a_history_without_steps_and_a_profile_without_names(tmp_path, history, profile):
+    empty = history.isel(step=slice(0, 0))
+    page = Page(report([empty, profile.drop_vars("layer_name")], tmp_path / "p.html"))
+    assert page.data["section-1-history"]["sets"][0]["curveSteps"] == []
+    assert page.data["section-2-profile"]["sets"][0]["names"] == [""] * 13
+
+
+def test_what_the_measures_return_is_understood(tmp_path):
+    net = bnrank.MLP([6, 8, 8, 8, 3], bias=False, seed=0)
+    with torch.no_grad():
+        for weight in net.weights:
+            weight.copy_(torch.eye(*weight.shape) * (torch.arange(weight.shape[1]) < 2))  # two dimensions pass
+    measured = measures.profile(net, torch.rand(20, 6))
+    page = Page(report(measured, tmp_path / "p.html"))
+    shown = page.data["section-1-profile"]["sets"][0]
+    assert shown["bottleneck"] == [1, 4]
+    assert shown["tolerance"] == measured.attrs["threshold"]
+    assert re.search(
+        r"Bottleneck profile layers bottleneck rank from layer to layer .* profile of MLP 4 2 1 4", page.text
+    )
+    assert [ax.patches[0].get_width() for ax in plots.bottleneck_spectra(measured)] == [4, 4, 4]
+
+
+def test_a_page_stays_small(tmp_path):
+    histories = {f"depth {depth}": make_history(depth=depth, members=8, steps=400) for depth in (4, 12, 24)}
+    profiles = {f"depth {depth}": make_profile(depth=depth) for depth in (4, 12, 24)}
+    path = report(Section("F4", history=histories, profile=profiles), tmp_path / "p.html")
+    assert path.stat().st_size < len(plotly.offline.get_plotlyjs()) + 4_000_000
+
+
+def test_member_labels_name_what_differs(history):
+    labels = payload.history(history, "h")["members"]
+    assert labels[1] == {"name": "member 1", "facts": "seed 1, lr 0.0015", "status": "finished"}  # one ridge for all
+
+
+def test_matplotlib_axes_and_figures_are_drawn_as_svg(tmp_path, profile):
+    ax = plots.norm_versus_depth([4, 6], [8.0, 12.0], [2, 2], [0.0, 0.0])
+    section = Section("s", figures={"F4a <norm>": ax, "F1": plots.bottleneck_spectra(profile), "fig": ax.figure})
+    page = Page(report(section, tmp_path / "p.html"))
+    pictures = [a for tag, a in page.tags if tag == "img"]
+    assert [a["alt"] for a in pictures] == ["F4a <norm>", "F1", "fig"]
+    assert all(a["src"].startswith("data:image/svg+xml;base64,") for a in pictures)
+
+
+def test_title(tmp_path, history, claims):
+    assert "<title>depth 6</title>" in report(history, tmp_path / "p.html", claims=claims).read_text(encoding="utf-8")
+    assert "<title>A &amp; B</title>" in report(history, tmp_path / "p.html", title="A & B").read_text(encoding="utf-8")
+
+
+def test_the_same_source_gives_the_same_page(tmp_path, run, profile):
+    first, second = (
+        report(run, tmp_path / f"{i}.html", figures=plots.bottleneck_spectra(profile)).read_bytes() for i in (1, 2)
+    )
+    assert first == second
+
+
+def test_folders_are_made_and_the_page_replaces_the_old_one(tmp_path, profile):
+    path = tmp_path / "new" / "folder" / "p.html"
+    assert report(profile, str(path)) == path
+    path.write_text("old")
+    assert report(profile, path).read_text(encoding="utf-8").startswith("<!doctype")
+    assert [entry.name for entry in path.parent.iterdir()] == ["p.html"]
+
+
+def test_an_unwritable_path_is_named(tmp_path, profile):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "p.html", tmp_path / "file" / "deeper" / "p.html", tmp_path / ("n" * 300)):
+        with pytest.raises(ValueError, match=f"path: got .*{path.name[:20]}.*expected a file that can be written"):
+            report(profile, path)
+    with pytest.raises(ValueError, match="Is a directory"):
+        report(profile, tmp_path)
+    with pytest.raises(TypeError, match="path: got"):
+        report(profile, 3)
+
+
+def test_a_failed_write_leaves_the_old_page_and_no_rest(tmp_path, profile):
+    path = report(profile, tmp_path / "p.html")
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (1_000_000, limits[1])
+    )  # the write stops in the middle, as on a full disk
+    try:
+        with pytest.raises(ValueError, match=r"path: got .*p\.html.*File too large"):
+            report(profile, path, title="another")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["p.html"]
+
+
+def test_flatten_settings():
+    assert flatten_settings('{"a": {"b": 1}, "c": []}') == {"a.b": 1, "c": []}
+    assert flatten_settings("not json") == {"settings": "not json"}
+    assert flatten_settings(None) == {}
+    assert flatten_settings(SimpleNamespace(steps=3)) == {"steps": 3}
+
+
+def test_settings_of_several_histories_appear_once_if_equal(history):
+    same = Section("s", history={"a": history, "b": history})
+    assert list(same.all_settings) == ["a"]
+    other = history.assign_attrs(settings='{"steps": 1}')
+    assert list(Section("s", history={"a": history, "b": other}).all_settings) == ["a", "b"]

@@ -1,0 +1,128 @@
+"""The command line as a user types it."""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+
+import bnrank
+from bnrank import cli
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command gave."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Run the command line in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("BNRANK_DATA", str(tmp_path))
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["bnrank", *map(str, arguments)])
+        monkeypatch.setattr(cli, "console", Console(width=160))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        return Done(exit_.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A network and data as in the README."""
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        f"{2 * i}.{name}": torch.randn(shape, generator=generator)
+        for i, (a, b) in enumerate([(6, 16), (16, 3)])
+        for name, shape in [("weight", (b, a)), ("bias", (b,))]
+    }
+    save_file(weights, tmp_path / "model.safetensors")
+    x = torch.randn(40, 6, generator=generator)
+    np.savez(tmp_path / "data.npz", x=x.numpy(), y=x[:, :3].numpy())
+    return tmp_path
+
+
+def test_version_and_help(command):
+    done = command("--version")
+    assert done.stdout.strip() == f"bnrank {bnrank.__version__}"
+    for verb in ("demo", "train", "profile", "reproduce"):
+        text = command(verb, "--help").stdout
+        assert f"Example: bnrank {verb}" in re.sub(r"\s+", " ", text)
+
+
+def test_profile_of_ones_own_network_on_ones_own_data(own, command):
+    done = command("profile", "model.safetensors", "data.npz", "--out", "profile.html")
+    assert done.returncode == 0, done.stderr
+    assert "The page: profile.html" in done.stdout
+    assert (own / "profile.html").stat().st_size > 1_000_000
+
+
+def test_profile_of_a_module_from_a_python_file_lists_what_it_skips(own, command):
+    (own / "net.py").write_text(
+        "from torch import nn\n\n"
+        "def build():\n"
+        "    return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3))\n"
+    )
+    done = command("profile", "net.py:build", "data.npz")
+    assert done.returncode == 0, done.stderr
+    assert "LayerNorm" in done.stdout
+
+
+def test_train_writes_a_run_that_can_be_opened(own, command):
+    options = ["--depth", 3, "--width", 8, "--steps", 20, "--out", "run", "--quiet"]
+    done = command("train", "data.npz", *options)
+    assert done.returncode == 0, done.stderr
+    run = bnrank.Run.open(own / "run")
+    assert run.members == 2
+    assert run.network(1).widths == [6, 8, 8, 3]
+    assert (own / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "lowrank"), "did you mean 'low-rank'"),
+        (("train", "data.npz", "--optimizer", "adm", "--steps", 1), "did you mean 'adam'"),
+        (("train", "data.npz", "--ridge", -1), "ridge: got -1"),
+        (("train", "nothing.npz"), "nothing.npz"),
+        (("profile", "model.pt", "data.npz"), "save_file(model.state_dict()"),
+        (("reproduce", "F99"), "figure: got 'F99'"),
+        (("reproduce", "F9", "--scale", "large"), "scale: got 'large'"),
+    ],
+)
+def test_errors_are_one_message_without_a_traceback(own, command, arguments, message):
+    (own / "model.pt").write_bytes(b"\x80\x04.")
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert message in re.sub(r"\s+", " ", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_an_output_folder_that_is_a_file_is_refused(own, command):
+    (own / "taken").write_text("mine")
+    done = command("train", "data.npz", "--steps", 1, "--out", "taken")
+    assert done.returncode == 2
+    assert "taken" in done.stderr
+    assert (own / "taken").read_text() == "mine"
+
+
+def test_it_runs_as_a_module_too(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "bnrank", "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == f"bnrank {bnrank.__version__}"

@@ -1,0 +1,62 @@
+"""The README is true: its code and its commands run as written."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_python_example_runs_and_finds_rank_two(tmp_path):
+    example, _ = blocks("python")
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"rank": 2' in done.stdout
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_the_command_line_example_runs(tmp_path):
+    _, setup = blocks("python")
+    subprocess.run([sys.executable, "-c", setup], cwd=tmp_path, check=True, timeout=60)
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("bnrank ")]
+    assert len(lines) == 2
+    for line in lines:
+        command = [sys.executable, "-m", "bnrank", *shlex.split(line)[1:]]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "profile.html").exists()
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+)
+def test_files_named_in_the_documents_exist(page):
+    text = (ROOT / page).read_text()
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+        assert ((ROOT / page).parent / link).exists(), link
+    for path in re.findall(r"`((?:tests|src|docs|benchmarks)/[\w./-]+\.\w+)`", text):
+        assert (ROOT / path).exists(), path
+    rooms = "tasks|networks|measures|training|reporting|figures"
+    for path in re.findall(rf"`((?:{rooms})/[\w./-]+\.py)`", text):
+        assert (ROOT / "src" / "bnrank" / path).exists(), path
+
+
+def test_the_make_targets_named_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"`?make ([a-z]+)", TEXT + (ROOT / "CONTRIBUTING.md").read_text())):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

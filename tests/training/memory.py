@@ -1,0 +1,28 @@
+"""Run by test_memory.py in a process of its own: prints by how many MiB a training adds to the peak."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from training.common import mlp, random_task
+
+from bnrank.training import train
+
+
+def peak():
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def run(width, n, members, **arguments):
+    task = random_task(n, width, width)
+    net = mlp(*[width] * 11)
+    before = peak()
+    train(net, task, members=members, seed=0, steps=2, record_every=2, progress=False, **arguments)
+    return peak() - before
+
+
+width, n, members, optimizer, *out = sys.argv[1:]
+arguments = {"optimizer": optimizer, "out": out[0] if out else None, "checkpoint_every": 2}
+run(20, 300, 2, optimizer=optimizer)
+print(run(int(width), int(n), int(members), **arguments))
