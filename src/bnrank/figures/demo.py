@@ -20,7 +20,7 @@ from bnrank.training import Run, train
 __all__ = ["Demo", "run_demo"]
 
 DEPTHS, MEMBERS, WIDTH, STEPS, RIDGE = (4, 8, 12, 16, 24), 2, 50, 1000, 1e-3
-ESCAPE_STEPS = 600
+ESCAPE_STEPS = 1000
 NOTES = (
     "Deep networks trained with an L2 penalty use few of their dimensions, and so do networks that start from small "
     "weights. Both kinds were trained for this page."
@@ -85,7 +85,7 @@ def run_demo(out: str | os.PathLike[str], progress: bool = True, steps: int = ST
         digits,
         steps=ESCAPE_STEPS,
         optimizer="gd",
-        lr=0.01,
+        lr=0.005,
         schedule="normalised",
         seed=0,
         record_every=max(1, ESCAPE_STEPS // 120),
@@ -137,7 +137,7 @@ def _digits_section(task: Task, run: Run) -> tuple[Section, dict[str, Any], str]
     section = Section(
         "Handwritten digits from small weights",
         f"{escaped}. A bias-free network of depth {depth} with weights N(0, 0.005^2), trained by normalised gradient "
-        "descent: every step is one percent of the length of theta.",
+        "descent: every step is half a percent of the length of theta.",
         figures={"Loss and spectra": np.ravel(plots.plateaus(run.history))[0].figure},
         history=run.history,
         profile=profile(run.network(0), task.x, task.y),

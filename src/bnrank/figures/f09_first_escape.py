@@ -32,8 +32,8 @@ def make(
 ) -> Outcome:
     """Train a bias-free network of depth 6 by normalised gradient descent, and look at it after the first escape.
 
-    Every step is one percent of the length of theta. This is gradient flow in another time, in which the plateau does
-    not grow as the weights shrink; the source waited it out with the step 10 / ||theta||^4.
+    Every step is half a percent of the length of theta. This is gradient flow in another time, in which the plateau
+    does not grow as the weights shrink; the source waited it out with the step 10 / ||theta||^4.
     """
     task = handwritten_digits(images)
     net = MLP([task.d_in, *[width] * (DEPTH - 1), task.d_out], bias=False, init=init)
@@ -42,7 +42,7 @@ def make(
         task,
         steps=steps,
         optimizer="gd",
-        lr=0.01,
+        lr=0.005,
         schedule="normalised",
         members=members,
         seed=0,
@@ -108,8 +108,8 @@ FIGURE = Figure(
     "Bantzis2025, Figures 1 and 3",
     "a plateau of the loss; then one dominant singular value per layer, more so in deep layers",
     {
-        "quick": {"images": 1000, "width": 50, "init": 5e-3, "members": 2, "steps": 600, "batch_size": None},
-        "paper": {"images": None, "width": 1000, "init": 1e-3, "members": 1, "steps": 1500, "batch_size": 1000},
+        "quick": {"images": 1000, "width": 50, "init": 5e-3, "members": 2, "steps": 1000, "batch_size": None},
+        "paper": {"images": None, "width": 1000, "init": 1e-3, "members": 1, "steps": 2500, "batch_size": 1000},
     },
     make,
 )

@@ -16,7 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from bnrank import _validate
 from bnrank.reporting.sections import bottleneck
 
-__all__ = ["OKABE_ITO", "axes_for", "dress", "index_key", "lines", "log_if_positive", "position", "shade", "variable"]
+__all__ = ["OKABE_ITO", "axes_for", "dress", "index_key", "lines", "log_if_wide", "position", "shade", "variable"]
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Seven colours that colour-blind readers can tell apart (Okabe and Ito 2008; yellow left out, too pale for lines)."""
@@ -98,8 +98,8 @@ def shade(ax: Axes, profile: xr.Dataset) -> None:
         ax.axvspan(found["start"] - 0.5, found["end"] + 0.5, color="0.94", zorder=0, label="bottleneck")
 
 
-def log_if_positive(ax: Axes, values: np.ndarray[Any, Any]) -> None:
-    """Use a logarithmic y axis if there are finite values and all of them are positive."""
+def log_if_wide(ax: Axes, values: np.ndarray[Any, Any]) -> None:
+    """Use a logarithmic y axis if the finite values are positive and span more than a factor of ten."""
     finite = values[np.isfinite(values)]
-    if finite.size and float(finite.min()) > 0:
+    if finite.size and 0 < 10 * float(finite.min()) < float(finite.max()):
         ax.set_yscale("log")

@@ -23,7 +23,7 @@ from bnrank.reporting.canvas import (
     dress,
     index_key,
     lines,
-    log_if_positive,
+    log_if_wide,
     position,
     shade,
     variable,
@@ -266,7 +266,7 @@ def plateaus(
     axes = axes_for(axes, (1, 1 + len(layers)), (0, 0))
     axes[0].plot(history["step"].values, loss, color=OKABE_ITO[0], linewidth=1.6)
     dress(axes[0], "step", "loss  C + λ‖θ‖²", "Training loss")
-    log_if_positive(axes[0], loss)
+    log_if_wide(axes[0], loss)
     for i, (ax, layer) in enumerate(zip(axes[1:], layers, strict=True)):
         spectra_over_steps(history, layer, member, ax, top=top, key=False)
         ax.xaxis.set_major_locator(MaxNLocator(nbins=4))
@@ -354,7 +354,7 @@ def training_curves(
             label = f"member {members[i]}" + (f" ({status[i]})" if status[i] in ("diverged", "interrupted") else "")
             ax.plot(history["step"].values, curve, color=colour, linestyle=dash, linewidth=1.4, label=label)
         dress(ax, "step", CURVES.get(name, name), name.replace("_", " ").capitalize())
-        log_if_positive(ax, curves)
+        log_if_wide(ax, curves)
     axes[-1].legend(
         frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.0), ncols=1 + (len(members) - 1) // 14
     )

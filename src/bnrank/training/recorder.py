@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from bnrank.measures import balance
+from bnrank.measures import balance, convolution
 from bnrank.networks import MLP, reading
 from bnrank.training.workers import Workers
 
@@ -32,6 +33,8 @@ class Recorder:
     ----------
     net : nn.Module
         Architecture, from which the layers are read.
+    example : Tensor
+        Two samples, which give the sizes of the images that convolutions see.
     split : callable
         Parameter matrix -> the network's trainable tensors, each (m, *shape).
     members, top_k : int
@@ -40,16 +43,22 @@ class Recorder:
         Threads to share the members among.
     """
 
-    def __init__(self, net: nn.Module, split: Any, members: int, top_k: int, workers: Workers) -> None:
+    def __init__(self, net: nn.Module, example: Tensor, split: Any, members: int, top_k: int, workers: Workers) -> None:
         self.net, self.split, self.members, self.workers = net, split, members, workers
         names = [name for name, p in net.named_parameters() if p.requires_grad]
-        self.layers = [
-            (layer.name, names.index(f"{layer.name}.weight"))
-            for layer in reading.read(net).layers
-            if layer.kind == "linear" and f"{layer.name}.weight" in names
-        ]
-        shapes = [tuple(p.shape) for p in net.parameters() if p.requires_grad]
-        self.top_k = min(top_k, max((min(shapes[i]) for _, i in self.layers), default=0))
+        read = reading.read(net, example)
+        self.skipped = [vars(skipped) for skipped in read.skipped]
+        self.layers: list[tuple[str, int, Callable[[Tensor], Tensor]]] = []
+        for layer in read.layers:
+            spectrum, reason = _spectrum(layer, top_k)
+            if f"{layer.name}.weight" not in names:
+                reason = "its weight is not trained"
+            if reason:
+                self.skipped.append({"name": layer.name, "type": type(layer.module).__name__, "reason": reason})
+            else:
+                self.layers.append((layer.name, names.index(f"{layer.name}.weight"), spectrum))
+        parameters = [p for p in net.parameters() if p.requires_grad]
+        self.top_k = max((len(spectrum(parameters[index])) for _, index, spectrum in self.layers), default=0)
         self.steps: list[int] = []
         self.rows: dict[str, list[Tensor]] = {name: [] for name in (*SERIES, "weight_singular_values")}
 
@@ -75,8 +84,8 @@ class Recorder:
                 row["balance_residual"][member] = balance.between(
                     mine[::step_], mine[1::2] if step_ == 2 else []
                 ).residual
-            for number, (_, index) in enumerate(self.layers):
-                values = top_singular_values(mine[index], self.top_k)
+            for number, (_, index, spectrum) in enumerate(self.layers):
+                values = spectrum(mine[index])
                 spectra[member, number, : len(values)] = values
 
         self.workers.share([functools.partial(measure, i, member) for i, member in enumerate(active)])
@@ -120,11 +129,28 @@ class Recorder:
                 "step": np.array(self.steps, dtype=np.int64),
                 "layer": np.arange(1, len(self.layers) + 1),
                 "index": np.arange(1, self.top_k + 1),
-                "layer_name": ("layer", np.array([name for name, _ in self.layers], dtype=str)),
+                "layer_name": ("layer", np.array([name for name, *_ in self.layers], dtype=str)),
                 **{name: ("member", values) for name, values in coords.items()},
             },
             attrs=attrs,
         )
+
+
+def _spectrum(layer: reading.Layer, k: int) -> tuple[Callable[[Tensor], Tensor], str]:
+    """Return how the top singular values of a layer's weight are computed, and why they cannot be, if so."""
+    if layer.kind == "linear":
+        return functools.partial(top_singular_values, k=k), ""
+    values, note = convolution.layer_singular_values(layer)
+    conv: Any = layer.module
+
+    def of_operator(kernel: Tensor) -> Tensor:
+        size = layer.input_shape[-(kernel.ndim - 2) :] if layer.input_shape else ()
+        found = convolution.conv_singular_values(
+            kernel, size, stride=conv.stride, dilation=conv.dilation, groups=conv.groups
+        )
+        return found.flatten().sort(descending=True).values[:k]
+
+    return of_operator, note if values is None else ""
 
 
 def top_singular_values(matrix: Tensor, k: int) -> Tensor:

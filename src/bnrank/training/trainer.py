@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -196,7 +197,7 @@ class _Trainer:
         self._select(list(range(settings.members)))
         self.objective.theta.copy_(self.final)
         self.optimizer = self._make_optimizer()
-        self.recorder = Recorder(start.net, self.objective.split, settings.members, settings.top_k, workers)
+        self.recorder = Recorder(start.net, task.x[:2], self.objective.split, settings.members, settings.top_k, workers)
         self.recent = torch.zeros(settings.members, 2, dtype=torch.float64)  # sum and number of batch costs
 
     def _select(self, active: list[int]) -> None:
@@ -367,6 +368,7 @@ class _Trainer:
             "settings": settings.to_json(),
             "bnrank_version": __version__,
             "depth": len(self.recorder.layers),
+            "skipped": json.dumps(self.recorder.skipped),
         }
         history = self.recorder.dataset(coords, attrs)
         summary = summarise(history)
