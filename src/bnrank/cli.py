@@ -15,7 +15,7 @@ from bnrank.measures import describe, profile
 from bnrank.networks import MLP, load, load_module
 from bnrank.reporting import Section, report, tables
 from bnrank.tasks import Task
-from bnrank.training import train
+from bnrank.training import Run, train
 
 __all__ = ["app"]
 
@@ -34,6 +34,24 @@ TASKS: dict[str, Callable[..., Task]] = {
     "s-shapes": tasks.s_shapes,
     "digits": tasks.digits,
     "mnist": tasks.mnist,
+}
+
+SHORT = {  # headings that fit a terminal of 80 columns
+    "loss": "loss",
+    "cost": "cost",
+    "‖θ‖²": "parameter_norm",
+    "gradient": "gradient_norm",
+    "balance": "balance_residual",
+}
+
+LAYER = {  # the same for the rows of a profile
+    "layer": "layer",
+    "name": "name",
+    "rank of W": "rank",
+    "s₁ of W": "s₁(W)",
+    "s₁ of activations": "s₁(a)",
+    "nonlinearity": "nonlin.",
+    "‖θ‖² of the layer": "‖θ‖²",
 }
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
@@ -88,32 +106,29 @@ def train_command(
     lr: Annotated[float | None, typer.Option(help="Step size, for adam and gd.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Mini-batches of so many samples.")] = None,
     targets: Annotated[str | None, typer.Option(help="Columns of a .csv that are y, separated by commas.")] = None,
+    record_every: Annotated[int, typer.Option(help="Steps between recorded rows.")] = 10,
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, results and the page.")] = Path("run"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, over what is in the folder.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train an ensemble of MLPs on data of your own or on a task, and write a page.
 
-    Goes on from the checkpoint in the folder if there is one.
+    Goes on from the checkpoint in the folder if there is one; more --steps make a finished run longer.
 
     Example: [bold]bnrank train low-rank --depth 8 --width 30 --steps 300 --out run[/]
     """
     task = _task(data, targets)
     net = MLP([task.d_in, *[width] * (_validate.integer(depth, "depth") - 1), task.d_out], seed=seed)
     options: dict[str, Any] = {"optimizer": optimizer, "lr": lr, "batch_size": batch_size, "members": members}
-    every = max(1, steps // 100)
-    run = train(
-        net, task, ridge=ridge, steps=steps, seed=seed, record_every=every, out=out, progress=not quiet, **options
-    )
+    options |= {"ridge": ridge, "steps": steps, "seed": seed, "record_every": record_every}
+    run = train(net, task, out=out, resume=not fresh, progress=not quiet, **options)
     profiles = {f"member {i}": profile(run.network(i), task.x, task.y) for i in range(run.members)}
     rows = [
         {
             "member": i,
             "status": str(run.summary.status[i].item()),
-            "rank in the middle": int(profiles[f"member {i}"].weight_rank.sel(layer=max(1, depth // 2))),
-            **{
-                name: float(run.summary[name][i])
-                for name in ("loss", "cost", "parameter_norm", "gradient_norm", "balance_residual")
-            },
+            "middle rank": int(profiles[f"member {i}"].weight_rank.sel(layer=max(1, depth // 2))),
+            **{short: float(run.summary[name][i]) for short, name in SHORT.items()},
         }
         for i in range(run.members)
     ]
@@ -128,10 +143,13 @@ def train_command(
 
 @app.command(name="profile")
 def profile_command(
-    model: Annotated[str, typer.Argument(help="A .safetensors file, or file.py:function returning an nn.Module.")],
+    model: Annotated[
+        str, typer.Argument(help="A .safetensors file, a folder of train, or file.py:function returning an nn.Module.")
+    ],
     data: Annotated[str, typer.Argument(help="A file (.npz with x and y, or .csv) or one of the tasks of train.")],
     weights: Annotated[Path | None, typer.Option(help="A .safetensors state dict for file.py:function.")] = None,
     slope: Annotated[float, typer.Option(help="Slope of the activation of a bare state dict; 0 is ReLU.")] = 0.0,
+    member: Annotated[int, typer.Option(help="Which network of a folder of train.")] = 0,
     targets: Annotated[str | None, typer.Option(help="Columns of a .csv that are y, separated by commas.")] = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("profile.html"),
 ) -> None:
@@ -140,9 +158,12 @@ def profile_command(
     Example: [bold]bnrank profile model.safetensors data.npz --out profile.html[/]
     """
     task = _task(data, targets)
-    net = load_module(model, weights) if ":" in model else load(model, slope)
+    if ":" in model:
+        net = load_module(model, weights)
+    else:
+        net = Run.open(model).network(member) if Path(model).is_dir() else load(model, slope)
     measured = profile(net, task.x, task.y)
-    rows = tables.layer_rows(measured)
+    rows = [{short: row.get(name) for name, short in LAYER.items()} for row in tables.layer_rows(measured)]
     page = report(Section(f"{Path(model).name} on {task.name}", profile=measured), out, title="bnrank profile")
     console.print(tables.table(rows))
     for line in describe(measured):
@@ -155,7 +176,9 @@ def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[FIGURE]...", help="Ids or names; all of them without any.")
     ] = None,
-    scale: Annotated[str, typer.Option(help="quick: minutes on two cores; paper: the sources' sizes.")] = "quick",
+    scale: Annotated[
+        str, typer.Option(help="quick: minutes on two cores; paper: the sources' networks and data.")
+    ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for runs, pictures and the page.")] = Path("reproduction"),
     quiet: Quiet = False,
 ) -> None:

@@ -71,9 +71,9 @@ def test_the_target_is_never_open_for_writing(tmp_path, monkeypatch):
     original = Path.open
     monkeypatch.setattr(Path, "open", lambda self, *a, **k: (opened.append(self), original(self, *a, **k))[1])
     save(bnrank.MLP([2, 1]), path)
-    assert len(opened) == 1
-    assert opened[0] != path
-    assert opened[0].parent == path.parent
+    assert opened
+    assert path not in opened
+    assert all(path.parent in place.parents for place in opened)  # the same disk, so that renaming is one step
 
 
 @pytest.mark.parametrize("bias", [True, False])

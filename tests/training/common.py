@@ -105,5 +105,5 @@ RUNS = {  # what is killed and resumed
     "kfac-lbfgs": {"optimizer": "kfac-lbfgs", "ridge": [1e-3, 0.1], **_QUIET},
     "warm start": {"optimizer": "adam+kfac-lbfgs", "ridge": [1e-3, 0.1], "record_every": 30, "steps": 230},
     "stopped": {"optimizer": "kfac-lbfgs", "ridge": [1e-3, 1.0, 0.5], "stop_gradient": 0.2, **_QUIET},
-    "diverged": {"optimizer": "gd", "lr": [1e-2, 1e4, 1e-3], **_QUIET},
+    "diverged": {"optimizer": "gd", "lr": [1e4, 1e-2, 1e-3], "batch_size": 16, **_QUIET},
 }

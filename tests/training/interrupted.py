@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from training.common import mlp, random_task
-
 from bnrank.training import train
+from training.common import mlp, random_task
 
 run = train(
     mlp(3, 12, 9, 2),

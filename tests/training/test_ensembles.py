@@ -9,6 +9,7 @@ from torch import nn
 
 from bnrank import MLP
 from bnrank.training import train
+from bnrank.training.objective_mlp import MLPObjective
 
 from .common import assert_same_run, flat, mlp, random_task
 
@@ -77,6 +78,7 @@ def test_net_is_never_changed(optimizer):
     run.network(0).weights[0].data.fill_(3.0)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert (net.seed, net.init) == (3, "he")
+    assert run.net is not net
     assert torch.equal(rng, torch.random.get_rng_state())
     assert not (run.parameters[0] == 3.0).any()
 
@@ -145,16 +147,31 @@ def some(arguments, keep):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_diverging_member_is_frozen_and_the_others_go_on(dtype):
+@pytest.mark.parametrize("batch_size", [None, 64])
+def test_a_diverging_member_is_frozen_and_the_others_go_on(dtype, batch_size):
     task, net = random_task(300), mlp(3, 12, 9, 2)
     arguments = {"lr": [1e-2, 1e4, 2e-2, 1e3], "ridge": [1e-3] * 4, "seed": [5, 6, 7, 8], "dtype": dtype}
-    arguments |= {"optimizer": "gd", "steps": 40, **QUIET}
+    arguments |= {"optimizer": "gd", "steps": 40, "batch_size": batch_size, **QUIET}
     run = train(net, task, **arguments)
     assert run.summary.status.values.tolist() == ["finished", "diverged", "finished", "diverged"]
     assert_same_run(run, train(net, task, **some(arguments, [0, 2])), [0, 2])
     assert np.isnan(run.history.loss[[1, 3], -1]).all()
     assert np.isfinite(run.history.loss[[0, 2]]).all()
     assert (run.summary.steps[[1, 3]] < 40).all()
+
+
+def test_a_diverging_member_stops_before_the_next_row(monkeypatch):
+    evaluate, sizes = MLPObjective.evaluate, []
+
+    def counted(objective, batch=None):
+        sizes.append(objective.members)
+        return evaluate(objective, batch)
+
+    monkeypatch.setattr(MLPObjective, "evaluate", counted)
+    arguments = {"lr": [1e-2, 1e4], "optimizer": "gd", "steps": 40, "record_every": 1000, "progress": False}
+    run = train(mlp(3, 12, 9, 2), random_task(100), **arguments)
+    assert run.summary.status.values.tolist() == ["finished", "diverged"]
+    assert sizes.count(1) > 20
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "gd", "lbfgs", "kfac-lbfgs", "auto"])

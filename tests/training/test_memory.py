@@ -28,5 +28,4 @@ def test_peak_of_training(optimizer, copies, width, n, checkpoints, tmp_path):
     # what is freed goes back at once, so that the peak is what is in use, not what the allocator keeps
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     used = float(in_subprocess("memory.py", width, n, 8, optimizer, *out, env=environment))
-    print(used, allowed(width, n, 8, copies))
     assert used < allowed(width, n, 8, copies)

@@ -17,8 +17,8 @@ def evaluated(kind, net, task, rows, workers, batch=None, dtype=torch.float64, t
     y = task.y if task.loss == "cross_entropy" else task.y.to(dtype)
     with workers:
         objective = kind(net, task.x.to(dtype), y, task.loss, len(rows), workers)
-        objective.theta.copy_(rows)
-        for _ in range(times):
+        for time in reversed(range(times)):  # elsewhere, and at last at the rows
+            objective.theta.copy_(rows + time)
             objective.evaluate(batch)
     return objective
 
@@ -156,9 +156,14 @@ def test_harmless_layers_are_let_through():
     refuse_untrainable(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0), nn.InstanceNorm1d(4), nn.LayerNorm(4)))
 
 
+def fail():
+    raise RuntimeError("inside")
+
+
 def test_threads_of_libraries_are_put_back():
     before = torch.get_num_threads()
-    with Workers(2), pytest.raises(RuntimeError, match="inside"), Workers(2) as workers:
+    with Workers(2) as workers:
         assert torch.get_num_threads() == 1
-        workers.share([lambda: None, lambda: (_ for _ in ()).throw(RuntimeError("inside"))])
+        with pytest.raises(RuntimeError, match="inside"):
+            workers.share([lambda: None, fail, lambda: None])
     assert torch.get_num_threads() == before

@@ -15,7 +15,7 @@ from bnrank.training.objective_mlp import MLPObjective
 from bnrank.training.quasi_newton import LBFGS
 from bnrank.training.workers import Workers
 
-from .common import cost_and_gradient, cost_of, flat, mlp, put, random_task
+from .common import cost_of, flat, mlp, put, random_task
 
 FLOAT64 = {"dtype": torch.float64, "progress": False}
 

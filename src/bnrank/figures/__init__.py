@@ -52,7 +52,7 @@ def reproduce(
     out : path
         Folder; each figure has a folder of its own name in it, with one more for the scale.
     scale : "quick" or "paper"
-        Minutes on two cores, or the source's own sizes.
+        Minutes on two cores, or networks and data of the source's own sizes (docs/errata.md says what differs).
     progress : bool
         Show progress bars.
 

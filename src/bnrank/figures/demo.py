@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xarray as xr
 
 from bnrank.figures import f09_first_escape
 from bnrank.measures import profile
@@ -134,23 +133,16 @@ def _digits_section(task: Task, run: Run) -> tuple[Section, dict[str, Any], str]
         if found is not None
         else f"{task.name}, {task.n} images: the network has not left the first saddle in {step} steps"
     )
+    measured = profile(run.network(0), task.x, task.y)
     section = Section(
         "Handwritten digits from small weights",
         f"{escaped}. A bias-free network of depth {depth} with weights N(0, 0.005^2), trained by normalised gradient "
         "descent: every step is half a percent of the length of theta.",
         figures={"Loss and spectra": np.ravel(plots.plateaus(run.history))[0].figure},
         history=run.history,
-        profile=profile(run.network(0), task.x, task.y),
+        profile=measured,
     )
-    middle = _middle_values(run.history)
-    return section, _row(task.name, depth, run, 0, int((middle > 0.1 * middle[0]).sum())), escaped
-
-
-def _middle_values(history: xr.Dataset) -> np.ndarray:
-    """Return the singular values of W_{L/2} at the last step."""
-    return np.asarray(
-        history.weight_singular_values.isel(member=0, step=-1).sel(layer=max(1, history.sizes["layer"] // 2)).values
-    )
+    return section, _row(task.name, depth, run, 0, int(measured.weight_rank.sel(layer=depth // 2))), escaped
 
 
 def _row(name: str, depth: int, run: Run, member: int, rank: int) -> dict[str, Any]:

@@ -51,8 +51,10 @@ def claims(measured: xr.Dataset, rank: int) -> tuple[Claim, ...]:
     gap = float(centre.sel(index=rank) / max(float(centre.sel(index=rank + 1)), 1e-12))
     bent = float(measured.nonlinearity.sel(layer=list(middle(depth))).max())
     share = float(measured.parameter_norm.sum()) / depth
+    least = float(centre.sel(index=rank))
     return (
         Claim(f"rank {rank} in the middle: s_{rank} / s_{rank + 1} at layer {depth // 2 + 1}", gap >= 20, gap, ">= 20"),
+        Claim(f"s_{rank} there is near 1", 0.5 <= least <= 2, least, "0.5 to 2"),
         Claim("nonlinearity ratio in the middle third, largest", bent < 0.05, bent, "< 0.05"),
         Claim("||theta||^2 / L (the source prints about 6, without the scale of y)", 4 <= share <= 9, share, "4 to 9"),
     )

@@ -90,8 +90,9 @@ def between(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Balan
     per_neuron = tuple((a - b).abs() for a, b in zip(incoming, outgoing, strict=True))
     above = torch.tensor([float(r.sum()) for r in per_neuron], dtype=torch.float64)
     below = torch.tensor([float((a + b).sum()) for a, b in zip(incoming, outgoing, strict=True)], dtype=torch.float64)
-    per_layer = torch.where(below > 0, above / below.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
-    overall = float(above.sum() / below.sum()) if below.sum() > 0 else 0.0
+    per_layer = torch.where(below != 0, above / below.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    total = float(below.sum())
+    overall = 0.0 if total == 0 else float(above.sum()) / total  # NaN and infinite weights give NaN
     return Balance(per_neuron, per_layer, overall)
 
 

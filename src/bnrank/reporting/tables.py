@@ -1,4 +1,4 @@
-"""Rows as a table: for the terminal (rich), for logs (plain text) and for documents (Markdown)."""
+"""Rows as a table for the terminal, and the rows of profiles, histories and claims."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ __all__ = [
     "claim_rows",
     "grid",
     "layer_rows",
-    "markdown",
     "member_rows",
     "noted_rows",
     "numeric_columns",
     "table",
-    "text",
 ]
 
 Row = Mapping[str, object]
@@ -94,45 +92,6 @@ def table(
     for line in cells:
         result.add_row(*(rich.text.Text(entry) for entry in line))
     return result
-
-
-def text(rows: Sequence[Row], columns: Sequence[str] | Mapping[str, str] | None = None) -> str:
-    """Return the rows as aligned plain text.
-
-    Examples
-    --------
-    >>> print(text([{"layer": 1, "name": "first"}, {"layer": 12, "name": "last"}]))
-    layer  name
-        1  first
-       12  last
-    """
-    headings, cells = grid(rows, columns)
-    numeric = numeric_columns(headings, cells)
-    lines = [headings, *cells]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
-    return "\n".join(
-        "  ".join(
-            entry.rjust(width) if right else entry.ljust(width)
-            for entry, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in lines
-    )
-
-
-def markdown(rows: Sequence[Row], columns: Sequence[str] | Mapping[str, str] | None = None) -> str:
-    r"""Return the rows as a Markdown table.
-
-    Examples
-    --------
-    >>> print(markdown([{"layer": 1, "name": "a|b"}]))
-    | layer | name |
-    | ---: | --- |
-    | 1 | a\|b |
-    """
-    headings, cells = grid(rows, columns)
-    rule = ["---:" if numeric else "---" for numeric in numeric_columns(headings, cells)]
-    escaped = [[entry.replace("|", "\\|").replace("\n", " ") for entry in line] for line in [headings, *cells]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [escaped[0], rule, *escaped[1:]])
 
 
 def layer_rows(profile: xr.Dataset) -> list[dict[str, object]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,6 +91,11 @@ class Task:
         if (self.x_test is None) != (self.y_test is None):
             raise ValueError("x_test, y_test: got one without the other, expected both or neither")
         if self.loss == "mse":
+            if isinstance(self.y, Tensor | np.ndarray) and self.y.ndim == 1:
+                raise ValueError(
+                    f"y: got {_validate.describe(self.y)}, expected (N, d_out); for class numbers pass "
+                    "loss='cross_entropy', for one quantity y.reshape(-1, 1)"
+                )
             set_(self, "y", _validate.samples(self.y, "y"))
         else:
             set_(self, "y", _labels(self.y, "y"))

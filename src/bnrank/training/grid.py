@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import json
 import os
 import tempfile
 import traceback
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,12 +27,13 @@ from bnrank._version import __version__
 from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.training.checkpoint import NAME as CHECKPOINT
-from bnrank.training.settings import digest
+from bnrank.training.settings import OPTIMIZERS, digest
 from bnrank.training.trainer import train
 
 __all__ = ["sweep"]
 
 RESULT = "result.nc"
+OPTIONS = [name for name in inspect.signature(train).parameters if name not in ("net", "task")]
 SCALARS = ("loss", "cost", "parameter_norm", "gradient_norm", "balance_residual", "steps")
 
 
@@ -54,8 +56,9 @@ def sweep(
 ) -> xr.Dataset:
     """Train MLPs of every depth, width, number of samples, ridge and seed of a grid.
 
-    Runs that differ in ridge and seed alone are members of one ensemble; the ensembles run on an executor. What is
-    stored in ``out`` already is not run again; what failed there is tried again.
+    Runs that differ in ridge and seed alone are members of one ensemble; the ensembles run on an executor. An ensemble
+    that is stored in ``out`` already is not run again; one that failed there is tried again. In a script, call this
+    below ``if __name__ == "__main__":`` (the pool starts new interpreters), or with ``processes=1``.
 
     Parameters
     ----------
@@ -118,6 +121,11 @@ def sweep(
     clash = {"members", "ridge", "seed", "out", "resume", "progress"} & set(options)
     if clash:
         raise ValueError(f"options: got {', '.join(sorted(clash))}, which the grid decides; use ridges, seeds and out")
+    unknown = set(options) - set(OPTIONS)
+    if unknown:
+        name = sorted(unknown)[0]
+        raise TypeError(f"options: got {name!r}, which train does not have{_validate.suggest(name, OPTIONS)}")
+    _validate.choice(options.get("optimizer", "auto"), "optimizer", OPTIMIZERS)
     network = {"slope": _validate.slope(slope), "bias": bool(bias), "init": init}
     groups = [
         _Group(depth, width, size, tuple(axes["ridge"]), tuple(axes["seed"]), network, options)
@@ -153,7 +161,6 @@ def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -
     if threads is not None:
         torch.set_num_threads(threads)
     pairs = list(itertools.product(group.ridges, group.seeds))
-    coords = {"ridge": ("member", [r for r, _ in pairs]), "seed": ("member", [s for _, s in pairs])}
     try:
         part = replace(task, x=task.x[: group.size], y=task.y[: group.size])
         net = MLP([task.d_in, *[group.width] * (group.depth - 1), task.d_out], **group.network)
@@ -168,14 +175,33 @@ def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -
     except (KeyboardInterrupt, SystemExit):
         raise
     except Exception as error:
-        message = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=3)}"
-        result = xr.Dataset(
-            {"status": ("member", ["failed"] * len(pairs)), "error": ("member", [message] * len(pairs))}
+        _store_failure(group, folder, error)
+        return
+    _store(group, folder, result)
+    (folder / CHECKPOINT).unlink(missing_ok=True)  # as large as the optimiser's memory, and of no more use
+
+
+def _store_failure(group: _Group, folder: Path, error: BaseException) -> None:
+    """Store an error as the result of every member."""
+    message = f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error, limit=3))}"
+    if isinstance(error, BrokenExecutor):
+        message = (
+            "a worker process was killed or could not start: out of memory, or a script without "
+            f"if __name__ == '__main__': around the sweep; processes=1 runs it without workers\n{message}"
         )
+    count = len(group.ridges) * len(group.seeds)
+    folder.mkdir(exist_ok=True)
+    failed = xr.Dataset({"status": ("member", ["failed"] * count), "error": ("member", [message] * count)})
+    _store(group, folder, failed)
+
+
+def _store(group: _Group, folder: Path, result: xr.Dataset) -> None:
+    """Write the result of an ensemble, ridges outermost."""
+    pairs = list(itertools.product(group.ridges, group.seeds))
+    coords = {"ridge": ("member", [r for r, _ in pairs]), "seed": ("member", [s for _, s in pairs])}
     result = result.assign_coords(coords).assign_attrs(group=json.dumps(group.__dict__, default=str))
     with atomic_path(folder / RESULT) as temporary:
         result.to_netcdf(temporary, engine="h5netcdf")
-    (folder / CHECKPOINT).unlink(missing_ok=True)  # as large as the optimiser's memory, and of no more use
 
 
 def _last_spectra(history: xr.Dataset) -> xr.DataArray:
@@ -214,7 +240,10 @@ def _run_all(
                 for group in waiting
             }
             for future in as_completed(futures):
-                future.result()
+                try:
+                    future.result()
+                except BrokenExecutor as error:  # a worker was killed, or could not start
+                    _store_failure(futures[future], futures[future].path(plain, folder), error)
                 bar.advance(number)
         finally:
             if own is not None:
@@ -264,6 +293,7 @@ def _assemble(groups: list[_Group], task: Task, folder: Path, axes: dict[str, li
 
 
 def _axis(values: Sequence[int], name: str, minimum: int) -> list[int]:
+    values = values.tolist() if isinstance(values, np.ndarray) else values
     if not isinstance(values, list | tuple | range) or not len(values):
         raise ValueError(f"{name}: got {_validate.describe(values)}, expected a list of integers")
     result = [_validate.integer(value, f"{name}[{i}]", minimum) for i, value in enumerate(values)]
@@ -273,6 +303,7 @@ def _axis(values: Sequence[int], name: str, minimum: int) -> list[int]:
 
 
 def _reals(values: Sequence[float], name: str) -> list[float]:
+    values = values.tolist() if isinstance(values, np.ndarray) else values
     if not isinstance(values, list | tuple) or not len(values):
         raise ValueError(f"{name}: got {_validate.describe(values)}, expected a list of numbers")
     return [_validate.number(value, f"{name}[{i}]", 0.0) for i, value in enumerate(values)]

@@ -33,7 +33,7 @@ class KroneckerCurvature:
     net : MLP
         Architecture.
     x : Tensor
-        Inputs; an even selection of at most 1,024 is used.
+        Inputs; at most 1,024 of them, chosen at random by the seed, are used.
     loss : str
         "mse" or "cross_entropy".
     ridge : float
@@ -49,8 +49,9 @@ class KroneckerCurvature:
     """
 
     def __init__(self, net: MLP, x: Tensor, loss: str, ridge: float, seed: int) -> None:
-        stride = max(1, math.ceil(x.shape[0] / SAMPLES))
-        self.net, self.x, self.loss, self.ridge, self.seed = net, x[::stride], loss, ridge, seed
+        chosen = torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(seed))[:SAMPLES].sort().values
+        part = x if x.shape[0] <= SAMPLES else x[chosen.to(x.device)]
+        self.net, self.x, self.loss, self.ridge, self.seed = net, part, loss, ridge, seed
         self.shapes = [tuple(p.shape) for p in net.parameters()]
         self.bases: list[tuple[Tensor, Tensor, Tensor]] = []
 

@@ -34,8 +34,8 @@ class LBFGS:
 
     A step is one evaluation of the ensemble; each member uses it for its own line search (strong Wolfe conditions,
     accepting also, near the end, a loss that is equal to rounding where the slope has dropped). Members do not wait
-    for one another. A member that finds no descent, in the end along its gradient, is `stalled`: its loss cannot be
-    brought down further in this precision.
+    for one another. A member that finds no descent, in the end along its gradient, is `stalled`: it sits on a kink
+    of the loss, where the gradient need not point downhill, or the descent left is lost in rounding.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class LBFGS:
 
     @property
     def point(self) -> Tensor:
-        """Best parameters so far, shape (members, size)."""
+        """Parameters accepted last, shape (members, size)."""
         return torch.stack([search.x for search in self.searches])
 
     def digest(self) -> None:

@@ -12,7 +12,8 @@ import xarray as xr
 from torch import Tensor, nn
 
 from bnrank.measures import balance, convolution
-from bnrank.networks import MLP, reading
+from bnrank.networks import reading
+from bnrank.training.settings import by_hand
 from bnrank.training.workers import Workers
 
 __all__ = ["Recorder", "top_singular_values"]
@@ -45,20 +46,25 @@ class Recorder:
 
     def __init__(self, net: nn.Module, example: Tensor, split: Any, members: int, top_k: int, workers: Workers) -> None:
         self.net, self.split, self.members, self.workers = net, split, members, workers
+        self.is_chain = by_hand(net)
         names = [name for name, p in net.named_parameters() if p.requires_grad]
         read = reading.read(net, example)
         self.skipped = [vars(skipped) for skipped in read.skipped]
+        self.notes: list[dict[str, str]] = []
+        self.top_k = 0
         self.layers: list[tuple[str, int, Callable[[Tensor], Tensor]]] = []
         for layer in read.layers:
-            spectrum, reason = _spectrum(layer, top_k)
+            spectrum, count, note = _spectrum(layer, top_k)
+            reason = note if spectrum is None else ""
             if f"{layer.name}.weight" not in names:
                 reason = "its weight is not trained"
-            if reason:
+            if reason or spectrum is None:
                 self.skipped.append({"name": layer.name, "type": type(layer.module).__name__, "reason": reason})
             else:
                 self.layers.append((layer.name, names.index(f"{layer.name}.weight"), spectrum))
-        parameters = [p for p in net.parameters() if p.requires_grad]
-        self.top_k = max((len(spectrum(parameters[index])) for _, index, spectrum in self.layers), default=0)
+                self.top_k = max(self.top_k, min(top_k, count))
+                if note:
+                    self.notes.append({"name": layer.name, "note": note})
         self.steps: list[int] = []
         self.rows: dict[str, list[Tensor]] = {name: [] for name in (*SERIES, "weight_singular_values")}
 
@@ -79,8 +85,8 @@ class Recorder:
 
         def measure(i: int, member: int) -> None:
             mine = [piece[i] for piece in pieces]
-            if isinstance(self.net, MLP):
-                step_ = 2 if self.net.bias else 1
+            if self.is_chain:
+                step_ = 2 if len(mine) > len(self.layers) else 1
                 row["balance_residual"][member] = balance.between(
                     mine[::step_], mine[1::2] if step_ == 2 else []
                 ).residual
@@ -104,6 +110,12 @@ class Recorder:
         """Put back what :meth:`state` returned."""
         self.steps = state["history.steps"].tolist()
         self.rows = {name: list(state.get(f"history.{name}", [])) for name in self.rows}
+
+    def forget_last(self) -> None:
+        """Drop the last row."""
+        self.steps.pop()
+        for rows in self.rows.values():
+            rows.pop()
 
     def dataset(self, coords: dict[str, Any], attrs: dict[str, Any]) -> xr.Dataset:
         """Return the history over (member, step), spectra over (member, step, layer, index)."""
@@ -136,21 +148,26 @@ class Recorder:
         )
 
 
-def _spectrum(layer: reading.Layer, k: int) -> tuple[Callable[[Tensor], Tensor], str]:
-    """Return how the top singular values of a layer's weight are computed, and why they cannot be, if so."""
+def _spectrum(layer: reading.Layer, k: int) -> tuple[Callable[[Tensor], Tensor] | None, int, str]:
+    """Return how the top singular values of a layer's weight are computed, how many it has, and a note.
+
+    The first is None where they cannot be computed; the note then says why.
+    """
     if layer.kind == "linear":
-        return functools.partial(top_singular_values, k=k), ""
+        return functools.partial(top_singular_values, k=k), min(layer.weight.shape), ""
     values, note = convolution.layer_singular_values(layer)
+    if values is None or layer.input_shape is None:
+        return None, 0, note
     conv: Any = layer.module
+    size = layer.input_shape[-(layer.weight.ndim - 2) :]
 
     def of_operator(kernel: Tensor) -> Tensor:
-        size = layer.input_shape[-(kernel.ndim - 2) :] if layer.input_shape else ()
         found = convolution.conv_singular_values(
             kernel, size, stride=conv.stride, dilation=conv.dilation, groups=conv.groups
         )
         return found.flatten().sort(descending=True).values[:k]
 
-    return of_operator, note if values is None else ""
+    return of_operator, len(values), note
 
 
 def top_singular_values(matrix: Tensor, k: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bnrank import _validate
 from bnrank._files import atomic_path, prepare_folder, write_atomically
 from bnrank.networks import MLP
-from bnrank.training.settings import Settings
+from bnrank.training.settings import Settings, by_hand
 
 __all__ = ["Run", "summarise"]
 
@@ -34,9 +34,10 @@ class Run:
         ``gradient_norm`` of the regularised loss and ``balance_residual`` (T14); ``weight_singular_values`` over
         (member, step, layer, index). NaN once a member has stopped. Coordinates seed, ridge, lr, status per member.
     summary : xarray.Dataset
-        Over member: ``status``, ``steps`` and the last value of each of the above. Status is "finished" (all steps
-        done), "converged" (a stopping criterion met), "stalled" (no descent left in this precision), "diverged" (a
-        loss that is not finite) or "interrupted".
+        Over member: ``status``, ``steps`` and the last finite value of each of the above. Status is "finished" (all
+        steps done), "converged" (a stopping criterion met), "stalled" (no descent found, in the end along the gradient:
+        a kink of the loss, or rounding), "diverged" (a loss that is not finite; the parameters are those of the last
+        row in which it was) or "interrupted".
     settings : Settings
         What the run was made of.
     seconds : float
@@ -150,7 +151,7 @@ class Run:
 
 def summarise(history: xr.Dataset) -> xr.Dataset:
     """Return every member's last recorded values, and the step they belong to, over member."""
-    known = history["loss"].notnull().values
+    known = np.isfinite(history["loss"].values)
     last = np.where(known.any(axis=1), known.shape[1] - 1 - known[:, ::-1].argmax(axis=1), 0)
     rows = xr.DataArray(last, dims="member")
     series = [name for name, values in history.data_vars.items() if values.dims == ("member", "step")]
@@ -161,6 +162,6 @@ def summarise(history: xr.Dataset) -> xr.Dataset:
 
 
 def _blueprint(net: nn.Module) -> dict[str, object] | None:
-    if isinstance(net, MLP):
+    if by_hand(net) and isinstance(net, MLP):
         return {"widths": net.widths, "slope": net.slope, "bias": net.bias, "init": net.init, "seed": net.seed}
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 
 from bnrank import _validate
 from bnrank.networks import MLP
+from bnrank.networks.functional import is_plain_mlp, unwrap
 from bnrank.tasks import Task
 from bnrank.training.first_order import SCHEDULES
 from bnrank.training.objective_module import refuse_untrainable
 
-__all__ = ["OPTIMIZERS", "Settings", "Start", "digest", "starting_points"]
+__all__ = ["OPTIMIZERS", "Settings", "Start", "by_hand", "digest", "starting_points"]
 
 OPTIMIZERS = ("auto", "adam", "gd", "lbfgs", "kfac-lbfgs", "adam+lbfgs", "adam+kfac-lbfgs")
 LEARNING_RATES = {"adam": 3e-3, "gd": 1e-2}
@@ -83,7 +85,12 @@ class Settings:
         mine, theirs = asdict(self), asdict(other)
         if self.schedule in ("constant", "normalised"):
             mine.pop("steps")
-        return [f"{key}: {theirs[key]!r} there, {value!r} here" for key, value in mine.items() if theirs[key] != value]
+        hashes = {"data": "other data", "start": "other initial parameters"}
+        return [
+            hashes.get(key, f"{key}: {theirs[key]!r} there, {value!r} here")
+            for key, value in mine.items()
+            if theirs[key] != value
+        ]
 
     @classmethod
     def create(
@@ -126,8 +133,11 @@ class Settings:
             raise ValueError(f"schedule: 'normalised' needs optimizer 'gd', got {optimizer!r}")
         if stop_gradient and batch_size:
             raise ValueError("stop_gradient: the whole gradient is not computed with mini-batches; leave it at 0")
-        if stop_balance and not isinstance(start.net, MLP):
-            raise ValueError("stop_balance: balancedness (T14) is measured for bnrank.MLP only; leave it at 0")
+        if stop_balance and not by_hand(start.net):
+            raise ValueError(
+                "stop_balance: balancedness (T14) is measured for a bnrank.MLP with all its parameters trained; "
+                "leave it at 0"
+            )
         return cls(
             network=f"{type(start.net).__name__}({start.net.extra_repr()})",
             task=json.dumps({"name": task.name, **{k: str(v) for k, v in task.settings.items()}}),
@@ -166,30 +176,32 @@ def starting_points(
     seed: int | Sequence[int] | None,
     init: Any,
     settings_per_member: Sequence[Any],
+    batch_size: int | None,
     dtype: torch.dtype,
 ) -> Start:
     """Build every member's initial parameters; see :func:`bnrank.train` for the rules."""
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype: got {dtype}, expected torch.float32 or torch.float64")
     count = _count_members(members, [seed, init, *settings_per_member])
+    batches = [list(range(count))] if batch_size else []  # members of one module differ in the order of their batches
     if not isinstance(net, nn.Module) and not callable(net):
         raise TypeError(f"net: got {_validate.describe(net)}, expected an nn.Module or a function seed -> nn.Module")
     if isinstance(net, nn.Module):
-        template = copy.deepcopy(net)
-        fresh = seed is not None or init is not None
-        if fresh and not isinstance(net, MLP):
+        template = copy.deepcopy(unwrap(net))
+        fresh = (seed is not None and isinstance(template, MLP)) or init is not None
+        if fresh and not isinstance(template, MLP):
             raise ValueError(
-                f"seed, init: a {type(net).__name__} cannot be drawn anew; give a function seed -> nn.Module as net"
+                f"init: a {type(template).__name__} cannot be drawn anew; give a function seed -> nn.Module as net"
             )
-        seeds = _seeds(seed, count, net.seed if isinstance(net, MLP) else 0)
-        if not fresh and count > 1 and not isinstance(net, MLP) and not _differ(settings_per_member):
+        seeds = _seeds(seed, count, template.seed if isinstance(template, MLP) else 0)
+        if count > 1 and not isinstance(template, MLP) and not _differ([*settings_per_member, *batches]):
             raise ValueError(
-                f"members: got {count} of the same {type(net).__name__} with the same settings, which would be "
+                f"members: got {count} of the same {type(template).__name__} with the same settings, which would be "
                 f"{count} copies of one run; give a function seed -> nn.Module as net"
             )
     else:
         seeds = _seeds(seed, count, 0)
-        template = net(seeds[0])
+        template = _call(net, seeds[0])
         if not isinstance(template, nn.Module):
             raise TypeError(f"net: the function returned {_validate.describe(template)}, expected an nn.Module")
         fresh = init is not None
@@ -206,7 +218,7 @@ def starting_points(
             if isinstance(template, MLP) and (fresh or (i > 0 and not _differ(settings_per_member))):
                 member = copy.deepcopy(template).reset(member_seed, inits[i])
         else:
-            member = net(member_seed)
+            member = _call(net, member_seed)
             if isinstance(member, MLP) and init is not None:
                 member.reset(member_seed, inits[i])
         row = torch.cat([p.detach().flatten() for p in member.parameters() if p.requires_grad])
@@ -216,14 +228,31 @@ def starting_points(
     return Start(template, theta, tuple(seeds))
 
 
+def by_hand(net: nn.Module) -> bool:
+    """Say whether a network is trained by `MLPObjective`: an MLP as it was made, all of its parameters trained."""
+    return is_plain_mlp(net) and all(p.requires_grad for p in net.parameters())
+
+
+def _call(function: Callable[..., nn.Module], seed: int) -> nn.Module:
+    try:
+        inspect.signature(function).bind(seed)
+    except TypeError as error:
+        raise TypeError(
+            f"net: got a function that cannot be called with a seed ({error}), expected seed -> nn.Module"
+        ) from None
+    return function(seed)
+
+
 def _optimizer(optimizer: str, net: nn.Module, batch_size: int | None) -> str:
     optimizer = _validate.choice(optimizer, "optimizer", OPTIMIZERS)
     if optimizer == "auto":
-        optimizer = "adam" if batch_size else "adam+kfac-lbfgs" if isinstance(net, MLP) else "adam+lbfgs"
+        optimizer = "adam" if batch_size else "adam+kfac-lbfgs" if by_hand(net) else "adam+lbfgs"
     if batch_size and "lbfgs" in optimizer:
         raise ValueError(f"optimizer: {optimizer!r} needs the whole gradient; leave batch_size out or use 'adam'")
-    if optimizer.endswith("kfac-lbfgs") and not isinstance(net, MLP):
-        raise ValueError(f"optimizer: {optimizer!r} needs a bnrank.MLP, got {type(net).__name__}; use 'adam+lbfgs'")
+    if optimizer.endswith("kfac-lbfgs") and not by_hand(net):
+        raise ValueError(
+            f"optimizer: {optimizer!r} needs a bnrank.MLP with all its parameters trained; use 'adam+lbfgs'"
+        )
     return optimizer
 
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from bnrank import _validate
 from bnrank._files import discard_partial, prepare_folder
 from bnrank._version import __version__
-from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.training import checkpoint
 from bnrank.training.batches import BatchOrder
@@ -27,10 +22,11 @@ from bnrank.training.first_order import Adam, GradientDescent, Optimizer
 from bnrank.training.kronecker import KroneckerCurvature
 from bnrank.training.objective_mlp import MLPObjective
 from bnrank.training.objective_module import ModuleObjective
+from bnrank.training.progress import bar, interruptions
 from bnrank.training.quasi_newton import LBFGS
 from bnrank.training.recorder import Recorder
 from bnrank.training.run import Run, summarise
-from bnrank.training.settings import Settings, Start, starting_points
+from bnrank.training.settings import Settings, Start, by_hand, starting_points
 from bnrank.training.warm_start import WarmStarted
 from bnrank.training.workers import Workers
 
@@ -149,7 +145,7 @@ def train(
         raise TypeError(f"task: got {_validate.describe(task)}, expected a bnrank.tasks.Task")
     if task.n < 2:
         raise ValueError("task: got 1 sample, expected at least 2")
-    start = starting_points(net, task, members, seed, init, [ridge, lr], dtype)
+    start = starting_points(net, task, members, seed, init, [ridge, lr], batch_size, dtype)
     settings = Settings.create(
         start,
         task,
@@ -208,7 +204,7 @@ class _Trainer:
         if x.data_ptr() % ALIGNMENT:
             x = x.clone()
         y = self.task.y.to(device, dtype if settings.loss == "mse" else torch.int64)
-        kind = MLPObjective if isinstance(net, MLP) else ModuleObjective
+        kind = MLPObjective if by_hand(net) else ModuleObjective
         self.active = active
         self.objective: Any = kind(net, x, y, settings.loss, len(active), self.workers)  # type: ignore[arg-type]
 
@@ -234,7 +230,7 @@ class _Trainer:
     def run(self, folder: Path | None, checkpoint_every: int, progress: bool) -> Run:
         """Train until all members have stopped, the steps are used up or the user interrupts."""
         began = time.perf_counter() - self.seconds
-        with _interruptions() as interrupted, _bar(progress, self.settings, self.step) as show:
+        with interruptions() as interrupted, bar(progress, self.settings, self.step) as show:
             while self.active:
                 last = self.step == self.settings.steps
                 if not self.digested:
@@ -297,8 +293,10 @@ class _Trainer:
                 done[i] = "stalled"
             if not torch.isfinite(row["loss"][member]):
                 done[i] = "diverged"
-            if any(limit for _, limit in criteria) and all(row[name][member] < at for name, at in criteria if at):
+            elif any(limit for _, limit in criteria) and all(row[name][member] < at for name, at in criteria if at):
                 done[i] = "converged"
+            if done.get(i) != "diverged":
+                self.final[member] = point[i].cpu()
         least = float(loss.min())
         self._drop(done)
         return least
@@ -310,7 +308,8 @@ class _Trainer:
         point, old = self.optimizer.point, self.objective
         for i, status in done.items():
             self.status[self.active[i]] = status
-            self.final[self.active[i]] = point[i].cpu()
+            if status != "diverged":  # which keeps the parameters of its last recorded row
+                self.final[self.active[i]] = point[i].cpu()
         rest = [i for i in range(len(self.active)) if i not in done]
         if not rest:
             self.active = []
@@ -339,15 +338,26 @@ class _Trainer:
         if differences := self.settings.differences(settings):
             raise ValueError(
                 f"out: {str(folder)!r} holds a run with other settings ({'; '.join(differences)}); "
-                "give another folder, or resume=False to overwrite it"
+                "give another folder, or resume=False (on the command line --fresh) to overwrite it"
             )
         if about["step"] > self.settings.steps:
             raise ValueError(f"steps: got {self.settings.steps}, but the run in {str(folder)!r} is at {about['step']}")
+        try:
+            self._restore(tensors, about)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"out: the checkpoint in {str(folder)!r} is damaged ({error}); "
+                "move it away, or train with resume=False to start anew"
+            ) from error
+
+    def _restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         self.step, self.status, self.seconds = about["step"], about["status"], about["seconds"]
         self.final.copy_(tensors["final"])
         self.recent.copy_(tensors["recent"])
         self.recorder.load(tensors)
         self.digested = about["digested"]
+        if self.digested and self.step < self.settings.steps and self.step % self.settings.record_every:
+            self.recorder.forget_last()  # the end of a run that is now made longer
         if about["active"] != self.active:
             self._select(about["active"])
             if self.batches is not None:
@@ -369,40 +379,8 @@ class _Trainer:
             "bnrank_version": __version__,
             "depth": len(self.recorder.layers),
             "skipped": json.dumps(self.recorder.skipped),
+            "notes": json.dumps(self.recorder.notes),
         }
         history = self.recorder.dataset(coords, attrs)
         summary = summarise(history)
         return Run(history, summary, settings, self.seconds, self.start.net, self.final)
-
-
-@contextlib.contextmanager
-def _interruptions() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a flag, so that the step under way is finished; a second one raises."""
-    flag = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield flag
-        return
-
-    def handle(number: int, frame: object) -> None:
-        if flag.is_set():
-            raise KeyboardInterrupt
-        flag.set()
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield flag
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def _bar(progress: bool, settings: Settings, step: int) -> Iterator[Callable[[int, float], None]]:
-    """Show a progress bar with the least loss, or nothing."""
-    if not progress:
-        yield lambda step, loss: None
-        return
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(*columns) as bar:
-        text = f"training {settings.members} x {settings.network.split('(')[0]}"
-        number = bar.add_task(text, total=settings.steps, completed=step)
-        yield lambda step, loss: bar.update(number, completed=step, description=f"{text}, least loss {loss:.4g}")

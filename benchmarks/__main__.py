@@ -1,0 +1,95 @@
+"""``python -m benchmarks [subject ...] [--quick] [--out FOLDER]``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import platform
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.rows import Row
+from bnrank import __version__
+
+SUBJECTS = ("ensemble", "jax_peer", "machine", "recording", "optimizer", "memory")
+HEADINGS = ("what", "against", "result", "spread", "best", "target", "verdict", "note")
+WIDTH = 180  # characters of the table where the output is not a terminal
+STYLES = {"met": "green", "missed": "bold red", "reported": "dim", "skipped": "yellow"}
+
+
+def main() -> None:
+    """Measure the subjects asked for, print one table, and write it if asked to."""
+    parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
+    parser.add_argument("subjects", nargs="*", metavar="subject", help=f"from {', '.join(SUBJECTS)}; all without it")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and shorter runs, under 3 minutes")
+    parser.add_argument("--out", type=Path, help="folder for results.md and results.json")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.subjects if name not in SUBJECTS]:
+        parser.error(f"unknown subject {unknown[0]!r}, expected some of {', '.join(SUBJECTS)}")
+
+    console, began = Console(), time.perf_counter()
+    rows: list[Row] = []
+    with contextlib.suppress(KeyboardInterrupt), console.status("") as status:  # Ctrl-C: the table so far
+        for name in arguments.subjects or SUBJECTS:
+            status.update(f"measuring {name}")
+            start = time.perf_counter()
+            for row in importlib.import_module(f"benchmarks.{name}").measure(arguments.quick):
+                rows.append(row)
+                status.update(f"measuring {name}: {row.name} done")
+            console.log(f"{name}: {time.perf_counter() - start:.0f} s")
+    minutes = (time.perf_counter() - began) / 60
+    about = f"{machine()}; {'quick, ' if arguments.quick else ''}{minutes:.1f} minutes"
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    console.print(table(rows, about))
+    if arguments.out:
+        write(rows, about, arguments.out)
+
+
+def machine() -> str:
+    """Describe what it was measured on."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return (
+        f"{model}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
+        f"bnrank {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    )
+
+
+def table(rows: list[Row], about: str) -> Table:
+    """Lay the rows out for a terminal; ratios above 1 mean that bnrank is faster."""
+    result = Table(title="bnrank benchmarks", caption=about, title_justify="left", caption_justify="left")
+    for heading in HEADINGS:
+        result.add_column(heading, justify="right" if heading in ("result", "spread", "best", "target") else "left")
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        last = following is None or following.subject != row.subject
+        style = STYLES[row.verdict]
+        cells = row.cells()
+        cells[6] = f"[{style}]{cells[6]}[/]"
+        result.add_row(*cells, end_section=last)
+    return result
+
+
+def write(rows: list[Row], about: str, folder: Path) -> None:
+    """Write the table as Markdown and the numbers as JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [about, "", "| " + " | ".join(HEADINGS) + " |", "| " + " | ".join("---" for _ in HEADINGS) + " |"]
+    lines += ["| " + " | ".join(row.cells()) + " |" for row in rows]
+    (folder / "results.md").write_text("\n".join(lines) + "\n")
+    numbers = {"about": about, "rows": [asdict(row) | {"verdict": row.verdict} for row in rows]}
+    (folder / "results.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
