@@ -8,7 +8,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
+from bnrank.training.losses import squared_norm
 from bnrank.training.workers import Workers
 
 __all__ = ["SCHEDULES", "Adam", "GradientDescent", "Objective", "Optimizer"]
@@ -96,8 +98,8 @@ class GradientDescent:
         loss = torch.empty(len(theta), dtype=torch.float64)
         norm = torch.empty(len(theta), dtype=torch.float64)
         for i, ridge in enumerate(self.ridge.tolist()):
-            loss[i] = self.objective.cost[i] + ridge * theta[i].double().square().sum()
-            norm[i] = torch.add(gradient[i], theta[i], alpha=2 * ridge).double().norm()
+            loss[i] = self.objective.cost[i] + ridge * squared_norm(theta[i])
+            norm[i] = squared_norm(torch.add(gradient[i], theta[i], alpha=2 * ridge)).sqrt()
         return loss, norm
 
     def move(self, step: int) -> None:
@@ -123,8 +125,8 @@ class GradientDescent:
         """Return the step size, once the ridge is in the gradient."""
         rate, done = float(self.lr[member]), step / self.steps
         if self.schedule == "normalised":
-            norm = float(self.objective.gradient[member].double().norm())
-            return rate * float(self.objective.theta[member].double().norm()) / norm if norm > 0 else 0.0
+            norm = float(squared_norm(self.objective.gradient[member]).sqrt())
+            return rate * float(squared_norm(self.objective.theta[member]).sqrt()) / norm if norm > 0 else 0.0
         return (
             rate * {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}[self.schedule]
         )
@@ -136,7 +138,10 @@ class GradientDescent:
 
 
 class Adam(GradientDescent):
-    """Adam (Kingma and Ba 2015; beta = 0.9, 0.999, eps = 1e-8) on C + lambda ||theta||^2: L2 coupled, not AdamW."""
+    """Adam (Kingma and Ba 2015; beta = 0.9, 0.999, eps = 1e-8) on C + lambda ||theta||^2: L2 coupled, not AdamW.
+
+    The update is PyTorch's fused one, a single pass over a member's parameters.
+    """
 
     beta1, beta2, eps = 0.9, 0.999, 1e-8
 
@@ -156,12 +161,19 @@ class Adam(GradientDescent):
 
     def _update(self, member: int, step: int) -> None:
         theta, gradient = self.objective.theta[member], self.objective.gradient[member]
-        first, second = self.first[member], self.second[member]
-        ridge, lr = float(self.ridge[member]), self._rate(member, step)
-        if ridge:
-            gradient.add_(theta, alpha=2 * ridge)
-        first.lerp_(gradient, 1 - self.beta1)
-        second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        scale = math.sqrt(1 - self.beta2 ** (step + 1))
-        divisor = torch.sqrt(second, out=gradient).add_(self.eps * scale)
-        theta.addcdiv_(first, divisor, value=-lr * scale / (1 - self.beta1 ** (step + 1)))
+        adam(
+            [theta],
+            [gradient],
+            [self.first[member]],
+            [self.second[member]],
+            [],
+            [torch.tensor(float(step), device=theta.device)],
+            fused=True,
+            amsgrad=False,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            lr=self._rate(member, step),
+            weight_decay=2 * float(self.ridge[member]),
+            eps=self.eps,
+            maximize=False,
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["cost_and_gradient"]
+__all__ = ["cost_and_gradient", "squared_norm"]
 
 
 def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tensor:
@@ -40,3 +40,8 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
     output.scatter_add_(2, target, output.new_full(target.shape, -1.0))
     output.div_(n)
     return cost
+
+
+def squared_norm(row: Tensor) -> Tensor:
+    """Return the sum of squares, accumulated in float64 without a copy in float64."""
+    return torch.linalg.vector_norm(row, dtype=torch.float64).square()

@@ -28,7 +28,7 @@ __all__ = ["MLPObjective"]
 aten = torch.ops.aten
 
 BLOCK = 256  # samples in a block: rows enough for an efficient product, few enough for the cache
-CACHE = 1 << 20  # bytes that the parameters and activations of a group of members should stay under
+CACHE = 1 << 22  # bytes that the parameters and activations of a group of members should stay under
 
 
 class MLPObjective:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bnrank.training.first_order import Objective
+from bnrank.training.losses import squared_norm
 
 __all__ = ["LBFGS", "Metric"]
 
@@ -95,7 +96,7 @@ class LBFGS:
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Return regularised loss and norm of its gradient at ``point``, each (members,), float64."""
         loss = torch.tensor([search.f for search in self.searches], dtype=torch.float64)
-        norm = torch.stack([search.g.double().norm() for search in self.searches])
+        norm = torch.stack([squared_norm(search.g).sqrt() for search in self.searches])
         return loss, norm
 
     def state(self) -> dict[str, Tensor]:
@@ -157,7 +158,7 @@ class _Search:
 
     def advance(self, theta: Tensor, cost: float, gradient: Tensor) -> None:
         """Use cost and gradient at theta: accept it, or decide where to look next."""
-        f = cost + self.ridge * float(theta.double().square().sum())
+        f = cost + self.ridge * float(squared_norm(theta))
         # A new tensor: the bits of BLAS' dot product depend on where in memory a row of an ensemble begins.
         gradient = torch.add(gradient, theta, alpha=2 * self.ridge)
         if not self.started:

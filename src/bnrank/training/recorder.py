@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bnrank.measures import balance, convolution
 from bnrank.networks import reading
+from bnrank.training.losses import squared_norm
 from bnrank.training.settings import by_hand
 from bnrank.training.workers import Workers
 
@@ -76,7 +77,7 @@ class Recorder:
         spectra = torch.full(
             (self.members, len(self.layers), self.top_k), torch.nan, dtype=torch.float64, device=theta.device
         )
-        norms = torch.stack([r.double().square().sum() for r in theta]).cpu()
+        norms = torch.stack([squared_norm(r) for r in theta]).cpu()
         row["loss"][active] = loss
         row["parameter_norm"][active] = norms
         row["cost"][active] = loss - ridge * norms

@@ -20,6 +20,7 @@ from bnrank.training import checkpoint
 from bnrank.training.batches import BatchOrder
 from bnrank.training.first_order import Adam, GradientDescent, Optimizer
 from bnrank.training.kronecker import KroneckerCurvature
+from bnrank.training.losses import squared_norm
 from bnrank.training.objective_mlp import MLPObjective
 from bnrank.training.objective_module import ModuleObjective
 from bnrank.training.progress import bar, interruptions
@@ -281,7 +282,7 @@ class _Trainer:
         point = self.optimizer.point
         if self.batches is not None and not last:
             recent = self.recent[self.active]
-            norms = torch.stack([row.double().square().sum() for row in point]).cpu()
+            norms = torch.stack([squared_norm(row) for row in point]).cpu()
             loss = recent[:, 0] / recent[:, 1] + self.ridge[self.active] * norms
             gradient_norm = torch.full_like(loss, torch.nan)
         self.recent.zero_()
