@@ -15,6 +15,7 @@ from bnrank.training.workers import Workers
 
 __all__ = ["SCHEDULES", "Adam", "GradientDescent", "Objective", "Optimizer"]
 
+SMALL = 1 << 20  # parameters of an ensemble below which sharing out an update costs more than it gains
 SCHEDULES = ("constant", "cosine", "linear", "normalised")
 
 
@@ -140,7 +141,7 @@ class GradientDescent:
 class Adam(GradientDescent):
     """Adam (Kingma and Ba 2015; beta = 0.9, 0.999, eps = 1e-8) on C + lambda ||theta||^2: L2 coupled, not AdamW.
 
-    The update is PyTorch's fused one, a single pass over a member's parameters.
+    The update is PyTorch's fused one, a single pass over the parameters.
     """
 
     beta1, beta2, eps = 0.9, 0.999, 1e-8
@@ -159,21 +160,34 @@ class Adam(GradientDescent):
         super().keep(members, objective)
         self.first, self.second = self.first[members], self.second[members]
 
-    def _update(self, member: int, step: int) -> None:
-        theta, gradient = self.objective.theta[member], self.objective.gradient[member]
+    def move(self, step: int) -> None:
+        """Take one step: one call for all members with the same settings, in as many parts as there are threads."""
+        alike: dict[tuple[float, float], list[int]] = {}
+        for member in range(self.objective.members):
+            alike.setdefault((self._rate(member, step), float(self.ridge[member])), []).append(member)
+        parts = self.objective.workers.threads if self.objective.theta.numel() > SMALL else 1
+        tasks = [
+            functools.partial(self._update_all, members[part::parts], rate, ridge, step)
+            for (rate, ridge), members in alike.items()
+            for part in range(min(parts, len(members)))
+        ]
+        self.objective.workers.share(tasks)
+
+    def _update_all(self, members: list[int], rate: float, ridge: float, step: int) -> None:
+        theta, gradient = self.objective.theta, self.objective.gradient
         adam(
-            [theta],
-            [gradient],
-            [self.first[member]],
-            [self.second[member]],
+            [theta[i] for i in members],
+            [gradient[i] for i in members],
+            [self.first[i] for i in members],
+            [self.second[i] for i in members],
             [],
-            [torch.tensor(float(step), device=theta.device)],
+            [torch.tensor(float(step), device=theta.device) for _ in members],
             fused=True,
             amsgrad=False,
             beta1=self.beta1,
             beta2=self.beta2,
-            lr=self._rate(member, step),
-            weight_decay=2 * float(self.ridge[member]),
+            lr=rate,
+            weight_decay=2 * ridge,
             eps=self.eps,
             maximize=False,
         )

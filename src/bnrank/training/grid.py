@@ -22,7 +22,7 @@ import xarray as xr
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bnrank import _validate
-from bnrank._files import atomic_path, prepare_folder
+from bnrank._files import prepare_folder, write_atomically
 from bnrank._version import __version__
 from bnrank.networks import MLP
 from bnrank.tasks import Task
@@ -200,8 +200,7 @@ def _store(group: _Group, folder: Path, result: xr.Dataset) -> None:
     pairs = list(itertools.product(group.ridges, group.seeds))
     coords = {"ridge": ("member", [r for r, _ in pairs]), "seed": ("member", [s for _, s in pairs])}
     result = result.assign_coords(coords).assign_attrs(group=json.dumps(group.__dict__, default=str))
-    with atomic_path(folder / RESULT) as temporary:
-        result.to_netcdf(temporary, engine="h5netcdf")
+    write_atomically(folder / RESULT, bytes(result.to_netcdf(engine="h5netcdf")))  # by way of memory, as in Run.save
 
 
 def _last_spectra(history: xr.Dataset) -> xr.DataArray:
