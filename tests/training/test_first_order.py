@@ -31,7 +31,7 @@ def reference(net, task, optimizer, ridge, lr, steps, batches=None, factor=lambd
 @pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
 @pytest.mark.parametrize("batch_size", [None, 16])
 def test_against_torch_optim(optimizer, loss, batch_size):
-    task = random_task(300, loss=loss)
+    task = random_task(100, loss=loss)
     net = mlp(3, 8, 8, 2, slope=0.2, seed=5)
     run = train(
         net,
@@ -47,7 +47,7 @@ def test_against_torch_optim(optimizer, loss, batch_size):
     for i, (ridge, lr) in enumerate(zip(RIDGES, RATES, strict=True)):
         batches = None
         if batch_size:
-            order = BatchOrder([5 + i], 300, batch_size)
+            order = BatchOrder([5 + i], 100, batch_size)
             batches = [order.at(step)[0] for step in range(50)]
         expected = reference(net, task, optimizer, ridge, lr, 50, batches)
         torch.testing.assert_close(run.parameters[i], expected, rtol=1e-10, atol=1e-10)
