@@ -7,6 +7,8 @@ from torch import Tensor
 
 __all__ = ["cost_and_gradient", "squared_norm"]
 
+PIECE = 1 << 18  # entries that are converted to float64 at a time
+
 
 def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tensor:
     """Return the cost C of every member and overwrite the outputs with dC/d(output).
@@ -43,5 +45,6 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
 
 
 def squared_norm(row: Tensor) -> Tensor:
-    """Return the sum of squares, accumulated in float64 without a copy in float64."""
-    return torch.linalg.vector_norm(row, dtype=torch.float64).square()
+    """Return the sum of squares, accumulated in float64; only a piece of the row at a time is copied to it."""
+    pieces = [torch.linalg.vector_norm(piece, dtype=torch.float64).square() for piece in row.split(PIECE)]
+    return torch.stack(pieces).sum()
