@@ -1,7 +1,22 @@
 """What is trained or brought in."""
 
+from bnrank.networks.chain import as_mlp
 from bnrank.networks.files import load, load_module, save
-from bnrank.networks.mlp import MLP
+from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
 from bnrank.networks.reading import Captured, Layer, Reading, Skipped, capture, read
 
-__all__ = ["MLP", "Captured", "Layer", "Reading", "Skipped", "capture", "load", "load_module", "read", "save"]
+__all__ = [
+    "MLP",
+    "Captured",
+    "Layer",
+    "LinearNetwork",
+    "Reading",
+    "Skipped",
+    "as_mlp",
+    "capture",
+    "from_layers",
+    "load",
+    "load_module",
+    "read",
+    "save",
+]

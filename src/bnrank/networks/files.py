@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bnrank import _files, _validate
 from bnrank._version import __version__
-from bnrank.networks.mlp import MLP
+from bnrank.networks.mlp import MLP, make
 
 __all__ = ["load", "load_module", "save"]
 
@@ -201,7 +201,7 @@ def _from_own(path: Path, tensors: Mapping[str, Tensor], text: str) -> MLP:
         wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
         raise ValueError(f"path: {path} says widths {widths}, but these tensors do not fit: {', '.join(wrong)}")
     try:
-        net = MLP(**arguments, dtype=_one_dtype(path, tensors))
+        net = make(**arguments, dtype=_one_dtype(path, tensors))
     except TypeError as error:
         raise ValueError(f"path: {path} has damaged metadata: {error}") from error
     net.load_state_dict(dict(tensors))

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bnrank import _validate
-from bnrank.networks.mlp import MLP
+from bnrank.networks.mlp import MLP, LinearNetwork
 
-__all__ = ["Functional", "example", "is_plain_mlp", "unwrap"]
+__all__ = ["Functional", "check_finite", "example", "is_plain_mlp", "unwrap"]
 
 
 class Functional:
@@ -93,7 +93,17 @@ def example(module: nn.Module, x: object, minimum: int = 1) -> Tensor:
 
 def is_plain_mlp(module: nn.Module) -> TypeGuard[MLP]:
     """Say whether a module is an MLP as it was made, so that closed forms hold: no subclass, no replaced layer."""
-    return type(module) is MLP and all(type(layer) is nn.Linear for layer in module.layers)
+    if type(module) not in (MLP, LinearNetwork) or not isinstance(module, MLP):
+        return False
+    return all(type(layer) is nn.Linear for layer in module.layers)
+
+
+def check_finite(module: nn.Module) -> None:
+    """Raise ValueError, naming them, if parameters have NaN or infinite entries."""
+    bad = [name for name, p in unwrap(module).named_parameters() if not bool(torch.isfinite(p).all())]
+    if bad:
+        shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+        raise ValueError(f"module: got NaN or infinite entries in {shown}, expected finite parameters")
 
 
 def unwrap(module: nn.Module) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import cast
@@ -11,11 +12,13 @@ from torch import Tensor, nn
 
 from bnrank import _validate
 
-__all__ = ["MLP", "leaky_relu"]
+__all__ = ["MLP", "LinearNetwork", "from_layers", "leaky_relu", "make"]
 
 
 def leaky_relu(z: Tensor, slope: float) -> Tensor:
-    """Apply sigma_s(z) = z for z >= 0 and s z otherwise, for any slope s in (-1, 1); s = 0 is ReLU."""
+    """Apply sigma_s(z) = z for z >= 0 and s z otherwise; s = 0 is ReLU, s = 1 the identity."""
+    if slope == 1:
+        return z
     return torch.relu(z) if slope == 0 else nn.functional.leaky_relu(z, slope)
 
 
@@ -120,6 +123,93 @@ class MLP(nn.Module):
     def extra_repr(self) -> str:
         """Return the settings shown by ``print(net)``."""
         return f"widths={self.widths}, slope={self.slope:g}, bias={self.bias}"
+
+
+class LinearNetwork(MLP):
+    """Fully connected network without activations, f(x) = W_L ... W_1 x (+ biases): the slope s = 1.
+
+    Parameters
+    ----------
+    widths, bias, init, seed, dtype
+        As in :class:`MLP`; without biases unless asked for. "he" weights are N(0, 1 / fan_in).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range; the message names it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> net = LinearNetwork([3, 4, 2])
+    >>> x = torch.randn(5, 3)
+    >>> torch.allclose(net(x), x @ (net.weights[1] @ net.weights[0]).T, atol=1e-6)
+    True
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        bias: bool = False,
+        init: str | float = "he",
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(widths, 0.0, bias, init, seed, dtype)
+        self.slope = 1.0
+        self.reset(self.seed)
+
+
+def make(
+    widths: Sequence[int],
+    slope: float = 0.0,
+    bias: bool = True,
+    init: str | float = "he",
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> MLP:
+    """Return an :class:`MLP`, or a :class:`LinearNetwork` where the slope is 1."""
+    if isinstance(slope, int | float) and slope == 1:
+        return LinearNetwork(widths, bias, init, seed, dtype)
+    return MLP(widths, slope, bias, init, seed, dtype)
+
+
+def from_layers(weights: Sequence[Tensor], biases: Sequence[Tensor] = (), slope: float = 0.0) -> MLP:
+    """Return the network with the given layers, in float64, the parameters copied.
+
+    Parameters
+    ----------
+    weights : sequence of Tensor
+        W_1, ..., W_L, (n_l, n_{l-1}).
+    biases : sequence of Tensor
+        b_1, ..., b_L, (n_l,), or none at all.
+    slope : float
+        s in (-1, 1), or 1 for a network without activations.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit together.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from_layers([torch.eye(2), torch.ones(1, 2)])(torch.tensor([[3.0, -1.0]], dtype=torch.float64)).item()
+    3.0
+    """
+    shapes = [tuple(w.shape) for w in weights]
+    if not shapes or any(len(shape) != 2 for shape in shapes):
+        raise ValueError(f"weights: got shapes {shapes}, expected at least one (out, in)")
+    widths = [shapes[0][1], *(shape[0] for shape in shapes)]
+    if any(before[0] != after[1] for before, after in itertools.pairwise(shapes)):
+        raise ValueError(f"weights: got shapes {shapes}, expected each to take what the one before gives")
+    if len(biases) and [tuple(b.shape) for b in biases] != [(width,) for width in widths[1:]]:
+        raise ValueError(f"biases: got shapes {[tuple(b.shape) for b in biases]}, expected one per layer, (n_l,)")
+    net = make(widths, slope, bool(len(biases)), init=0.0, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter, value in zip([*net.weights, *net.biases], [*weights, *biases], strict=True):
+            parameter.copy_(torch.as_tensor(value))
+    return net
 
 
 def _validate_init(init: str | float) -> str | float:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bnrank import _validate
 from bnrank._files import atomic_path, prepare_folder, write_atomically
-from bnrank.networks import MLP
+from bnrank.networks.mlp import MLP, make
 from bnrank.training.settings import Settings, by_hand
 
 __all__ = ["Run", "summarise"]
@@ -140,7 +140,7 @@ class Run:
         if net is None:
             if blueprint is None:
                 raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")
-            net = MLP(**blueprint)
+            net = make(**blueprint)
         size = sum(p.numel() for p in net.parameters() if p.requires_grad)
         if size != parameters.shape[1]:
             raise ValueError(

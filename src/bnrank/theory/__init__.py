@@ -1,0 +1,1 @@
+"""What should hold: ranks, representation costs, and statements that return verdicts."""
