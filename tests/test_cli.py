@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 import bnrank
 from bnrank import cli
+from bnrank.theory import STATEMENTS, Facts, Verdicts
 
 
 @dataclass(frozen=True)
@@ -126,3 +127,33 @@ def test_it_runs_as_a_module_too(tmp_path):
         [sys.executable, "-m", "bnrank", "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == f"bnrank {bnrank.__version__}"
+
+
+def test_check_prints_verdicts_and_writes_a_page(command, own):
+    done = command("check", "model.safetensors", "data.npz", "--ridge", "0.01", "--out", "check.html")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"T4 +Jacobian bound +holds", done.stdout)
+    assert re.search(r"\d+ hold, 0 violated, \d+ inconclusive, \d+ not applicable", done.stdout)
+    assert "Jacobian bound" in (own / "check.html").read_text()
+
+
+def test_check_of_some_statements_and_with_the_ridge_of_a_run(command, own):
+    trained = command("train", "data.npz", "--depth", 2, "--width", 5, "--steps", 5, "--members", 1, "--ridge", 0.03)
+    assert trained.returncode == 0, trained.stderr
+    done = command("check", "run", "data.npz", "--only", "T4, T14")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^ *T\d+ ", done.stdout, re.MULTILINE)) == 3
+    assert "0.03" in re.sub("<[^>]*>", " ", (own / "check.html").read_text())
+    wrong = command("check", "run", "data.npz", "--only", "T44")
+    assert (wrong.returncode, "did you mean 'T4'?" in wrong.stderr) == (2, True)
+
+
+def test_check_fails_where_a_statement_is_violated(command, own, monkeypatch):
+    def planted(*arguments, **options):
+        facts = Facts(*arguments[:3]).altered(parameter_norm=1e-3)
+        return Verdicts(tuple(s(facts) for s in STATEMENTS if s.id == "T4"), {})
+
+    monkeypatch.setattr(cli, "check", planted)
+    done = command("check", "model.safetensors", "data.npz")
+    assert done.returncode == 1
+    assert re.search(r"T4 +Jacobian bound +violated", done.stdout)

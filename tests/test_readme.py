@@ -17,28 +17,37 @@ def blocks(language):
 
 
 @pytest.mark.slow
-def test_the_python_example_runs_and_finds_rank_two(tmp_path):
-    example, _ = blocks("python")
+def test_the_python_examples_run_and_find_rank_two(tmp_path):
+    example, theory, _ = blocks("python")
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
+    last = "\nassert rank.exact and z.shape == (300, 2) and float(error) < 1e-5 and verdicts.ok"
     done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", example + theory + last],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert '"rank": 2' in done.stdout
+    assert "rank in [2, 2] (on the data), cut at" in done.stdout
     assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "verdicts.html").exists()
 
 
 @pytest.mark.slow
 def test_the_command_line_example_runs(tmp_path):
-    _, setup = blocks("python")
+    _, _, setup = blocks("python")
     subprocess.run([sys.executable, "-c", setup], cwd=tmp_path, check=True, timeout=60)
     lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("bnrank ")]
-    assert len(lines) == 2
+    assert len(lines) == 3
     for line in lines:
         command = [sys.executable, "-m", "bnrank", *shlex.split(line)[1:]]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "profile.html").exists()
+    assert (tmp_path / "check.html").exists()
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -51,7 +60,7 @@ def test_files_named_in_the_documents_exist(page):
         assert ((ROOT / page).parent / link).exists(), link
     for path in re.findall(r"`((?:tests|src|docs|benchmarks)/[\w./-]+\.\w+)`", text):
         assert (ROOT / path).exists(), path
-    rooms = "tasks|networks|measures|training|reporting|figures"
+    rooms = "tasks|networks|measures|training|theory|reporting|figures"
     for path in re.findall(rf"`((?:{rooms})/[\w./-]+\.py)`", text):
         assert (ROOT / "src" / "bnrank" / path).exists(), path
 

@@ -1,25 +1,31 @@
 """Measure, train, check and use the bottleneck structure of deep networks.
 
 Start with :class:`bnrank.MLP` or any ``nn.Module`` of your own, :mod:`bnrank.tasks` or data of your own,
-:func:`bnrank.train`, :func:`bnrank.profile` and :func:`bnrank.report`.
+:func:`bnrank.train`, :func:`bnrank.profile`, :func:`bnrank.check` and :func:`bnrank.report`.
 """
 
-from bnrank import figures, measures, networks, reporting, tasks, training
+from bnrank import figures, measures, networks, reporting, tasks, theory, training
 from bnrank._version import __version__
-from bnrank.measures import balance, bottleneck, jacobian, nonlinearity, ntk, profile, spectra
-from bnrank.networks import MLP, load, save
+from bnrank.measures import balance, jacobian, nonlinearity, ntk, profile, regions, spectra
+from bnrank.measures.bottleneck import find as bottleneck
+from bnrank.networks import MLP, LinearNetwork, constructions, load, save
 from bnrank.reporting import Section, plots, report
 from bnrank.tasks import Task
+from bnrank.theory import check, cost, rank
 from bnrank.training import Run, sweep, train
 
 __all__ = [
     "MLP",
+    "LinearNetwork",
     "Run",
     "Section",
     "Task",
     "__version__",
     "balance",
     "bottleneck",
+    "check",
+    "constructions",
+    "cost",
     "figures",
     "jacobian",
     "load",
@@ -29,12 +35,15 @@ __all__ = [
     "ntk",
     "plots",
     "profile",
+    "rank",
+    "regions",
     "report",
     "reporting",
     "save",
     "spectra",
     "sweep",
     "tasks",
+    "theory",
     "train",
     "training",
 ]

@@ -24,8 +24,9 @@ def describe(value: object) -> str:
 
 def suggest(value: object, options: Iterable[str]) -> str:
     """Return ``"; did you mean 'adam'?"`` for the nearest option, or an empty string."""
-    near = difflib.get_close_matches(str(value).lower(), [str(option) for option in options], n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    known = {str(option).lower(): str(option) for option in options}
+    near = difflib.get_close_matches(str(value).lower(), list(known), n=1, cutoff=0.5)
+    return f"; did you mean {known[near[0]]!r}?" if near else ""
 
 
 def choice(value: object, name: str, options: Sequence[str]) -> str:

@@ -8,13 +8,16 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from torch import nn
 
 from bnrank import _validate, figures, tasks
 from bnrank._version import __version__
 from bnrank.measures import describe, profile
 from bnrank.networks import MLP, load, load_module
 from bnrank.reporting import Section, report, tables
+from bnrank.reporting.verdicts import summary, verdict_rows
 from bnrank.tasks import Task
+from bnrank.theory.check import check
 from bnrank.training import Run, train
 
 __all__ = ["app"]
@@ -52,6 +55,16 @@ LAYER = {  # the same for the rows of a profile
     "s₁ of activations": "s₁(a)",
     "nonlinearity": "nonlin.",
     "‖θ‖² of the layer": "‖θ‖²",
+}
+
+VERDICT = {  # the same for verdicts
+    "id": "id",
+    "statement": "statement",
+    "status": "status",
+    "left": "left",
+    "relation": "",
+    "right": "right",
+    "remarks": "remarks",
 }
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
@@ -158,10 +171,7 @@ def profile_command(
     Example: [bold]bnrank profile model.safetensors data.npz --out profile.html[/]
     """
     task = _task(data, targets)
-    if ":" in model:
-        net = load_module(model, weights)
-    else:
-        net = Run.open(model).network(member) if Path(model).is_dir() else load(model, slope)
+    net, _ = _model(model, weights, slope, member)
     measured = profile(net, task.x, task.y)
     rows = [{short: row.get(name) for name, short in LAYER.items()} for row in tables.layer_rows(measured)]
     page = report(Section(f"{Path(model).name} on {task.name}", profile=measured), out, title="bnrank profile")
@@ -169,6 +179,41 @@ def profile_command(
     for line in describe(measured):
         console.print(_escape(line), highlight=False)
     _say_where("The page", page)
+
+
+@app.command(name="check")
+def check_command(
+    model: Annotated[
+        str, typer.Argument(help="A .safetensors file, a folder of train, or file.py:function returning an nn.Module.")
+    ],
+    data: Annotated[str, typer.Argument(help="A file (.npz with x and y, or .csv) or one of the tasks of train.")],
+    ridge: Annotated[
+        float | None, typer.Option(help="lambda it was trained with; a folder of train knows its own.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="Ids of the statements wanted, such as T4,T14.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="A .safetensors state dict for file.py:function.")] = None,
+    slope: Annotated[float, typer.Option(help="Slope of the activation of a bare state dict; 0 is ReLU.")] = 0.0,
+    member: Annotated[int, typer.Option(help="Which network of a folder of train.")] = 0,
+    targets: Annotated[str | None, typer.Option(help="Columns of a .csv that are y, separated by commas.")] = None,
+    rtol: Annotated[float, typer.Option(help="Singular values above it times the largest count for a rank.")] = 1e-6,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("check.html"),
+) -> None:
+    """Check every statement of the theory on a network of your own, and write a page.
+
+    Exit status 1 if a statement is violated.
+
+    Example: [bold]bnrank check model.safetensors data.npz --ridge 0.001 --out check.html[/]
+    """
+    task = _task(data, targets)
+    net, known = _model(model, weights, slope, member)
+    chosen = only.replace(" ", "").split(",") if only else None
+    verdicts = check(net, task.x, task.y, known if ridge is None else ridge, only=chosen, rtol=rtol)
+    page = report(Section(f"{Path(model).name} on {task.name}", verdicts=verdicts), out, title="bnrank check")
+    rows = [{short: row[name] for name, short in VERDICT.items()} for row in verdict_rows(verdicts)]
+    console.print(tables.table(rows, title=summary(verdicts)))
+    _say_where("The page", page)
+    if not verdicts.ok:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -194,6 +239,16 @@ def reproduce(
     _say_where("The page", out / scale / "index.html")
     if not all(outcome.passed for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _model(model: str, weights: Path | None, slope: float, member: int) -> tuple[nn.Module, float | None]:
+    """Return a network, and the ridge it was trained with where that is known."""
+    if ":" in model:
+        return load_module(model, weights), None
+    if not Path(model).is_dir():
+        return load(model, slope), None
+    run = Run.open(model)
+    return run.network(member), run.settings.ridge[member]
 
 
 def _task(data: str, targets: str | None) -> Task:

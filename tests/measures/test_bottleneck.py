@@ -3,9 +3,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import bnrank
 from bnrank.measures import bottleneck, spectra
+from bnrank.networks.mlp import from_layers
+from oracles import circular_convolution_matrix, layer_values, spectrum
 
 
 def planted(rank, depth, start, end, width=8, small=0.02):
@@ -91,3 +94,147 @@ def test_errors_name_the_argument():
         bottleneck.detect(np.ones((2, 3)), min_layers=0)
     with pytest.raises(ValueError, match="at least one layer"):
         bottleneck.detect([])
+
+
+# find -----------------------------------------------------------------------------------------------------------
+
+
+def built(values, widths, slope=0.0, seed=0):
+    """A network with given singular values per layer and random singular vectors, non-negative inside."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = []
+    for row, n_in, n_out in zip(values, widths, widths[1:], strict=False):
+        u, v = (torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))[0] for n in (n_out, n_in))
+        s = torch.zeros(n_out, n_in, dtype=torch.float64)
+        s.diagonal()[: len(row)] = torch.tensor(row, dtype=torch.float64)
+        weights.append(u @ s @ v.T)
+    return from_layers(weights, [0.01 * torch.ones(n, dtype=torch.float64) for n in widths[1:]], slope)
+
+
+HIGH, LOW, ZERO = [3.0, 2.0, 1.5, 0.5], [1.2, 0.9, 0.05, 0.01], [0.05, 0.01, 0.0, 0.0]
+X = torch.randn(30, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("values", "widths", "kind", "place"),
+    [
+        ([HIGH, LOW, LOW, LOW, HIGH], [6, 8, 8, 8, 8, 6], "full", (2, 2, 4)),
+        ([HIGH, LOW, LOW, LOW], [6, 8, 8, 8, 6], "half", (2, 2, 4)),  # nothing after it
+        ([HIGH, LOW, LOW, [3.0, 0.2]], [6, 8, 8, 8, 2], "half", (2, 2, 3)),  # rank 2 = d_out
+        ([HIGH, LOW, LOW, HIGH, [3.0, 0.2]], [6, 8, 8, 8, 8, 2], "half", (2, 2, 3)),
+        ([LOW, LOW, LOW, HIGH], [6, 8, 8, 8, 6], "reversed half", (2, 1, 3)),
+        ([[3.0, 0.2], HIGH, LOW, LOW, HIGH], [2, 8, 8, 8, 8, 6], "reversed half", (2, 3, 4)),  # rank 2 = d_in
+        ([LOW, LOW, LOW, LOW], [6, 8, 8, 8, 6], "uniform", (2, 1, 4)),
+        ([HIGH, ZERO, ZERO, HIGH], [6, 8, 8, 8, 6], "collapsed", (0, 2, 3)),
+        ([HIGH, HIGH, LOW, HIGH], [6, 8, 8, 8, 6], "undetermined", (None, None, None)),
+    ],
+)
+def test_kinds_of_bottlenecks(values, widths, kind, place):
+    found = bottleneck.find(built(values, widths), X[:, : widths[0]])
+    assert (found.kind, (found.rank, found.start, found.end)) == (kind, place)
+    inside = [layer.index for layer in found.layers if layer.inside]
+    assert inside == (list(range(found.start, found.end + 1)) if found.start else [])
+    assert (found.d_in, found.d_out) == (widths[0], widths[-1])
+    assert kind in str(found).splitlines()[0]
+    assert len(str(found).splitlines()) == 2 + len(values)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 5, 8])
+def test_distances_are_to_the_nearest_partial_isometry(rank):
+    net = built([HIGH, LOW, LOW, HIGH], [6, 8, 8, 8, 6])
+    found = bottleneck.find(net, X, rank=rank)
+    assert found.rank == 2  # what is found does not change
+    for layer, weight in zip(found.layers, net.weights, strict=True):
+        u, s, v = torch.linalg.svd(weight.detach(), full_matrices=False)
+        nearest = u[:, :rank] @ v[:rank]
+        assert layer.distance == pytest.approx(float((weight.detach() - nearest).norm()))
+        without = weight.detach() - u[:, :rank] @ torch.diag(s[:rank]) @ v[:rank]
+        assert layer.rest == pytest.approx(float(torch.linalg.matrix_norm(without, 2)), abs=1e-12)
+        for seed in range(20):  # no other partial isometry is nearer
+            draw = torch.randn(8, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            q = torch.linalg.matrix_exp(0.1 * (draw - draw.T))
+            other = q[: len(u), : len(u)] @ nearest if len(u) == 8 else nearest
+            assert float((weight.detach() - other).norm()) >= layer.distance - 1e-9
+
+
+def test_what_is_measured_of_a_layer():
+    net = built([HIGH, LOW, LOW, HIGH], [6, 8, 8, 8, 6], slope=0.3)
+    found = bottleneck.find(net, X, chunk=7)
+    preactivations = layer_values(net, list(net.layers), X)
+    for layer, weight, bias, z in zip(found.layers, net.weights, net.biases, preactivations, strict=True):
+        last = layer.index == 4
+        a = z if last else torch.where(z > 0, z, 0.3 * z)
+        assert torch.allclose(layer.preactivation_values, spectrum(z))
+        assert torch.allclose(layer.activation_values, spectrum(a))
+        assert torch.allclose(layer.singular_values, torch.linalg.svdvals(weight.detach()))
+        assert layer.count == int((layer.singular_values > 0.1).sum())
+        assert layer.bias_norm == pytest.approx(float(bias.detach().norm()))
+        assert (
+            np.isnan(layer.nonlinearity)
+            if last
+            else layer.nonlinearity == pytest.approx(float((z - a).norm() / z.norm()))
+        )
+
+
+def test_convolutions_by_their_operators_and_what_is_skipped():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular", bias=False),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Conv2d(3, 3, 3, padding=1),
+        nn.Flatten(),
+        nn.Linear(48, 5),
+    )
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    found = bottleneck.find(net, torch.randn(9, 2, 4, 4), rank=3)
+    assert [layer.kind for layer in found.layers] == ["conv2d", "conv2d", "linear"]
+    assert [s.type for s in found.skipped] == ["BatchNorm2d"]
+    assert "BatchNorm2d" in str(found) or "skipped 1" in str(found)
+    dense = circular_convolution_matrix(net[0].weight.detach(), (4, 4))
+    u, _, v = torch.linalg.svd(dense, full_matrices=False)
+    assert found.layers[0].distance == pytest.approx(float((dense - u[:, :3] @ v[:3]).norm()))
+    assert found.layers[0].bias_norm == 0
+    assert not found.layers[0].note
+    assert "circular" in found.layers[1].note
+    assert (found.d_in, found.d_out) == (32, 5)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+@pytest.mark.parametrize(("d_out", "steps", "kind"), [(8, 1500, "full"), (2, 800, "half")])
+def test_trained_networks(d_out, steps, kind):
+    task = bnrank.tasks.low_rank_map(n=150, d_in=8, d_out=d_out, latent=4, rank=2, width=20, seed=0)
+    net = bnrank.MLP([8, *[30] * 9, d_out], seed=0)
+    run = bnrank.train(net, task, ridge=3e-3, steps=steps, progress=False, seed=0)
+    found = bottleneck.find(run.network(0), task.x, threshold=0.25)
+    assert found.kind == kind, str(found)
+    if kind == "full":
+        assert found.rank == 2
+        inside, outside = ([layer for layer in found.layers if layer.inside == side] for side in (True, False))
+        assert max(layer.distance for layer in inside) < max(layer.distance for layer in outside)
+        assert all(layer.nonlinearity < 0.1 for layer in inside)
+
+
+def test_dead_and_shallow_networks():
+    dead = bottleneck.find(bnrank.MLP([6, 8, 8, 4], init=0.0), X)
+    assert (dead.kind, dead.rank) == ("collapsed", 0)
+    assert [layer.distance for layer in dead.layers] == [0.0, 0.0, 0.0]
+    assert all(np.isnan(layer.nonlinearity) for layer in dead.layers)
+    one = bottleneck.find(bnrank.MLP([6, 1]), X[:1])
+    assert one.layers[0].singular_values.shape == (1,)
+
+
+def test_errors_of_find_name_the_argument():
+    net = bnrank.MLP([6, 8, 4])
+    with pytest.raises(ValueError, match="rank: got -1"):
+        bottleneck.find(net, X, rank=-1)
+    with pytest.raises(ValueError, match="chunk: got 0"):
+        bottleneck.find(net, X, chunk=0)
+    with pytest.raises(ValueError, match="near: got"):
+        bottleneck.find(net, X, near=(0.01, 2.0))
+    with pytest.raises(ValueError, match="no linear or convolutional layer"):
+        bottleneck.find(nn.ReLU(), X)
+    with torch.no_grad():
+        net.weights[0][0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"layers\.0\.weight"):
+        bottleneck.find(net, X)

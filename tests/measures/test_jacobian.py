@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.measures import jacobian, ntk
+from bnrank.measures import backward, jacobian, ntk
 from oracles import input_jacobian
 from oracles import ntk as dense_ntk
 
@@ -50,6 +51,7 @@ def test_jacobians_equal_those_of_autograd(name, chunk):
     assert torch.allclose(values, torch.linalg.svdvals(expected), atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::bnrank.measures.kinks.KinkWarning")
 @pytest.mark.parametrize("slope", [0.0, 0.3])
 def test_kinks_are_taken_as_pytorch_takes_them(slope):
     net = bnrank.MLP([2, 4, 4, 2], slope=slope, seed=0)
@@ -157,3 +159,241 @@ def test_gradients_and_parameters_are_left_alone():
     jacobian.singular_values(net, x)
     assert x.grad is None
     assert all(p.grad is None and p.requires_grad for p in net.parameters())
+
+
+# Many shapes of MLP against autograd -----------------------------------------------------------------------------
+
+SHAPES = {
+    "narrow inside": [5, 3, 2, 4],
+    "narrow output": [3, 8, 8, 1],
+    "one input": [1, 8, 8, 6],
+    "wide ends": [9, 3, 3, 9],
+    "wide output": [3, 5, 20],
+    "wide input": [20, 5, 3],
+    "one layer": [4, 6],
+    "deep": [4, *[6] * 12, 4],
+}
+
+
+@pytest.mark.parametrize("widths", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("slope", [0.0, 0.3, -0.5, 1.0])
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_pass_gives_what_autograd_gives(widths, slope, bias, monkeypatch):
+    net = mlp(widths, slope, bias, dtype=torch.float32)
+    for n, block in ((1, 2**17), (7, 2**17), (7, 1)):
+        monkeypatch.setattr(backward, "BLOCK_ENTRIES", block)
+        monkeypatch.setattr(backward, "BLOCK_ROWS", min(block, 128))
+        x = normal(n, widths[0])
+        expected = torch.linalg.svdvals(input_jacobian(net, x))
+        diagonal = torch.einsum("iiaa->i", dense_ntk(net, x))
+        for chunk in (None, 1, 3):
+            traces, values = ntk.trace_and_singular_values(net, x, chunk=chunk)
+            assert values.shape == (n, min(widths[0], widths[-1]))
+            assert values.dtype == traces.dtype == torch.float64
+            for found in (values, jacobian.singular_values(net, x, chunk=chunk)):
+                assert torch.allclose(found, expected, rtol=1e-11, atol=1e-13)
+            for found in (traces, ntk.trace(net, x, chunk=chunk)):
+                assert torch.allclose(found, diagonal, rtol=1e-12)
+
+
+def mlp(widths, slope=0.0, bias=True, seed=0, dtype=torch.float64):
+    cls = bnrank.networks.LinearNetwork if slope == 1 else bnrank.MLP
+    net = cls(widths, bias=bias, seed=seed, dtype=dtype)
+    net.slope = slope
+    for b in net.biases:
+        b.data.normal_(generator=torch.Generator().manual_seed(seed))
+    return net
+
+
+def test_neurons_that_are_dead_at_all_samples_are_left_out_and_change_nothing(monkeypatch):
+    net = mlp([4, 9, 9, 9, 3])
+    with torch.no_grad():
+        net.biases[0][:4] = -100.0
+        net.biases[1][3:] = -100.0
+        net.biases[2][1] = -100.0
+    x = normal(6, 4)
+    expected, diagonal = input_jacobian(net, x), torch.einsum("iiaa->i", dense_ntk(net, x))
+    products = []
+    multiply = torch.mm
+
+    def recorded(a, b, out):
+        products.append(tuple(b.shape))
+        return multiply(a, b, out=out)
+
+    monkeypatch.setattr(torch, "mm", recorded)
+    assert torch.allclose(next(jacobian.jacobians(net, x)), expected)
+    assert products[0][0] < 9
+    assert products[1][0] <= 6
+    for measured in (net, dead(net)):
+        traces, values = ntk.trace_and_singular_values(measured, x)
+        assert torch.allclose(values, torch.linalg.svdvals(input_jacobian(measured, x)))
+        assert torch.allclose(traces, torch.einsum("iiaa->i", dense_ntk(measured, x)))
+    assert torch.allclose(ntk.trace(net, x), diagonal)
+
+
+def dead(net):
+    """The same with a layer without an active neuron."""
+    net = copy.deepcopy(net)
+    with torch.no_grad():
+        net.biases[1].fill_(-100.0)
+    return net
+
+
+def test_bounds_on_the_memory():
+    """More samples do not make larger pieces; a given chunk is the size of a piece."""
+    net = mlp([20, 100, 100, 20])
+    pieces = [len(j) for j in jacobian.jacobians(net, normal(5000, 20))]
+    assert max(pieces) <= 2**20 // (2 * 240)
+    assert [len(j) for j in jacobian.jacobians(net, normal(50, 20), chunk=20)] == [20, 20, 10]
+
+
+# Tangents --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "wide output", "one layer", "residual", "convolution"])
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("each", [False, True])
+def test_restricted_to_a_tangent_space(name, m, each):
+    net, shape = NETWORKS[name]
+    x = normal(9, *shape)
+    d_in = x[0].numel()
+    if name == "convolution":
+        m *= 3
+    basis = normal(*([9] if each else []), d_in, m, seed=3) * 10.0 ** torch.arange(m)
+    full = input_jacobian(net, x)
+    # Of J restricted to a subspace with projection P, the singular values are the non-zero ones of J P.
+    projection = basis.double() @ torch.linalg.pinv(basis.double())
+    count = min(m, full.shape[1])
+    expected = torch.linalg.svdvals(full @ projection)[:, :count]
+    for chunk in (None, 4):
+        found = jacobian.singular_values(net, x, tangent=basis, chunk=chunk)
+        assert found.shape == (9, count)
+        assert torch.allclose(found, expected, atol=1e-12)
+        restricted = torch.cat(list(jacobian.jacobians(net, x, tangent=basis.numpy(), chunk=chunk)))
+        assert restricted.shape == (9, full.shape[1], m)
+        assert torch.allclose(torch.linalg.svdvals(restricted), expected, atol=1e-12)
+    traces, values = ntk.trace_and_singular_values(net, x, tangent=basis)
+    assert torch.allclose(values, expected, atol=1e-12)
+    assert torch.allclose(traces, ntk.trace(net, x))
+    assert jacobian.rank(net, x, tangent=basis).rank == int((expected > 1e-6 * expected[:, :1]).sum(1).max())
+    assert torch.allclose(jacobian.schatten(net, x, 2, tangent=basis), expected.sum(1))
+    logs = torch.where(expected > 1e-6 * expected[:, :1], expected, 1.0).log().sum(1)
+    assert torch.allclose(jacobian.log_pseudo_determinant(net, x, tangent=basis), logs)
+
+
+def test_an_orthonormal_basis_is_taken_as_it_is():
+    net, x = mlp([4, 7, 6, 3]), normal(5, 4)
+    basis = torch.linalg.qr(normal(4, 2).double()).Q * torch.tensor([1.0, -1.0])
+    found = torch.cat(list(jacobian.jacobians(net, x, tangent=basis)))
+    assert torch.allclose(found, input_jacobian(net, x) @ basis, atol=1e-13)
+    square = torch.cat(list(jacobian.jacobians(net, x, tangent=torch.eye(4))))
+    assert torch.allclose(square, input_jacobian(net, x), atol=1e-13)
+
+
+def test_the_rank_on_the_data_is_below_the_rank_in_space():
+    """f = identity on the plane, data on a line: rank 1 of 2."""
+    net = bnrank.networks.LinearNetwork([2, 2])
+    with torch.no_grad():
+        net.weights[0].copy_(torch.eye(2))
+    x = torch.ones(3, 2)
+    assert jacobian.rank(net, x).rank == 2
+    assert jacobian.rank(net, x, tangent=torch.ones(2, 1)).rank == 1
+
+
+@pytest.mark.parametrize(
+    ("tangent", "error", "message"),
+    [
+        (torch.ones(4, 2), ValueError, "tangent: got linearly dependent columns, expected"),
+        (torch.zeros(4, 1), ValueError, "tangent: got linearly dependent columns"),
+        (torch.stack([torch.eye(4)[:, :2]] * 2 + [torch.ones(4, 2)]), ValueError, "dependent columns at sample 2"),
+        (torch.full((4, 1), torch.nan), ValueError, "tangent: got NaN"),
+        (torch.ones(3, 1), ValueError, r"tangent: got shape \(3, 1\)"),
+        (torch.eye(4).expand(2, 4, 4), ValueError, "N = 3"),
+        (torch.ones(4, 5), ValueError, "1 <= m <= 4"),
+        (torch.ones(4), ValueError, "tangent: got shape"),
+        (torch.eye(4).long(), TypeError, "tangent: got Tensor"),
+        ([1.0], TypeError, "tangent: got"),
+    ],
+)
+def test_tangents_that_span_nothing_are_refused(tangent, error, message):
+    with pytest.raises(error, match=message):
+        jacobian.singular_values(mlp([4, 3, 2]), normal(3, 4), tangent=tangent)
+
+
+def test_tiny_and_huge_tangents_are_tangents():
+    net, x = mlp([4, 7, 3]), normal(3, 4)
+    basis = torch.eye(4).double()[:, :2] * torch.tensor([1e-250, 1e250], dtype=torch.float64)
+    assert torch.allclose(
+        jacobian.singular_values(net, x, tangent=basis), jacobian.singular_values(net, x, tangent=torch.eye(4)[:, :2])
+    )
+
+
+# Schatten --------------------------------------------------------------------------------------------------------
+
+
+def test_the_schatten_norm_is_the_sum_of_powers():
+    net, x = mlp([4, 7, 6, 3]), normal(5, 4)
+    values = torch.linalg.svdvals(input_jacobian(net, x))
+    assert torch.allclose(jacobian.schatten(net, x), (values ** (2 / 3)).sum(1))
+    assert torch.allclose(jacobian.schatten(nn.Sequential(net), x, 5), (values ** (2 / 5)).sum(1))
+    chain = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 4))
+    values = jacobian.singular_values(chain, x)
+    assert torch.allclose(jacobian.schatten(chain, x), values.sum(1))
+    with pytest.raises(ValueError, match="depth: got None, expected L of a module that is no chain"):
+        jacobian.schatten(Residual(), normal(4, 5))
+    with pytest.raises(ValueError, match="depth: got 0"):
+        jacobian.schatten(net, x, 0)
+
+
+def test_rounding_does_not_count_as_a_small_singular_value():
+    net, x = planted(2), normal(10, 6)
+    values = jacobian.singular_values(net, x)
+    assert float(values[:, 2:].max()) > 0  # rounding
+    depth = 24
+    assert torch.allclose(jacobian.schatten(net, x, depth), (values[:, :2] ** (2 / depth)).sum(1))
+    assert (jacobian.schatten(net, x, depth, rtol=0.0) > jacobian.schatten(net, x, depth)).all()
+    assert torch.equal(jacobian.schatten(bnrank.MLP([3, 4, 2], init=0.0), normal(5, 3)), torch.zeros(5).double())
+
+
+def test_the_schatten_norm_is_below_the_parameters():
+    """T4, with equality for balanced linear networks."""
+    net, x = mlp([4, 7, 6, 3]), normal(50, 4)
+    norm = sum(float((p.detach() ** 2).sum()) for p in net.parameters())
+    assert 3 * float(jacobian.schatten(net, x).max()) <= norm
+    linear = bnrank.networks.LinearNetwork([3, 3, 3, 3, 3], dtype=torch.float64)
+    with torch.no_grad():
+        for weight in linear.weights:
+            weight.copy_(torch.diag(torch.tensor([2.0, 1.0, 0.5]).double()))
+    norm = sum(float((p.detach() ** 2).sum()) for p in linear.parameters())
+    assert 4 * float(jacobian.schatten(linear, normal(1, 3))) == pytest.approx(norm)
+
+
+def test_every_public_function_refuses_what_is_not_finite():
+    for module in (bnrank.MLP([3, 4, 2]), nn.Sequential(nn.Linear(3, 2))):
+        with torch.no_grad():
+            next(module.parameters())[0, 0] = torch.inf
+        name = next(iter(dict(module.named_parameters())))
+        x = normal(4, 3)
+        for call in (
+            lambda: jacobian.jacobians(module, x),  # noqa: B023
+            lambda: jacobian.singular_values(module, x),  # noqa: B023
+            lambda: jacobian.rank(module, x),  # noqa: B023
+            lambda: jacobian.log_pseudo_determinant(module, x),  # noqa: B023
+            lambda: jacobian.schatten(module, x, 2),  # noqa: B023
+            lambda: jacobian.near_kinks(module, x),  # noqa: B023
+            lambda: ntk.trace(module, x),  # noqa: B023
+            lambda: ntk.trace_and_singular_values(module, x),  # noqa: B023
+            lambda: ntk.gram(module, x),  # noqa: B023
+            lambda: ntk.top_eigenvalue(module, x),  # noqa: B023
+            lambda: ntk.mixed_derivative_norm(module, x),  # noqa: B023
+        ):
+            with pytest.raises(ValueError, match=f"NaN or infinite entries in {name}"):
+                call()
+    huge = mlp([3, 4, 2])
+    with torch.no_grad():
+        for weight in huge.weights:
+            weight.fill_(1e300)
+    with pytest.raises(ValueError, match="its Jacobian has NaN or infinite entries"):
+        jacobian.singular_values(huge, normal(4, 3))
+    with pytest.raises(ValueError, match="overflow"):
+        ntk.trace(huge, normal(4, 3))

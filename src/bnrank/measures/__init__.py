@@ -1,6 +1,6 @@
 """What is measured: numbers only, no claims."""
 
-from bnrank.measures import balance, bottleneck, jacobian, nonlinearity, ntk, spectra
+from bnrank.measures import balance, bottleneck, jacobian, nonlinearity, ntk, regions, spectra
 from bnrank.measures.profile import describe, profile
 
-__all__ = ["balance", "bottleneck", "describe", "jacobian", "nonlinearity", "ntk", "profile", "spectra"]
+__all__ = ["balance", "bottleneck", "describe", "jacobian", "nonlinearity", "ntk", "profile", "regions", "spectra"]

@@ -1,4 +1,4 @@
-"""The bottleneck as seen in the weights: k singular values near 1 in a run of layers, the others small."""
+"""The bottleneck: k singular values near 1 in a run of layers, the others small, and what is around it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bnrank import _validate
+from bnrank.measures import nonlinearity, spectra
+from bnrank.networks.functional import check_finite, example
+from bnrank.networks.reading import Layer, Skipped, capture, read
 
-__all__ = ["Bottleneck", "detect", "ranks"]
+__all__ = ["Bottleneck", "LayerStructure", "Structure", "detect", "find", "ranks"]
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,208 @@ def ranks(
         found = detect(array[at], threshold=threshold, near=near, min_layers=min_layers).rank
         out[at] = np.nan if found is None else found
     return out
+
+
+@dataclass(frozen=True)
+class LayerStructure:
+    """One layer, seen from the bottleneck.
+
+    Attributes
+    ----------
+    index, name, kind
+        As in :class:`~bnrank.networks.reading.Layer`.
+    inside : bool
+        Whether the layer is in the bottleneck.
+    singular_values : Tensor or None
+        Of W_l, descending; of a convolution those of the circular operator on images of its size (T28). None where
+        they cannot be had.
+    count : int or None
+        How many of them are above the threshold.
+    distance : float
+        ||W_l - U V^T||_F for the nearest partial isometry U V^T of rank k, or min(n_l, n_{l-1}) where that is less: U
+        and V are the first k singular vectors, the distance is (sum_{i<=k} (s_i - 1)^2 + sum_{i>k} s_i^2)^{1/2}.
+        NaN where no k was found.
+    rest : float
+        s_{k+1}, the operator norm of what is left of W_l without its first k singular values.
+    bias_norm : float
+        ||b_l||; 0 without one.
+    nonlinearity : float
+        ||Z_l - sigma(Z_l)||_F / ||Z_l||_F over the sample, Z_l the preactivations; NaN for the last layer.
+    preactivation_values, activation_values : Tensor or None
+        Singular values of N^{-1/2} a~_l(X) and N^{-1/2} a_l(X), descending.
+    note : str
+        What was assumed or left out.
+    """
+
+    index: int
+    name: str
+    kind: str
+    inside: bool
+    singular_values: Tensor | None
+    count: int | None
+    distance: float
+    rest: float
+    bias_norm: float
+    nonlinearity: float
+    preactivation_values: Tensor | None
+    activation_values: Tensor | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The bottleneck of a network, and all of its layers seen from there; ``print`` shows a table.
+
+    Attributes
+    ----------
+    rank : int or None
+        k; None where it is undetermined, ``bottleneck.reason`` says why.
+    start, end : int or None
+        First and last layer of the bottleneck, counted from 1.
+    kind : str
+        A high-rank part is layers with more than k singular values above the threshold. "full": there is one before
+        and one after the bottleneck, and k < min(d_in, d_out); "half": before only, or k >= d_out; "reversed half":
+        after only, or k >= d_in; "uniform": neither; "collapsed": k = 0; or "undetermined".
+    layers : tuple of LayerStructure
+        One per layer that could be read, in order.
+    bottleneck : Bottleneck
+        How it was found, with the tolerances.
+    d_in, d_out : int
+        Numbers of inputs and outputs.
+    skipped : tuple of Skipped
+        Modules with parameters that are not among the layers, each with the reason.
+    """
+
+    rank: int | None
+    start: int | None
+    end: int | None
+    kind: str
+    layers: tuple[LayerStructure, ...]
+    bottleneck: Bottleneck
+    d_in: int
+    d_out: int
+    skipped: tuple[Skipped, ...]
+
+    def __str__(self) -> str:
+        found = f"rank {self.rank}, layers {self.start} to {self.end}" if self.start else self.bottleneck.reason
+        lines = [f"bottleneck: {self.kind}, {found}", "layer  above  distance   s_k+1    bias  nonlinearity  name"]
+        for layer in self.layers:
+            mark = "*" if layer.inside else " "
+            numbers = f"{layer.distance:9.3g} {layer.rest:8.3g} {layer.bias_norm:7.3g} {layer.nonlinearity:13.3g}"
+            count = "-" if layer.count is None else layer.count
+            lines.append(f"{layer.index:4d}{mark} {count:>6} {numbers}  {layer.name}")
+        return "\n".join(lines + [f"skipped {s.name or s.type}: {s.reason}" for s in self.skipped])
+
+
+def find(
+    net: nn.Module,
+    x: Tensor | np.ndarray,
+    *,
+    rank: int | None = None,
+    threshold: float = 0.1,
+    near: tuple[float, float] = (0.5, 2.0),
+    min_layers: int = 2,
+    chunk: int = 4096,
+) -> Structure:
+    """Find the bottleneck of a network and measure how far every layer is from its ideal form (T27).
+
+    The ideal bottleneck layer is a partial isometry: k singular values 1, the others 0, no bias, and preactivations
+    that the nonlinearity leaves as they are (T21; Jacot2023a figure 1, Jacot2023b theorem 6).
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        Any module with linear or convolutional layers; it is left as it was.
+    x : Tensor or ndarray
+        Samples, (N, ...).
+    rank : int, optional
+        Measure distances to this rank in place of the one found.
+    threshold, near, min_layers
+        What counts as small, as near 1, and as long enough: see :func:`detect`.
+    chunk : int
+        Samples per forward pass.
+
+    Returns
+    -------
+    Structure
+        Rank, first and last layer, whether it is a full or half bottleneck, and the numbers of every layer.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, parameters are not finite, no layer is found, or the module cannot be run on x.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.MLP([3, 4, 4, 4, 3], bias=False)
+    >>> with torch.no_grad():
+    ...     for weight in net.weights:
+    ...         _ = weight.copy_(3 * torch.eye(*weight.shape))
+    ...     for weight in net.weights[1:3]:
+    ...         _ = weight.copy_(torch.eye(4) * torch.tensor([1.0, 0, 0, 0]))
+    >>> found = find(net, torch.rand(10, 3))
+    >>> found.rank, found.start, found.end, found.kind
+    (1, 2, 3, 'full')
+    >>> [round(layer.distance, 2) for layer in found.layers]            # (2^2 + 3^2 + 3^2)^{1/2} outside
+    [4.69, 0.0, 0.0, 4.69]
+    """
+    check_finite(net)
+    x = example(net, x)
+    chunk = _validate.integer(chunk, "chunk")
+    given = None if rank is None else _validate.integer(rank, "rank", 0)
+    reading = read(net, x)
+    d_out = next(iter(capture(net, x[:1], reading))).output[0].numel()
+    weights = spectra.weight_singular_values(net, reading=reading)
+    preactivations = spectra.preactivation_singular_values(net, x, reading=reading, chunk=chunk)
+    activations = spectra.activation_singular_values(net, x, reading=reading, chunk=chunk)
+    ratios = nonlinearity.ratio(net, x, reading=reading, chunk=chunk)
+    rows = [weights.get(layer.name, torch.zeros(0)) for layer in reading.layers]
+    found = detect(rows, threshold=threshold, near=near, min_layers=min_layers)
+    left_out = {s.name: s.reason for part in (weights, preactivations, activations) for s in part.skipped}
+
+    def seen(layer: Layer) -> LayerStructure:
+        values = weights.get(layer.name)
+        distance, rest = _distance(values, found.rank if given is None else given)
+        return LayerStructure(
+            layer.index,
+            layer.name,
+            layer.kind,
+            found.start is not None and found.end is not None and found.start <= layer.index <= found.end,
+            values,
+            None if values is None else found.counts[layer.index - 1],
+            distance,
+            rest,
+            0.0 if layer.bias is None else float(layer.bias.detach().double().norm()),
+            ratios[layer.name],
+            preactivations.get(layer.name),
+            activations.get(layer.name),
+            "; ".join(note for note in (weights.notes.get(layer.name), left_out.get(layer.name)) if note),
+        )
+
+    d_in = x[0].numel()
+    layers = tuple(seen(layer) for layer in reading.layers)
+    kind = _kind(found, d_in, d_out)
+    return Structure(found.rank, found.start, found.end, kind, layers, found, d_in, d_out, reading.skipped)
+
+
+def _distance(values: Tensor | None, rank: int | None) -> tuple[float, float]:
+    """Return the distance to the nearest partial isometry of a rank and s_{k+1}."""
+    if values is None or rank is None:
+        return float("nan"), float("nan")
+    rest = values[rank:]
+    distance = ((values[:rank] - 1) ** 2).sum() + (rest**2).sum()
+    return float(distance.sqrt()), float(rest[0]) if len(rest) else 0.0
+
+
+def _kind(found: Bottleneck, d_in: int, d_out: int) -> str:
+    if found.rank is None or found.start is None or found.end is None:
+        return "undetermined"
+    if found.rank == 0:
+        return "collapsed"
+    before = found.rank < d_in and any(count > found.rank for count in found.counts[: found.start - 1])
+    after = found.rank < d_out and any(count > found.rank for count in found.counts[found.end :])
+    return {(True, True): "full", (True, False): "half", (False, True): "reversed half"}.get((before, after), "uniform")
 
 
 def _validate_tolerances(threshold: object, near: Any, min_layers: object) -> tuple[float, tuple[float, float], int]:

@@ -1,4 +1,4 @@
-"""Jacobians of the network function at the samples: spectra, rank and log pseudo-determinant."""
+"""Jacobians of the network function at the samples: spectra, rank, log pseudo-determinant and Schatten norm."""
 
 from __future__ import annotations
 
@@ -10,13 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from bnrank import _validate
+from bnrank.measures.backward import mlp_forward
+from bnrank.measures.derivatives import Points
+from bnrank.measures.kinks import KinkWarning, Watch
 from bnrank.measures.spectra import relative_tolerance
-from bnrank.networks.functional import Functional, example, is_plain_mlp
-from bnrank.networks.mlp import MLP, leaky_relu
+from bnrank.networks.chain import as_mlp
+from bnrank.networks.functional import example
 
-__all__ = ["JacobianRank", "jacobians", "log_pseudo_determinant", "rank", "singular_values"]
+__all__ = [
+    "JacobianRank",
+    "KinkWarning",
+    "jacobians",
+    "log_pseudo_determinant",
+    "log_pseudo_determinant_of",
+    "mlp_forward",
+    "near_kinks",
+    "rank",
+    "schatten",
+    "singular_values",
+]
 
-CHUNK_ENTRIES = 2**24  # float64 numbers of the largest intermediate tensor: 128 MiB
+KINK_RTOL = 1e-12
 
 
 @dataclass(frozen=True)
@@ -50,12 +64,14 @@ def jacobians(
     *,
     chunk: int | None = None,
     dtype: torch.dtype = torch.float64,
+    tangent: Tensor | np.ndarray | None = None,
+    kink_rtol: float | None = KINK_RTOL,
 ) -> Iterator[Tensor]:
     """Iterate over Jf(x_i), chunks of shape (n, d_out, d_in) in the order of the samples.
 
-    MLPs: the product W_L D_{L-1} ... D_1 W_1 (theory.md section 0), at kinks with the derivative s that
-    PyTorch takes. Other modules: one backward pass per output. Inputs and outputs with more dimensions
-    are flattened.
+    MLPs: the product W_L D_{L-1} ... D_1 W_1 (theory.md section 0), from its narrower end, at kinks with the derivative
+    s that PyTorch takes. Other modules: one backward pass per output. Inputs and outputs with more dimensions are
+    flattened. Parameters that are shared make no difference.
 
     Parameters
     ----------
@@ -64,31 +80,50 @@ def jacobians(
     x : Tensor or ndarray
         Samples, (N, ...), floating point.
     chunk : int, optional
-        Samples at a time; by default as many as keep a tensor within 2^24 numbers.
+        Samples at a time; by default a number that bounds the memory (MLPs: 2^20 numbers, others: 2^24).
     dtype : torch.dtype
         Precision.
+    tangent : Tensor or ndarray, optional
+        Basis of the tangent space of the data, columns of shape (d_in, m) or, one per sample, (N, d_in, m). It is
+        orthonormalised (Gram-Schmidt, so an orthonormal one is kept) to Q, and the result is the restriction
+        Jf(x_i) Q, (n, d_out, m).
+    kink_rtol : float or None
+        A sample is near a kink if a preactivation z = w.a + b that depends on x (along the tangents) has
+        |z| <= kink_rtol (sum_j |w_j| |a_j| + |b|); 0 means on it. Of modules other than MLP the arguments of relu and
+        the like are looked at, against the largest argument of the same operation. One :class:`KinkWarning` per call,
+        after the last chunk, says how many there are. None: they are not looked for.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, the module cannot be run on x, its output is not differentiable in x, or
-        the output for one sample depends on the others.
+        If an argument is out of range, the module has NaN or infinite parameters or cannot be run on x, its output is
+        not differentiable in x, the output for one sample depends on the others, or the tangents are linearly
+        dependent.
+
+    Warns
+    -----
+    KinkWarning
+        If samples lie near a kink.
 
     Examples
     --------
     >>> import torch
-    >>> next(jacobians(torch.nn.ReLU(), torch.tensor([[2.0, -1.0]])))
+    >>> x = torch.tensor([[2.0, -1.0]])
+    >>> next(jacobians(torch.nn.ReLU(), x))
     tensor([[[1., 0.],
              [0., 0.]]], dtype=torch.float64)
+    >>> next(jacobians(torch.nn.ReLU(), x, tangent=torch.tensor([[3.0], [4.0]])))
+    tensor([[[0.6000],
+             [0.0000]]], dtype=torch.float64)
     """
-    x = example(module, x)
-    if not x.is_floating_point():
-        raise TypeError(f"x: got dtype {x.dtype}, expected floating point to differentiate by")
-    if chunk is not None:
-        chunk = _validate.integer(chunk, "chunk")
-    if is_plain_mlp(module):
-        return _mlp_jacobians(module, x, chunk, dtype)
-    return _any_jacobians(Functional(module, dtype), x, chunk)
+    return _warning(Points(module, x, chunk, dtype, tangent), _watch(kink_rtol))
+
+
+def _warning(points: Points, watch: Watch | None) -> Iterator[Tensor]:
+    for jacobian, _ in points.jacobians(watch):
+        yield jacobian
+    if watch is not None:
+        watch.warn(2)
 
 
 def singular_values(
@@ -97,15 +132,17 @@ def singular_values(
     *,
     chunk: int | None = None,
     dtype: torch.dtype = torch.float64,
+    tangent: Tensor | np.ndarray | None = None,
+    kink_rtol: float | None = KINK_RTOL,
 ) -> Tensor:
-    """Return the singular values of Jf(x_i) for every sample.
+    """Return the singular values of Jf(x_i), or of Jf(x_i) Q with tangents, for every sample.
 
-    Parameters and errors are those of :func:`jacobians`.
+    Parameters, errors and warnings are those of :func:`jacobians`.
 
     Returns
     -------
     Tensor
-        (N, min(d_in, d_out)), float64, descending.
+        (N, min(d_in, d_out)), with tangents (N, min(m, d_out)), float64, descending.
 
     Examples
     --------
@@ -113,12 +150,11 @@ def singular_values(
     >>> singular_values(torch.nn.Softplus(), torch.zeros(1, 3))
     tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
     """
-    values = []
-    for jacobian in jacobians(module, x, chunk=chunk, dtype=dtype):
-        if not bool(torch.isfinite(jacobian).all()):
-            raise ValueError("module: its Jacobian has NaN or infinite entries, expected finite ones")
-        values.append(torch.linalg.svdvals(jacobian.double()))
-    return torch.cat(values)
+    watch = _watch(kink_rtol)
+    values, _ = Points(module, x, chunk, dtype, tangent).singular_values(watch)
+    if watch is not None:
+        watch.warn(2)
+    return values
 
 
 def rank(
@@ -128,12 +164,16 @@ def rank(
     *,
     chunk: int | None = None,
     dtype: torch.dtype = torch.float64,
+    tangent: Tensor | np.ndarray | None = None,
+    kink_rtol: float | None = KINK_RTOL,
 ) -> JacobianRank:
     """Return the largest rank of the Jacobian over the sample, with the sample where it is attained (T18).
 
+    With tangents to the domain Omega, the rank of Jf on T_x Omega.
+
     Parameters
     ----------
-    module, x, chunk, dtype
+    module, x, chunk, dtype, tangent, kink_rtol
         As in :func:`jacobians`.
     rtol : float
         Singular values above ``rtol`` times the largest at the same sample count.
@@ -156,7 +196,10 @@ def rank(
     (1, 1)
     """
     rtol = relative_tolerance(rtol)
-    values = singular_values(module, x, chunk=chunk, dtype=dtype)
+    watch = _watch(kink_rtol)
+    values, _ = Points(module, x, chunk, dtype, tangent).singular_values(watch)
+    if watch is not None:
+        watch.warn(2)
     counts = (values > rtol * values[:, :1]).sum(1)
     most = int(counts.max())
     margin = values[:, max(most - 1, 0)] / values[:, 0].clamp(min=torch.finfo(torch.float64).tiny)
@@ -173,12 +216,14 @@ def log_pseudo_determinant(
     rtol: float = 1e-6,
     chunk: int | None = None,
     dtype: torch.dtype = torch.float64,
+    tangent: Tensor | np.ndarray | None = None,
+    kink_rtol: float | None = KINK_RTOL,
 ) -> Tensor:
     """Return log |Jf(x_i)|_+, the sum of the logs of the non-zero singular values, for every sample (T7).
 
     Parameters
     ----------
-    module, x, chunk, dtype
+    module, x, chunk, dtype, tangent, kink_rtol
         As in :func:`jacobians`.
     rank : int, optional
         Take the largest ``rank`` singular values of every sample; -inf where one of them is 0.
@@ -202,7 +247,10 @@ def log_pseudo_determinant(
     >>> math.isclose(values.item(), 3 * math.log(0.5))
     True
     """
-    values = singular_values(module, x, chunk=chunk, dtype=dtype)
+    watch = _watch(kink_rtol)
+    values, _ = Points(module, x, chunk, dtype, tangent).singular_values(watch)
+    if watch is not None:
+        watch.warn(2)
     return log_pseudo_determinant_of(values, rank, rtol)
 
 
@@ -217,61 +265,95 @@ def log_pseudo_determinant_of(values: Tensor, rank: int | None = None, rtol: flo
     return torch.where(counted, values, 1.0).log().sum(1)
 
 
-def mlp_forward(net: MLP, x: Tensor, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the layers' inputs a_0, ..., a_{L-1} and the slopes diag D_1, ..., D_{L-1}, each (n, n_l)."""
-    weights, biases = [w.detach().to(dtype) for w in net.weights], [b.detach().to(dtype) for b in net.biases]
-    inputs, slopes = [x.to(weights[0].device, dtype)], []
-    for i, weight in enumerate(weights[:-1]):
-        z = inputs[-1] @ weight.T + (biases[i] if biases else 0.0)
-        slopes.append(torch.where(z > 0, 1.0, net.slope).to(dtype))  # s at 0, as autograd has it
-        inputs.append(leaky_relu(z, net.slope))
-    return inputs, slopes
+def schatten(
+    module: nn.Module,
+    x: Tensor | np.ndarray,
+    depth: int | None = None,
+    *,
+    rtol: float = 1e-12,
+    chunk: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    tangent: Tensor | np.ndarray | None = None,
+    kink_rtol: float | None = KINK_RTOL,
+) -> Tensor:
+    """Return sum_k s_k(Jf(x_i))^{2/L}, the Schatten norm ||Jf||_{2/L}^{2/L}, for every sample (T4).
+
+    L times it is at most ||theta||^2 of any network of depth L that computes f.
+
+    Parameters
+    ----------
+    module, x, chunk, dtype, tangent, kink_rtol
+        As in :func:`jacobians`.
+    depth : int, optional
+        L; by default the number of weight layers, where the module is a chain of them.
+    rtol : float
+        Singular values up to ``rtol`` times the largest of the same sample count as 0: what rounding leaves of a zero,
+        1e-17, has the power 0.04 at L = 24.
+
+    Returns
+    -------
+    Tensor
+        (N,), float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`jacobians`, or if ``rtol`` is out of range, or ``depth`` is missing for a module that is no chain.
+
+    Examples
+    --------
+    >>> import torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
+    >>> for layer in net:
+    ...     _ = layer.weight.data.copy_(torch.diag(torch.tensor([2.0, 3.0])))
+    >>> schatten(net, torch.ones(1, 2))                       # singular values 4 and 9, L = 2
+    tensor([13.], dtype=torch.float64)
+    """
+    rtol = relative_tolerance(rtol)
+    depth = _depth(module) if depth is None else _validate.integer(depth, "depth")
+    watch = _watch(kink_rtol)
+    values, _ = Points(module, x, chunk, dtype, tangent).singular_values(watch)
+    if watch is not None:
+        watch.warn(2)
+    return torch.where(values > rtol * values[:, :1], values, 0.0).pow(2 / depth).sum(1)
 
 
-def _mlp_jacobians(net: MLP, x: Tensor, chunk: int | None, dtype: torch.dtype) -> Iterator[Tensor]:
-    weights = [w.detach().to(dtype) for w in net.weights]
-    from_output = net.widths[-1] <= net.widths[0]
-    if chunk is None:
-        chunk = max(1, CHUNK_ENTRIES // (max(net.widths) * min(net.widths[0], net.widths[-1])))
-    for part in x.split(chunk):
-        _, slopes = mlp_forward(net, part, dtype)
-        if from_output:
-            product = weights[-1].expand(len(part), -1, -1)  # (n, d_out, n_l)
-            for weight, d in zip(weights[-2::-1], slopes[::-1], strict=True):
-                product = (product * d[:, None, :]) @ weight
-        else:
-            product = weights[0].expand(len(part), -1, -1)  # (n, n_l, d_in)
-            for weight, d in zip(weights[1:], slopes, strict=True):
-                product = weight @ (d[:, :, None] * product)
-        yield product
+def near_kinks(
+    module: nn.Module,
+    x: Tensor | np.ndarray,
+    rtol: float = KINK_RTOL,
+    *,
+    chunk: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    tangent: Tensor | np.ndarray | None = None,
+) -> Tensor:
+    """Say which samples are near a kink, where the Jacobian is that of one side only, by forward passes alone.
+
+    Parameters and errors are those of :func:`jacobians`, ``rtol`` is its ``kink_rtol``.
+
+    Returns
+    -------
+    Tensor
+        (N,), bool.
+
+    Examples
+    --------
+    >>> import torch
+    >>> near_kinks(torch.nn.ReLU(), torch.tensor([[2.0, -1.0], [2.0, 0.0]]))
+    tensor([False,  True])
+    """
+    watch = Watch(_validate.number(rtol, "rtol", 0.0))
+    Points(module, x, chunk, dtype, tangent).look(watch)
+    return watch.found
 
 
-def _any_jacobians(function: Functional, x: Tensor, chunk: int | None) -> Iterator[Tensor]:
-    x = x.detach().to(function.device, function.dtype)
-    d_out = _check_samplewise(function, x)
-    for piece in x.split(chunk or max(1, CHUNK_ENTRIES // (x[0].numel() * d_out))):
-        part = piece.clone().requires_grad_(True)
-        with torch.enable_grad():
-            out = function(part).flatten(1)
-        if not out.requires_grad:
-            raise ValueError(f"module: the output of {type(function.module).__name__} cannot be differentiated in x")
-        rows = []
-        for j in range(d_out):
-            (row,) = torch.autograd.grad(out[:, j].sum(), part, retain_graph=True, materialize_grads=True)
-            rows.append(row.flatten(1))
-        yield torch.stack(rows, 1)
+def _depth(module: nn.Module) -> int:
+    try:
+        return as_mlp(module).depth
+    except TypeError as error:
+        reason = str(error).removeprefix("module: ")
+        raise ValueError(f"depth: got None, expected L of a module that is no chain of layers ({reason})") from error
 
 
-def _check_samplewise(function: Functional, x: Tensor) -> int:
-    """Return d_out; raise if the output for a sample depends on the other samples, as with batch statistics."""
-    with torch.no_grad():
-        together = function(x[:2])[:1]
-        alone = function(x[:1]) if x.shape[0] > 1 else together
-    scale = float(together.abs().max()) + float(alone.abs().max())
-    tolerance = 1e-6 if function.dtype == torch.float64 else 1e-3
-    if together.shape != alone.shape or float((together - alone).abs().max()) > tolerance * scale:
-        raise ValueError(
-            f"module: the output of {type(function.module).__name__} for one sample depends on the others in its "
-            "batch, expected a function of one sample (batch normalisation without running statistics?)"
-        )
-    return together.numel()
+def _watch(kink_rtol: float | None) -> Watch | None:
+    return None if kink_rtol is None else Watch(_validate.number(kink_rtol, "kink_rtol", 0.0))

@@ -1,19 +1,29 @@
-"""The neural tangent kernel at the samples: trace and Gram tensor."""
+"""The neural tangent kernel at the samples: trace, Gram tensor, largest eigenvalue, mixed derivative."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bnrank import _validate
-from bnrank.measures.jacobian import CHUNK_ENTRIES, mlp_forward
-from bnrank.networks.functional import Functional, example, is_plain_mlp
-from bnrank.networks.mlp import MLP
+from bnrank.measures import mixed
+from bnrank.measures.backward import Layers, sweep
+from bnrank.measures.derivatives import Points, check_samplewise
+from bnrank.measures.jacobian import KINK_RTOL
+from bnrank.measures.kinks import Watch
+from bnrank.measures.products import (
+    ByLayers,
+    Products,
+    largest_eigenvalue,
+    parameter_jacobians,
+    sizes,
+    with_gradients,
+)
+from bnrank.measures.spectra import relative_tolerance
+from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
 
-__all__ = ["gram", "trace"]
+__all__ = ["gram", "mixed_derivative_norm", "top_eigenvalue", "trace", "trace_and_singular_values"]
 
 MAX_ENTRIES = 2**28  # of the parameter Jacobian held by gram for modules other than MLP: 2 GiB
 
@@ -27,8 +37,8 @@ def trace(
 ) -> Tensor:
     r"""Return Tr Theta(x_i, x_i) for every sample, without the kernel.
 
-    Theta(x, x') = sum_p (df/dp)(x) (df/dp)(x')^T, d_out x d_out, over all parameters p, trainable or not; so
-    Tr Theta(x, x) = ||df/dtheta||_F^2. MLPs in closed form (T24):
+    Theta(x, x') = sum_p (df/dp)(x) (df/dp)(x')^T, d_out x d_out, over all parameters p, trainable or not, each once
+    however often it is used; so Tr Theta(x, x) = ||df/dtheta||_F^2. MLPs in closed form (T24):
     sum_l (||a_{l-1}(x)||^2 + 1) ||J(a~_l -> f)(x)||_F^2, without the + 1 where there are no biases. Other modules: the
     parameter Jacobian of a few samples at a time.
 
@@ -39,19 +49,20 @@ def trace(
     x : Tensor or ndarray
         Samples, (N, ...).
     chunk : int, optional
-        Samples at a time; by default as many as keep a tensor within 2^24 numbers.
+        Samples at a time; by default a number that bounds the memory (MLPs: 2^20 numbers, others: 2^24).
     dtype : torch.dtype
-        Precision.
+        Precision of the passes.
 
     Returns
     -------
     Tensor
-        (N,), in ``dtype``.
+        (N,), float64.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, or the module has no parameters or cannot be run on x.
+        If an argument is out of range, or the module has no parameters, has NaN or infinite ones or different ones in
+        the same memory, or cannot be run on x.
 
     Examples
     --------
@@ -60,19 +71,67 @@ def trace(
     >>> trace(net, torch.ones(1, 3))
     tensor([8.], dtype=torch.float64)
     """
-    x = example(module, x)
+    module, x = _checked(module, x)
     if chunk is not None:
         chunk = _validate.integer(chunk, "chunk")
     if is_plain_mlp(module):
-        chunk = chunk or max(1, CHUNK_ENTRIES // (max(module.widths) * module.widths[-1]))
-        traces = []
-        for part in x.split(chunk):
-            inputs, back = _mlp_factors(module, part, dtype)
-            one = 1.0 if module.bias else 0.0
-            traces.append(sum(((a * a).sum(1) + one) * (g * g).sum((1, 2)) for a, g in zip(inputs, back, strict=True)))
-        return torch.cat([torch.as_tensor(t) for t in traces])
-    function = _with_gradients(module, dtype)
-    return torch.cat([(rows * rows).sum((1, 2)) for rows in _parameter_jacobians(function, x, chunk)])
+        pieces = sweep(Layers.of(module, dtype), x, chunk=chunk, jacobian=False, trace=True)
+        return _finite(torch.cat([t for _, t in pieces if t is not None]))
+    function = with_gradients(Functional(module, dtype))
+    return _finite(torch.cat([(rows * rows).sum((1, 2)) for rows in parameter_jacobians(function, x, chunk)]))
+
+
+def trace_and_singular_values(
+    module: nn.Module,
+    x: Tensor | np.ndarray,
+    *,
+    chunk: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    tangent: Tensor | np.ndarray | None = None,
+    kink_rtol: float | None = KINK_RTOL,
+) -> tuple[Tensor, Tensor]:
+    """Return :func:`trace` and :func:`bnrank.jacobian.singular_values`, for MLPs from one backward pass.
+
+    The products J(a~_l -> f), from the output down, have the norms that the trace is made of; the last of them, times
+    W_1, is the Jacobian.
+
+    Parameters
+    ----------
+    module, x, chunk, dtype, tangent, kink_rtol
+        As in :func:`bnrank.jacobian.jacobians`. The trace does not depend on the tangents.
+
+    Returns
+    -------
+    trace : Tensor
+        Tr Theta(x_i, x_i), (N,), float64.
+    singular_values : Tensor
+        Of Jf(x_i), (N, min(d_in, d_out)), float64, descending.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`trace` and :func:`bnrank.jacobian.jacobians`.
+
+    Warns
+    -----
+    KinkWarning
+        If samples lie near a kink.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.MLP([2, 2], bias=False)
+    >>> _ = net.weights[0].data.copy_(torch.diag(torch.tensor([3.0, 4.0])))
+    >>> trace_and_singular_values(net, torch.ones(1, 2))
+    (tensor([4.], dtype=torch.float64), tensor([[4., 3.]], dtype=torch.float64))
+    """
+    module, x = _checked(module, x)
+    watch = None if kink_rtol is None else Watch(_validate.number(kink_rtol, "kink_rtol", 0.0))
+    points = Points(module, x, chunk, dtype, tangent)
+    values, traces = points.singular_values(watch, trace=True)
+    if watch is not None:
+        watch.warn(2)
+    return (trace(module, x, chunk=chunk, dtype=dtype) if traces is None else _finite(traces)), values
 
 
 def gram(module: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -104,84 +163,182 @@ def gram(module: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torc
     tensor([[1., 0.],
             [0., 1.]], dtype=torch.float64)
     """
-    x = example(module, x)
+    module, x = _checked(module, x)
     if is_plain_mlp(module):
-        inputs, back = _mlp_factors(module, x, dtype)
-        one = 1.0 if module.bias else 0.0
+        layers = Layers.of(module, dtype)
+        found = layers.forward(x)
         n, d_out = x.shape[0], module.widths[-1]
-        kernel = torch.zeros(n, n, d_out, d_out, dtype=dtype, device=inputs[0].device)
-        for a, g in zip(inputs, back, strict=True):
-            rows = g.reshape(n * d_out, -1)
+        one = 1.0 if layers.biases else 0.0
+        kernel = torch.zeros(n, n, d_out, d_out, dtype=dtype, device=found.inputs[0].device)
+        for a, g in zip(found.inputs, layers.to_output(found.slopes), strict=True):
+            rows = g.expand(n, -1, -1).reshape(n * d_out, -1)
             products = (rows @ rows.T).reshape(n, d_out, n, d_out).permute(0, 2, 1, 3)
             kernel += (a @ a.T + one)[:, :, None, None] * products
         return kernel
-    function = _with_gradients(module, dtype)
-    d_out, count = _sizes(function, x)
+    function = with_gradients(Functional(module, dtype))
+    d_out, count = sizes(function, x)
     if x.shape[0] * d_out * count > MAX_ENTRIES:
         raise ValueError(
             f"x: got {x.shape[0]} samples, with {d_out} outputs and {count} parameters the parameter Jacobian exceeds "
             f"{MAX_ENTRIES} numbers, expected at most {MAX_ENTRIES // (d_out * count)} samples"
         )
-    rows = torch.cat(list(_parameter_jacobians(function, x, None))).flatten(0, 1)  # (N d_out, P)
+    rows = torch.cat(list(parameter_jacobians(function, x, None))).flatten(0, 1)  # (N d_out, P)
     return (rows @ rows.T).reshape(x.shape[0], d_out, x.shape[0], d_out).permute(0, 2, 1, 3).contiguous()
 
 
-def _mlp_factors(net: MLP, x: Tensor, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-    """Return a_{l-1}(x), (n, n_{l-1}), and J(a~_l -> f)(x), (n, d_out, n_l), for l = 1..L."""
-    inputs, slopes = mlp_forward(net, x, dtype)
-    d_out = net.widths[-1]
-    back = [torch.eye(d_out, dtype=dtype, device=inputs[0].device).expand(len(x), d_out, d_out)]
-    for weight, d in zip(net.weights[:0:-1], slopes[::-1], strict=True):
-        back.append((back[-1] @ weight.detach().to(dtype)) * d[:, None, :])
-    return inputs, back[::-1]
+def top_eigenvalue(
+    module: nn.Module,
+    x: Tensor | np.ndarray,
+    *,
+    normalised: bool = False,
+    rtol: float = 1e-10,
+    chunk: int | None = None,
+    seed: int = 0,
+) -> float:
+    """Return the largest eigenvalue of Theta(X, X), the (N d_out) x (N d_out) matrix, without forming it (T26, E14).
+
+    It is ||J||_op^2 for the parameter Jacobian J, (N d_out) x P, over all parameters as in :func:`trace`. Lanczos
+    iterations on J J^T or J^T J, whichever is smaller: MLPs by one pass backwards and one forwards each, other modules
+    by backward passes and their derivative. In float64.
+
+    At parameters that fit the data exactly, twice the normalised value is the largest eigenvalue of the Hessian of
+    C = (1/N) sum_i ||f(x_i) - y_i||^2; gradient descent with step eta can stay there only if
+    (2/N) ||J||_op^2 <= 2 / eta.
+
+    Parameters
+    ----------
+    module, x
+        As in :func:`trace`.
+    normalised : bool
+        Divide by N.
+    rtol : float
+        Relative accuracy: the iteration ends when the residual of the eigenpair, a bound on the error of the
+        eigenvalue, is ``rtol`` times it. The error is then usually far smaller.
+    chunk : int, optional
+        Samples at a time.
+    seed : int
+        Of the vector the iteration starts from.
+
+    Returns
+    -------
+    float
+        The eigenvalue.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`trace`; if the module cannot be differentiated twice, the output for one sample depends on the
+        others, or the accuracy is not reached.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.MLP([2, 1], bias=False)                 # f(x) = w.x: ||X||_op^2
+    >>> round(top_eigenvalue(net, torch.diag(torch.tensor([3.0, 4.0]))), 9)
+    16.0
+    """
+    module, x = _checked(module, x)
+    rtol = relative_tolerance(rtol)
+    seed = _validate.integer(seed, "seed", 0)
+    if chunk is not None:
+        chunk = _validate.integer(chunk, "chunk")
+    jacobian: ByLayers | Products
+    if is_plain_mlp(module):
+        layers = Layers.of(module, torch.float64)
+        jacobian = ByLayers(layers, x, chunk)
+        like = layers.weights[0]
+    else:
+        function = with_gradients(Functional(module))
+        x = x.to(function.device)
+        check_samplewise(function, x)
+        jacobian = Products(function, x, chunk)
+        like = jacobian.parameters[0].detach()
+    rows = jacobian.n * jacobian.d_out
+    if rows <= jacobian.count:
+        value = largest_eigenvalue(lambda u: jacobian.forward(jacobian.backward(u)), like.new_zeros(rows), rtol, seed)
+    else:
+        start = like.new_zeros(jacobian.count)
+        value = largest_eigenvalue(lambda v: jacobian.backward(jacobian.forward(v)), start, rtol, seed)
+    return value / jacobian.n if normalised else value
 
 
-def _with_gradients(module: nn.Module, dtype: torch.dtype) -> Functional:
-    function = Functional(module, dtype)
-    floating = {name: p.requires_grad_(True) for name, p in function.parameters.items() if p.is_floating_point()}
-    if not floating:
-        raise ValueError(f"module: {type(module).__name__} has no parameters, expected at least one")
-    return function
+def mixed_derivative_norm(
+    module: nn.Module,
+    x: Tensor | np.ndarray,
+    *,
+    rtol: float = 1e-10,
+    chunk: int | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Return ||d^2_{xy} Theta(x_i, x_i)||_op for every sample (T25).
+
+    Theta_ab(x, y) is differentiated by x_i and y_j and taken at y = x: a (d_in d_out) x (d_in d_out) matrix with rows
+    (i, a) and columns (j, b). It is M M^T for M = d^2 f_a / dx_i dtheta_p with rows (i, a) and columns p, so the norm
+    is ||M||_op^2, over all parameters as in :func:`trace`. MLPs in closed form,
+    sum_l J a_{l-1}^T J a_{l-1} (x) J(a~_l -> f) J(a~_l -> f)^T, (x) the Kronecker product, to which biases add
+    nothing; formed up to d_in d_out = 256, else by Lanczos iterations. Other modules by automatic differentiation,
+    sample by sample. In float64; at a kink it is that of the side that PyTorch takes.
+
+    At least L ||Jf(x)||_op^{2 - 2/L} for ReLU and linear networks of depth L.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any module that can be differentiated three times; in eval mode, left as it was.
+    x : Tensor or ndarray
+        Samples, (N, ...), floating point.
+    rtol : float
+        Relative accuracy of Lanczos iterations, as in :func:`top_eigenvalue`.
+    chunk : int, optional
+        Samples at a time (MLPs).
+    seed : int
+        Of the vectors the iterations start from.
+
+    Returns
+    -------
+    Tensor
+        (N,), float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`trace`, or if x is not of floating point, the module cannot be differentiated so often, the output
+        for one sample depends on the others, or the accuracy is not reached.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.LinearNetwork([1, 1, 1, 1])    # f(x) = 2 * 2 * 2 x: L s^{2 - 2/L} = 3 * 8^{4/3}
+    >>> for weight in net.weights:
+    ...     _ = weight.data.fill_(2.0)
+    >>> mixed_derivative_norm(net, torch.ones(1, 1))
+    tensor([48.], dtype=torch.float64)
+    """
+    module, x = _checked(module, x)
+    if not x.is_floating_point():
+        raise TypeError(f"x: got dtype {x.dtype}, expected floating point to differentiate by")
+    rtol = relative_tolerance(rtol)
+    seed = _validate.integer(seed, "seed", 0)
+    if chunk is not None:
+        chunk = _validate.integer(chunk, "chunk")
+    if is_plain_mlp(module):
+        return _finite(mixed.by_layers(Layers.of(module, torch.float64), x, rtol, chunk, seed))
+    function = with_gradients(Functional(module))
+    x = x.to(function.device, torch.float64)
+    check_samplewise(function, x)
+    norms = [mixed.at_sample(function, sample[None], rtol, seed) for sample in x]
+    return _finite(torch.tensor(norms, dtype=torch.float64, device=function.device))
 
 
-def _sizes(function: Functional, x: Tensor) -> tuple[int, int]:
-    """Return d_out and the number of parameters."""
-    with torch.no_grad():
-        return function(x[:1]).numel(), sum(p.numel() for p in function.parameters.values() if p.requires_grad)
+def _checked(module: nn.Module, x: Tensor | np.ndarray) -> tuple[nn.Module, Tensor]:
+    module = unwrap(module)
+    x = example(module, x).detach()
+    check_finite(module)
+    check_unshared(module)
+    return module, x
 
 
-def _parameter_jacobians(function: Functional, x: Tensor, chunk: int | None) -> Iterator[Tensor]:
-    """Iterate over df/dtheta at the samples, (n, d_out, P)."""
-    d_out, count = _sizes(function, x)
-    parameters = [p for p in function.parameters.values() if p.requires_grad]
-
-    def backward(out: Tensor, direction: Tensor) -> Tensor:
-        gradients = torch.autograd.grad(out, parameters, direction, retain_graph=True, materialize_grads=True)
-        return torch.cat([g.flatten() for g in gradients])
-
-    directions = torch.eye(d_out, dtype=function.dtype, device=function.device)
-    for piece in x.split(chunk or max(1, CHUNK_ENTRIES // (d_out * count))):
-        try:
-            yield _vectorised(function, piece)
-        except (RuntimeError, ValueError):  # an operation without a batching rule: the same numbers, one by one
-            rows = []
-            for i in range(piece.shape[0]):
-                with torch.enable_grad():
-                    out = function(piece[i : i + 1]).flatten()
-                if not out.requires_grad:
-                    name = type(function.module).__name__
-                    raise ValueError(f"module: the output of {name} does not depend on its parameters") from None
-                rows.append(torch.stack([backward(out, direction) for direction in directions]))
-            yield torch.stack(rows)
-
-
-def _vectorised(function: Functional, x: Tensor) -> Tensor:
-    names = [name for name, p in function.parameters.items() if p.requires_grad]
-
-    def output(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
-        everything = {**function.parameters, **parameters}
-        return function.with_parameters(everything, sample[None]).flatten()
-
-    chosen = {name: function.parameters[name].detach() for name in names}
-    rows = torch.func.vmap(torch.func.jacrev(output), in_dims=(None, 0))(chosen, x)
-    return torch.cat([rows[name].flatten(2) for name in names], -1)
+def _finite(values: Tensor) -> Tensor:
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError("module: its derivatives by the parameters overflow, expected finite ones")
+    return values.double()

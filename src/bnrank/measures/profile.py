@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,14 +15,16 @@ from torch import Tensor, nn
 
 from bnrank import _validate
 from bnrank._version import __version__
-from bnrank.measures import bottleneck, jacobian, nonlinearity, ntk, spectra
-from bnrank.networks.functional import Functional, example, is_plain_mlp
+from bnrank.measures import bottleneck, jacobian, kinks, nonlinearity, ntk, spectra
+from bnrank.networks.functional import Functional, example, is_plain_mlp, unwrap
 from bnrank.networks.reading import Reading, Skipped, capture, read
 
 __all__ = ["describe", "profile"]
 
 MAX_JACOBIAN_WORK = 10**11  # samples x d_in x d_out x min(d_in, d_out)
 MAX_NTK_WORK = 2 * 10**10  # samples x d_out x parameters, for modules other than MLP
+
+T = TypeVar("T")
 
 _LONG_NAMES = {
     "weight_singular_values": "singular values of W_l (convolutions: of the circular operator)",
@@ -134,8 +136,9 @@ def profile(
     d_out = int(probe.output[0].numel())
     target = None if y is None else _target(y, x.shape[0], d_out)
     by_layer, attrs = _by_layer(net, x, reading, settings)
-    by_sample, unmeasured = _by_sample(net, x, d_out, settings)
+    by_sample, unmeasured, notes = _by_sample(net, x, d_out, settings)
     attrs["skipped"] = json.dumps([*json.loads(attrs["skipped"]), *[vars(s) for s in unmeasured]])
+    attrs["notes"] = json.dumps([*json.loads(attrs["notes"]), *notes])
     if target is not None:
         by_sample["cost"] = _cost(net, x, target, settings)
     return _assemble(reading, by_layer, by_sample, attrs, _sample_rows(x, settings), settings.keep)
@@ -239,8 +242,11 @@ def _new(found: spectra.Spectra, reading: Reading) -> list[Skipped]:
     return [s for s in found.skipped if s not in reading.skipped]
 
 
-def _by_sample(net: nn.Module, x: Tensor, d_out: int, settings: _Settings) -> tuple[dict[str, Any], list[Skipped]]:
-    rows = x[torch.from_numpy(_sample_rows(x, settings)).to(x.device)]
+def _by_sample(
+    net: nn.Module, x: Tensor, d_out: int, settings: _Settings
+) -> tuple[dict[str, Any], list[Skipped], list[dict[str, str]]]:
+    numbers = _sample_rows(x, settings)
+    rows = x[torch.from_numpy(numbers).to(x.device)]
     n, d_in = rows.shape[0], rows[0].numel()
     count = sum(p.numel() for p in net.parameters())
     work = n * d_in * d_out * min(d_in, d_out)
@@ -251,6 +257,11 @@ def _by_sample(net: nn.Module, x: Tensor, d_out: int, settings: _Settings) -> tu
         "ntk_trace": missing[:, 0],
     }
     skipped: list[Skipped] = []
+    notes: list[dict[str, str]] = []
+    closed = is_plain_mlp(unwrap(net))
+    values: Tensor | None = None
+    traces: Tensor | None = None
+    quiet: dict[str, Any] = {"dtype": settings.dtype, "kink_rtol": None}
     if not x.is_floating_point():
         skipped.append(
             _unmeasured(net, "jacobian_singular_values: x holds integers, there is nothing to differentiate by")
@@ -258,23 +269,30 @@ def _by_sample(net: nn.Module, x: Tensor, d_out: int, settings: _Settings) -> tu
     elif work > MAX_JACOBIAN_WORK:
         skipped.append(_too_much(net, "jacobian_singular_values", work, MAX_JACOBIAN_WORK, n))
     else:
-        values = _attempt(
-            net, skipped, "jacobian_singular_values", lambda: jacobian.singular_values(net, rows, dtype=settings.dtype)
-        )
+        name = "jacobian_singular_values"
+        if closed:
+            both = _attempt(net, skipped, name, lambda: ntk.trace_and_singular_values(net, rows, **quiet))
+            traces, values = (None, None) if both is None else both
+        else:
+            values = _attempt(net, skipped, name, lambda: jacobian.singular_values(net, rows, **quiet))
         if values is not None:
-            measured["jacobian_singular_values"] = values.cpu().numpy()
-            determinant = jacobian.log_pseudo_determinant_of(values, rtol=settings.rtol)
-            measured["log_pseudo_determinant"] = determinant.cpu().numpy()
-    if not is_plain_mlp(net) and n * d_out * count > MAX_NTK_WORK:
+            near = jacobian.near_kinks(net, rows, dtype=settings.dtype).cpu()
+            if bool(near.any()):
+                notes.append({"name": name, "note": kinks.describe(near, jacobian.KINK_RTOL, numbers)})
+    if traces is None and not closed and n * d_out * count > MAX_NTK_WORK:
         skipped.append(_too_much(net, "ntk_trace", n * d_out * count, MAX_NTK_WORK, n))
-    else:
+    elif traces is None:
         traces = _attempt(net, skipped, "ntk_trace", lambda: ntk.trace(net, rows, dtype=settings.dtype))
-        if traces is not None:
-            measured["ntk_trace"] = traces.detach().cpu().double().numpy()
-    return measured, skipped
+    if values is not None:
+        measured["jacobian_singular_values"] = values.cpu().numpy()
+        determinant = jacobian.log_pseudo_determinant_of(values, rtol=settings.rtol)
+        measured["log_pseudo_determinant"] = determinant.cpu().numpy()
+    if traces is not None:
+        measured["ntk_trace"] = traces.cpu().numpy()
+    return measured, skipped, notes
 
 
-def _attempt(net: nn.Module, skipped: list[Skipped], what: str, measure: Callable[[], Tensor]) -> Tensor | None:
+def _attempt(net: nn.Module, skipped: list[Skipped], what: str, measure: Callable[[], T]) -> T | None:
     """Measure, or report what is not defined for this module (no derivative, samples that depend on each other)."""
     try:
         return measure()

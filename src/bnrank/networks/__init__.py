@@ -1,5 +1,6 @@
 """What is trained or brought in."""
 
+from bnrank.networks import constructions
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.files import load, load_module, save
 from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
@@ -14,6 +15,7 @@ __all__ = [
     "Skipped",
     "as_mlp",
     "capture",
+    "constructions",
     "from_layers",
     "load",
     "load_module",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeGuard
@@ -14,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from bnrank import _validate
 from bnrank.networks.mlp import MLP, LinearNetwork
 
-__all__ = ["Functional", "check_finite", "example", "is_plain_mlp", "unwrap"]
+__all__ = ["Functional", "check_finite", "check_unshared", "example", "is_plain_mlp", "unwrap"]
 
 
 class Functional:
@@ -42,6 +43,7 @@ class Functional:
         self.dtype = dtype
         self.parameters = {n: self._cast(p) for n, p in self.module.named_parameters()}
         self.buffers = {n: self._cast(b) for n, b in self.module.named_buffers()}
+        self._aliases = _aliases(self.module)
         tensors = [*self.parameters.values(), *self.buffers.values()]
         self.device = tensors[0].device if tensors else torch.device("cpu")
 
@@ -53,9 +55,11 @@ class Functional:
         """Return f(x) with other parameters, in the same dtype and on the same device."""
         x = x.to(self.device, self.dtype) if x.is_floating_point() else x.to(self.device)
         devices = [self.device] if self.device.type == "cuda" else []
+        held = {**parameters, **self.buffers}
+        held |= {alias: held[name] for alias, name in self._aliases.items()}
         with _eval_mode(self.module), torch.random.fork_rng(devices):
             try:
-                out = torch.func.functional_call(self.module, (parameters, self.buffers), (x,))
+                out = torch.func.functional_call(self.module, held, (x,), tie_weights=False)
             except Exception as error:
                 raise ValueError(
                     f"module: {type(self.module).__name__} failed on x of shape {tuple(x.shape)} in {self.dtype}: "
@@ -92,10 +96,24 @@ def example(module: nn.Module, x: object, minimum: int = 1) -> Tensor:
 
 
 def is_plain_mlp(module: nn.Module) -> TypeGuard[MLP]:
-    """Say whether a module is an MLP as it was made, so that closed forms hold: no subclass, no replaced layer."""
+    """Say whether a module is an MLP as it was made, so that closed forms hold.
+
+    No subclass, no replaced layer or forward, no hook that could change a layer's output, no parameter more or less
+    than its weights and biases, none used twice and none sharing memory with another.
+    """
     if type(module) not in (MLP, LinearNetwork) or not isinstance(module, MLP):
         return False
-    return all(type(layer) is nn.Linear for layer in module.layers)
+    if len(module.layers) != len(module.widths) - 1:
+        return False
+    for layer, n_in, n_out in zip(module.layers, module.widths, module.widths[1:], strict=False):
+        if type(layer) is not nn.Linear:
+            return False
+        weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
+        if weight is None or weight.shape != (n_out, n_in) or (bias is not None) != module.bias:
+            return False
+    expected = (2 if module.bias else 1) * len(module.layers)
+    changed = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in module.modules())
+    return not changed and len(list(module.parameters())) == expected and not _overlapping(module)
 
 
 def check_finite(module: nn.Module) -> None:
@@ -104,6 +122,32 @@ def check_finite(module: nn.Module) -> None:
     if bad:
         shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
         raise ValueError(f"module: got NaN or infinite entries in {shown}, expected finite parameters")
+
+
+def check_unshared(module: nn.Module) -> None:
+    """Raise ValueError, naming them, if different parameters lie in the same memory.
+
+    One parameter used in several places is fine, it counts once. Two parameters over the same memory (``p.data =
+    q.data``) are neither one nor two.
+    """
+    pairs = _overlapping(unwrap(module))
+    if pairs:
+        shown = ", ".join(f"{a} and {b}" for a, b in pairs[:5])
+        raise ValueError(
+            f"module: got different parameters in the same memory ({shown}), expected one parameter used twice, "
+            "as in b.weight = a.weight, or separate ones"
+        )
+
+
+def _overlapping(module: nn.Module) -> list[tuple[str, str]]:
+    """Return the names of parameters whose memory overlaps, in pairs."""
+    spans = []
+    for name, p in module.named_parameters():
+        if p.layout is torch.strided and p.device.type != "meta" and p.numel() and not is_lazy(p):
+            extent = 1 + sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
+            spans.append((str(p.device), p.data_ptr(), p.data_ptr() + extent * p.element_size(), name))
+    spans.sort()
+    return [(a[3], b[3]) for a, b in itertools.pairwise(spans) if a[0] == b[0] and b[1] < a[2]]
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -120,13 +164,32 @@ def unwrap(module: nn.Module) -> nn.Module:
     return module
 
 
+def _aliases(module: nn.Module) -> dict[str, str]:
+    """Return the further places that hold a parameter or buffer, with the name it goes by; each place once."""
+    first: dict[int, str] = {}
+    aliases = {}
+    for prefix, sub in module.named_modules():  # one that is there twice comes once: torch does not undo the second
+        for own, tensor in [*sub._parameters.items(), *sub._buffers.items()]:
+            if tensor is None:
+                continue
+            name = f"{prefix}.{own}" if prefix else own
+            if id(tensor) in first:
+                aliases[name] = first[id(tensor)]
+            first.setdefault(id(tensor), name)
+    return aliases
+
+
 @contextmanager
 def _eval_mode(module: nn.Module) -> Iterator[None]:
-    modes = [(sub, sub.training) for sub in module.modules()]
+    """Run in eval mode; afterwards modes are as before, and so is what hooks or forwards set as attributes."""
+    before = [(sub, sub.training, dict(vars(sub))) for sub in module.modules()]
     try:
-        for sub, _ in modes:
+        for sub, _, _ in before:
             sub.training = False
         yield
     finally:
-        for sub, mode in modes:
-            sub.training = mode
+        for sub, mode, attributes in before:
+            sub.training = mode  # of a scripted module no entry of its dictionary
+            for name in vars(sub).keys() - attributes.keys():
+                del vars(sub)[name]
+            vars(sub).update(attributes)

@@ -18,10 +18,13 @@ from matplotlib.figure import Figure
 from bnrank import _validate
 from bnrank.reporting import tables
 from bnrank.reporting.sections import Section, bottleneck, flatten_settings
+from bnrank.reporting.verdicts import about_rows, drawable, summary, tightness, typeset, verdict_rows
+from bnrank.theory.verdict import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED
 
-__all__ = ["claims", "facts", "named_figures", "paragraphs", "picture", "settings", "table"]
+__all__ = ["claims", "facts", "named_figures", "paragraphs", "picture", "settings", "table", "verdicts"]
 
 _STATUS = {"pass": "good", "converged": "good", "fail": "bad", "diverged": "bad", "interrupted": "warn"}
+_STATUS |= {HOLDS: "good", VIOLATED: "bad", INCONCLUSIVE: "warn"}
 
 
 def paragraphs(text: str) -> str:
@@ -54,6 +57,42 @@ def claims(section: Section) -> str:
         return ""
     passed = sum(claim.passed is not None and bool(claim.passed) for claim in section.claims)
     return table(tables.claim_rows(section.claims), f"Claims: {passed} of {len(section.claims)} pass")
+
+
+def verdicts(section: Section) -> str:
+    """Return the verdicts of a section: a table, those that do not apply folded away, a picture of the inequalities."""
+    found = section.verdicts
+    if found is None:
+        return ""
+    applied = [row for row in verdict_rows(found) if row["status"] != NOT_APPLICABLE]
+    others = [row for row in verdict_rows(found) if row["status"] == NOT_APPLICABLE]
+    body = _verdict_table(applied, f"Verdicts: {summary(found)}") if applied else ""
+    if any(map(drawable, found)):
+        body += picture(tightness(found), "Left side over right side of every inequality; 1 is equality.")
+    if others:
+        body += _details(f"Not applicable ({len(others)})", _verdict_table(others, "Not applicable, and why"))
+    return body + _details("What the verdicts are about", table(about_rows(found), "Network and data"))
+
+
+def _verdict_table(rows: Sequence[Mapping[str, object]], caption: str) -> str:
+    """Return verdicts as a table of four columns: what is stated, its status, the numbers, what to know of them."""
+    body = ""
+    for row in rows:
+        about = f"<b>{escape(str(row['id']))}</b> {escape(str(row['statement']))}"
+        formula = f"<div class=formula>{escape(typeset(str(row['formula'])))}</div>"
+        source = f"<div class=note>{escape(str(row['source']))}</div>"
+        numbers = ""
+        if row["relation"]:
+            sides = f"{tables.cell(row['left'])} {typeset(str(row['relation']))} {tables.cell(row['right'])}"
+            numbers = f"{sides}<div class=note>slack {tables.cell(row['slack'])}</div>"
+        remarks = escape(typeset(str(row["remarks"])))
+        body += f"<tr><td class=stated>{about}{formula}{source}</td><td>{_mark('status', str(row['status']))}</td>"
+        body += f"<td class=num>{numbers}</td><td class=remarks>{remarks}</td></tr>"
+    head = "".join(f"<th scope=col{kind}>{name}</th>" for name, kind in _VERDICT_COLUMNS.items())
+    return (
+        f'<div class="scroll whole" tabindex=0 role=region aria-label="{escape(caption)}"><table><caption>'
+        f"{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def facts(profiles: Mapping[str, xr.Dataset]) -> str:
@@ -165,6 +204,7 @@ def picture(value: Any, caption: str) -> str:
     )
 
 
+_VERDICT_COLUMNS = {"statement": "", "status": "", "left and right side": " class=num", "remarks": ""}
 _BOTTLENECK = {"rank": "bottleneck rank", "start": "from layer", "end": "to layer", "gap": "gap"}
 _SHOWN_ELSEWHERE = ("skipped", "notes", "settings", "name", "title")
 _PER_SAMPLE = {"log_pseudo_determinant": "log |Jf|₊ (median)", "ntk_trace": "NTK trace (median)"}

@@ -41,8 +41,8 @@ def report(
     Parameters
     ----------
     source : Dataset, run, Section, or several
-        A profile (`bnrank.profile`), a history, a run (`bnrank.train`), a `Section`, a sequence of these, or a
-        mapping from section titles to these.
+        A profile (`bnrank.profile`), a history, a run (`bnrank.train`), verdicts (`bnrank.check`), a `Section`, a
+        sequence of these, or a mapping from section titles to these.
     path : path
         The file to write; folders that lack are made.
     title : str, optional
@@ -109,7 +109,8 @@ def render(sections: Sequence[Section], title: str, notes: str = "") -> str:
 def _section(section: Section, key: str, data: dict[str, Any], budget: int) -> str:
     """Return a section's markup; what its plots show is added to ``data`` under the id of the plot's box."""
     parts = [f"<section id={key} aria-labelledby={key}-title><h2 id={key}-title>{escape(section.title)}</h2>"]
-    parts += [markup.paragraphs(section.text), markup.claims(section), markup.table(section.rows, "Numbers")]
+    parts += [markup.paragraphs(section.text), markup.claims(section), markup.verdicts(section)]
+    parts += [markup.table(section.rows, "Numbers")]
     for i, (caption, figure) in enumerate(markup.named_figures(section.figures).items(), 1):
         if payload.is_plotly(figure):
             data[f"{key}-figure-{i}"] = {"kind": "figure", "figure": payload.figure(figure), "caption": caption}

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import xarray as xr
 
 from bnrank import _validate
+from bnrank.theory.verdict import Verdicts
 
 __all__ = ["Claim", "Section", "bottleneck", "flatten_settings", "label_of", "sections_from"]
 
@@ -38,7 +39,7 @@ class Claim(Protocol):
 
 @runtime_checkable
 class Run(Protocol):
-    """What the page needs of a training run; ``profiles`` and ``settings`` are used if there."""
+    """What the page needs of a training run; ``settings`` are used if there."""
 
     @property
     def history(self) -> xr.Dataset:
@@ -57,6 +58,8 @@ class Section:
         Plain text; an empty line starts a new paragraph.
     claims : sequence of Claim
         Shown as rows with pass or fail.
+    verdicts : Verdicts, optional
+        What `bnrank.check` returned: a table, and a picture of how tight each inequality is.
     rows : sequence of mappings
         A table, one mapping from column to value per row.
     figures : figure, sequence or mapping
@@ -83,6 +86,7 @@ class Section:
     text: str = ""
     _: dataclasses.KW_ONLY
     claims: Sequence[Any] = ()
+    verdicts: Verdicts | None = None
     rows: Sequence[Mapping[str, object]] = ()
     figures: Any = ()
     history: xr.Dataset | Mapping[str, xr.Dataset] | None = None
@@ -96,6 +100,8 @@ class Section:
             _require(dataset, "history", ("member", "step"))
         for dataset in self.profiles.values():
             _require(dataset, "profile", ("layer",))
+        if self.verdicts is not None and not isinstance(self.verdicts, Verdicts):
+            raise TypeError(f"verdicts: got {_validate.describe(self.verdicts)}, expected what bnrank.check returns")
         for i, claim in enumerate(self.claims):
             if not isinstance(claim, Claim):
                 raise TypeError(
@@ -133,7 +139,7 @@ def label_of(dataset: xr.Dataset, default: str) -> str:
 def bottleneck(profile: xr.Dataset) -> dict[str, Any]:
     """Return a profile's bottleneck summary: rank, start, end, gap and reason, None where undetermined.
 
-    It is read from attribute ``bottleneck`` (JSON object), else from ``bottleneck_rank``, ``bottleneck_start``, ...
+    It is read from attribute ``bottleneck``, a JSON object.
 
     Examples
     --------
@@ -145,7 +151,7 @@ def bottleneck(profile: xr.Dataset) -> dict[str, Any]:
     if isinstance(found, str):
         found = json.loads(found)
     if not isinstance(found, Mapping):
-        found = {key: profile.attrs.get(f"bottleneck_{key}") for key in ("rank", "start", "end", "gap", "reason")}
+        found = {}
     return {key: found.get(key) for key in ("rank", "start", "end", "gap", "reason")}
 
 
@@ -178,7 +184,7 @@ def flatten_settings(settings: object) -> dict[str, object]:
 
 
 def sections_from(source: object) -> list[Section]:
-    """Return the sections of a profile, a history, a run, a Section, a sequence of these, or a mapping from name.
+    """Return the sections of a profile, a history, a run, verdicts, a Section, several of these, or a mapping.
 
     Raises
     ------
@@ -189,7 +195,7 @@ def sections_from(source: object) -> list[Section]:
     """
     if isinstance(source, Mapping) and not isinstance(source, xr.Dataset):
         return _some([_section(entry, str(name)) for name, entry in source.items()])
-    if isinstance(source, Iterable) and not isinstance(source, str | xr.Dataset | Run):
+    if isinstance(source, Iterable) and not isinstance(source, str | xr.Dataset | Run | Verdicts):
         return _some([_section(entry, None) for entry in source])
     return [_section(source, None)]
 
@@ -197,6 +203,8 @@ def sections_from(source: object) -> list[Section]:
 def _section(source: object, name: str | None) -> Section:
     if isinstance(source, Section):
         return source if name is None else dataclasses.replace(source, title=name)
+    if isinstance(source, Verdicts):
+        return Section(name or "Verdicts", verdicts=source)
     if isinstance(source, xr.Dataset):
         label = name or label_of(source, "")
         if {"member", "step"} <= set(source.dims):
@@ -210,27 +218,11 @@ def _section(source: object, name: str | None) -> Section:
     if isinstance(source, Run):
         history = source.history
         title = name or str(getattr(source, "name", "") or label_of(history, "Training run"))
-        return Section(
-            title,
-            history=history,
-            profile=_profiles(getattr(source, "profiles", None)),
-            settings=getattr(source, "settings", None),
-        )
+        return Section(title, history=history, settings=getattr(source, "settings", None))
     raise TypeError(
         f"source: got {_validate.describe(source)}, expected a profile or history (xarray.Dataset), a run, "
-        "a Section, or several of these"
+        "verdicts, a Section, or several of these"
     )
-
-
-def _profiles(profiles: object) -> dict[str, xr.Dataset] | None:
-    """Return a run's profiles by label; None if it has none (or computes them only when called)."""
-    if isinstance(profiles, xr.Dataset):
-        return {"profile": profiles}
-    if isinstance(profiles, Mapping):
-        return {str(label): dataset for label, dataset in profiles.items()} or None
-    if isinstance(profiles, list | tuple):
-        return {str(p.attrs.get("name") or f"member {i}"): p for i, p in enumerate(profiles)} or None
-    return None
 
 
 def _by_label(value: object, name: str) -> dict[str, xr.Dataset]:

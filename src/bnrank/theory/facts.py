@@ -6,6 +6,7 @@ import copy
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,8 @@ from bnrank.theory.verdict import NotApplicable
 
 __all__ = ["Facts"]
 
+CHUNK = 2**12  # samples at a time for the gradient of the loss
+
 
 class Facts:
     """A network, data and a ridge, and what is measured of them, each when first asked for and then kept.
@@ -29,19 +32,28 @@ class Facts:
     x : Tensor or ndarray
         Samples, (N, ...).
     y : Tensor or ndarray, optional
-        Targets, (N, d_out), floating point.
+        Targets, (N, d_out), floating point, for the mean squared error of theory.md section 0; or class numbers, (N,),
+        integers, for the cross-entropy.
     ridge : float, optional
-        lambda of the loss C + lambda ||theta||^2 that the network is a minimum of, C the mean squared error of
-        theory.md section 0.
+        lambda of the loss C + lambda ||theta||^2 that the network is said to be a minimum of.
     rtol : float
         Singular values above ``rtol`` times the largest count for a rank.
     seed : int
         Of whatever is drawn at random (searches, pairs of samples).
+    max_samples : int, optional
+        Of more samples than this, evenly spaced rows stand for all, except in the loss and its gradient. A statement
+        about every sample may be checked on any of them.
 
     Attributes
     ----------
-    module, x, y, ridge, rtol, seed
-        As given; x and y in float64, y flattened to (N, d_out).
+    module, ridge, rtol, seed
+        As given.
+    x : Tensor
+        The samples looked at, in float64 (integers stay integers).
+    y : Tensor or None
+        Their targets, (n, d_out), in float64; None for class numbers and where none are given.
+    samples : int
+        N, how many were given.
     """
 
     def __init__(
@@ -53,25 +65,43 @@ class Facts:
         *,
         rtol: float = 1e-6,
         seed: int = 0,
+        max_samples: int | None = None,
     ) -> None:
+        self._taken: dict[str, Any] = {}
         self.module = unwrap(module)
         check_finite(self.module)
-        samples = example(self.module, x).detach()
-        self.x: Tensor = samples.to(torch.float64) if samples.is_floating_point() else samples
-        self.y: Tensor | None = None
-        if y is not None:
-            self.y = _validate.samples(y, "y", ndim=None).detach().to(torch.float64).flatten(1)
-            if len(self.y) != len(self.x):
-                raise ValueError(f"y: got {len(self.y)} samples, expected as many as x has, {len(self.x)}")
         self.ridge = None if ridge is None else _validate.number(ridge, "ridge", 0.0)
         self.rtol = _validate.number(rtol, "rtol", 0.0)
         self.seed = _validate.integer(seed, "seed", 0)
-        self._taken: dict[str, Any] = {}
+        self._all_x = example(self.module, x).detach()
+        self.samples = len(self._all_x)
+        limit = self.samples if max_samples is None else _validate.integer(max_samples, "max_samples")
+        rows = torch.linspace(0, self.samples - 1, min(limit, self.samples)).round().long()
+        self.x: Tensor = self._all_x[rows]
+        if self.x.is_floating_point():
+            self.x = self.x.to(torch.float64)
         self.function = Functional(self.module)
-        if self.y is not None and self.y.shape[1] != self.outputs.shape[1]:
-            raise ValueError(
-                f"y: got {self.y.shape[1]} columns, expected the network's {self.outputs.shape[1]} outputs"
-            )
+        self._all_y = None if y is None else self._targets(y)
+        self.y: Tensor | None = None
+        if self._all_y is not None and self._all_y.is_floating_point():
+            self.y = self._all_y[rows]
+
+    def _targets(self, y: Any) -> Tensor:
+        """Return targets (N, d_out) in float64, or class numbers (N,), after checking that they fit."""
+        if isinstance(y, np.ndarray):
+            y = torch.from_numpy(y)
+        outputs = self.outputs.shape[1]
+        if isinstance(y, Tensor) and y.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+            if y.ndim != 1 or y.numel() == 0 or int(y.min()) < 0 or int(y.max()) >= outputs:
+                raise ValueError(f"y: got {_validate.describe(y)}, expected class numbers (N,) from 0 to {outputs - 1}")
+            targets = y.detach().long()
+        else:
+            targets = _validate.samples(y, "y", ndim=None).detach().to(torch.float64).flatten(1)
+            if targets.shape[1] != outputs:
+                raise ValueError(f"y: got {targets.shape[1]} columns, expected {outputs}, the network's outputs")
+        if len(targets) != self.samples:
+            raise ValueError(f"y: got {len(targets)} samples, expected as many as x has, {self.samples}")
+        return targets
 
     def altered(self, **values: Any) -> Facts:
         """Return a copy that takes the given values for measured, e.g. ``altered(parameter_norm=0.0)``: what if."""
@@ -180,32 +210,56 @@ class Facts:
 
     @property
     def targets(self) -> Tensor:
-        """Y, (N, d_out); raises NotApplicable without one."""
-        if self.y is None:
+        """Y at the samples looked at, (n, d_out); raises NotApplicable without."""
+        if self._all_y is None:
             raise NotApplicable("targets y are given")
+        if self.y is None:
+            raise NotApplicable("the loss is the mean squared error", "y holds class numbers")
         return self.y
 
     @property
     def penalty(self) -> float:
-        """Lambda; raises NotApplicable without one."""
+        """The ridge lambda; raises NotApplicable without one."""
         if not self.ridge:
             raise NotApplicable("a ridge > 0 is given")
         return self.ridge
 
     @cached_property
     def data_loss(self) -> float:
-        """C = (1/N) sum_i ||f(x_i) - y_i||^2."""
-        return float(((self.outputs - self.targets) ** 2).sum(1).mean())
+        """The cost C over all samples: mean squared error of theory.md section 0, or cross-entropy."""
+        return self._loss_and_gradient[0]
+
+    @cached_property
+    def gradient_norm(self) -> float:
+        """||grad C + 2 lambda theta||, over all samples and parameters."""
+        _, gradient, parameters = self._loss_and_gradient
+        return float((gradient + 2 * self.penalty * parameters).norm())
 
     @cached_property
     def stationarity(self) -> float:
         """||grad C + 2 lambda theta|| / (||grad C|| + ||2 lambda theta||), in [0, 1]; 0 at a stationary point."""
+        _, gradient, parameters = self._loss_and_gradient
+        size = float(gradient.norm() + 2 * self.penalty * parameters.norm())
+        return self.gradient_norm / size if size else 0.0
+
+    @cached_property
+    def _loss_and_gradient(self) -> tuple[float, Tensor, Tensor]:
+        """C, its gradient and theta, both (P,)."""
+        if self._all_y is None:
+            raise NotApplicable("targets y are given")
         parameters = {n: p.clone().requires_grad_(p.is_floating_point()) for n, p in self.function.parameters.items()}
-        with torch.enable_grad():
-            out = self.function.with_parameters(parameters, self.x).flatten(1)
-            loss = ((out - self.targets) ** 2).sum(1).mean()
-            gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-        first = torch.cat([g.flatten() for g in gradients])
-        second = 2 * self.penalty * torch.cat([p.detach().flatten() for p in parameters.values()])
-        size = float(first.norm() + second.norm())
-        return float((first + second).norm()) / size if size else 0.0
+        held = [p for p in parameters.values() if p.requires_grad]
+        theta = torch.cat([p.detach().flatten() for p in held])
+        cost, gradient = 0.0, torch.zeros_like(theta)
+        for x, y in zip(self._all_x.split(CHUNK), self._all_y.split(CHUNK), strict=True):
+            with torch.enable_grad():
+                out = self.function.with_parameters(parameters, x).flatten(1)
+                y = y.to(out.device)
+                if y.is_floating_point():
+                    loss = ((out - y) ** 2).sum() / self.samples
+                else:
+                    loss = torch.nn.functional.cross_entropy(out, y, reduction="sum") / self.samples
+                parts = torch.autograd.grad(loss, held, allow_unused=True, materialize_grads=True)
+            cost += float(loss.detach())
+            gradient += torch.cat([g.flatten() for g in parts])
+        return cost, gradient, theta

@@ -1,0 +1,204 @@
+"""Points near a kink of a piecewise linear network, where a Jacobian is that of one side only."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bnrank.networks.functional import Functional
+
+__all__ = ["KinkWarning", "Watch", "depending", "near_zero", "of_module"]
+
+ROUNDING = 1e-12  # of a derivative's terms: less than that is zero
+
+
+class KinkWarning(UserWarning):
+    """Samples lie on or next to a kink, where the Jacobian jumps and the one returned is that of one side."""
+
+
+class Watch:
+    """Counts samples near a kink.
+
+    Parameters
+    ----------
+    rtol : float
+        The tolerance.
+
+    Attributes
+    ----------
+    masks : list of Tensor
+        Which samples are near a kink, (n,), piece by piece.
+    """
+
+    def __init__(self, rtol: float) -> None:
+        self.rtol = rtol
+        self.masks: list[Tensor] = []
+
+    def add(self, mask: Tensor) -> None:
+        """Take in the next samples."""
+        self.masks.append(mask)
+
+    @property
+    def found(self) -> Tensor:
+        """Which samples are near a kink, (N,)."""
+        return torch.cat(self.masks)
+
+    def warn(self, stacklevel: int) -> None:
+        """Warn, once, if any sample is near a kink."""
+        message = describe(self.found, self.rtol)
+        if message:
+            warnings.warn(f"x: {message}", KinkWarning, stacklevel + 1)
+
+
+def describe(near: Tensor, rtol: float, numbers: np.ndarray | None = None) -> str:
+    """Say how many samples are near a kink, and (by number, if given) which is the first; empty where none is."""
+    rows = near.nonzero().flatten()
+    if not len(rows):
+        return ""
+    first = int(rows[0]) if numbers is None else int(numbers[int(rows[0])])
+    within = f"within {rtol:g} (relative) of" if rtol else "on"
+    return (
+        f"{len(rows)} of {len(near)} samples lie {within} a kink, the first is row {first}; the Jacobian there is "
+        "that of one side, as PyTorch takes it"
+    )
+
+
+# MLPs ------------------------------------------------------------------------------------------------------------
+
+
+def near_zero(z: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, rtol: float) -> Tensor | None:
+    """Say where |z_i| <= rtol (sum_j |w_ij| |a_j| + |b_i|), of z = W a + b, (n, n_l); None where nowhere."""
+    most = float(torch.linalg.vector_norm(a, dim=1).max() * torch.linalg.vector_norm(weight, dim=1).max())
+    most += 0.0 if bias is None else float(bias.abs().max())
+    if float(z.abs().amin()) > rtol * most:  # the usual case, found out without the terms
+        return None
+    terms = a.abs() @ weight.abs().T + (0.0 if bias is None else bias.abs())
+    near = z.abs() <= rtol * terms
+    return near if bool(near.any()) else None
+
+
+def depending(
+    weights: list[Tensor], slopes: list[Tensor], candidates: list[tuple[int, Tensor]], n: int, tangent: Tensor | None
+) -> Tensor:
+    """Say which samples have a preactivation near 0 that depends on x (along the tangents, if given), (n,).
+
+    The Jacobian of a random combination of the preactivations near 0 is zero only if all of theirs are.
+    """
+    found = torch.zeros(n, dtype=torch.bool, device=weights[0].device)
+    generator = torch.Generator().manual_seed(0)
+    for layer, near in candidates:
+        rows = (near.any(1) & ~found).nonzero().flatten()
+        if not len(rows):
+            continue
+        draw = 0.5 + torch.rand(near.shape[1], generator=generator, dtype=torch.float64)
+        row = (near[rows] * draw.to(weights[0].device)).to(weights[0].dtype)
+        terms = row
+        for k in range(layer, -1, -1):
+            row, terms = row @ weights[k], terms @ weights[k].abs()
+            if k:
+                row, terms = row * slopes[k - 1][rows], terms * slopes[k - 1][rows].abs()
+        if tangent is not None:
+            basis = tangent[rows] if tangent.ndim == 3 else tangent
+            row = (row[:, None, :] @ basis)[:, 0]
+            terms = (terms[:, None, :] @ basis.abs())[:, 0]
+        found[rows] = (row.abs() > ROUNDING * terms).any(1)
+    return found
+
+
+# Any module ------------------------------------------------------------------------------------------------------
+
+
+def _bounds(z: Any, low: Any = None, high: Any = None) -> list[Any]:
+    return [z - bound for bound in (low, high) if bound is not None]
+
+
+# What is 0 at a kink, of an operation's arguments.
+_KINKS: dict[str, Callable[..., list[Any]]] = {
+    "relu": lambda z: [z],
+    "leaky_relu": lambda z, slope=0.01: [] if slope == 1 else [z],
+    "_prelu_kernel": lambda z, weight: [z],
+    "threshold": lambda z, threshold, value: [z - threshold],
+    "hardtanh": lambda z, low=-1, high=1: _bounds(z, low, high),
+    "hardsigmoid": lambda z: _bounds(z, -3, 3),
+    "hardswish": lambda z: _bounds(z, -3, 3),
+    "clamp": lambda z, min=None, max=None: _bounds(z, min, max),
+    "clamp_min": lambda z, min: _bounds(z, min),
+    "clamp_max": lambda z, max: _bounds(z, max),
+    "abs": lambda z: [z],
+    "maximum": lambda a, b: [a - b],
+    "minimum": lambda a, b: [a - b],
+}
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes where arguments are near a kink; given such notes, which of those move with the samples."""
+
+    def __init__(self, n: int, rtol: float, notes: list[tuple[Tensor, Tensor] | None] | None = None) -> None:
+        super().__init__()
+        self.n, self.rtol = n, rtol
+        self.notes: list[tuple[Tensor, Tensor] | None] = []
+        self.before = notes
+        self.moved = torch.zeros(n, dtype=torch.bool)
+        self.mixed = False  # something near a kink has not one row, or a number of them, per sample
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at the operation's arguments, then run it."""
+        kwargs = kwargs or {}
+        of = _KINKS.get(func.overloadpacket.__name__.removesuffix("_")) if func.namespace == "aten" else None
+        if of is not None:
+            for z in of(*args, **kwargs):
+                if isinstance(z, Tensor) and z.is_floating_point() and z.numel():
+                    self._note(z)
+        return func(*args, **kwargs)
+
+    def _note(self, z: Tensor) -> None:
+        n = self.n if z.ndim and z.shape[0] % self.n == 0 else 1
+        rows = z.reshape(n, -1)
+        sizes = torch.where(rows.isfinite(), rows.abs(), 0.0).amax(1, keepdim=True)
+        if self.before is None:
+            near = rows.abs() <= self.rtol * sizes
+            found = bool(near.any())
+            self.mixed |= found and n != self.n
+            self.notes.append((near, rows.clone()) if found else None)
+            return
+        note = self.before[len(self.notes)] if len(self.notes) < len(self.before) else None
+        self.notes.append(None)
+        if note is not None and note[1].shape == rows.shape:
+            rounding = 64 * torch.finfo(z.dtype).eps * torch.maximum(sizes, note[1].abs().amax(1, keepdim=True))
+            self.moved |= (((rows - note[1]).abs() > rounding) & note[0]).any(1).to(self.moved.device)
+
+
+def of_module(function: Functional, x: Tensor, rtol: float, tangent: Tensor | None = None) -> Tensor:
+    """Say at which samples an argument of a kink is near it and depends on x (along the tangents, if given), (n,).
+
+    Looks at the operations of one forward pass: relu, leaky_relu, prelu, threshold, hardtanh, hardsigmoid, hardswish,
+    clamp, abs, maximum and minimum; near means within ``rtol`` of the largest argument of the same operation on the
+    same sample. Where something is near, a second pass at points next to the samples shows whether it moves with them.
+    """
+    n = len(x)
+    first = _Recorder(n, rtol)
+    with torch.no_grad(), first:
+        function(x)
+    if first.mixed:
+        parts = tangent if tangent is not None and tangent.ndim == 3 else [tangent] * n
+        return torch.cat([of_module(function, x[i : i + 1], rtol, parts[i]) for i in range(n)])
+    if not any(first.notes):
+        return torch.zeros(n, dtype=torch.bool, device=x.device)
+    generator = torch.Generator().manual_seed(0)
+    m = x[0].numel() if tangent is None else tangent.shape[-1]
+    direction = (0.5 + torch.rand(n, m, generator=generator, dtype=torch.float64)).to(x.device, x.dtype)
+    if tangent is not None:
+        direction = (tangent @ direction[:, :, None])[..., 0]
+    sizes = x.flatten(1).abs().amax(1, keepdim=True)
+    step = math.sqrt(torch.finfo(function.dtype).eps) * torch.where(sizes > 0, sizes, 1.0) * direction
+    second = _Recorder(n, rtol, first.notes)
+    with torch.no_grad(), second:
+        function(x + step.reshape(x.shape))
+    return second.moved.to(x.device)

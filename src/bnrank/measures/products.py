@@ -1,0 +1,259 @@
+"""The parameter Jacobian df/dtheta: products with it without forming it, and its rows where it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from scipy.sparse import linalg
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bnrank.measures.backward import Forward, Layers
+from bnrank.networks.functional import Functional
+
+__all__ = [
+    "ByLayers",
+    "Products",
+    "check_connected",
+    "largest_eigenvalue",
+    "parameter_jacobians",
+    "sizes",
+    "transposed",
+    "twice",
+    "with_gradients",
+]
+
+CHUNK_ENTRIES = 2**24  # float64 numbers of the largest intermediate tensor: 128 MiB
+KEPT_ENTRIES = 2**25  # numbers of activations and slopes kept from product to product: 256 MiB
+DENSE = 32  # matrices up to this size are formed
+ITERATIONS = 3000  # restarts of the Lanczos method
+
+
+class ByLayers:
+    """J v and J^T u for the parameter Jacobian J, (N d_out, P), of an MLP: one pass forwards or backwards each.
+
+    Parameters
+    ----------
+    layers : Layers
+        The network.
+    x : Tensor
+        Samples, (N, d_in).
+    chunk : int, optional
+        Samples at a time. Activations are kept if they are no more than 2^25 numbers, else made again every time.
+    """
+
+    def __init__(self, layers: Layers, x: Tensor, chunk: int | None) -> None:
+        self.layers, self.n, self.d_out = layers, len(x), layers.widths[-1]
+        self.count = sum(p.numel() for p in (*layers.weights, *layers.biases))
+        per_sample = 2 * sum(layers.widths)
+        self.parts = x.split(chunk or max(1, CHUNK_ENTRIES // (4 * per_sample)))
+        self.kept = [layers.forward(part) for part in self.parts] if len(x) * per_sample <= KEPT_ENTRIES else None
+
+    def _forwards(self) -> Iterator[Forward]:
+        yield from self.kept if self.kept is not None else map(self.layers.forward, self.parts)
+
+    def backward(self, u: Tensor) -> Tensor:
+        """Return J^T u, (P,): weights, then biases, for u of shape (N d_out,)."""
+        weights, biases = self.layers.weights, self.layers.biases
+        products = [torch.zeros_like(p) for p in (*weights, *biases)]
+        for found, g in zip(self._forwards(), u.view(self.n, -1).split([len(p) for p in self.parts]), strict=True):
+            for i in range(len(weights) - 1, -1, -1):
+                products[i].addmm_(g.T, found.inputs[i])
+                if biases:
+                    products[len(weights) + i].add_(g.sum(0))
+                if i:
+                    g = (g @ weights[i]) * found.slopes[i - 1]
+        return torch.cat([p.flatten() for p in products])
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Return J v, (N d_out,), for v of shape (P,)."""
+        weights, biases = self.layers.weights, self.layers.biases
+        shapes = [p.shape for p in (*weights, *biases)]
+        parts = [p.view(s) for p, s in zip(v.split([s.numel() for s in shapes]), shapes, strict=True)]
+        results = []
+        for found in self._forwards():
+            z = torch.zeros((), dtype=v.dtype, device=v.device)
+            for i, weight in enumerate(weights):
+                inner = found.inputs[i] @ parts[i].T
+                if biases:
+                    inner += parts[len(weights) + i]
+                z = inner + (z * found.slopes[i - 1]) @ weight.T if i else inner
+            results.append(z.flatten())
+        return torch.cat(results)
+
+
+class Products:
+    """J v and J^T u for the parameter Jacobian J, (N d_out, P), of any module: backward passes, and their derivative.
+
+    Parameters
+    ----------
+    function : Functional
+        The module, its parameters requiring gradients; each counts once, however often it is used.
+    x : Tensor
+        Samples, (N, ...).
+    chunk : int, optional
+        Samples at a time.
+    """
+
+    def __init__(self, function: Functional, x: Tensor, chunk: int | None) -> None:
+        self.function, self.n = function, len(x)
+        self.d_out, self.count = sizes(function, x)
+        self.parts = x.split(chunk or max(1, CHUNK_ENTRIES // (64 * max(self.d_out, x[0].numel()))))
+        self.parameters = [p for p in function.parameters.values() if p.requires_grad]
+        self.connected = False
+
+    def _outputs(self) -> Iterator[Tensor]:
+        for part in self.parts:
+            with torch.enable_grad():
+                out = self.function(part).flatten()
+            if not out.requires_grad:
+                name = type(self.function.module).__name__
+                raise ValueError(f"module: the output of {name} does not depend on its parameters")
+            yield out
+
+    def backward(self, u: Tensor) -> Tensor:
+        """Return J^T u, (P,), for u of shape (N d_out,)."""
+        total = torch.zeros(self.count, dtype=u.dtype, device=u.device)
+        for out, g in zip(self._outputs(), u.split([len(p) * self.d_out for p in self.parts]), strict=True):
+            found = torch.autograd.grad(out, self.parameters, g, materialize_grads=True)
+            total += torch.cat([f.flatten() for f in found])
+        return total
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Return J v, (N d_out,), for v of shape (P,): the derivative of u -> J^T u, applied to v."""
+        directions = [
+            d.view_as(p) for d, p in zip(v.split([p.numel() for p in self.parameters]), self.parameters, strict=True)
+        ]
+        results = []
+        with twice(self.function):
+            for out in self._outputs():
+                u = torch.zeros_like(out, requires_grad=True)
+                found = torch.autograd.grad(out, self.parameters, u, create_graph=True, materialize_grads=True)
+                if not self.connected:
+                    check_connected(self.function, found)
+                    self.connected = True
+                results.append(transposed(found, u, directions))
+        return torch.cat(results)
+
+
+def transposed(found: tuple[Tensor, ...], u: Tensor, directions: list[Tensor], keep: bool = False) -> Tensor:
+    """Return the gradient by u of sum <found, directions>, for found linear in u."""
+    pairs = [(f, d) for f, d in zip(found, directions, strict=True) if f.requires_grad]
+    if not pairs:
+        return torch.zeros_like(u)
+    outputs, weights = zip(*pairs, strict=True)
+    (result,) = torch.autograd.grad(outputs, u, weights, retain_graph=keep, materialize_grads=True)
+    return result
+
+
+@contextmanager
+def twice(function: Functional) -> Iterator[None]:
+    """Name the module if it cannot be differentiated twice; attention is computed in a way that can."""
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    except RuntimeError as error:
+        raise _once_only(function, str(error)) from error
+
+
+def check_connected(function: Functional, tensors: Iterable[Tensor]) -> None:
+    """Refuse gradients of a function that is differentiable once: theirs would be 0 where it is not known."""
+    nodes = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if type(node).__name__ == "Error":
+            raise _once_only(function, "it has a function with once_differentiable gradients")
+        new = {after for after, _ in node.next_functions if after is not None} - seen
+        seen |= new
+        nodes.extend(new)
+
+
+def _once_only(function: Functional, reason: str) -> ValueError:
+    return ValueError(f"module: {type(function.module).__name__} cannot be differentiated as often as needed: {reason}")
+
+
+def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, rtol: float, seed: int) -> float:
+    """Return the largest eigenvalue of a symmetric non-negative operator on vectors such as ``like``, (n,).
+
+    Up to 32 dimensions of the matrix itself; else by the implicitly restarted Lanczos method (ARPACK) until the
+    residual of the eigenpair, which bounds the error, is ``rtol`` times the eigenvalue.
+    """
+    n = len(like)
+    if n <= DENSE:
+        columns = [apply(column) for column in torch.eye(n, dtype=like.dtype, device=like.device)]
+        matrix = torch.stack(columns)
+        return max(0.0, float(torch.linalg.eigvalsh((matrix + matrix.T) / 2)[-1]))
+
+    def product(vector: np.ndarray) -> np.ndarray:
+        there = torch.from_numpy(np.ascontiguousarray(vector.reshape(-1))).to(like.device, like.dtype)
+        return apply(there).detach().cpu().double().numpy()
+
+    start = np.random.default_rng(seed).standard_normal(n)
+    if not product(start).any():  # of a random vector: the operator is 0
+        return 0.0
+    operator = linalg.LinearOperator((n, n), matvec=product, dtype=np.float64)
+    try:
+        values = linalg.eigsh(
+            operator, 1, which="LA", v0=start, tol=rtol, maxiter=ITERATIONS, ncv=min(n, 24), return_eigenvectors=False
+        )
+    except linalg.ArpackNoConvergence as error:
+        raise ValueError(f"rtol: got {rtol:g}, not reached in {ITERATIONS} restarts, expected a larger one") from error
+    return max(0.0, float(values[-1]))
+
+
+# Rows ------------------------------------------------------------------------------------------------------------
+
+
+def with_gradients(function: Functional) -> Functional:
+    """Let all floating-point parameters of a function require gradients; refuse if there are none."""
+    floating = [p.requires_grad_(True) for p in function.parameters.values() if p.is_floating_point()]
+    if not floating:
+        raise ValueError(f"module: {type(function.module).__name__} has no parameters, expected at least one")
+    return function
+
+
+def sizes(function: Functional, x: Tensor) -> tuple[int, int]:
+    """Return d_out and the number of parameters."""
+    with torch.no_grad():
+        return function(x[:1]).numel(), sum(p.numel() for p in function.parameters.values() if p.requires_grad)
+
+
+def parameter_jacobians(function: Functional, x: Tensor, chunk: int | None) -> Iterator[Tensor]:
+    """Iterate over df/dtheta at the samples, (n, d_out, P)."""
+    d_out, count = sizes(function, x)
+    parameters = [p for p in function.parameters.values() if p.requires_grad]
+
+    def backward(out: Tensor, direction: Tensor) -> Tensor:
+        gradients = torch.autograd.grad(out, parameters, direction, retain_graph=True, materialize_grads=True)
+        return torch.cat([g.flatten() for g in gradients])
+
+    directions = torch.eye(d_out, dtype=function.dtype, device=function.device)
+    for piece in x.split(chunk or max(1, CHUNK_ENTRIES // (d_out * count))):
+        try:
+            yield _vectorised(function, piece)
+        except (RuntimeError, ValueError):  # an operation without a batching rule: the same numbers, one by one
+            rows = []
+            for i in range(piece.shape[0]):
+                with torch.enable_grad():
+                    out = function(piece[i : i + 1]).flatten()
+                if not out.requires_grad:
+                    name = type(function.module).__name__
+                    raise ValueError(f"module: the output of {name} does not depend on its parameters") from None
+                rows.append(torch.stack([backward(out, direction) for direction in directions]))
+            yield torch.stack(rows)
+
+
+def _vectorised(function: Functional, x: Tensor) -> Tensor:
+    names = [name for name, p in function.parameters.items() if p.requires_grad]
+
+    def output(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
+        everything = {**function.parameters, **parameters}
+        return function.with_parameters(everything, sample[None]).flatten()
+
+    chosen = {name: function.parameters[name].detach() for name in names}
+    rows = torch.func.vmap(torch.func.jacrev(output), in_dims=(None, 0))(chosen, x)
+    return torch.cat([rows[name].flatten(2) for name in names], -1)

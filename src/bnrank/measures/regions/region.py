@@ -1,0 +1,193 @@
+"""Linear regions of a network, and what is known of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnrank.measures.regions.maps import Array, Layers, distinct, jacobians, offset, spectra
+
+__all__ = ["Region", "Regions"]
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A convex set on which a network is affine, f(x) = ``matrix`` x + ``offset``; all in float64.
+
+    Attributes
+    ----------
+    matrix : Tensor
+        Jf, (d_out, d_in).
+    offset : Tensor
+        (d_out,).
+    rank : int
+        Rank of ``matrix``: how many singular values exceed ``rtol`` times the largest, and its rounding error.
+    singular_values : Tensor
+        Of ``matrix``, (min(d_in, d_out),), descending.
+    point : Tensor
+        A point in the interior, (d_in,).
+    pattern : Tensor
+        Signs of the hidden neurons, layer 1 first, (hidden,), int8. 0 for a neuron that is 0 on all of the region and
+        around it, or that has no kink (slope 1). Of merged pieces of a line: the signs on the longest.
+    interval : tuple of float, optional
+        On a line: from which t to which, x = start + t (end - start).
+    line : int, optional
+        On lines: which of them.
+    polygon : Tensor, optional
+        In a plane: the vertices (a, b), counter-clockwise, (vertices, 2), x = origin + a u + b v.
+    halfspaces : tuple of Tensor, optional
+        In a box: A (m, d_in), rows of length 1, and b (m,). The region is A x <= b; of its rows some may be redundant.
+    vertices : Tensor, optional
+        In a box: the vertices x, (vertices, d_in), counter-clockwise if d_in = 2; not from linear programmes.
+    """
+
+    matrix: Tensor
+    offset: Tensor
+    rank: int
+    singular_values: Tensor
+    point: Tensor
+    pattern: Tensor
+    interval: tuple[float, float] | None = None
+    line: int | None = None
+    polygon: Tensor | None = None
+    halfspaces: tuple[Tensor, Tensor] | None = None
+    vertices: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Regions(Sequence[Region]):
+    """Regions of a network on lines, in a plane or in a box, and the ranks of its Jacobian there.
+
+    Each :class:`Region` is made when it is asked for. ``len()`` counts linear pieces on lines (if merged), regions of
+    one activation pattern in planes and boxes; ``activation_regions`` and ``distinct_maps`` count alike everywhere.
+
+    Attributes
+    ----------
+    domain : str
+        "lines", "plane" or "box".
+    complete : bool
+        Whether a whole box was covered: then ``rank`` is Rank_J over the box (T18), else a lower bound on it.
+    note : str
+        What ``rank`` is and, if it is no more than a lower bound, why.
+    rtol : float
+        Singular values above ``rtol`` times the largest of the same region count.
+    activation_regions : int
+        Number of regions of one activation pattern each.
+    points : Tensor
+        A point in the interior of every region, (regions, d_in), float64.
+    patterns : Tensor
+        Signs of the hidden neurons in every region, (regions, hidden), int8, as in :class:`Region`.
+    lines : Tensor, optional
+        On lines: which one every piece is of, (regions,).
+    intervals : Tensor, optional
+        On lines: from which t to which, (regions, 2).
+    """
+
+    domain: str
+    complete: bool
+    note: str
+    rtol: float
+    activation_regions: int
+    points: Tensor = field(repr=False)
+    patterns: Tensor = field(repr=False)
+    _layers: Layers = field(repr=False)
+    _maps: Array = field(repr=False)
+    _shape: Callable[[int], dict[str, Any]] = field(repr=False)
+    _sizes: Callable[[], Array] = field(repr=False)
+    lines: Tensor | None = field(default=None, repr=False)
+    intervals: Tensor | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @overload
+    def __getitem__(self, index: int) -> Region: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Region, ...]: ...
+    def __getitem__(self, index: int | slice) -> Region | tuple[Region, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index: got {index}, expected one of {len(self)} regions")
+        index %= len(self)
+        pattern = self.patterns[index].numpy()
+        matrix, _ = next(jacobians(self._layers, pattern[None]))
+        values, ranks = spectra(self._layers, pattern[None], self.rtol)
+        return Region(
+            matrix=torch.from_numpy(matrix[0].copy()),
+            offset=torch.from_numpy(offset(self._layers, pattern)),
+            rank=int(ranks[0]),
+            singular_values=torch.from_numpy(values[0]),
+            point=self.points[index],
+            pattern=self.patterns[index],
+            **self._shape(index),
+        )
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """All regions."""
+        return tuple(self)
+
+    @cached_property
+    def _spectra(self) -> tuple[Array, Array]:
+        patterns = self.patterns.numpy()
+        _, first, where = np.unique(np.packbits(patterns > 0, axis=1), axis=0, return_index=True, return_inverse=True)
+        values, ranks = spectra(self._layers, patterns[first], self.rtol)
+        return values[where], ranks[where]
+
+    @property
+    def singular_values(self) -> Tensor:
+        """Of the Jacobian in every region, (regions, min(d_in, d_out)), descending; computed when first asked for."""
+        return torch.from_numpy(self._spectra[0])
+
+    @property
+    def ranks(self) -> Tensor:
+        """Rank of the Jacobian in every region, (regions,)."""
+        return torch.from_numpy(self._spectra[1])
+
+    @property
+    def rank(self) -> int:
+        """The largest rank: Rank_J over the box if ``complete``, else a lower bound on it (T18)."""
+        return int(self.ranks.max())
+
+    @property
+    def rank_counts(self) -> dict[int, int]:
+        """How many regions have each rank, from the lowest rank up."""
+        return dict(sorted(Counter(self.ranks.tolist()).items()))
+
+    @property
+    def witness(self) -> Region:
+        """A region of the largest rank; of several, the one with the largest s_rank / s_1."""
+        values, ranks = self._spectra
+        margin = values[:, max(self.rank - 1, 0)] / np.where(values[:, 0] > 0, values[:, 0], 1.0)
+        return self[int(np.where(ranks == self.rank, margin, -1.0).argmax())]
+
+    @cached_property
+    def distinct_maps(self) -> int:
+        """Number of different affine maps, where those are the same whose coefficients differ by < 1e-9 of their size.
+
+        Regions that do not touch may share a map, so there are at least so many linear regions.
+        """
+        return distinct(self._maps)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Lengths of t on lines, areas of (a, b) in a plane, lengths or areas of x in a box with d_in <= 2, (regions,).
+
+        Raises
+        ------
+        ValueError
+            For a box with more inputs.
+        """
+        return torch.from_numpy(self._sizes())
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{number} of rank {rank}" for rank, number in self.rank_counts.items())
+        return f"{len(self)} regions, {counts}. {self.note}"

@@ -1,0 +1,193 @@
+"""Linear maps by ReLU networks on completely positive domains."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from scipy.spatial import ConvexHull, QhullError
+from torch import Tensor
+
+from bnrank import _validate
+from bnrank.networks.constructions._layers import DOUBLE, Layers, activation_slope, array
+from bnrank.networks.constructions.linear import spectrum
+from bnrank.networks.mlp import MLP
+
+__all__ = ["completely_positive"]
+
+NEGATIVE = 1e-12  # cosines from minus this on count as non-negative
+ISOMETRY = 1e-10  # entries of O^T O - P up to this count as 0
+MAX_POINTS = 300  # samples among the candidates for rows of an isometry
+MAX_RAYS = 60  # facets of which all sums of two are candidates, too
+MIXTURES = 2000  # random combinations of facets among the candidates
+MAX_HULL = 5  # dimension up to which facets are looked for
+
+
+def completely_positive(
+    a: Tensor | np.ndarray,
+    depth: int,
+    x: Tensor | np.ndarray,
+    *,
+    inner: Tensor | np.ndarray | None = None,
+    outer: Tensor | np.ndarray | None = None,
+    slope: float = 0.0,
+    rtol: float | None = None,
+) -> MLP:
+    """Return a network with activations of x -> A x on a domain that ReLU leaves as it is, at norm k L + O(1).
+
+    The domain Omega is the cone of the rows of x, all sum_i c_i x_i with c_i >= 0. Let P project on Im A^T, k = rank A.
+    If P Omega and A Omega are completely positive, there are linear isometries into non-negative orthants: O_in with
+    O_in^T O_in = P, O_in Omega >= 0, and O_out with O_out^T O_out = A A^+, O_out A Omega >= 0. Then
+    B_l = (sqrt(1 - p) O_in ; sqrt(p) O_out A), p = l/L, has B_l^T B_l = (1 - p) P + p A^T A and B_l Omega >= 0. With
+    B_0 = I and B_L = A the layers are W_l = B_l B_{l-1}^+. The representations are a_l = B_l x, and
+
+        ||theta||^2 = sum_i sum_l v_i(l) / v_i(l-1),   v_i(l) = 1 + (l/L) (s_i(A)^2 - 1),
+
+    which is kL + 2 log|A|_+ + (1/2L) sum_i (s_i - 1/s_i)^2 + ...: R0 and R1 are reached.
+
+    Parameters
+    ----------
+    a : Tensor or ndarray
+        A, (d_out, d_in).
+    depth : int
+        L.
+    x : Tensor or ndarray
+        Generators of the cone, (N, d_in): samples, or ``torch.eye(d_in)`` for R^d_+.
+    inner, outer : Tensor or ndarray, optional
+        O_in, (m, d_in), and O_out, (m, d_out), checked on x. By default they are looked for: the identity where
+        coordinates are non-negative, a simplex around the axis for cones within arcsin(1/sqrt k) of it, else a
+        combination, by non-negative least squares, of rows that are non-negative on the cone (samples, and up to
+        k = 5 its facets and mixtures of them). None may be found although there is one.
+    slope : float
+        s of the activation; nothing depends on it, as no value is negative on the domain.
+    rtol : float, optional
+        As in :func:`linear`.
+
+    Returns
+    -------
+    MLP
+        Without biases, in the higher precision of ``a`` and ``x``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, a given isometry is none or is negative somewhere, P Omega or A Omega has
+        two points with a negative inner product (so that it is not completely positive), or no isometry was found.
+
+    Notes
+    -----
+    Source: T32, T7 (kernels in the direction of E11); Jacot2023b, Theorem 11.
+
+    Examples
+    --------
+    >>> import torch
+    >>> a = torch.tensor([[2.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
+    >>> net, x = completely_positive(a, 20, torch.eye(2)), torch.rand(100, 2, dtype=torch.float64)
+    >>> torch.allclose(net(x), x @ a.T), net.widths == [2, *[4] * 19, 2]
+    (True, True)
+    """
+    matrix, depth = array(a, "a", "(d_out, d_in)", 2), _validate.integer(depth, "depth")
+    domain, slope = _validate.samples(x, "x", features=matrix.shape[1]).detach(), activation_slope(slope)
+    dtype = torch.promote_types(matrix.dtype, domain.dtype)
+    u, s, vh = spectrum(matrix, rtol)
+    domain, matrix = domain.to(matrix.device, DOUBLE), matrix.to(DOUBLE)
+    o_in = _isometry(domain, vh.T, "P x", "inner", inner)
+    o_out = _isometry(domain @ matrix.T, u, "A x", "outer", outer)
+    factors, pinvs = [], []
+    for layer in range(1, depth):
+        p = layer / depth
+        factor = torch.cat([math.sqrt(1 - p) * o_in, math.sqrt(p) * o_out @ matrix])
+        factors.append(factor)
+        pinvs.append((vh.T / (1 - p + p * s**2)) @ vh @ factor.T)
+    weights = [w @ pinv for w, pinv in zip([*factors[1:], matrix], pinvs, strict=True)] if factors else []
+    return Layers([*(factors[:1] or [matrix]), *weights], [], slope, dtype, matrix.device).network()
+
+
+def _isometry(points: Tensor, basis: Tensor, what: str, name: str, given: Tensor | np.ndarray | None) -> Tensor:
+    """Return O, (m, n), with O^T O = U U^T for the basis U, (n, k), and O points >= 0."""
+    if given is None:
+        if basis.shape[1] == 0:
+            return basis.new_zeros(1, len(basis))
+        return _found(points @ basis, basis, what) @ basis.T
+    o = array(given, name, f"(m, {len(basis)})", 2).to(points.device, DOUBLE)
+    if o.shape[1] != len(basis):
+        raise ValueError(f"{name}: got shape {tuple(o.shape)}, expected (m, {len(basis)})")
+    off = float((o.T @ o - basis @ basis.T).abs().max())
+    if off > ISOMETRY:
+        raise ValueError(f"{name}: got O with O^T O off the projection by {off:.2g}, expected at most {ISOMETRY:g}")
+    values = points @ o.T
+    if float(values.min()) < -NEGATIVE * float(values.abs().max()):
+        raise ValueError(f"{name}: got O with an entry {float(values.min()):.3g} of O {what}, expected none below 0")
+    return o
+
+
+def _found(points: Tensor, basis: Tensor, what: str) -> Tensor:
+    """Return O, (m, k), with O^T O = I and O z >= 0 for the rows z of points."""
+    norms, k = points.norm(dim=1), points.shape[1]
+    z = points[norms > NEGATIVE * norms.max()]
+    if len(z) == 0:
+        return basis
+    z = z / z.norm(dim=1, keepdim=True)
+    axis = z.sum(0) / z.sum(0).norm()
+    simplex = _simplex(axis)
+    for plain in (basis, simplex):
+        if float((z @ plain.T).min()) >= -NEGATIVE:
+            return plain
+    if min(float((part @ z.T).min()) for part in z.split(1000)) < -NEGATIVE:
+        raise ValueError(f"x: two points have {what} of negative inner product, expected a completely positive domain")
+    rays = _facets(z, axis)
+    sums = [r + t for i, r in enumerate(rays[:MAX_RAYS]) for t in rays[:i]]
+    candidates = torch.stack([*basis, *-basis, axis, *z[:MAX_POINTS], *rays, *sums, *_mixtures(rays)])
+    size = candidates.norm(dim=1)
+    candidates = candidates[size > NEGATIVE] / size[size > NEGATIVE, None]
+    candidates = candidates[(candidates @ z.T).min(1).values >= -NEGATIVE]
+    outer = (candidates[:, :, None] * candidates[:, None, :]).flatten(1)
+    share, _ = nnls(outer.T.cpu().numpy(), np.eye(k).ravel())
+    used = torch.from_numpy(share).to(points.device)
+    o = used[used > 0].sqrt()[:, None] * candidates[used > 0]
+    gram = o.T @ o
+    if float((gram - torch.eye(k, dtype=DOUBLE, device=gram.device)).abs().max()) > 1e-8:
+        raise ValueError(
+            f"x: found no isometry of {what} (dimension {k}) into a non-negative orthant; pass inner and outer if you "
+            "know them"
+        )
+    values, vectors = torch.linalg.eigh(gram)
+    return o @ (vectors / values.sqrt()) @ vectors.T
+
+
+def _simplex(axis: Tensor) -> Tensor:
+    """Return an orthonormal basis around the axis, at angle arccos(1/sqrt k) with it."""
+    k = len(axis)
+    ones = torch.full((k,), 1 / math.sqrt(k), dtype=DOUBLE, device=axis.device)
+    mirror = ones - axis
+    if float(mirror.norm()) < NEGATIVE:
+        return torch.eye(k, dtype=DOUBLE, device=axis.device)
+    mirror = mirror / mirror.norm()
+    return torch.eye(k, dtype=DOUBLE, device=axis.device) - 2 * torch.outer(mirror, mirror)
+
+
+def _mixtures(rays: list[Tensor]) -> Tensor | list[Tensor]:
+    """Return random combinations of the rays with non-negative coefficients, most of them uneven."""
+    if not rays:
+        return []
+    draws = torch.rand(MIXTURES, len(rays), generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    return (1 - draws).log().square().to(rays[0].device) @ torch.stack(rays)
+
+
+def _facets(z: Tensor, axis: Tensor) -> list[Tensor]:
+    """Return the inner normals of the cone's facets, in few dimensions, where it has an inside."""
+    k = len(axis)
+    if k == 1 or k > MAX_HULL:
+        return []
+    across = torch.linalg.svd(axis[None])[2][1:]  # orthonormal, orthogonal to the axis
+    section = (z @ across.T) / (z @ axis)[:, None]
+    if k == 2:
+        equations = section.new_tensor([[1.0, -float(section.max())], [-1.0, float(section.min())]])
+    else:
+        try:
+            equations = torch.from_numpy(ConvexHull(section.cpu().numpy()).equations).to(z)
+        except (QhullError, ValueError):  # flat
+            return []
+    return list(-(equations[:, :-1] @ across) - equations[:, -1:] * axis)

@@ -1,0 +1,236 @@
+"""Convex cones of finitely many rays, and isometries that put them into an orthant (T9)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import null_space
+from scipy.optimize import linprog, nnls
+from scipy.spatial import ConvexHull, QhullError
+
+__all__ = ["alternating_projections", "cutting_planes", "extreme_rays", "into_quadrant"]
+
+Array = NDArray[np.float64]
+
+MAX_FACES = 3000  # of the dual cone that are looked at one by one
+MAX_HULL = 5  # dimensions up to which extreme rays are found by a convex hull
+MAX_TRIED = 200  # points up to which they are found one by one in more dimensions
+ROUNDS = 40  # of cutting planes
+CUTS = 1500  # held at most
+SEARCHES = ((1, False), (1, True), (2, True), (4, True), (1, False))  # width of the isometry over k, with memory
+STEPS, WORK = 1500, 1e9  # steps of each search, and products of numbers they may take
+
+
+def extreme_rays(points: Array) -> Array:
+    """Return the extreme rays of the cone that unit vectors span, or all vectors where they are too many.
+
+    Parameters
+    ----------
+    points : ndarray
+        Unit vectors that span the space, (N, k), without negative inner products.
+
+    Returns
+    -------
+    ndarray
+        Some of them, (n, k).
+
+    Examples
+    --------
+    >>> extreme_rays(np.array([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6]])).tolist()
+    [[1.0, 0.0], [0.6, 0.8]]
+    """
+    k = points.shape[1]
+    centre = points.mean(0)
+    heights = points @ centre / np.linalg.norm(centre)  # positive: no negative inner products
+    if k == 1:
+        return points[:1]
+    section = (points / heights[:, None]) @ null_space(centre[None])
+    if k == 2:
+        return points[[int(section.argmin()), int(section.argmax())]]
+    if k <= MAX_HULL:
+        try:
+            return points[ConvexHull(section).vertices]
+        except QhullError:
+            pass
+    points = points[np.unique(points.round(12), axis=0, return_index=True)[1]]
+    if len(points) <= MAX_TRIED:
+        for i in range(len(points) - 1, -1, -1):
+            others = np.delete(points, i, axis=0)
+            try:
+                within = nnls(others.T, points[i])[1] <= 1e-12
+            except RuntimeError:  # too many iterations
+                within = False
+            if within:
+                points = others
+    return points
+
+
+def into_quadrant(rays: Array) -> Array:
+    """Return the rotation of a line or plane that takes a cone of at most a right angle into the quadrant.
+
+    Parameters
+    ----------
+    rays : ndarray
+        The extreme rays, (1, 1) or (2, 2).
+
+    Returns
+    -------
+    ndarray
+        O, (k, k), with rays O^T >= 0.
+
+    Examples
+    --------
+    >>> into_quadrant(np.array([[-1.0]])).tolist()
+    [[-1.0]]
+    """
+    if rays.shape[1] == 1:
+        return np.sign(rays[:1])
+    middle = rays.sum(0) / np.linalg.norm(rays.sum(0))
+    across = np.array([-middle[1], middle[0]])
+    return np.stack([middle + across, middle - across]) / math.sqrt(2)
+
+
+def _faces(rays: Array) -> list[Array]:
+    """Return bases (k, r) of the spans of the faces of {b : rays b >= 0}, those of one dimension last."""
+    k = rays.shape[1]
+    bases = [np.eye(k)]
+    for size in range(1, k):
+        subsets = rays[np.array(list(itertools.combinations(range(len(rays)), size)))]  # (., size, k)
+        _, values, rows = np.linalg.svd(subsets)
+        bases += [v[size:].T for s, v in zip(values, rows, strict=True) if s[-1] > 1e-9]
+    return bases
+
+
+def _inside(vectors: Array, rays: Array, slack: float) -> Array:
+    return (vectors @ rays.T).min(1) >= -slack
+
+
+def _lowest(form: Array, bases: list[Array], rays: Array) -> tuple[Array, float]:
+    """Return vectors of the dual cone where the form is negative, and a lower bound on it over unit vectors there.
+
+    A minimiser over the cone is an eigenvector of the form restricted to the span of some face.
+    """
+    found: list[Array] = [np.zeros((0, len(form)))]
+    least = 0.0
+    for _, group in itertools.groupby(bases, key=lambda basis: basis.shape[1]):
+        stack = np.stack(list(group))  # (faces, k, r)
+        values, vectors = np.linalg.eigh(np.swapaxes(stack, 1, 2) @ form @ stack)
+        ambient = np.swapaxes(stack @ vectors, 1, 2).reshape(-1, len(form))
+        negative = values.reshape(-1) < 0
+        for sign in (1.0, -1.0):
+            candidates, lows = sign * ambient[negative], values.reshape(-1)[negative]
+            near = _inside(candidates, rays, 1e-6)
+            if near.any():
+                least = min(least, float(lows[near].min()))
+            found.append(candidates[_inside(candidates, rays, 1e-12)])
+    return np.concatenate(found), least - 1e-9 * (len(form) + 2)
+
+
+def cutting_planes(rays: Array, tol: float) -> tuple[Array | None, Array | None]:
+    """Return a separating form, or an isometry, or neither.
+
+    Minimise Tr S over |S_ab| <= 1 with b^T S b >= 0 for the vectors b held: 0 means that the identity is a sum of
+    their squares. Else add the b where S is most negative; if S, lifted by its least value there, still has a negative
+    trace, it separates.
+
+    Parameters
+    ----------
+    rays : ndarray
+        Extreme rays, unit vectors that span the space, (n, k).
+    tol : float
+        Entries above ``-tol`` count as non-negative.
+
+    Returns
+    -------
+    form : ndarray or None
+        S, (k, k), of negative trace, with b^T S b >= 0 wherever rays b >= 0.
+    isometry : ndarray or None
+        O, (m, k), O^T O = I, with rays O^T >= -tol. Neither where the dual cone has more than 3,000 faces to look at.
+
+    Examples
+    --------
+    >>> form, isometry = cutting_planes(np.eye(3), 1e-8)
+    >>> form is None, float(isometry.round(9).sum())
+    (True, 3.0)
+    """
+    k = rays.shape[1]
+    if sum(math.comb(len(rays), size) for size in range(k)) > MAX_FACES:
+        return None, None
+    upper = np.triu_indices(k)
+    diagonal = upper[0] == upper[1]
+    bases = _faces(rays)
+    lines = np.concatenate([b[:, 0] * np.array([[1.0], [-1.0]]) for b in bases if b.shape[1] == 1])
+    cuts = lines[_inside(lines, rays, 1e-12)]
+    for _ in range(ROUNDS):
+        products = cuts[:, upper[0]] * cuts[:, upper[1]] * np.where(diagonal, 1.0, 2.0)
+        solved = linprog(diagonal.astype(float), A_ub=-products, b_ub=np.zeros(len(cuts)), bounds=(-1, 1))
+        if not solved.success:
+            break
+        weights = -solved.ineqlin.marginals
+        if solved.fun > -1e-6:
+            held = weights > 0
+            isometry = _orthonormal(np.sqrt(weights[held])[:, None] * cuts[held])
+            if isometry is not None and (rays @ isometry.T).min() >= -tol:
+                return None, isometry
+        form = np.zeros((k, k))
+        form[upper] = solved.x
+        form = form + np.triu(form, 1).T
+        vectors, least = _lowest(form, bases, rays)
+        lifted = form - least * np.eye(k)
+        if np.trace(lifted) < -k * tol:
+            return lifted, None
+        if not len(vectors):
+            break
+        cuts = np.concatenate([cuts[np.argsort(-weights)[:CUTS]], vectors])
+    return None, None
+
+
+def _orthonormal(rows: Array) -> Array | None:
+    """Return the nearest matrix with orthonormal columns, or None without full rank."""
+    u, values, v = np.linalg.svd(rows, full_matrices=False)
+    return u @ v if len(values) == rows.shape[1] and values[-1] > 0.5 else None
+
+
+def alternating_projections(rays: Array, tol: float, rng: np.random.Generator) -> Array | None:
+    """Look for an isometry O with rays O^T >= 0, from several starts.
+
+    O is fitted in turn to the images reflected into the orthant, or, with a memory of what was cut off
+    (Douglas-Rachford), to their projections.
+
+    Parameters
+    ----------
+    rays : ndarray
+        Unit vectors that span the space, (n, k).
+    tol : float
+        Entries above ``-tol`` count as non-negative.
+    rng : numpy.random.Generator
+        Of the starts.
+
+    Returns
+    -------
+    ndarray or None
+        O, (m, k), O^T O = I; None says nothing.
+
+    Examples
+    --------
+    >>> found = alternating_projections(np.array([[-1.0, 0.0], [0.0, 1.0]]), 1e-8, np.random.default_rng(0))
+    >>> bool((found @ [-1.0, 0.0]).min() > -1e-8)
+    True
+    """
+    k = rays.shape[1]
+    for factor, remembers in SEARCHES:
+        isometry = np.linalg.qr(rng.standard_normal((factor * k, k)))[0]
+        memory = np.zeros((len(rays), factor * k))
+        for _ in range(int(min(STEPS, max(50, WORK / (len(rays) * factor * k * k))))):
+            images = rays @ isometry.T
+            if images.min() >= -tol:
+                return isometry
+            target = np.maximum(images + memory, 0.0) if remembers else np.abs(images)
+            if remembers:
+                memory += images - target
+            u, _, v = np.linalg.svd((target - memory).T @ rays, full_matrices=False)
+            isometry = u @ v
+    return None

@@ -1,0 +1,303 @@
+"""The least norm that rescaling neurons can reach."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+from torch import Tensor, nn
+
+from bnrank.measures.balance import between
+from bnrank.networks.chain import as_mlp
+from bnrank.networks.functional import check_finite, unwrap
+
+__all__ = ["Balancing", "balance", "balancing"]
+
+Array = NDArray[Any]  # float64
+Mask = NDArray[np.bool_]
+Scale = tuple[Array, NDArray[Any]]  # c = m 2^e of every neuron of a layer: products over many layers stay finite
+
+LN2 = float(np.log(2))
+EXACT = 4e-15  # of log ||in|| - log ||out||: what rounding of the weights leaves
+PATIENCE = 100  # iterations without getting closer by a factor of 2; weights near the smallest floats never get there
+
+
+@dataclass(frozen=True)
+class Balancing:
+    """A balanced network and how it was reached.
+
+    Attributes
+    ----------
+    network : torch.nn.Module
+        See :func:`balance`.
+    norm_before, norm : float
+        ||theta||^2 before and after, biases included; after it in float64, before the network's own rounding.
+    residual : float
+        What is left of :func:`bnrank.balance.residual`, likewise.
+    dead : tuple of Tensor
+        For l = 1..L-1, (n_l,), bool: neurons set to zero, through which no path of non-zero weights leads from an input
+        or a bias to an output.
+    newton_steps, sweeps : int
+        Iterations of either kind.
+    """
+
+    network: nn.Module
+    norm_before: float
+    norm: float
+    residual: float
+    dead: tuple[Tensor, ...]
+    newton_steps: int
+    sweeps: int
+
+
+def balance(net: nn.Module) -> nn.Module:
+    r"""Return the network of least norm among those that rescaling neurons gives.
+
+    Neuron i of layer l is rescaled by c_{l,i} > 0: its row of W_l and b_l[i] are multiplied, its column of W_{l+1} is
+    divided. The function stays the same, since sigma_s(c z) = c sigma_s(z). The norm ||theta||^2, biases included, is
+    a sum of exponentials of differences of the log c; it is strictly convex, and least where every hidden neuron is
+    balanced (T14, Jacot2023a):
+
+        ||W_l[i,:]||^2 + b_l[i]^2 = ||W_{l+1}[:,i]||^2,   l = 1..L-1.
+
+    It has no minimum where neurons are on no path of non-zero weights from an input or a bias to an output. The infimum
+    then sets all of their weights to zero, which does not change the function either, and that is returned.
+
+    Method: Newton on the logs of both sides. Its matrix is that of a random walk up and down the layers, block
+    tridiagonal, with an inverse of at most L^2 / 8 whatever the scales; O(sum_l n_l^3) a step. A step that does not
+    lower the norm is replaced by a sweep that balances one layer after the other, which always does.
+
+    Parameters
+    ----------
+    net : MLP or torch.nn.Sequential
+        What :func:`bnrank.networks.as_mlp` takes; any slope, with or without biases. It is not changed.
+
+    Returns
+    -------
+    torch.nn.Module
+        A copy with rescaled parameters, of the same type and precision. Computed in float64; the residual is below
+        1e-14 there, and that of the rounding in networks of lower precision.
+
+    Raises
+    ------
+    TypeError
+        If the network is no chain of linear layers with one activation.
+    ValueError
+        If it has NaN or infinite parameters.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.tensor([[8.0]]), torch.tensor([[2.0]])])
+    >>> [w.item() for w in balance(net).weights]                  # 8^2 + 2^2 = 68 becomes 4^2 + 4^2 = 32
+    [4.0, 4.0]
+    """
+    return balancing(net).network
+
+
+def balancing(net: nn.Module) -> Balancing:
+    """Balance a network as :func:`balance` does, and say what was done.
+
+    Parameters, errors and method are those of :func:`balance`.
+
+    Returns
+    -------
+    Balancing
+        The network, norms before and after, what is left of the residual, dead neurons and iterations.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> found = balancing(bnrank.MLP([3, 100, 100, 2], seed=0))
+    >>> found.norm < found.norm_before, found.residual < 1e-15
+    (True, True)
+    """
+    check_finite(net)
+    mlp = as_mlp(net)
+    weights = [w.detach().cpu().numpy() for w in mlp.weights]
+    biases = [b.detach().cpu().numpy() for b in mlp.biases]
+    alive = live_neurons(weights, biases)
+    rescaled, steps, sweeps = least(weights, biases[:-1], alive)
+    result = copy.deepcopy(unwrap(net))
+    layers = [m for m in result.modules() if isinstance(m, nn.Linear)]  # in the order in which they are called
+    with torch.no_grad():
+        for layer, weight in zip(layers, rescaled.weights, strict=True):
+            layer.weight.copy_(torch.from_numpy(weight))
+        for layer, bias in zip(layers, rescaled.biases, strict=False):
+            if layer.bias is not None:
+                layer.bias.copy_(torch.from_numpy(bias))
+    tensors = [[torch.from_numpy(p) for p in of] for of in (rescaled.weights, rescaled.biases)]
+    return Balancing(
+        result,
+        _squared_norm([*weights, *biases]),
+        _squared_norm([*rescaled.weights, *rescaled.biases, *biases[-1:]]),
+        between(*tensors).residual,
+        tuple(torch.from_numpy(~mask) for mask in alive),
+        steps,
+        sweeps,
+    )
+
+
+def live_neurons(weights: Sequence[Array], biases: Sequence[Array]) -> list[Mask]:
+    """Say of every hidden neuron whether it is on a path of non-zero weights from an input or a bias to an output."""
+    reached, reaching = [np.ones(weights[0].shape[1], bool)], [np.ones(len(weights[-1]), bool)]
+    for l, weight in enumerate(weights[:-1]):  # noqa: E741
+        fed = (weight[:, reached[-1]] != 0).any(1)
+        reached.append(fed | (biases[l] != 0) if len(biases) else fed)
+    for weight in weights[:0:-1]:
+        reaching.append((weight[reaching[-1]] != 0).any(0))
+    return [a & b for a, b in zip(reached[1:], reaching[:0:-1], strict=True)]
+
+
+def least(weights: list[Array], biases: list[Array], alive: list[Mask]) -> tuple[Chain, int, int]:
+    """Return the balanced weights and hidden biases, zero at dead neurons, and the numbers of steps and sweeps."""
+    if not alive:
+        return Chain(weights, biases), 0, 0
+    result = Chain([np.zeros_like(w) for w in weights], [np.zeros_like(b) for b in biases])
+    # a constant may come in at any layer; those before it are then dead as wholes
+    first = next((number for number, mask in enumerate(alive) if mask.any()), len(alive))
+    if first == len(alive):
+        return result, 0, 0
+    masks = [np.ones(weights[0].shape[1], bool), *alive, np.ones(len(weights[-1]), bool)]
+    where = [np.ix_(rows, columns) for columns, rows in itertools.pairwise(masks)][first:]
+    live = [w[index] for w, index in zip(weights[first:], where, strict=True)]
+    held = [b[mask] for b, mask in zip(biases[first:], alive[first:], strict=False)]
+    state, steps, sweeps = _minimise(Chain(live, held))
+    for target, index, weight in zip(result.weights[first:], where, state.chain.weights, strict=True):
+        target[index] = weight
+    for target, mask, bias in zip(result.biases[first:], alive[first:], state.chain.biases, strict=False):
+        target[mask] = bias
+    return result, steps, sweeps
+
+
+def _squared_norm(arrays: Sequence[Array]) -> float:
+    return float(sum(np.vdot(a, a) for a in arrays))
+
+
+def _norms(rows: Array) -> Array:
+    """Return the norms of the rows, whether or not their squares overflow or underflow."""
+    with np.errstate(over="ignore", under="ignore"):
+        squares = np.einsum("ij,ij->i", rows, rows)
+    if squares.min() > 1e-280 and squares.max() < 1e280:
+        return np.sqrt(squares)
+    largest = np.abs(rows).max(1, initial=0.0)
+    return largest * np.sqrt(((rows / np.where(largest > 0, largest, 1.0)[:, None]) ** 2).sum(1))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """W_1, ..., W_L and the biases of the hidden layers, or none."""
+
+    weights: list[Array]
+    biases: list[Array]
+
+    @property
+    def widths(self) -> list[int]:
+        return [len(w) for w in self.weights[:-1]]
+
+    def scaled(self, scales: list[Scale]) -> Chain:
+        ends = [(np.ones(n), np.zeros(n, int)) for n in (self.weights[0].shape[1], len(self.weights[-1]))]
+        pairs = itertools.pairwise([ends[0], *scales, ends[1]])
+        weights = [_scaled(w, above, below) for w, (below, above) in zip(self.weights, pairs, strict=True)]
+        return Chain(weights, [np.ldexp(b * m, e) for b, (m, e) in zip(self.biases, scales, strict=False)])
+
+
+def _scaled(weight: Array, above: Scale, below: Scale) -> Array:
+    (m, e), (n, f) = above, below
+    if max(np.abs(e).max(initial=0), np.abs(f).max(initial=0)) < 500:  # the same, faster
+        return weight * (np.ldexp(m, e)[:, None] / np.ldexp(n, f))
+    return np.ldexp(weight * (m[:, None] / n), e[:, None] - f)
+
+
+class _State:
+    """A chain without dead neurons, its neurons' scales, and how far it is from balanced with them."""
+
+    def __init__(self, chain: Chain, scales: list[Scale]) -> None:
+        self.original, self.scales, self.chain = chain, scales, chain.scaled(scales)
+        self.incoming = [_norms(w) for w in self.chain.weights[:-1]]
+        if self.chain.biases:
+            self.incoming = [np.hypot(a, b) for a, b in zip(self.incoming, self.chain.biases, strict=True)]
+        self.outgoing = [_norms(w.T) for w in self.chain.weights[1:]]
+        self.gaps = [_log_ratio(o, i) for o, i in zip(self.outgoing, self.incoming, strict=True)]
+        self.imbalance = max(float(np.abs(gap).max()) for gap in self.gaps)
+        with np.errstate(divide="ignore"):
+            self.log_norm = float(logsumexp(2 * np.log(np.concatenate([*self.incoming, self.outgoing[-1]]))))
+
+    def moved(self, step: Sequence[Array]) -> _State:
+        """Return the state with scales multiplied by exp(step)."""
+        scales = []
+        for (m, e), d in zip(self.scales, step, strict=True):
+            twos = np.rint(d / LN2)
+            mantissa, carry = np.frexp(m * np.exp(d - twos * LN2))
+            scales.append((mantissa, e + carry + twos.astype(int)))
+        with np.errstate(over="ignore", invalid="ignore"):  # a step too long, which is not taken
+            return _State(self.original, scales)
+
+
+def _log_ratio(above: Array, below: Array) -> Array:
+    (a, i), (b, j) = np.frexp(above), np.frexp(below)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log(a / b) + (i - j) * LN2
+
+
+def _minimise(chain: Chain) -> tuple[_State, int, int]:
+    """Return the balanced state, and the numbers of Newton steps and sweeps."""
+    state = best = _State(chain, [(np.ones(n), np.zeros(n, int)) for n in chain.widths])
+    steps = sweeps = idle = 0
+    while best.imbalance > EXACT and idle < (3 if best.imbalance < 1e-10 else PATIENCE):
+        after = state.moved(_newton(state))
+        if after.log_norm < state.log_norm or after.imbalance < state.imbalance / 2:
+            steps += 1
+        else:
+            after, sweeps = state.moved(_sweep(state)), sweeps + 1
+        state = after
+        idle = idle + 1 if state.imbalance > best.imbalance / 2 else 0
+        best = min(best, state, key=lambda s: s.imbalance)
+    return best, steps, sweeps
+
+
+def _newton(state: _State) -> list[Array]:
+    """Return d with 2 d_l - P_l d_{l-1} - Q_l d_{l+1} = gap_l, P and Q the shares in the squares of either norm."""
+    weights, incoming, outgoing = state.chain.weights, state.incoming, state.outgoing
+    ratios: list[Array] = []  # d_l = offsets_l + ratios_l d_{l+1}
+    offsets: list[Array] = []
+    for l, gap in enumerate(state.gaps):  # noqa: E741
+        matrix, right = 2 * np.eye(len(gap)), gap
+        if l > 0:
+            from_below = (weights[l] / incoming[l][:, None]) ** 2
+            matrix -= from_below @ ratios[-1]
+            right = gap + from_below @ offsets[-1]
+        to_above = (weights[l + 1].T / outgoing[l][:, None]) ** 2
+        solution = _solved(matrix, np.c_[to_above, right])
+        ratios.append(solution[:, :-1])
+        offsets.append(solution[:, -1])
+    step = offsets[-1:]  # d_L = 0
+    for ratio, offset in zip(ratios[-2::-1], offsets[-2::-1], strict=True):
+        step.append(offset + ratio @ step[-1])
+    return step[::-1]
+
+
+def _solved(matrix: Array, right: Array) -> Array:
+    if len(matrix) < 64:
+        return np.linalg.solve(matrix, right)
+    return torch.linalg.solve(torch.from_numpy(matrix), torch.from_numpy(right)).numpy()  # with MKL, twice as fast
+
+
+def _sweep(state: _State) -> list[Array]:
+    """Return the logs of the scales that balance the layers one after the other."""
+    step: list[Array] = []
+    below = np.zeros(state.chain.weights[0].shape[1])
+    for l, outgoing in enumerate(state.outgoing):  # noqa: E741
+        incoming = _norms(state.chain.weights[l] * np.exp(-below))
+        if state.chain.biases:
+            incoming = np.hypot(incoming, state.chain.biases[l])
+        below = _log_ratio(outgoing, incoming) / 2
+        step.append(below)
+    return step

@@ -1,0 +1,278 @@
+"""Lower bounds on the representation cost, each with the points that certify it (T4, T7, T10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.measures.jacobian import log_pseudo_determinant_of
+from bnrank.measures.spectra import relative_tolerance
+from bnrank.networks.mlp import MLP
+from bnrank.theory.cost.closed_forms import schatten
+from bnrank.theory.cost.search import Domain, Found, Function, maximise
+
+__all__ = ["LowerBound", "R1LowerBound", "lower_bound", "r1_lower_bound"]
+
+RANK_FIRST = 1e4  # more than any difference of log pseudo-determinants: the largest rank is searched for first
+
+
+class Certified(float):
+    """A number that cannot be changed, with what certifies it as attributes."""
+
+    def __new__(cls, value: float, **evidence: Any) -> Self:
+        """Make the number with its evidence."""
+        bound = super().__new__(cls, value)
+        vars(bound).update(evidence)
+        return bound
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name}: a {type(self).__name__} cannot be changed")
+
+
+class LowerBound(Certified):
+    """A lower bound on R(f; Omega, L): a float, with the point that certifies it.
+
+    Attributes
+    ----------
+    point : Tensor
+        Where the Jacobian was taken, shaped like a sample; float64.
+    singular_values : Tensor
+        Of Jf(point), less what rounding can have added, (min(d_in, d_out),); float64.
+    depth : int
+        L.
+    domain : str or Tensor
+        "data", or the box, (d, 2).
+    exact : bool
+        Whether all linear regions in the box were looked at, so that no point of it gives a larger bound.
+    looked_at : int
+        How many points or regions were looked at.
+    """
+
+    point: Tensor
+    singular_values: Tensor
+    depth: int
+    domain: str | Tensor
+    exact: bool
+    looked_at: int
+
+
+class R1LowerBound(Certified):
+    """A lower bound on R1(f; Omega): a float, with the point that certifies it.
+
+    Attributes
+    ----------
+    point, singular_values, domain, exact, looked_at
+        As of :class:`LowerBound`.
+    rank : int
+        rank Jf(point), for which R0(f) = rank is needed.
+    assumes : str
+        What was not verified and has to hold; empty where R0(f) = rank was verified, since
+        rank <= Rank_J(f) <= R0(f) <= Rank_BN(f) <= rank.
+    """
+
+    point: Tensor
+    singular_values: Tensor
+    domain: str | Tensor
+    exact: bool
+    looked_at: int
+    rank: int
+    assumes: str
+
+
+def lower_bound(
+    module: nn.Module,
+    x: Tensor | np.ndarray,
+    depth: int | None = None,
+    *,
+    domain: str | Tensor | np.ndarray = "box",
+    rtol: float = 1e-12,
+    starts: int = 512,
+    rounds: int = 20,
+    max_regions: int = 2000,
+    seed: int = 0,
+) -> LowerBound:
+    """Return L max_x sum_k s_k(Jf(x))^{2/L}, a lower bound on R(f; Omega, L) (T4).
+
+    R(f; Omega, L) is the least ||theta||^2 of a fully connected network of depth L, with an activation of slopes in
+    [-1, 1], that equals f on Omega (Jacot2023a section 3, Jacot2023b section 3). The points x are those of ``domain``,
+    and Omega is the box, or any set that contains a neighbourhood of the samples: on isolated points alone a function
+    has no Jacobian, and any values can be had at rank 1. The bound holds wherever f is differentiable; points where a
+    neuron is at its kink are left out.
+
+    Small chains are cut into all their linear regions, and the maximum is exact. Else it is searched for: at the
+    samples, random points and pieces of segments, and from the best of them across the nearest kinks. Whatever point is
+    found, its bound holds.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any module of one sample at a time. Its function counts, not its parameters: the norm of a module whose layers
+        are no full matrices is no upper bound on R. Of a convolution the dense matrix counts, in which every entry of
+        the kernel stands once per output position.
+    x : Tensor or ndarray
+        Samples, (N, ...); where the search starts.
+    depth : int, optional
+        L; by default that of the chain of linear layers that the module is.
+    domain : "box", "data" or array (d, 2)
+        The bounding box of the samples, the samples alone, or lower and upper ends of every coordinate. Where both ends
+        are the same number x, the box is made wider by 1e-6 (1 + |x|) either way.
+    rtol : float
+        Singular values up to ``rtol`` times the largest are left out.
+    starts, rounds : int
+        Random points, and times that the search goes on from the best ones.
+    max_regions : int
+        Most linear regions to look at for an exact maximum; 0 searches.
+    seed : int
+        Of the random points.
+
+    Returns
+    -------
+    LowerBound
+        The bound as a float, with the point and the singular values that certify it; rounding errors are subtracted.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, the module is no chain and no depth is given, or it cannot be differentiated.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.tensor([[1.0], [1.0]]), torch.tensor([[1.0, 3.0]])], [
+    ...     torch.tensor([0.0, -2.0]), torch.tensor([0.0])])    # relu(x) + 3 relu(x - 2)
+    >>> bound = lower_bound(net, torch.tensor([[1.0], [1.5], [3.0]]))
+    >>> round(bound, 9), bound.exact                            # slope 4 between 2 and 3: 2 * 4
+    (8.0, True)
+    """
+    rtol = relative_tolerance(rtol)
+    function = Function(module, x)
+    depth = function.depth(depth)
+
+    def cost(values: Tensor) -> Tensor:
+        return depth * (_counted(values, rtol) ** (2 / depth)).sum(1)
+
+    where, found = _search(function, domain, cost, starts, rounds, max_regions, seed)
+    value = 0.0 if found is None else schatten(_counted(found.values[None], rtol)[0], depth)
+    return LowerBound(value, depth=depth, **_evidence(function, where, found))
+
+
+def r1_lower_bound(
+    module: nn.Module,
+    x: Tensor | np.ndarray,
+    rank: int | None = None,
+    *,
+    domain: str | Tensor | np.ndarray = "box",
+    rtol: float = 1e-6,
+    starts: int = 512,
+    rounds: int = 20,
+    max_regions: int = 2000,
+    seed: int = 0,
+) -> R1LowerBound:
+    """Return 2 max_x log |Jf(x)|_+ over points with rank Jf(x) = R0(f), a lower bound on R1(f) (T7).
+
+    |A|_+ is the product of the non-zero singular values (Jacot2023b theorem 3). R0(f) is between the largest rank of
+    the Jacobian and Rank_BN(f), which is at most the least rank of a weight matrix. Where these agree nothing is
+    assumed; else the bound is for the case that R0(f) is the largest rank that was found, as ``assumes`` says.
+
+    Parameters
+    ----------
+    module, x, domain, starts, rounds, max_regions, seed
+        As in :func:`lower_bound`.
+    rank : int, optional
+        R0(f), where it is known.
+    rtol : float
+        Singular values above ``rtol`` times the largest count for the rank.
+
+    Returns
+    -------
+    R1LowerBound
+        The bound as a float, with its point, the rank there and what is assumed.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`lower_bound`; or if the Jacobian has nowhere the rank given, or somewhere a larger one.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.tensor([[2.0]]), torch.tensor([[3.0]])])    # 6 relu(x)
+    >>> bound = r1_lower_bound(net, torch.tensor([[-1.0], [1.0]]))
+    >>> round(bound, 9), bound.rank, bound.assumes              # 2 log 6
+    (3.583518938, 1, '')
+    """
+    rtol = relative_tolerance(rtol)
+    function = Function(module, x)
+    if rank is not None:
+        rank = _validate.integer(rank, "rank", 0)
+
+    def regularity(values: Tensor) -> Tensor:
+        ranks = (values > rtol * values[:, :1]).sum(1)
+        return RANK_FIRST * ranks + 2 * log_pseudo_determinant_of(values, None, rtol)
+
+    where, found = _search(function, domain, regularity, starts, rounds, max_regions, seed)
+    evidence = _evidence(function, where, found)
+    values = evidence["singular_values"]
+    found_rank = int((values > rtol * values[:1]).sum())
+    value = 2 * float(log_pseudo_determinant_of(values[None], None, rtol))
+    if rank is not None and found_rank != rank:
+        raise ValueError(
+            f"rank: got {rank}, but the largest rank of the Jacobian found is {found_rank}, at "
+            f"{evidence['point'].flatten()[:5].tolist()}; "
+            + ("R0 is at least that" if found_rank > rank else "the bound needs a point of rank R0")
+        )
+    most = min([len(values), *([] if function.chain is None else _weight_ranks(function.chain))])
+    assumes = "" if most <= found_rank else f"R0(f) = {found_rank}; found {found_rank} <= R0(f) <= {most}"
+    if rank is not None and assumes:
+        assumes = f"R0(f) = {rank}, as given"
+    return R1LowerBound(value, rank=found_rank, assumes=assumes, **evidence)
+
+
+def _search(
+    function: Function,
+    domain: Any,
+    objective: Callable[[Tensor], Tensor],
+    starts: object,
+    rounds: object,
+    max_regions: object,
+    seed: object,
+) -> tuple[Domain, Found | None]:
+    where = Domain.of(domain, function.x)
+    found = maximise(
+        function,
+        where,
+        objective,
+        _validate.integer(starts, "starts"),
+        _validate.integer(rounds, "rounds", 0),
+        _validate.integer(max_regions, "max_regions", 0),
+        _validate.integer(seed, "seed", 0),
+    )
+    return where, found
+
+
+def _evidence(function: Function, domain: Domain, found: Found | None) -> dict[str, Any]:
+    """Return the attributes of a bound; without a differentiable point, those of the first sample with all values 0."""
+    point = function.x[0] if found is None else found.point
+    values = torch.zeros_like(function.singular_values(point[None])[0]) if found is None else found.values
+    return {
+        "point": point.reshape(function.shape),
+        "singular_values": values,
+        "domain": "data" if domain.name == "data" else domain.box,
+        "exact": found is not None and found.exact,
+        "looked_at": len(function.x) if found is None else found.looked_at,
+    }
+
+
+def _counted(values: Tensor, rtol: float) -> Tensor:
+    """Return singular values, (n, K), with those up to ``rtol`` times the largest set to 0."""
+    return torch.where(values > rtol * values[:, :1], values, 0.0)
+
+
+def _weight_ranks(net: MLP) -> list[int]:
+    """Return upper bounds on the ranks of the weights: f factors through the image of each."""
+    return [int(torch.linalg.matrix_rank(weight.detach())) for weight in net.weights]

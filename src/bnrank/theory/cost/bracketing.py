@@ -1,0 +1,255 @@
+"""The representation cost between two bounds, with a certificate for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank.networks.chain import as_mlp
+from bnrank.networks.functional import check_finite
+from bnrank.networks.mlp import MLP, from_layers, leaky_relu
+from bnrank.theory.cost.balancing import balance
+from bnrank.theory.cost.bounds import LowerBound, lower_bound
+from bnrank.theory.cost.pruning import prune
+from bnrank.theory.cost.search import KINK, Domain, every_region, slopes_of
+
+__all__ = ["CostBracket", "bracket"]
+
+EQUAL = 1e-9  # of the upper bound, or of the largest output: what rounding explains
+
+
+@dataclass(frozen=True)
+class CostBracket:
+    """lower <= R(f; Omega, L) <= upper, with what certifies either.
+
+    Attributes
+    ----------
+    lower : LowerBound
+        L sum_k s_k(Jf(point))^{2/L} (T4): a float, with ``point``, ``singular_values``, ``domain``, ``exact``.
+    upper : float
+        ||theta||^2 of ``network``, in float64.
+    network : MLP
+        A network of the same depth that equals f on the domain, in the precision of the given one.
+    how : str
+        How it was made: "balanced", "pruned and balanced", or "affine" where f is affine on the domain.
+    deviation : float
+        max |network(x_i) - f(x_i)| over samples of the domain and outputs, evaluated in float64.
+    norm : float
+        ||theta||^2 of the network given.
+    """
+
+    lower: LowerBound
+    upper: float
+    network: MLP
+    how: str
+    deviation: float
+    norm: float
+
+    @property
+    def depth(self) -> int:
+        """L."""
+        return self.lower.depth
+
+    @property
+    def domain(self) -> str | Tensor:
+        """Omega: "data" for any neighbourhood of the samples, or a box (d, 2)."""
+        return self.lower.domain
+
+    @property
+    def gap(self) -> float:
+        """Upper minus lower, at least 0."""
+        return self.upper - float(self.lower)
+
+    @property
+    def exact(self) -> bool:
+        """Whether both bounds agree up to rounding, so that R(f; Omega, L) is known."""
+        return self.gap <= EQUAL * self.upper
+
+
+def bracket(
+    net: nn.Module,
+    x: Tensor | np.ndarray,
+    *,
+    domain: str | Tensor | np.ndarray = "box",
+    rtol: float = 1e-12,
+    starts: int = 512,
+    rounds: int = 20,
+    max_regions: int = 2000,
+    seed: int = 0,
+) -> CostBracket:
+    """Return bounds on R(f; Omega, L), the least ||theta||^2 of a network of depth L that equals f on Omega (T1, T4).
+
+    L is the network's own. Below is the Jacobian bound of :func:`lower_bound`. Above is the norm of a network: of the
+    given one without the neurons that are dead on Omega, pruned and balanced (:func:`prune`, :func:`balance`); where f
+    is A x + c on Omega, also of W_1 = S^{1/L} V^T, W_l = S^{1/L}, W_L = U S^{1/L}, A = U S V^T, the optimum of linear
+    networks (T2). A ReLU network reaches that only where every v_i^T x has one sign on Omega; else the first bias makes
+    it non-negative and the last one takes that off again, at a price. Networks are allowed biases.
+
+    Parameters
+    ----------
+    net : MLP or torch.nn.Sequential
+        A chain of linear layers with one activation; it is not changed.
+    x, domain, rtol, starts, rounds, max_regions, seed
+        As in :func:`lower_bound`.
+
+    Returns
+    -------
+    CostBracket
+        Both bounds, the point and Jacobian that certify the lower one, the network that certifies the upper one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the network is no chain of linear layers with one activation, or an argument is out of range.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.tensor([[8.0], [1.0]]), torch.tensor([[1.0, 1.0]])])   # 9 relu(x)
+    >>> found = bracket(net, torch.tensor([[-1.0], [1.0]]))
+    >>> found.norm, round(found.lower, 9), round(found.upper, 9), found.exact, found.network.widths
+    (67.0, 18.0, 18.0, True, [1, 1, 1])
+    """
+    check_finite(net)
+    chain = as_mlp(net)
+    lower = lower_bound(
+        net, x, domain=domain, rtol=rtol, starts=starts, rounds=rounds, max_regions=max_regions, seed=seed
+    )
+    samples = torch.as_tensor(x).detach().to(lower.point).flatten(1)
+    where = Domain.of(domain, samples)
+    pruned = prune(chain).network
+    widths: list[int] = []
+    while widths != pruned.widths:  # what is dead leaves others without inputs
+        widths, signs = pruned.widths, _signs(pruned, where, samples, max_regions)
+        pruned = prune(_without_dead(pruned, signs)).network
+    candidates = {}  # in order of preference
+    if all(bool((s != 0).all()) for s in signs):
+        candidates["affine"] = _affine(pruned, signs, where)
+    if pruned.widths != chain.widths:
+        candidates["pruned and balanced"] = pruned
+    candidates["balanced"] = chain
+    points = samples if where.name == "data" else torch.cat([where.inside(samples), lower.point[None], where.corners()])
+    with torch.no_grad():
+        expected, allowed = chain(points), EQUAL * _size(chain, points)
+        balanced = {how: as_mlp(balance(candidate)) for how, candidate in candidates.items()}
+        norms = {
+            how: parameter_norm(network)
+            for how, network in balanced.items()
+            if how == "balanced" or float((network(points) - expected).abs().max()) <= allowed
+        }
+        how = min(norms, key=lambda name: norms[name] * (1 + EQUAL * list(norms).index(name)))
+        network = balanced[how].to(next(p.dtype for p in net.parameters() if p.is_floating_point()))
+        deviation = float((as_mlp(network)(points) - expected).abs().max())
+    return CostBracket(lower, norms[how], network, how, deviation, parameter_norm(chain))
+
+
+def _size(net: MLP, points: Tensor) -> float:
+    """Return the largest sum of sizes that an output of the network is made of."""
+    a = points
+    for layer in net.layers[:-1]:
+        a = leaky_relu(layer(a), net.slope)
+    terms = a.abs() @ net.weights[-1].abs().T
+    return float((terms + net.biases[-1].abs() if net.bias else terms).max())
+
+
+def parameter_norm(net: MLP) -> float:
+    """Return ||theta||^2 in float64."""
+    return sum(float((p.detach().double() ** 2).sum()) for p in net.parameters())
+
+
+def _signs(net: MLP, domain: Domain, samples: Tensor, max_regions: int) -> list[Tensor]:
+    """Return 1 for hidden neurons that are >= 0 all over the domain, -1 for <= 0, and 0 for the others, (n_l,) each."""
+    if net.slope == 1:
+        return [torch.ones(n, device=samples.device) for n in net.widths[1:-1]]
+    if domain.name == "data":
+        return _signs_near(net, samples)
+    found = every_region(net, domain, max_regions)
+    if found is not None:
+        patterns = found.patterns.to(samples.device)
+        return list(_sign(patterns.amin(0) >= 0, patterns.amax(0) <= 0).split(net.widths[1:-1]))
+    middle, half = (domain.lower + domain.upper) / 2, (domain.upper - domain.lower) / 2
+    return [_sign(a[0] >= 0, b[0] <= 0) for a, b in zip(*_ranges(net, middle[None], half[None]), strict=True)]
+
+
+def _signs_near(net: MLP, samples: Tensor) -> list[Tensor]:
+    """Return the same for neighbourhoods of the samples."""
+    signs, a, silent = [], samples, torch.zeros_like(samples, dtype=torch.bool)  # silent: 0 all around the sample
+    for layer in net.layers[:-1]:
+        weight, bias = _parameters(layer)
+        z, size = a @ weight.T + bias, KINK * (a.abs() @ weight.abs().T + bias.abs())
+        none = ((~silent).double() @ (weight != 0).double().T == 0) & (bias == 0)
+        signs.append(_sign((z > size).all(0), ((z < -size) | none).all(0)))
+        a, silent = leaky_relu(z, net.slope), (none | (z < -size)) if net.slope == 0 else none
+    return signs
+
+
+def _sign(above: Tensor, below: Tensor) -> Tensor:
+    return torch.where(below, -1, above.int())
+
+
+def _ranges(net: MLP, middle: Tensor, half: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Return bounds on the preactivations of the hidden layers over boxes, (n, n_l), widened by rounding errors."""
+    lows, highs = [], []
+    for layer in net.layers[:-1]:
+        weight, bias = _parameters(layer)
+        z, reach = middle @ weight.T + bias, half @ weight.abs().T
+        reach = reach + KINK * (middle.abs() @ weight.abs().T + bias.abs())
+        lows.append(z - reach)
+        highs.append(z + reach)
+        ends = torch.stack([leaky_relu(lows[-1], net.slope), leaky_relu(highs[-1], net.slope)])
+        below, above = ends.amin(0), ends.amax(0)
+        if net.slope < 0:
+            below = torch.where((lows[-1] < 0) & (highs[-1] > 0), 0.0, below)
+        middle, half = (below + above) / 2, (above - below) / 2
+    return lows, highs
+
+
+def _parameters(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return the weight and the bias of a layer, zeros if it has none."""
+    weight, bias = cast(Tensor, layer.weight).detach(), cast(Tensor | None, layer.bias)
+    return weight, weight.new_zeros(len(weight)) if bias is None else bias.detach()
+
+
+def _without_dead(net: MLP, signs: list[Tensor]) -> MLP:
+    """Return a ReLU network without the weights of neurons that are negative all over the domain; another as it is."""
+    if net.slope != 0:
+        return net
+    weights, biases = [w.detach().clone() for w in net.weights], [b.detach().clone() for b in net.biases]
+    for i, sign in enumerate(signs):
+        weights[i][sign < 0] = 0.0
+        weights[i + 1][:, sign < 0] = 0.0
+        if biases:
+            biases[i][sign < 0] = 0.0
+    return from_layers(weights, biases, net.slope).to(weights[0].device)
+
+
+def _affine(net: MLP, signs: list[Tensor], domain: Domain) -> MLP:
+    """Return the network with the layers of the optimal linear one that computes the same affine map on the domain."""
+    depth, root = net.depth, 1 / net.depth
+    matrix = torch.eye(net.widths[0]).to(domain.lower)
+    offset = domain.lower.new_zeros(net.widths[0])
+    for i, layer in enumerate(net.layers):
+        weight, bias = _parameters(layer)
+        matrix, offset = weight @ matrix, weight @ offset + bias
+        if i < depth - 1 and net.slope != 1:
+            slopes = slopes_of(signs[i].to(matrix), net.slope)
+            matrix, offset = slopes[:, None] * matrix, slopes * offset
+    u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
+    kept = s > max(matrix.shape) * torch.finfo(torch.float64).eps * s[0]
+    u, s, vt = u[:, kept], s[kept], vt[kept]
+    if depth == 1 or len(s) == 0:
+        hidden = [matrix.new_zeros(1, 1)] * (depth - 2) + [matrix.new_zeros(len(matrix), 1)]
+        weights = [matrix] if depth == 1 else [matrix.new_zeros(1, matrix.shape[1]), *hidden]
+        return from_layers(weights, [*(w.new_zeros(len(w)) for w in weights[:-1]), offset], net.slope).to(u.device)
+    low = vt.clamp(min=0) @ domain.lower + vt.clamp(max=0) @ domain.upper
+    high = vt.clamp(min=0) @ domain.upper + vt.clamp(max=0) @ domain.lower
+    flip = torch.where(high.clamp(min=0) < (-low).clamp(min=0), -1.0, 1.0).to(s)
+    u, vt, low = u * flip, vt * flip[:, None], torch.where(flip < 0, -high, low)
+    shift = torch.zeros_like(low) if net.slope == 1 else (-low).clamp(min=0)
+    weights = [s[:, None] ** root * vt, *[torch.diag(s**root)] * (depth - 2), u * s**root]
+    biases = [shift * s**root, *[torch.zeros_like(s)] * (depth - 2), offset - u @ (s * shift)]
+    return from_layers(weights, biases, net.slope).to(u.device)

@@ -1,0 +1,199 @@
+"""The representation cost of linear and diagonal linear networks, in closed form (T2, T3)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnrank import _validate
+from bnrank.measures.spectra import relative_tolerance
+
+__all__ = ["Corrections", "diagonal", "linear", "linear_corrections", "remainder_bound"]
+
+
+class Corrections(NamedTuple):
+    """The first terms of R(A; L) = L R0 + R1 + R2 / L + O(1 / L^2) (T3).
+
+    Attributes
+    ----------
+    R0 : int
+        rank A.
+    R1 : float
+        2 log |A|_+, |A|_+ the product of the non-zero singular values.
+    R2 : float
+        (1/2) ||log_+ A^T A||_F^2 = 2 sum_i (log s_i)^2.
+    """
+
+    R0: int
+    R1: float
+    R2: float
+
+
+def linear(a: Any, depth: int, *, rtol: float | None = None) -> float:
+    """Return R(A; L) = L sum_i s_i(A)^{2/L}, the least ||theta||^2 of a linear network W_L ... W_1 = A (T2).
+
+    Attained by W_l = U_l S^{1/L} U_{l-1}^T, A = U_L S U_0^T (Jacot2023b section 3). At L = 1 it is ||A||_F^2, at L = 2
+    twice the nuclear norm, and for L to infinity R / L tends to the rank.
+
+    Parameters
+    ----------
+    a : Tensor, ndarray, list or number
+        A, (d_out, d_in); a vector is a matrix of one column, a number one of one entry.
+    depth : int
+        L, at least 1.
+    rtol : float, optional
+        Singular values up to ``rtol`` times the largest are taken for 0, because s^{2/L} makes rounding noise of
+        10^-17 count for a half at L = 100. By default max(d_out, d_in) times the rounding error of A's precision.
+
+    Returns
+    -------
+    float
+        The cost; 0 for A = 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If A is no finite real matrix, or an argument is out of range.
+
+    Examples
+    --------
+    >>> linear([[4.0, 0.0], [0.0, 9.0]], depth=4)            # 4 (4^{1/2} + 9^{1/2})
+    20.0
+    """
+    depth = _validate.integer(depth, "depth")
+    return schatten(_singular_values(a, rtol), depth)
+
+
+def diagonal(w: Any, depth: int) -> float:
+    """Return L sum_i |w_i|^{2/L}, the least ||theta||^2 of L diagonal layers whose product is diag(w) (T2).
+
+    Parameters
+    ----------
+    w : Tensor, ndarray or list
+        The vector of the network x -> (w_1 x_1, ..., w_d x_d), (d,).
+    depth : int
+        L, at least 1.
+
+    Returns
+    -------
+    float
+        The cost; zeros of w cost nothing.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If w is no finite real vector, or an argument is out of range.
+
+    Examples
+    --------
+    >>> diagonal([4.0, 0.0, -9.0], depth=2)                  # 2 (4 + 9)
+    26.0
+    """
+    depth = _validate.integer(depth, "depth")
+    w = _array(w, "w")
+    if w.ndim != 1:
+        raise ValueError(f"w: got shape {tuple(w.shape)}, expected a vector (d,)")
+    return schatten(w.abs(), depth)
+
+
+def linear_corrections(a: Any, rtol: float | None = None) -> Corrections:
+    """Return (R0, R1, R2) of a linear map: R(A; L) = L R0 + R1 + R2 / L up to :func:`remainder_bound` (T3).
+
+    R0 = rank A, R1 = 2 log |A|_+, R2 = (1/2) ||log_+ A^T A||_F^2 (Jacot2023b section 3). It is the cost among linear
+    networks; a ReLU network of the same map may cost more on a domain with inputs of both signs.
+
+    Parameters
+    ----------
+    a, rtol
+        As in :func:`linear`.
+
+    Returns
+    -------
+    Corrections
+        A named tuple; (0, 0, 0) for A = 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`linear`.
+
+    Examples
+    --------
+    >>> import math
+    >>> linear_corrections([[math.e, 0.0], [0.0, 1.0]])
+    Corrections(R0=2, R1=2.0, R2=2.0)
+    """
+    logs = _singular_values(a, rtol).log()
+    return Corrections(len(logs), float(2 * logs.sum()), float(2 * (logs * logs).sum()))
+
+
+def remainder_bound(a: Any, depth: int, *, rtol: float | None = None) -> float:
+    """Return a bound on |R(A; L) - (L R0 + R1 + R2 / L)| (T3).
+
+    With u_i = 2 log s_i it is sum_i |u_i|^3 e^{max(u_i, 0) / L} / (6 L^2): the remainder of L e^{u/L} after its
+    quadratic term, by Lagrange.
+
+    Parameters
+    ----------
+    a, depth, rtol
+        As in :func:`linear`.
+
+    Returns
+    -------
+    float
+        The bound; 0 where all singular values are 0 or 1, infinite where it overflows.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`linear`.
+
+    Examples
+    --------
+    >>> a, depth = [[2.0, 1.0], [0.0, 0.5]], 10
+    >>> r0, r1, r2 = linear_corrections(a)
+    >>> abs(linear(a, depth) - (depth * r0 + r1 + r2 / depth)) <= remainder_bound(a, depth)
+    True
+    """
+    depth = _validate.integer(depth, "depth")
+    u = 2 * _singular_values(a, rtol).log()
+    return float((u.abs() ** 3 * torch.exp(u.clamp(min=0) / depth)).sum()) / (6 * depth**2)
+
+
+def schatten(values: Tensor, depth: int) -> float:
+    """Return L sum_i s_i^{2/L} of non-negative numbers; zeros count for nothing."""
+    return depth * math.fsum((values ** (2 / depth)).tolist())
+
+
+def _array(value: Any, name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        array = value.detach().cpu()
+    else:
+        try:
+            array = torch.as_tensor(np.asarray(value))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{name}: got {_validate.describe(value)}, expected an array of real numbers") from error
+    if array.is_complex() or array.dtype == torch.bool:
+        raise TypeError(f"{name}: got {_validate.describe(value)}, expected real numbers")
+    if array.numel() == 0:
+        raise ValueError(f"{name}: got an empty array of shape {tuple(array.shape)}, expected at least one entry")
+    if not array.is_floating_point():
+        array = array.to(torch.float64)
+    if not bool(torch.isfinite(array).all()):
+        raise ValueError(f"{name}: got NaN or infinite entries, expected finite ones")
+    return array
+
+
+def _singular_values(a: Any, rtol: float | None) -> Tensor:
+    """Return the singular values above the tolerance, in float64, descending."""
+    a = _array(a, "a")
+    if a.ndim > 2:
+        raise ValueError(f"a: got shape {tuple(a.shape)}, expected a matrix (d_out, d_in)")
+    a = a.reshape(-1, 1) if a.ndim < 2 else a
+    tolerance = max(a.shape) * torch.finfo(a.dtype).eps if rtol is None else relative_tolerance(rtol)
+    values = torch.linalg.svdvals(a.to(torch.float64))
+    return values[values > tolerance * values[0]]

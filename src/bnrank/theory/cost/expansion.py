@@ -1,0 +1,228 @@
+"""The expansion of the norm in the depth, fitted to measured norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from bnrank import _validate
+
+__all__ = ["Expansion", "expand"]
+
+Array = NDArray[Any]  # float64
+LEVEL = 0.95  # of the intervals
+ALPHA = 0.01  # a misfit as large as this or larger comes about by chance this often
+DRIFT = 0.25  # of the slope over the depths: less than that passes for what the terms left out do
+SCATTER = 0.25  # of the depth: the norms of neighbouring ranks are about the depth apart
+ROUNDING = 1e-10  # of the largest norm
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """Fit of L R0 + R1 + R2 / L to norms.
+
+    Attributes
+    ----------
+    R0, R1, R2 : float
+        Least-squares estimates.
+    R0_interval, R1_interval, R2_interval : tuple of float
+        95 percent intervals; infinite where there are as many norms as coefficients.
+    residual : float
+        Root mean square of what is left, in units of the norm.
+    p_value : float
+        How often chance alone gives a misfit as large, by the test that ``reason`` names; NaN without a test.
+    fits : bool or None
+        Whether the expansion describes the norms; None where that cannot be said.
+    reason : str
+        Why.
+    rank : int
+        R0 rounded.
+    unique : bool
+        Whether the interval of R0 contains exactly one integer. Says nothing where the fit is refused.
+    """
+
+    R0: float
+    R1: float
+    R2: float
+    R0_interval: tuple[float, float]
+    R1_interval: tuple[float, float]
+    R2_interval: tuple[float, float]
+    residual: float
+    p_value: float
+    fits: bool | None
+    reason: str
+    rank: int
+    unique: bool
+
+    def predict(self, depth: ArrayLike) -> Any:
+        """Return the fitted norm at a depth or at several, L R0 + R1 + R2 / L.
+
+        Raises
+        ------
+        ValueError
+            If a depth is not positive.
+        """
+        at = np.asarray(depth, dtype=float)
+        if not bool((at > 0).all()):
+            raise ValueError(f"depth: got {_validate.describe(depth)}, expected positive numbers")
+        norm = at * self.R0 + self.R1 + self.R2 / at
+        return float(norm) if norm.ndim == 0 else norm
+
+
+def expand(
+    depths: Sequence[int] | ArrayLike, norms: Sequence[float] | ArrayLike, *, sigma: float | None = None
+) -> Expansion:
+    r"""Fit the expansion L R0 + R1 + R2 / L to norms of networks of different depths, and say whether it fits (T3).
+
+    Least squares over the pairs given. For the representation cost of one function (T1) R0 is a rank and R1 measures
+    regularity (Jacot2023b); what is left out is O(1 / L^2).
+
+    Intervals have the variance of the residuals and Student's t with n - 3 degrees of freedom, or ``sigma`` and the
+    normal distribution. Where a further term c / L^2 is significant, they are widened by 1.5 times what it changes in
+    each coefficient.
+
+    The fit is refused (``fits`` is False)
+
+    - with ``sigma``: if chi^2 = sum of squared residuals / sigma^2 is too large for n - 3 degrees of freedom;
+    - without: if a norm is off by more than L / 4. Neighbouring ranks are about L apart, so these are not norms of one
+      rank: a mixture, or a collapse. Also if the misfit is significant and matters: over the depths the slope, R2 / L
+      apart, drifts by more than 1/4. Significant by an F test of lack of fit against the scatter at repeated depths,
+      or, if no depth is repeated, by a test of a term in L^2.
+
+    Significant means p < 0.01. Nothing can be said (None) with fewer than 4 different depths; with 4 that are not
+    repeated and no ``sigma``, unless a norm is off by too much; and where the slope seems to drift by more than 1/2,
+    but norms are too few or too noisy to make that significant.
+
+    Parameters
+    ----------
+    depths : sequence of int
+        L, one per norm; at least 3 different ones.
+    norms : sequence of float
+        ||theta||^2.
+    sigma : float, optional
+        Standard deviation of the norms, if it is known: how far from the expansion they may lie.
+
+    Returns
+    -------
+    Expansion
+        Coefficients, intervals and verdict.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the arguments do not match, are not finite, or there are fewer than 3 different depths.
+
+    Examples
+    --------
+    >>> depths = [4, 6, 8, 12, 16, 24]
+    >>> found = expand(depths, [L * (2 ** (2 / L) + 0.5 ** (2 / L)) for L in depths])     # T2, singular values 2, 1/2
+    >>> found.rank, found.unique, found.fits
+    (2, True, True)
+    >>> expand(depths, [L * L for L in depths]).fits
+    False
+    """
+    L, y = _pairs(depths, norms)
+    known = None if sigma is None else _validate.number(sigma, "sigma", 0.0, strict=True)
+    columns = np.stack([L, np.ones_like(L), 1 / L], 1)
+    estimate, gaps, inverse = _least_squares(columns, y)
+    freedom = len(y) - 3
+    squares = float(gaps @ gaps)
+    if known is not None:
+        widths = stats.norm.ppf((1 + LEVEL) / 2) * known * np.sqrt(np.diag(inverse))
+    elif freedom:
+        widths = stats.t.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(squares / freedom * np.diag(inverse))
+    else:
+        widths = np.full(3, math.inf)
+    further, p_further = _with_term(columns, y, 1 / L**2)
+    if known is None and p_further < ALPHA:
+        widths = widths + 1.5 * np.abs(further[:3] - estimate)
+    fits, p_value, reason = _verdict(L, y, columns, gaps, known)
+    (R0, R1, R2), (low, high) = estimate.tolist(), (estimate - widths, estimate + widths)
+    return Expansion(
+        R0,
+        R1,
+        R2,
+        (float(low[0]), float(high[0])),
+        (float(low[1]), float(high[1])),
+        (float(low[2]), float(high[2])),
+        math.sqrt(squares / len(y)),
+        p_value,
+        fits,
+        reason,
+        round(R0),
+        bool(np.ceil(low[0]) == np.floor(high[0])),
+    )
+
+
+def _verdict(L: Array, y: Array, columns: Array, gaps: Array, sigma: float | None) -> tuple[bool | None, float, str]:
+    """Return fits, p-value and reason."""
+    different, group = np.unique(L, return_inverse=True)
+    m, freedom = len(different), len(y) - 3
+    if m < 4:
+        return None, math.nan, f"{m} different depths, 4 are needed to tell a misfit from a fit"
+    if sigma is not None:
+        chi = float(gaps @ gaps) / sigma**2
+        p = float(stats.chi2.sf(chi, freedom))
+        return p >= ALPHA, p, f"chi^2 = {chi:.3g} with {freedom} degrees of freedom"
+    worst = int(np.argmax(np.abs(gaps) / L))
+    if abs(gaps[worst]) > SCATTER * L[worst]:
+        return False, math.nan, f"the norm at depth {L[worst]:g} is off by {abs(gaps[worst]):.3g}, more than L / 4"
+    if np.abs(gaps).max() <= ROUNDING * np.abs(y).max():
+        return True, 1.0, "nothing but rounding is left"
+    means = np.bincount(group, y) / np.bincount(group)
+    scatter = float(((y - means[group]) ** 2).sum())
+    curved, p = _with_term(columns, y, L**2)
+    drift = abs(2 * curved[3] * (different[-1] - different[0]))
+    test = "term in L^2"
+    if m < len(y) and scatter > 0:
+        F = (float(gaps @ gaps) - scatter) / (m - 3) / (scatter / (len(y) - m))
+        p, test = float(stats.f.sf(F, m - 3, len(y) - m)), f"lack of fit, F = {F:.3g}"
+    if math.isnan(p):
+        return None, p, "4 depths, not repeated, without sigma: nothing to compare the residuals with"
+    reason = f"{test}: p = {p:.2g}; the slope drifts by {drift:.2g} over the depths"
+    if p < ALPHA:
+        return bool(drift <= DRIFT), p, reason
+    return (True if drift <= 2 * DRIFT else None), p, reason
+
+
+def _pairs(depths: Any, norms: Any) -> tuple[Array, Array]:
+    L, y = np.asarray(depths), np.asarray(norms)
+    for values, name in ((L, "depths"), (y, "norms")):
+        if values.dtype.kind not in "iuf" or values.ndim != 1:
+            raise TypeError(f"{name}: got {_validate.describe(values)}, expected a sequence of numbers")
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name}: got NaN or infinite entries, expected finite numbers")
+    if len(L) != len(y):
+        raise ValueError(f"depths, norms: got {len(L)} and {len(y)} numbers, expected as many of either")
+    if (odd := (L < 1) | (np.rint(L) != L)).any():
+        raise ValueError(f"depths: got {L[odd][0]:g}, expected integers of at least 1")
+    if len(np.unique(L)) < 3:
+        raise ValueError(f"depths: got {len(np.unique(L))} different ones, expected at least 3 for three coefficients")
+    return L.astype(float), y.astype(float)
+
+
+def _least_squares(columns: Array, y: Array) -> tuple[Array, Array, Array]:
+    """Return the coefficients, y minus the fit, and (X^T X)^{-1}."""
+    scale = np.linalg.norm(columns, axis=0)
+    q, r = np.linalg.qr(columns / scale)
+    back = np.linalg.inv(r) / scale[:, None]
+    return back @ (q.T @ y), y - q @ (q.T @ y), back @ back.T
+
+
+def _with_term(columns: Array, y: Array, term: Array) -> tuple[Array, float]:
+    """Return the coefficients with one more term, and how often chance makes it matter as much (NaN: unknown)."""
+    if len(np.unique(columns[:, 0])) < 4:
+        return np.full(4, math.nan), math.nan
+    estimate, gaps, inverse = _least_squares(np.c_[columns, term], y)
+    freedom = len(y) - 4
+    if not freedom:
+        return estimate, math.nan
+    squares = max(float(gaps @ gaps), (ROUNDING * np.abs(y).max()) ** 2)
+    deviation = math.sqrt(squares / freedom * inverse[3, 3])
+    return estimate, float(2 * stats.t.sf(abs(estimate[3]) / deviation, freedom)) if deviation else 1.0

@@ -1,0 +1,219 @@
+"""Neurons that a network can do without: dead, constant, or parallel to others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.spatial.distance import cdist
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks.chain import as_mlp
+from bnrank.networks.functional import check_finite
+from bnrank.networks.mlp import MLP, from_layers
+from bnrank.theory.cost.balancing import Array, Mask, live_neurons
+
+__all__ = ["Pruned", "prune"]
+
+EPS = float(np.finfo(float).eps)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A network without superfluous neurons, and which they were.
+
+    Attributes
+    ----------
+    network : MLP
+        The smaller network. A hidden layer of which nothing is left keeps one neuron with zero weights.
+    removed : tuple of tuple of int
+        For l = 1..L-1: neurons of the original network that were dropped or folded into the next bias.
+    merged : tuple of tuple of (int, tuple of int)
+        For l = 1..L-1: neurons that were kept, each with those that were merged into it.
+    exact_on : "everywhere" or "samples"
+        Where the function is the same, up to rounding and ``rtol``: "samples" if what happens at ``x`` was used.
+    norm_before, norm : float
+        ||theta||^2 before and after, in float64.
+    """
+
+    network: MLP
+    removed: tuple[tuple[int, ...], ...]
+    merged: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]
+    exact_on: str
+    norm_before: float
+    norm: float
+
+
+def prune(net: nn.Module, x: Tensor | np.ndarray | None = None, *, rtol: float = 1e-12) -> Pruned:
+    r"""Remove neurons that do not matter and merge those that are parallel; the norm never increases.
+
+    Exact everywhere:
+
+    - dead neurons, on no path of non-zero weights from an input or a bias to an output, are removed;
+    - constant neurons, with zero in-weights, are folded into the next bias, b_{l+1} += sigma(b) W_{l+1}[:,i], unless
+      that would raise the norm (a chain of constants can be a cheaper way to a large bias);
+    - parallel neurons, with (W_l[i,:], b_l[i]) = c (W_l[j,:], b_l[j]), c > 0 (any c != 0 for slope 1), are merged, the
+      columns of W_{l+1} added up: W_{l+1}[:,j] += c W_{l+1}[:,i].
+
+    With ``x``, also exact on these samples, but perhaps not elsewhere:
+
+    - neurons whose activation is 0 at every sample (inactive ones, for ReLU) are removed;
+    - neurons whose activations over the samples are multiples of each other are merged into the one with the least
+      in-norm for its activation.
+
+    Neurons that are linear on all samples stay. A merged neuron is rescaled so that its in- and out-norm agree: with
+    r_i, w_i the in-weights (bias included) and out-weights of those merged, it costs
+    2 min_i(||r_i|| / c_i) ||sum_i c_i w_i|| <= sum_i 2 ||r_i|| ||w_i|| <= sum_i ||r_i||^2 + ||w_i||^2.
+
+    Parameters
+    ----------
+    net : MLP or torch.nn.Sequential
+        What :func:`bnrank.networks.as_mlp` takes. It is not changed.
+    x : Tensor or ndarray, optional
+        Samples, (N, d_in).
+    rtol : float
+        Two vectors are parallel if, scaled to unit length, they are no farther apart than this.
+
+    Returns
+    -------
+    Pruned
+        The smaller network, in the precision of ``net``, and what was done.
+
+    Raises
+    ------
+    TypeError
+        If the network is no chain of linear layers with one activation, or ``x`` is no array of floating point.
+    ValueError
+        If parameters or ``x`` are not finite, or ``x`` has the wrong shape.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> w1, w2 = torch.tensor([[1.0], [3.0], [-1.0], [0.0]]), torch.tensor([[1.0, 1.0, 1.0, 1.0]])
+    >>> net = bnrank.networks.from_layers([w1, w2])
+    >>> found = prune(net)                                   # relu(3 x) = 3 relu(x); relu(0) = 0
+    >>> found.network.widths, found.merged, found.removed, found.exact_on
+    ([1, 2, 1], (((0, (1,)),),), ((3,),), 'everywhere')
+    >>> prune(net, x=torch.tensor([[1.0], [2.0]])).network.widths     # relu(-x) = 0 there
+    [1, 1, 1]
+    """
+    check_finite(net)
+    mlp = as_mlp(net)
+    rtol = _validate.number(rtol, "rtol", 0.0)
+    work = _Work(mlp, rtol)
+    before = work.norm
+    work.until_nothing_changes(None)
+    everywhere = work.changes
+    if x is not None:
+        samples = _validate.samples(x, "x", features=mlp.widths[0]).detach().cpu().double().numpy()
+        work.until_nothing_changes(samples)
+    dtype = next(p.dtype for p in net.parameters() if p.is_floating_point())
+    weights, biases = ([torch.from_numpy(p) for p in of] for of in (work.weights, work.biases))
+    network = from_layers(weights, biases, mlp.slope).to(next(net.parameters()).device, dtype)
+    exact_on = "everywhere" if work.changes == everywhere else "samples"
+    return Pruned(network, tuple(map(tuple, work.removed)), tuple(map(tuple, work.merged)), exact_on, before, work.norm)
+
+
+class _Work:
+    """A chain under the knife, and a record of what was cut."""
+
+    def __init__(self, mlp: MLP, rtol: float) -> None:
+        self.weights: list[Array] = [w.detach().cpu().numpy().copy() for w in mlp.weights]
+        self.biases: list[Array] = [b.detach().cpu().numpy().copy() for b in mlp.biases]
+        self.slope, self.rtol, self.changes = mlp.slope, rtol, 0
+        widths = [len(w) for w in self.weights[:-1]]
+        self.labels = [np.arange(n) for n in widths]
+        self.removed: list[list[int]] = [[] for _ in widths]
+        self.merged: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in widths]
+
+    @property
+    def norm(self) -> float:
+        return float(sum(np.vdot(p, p) for p in [*self.weights, *self.biases]))
+
+    def until_nothing_changes(self, x: Array | None) -> None:
+        """Go over the layers, on the samples if there are any, for as long as there is something to cut."""
+        before = -1
+        while before < self.changes:
+            before, inputs = self.changes, x
+            for l, alive in enumerate(live_neurons(self.weights, self.biases)):  # noqa: E741
+                self._remove(l, ~alive)
+            for l in range(len(self.labels)):  # noqa: E741
+                self._fold(l)
+                if inputs is None:
+                    self._merge(l, self._rows(l), signed=self.slope == 1)
+                else:
+                    self._remove(l, (self._activations(l, inputs) != 0).sum(0) == 0)
+                    self._merge(l, self._activations(l, inputs).T, signed=True)
+                    inputs = self._activations(l, inputs)
+
+    def _rows(self, l: int) -> Array:  # noqa: E741
+        return np.c_[self.weights[l], self.biases[l]] if self.biases else self.weights[l]
+
+    def _activations(self, l: int, inputs: Array) -> Array:  # noqa: E741
+        z = inputs @ self.weights[l].T + (self.biases[l] if self.biases else 0.0)
+        return np.where(z > 0, z, self.slope * z)
+
+    def _remove(self, l: int, which: Mask) -> None:  # noqa: E741
+        """Delete neurons of hidden layer l (from 0); the last one is set to zero instead."""
+        which = which.copy()
+        if which.all():
+            which[0] = False
+            touched = [self.weights[l][0], self.weights[l + 1][:, 0], *(b[:1] for b in self.biases[l : l + 1])]
+            if any(part.any() for part in touched):
+                self.removed[l].append(int(self.labels[l][0]))
+                self.changes += 1
+            for part in touched:
+                part[:] = 0.0
+        if which.any():
+            self.removed[l] += self.labels[l][which].tolist()
+            self._delete(l, which)
+
+    def _delete(self, l: int, which: Mask) -> None:  # noqa: E741
+        self.weights[l], self.weights[l + 1] = self.weights[l][~which], self.weights[l + 1][:, ~which]
+        if self.biases:
+            self.biases[l] = self.biases[l][~which]
+        self.labels[l] = self.labels[l][~which]
+        self.changes += int(which.sum())
+
+    def _fold(self, l: int) -> None:  # noqa: E741
+        """Fold constant neurons into the next bias where this does not raise the norm."""
+        if not self.biases:
+            return
+        folded = np.zeros(len(self.labels[l]), bool)
+        for i in np.flatnonzero(~self.weights[l].any(1) & (self.biases[l] != 0)):
+            value, column = self.biases[l][i], self.weights[l + 1][:, i]
+            bias = self.biases[l + 1] + (value if value > 0 else self.slope * value) * column
+            raised = np.vdot(bias, bias) - np.vdot(self.biases[l + 1], self.biases[l + 1])
+            if raised <= 2 * abs(value) * np.linalg.norm(column):  # what the neuron costs if balanced
+                self.biases[l + 1], folded[i] = bias, True
+        self._remove(l, folded)
+
+    def _merge(self, l: int, vectors: Array, *, signed: bool) -> None:  # noqa: E741
+        """Merge the neurons of which the vectors are parallel."""
+        lengths, costs = np.linalg.norm(vectors, axis=1), np.linalg.norm(self._rows(l), axis=1)
+        some = lengths > 0
+        units = vectors / np.where(some, lengths, 1.0)[:, None]
+        same = cdist(units, units) <= self.rtol
+        opposite = cdist(units, -units) <= self.rtol if signed else np.zeros_like(same)
+        gone = np.zeros(len(some), bool)
+        for i in np.flatnonzero(some):
+            group = np.flatnonzero((same[i] | opposite[i]) & some & ~gone)
+            if gone[i] or len(group) < 2:
+                continue
+            kept = group[np.argmin(costs[group] / lengths[group])]
+            ratios = np.where(same[kept, group], 1.0, -1.0) * lengths[group] / lengths[kept]
+            parts = self.weights[l + 1][:, group] * ratios
+            column = parts.sum(1)
+            column[np.abs(column) <= 4 * EPS * np.abs(parts).sum(1)] = 0.0
+            size = np.linalg.norm(column)
+            scale = np.sqrt(size / costs[kept]) if size > 0 else 1.0
+            self.weights[l][kept] *= scale
+            if self.biases:
+                self.biases[l][kept] *= scale
+            self.weights[l + 1][:, kept] = column / scale
+            others = group[group != kept]
+            gone[others] = True
+            self.merged[l].append((int(self.labels[l][kept]), tuple(self.labels[l][others].tolist())))
+        self._delete(l, gone)

@@ -1,0 +1,303 @@
+"""Points of a domain where the Jacobian of a network makes something large."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.measures import jacobian, regions
+from bnrank.networks.chain import as_mlp
+from bnrank.networks.functional import check_finite, example
+from bnrank.networks.mlp import MLP, leaky_relu
+
+__all__ = ["Domain", "Found", "Function", "maximise"]
+
+KEPT = 8  # best points from which the search goes on
+PATIENCE = 3  # times without a better point
+STEPS = 32  # new points from each of them
+OVERSHOOT = 1e-3  # of the distance to a hyperplane that is crossed
+MOST_INPUTS = 8  # beyond that regions are slow to enumerate
+CANDIDATES = 64  # points that are tried where the best ones are kinks
+SHRINK = 1e-12  # relative error allowed for in a Jacobian that autograd computes
+FLAT = 1e-6  # by which a box without extent in a coordinate is widened, relative to 1 + |x|
+KINK = 1e-12  # a preactivation that is smaller, relative to its terms, may be of either sign
+EPS = torch.finfo(torch.float64).eps
+
+Objective = Callable[[Tensor], Tensor]  # (n, K) singular values -> (n,) scores
+
+
+class Function:
+    """A module as a function of flat points, with the singular values of its Jacobian; a chain where it is one."""
+
+    def __init__(self, module: nn.Module, x: Any) -> None:
+        check_finite(module)
+        samples = example(module, x).detach()
+        if not samples.is_floating_point():
+            raise TypeError(f"x: got dtype {samples.dtype}, expected floating point to differentiate by")
+        try:
+            self.chain: MLP | None = as_mlp(module)
+            self.reason = ""
+        except TypeError as error:
+            self.chain, self.reason = None, str(error).removeprefix("module: ")
+        self.module = module
+        self.shape = samples.shape[1:]
+        device = "cpu" if self.chain is None else self.chain.weights[0].device
+        self.x = samples.to(device, torch.float64).flatten(1)
+        if self.chain is not None:
+            _validate.samples(self.x, "x", features=self.chain.widths[0])
+
+    def depth(self, depth: int | None) -> int:
+        """Return the depth asked for, or that of the chain."""
+        if depth is not None:
+            return _validate.integer(depth, "depth")
+        if self.chain is None:
+            raise TypeError(
+                f"module: {self.reason}; to bound R(f; Omega, L) of another function give the depth L. The bound is on "
+                "||theta||^2 of fully connected networks: of a convolution its dense matrix counts, where every entry "
+                "of the kernel stands once per output position"
+            )
+        return self.chain.depth
+
+    def singular_values(self, points: Tensor) -> Tensor:
+        """Return the singular values of Jf at flat points, (n, K), descending."""
+        if self.chain is not None:
+            return jacobian.singular_values(self.chain, points, kink_rtol=None)
+        return jacobian.singular_values(self.module, points.reshape(-1, *self.shape), kink_rtol=None).cpu()
+
+    def certified(self, point: Tensor) -> Tensor | None:
+        """Return lower bounds on the singular values of Jf at a point; None where f has a kink."""
+        if self.chain is not None:
+            matrix, error, kink = rounded(self.chain, point)
+            return None if kink else (torch.linalg.svdvals(matrix) - error).clamp(min=0.0)
+        generator = torch.Generator().manual_seed(0)
+        size = 1e-7 * (1 + float(point.abs().max()))
+        near = point + size * torch.randn(4, len(point), generator=generator, dtype=torch.float64)
+        here, *around = self.singular_values(torch.cat([point[None], near]))
+        if max(float((v - here).abs().max()) for v in around) > 1e-4 * float(here[0]):
+            return None
+        return (here - SHRINK * here[0]).clamp(min=0.0)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Where points may lie: at the samples, or in a box."""
+
+    name: str
+    lower: Tensor
+    upper: Tensor
+
+    @classmethod
+    def of(cls, domain: Any, x: Tensor) -> Domain:
+        """Read ``"data"``, ``"box"`` (the bounding box of x) or an array (d, 2)."""
+        if isinstance(domain, str):
+            name = _validate.choice(domain, "domain", ["box", "data"])
+            return cls(name, *_widened(x.amin(0), x.amax(0)))
+        try:
+            box = torch.as_tensor(np.asarray(domain, dtype=np.float64), device=x.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"domain: got {_validate.describe(domain)}, expected 'box', 'data' or (d, 2)") from error
+        if box.shape != (x.shape[1], 2):
+            raise ValueError(f"domain: got shape {tuple(box.shape)}, expected ({x.shape[1]}, 2), lower and upper ends")
+        if not bool(torch.isfinite(box).all()) or bool((box[:, 0] > box[:, 1]).any()):
+            raise ValueError("domain: expected finite lower ends up to the upper ends")
+        return cls("given", *_widened(box[:, 0], box[:, 1]))
+
+    @property
+    def box(self) -> Tensor:
+        """The bounds of every coordinate, (d, 2)."""
+        return torch.stack([self.lower, self.upper], 1)
+
+    def inside(self, points: Tensor) -> Tensor:
+        """Return those of the points that lie in the box."""
+        return points[((points >= self.lower) & (points <= self.upper)).all(1)]
+
+    def corners(self) -> Tensor:
+        """Return the two corners with the lowest and the highest coordinates, (2, d)."""
+        return torch.stack([self.lower, self.upper])
+
+    def clip(self, points: Tensor) -> Tensor:
+        """Return the nearest points of the box."""
+        return points.clamp(self.lower, self.upper)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best point, lower bounds on the singular values there, how many points were tried, and whether all were."""
+
+    point: Tensor
+    values: Tensor
+    looked_at: int
+    exact: bool
+
+
+def maximise(
+    function: Function, domain: Domain, objective: Objective, starts: int, rounds: int, max_regions: int, seed: int
+) -> Found | None:
+    """Return a differentiable point of the domain where the objective is large; None if there is none.
+
+    Small chains: all linear regions. Else the samples and, in a box, ``starts`` random points and pieces of segments;
+    then up to ``rounds`` times points across the nearest kinks around the best, and at random distances from them.
+    """
+    if domain.name != "data":
+        everything = _all_regions(function, domain, max_regions)
+        if everything is not None:
+            return _best(function, domain, objective, everything, exact=True)
+    generator = torch.Generator().manual_seed(seed)
+    points = domain.inside(function.x)
+    if domain.name == "data":
+        return _best(function, domain, objective, points, exact=False)
+    points = torch.cat([points, _starts(function, domain, starts, generator)])
+    scores = objective(function.singular_values(points))
+    looked_at, best, idle = len(points), -torch.inf, 0
+    for _ in range(rounds):
+        order = scores.argsort(descending=True, stable=True)
+        sorted_scores = scores[order]
+        drop = sorted_scores.diff(prepend=scores.new_full((1,), torch.inf)) < -1e-9 * sorted_scores.abs()
+        order = order[drop][:KEPT]  # of the points of one region one
+        points, scores = points[order], scores[order]
+        idle = idle + 1 if float(scores[0]) <= best + 1e-12 * abs(best) else 0
+        if idle == PATIENCE:
+            break
+        best = float(scores[0])
+        new = torch.cat([domain.clip(_neighbours(function, domain, point, generator)) for point in points])
+        points, scores = torch.cat([points, new]), torch.cat([scores, objective(function.singular_values(new))])
+        looked_at += len(new)
+    return _best(function, domain, objective, points, exact=False, looked_at=looked_at)
+
+
+def _best(
+    function: Function,
+    domain: Domain,
+    objective: Objective,
+    points: Tensor,
+    *,
+    exact: bool,
+    looked_at: int | None = None,
+) -> Found | None:
+    """Return the best of the points with certified values; one near the best where all those are kinks."""
+    scores = objective(function.singular_values(points))
+    order = scores.argsort(descending=True, stable=True)
+    looked_at = len(points) if looked_at is None else looked_at
+    best, found = -torch.inf, None
+    for i in order[:CANDIDATES]:
+        if float(scores[i]) <= best + 1e-9 * abs(best):
+            break
+        values = function.certified(points[i])
+        if values is not None and float(objective(values[None])) > best:
+            best = float(objective(values[None]))
+            found = Found(points[i], values, looked_at, exact and bool(i == order[0]))
+    if found is None:
+        generator = torch.Generator().manual_seed(0)
+        size = 1e-6 * (1 + points[order[0]].abs().max())
+        for near in points[order[0]] + size * torch.randn(KEPT, points.shape[1], generator=generator).to(points):
+            values = function.certified(near)
+            if values is not None and float(objective(values[None])) > best:
+                best = float(objective(values[None]))
+                found = Found(near, values, looked_at, False)
+    return found
+
+
+def _all_regions(function: Function, domain: Domain, max_regions: int) -> Tensor | None:
+    """Return a point of every linear region in the box, or None where there are too many, or no chain."""
+    if function.chain is None:
+        return None
+    if function.chain.slope == 1:
+        return domain.box.mean(1)[None]
+    found = every_region(function.chain, domain, max_regions)
+    return None if found is None else found.points.to(domain.lower)
+
+
+def every_region(net: MLP, domain: Domain, max_regions: int) -> regions.Regions | None:
+    """Return all linear regions in the box, or None where there are, or look to be, more than ``max_regions``.
+
+    Expected are sum_{j <= d_in} of the number of hidden neurons over j, those of one layer in general position.
+    """
+    hidden, d_in = sum(net.widths[1:-1]), net.widths[0]
+    if d_in > MOST_INPUTS or sum(math.comb(hidden, j) for j in range(d_in + 1)) > max_regions:
+        return None
+    found = regions.enumerate(net, domain.box.cpu().numpy(), limit=max_regions)
+    return found if found.complete else None
+
+
+def _widened(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ends with sides of length 0 made a little longer."""
+    flat = FLAT * (1 + torch.maximum(lower.abs(), upper.abs())) * (lower == upper)
+    return lower - flat, upper + flat
+
+
+def _starts(function: Function, domain: Domain, count: int, generator: torch.Generator) -> Tensor:
+    """Return random points of the box; of a chain also points of all pieces of segments between samples or points."""
+    x = function.x
+
+    def even(n: int) -> Tensor:
+        draw = torch.rand(n, x.shape[1], generator=generator, dtype=torch.float64).to(x.device)
+        return domain.lower + draw * (domain.upper - domain.lower)
+
+    segments = max(count // 16, 1)
+    rows = torch.randint(len(x), (2, segments), generator=generator).to(x.device)
+    if function.chain is None:
+        share = torch.rand(segments, 1, generator=generator, dtype=torch.float64).to(x.device)
+        return torch.cat([even(count), domain.clip(x[rows[0]] + share * (x[rows[1]] - x[rows[0]]))])
+    firsts = torch.cat([domain.clip(x[rows[0]]), even(segments)])
+    seconds = torch.cat([domain.clip(x[rows[1]]), even(segments)])
+    distinct = (firsts != seconds).any(1)
+    pieces = regions.along_lines(function.chain, firsts[distinct], seconds[distinct], limit=4 * count)
+    return torch.cat([even(count), pieces.points.to(x)])
+
+
+def _neighbours(function: Function, domain: Domain, point: Tensor, generator: torch.Generator) -> Tensor:
+    """Return points across the nearest kinks, and at random distances, from a thousandth of the box to all of it."""
+    draw = torch.randn(STEPS, len(point), generator=generator, dtype=torch.float64)
+    radius = 10 ** (-3 * torch.rand(STEPS, 1, generator=generator, dtype=torch.float64))
+    steps = (radius * draw).to(point.device) * (domain.upper - domain.lower)
+    if function.chain is None:
+        return point + steps
+    return point + torch.cat([steps[: STEPS // 2], _crossings(function.chain, point)])
+
+
+def _crossings(net: MLP, point: Tensor) -> Tensor:
+    """Return the steps from a point across the kinks of single neurons, the shortest first."""
+    a, prefix, steps = point, torch.eye(len(point)).to(point), []
+    for i, weight in enumerate(net.weights[:-1]):
+        z = weight.detach() @ a + (net.biases[i].detach() if net.bias else 0.0)
+        gradient = weight.detach() @ prefix  # (n_l, d)
+        square = (gradient * gradient).sum(1)
+        live = square > 0
+        steps.append(-(1 + OVERSHOOT) * (z / square)[live, None] * gradient[live])
+        a, prefix = leaky_relu(z, net.slope), slopes_of(z, net.slope)[:, None] * gradient
+    together = torch.cat([*steps, point.new_zeros(0, len(point))])
+    return together[together.norm(dim=1).argsort(stable=True)[:STEPS]]
+
+
+def slopes_of(z: Tensor, slope: float) -> Tensor:
+    """Return sigma'(z), s at 0, in the precision of z."""
+    return torch.where(z > 0, torch.ones_like(z), torch.full_like(z, slope))
+
+
+def rounded(net: MLP, point: Tensor) -> tuple[Tensor, float, bool]:
+    """Return Jf at a point, what rounding can have added to its singular values, and whether there is a kink."""
+    weights = [w.detach() for w in net.weights]
+    a, prefix, diagonals, sizes, kink = point, torch.eye(len(point)).to(point), [], [1.0], False
+    for i, weight in enumerate(weights[:-1]):
+        bias = net.biases[i].detach() if net.bias else weight.new_zeros(len(weight))
+        z, gradient = weight @ a + bias, weight @ prefix
+        near = z.abs() <= KINK * (weight.abs() @ a.abs() + bias.abs())
+        moving = gradient.norm(dim=1) > KINK * weight.norm(dim=1) * sizes[-1]
+        kink = kink or (net.slope != 1 and bool((near & moving).any()))
+        diagonals.append(slopes_of(z, net.slope))
+        a, prefix = leaky_relu(z, net.slope), diagonals[-1][:, None] * gradient
+        sizes.append(float(torch.linalg.matrix_norm(prefix, 2)))
+    product, error = weights[-1], 0.0
+    for weight, diagonal, size in zip(weights[-2::-1], diagonals[::-1], sizes[-2::-1], strict=True):
+        product = product * diagonal
+        error += (len(weight) + 2) * EPS * float((product.abs() @ weight.abs()).norm()) * size
+        product = product @ weight
+    error += 4 * max(product.shape) * EPS * float(product.norm())
+    return product, error, kink

@@ -1,0 +1,315 @@
+"""Brackets of the rank of a nonlinear function: Jacobian rank below, an explicit factorisation above."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.measures import jacobian, regions
+from bnrank.measures.spectra import relative_tolerance
+from bnrank.networks.functional import Functional, check_finite, example, unwrap
+from bnrank.networks.mlp import MLP, from_layers
+from bnrank.theory.factorisation import Basis, Cut, cuts
+
+__all__ = ["RankBracket", "bracket"]
+
+DOMAINS = ("data", "everywhere")
+
+
+@dataclass(frozen=True)
+class RankBracket:
+    """Bounds on the rank of F = h o g, which is f on the data to within ``error``.
+
+    lower <= Rank_J(F) <= R0(F) <= Rank_BN(F) <= upper (T5, T18).
+
+    Attributes
+    ----------
+    lower : int
+        Rank JF(witness), the largest found.
+    upper : int
+        Inner dimension of the factorisation.
+    domain : str
+        "everywhere": F is f on all inputs, to the precision of the parameters, and the bracket is one of f itself. "on
+        the data": F is f on x, to within ``error``, and on every input whose representation at the cut lies in the
+        affine span (linear span without biases) of the data's; elsewhere it is f of the nearest point of that span.
+    everywhere : int
+        The least upper bound that holds everywhere, min_l rank W_l for a chain.
+    jacobian_rank : int
+        max_i rank Jf(x_i), of f itself; more than ``lower`` where f varies in directions in which the data do not, or
+        by less than the tolerance.
+    witness : Tensor
+        The point where JF has rank ``lower``; of several samples, the one with the largest s_lower / s_1.
+    index : int or None
+        Its row in x; None where it is not one of the samples.
+    singular_values : Tensor
+        Of JF(witness), descending.
+    complete : bool
+        Whether all linear regions of F in ``box`` were looked at, so that ``lower`` is Rank_J(F; box).
+    h, g : torch.nn.Module
+        The networks, in the module's precision. For ``upper`` 0 one number that is always 0 passes between them.
+    error, relative_error : float
+        max |f(x_i) - h(g(x_i))| over samples and outputs, evaluated in float64; and over max |f(x_i)|.
+    layer, place : int, str
+        Where f was cut: after ``layer`` layers (parts of a Sequential), at the "input", a "preactivation", an
+        "activation" or the "output".
+    rtol, tolerance : float
+        As given.
+    """
+
+    lower: int
+    upper: int
+    domain: str
+    everywhere: int
+    jacobian_rank: int
+    witness: Tensor
+    index: int | None
+    singular_values: Tensor
+    complete: bool
+    h: nn.Module
+    g: nn.Module
+    error: float
+    relative_error: float
+    layer: int
+    place: str
+    rtol: float
+    tolerance: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether both ends are equal, so that Rank_J(F) = Rank_BN(F) = upper."""
+        return self.lower == self.upper
+
+    def __str__(self) -> str:
+        return (
+            f"rank in [{self.lower}, {self.upper}] ({self.domain}), cut at {self.place} {self.layer}, "
+            f"relative error {self.relative_error:.2g}"
+        )
+
+
+@dataclass(frozen=True)
+class _Witness:
+    rank: int
+    point: Tensor
+    index: int | None
+    singular_values: Tensor
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    rank: int
+    cut: Cut
+    basis: Basis
+    error: float
+
+
+def bracket(
+    net: nn.Module,
+    x: Tensor | np.ndarray,
+    rtol: float = 1e-6,
+    *,
+    tolerance: float | None = None,
+    domain: str = "data",
+    box: Any = None,
+    segments: int = 0,
+    limit: int = 100_000,
+    seed: int = 0,
+) -> RankBracket:
+    """Bracket the rank of the network function between a Jacobian and an explicit factorisation f = h o g (T5, T18).
+
+    Above: f is cut where its representation is narrowest. A cut at a representation a, on the data within
+    mu + Q z, z in R^k, gives g = Q^T (a - mu) and h = the rest of the network after mu + Q z. Of all cuts (input,
+    before and after every activation, output) and all k, principal directions first, the least k is taken for which
+    F = h o g is f on the data to within ``tolerance``, and there the cut of the least error. Everywhere, f passes
+    through the image of every W_l, of dimension rank W_l; that bound is taken where none on the data is less.
+
+    Below: the largest rank of JF at the samples, on segments between them and in the linear regions of a box. The
+    bracket is about F, since a loose tolerance changes the function: a trained network may be within 1% of a function
+    of rank 2 and have a Jacobian of full rank. As J(h o g) = Jh Jg, lower <= upper always. Samples next to a kink,
+    where the Jacobian may be that of no region, do not count; if all are, points 1e-6 of their size away do.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        A chain of linear layers (MLP, or Sequential of Linear and ReLU or LeakyReLU) is cut everywhere; any other
+        Sequential between its parts; any other module at input and output.
+    x : Tensor or ndarray
+        Samples, (N, ...), floating point. N samples span at most N - 1 dimensions: few samples give a small bound on
+        the data, and no information elsewhere.
+    rtol : float
+        Singular values of a Jacobian above ``rtol`` times the largest count for its rank.
+    tolerance : float, optional
+        Largest max |f - h o g| over the data, relative to max |f|. Default: 1e-9, but no less than 100 times the
+        resolution of the module's precision (1.2e-5 in float32). A factorisation that holds everywhere counts
+        whatever its rounding error.
+    domain : "data" or "everywhere"
+        Whether an upper bound that holds on the data will do.
+    box : array_like, optional
+        Rows (low, high), (d_in, 2): all linear regions of F in there are looked at, see
+        :func:`bnrank.measures.regions.enumerate`. Small chains only.
+    segments : int
+        Number of segments between random pairs of samples on which all linear pieces of F are looked at. Chains only.
+    limit : int
+        Stop when so many regions are found, in the box and on the segments.
+    seed : int
+        Of the pairs.
+
+    Returns
+    -------
+    RankBracket
+        Bounds, witness, the networks h and g and their error.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, parameters are not finite, or the module cannot be run on x and differentiated.
+
+    Notes
+    -----
+    Sources: Jacot2023a proposition 1 and theorem 1; properties in T6.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> found = bracket(bnrank.MLP([5, 8, 2, 8, 5], seed=0), torch.randn(50, 5, dtype=torch.float64))
+    >>> found.lower, found.upper, found.exact, found.layer, found.domain
+    (2, 2, True, 2, 'everywhere')
+    """
+    net = unwrap(net)
+    check_finite(net)
+    x = example(net, x).detach().clone()  # the module may work in place
+    if not x.is_floating_point():
+        raise TypeError(f"x: got dtype {x.dtype}, expected floating point to differentiate by")
+    rtol = relative_tolerance(rtol)
+    domain = _validate.choice(domain, "domain", DOMAINS)
+    segments = _validate.integer(segments, "segments", 0)
+    limit = _validate.integer(limit, "limit")
+    seed = _validate.integer(seed, "seed", 0)
+    dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
+    if tolerance is None:
+        tolerance = max(1e-9, 100 * torch.finfo(dtype).eps)
+    tolerance = _validate.number(tolerance, "tolerance", 0.0)
+
+    function = Functional(net)
+    with torch.no_grad():
+        f = function(x).flatten(1)
+    size = float(f.abs().max())
+    places = cuts(net, x)
+    globally = _everywhere(places, f)
+    best = globally if domain == "everywhere" else _on_data(places, f, tolerance * size, globally)
+    upper = best.rank
+
+    exact_h, exact_g = best.cut.split(best.basis)
+    h, g = (copy.deepcopy(part).to(f.device, dtype) for part in (exact_h, exact_g))
+    with torch.no_grad():
+        error = float((Functional(h)(Functional(g)(x)).flatten(1) - f).abs().max())
+    on_data = best is not globally
+    own = jacobian.singular_values(net, x, kink_rtol=None)
+    lowest = _lowest(_merged(h, g), None, x, upper, rtol, seed) if on_data else _lowest(net, own, x, upper, rtol, seed)
+    searched = [regions.enumerate(_merged(h, g), box, rtol=rtol, limit=limit)] if box is not None else []
+    if segments:
+        searched.append(regions.along_lines(_merged(h, g), *_pairs(x, segments, seed), rtol=rtol, limit=limit))
+    for found in searched:
+        if min(found.rank, upper) > lowest.rank:
+            lowest = _Witness(min(found.rank, upper), found.witness.point, None, found.witness.singular_values[:upper])
+    return RankBracket(
+        lowest.rank,
+        upper,
+        "on the data" if on_data else "everywhere",
+        globally.rank,
+        int((own[:, : globally.rank] > rtol * own[:, :1]).sum(1).max()),
+        lowest.point,
+        lowest.index,
+        lowest.singular_values,
+        box is not None and searched[0].complete,
+        h,
+        g,
+        error,
+        error / size if size else (0.0 if error == 0 else float("inf")),
+        best.cut.layer,
+        best.cut.place,
+        rtol,
+        tolerance,
+    )
+
+
+def _everywhere(places: list[Cut], f: Tensor) -> _Candidate:
+    """Return the least factorisation that holds for all inputs; of equals one that cuts between neurons."""
+
+    def dimension(basis: Basis) -> int:
+        return len(basis.origin) if basis.directions is None else basis.directions.shape[1]
+
+    cut = min(places, key=lambda c: (dimension(c.everywhere), c.everywhere.directions is not None))
+    return _Candidate(dimension(cut.everywhere), cut, cut.everywhere, _error(cut, cut.everywhere, f))
+
+
+def _on_data(places: list[Cut], f: Tensor, allowed: float, known: _Candidate) -> _Candidate:
+    """Return the least factorisation that is f on the data to within ``allowed``, or the known one if none is less."""
+    best, best_k = known, known.rank - 1
+    for cut in sorted(places, key=lambda c: int((c.spread > 1e-12 * c.spread[:1]).sum())):
+        k = min(best_k, len(cut.spread))
+        if k < 0 or _error(cut, cut.principal(k), f) > allowed:
+            continue
+        low = -1  # the error decreases, if not quite monotonically, with k
+        while k - low > 1:
+            middle = (k + low) // 2
+            if _error(cut, cut.principal(middle), f) > allowed:
+                low = middle
+            else:
+                k = middle
+        found = _Candidate(k, cut, cut.principal(k), _error(cut, cut.principal(k), f))
+        if best is known or (found.rank, found.error) < (best.rank, best.error):
+            best, best_k = found, k
+    return best
+
+
+def _error(cut: Cut, basis: Basis, f: Tensor) -> float:
+    with torch.no_grad():
+        return float((cut.rest(basis.project(cut.values)) - f).abs().max())
+
+
+def _merged(h: nn.Module, g: nn.Module) -> nn.Module:
+    """Return h o g in float64, as one chain where both are chains."""
+    if not (isinstance(h, MLP) and isinstance(g, MLP)):
+        return nn.Sequential(copy.deepcopy(g), copy.deepcopy(h)).double()
+    device = h.weights[0].device
+    outer, inner = ([w.detach().double() for w in net.weights] for net in (h, g))
+    weights = [*inner[:-1], outer[0] @ inner[-1], *outer[1:]]
+    if not h.bias:
+        return from_layers(weights, slope=h.slope).to(device)
+    after, before = ([b.detach().double() for b in net.biases] for net in (h, g))
+    biases = [*before[:-1], outer[0] @ before[-1] + after[0], *after[1:]]
+    return from_layers(weights, biases, h.slope).to(device)
+
+
+def _lowest(factored: nn.Module, known: Tensor | None, x: Tensor, upper: int, rtol: float, seed: int) -> _Witness:
+    """Return the largest rank of the Jacobian, of known singular values or not, at samples that are next to no kink."""
+    rows = (~jacobian.near_kinks(factored, x)).nonzero()[:, 0].to(x.device)
+    points, moved = x[rows], not len(rows)
+    if moved:
+        draw = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        points = x.double() + 1e-6 * max(float(x.abs().max()), 1e-300) * draw.to(x.device)
+    if moved or known is None:
+        values = jacobian.singular_values(factored, points, kink_rtol=None)[:, :upper]
+    else:
+        values = known[rows.to(known.device), :upper]
+    counts = (values > rtol * values[:, :1]).sum(1)
+    most = int(counts.max()) if upper else 0
+    margin = torch.where(counts == most, values[:, most - 1] / values[:, 0], -1.0) if most else counts
+    best = int(margin.argmax())
+    return _Witness(most, points[best].clone(), None if moved else int(rows[best]), values[best])
+
+
+def _pairs(x: Tensor, segments: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw pairs of samples that differ."""
+    generator = torch.Generator().manual_seed(seed)
+    first, second = torch.randint(len(x), (2, segments), generator=generator).to(x.device)
+    kept = (x[first] != x[second]).any(1)
+    if not bool(kept.any()):
+        raise ValueError(f"segments: got {segments} on {len(x)} sample(s), expected samples that differ")
+    return x[first[kept]], x[second[kept]]

@@ -1,0 +1,244 @@
+"""Which minima gradient descent can stay at, and how narrow those of rank one are (T26)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.measures import ntk, regions
+from bnrank.measures.spectra import relative_tolerance
+from bnrank.networks.chain import as_mlp
+from bnrank.networks.functional import check_finite
+from bnrank.networks.mlp import MLP, from_layers
+from bnrank.theory.symmetry import rank_one_parts
+from bnrank.theory.tours import PathBounds, diameter, shortest_path_bounds
+
+__all__ = ["GrowthBound", "Sharpness", "growth_bound", "largest_trace", "sharpness_bound"]
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """The curvature of the loss at parameters that fit the data, against what a step size allows.
+
+    Attributes
+    ----------
+    curvature : float
+        (2/N) ||J_theta f(X)||_op^2 + 2 ridge, the largest eigenvalue of the Gauss-Newton matrix of the loss
+        (1/N) sum_i ||f(x_i) - y_i||^2 + ridge ||theta||^2: of its Hessian where f(x_i) = y_i and f is differentiable.
+    largest_step : float
+        2 / curvature: gradient descent with a larger step leaves such a minimum; infinite without curvature.
+    step : float or None
+        As given.
+    limit : float
+        2 / step; NaN without a step.
+    stable : bool or None
+        Whether curvature < limit; None without a step.
+    """
+
+    curvature: float
+    largest_step: float
+    step: float | None
+    limit: float
+    stable: bool | None
+
+
+@dataclass(frozen=True)
+class GrowthBound:
+    """A lower bound on the largest Tr Theta(x, x) of a network that has rank-one weights.
+
+    Attributes
+    ----------
+    bound : float
+        e^{-c1} TSP^4 sum_{l in S} ||W_l||_op^{-2} / (64 diam^2).
+    measured : float
+        The largest Tr Theta(x, x) on the segment, for weights and biases.
+    path : PathBounds
+        Of the outputs f(x_i); ``bound`` takes its lower end for TSP.
+    diameter : float
+        Of the inputs.
+    excess : float
+        c1 = ||theta||^2 - L.
+    layers : tuple of int
+        S, the layers with a weight of rank one (or 0: then f is constant, and so is the bound).
+    start, end : Tensor
+        The segment between two samples on which Theta is that large.
+    network : MLP
+        The network with exactly rank-one weights in S, the one all of this is about.
+    """
+
+    bound: float
+    measured: float
+    path: PathBounds
+    diameter: float
+    excess: float
+    layers: tuple[int, ...]
+    start: Tensor
+    end: Tensor
+    network: MLP
+
+
+def sharpness_bound(
+    module: nn.Module, x: Tensor | np.ndarray, step: float | None = None, *, ridge: float = 0.0
+) -> Sharpness:
+    """Return the largest curvature of the loss at parameters that fit the data, against 2 / step.
+
+    Gradient descent with step eta cannot stay at a minimum with f(x_i) = y_i where (2/N) ||J_theta f||_op^2 > 2 / eta
+    (T26; Jacot2023b section 4, with the factor of the loss of theory.md section 0: E14).
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any module.
+    x : Tensor or ndarray
+        Samples, (N, ...): all that the loss is over.
+    step : float, optional
+        eta > 0.
+    ridge : float
+        lambda of the loss.
+
+    Returns
+    -------
+    Sharpness
+        The curvature and the largest step.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, or as :func:`bnrank.ntk.top_eigenvalue`.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.MLP([1, 1], bias=False)                      # loss (w - w*)^2 x^2
+    >>> found = sharpness_bound(net, torch.tensor([[2.0]]), step=0.2)
+    >>> round(found.curvature, 9), found.limit, found.stable
+    (8.0, 10.0, True)
+    """
+    ridge = _validate.number(ridge, "ridge", 0.0)
+    if step is not None:
+        step = _validate.number(step, "step", 0.0, strict=True)
+    curvature = 2 * ntk.top_eigenvalue(module, x, normalised=True) + 2 * ridge
+    largest = 2 / curvature if curvature else math.inf
+    if step is None:
+        return Sharpness(curvature, largest, None, math.nan, None)
+    return Sharpness(curvature, largest, step, 2 / step, curvature < 2 / step)
+
+
+def largest_trace(net: nn.Module, start: Tensor, end: Tensor) -> float:
+    """Return the supremum of Tr Theta(x, x) on a segment, over all parameters.
+
+    On each piece of constant activation pattern the trace is a quadratic, convex function of the place (T24), largest
+    at an end of the piece; it is taken there with the pattern of the piece.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        A chain of linear layers.
+    start, end : Tensor
+        The ends, (d_in,).
+
+    Returns
+    -------
+    float
+        The supremum.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`bnrank.regions.along_line`.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.mlp.from_layers([torch.ones(1, 1), torch.ones(1, 1)])
+    >>> round(largest_trace(net, torch.tensor([-1.0]), torch.tensor([3.0])), 9)       # x^2 + x^2
+    18.0
+    """
+    intervals = regions.along_line(net, start, end, merge=False).intervals
+    assert intervals is not None
+    quarters = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    t = intervals[:, :1] + quarters * (intervals[:, 1:] - intervals[:, :1])  # (pieces, 3)
+    first = start.detach().double().cpu()
+    places = first + t.reshape(-1, 1) * (end.detach().double().cpu() - first)
+    a, b, c = ntk.trace(net, places).reshape(-1, 3).T
+    return float(torch.stack([3 * a - 3 * b + c, a - 3 * b + 3 * c, a, b, c]).max())
+
+
+def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) -> GrowthBound:
+    r"""Return an explicit form of the growth of the NTK of networks of rank one, with what is measured.
+
+    Let W_l have rank one for l in S, and let T bound the shortest path through f(x_1), ..., f(x_N) from below. Then on
+    a segment between two of the samples there is a point with
+
+        Tr Theta(x, x) >= e^{-c1} T^4 sum_{l in S} ||W_l||_op^{-2} / (64 diam^2),    c1 = ||theta||^2 - L.
+
+    With T of order N^{1 - 1/k} and near-isometric W_l this is Jacot2023b Thm 10, c'' L e^{-c1} N^{4 - 4/k} (T26), with
+    its constant, and without the condition on the depth. Why: W_l = s u v^T makes f = h_l o z_l, z_l = v . a_{l-1}.
+    Take the segment on which z of the first such layer goes from its least to its largest value over the samples. Of
+    its image, at least T long, the part with |z_l| < T / (4 H_l), H_l = ||W_l|| ... ||W_L||, covers at most half; so
+    where |z_l| is larger, f moves by at least T / 2, for each l. Average ||Jf|| over the segment, with the number of
+    such l as weight, and use Tr Theta >= sum_l z_l^2 ||J(a~_l -> f)||_F^2,
+    ||J(a~_l -> f)|| >= ||Jf u|| / (||W_1|| ... ||W_l||) and prod ||W_l||^2 <= e^{c1}.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        A chain of linear layers, at least one weight of rank one.
+    x : Tensor or ndarray
+        Samples, (N, d_in).
+    rtol : float
+        A weight has rank one if s_2 <= ``rtol`` s_1; the rest is dropped, and the bound is about the network that is
+        left.
+
+    Returns
+    -------
+    GrowthBound
+        The bound and the largest trace measured on the segment.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the network is no such chain or x does not fit.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.mlp.from_layers([torch.ones(1, 1)] * 4)
+    >>> found = growth_bound(net, torch.linspace(0, 8, 9)[:, None])
+    >>> round(found.bound, 9), round(found.measured, 9)                     # 4 8^4 / (64 8^2), 4 8^2
+    (4.0, 256.0)
+    """
+    check_finite(net)
+    chain, rtol = as_mlp(net), relative_tolerance(rtol)
+    samples = _validate.samples(x, "x", ndim=None).detach().flatten(1).double().to(chain.weights[0].device)
+    weights, layers, norms = [], [], []
+    for number, weight in enumerate(chain.weights, start=1):
+        u, s, v = torch.linalg.svd(weight.detach(), full_matrices=False)
+        if len(s) == 1 or s[1] <= rtol * s[0]:
+            layers.append(number)
+            norms.append(float(s[0]) or math.inf)
+            weights.append(s[0] * u[:, :1] @ v[:1])
+        else:
+            weights.append(weight.detach())
+    if not layers:
+        raise ValueError("net: got no weight of rank one, expected at least one layer with s_2 <= rtol s_1")
+    network = from_layers(weights, [b.detach() for b in chain.biases], chain.slope).to(samples.device)
+    with torch.no_grad():
+        path, width = shortest_path_bounds(network(samples)), diameter(samples)
+    excess = sum(float((p.detach() ** 2).sum()) for p in network.parameters()) - chain.depth
+    z, _ = rank_one_parts(network, samples, layers[0])
+    start, end = samples[int(z.argmin())].cpu(), samples[int(z.argmax())].cpu()
+    bound = 0.0
+    if path.lower > 0 and width > 0:
+        inverse = sum(norm**-2 for norm in norms)
+        bound = math.exp(-excess + 4 * math.log(path.lower) - 2 * math.log(width) + math.log(inverse / 64))
+    if bool((start == end).all()):
+        measured = float(ntk.trace(network, start[None]))
+    else:
+        measured = largest_trace(network, start, end)
+    return GrowthBound(bound, measured, path, width, excess, tuple(layers), start, end, network)

@@ -1,0 +1,264 @@
+"""Statements about the representation cost: T1 to T4, T7, T8, T10, T14, T17b."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bnrank.theory.cost.bracketing import bracket
+from bnrank.theory.cost.closed_forms import schatten
+from bnrank.theory.cost.search import rounded
+from bnrank.theory.cost.two_point import two_point
+from bnrank.theory.facts import Facts
+from bnrank.theory.verdict import NotApplicable, Sides, Statement, statement
+
+__all__ = ["STATEMENTS"]
+
+CHAIN = "a chain of linear layers with one activation, its slope in [-1, 1]"
+STATIONARY = 1e-2  # ||grad C + 2 lambda theta|| / (||grad C|| + ||2 lambda theta||) up to which T14 is looked at
+ALIGNED = 1e-6  # of R1(W_l) summed over layers minus R1 of the product: up to which they count as equal
+
+
+@statement(
+    "T1",
+    "representation cost",
+    "lower <= ||theta'||^2 <= ||theta||^2, lower <= R(f; Omega, L) from the Jacobian, theta' pruned and balanced",
+    source="Jacot2023a section 3; Jacot2023b section 2",
+)
+def _cost(facts: Facts) -> Sides:
+    chain, x = facts.chain, facts.x.flatten(1)
+    found = bracket(chain, x, rtol=facts.rtol, starts=64, rounds=3, max_regions=500, seed=facts.seed)
+    pairs = [(float(found.lower), min(found.upper, facts.parameter_norm)), (found.upper, facts.parameter_norm)]
+    left, right = min(pairs, key=lambda pair: pair[1] - pair[0])
+    note = (
+        f"{found.lower:.6g} <= R(f; Omega, {found.depth}) <= {found.upper:.6g} ({found.how}), Omega the bounding box "
+        f"of the samples; lower bound from {found.lower.looked_at} points"
+    )
+    return Sides(left, right, assumptions=(CHAIN,), note=note)
+
+
+@statement(
+    "T2",
+    "cost of a linear map",
+    "L sum_i s_i(A)^{2/L} <= ||theta||^2, A = W_L ... W_1",
+    source="Jacot2023b section 3 (Dai, Karzand, Srebro 2021)",
+)
+def _linear_cost(facts: Facts) -> Sides:
+    values = _product_values(facts)
+    note = f"rank A = {len(values)}, L = {facts.depth}"
+    return Sides(schatten(values, facts.depth), facts.parameter_norm, assumptions=("a linear network",), note=note)
+
+
+@statement(
+    "T3",
+    "expansion of the cost of a linear map",
+    "|R(A; L) - (L R0 + R1 + R2/L)| <= sum_i |u_i|^3 e^{max(u_i, 0)/L} / (6 L^2), u_i = 2 log s_i(A)",
+    source="Jacot2023b section 3",
+)
+def _expansion(facts: Facts) -> Sides:
+    values, depth = _product_values(facts), facts.depth
+    cost = schatten(facts.jacobian_values[0][: len(values)], depth)
+    u = 2 * values.log()
+    r1, r2 = float(u.sum()), float((u * u).sum()) / 2
+    bound = float((u.abs() ** 3 * torch.exp(u.clamp(min=0) / depth)).sum()) / (6 * depth**2)
+    remainder = abs(cost - (depth * len(values) + r1 + r2 / depth))
+    note = f"R = {cost:.6g}, R0 = {len(values)}, R1 = {r1:.6g}, R2 = {r2:.6g}, L = {depth}"
+    return Sides(remainder, bound, tolerance=1e-8, scale=cost, assumptions=("a linear network",), note=note)
+
+
+@statement(
+    "T4",
+    "Jacobian bound",
+    "L sum_k s_k(Jf(x))^{2/L} <= ||theta||^2",
+    source="Jacot2023a section 3; Jacot2023b theorem 3",
+)
+def _jacobian_bound(facts: Facts) -> Sides:
+    depth = facts.depth
+    counted = torch.where(facts.jacobian_values > facts.rtol * facts.jacobian_values[:, :1], facts.jacobian_values, 0.0)
+    i = int((counted ** (2 / depth)).sum(1).argmax())
+    values = _less_rounding(facts, i)
+    return Sides(
+        schatten(values, depth),
+        facts.parameter_norm,
+        assumptions=(CHAIN,),
+        note=_where(facts, i, f"rank {len(values)}"),
+    )
+
+
+@statement(
+    "T7",
+    "pseudo-determinant bound",
+    "j L + 2 sum_{i <= j} log s_i(Jf(x)) <= ||theta||^2 for every j <= k = rank Jf(x); at j = k, k L + 2 log |Jf(x)|_+",
+    source="Jacot2023b theorem 3, at finite depth",
+)
+def _pseudo_determinant_bound(facts: Facts) -> Sides:
+    depth, values = facts.depth, facts.jacobian_values
+    logs = torch.where(values > facts.rtol * values[:, :1], values, 1.0).log()
+    terms = torch.where(values > facts.rtol * values[:, :1], depth + 2 * logs, 0.0)
+    i = int(terms.clamp(min=0).sum(1).argmax())
+    sums = (depth + 2 * _less_rounding(facts, i).log()).cumsum(0)
+    j = int(sums.argmax()) if len(sums) else 0
+    left = float(sums[j]) if len(sums) else 0.0
+    note = _where(facts, i, f"j = {j + 1} of {len(sums)}" if len(sums) else "Jf = 0")
+    return Sides(left, facts.parameter_norm, scale=float(sums.abs().sum()), assumptions=(CHAIN,), note=note)
+
+
+@statement(
+    "T8",
+    "second correction of a product",
+    "R2(A)^{1/2} <= sum_l R2(W_l)^{1/2}, R2 = (1/2) ||log_+ A^T A||_F^2, A = W_L ... W_1",
+    source="Jacot2023b proposition 4, for linear maps",
+)
+def _second_correction(facts: Facts) -> Sides:
+    product = _product_values(facts).log()
+    factors = [_counted(torch.linalg.svdvals(weight), facts.rtol).log() for weight in facts.weights]
+    ranks = [len(logs) for logs in factors]
+    if set(ranks) != {len(product)}:
+        raise NotApplicable("all layers have the rank of the product (equal R0)", f"ranks {ranks}, {len(product)}")
+    sums = [2 * float(logs.sum()) for logs in factors]
+    scale = max(1.0, *(2 * float(logs.abs().sum()) for logs in factors))
+    gap = abs(sum(sums) - 2 * float(product.sum()))
+    if gap > ALIGNED * scale:
+        raise NotApplicable("R1 of the layers adds up to R1 of the product", f"they differ by {gap:.2g}")
+    left, right = math.sqrt(2) * float(product.norm()), math.sqrt(2) * sum(float(logs.norm()) for logs in factors)
+    # log s(A) is majorised by the sum of log s(W_l) and of the logs of cosines, which add up to -gap / 2
+    allowed = gap / math.sqrt(2) + 1e-9 * scale
+    size = max(left, right, scale)
+    assumptions = ("a linear network", "equal R0", f"R1 adds up to {gap:.1e}")
+    note = f"R2 of the product {left**2:.6g}; rank {len(product)} in {len(ranks)} layers"
+    return Sides(left, right, tolerance=allowed / size, scale=scale, assumptions=assumptions, note=note)
+
+
+@statement(
+    "T10",
+    "two-point bound",
+    "(L/2) (||Jf(x)||_{2/L}^{2/L} + ||Jf(y)||_{2/L}^{2/L}) + C^{-2} ||Jf(x) - Jf(y)||_* <= ||theta||^2",
+    source="Jacot2023b proposition 13, corrected (E5)",
+)
+def _two_points(facts: Facts) -> Sides:
+    if facts.chain.slope != 0:
+        raise NotApplicable("the activation is ReLU", f"slope {facts.chain.slope:g}")
+    found = two_point(facts.chain, facts.x.flatten(1), max_pairs=300, seed=facts.seed)
+    note = (
+        f"samples {found.pair[0]} and {found.pair[1]}, the best of {found.pairs} pairs; C = {found.constant:.6g}, "
+        f"nuclear norm {found.difference:.6g}"
+    )
+    return Sides(float(found), facts.parameter_norm, assumptions=("a ReLU chain", "C >= 1"), note=note)
+
+
+@statement(
+    "T14",
+    "balance of layers",
+    "||W_l||_F^2 + ||b_l||^2 = ||W_{l+1}||_F^2",
+    source="Jacot2023a appendix; Jacot2023b section 4",
+)
+def _balanced_layers(facts: Facts) -> Sides:
+    incoming, outgoing = _both_sides(facts)
+    before, after = (torch.stack([v.sum() for v in side]) for side in (incoming, outgoing))
+    return _balance(facts, before, after, [f"layer {layer}" for layer in range(1, facts.depth)])
+
+
+@statement(
+    "T14",
+    "balance of neurons",
+    "||W_l[i,:]||^2 + b_l[i]^2 = ||W_{l+1}[:,i]||^2",
+    source="Jacot2023a appendix; Jacot2023b section 4",
+)
+def _balanced_neurons(facts: Facts) -> Sides:
+    incoming, outgoing = _both_sides(facts)
+    names = [f"layer {layer}, neuron {i}" for layer, v in enumerate(incoming, 1) for i in range(len(v))]
+    return _balance(facts, torch.cat(incoming), torch.cat(outgoing), names)
+
+
+@statement(
+    "T17b",
+    "bound on every singular value",
+    "s_k(Jf(x)) <= (||theta||^2 / (k L))^{L/2} for every k",
+    source="Jacot2023a theorem 2 and section 4, for every k: follows from T4",
+)
+def _singular_value_bound(facts: Facts) -> Sides:
+    depth, values = facts.depth, facts.jacobian_values
+    k = torch.arange(1, values.shape[1] + 1).to(values)
+    bounds = (facts.parameter_norm / (k * depth)) ** (depth / 2)
+    counted = torch.where(values > facts.rtol * values[:, :1], values, 0.0)
+    ratios = k * depth * counted ** (2 / depth)  # <= ||theta||^2
+    i, j = divmod(int(ratios.argmax()), values.shape[1])
+    return Sides(
+        float(values[i, j]), float(bounds[j]), assumptions=(CHAIN,), note=_where(facts, i, f"k = {j + 1} of {len(k)}")
+    )
+
+
+STATEMENTS: list[Statement] = [
+    _cost,
+    _linear_cost,
+    _expansion,
+    _jacobian_bound,
+    _pseudo_determinant_bound,
+    _second_correction,
+    _two_points,
+    _balanced_layers,
+    _balanced_neurons,
+    _singular_value_bound,
+]
+
+
+def _where(facts: Facts, sample: int, detail: str) -> str:
+    return f"sample {sample}, the closest of {len(facts.jacobian_values)}; {detail}; L = {facts.depth}"
+
+
+def _counted(values: Tensor, rtol: float) -> Tensor:
+    """Return the singular values that count for the rank."""
+    return values[values > rtol * values[0]]
+
+
+def _less_rounding(facts: Facts, sample: int) -> Tensor:
+    """Return those singular values of Jf at a sample that count, less what rounding can have added."""
+    _, error, _ = rounded(facts.chain, facts.x[sample].flatten())
+    values = (facts.jacobian_values[sample] - error).clamp(min=0.0)
+    return _counted(values, facts.rtol)
+
+
+def _product_values(facts: Facts) -> Tensor:
+    """Return the singular values of W_L ... W_1 that count; for linear networks only."""
+    if facts.chain.slope != 1:
+        raise NotApplicable("the network is linear (slope 1)", f"slope {facts.chain.slope:g}")
+    product = facts.weights[0]
+    for weight in facts.weights[1:]:
+        product = weight @ product
+    _, error, _ = rounded(facts.chain, facts.x[0].flatten())
+    return _counted((torch.linalg.svdvals(product) - error).clamp(min=0.0), facts.rtol)
+
+
+def _both_sides(facts: Facts) -> tuple[list[Tensor], list[Tensor]]:
+    """Return of every hidden neuron, (n_l,) per layer, the squares of what comes in and of what goes out."""
+    if facts.depth < 2:
+        raise NotApplicable("there are hidden neurons", "the network has one layer")
+    incoming = [(w * w).sum(1) for w in facts.weights[:-1]]
+    if facts.biases:
+        incoming = [a + b * b for a, b in zip(incoming, facts.biases, strict=False)]
+    return incoming, [(w * w).sum(0) for w in facts.weights[1:]]
+
+
+def _balance(facts: Facts, incoming: Tensor, outgoing: Tensor, names: list[str]) -> Sides:
+    """Compare what comes in and what goes out, up to the difference that the gradient of the loss allows."""
+    # e^t in, e^-t out leaves f as it is: <grad, direction> = 2 lambda (in - out), ||direction||^2 = in + out
+    penalty = facts.penalty
+    if facts.stationarity > STATIONARY:
+        raise NotApplicable(
+            "the network is a stationary point of C + lambda ||theta||^2",
+            f"||gradient|| / (||grad C|| + ||2 lambda theta||) = {facts.stationarity:.2g}, more than {STATIONARY:g}",
+        )
+    allowed = facts.gradient_norm * (incoming + outgoing).sqrt() / (2 * penalty) + 1e-9 * (incoming + outgoing)
+    i = int(((incoming - outgoing).abs() / allowed.clamp(min=torch.finfo(torch.float64).tiny)).argmax())
+    size = max(float(incoming[i]), float(outgoing[i]))
+    tolerance = float(allowed[i]) / size if size else 0.0
+    return Sides(
+        float(incoming[i]),
+        float(outgoing[i]),
+        "=",
+        tolerance,
+        assumptions=(f"stationary: {facts.stationarity:.1e} <= {STATIONARY:g}", f"lambda = {penalty:g}"),
+        note=f"{names[i]}, the closest of {len(names)}; the gradient allows a difference of {float(allowed[i]):.2g}",
+    )

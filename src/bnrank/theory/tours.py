@@ -1,0 +1,344 @@
+"""The shortest path through the outputs, and what it costs a function of one hidden dimension (T13)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+from torch import Tensor
+
+from bnrank import _validate
+
+__all__ = [
+    "PathBounds",
+    "TourBound",
+    "diameter",
+    "samples_for_rank",
+    "shortest_path_bounds",
+    "tsp_bound",
+]
+
+Array = NDArray[np.float64]
+
+EXACT = 12  # points up to which the shortest path is computed
+MATRIX = 2048  # points up to which all distances are held
+ASCENT = 2**28  # distances looked at, at most, to raise the lower bound
+
+
+@dataclass(frozen=True)
+class PathBounds:
+    """Bounds on the length of the shortest path that visits every point, with free ends.
+
+    Attributes
+    ----------
+    lower : float
+        Certified: the weight of a minimum spanning tree, raised by weights on the points (Held and Karp). Upper and
+        lower agree where the path was found exactly.
+    upper : float
+        The length of the path ``order``.
+    order : Tensor
+        A path through all points, (N,), row numbers.
+    exact : bool
+        Whether ``order`` is known to be shortest.
+    """
+
+    lower: float
+    upper: float
+    order: Tensor
+    exact: bool
+
+
+@dataclass(frozen=True)
+class TourBound:
+    """What a function of BN-rank 1 through N points (x_i, y_i) must have (T13).
+
+    Attributes
+    ----------
+    path : PathBounds
+        Of the points y_i. The two bounds below take ``path.lower``, so that they are certified.
+    diameter : float
+        The largest distance between two x_i.
+    slope : float
+        TSP / diam: some point of the convex hull of the x_i has ||Jf||_op of at least this.
+    parameter_norm : float
+        L (TSP / diam)^{2/L}: a lower bound on ||theta||^2.
+    depth : int
+        L.
+    """
+
+    path: PathBounds
+    diameter: float
+    slope: float
+    parameter_norm: float
+    depth: int
+
+
+def shortest_path_bounds(y: Tensor | np.ndarray) -> PathBounds:
+    """Return a lower and an upper bound on the shortest path that visits every point, ends free.
+
+    Up to 12 different points: the shortest path, by dynamic programming. Of more: from below, the spanning tree bound
+    min over trees of the length with weights p added at both ends of an edge, less 2 sum p, plus the two smallest p,
+    with p raised by subgradient steps; from above, the nearest neighbour path, improved by reversals (2-opt) up to
+    2,048 points.
+
+    Parameters
+    ----------
+    y : Tensor or ndarray
+        Points, (N, d).
+
+    Returns
+    -------
+    PathBounds
+        Both bounds and the path.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If y is not finite, (N, d).
+
+    Examples
+    --------
+    >>> import torch
+    >>> bounds = shortest_path_bounds(torch.tensor([[0.0], [5.0], [1.0], [3.0]]))
+    >>> bounds.lower, bounds.upper, bounds.exact
+    (5.0, 5.0, True)
+    """
+    given = _validate.samples(y, "y").detach().double().cpu().numpy()
+    points, where = np.unique(given, axis=0, return_inverse=True)
+    if len(points) <= EXACT:
+        order = _shortest(cdist(points, points))
+    else:
+        order = _nearest_neighbours(points)
+        if len(points) <= MATRIX:
+            order = _reversals(order, cdist(points, points))
+    upper = float(np.linalg.norm(np.diff(points[order], axis=0), axis=1).sum())
+    lower = upper if len(points) <= EXACT else _raised_tree(points, upper)
+    place = np.empty(len(points), dtype=np.int64)
+    place[order] = np.arange(len(points))
+    rows = np.argsort(place[where.reshape(-1)], kind="stable")
+    return PathBounds(lower, upper, torch.from_numpy(rows), len(points) <= EXACT)
+
+
+def diameter(x: Tensor | np.ndarray) -> float:
+    """Return the largest distance between two points, exactly.
+
+    Points go in descending distance from the centre; two whose distances from it add up to less than the best so far
+    are not compared.
+
+    Parameters
+    ----------
+    x : Tensor or ndarray
+        Points, (N, d).
+
+    Returns
+    -------
+    float
+        The diameter; 0 for one point.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If x is not finite, (N, d).
+
+    Examples
+    --------
+    >>> import torch
+    >>> diameter(torch.tensor([[0.0, 0.0], [3.0, 4.0], [1.0, 1.0]]))
+    5.0
+    """
+    points = _validate.samples(x, "x").detach().double().cpu().numpy()
+    points = points - points.mean(0)
+    radii = np.linalg.norm(points, axis=1)
+    order = np.argsort(-radii)
+    points, radii = points[order], radii[order]
+    best = float(np.linalg.norm(points - points[0], axis=1).max())
+    block = max(1, 2**22 // len(points))
+    for start in range(0, len(points), block):
+        if 2 * radii[start] < best:
+            break
+        rivals = points[: int(np.searchsorted(-radii, radii[start] - best, side="right"))]
+        if len(rivals):
+            best = max(best, float(cdist(points[start : start + block], rivals).max()))
+    return best
+
+
+def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int) -> TourBound:
+    """Return the lower bounds on the Jacobian and the parameter norm of every BN-rank-1 function through the data.
+
+    ||Jf||_op >= TSP(y_1..y_N) / diam(x_1..x_N) at some point of the convex hull of the x_i, and
+    ||theta||^2 >= L (TSP / diam)^{2/L} (T13; Jacot2023a Thm 2, Prop. 10). TSP is the shortest path, here its certified
+    lower bound, so that both hold of every such function. The domain of f must contain the convex hull.
+
+    Parameters
+    ----------
+    x : Tensor or ndarray
+        Inputs, (N, d_in).
+    y : Tensor or ndarray
+        Outputs, (N, d_out).
+    depth : int
+        L.
+
+    Returns
+    -------
+    TourBound
+        The bounds and what they are made of.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the data are not finite or of different lengths, or one input has two outputs.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.linspace(0, 1, 5)[:, None]
+    >>> y = torch.tensor([[0.0], [1.0], [0.0], [1.0], [0.0]])
+    >>> tsp_bound(x, y, 4).slope                                  # the path visits 0 and 1 once each
+    1.0
+    """
+    depth = _validate.integer(depth, "depth")
+    inputs, outputs = _validate.samples(x, "x"), _validate.samples(y, "y")
+    if len(inputs) != len(outputs):
+        raise ValueError(f"y: got {len(outputs)} samples, expected as many as x has, {len(inputs)}")
+    path, width = shortest_path_bounds(outputs), diameter(inputs)
+    if width == 0 and path.lower > 0:
+        raise ValueError("y: got different outputs for one and the same input, expected a function of x")
+    slope = path.lower / width if width else 0.0
+    return TourBound(path, width, slope, depth * slope ** (2 / depth), depth)
+
+
+def samples_for_rank(k: int, depth: int, constant: float, rate: float) -> float:
+    """Return the number of samples from which on rank k is cheaper than rank 1.
+
+    ((k + C/L) / c)^{kL/(2k-2)}, the N at which c N^{(2/L)(1 - 1/k)} = k + C/L (T17b; Jacot2023a section 4): the left
+    side bounds R/L of a BN-rank-1 fit from below (T13, with TSP / diam growing like N^{1-1/k}), the right side R/L of
+    the true function from above.
+
+    Parameters
+    ----------
+    k : int
+        Rank of the true function, at least 2.
+    depth : int
+        L.
+    constant : float
+        C, with R(f*; L) <= k L + C.
+    rate : float
+        c > 0, with (TSP / diam)^{2/L} >= c N^{(2/L)(1 - 1/k)}.
+
+    Returns
+    -------
+    float
+        N; infinite where it exceeds the range of floats.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range.
+
+    Examples
+    --------
+    >>> round(samples_for_rank(2, 3, 0.0, 1.0), 9)
+    8.0
+    """
+    k, depth = _validate.integer(k, "k", 2), _validate.integer(depth, "depth")
+    constant, rate = _validate.number(constant, "constant"), _validate.number(rate, "rate", 0.0, strict=True)
+    if k + constant / depth <= 0:
+        raise ValueError(f"constant: got {constant}, expected more than -k L = {-k * depth}")
+    power = math.log((k + constant / depth) / rate) * k * depth / (2 * k - 2)
+    return math.exp(power) if power < 700 else math.inf
+
+
+def _shortest(distances: Array) -> NDArray[np.int64]:
+    """Return the shortest path by dynamic programming over subsets and last points (Held and Karp)."""
+    n = len(distances)
+    lengths = np.full((1 << n, n), np.inf)
+    previous = np.zeros((1 << n, n), dtype=np.int64)
+    lengths[1 << np.arange(n), np.arange(n)] = 0.0
+    for visited in range(1, 1 << n):
+        last = np.flatnonzero(np.isfinite(lengths[visited]))
+        for point in range(n):
+            if not visited >> point & 1:
+                options = lengths[visited, last] + distances[last, point]
+                best = int(options.argmin())
+                wider = visited | 1 << point
+                if options[best] < lengths[wider, point]:
+                    lengths[wider, point], previous[wider, point] = options[best], last[best]
+    visited, point = (1 << n) - 1, int(lengths[-1].argmin())
+    order = [point]
+    while len(order) < n:
+        visited, point = visited ^ 1 << point, int(previous[visited, point])
+        order.append(point)
+    return np.array(order)
+
+
+def _nearest_neighbours(points: Array) -> NDArray[np.int64]:
+    """Return a path that goes to the nearest point not yet visited, from an end of the longest axis."""
+    left = np.ones(len(points), dtype=bool)
+    order = [int(points[:, int(np.ptp(points, axis=0).argmax())].argmin())]
+    for _ in range(len(points) - 1):
+        left[order[-1]] = False
+        away = ((points - points[order[-1]]) ** 2).sum(1)
+        order.append(int(np.where(left, away, np.inf).argmin()))
+    return np.array(order)
+
+
+def _reversals(order: NDArray[np.int64], distances: Array) -> NDArray[np.int64]:
+    """Reverse stretches of the path as long as that shortens it."""
+    n = len(order)
+    distances = np.pad(distances, (0, 1))  # beyond both ends there is a point at distance 0
+    order = np.concatenate([[n], order, [n]])
+    improved = True
+    while improved:
+        improved = False
+        for i in range(1, n):
+            before, first, last, after = order[i - 1], order[i], order[i + 1 : n + 1], order[i + 2 : n + 2]
+            now = distances[before, first] + distances[last, after]
+            gains = now - distances[before, last] - distances[first, after]
+            best = int(gains.argmax())
+            if gains[best] > 1e-9 * now[best]:
+                order[i : i + best + 2] = order[i : i + best + 2][::-1].copy()
+                improved = True
+    return order[1:-1]
+
+
+def _tree(points: Array, weights: Array, distances: Array | None) -> tuple[float, Array]:
+    """Return the weight of a minimum spanning tree, weights added at both ends of edges, and the degrees (Prim)."""
+    n = len(points)
+    best, parent, degrees = np.full(n, np.inf), np.zeros(n, dtype=np.int64), np.zeros(n)
+    outside = np.ones(n, dtype=bool)
+    current, total = 0, 0.0
+    for _ in range(n - 1):
+        outside[current] = False
+        row = cdist(points[current : current + 1], points)[0] if distances is None else distances[current]
+        row = row + weights + weights[current]
+        closer = outside & (row < best)
+        best[closer], parent[closer] = row[closer], current
+        current = int(np.where(outside, best, np.inf).argmin())
+        total += float(best[current])
+        degrees[current] += 1
+        degrees[parent[current]] += 1
+    return total, degrees
+
+
+def _raised_tree(points: Array, upper: float) -> float:
+    """Return the largest spanning tree bound met on subgradient steps in the weights of the points."""
+    n = len(points)
+    distances = cdist(points, points) if n <= MATRIX else None
+    weights, best, share = np.zeros(n), 0.0, 1.0
+    for step in range(1 + min(100, ASCENT // n**2)):
+        total, degrees = _tree(points, weights, distances)
+        ends = np.argpartition(weights, 1)[:2]
+        bound = total - 2 * float(weights.sum()) + float(weights[ends].sum())
+        best = max(best, bound)
+        gradient = degrees - 2
+        gradient[ends] += 1
+        size = float(gradient @ gradient)
+        if size == 0 or upper - best <= 1e-9 * upper:
+            break
+        share *= 0.97 if step else 1.0
+        weights = weights + share * (upper - bound) / size * gradient
+    return min(best, upper)

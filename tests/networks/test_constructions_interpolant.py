@@ -1,0 +1,212 @@
+"""Networks of bottleneck rank 1 through any points (T30, T12, T13)."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bnrank.measures import balance, jacobian
+from bnrank.networks.constructions import line_interpolant
+from networks.constructed import QUICK, close, norm, normal
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*kink")  # straight lines are joined at the points
+
+
+def line(net, x, y):
+    """r, the places delta_i and the values in their order, from the first layer of the network."""
+    weight, bias = net.weights[0].detach()[0], net.biases[0].detach()[0]
+    gain = float(weight.norm())
+    t = x @ weight / gain
+    order = t.argsort()
+    assert float(bias) == pytest.approx(-gain * float(t.min()), rel=1e-12)
+    return gain, float(t.min()), t[order] - t.min(), y[order]
+
+
+def dots_norm(gain, start, delta, y, depth):
+    slopes = y.diff(dim=0) / delta.diff()[:, None]
+    changes = torch.cat([slopes[:1], slopes.diff(dim=0)]).norm(dim=1)
+    hinges = 2 * float((changes * (gain**-2 + delta[:-1] ** 2).sqrt()).sum())
+    return depth - 3 + gain**2 * (1 + start**2) + hinges + float((y[0] ** 2).sum())
+
+
+def steps_norm(gain, start, delta, y, depth):
+    w, jumps = delta.diff() / 3, y.diff(dim=0).norm(dim=1)
+    k = (gain**-2 + (delta[:-1] + w) ** 2).sqrt() / w
+    grid = torch.logspace(-6, 6, 200_001, dtype=torch.float64)
+    total = sum(float((2 * a * grid + grid**2 + (b / grid) ** 2).min()) for a, b in zip(k, jumps, strict=True))
+    return depth - 4 + gain**2 * (1 + start**2) + total + float((y[-1] ** 2).sum())
+
+
+@QUICK
+@given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 3), st.integers(3, 9), st.integers(0, 99))
+def test_it_goes_through_the_points(n, d, m, depth, seed):
+    x, y = normal(n, d, seed=seed), normal(n, m, seed=seed + 1)
+    for slope in (0.0, 0.3, -0.5):
+        net = line_interpolant(x, y, depth, seed, slope=slope)
+        assert close(net(x), y, 1e-8)
+        assert net.depth == depth
+        assert net.slope == slope
+        assert net.widths[1 : depth - 1] == [1] * (depth - 2)
+        assert net.widths[-2] <= max(n - 1, 1)
+
+
+@QUICK
+@given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 3), st.integers(4, 9), st.integers(0, 99))
+def test_steps_go_through_the_points_and_are_flat_there(n, d, m, depth, seed):
+    x, y = normal(n, d, seed=seed), normal(n, m, seed=seed + 1)
+    net = line_interpolant(x, y, depth, seed, method="steps")
+    assert close(net(x), y, 1e-13)
+    assert net.depth == depth
+    assert net.widths[1 : depth - 2] == [1] * (depth - 3)
+    assert not jacobian.singular_values(net, x).any()
+
+
+@pytest.mark.parametrize(("method", "formula", "least"), [("dots", dots_norm, 3), ("steps", steps_norm, 4)])
+def test_norm_is_depth_plus_a_constant_and_least_over_the_gain(method, formula, least):
+    for seed in range(4):
+        x, y = normal(12, 3, seed=seed), normal(12, 2, seed=seed + 50)
+        nets = {depth: line_interpolant(x, y, depth, method=method) for depth in (least, 5, 20, 200)}
+        constants = [norm(net) - depth for depth, net in nets.items()]
+        assert max(constants) - min(constants) < 1e-9 * max(constants)
+        gain, *rest = line(nets[20], x, y)
+        assert norm(nets[20]) == pytest.approx(formula(gain, *rest, 20), rel=1e-8)
+        for other in (0.9, 0.99, 1.01, 1.1):
+            assert formula(gain * other, *rest, 20) > norm(nets[20])
+
+
+@pytest.mark.parametrize("method", ["dots", "steps"])
+def test_neurons_of_h_are_balanced(method):
+    net = line_interpolant(normal(12, 3), normal(12, 2, seed=1), 6, method=method)
+    unbalanced = balance.residual(net).per_neuron
+    scale = norm(net)
+    assert max(float(r.max()) for r in unbalanced[-1 if method == "dots" else -2 :]) < 1e-12 * scale
+
+
+def test_dots_are_joined_by_straight_lines():
+    x, y = normal(9, 1), normal(9, 2, seed=1)
+    order = x[:, 0].argsort()
+    x, y = x[order], y[order]
+    for slope in (0.0, 0.3, -0.5):
+        net = line_interpolant(x, y, 5, slope=slope)
+        for share in (0.25, 0.5):
+            assert close(net(x[:-1] + share * x.diff(dim=0)), y[:-1] + share * y.diff(dim=0))
+    net = line_interpolant(x, y, 5)
+    u = float(net.weights[0].detach().sign())
+    start, end = (y[0], y[-1]) if u > 0 else (y[-1], y[0])
+    before, beyond = net(torch.tensor([[-9.0 * u], [9.0 * u]], dtype=torch.float64))
+    assert close(before, start)
+    assert not close(beyond, end, 1e-2)
+
+
+@pytest.mark.parametrize(("method", "accuracy"), [(None, 2e-9), ("dots", 2e-9), ("steps", 1e-12)])
+def test_a_thousand_points_in_twenty_dimensions(method, accuracy):
+    for seed in range(2):
+        x, y = normal(1000, 20, seed=seed), normal(1000, 20, seed=seed + 9)
+        net = line_interpolant(x, y, 15, seed, method=method)
+        assert float((net(x) - y).abs().max().detach()) < accuracy
+        t = (x @ net.weights[0].detach()[0] / net.weights[0].detach().norm()).sort().values
+        assert float(t.diff().min()) > 5e-6
+        assert norm(line_interpolant(x, y, 40, seed, method=method)) == pytest.approx(norm(net) + 25, rel=1e-12)
+
+
+def test_single_precision_takes_steps_where_straight_lines_miss():
+    x, y = normal(1000, 20).float(), normal(1000, 3, seed=1).float()
+    net = line_interpolant(x, y, 10)
+    assert net.weights[0].dtype == torch.float32
+    assert float((net(x) - y).abs().max().detach()) < 1e-4
+    with pytest.raises(ValueError, match=r"misses y by .* pass float64 data, or method='steps'"):
+        line_interpolant(x, y, 10, method="dots")
+    with pytest.raises(ValueError, match="misses y by"):
+        line_interpolant(x, y, 3)
+    few = line_interpolant(x[:5], y[:5], 10)
+    assert float((few(x[:5]) - y[:5]).abs().max().detach()) < 1e-4
+
+
+def test_the_steepest_place_is_as_steep_as_a_travelling_salesman_makes_it():
+    """T13: some Jacobian is at least the shortest path through the y over the diameter of the x."""
+    for seed in range(5):
+        x, y = normal(7, 2, seed=seed), normal(7, 3, seed=seed + 20)
+        tours = np.array(list(itertools.permutations(range(7))))
+        shortest = float((y[tours][:, 1:] - y[tours][:, :-1]).norm(dim=2).sum(1).min())
+        bound = shortest / float(torch.cdist(x, x).max())
+        for method in ("dots", "steps"):
+            net = line_interpolant(x, y, 8, method=method)
+            u = net.weights[0].detach()[0]
+            along = x.mean(0) + torch.linspace(-4, 4, 4001, dtype=torch.float64)[:, None] * u / u.norm()
+            steepest = float(jacobian.singular_values(net, along)[:, 0].max())
+            assert steepest > bound
+            assert norm(net) > 8 * bound ** (2 / 8)
+
+
+def test_the_jacobian_has_rank_one_at_the_points():
+    net = line_interpolant(normal(20, 4), normal(20, 3, seed=1), 6)
+    assert jacobian.rank(net, normal(20, 4)).rank == 1
+
+
+def test_equal_samples_need_equal_values():
+    x, y = normal(5, 2), normal(5, 2, seed=1)
+    twice, values = torch.cat([x, x[1:3]]), torch.cat([y, y[1:3]])
+    assert close(line_interpolant(twice, values, 4)(x), y)
+    values[6] += 1
+    with pytest.raises(ValueError, match="y: got different values for samples 2 and 6, whose x are equal"):
+        line_interpolant(twice, values, 4)
+    zeros = torch.tensor([[0.0], [-0.0]])
+    with pytest.raises(ValueError, match="samples 0 and 1"):
+        line_interpolant(zeros, torch.tensor([[1.0], [2.0]]), 4)
+
+
+def test_constants_have_the_norm_of_their_bias():
+    for method, x in itertools.product(("dots", "steps"), (normal(1, 3), normal(6, 3))):
+        y = torch.full((len(x), 2), 3.0, dtype=torch.float64)
+        net = line_interpolant(x, y, 9, method=method)
+        assert torch.equal(net(x), y)
+        assert norm(net) == 18.0
+    assert norm(line_interpolant(normal(4, 2), 0 * normal(4, 2), 5)) == 0.0
+
+
+def test_scales_far_from_one():
+    for scale in (1e-6, 1e6):
+        x, y = scale * normal(15, 3), normal(15, 2, seed=1) / scale
+        net = line_interpolant(x, y, 6)
+        assert float((net(x) - y).abs().max().detach()) < 1e-9 / scale
+
+
+def test_seeds_choose_the_direction_and_leave_the_global_generator_alone():
+    x, y = normal(15, 3), normal(15, 2, seed=1)
+    with torch.random.fork_rng():
+        state = torch.manual_seed(987).get_state()
+        one, two, again = (line_interpolant(x, y, 5, seed) for seed in (0, 1, 0))
+        assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(one.weights[0], again.weights[0])
+    assert not torch.equal(one.weights[0], two.weights[0])
+
+
+def test_arrays_and_mixed_precision():
+    x, y = normal(8, 3).numpy().astype(np.float32), normal(8, 2, seed=1)
+    net = line_interpolant(x, y, 4)
+    assert net.weights[0].dtype == torch.float64
+    assert close(net(torch.from_numpy(x).double()), y)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"depth": 2}, ValueError, "depth: got 2.*at least 3"),
+        ({"depth": 3, "method": "steps"}, ValueError, "depth: got 3.*at least 4"),
+        ({"method": "dot"}, ValueError, "method: got 'dot'.*did you mean 'dots'"),
+        ({"method": "steps", "slope": 0.3}, ValueError, "slope: got 0.3, expected 0"),
+        ({"slope": 1.0}, ValueError, "slope: got 1"),
+        ({"y": torch.ones(3, 1)}, ValueError, "y: got 3 samples.*4"),
+        ({"y": torch.ones(4)}, ValueError, r"y: got shape \(4,\)"),
+        ({"x": torch.full((4, 2), math.nan)}, ValueError, "x: got NaN"),
+        ({"x": torch.tensor([[1e20, i] for i in range(4)])}, ValueError, "x: got different samples that fall on one"),
+    ],
+)
+def test_bad_arguments_are_named(change, error, words):
+    arguments = {"x": normal(4, 2), "y": normal(4, 1, seed=1), "depth": 5, **change}
+    with pytest.raises(error, match=words):
+        line_interpolant(**arguments)

@@ -1,0 +1,194 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+import bnrank
+from bnrank.measures import jacobian, ntk
+from bnrank.networks.functional import Functional, check_unshared, is_plain_mlp
+from oracles import input_jacobian
+from oracles import ntk as dense_ntk
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def mlp():
+    return bnrank.MLP([4, 4, 4, 2], seed=0, dtype=torch.float64)
+
+
+def tied_weight(net):
+    net.layers[1].weight = net.layers[0].weight
+
+
+def tied_bias(net):
+    net.layers[1].bias = net.layers[0].bias
+
+
+def twice_the_layer(net):
+    net.layers[1] = net.layers[0]
+
+
+def hooked(net):
+    def remember_and_double(module, args, out):
+        module.seen = out
+        return 2 * out
+
+    net.layers[1].register_forward_hook(remember_and_double)
+
+
+def hooked_before(net):
+    net.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+
+
+def another_forward(net):
+    net.layers[1].forward = lambda x: torch.tanh(x)
+
+
+def pruned(net):
+    prune.l1_unstructured(net.layers[1], "weight", 0.5)
+    net.layers[1].weight = net.layers[1].weight.detach()  # made anew by a hook in every call
+
+
+def normed(net):
+    nn.utils.parametrizations.weight_norm(net.layers[1])
+
+
+def without_a_bias(net):
+    net.layers[1].bias = None
+
+
+def other_width(net):
+    net.layers[1], net.layers[2] = nn.Linear(4, 3).double(), nn.Linear(3, 2).double()
+
+
+def one_layer_more(net):
+    net.layers.append(nn.Linear(2, 2).double())
+
+
+def another_parameter(net):
+    net.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+
+CHANGES = [
+    tied_weight,
+    tied_bias,
+    twice_the_layer,
+    hooked,
+    hooked_before,
+    another_forward,
+    pruned,
+    normed,
+    without_a_bias,
+    other_width,
+    one_layer_more,
+    another_parameter,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_closed_forms_are_not_taken_of_a_changed_mlp(change):
+    """What is measured is right all the same: tied parameters count once."""
+    net, x = mlp(), normal(5, 4)
+    assert is_plain_mlp(net)
+    change(net)
+    assert not is_plain_mlp(net)
+    expected = input_jacobian(net, x)
+    kernel = dense_ntk(net, x)
+    traces, values = ntk.trace_and_singular_values(net, x)
+    assert torch.allclose(torch.cat(list(jacobian.jacobians(net, x))), expected)
+    assert torch.allclose(values, torch.linalg.svdvals(expected))
+    assert torch.allclose(traces, torch.einsum("iiaa->i", kernel))
+    assert torch.allclose(ntk.trace(net, x), torch.einsum("iiaa->i", kernel))
+    assert torch.allclose(ntk.gram(net, x), kernel)
+    matrix = kernel.permute(0, 2, 1, 3).reshape(10, 10)
+    assert ntk.top_eigenvalue(net, x) == pytest.approx(float(torch.linalg.eigvalsh(matrix)[-1]))
+
+
+def test_a_tied_network_is_not_the_untied_one():
+    tied, untied, x = mlp(), mlp(), normal(5, 4)
+    with torch.no_grad():
+        untied.layers[1].weight.copy_(untied.layers[0].weight)
+    tied_weight(tied)
+    assert torch.equal(tied(x.double()), untied(x.double()))
+    assert (ntk.trace(tied, x) - ntk.trace(untied, x)).abs().max() > 0.1
+    assert (ntk.mixed_derivative_norm(tied, x) - ntk.mixed_derivative_norm(untied, x)).abs().max() > 0.01
+
+
+def same_memory(net):
+    net.layers[1].weight.data = net.layers[0].weight.data
+
+
+def transposed_memory(net):
+    net.layers[1].weight.data = net.layers[0].weight.data.T
+
+
+def overlapping_memory(net):
+    net.layers[1].bias.data = net.layers[0].weight.data[1]
+
+
+@pytest.mark.parametrize("change", [same_memory, transposed_memory, overlapping_memory])
+def test_different_parameters_in_the_same_memory_are_refused_by_name(change):
+    net, x = mlp(), normal(5, 4)
+    change(net)
+    assert not is_plain_mlp(net)
+    for call in (
+        ntk.trace,
+        ntk.gram,
+        ntk.top_eigenvalue,
+        ntk.mixed_derivative_norm,
+        ntk.trace_and_singular_values,
+    ):
+        with pytest.raises(ValueError, match=r"same memory \(layers\.0\.weight and layers\.1\.(weight|bias)\)"):
+            call(net, x)
+    assert torch.allclose(torch.cat(list(jacobian.jacobians(net, x))), input_jacobian(net, x))
+
+
+def test_neighbours_in_one_memory_are_separate():
+    net, flat = mlp(), torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    begin = 0
+    for p in net.parameters():
+        p.data = flat[begin : begin + p.numel()].view(p.shape)
+        begin += p.numel()
+    check_unshared(net)
+    assert is_plain_mlp(net)
+    check_unshared(nn.Sequential(nn.Linear(3, 2, device="meta"), nn.Linear(2, 2, device="meta")))
+
+
+@pytest.mark.parametrize("change", [*CHANGES, same_memory])
+def test_a_call_leaves_everything_as_it_was(change):
+    net = mlp()
+    change(net)
+    net.register_buffer("table", torch.ones(2))
+    net.layers[0].register_buffer("same", net.table)
+    before = [(m, dict(vars(m)), dict(m._parameters), dict(m._buffers)) for m in net.modules()]
+    function = Functional(net)
+    function(normal(3, 4))
+    torch.func.vmap(torch.func.jacrev(lambda s: function(s[None])[0]))(normal(3, 4))
+    jacobian.near_kinks(net, normal(3, 4))
+    for module, attributes, parameters, buffers in before:
+        for was, now in ((attributes, vars(module)), (parameters, module._parameters), (buffers, module._buffers)):
+            assert was.keys() == now.keys()
+            assert all(was[k] is now[k] for k in was)
+
+
+def test_one_tensor_in_several_places_is_replaced_in_all():
+    class Shares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+            self.c = self.a
+            self.b.weight = self.a.weight
+            self.register_buffer("one", torch.ones(1))
+            self.b.register_buffer("two", self.one)
+
+        def forward(self, x):
+            return self.c(self.b(self.a(x * self.one))) * self.b.two
+
+    function = Functional(Shares())
+    assert list(function.parameters) == ["a.weight"]
+    doubled = {"a.weight": 2 * function.parameters["a.weight"]}
+    assert torch.allclose(function.with_parameters(doubled, normal(3, 2)), 8 * function(normal(3, 2)))
+    function.buffers["one"] *= 3
+    assert torch.allclose(function(normal(3, 2)), 9 * Functional(function.module)(normal(3, 2)))

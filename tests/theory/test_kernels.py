@@ -1,0 +1,107 @@
+"""Kernel ridge regression overestimates the rank (T16)."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process.kernels import RBF, Matern, RationalQuadratic
+from sklearn.kernel_ridge import KernelRidge
+
+from bnrank.theory.kernels import KERNELS, jacobian_ranks
+
+SKLEARN = {
+    "rbf": lambda h: RBF(h),
+    "laplace": lambda h: Matern(h, nu=0.5),
+    "matern32": lambda h: Matern(h, nu=1.5),
+    "matern52": lambda h: Matern(h, nu=2.5),
+    "rational": lambda h: RationalQuadratic(h / np.sqrt(2), alpha=1.0),
+}
+
+
+def data(n=40, d=3, noise=0.1, seed=0):
+    """Outputs that depend on the first input alone, and noise."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n, d))
+    t = x[:, 0]
+    y = np.stack([np.sin(t), t**2, np.abs(t), np.cos(2 * t)], 1)
+    return x, y + noise * rng.standard_normal(y.shape)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_jacobians_equal_differences_of_sklearns_predictions(kernel):
+    x, y = data()
+    points = np.random.default_rng(1).standard_normal((6, 3))
+    found = jacobian_ranks(x, y, kernel, 0.05, length_scale=1.7, points=points)
+    model = KernelRidge(alpha=0.05, kernel=SKLEARN[kernel](1.7)).fit(x, y)
+    h = 1e-5
+    steps = np.eye(3) * h
+    for point, values in zip(points, found.singular_values, strict=True):
+        columns = [(model.predict([point + s]) - model.predict([point - s]))[0] / (2 * h) for s in steps]
+        expected = np.linalg.svd(np.stack(columns, 1), compute_uv=False)
+        assert np.allclose(values, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_rank_is_full_where_the_true_function_has_rank_one(kernel):
+    x, y = data()
+    found = jacobian_ranks(x, y, kernel)
+    assert (found.expected, found.x_rank, found.y_rank) == (3, 3, 4)
+    assert found.ranks.tolist() == [3] * 39
+    assert found.singular_values.shape == (39, 3)
+
+
+def test_outputs_of_low_rank_have_jacobians_of_low_rank():
+    x, y = data()
+    found = jacobian_ranks(x, y[:, :1] @ np.ones((1, 4)))
+    assert (found.expected, found.y_rank) == (1, 1)
+    assert set(found.ranks.tolist()) == {1}
+    assert set(jacobian_ranks(x, np.zeros((40, 2))).ranks.tolist()) == {0}
+
+
+def test_inputs_in_a_subspace_add_one_dimension_off_it():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((30, 2)) @ rng.standard_normal((2, 6)) + rng.standard_normal(6)
+    y = rng.standard_normal((30, 6))
+    inside = jacobian_ranks(x, y)
+    assert (inside.expected, inside.x_rank) == (2, 2)
+    assert set(inside.ranks.tolist()) == {2}
+    off = jacobian_ranks(x, y, points=rng.standard_normal((5, 6)))
+    assert set(off.ranks.tolist()) == {3}
+
+
+def test_few_samples():
+    rng = np.random.default_rng(0)
+    found = jacobian_ranks(rng.standard_normal((3, 8)), rng.standard_normal((3, 8)))
+    assert found.expected == 2
+    assert set(found.ranks.tolist()) == {2}
+    same = jacobian_ranks(np.ones((3, 2)), np.ones((3, 2)))
+    assert (same.expected, set(same.ranks.tolist())) == (0, {0})
+
+
+def test_the_fit_is_sklearns_and_nothing_is_changed():
+    x, y = data()
+    copies = x.copy(), y.copy()
+    found = jacobian_ranks(torch.from_numpy(x).float(), torch.from_numpy(y).float(), ridge=0.5)
+    assert found.regression.alpha == 0.5
+    assert found.regression.dual_coef_.shape == (40, 4)
+    assert np.array_equal(x, copies[0])
+    assert np.array_equal(y, copies[1])
+    between = np.linalg.norm(x[:, None] - x, axis=2)[np.triu_indices(40, 1)]
+    assert found.length_scale == pytest.approx(np.median(between), rel=1e-5)
+
+
+def test_bad_input_is_named():
+    x, y = data()
+    with pytest.raises(ValueError, match=r"kernel: got 'rbff'.*did you mean 'rbf'"):
+        jacobian_ranks(x, y, "rbff")
+    with pytest.raises(ValueError, match="ridge: got 0"):
+        jacobian_ranks(x, y, ridge=0)
+    with pytest.raises(ValueError, match="length_scale: got 0"):
+        jacobian_ranks(x, y, length_scale=0)
+    with pytest.raises(ValueError, match="y: got 39 samples"):
+        jacobian_ranks(x, y[:39])
+    with pytest.raises(ValueError, match="x: got 1 sample"):
+        jacobian_ranks(x[:1], y[:1])
+    with pytest.raises(ValueError, match=r"points: got shape \(2, 5\)"):
+        jacobian_ranks(x, y, points=np.ones((2, 5)))
+    with pytest.raises(ValueError, match=r"rtol: got 1\.5"):
+        jacobian_ranks(x, y, data_rtol=1.5)

@@ -1,0 +1,192 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+import oracles
+from bnrank.measures.balance import residual
+from bnrank.networks import LinearNetwork
+from bnrank.theory.cost.solving import solve
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+LINE = torch.linspace(-1, 1, 7, dtype=torch.float64).reshape(-1, 1)
+
+
+def norm(net):
+    return float(sum((p.detach() ** 2).sum() for p in net.parameters()))
+
+
+def jacobian_bound(net, x):
+    """T4, the largest over the samples."""
+    values = torch.linalg.svdvals(oracles.input_jacobian(net, x))
+    values = torch.where(values > 1e-9 * values[:, :1], values, 0.0)  # s^(2/L) magnifies rounding
+    return float(net.depth * (values ** (2 / net.depth)).sum(1).max())
+
+
+def check(found, x, y):
+    with torch.no_grad():
+        error = float((found.network(x) - y).abs().max())
+    assert found.error == pytest.approx(error, abs=1e-14)
+    assert found.norm == pytest.approx(norm(found.network), rel=1e-14)
+    assert found.norm == min(found.norms)
+    assert found.interpolates
+    assert error <= 1e-9 * float(y.abs().max())
+    assert residual(found.network).residual < 1e-9
+    assert jacobian_bound(found.network, x) <= found.norm * (1 + 1e-9)
+    assert {p.dtype for p in found.network.parameters()} == {torch.float64}
+
+
+def test_the_identity_on_non_negative_data_costs_its_dimension_per_layer():
+    x = draw(12, 2).abs()
+    found = solve(x, x, depth=3, width=4, starts=2, steps=100)
+    check(found, x, x)
+    assert 6 * (1 - 1e-9) <= found.norm < 6.001
+
+
+@pytest.mark.parametrize("depth", [3, 4])
+def test_linear_data_cost_what_the_linear_map_costs(depth):
+    a = draw(3, 2) @ draw(2, 4, seed=1)
+    x = draw(10, 4, seed=2)
+    found = solve(x, x @ a.T, depth, width=3, slope=1.0, bias=False, starts=3, steps=80)
+    check(found, x, x @ a.T)
+    cost = depth * float((torch.linalg.svdvals(a)[:2] ** (2 / depth)).sum())  # T2
+    assert cost * (1 - 1e-9) <= found.norm < 1.01 * cost
+    assert type(found.network) is LinearNetwork
+
+
+@pytest.mark.parametrize(("bias", "seed"), [(False, 0), (True, 1)])
+def test_one_point(bias, seed):
+    x, y = draw(1, 3, seed=seed), draw(1, 2, seed=seed + 10)
+    found = solve(x, y, depth=3, width=3, bias=bias, starts=4, steps=100)
+    check(found, x, y)
+    without = 3 * float(y.norm() / x.norm()) ** (2 / 3)  # one neuron per layer, aligned with x and y
+    assert found.norm < without * (1 + (1e-6 if not bias else 1e-9))
+    if not bias:
+        assert found.norm == pytest.approx(without, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("y", "cost"), [(LINE.relu(), 2.0), (LINE.abs(), 4.0), (-LINE, 4.0)], ids=["relu", "abs", "-x"]
+)
+def test_scalar_functions_of_which_the_cost_is_known(y, cost):
+    found = solve(LINE, y, depth=2, width=4, bias=False, starts=4, steps=60)  # 2 per side of 0 on which y is not 0
+    check(found, LINE, y)
+    assert cost * (1 - 1e-9) <= found.norm < cost * (1 + 1e-4)
+
+
+def test_no_other_search_finds_less():
+    x, y = torch.tensor([[-1.0], [0.5], [2.0]], dtype=torch.float64), torch.tensor([[1.0], [-0.5], [1.5]]).double()
+
+    def layers(theta):
+        return theta[:3, None], theta[3:6], theta[None, 6:9], theta[9:]
+
+    def outputs(theta):
+        w1, b1, w2, b2 = layers(theta)
+        return (torch.relu(x @ w1.T + b1) @ w2.T + b2 - y).flatten()
+
+    def constraint(theta):
+        return outputs(torch.tensor(theta)).numpy()
+
+    def gradient(theta):
+        return torch.autograd.functional.jacobian(outputs, torch.tensor(theta)).numpy()
+
+    g, norms = np.random.default_rng(0), []
+    for _ in range(20):
+        rule = {"type": "eq", "fun": constraint, "jac": gradient}
+        end = minimize(lambda t: t @ t, g.normal(size=10), jac=lambda t: 2 * t, constraints=rule, method="SLSQP")
+        if np.abs(constraint(end.x)).max() < 1e-6:
+            norms.append(end.fun)
+    found = solve(x, y, depth=2, width=3, starts=6, steps=80)
+    check(found, x, y)
+    assert len(norms) > 5
+    assert found.norm <= min(norms) * (1 + 1e-3)  # the optimum is on a kink: both neurons are 0 at x = 1/2
+
+
+def test_homogeneity_in_the_data():
+    x, y = draw(5, 2), draw(5, 1, seed=1)
+    arguments = {"depth": 2, "width": 8, "bias": False, "starts": 3, "steps": 80}
+    one, scaled = solve(x, y, **arguments), solve(100 * x, 1e-3 * y, **arguments)
+    check(one, x, y)
+    check(scaled, 100 * x, 1e-3 * y)
+    assert scaled.norm == pytest.approx(1e-5 * one.norm, rel=1e-3)
+
+
+def test_the_same_seed_gives_the_same_network_and_more_polish_a_lower_norm():
+    x, y = draw(6, 2), draw(6, 2, seed=1)
+    state = torch.random.get_rng_state()
+    rough, first, second = (solve(x, y, 2, 8, starts=3, steps=40, polish=n) for n in (0, 10, 10))
+    assert torch.equal(state, torch.random.get_rng_state())
+    check(first, x, y)
+    assert first.norms == second.norms
+    assert all(torch.equal(a, b) for a, b in zip(first.network.parameters(), second.network.parameters(), strict=True))
+    assert first.norm < rough.norm
+    assert len(first.norms) == 3
+
+
+@pytest.mark.parametrize("slope", [0.3, -0.5])
+def test_other_slopes(slope):
+    found = solve(LINE, LINE, depth=2, width=3, slope=slope, starts=3, steps=60)
+    check(found, LINE, LINE)
+    assert found.network.slope == slope
+    assert found.norm < 4  # sigma(x) - sigma(-x) = (1 + s) x costs 4 / (1 + s)
+
+
+def test_one_layer_is_the_shortest_linear_interpolation():
+    x, y = draw(3, 5), draw(3, 2, seed=1)
+    found = solve(x, y, depth=1, width=7, starts=2, steps=20)
+    check(found, x, y)
+    shortest = np.linalg.pinv(np.c_[x.numpy(), np.ones(3)]) @ y.numpy()
+    assert found.norm == pytest.approx((shortest**2).sum(), rel=1e-9)
+
+
+def test_zero_and_constant_data():
+    zero = solve(LINE, 0 * LINE, depth=3, width=4, starts=2)
+    assert (zero.norm, zero.error, zero.norms, zero.interpolates) == (0.0, 0.0, (0.0, 0.0), True)
+    assert zero.network.widths == [1, 1, 1, 1]
+    y = torch.full_like(LINE, 0.5)
+    found = solve(LINE, y, depth=2, width=3, starts=4, steps=100)
+    assert found.norm == pytest.approx(0.25, rel=1e-6)  # a bias at the output
+    assert found.interpolates
+
+
+def test_what_cannot_be_interpolated_is_said():
+    narrow = solve(draw(20, 2), draw(20, 1, seed=1), depth=2, width=2, starts=2, steps=50)
+    assert not narrow.interpolates
+    assert narrow.norms == (math.inf, math.inf)
+    assert narrow.error > 0.1
+    assert math.isfinite(narrow.norm)
+    without_bias = solve(
+        torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [1.0]]), 3, 4, bias=False, starts=2, steps=50
+    )
+    assert not without_bias.interpolates
+    assert without_bias.error >= 1 - 1e-9
+
+
+def test_repeated_samples_must_agree():
+    x, y = torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([[1.0], [2.0], [1.0]])
+    assert solve(x, y, 2, 2, starts=2, steps=50).norm == pytest.approx(4.0 / 2, rel=1e-4)
+    with pytest.raises(ValueError, match="y: got different values at the same x, samples 0 and 2"):
+        solve(x, torch.tensor([[1.0], [2.0], [1.5]]), 2, 2)
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="got 7 and 3 samples"):
+        solve(LINE, LINE[:3], 2, 2)
+    with pytest.raises(ValueError, match=r"y: got shape \(7,\)"):
+        solve(LINE, LINE[:, 0], 2, 2)
+    with pytest.raises(ValueError, match="depth: got 0"):
+        solve(LINE, LINE, 0, 2)
+    with pytest.raises(TypeError, match="width: got"):
+        solve(LINE, LINE, 2, 2.5)
+    with pytest.raises(ValueError, match="slope: got 2"):
+        solve(LINE, LINE, 2, 2, slope=2.0)
+    with pytest.raises(ValueError, match="tol: got -1"):
+        solve(LINE, LINE, 2, 2, tol=-1)
+    with pytest.raises(ValueError, match="x: got 3000 samples"):
+        solve(draw(3000, 10), draw(3000, 10), 3, 100)

@@ -1,0 +1,87 @@
+"""Verdicts: how two sides become a status."""
+
+import math
+
+import pytest
+
+from bnrank.theory.verdict import (
+    Inconclusive,
+    NotApplicable,
+    Sides,
+    Verdict,
+    Verdicts,
+    statement,
+)
+
+
+def verdict_of(outcome):
+    @statement("T0", "a name", "left <= right", source="nowhere")
+    def made(facts):
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    return made(None)
+
+
+@pytest.mark.parametrize(
+    ("sides", "status", "slack"),
+    [
+        (Sides(1.0, 2.0), "holds", 1.0),
+        (Sides(2.0, 2.0), "holds", 0.0),
+        (Sides(2.0 + 1e-13, 2.0), "holds", -1e-13),  # equal to rounding
+        (Sides(2.0 + 1e-10, 2.0), "inconclusive", -1e-10),
+        (Sides(2.0 + 1e-8, 2.0), "violated", -1e-8),
+        (Sides(2.1, 2.0, tolerance=0.1), "inconclusive", -0.1),
+        (Sides(1e-11, 0.0, scale=1.0), "inconclusive", -1e-11),  # what is left of a cancellation
+        (Sides(1e-11, 0.0), "violated", -1e-11),
+        (Sides(-math.inf, 0.0), "holds", math.inf),
+        (Sides(math.inf, 0.0), "violated", -math.inf),
+        (Sides(math.inf, math.inf), "holds", 0.0),
+        (Sides(math.nan, 0.0), "inconclusive", math.nan),
+        (Sides(2.0, 2.0 + 1e-10, "="), "holds", -1e-10),
+        (Sides(2.0, 2.1, "="), "violated", -0.1),
+        (Sides(2.0, 2.1, "=", tolerance=0.05), "holds", -0.1),
+        (Sides(0.0, 0.0, "="), "holds", 0.0),
+    ],
+)
+def test_the_status_follows_from_the_sides(sides, status, slack):
+    verdict = verdict_of(sides)
+    assert verdict.status == status
+    assert verdict.slack == pytest.approx(slack, rel=1e-3, nan_ok=True)
+    assert (verdict.left, verdict.relation) == (pytest.approx(sides.left, nan_ok=True), sides.relation)
+
+
+def test_a_failing_assumption_is_named():
+    verdict = verdict_of(NotApplicable("the slope is 0", "it is 0.3"))
+    assert (verdict.status, verdict.reason) == ("not applicable", "the slope is 0: it is 0.3")
+    assert math.isnan(verdict.left)
+    assert verdict_of(Inconclusive("no constant is given")).reason == "no constant is given"
+
+
+def test_an_unknown_relation_is_refused():
+    with pytest.raises(ValueError, match="relation: got '<'"):
+        verdict_of(Sides(1.0, 2.0, "<"))
+
+
+def test_other_errors_are_not_swallowed():
+    with pytest.raises(RuntimeError, match="a bug"):
+        verdict_of(RuntimeError("a bug"))
+
+
+def test_verdicts_are_found_by_id_counted_and_printed():
+    good = Verdict("T4", "Jacobian bound", "a <= b", "s", "holds", 1.0, 2.0, slack=1.0)
+    bad = Verdict("T14", "balance", "a = b", "s", "violated", 1.0, 2.0, "=", -1.0)
+    verdicts = Verdicts((good, bad), {"depth": 3})
+    assert verdicts["T14"] is bad
+    assert verdicts[0] is good
+    assert len(verdicts) == 2
+    assert verdicts.having("violated") == (bad,)
+    assert verdicts.counts == {"holds": 1, "violated": 1, "not applicable": 0, "inconclusive": 0}
+    assert not verdicts.ok
+    assert Verdicts((good,), {}).ok
+    lines = str(verdicts).splitlines()
+    assert [line.split()[0] for line in lines] == ["id", "T4", "T14"]
+    assert "violated" in lines[2]
+    with pytest.raises(KeyError, match="T5: expected one of T14, T4"):
+        verdicts["T5"]
