@@ -81,6 +81,7 @@ def test_a_preactivation_that_is_0_around_x_is_no_kink(wrap):
         second[2] = torch.tensor([1.0, -1.0, 0.0, 0.0])
     for net in nets.values():
         assert not jacobian.near_kinks(wrap(net), normal(5, 3)).any()
+        assert not jacobian.near_kinks(wrap(net), normal(5, 3), dtype=torch.float32).any()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             jacobian.singular_values(wrap(net), normal(5, 3))

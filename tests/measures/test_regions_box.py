@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.spatial import ConvexHull
 
@@ -172,6 +174,28 @@ def test_the_methods_agree(seed, bias):
     assert float(found[0].sizes.sum()) == pytest.approx(4)
 
 
+@settings(derandomize=True, deadline=None, max_examples=15)
+@given(seed=st.integers(0, 10**6), d=st.integers(1, 3), slope=st.sampled_from([0.0, 0.5, -0.5]), third=st.booleans())
+def test_the_methods_agree_where_many_kinks_meet(seed, d, slope, third):
+    # small integers: parallel and coinciding kinks, many through one point, neurons that are 0 on whole regions
+    rng = np.random.default_rng(seed)
+    widths = [d, *rng.integers(1, 5, rng.integers(1, 4)), 2]
+    draws = [rng.integers(-2, 3, shape) for shape in zip(widths[1:], widths, strict=False)]
+    biases = [rng.integers(-2, 3, width) for width in widths[1:]]
+    scale = 3 if third else 1
+    net = from_layers(
+        [torch.from_numpy(w) / scale for w in draws], [torch.from_numpy(b) / scale for b in biases], slope
+    )
+    found = [regions.enumerate(net, (-2, 2), method=method) for method in METHODS]
+    assert len({tuple(sorted(map(tuple, f.patterns.tolist()))) for f in found}) == 1
+    assert len({(f.distinct_maps, tuple(f.rank_counts.items())) for f in found}) == 1
+    assert len(found[0].patterns.unique(dim=0)) == len(found[0])
+    volumes = [
+        ConvexHull(r.vertices.numpy()).volume if d > 1 else float(r.vertices.max() - r.vertices.min()) for r in found[1]
+    ]
+    assert sum(volumes) == pytest.approx(4**d)
+
+
 @pytest.mark.parametrize("method", ["vertices", "linear programmes"])
 def test_kinks_that_coincide_or_only_touch_the_box(method):
     eye = torch.eye(3, dtype=torch.float64)
@@ -252,6 +276,17 @@ def test_a_batch_makes_no_difference(monkeypatch):
 def test_bad_input_is_refused_by_name(error, match, change):
     with pytest.raises(error, match=match):
         regions.enumerate(network([3, 4, 2]), **({"box": (-1, 1)} | change))
+
+
+def test_vertices_give_way_to_linear_programmes_as_inputs_become_many():
+    for d, method, by_vertices in ((8, "auto", True), (9, "auto", False), (9, "vertices", True)):
+        net = from_layers([torch.eye(d)[:2], torch.eye(2)])
+        found = regions.enumerate(net, (-1, 1), method=method)
+        assert (len(found), found.complete) == (4, True)
+        assert {r.vertices is not None for r in found} == {by_vertices}
+        assert not by_vertices or {len(r.vertices) for r in found} == {2**d}
+    with pytest.raises(ValueError, match="'vertices' for d_in = 13"):
+        regions.enumerate(network([13, 2]), (-1, 1), method="vertices")
 
 
 def test_volumes_of_many_dimensions_are_refused():

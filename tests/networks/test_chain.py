@@ -58,9 +58,23 @@ def tied():
     return module
 
 
+def tied_biases():
+    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    module[2].bias = module[0].bias
+    return module
+
+
+def tied_mlp():
+    net = bnrank.MLP([3, 3, 3])
+    net.layers[1].weight = net.layers[0].weight
+    return net
+
+
 @pytest.mark.parametrize(
     ("module", "said"),
     [
+        (tied_biases(), "shared between layers"),
+        (tied_mlp(), "an MLP that was changed"),
         (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)), r"1 \(Tanh\)"),
         (nn.Conv2d(1, 1, 3), r"Conv2d"),
         (nn.Sequential(nn.Linear(3, 3), nn.ReLU()), "activation after the last Linear"),

@@ -15,7 +15,7 @@ def exact(x, a):
     return torch.stack([x[:, 0], x[:, 1], z], 1)
 
 
-@pytest.mark.parametrize("depth", [2, 3, 4, 5, 10, 51, 200, 2001])
+@pytest.mark.parametrize("depth", [2, 3, 4, 5, 10, 51, 200])
 @pytest.mark.parametrize("a", [0.0, 1.0, 3.0])
 def test_the_function_at_every_depth(depth, a):
     x = normal(50, 3).abs()
@@ -41,11 +41,11 @@ def test_its_norm(depth, gamma, a):
 def test_the_norm_tends_to_three_per_layer():
     """||theta||^2 - 3L = 12 L^(1 - 2 gamma) (1 + o(1)) vanishes, so R0 <= 3 and R1 <= 0; |Jf|_+ = 1 has them equal."""
     for gamma in (0.6, 0.7, 0.8):
-        depths = [100, 500, 2500]
+        depths = [100, 400, 1600]
         rest = [norm(diverging_geodesic(depth, gamma)) - 3 * depth for depth in depths]
         assert rest[0] > rest[1] > rest[2] > 0
-        last = 2 * math.exp(-(2500 ** (1 - gamma)))  # vanishes faster than any power
-        assert rest[2] == pytest.approx(12 * 2500 ** (1 - 2 * gamma) + last, rel=0.01)
+        last = 2 * math.exp(-(1600 ** (1 - gamma)))  # vanishes faster than any power
+        assert rest[2] == pytest.approx(12 * 1600 ** (1 - 2 * gamma) + last, rel=0.01)
     jacobians = next(jacobian.jacobians(diverging_geodesic(100), normal(20, 3).abs()))
     assert close(torch.linalg.det(jacobians), torch.ones(20), 1e-12)
 

@@ -57,5 +57,5 @@ def test_a_page_without_inequalities_has_no_picture(tmp_path):
 
 
 def test_what_is_no_verdict_is_refused():
-    with pytest.raises(TypeError, match="verdicts: got .*expected what bnrank.check returns"):
+    with pytest.raises(TypeError, match=r"verdicts: got .*expected what bnrank\.check returns"):
         Section("s", verdicts=[TIGHT])

@@ -58,6 +58,7 @@ def check(net, x, domain="box", **kwargs):
     assert norm(found.network) == pytest.approx(found.upper, rel=1e-12 if double else 1e-5)
     assert found.network.depth == net.depth == found.depth
     assert found.network.slope == net.slope
+    assert bnrank.balance.residual(found.network).residual < (1e-9 if double else 1e-5)
     points = x if domain == "data" else points_of(found.domain)
     with torch.no_grad():
         expected = reference(points.double())
@@ -157,13 +158,15 @@ def test_exact_regions_and_intervals_agree_about_what_is_dead():
     net = from_layers([matrix([1, 0], [0, 1], [-1, -1]), torch.eye(3)], [vector(1, 1, -3), vector(0, 0, 0)])
     x = matrix([0, 0], [1, 1])
     assert check(net, x).upper == pytest.approx(check(net, x, max_regions=0).upper)
-    # x0 - x1 and x1 - x0 are never positive at once; intervals do not see that, regions do
+    # of relu(x0 - x1) and relu(x1 - x0) one is 0, their sum at most 1: regions see it, intervals do not
     net = from_layers(
-        [matrix([1, -1], [-1, 1]), matrix([1, 1], [-1, -1]), torch.eye(2)],
-        [vector(0, 0), vector(0, 1.5), vector(0, 0)],
+        [matrix([1, -1], [-1, 1]), matrix([1, 1], [1, 1]), torch.eye(2)],
+        [vector(0, 0), vector(-0.5, -1.2), vector(0, 0)],
     )
-    box = [[0.0, 1.0], [0.0, 1.0]]
-    assert bracket(net, x, domain=box).upper <= bracket(net, x, domain=box, max_regions=0).upper
+    seen, unseen = check(net, x), check(net, x, max_regions=0)
+    assert seen.network.widths == [2, 2, 1, 2]
+    assert unseen.network.widths == net.widths
+    assert seen.upper < unseen.upper
 
 
 def test_depth_one_and_constants():

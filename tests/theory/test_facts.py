@@ -25,7 +25,7 @@ def test_what_is_measured_is_what_the_definitions_say():
     torch.testing.assert_close(facts.jacobian_values, values)
     assert facts.rank == 2
     torch.testing.assert_close(facts.log_pseudo_determinants, values.log().sum(1))
-    assert facts.parameter_norm == pytest.approx(sum(float((p.double() ** 2).sum()) for p in NET.parameters()))
+    assert facts.parameter_norm == pytest.approx(sum(float((p.detach().double() ** 2).sum()) for p in NET.parameters()))
     assert facts.data_loss == pytest.approx(float(((NET(X) - Y) ** 2).sum(1).mean()), rel=1e-5)
     assert (facts.depth, facts.slope, len(facts.weights), len(facts.biases)) == (2, 0, 2, 2)
     assert [tuple(a.shape) for a in facts.inputs] == [(30, 3), (30, 6)]

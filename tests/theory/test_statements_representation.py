@@ -112,6 +112,14 @@ def test_sides_are_those_of_the_formulas(slope):
     assert verdict.left / verdict.right == pytest.approx(float(ratios.max()))
 
 
+def test_the_bound_on_singular_values_is_tight_for_the_last_of_equal_ones():
+    facts = Facts(from_layers([2 * torch.eye(2)] * 3), normal(4, 2).abs() + 0.1)
+    verdict = NAMES["bound on every singular value"](facts)
+    assert (verdict.left, verdict.right) == pytest.approx((8, 8))  # (24 / (2 * 3))^{3/2}
+    assert verdict.status == HOLDS
+    assert "k = 2 of 2" in verdict.note
+
+
 def test_linear_sides_are_those_of_the_formulas():
     facts = random_facts(1, 1.0, False)
     product = facts.weights[2] @ facts.weights[1] @ facts.weights[0]

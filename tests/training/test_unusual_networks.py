@@ -49,6 +49,19 @@ def test_a_replaced_layer_and_a_frozen_one_are_respected():
         bnrank.train(frozen, TASK, steps=1, optimizer="kfac-lbfgs", **QUICK)
 
 
+def test_a_layer_used_twice_is_trained_as_one_and_left_whole():
+    layer = nn.Linear(4, 4)
+    net = nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(4, 3))
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    run = bnrank.train(net, TASK, steps=10, optimizer="adam", **QUICK)
+    assert all(isinstance(p, nn.Parameter) for p in net.parameters())
+    assert all(torch.equal(value, net.state_dict()[key]) for key, value in before.items())
+    trained = run.network(0)
+    assert trained[0] is trained[2]
+    assert not torch.equal(trained[0].weight, layer.weight)
+    assert float(run.summary.cost[0]) == pytest.approx(true_cost(trained), rel=1e-5)
+
+
 def test_a_compiled_network_is_trained_as_the_network_inside():
     net = bnrank.MLP([4, 6, 3], seed=1)
     compiled = bnrank.train(torch.compile(net, backend="eager"), TASK, steps=5, **QUICK)

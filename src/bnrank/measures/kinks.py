@@ -92,6 +92,7 @@ def depending(
     The Jacobian of a random combination of the preactivations near 0 is zero only if all of theirs are.
     """
     found = torch.zeros(n, dtype=torch.bool, device=weights[0].device)
+    rounding = max(ROUNDING, 64 * torch.finfo(weights[0].dtype).eps)
     generator = torch.Generator().manual_seed(0)
     for layer, near in candidates:
         rows = (near.any(1) & ~found).nonzero().flatten()
@@ -108,7 +109,7 @@ def depending(
             basis = tangent[rows] if tangent.ndim == 3 else tangent
             row = (row[:, None, :] @ basis)[:, 0]
             terms = (terms[:, None, :] @ basis.abs())[:, 0]
-        found[rows] = (row.abs() > ROUNDING * terms).any(1)
+        found[rows] = (row.abs() > rounding * terms).any(1)
     return found
 
 

@@ -45,6 +45,8 @@ def as_mlp(module: nn.Module) -> MLP:
     module = unwrap(module)
     if is_plain_mlp(module):
         return _copy([w.detach() for w in module.weights], [b.detach() for b in module.biases], module.slope)
+    if isinstance(module, MLP):
+        raise TypeError("module: got an MLP that was changed, expected each layer a Linear with parameters of its own")
     layers: list[nn.Linear] = []
     slopes: list[float] = []
     slope: float | None = None  # what stands between the last linear layer and the next
@@ -71,17 +73,18 @@ def as_mlp(module: nn.Module) -> MLP:
         raise TypeError("module: got an activation after the last Linear, expected the output to be linear")
     if len(set(slopes)) > 1:
         raise TypeError(f"module: got activations of slopes {slopes}, expected the same between all layers")
-    if len({id(layer.weight) for layer in layers}) < len(layers):
-        raise TypeError("module: got a weight shared between layers, expected each layer to have its own")
+    held = [p for layer in layers for p in (layer.weight, layer.bias) if p is not None]
+    if len({id(p) for p in held}) < len(held):
+        raise TypeError("module: got a parameter shared between layers, expected each layer to have its own")
     biases = [layer.bias for layer in layers]
     if any(b is not None for b in biases):
-        held = [
+        all_biases = [
             layer.weight.new_zeros(layer.out_features) if b is None else b.detach()
             for layer, b in zip(layers, biases, strict=True)
         ]
     else:
-        held = []
-    return _copy([layer.weight.detach() for layer in layers], held, slopes[0] if slopes else 0.0)
+        all_biases = []
+    return _copy([layer.weight.detach() for layer in layers], all_biases, slopes[0] if slopes else 0.0)
 
 
 def _copy(weights: list[Tensor], biases: list[Tensor], slope: float) -> MLP:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from bnrank import _validate
 from bnrank.networks.mlp import MLP, LinearNetwork
 
-__all__ = ["Functional", "check_finite", "check_unshared", "example", "is_plain_mlp", "unwrap"]
+__all__ = ["Functional", "aliases", "check_finite", "check_unshared", "example", "is_plain_mlp", "unwrap"]
 
 
 class Functional:
@@ -43,7 +43,7 @@ class Functional:
         self.dtype = dtype
         self.parameters = {n: self._cast(p) for n, p in self.module.named_parameters()}
         self.buffers = {n: self._cast(b) for n, b in self.module.named_buffers()}
-        self._aliases = _aliases(self.module)
+        self._aliases = aliases(self.module)
         tensors = [*self.parameters.values(), *self.buffers.values()]
         self.device = tensors[0].device if tensors else torch.device("cpu")
 
@@ -164,19 +164,19 @@ def unwrap(module: nn.Module) -> nn.Module:
     return module
 
 
-def _aliases(module: nn.Module) -> dict[str, str]:
+def aliases(module: nn.Module) -> dict[str, str]:
     """Return the further places that hold a parameter or buffer, with the name it goes by; each place once."""
     first: dict[int, str] = {}
-    aliases = {}
+    further = {}
     for prefix, sub in module.named_modules():  # one that is there twice comes once: torch does not undo the second
         for own, tensor in [*sub._parameters.items(), *sub._buffers.items()]:
             if tensor is None:
                 continue
             name = f"{prefix}.{own}" if prefix else own
             if id(tensor) in first:
-                aliases[name] = first[id(tensor)]
+                further[name] = first[id(tensor)]
             first.setdefault(id(tensor), name)
-    return aliases
+    return further
 
 
 @contextmanager

@@ -97,6 +97,7 @@ def _about(facts: Facts) -> dict[str, object]:
     about |= {"samples": facts.samples, "samples looked at": len(facts.x), "‖θ‖²": facts.parameter_norm}
     if facts.x.is_floating_point():
         about["largest rank of Jf"] = facts.rank
+        about["samples on a kink"] = int(facts.near_kinks.sum())
     if facts.ridge is not None:
         about["ridge"] = facts.ridge
     try:

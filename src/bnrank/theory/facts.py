@@ -127,7 +127,12 @@ class Facts:
     @cached_property
     def jacobian_values(self) -> Tensor:
         """Singular values of Jf(x_i), (N, min(d_in, d_out)), descending."""
-        return jacobian.singular_values(self.module, self.x)
+        return jacobian.singular_values(self.module, self.x, kink_rtol=None)
+
+    @cached_property
+    def near_kinks(self) -> Tensor:
+        """Which samples lie on a kink, (n,), bool: there the Jacobian is one that PyTorch chooses."""
+        return jacobian.near_kinks(self.module, self.x)
 
     @cached_property
     def ranks(self) -> Tensor:

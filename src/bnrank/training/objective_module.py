@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from bnrank.networks.functional import aliases
 from bnrank.training.workers import Workers
 
 __all__ = ["ModuleObjective", "refuse_untrainable"]
@@ -45,6 +46,7 @@ class ModuleObjective:
         fixed = {name: p.detach().to(x) for name, p in net.named_parameters() if not p.requires_grad}
         fixed |= {name: b.to(x) if b.is_floating_point() else b.to(x.device) for name, b in net.named_buffers()}
         self._fixed = fixed
+        self._aliases = aliases(net)
         self.theta = x.new_zeros(members, self.size)
         self.gradient = torch.zeros_like(self.theta)
         self.cost = x.new_zeros(members, dtype=torch.float64)
@@ -78,7 +80,9 @@ class ModuleObjective:
 
     def _member_cost(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         parameters = {name: p[0] for name, p in zip(self.names, self.split(row.unsqueeze(0)), strict=True)}
-        output = functional_call(self.net, parameters | self._fixed, (x,))
+        held = parameters | self._fixed
+        held |= {alias: held[name] for alias, name in self._aliases.items()}
+        output = functional_call(self.net, held, (x,), tie_weights=False)
         if self.loss == "mse":
             return (output - y).square().sum() / x.shape[0]
         return nn.functional.cross_entropy(output, y)

@@ -22,7 +22,7 @@ from bnrank.measures.spectra import relative_tolerance
 
 __all__ = ["enumerate"]
 
-MOST_BY_VERTICES = 8  # inputs; beyond, polytopes have too many vertices
+FAST, MOST = 8, 12  # inputs up to which vertices are faster than linear programmes, and fit in memory
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,10 @@ def enumerate(
     bounds = pairs(box, "box", d)
     rtol, limit = relative_tolerance(rtol), _validate.integer(limit, "limit")
     method = _validate.choice(method, "method", ["auto", "vertices", "linear programmes"])
+    if method == "vertices" and d > MOST:
+        raise ValueError(
+            f"method: got 'vertices' for d_in = {d}, expected 'linear programmes' for more than {MOST} inputs"
+        )
     geometry: _Segments | _Polygons | _Polytopes
     if method == "auto" and d == 1:
         pieces, patterns, maps, complete = sweep_lines(layers, bounds[:, :1], bounds[:, 1:], limit)
@@ -153,7 +157,7 @@ def enumerate(
         geometry = _Polygons(polygons)
         patterns, maps, complete = swept.patterns, swept.maps, swept.complete
     else:
-        kind: type[Cell] = Ball if method == "linear programmes" or d > MOST_BY_VERTICES else Polytope
+        kind: type[Cell] = Polytope if method == "vertices" or (method == "auto" and d <= FAST) else Ball
         centre, half = bounds.mean(1), np.diff(bounds)[:, 0] / 2
         start = np.vstack([centre, np.diag(half), half])
         swept_cells = sweep(layers, start[None], Cells([kind.cube(d)]), limit)

@@ -142,7 +142,7 @@ def _found(points: Tensor, basis: Tensor, what: str) -> Tensor:
     candidates = torch.stack([*basis, *-basis, axis, *z[:MAX_POINTS], *rays, *sums, *_mixtures(rays)])
     size = candidates.norm(dim=1)
     candidates = candidates[size > NEGATIVE] / size[size > NEGATIVE, None]
-    candidates = candidates[(candidates @ z.T).min(1).values >= -NEGATIVE]
+    candidates = torch.cat([part[(part @ z.T).min(1).values >= -NEGATIVE] for part in candidates.split(1000)])
     outer = (candidates[:, :, None] * candidates[:, None, :]).flatten(1)
     share, _ = nnls(outer.T.cpu().numpy(), np.eye(k).ravel())
     used = torch.from_numpy(share).to(points.device)

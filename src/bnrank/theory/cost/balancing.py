@@ -63,7 +63,7 @@ def balance(net: nn.Module) -> nn.Module:
     Neuron i of layer l is rescaled by c_{l,i} > 0: its row of W_l and b_l[i] are multiplied, its column of W_{l+1} is
     divided. The function stays the same, since sigma_s(c z) = c sigma_s(z). The norm ||theta||^2, biases included, is
     a sum of exponentials of differences of the log c; it is strictly convex, and least where every hidden neuron is
-    balanced (T14, Jacot2023a):
+    balanced (T14; Jacot2023a, Proposition 12 and Remark 6):
 
         ||W_l[i,:]||^2 + b_l[i]^2 = ||W_{l+1}[:,i]||^2,   l = 1..L-1.
 

@@ -30,7 +30,7 @@ ALIGNED = 1e-6  # of R1(W_l) summed over layers minus R1 of the product: up to w
 def _cost(facts: Facts) -> Sides:
     chain, x = facts.chain, facts.x.flatten(1)
     found = bracket(chain, x, rtol=facts.rtol, starts=64, rounds=3, max_regions=500, seed=facts.seed)
-    pairs = [(float(found.lower), min(found.upper, facts.parameter_norm)), (found.upper, facts.parameter_norm)]
+    pairs = [(float(found.lower), found.upper), (found.upper, facts.parameter_norm)]
     left, right = min(pairs, key=lambda pair: pair[1] - pair[0])
     note = (
         f"{found.lower:.6g} <= R(f; Omega, {found.depth}) <= {found.upper:.6g} ({found.how}), Omega the bounding box "
