@@ -102,13 +102,16 @@ def test_planted_violations_are_seen(trained, name):
     assert verdict.slack < 0
 
 
-def test_t18_enumerates_the_regions():
+def test_t18_enumerates_the_regions(monkeypatch):
     net, x = network([2, 6, 6, 3], seed=2), normal(40, 2)
     verdict = T18(Facts(net, x))
     assert (verdict.status, verdict.left, verdict.right) == ("holds", 1.0, 2.0)  # no sample is in a region of rank 2
     sides = [torch.linspace(float(low), float(high), 80) for low, high in zip(x.min(0)[0], x.max(0)[0], strict=True)]
     assert bnrank.jacobian.rank(net, torch.cartesian_prod(*sides)).rank == 2
     assert "regions in the box around the data, 40 samples off the kinks" in verdict.note
+    monkeypatch.setattr(ranks, "MAX_REGIONS", 5)
+    assert "at most 5 regions" in T18(Facts(net, x)).reason
+    monkeypatch.undo()
     narrow = Facts(network([2, 6, 1, 6, 3], seed=2), normal(40, 2))
     assert T18(narrow).right == 1.0
     planted = narrow.altered(jacobian_values=torch.ones_like(narrow.jacobian_values))
@@ -168,7 +171,13 @@ def test_noise_is_no_rank():
     facts = Facts(net, normal(9, 5), rtol=0.0)
     assert facts.rank == 5
     assert T5(facts).status == T6(facts).status == "holds"
-    assert (T5(facts).left, T5(facts).right) == (0.0, 3.0)
+    assert (T5(facts).left, T5(facts).right, T6(facts).left) == (0.0, 3.0, 0.0)
+
+
+def test_t5_is_about_all_inputs_where_the_data_lie_on_a_line():
+    line = torch.linspace(1, 2, 9, dtype=torch.float64)[:, None] * normal(1, 5)
+    verdict = T5(Facts(network([5, 8, 5], 0.3), line))
+    assert (verdict.status, verdict.left, verdict.right) == ("holds", 5.0, 5.0)
 
 
 class Circular(nn.Module):
