@@ -11,7 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["choice", "describe", "integer", "number", "per_member", "samples", "slope", "suggest"]
+__all__ = ["RangeError", "choice", "describe", "integer", "number", "per_member", "samples", "slope", "suggest"]
+
+
+class RangeError(ValueError, OverflowError):
+    """Values of a network that are too large for what is to be computed of them."""
 
 
 def describe(value: object) -> str:

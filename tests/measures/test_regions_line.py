@@ -133,9 +133,8 @@ def test_maps_that_only_rounding_tells_apart_are_the_same():
 
 def test_merging_does_not_cross_from_one_line_to_the_next():
     identity = LinearNetwork([2, 2])
-    pieces = regions.along_lines(identity, -normal(5, 2), normal(5, 2))
-    assert len(pieces) == 5
-    assert pieces.lines.tolist() == [0, 1, 2, 3, 4]
+    pieces = regions.along_lines(identity, -torch.ones(3, 2), torch.ones(3, 2))  # three times the same
+    assert pieces.lines.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("batch", [1, 3, 4096])
@@ -165,7 +164,8 @@ def test_a_line_inside_a_kink_takes_a_jacobian_that_f_has():
         [torch.tensor([10.0, 0.0, 0.0]), torch.tensor([-10.0])],
     )
     pieces = regions.along_line(net, [-1.0, 0.0], [1.0, 0.0])
-    assert bnrank.jacobian.rank(net, pieces.points).rank == 1
+    with pytest.warns(UserWarning, match="kink"):
+        assert bnrank.jacobian.rank(net, pieces.points).rank == 1
     assert len(pieces) == 1
     assert pieces.rank == 0
     assert pieces[0].pattern.tolist() in ([1, 1, -1], [1, -1, 1])

@@ -125,5 +125,5 @@ def claims():
 
 
 @pytest.fixture
-def run(history, profile):
-    return SimpleNamespace(history=history, profiles=[profile], settings={"steps": 6000, "optimizer": "adam"})
+def run(history):
+    return SimpleNamespace(history=history, settings={"steps": 6000, "optimizer": "adam"})

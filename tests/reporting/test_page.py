@@ -61,8 +61,8 @@ def test_the_page_asks_the_network_for_nothing(tmp_path, run, claims, profile):
     assert not re.search(r"https?://|@import|fetch\(|XMLHttpRequest|import\(", own)
 
 
-def test_the_page_is_well_formed_and_says_what_made_it(tmp_path, run):
-    page = Page(report(run, tmp_path / "p.html", notes="First.\n\nSecond."))
+def test_the_page_is_well_formed_and_says_what_made_it(tmp_path, run, profile):
+    page = Page(report([run, profile], tmp_path / "p.html", notes="First.\n\nSecond."))
     names = [tag for tag, _ in page.tags]
     assert page.source.startswith("<!doctype html>")
     assert ("html", {"lang": "en"}) in page.tags
@@ -80,7 +80,7 @@ def test_profile_history_run_sections_and_mappings_are_accepted(tmp_path, histor
     for source, kinds in (
         (profile, {"profile"}),
         (history, {"history"}),
-        (run, {"history", "profile"}),
+        (run, {"history"}),
         (Section("S", rows=[{"a": 1}]), set()),
         ([history, profile], {"history", "profile"}),
         ({"one": run, "two": Section("x", profile={"a": profile, "b": profile})}, {"history", "profile"}),

@@ -41,6 +41,12 @@ def test_the_coefficients_of_linear_maps_are_recovered_as_far_as_the_next_term_a
     assert found.residual <= third / first**2
 
 
+def test_a_misfit_that_is_significant_but_does_not_matter_is_no_misfit():
+    found = expand(DEPTHS, linear([2.0, 0.5], DEPTHS))
+    assert found.p_value < 0.01
+    assert (found.fits, found.rank) == (True, 2)
+
+
 def test_norms_on_the_curve_give_it_back():
     found = expand(DEPTHS, noisy(DEPTHS, 0, 0.0))
     np.testing.assert_allclose((found.R0, found.R1, found.R2), (2, 1.5, 3), atol=1e-9)
@@ -109,6 +115,14 @@ def test_a_mixture_at_every_depth_is_refused_although_the_scatter_would_explain_
     found = expand(depths, norms + 0.1 * g.normal(size=len(depths)))
     assert found.fits is False
     assert "more than L / 4" in found.reason
+
+
+def test_one_wrong_norm_at_a_small_depth_is_seen():
+    norms = noisy(DEPTHS, 0, 0.0)
+    norms[1] += 2.0
+    found = expand(DEPTHS, norms)
+    assert found.fits is False
+    assert "the norm at depth 5 is off" in found.reason
 
 
 def test_sigma_decides_what_a_misfit_is():

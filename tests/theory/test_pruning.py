@@ -171,6 +171,14 @@ def test_neurons_parallel_on_the_samples_are_merged_into_the_cheapest(slope):
     assert prune(net, x, rtol=0.0).norm <= found.norm_before
 
 
+def test_activations_of_opposite_sign_are_merged_on_the_samples():
+    net = from_layers([torch.tensor([[1.0], [-2.0]]), torch.tensor([[1.0, 1.0]])], (), 0.5)
+    x = torch.tensor([[1.0], [3.0]], dtype=torch.float64)  # activations x and -x
+    found = prune(net, x)
+    assert (found.network.widths, found.norm) == ([1, 1, 1], 0.0)
+    assert agree(net, found.network, x, tolerance=0.0)
+
+
 def test_opposite_neurons_are_merged_where_the_activation_is_linear():
     layers = [torch.tensor([[1.0, 2.0], [-2.0, -4.0], [1.0, 0.0]]), torch.tensor([[1.0, 1.0, 1.0]])]
     assert prune(from_layers(layers, (), 1.0)).network.widths == [2, 2, 1]

@@ -13,7 +13,7 @@ from bnrank.theory.factorisation import Basis, cuts
 from oracles import float64, input_jacobian
 
 SLOPES = [0.0, 0.3, -0.5, 1.0]
-quick = settings(max_examples=12, deadline=None, derandomize=True)
+quick = settings(max_examples=10, deadline=None, derandomize=True)
 
 
 def generator(seed):

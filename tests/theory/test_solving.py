@@ -8,6 +8,7 @@ from scipy.optimize import minimize
 import oracles
 from bnrank.measures.balance import residual
 from bnrank.networks import LinearNetwork
+from bnrank.theory.cost.pruning import prune
 from bnrank.theory.cost.solving import solve
 
 
@@ -106,6 +107,19 @@ def test_no_other_search_finds_less():
     check(found, x, y)
     assert len(norms) > 5
     assert found.norm <= min(norms) * (1 + 1e-3)  # the optimum is on a kink: both neurons are 0 at x = 1/2
+
+
+def test_starts_that_fail_are_trained_on():
+    x, y = draw(5, 2), draw(5, 1, seed=1)
+    found = solve(x, y, depth=2, width=6, bias=False, starts=4, steps=150, polish=5)
+    check(found, x, y)
+
+
+def test_networks_are_pruned_and_balanced_without_polish():
+    found = solve(LINE, LINE.relu(), depth=2, width=8, bias=False, starts=2, steps=60, polish=0)
+    check(found, LINE, LINE.relu())
+    assert found.network.widths[1] < 8
+    assert prune(found.network, LINE).network.widths == found.network.widths
 
 
 def test_homogeneity_in_the_data():

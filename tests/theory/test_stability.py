@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import operator
+from fractions import Fraction
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import bnrank
 from bnrank.measures import ntk
 from bnrank.networks.constructions import line_interpolant
 from bnrank.networks.mlp import from_layers
-from bnrank.theory.stability import growth_bound, largest_trace, sharpness_bound
+from bnrank.theory.stability import growth_bound, largest_trace, output_error, sharpness_bound
 from bnrank.theory.tours import diameter, shortest_path_bounds
 from oracles import float64, parameter_jacobian
 
@@ -176,3 +178,46 @@ def test_constant_functions_bound_nothing():
     one = growth_bound(bnrank.MLP([2, 1, 2]), torch.ones(1, 2))
     assert one.bound == 0
     assert one.measured == pytest.approx(float(ntk.trace(bnrank.MLP([2, 1, 2]), torch.ones(1, 2))))
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.3, -0.5, 1.0])
+def test_outputs_are_off_by_less_than_their_error(slope):
+    """Against rational numbers, on networks whose terms cancel."""
+    for seed in range(4):
+        net = bnrank.networks.mlp.make([3, 6, 5, 2], slope=slope, seed=seed, dtype=DOUBLE)
+        with torch.no_grad():
+            for i, b in enumerate(net.biases):
+                b.copy_(1e4 * normal(len(b), seed=i))
+        x = normal(3, 3, seed=seed)
+        worst = 0.0
+        for row, out in zip(x.tolist(), net(x).tolist(), strict=True):
+            a = [Fraction(v) for v in row]
+            for layer, (w, b) in enumerate(zip(net.weights, net.biases, strict=True), start=1):
+                terms = [[Fraction(v) for v in r] for r in w.tolist()]
+                a = [sum(map(operator.mul, r, a), Fraction(c)) for r, c in zip(terms, b.tolist(), strict=True)]
+                if layer < net.depth:
+                    a = [v if v > 0 else Fraction(slope) * v for v in a]
+            worst = max(worst, math.dist([float(p - Fraction(q)) for p, q in zip(a, out, strict=True)], [0.0, 0.0]))
+        bound = output_error(net, x)
+        assert 0 < worst <= bound
+        assert bound < 1e-8
+
+
+def test_growth_beyond_the_range_of_floats():
+    tiny = growth_bound(from_layers([torch.full((1, 1), 1e-200, dtype=DOUBLE)] * 2), normal(4, 1))
+    assert tiny.bound == 0
+    line = torch.linspace(1, 2, 4, dtype=DOUBLE)[:, None]
+    scaled = growth_bound(from_layers([torch.ones(1, 1)] * 3), 1e140 * line)
+    assert scaled.bound == pytest.approx(1e280 * growth_bound(from_layers([torch.ones(1, 1)] * 3), line).bound)
+    with pytest.raises(OverflowError):
+        growth_bound(from_layers([torch.ones(1, 1)] * 3), 1e200 * line)
+    with pytest.raises(OverflowError, match="outputs are beyond"):
+        growth_bound(from_layers([torch.full((1, 1), 1e200, dtype=DOUBLE)] * 3), normal(4, 1).abs())
+
+
+def test_growth_bounds_of_extreme_weights():
+    net = from_layers([torch.full((1, 1), 1e-130, dtype=DOUBLE), torch.full((1, 1), 1e130, dtype=DOUBLE)])
+    far = growth_bound(net, 1e140 * torch.linspace(1, 2, 4, dtype=DOUBLE)[:, None])
+    assert far.bound == 0  # c1 is 1e260
+    small = growth_bound(from_layers([torch.full((1, 1), 1e-50, dtype=DOUBLE)] * 2), torch.ones(4, 1).cumsum(0))
+    assert small.bound == pytest.approx(math.e**2 * (3e-100) ** 4 * 2e100 / (64 * 9))

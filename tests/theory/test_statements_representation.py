@@ -11,7 +11,7 @@ from bnrank.networks.mlp import from_layers, make
 from bnrank.theory.cost.closed_forms import linear, remainder_bound
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import representation
-from bnrank.theory.verdict import HOLDS, NOT_APPLICABLE, VIOLATED
+from bnrank.theory.verdict import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED
 
 NAMES = {s.name: s for s in representation.STATEMENTS}
 ALWAYS = ["representation cost", "Jacobian bound", "pseudo-determinant bound", "bound on every singular value"]
@@ -147,7 +147,7 @@ def test_the_second_correction_of_square_factors_is_subadditive():
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.3, -0.5, 1.0]), st.booleans(), st.booleans())
 def test_the_gradient_bounds_the_imbalance_of_any_network(seed, slope, bias, classes):
-    """The tolerance of T14 is a theorem: it holds without any training."""
+    """What the gradient explains is a theorem: it holds without any training."""
     y = torch.arange(8) % 2 if classes else normal(8, 2, seed=seed + 1)
     facts = random_facts(seed, slope, bias, y=y, ridge=0.05)
     limit, representation.STATIONARY = representation.STATIONARY, 1.0
@@ -156,9 +156,7 @@ def test_the_gradient_bounds_the_imbalance_of_any_network(seed, slope, bias, cla
     finally:
         representation.STATIONARY = limit
     for verdict in verdicts:
-        assert verdict.status == HOLDS
-        assert verdict.tolerance > 1e-6
-        assert abs(verdict.left - verdict.right) <= verdict.tolerance * max(verdict.left, verdict.right)
+        assert verdict.status in (HOLDS, INCONCLUSIVE)  # inconclusive: what the gradient explains
 
 
 def test_balance_is_tight_where_the_gradient_is_along_the_scaling():
@@ -173,8 +171,9 @@ def test_balance_is_tight_where_the_gradient_is_along_the_scaling():
     finally:
         representation.STATIONARY = limit
     assert (verdict.left, verdict.right) == (4.0, 1.0)
-    assert verdict.tolerance * 4 == pytest.approx(5)  # ||grad|| ||direction|| / (2 lambda) = 5, and |4 - 1| = 3
-    assert verdict.status == HOLDS
+    assert "a difference of 5" in verdict.note  # ||grad|| ||direction|| / (2 lambda) = 5, and |4 - 1| = 3
+    assert verdict.status == INCONCLUSIVE
+    assert NAMES["balance of neurons"](facts.altered(gradient_norm=0.5 * 5**0.5, stationarity=0.0)).status == VIOLATED
 
 
 # Planted violations --------------------------------------------------------------------------------------------------
@@ -229,8 +228,9 @@ def test_a_network_that_only_claims_to_be_stationary_is_found_out(name):
 
 def test_a_trained_network_off_balance_is_found_out(trained):
     weights = [w.clone() for w in trained.weights]
-    weights[0][2] *= 1.001
-    weights[1][:, 2] /= 1.001
+    neuron = int(weights[0].norm(dim=1).argmax())
+    weights[0][neuron] *= 1.001
+    weights[1][:, neuron] /= 1.001
     for name in ("balance of layers", "balance of neurons"):
         assert NAMES[name](trained.altered(weights=weights)).status == VIOLATED
 

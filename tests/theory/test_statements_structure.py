@@ -9,10 +9,10 @@ from torch import nn
 import bnrank
 from bnrank.networks.mlp import from_layers, make
 from bnrank.theory.facts import Facts
-from bnrank.theory.statements import ranks, structure
+from bnrank.theory.statements import convolutions, ranks, structure
 from oracles import circular_convolution_matrix
 
-STATEMENTS = [*ranks.STATEMENTS, *structure.STATEMENTS]
+STATEMENTS = [*ranks.STATEMENTS, *structure.STATEMENTS, *convolutions.STATEMENTS]
 SLOPES = [0.0, 0.3, -0.5, 0.95, 1.0]
 BY_NAME = {f"{s.id} {s.name}": s for s in STATEMENTS}
 T5, T6, T18, T11, T21, LINEAR, T22, T23, T24, T25, SEGMENT, ENERGY, FREQUENCIES = STATEMENTS
@@ -36,7 +36,7 @@ def verdicts(facts):
     return {name: statement(facts) for name, statement in BY_NAME.items()}
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     widths=st.lists(st.integers(1, 6), min_size=2, max_size=7),
     slope=st.sampled_from(SLOPES),
@@ -174,6 +174,22 @@ def test_noise_is_no_rank():
     assert (T5(facts).left, T5(facts).right, T6(facts).left) == (0.0, 3.0, 0.0)
 
 
+def test_ranks_of_factors_are_counted_so_that_they_compose():
+    """1e-7 I = diag(1, 1e-7) diag(1e-7, 1): with the same relative tolerance each factor would have rank 1."""
+    first = torch.diag(torch.tensor([1e-7, 1.0], dtype=torch.float64))
+    verdict = T6(Facts(from_layers([first, first.flip(0, 1)], slope=1.0), normal(3, 2)))
+    assert (verdict.status, verdict.left, verdict.right) == ("holds", 2.0, 2.0)
+
+
+def test_t22_and_t24_count_biases():
+    net, x = network([2, 3, 2], 0.3, seed=1), normal(1, 2)
+    z = x @ net.weights[0].detach().T + net.biases[0].detach()
+    squares = float((x**2).sum()), float((torch.where(z > 0, z, 0.3 * z) ** 2).sum())
+    assert T22(Facts(net, x)).left == pytest.approx(sum(squares) + 2)
+    outer = net.weights[1].detach() * torch.where(z > 0, torch.ones_like(z), 0.3)
+    assert T24(Facts(net, x)).left == pytest.approx((squares[0] + 1) * float((outer**2).sum()) + (squares[1] + 1) * 2)
+
+
 def test_t5_is_about_all_inputs_where_the_data_lie_on_a_line():
     line = torch.linspace(1, 2, 9, dtype=torch.float64)[:, None] * normal(1, 5)
     verdict = T5(Facts(network([5, 8, 5], 0.3), line))
@@ -223,11 +239,11 @@ def test_t28_is_not_applicable_without_circular_padding():
 
 def test_t28_sees_a_wrong_spectrum(monkeypatch):
     facts = Facts(Circular(), normal(3, 2, 5, 4))
-    right = structure.conv_singular_values
-    monkeypatch.setattr(structure, "conv_singular_values", lambda *a, **k: right(*a, **k).roll(1, 0))
+    right = convolutions.conv_singular_values
+    monkeypatch.setattr(convolutions, "conv_singular_values", lambda *a, **k: right(*a, **k).roll(1, 0))
     assert FREQUENCIES(facts).status == "violated"
-    true = structure.layer_singular_values
-    monkeypatch.setattr(structure, "layer_singular_values", lambda layer: (1.001 * true(layer)[0], true(layer)[1]))
+    true = convolutions.layer_singular_values
+    monkeypatch.setattr(convolutions, "layer_singular_values", lambda layer: (1.001 * true(layer)[0], true(layer)[1]))
     assert ENERGY(facts).status == "violated"
 
 

@@ -13,7 +13,7 @@ from bnrank.theory.path import Path
 from oracles import input_jacobian, layer_values, parameter_jacobian
 
 SLOPES = [0.0, 0.3, -0.5, 0.95, 1.0]
-quick = settings(max_examples=25, deadline=None, derandomize=True)
+quick = settings(max_examples=15, deadline=None, derandomize=True)
 networks = {
     "widths": st.lists(st.integers(1, 6), min_size=2, max_size=7),
     "slope": st.sampled_from(SLOPES),

@@ -183,3 +183,38 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="depth: got 0"):
         tsp_bound(torch.ones(3, 1), torch.ones(3, 1), 0)
     assert shortest_path_bounds(torch.tensor([[0.0], [1.0]], dtype=torch.float32)).lower == 1.0
+
+
+@pytest.mark.parametrize("size", [1e150, 1e300, 1e-150, 1e-300])
+@pytest.mark.parametrize("n", [1, 8, 20])
+def test_lengths_of_any_size(size, n):
+    y = np.random.default_rng(0).random((n, 2))
+    found, huge = shortest_path_bounds(y), shortest_path_bounds(size * y)
+    assert (huge.lower, huge.upper) == (pytest.approx(size * found.lower), pytest.approx(size * found.upper))
+    assert diameter(size * y) == pytest.approx(size * diameter(y))
+    for depth in (1, 2, 9):
+        with np.errstate(over="ignore"):
+            slope = np.float64(size) * found.lower / diameter(y) if n > 1 else 0.0
+            assert tsp_bound(y, size * y, depth).parameter_norm == pytest.approx(depth * slope ** (2 / depth))
+
+
+def test_distances_beyond_the_range_are_named():
+    far = torch.tensor([[1.7e308], [-1.7e308]], dtype=torch.float64)
+    with pytest.raises(OverflowError, match="y: got points farther apart"):
+        shortest_path_bounds(far)
+    with pytest.raises(OverflowError, match="x: got points farther apart"):
+        diameter(far)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(st.integers(1, 7), st.integers(0, 10**6))
+def test_the_lower_bound_allows_for_errors_of_the_points(n, seed):
+    """Points moved by at most ``error`` each: their shortest path is not below the bound of the given ones."""
+    rng = np.random.default_rng(seed)
+    y, step = rng.random((n, 2)), rng.standard_normal((n, 2))
+    moved = y + 0.01 * step / np.linalg.norm(step, axis=1, keepdims=True)
+    found, true = shortest_path_bounds(moved, error=0.01), shortest_path_bounds(y)
+    assert found.lower <= true.upper
+    assert found.lower == pytest.approx(max(found.upper - 0.02 * (n - 1), 0), abs=1e-12)
+    pair = shortest_path_bounds(np.array([[0.0], [1.0]]), error=0.1)  # 0.1 and 0.9 may be meant
+    assert pair.lower == pytest.approx(0.8)

@@ -83,7 +83,7 @@ class Points:
         values, traces = [], []
         for jacobian, part in self.jacobians(watch, compact=True, trace=trace):
             if not bool(torch.isfinite(jacobian).all()):
-                raise ValueError("module: its Jacobian has NaN or infinite entries, expected finite ones")
+                raise _validate.RangeError("module: its Jacobian has NaN or infinite entries, expected finite ones")
             found = torch.linalg.svdvals(jacobian.double())
             if self.layers is not None:  # the rest, left out of a compact Jacobian, is 0
                 m = self.layers.widths[0] if self.tangent is None else self.tangent.shape[-1]

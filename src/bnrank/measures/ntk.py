@@ -340,5 +340,5 @@ def _checked(module: nn.Module, x: Tensor | np.ndarray) -> tuple[nn.Module, Tens
 
 def _finite(values: Tensor) -> Tensor:
     if not bool(torch.isfinite(values).all()):
-        raise ValueError("module: its derivatives by the parameters overflow, expected finite ones")
+        raise _validate.RangeError("module: its derivatives by the parameters overflow, expected finite ones")
     return values.double()

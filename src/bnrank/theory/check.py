@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -95,14 +96,12 @@ def _about(facts: Facts) -> dict[str, object]:
     except NotApplicable as reason:
         about["not a chain"] = str(reason)
     about |= {"samples": facts.samples, "samples looked at": len(facts.x), "‖θ‖²": facts.parameter_norm}
-    if facts.x.is_floating_point():
+    with suppress(NotApplicable, OverflowError):
         about["largest rank of Jf"] = facts.rank
-        about["samples on a kink"] = int(facts.near_kinks.sum())
+        about["samples on a kink"] = int(facts.beside_kinks.sum())
     if facts.ridge is not None:
         about["ridge"] = facts.ridge
-    try:
+    with suppress(NotApplicable, OverflowError):
         about["cost"] = facts.data_loss
         about["stationarity"] = facts.stationarity
-    except NotApplicable:
-        pass
     return about | {"rtol": facts.rtol, "seed": facts.seed}

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from bnrank import _validate
 from bnrank.measures import jacobian, ntk
 from bnrank.networks.chain import as_mlp
-from bnrank.networks.functional import Functional, check_finite, example, unwrap
+from bnrank.networks.functional import Functional, check_finite, check_unshared, example, unwrap
 from bnrank.networks.mlp import MLP
 from bnrank.theory.verdict import NotApplicable
 
 __all__ = ["Facts"]
 
+BESIDE = 1e-9  # of its terms: a preactivation that is smaller may have either sign
 CHUNK = 2**12  # samples at a time for the gradient of the loss
 
 
@@ -70,6 +71,7 @@ class Facts:
         self._taken: dict[str, Any] = {}
         self.module = unwrap(module)
         check_finite(self.module)
+        check_unshared(self.module)
         self.ridge = None if ridge is None else _validate.number(ridge, "ridge", 0.0)
         self.rtol = _validate.number(rtol, "rtol", 0.0)
         self.seed = _validate.integer(seed, "seed", 0)
@@ -126,13 +128,18 @@ class Facts:
 
     @cached_property
     def jacobian_values(self) -> Tensor:
-        """Singular values of Jf(x_i), (N, min(d_in, d_out)), descending."""
-        return jacobian.singular_values(self.module, self.x, kink_rtol=None)
+        """Singular values of Jf(x_i), (N, min(d_in, d_out)), descending; NotApplicable where f has no Jacobian."""
+        try:
+            return jacobian.singular_values(self.module, self.x, kink_rtol=None)
+        except _validate.RangeError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise NotApplicable("f can be differentiated in x, sample by sample", str(error)) from error
 
     @cached_property
-    def near_kinks(self) -> Tensor:
-        """Which samples lie on a kink, (n,), bool: there the Jacobian is one that PyTorch chooses."""
-        return jacobian.near_kinks(self.module, self.x)
+    def beside_kinks(self) -> Tensor:
+        """Which samples lie within 1e-9 (relative) of a kink, (n,), bool: the Jacobian there is that of one side."""
+        return jacobian.near_kinks(self.module, self.x, BESIDE)
 
     @cached_property
     def ranks(self) -> Tensor:
@@ -211,6 +218,21 @@ class Facts:
         """The diagonals of D_1, ..., D_{L-1} at the samples, each (N, n_l); s at a kink."""
         return self._forward[1]
 
+    @cached_property
+    def beside_parameter_kinks(self) -> Tensor:
+        """Which samples have a preactivation within 1e-9 (relative) of 0, (n,), bool: there f has a kink in theta.
+
+        It need have none in x: a preactivation may be 0 all over a region, by cancellation.
+        """
+        found = torch.zeros(len(self.x), dtype=torch.bool, device=self.inputs[0].device)
+        if self.slope == 1:
+            return found
+        for i, (a, weight) in enumerate(zip(self.inputs[:-1], self.weights[:-1], strict=True)):
+            bias = self.biases[i] if self.biases else weight.new_zeros(len(weight))
+            z, terms = a @ weight.T + bias, a.abs() @ weight.abs().T + bias.abs()
+            found |= ((z.abs() <= BESIDE * terms) & (terms > 0)).any(1)
+        return found
+
     # The loss ----------------------------------------------------------------------------------------------------
 
     @property
@@ -254,6 +276,8 @@ class Facts:
             raise NotApplicable("targets y are given")
         parameters = {n: p.clone().requires_grad_(p.is_floating_point()) for n, p in self.function.parameters.items()}
         held = [p for p in parameters.values() if p.requires_grad]
+        if not held:
+            raise NotApplicable("the network has parameters")
         theta = torch.cat([p.detach().flatten() for p in held])
         cost, gradient = 0.0, torch.zeros_like(theta)
         for x, y in zip(self._all_x.split(CHUNK), self._all_y.split(CHUNK), strict=True):

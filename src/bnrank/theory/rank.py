@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bnrank import _validate
 from bnrank.measures import jacobian, regions
 from bnrank.measures.spectra import relative_tolerance
+from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, example, unwrap
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.theory.factorisation import Basis, Cut, cuts
@@ -145,8 +146,7 @@ def bracket(
         Singular values of a Jacobian above ``rtol`` times the largest count for its rank.
     tolerance : float, optional
         Largest max |f - h o g| over the data, relative to max |f|. Default: 1e-9, but no less than 100 times the
-        resolution of the module's precision (1.2e-5 in float32). A factorisation that holds everywhere counts
-        whatever its rounding error.
+        resolution of the module's precision (1.2e-5 in float32).
     domain : "data" or "everywhere"
         Whether an upper bound that holds on the data will do.
     box : array_like, optional
@@ -200,7 +200,7 @@ def bracket(
         f = function(x).flatten(1)
     size = float(f.abs().max())
     places = cuts(net, x)
-    globally = _everywhere(places, f)
+    globally = _everywhere(places, f, max(tolerance * size, 10 * torch.finfo(dtype).eps * _terms(net, x, size)))
     best = globally if domain == "everywhere" else _on_data(places, f, tolerance * size, globally)
     upper = best.rank
 
@@ -238,14 +238,31 @@ def bracket(
     )
 
 
-def _everywhere(places: list[Cut], f: Tensor) -> _Candidate:
-    """Return the least factorisation that holds for all inputs; of equals one that cuts between neurons."""
+def _terms(net: nn.Module, x: Tensor, size: float) -> float:
+    """Return the largest sum of sizes that an output of a chain is made of; max |f| of another module."""
+    try:
+        chain = as_mlp(net)
+    except TypeError:
+        return size
+    last = jacobian.mlp_forward(chain, x.flatten(1), torch.float64)[0][-1]
+    return max(size, float((last.abs() @ chain.weights[-1].detach().abs().T).max()))
+
+
+def _everywhere(places: list[Cut], f: Tensor, allowed: float) -> _Candidate:
+    """Return the least factorisation that holds for all inputs; of equals one that cuts between neurons.
+
+    The rank of a weight is decided by its own rounding, which may be all that a product of weights consists of: so a
+    factorisation through the image of a weight counts only if it is f on the data.
+    """
 
     def dimension(basis: Basis) -> int:
         return len(basis.origin) if basis.directions is None else basis.directions.shape[1]
 
-    cut = min(places, key=lambda c: (dimension(c.everywhere), c.everywhere.directions is not None))
-    return _Candidate(dimension(cut.everywhere), cut, cut.everywhere, _error(cut, cut.everywhere, f))
+    for cut in sorted(places, key=lambda c: (dimension(c.everywhere), c.everywhere.directions is not None)):
+        error = _error(cut, cut.everywhere, f)
+        if cut.everywhere.directions is None or error <= allowed:
+            return _Candidate(dimension(cut.everywhere), cut, cut.everywhere, error)
+    raise AssertionError("the cut at the input passes on all of it")
 
 
 def _on_data(places: list[Cut], f: Tensor, allowed: float, known: _Candidate) -> _Candidate:

@@ -14,11 +14,11 @@ from bnrank.measures import ntk, regions
 from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite
-from bnrank.networks.mlp import MLP, from_layers
+from bnrank.networks.mlp import MLP, from_layers, leaky_relu
 from bnrank.theory.symmetry import rank_one_parts
 from bnrank.theory.tours import PathBounds, diameter, shortest_path_bounds
 
-__all__ = ["GrowthBound", "Sharpness", "growth_bound", "largest_trace", "sharpness_bound"]
+__all__ = ["GrowthBound", "Sharpness", "growth_bound", "largest_trace", "output_error", "sharpness_bound"]
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class GrowthBound:
     Attributes
     ----------
     bound : float
-        e^{-c1} TSP^4 sum_{l in S} ||W_l||_op^{-2} / (64 diam^2).
+        e^{-c1} TSP^4 sum_{l in S} ||W_l||_op^{-2} / (64 diam^2); infinite beyond the range of floats.
     measured : float
         The largest Tr Theta(x, x) on the segment, for weights and biases.
     path : PathBounds
-        Of the outputs f(x_i); ``bound`` takes its lower end for TSP.
+        Of the outputs f(x_i); ``bound`` takes its lower end for TSP, less what rounding of the outputs can add.
     diameter : float
         Of the inputs.
     excess : float
@@ -80,6 +80,29 @@ class GrowthBound:
     start: Tensor
     end: Tensor
     network: MLP
+
+
+def output_error(net: MLP, x: Tensor) -> float:
+    """Return a bound on the distance of the outputs computed in float64 from the exact ones, over the samples.
+
+    e_l = ||W_l|| e_{l-1} + (n_{l-1} + 3) eps || |W_l| |a_{l-1}| + |b_l| ||: the activation is 1-Lipschitz, and a sum
+    of n terms is off by n eps / 2 of the sum of their sizes.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.from_layers([torch.ones(1, 1)], [torch.tensor([300.0])])
+    >>> 1e-14 < output_error(net, torch.zeros(1, 1, dtype=torch.float64)) < 1e-12
+    True
+    """
+    info, weights = torch.finfo(torch.float64), [w.detach() for w in net.weights]
+    a, error = x, x.new_zeros(len(x))
+    for i, weight in enumerate(weights):
+        bias = net.biases[i].detach() if net.bias else weight.new_zeros(len(weight))
+        terms = torch.linalg.vector_norm(a.abs() @ weight.abs().T + bias.abs(), dim=1)
+        error = torch.linalg.matrix_norm(weight, 2) * error + (weight.shape[1] + 3) * (info.eps * terms + info.tiny)
+        a = leaky_relu(a @ weight.T + bias, net.slope)
+    return float(error.max())
 
 
 def sharpness_bound(
@@ -204,6 +227,8 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
     ------
     TypeError, ValueError
         If the network is no such chain or x does not fit.
+    RangeError
+        If outputs or distances leave the range of floats.
 
     Examples
     --------
@@ -229,14 +254,18 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
         raise ValueError("net: got no weight of rank one, expected at least one layer with s_2 <= rtol s_1")
     network = from_layers(weights, [b.detach() for b in chain.biases], chain.slope).to(samples.device)
     with torch.no_grad():
-        path, width = shortest_path_bounds(network(samples)), diameter(samples)
+        outputs, error = network(samples), output_error(network, samples)
+        if not math.isfinite(error):
+            raise _validate.RangeError("the outputs are beyond the range of floats")
+        path, width = shortest_path_bounds(outputs, error=error), diameter(samples)
     excess = sum(float((p.detach() ** 2).sum()) for p in network.parameters()) - chain.depth
     z, _ = rank_one_parts(network, samples, layers[0])
     start, end = samples[int(z.argmin())].cpu(), samples[int(z.argmax())].cpu()
     bound = 0.0
     if path.lower > 0 and width > 0:
-        inverse = sum(norm**-2 for norm in norms)
-        bound = math.exp(-excess + 4 * math.log(path.lower) - 2 * math.log(width) + math.log(inverse / 64))
+        inverse = float(torch.tensor([-1 * math.log(norm) for norm in norms], dtype=torch.float64).logsumexp(0))
+        power = -excess + 4 * math.log(path.lower) - 2 * math.log(width) + inverse - math.log(64)
+        bound = math.exp(power) if power < 700 else math.inf
     if bool((start == end).all()):
         measured = float(ntk.trace(network, start[None]))
     else:

@@ -37,7 +37,7 @@ class PathBounds:
     ----------
     lower : float
         Certified: the weight of a minimum spanning tree, raised by weights on the points (Held and Karp). Upper and
-        lower agree where the path was found exactly.
+        lower agree where the path was found exactly and the points are known exactly.
     upper : float
         The length of the path ``order``.
     order : Tensor
@@ -77,7 +77,7 @@ class TourBound:
     depth: int
 
 
-def shortest_path_bounds(y: Tensor | np.ndarray) -> PathBounds:
+def shortest_path_bounds(y: Tensor | np.ndarray, *, error: float = 0.0) -> PathBounds:
     """Return a lower and an upper bound on the shortest path that visits every point, ends free.
 
     Up to 12 different points: the shortest path, by dynamic programming. Of more: from below, the spanning tree bound
@@ -89,6 +89,9 @@ def shortest_path_bounds(y: Tensor | np.ndarray) -> PathBounds:
     ----------
     y : Tensor or ndarray
         Points, (N, d).
+    error : float
+        How far each point may be from where it is given, as after rounding: n different points may then have a path
+        shorter by 2 (n - 1) ``error``, which is taken off the lower bound.
 
     Returns
     -------
@@ -98,7 +101,9 @@ def shortest_path_bounds(y: Tensor | np.ndarray) -> PathBounds:
     Raises
     ------
     TypeError, ValueError
-        If y is not finite, (N, d).
+        If y is not finite, (N, d), or ``error`` is negative.
+    RangeError
+        If the path is longer than floats can be.
 
     Examples
     --------
@@ -107,7 +112,8 @@ def shortest_path_bounds(y: Tensor | np.ndarray) -> PathBounds:
     >>> bounds.lower, bounds.upper, bounds.exact
     (5.0, 5.0, True)
     """
-    given = _validate.samples(y, "y").detach().double().cpu().numpy()
+    error = _validate.number(error, "error", 0.0)
+    given, exponent = _scaled(_validate.samples(y, "y").detach().double().cpu().numpy())
     points, where = np.unique(given, axis=0, return_inverse=True)
     if len(points) <= EXACT:
         order = _shortest(cdist(points, points))
@@ -117,6 +123,8 @@ def shortest_path_bounds(y: Tensor | np.ndarray) -> PathBounds:
             order = _reversals(order, cdist(points, points))
     upper = float(np.linalg.norm(np.diff(points[order], axis=0), axis=1).sum())
     lower = upper if len(points) <= EXACT else _raised_tree(points, upper)
+    lower, upper = _unscaled(lower, exponent, "y"), _unscaled(upper, exponent, "y")
+    lower = max(lower - (len(points) - 1) * error, 0.0)
     place = np.empty(len(points), dtype=np.int64)
     place[order] = np.arange(len(points))
     rows = np.argsort(place[where.reshape(-1)], kind="stable")
@@ -143,6 +151,8 @@ def diameter(x: Tensor | np.ndarray) -> float:
     ------
     TypeError, ValueError
         If x is not finite, (N, d).
+    RangeError
+        If points are farther apart than floats can be.
 
     Examples
     --------
@@ -150,7 +160,7 @@ def diameter(x: Tensor | np.ndarray) -> float:
     >>> diameter(torch.tensor([[0.0, 0.0], [3.0, 4.0], [1.0, 1.0]]))
     5.0
     """
-    points = _validate.samples(x, "x").detach().double().cpu().numpy()
+    points, exponent = _scaled(_validate.samples(x, "x").detach().double().cpu().numpy())
     points = points - points.mean(0)
     radii = np.linalg.norm(points, axis=1)
     order = np.argsort(-radii)
@@ -163,10 +173,10 @@ def diameter(x: Tensor | np.ndarray) -> float:
         rivals = points[: int(np.searchsorted(-radii, radii[start] - best, side="right"))]
         if len(rivals):
             best = max(best, float(cdist(points[start : start + block], rivals).max()))
-    return best
+    return _unscaled(best, exponent, "x")
 
 
-def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int) -> TourBound:
+def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int, *, error: float = 0.0) -> TourBound:
     """Return the lower bounds on the Jacobian and the parameter norm of every BN-rank-1 function through the data.
 
     ||Jf||_op >= TSP(y_1..y_N) / diam(x_1..x_N) at some point of the convex hull of the x_i, and
@@ -181,6 +191,8 @@ def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int) -> Tou
         Outputs, (N, d_out).
     depth : int
         L.
+    error : float
+        How far each y_i may be from where it is given, as in :func:`shortest_path_bounds`.
 
     Returns
     -------
@@ -191,6 +203,8 @@ def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int) -> Tou
     ------
     TypeError, ValueError
         If the data are not finite or of different lengths, or one input has two outputs.
+    RangeError
+        If distances leave the range of floats.
 
     Examples
     --------
@@ -204,11 +218,13 @@ def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int) -> Tou
     inputs, outputs = _validate.samples(x, "x"), _validate.samples(y, "y")
     if len(inputs) != len(outputs):
         raise ValueError(f"y: got {len(outputs)} samples, expected as many as x has, {len(inputs)}")
-    path, width = shortest_path_bounds(outputs), diameter(inputs)
+    path, width = shortest_path_bounds(outputs, error=error), diameter(inputs)
     if width == 0 and path.lower > 0:
         raise ValueError("y: got different outputs for one and the same input, expected a function of x")
     slope = path.lower / width if width else 0.0
-    return TourBound(path, width, slope, depth * slope ** (2 / depth), depth)
+    power = 2 / depth * math.log(slope) if slope else -math.inf
+    norm = depth * slope ** (2 / depth) if power < 700 else math.inf
+    return TourBound(path, width, slope, norm, depth)
 
 
 def samples_for_rank(k: int, depth: int, constant: float, rate: float) -> float:
@@ -250,6 +266,20 @@ def samples_for_rank(k: int, depth: int, constant: float, rate: float) -> float:
         raise ValueError(f"constant: got {constant}, expected more than -k L = {-k * depth}")
     power = math.log((k + constant / depth) / rate) * k * depth / (2 * k - 2)
     return math.exp(power) if power < 700 else math.inf
+
+
+def _scaled(points: Array) -> tuple[Array, int]:
+    """Return 2^-e points, of size about 1, and e, so that squares of distances stay in the range of floats."""
+    exponent = int(np.frexp(np.abs(points).max())[1])
+    return np.ldexp(points, -exponent), exponent
+
+
+def _unscaled(length: float, exponent: int, name: str) -> float:
+    """Return 2^e times a length."""
+    try:
+        return math.ldexp(length, exponent)
+    except OverflowError:
+        raise _validate.RangeError(f"{name}: got points farther apart than the largest float, about 1.8e308") from None
 
 
 def _shortest(distances: Array) -> NDArray[np.int64]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, overload
 
+import torch
+
 if TYPE_CHECKING:
     from bnrank.theory.facts import Facts
 
@@ -62,6 +64,9 @@ class Sides:
         What was checked and found true before comparing.
     note : str
         Where, on how many samples, with which constants.
+    explained : float
+        Of an equation: a difference beyond the tolerance, up to this (absolute), is explained by something else than a
+        violation, such as a gradient that is not quite 0; the verdict is then inconclusive.
     """
 
     left: float
@@ -71,6 +76,7 @@ class Sides:
     scale: float = 0.0
     assumptions: tuple[str, ...] = ()
     note: str = ""
+    explained: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,11 @@ def judge(sides: Sides) -> tuple[str, float, str]:
     size = max((abs(v) for v in (left, right, sides.scale) if math.isfinite(v)), default=0.0)
     if sides.relation == "=":
         slack = 0.0 if left == right else -abs(left - right)
-        return (HOLDS if -slack <= sides.tolerance * size else VIOLATED), slack, ""
+        if -slack <= sides.tolerance * size:
+            return HOLDS, slack, ""
+        if -slack <= sides.explained:
+            return INCONCLUSIVE, slack, f"they differ by {-slack:.2g}, of which {sides.explained:.2g} are explained"
+        return VIOLATED, slack, ""
     if sides.relation != "<=":
         raise ValueError(f"relation: got {sides.relation!r}, expected '<=' or '='")
     slack = 0.0 if left == right else right - left
@@ -168,6 +178,8 @@ class Statement:
             return replace(verdict, reason=str(failed))
         except Inconclusive as unclear:
             return replace(verdict, status=INCONCLUSIVE, reason=str(unclear))
+        except (OverflowError, torch.linalg.LinAlgError) as error:  # values beyond the range of floats
+            return replace(verdict, status=INCONCLUSIVE, reason=str(error))
         status, slack, reason = judge(sides)
         return replace(
             verdict,

@@ -116,7 +116,6 @@ class Regions(Sequence[Region]):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         if not -len(self) <= index < len(self):
             raise IndexError(f"index: got {index}, expected one of {len(self)} regions")
-        index %= len(self)
         pattern = self.patterns[index].numpy()
         matrix, _ = next(jacobians(self._layers, pattern[None]))
         values, ranks = spectra(self._layers, pattern[None], self.rtol)

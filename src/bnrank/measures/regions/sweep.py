@@ -7,6 +7,7 @@ from typing import Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
 
+from bnrank import _validate
 from bnrank.measures.regions.maps import Array, Layers, fingerprints
 
 __all__ = ["Shapes", "Swept", "beside", "cut_off", "sweep"]
@@ -134,7 +135,9 @@ def _affine(layers: Layers, depth: int, a: Array) -> Array:
         z = (a.reshape(-1, a.shape[-1]) @ weight.T).reshape(*a.shape[:-1], len(weight))
         z[:, 0] += layers.biases[depth]
     if not np.abs(z).max() < HUGE:
-        raise ValueError(f"module: layer {depth + 1} has values of 1e150 and more there, or NaN, expected smaller ones")
+        raise _validate.RangeError(
+            f"module: layer {depth + 1} has values of 1e150 and more there, or NaN, expected smaller ones"
+        )
     return z
 
 

@@ -19,6 +19,7 @@ from bnrank.theory.cost.search import KINK, Domain, every_region, slopes_of
 
 __all__ = ["CostBracket", "bracket"]
 
+MARGIN = 1e-3  # of 1 + |x|: how far beside the samples an affine network is still the function
 EQUAL = 1e-9  # of the upper bound, or of the largest output: what rounding explains
 
 
@@ -144,7 +145,7 @@ def bracket(
         how = min(norms, key=lambda name: norms[name] * (1 + EQUAL * list(norms).index(name)))
         network = balanced[how].to(next(p.dtype for p in net.parameters() if p.is_floating_point()))
         deviation = float((as_mlp(network)(points) - expected).abs().max())
-    return CostBracket(lower, norms[how], network, how, deviation, parameter_norm(chain))
+    return CostBracket(lower, parameter_norm(network), network, how, deviation, parameter_norm(chain))
 
 
 def _size(net: MLP, points: Tensor) -> float:
@@ -245,8 +246,10 @@ def _affine(net: MLP, signs: list[Tensor], domain: Domain) -> MLP:
         hidden = [matrix.new_zeros(1, 1)] * (depth - 2) + [matrix.new_zeros(len(matrix), 1)]
         weights = [matrix] if depth == 1 else [matrix.new_zeros(1, matrix.shape[1]), *hidden]
         return from_layers(weights, [*(w.new_zeros(len(w)) for w in weights[:-1]), offset], net.slope).to(u.device)
-    low = vt.clamp(min=0) @ domain.lower + vt.clamp(max=0) @ domain.upper
-    high = vt.clamp(min=0) @ domain.upper + vt.clamp(max=0) @ domain.lower
+    beside = MARGIN * (1 + torch.maximum(domain.lower.abs(), domain.upper.abs())) * (domain.name == "data")
+    lower, upper = domain.lower - beside, domain.upper + beside  # a neighbourhood of the samples
+    low = vt.clamp(min=0) @ lower + vt.clamp(max=0) @ upper
+    high = vt.clamp(min=0) @ upper + vt.clamp(max=0) @ lower
     flip = torch.where(high.clamp(min=0) < (-low).clamp(min=0), -1.0, 1.0).to(s)
     u, vt, low = u * flip, vt * flip[:, None], torch.where(flip < 0, -high, low)
     shift = torch.zeros_like(low) if net.slope == 1 else (-low).clamp(min=0)

@@ -1,6 +1,6 @@
 """The statements of the theory, each a function from facts to its two sides."""
 
-from bnrank.theory.statements import interpolation, ranks, representation, structure
+from bnrank.theory.statements import convolutions, interpolation, ranks, representation, structure, symmetry
 from bnrank.theory.verdict import Statement
 
 __all__ = ["STATEMENTS"]
@@ -15,9 +15,11 @@ STATEMENTS: tuple[Statement, ...] = tuple(
     sorted(
         [
             *representation.STATEMENTS,
+            *convolutions.STATEMENTS,
             *ranks.STATEMENTS,
             *structure.STATEMENTS,
             *interpolation.STATEMENTS,
+            *symmetry.STATEMENTS,
         ],
         key=_number,
     )

@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bnrank.measures import jacobian, regions
+from bnrank.measures import regions
 from bnrank.theory import rank
 from bnrank.theory.facts import Facts
-from bnrank.theory.path import Path, paths
+from bnrank.theory.statements.samples import FEW, ROWS, evenly, looked, sample_paths
 from bnrank.theory.verdict import NotApplicable, Sides, Statement, statement
 
 __all__ = ["STATEMENTS"]
 
-ROWS = 16  # samples looked at
-FEW = 4  # samples looked at where each takes a decomposition of every layer's Jacobian
 MAX_REGIONS = 5000
 SMALL = 4, 24  # inputs and hidden neurons of the networks whose regions are enumerated, unless there are 2 inputs
 LEAST = 1e-9  # a singular value below this times the largest is not counted, whatever rtol: it may be rounding
@@ -31,7 +29,7 @@ def _bracket(facts: Facts) -> Sides:
         raise NotApplicable("f can be differentiated in x", f"x has dtype {facts.x.dtype}")
     try:
         values = facts.jacobian_values
-        found = rank.bracket(facts.module, facts.x[_rows(facts, ROWS)], facts.rtol, domain="everywhere")
+        found = rank.bracket(facts.module, facts.x[evenly(len(facts.x), ROWS)], facts.rtol, domain="everywhere")
     except ValueError as error:
         raise NotApplicable("f can be differentiated in x, sample by sample", str(error)) from error
     floors = _floors(facts) * torch.ones(len(values), dtype=values.dtype, device=values.device)
@@ -53,7 +51,7 @@ def _chain(facts: Facts) -> Sides:
     if facts.depth == 1:
         raise NotApplicable("there is a hidden layer", "depth 1")
     found = []
-    for row, path in _paths(facts, FEW):
+    for row, path in sample_paths(facts, FEW):
         values = facts.jacobian_values[row]
         floor = max(max(facts.rtol, LEAST) * float(values[0]), 10 * path.noise)
         left = int((values > floor).sum())
@@ -62,7 +60,7 @@ def _chain(facts: Facts) -> Sides:
             halves = [torch.linalg.svdvals(m) for m in (forward, backward)]
             for here, half, other in zip(("J a_l", "J(a_l -> f)"), halves, halves[::-1], strict=True):
                 limit = (1 - 1e-6) * floor / max(float(other[0]), 1e-300)
-                note = f"sample {row}, layer {i}, {here}; {min(FEW, len(facts.x))} of {len(facts.x)} samples looked at"
+                note = f"sample {row}, layer {i}, {here}; {looked(facts, FEW)}"
                 found.append(Sides(float(left), float((half > limit).sum()), tolerance=0.0, note=note))
     return min(found, key=lambda sides: sides.right - sides.left)
 
@@ -90,7 +88,7 @@ def _regions(facts: Facts) -> Sides:
     values = facts.jacobian_values
     floors = _floors(facts) * torch.ones(len(values), dtype=values.dtype, device=values.device)
     counts = (values > torch.maximum(floors, (1 + 1e-6) * max(facts.rtol, LEAST) * values[:, 0])[:, None]).sum(1)
-    inside = ~jacobian.near_kinks(facts.chain, x, 1e-9)
+    inside = ~facts.beside_kinks
     if not bool(inside.any()):
         raise NotApplicable("some sample is off the kinks", "all are on kinks")
     note = f"{len(found)} regions in the box around the data, {int(inside.sum())} samples off the kinks"
@@ -100,19 +98,9 @@ def _regions(facts: Facts) -> Sides:
 STATEMENTS: tuple[Statement, ...] = (_bracket, _chain, _regions)
 
 
-def _rows(facts: Facts, limit: int) -> list[int]:
-    """Return evenly spaced samples."""
-    return [int(i) for i in torch.linspace(0, len(facts.x) - 1, min(limit, len(facts.x))).round()]
-
-
-def _paths(facts: Facts, limit: int) -> list[tuple[int, Path]]:
-    rows = _rows(facts, limit)
-    return list(zip(rows, paths(facts.weights, facts.slopes, rows), strict=True))
-
-
 def _floors(facts: Facts) -> Tensor:
     """Return 10 times the rounding error of Jf, the largest at the samples looked at; 0 where f is no chain."""
     try:
-        return torch.tensor(max(10 * path.noise for _, path in _paths(facts, ROWS)), dtype=torch.float64)
+        return torch.tensor(max(10 * path.noise for _, path in sample_paths(facts, ROWS)), dtype=torch.float64)
     except NotApplicable:
         return torch.tensor(0.0, dtype=torch.float64)

@@ -16,8 +16,9 @@ from bnrank.theory.verdict import NotApplicable, Sides, Statement, statement
 
 __all__ = ["STATEMENTS"]
 
-CHAIN = "a chain of linear layers with one activation, its slope in [-1, 1]"
+CHAIN = "a chain of linear layers with one activation, its slope in (-1, 1) or 1"
 STATIONARY = 1e-2  # ||grad C + 2 lambda theta|| / (||grad C|| + ||2 lambda theta||) up to which T14 is looked at
+BALANCED = 1e-4  # of the larger side, or of the average: up to which in and out count as equal
 ALIGNED = 1e-6  # of R1(W_l) summed over layers minus R1 of the product: up to which they count as equal
 
 
@@ -184,10 +185,13 @@ def _singular_value_bound(facts: Facts) -> Sides:
     bounds = (facts.parameter_norm / (k * depth)) ** (depth / 2)
     counted = torch.where(values > facts.rtol * values[:, :1], values, 0.0)
     ratios = k * depth * counted ** (2 / depth)  # <= ||theta||^2
-    i, j = divmod(int(ratios.argmax()), values.shape[1])
-    return Sides(
-        float(values[i, j]), float(bounds[j]), assumptions=(CHAIN,), note=_where(facts, i, f"k = {j + 1} of {len(k)}")
-    )
+    i = int(ratios.argmax()) // values.shape[1]
+    kept = _less_rounding(facts, i)
+    if not len(kept):
+        return Sides(0.0, float(bounds[0]), assumptions=(CHAIN,), note=_where(facts, i, "Jf = 0"))
+    j = int((k[: len(kept)] * kept ** (2 / depth)).argmax())
+    note = _where(facts, i, f"k = {j + 1} of {len(kept)}")
+    return Sides(float(kept[j]), float(bounds[j]), assumptions=(CHAIN,), note=note)
 
 
 STATEMENTS: list[Statement] = [
@@ -242,7 +246,7 @@ def _both_sides(facts: Facts) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _balance(facts: Facts, incoming: Tensor, outgoing: Tensor, names: list[str]) -> Sides:
-    """Compare what comes in and what goes out, up to the difference that the gradient of the loss allows."""
+    """Compare what comes in and goes out; a difference that the gradient of the loss allows is no violation."""
     # e^t in, e^-t out leaves f as it is: <grad, direction> = 2 lambda (in - out), ||direction||^2 = in + out
     penalty = facts.penalty
     if facts.stationarity > STATIONARY:
@@ -251,14 +255,16 @@ def _balance(facts: Facts, incoming: Tensor, outgoing: Tensor, names: list[str])
             f"||gradient|| / (||grad C|| + ||2 lambda theta||) = {facts.stationarity:.2g}, more than {STATIONARY:g}",
         )
     allowed = facts.gradient_norm * (incoming + outgoing).sqrt() / (2 * penalty) + 1e-9 * (incoming + outgoing)
-    i = int(((incoming - outgoing).abs() / allowed.clamp(min=torch.finfo(torch.float64).tiny)).argmax())
-    size = max(float(incoming[i]), float(outgoing[i]))
-    tolerance = float(allowed[i]) / size if size else 0.0
+    differences, average = (incoming - outgoing).abs(), float((incoming + outgoing).mean()) / 2
+    beyond = differences / allowed.clamp(min=torch.finfo(torch.float64).tiny)
+    i = int((beyond if float(beyond.max()) > 1 else differences).argmax())
     return Sides(
         float(incoming[i]),
         float(outgoing[i]),
         "=",
-        tolerance,
+        BALANCED,
+        average,
         assumptions=(f"stationary: {facts.stationarity:.1e} <= {STATIONARY:g}", f"lambda = {penalty:g}"),
-        note=f"{names[i]}, the closest of {len(names)}; the gradient allows a difference of {float(allowed[i]):.2g}",
+        note=f"{names[i]}, the furthest of {len(names)}; the gradient allows a difference of {float(allowed[i]):.2g}",
+        explained=float(allowed[i]),
     )

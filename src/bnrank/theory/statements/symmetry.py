@@ -1,0 +1,225 @@
+"""Statements about data and functions of low dimension: domains, kernels, symmetries (T9, T16, T17)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnrank import _validate
+from bnrank.networks.mlp import from_layers
+from bnrank.theory import domains, kernels, symmetry
+from bnrank.theory.facts import Facts
+from bnrank.theory.statements.samples import evenly
+from bnrank.theory.statements.shared import vectors, within_range
+from bnrank.theory.verdict import Inconclusive, NotApplicable, Sides, Statement, statement
+
+__all__ = ["STATEMENTS", "symmetric_under"]
+
+SAME = 1e-6  # of the largest sample: how far an output may be from its input for the network to be the identity
+ROWS, POINTS = 500, 20  # samples of which kernels are made, and places where their Jacobian is taken
+NOISE = 1e-3  # of the size of the targets: noise added where their Jacobian is not generic
+WITNESS = 1e-5  # of the largest sample: how far the network of norm k L may be from the identity
+LARGE = 1e150  # squares of what is larger leave the range of floats
+
+
+@statement(
+    "T9",
+    "networks that are the identity on the data",
+    "k L (1 - ||Jf U - U||)^{2/L} <= ||theta||^2, U a basis of span X, k = dim span X; some network has k L",
+    source="Jacot2023b proposition 5, R1(id; Omega) = 0 on planar, completely positive domains",
+)
+@within_range()
+def _identity(facts: Facts) -> Sides:
+    x, depth = vectors(facts), facts.depth
+    size = float(x.norm(dim=1).max())
+    if facts.outputs.shape != x.shape:
+        raise NotApplicable("f(x) = x on the samples", f"{facts.outputs.shape[1]} outputs of {x.shape[1]} inputs")
+    miss = float((facts.outputs - x).norm(dim=1).max())
+    if not size or not miss <= SAME * size:
+        raise NotApplicable("f(x) = x on the samples, not all 0", f"||f(x) - x|| = {miss:.3g}, ||x|| = {size:.3g}")
+    found = domains.completely_positive(x, seed=facts.seed)
+    if found.status == "no":
+        raise NotApplicable("the data are completely positive", found.reason)
+    if found.isometry is None:
+        raise Inconclusive(f"whether the data are completely positive: {found.reason}")
+    basis = torch.linalg.svd(found.isometry, full_matrices=False)[2][: found.k].T.to(x)
+    rows = evenly(len(x), POINTS)
+    beside = [float(torch.linalg.matrix_norm(_jacobian(facts, i) @ basis - basis, 2)) for i in rows]
+    off = min(beside)
+    if off > SAME:
+        raise NotApplicable("Jf is the identity on span X at a sample", f"||Jf U - U|| = {off:.3g} at least")
+    miss = _witness_miss(x, found.isometry, depth)
+    if miss > WITNESS:
+        raise Inconclusive(f"the network of norm k L misses the identity by {miss:.2g} of the largest sample")
+    note = (
+        f"k = {found.k}, {found.reason}; a network of norm k L misses the identity on X by {miss:.2g} of the largest "
+        f"sample; at sample {rows[beside.index(off)]}, ||Jf U - U|| = {off:.2g}"
+    )
+    left = found.k * depth * (1 - off) ** (2 / depth)
+    return Sides(left, facts.parameter_norm, "<=", 1e-9, 1.0, ("f(x) = x on X", "X is completely positive"), note)
+
+
+@statement(
+    "T16",
+    "kernel ridge regression on the data overestimates the rank",
+    "min(rank X, d_out) <= rank of the Jacobian of kernel ridge regression on X and Y; no network enters",
+    source="Jacot2023a appendix D.1",
+)
+@within_range()
+def _kernel_rank(facts: Facts) -> Sides:
+    x, y = vectors(facts), facts.targets
+    if len(x) < 2:
+        raise NotApplicable("there are at least two samples")
+    if float(x.abs().max()) > LARGE or float(y.abs().max()) > LARGE:
+        raise Inconclusive(f"values beyond {LARGE:g}, of which squares leave the range of floats")
+    rows = torch.linspace(0, len(x) - 1, min(ROWS, len(x))).round().long()
+    x, y = x[rows], y[rows]
+    points = ((x[1:] + x[:-1]) / 2)[:POINTS]
+    found = kernels.jacobian_ranks(x, y, points=points, rtol=1e-12, data_rtol=max(facts.rtol, 1e-4))
+    expected = min(found.x_rank, y.shape[1])
+    if found.y_rank < expected:
+        raise NotApplicable("noise in y, so that Y has rank min(rank X, d_out)", f"rank {found.y_rank} of {expected}")
+    rank = int(found.ranks.max())
+    if rank < expected:
+        noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(facts.seed), dtype=y.dtype)
+        noisy = kernels.jacobian_ranks(x, y + NOISE * y.abs().max() * noise, points=points, rtol=1e-12)
+        if int(noisy.ranks.max()) >= expected:
+            raise NotApplicable("noise in y", f"the rank is {rank}, and {expected} with noise of {NOISE:g}")
+    note = (
+        f"rbf kernel of length {found.length_scale:.4g}, ridge {found.ridge:g}, {len(x)} samples; about the data "
+        f"alone: the network, which plays no part, has rank {facts.rank}"
+    )
+    return Sides(expected, rank, assumptions=("Y has full rank",), note=note)
+
+
+@statement(
+    "T17",
+    "rank and symmetry: translations",
+    "rank Jf <= d_in - dim ker W_1",
+    source="Jacot2023b section 5, Rank_BN(f) <= dim Omega / G",
+)
+@within_range()
+def _translations(facts: Facts) -> Sides:
+    first = facts.weights[0]
+    values = torch.linalg.svdvals(first)
+    kept = int((values > max(first.shape) * torch.finfo(torch.float64).eps * values[0]).sum())
+    if kept == first.shape[1]:
+        raise NotApplicable("a symmetry is known", "no generators are given, and W_1 has no kernel")
+    eps = sum(facts.chain.widths) * torch.finfo(torch.float64).eps
+    rounding = eps * float(torch.stack([torch.linalg.matrix_norm(w, 2) for w in facts.weights]).prod())
+    counted = facts.jacobian_values > (facts.rtol * facts.jacobian_values[:, :1]).clamp(min=rounding)
+    note = f"translations by the kernel of W_1, of dimension {first.shape[1] - kept}, leave f as it is"
+    return Sides(int(counted.sum(1).max()), kept, assumptions=("Jf v = 0 on the kernel of W_1",), note=note)
+
+
+@statement(
+    "T17",
+    "autoencoders of the rank of the data project onto them",
+    "||J^2 - J|| <= ||J|| ||E|| ||(U + E)^+ J||, E = J U - U on directions U between samples of one region",
+    source="Jacot2023a section 5, autoencoders",
+)
+@within_range()
+def _denoising(facts: Facts) -> Sides:
+    x, outputs = vectors(facts), facts.outputs
+    if outputs.shape != x.shape:
+        raise NotApplicable("as many outputs as inputs", f"{outputs.shape[1]} of {x.shape[1]}")
+    found, errors = [], []
+    for rows in _same_region(facts):
+        jacobian = _jacobian(facts, rows[0])
+        u, s, v = torch.linalg.svd(jacobian)
+        k = int((s > facts.rtol * s[0]).sum())
+        mixing, spread, directions = torch.linalg.svd(x[rows] - x[rows].mean(0), full_matrices=False)
+        if not 0 < k <= len(spread) or float(spread[k - 1]) <= 1e-6 * float(spread[0]):
+            continue
+        across = (outputs[rows] - outputs[rows].mean(0)).T @ (mixing[:, :k] / spread[:k])  # J U
+        error = torch.linalg.matrix_norm(across - directions[:k].T, 2)
+        errors.append(float(error))
+        if error > 0.1:
+            continue
+        rest = s[k] if k < len(s) else s.new_zeros(())
+        truncated = (u[:, :k] * s[:k]) @ v[:k]
+        image = across - (jacobian - truncated) @ directions[:k].T
+        back = torch.linalg.matrix_norm(torch.linalg.pinv(image) @ truncated, 2)
+        beside = torch.linalg.matrix_norm(jacobian - torch.eye(len(s), dtype=s.dtype, device=s.device), 2)
+        left = torch.linalg.matrix_norm(jacobian @ jacobian - jacobian, 2)
+        right = s[0] * error * back + beside * rest * (back + 1)
+        note = f"{len(rows)} samples in the region of sample {rows[0]}, k = {k}, ||E|| = {float(error):.2g}"
+        scale = float(s[0] ** 2 + s[0])
+        found.append(Sides(float(left), float(right), "<=", 1e-9, scale, ("f(x) = x up to E",), note))
+    if not found:
+        if errors:
+            raise NotApplicable("the autoencoder gives back its inputs", f"||E|| = {min(errors):.3g} at least")
+        raise NotApplicable("some region holds more samples than its rank, in as many dimensions")
+    return min(found, key=lambda sides: sides.right - sides.left)
+
+
+def symmetric_under(generators: Sequence[Any], *, tol: float = 1e-6) -> Statement:
+    """Return the statement T17 for a symmetry: rank Jf <= d_in - dim of the orbit, at every sample.
+
+    Parameters
+    ----------
+    generators : sequence
+        Affine vector fields, as in :func:`bnrank.theory.symmetry.rank_bound`.
+    tol : float
+        How invariant the network must be, ||Jf v|| <= tol ||Jf|| ||v||, for the statement to apply.
+
+    Returns
+    -------
+    Statement
+        To be called on :class:`~bnrank.theory.facts.Facts`.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> from bnrank.theory.facts import Facts
+    >>> net = bnrank.networks.mlp.from_layers([torch.tensor([[1.0, 0.0]]), torch.ones(3, 1)])
+    >>> along = (torch.zeros(2, 2), torch.tensor([0.0, 1.0]))
+    >>> symmetric_under([along])(Facts(net, torch.ones(4, 2))).status
+    'holds'
+    """
+    tol = _validate.number(tol, "tol", 0.0)
+
+    @within_range()
+    def sides(facts: Facts) -> Sides:
+        found = symmetry.rank_bound(facts.module, vectors(facts), generators, rtol=max(facts.rtol, 10 * tol), tol=tol)
+        if not found.invariant:
+            raise NotApplicable("f is invariant", f"||Jf v|| = {found.invariance:.3g} ||Jf|| ||v|| at most")
+        row = int((found.bounds - found.ranks).argmin())
+        note = (
+            f"sample {row}, an orbit of dimension {int(found.orbit_dimensions[row])}, invariance {found.invariance:.2g}"
+        )
+        return Sides(int(found.ranks[row]), int(found.bounds[row]), assumptions=("f is invariant",), note=note)
+
+    return Statement("T17", "rank and symmetry", "rank Jf <= d_in - dim of the orbit", "Jacot2023b section 5", sides)
+
+
+def _witness_miss(x: Tensor, embed: Tensor, depth: int) -> float:
+    """Return how far O^T (O O^T)^{L-2} O, of norm k L, is from the identity on X, of the largest sample."""
+    weights = [embed, *[embed @ embed.T] * (depth - 2), embed.T] if depth > 1 else [embed.T @ embed]
+    net = from_layers(weights).to(x.device)
+    with torch.no_grad():
+        return float((net(x) - x).norm(dim=1).max() / x.norm(dim=1).max())
+
+
+def _same_region(facts: Facts) -> list[list[int]]:
+    """Return the samples of each activation pattern that has two or more, the fullest 10."""
+    patterns = (
+        torch.cat([s > facts.slope for s in facts.slopes], 1) if facts.slopes else facts.x.new_ones(len(facts.x), 1)
+    )
+    _, where, counts = torch.unique(patterns, dim=0, return_inverse=True, return_counts=True)
+    fullest = torch.argsort(counts, descending=True)[:10].tolist()
+    return [torch.nonzero(where == i).flatten().tolist() for i in fullest if counts[i] > 1]
+
+
+def _jacobian(facts: Facts, row: int) -> Tensor:
+    """Return Jf(x_row) = W_L D_{L-1} ... W_1."""
+    product = facts.weights[0]
+    for weight, slopes in zip(facts.weights[1:], facts.slopes, strict=True):
+        product = weight @ (slopes[row][:, None] * product)
+    return product
+
+
+STATEMENTS: tuple[Statement, ...] = (_identity, _kernel_rank, _translations, _denoising)
