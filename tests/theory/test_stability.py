@@ -216,8 +216,5 @@ def test_growth_beyond_the_range_of_floats():
 
 
 def test_growth_bounds_of_extreme_weights():
-    net = from_layers([torch.full((1, 1), 1e-130, dtype=DOUBLE), torch.full((1, 1), 1e130, dtype=DOUBLE)])
-    far = growth_bound(net, 1e140 * torch.linspace(1, 2, 4, dtype=DOUBLE)[:, None])
-    assert far.bound == 0  # c1 is 1e260
     small = growth_bound(from_layers([torch.full((1, 1), 1e-50, dtype=DOUBLE)] * 2), torch.ones(4, 1).cumsum(0))
     assert small.bound == pytest.approx(math.e**2 * (3e-100) ** 4 * 2e100 / (64 * 9))

@@ -236,7 +236,7 @@ def test_nothing_crashes_on_values_near_the_ends_of_the_range(size, widths, what
     assert not [v for v in verdicts if v.status == "violated"]
     assert all(v.reason for v in verdicts if v.status == "inconclusive")
     if what in ("first", "x") and 1 in widths:
-        assert NORM(facts).status == SLOPE(facts).status == "holds"
+        assert NORM(facts).status == "holds"
 
 
 def test_nearly_rank_one_weights_are_truncated():

@@ -263,7 +263,7 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
     start, end = samples[int(z.argmin())].cpu(), samples[int(z.argmax())].cpu()
     bound = 0.0
     if path.lower > 0 and width > 0:
-        inverse = float(torch.tensor([-1 * math.log(norm) for norm in norms], dtype=torch.float64).logsumexp(0))
+        inverse = float(torch.tensor([-2 * math.log(norm) for norm in norms], dtype=torch.float64).logsumexp(0))
         power = -excess + 4 * math.log(path.lower) - 2 * math.log(width) + inverse - math.log(64)
         bound = math.exp(power) if power < 700 else math.inf
     if bool((start == end).all()):

@@ -124,7 +124,7 @@ def shortest_path_bounds(y: Tensor | np.ndarray, *, error: float = 0.0) -> PathB
     upper = float(np.linalg.norm(np.diff(points[order], axis=0), axis=1).sum())
     lower = upper if len(points) <= EXACT else _raised_tree(points, upper)
     lower, upper = _unscaled(lower, exponent, "y"), _unscaled(upper, exponent, "y")
-    lower = max(lower - (len(points) - 1) * error, 0.0)
+    lower = max(lower - 2 * (len(points) - 1) * error, 0.0)
     place = np.empty(len(points), dtype=np.int64)
     place[order] = np.arange(len(points))
     rows = np.argsort(place[where.reshape(-1)], kind="stable")

@@ -123,7 +123,7 @@ def solve(
     --------
     >>> import torch
     >>> x = torch.linspace(0.1, 1, 5).reshape(-1, 1)
-    >>> found = solve(x, x, depth=3, width=2, starts=2, steps=100)      # the identity on R_+ costs L (T29)
+    >>> found = solve(x, x, depth=3, width=4, starts=4, steps=100)      # the identity on R_+ costs L (T29)
     >>> round(found.norm, 5), found.interpolates
     (3.0, True)
     """
