@@ -43,6 +43,11 @@ def rank_one_product():
     return from_layers([units[k + 1] @ units[k].T for k in range(40)], slope=1.0)
 
 
+def network_times(factor):
+    net = bnrank.MLP([2, 5, 5, 2], dtype=D)
+    return from_layers([factor * w.detach() for w in net.weights])
+
+
 X3 = points(20, 3, positive=True)
 CONSTRUCTED = {
     "interpolant": lambda: (
@@ -73,6 +78,9 @@ EXTREME = {
     "large": (from_layers([ONE * 1e80] * 2), torch.linspace(0.1, 1, 4, dtype=D)[:, None]),
     "very large": (from_layers([ONE * 1e120] * 3), torch.linspace(0.1, 1, 4, dtype=D)[:, None]),
     "large inputs": (from_layers([ONE] * 3), torch.linspace(1, 4, 4, dtype=D)[:, None] * 1e160),
+    "next to nothing": (from_layers([ONE * 1e-300] * 3), torch.linspace(1, 4, 4, dtype=D)[:, None]),
+    "huge and random": (network_times(1e150), points(6, 2)),
+    "small and random": (network_times(1e-150), points(6, 2)),
     "tiny": (from_layers([ONE * 1e-150] * 3), torch.linspace(1, 4, 4, dtype=D)[:, None]),
     "constant and small": (
         from_layers([ONE * 0.7, ONE * 1e-4], [torch.tensor([1.0], dtype=D), torch.tensor([300.0], dtype=D)]),

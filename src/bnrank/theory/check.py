@@ -95,7 +95,9 @@ def _about(facts: Facts) -> dict[str, object]:
         about |= {"depth": chain.depth, "widths": list(chain.widths), "slope": chain.slope, "biases": chain.bias}
     except NotApplicable as reason:
         about["not a chain"] = str(reason)
-    about |= {"samples": facts.samples, "samples looked at": len(facts.x), "‖θ‖²": facts.parameter_norm}
+    about |= {"samples": facts.samples, "samples looked at": len(facts.x)}
+    with suppress(OverflowError):
+        about["‖θ‖²"] = facts.parameter_norm
     with suppress(NotApplicable, OverflowError):
         about["largest rank of Jf"] = facts.rank
         about["samples on a kink"] = int(facts.beside_kinks.sum())

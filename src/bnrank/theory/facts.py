@@ -19,6 +19,7 @@ from bnrank.theory.verdict import NotApplicable
 
 __all__ = ["Facts"]
 
+SMALLEST = 1e-290
 BESIDE = 1e-9  # of its terms: a preactivation that is smaller may have either sign
 CHUNK = 2**12  # samples at a time for the gradient of the loss
 
@@ -161,7 +162,10 @@ class Facts:
     @cached_property
     def parameter_norm(self) -> float:
         """||theta||^2, over all parameters."""
-        return sum(float((p * p).sum()) for p in self.function.parameters.values())
+        total = sum(float((p * p).sum()) for p in self.function.parameters.values())
+        if total < SMALLEST and any(bool((p != 0).any()) for p in self.function.parameters.values()):
+            raise _validate.RangeError(f"module: its squared norm is below {SMALLEST:g}, where float64 loses digits")
+        return total
 
     @cached_property
     def ntk_trace(self) -> Tensor:

@@ -344,8 +344,10 @@ class _Search:
             theta, step = net.theta, _shortest(jacobian, gap)
             for part in (1.0, 0.5, 0.25, 0.125):
                 nearer = net.at(theta + part * step)
-                found = nearer.linearised(self.x)
-                if np.linalg.norm(self.y - found[0]) < np.linalg.norm(gap):
+                with np.errstate(over="ignore", invalid="ignore"):  # a step too long, which is not taken
+                    found = nearer.linearised(self.x)
+                    better = float(np.linalg.norm(self.y - found[0])) < float(np.linalg.norm(gap))
+                if better:
                     net, (outputs, jacobian) = nearer, found
                     break
             else:
