@@ -192,3 +192,10 @@ def test_one_tensor_in_several_places_is_replaced_in_all():
     assert torch.allclose(function.with_parameters(doubled, normal(3, 2)), 8 * function(normal(3, 2)))
     function.buffers["one"] *= 3
     assert torch.allclose(function(normal(3, 2)), 9 * Functional(function.module)(normal(3, 2)))
+
+
+def test_the_samples_are_left_as_they_are_by_a_module_that_works_in_place():
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kept = x.clone()
+    assert torch.equal(Functional(nn.Sequential(nn.ReLU(inplace=True)))(x), kept.relu())
+    assert torch.equal(x, kept)

@@ -53,7 +53,8 @@ class Functional:
 
     def with_parameters(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         """Return f(x) with other parameters, in the same dtype and on the same device."""
-        x = x.to(self.device, self.dtype) if x.is_floating_point() else x.to(self.device)
+        # a copy: the module's first operation may work in place
+        x = x.to(self.device, self.dtype, copy=True) if x.is_floating_point() else x.to(self.device, copy=True)
         devices = [self.device] if self.device.type == "cuda" else []
         held = {**parameters, **self.buffers}
         held |= {alias: held[name] for alias, name in self._aliases.items()}
