@@ -5,11 +5,12 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+import bnrank
 import oracles
 from bnrank.measures.balance import residual
 from bnrank.networks import LinearNetwork
 from bnrank.theory.cost.pruning import prune
-from bnrank.theory.cost.solving import solve
+from bnrank.theory.cost.solving import _Training, solve
 
 
 def draw(*shape, seed=0):
@@ -122,6 +123,16 @@ def test_networks_are_pruned_and_balanced_without_polish():
     assert prune(found.network, LINE).network.widths == found.network.widths
 
 
+def test_starts_are_scaled_back_to_the_units_of_the_data():
+    x, y = 30 * draw(6, 2), 1e-3 * draw(6, 1, seed=1)
+    training = _Training(bnrank.MLP([2, 5, 5, 1], dtype=torch.float64), x, y, steps=20)
+    (start,) = training.with_ridges([3])
+    with torch.no_grad():
+        outputs = training.units[1] * training.members[3](x / training.units[0])
+        torch.testing.assert_close(start.module()(x), outputs, rtol=1e-12, atol=1e-15)
+    assert all(b.any() for b in start.biases)
+
+
 def test_homogeneity_in_the_data():
     x, y = draw(5, 2), draw(5, 1, seed=1)
     arguments = {"depth": 2, "width": 8, "bias": False, "starts": 3, "steps": 80}
@@ -140,6 +151,7 @@ def test_the_same_seed_gives_the_same_network_and_more_polish_a_lower_norm():
     assert first.norms == second.norms
     assert all(torch.equal(a, b) for a, b in zip(first.network.parameters(), second.network.parameters(), strict=True))
     assert first.norm < rough.norm
+    assert residual(rough.network).residual < 1e-9
     assert len(first.norms) == 3
 
 

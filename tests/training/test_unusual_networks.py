@@ -62,6 +62,12 @@ def test_a_layer_used_twice_is_trained_as_one_and_left_whole():
     assert float(run.summary.cost[0]) == pytest.approx(true_cost(trained), rel=1e-5)
 
 
+def test_a_function_without_a_signature_gives_the_members():
+    nets = {3: bnrank.MLP([4, 5, 3], seed=7), 4: bnrank.MLP([4, 5, 3], seed=8)}
+    run = bnrank.train(nets.__getitem__, TASK, steps=2, members=2, seed=[3, 4], optimizer="adam", **QUICK)
+    assert [float(c) for c in run.history.cost[:, 0]] == pytest.approx([true_cost(nets[s]) for s in (3, 4)], rel=1e-5)
+
+
 def test_a_compiled_network_is_trained_as_the_network_inside():
     net = bnrank.MLP([4, 6, 3], seed=1)
     compiled = bnrank.train(torch.compile(net, backend="eager"), TASK, steps=5, **QUICK)

@@ -236,6 +236,8 @@ def by_hand(net: nn.Module) -> bool:
 def _call(function: Callable[..., nn.Module], seed: int) -> nn.Module:
     try:
         inspect.signature(function).bind(seed)
+    except ValueError:
+        pass  # built in, without a signature to look at
     except TypeError as error:
         raise TypeError(
             f"net: got a function that cannot be called with a seed ({error}), expected seed -> nn.Module"
