@@ -12,6 +12,7 @@ from bnrank.theory.cost.closed_forms import schatten
 from bnrank.theory.cost.search import rounded
 from bnrank.theory.cost.two_point import two_point
 from bnrank.theory.facts import Facts
+from bnrank.theory.statements.shared import counted_values
 from bnrank.theory.verdict import NotApplicable, Sides, Statement, statement
 
 __all__ = ["STATEMENTS"]
@@ -219,9 +220,8 @@ def _counted(values: Tensor, rtol: float) -> Tensor:
 
 def _less_rounding(facts: Facts, sample: int) -> Tensor:
     """Return those singular values of Jf at a sample that count, less what rounding can have added."""
-    _, error, _ = rounded(facts.chain, facts.x[sample].flatten())
-    values = (facts.jacobian_values[sample] - error).clamp(min=0.0)
-    return _counted(values, facts.rtol)
+    values = counted_values(facts, sample)
+    return values[values > 0]
 
 
 def _product_values(facts: Facts) -> Tensor:
