@@ -1,0 +1,396 @@
+"""Plateaus of a loss curve: the stretches in which it stands nearly still, and the ranks of a network there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.measures.spectra import rank, relative_tolerance, weight_singular_values
+
+__all__ = ["Plateau", "find", "layer_ranks", "stable_ranks"]
+
+BINS = 4  # levels per smallest fall that counts
+SWING = 4.0  # how much longer than in between the curve stays in a level that may be a plateau
+NOISE = 5.0  # falls below this many standard deviations of the noise do not count
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """One stretch of time in which the loss stands nearly still.
+
+    Attributes
+    ----------
+    number : int
+        1 for the first plateau of the curve.
+    start, end : float
+        When it is reached and when it is left (the escape time), interpolated between rows; ``end`` is inf for a last
+        plateau that is not left.
+    begin_row, end_row : int
+        First and last row inside.
+    row : int
+        Row inside in which the gradient norm, or without it the rate of fall, is least.
+    time, loss, gradient_norm : float
+        What stands in that row; the norm is NaN where none was given.
+    ranks : tuple of int
+        Rank of every layer there, where a caller fills it in (:func:`layer_ranks`).
+    """
+
+    number: int
+    start: float
+    end: float
+    begin_row: int
+    end_row: int
+    row: int
+    time: float
+    loss: float
+    gradient_norm: float = math.nan
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def left(self) -> bool:
+        """Whether the plateau is left before the curve ends."""
+        return math.isfinite(self.end)
+
+    @property
+    def duration(self) -> float:
+        """``end - start``; inf where it is not left."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A non-increasing loss over time, and the least fall that counts."""
+
+    times: np.ndarray
+    loss: np.ndarray
+    least: float
+
+    def crossing(self, level: float) -> float:
+        """Return when the loss first is at ``level`` or below, linear between rows."""
+        row = int(np.searchsorted(-self.loss, -level))
+        if row == 0:
+            return float(self.times[0])
+        if row == len(self.loss):
+            return float(self.times[-1])
+        above, below = self.loss[row - 1], self.loss[row]
+        share = (above - level) / (above - below)
+        return float(self.times[row - 1] + share * (self.times[row] - self.times[row - 1]))
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    level: float
+    dwell: float  # how long the loss is in the candidate's bin of levels
+
+
+def find(
+    times: Sequence[float] | np.ndarray | Tensor,
+    loss: Sequence[float] | np.ndarray | Tensor,
+    gradient_norm: Sequence[float] | np.ndarray | Tensor | None = None,
+    *,
+    drop: float = 0.05,
+    least: float = 0.01,
+    rest: float = 0.4,
+    smooth: int = 1,
+) -> tuple[Plateau, ...]:
+    """Find the plateaus of a loss curve.
+
+    The curve is first made non-increasing: a running mean over ``smooth`` rows, then the non-increasing sequence
+    nearest in least squares, which leaves a monotone curve as it is and averages noise away where the loss stands
+    still. Its range is cut into levels, and what counts is how long the curve stays in each: a level at which it
+    stays long, between levels that it goes through fast, is a candidate C*. With D the fall to a candidate from the
+    one before (or from the first row) and D' the fall to the next one (or to the last row), the plateau lasts from
+    when the loss is C* + ``drop`` D until it is C* - ``drop`` D'; in between lie the falls. Candidates go, the weakest
+    first, until
+
+    - every fall is at least ``least`` of the whole drop of the curve, and at least 5 standard deviations of the noise;
+    - every plateau lasts at least ``rest`` times as long as the fall before it and the fall after it.
+
+    Nothing depends on the units of loss and time. The latter may be uneven, run over many decades, or count steps. A
+    first plateau begins in the first row, a last one that is not left has ``end`` inf. A curve that never falls is
+    one plateau, a straight line has none.
+
+    Parameters
+    ----------
+    times : array, shape (T,)
+        Finite, in non-decreasing order.
+    loss : array, shape (T,)
+        Finite.
+    gradient_norm : array, shape (T,), optional
+        Non-negative. It decides only on ``row``.
+    drop : float
+        Share of the falls next to a plateau by which the loss may change on it, in (0, 0.5).
+    least : float
+        Least fall between two plateaus, as a share of the whole drop, in [0.001, 1).
+    rest : float
+        How long a plateau lasts, at least, in units of the falls next to it, positive.
+    smooth : int
+        Rows of the running mean, for mini-batches; 1 for none.
+
+    Returns
+    -------
+    tuple of Plateau
+        In order of time, with ``ranks`` empty.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the arrays differ in length, are empty, not finite or not in order, or an option is out of range.
+
+    Notes
+    -----
+    Source: saddle-to-saddle, T41; Bantzis2025, Figure 1.
+
+    Examples
+    --------
+    >>> t = np.linspace(0, 40, 401)
+    >>> stairs = 2 - 1 / (1 + np.exp(10 - t) ** 2) - 1 / (1 + np.exp(25 - t) ** 2)
+    >>> for p in find(t, stairs):
+    ...     print(f"{p.number}: from {p.start:.1f} to {p.end:.1f} at {p.loss:.2f}")
+    1: from 0.0 to 8.5 at 2.00
+    2: from 11.5 to 23.5 at 1.00
+    3: from 26.5 to inf at 0.00
+    """
+    when, values = _rows(times, "times"), _rows(loss, "loss")
+    norms = None if gradient_norm is None else _rows(gradient_norm, "gradient_norm")
+    for name, array in (("loss", values), ("gradient_norm", norms)):
+        if array is not None and len(array) != len(when):
+            raise ValueError(f"{name}: got {len(array)} rows, expected as many as times has, {len(when)}")
+    if np.any(np.diff(when) < 0):
+        row = int(np.argmax(np.diff(when) < 0)) + 1
+        raise ValueError(f"times: got {when[row]:g} after {when[row - 1]:g} in row {row}, expected no decrease")
+    drop = _between(drop, "drop", 0.0, 0.5)
+    least = _between(least, "least", 0.001, 1.0)
+    rest = _validate.number(rest, "rest", 0.0, strict=True)
+    smooth = _validate.integer(smooth, "smooth")
+    curve = _monotone(when, values, least, smooth)
+    if norms is not None:
+        norms = _running_mean(norms, smooth)
+    if curve.loss[0] - curve.loss[-1] <= curve.least:
+        candidates = [_Candidate(float(np.median(curve.loss)), math.inf)]
+        return tuple(_plateaus(curve, candidates, drop, when, values, norms))
+    candidates = _slow_levels(curve, max(BINS, math.ceil(BINS / least)))
+    return tuple(_plateaus(curve, _distinct(curve, candidates, drop, rest), drop, when, values, norms))
+
+
+def layer_ranks(module: nn.Module, rtol: float = 0.1) -> tuple[int, ...]:
+    """Return the number of singular values above ``rtol`` times the largest of its layer, for every layer.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        With linear layers (:func:`bnrank.measures.spectra.weight_singular_values`).
+    rtol : float
+        In [0, 1).
+
+    Returns
+    -------
+    tuple of int
+        One per layer, in their order; 0 for a layer of zeros.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a weight is not finite or ``rtol`` is out of range.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> layer_ranks(bnrank.networks.from_layers([torch.diag(torch.tensor([5.0, 1.0, 0.1])), torch.eye(3)], slope=0.0))
+    (2, 3)
+    """
+    rtol = relative_tolerance(rtol)
+    return tuple(rank(values, rtol).rank for values in weight_singular_values(module).values())
+
+
+def stable_ranks(module: nn.Module) -> tuple[float, ...]:
+    """Return the stable rank ||W_l||_F^2 / ||W_l||_op^2 = sum_i s_i^2 / s_1^2 of every layer.
+
+    A rank without a threshold: at least 1, at most the rank. In a wide layer it also sees the bulk: n^2 entries of
+    size eps add 1 to it where n eps reaches s_1.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        With linear layers.
+
+    Returns
+    -------
+    tuple of float
+        One per layer, in their order; NaN for a layer of zeros.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a weight is not finite.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> stable_ranks(bnrank.networks.from_layers([torch.diag(torch.tensor([2.0, 1.0])), torch.eye(2)], slope=0.0))
+    (1.25, 2.0)
+    """
+    spectra = weight_singular_values(module).values()
+    return tuple(float((s / s[0]).square().sum()) if s[0] > 0 else math.nan for s in spectra)
+
+
+def _rows(value: object, name: str) -> np.ndarray:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}: got {_validate.describe(value)}, expected numbers, shape (T,)") from error
+    if array.ndim != 1 or not array.size:
+        raise ValueError(f"{name}: got {_validate.describe(array)}, expected one number per row, shape (T,)")
+    if not np.isfinite(array).all():
+        row = int(np.argmin(np.isfinite(array)))
+        raise ValueError(f"{name}: got {array[row]} in row {row}, expected finite numbers")
+    if name == "gradient_norm" and (array < 0).any():
+        raise ValueError(f"{name}: got {array.min():g}, expected numbers >= 0")
+    return array
+
+
+def _between(value: object, name: str, low: float, high: float) -> float:
+    result = _validate.number(value, name, low, strict=low == 0)
+    if result >= high:
+        raise ValueError(f"{name}: got {result:g}, expected a number below {high:g}")
+    return result
+
+
+def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """Average over ``window`` rows around each, over those that there are near the ends."""
+    half, rows = window // 2, np.arange(len(values))
+    first, last = np.maximum(rows - half, 0), np.minimum(rows + half, len(values) - 1) + 1
+    offset = values.mean()  # keeps the sums small
+    sums = np.concatenate([[0.0], np.cumsum(values - offset)])
+    return offset + (sums[last] - sums[first]) / (last - first) if half else values
+
+
+def _monotone(times: np.ndarray, loss: np.ndarray, least: float, smooth: int) -> _Curve:
+    if np.any(np.diff(loss) > 0) or smooth > 1:
+        from sklearn.isotonic import isotonic_regression  # here, as it takes a second to import
+
+        averaged = _running_mean(loss, smooth)
+        fitted = np.asarray(isotonic_regression(averaged, increasing=False), dtype=np.float64)
+        noise = float(np.std(averaged - fitted))
+    else:
+        fitted, noise = loss, 0.0
+    return _Curve(times, fitted, max(least * float(fitted[0] - fitted[-1]), NOISE * noise))
+
+
+def _slow_levels(curve: _Curve, bins: int) -> list[_Candidate]:
+    """Cut the range of the loss into levels; return those that last SWING times longer than some between."""
+    edges = np.linspace(curve.loss[0], curve.loss[-1], bins + 1)
+    dwell = np.array([curve.crossing(level) for level in edges])
+    dwell[-1] = curve.times[-1]  # the last level lasts to the end
+    dwell = np.maximum(np.diff(dwell), np.finfo(float).tiny)
+    candidates = []
+    for i in _maxima(np.log(dwell), math.log(SWING)):
+        inside = np.flatnonzero((curve.loss <= edges[i]) & (curve.loss >= edges[i + 1]))
+        row = _slowest(curve, int(inside[0]), int(inside[-1])) if len(inside) else None
+        level = (edges[i] + edges[i + 1]) / 2 if row is None else curve.loss[row]
+        candidates.append(_Candidate(float(level), float(dwell[i])))
+    return candidates
+
+
+def _maxima(values: np.ndarray, swing: float) -> list[int]:
+    """Return the maxima, ends included, that stand out by ``swing`` from minima on both their sides."""
+    found: list[int] = []
+    high = low = 0
+    rising: bool | None = None
+    for i, value in enumerate(values):
+        if value > values[high]:
+            high = i
+        if value < values[low]:
+            low = i
+        if rising is not False and value <= values[high] - swing:
+            found.append(high)
+            rising, low = False, i
+        elif rising is not True and value >= values[low] + swing:
+            rising, high = True, i
+    if rising:
+        found.append(high)
+    return found
+
+
+def _slowest(curve: _Curve, first: int, last: int) -> int:
+    """Return the row, from ``first`` to ``last``, around which the loss falls most slowly."""
+    rows = np.arange(first, last + 1)
+    before, after = np.maximum(rows - 1, first), np.minimum(rows + 1, last)
+    time = curve.times[after] - curve.times[before]
+    fall = curve.loss[before] - curve.loss[after]
+    rate = np.divide(fall, time, out=np.full(len(rows), np.inf), where=time > 0)
+    ties = np.flatnonzero(rate == rate.min())
+    return int(rows[ties[len(ties) // 2]])
+
+
+def _falls(curve: _Curve, candidates: Sequence[_Candidate]) -> np.ndarray:
+    """Return the falls before, between and after the candidates."""
+    levels = [curve.loss[0], *(c.level for c in candidates), curve.loss[-1]]
+    return np.maximum(-np.diff(levels), 0.0)
+
+
+def _extents(curve: _Curve, candidates: Sequence[_Candidate], drop: float) -> list[tuple[float, float]]:
+    """Return when each candidate is reached and left; a fall that does not count is none."""
+    falls = _falls(curve, candidates)
+    result = []
+    for i, candidate in enumerate(candidates):
+        before, after = falls[i], falls[i + 1]
+        reached = curve.crossing(candidate.level + drop * before) if before >= curve.least > 0 else curve.times[0]
+        is_left = after >= curve.least > 0
+        result.append((float(reached), curve.crossing(candidate.level - drop * after) if is_left else math.inf))
+    return result
+
+
+def _distinct(curve: _Curve, candidates: list[_Candidate], drop: float, rest: float) -> list[_Candidate]:
+    """Let candidates go, the weakest first, until falls are large and plateaus slow enough."""
+    kept = list(candidates)
+    while len(kept) > 1:
+        between = _falls(curve, kept)[1:-1]
+        i = int(between.argmin())
+        if between[i] >= curve.least:
+            break
+        del kept[i if kept[i].dwell < kept[i + 1].dwell else i + 1]
+    while kept:
+        lengths = _lengths(curve, kept, drop)
+        i = int(lengths.argmin())
+        if lengths[i] >= rest:
+            break
+        del kept[i]
+    return kept
+
+
+def _lengths(curve: _Curve, candidates: Sequence[_Candidate], drop: float) -> np.ndarray:
+    """Return how long each candidate lasts, in units of the longer of the falls next to it."""
+    extents = _extents(curve, candidates, drop)
+    first, last = float(curve.times[0]), float(curve.times[-1])
+    starts = [*(start for start, _ in extents), last]
+    ends = [first, *(min(end, last) for _, end in extents)]
+    falls = np.subtract(starts, ends)
+    falls[_falls(curve, candidates) < curve.least] = 0.0
+    own, longest = np.subtract(ends[1:], starts[:-1]), np.maximum(falls[:-1], falls[1:])
+    return np.divide(own, longest, out=np.where(own > 0, np.inf, 0.0), where=longest > 0)
+
+
+def _plateaus(
+    curve: _Curve,
+    candidates: Sequence[_Candidate],
+    drop: float,
+    times: np.ndarray,
+    loss: np.ndarray,
+    norms: np.ndarray | None,
+) -> list[Plateau]:
+    result: list[Plateau] = []
+    for start, end in _extents(curve, candidates, drop):
+        begin = min(int(np.searchsorted(times, start)), len(times) - 1)
+        last = max(int(np.searchsorted(times, end, side="right")) - 1, begin)
+        row = _slowest(curve, begin, last) if norms is None else begin + int(norms[begin : last + 1].argmin())
+        norm = math.nan if norms is None else float(norms[row])
+        result.append(Plateau(len(result) + 1, start, end, begin, last, row, float(times[row]), float(loss[row]), norm))
+    return result
