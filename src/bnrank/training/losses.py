@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["cost_and_gradient", "squared_norm"]
+__all__ = ["cost_and_gradient", "gradient_at_zero", "squared_norm"]
 
 PIECE = 1 << 18  # entries that are converted to float64 at a time
 
@@ -42,6 +42,37 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
     output.scatter_add_(2, target, output.new_full(target.shape, -1.0))
     output.div_(n)
     return cost
+
+
+def gradient_at_zero(loss: str, y: Tensor, outputs: int | None = None) -> Tensor:
+    """Return G, the gradient of the cost with respect to the outputs where these are zero, in float64.
+
+    "mse": G = -2 Y / N; "cross_entropy": G = (softmax(0) - Y) / N with one-hot Y (theory.md T34).
+
+    Parameters
+    ----------
+    loss : "mse" or "cross_entropy"
+        As in :func:`cost_and_gradient`.
+    y : Tensor
+        (N, d_out) for "mse", class numbers (N,) for "cross_entropy".
+    outputs : int, optional
+        d_out of "cross_entropy"; the largest class number and 1 without it.
+
+    Returns
+    -------
+    Tensor
+        (N, d_out).
+
+    Examples
+    --------
+    >>> gradient_at_zero("cross_entropy", torch.tensor([0, 1]))
+    tensor([[-0.2500,  0.2500],
+            [ 0.2500, -0.2500]], dtype=torch.float64)
+    """
+    width = y.shape[1] if loss == "mse" else outputs or int(y.max()) + 1
+    zero = torch.zeros(1, len(y), width, dtype=torch.float64, device=y.device)
+    cost_and_gradient(loss, zero, y, len(y))
+    return zero[0]
 
 
 def squared_norm(row: Tensor) -> Tensor:
