@@ -1,5 +1,6 @@
 """Verdicts as rows, as a picture and on the page."""
 
+import dataclasses
 import math
 
 import pytest
@@ -27,6 +28,18 @@ def test_the_rows_say_what_came_of_each_statement():
     assert (rows[1]["remarks"], rows[4]["remarks"]) == ("sample 3", "a convolution: none is there")
     assert summary(ALL) == "3 hold, 1 violated, 1 inconclusive, 1 not applicable"
     assert about_rows(ALL)[1] == {"of the network and the data": "widths", "value": "[3, 8, 2]"}
+
+
+def test_what_holds_vacuously_is_shown_as_such(tmp_path):
+    empty = dataclasses.replace(TIGHT, vacuous="the bound is 4, of a ratio", note="layer 3")
+    verdicts = Verdicts((empty, TIGHT), {})
+    rows = verdict_rows(verdicts)
+    assert [row["status"] for row in rows] == ["holds (vacuous)", "holds"]
+    assert rows[0]["remarks"] == "the bound is 4, of a ratio; layer 3"
+    assert summary(verdicts) == "2 hold (1 vacuous), 0 violated, 0 inconclusive, 0 not applicable"
+    assert "holds (vacuous)" in report(verdicts, tmp_path / "p.html").read_text()
+    assert drawable(TIGHT)
+    assert not drawable(empty)
 
 
 def test_the_picture_has_one_row_per_inequality_of_positive_numbers():

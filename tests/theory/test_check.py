@@ -16,7 +16,7 @@ from bnrank.theory.verdict import Verdict
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(30, 3, generator=GENERATOR)
 IDS = {"T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "T9", "T10", "T11", "T12", "T13", "T14", "T15", "T16", "T17"}
-IDS |= {"T17b", "T18", "T21", "T22", "T23", "T24", "T25", "T26", "T28"}
+IDS |= {"T17b", "T18", "T21", "T22", "T23", "T24", "T25", "T26", "T28", "T36", "T38", "T39"}
 
 
 def trained(net, task, ridge, steps):
@@ -113,7 +113,7 @@ def test_each_statement_says_where_it_comes_from_and_what_it_compares():
     for statement in STATEMENTS:
         assert statement.name
         assert any(sign in statement.formula for sign in ("<=", "=")), statement
-        assert statement.source.startswith(("Jacot", "T", "E", "theory")), statement.source
+        assert statement.source.startswith(("Bantzis", "Jacot", "T", "E", "theory")), statement.source
 
 
 def test_only_some_statements():

@@ -52,6 +52,18 @@ def test_the_status_follows_from_the_sides(sides, status, slack):
     assert (verdict.left, verdict.relation) == (pytest.approx(sides.left, nan_ok=True), sides.relation)
 
 
+def test_a_bound_that_cannot_fail_is_said_to_be_vacuous():
+    found = verdict_of(Sides(0.3, 4.0, vacuous="the bound is 4, of a ratio"))
+    assert (found.status, found.label, found.vacuous) == ("holds", "holds (vacuous)", "the bound is 4, of a ratio")
+    verdicts = Verdicts((found, verdict_of(Sides(0.3, 0.4))), {})
+    assert "holds (vacuous)" in str(verdicts)
+    assert "the bound is 4, of a ratio" in str(verdicts)
+    assert (len(verdicts.having("holds")), verdicts.counts["holds"]) == (2, 2)
+    assert verdicts[1].label == "holds"
+    wrong = verdict_of(Sides(5.0, 4.0, vacuous="no ratio is above 1"))
+    assert (wrong.label, wrong.vacuous) == ("violated", "")  # a bound that was said to be vacuous, and fails
+
+
 def test_a_failing_assumption_is_named():
     verdict = verdict_of(NotApplicable("the slope is 0", "it is 0.3"))
     assert (verdict.status, verdict.reason) == ("not applicable", "the slope is 0: it is 0.3")

@@ -24,7 +24,7 @@ from bnrank.theory.verdict import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED
 __all__ = ["claims", "facts", "named_figures", "paragraphs", "picture", "settings", "table", "verdicts"]
 
 _STATUS = {"pass": "good", "converged": "good", "fail": "bad", "diverged": "bad", "interrupted": "warn"}
-_STATUS |= {HOLDS: "good", VIOLATED: "bad", INCONCLUSIVE: "warn"}
+_STATUS |= {HOLDS: "good", f"{HOLDS} (vacuous)": "warn", VIOLATED: "bad", INCONCLUSIVE: "warn"}
 
 
 def paragraphs(text: str) -> str:

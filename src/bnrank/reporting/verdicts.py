@@ -20,6 +20,8 @@ _COLOURS = {HOLDS: OKABE_ITO[0], INCONCLUSIVE: OKABE_ITO[5], VIOLATED: OKABE_ITO
 def verdict_rows(verdicts: Verdicts) -> list[dict[str, object]]:
     """Return one row per verdict: statement, formula, status, both sides, slack, what to know of it, source.
 
+    The status of a statement that cannot fail where it is applied is "holds (vacuous)".
+
     Examples
     --------
     >>> import torch, bnrank
@@ -32,12 +34,12 @@ def verdict_rows(verdicts: Verdicts) -> list[dict[str, object]]:
             "id": verdict.id,
             "statement": verdict.name,
             "formula": verdict.formula,
-            "status": verdict.status,
+            "status": verdict.label,
             "left": verdict.left,
             "relation": verdict.relation if not math.isnan(verdict.left) else None,
             "right": verdict.right,
             "slack": verdict.slack,
-            "remarks": "; ".join(part for part in (verdict.reason, verdict.note) if part),
+            "remarks": "; ".join(part for part in (verdict.reason, verdict.vacuous, verdict.note) if part),
             "source": verdict.source,
         }
         for verdict in verdicts
@@ -61,14 +63,18 @@ def summary(verdicts: Verdicts) -> str:
     '0 hold, 0 violated, 0 inconclusive, 0 not applicable'
     """
     counts = verdicts.counts
+    empty = sum(bool(verdict.vacuous) for verdict in verdicts)
+    vacuously = f" ({empty} vacuous)" if empty else ""
     return (
-        f"{counts[HOLDS]} hold, {counts[VIOLATED]} violated, {counts[INCONCLUSIVE]} inconclusive, "
+        f"{counts[HOLDS]} hold{vacuously}, {counts[VIOLATED]} violated, {counts[INCONCLUSIVE]} inconclusive, "
         f"{counts['not applicable']} not applicable"
     )
 
 
 def tightness(verdicts: Verdicts, axes: Any = None) -> Axes:
     """Draw left over right of every inequality between positive numbers: 1 is tight, above 1 it fails.
+
+    Inequalities that hold vacuously are left out.
 
     Parameters
     ----------
@@ -133,6 +139,7 @@ def drawable(verdict: Verdict) -> bool:
     """Say whether a verdict compares two numbers by "<=" whose ratio says how tight it is."""
     return (
         verdict.relation == "<="
+        and not verdict.vacuous
         and verdict.status in _COLOURS
         and math.isfinite(verdict.left)
         and math.isfinite(verdict.right)

@@ -57,7 +57,8 @@ def check(
     Verdicts
         One verdict per statement: "holds", "violated", "not applicable" (``reason`` names the assumption that fails) or
         "inconclusive" (within numerical error, or a side that cannot be had), with left side, right side, slack,
-        assumptions and source. A theorem is never violated by a network that fulfils its assumptions: a violation says
+        assumptions and source. A bound that cannot fail, as it is above all values possible, "holds", and its ``label``
+        is "holds (vacuous)". A theorem is never violated by a network that fulfils its assumptions: a violation says
         that an assumption that cannot be checked fails, or that something is computed wrongly.
 
     Raises

@@ -15,7 +15,9 @@ from bnrank.measures import jacobian, ntk
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, unwrap
 from bnrank.networks.mlp import MLP
+from bnrank.theory.localized import Deeper, Localized, localized, one_deeper
 from bnrank.theory.verdict import NotApplicable
+from bnrank.training.losses import gradient_at_zero
 
 __all__ = ["Facts"]
 
@@ -247,6 +249,36 @@ class Facts:
         if self.y is None:
             raise NotApplicable("the loss is the mean squared error", "y holds class numbers")
         return self.y
+
+    @cached_property
+    def output_gradient(self) -> Tensor:
+        """G = grad C at zero output, of every sample, (N, d_out) (T34); raises NotApplicable without targets."""
+        if self._all_y is None:
+            raise NotApplicable("targets y are given")
+        loss = "mse" if self._all_y.is_floating_point() else "cross_entropy"
+        return gradient_at_zero(loss, self._all_y, self.outputs.shape[1])
+
+    @cached_property
+    def localized(self) -> Localized:
+        """The localized loss of a bias-free ReLU chain over all samples: its speed, how near rank one each layer is."""
+        if self.biases:
+            raise NotApplicable("no biases", "the loss near the origin is homogeneous only without them")
+        if self.slope != 0:
+            raise NotApplicable("a ReLU network", f"slope {self.slope:g}")
+        if not self._all_x.is_floating_point():
+            raise NotApplicable("the inputs are vectors", f"dtype {self._all_x.dtype}")
+        return localized(self.weights, self._all_x.flatten(1), self.output_gradient)
+
+    @cached_property
+    def deeper(self) -> Deeper:
+        """What T39 says of the network with one layer more that it makes of this one, over all samples."""
+        self.localized  # noqa: B018  (raises where the construction does not apply)
+        return one_deeper(self.chain, self._all_x.flatten(1), self.output_gradient)
+
+    @property
+    def all_x(self) -> Tensor:
+        """Every sample given, as it came, (N, ...)."""
+        return self._all_x
 
     @property
     def penalty(self) -> float:

@@ -67,6 +67,9 @@ class Sides:
     explained : float
         Of an equation: a difference beyond the tolerance, up to this (absolute), is explained by something else than a
         violation, such as a gradient that is not quite 0; the verdict is then inconclusive.
+    vacuous : str
+        Of a bound that cannot fail, because the right side is at least the largest value that the left side can have:
+        why; else empty.
     """
 
     left: float
@@ -77,6 +80,7 @@ class Sides:
     assumptions: tuple[str, ...] = ()
     note: str = ""
     explained: float = 0.0
+    vacuous: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,9 @@ class Verdict:
         The assumption that fails, or why it is inconclusive.
     note : str
         Where, on how many samples, with which constants.
+    vacuous : str
+        Of a statement that holds because it says nothing here (its bound is at least the largest value possible): why;
+        else empty.
     """
 
     id: str
@@ -125,6 +132,12 @@ class Verdict:
     assumptions: tuple[str, ...] = ()
     reason: str = ""
     note: str = ""
+    vacuous: str = ""
+
+    @property
+    def label(self) -> str:
+        """The status as it is shown: "holds (vacuous)" where the statement says nothing, else the status."""
+        return f"{self.status} (vacuous)" if self.vacuous else self.status
 
 
 def judge(sides: Sides) -> tuple[str, float, str]:
@@ -192,6 +205,7 @@ class Statement:
             assumptions=sides.assumptions,
             reason=reason,
             note=sides.note,
+            vacuous=sides.vacuous if status == HOLDS else "",
         )
 
 
@@ -254,7 +268,7 @@ class Verdicts(Sequence[Verdict]):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many verdicts have each status."""
+        """How many verdicts have each status; those that hold vacuously count as "holds"."""
         return {status: len(self.having(status)) for status in (HOLDS, VIOLATED, NOT_APPLICABLE, INCONCLUSIVE)}
 
     @property
@@ -267,6 +281,7 @@ class Verdicts(Sequence[Verdict]):
         for v in self.verdicts:
             numbers = [format(n, ".6g") if not math.isnan(n) else "" for n in (v.left, v.right, v.slack)]
             relation = v.relation if numbers[0] else ""
-            rows.append((v.id, v.name, v.status, numbers[0], relation, numbers[1], numbers[2], v.reason))
+            why = v.reason or v.vacuous
+            rows.append((v.id, v.name, v.label, numbers[0], relation, numbers[1], numbers[2], why))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows)

@@ -1,6 +1,6 @@
 """The statements of the theory, each a function from facts to its two sides."""
 
-from bnrank.theory.statements import convolutions, interpolation, ranks, representation, structure, symmetry
+from bnrank.theory.statements import convolutions, escape, interpolation, ranks, representation, structure, symmetry
 from bnrank.theory.verdict import Statement
 
 __all__ = ["STATEMENTS"]
@@ -20,6 +20,7 @@ STATEMENTS: tuple[Statement, ...] = tuple(
             *structure.STATEMENTS,
             *interpolation.STATEMENTS,
             *symmetry.STATEMENTS,
+            *escape.STATEMENTS,
         ],
         key=_number,
     )

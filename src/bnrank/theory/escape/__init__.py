@@ -1,0 +1,30 @@
+"""How a network leaves the saddle at the origin: escape directions, their speeds, and what follows (T34 to T41)."""
+
+from bnrank.theory.escape.deepening import deepen
+from bnrank.theory.escape.direction import EscapeDirection, output_gradient, speed
+from bnrank.theory.escape.joins import JoinRate, exit_time, join_rate
+from bnrank.theory.escape.laws import blow_up_time, norm_at, time_to
+from bnrank.theory.escape.one_neuron import OneNeuron, one_neuron_speed, rank_one_speed
+from bnrank.theory.escape.search import find
+from bnrank.theory.escape.stationarity import examine, residual
+from bnrank.theory.statements.escape import check
+
+__all__ = [
+    "EscapeDirection",
+    "JoinRate",
+    "OneNeuron",
+    "blow_up_time",
+    "check",
+    "deepen",
+    "examine",
+    "exit_time",
+    "find",
+    "join_rate",
+    "norm_at",
+    "one_neuron_speed",
+    "output_gradient",
+    "rank_one_speed",
+    "residual",
+    "speed",
+    "time_to",
+]

@@ -1,0 +1,128 @@
+"""One pass through a bias-free network at a point: loss gradients at preactivations, one-sided where these are zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks.chain import as_mlp
+from bnrank.networks.mlp import MLP, leaky_relu
+from bnrank.training.losses import cost_and_gradient
+
+__all__ = ["Pass", "bias_free"]
+
+NAMED = ("mse", "cross_entropy")
+
+
+class Pass:
+    """Activations and loss gradients of a bias-free network on some samples.
+
+    A preactivation of at most ``kink`` times the largest of its layer counts as 0. What the loss does to first order
+    when it changes depends there on the sign of the change.
+
+    Attributes
+    ----------
+    weights : list of Tensor
+        W_1, ..., W_L.
+    activations : list of Tensor
+        a_0, ..., a_{L-1}.
+    outputs, at_outputs : Tensor
+        f(X) and dC/df, (N, d_out).
+    """
+
+    def __init__(self, mlp: MLP, loss: str | Callable[..., Any], x: Tensor, y: object, kink: float) -> None:
+        self.slope, self.loss, self.y = mlp.slope, loss, y
+        self.weights = [w.detach() for w in mlp.weights]
+        self.activations: list[Tensor] = [x]
+        self._derivatives: list[Tensor] = []  # of sigma after layers 1, ..., L - 1
+        self._kinks: list[Tensor] = []
+        for weight in self.weights[:-1]:
+            z = self.activations[-1] @ weight.T
+            self.activations.append(leaky_relu(z, self.slope))
+            self._derivatives.append(torch.where(z > 0, 1.0, self.slope))
+            self._kinks.append(z.abs() <= kink * z.abs().max())
+        self.outputs = self.activations[-1] @ self.weights[-1].T
+        self.at_outputs = output_gradient(loss, self.outputs, y)
+
+    def delta(self, layer: int, open_kinks: bool = False) -> Tensor:
+        """Return dC/d(preactivation of a layer), (N, n_l), with sigma'(0) = slope, or 1 with ``open_kinks``."""
+        derivatives = self._derivatives
+        if open_kinks:
+            derivatives = [d.masked_fill(k, 1.0) for d, k in zip(derivatives, self._kinks, strict=True)]
+        return self._back(layer, derivatives)
+
+    def respond(self, layer: int, change: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what a small change of a layer's preactivations does to the outputs, and dC/d(preactivation) for it.
+
+        Both are one-sided: at a kink sigma' is 1 where the change that arrives is positive, slope where not. The first
+        is positively homogeneous in the change of each sample.
+        """
+        derivatives = list(self._derivatives)
+        for number in range(layer, len(self.weights)):
+            kinks = self._kinks[number - 1]
+            sided = torch.where(change > 0, 1.0, self.slope)
+            derivatives[number - 1] = torch.where(kinks, sided, derivatives[number - 1])
+            change = (change * derivatives[number - 1]) @ self.weights[number].T
+        return change, self._back(layer, derivatives)
+
+    def gradient_at(self, outputs: Tensor) -> Tensor:
+        """Return dC/df at other outputs."""
+        return output_gradient(self.loss, outputs, self.y)
+
+    def gradient_norm(self) -> float:
+        """Return ||grad C||_F over all weights."""
+        squares = 0.0
+        for layer, inputs in enumerate(self.activations, 1):
+            squares += float((self.delta(layer).T @ inputs).square().sum())
+        return squares**0.5
+
+    def _back(self, layer: int, derivatives: list[Tensor]) -> Tensor:
+        delta = self.at_outputs
+        for number in range(len(self.weights) - 1, layer - 1, -1):
+            delta = (delta @ self.weights[number]) * derivatives[number - 1]
+        return delta
+
+
+def bias_free(net: nn.Module) -> MLP:
+    """Return a network as an MLP in float64 on the CPU; refuse biases, depth 1 and weights that are not finite."""
+    mlp = as_mlp(net)
+    if mlp.biases:
+        raise ValueError("net: got a network with biases, expected none (bias=False): T41 is about networks without")
+    if len(mlp.weights) < 2:
+        raise ValueError("net: got depth 1, expected at least one hidden layer that neurons can join")
+    for number, weight in enumerate(mlp.weights, 1):
+        if not bool(torch.isfinite(weight).all()):
+            raise ValueError(f"net: got NaN or infinite weights in layer {number}, expected finite ones")
+    return mlp.cpu()
+
+
+def output_gradient(loss: str | Callable[..., Any], outputs: Tensor, y: object) -> Tensor:
+    """Return dC/d(outputs), (N, d_out)."""
+    if isinstance(y, np.ndarray):
+        y = torch.from_numpy(y)
+    if not isinstance(y, Tensor):
+        raise TypeError(f"y: got {_validate.describe(y)}, expected a torch.Tensor or numpy.ndarray")
+    y = y.detach().cpu()
+    if callable(loss):
+        leaf = outputs.clone().requires_grad_()
+        with torch.enable_grad():
+            cost = loss(leaf, y.double() if y.is_floating_point() else y)
+            if not isinstance(cost, Tensor) or cost.numel() != 1:
+                raise ValueError(f"loss: got {_validate.describe(cost)} from it, expected a tensor of one number")
+            return torch.autograd.grad(cost.reshape(()), leaf)[0]
+    _validate.choice(loss, "loss", NAMED)
+    count, width = outputs.shape
+    if loss == "mse":
+        y = _validate.samples(y, "y", features=width).double()
+    elif y.ndim != 1 or y.is_floating_point() or (y.numel() and not 0 <= int(y.min()) <= int(y.max()) < width):
+        raise ValueError(f"y: got {_validate.describe(y)}, expected class numbers from 0 to {width - 1}, shape (N,)")
+    if len(y) != count:
+        raise ValueError(f"y: got {len(y)} samples, expected as many as x has, {count}")
+    gradient = outputs[None].clone()
+    cost_and_gradient(loss, gradient, y if y.is_floating_point() else y.long(), count)
+    return gradient[0]

@@ -1,0 +1,53 @@
+"""Arguments of this room: data, the loss gradient at zero output, bias-free networks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks.chain import as_mlp
+
+__all__ = ["data", "network"]
+
+Array = np.ndarray
+
+
+def data(x: Tensor | Array, g: Tensor | Array) -> tuple[Array, Array]:
+    """Return X, (N, d_in), and G, (N, d_out), in float64; neither may be zero."""
+    x = _validate.samples(x, "x")
+    g = _validate.samples(g, "g")
+    if len(g) != len(x):
+        raise ValueError(f"g: got {len(g)} samples, expected as many as x has, {len(x)}")
+    result = []
+    for name, value in (("x", x), ("g", g)):
+        array = value.detach().to("cpu", torch.float64).numpy()
+        if not array.any():
+            why = "all outputs are 0" if name == "x" else "the loss does not change to first order"
+            raise ValueError(f"{name}: got zeros only, expected a direction of escape to exist; with {name} = 0 {why}")
+        result.append(array)
+    return result[0], result[1]
+
+
+def network(net: nn.Module, inputs: int, outputs: int) -> tuple[list[Array], float]:
+    """Return W_1, ..., W_L on the sphere ||theta||^2 = L, in float64, and the slope of a bias-free network."""
+    mlp = as_mlp(net)
+    if mlp.biases:
+        raise ValueError(
+            "net: got a network with biases, expected none. The outputs of networks with biases are not homogeneous in "
+            "the parameters, and the theory of escape from the origin (T34 to T41) is about those without; make the "
+            "layers with bias=False"
+        )
+    if mlp.widths[0] != inputs or mlp.widths[-1] != outputs:
+        shape = f"{mlp.widths[0]} inputs and {mlp.widths[-1]} outputs"
+        raise ValueError(f"net: got {shape}, expected {inputs} and {outputs}, as x and g have")
+    weights = [w.detach().to("cpu", torch.float64).numpy() for w in mlp.weights]
+    largest = max(float(np.abs(w).max()) for w in weights)
+    if not 0 < largest < math.inf:
+        raise ValueError("net: got parameters that are all zero or not finite, expected a direction in parameter space")
+    weights = [w / largest for w in weights]
+    norm = math.sqrt(sum(float((w * w).sum()) for w in weights))
+    return [w * (math.sqrt(len(weights)) / norm) for w in weights], mlp.slope

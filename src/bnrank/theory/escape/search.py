@@ -1,0 +1,270 @@
+"""The fastest way out of the saddle at the origin, searched for from many starts at once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks.mlp import from_layers
+from bnrank.theory.escape import polishing, reading
+from bnrank.theory.escape.descent import Batch
+from bnrank.theory.escape.direction import EscapeDirection, measures
+from bnrank.theory.escape.stationarity import Stationarity, of_weights
+
+__all__ = ["find"]
+
+Array = np.ndarray
+STARTS = ("gaussian", "rank one")
+CONSTANT = 0.5  # of the steps, before they decay
+EVERY = 50  # steps between checks whether all has come to rest
+TRIES = 100  # draws of a start whose gradient is zero
+ROUNDS = 3  # of polishing
+NOTHING = 1e-13  # of ||X|| ||G||: no speed but rounding
+
+
+def find(
+    x: Tensor | Array,
+    g: Tensor | Array,
+    depth: int,
+    width: int | Sequence[int],
+    starts: int = 64,
+    seed: int = 0,
+    *,
+    slope: float = 0.0,
+    start: str = "gaussian",
+    steps: int = 4000,
+    step: float = 0.05,
+    last_step: float | None = 1e-10,
+    initial: Sequence[nn.Module] = (),
+    tolerance: float = 1e-8,
+    polish: bool = True,
+) -> EscapeDirection:
+    """Maximise the escape speed s = -L0(theta) = -sum(G * f_theta(X)) on ||theta||^2 = L, from many starts.
+
+    At a maximum all layers have ||W_l||_F = 1, so the search is on the product of unit spheres. All starts move
+    together in projected gradient steps: ``step`` times the gradient over its mean norm per layer, constant over the
+    first half of the steps and then decaying geometrically to ``last_step``. Without the decay the iterates hover
+    around optima on ReLU kinks. The best start is then polished: neurons that died out are set to 0 and, in networks
+    of up to 1,200 weights and kinks on not too many samples, Newton steps bring it onto its kinks and to stationarity
+    there.
+
+    Nothing certifies a global maximum; more starts and wider networks find faster directions more often.
+
+    Parameters
+    ----------
+    x : Tensor or ndarray
+        X, (N, d_in).
+    g : Tensor or ndarray
+        G, (N, d_out), the gradient of the loss at zero output (:func:`output_gradient`).
+    depth : int
+        L, at least 2.
+    width : int or sequence of int
+        Of all hidden layers, or of each of the L - 1.
+    starts : int
+        How many are drawn; may be 0 where ``initial`` has some.
+    seed : int
+        Every start has a stream of its own, so that more starts extend fewer.
+    slope : float
+        Of the activation: 0 is ReLU, 1 a linear network.
+    start : "gaussian" or "rank one"
+        Standard normal weights, or W_l = u_l u_{l-1}^T with u_l >= 0 in the hidden layers. The gradient at networks
+        of rank one is of that form too: they stay of rank one, and the search is among those.
+    steps : int
+        Projected steps; fewer are made where all starts have come to rest before.
+    step, last_step : float
+        Length of the first and the last step, in units of the norm of a layer. None: no decay.
+    initial : sequence of modules
+        More starts: networks without biases of depth L that are no wider, such as a deepened optimum.
+    tolerance : float
+        Residual up to which the direction counts as converged.
+    polish : bool
+        Whether to polish the best start.
+
+    Returns
+    -------
+    EscapeDirection
+        The fastest. Its speed is 0, with a warning, if no start finds an output that lowers the loss.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, x or g is zero, or the depth is 1.
+
+    Notes
+    -----
+    Source: T36, T40; Bantzis2025, sections 2.2 and 4. With unscaled steps of constant length: F11.
+
+    Examples
+    --------
+    >>> import bnrank, torch
+    >>> from bnrank.theory.escape.search import find
+    >>> task = bnrank.tasks.circle(dtype=torch.float64)
+    >>> found = find(task.x, -task.y, depth=3, width=16, starts=16, steps=2000)
+    >>> round(found.speed, 6), found.converged
+    (0.5, True)
+    >>> chain = find(task.x, -task.y, depth=3, width=16, starts=16, steps=2000, start="rank one")
+    >>> round(chain.speed, 6)
+    0.414214
+    """
+    x_, g_ = reading.data(x, g)
+    if isinstance(depth, int) and not isinstance(depth, bool) and depth == 1:
+        raise ValueError(
+            "depth: got 1, expected at least 2. At depth 1 the outputs are linear in the weights, the gradient at the "
+            "origin is not 0, and there is no saddle to escape from"
+        )
+    widths = _widths(_validate.integer(depth, "depth", 2), width, x_.shape[1], g_.shape[1])
+    starts = _validate.integer(starts, "starts", 0)
+    steps = _validate.integer(steps, "steps", 0)
+    slope = 1.0 if slope == 1 else _validate.slope(slope)
+    _validate.choice(start, "start", STARTS)
+    step = _validate.number(step, "step", 0.0, strict=True)
+    if last_step is not None:
+        last_step = _validate.number(last_step, "last_step", 0.0, strict=True)
+    tolerance = _validate.number(tolerance, "tolerance", 0.0)
+    seeds = np.random.SeedSequence(_validate.integer(seed, "seed", 0)).spawn(starts + 1)
+    rank_one = start == "rank one"
+    given = [_given(net, f"initial[{i}]", widths, slope) for i, net in enumerate(initial)]
+    if not starts + len(given):
+        raise ValueError("starts: got 0 and no network in initial, expected at least one start")
+    if given and rank_one:
+        raise ValueError("initial: got networks, expected none where start is 'rank one'")
+    units = float(np.linalg.norm(x_)) * float(np.linalg.norm(g_))
+    data = _Data(x_ / np.linalg.norm(x_), g_ / np.linalg.norm(g_), slope)
+    shape = [widths[0], *[1] * (len(widths) - 2), widths[-1]] if rank_one else widths
+    drawn = [_draw(np.random.default_rng(s), shape, data, rank_one) for s in seeds[:starts]]
+    members = [np.stack(layers) for layers in zip(*drawn, *given, strict=True)]
+    weights, speeds, made = _descend(members, data, steps, step, last_step)
+    best = int(speeds.argmax())
+    fastest = [w[best] for w in weights]
+    if polish and speeds[best] > NOTHING:
+        fastest, found, more = _polish(fastest, data, steps, tolerance)
+        speeds[best] = found.speed
+        made += more
+    else:
+        found = of_weights(fastest, data.x, data.g, slope)
+    if rank_one:
+        fastest = _widened(fastest, widths, np.random.default_rng(seeds[-1]))
+    speeds = np.where(np.abs(speeds) > NOTHING, speeds, 0.0)
+    if speeds[best] <= 0:
+        warnings.warn(
+            "escape.find: no start found a direction along which the loss falls, the speed is 0; the outputs of such "
+            "networks do not correlate with -G on these samples",
+            UserWarning,
+            stacklevel=2,
+        )
+    measured = measures(fastest, data.x, slope)
+    return EscapeDirection(
+        speed=float(max(speeds[best], 0.0)) * units,
+        network=from_layers([torch.from_numpy(w) for w in fastest], slope=slope),
+        speeds=speeds * units,
+        residual=found.residual if speeds[best] > 0 else math.inf,
+        converged=bool(speeds[best] > 0 and found.residual <= tolerance),
+        weight_rank_one=measured.weight_rank_one,
+        activation_rank_one=measured.activation_rank_one,
+        nonlinearity=measured.nonlinearity,
+        kinks=found.kinks,
+        steps=made,
+        x=torch.from_numpy(x_),
+        g=torch.from_numpy(g_),
+    )
+
+
+@dataclass(frozen=True)
+class _Data:
+    """X and G, each scaled to norm 1, and the activation."""
+
+    x: Array
+    g: Array
+    slope: float
+
+
+def _widths(depth: int, width: int | Sequence[int], inputs: int, outputs: int) -> list[int]:
+    if isinstance(width, Sequence | np.ndarray) and not isinstance(width, str):
+        if len(width) != depth - 1:
+            raise ValueError(
+                f"width: got {len(width)} widths, expected one number, or {depth - 1}: one per hidden layer"
+            )
+        hidden = [_validate.integer(w, f"width[{i}]") for i, w in enumerate(width)]
+    else:
+        hidden = [_validate.integer(width, "width")] * (depth - 1)
+    return [inputs, *hidden, outputs]
+
+
+def _given(net: nn.Module, name: str, widths: list[int], slope: float) -> list[Array]:
+    """Return the layers of a network with zeros for the neurons it lacks."""
+    try:
+        weights, its_slope = reading.network(net, widths[0], widths[-1])
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from error
+    has = [weights[0].shape[1], *(len(w) for w in weights)]
+    if len(has) != len(widths) or any(a > b for a, b in zip(has, widths, strict=True)) or its_slope != slope:
+        expected = f"depth {len(widths) - 1}, widths up to {widths} and slope {slope:g}"
+        raise ValueError(f"{name}: got widths {has} and slope {its_slope:g}, expected {expected}")
+    return [
+        np.pad(w, ((0, b - len(w)), (0, a - w.shape[1])))
+        for w, (a, b) in zip(weights, itertools.pairwise(widths), strict=True)
+    ]
+
+
+def _draw(rng: np.random.Generator, widths: list[int], data: _Data, rank_one: bool) -> list[Array]:
+    """Return one start, drawn again while its gradient is zero."""
+    for _ in range(TRIES):
+        weights = [rng.normal(size=(b, a)) for a, b in itertools.pairwise(widths)]
+        if rank_one:
+            weights[1:-1] = [np.abs(w) if data.slope == 0 else w for w in weights[1:-1]]
+        batch = Batch(data.x, data.g, [w[None] for w in weights], data.slope)
+        batch.speeds()
+        last = batch.ascent[-1][0]
+        if rank_one and last.any():
+            weights[-1] = last  # the best output of this neuron
+        if any(d.any() for d in batch.ascent):
+            break
+    return weights
+
+
+def _descend(
+    weights: list[Array], data: _Data, steps: int, step: float, last_step: float | None
+) -> tuple[list[Array], Array, int]:
+    """Return weights, speeds and the number of steps made."""
+    batch = Batch(data.x, data.g, weights, data.slope)
+    constant = steps if last_step is None else round(CONSTANT * steps)
+    made = 0
+    for made in range(1, steps + 1):
+        size = step
+        if made > constant and last_step is not None:
+            size = step * (last_step / step) ** ((made - constant) / (steps - constant))
+        if made % EVERY == 0 and batch.at_rest():
+            break
+        batch.step(size)
+    speeds = batch.speeds()
+    return [w.copy() for w in batch.weights], speeds, made
+
+
+def _polish(weights: list[Array], data: _Data, steps: int, tolerance: float) -> tuple[list[Array], Stationarity, int]:
+    """Newton steps and, where they do not settle it, shorter and shorter projected steps before the next."""
+    made = 0
+    best, stands = polishing.snap(weights, data.x, data.g, data.slope)
+    for number in range(1, ROUNDS):
+        if stands.residual <= tolerance:
+            break
+        moved, _, more = _descend([w[None] for w in best], data, steps, 10.0 ** (-1 - number), 1e-12)
+        made += more
+        weights, now = polishing.snap([w[0] for w in moved], data.x, data.g, data.slope)
+        if now.speed >= stands.speed * (1 - 1e-9) and (now.residual < stands.residual or now.speed > stands.speed):
+            best, stands = weights, now
+    return best, stands, made
+
+
+def _widened(chain: list[Array], widths: list[int], rng: np.random.Generator) -> list[Array]:
+    """Return the network of rank one, W_l = u_l w_l u_{l-1}^T, that computes what a chain of single neurons does."""
+    factors = [np.abs(rng.normal(size=(w, 1))) for w in widths[1:-1]]
+    factors = [u / np.linalg.norm(u) for u in factors]
+    return polishing.grow(chain, [np.eye(widths[0]), *factors, np.eye(widths[-1])])

@@ -1,0 +1,348 @@
+"""How nearly a network is an escape direction: the least residual of T36 over the subgradients at ReLU kinks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import lsq_linear
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.theory.escape import reading
+
+__all__ = ["KINK_RTOL", "Stationarity", "examine", "of_weights", "residual"]
+
+Array = np.ndarray
+KINK_RTOL = 1e-6
+BLOCK = 1 << 24  # entries of the activations, and of the matrix of derivatives, that are held at a time
+MOST = 3000  # kinks that are optimised over
+FEW = 100  # kinks up to which more starts are tried
+EXACT = 300  # kinks up to which a bounded problem is solved by an active-set method
+STEPS = 50
+ENOUGH = 1e-12  # relative residual
+
+
+@dataclass(frozen=True)
+class Stationarity:
+    """The residual of T36 and the kinks it was minimised over.
+
+    Attributes
+    ----------
+    residual : float
+        min ||grad L0 + s theta|| / (s ||theta||) over the subgradients, on the sphere ||theta||^2 = L; inf if s <= 0.
+    plain : float
+        The same with relu'(0) = 0 at preactivations that are exactly 0 and the plain derivative elsewhere.
+    speed : float
+        s = -L0.
+    kinks : int
+        Pairs (neuron, sample) at a kink on which the gradient depends.
+    layers, neurons, samples : ndarray, (kinks,)
+        Where they are; layers from 1, the others from 0.
+    derivatives : ndarray, (kinks,)
+        The derivative of the activation there that gives the least residual.
+    """
+
+    residual: float
+    plain: float
+    speed: float
+    kinks: int = 0
+    layers: Array = field(default_factory=lambda: np.zeros(0, dtype=int))
+    neurons: Array = field(default_factory=lambda: np.zeros(0, dtype=int))
+    samples: Array = field(default_factory=lambda: np.zeros(0, dtype=int))
+    derivatives: Array = field(default_factory=lambda: np.zeros(0))
+
+
+def residual(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: float = KINK_RTOL) -> float:
+    """Return how far a network is from an escape direction, relative; 0 at an escape direction.
+
+    The network is scaled to the sphere ||theta||^2 = L. There grad L0(theta) = -s theta at an escape direction, with
+    s = -L0(theta) > 0 its speed (T36), and this returns min ||grad L0 + s theta|| / (s ||theta||). The minimum is over
+    the derivatives of the activation, any number from the slope to 1 each, at all pairs of a neuron and a sample whose
+    preactivation is 0 up to rounding. These gradients contain the Clarke subdifferential of L0.
+
+    Parameters
+    ----------
+    net : MLP or torch.nn.Sequential
+        Without biases; of any norm.
+    x, g : Tensor or ndarray
+        X, (N, d_in), and G, (N, d_out), the gradient of the loss at zero output.
+    kink_rtol : float
+        A preactivation sum_j W_ij a_j counts as 0 up to this times |W_i| |a|: the cosine of the angle between them.
+        Where an a_j is itself the activation of a neuron that counts as 0, what it may be off by is added.
+
+    Returns
+    -------
+    float
+        inf where s <= 0: the loss does not fall along such a direction.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the network has biases or is no chain of linear layers with one activation, x or g is zero, or sizes differ.
+
+    Notes
+    -----
+    With kinks in one layer the minimum is a bounded linear least-squares problem. With kinks in several layers it is
+    multilinear, and what is returned is the best that Gauss-Newton steps from a few starts reach: an upper bound. Of
+    more than 3,000 kinks the nearest 3,000 are used, again an upper bound. Source: T36, T40; Bantzis2025, section 2.2.
+
+    Examples
+    --------
+    At T40's direction the plain gradient does not satisfy the equation, a subgradient does.
+
+    >>> import bnrank, torch
+    >>> from bnrank.theory.escape.stationarity import examine, residual
+    >>> task = bnrank.tasks.circle(dtype=torch.float64)
+    >>> rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]) / 2
+    >>> signs = torch.tensor([[1.0, -1.0, 1.0, -1.0]]) / 2
+    >>> net = bnrank.networks.from_layers([rows, signs, -torch.ones(1, 1)])
+    >>> residual(net, task.x, -task.y) < 1e-12
+    True
+    >>> round(examine(net, task.x, -task.y).plain, 3)
+    0.816
+    """
+    return examine(net, x, g, kink_rtol).residual
+
+
+def examine(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: float = KINK_RTOL) -> Stationarity:
+    """Return the residual with all that :class:`Stationarity` has; arguments and errors as in :func:`residual`."""
+    kink_rtol = _validate.number(kink_rtol, "kink_rtol", 0.0)
+    x_, g_ = reading.data(x, g)
+    weights, slope = reading.network(net, x_.shape[1], g_.shape[1])
+    return of_weights(weights, x_, g_, slope, kink_rtol)
+
+
+def of_weights(
+    weights: Sequence[Array], x: Array, g: Array, slope: float, kink_rtol: float = KINK_RTOL
+) -> Stationarity:
+    """Return what :func:`examine` does for W_1, ..., W_L on the sphere ||theta||^2 = L."""
+    units = float(np.linalg.norm(x)) * float(np.linalg.norm(g))
+    x, g = x / np.linalg.norm(x), g / np.linalg.norm(g)
+    size = max(1, BLOCK // sum(len(w) for w in weights))
+    smooth = [np.zeros_like(w) for w in weights]  # from samples that no kink touches
+    plain = [np.zeros_like(w) for w in weights]
+    touched = []
+    for begin in range(0, len(x), size):
+        block = _Samples(weights, x[begin : begin + size], g[begin : begin + size], slope, kink_rtol)
+        for total, part in zip(plain, block.ascent(block.plain), strict=True):
+            total += part
+        at = block.samples_at_kinks()
+        touched.append(begin + at)
+        keep = np.ones(block.x.shape[0], dtype=bool)
+        keep[at] = False
+        for total, part in zip(smooth, block.ascent(block.plain, keep), strict=True):
+            total += part
+    scale = float((weights[-1] * plain[-1]).sum())  # s of the scaled data
+    if not scale > 0:
+        return Stationarity(math.inf, math.inf, scale * units)
+    missing = [w * -scale for w in weights]
+    unit = scale * math.sqrt(len(weights))
+    plain_value = _norm([a + b for a, b in zip(plain, missing, strict=True)]) / unit
+    where = np.concatenate(touched)
+    if not len(where):
+        return Stationarity(plain_value, plain_value, scale * units)
+    rest = [a + b for a, b in zip(smooth, missing, strict=True)]
+    near = _Samples(weights, x[where], g[where], slope, kink_rtol)
+    kinks = near.kinks()
+    alphas, value = _least(near, kinks, rest, slope)
+    if plain_value < value / unit:  # not from 1/2, but closer
+        alphas, value = np.concatenate([near.plain[k.layer][k.neurons, k.samples] for k in kinks]), plain_value * unit
+    return Stationarity(
+        value / unit,
+        plain_value,
+        scale * units,
+        len(alphas),
+        np.concatenate([np.full(len(k.neurons), k.layer + 1) for k in kinks]),
+        np.concatenate([k.neurons for k in kinks]),
+        where[np.concatenate([k.samples for k in kinks])],
+        alphas,
+    )
+
+
+@dataclass(frozen=True)
+class _Kinks:
+    """The kinks of one hidden layer, counted from 0."""
+
+    layer: int
+    neurons: Array
+    samples: Array
+
+
+class _Samples:
+    """Some samples with their activations, derivatives and kinks."""
+
+    def __init__(self, weights: Sequence[Array], x: Array, g: Array, slope: float, kink_rtol: float) -> None:
+        self.weights, self.x, self.g, self.slope = weights, x, g, slope
+        self.inputs = [x.T]  # a_0, ..., a_{L-1}, (n_l, N)
+        self.plain: list[Array] = []  # derivatives, (n_l, N)
+        self.near: list[Array] = []  # how near to a kink, at most 1; inf where it is none that matters
+        open_ = x.any(1)  # samples whose gradient at the layer's outputs matters to a weight before
+        unsure = np.zeros_like(x.T)  # by how much an activation may be off as its preactivation counts as 0
+        for w in weights[:-1]:
+            a = self.inputs[-1]
+            z = w @ a
+            self.plain.append(np.where(z > 0, 1.0, slope))
+            self.inputs.append(z * self.plain[-1])
+            bound = kink_rtol * np.outer(np.linalg.norm(w, axis=1), np.linalg.norm(a, axis=0)) + np.abs(w) @ unsure
+            near = np.divide(np.abs(z), bound, out=np.where(z == 0, 0, np.inf), where=bound > 0)
+            at = (near <= 1) & open_ & (slope != 1)
+            unsure = np.where(near <= 1, bound, 0)
+            self.near.append(np.where(at, near, np.inf))
+            open_ = self.inputs[-1].any(0) | (open_ & ((self.plain[-1] != 0) | at).any(0))
+        halves = [np.where(np.isfinite(n), (1 + slope) / 2, d) for n, d in zip(self.near, self.plain, strict=True)]
+        for near, below in zip(self.near, self.deltas(halves)[1], strict=True):
+            near[below == 0] = np.inf  # the loss does not depend on this neuron
+
+    def samples_at_kinks(self) -> Array:
+        """Return the numbers of the samples with a kink."""
+        return np.flatnonzero(np.any([np.isfinite(near).any(0) for near in self.near], axis=0))
+
+    def kinks(self) -> list[_Kinks]:
+        """Return the kinks layer by layer, of too many the nearest."""
+        values = np.concatenate([near[np.isfinite(near)] for near in self.near])
+        limit = np.inf if len(values) <= MOST else np.partition(values, MOST)[MOST]
+        found = [near < limit for near in self.near]
+        return [_Kinks(layer, *np.nonzero(at)) for layer, at in enumerate(found)]
+
+    def with_alphas(self, kinks: Sequence[_Kinks], alphas: Array) -> list[Array]:
+        """Return the derivatives with those at kinks replaced."""
+        result, begin = [d.copy() for d in self.plain], 0
+        for k in kinks:
+            result[k.layer][k.neurons, k.samples] = alphas[begin : begin + len(k.neurons)]
+            begin += len(k.neurons)
+        return result
+
+    def deltas(self, derivatives: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+        """Return -dL0/dz_l, l = 1..L, and -dL0/da_l, l = 1..L-1, each (n_l, N)."""
+        deltas, below = [-self.g.T], []
+        for w, d in zip(self.weights[:0:-1], derivatives[::-1], strict=True):
+            below.append(w.T @ deltas[-1])
+            deltas.append(below[-1] * d)
+        return deltas[::-1], below[::-1]
+
+    def ascent(self, derivatives: Sequence[Array], keep: Array | slice = slice(None)) -> list[Array]:
+        """Return -dL0/dW_l, l = 1..L, from some of the samples."""
+        deltas, _ = self.deltas(derivatives)
+        return [d[:, keep] @ a[:, keep].T for d, a in zip(deltas, self.inputs, strict=True)]
+
+    def columns(self, derivatives: Sequence[Array], kinks: Sequence[_Kinks]) -> list[tuple[Array, Array]]:
+        """Return, for each hidden layer, the derivatives of -dL0/dW_l in all alphas as products u a^T of vectors.
+
+        u is (kinks, n_l), a (kinks, n_{l-1}); of kinks in layers before l, u is 0.
+        """
+        _, below = self.deltas(derivatives)
+        total = sum(len(k.neurons) for k in kinks)
+        at = np.concatenate([k.samples for k in kinks])
+        result = []
+        u = np.zeros((total, len(self.weights[-1])))
+        end = total
+        for layer in reversed(range(len(kinks))):
+            k = kinks[layer]
+            u = (u @ self.weights[layer + 1]) * derivatives[layer].T[at]
+            rows = np.arange(end - len(k.neurons), end)
+            u[rows] = 0
+            u[rows, k.neurons] = below[layer][k.neurons, k.samples]
+            u[: end - len(k.neurons)] = 0
+            end -= len(k.neurons)
+            result.append((u, self.inputs[layer].T[at]))
+        return result[::-1]
+
+
+def _norm(parts: Sequence[Array]) -> float:
+    return math.sqrt(sum(float((p * p).sum()) for p in parts))
+
+
+def _least(near: _Samples, kinks: list[_Kinks], rest: list[Array], slope: float) -> tuple[Array, float]:
+    """Minimise || rest + ascent(alphas) || from several starts: with kinks in several layers there are local minima."""
+    count = sum(len(k.neurons) for k in kinks)
+    layers = sum(bool(len(k.neurons)) for k in kinks)
+    starts = [np.full(count, (1 + slope) / 2)]
+    if layers > 1 and count <= EXACT:  # ones let the kinks of one layer decide; the others break ties
+        rng = np.random.default_rng(0)
+        more = 6 if count <= FEW else 0
+        starts += [np.ones(count), *(rng.uniform(min(slope, 1), 1, count) for _ in range(more))]
+    best, value = starts[0], math.inf
+    for start in starts:
+        found, at = _from(
+            start, near, kinks, rest, slope, 1 if layers < 2 else STEPS if count <= EXACT else STEPS // 10
+        )
+        if at < value:
+            best, value = found, at
+        if value <= ENOUGH * math.sqrt(sum(float((r * r).sum()) for r in rest)):
+            break
+    return best, value
+
+
+def _from(
+    alphas: Array, near: _Samples, kinks: list[_Kinks], rest: list[Array], slope: float, steps: int
+) -> tuple[Array, float]:
+    """Gauss-Newton steps with bounds."""
+
+    def remainder(alphas: Array) -> list[Array]:
+        parts = near.ascent(near.with_alphas(kinks, alphas))
+        return [a + b for a, b in zip(parts, rest, strict=True)]
+
+    now = remainder(alphas)
+    value = _norm(now)
+    if not len(alphas):  # what counted as 0 in a larger product does not in this one
+        return alphas, value
+    for _ in range(steps):
+        columns = near.columns(near.with_alphas(kinks, alphas), kinks)
+        move = _bounded(columns, now, slope - alphas, 1 - alphas)
+        size = 1.0
+        while size > 1e-3:
+            tried = remainder(alphas + size * move)
+            if _norm(tried) < value:
+                break
+            size /= 2
+        else:
+            break
+        before, value = value, _norm(tried)
+        alphas, now = np.clip(alphas + size * move, min(slope, 1), 1), tried
+        if value > before * (1 - 1e-4):
+            break
+    return alphas, value
+
+
+def _bounded(columns: list[tuple[Array, Array]], now: list[Array], low: Array, high: Array) -> Array:
+    """Return argmin || now + sum_k move_k u_k a_k^T || within bounds."""
+    count = len(low)
+    if count > EXACT or count * sum(n.size for n in now) > BLOCK:
+        # the normal equations: half the digits, in no more memory than kinks squared
+        gram = np.asarray(sum((u @ u.T) * (a @ a.T) for u, a in columns))
+        right = -np.asarray(sum(((u @ n) * a).sum(1) for (u, a), n in zip(columns, now, strict=False)))
+        return _projected(gram, right, low, high)
+    pieces = [np.einsum("ki,kj->ijk", u, a).reshape(-1, count) for u, a in columns]
+    matrix = np.concatenate(pieces)
+    target = -np.concatenate([n.ravel() for n in now[:-1]])
+    if len(matrix) > count:
+        q, matrix = np.linalg.qr(matrix)
+        target = q.T @ target
+    free = np.linalg.lstsq(matrix, target, rcond=1e-12)[0]
+    if (free >= low).all() and (free <= high).all():
+        return free
+    found = lsq_linear(matrix, target, (low, high + 1e-300), method="bvls", tol=1e-14)
+    return np.clip(found.x, low, high)
+
+
+def _projected(gram: Array, right: Array, low: Array, high: Array, steps: int = 1000) -> Array:
+    """Minimise m^T gram m / 2 - right^T m within bounds by accelerated projected gradient steps, restarted (FISTA)."""
+    largest = float(np.abs(gram).sum(1).max())  # of the eigenvalues, at most
+    if not largest > 0:
+        return np.zeros_like(low)
+    now = ahead = np.clip(np.zeros_like(low), low, high)
+    momentum = 1.0
+    for _ in range(steps):
+        after = np.clip(ahead + (right - gram @ ahead) / largest, low, high)
+        if (ahead - after) @ (after - now) > 0:  # uphill: forget the momentum
+            momentum = 1.0
+        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        ahead = after + (momentum - 1) / following * (after - now)
+        moved = float(np.abs(after - now).max())
+        now, momentum = after, following
+        if moved < 1e-12:
+            break
+    return now

@@ -1,0 +1,336 @@
+"""Statements about how a bias-free ReLU network leaves the saddle at the origin (T36, T38, T39)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bnrank import _validate
+from bnrank.theory.facts import Facts
+from bnrank.theory.localized import Deeper, Localized
+from bnrank.theory.verdict import Inconclusive, NotApplicable, Sides, Statement, Verdicts, statement
+
+__all__ = ["STATEMENTS", "check"]
+
+STATIONARY = 1e-2  # ||grad L0 + s theta|| / (s ||theta||) up to which T36 is looked at
+BALANCED = 1e-4  # of the larger side: up to which the norms of layers count as equal
+OPTIMAL = 1e-3  # of its speed: by how much rank-one layers may be faster than the layers they replace
+TAIL = "sum_{i>=2} s_i^2 / sum_i s_i^2"
+RATIOS = "tails of W_l and, for l < L, of sigma(Z_l), and ||sigma(Z_l) - Z_l||_F^2 / ||Z_l||_F^2"
+
+
+@statement(
+    "T36",
+    "layers of an escape direction have one norm",
+    "||W_l||_F^2 = ||theta||^2 / L, where grad L0(theta) = -s theta",
+    source="Bantzis2025 definition 2.1 and Euler's identity for each layer",
+)
+def _same_norms(facts: Facts) -> Sides:
+    from bnrank.theory.escape import stationarity  # its package imports this module
+
+    found = _hidden(facts)
+    squares = found.layer_norms**2
+    left, at_least = _least_residual(facts, found), "at least "
+    if left <= STATIONARY:
+        at_least = ""
+        x, g = facts.all_x.flatten(1) / found.x_norm, facts.output_gradient / found.g_norm
+        left = stationarity.residual(facts.chain, x, g)
+    if left > STATIONARY:
+        raise NotApplicable(
+            "an escape direction",
+            f"||grad L0 + s theta|| / (s ||theta||) is {at_least}{left:.2g}, more than {STATIONARY:g}",
+        )
+    # <W_l, grad_l L0> = L0 for every l, so that s (||W_l||^2 - 1) = <W_l, residual_l>
+    allowed = left * found.layer_norms * math.sqrt(facts.depth)
+    beyond = (squares - 1).abs() / allowed.clamp(min=torch.finfo(torch.float64).tiny)
+    layer = int((beyond if float(beyond.max()) > 1 else (squares - 1).abs()).argmax())
+    return Sides(
+        float(squares[layer]),
+        1.0,
+        "=",
+        BALANCED,
+        assumptions=(f"stationary: {left:.1e} <= {STATIONARY:g}",),
+        note=f"layer {layer + 1}, the furthest of {facts.depth}, at ||theta||^2 = L; speed {found.sphere_speed:.6g}; "
+        f"the residual allows a difference of {float(allowed[layer]):.2g}",
+        explained=float(allowed[layer]) + 1e-9,
+    )
+
+
+@statement(
+    "T38",
+    "deep layers of the fastest escape direction",
+    f"{RATIOS} <= 8 c l^(-1/2) / (1 - c l^(-1/2)), c = (||X|| ||G|| / s) (2 log(||X|| ||G|| / s))^(1/2)",
+    source="Bantzis2025 theorem 3.1, layers as in E21",
+)
+def _deep_layers(facts: Facts) -> Sides:
+    found = _hidden(facts)
+    assumption = _optimal(found)
+    c, start = found.constant, 0 if found.nonnegative else 1  # the layers among which one is near rank one
+    compared = []
+    for ratio in _ratios(found):
+        last = ratio.layer if ratio.activation else ratio.layer - 1
+        base = start + int(found.activation_tails[start : last + 1].argmin()) if last >= start else ratio.layer
+        # what follows the layer nearest to rank one must be as fast as rank one; W_1 needs no such layer
+        excess = _excess(found, base) if base < ratio.layer else 0.0
+        k = c / math.sqrt(ratio.layer)
+        compared.append((ratio, (8 * k + 2 * excess) / (1 - k) if k < 1 else math.inf))
+    says = f"c = {c:.4g}: about layers beyond {math.floor(min((9 * c) ** 2, 1e300)):.6g}"
+    return _judged(compared, assumption, f"{says}; {_speed(found)}", f"{says} of {facts.depth}")
+
+
+@statement(
+    "T38",
+    "inputs near rank one",
+    f"{RATIOS} <= 8 ||G|| eps / (s - ||G|| eps), where ||X - v u^T|| = eps, v >= 0",
+    source="Bantzis2025 proposition 3.3, layers as in E21",
+)
+def _near_rank_one(facts: Facts) -> Sides:
+    found = _hidden(facts)
+    assumption = _optimal(found)
+    error, speed = found.part
+    excess = max(speed - error - found.share, 0.0) / found.share
+    bound = _bound(found, error, excess)
+    relative = f"||G|| eps / s = {error / found.share:.3g}"
+    note = f"{relative}, eps = {error:.3g} ||X||; {_speed(found)}"
+    compared = [(ratio, bound) for ratio in _ratios(found)]
+    return _judged(compared, assumption, note, relative)
+
+
+@statement(
+    "T38",
+    "near rank one at a layer, near rank one after it",
+    f"{RATIOS}, for l > k, <= 8 ||G|| eps_k / (s - ||G|| eps_k), eps_k^2 = sum_{{i>=2}} s_i(sigma(Z_k))^2, k >= 1",
+    source="Bantzis2025 proposition 3.3 for the layers after the k-th, as in theorem A.7",
+)
+def _once_near_rank_one(facts: Facts) -> Sides:
+    found = _hidden(facts)
+    assumption = _optimal(found)
+    bounds = [_bound(found, float(found.errors[k]), _excess(found, k)) for k in range(1, facts.depth)]
+    compared = [(ratio, min(bounds[: ratio.layer - 1])) for ratio in _ratios(found) if ratio.layer > 1]
+    errors = found.errors[1:] / found.share
+    relative = f"||G|| eps_k / s = {float(errors.min()):.3g} at k = {int(errors.argmin()) + 1}, the least"
+    return _judged(compared, assumption, f"{relative}; {_speed(found)}", relative)
+
+
+@statement(
+    "T38",
+    "few layers of high rank",
+    "m t_(m) <= sum_l -log(1 - t_l) <= 2 log(||X|| ||G|| / s), t_l the tails of the L matrices X, sigma(Z_1), ..., "
+    "sigma(Z_{L-1}), t_(m) the m-th largest, m = p L",
+    source="Bantzis2025 proposition 3.4 and its proof",
+)
+def _few_layers(facts: Facts) -> Sides:
+    found = _hidden(facts)
+    tails = found.activation_tails
+    logs = -torch.log1p(-tails)
+    right = -2 * math.log(found.share)
+    most = float(found.activation_ranks.to(torch.float64).log().sum())
+    half = math.floor(right / math.log(2))
+    ordered = tails.sort(descending=True).values * torch.arange(1, len(tails) + 1)
+    note = (
+        f"the largest m t_(m) is {float(ordered.max()):.4g}, at m = {int(ordered.argmax()) + 1}; at most {half} of "
+        f"{len(tails)} tails are 1/2 or more, and {int((tails >= 0.5).sum())} are; {_speed(found)}"
+    )
+    empty = f"the bound is {right:.4g}, and matrices of these shapes have at most {most:.4g}" if right >= most else ""
+    return Sides(float(logs.sum()), right, tolerance=1e-9, scale=1.0, note=note, vacuous=empty)
+
+
+@statement(
+    "T39",
+    "a deeper network leaves as fast",
+    "s(theta) <= s(theta'), theta' of one layer more, both on ||theta||^2 = L",
+    source="Bantzis2025 proposition 3.2, corrected (E18)",
+)
+def _deeper(facts: Facts) -> Sides:
+    found = _hidden(facts)
+    deeper = _deeper_of(facts)
+    note = f"depths {facts.depth} and {facts.depth + 1}"
+    return Sides(found.sphere_speed, deeper.speed, "<=", 1e-10, found.x_norm * found.g_norm, note=note)
+
+
+@statement(
+    "T39",
+    "the deeper network ends in rank one",
+    "tails of W_l and sigma(Z_l), l >= L - 1, ||sigma(Z_L) - Z_L||^2 / ||Z_L||^2, | ||theta'||^2 / (L + 1) - 1 | <= 0",
+    source="Bantzis2025 proposition 3.2, corrected (E18)",
+)
+def _deeper_tail(facts: Facts) -> Sides:
+    _hidden(facts)
+    deeper, depth = _deeper_of(facts), facts.depth
+    parts = {f"the tail of W_{depth - 1 + i}": tail for i, tail in enumerate(deeper.weight_tails)}
+    parts |= {f"the tail of sigma(Z_{depth - 1 + i})": tail for i, tail in enumerate(deeper.activation_tails)}
+    parts[f"the nonlinearity of Z_{depth}"] = deeper.nonlinearity
+    parts["||theta'||^2 / (L + 1) - 1"] = abs(deeper.norm / (depth + 1) - 1)
+    name = max(parts, key=parts.__getitem__)
+    return Sides(parts[name], 0.0, "<=", 1e-10, 1.0, note=f"{name}, the largest of {len(parts)} numbers")
+
+
+STATEMENTS: tuple[Statement, ...] = (
+    _same_norms,
+    _deep_layers,
+    _near_rank_one,
+    _once_near_rank_one,
+    _few_layers,
+    _deeper,
+    _deeper_tail,
+)
+"""T36, T38 and T39, for any network and G that Facts knows; ``facts.altered(output_gradient=g)`` gives it another."""
+
+
+def check(found: Any) -> Verdicts:
+    """Check the statements about escape directions on one, with the G it belongs to.
+
+    Parameters
+    ----------
+    found : object
+        With ``network``, a bias-free ReLU network, ``x``, samples (N, d_in), and ``g``, (N, d_out), the gradient of the
+        cost with respect to the outputs at zero output: what :func:`bnrank.escape.find` returns.
+
+    Returns
+    -------
+    Verdicts
+        On T36, T38 and T39, as :func:`bnrank.check` returns them. The scale of the network does not matter.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an attribute is missing or of another kind, or the shapes do not fit.
+
+    Notes
+    -----
+    Source: T36, T38, T39; Bantzis2025, section 3. No search certifies that a direction is optimal. What the proofs of
+    T38 need of it is only that no layers of rank one, put in place of the layers after some layer, are faster. That is
+    computed: of a direction that is not optimal in this way T38 is not applicable, and where it misses by a part in a
+    thousand or less, the bounds are raised by what the proofs then give. Theorem 3.1 is as printed, for inputs of any
+    sign: its proof then has layers 1, ..., l - 1 to choose from, one less than l (E19), but room for the difference.
+
+    Examples
+    --------
+    >>> import bnrank, torch
+    >>> from types import SimpleNamespace
+    >>> net = bnrank.networks.from_layers([torch.eye(1), torch.eye(1), -torch.eye(1)])
+    >>> found = SimpleNamespace(network=net, x=torch.tensor([[1.0], [2.0]]), g=torch.tensor([[1.0], [2.0]]))
+    >>> [v.label for v in check(found) if v.id == "T38"]
+    ['holds', 'holds', 'holds', 'holds (vacuous)']
+    """
+    missing = [name for name in ("network", "x", "g") if not hasattr(found, name)]
+    if missing:
+        raise TypeError(
+            f"found: got {_validate.describe(found)} without {', '.join(missing)}, expected what escape.find returns"
+        )
+    facts = Facts(found.network, found.x)
+    g = _validate.samples(found.g, "g", features=facts.outputs.shape[1]).detach().to(torch.float64)
+    if len(g) != facts.samples:
+        raise ValueError(f"g: got {len(g)} samples, expected as many as x has, {facts.samples}")
+    facts = facts.altered(output_gradient=g)
+    verdicts = tuple(each(facts) for each in STATEMENTS)
+    about: dict[str, object] = {"network": type(facts.module).__name__, "samples": facts.samples}
+    try:
+        about |= {"depth": facts.depth, "widths": list(facts.chain.widths), "speed": facts.localized.sphere_speed}
+    except NotApplicable as reason:
+        about["no escape direction"] = str(reason)
+    return Verdicts(verdicts, about)
+
+
+@dataclass(frozen=True)
+class _Ratio:
+    """One of the numbers that T38 bounds."""
+
+    name: str
+    layer: int
+    value: float
+    most: float  # that it can be
+    activation: bool = False  # about sigma(Z_l) itself, which counts among the layers that may be the one near rank one
+
+
+def _hidden(facts: Facts) -> Localized:
+    """Return the localized loss of a network that the section is about."""
+    if facts.depth < 2:
+        raise NotApplicable("there is a hidden layer", "the network has one layer")
+    return facts.localized
+
+
+def _deeper_of(facts: Facts) -> Deeper:
+    try:
+        return facts.deeper
+    except ValueError as error:  # a speed beyond the range of floats
+        raise Inconclusive(f"the deeper network: {error}") from error
+
+
+def _ratios(found: Localized) -> list[_Ratio]:
+    ratios = [
+        _Ratio(f"the tail of W_{i}", i, float(tail), 1 - 1 / int(rank))
+        for i, (tail, rank) in enumerate(zip(found.weight_tails, found.weight_ranks, strict=True), 1)
+    ]
+    ratios += [
+        _Ratio(f"the tail of sigma(Z_{i})", i, float(tail), 1 - 1 / int(rank), True)
+        for i, (tail, rank) in enumerate(zip(found.activation_tails[1:], found.activation_ranks[1:], strict=True), 1)
+    ]
+    ratios += [_Ratio(f"the nonlinearity of Z_{i}", i, float(v), 1.0) for i, v in enumerate(found.nonlinearities, 1)]
+    return ratios
+
+
+def _least_residual(facts: Facts, found: Localized) -> float:
+    """Return what ||grad L0 + s theta|| / (s ||theta||) is at least, from the weights alone.
+
+    L0 is homogeneous in every layer, and stays as it is where a neuron has e^t times what comes in and e^-t times what
+    goes out. So s (||W_l||^2 - 1) and s (in^2 - out^2) are products of the residual with W_l and with directions of
+    length (in^2 + out^2)^{1/2}, which are orthogonal in every other layer.
+    """
+    units = [w * (n / w.norm()) for w, n in zip(facts.weights, found.layer_norms.tolist(), strict=True)]
+    layers = float(((found.layer_norms**2 - 1).abs() / found.layer_norms).max())
+    neurons = []
+    for before, after in itertools.pairwise(units):
+        coming, going = before.square().sum(1), after.square().sum(0)
+        parts = (coming - going) ** 2 / (coming + going)
+        neurons.append(float(parts[coming + going > 0].sum()))
+    return max(layers, math.sqrt(max(sum(neurons[::2]), sum(neurons[1::2])))) / math.sqrt(facts.depth)
+
+
+def _excess(found: Localized, layer: int) -> float:
+    """Return by how much rank-one layers after a layer are faster, less what its distance from rank one explains."""
+    gain = float(found.tail_speeds[layer] - found.errors[layer]) - found.share
+    return max(gain, 0.0) / found.share
+
+
+def _bound(found: Localized, error: float, excess: float) -> float:
+    """Return the bound of Proposition 3.3; with an excess D of speed its proof gives 2 D / (s - ||G|| eps) more."""
+    rest = found.share - error
+    return (8 * error + 2 * excess * found.share) / rest if rest > 0 else math.inf
+
+
+def _optimal(found: Localized) -> str:
+    """Return the assumption, found true, that no rank-one layers are faster than those they replace."""
+    gains = found.tail_speeds / found.share - 1
+    layer, gain = int(gains.argmax()), float(gains.max())
+    if gain > OPTIMAL:
+        where = f"the layers after the {layer}-th" if layer else "all layers"
+        raise NotApplicable(
+            "the escape direction is optimal", f"rank one in place of {where} is faster, by {gain:.2g} of the speed"
+        )
+    return f"no rank-one layers are faster than those they replace: by {gain:.2g} of the speed at most"
+
+
+def _speed(found: Localized) -> str:
+    return f"s = {found.speed:.6g} with layers of equal norm, ||X|| ||G|| / s = {1 / found.share:.4g}"
+
+
+def _judged(compared: list[tuple[_Ratio, float]], assumption: str, note: str, empty: str) -> Sides:
+    """Return the ratio closest to its bound, among those that could be above it; vacuous if none could."""
+    biting = [(ratio, bound) for ratio, bound in compared if bound < ratio.most]
+    ratio, bound = min(biting or compared, key=lambda pair: (pair[1] - pair[0].value, -pair[0].value))
+    return Sides(
+        ratio.value,
+        bound,
+        tolerance=1e-9,
+        scale=1.0,
+        assumptions=(assumption,),
+        note=f"{ratio.name}, the closest of {len(biting or compared)} numbers; {note}",
+        vacuous=""
+        if biting
+        else f"the bound is {bound:.3g}, and no such number can be above {ratio.most:.3g}; {empty}",
+    )
