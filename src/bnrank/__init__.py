@@ -11,11 +11,12 @@ from bnrank.measures.bottleneck import find as bottleneck
 from bnrank.networks import MLP, LinearNetwork, constructions, load, save
 from bnrank.reporting import Section, plots, report
 from bnrank.tasks import Task
-from bnrank.theory import check, cost, rank
-from bnrank.training import Run, sweep, train
+from bnrank.theory import check, cost, escape, rank
+from bnrank.training import Flow, Run, flow, sweep, train
 
 __all__ = [
     "MLP",
+    "Flow",
     "LinearNetwork",
     "Run",
     "Section",
@@ -26,7 +27,9 @@ __all__ = [
     "check",
     "constructions",
     "cost",
+    "escape",
     "figures",
+    "flow",
     "jacobian",
     "load",
     "measures",

@@ -1,6 +1,6 @@
 """What should hold: ranks, representation costs, and statements that return verdicts."""
 
-from bnrank.theory import cost, kernels, rank, stability, structure, symmetry
+from bnrank.theory import cost, escape, kernels, rank, stability, structure, symmetry
 from bnrank.theory.check import check
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import STATEMENTS
@@ -13,6 +13,7 @@ __all__ = [
     "Verdicts",
     "check",
     "cost",
+    "escape",
     "kernels",
     "rank",
     "stability",

@@ -1,7 +1,8 @@
-"""How networks are trained: ensembles, optimisers, checkpoints, recording."""
+"""How networks are trained: ensembles, optimisers, gradient flow, checkpoints, recording."""
 
+from bnrank.training.gradient_flow import Flow, flow
 from bnrank.training.grid import sweep
 from bnrank.training.run import Run
 from bnrank.training.trainer import train
 
-__all__ = ["Run", "sweep", "train"]
+__all__ = ["Flow", "Run", "flow", "sweep", "train"]

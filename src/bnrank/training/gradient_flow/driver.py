@@ -1,0 +1,304 @@
+"""The loop: skip the plateau around the origin, hand over, follow the true flow; record, stop, save."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time as clock
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from bnrank.training.batches import BatchOrder
+from bnrank.training.gradient_flow.costs import Cost
+from bnrank.training.gradient_flow.origin import Origin
+from bnrank.training.gradient_flow.plan import Plan
+from bnrank.training.gradient_flow.record import Record
+from bnrank.training.gradient_flow.result import Handover, Row
+from bnrank.training.gradient_flow.steppers import EXPLICIT, Euler, Explicit, Implicit, Move, StalledError
+from bnrank.training.gradient_flow.systems import Plateau, Rate, TrueFlow, norm
+
+__all__ = ["Driver", "Limits"]
+
+ENOUGH = 1.1  # growth of ||theta|| left before the hand-over below which it is done at once
+AIM = 0.98  # share of it that a step aims at
+ASIDE = 1e-6  # sine of the angle between theta and grad L0 below which the direction has converged
+EASE = 300.0  # how much more error is allowed at kinks in the middle of the plateau
+FIRST = 0.01  # length of the first step, relative to ||theta||
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop, none of which changes what is computed until then."""
+
+    t_end: float
+    t_after: float
+    evaluations: float
+    seconds: float
+    stop: Callable[[Row], bool] | None
+
+
+class Driver:
+    """One flow from its first step to its last; see :func:`bnrank.flow` for the rules."""
+
+    def __init__(
+        self, plan: Plan, cost: Cost, origin: Origin | None, record: Record, limits: Limits, theta: Tensor
+    ) -> None:
+        self.plan, self.cost, self.origin, self.record, self.limits = plan, cost, origin, record, limits
+        self.batches = BatchOrder([plan.seed], len(cost.x), plan.batch_size) if plan.batch_size else None
+        self.flow = TrueFlow(cost, plan.time)
+        self.stepper: Any = _stepper(plan.method, plan)
+        self.step = 0
+        self.time = 0.0  # t, at the hand-over or, on the plateau, now
+        self.since = 0.0  # t since the hand-over
+        self.arc = 0.0
+        self.h = 0.0
+        self.handover: Handover | None = None
+        self.plateau: Plateau | None = None
+        self.seconds = 0.0
+        self.recent = [0.0, 0]  # sum and number of the costs since the last row
+        self.status = "running"
+        if plan.method == "euler":
+            cost.theta.copy_(theta)
+            theta = cost.theta  # in which the point is evaluated without a copy
+        self.theta = theta
+        if origin is not None:
+            radius = norm(theta)
+            if origin.exceeds(theta, math.log(radius), self._batch(), plan.negligible):
+                self._hand_over(theta, math.log(radius), at_once=True)
+            else:
+                self.plateau = origin.plateau
+                self.plateau.log_radius = math.log(radius)
+                self.theta = theta / radius
+        self.first = self._rate()
+        self._restart()
+
+    def run(self, interrupted: threading.Event, show: Callable[[Row], None], save: Callable[[bool], None]) -> None:
+        """Step until the end; complete the last row."""
+        began = clock.perf_counter() - self.seconds
+        while True:
+            row = self._row()
+            if not math.isfinite(row.loss) or not math.isfinite(row.parameter_norm):
+                self.status = "diverged"
+                break
+            if self.step % self.plan.record_every == 0:
+                if not self._is_recorded():
+                    self._add(row)
+                    show(row)
+                if self.limits.stop is not None and self.limits.stop(row):
+                    self.status = "stopped"
+            self.seconds = clock.perf_counter() - began
+            self.status = self._end(interrupted) if self.status == "running" else self.status
+            if self.status != "running":
+                break
+            try:
+                self._advance()
+            except StalledError:
+                self.status = "stalled"
+                break
+            save(False)
+        save(True)
+        if self.status != "diverged" and not self._is_recorded():
+            self._add(self._row())
+        if self.status != "diverged":
+            self.record.close(self.true_theta())
+        self.seconds = clock.perf_counter() - began
+
+    def _end(self, interrupted: threading.Event) -> str:
+        """Say why to stop, if there is a reason."""
+        done = self.time >= self.limits.t_end if self.handover is None else self.since >= self._left()
+        if done:
+            return "finished"
+        if self.first.speed == 0 and (self.plateau is not None or self.plan.time == "arc"):
+            return "stationary"
+        if self.plateau is not None and math.sqrt(max(0.0, 1 - self.first.cosine**2)) < ASIDE and self.first.cosine < 0:
+            return "no escape"
+        if self.cost.evaluations >= self.limits.evaluations:
+            return "evaluations used up"
+        if self.seconds >= self.limits.seconds:
+            return "time is up"
+        return "interrupted" if interrupted.is_set() else "running"
+
+    def _left(self) -> float:
+        """Return the time after the hand-over at which to stop."""
+        if math.isfinite(self.limits.t_after):
+            return self.limits.t_after
+        return self.limits.t_end - (self.handover.time if self.handover is not None else 0.0)
+
+    def _advance(self) -> None:
+        if self.plateau is not None:
+            self._advance_plateau(self.plateau)
+        else:
+            self._advance_flow()
+
+    def _advance_flow(self) -> None:
+        since, end = self.since, self._left() if self.handover is not None else self.limits.t_end
+        left = end - since
+        longest = left / self.first.clock if isinstance(self.stepper, Euler) or self.plan.time == "t" else math.inf
+        radius = norm(self.theta)
+        before = None if isinstance(self.stepper, Euler) else self.theta
+        move = self._move(self.flow, self.stepper, longest, since, left)
+        moved = self.first.speed * move.tau if before is None else norm(move.theta - before)
+        self.arc += moved / radius if radius > 0 else 0.0
+        self.theta, self.h = move.theta, move.next
+        self.since = end if move.clock >= left * (1 - 1e-12) else since + move.clock
+        if self.handover is None:
+            self.time = self.since
+        self.step += 1
+        self.first = self._rate(move.rate)
+
+    def _advance_plateau(self, plateau: Plateau) -> None:
+        origin, batch = self.origin, self._batch()
+        assert origin is not None
+        room = origin.room(self.theta, plateau.log_radius, batch, self.plan.negligible)
+        if room < ENOUGH:
+            self._leave(plateau)
+            return
+        longest = math.log(min(AIM * room, self.plan.growth))
+        stepper = self.stepper if not isinstance(self.stepper, Implicit) else _stepper("rk45", self.plan)
+        if isinstance(stepper, Euler):
+            longest = math.inf
+        left = self.limits.t_end - self.time
+        before = self.theta.clone() if isinstance(stepper, Euler) else self.theta
+        # errors at kinks die away while ||theta|| grows, but not those of the time, nor the last ones
+        passing = self.first.clock / self.time if self.time > 0 else math.inf  # d log t / du
+        ease = min(max(1.0, min(1 / passing, room**2)), EASE)
+        move = self._move(plateau, stepper, longest, self.time, left, ease)
+        size = norm(move.theta)
+        log_radius = plateau.log_radius + math.log(size)
+        if origin.exceeds(move.theta, log_radius, batch, self.plan.negligible):  # the outputs grew faster: discarded
+            self.theta = before
+            self.h = 0.5 * move.tau
+            if isinstance(stepper, Euler) or room < 2:
+                self._leave(plateau)
+            return
+        plateau.log_radius = log_radius
+        self.theta = move.theta.div_(size)
+        self.time = self.limits.t_end if move.clock >= left * (1 - 1e-12) else self.time + move.clock
+        self.arc += move.tau
+        self.h = move.next
+        self.step += 1
+        if move.rate is not None:
+            move.rate.velocity.div_(size)
+            move.rate.speed /= size
+        self.first = self._rate(move.rate)
+
+    def _move(self, system: Any, stepper: Any, longest: float, time: float, left: float, ease: float = 1.0) -> Move:
+        """Take a step that does not go beyond the end of the time."""
+        move = stepper.advance(system, self.theta, self.first, self.h, longest, time, ease)
+        result: Move = move
+        for _ in range(20):
+            if result.clock <= left * (1 + 1e-9):
+                break
+            h = result.tau * left / result.clock
+            result = stepper.advance(system, self.theta, self.first, h, h, time, ease)
+        return result
+
+    def _leave(self, plateau: Plateau) -> None:
+        """Go over to the true flow."""
+        log_radius = plateau.log_radius
+        self.plateau = None
+        theta = self.theta * math.exp(log_radius)
+        if isinstance(self.stepper, Euler):
+            self.cost.theta.copy_(theta)
+            theta = self.cost.theta
+        self.theta = theta
+        self._hand_over(theta, log_radius, at_once=False)
+        self.first = self._rate()
+        self._restart()
+
+    def _hand_over(self, theta: Tensor, log_radius: float, *, at_once: bool) -> None:
+        assert self.origin is not None
+        criterion, outputs = self.origin.measured(theta, log_radius, self._batch())
+        self.handover = Handover(
+            time=self.time,
+            radius=math.exp(log_radius),
+            criterion=criterion,
+            bound=self.origin.bound(log_radius, self._batch()),
+            outputs=outputs,
+            row=len(self.record.rows),
+            evaluations=self.cost.evaluations,
+            at_once=at_once,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return everything besides theta that the next steps depend on, as plain values."""
+        names = ("step", "time", "since", "arc", "h", "seconds", "recent")
+        return {name: getattr(self, name) for name in names} | {
+            "log_radius": None if self.plateau is None else self.plateau.log_radius,
+            "handover": None if self.handover is None else asdict(self.handover),
+            "stepper": self.stepper.state(),
+            "evaluations": self.cost.evaluations,
+            "rate": {name: value for name, value in vars(self.first).items() if name != "velocity"},
+        }
+
+    def restore(self, theta: Tensor, velocity: Tensor, state: dict[str, Any]) -> None:
+        """Go on from a stored state."""
+        self.handover = None if state["handover"] is None else Handover(**state["handover"])
+        self.plateau = None if self.origin is None or self.handover is not None else self.origin.plateau
+        if self.plateau is not None:
+            self.plateau.log_radius = state["log_radius"]
+        if isinstance(self.stepper, Euler) and self.plateau is None:
+            self.theta = self.cost.theta
+            self.theta.copy_(theta)
+        else:
+            self.theta = theta.to(self.cost.theta)
+        self.first = Rate(velocity.to(self.cost.theta), **state["rate"])
+        for name in ("step", "time", "since", "arc", "h", "seconds", "recent"):
+            setattr(self, name, state[name])
+        self.stepper.load(state["stepper"])
+        self.cost.evaluations = state["evaluations"]
+
+    def _restart(self) -> None:
+        """Choose the length of the first step."""
+        if self.plateau is not None:
+            self.h = FIRST
+        else:
+            self.h = FIRST * (norm(self.theta) or 1.0) / self.first.speed if self.first.speed > 0 else math.inf
+        self.h = min(self.h, 1e300)  # finite, for the checkpoint
+
+    def _rate(self, known: Rate | None = None) -> Rate:
+        rate = known
+        if rate is None:
+            system = self.flow if self.plateau is None else self.plateau
+            rate = system.rate(self.theta, self._batch())
+        self.recent[0] += rate.cost
+        self.recent[1] += 1
+        return rate
+
+    def _batch(self) -> Tensor | None:
+        return None if self.batches is None else self.batches.at(self.step).to(self.cost.x.device)
+
+    def _is_recorded(self) -> bool:
+        return bool(self.record.steps) and self.record.steps[-1] == self.step
+
+    def _row(self) -> Row:
+        radius = norm(self.theta) if self.plateau is None else math.exp(self.plateau.log_radius)
+        waiting = self.origin is not None and self.handover is None
+        since = self.since if self.handover is not None or self.origin is None else 0.0
+        return Row(
+            step=self.step,
+            evaluations=self.cost.evaluations,
+            time=self.time + since if self.handover is not None else self.time,
+            since_handover=-math.inf if waiting else self.since,
+            loss=self.recent[0] / self.recent[1] if self.batches is not None and self.recent[1] else self.first.cost,
+            gradient_norm=self.first.gradient_norm,
+            parameter_norm=radius**2,
+            phase="flow" if self.plateau is None else "plateau",
+        )
+
+    def _add(self, row: Row) -> None:
+        self.record.add(row, self.arc, self.true_theta())
+        self.recent = [0.0, 0]
+
+    def true_theta(self) -> Tensor:
+        """Return the parameters, scaled to their true norm."""
+        return self.theta if self.plateau is None else self.theta * math.exp(self.plateau.log_radius)
+
+
+def _stepper(method: str, plan: Plan) -> Any:
+    if method == "euler":
+        return Euler(plan.step, plan.relative)
+    return Explicit(method, plan.rtol, plan.kinks) if method in EXPLICIT else Implicit(method, plan.rtol)

@@ -1,0 +1,123 @@
+"""A flow that is killed goes on from its last checkpoint, to the same bits."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import bnrank
+from bnrank.training.gradient_flow import flow
+from training.common import flat, random_task
+
+KINDS = {
+    "euler": {"method": "euler", "step": 0.02},
+    "batches": {"method": "euler", "step": 0.02, "batch_size": 10, "seed": 3, "record_every": 3, "spectra_every": 6},
+    "heun": {"method": "heun"},
+    "rk45": {},
+    "dop853": {"method": "dop853", "time": "arc"},
+    "float32": {"method": "euler", "step": 0.02, "dtype": torch.float32, "device": "cpu"},
+}
+
+
+def start(skip_plateau=False, **settings):
+    init = 1e-3 if skip_plateau else 0.3
+    net = bnrank.MLP([3, 6, 5, 2], bias=False, init=init, seed=1, dtype=torch.float64)
+    task = random_task()
+    end = {"t_after": 2.0} if skip_plateau else {"t_end": 2.0}
+    settings = {"max_networks": 7} | settings
+    return flow(net, "mse", task.x, task.y, **end, skip_plateau=skip_plateau, **settings)
+
+
+def assert_same(one, other):
+    assert one.history.drop_vars("phase").identical(other.history.drop_vars("phase").assign_attrs(one.history.attrs))
+    assert one.history.phase.values.tolist() == other.history.phase.values.tolist()
+    assert one.network_rows == other.network_rows
+    for a, b in zip(one.networks, other.networks, strict=True):
+        assert torch.equal(flat(a), flat(b))
+    assert (one.evaluations, one.steps, one.handover) == (other.evaluations, other.steps, other.handover)
+    np.testing.assert_array_equal(one.times_since_handover, other.times_since_handover)
+
+
+@pytest.mark.parametrize("skip_plateau", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_resumed_flow_is_the_uninterrupted_one(tmp_path, kind, skip_plateau):
+    settings = KINDS[kind] | ({"time": "t"} if kind == "dop853" and skip_plateau else {})
+    whole = start(skip_plateau, **settings)
+    assert whole.status == "finished"
+    for most in (10, whole.evaluations // 3, whole.evaluations * 2 // 3):
+        part = start(skip_plateau, out=tmp_path, max_evaluations=most, **settings)
+        assert part.status == "evaluations used up"
+    done = start(skip_plateau, out=tmp_path, **settings)
+    assert_same(done, whole)
+    again = start(skip_plateau, out=tmp_path, **settings)  # complete: found, not run again
+    assert_same(again, whole)
+    kept = {int(path.stem.split("-")[1]) for path in tmp_path.glob("network-*")}
+    assert kept <= set(whole.network_rows)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_stiff_solvers_go_on_from_the_point_reached(tmp_path):
+    whole = start(method="lsoda")
+    start(method="lsoda", out=tmp_path, max_evaluations=200)
+    done = start(method="lsoda", out=tmp_path)
+    assert done.loss[-1] == pytest.approx(whole.loss[-1], rel=1e-4)
+
+
+def test_a_killed_flow_goes_on(tmp_path):
+    settings = KINDS["batches"] | {"out": tmp_path, "checkpoint_every": 2, "step": 0.002}
+    whole = start(**KINDS["batches"] | {"step": 0.002})
+    for number in range(3):
+        process = os.fork()
+        if process == 0:
+            try:
+                torch.set_num_threads(1)
+                start(**settings)
+            finally:
+                os._exit(0)
+        seen, deadline = set(), time.monotonic() + 30
+        while len(seen) < 3 + number and time.monotonic() < deadline:
+            path = tmp_path / "flow.safetensors"
+            if path.exists():
+                seen.add(path.stat().st_mtime_ns)
+            if os.waitpid(process, os.WNOHANG)[0]:
+                process = 0
+                break
+        if process:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+    assert_same(start(**settings), whole)
+
+
+def test_other_settings_are_refused_and_fresh_starts_overwrite(tmp_path):
+    start(out=tmp_path, max_evaluations=30)
+    with pytest.raises(ValueError, match=r"other settings \(rtol: 1e-06 there, 1e-05 here\)"):
+        start(out=tmp_path, rtol=1e-5)
+    fresh = start(out=tmp_path, rtol=1e-5, resume=False)
+    assert_same(fresh, start(rtol=1e-5))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "network"])
+def test_damaged_checkpoints_are_refused(tmp_path, damage):
+    start(out=tmp_path, max_evaluations=30)
+    path = tmp_path / ("network-0.safetensors" if damage == "network" else "flow.safetensors")
+    if damage == "foreign":
+        bnrank.save(bnrank.MLP([2, 2]), path)
+    else:
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"out: .*damaged or no checkpoint"):
+        start(out=tmp_path)
+
+
+def test_interruption_returns_what_there_is(tmp_path):
+    def stop(row):
+        if row.step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return False
+
+    result = start(stop=stop, out=tmp_path)
+    assert result.status == "interrupted"
+    assert result.steps == 5
+    assert_same(start(out=tmp_path), start())
