@@ -145,29 +145,15 @@ def test_f9_finds_the_end_of_the_first_fall():
     assert f09.escape(np.array([2.3])) is None
 
 
-def test_f9_claims_hold_on_a_planted_escape():
-    claims = f09.claims(planted_history())
-    assert passed(claims) == [True] * 3
-    assert claims[1].measured == pytest.approx(0.05)
-
-
-@pytest.mark.parametrize(
-    ("changes", "which"),
-    [({"ratio": 0.2}, 1), ({"first": 0.01}, 2), ({"start": 2.5}, 0), ({"start": 2.25}, 0)],
-)
-def test_f9_claims_fail_where_they_should(changes, which):
-    assert passed(f09.claims(planted_history(**changes))) == [i != which for i in range(3)]
-
-
-def test_f9_without_an_escape_fails_and_says_so():
-    (claim,) = f09.claims(planted_history(fall=False))
-    assert not claim.passed
-
-
 TINY = {
     "F1": {"rank": 2, "depth": 4, "width": 8, "members": 2, "steps": 6},
     "F4": {"depths": [2, 3], "width": 6, "init": "he", "seeds": 2, "steps": 4},
-    "F9": {"images": 40, "width": 6, "init": 5e-3, "members": 2, "steps": 20, "batch_size": None},
+    "F9": {
+        "images": 40,
+        "width": 6,
+        "runs": ({"init": 0.05, "time": 2.0, "step": 0.1, "batch_size": 10},),
+        "scales": (0.02, 0.01),
+    },
 }
 
 

@@ -7,14 +7,33 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bnrank import _validate
-from bnrank.figures import f01_bottleneck_spectra, f04_norm_and_depth, f09_first_escape
+from bnrank.figures import (
+    f01_bottleneck_spectra,
+    f04_norm_and_depth,
+    f09_first_escape,
+    f09_linear,
+    f10_depth_four,
+    f11_width,
+    f12_one_neuron,
+)
 from bnrank.figures.base import SCALES, Claim, Figure, Outcome
 from bnrank.figures.demo import Demo, run_demo
 from bnrank.reporting import Section, report
 
 __all__ = ["FIGURES", "SCALES", "Claim", "Demo", "Figure", "Outcome", "find", "reproduce", "run_demo"]
 
-FIGURES = tuple(module.FIGURE for module in (f01_bottleneck_spectra, f04_norm_and_depth, f09_first_escape))
+FIGURES = tuple(
+    module.FIGURE
+    for module in (
+        f01_bottleneck_spectra,
+        f04_norm_and_depth,
+        f09_first_escape,
+        f09_linear,
+        f10_depth_four,
+        f11_width,
+        f12_one_neuron,
+    )
+)
 
 
 def find(name: str) -> Figure:

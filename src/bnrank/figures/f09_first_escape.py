@@ -1,20 +1,19 @@
-"""F9 (Bantzis2025, Figures 1 and 3): handwritten digits from small weights, past the first saddle."""
+"""F9 (Bantzis2025, Figures 1 and 3): handwritten digits from small weights, past the first and the second saddle."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import xarray as xr
 
+from bnrank.figures import joins, saddles
 from bnrank.figures.base import Claim, Figure, Outcome
-from bnrank.networks import MLP
-from bnrank.reporting import Section, plots
+from bnrank.reporting import Section
 from bnrank.tasks import handwritten_digits
-from bnrank.training import train
 
-__all__ = ["FIGURE", "claims", "escape", "make"]
+__all__ = ["FIGURE", "escape", "make"]
 
 DEPTH = 6
 
@@ -25,41 +24,40 @@ def make(
     *,
     images: int | None,
     width: int,
-    init: float,
-    members: int,
-    steps: int,
-    batch_size: int | None,
+    runs: Sequence[Mapping[str, Any]],
+    scales: Sequence[float],
 ) -> Outcome:
-    """Train a bias-free network of depth 6 by normalised gradient descent, and look at it after the first escape.
+    """Follow a bias-free network of depth 6 from small weights, and a chain of single neurons with small ones added.
 
-    Every step is half a percent of the length of theta. This is gradient flow in another time, in which the plateau
-    does not grow as the weights shrink; the source waited it out with the step 10 / ||theta||^4.
+    The plateau at the origin is skipped (T35); from there Euler steps follow the flow on mini-batches. ``runs`` differ
+    in the scale of the initial weights and how long they are followed. The wait for a second singular value in the deep
+    layers grows like a power of 1/init (T37 with the features of the first layer as inputs), so that only the larger of
+    two scales gets there; ``scales`` are those of the small weights around a saddle, where the wait is
+    log(1/scale) / kappa.
     """
     task = handwritten_digits(images)
-    net = MLP([task.d_in, *[width] * (DEPTH - 1), task.d_out], bias=False, init=init)
-    run = train(
-        net,
-        task,
-        steps=steps,
-        optimizer="gd",
-        lr=0.005,
-        schedule="normalised",
-        members=members,
-        seed=0,
-        batch_size=batch_size,
-        record_every=max(1, steps // 200),
-        out=folder,
-        progress=progress,
-    )
-    where = escape(run.history.loss.values[0])
+    claims: list[Claim] = []
+    sections, pictures = [], {}
+    for i, settings in enumerate(runs):
+        flow = saddles.descend(task, DEPTH, folder / f"run-{i}", progress, width=width, seed=0, **settings)
+        last = i == len(runs) - 1
+        part = saddles.Part.of(flow, f"{task.name}, {task.n} images, width {width}, init {settings['init']:g}")
+        claims += part.claims(second=last)
+        sections.append(part.section())
+        pictures["plateaus" if last else f"plateaus-init-{settings['init']:g}"] = part.picture()
+    exits = joins.measure(task, DEPTH, scales)
+    pictures["joins"] = joins.draw(exits)
+    table = [
+        {"scale": s, "exit at": t, "log(1/scale) / kappa": float(np.log(1 / s) / exits.kappa), "rate seen": r}
+        for s, t, r in zip(exits.scales, exits.times, exits.rates, strict=True)
+    ]
     text = (
-        f"{task.name}, {task.n} images. The first escape of member 0 is over at step {int(run.history.step[where])}."
-        if where is not None
-        else f"{task.name}, {task.n} images. Member 0 has not left the first saddle."
+        f"A saddle with one neuron per layer (mean squares, {joins.SAMPLES} images in {joins.COMPONENTS} components), "
+        f"small weights around it, width {joins.WIDTH}. kappa = {exits.kappa:.4g}. The time that is left on a plateau "
+        "falls by a constant, not by a factor, if weights are ten times larger."
     )
-    axes = plots.plateaus(run.history)
-    section = Section("Loss and spectra over the steps", text=text, history=run.history)
-    return Outcome("F9", claims(run.history), (section,), {"plateaus": np.ravel(axes)[0].figure}, {"data": task.name})
+    sections.append(Section("Leaving a saddle by joins (T41)", text=text, rows=table))
+    return Outcome("F9", (*claims, *joins.claims(exits)), tuple(sections), pictures, {"data": task.name})
 
 
 def escape(loss: np.ndarray, share: float = 0.1) -> int | None:
@@ -79,42 +77,28 @@ def escape(loss: np.ndarray, share: float = 0.1) -> int | None:
     return None
 
 
-def claims(history: xr.Dataset) -> tuple[Claim, ...]:
-    """Measure what the figures show, on the member in which it is seen least."""
-    deep, first, waits, levels = [], [], [], []
-    for member in range(history.sizes["member"]):
-        loss = history.loss.values[member]
-        row = escape(loss)
-        if row is None:
-            return (Claim("every member leaves the first saddle", False, f"member {member} does not", "all do"),)
-        values = history.weight_singular_values.isel(member=member, step=row)
-        ratio = (values.sel(index=2) / values.sel(index=1)).values
-        deep.append(float(ratio[3:6].max()))
-        first.append(float(ratio[0] - ratio[5]))
-        waiting = loss[: row + 1] > 0.99 * math.log(10)
-        waits.append(float(waiting.mean()))
-        levels.append(float(np.ptp(loss[: row + 1][waiting])) if waiting.any() else math.inf)
-    return (
-        Claim(
-            "share of the steps until the escape is over with the loss within 1 percent of log 10",
-            min(waits) > 0.1 and max(levels) < 0.05,
-            min(waits),
-            "> 0.1, without rising above it",
-        ),
-        Claim("s_2 / s_1 after the first escape, largest of layers 4 to 6", max(deep) < 0.1, max(deep), "< 0.1"),
-        Claim("more so in deep layers: s_2 / s_1 of layer 1 less that of layer 6", min(first) > 0, min(first), "> 0"),
-    )
-
-
 FIGURE = Figure(
     "F9",
     "first-escape",
-    "Leaving the saddle at the origin, every deep layer becomes rank one",
+    "Leaving the saddle at the origin, every deep layer becomes rank one; leaving the second, rank two",
     "Bantzis2025, Figures 1 and 3",
-    "a plateau of the loss; then one dominant singular value per layer, more so in deep layers",
+    "a plateau of the loss; then one dominant singular value per layer, more so in deep layers; a second one later",
     {
-        "quick": {"images": 1000, "width": 50, "init": 5e-3, "members": 2, "steps": 1000, "batch_size": None},
-        "paper": {"images": None, "width": 1000, "init": 1e-3, "members": 1, "steps": 2500, "batch_size": 1000},
+        "quick": {
+            "images": 1000,
+            "width": 50,
+            "runs": ({"init": 3e-2, "time": 900.0, "step": 0.1, "batch_size": 50},),
+            "scales": (1e-3, 1e-4, 1e-5),
+        },
+        "paper": {
+            "images": None,
+            "width": 1000,
+            "runs": (
+                {"init": 1e-3, "time": 60.0, "step": 0.1, "batch_size": 1000},
+                {"init": 5e-3, "time": 900.0, "step": 0.1, "batch_size": 128},
+            ),
+            "scales": (1e-3, 1e-4, 1e-5, 1e-6),
+        },
     },
     make,
 )

@@ -223,7 +223,14 @@ def weight_spectra(trials: Any, axes: Any = None, *, top: int = 10) -> Any:
 
 
 def plateaus(
-    history: xr.Dataset, member: int = 0, layers: Sequence[int] | None = None, axes: Any = None, *, top: int = 10
+    history: xr.Dataset,
+    member: int = 0,
+    layers: Sequence[int] | None = None,
+    axes: Any = None,
+    *,
+    top: int = 10,
+    found: Sequence[Any] = (),
+    marks: Mapping[str, int] | None = None,
 ) -> Any:
     """Draw the loss over the steps and, below it, the top singular values of each layer's weight (F9, F10).
 
@@ -239,6 +246,10 @@ def plateaus(
         One for the loss and one per layer; default: a new figure.
     top : int
         Singular values per layer, at most.
+    found : sequence of Plateau
+        Plateaus of the loss, with rows of this history, to shade and number.
+    marks : mapping, optional
+        From a label to the row at which to draw a vertical line through all panels.
 
     Returns
     -------
@@ -248,14 +259,19 @@ def plateaus(
     Raises
     ------
     ValueError
-        If the history lacks a variable, or a layer or the member is not in it.
+        If the history lacks a variable, a layer or the member is not in it, or a mark or plateau is not one of its
+        rows.
     """
     member = position(history, member)
     loss = variable(history, "loss", ("member", "step"))[member]
+    step = history["step"].values
+    for what, row in [*(marks or {}).items(), *((f"plateau {p.number}", p.end_row) for p in found)]:
+        if not 0 <= row < len(step):
+            raise ValueError(f"{what}: got row {row}, expected a row of the history, 0 to {len(step) - 1}")
     known = history["layer"].values.tolist()
     if layers is None:
         layers = [known[i] for i in np.unique(np.linspace(0, len(known) - 1, min(6, len(known))).round().astype(int))]
-    columns = min(len(layers), 3)
+    columns = len(layers) if len(layers) in (1, 2, 4) else 3
     rows = -(-len(layers) // columns)
     if axes is None:
         figure = Figure(figsize=(10.5, 2.6 + 2.4 * rows), layout="constrained")
@@ -264,7 +280,7 @@ def plateaus(
         panels = [figure.add_subplot(cells[1 + i // columns, i % columns], sharex=first) for i in range(len(layers))]
         axes = np.array([first, *panels], dtype=object)
     axes = axes_for(axes, (1, 1 + len(layers)), (0, 0))
-    axes[0].plot(history["step"].values, loss, color=OKABE_ITO[0], linewidth=1.6)
+    axes[0].plot(step, loss, color=OKABE_ITO[0], linewidth=1.6)
     dress(axes[0], "step", "loss  C + λ‖θ‖²", "Training loss")
     log_if_wide(axes[0], loss)
     for i, (ax, layer) in enumerate(zip(axes[1:], layers, strict=True)):
@@ -276,7 +292,37 @@ def plateaus(
     for ax in axes[1:]:
         ax.set_ylim(0, bottom)
     index_key(axes[1:], min(top, history.sizes["index"]))
+    _stages(axes, step, found, marks or {})
     return axes
+
+
+def _stages(axes: Any, step: Any, found: Sequence[Any], marks: Mapping[str, int]) -> None:
+    """Shade and number plateaus in all panels, and draw labelled lines."""
+    for plateau in found:
+        begin, end = step[plateau.begin_row], step[plateau.end_row]
+        for ax in axes:
+            ax.axvspan(begin, end, color="0.93", zorder=0)
+        wide = end - begin > 0.1 * (step[-1] - step[0])
+        axes[0].annotate(
+            f"plateau {plateau.number}" if wide else str(plateau.number),
+            ((begin + end) / 2, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 1),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color="0.35",
+        )
+    for i, (label, row) in enumerate(marks.items()):
+        dash = ("--", ":", "-.")[i % 3]
+        for ax in axes:
+            ax.axvline(step[row], color=OKABE_ITO[1], linewidth=1.2, linestyle=dash, label=label)
+    if marks:
+        handles = axes[0].lines[-len(marks) :]
+        axes[0].legend(frameon=False, fontsize=8, loc="lower center", handles=handles)
+    if found:
+        axes[0].set_title(axes[0].get_title(), fontsize=11, pad=14)
 
 
 def spectra_over_steps(

@@ -1,0 +1,262 @@
+"""Deep linear networks on their way from saddle to saddle: an exact reduction of the data, the closed law, the flow."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.integrate import quad, solve_ivp
+from torch import Tensor
+
+from bnrank.measures import plateaus
+from bnrank.networks import MLP, from_layers
+from bnrank.tasks import handwritten_digits
+from bnrank.training.gradient_flow import Flow, flow
+
+__all__ = [
+    "HALF",
+    "Reduced",
+    "Staircase",
+    "aligned_network",
+    "array_of",
+    "best_losses",
+    "crossing",
+    "drawing",
+    "end_to_end",
+    "law",
+    "rank_table",
+    "reduced",
+    "staircase",
+    "time_of_mode",
+]
+
+HALF = 0.5  # of s_k: where mode k counts as escaped; of a layer's largest singular value: what counts for its rank
+EVERY = 2  # steps from row to row
+SPECTRA = 2  # and from one with singular values to the next
+STAY = 1.1  # of the time until the last escape asked for: how long to go on
+LONG = 1e5  # time after the hand-over by which all modes asked for have escaped, or never will
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A least-squares task with as few samples as inputs and the same gradients.
+
+    Attributes
+    ----------
+    x, y : Tensor
+        (d, d_in) and (d, d_out), d = d_in.
+    constant : float
+        What C over all samples is above C over these, for every linear map.
+    """
+
+    x: Tensor
+    y: Tensor
+    constant: float
+
+    @property
+    def correlation(self) -> np.ndarray:
+        """S = Y^T X / N, (d_out, d_in), the same for all samples and for these."""
+        return (self.y.T @ self.x / len(self.x)).numpy()
+
+
+@dataclass(frozen=True)
+class Staircase:
+    """What was seen on the way of one flow.
+
+    Attributes
+    ----------
+    flow : Flow
+        The flow, with a network for every row.
+    times : ndarray
+        Of the networks: time since the hand-over, or since the start without one.
+    modes : ndarray
+        u_k^T A v_k of every network, (networks, modes).
+    escapes : ndarray
+        When mode k reaches s_k / 2, inf where it does not.
+    found : tuple of Plateau
+        Plateaus of the loss, the one at the origin first, with the ranks of all layers.
+    """
+
+    flow: Flow
+    times: np.ndarray
+    modes: np.ndarray
+    escapes: np.ndarray
+    found: tuple[plateaus.Plateau, ...]
+
+    def network(self, plateau: plateaus.Plateau) -> MLP:
+        """Return the network at a plateau."""
+        rows = np.asarray(self.flow.network_rows)
+        net = self.flow.networks[int(np.abs(rows - plateau.row).argmin())]
+        assert isinstance(net, MLP)
+        return net
+
+
+def reduced(x: Tensor, y: Tensor) -> Reduced:
+    """Return d_in samples with the Gram matrix X^T X / N and the correlation Y^T X / N of all.
+
+    For linear maps C = tr(A Sigma A^T) - 2 tr(A S^T) + const depends on the data through Sigma = X^T X / N and
+    S = Y^T X / N alone, so X' = sqrt(d) Sigma^{1/2} and Y' = sqrt(d) Sigma^{-1/2} S^T have the same gradients.
+
+    Parameters
+    ----------
+    x, y : Tensor
+        (N, d_in) and (N, d_out).
+
+    Examples
+    --------
+    >>> g = torch.Generator().manual_seed(0)
+    >>> x, y = (torch.randn(50, d, dtype=torch.float64, generator=g) for d in (3, 2))
+    >>> few, a = reduced(x, y), torch.ones(2, 3, dtype=torch.float64)
+    >>> cost = lambda x, y: float((x @ a.T - y).square().sum() / len(x))
+    >>> len(few.x), abs(cost(few.x, few.y) + few.constant - cost(x, y)) < 1e-12
+    (3, True)
+    """
+    x, y = x.double(), y.double()
+    n, d = x.shape
+    values, vectors = torch.linalg.eigh(x.T @ x / n)
+    root = values.clamp_min(0).sqrt()
+    inverse = torch.where(root > 1e-10 * root.max(), 1 / root, torch.zeros(()).double())
+    few_x = math.sqrt(d) * (vectors * root) @ vectors.T
+    few_y = math.sqrt(d) * (vectors * inverse) @ vectors.T @ (x.T @ y / n)
+    return Reduced(few_x, few_y, float(y.square().sum() / n - few_y.square().sum() / d))
+
+
+def drawing(images: int | None) -> tuple[Reduced, str]:
+    """Return the task of drawing digits, reduced, and the name of the data.
+
+    Inputs: e_c / sqrt(p_c) for an image of class c, whose share is p_c, so that X^T X / N = I. Targets: the image less
+    the mean image, in as many orthonormal coordinates as hold the class means; a map of labels cannot fit the rest.
+    """
+    task = handwritten_digits(images, n_test=0)
+    pixels = task.x.double() - task.x.double().mean(0)
+    hot = torch.nn.functional.one_hot(task.y, task.d_out).double()
+    share = hot.mean(0)
+    if not bool((share > 0).all()):
+        raise ValueError(f"images: got {images}, in which some digit does not occur, expected more")
+    x = hot / share.sqrt()
+    u, s, _ = torch.linalg.svd(pixels.T @ x / len(x), full_matrices=False)
+    return reduced(x, pixels @ u[:, s > 1e-8 * s[0]]), f"{task.name}, {task.n} images"
+
+
+def aligned_network(correlation: np.ndarray, depth: int, width: int, size: float, seed: int = 0) -> MLP:
+    """Return the balanced network whose layers have the singular values ``size`` and whose map has the vectors of S.
+
+    W_1 = size Q_1 V^T, W_l = size Q_l Q_{l-1}^T, W_L = size U Q_{L-1}^T with random orthonormal columns Q_l.
+    """
+    u, s, vt = np.linalg.svd(correlation, full_matrices=False)
+    count = int((s > 1e-8 * s[0]).sum())
+    g = np.random.default_rng(seed)
+    inner = [np.linalg.qr(g.normal(size=(width, count)))[0] for _ in range(depth - 1)]
+    bases = [vt[:count].T, *inner, u[:, :count]]
+    return from_layers([torch.from_numpy(size * b @ a.T) for a, b in itertools.pairwise(bases)], slope=1.0)
+
+
+def time_of_mode(start: float, end: float, s: float, depth: int) -> float:
+    """Return how long da/dt = 2 L a^{2 - 2/L} (s - a) takes from ``start`` to ``end``, both below s.
+
+    Examples
+    --------
+    >>> round(time_of_mode(0.1, 0.5, 1.0, depth=2), 6) == round(math.log(9) / 4, 6)  # a' = 4 a (1 - a)
+    True
+    """
+    near = quad(lambda w: 1 / (2 * w ** (depth - 1) * (s - w**depth)), start ** (1 / depth), end ** (1 / depth))
+    return float(near[0])
+
+
+def law(start: float, s: float, depth: int, times: np.ndarray) -> np.ndarray:
+    """Return a(t) of the law at the given times, from a = ``start`` at time 0."""
+    rate = lambda _, log: 2 * depth * np.exp(log * (1 - 2 / depth)) * (s - np.exp(log))  # noqa: E731
+    found = solve_ivp(
+        rate, (0, float(times[-1])), [math.log(start)], t_eval=times, method="LSODA", rtol=1e-10, atol=1e-10
+    )
+    return np.asarray(np.exp(found.y[0]))
+
+
+def staircase(net: MLP, task: Reduced, modes: int, skip: bool) -> Staircase:
+    """Follow the gradient flow until ``modes`` modes have escaped and the loss stands again."""
+    u, s, vt = np.linalg.svd(task.correlation, full_matrices=False)
+    level = float((s[modes:] ** 2).sum()) + 0.01 * float(s[modes - 1] ** 2)
+    path = flow(
+        net,
+        "mse",
+        task.x,
+        task.y,
+        skip_plateau=skip,
+        record_every=EVERY,
+        spectra_every=SPECTRA,
+        max_networks=100_000,
+        max_evaluations=400_000,
+        stop=_after(level),
+        t_after=LONG if skip else None,
+        t_end=None if skip else LONG,
+    )
+    maps = np.stack([end_to_end(own) for own in path.networks])
+    seen = np.einsum("ik,tij,kj->tk", u, maps, vt)
+    times = path.times_since_handover[path.network_rows]
+    escapes = np.array([crossing(times, seen[:, k], HALF * s[k], len(path.history.layer)) for k in range(len(s))])
+    found = plateaus.find(path.times_since_handover, path.loss, path.gradient_norm, least=0.005)
+    stairs = Staircase(path, times, seen, escapes, found)
+    ranked = [plateaus.layer_ranks(stairs.network(p), HALF) for p in found]
+    found = tuple(_with_ranks(p, ranks) for p, ranks in zip(found, ranked, strict=True))
+    return Staircase(path, times, seen, escapes, found)
+
+
+def rank_table(stairs: Staircase) -> np.ndarray:
+    """Return the rank of every layer at every plateau after the first, (plateaus, layers): T41's picture."""
+    depth = len(stairs.flow.history.layer)
+    return np.array([p.ranks for p in stairs.found[1:]], dtype=int).reshape(-1, depth)
+
+
+def best_losses(task: Reduced) -> np.ndarray:
+    """Return C, without the constant, of the best maps of rank 0, 1, 2, ... for whitened inputs."""
+    s = np.linalg.svd(task.correlation, compute_uv=False)
+    return np.array([float((s[k:] ** 2).sum()) for k in range(len(s) + 1)])
+
+
+def _after(level: float) -> Any:
+    """Return a function that stops the flow some time after the loss has come below a level."""
+    first: list[float] = []
+
+    def stop(row: Any) -> bool:
+        now = row.since_handover if math.isfinite(row.since_handover) else row.time
+        if row.phase == "flow" and row.loss < level and not first:
+            first.append(now)
+        return bool(first) and now > STAY * first[0]
+
+    return stop
+
+
+def crossing(times: np.ndarray, values: np.ndarray, level: float, depth: int) -> float:
+    """Return when a mode first comes above a level, inf if it does not; between rows a^{2/L - 1} is linear (T37)."""
+    row = int(np.argmax(values >= level))
+    if values[row] < level:
+        return math.inf
+    if row == 0:
+        return float(times[0])
+    before, after = values[row - 1], values[row]
+    if before > 0 and depth > 2:
+        before, after, level = (-(v ** (2 / depth - 1)) for v in (before, after, level))
+    share = (level - before) / (after - before)
+    return float(times[row - 1] + share * (times[row] - times[row - 1]))
+
+
+def end_to_end(net: Any) -> np.ndarray:
+    """Return A = W_L ... W_1."""
+    result = array_of(net.weights[0])
+    for w in net.weights[1:]:
+        result = array_of(w) @ result
+    return result
+
+
+def _with_ranks(p: plateaus.Plateau, ranks: tuple[int, ...]) -> plateaus.Plateau:
+    return dataclasses.replace(p, ranks=ranks)
+
+
+def array_of(w: Tensor) -> np.ndarray:
+    """Return a weight as a float64 array."""
+    return w.detach().double().numpy()
