@@ -19,7 +19,18 @@ from rich.table import Table
 from benchmarks.rows import Row
 from bnrank import __version__
 
-SUBJECTS = ("ensemble", "jax_peer", "machine", "recording", "optimizer", "memory", "jacobian", "balancing")
+SUBJECTS = (
+    "ensemble",
+    "jax_peer",
+    "machine",
+    "recording",
+    "optimizer",
+    "memory",
+    "jacobian",
+    "balancing",
+    "escape",
+    "escape_flow",
+)
 HEADINGS = ("what", "against", "result", "spread", "best", "target", "verdict", "note")
 WIDTH = 180  # characters of the table where the output is not a terminal
 STYLES = {"met": "green", "missed": "bold red", "reported": "dim", "skipped": "yellow"}
