@@ -201,7 +201,7 @@ def test_a_part_tells_what_was_skipped():
     flow = SimpleNamespace(
         history=history, steps=400, seconds=2.0, handover=SimpleNamespace(time=4e6), status="finished"
     )
-    part = saddles.Part.of(flow, "digits")
+    part = saddles.Part("digits", flow, saddles.stages(history))
     assert isinstance(part.found[0], Plateau)
     section = part.section()
     assert "4e+06" in section.text

@@ -1,5 +1,6 @@
 """bnrank.flow: gradient flow against theorems, closed forms and an independent integrator."""
 
+import functools
 import itertools
 import math
 
@@ -12,9 +13,8 @@ from torch import nn
 import bnrank
 from bnrank.networks.mlp import from_layers
 from bnrank.reporting import plots
-from bnrank.tasks import Task
 from bnrank.training.gradient_flow import flow
-from training.common import cost_and_gradient, flat, put, random_task
+from training.common import cost_and_gradient, flat, random_task
 
 
 def mlp(widths=(3, 6, 5, 2), slope=0.0, bias=False, init=0.5, seed=0):
@@ -25,14 +25,16 @@ def run(net, task, t_end, **settings):
     return flow(net, task.loss, task.x, task.y, t_end, **settings)
 
 
-def reference(net, task, times):
-    """Parameters at some times, by autograd and SciPy's DOP853 at the tightest tolerance."""
+@functools.cache
+def reference(slope, loss, end):
+    """Parameters at a time, by autograd and SciPy's DOP853 at a tight tolerance."""
+    net, task = mlp(slope=slope), random_task(loss=loss)
 
     def velocity(_, row):
         return -cost_and_gradient(net, task, torch.from_numpy(row.copy()))[1].numpy()
 
     start = flat(net).double().numpy()
-    return solve_ivp(velocity, (0, times[-1]), start, "DOP853", times, rtol=1e-12, atol=1e-14).y.T
+    return torch.from_numpy(solve_ivp(velocity, (0, end), start, "DOP853", rtol=1e-11, atol=1e-13).y[:, -1])
 
 
 @pytest.mark.parametrize(
@@ -42,10 +44,10 @@ def reference(net, task, times):
 @pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
 def test_agrees_with_an_independent_integrator(method, rtol, within, loss):
     net, task = mlp(slope=1.0), random_task(loss=loss)  # smooth
-    result = run(net, task, 3.0, method=method, rtol=rtol)
+    result = run(net, task, 1.0, method=method, rtol=rtol)
     assert result.status == "finished"
-    assert result.times[-1] == 3.0
-    expected = torch.from_numpy(reference(net, task, [0.0, 3.0])[-1])
+    assert result.times[-1] == 1.0
+    expected = reference(1.0, loss, 1.0)
     difference = flat(result.network) - expected
     assert float(difference.norm() / expected.norm()) < within
     assert result.loss[-1] == pytest.approx(float(cost_and_gradient(net, task, flat(result.network))[0]), rel=1e-12)
@@ -69,7 +71,7 @@ def test_euler_is_gradient_descent():
 def test_order_of_convergence(method):
     """The error falls like the step (Euler) and at least like the tolerance (adaptive methods)."""
     net, task = mlp(slope=1.0), random_task()
-    exact = torch.from_numpy(reference(net, task, [0.0, 1.0])[-1])
+    exact = reference(1.0, "mse", 1.0)
     if method == "euler":
         settings = [{"step": h, "relative": 1e9} for h in (0.02, 0.002)]
     else:
@@ -123,13 +125,16 @@ def test_scalar_linear_network_in_closed_form(depth):
     one = torch.ones(1, 1)
     for settings in ({}, {"method": "dop853"}, {"time": "arc"}, {"method": "bdf", "rtol": 1e-8}):
         result = flow(net, "mse", one, one, time, **settings)
-        assert float(result.network(one.double()).detach()) == pytest.approx(0.5, rel=1e-4)
+        assert float(result.network(one.double()).detach()) == pytest.approx(0.5, rel=2e-4)
 
 
 def test_tiny_weights_and_huge_times():
     """Weights of 1e-8 and times of 1e15 need nothing special: dw/dt = 2 w^3 blows up at 1 / (4 w_0^2)."""
     one = torch.ones(1, 1)
     net = from_layers([torch.tensor([[1e-8]])] * 4, slope=1.0)
+    beyond = flow(net, "mse", one, one, 1.001 / 4e-16)  # where steps of 1e-2 are nothing beside t
+    assert beyond.status == "stalled"
+    assert beyond.times[-1] == pytest.approx(1 / 4e-16, rel=1e-3)
     result = flow(net, "mse", one, one, 0.999 / 4e-16)
     assert result.status == "finished"
     assert float(result.network(one.double()).detach()) == pytest.approx(1e-32 / 0.001**2, rel=1e-2)
@@ -217,7 +222,7 @@ def test_large_matrices_have_their_leading_singular_values():
 
 
 def test_limits():
-    net, task = mlp(), random_task()
+    net, task = mlp(slope=1.0), random_task()
     assert run(net, task, 1e3, max_evaluations=50).status == "evaluations used up"
     assert 50 <= run(net, task, 1e3, max_evaluations=50).evaluations < 70
     assert run(net, task, 1e9, max_minutes=1e-4).status == "time is up"
@@ -225,14 +230,15 @@ def test_limits():
 
     def stop(row):
         seen.append(row)
-        return row.loss < 1.5
+        return row.loss < 1.8
 
     result = run(net, task, 1e3, stop=stop)
     assert result.status == "stopped"
-    assert result.loss[-1] < 1.5 <= result.loss[-2]
+    assert result.loss[-1] < 1.8 <= result.loss[-2]
     assert [row.time for row in seen] == result.times.tolist()
-    diverged = run(mlp(slope=1.0), task, 1e3, method="euler", step=5.0, relative=1e9)
+    diverged = run(mlp(slope=1.0), task, 1e3, method="euler", step=5.0, relative=1e200)
     assert diverged.status == "diverged"
+    assert diverged.steps < 10
     assert np.isfinite(diverged.loss).all()
     assert all(bool(torch.isfinite(flat(kept)).all()) for kept in diverged.networks)
 
@@ -242,7 +248,7 @@ def test_saddles_of_a_linear_network():
     net = mlp((2, 2, 2, 2), slope=1.0, init=1e-3)
     x = math.sqrt(2) * torch.eye(2, dtype=torch.float64)
     y = x @ torch.diag(torch.tensor([3.0, 1.0], dtype=torch.float64))
-    result = flow(net, "mse", x, y, 3000.0, method="lsoda", rtol=1e-8, stop=lambda row: row.loss < 1e-3)
+    result = flow(net, "mse", x, y, 3000.0, method="lsoda", rtol=1e-8)
     assert [p.ranks for p in result.plateaus][1:] == [(1, 1, 1), (2, 2, 2)]
     assert result.plateaus[1].loss == pytest.approx(1.0, abs=0.02)
     assert result.loss[-1] < 1e-3
@@ -282,8 +288,3 @@ def test_mini_batches_are_reproducible():
 
     batch = BatchOrder([5], 60, 10).at(0)[0]
     assert first.loss[0] == pytest.approx(float(cost_and_gradient(net, task, flat(net), batch)[0]), rel=1e-12)
-
-
-def test_put_is_used_by_the_oracle():
-    assert torch.equal(flat(put(mlp(), flat(mlp()))), flat(mlp()))
-    assert isinstance(random_task(), Task)

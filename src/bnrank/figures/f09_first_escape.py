@@ -41,7 +41,8 @@ def make(
     for i, settings in enumerate(runs):
         flow = saddles.descend(task, DEPTH, folder / f"run-{i}", progress, width=width, seed=0, **settings)
         last = i == len(runs) - 1
-        part = saddles.Part.of(flow, f"{task.name}, {task.n} images, width {width}, init {settings['init']:g}")
+        title = f"{task.name}, {task.n} images, width {width}, init {settings['init']:g}"
+        part = saddles.Part.of(flow, task, title, predict=not last)
         claims += part.claims(second=last)
         sections.append(part.section())
         pictures["plateaus" if last else f"plateaus-init-{settings['init']:g}"] = part.picture()
@@ -87,7 +88,10 @@ FIGURE = Figure(
         "quick": {
             "images": 1000,
             "width": 50,
-            "runs": ({"init": 3e-2, "time": 900.0, "step": 0.1, "batch_size": 50},),
+            "runs": (
+                {"init": 1e-3, "time": 40.0, "step": 0.1, "batch_size": 50},
+                {"init": 3e-2, "time": 900.0, "step": 0.1, "batch_size": 50},
+            ),
             "scales": (1e-3, 1e-4, 1e-5),
         },
         "paper": {
@@ -95,7 +99,7 @@ FIGURE = Figure(
             "width": 1000,
             "runs": (
                 {"init": 1e-3, "time": 60.0, "step": 0.1, "batch_size": 1000},
-                {"init": 5e-3, "time": 900.0, "step": 0.1, "batch_size": 128},
+                {"init": 2.5e-3, "time": 900.0, "step": 0.1, "batch_size": 128},
             ),
             "scales": (1e-3, 1e-4, 1e-5, 1e-6),
         },

@@ -153,13 +153,14 @@ def make(
 
 def picture(stairs: Staircase, exact: Staircase, task: Reduced, modes: int, start: float) -> Picture:
     """Draw the loss with its plateaus, layers' singular values, and modes with the law dashed."""
-    drawn = Picture(figsize=(12.5, 7.2), layout="constrained")
+    drawn = Picture(figsize=(14.5, 7.6), layout="constrained")
+    drawn.get_layout_engine().set(wspace=0.06)  # type: ignore[union-attr,call-arg]
     axes = drawn.subplots(2, 3)
     depth = len(stairs.flow.history.layer)
     s = np.linalg.svd(task.correlation, compute_uv=False)
     for ax, run, title in ((axes[0, 0], stairs, "Gaussian weights"), (axes[1, 0], exact, "Aligned weights")):
         _draw_loss(ax, run, best_losses(task), modes, title)
-    for ax, run, title in ((axes[0, 2], stairs, "law from s_k / 20 on"), (axes[1, 2], exact, "law from the start")):
+    for ax, run, title in ((axes[0, 2], stairs, "law from $s_k/20$"), (axes[1, 2], exact, "law from the start")):
         for k in range(modes):
             colour = OKABE_ITO[k % len(OKABE_ITO)]
             ax.plot(run.times, run.modes[:, k], color=colour, linewidth=1.8, label=f"k = {k + 1}")
@@ -168,7 +169,7 @@ def picture(stairs: Staircase, exact: Staircase, task: Reduced, modes: int, star
                 times = np.linspace(begin, run.times[-1], 600)
                 value = start**depth if run is exact else ALIGNED * s[k]
                 ax.plot(times, law(value, s[k], depth, times - begin), color="black", linestyle="--", linewidth=1.0)
-        dress(ax, _clock(run), "u_k^T A v_k", f"Modes of the map; dashed: {title}")
+        dress(ax, _clock(run), "$u_k^T A v_k$", f"Modes of the map; dashed: {title}")
         ax.legend(frameon=False, fontsize=8, loc="upper left")
     spectra = stairs.flow.spectra
     when = spectra["time_since_handover"].values[0]
@@ -179,7 +180,7 @@ def picture(stairs: Staircase, exact: Staircase, task: Reduced, modes: int, star
             ax.plot(when, values[:, k], color=colour, linewidth=1.4, zorder=3 if k < modes else 2)
         for k in range(modes):
             ax.axhline(s[k] ** (1 / depth), color="0.4", linestyle=":", linewidth=0.9, zorder=1)
-        dress(ax, _clock(stairs), "singular value of W", f"Gaussian weights, layer {layer}; dotted: s_k^(1/L)")
+        dress(ax, _clock(stairs), "singular value of W", f"Gaussian weights, layer {layer}; dotted: $s_k^{{1/L}}$")
         ax.set_ylim(bottom=0)
     for ax in axes[0]:
         ax.set_xlim(0, stairs.times[-1])
@@ -195,7 +196,8 @@ def _draw_loss(ax: Axes, run: Staircase, levels: np.ndarray, modes: int, title: 
         ax.axvspan(max(p.start, 0.0), last, color="0.93", zorder=0)
         ax.annotate(f"{p.number - 1}", ((max(p.start, 0.0) + last) / 2, p.loss), (0, 3), textcoords="offset points")
     ax.plot(run.flow.times_since_handover, run.flow.loss, color=OKABE_ITO[0], linewidth=1.8)
-    dress(ax, _clock(run), "C, less its constant", f"{title}; dashed: best maps of rank 0, 1, 2, ...")
+    dress(ax, _clock(run), "C, less its constant", f"{title}; dashed: best of rank 0, 1, 2, …")
+    ax.margins(y=0.12)
 
 
 def _clock(run: Staircase) -> str:

@@ -56,7 +56,7 @@ def make(
             clear[depth].append(saddles.clearness(flow.history))
         if seed == 0:
             title = f"{task.name}, {task.n} images, depth {depth}, width {width}, init {scale:g}"
-            part = saddles.Part.of(flow, title)
+            part = saddles.Part.of(flow, task, title)
             pictures[f"depth-{depth}-init-{scale:g}"] = part.picture()
             sections.append(part.section())
     table: list[dict[str, Any]] = [
@@ -112,7 +112,7 @@ FIGURE = Figure(
             "time": 900.0,
             "step": 0.1,
             "batch_size": 128,
-            "seeds": 1,
+            "seeds": 2,
         },
     },
     make,

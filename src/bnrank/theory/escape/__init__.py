@@ -5,12 +5,14 @@ from bnrank.theory.escape.direction import EscapeDirection, output_gradient, spe
 from bnrank.theory.escape.joins import JoinRate, exit_time, join_rate
 from bnrank.theory.escape.laws import blow_up_time, norm_at, time_to
 from bnrank.theory.escape.one_neuron import OneNeuron, one_neuron_speed, rank_one_speed
+from bnrank.theory.escape.prediction import FirstEscape, first_escape
 from bnrank.theory.escape.search import find
 from bnrank.theory.escape.stationarity import examine, residual
 from bnrank.theory.statements.escape import check
 
 __all__ = [
     "EscapeDirection",
+    "FirstEscape",
     "JoinRate",
     "OneNeuron",
     "blow_up_time",
@@ -19,6 +21,7 @@ __all__ = [
     "examine",
     "exit_time",
     "find",
+    "first_escape",
     "join_rate",
     "norm_at",
     "one_neuron_speed",

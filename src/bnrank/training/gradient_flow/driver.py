@@ -26,6 +26,9 @@ ENOUGH = 1.1  # growth of ||theta|| left before the hand-over below which it is 
 AIM = 0.98  # share of it that a step aims at
 ASIDE = 1e-6  # sine of the angle between theta and grad L0 below which the direction has converged
 EASE = 300.0  # how much more error is allowed at kinks in the middle of the plateau
+NEAR = 1.2  # the same, below which it is done where a step goes beyond it
+SHORTEST = 1e-4  # step on the plateau, in units of ||theta||, that is not shortened any further for the hand-over
+COARSE = 0.01  # tolerance of Heun's steps on the plateau where Euler's method comes after it
 FIRST = 0.01  # length of the first step, relative to ||theta||
 
 
@@ -53,6 +56,7 @@ class Driver:
         self.step = 0
         self.time = 0.0  # t, at the hand-over or, on the plateau, now
         self.since = 0.0  # t since the hand-over
+        self.passed = 0.0  # t since the last row
         self.arc = 0.0
         self.h = 0.0
         self.handover: Handover | None = None
@@ -80,10 +84,11 @@ class Driver:
         began = clock.perf_counter() - self.seconds
         while True:
             row = self._row()
-            if not math.isfinite(row.loss) or not math.isfinite(row.parameter_norm):
+            if not all(map(math.isfinite, (row.loss, row.parameter_norm, row.gradient_norm))):
                 self.status = "diverged"
                 break
-            if self.step % self.plan.record_every == 0:
+            just_left = self.handover is not None and self.handover.row == len(self.record.rows)
+            if self.step % self.plan.record_every == 0 or just_left:
                 if not self._is_recorded():
                     self._add(row)
                     show(row)
@@ -140,10 +145,13 @@ class Driver:
         radius = norm(self.theta)
         before = None if isinstance(self.stepper, Euler) else self.theta
         move = self._move(self.flow, self.stepper, longest, since, left)
+        if since + move.clock == since:
+            raise StalledError
         moved = self.first.speed * move.tau if before is None else norm(move.theta - before)
         self.arc += moved / radius if radius > 0 else 0.0
         self.theta, self.h = move.theta, move.next
         self.since = end if move.clock >= left * (1 - 1e-12) else since + move.clock
+        self.passed += move.clock
         if self.handover is None:
             self.time = self.since
         self.step += 1
@@ -157,11 +165,9 @@ class Driver:
             self._leave(plateau)
             return
         longest = math.log(min(AIM * room, self.plan.growth))
-        stepper = self.stepper if not isinstance(self.stepper, Implicit) else _stepper("rk45", self.plan)
-        if isinstance(stepper, Euler):
-            longest = math.inf
+        stepper = self._on_plateau(self.stepper)
         left = self.limits.t_end - self.time
-        before = self.theta.clone() if isinstance(stepper, Euler) else self.theta
+        before = self.theta
         # errors at kinks die away while ||theta|| grows, but not those of the time, nor the last ones
         passing = self.first.clock / self.time if self.time > 0 else math.inf  # d log t / du
         ease = min(max(1.0, min(1 / passing, room**2)), EASE)
@@ -171,12 +177,13 @@ class Driver:
         if origin.exceeds(move.theta, log_radius, batch, self.plan.negligible):  # the outputs grew faster: discarded
             self.theta = before
             self.h = 0.5 * move.tau
-            if isinstance(stepper, Euler) or room < 2:
+            if room < NEAR or self.h < SHORTEST:
                 self._leave(plateau)
             return
         plateau.log_radius = log_radius
         self.theta = move.theta.div_(size)
         self.time = self.limits.t_end if move.clock >= left * (1 - 1e-12) else self.time + move.clock
+        self.passed += move.clock
         self.arc += move.tau
         self.h = move.next
         self.step += 1
@@ -184,6 +191,12 @@ class Driver:
             move.rate.velocity.div_(size)
             move.rate.speed /= size
         self.first = self._rate(move.rate)
+
+    def _on_plateau(self, stepper: Any) -> Any:
+        """Return what makes the steps on the plateau, where there are no stiff directions and no fixed step fits."""
+        if isinstance(stepper, Implicit):
+            return _stepper("rk45", self.plan)
+        return Explicit("heun", COARSE, 0.0) if isinstance(stepper, Euler) else stepper
 
     def _move(self, system: Any, stepper: Any, longest: float, time: float, left: float, ease: float = 1.0) -> Move:
         """Take a step that does not go beyond the end of the time."""
@@ -212,20 +225,22 @@ class Driver:
     def _hand_over(self, theta: Tensor, log_radius: float, *, at_once: bool) -> None:
         assert self.origin is not None
         criterion, outputs = self.origin.measured(theta, log_radius, self._batch())
+        row = len(self.record.rows) - self._is_recorded()
+        self.record.pin(row, theta)
         self.handover = Handover(
             time=self.time,
             radius=math.exp(log_radius),
             criterion=criterion,
             bound=self.origin.bound(log_radius, self._batch()),
             outputs=outputs,
-            row=len(self.record.rows),
+            row=row,
             evaluations=self.cost.evaluations,
             at_once=at_once,
         )
 
     def state(self) -> dict[str, Any]:
         """Return everything besides theta that the next steps depend on, as plain values."""
-        names = ("step", "time", "since", "arc", "h", "seconds", "recent")
+        names = ("step", "time", "since", "passed", "arc", "h", "seconds", "recent")
         return {name: getattr(self, name) for name in names} | {
             "log_radius": None if self.plateau is None else self.plateau.log_radius,
             "handover": None if self.handover is None else asdict(self.handover),
@@ -246,9 +261,11 @@ class Driver:
         else:
             self.theta = theta.to(self.cost.theta)
         self.first = Rate(velocity.to(self.cost.theta), **state["rate"])
-        for name in ("step", "time", "since", "arc", "h", "seconds", "recent"):
+        for name in ("step", "time", "since", "passed", "arc", "h", "seconds", "recent"):
             setattr(self, name, state[name])
+        (self.flow if self.plateau is None else self.plateau).batch = self._batch()
         self.stepper.load(state["stepper"])
+        self.record.pinned = None if self.handover is None else self.handover.row
         self.cost.evaluations = state["evaluations"]
 
     def _restart(self) -> None:
@@ -261,9 +278,10 @@ class Driver:
 
     def _rate(self, known: Rate | None = None) -> Rate:
         rate = known
-        if rate is None:
+        if rate is None or self.batches is not None:
             system = self.flow if self.plateau is None else self.plateau
-            rate = system.rate(self.theta, self._batch())
+            system.batch = self._batch()
+            rate = system.rate(self.theta)
         self.recent[0] += rate.cost
         self.recent[1] += 1
         return rate
@@ -290,7 +308,8 @@ class Driver:
         )
 
     def _add(self, row: Row) -> None:
-        self.record.add(row, self.arc, self.true_theta())
+        self.record.add(row, self.passed, self.arc, self.true_theta())
+        self.passed = 0.0
         self.recent = [0.0, 0]
 
     def true_theta(self) -> Tensor:

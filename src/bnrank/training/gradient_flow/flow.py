@@ -31,6 +31,8 @@ from bnrank.training.workers import Workers
 
 __all__ = ["flow"]
 
+FALL = 1e-3  # of the first loss: a fall by less does not end a plateau
+
 
 def flow(
     net: nn.Module,
@@ -42,12 +44,12 @@ def flow(
     t_after: float | None = None,
     method: str = "rk45",
     rtol: float | None = None,
-    kinks: float = 1e-4,
+    kinks: float | None = None,
     step: float | None = None,
-    relative: float = 0.05,
+    relative: float | None = None,
     time: str = "t",
     skip_plateau: bool = False,
-    negligible: float = 1e-4,
+    negligible: float | None = None,
     growth: float | None = None,
     batch_size: int | None = None,
     seed: int = 0,
@@ -97,21 +99,22 @@ def flow(
         Error per step in units of ||theta||; 1e-6 in float64, 1e-4 in float32, 1e-3 for "heun". Heun's error is
         h/2 ||grad C(theta_1) - grad C(theta_0)||, so that stepping to and fro across a ReLU kink, along which the flow
         slides, is no error beyond its amplitude.
-    kinks : float
-        "rk45" and "dop853" take Heun's steps with this tolerance where the gradient jumps (T40's data, for instance),
-        as error control alone would crawl there; 0 for never. In the middle of a skipped plateau up to 300 times as
+    kinks : float, optional
+        "rk45" and "dop853" take Heun's steps with this tolerance, 1e-4, where the gradient jumps (T40's data, say), as
+        error control alone would crawl there; 0 for never. In the middle of a skipped plateau up to 300 times as
         much is allowed, as far as t is not affected: such errors die away while ||theta|| grows.
     step : float, optional
         Length of Euler's steps in t.
-    relative : float
-        No step of "euler" is longer than this times ||theta||. On a skipped plateau all have this length.
+    relative : float, optional
+        No step of "euler" is longer than this, 0.05, times ||theta||. A skipped plateau is gone through in Heun's steps
+        with a tolerance of 1 percent instead, both evaluations of a step on the same mini-batch.
     time : {"t", "arc"}
         Variable that the true flow is integrated in: t, or the relative arc length u, good for saddles from tiny
         weights on, not for the end at a minimum, where the direction of the gradient means nothing.
     skip_plateau : bool
         For bias-free MLPs of depth 2 or more, any slope.
-    negligible : float
-        See above.
+    negligible : float, optional
+        See above; 1e-4, at most 0.1.
     growth : float, optional
         Factor that ||theta|| may grow by in one step of a skipped plateau: 4 for "rk45", 10 for "dop853", 1.5 for
         "heun". It bounds the error in weights that are too small to be seen by ``rtol``: 1e-4, 2e-5 and 5e-3 per
@@ -289,9 +292,10 @@ def _result(driver: Driver, plan: plans.Plan) -> Flow:
     record, handover = driver.record, driver.handover
     history = record.dataset({"settings": plan.to_json(), "status": driver.status})
     if handover is not None:
-        before = np.arange(history.sizes["step"]) < handover.row
-        since = history["time_since_handover"].values
-        since[0, before] = history["time"].values[0, before] - handover.time
+        before = np.arange(history.sizes["step"]) <= handover.row
+        passed = history["time_step"].values[0, before]
+        since = np.append(-np.cumsum(passed[:0:-1])[::-1], 0.0)  # back from the hand-over, without cancellation
+        history["time_since_handover"].values[0, before] = since
     elif plan.skip_plateau:
         history["time_since_handover"].values[:] = history["time"].values
     rows, networks = record.networks()
@@ -316,7 +320,13 @@ def _result(driver: Driver, plan: plans.Plan) -> Flow:
 
 def _plateaus(columns: dict[str, np.ndarray[Any, Any]], record: Record) -> tuple[Any, ...]:
     """Return the plateaus of the loss with the ranks of the layers at each."""
-    if len(columns["loss"]) < 3:
+    loss = columns["loss"]
+    if len(loss) < 3:
         return ()
-    found = plateaus.find(columns["time_since_handover"], columns["loss"], columns["gradient_norm"])
+    fall, counts = float(np.ptp(loss)), FALL * abs(float(loss[0]))
+    if fall <= counts:  # it has not left where it began
+        loss, least = np.full_like(loss, loss[0]), 0.01
+    else:
+        least = min(max(0.01, counts / fall), 0.99)
+    found = plateaus.find(columns["time_since_handover"], loss, columns["gradient_norm"], least=least)
     return tuple(replace(plateau, ranks=record.ranks(plateau.row)) for plateau in found)

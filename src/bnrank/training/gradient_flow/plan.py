@@ -25,6 +25,7 @@ LOSSES = ("mse", "cross_entropy")
 TIMES = ("t", "arc")
 RTOL = {"heun": 1e-3}
 GROWTH = {"rk45": 4.0, "dop853": 10.0, "heun": 1.5}
+LEAST_LINEAR = 0.1  # of ||G||: a gradient that differs by more is not nearly G
 MEMORY = 1 << 30  # bytes of networks that are kept unless asked otherwise
 
 
@@ -74,13 +75,13 @@ class Plan:
         *,
         method: str,
         rtol: float | None,
-        kinks: float,
+        kinks: float | None,
         step: float | None,
-        relative: float,
+        relative: float | None,
         growth: float | None,
         time: str,
         skip_plateau: bool,
-        negligible: float,
+        negligible: float | None,
         batch_size: int | None,
         seed: int,
         dtype: torch.dtype,
@@ -116,9 +117,14 @@ class Plan:
                 raise ValueError(f"batch_size: got {batch_size}, expected at most the number of samples, {len(x)}")
         if time == "arc" and method in (*IMPLICIT, "euler"):
             raise ValueError(f"time: method {method!r} runs in 't', expected 'rk45', 'dop853' or 'heun' for 'arc'")
-        growth = GROWTH.get(method, 4.0) if growth is None else growth
-        growth = _validate.number(growth, "growth", 1.0, strict=True)
-        negligible = _validate.number(negligible, "negligible", 0.0, strict=True)
+        _refuse_unused("kinks", kinks, method in ("rk45", "dop853"), "for 'rk45' and 'dop853'")
+        _refuse_unused("relative", relative, method == "euler", "for 'euler'")
+        _refuse_unused("growth", growth, skip_plateau, "with skip_plateau=True")
+        _refuse_unused("negligible", negligible, skip_plateau, "with skip_plateau=True")
+        growth = _validate.number(GROWTH.get(method, 4.0) if growth is None else growth, "growth", 1.0, strict=True)
+        negligible = _validate.number(1e-4 if negligible is None else negligible, "negligible", 0.0, strict=True)
+        if negligible > LEAST_LINEAR:
+            raise ValueError(f"negligible: got {negligible:g}, expected at most {LEAST_LINEAR:g}")
         record_every = _validate.integer(record_every, "record_every")
         shapes = [p.shape for p in net.parameters() if p.requires_grad]
         size = sum(math.prod(shape) for shape in shapes)
@@ -139,9 +145,9 @@ class Plan:
             start=digest(*[p.detach() for p in net.parameters()]),
             method=method,
             rtol=rtol,
-            kinks=_validate.number(kinks, "kinks", 0.0),
+            kinks=_validate.number(1e-4 if kinks is None else kinks, "kinks", 0.0),
             step=math.inf if step is None else step,
-            relative=_validate.number(relative, "relative", 0.0, strict=True),
+            relative=_validate.number(0.05 if relative is None else relative, "relative", 0.0, strict=True),
             growth=growth,
             time=time,
             skip_plateau=bool(skip_plateau),
@@ -159,6 +165,11 @@ class Plan:
     def to_json(self) -> str:
         """Return the settings as JSON text."""
         return json.dumps(asdict(self))
+
+
+def _refuse_unused(name: str, value: float | None, used: bool, where: str) -> None:
+    if value is not None and not used:
+        raise ValueError(f"{name}: got {value:g}, which counts {where} only; leave it out")
 
 
 def _matrix(shape: torch.Size) -> bool:

@@ -30,6 +30,7 @@ COLUMNS = {
     "gradient_norm": ("||grad C||", "norm of the gradient of the cost"),
     "time": ("t", "time of the gradient flow"),
     "time_since_handover": ("t", "time since the true flow took over"),
+    "time_step": ("t", "time since the row before"),
     "arc_length": ("1", "integral of ||d theta|| / ||theta||"),
     "evaluations": ("1", "evaluations of cost and gradient"),
 }
@@ -51,7 +52,8 @@ class Record:
     spectra_every : int
         Rows between rows with singular values.
     most : int
-        Networks kept at most; when there are more, every other one is dropped, and twice as few are kept from then on.
+        Networks kept at most; when there are more, every other one is dropped, and twice as few are kept from then on;
+        that of the hand-over stays.
     """
 
     def __init__(
@@ -77,18 +79,26 @@ class Record:
         self.values: dict[int, np.ndarray[Any, Any]] = {}
         self.kept: dict[int, Tensor] = {}
         self.stride = 1
+        self.pinned: int | None = None
 
-    def add(self, row: Row, arc_length: float, theta: Tensor) -> None:
-        """Add a row; ``theta`` are the parameters there, shape (size,)."""
+    def add(self, row: Row, passed: float, arc_length: float, theta: Tensor) -> None:
+        """Add a row, ``passed`` after the one before; ``theta`` are the parameters there, shape (size,)."""
         number = len(self.rows)
         columns = [row.loss, row.loss, row.parameter_norm, row.gradient_norm, row.time, row.since_handover]
-        self.rows.append((*columns, arc_length, row.evaluations))
+        self.rows.append((*columns, passed, arc_length, row.evaluations))
         self.steps.append(row.step)
         self.phases.append(row.phase)
-        if number % self.spectra_every == 0:
+        if number % self.spectra_every == 0 or number == self.pinned:
             self._measure(number, theta)
-        if number % self.stride == 0:
+        if number % self.stride == 0 or number == self.pinned:
             self._keep(number, theta)
+
+    def pin(self, row: int, theta: Tensor) -> None:
+        """Keep network and singular values of this row, the last one or the next, whatever the stride."""
+        self.pinned = row
+        if row < len(self.rows):
+            self._measure(row, theta)
+            self._keep(row, theta)
 
     def close(self, theta: Tensor) -> None:
         """Complete the last row."""
@@ -111,9 +121,10 @@ class Record:
 
     def _keep(self, number: int, theta: Tensor) -> None:
         self.kept[number] = theta.detach().to("cpu", copy=True)
-        while len(self.kept) >= max(self.most, 2):  # one more will be the last row
+        while len(self.kept) - (self.pinned in self.kept) >= max(self.most, 2):  # one more will be the last row
             self.stride *= 2
-            self.kept = {row: kept for row, kept in self.kept.items() if row % self.stride == 0}
+            kept = self.kept.items()
+            self.kept = {row: theta for row, theta in kept if row % self.stride == 0 or row == self.pinned}
 
     def _split(self, theta: Tensor) -> list[Tensor]:
         sizes = [int(np.prod(shape)) for shape in self.shapes]

@@ -93,6 +93,7 @@ class Flow:
         The rows they belong to.
     plateaus : tuple of Plateau
         Where the loss stands nearly still, with the rank of every layer (singular values above a tenth of the largest).
+        Their times count from the hand-over, like ``times_since_handover``.
     history : xarray.Dataset
         All of the record over (member, step), as `bnrank.train` gives it, with one member: ``loss``, ``cost``,
         ``parameter_norm``, ``gradient_norm``, ``time``, ``time_since_handover``, ``arc_length`` (the integral of
@@ -104,9 +105,9 @@ class Flow:
         How many times cost and gradient were computed, and steps taken.
     status : str
         "finished" (the end of the time asked for), "stopped" (by ``stop``), "evaluations used up", "time is up",
-        "interrupted", "diverged" (not finite; the last row is the last finite one), "stalled" (the tolerance asks for
-        steps below rounding), "stationary" (no gradient at all) or "no escape" (the direction has converged to one
-        along which L0 does not fall).
+        "interrupted", "diverged" (not finite; the last row is the last finite one), "stalled" (the steps have come
+        below the rounding of theta or of t), "stationary" (no gradient at all) or "no escape" (the direction has
+        converged to one along which L0 does not fall).
     seconds : float
         Wall time.
     """

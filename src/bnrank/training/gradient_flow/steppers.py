@@ -147,10 +147,7 @@ class Explicit:
 
 
 class Euler:
-    """Steps of a fixed length in t, or shorter: none is longer than ``relative`` times ||theta||.
-
-    ``step`` is the length in tau; on the plateau, where tau is the relative arc length, ``relative`` alone counts.
-    """
+    """Steps of a fixed length in t, or shorter: none is longer than ``relative`` times ||theta||."""
 
     def __init__(self, step: float, relative: float) -> None:
         self.step, self.relative = step, relative
@@ -166,10 +163,9 @@ class Euler:
         self, system: System, theta: Tensor, first: Rate, h: float, longest: float, time: float, ease: float = 1.0
     ) -> Move:
         """Take a step in place."""
-        h = self.step if system.radial else math.inf
+        h = min(self.step, longest)
         if first.speed > 0:
             h = min(h, self.relative * norm(theta) / first.speed)
-        h = min(h, longest)
         theta.add_(first.velocity, alpha=h)
         return Move(theta, h, h * first.clock, None, h)
 

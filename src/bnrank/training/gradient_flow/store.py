@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from bnrank._files import atomic_path
 from bnrank.training.gradient_flow.plan import Plan
+from bnrank.training.settings import digest
 
 if TYPE_CHECKING:
     from bnrank.training.gradient_flow.driver import Driver
@@ -99,14 +100,10 @@ class Store:
             return
         remedy = "move it away, or give resume=False to start anew"
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise ValueError(f"not a checkpoint of a flow of this version of bnrank; {remedy}")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors, metadata = self._load(path)
             differences = self.plan.differences(metadata["plan"])
             about = json.loads(metadata["about"])
-            kept = {row: load_file(self._network(row))["theta"] for row in about["kept"]} if not differences else {}
+            kept = {row: self._load(self._network(row))[0]["theta"] for row in about["kept"]} if not differences else {}
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"out: {str(path)!r} is damaged or no checkpoint ({error}); {remedy}") from error
         if differences:
@@ -145,4 +142,19 @@ class Store:
     def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         with atomic_path(path) as temporary:
-            save_file(plain, temporary, metadata)
+            save_file(plain, temporary, metadata | {"digest": _digest(plain)})
+
+    @staticmethod
+    def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise ValueError("not a checkpoint of a flow of this version of bnrank")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if _digest(tensors) != metadata["digest"]:
+            raise ValueError(f"the contents of {path.name} are not what was written")
+        return tensors, metadata
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    return digest(*(tensors[name] for name in sorted(tensors)))

@@ -58,13 +58,15 @@ class System(Protocol):
     """A vector field in some independent variable tau.
 
     ``depth`` is L on the plateau. ``radial`` says whether errors along theta matter; on the plateau they do not (an
-    error in u, on which nothing else depends).
+    error in u, on which nothing else depends). ``batch`` holds the sample numbers, (1, B), that a step is made on; None
+    for all samples.
     """
 
     radial: bool
     depth: int
+    batch: Tensor | None
 
-    def rate(self, theta: Tensor, batch: Tensor | None = None) -> Rate:
+    def rate(self, theta: Tensor) -> Rate:
         """Return the field at a point."""
 
     def closed_form(self, rho: float) -> float:
@@ -79,10 +81,11 @@ class TrueFlow:
 
     def __init__(self, cost: Cost, time: str) -> None:
         self.cost, self.time = cost, time
+        self.batch: Tensor | None = None
 
-    def rate(self, theta: Tensor, batch: Tensor | None = None) -> Rate:
+    def rate(self, theta: Tensor) -> Rate:
         """Return the field at a point."""
-        cost, gradient = self.cost.evaluate(theta, batch)
+        cost, gradient = self.cost.evaluate(theta, self.batch)
         size = norm(gradient)
         if self.time == "t" or not size > 0:
             return Rate(gradient.neg(), 1.0 if self.time == "t" else math.inf, size, cost, size)
@@ -109,13 +112,14 @@ class Plateau:
     def __init__(self, cost: Cost, depth: int, scale: float) -> None:
         self.cost, self.depth, self.scale = cost, depth, scale
         self.log_radius = 0.0
+        self.batch: Tensor | None = None
         self._room = torch.empty_like(cost.theta)
 
-    def rate(self, theta: Tensor, batch: Tensor | None = None) -> Rate:
+    def rate(self, theta: Tensor) -> Rate:
         """Return the field at phi; ``cost`` is C(0) + L0, ``gradient_norm`` ||grad L0||, at theta = r phi."""
         size = norm(theta)
         torch.mul(theta, self.scale / size, out=self._room)
-        cost, gradient = self.cost.evaluate(self._room, batch)
+        cost, gradient = self.cost.evaluate(self._room, self.batch)
         length = norm(gradient)
         w = length * self.scale ** (1 - self.depth)
         if not length > 0:
