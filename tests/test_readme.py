@@ -1,5 +1,6 @@
 """The README is true: its code and its commands run as written."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -18,7 +19,7 @@ def blocks(language):
 
 @pytest.mark.slow
 def test_the_python_examples_run_and_find_rank_two(tmp_path):
-    example, theory, _ = blocks("python")
+    example, theory, *_ = blocks("python")
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
     last = "\nassert rank.exact and z.shape == (300, 2) and float(error) < 1e-5 and verdicts.ok"
     done = subprocess.run(
@@ -37,8 +38,28 @@ def test_the_python_examples_run_and_find_rank_two(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_staircase_example_runs(tmp_path):
+    last = """
+first = bnrank.escape.first_escape(flow, task.x, g)
+assert abs(first.predicted / first.seen - 1) < 0.02
+assert flow.plateaus[1].ranks[1:] == (1, 1, 1)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", "import bnrank\n" + blocks("python")[2] + last],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "BNRANK_DATA": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "residual" in done.stdout
+
+
+@pytest.mark.slow
 def test_the_command_line_example_runs(tmp_path):
-    _, _, setup = blocks("python")
+    *_, setup = blocks("python")
     subprocess.run([sys.executable, "-c", setup], cwd=tmp_path, check=True, timeout=60)
     lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("bnrank ")]
     assert len(lines) == 3
