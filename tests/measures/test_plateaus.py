@@ -68,6 +68,27 @@ def test_noise_of_mini_batches(noise, smooth, seed):
     assert not found[-1].left
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.003])
+@pytest.mark.parametrize("size", [10.0, 50.0, 1e6])
+@pytest.mark.parametrize("rows", [[5], [1, 2], [700, 1400, 1401, 1402, 1403], [1999]])
+def test_spikes_hide_nothing(noise, size, rows):
+    t = np.linspace(0, 70, 2000)
+    centres = [15.0, 35.0, 55.0]
+    loss = staircase(t, [1.0, 0.5, 0.3], centres) + noise * np.random.default_rng(0).normal(size=2000)
+    loss[rows] = size
+    found = find(t, loss)
+    assert len(found) == 4
+    for p, centre in zip(found, centres, strict=False):
+        assert p.end == pytest.approx(centre - REACH, abs=0.5)
+    assert not found[-1].left
+
+
+def test_a_steep_fall_in_the_first_rows_is_no_spike():
+    loss = np.concatenate([[10.0, 2.0], 2 + 0.01 * np.random.default_rng(0).normal(size=300)])
+    (only,) = find(np.arange(302), loss)
+    assert only.begin_row == 1
+
+
 def test_constant_with_noise_is_one_plateau():
     loss = 2 + 0.1 * np.random.default_rng(0).normal(size=500)
     for smooth in (1, 11):

@@ -186,6 +186,22 @@ def test_units_scale_the_speed_alone():
     one = find(x, g, 3, 6, 4, steps=400)
     other = find(x * 1e-30, g * 1e40, 3, 6, 4, steps=400)
     assert other.speed == pytest.approx(one.speed * 1e10, rel=1e-9)
+    for unit in (1e-200, 1e160):
+        assert find(x * unit, g, 3, 6, 4, steps=400).speed == pytest.approx(one.speed * unit, rel=1e-9)
+    with pytest.raises(OverflowError, match="x, g: got largest entries"):
+        find(x * 1e200, g * 1e200, 3, 6, 4, steps=400)
+
+
+def test_a_smooth_point_that_is_not_stationary_does_not_count_as_one():
+    """The speed is cos + sin of the turn there; a derivative for each of the opposite samples would hide that."""
+    x, g = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]), np.array([[1.0], [-1.0], [-1.0]])
+    net = from_layers([torch.tensor([[0.0, 1.0]]), torch.ones(1, 1)])
+    held = find(x, g, 2, 1, starts=0, initial=[net], polish=False)
+    assert (held.speed, held.converged) == (pytest.approx(1), False)
+    assert held.residual == pytest.approx(math.sqrt(0.5))
+    polished = find(x, g, 2, 1, starts=0, initial=[net])
+    assert polished.speed == pytest.approx(math.sqrt(2))
+    assert polished.converged
 
 
 def test_dead_starts_are_drawn_again():
@@ -338,6 +354,8 @@ GOOD = {"x": np.eye(2), "g": -np.ones((2, 1)), "depth": 3, "width": 4, "starts":
     ("changes", "error", "match"),
     [
         ({"depth": 1}, ValueError, "no saddle to escape from"),
+        ({"depth": np.int64(1)}, ValueError, "no saddle to escape from"),
+        ({"depth": 0}, ValueError, "depth: got 0"),
         ({"depth": 2.0}, TypeError, "depth"),
         ({"g": np.zeros((2, 1))}, ValueError, "g: got zeros only"),
         ({"x": np.zeros((2, 2))}, ValueError, "x: got zeros only"),

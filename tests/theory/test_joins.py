@@ -367,3 +367,22 @@ def test_rate_agrees_with_what_a_small_neuron_gains(seed):
         for v in [torch.tensor([math.cos(t), math.sin(t)], dtype=torch.float64)]
     ]
     assert kappa == pytest.approx(max(gains), rel=2e-3)
+
+
+def test_neurons_on_the_other_side_count_into_the_amplitude():
+    """No sample is silent, so that -v* is as fast as v*; all that is small is there."""
+    x, y = data(1)
+    chain = saddle(3, 0.0, 1)
+    rate = join_rate(network(chain, 0.0), "mse", x, y)
+    other = np.maximum(x @ -rate.direction.numpy(), 0) @ saddle_delta(chain, x, y)
+    assert np.linalg.norm(other) == pytest.approx(rate.kappa, rel=1e-9)
+    eps = 1e-6
+    row, column = -eps * rate.direction.numpy(), -eps * other / np.linalg.norm(other)
+    mirrored = join_rate(network(with_neuron(chain, row, column), 0.0), "mse", x, y)
+    if float(mirrored.direction @ rate.direction) > 0:
+        assert mirrored.amplitude == pytest.approx(eps, rel=0.2)
+    seen = [math.isfinite(mirrored.predicted_exit)]
+    # and with the found direction turned round, whichever it is
+    row, column = eps * rate.direction.numpy(), eps * rate.output.numpy()
+    seen.append(math.isfinite(join_rate(network(with_neuron(chain, row, column), 0.0), "mse", x, y).predicted_exit))
+    assert seen == [True, True]

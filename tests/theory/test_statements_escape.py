@@ -192,6 +192,35 @@ def test_the_bounds_with_an_excess_of_speed_hold_for_any_network(seed):
             assert ratio.value <= escape._bound(found, float(found.errors[k]), escape._excess(found, k)) + 1e-12, ratio
 
 
+def test_errors_cover_what_rounding_takes():
+    """Singular values 1 and 3e-9: the tail 9e-18 is lost next to 1, the error 3e-9 must not be."""
+    x = torch.diag(torch.tensor([1.0, 3e-9], dtype=D))
+    found = localized([torch.eye(2, dtype=D)] * 2, x, -torch.eye(2, dtype=D))
+    assert (found.errors >= torch.tensor(3e-9, dtype=D)).all()
+    assert (found.errors < 1e-7).all()
+
+
+def test_an_excess_of_speed_is_less_what_the_distance_from_rank_one_explains():
+    weights, x, g = circle()
+    found = localized(weights, x, g)
+    error = float(found.errors[1])
+    for gain, expected in ((0.9 * error, 0.0), (error + 0.1 * found.share, 0.1)):
+        changed = dataclasses.replace(found, tail_speeds=torch.full((3,), found.share + gain, dtype=D))
+        assert escape._excess(changed, 1) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_raised_bound_is_said():
+    x, g = near_rank_one(1e-4, 1e-4)
+    found = find(x, g, 3, 4, starts=2, steps=300)
+    facts = facts_of([w.detach() for w in found.network.weights], x, g)
+    share = facts.localized.share
+    faster = planted(facts, tail_speeds=torch.full((3,), 1.0009 * share, dtype=D), part=(0.0, 1.0009 * share))
+    for statement in (DEEP, INPUTS, LAYERS):
+        assert "above the formula" not in statement(facts).note
+        assert "above the formula's, as rank one is faster by up to 0.000" in statement(faster).note
+        assert statement(faster).right > statement(facts).right
+
+
 # T36 -----------------------------------------------------------------------------------------------------------------
 
 
@@ -394,6 +423,25 @@ def test_the_deeper_network_ends_in_rank_one(wrong):
     assert DEEPER(facts).right == pytest.approx(0.5, abs=1e-12)
     assert (ENDS(facts).status, facts.deeper.norm) == ("holds", pytest.approx(4))
     assert ENDS(facts.altered(deeper=dataclasses.replace(facts.deeper, **wrong))).status == "violated"
+
+
+def test_a_number_that_is_none_is_no_proof():
+    facts = facts_of(*circle())
+    for name, value in {"nonlinearity": math.nan, "activation_tails": (math.nan, 0.0)}.items():
+        found = ENDS(facts.altered(deeper=dataclasses.replace(facts.deeper, **{name: value})))
+        assert found.status == "inconclusive"
+        assert "not a number" in found.reason
+    assert "0 by their shapes" in ENDS(facts).note
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-200, 1e160, 1e200])
+def test_units_are_no_matter_for_the_deeper_network(unit):
+    weights, x, g = circle()
+    for facts in (facts_of(weights, unit * x, g), facts_of(weights, x, unit * g)):
+        assert DEEPER(facts).status == "holds"
+        assert DEEPER(facts).right == pytest.approx(0.5 * unit, rel=1e-12)
+        assert ENDS(facts).status == "holds"
+        assert facts.deeper.nonlinearity == 0
 
 
 # What does not apply -------------------------------------------------------------------------------------------------

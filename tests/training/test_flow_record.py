@@ -44,7 +44,9 @@ def test_times_before_the_handover_keep_their_digits():
     row = flow.handover.row
     assert flow.times_since_handover[row] == 0
     assert (np.diff(flow.times_since_handover) > 0).all()
-    np.testing.assert_allclose(flow.times_since_handover[:row] + flow.handover.time, flow.times[:row], atol=1e-12 * flow.handover.time)
+    np.testing.assert_allclose(
+        flow.times_since_handover[:row] + flow.handover.time, flow.times[:row], atol=1e-12 * flow.handover.time
+    )
 
 
 def test_the_network_at_the_handover_is_kept():

@@ -56,8 +56,8 @@ def closed_form(angle: np.ndarray) -> np.ndarray:
 def claims(angle: np.ndarray, measured: np.ndarray, at_kinks: np.ndarray, best: OneNeuron) -> tuple[Claim, ...]:
     """Measure what Figure 5 shows on speeds over (angle,), at the kinks, and on the exact maximum."""
     off = float(np.abs(measured - closed_form(angle)).max())
-    top = max(abs(best.lower - BEST), float(np.abs(at_kinks - BEST).max()))
-    gap = RANK_TWO - max(best.upper, float(measured.max()))
+    top = float(np.abs([best.lower - BEST, *(at_kinks - BEST)]).max())  # NaN, where there is one
+    gap = RANK_TWO - float(np.max([best.upper, *measured]))
     return (
         Claim("largest difference from the closed form", off < TOLERANCE, off, f"< {TOLERANCE:g}"),
         Claim(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.ndimage import median_filter
 from torch import Tensor, nn
 
 from bnrank import _validate
@@ -14,8 +15,10 @@ from bnrank.measures.spectra import rank, relative_tolerance, weight_singular_va
 
 __all__ = ["Plateau", "find", "layer_ranks", "stable_ranks"]
 
+Array = np.ndarray
 BINS = 4  # levels per smallest fall that counts
 SWING = 4.0  # how much longer than in between the curve stays in a level that may be a plateau
+SPIKE = 10.0  # robust standard deviations from the running median of 11 rows beyond which a row is a spike
 NOISE = 5.0  # falls below this many standard deviations of the noise do not count
 
 
@@ -66,8 +69,8 @@ class Plateau:
 class _Curve:
     """A non-increasing loss over time, and the least fall that counts."""
 
-    times: np.ndarray
-    loss: np.ndarray
+    times: Array
+    loss: Array
     least: float
 
     def crossing(self, level: float) -> float:
@@ -89,9 +92,9 @@ class _Candidate:
 
 
 def find(
-    times: Sequence[float] | np.ndarray | Tensor,
-    loss: Sequence[float] | np.ndarray | Tensor,
-    gradient_norm: Sequence[float] | np.ndarray | Tensor | None = None,
+    times: Sequence[float] | Array | Tensor,
+    loss: Sequence[float] | Array | Tensor,
+    gradient_norm: Sequence[float] | Array | Tensor | None = None,
     *,
     drop: float = 0.05,
     least: float = 0.01,
@@ -100,13 +103,14 @@ def find(
 ) -> tuple[Plateau, ...]:
     """Find the plateaus of a loss curve.
 
-    The curve is first made non-increasing: a running mean over ``smooth`` rows, then the non-increasing sequence
-    nearest in least squares, which leaves a monotone curve as it is and averages noise away where the loss stands
-    still. Its range is cut into levels, and what counts is how long the curve stays in each: a level at which it
-    stays long, between levels that it goes through fast, is a candidate C*. With D the fall to a candidate from the
-    one before (or from the first row) and D' the fall to the next one (or to the last row), the plateau lasts from
-    when the loss is C* + ``drop`` D until it is C* - ``drop`` D'; in between lie the falls. Candidates go, the weakest
-    first, until
+    The curve is first made non-increasing, unless it is: spikes of up to 5 rows are replaced by the median of the 11
+    rows around, where they are 10 robust standard deviations from it, then come a running mean over ``smooth`` rows and
+    the non-increasing sequence nearest in least squares, which averages noise away where the loss stands still. Longer
+    spikes can hide plateaus. The range of the curve is cut into levels, and what counts is how long it stays in each: a
+    level at which it stays long, between fast ones, is a candidate C*. With D the fall to a candidate from the one
+    before (or from the first row) and D' the fall to the next one (or to the last row), the plateau lasts from when the
+    loss is C* + ``drop`` D until it is C* - ``drop`` D'; in between lie the falls. Candidates go, the weakest first,
+    until
 
     - every fall is at least ``least`` of the whole drop of the curve, and at least 5 standard deviations of the noise;
     - every plateau lasts at least ``rest`` times as long as the fall before it and the fall after it.
@@ -239,7 +243,7 @@ def stable_ranks(module: nn.Module) -> tuple[float, ...]:
     return tuple(float((s / s[0]).square().sum()) if s[0] > 0 else math.nan for s in spectra)
 
 
-def _rows(value: object, name: str) -> np.ndarray:
+def _rows(value: object, name: str) -> Array:
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     try:
@@ -263,7 +267,7 @@ def _between(value: object, name: str, low: float, high: float) -> float:
     return result
 
 
-def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
+def _running_mean(values: Array, window: int) -> Array:
     """Average over ``window`` rows around each, over those that there are near the ends."""
     half, rows = window // 2, np.arange(len(values))
     first, last = np.maximum(rows - half, 0), np.minimum(rows + half, len(values) - 1) + 1
@@ -272,16 +276,22 @@ def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
     return offset + (sums[last] - sums[first]) / (last - first) if half else values
 
 
-def _monotone(times: np.ndarray, loss: np.ndarray, least: float, smooth: int) -> _Curve:
+def _monotone(times: Array, loss: Array, least: float, smooth: int) -> _Curve:
+    fitted, noise = loss, 0.0
     if np.any(np.diff(loss) > 0) or smooth > 1:
         from sklearn.isotonic import isotonic_regression  # here, as it takes a second to import
 
-        averaged = _running_mean(loss, smooth)
+        averaged = _running_mean(_without_spikes(loss), smooth)
         fitted = np.asarray(isotonic_regression(averaged, increasing=False), dtype=np.float64)
         noise = float(np.std(averaged - fitted))
-    else:
-        fitted, noise = loss, 0.0
     return _Curve(times, fitted, max(least * float(fitted[0] - fitted[-1]), NOISE * noise))
+
+
+def _without_spikes(loss: Array) -> Array:
+    """Replace single rows far from the running median by it: least squares would spread them over all rows before."""
+    padded = np.pad(np.pad(loss, (5, 0), "edge"), (0, 5), "reflect")  # a fall after the first row is no spike
+    off = loss - median_filter(padded, 11)[5:-5]
+    return np.where(np.abs(off) > SPIKE * 1.4826 * np.median(np.abs(off)), loss - off, loss)
 
 
 def _slow_levels(curve: _Curve, bins: int) -> list[_Candidate]:
@@ -299,7 +309,7 @@ def _slow_levels(curve: _Curve, bins: int) -> list[_Candidate]:
     return candidates
 
 
-def _maxima(values: np.ndarray, swing: float) -> list[int]:
+def _maxima(values: Array, swing: float) -> list[int]:
     """Return the maxima, ends included, that stand out by ``swing`` from minima on both their sides."""
     found: list[int] = []
     high = low = 0
@@ -326,11 +336,11 @@ def _slowest(curve: _Curve, first: int, last: int) -> int:
     time = curve.times[after] - curve.times[before]
     fall = curve.loss[before] - curve.loss[after]
     rate = np.divide(fall, time, out=np.full(len(rows), np.inf), where=time > 0)
-    ties = np.flatnonzero(rate == rate.min())
-    return int(rows[ties[len(ties) // 2]])
+    ties = rows[rate == rate.min()]
+    return int(ties[len(ties) // 2])
 
 
-def _falls(curve: _Curve, candidates: Sequence[_Candidate]) -> np.ndarray:
+def _falls(curve: _Curve, candidates: Sequence[_Candidate]) -> Array:
     """Return the falls before, between and after the candidates."""
     levels = [curve.loss[0], *(c.level for c in candidates), curve.loss[-1]]
     return np.maximum(-np.diff(levels), 0.0)
@@ -366,7 +376,7 @@ def _distinct(curve: _Curve, candidates: list[_Candidate], drop: float, rest: fl
     return kept
 
 
-def _lengths(curve: _Curve, candidates: Sequence[_Candidate], drop: float) -> np.ndarray:
+def _lengths(curve: _Curve, candidates: Sequence[_Candidate], drop: float) -> Array:
     """Return how long each candidate lasts, in units of the longer of the falls next to it."""
     extents = _extents(curve, candidates, drop)
     first, last = float(curve.times[0]), float(curve.times[-1])
@@ -379,12 +389,7 @@ def _lengths(curve: _Curve, candidates: Sequence[_Candidate], drop: float) -> np
 
 
 def _plateaus(
-    curve: _Curve,
-    candidates: Sequence[_Candidate],
-    drop: float,
-    times: np.ndarray,
-    loss: np.ndarray,
-    norms: np.ndarray | None,
+    curve: _Curve, candidates: list[_Candidate], drop: float, times: Array, loss: Array, norms: Array | None
 ) -> list[Plateau]:
     result: list[Plateau] = []
     for start, end in _extents(curve, candidates, drop):

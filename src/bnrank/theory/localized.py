@@ -220,7 +220,7 @@ def one_deeper(net: MLP, x: Tensor, g: Tensor) -> Deeper:
     Raises
     ------
     ValueError
-        If the network is another one, see :func:`bnrank.networks.constructions.deepen_escape`.
+        If X or G is 0, or the network is another one, see :func:`bnrank.networks.constructions.deepen_escape`.
 
     Notes
     -----
@@ -233,6 +233,8 @@ def one_deeper(net: MLP, x: Tensor, g: Tensor) -> Deeper:
     >>> round(one_deeper(net, torch.eye(2), -torch.eye(2)).speed, 12)
     1.0
     """
+    x_norm, g_norm = float(_norm(x)), float(_norm(g))
+    x, g = x.to(torch.float64) / x_norm, g.to(torch.float64) / g_norm
     deeper = deepen_escape(net, net.depth + 1, x, g)
     weights = [w.detach().to(torch.float64) for w in deeper.weights]
     sums = [_Sums(1, len(x)), _Sums(1, len(x))]
@@ -248,7 +250,7 @@ def one_deeper(net: MLP, x: Tensor, g: Tensor) -> Deeper:
         outside += float(z.clamp(max=0.0).square().sum())
         loss += float((b * (z.clamp(min=0.0) @ weights[-1].T)).sum())
     return Deeper(
-        -loss,
+        -loss * x_norm * g_norm,
         sum(float(w.square().sum()) for w in weights),
         tuple(_tail(w / _norm(w)) for w in weights[-3:]),
         tuple(s.tail() for s in sums),

@@ -51,8 +51,8 @@ def deepen(
     Raises
     ------
     TypeError, ValueError
-        If the network has biases, another activation or no hidden layer, its speed is not positive, or the depth is
-        less than it has.
+        If the network has biases, another activation or no hidden layer, is zero, or the depth is less than it has;
+        with data, also if its speed is not positive. Without data the speed is not known and not checked.
 
     Notes
     -----

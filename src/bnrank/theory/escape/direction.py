@@ -52,9 +52,11 @@ class EscapeDirection:
         Speed that every start ended with: first those drawn, then those given as ``initial``; the best one after
         polishing.
     residual : float
-        min ||grad L0 + s theta|| / (s ||theta||) over the subgradients at kinks (T36); inf where the speed is 0.
+        min ||grad L0 + s theta|| / (s ||theta||) over the subgradients at kinks (T36), with those that
+        :func:`bnrank.theory.escape.residual` names: with kinks in one layer at most the distance from the Clarke
+        subdifferential. Inf where the speed is 0.
     converged : bool
-        Whether the residual is at most the tolerance asked for.
+        Whether the residual is at most the tolerance asked for. No proof of a maximum, not even of a local one.
     weight_rank_one, activation_rank_one, nonlinearity : ndarray
         As in :class:`Measures`.
     kinks : int
@@ -124,7 +126,7 @@ def speed(net: nn.Module, x: Tensor | Array, g: Tensor | Array) -> float:
     TypeError
         If the network is no chain of linear layers with one positively homogeneous activation.
     ValueError
-        If it has biases, x or g is zero, or sizes differ.
+        If it has biases, x or g is zero, sizes differ, or ||X|| ||G|| is no float (RangeError).
 
     Notes
     -----
@@ -140,9 +142,9 @@ def speed(net: nn.Module, x: Tensor | Array, g: Tensor | Array) -> float:
     """
     x_, g_ = reading.data(x, g)
     weights, slope = reading.network(net, x_.shape[1], g_.shape[1])
-    units = float(np.linalg.norm(x_)) * float(np.linalg.norm(g_))
-    *_, output = preactivations(weights, x_ / np.linalg.norm(x_), slope)
-    return -float((output * (g_ / np.linalg.norm(g_)).T).sum()) * units
+    x_, g_, units = reading.scaled(x_, g_)
+    *_, output = preactivations(weights, x_, slope)
+    return -float((output * g_.T).sum()) * units
 
 
 def preactivations(weights: Sequence[Array], x: Array, slope: float) -> list[Array]:

@@ -24,6 +24,8 @@ SMALL = 0.03  # of the largest part in the chain: neurons that may join in any c
 
 TURNS = 5  # of the outgoing direction, at kinks
 AS_FAST = 0.99  # of kappa: -v* counts as well
+DRAWN = 12  # of each kind of start at kinks
+FOLLOWED = 4  # of the starts
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class JoinRate:
     ----------
     kappa, upper : float
         Bracket of the rate: of the fastest neuron found in any layer that was asked for, and a bound that none
-        exceeds.
+        exceeds. Far above ``kappa`` where samples sit on kinks and layer l + 1 has several neurons.
     layer : int
         Hidden layer, from 1, of that neuron.
     direction, output : Tensor
@@ -47,7 +49,9 @@ class JoinRate:
         Where growth ends: the A at which the neuron A v*, A u*, added alone, lowers the loss most, with downstream
         layers linearised; at most the size of the chain in these layers, sqrt(s_1(W_l) s_1(W_{l+1})).
     predicted_exit : float
-        log(size / amplitude) / kappa, the time until growth ends; inf where nothing grows.
+        log(size / amplitude) / kappa, the time until growth ends; inf where nothing grows. NaN where that is undecided:
+        no growing neuron was found, but the bracket does not exclude one, or one of the two layers is zero, so that
+        there is no chain that says where growth ends.
     gradient_norm : float
         ||grad C||_F over all weights: how near to a saddle the network is.
     """
@@ -64,11 +68,18 @@ class JoinRate:
     gradient_norm: float
 
     def exit_after(self, amplitude: float) -> float:
-        """Return log(size / amplitude) / kappa for an amplitude of the growing mode, 0 if it is ``size`` or more."""
+        """Return log(size / amplitude) / kappa for an amplitude of the growing mode, 0 if it is ``size`` or more.
+
+        Where nothing grows inf, where that is undecided NaN, as in ``predicted_exit``.
+        """
         amplitude = _validate.number(amplitude, "amplitude", 0.0)
         if amplitude >= self.size > 0:
             return 0.0
-        return math.log(self.size / amplitude) / self.kappa if amplitude > 0 and self.kappa > 0 else math.inf
+        if self.kappa <= 0:
+            return math.nan if self.upper > 0 else math.inf
+        if amplitude == 0:
+            return math.inf
+        return math.log(self.size / amplitude) / self.kappa if self.size > 0 else math.nan
 
 
 def join_rate(
@@ -98,8 +109,13 @@ def join_rate(
 
     Samples on which the chain is silent have preactivations of exactly 0 from layer 2 on, and sit on kinks. A neuron
     with u > 0 opens them, sigma' = 1, one with u < 0 does not, sigma' = 0: there delta_{l+1} is one-sided and depends
-    on u. Both kinds are searched, u in turn with v. With one neuron in layer l + 1 they are all there is; in wider
-    layers the upper end of the bracket is that of neurons that open all such samples or none. Where no sample is
+    on u; for a leaky ReLU, whose sigma(v . a) has both signs, it depends on the sample too. With one neuron in layer
+    l + 1, u is 1 or -1, and both are searched for the best v. In wider layers u and v are searched in turn from many
+    starts, which may miss the best, and the upper end of the bracket lets every neuron and sample choose its side:
+
+        kappa_l <= max_v || sum_i sigma(v . a_i) c_i || + max_v || sum_i |sigma(v . a_i)| r_i ||
+
+    with centres c_i and radii r_i of what delta_{l+1,i} can be. It is valid, and seldom close. Where no sample is
     silent, sum_i delta_{2,i} x_i^T = 0 at the saddle, and -v* is as fast as v*: neurons may join on both sides.
 
     The amplitude is read off the weights. The chain is the pair v_1, c_1 of the top right singular vector of W_l and
@@ -142,7 +158,8 @@ def join_rate(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, or the network has biases or no hidden layer.
+        If an argument is out of range, or the network has biases or no hidden layer. RangeError, a ValueError, if the
+        outputs or the rate overflow.
 
     Notes
     -----
@@ -167,7 +184,7 @@ def join_rate(
     samples = _validate.samples(x, "x", features=mlp.widths[0]).detach().cpu().double()
     here = Pass(mlp, loss, samples, y, _validate.number(kink, "kink", 0.0))
     search = functools.partial(fastest, slope=mlp.slope, starts=starts, steps=100, seed=seed, compress=compress)
-    per_layer = {layer: _rate(here, layer, search) for layer in asked}
+    per_layer = {layer: _rate(here, layer, search, seed) for layer in asked}
     layer = max(per_layer, key=lambda number: per_layer[number].lower)
     best = per_layer[layer]
     response, sides = _sides(here, layer, best)
@@ -201,7 +218,7 @@ def exit_time(
     Returns
     -------
     float
-        ``join_rate(...).predicted_exit``; inf where nothing grows.
+        ``join_rate(...).predicted_exit``; inf where nothing grows, NaN where that is undecided.
 
     Raises
     ------
@@ -222,43 +239,100 @@ def exit_time(
     return join_rate(net, loss, x, y, **options).predicted_exit
 
 
-def _rate(here: Pass, layer: int, search: Callable[..., OneNeuron]) -> OneNeuron:
+def _rate(here: Pass, layer: int, search: Callable[..., OneNeuron], seed: int) -> OneNeuron:
     """Return kappa_l; where samples sit on kinks above layer l, of one-sided changes."""
     inputs = here.activations[layer - 1].numpy()
-    shut, opened = here.delta(layer + 1), here.delta(layer + 1, open_kinks=True)
-    found = search(inputs, shut.numpy())
-    if torch.equal(shut, opened):
+    centre, radius = here.delta_range(layer + 1)
+    found = search(inputs, here.delta(layer + 1).numpy())
+    if not radius.any():
         return found
-    other = search(inputs, opened.numpy())
+    width = here.weights[layer].shape[0]
+    if width == 1:  # u is 1 or -1
+        tried = [_one_sided(here, layer, torch.tensor([u], dtype=centre.dtype), search) for u in (1.0, -1.0)]
+        best = max(tried, key=lambda neuron: neuron.lower)
+        return replace(best, upper=max(neuron.upper for neuron in tried), exact=all(neuron.exact for neuron in tried))
+    other = search(inputs, here.delta(layer + 1, open_kinks=True).numpy())
     columns = [sign * u for u in (found.output, other.output) for sign in (1.0, -1.0) if u.any()]
-    tried = [_one_sided(here, layer, u, search) for u in _distinct(columns)]
-    if not tried:
-        return found
-    best = max(tried, key=lambda neuron: neuron.lower)
-    if here.weights[layer].shape[0] == 1:  # u is 1 or -1, and both were tried
-        upper, exact = max(neuron.upper for neuron in tried), all(neuron.exact for neuron in tried)
-    else:
-        upper, exact = max(found.upper, other.upper, best.upper), False
-    return replace(best, upper=upper, exact=exact)
+    columns += _starts(here, layer, [found.direction, other.direction], columns, seed)
+    best = max((_one_sided(here, layer, u, search) for u in _distinct(columns)), key=lambda neuron: neuron.lower)
+    spread = search(inputs, radius.numpy(), slope=-abs(here.slope)).upper  # |sigma_s| = sigma_{-|s|}
+    upper = max(search(inputs, centre.numpy()).upper + spread, best.lower)
+    return replace(best, upper=upper, exact=False, method="sides")
 
 
 def _one_sided(here: Pass, layer: int, u: Tensor, search: Callable[..., OneNeuron]) -> OneNeuron:
-    """Return the fastest neuron with outgoing direction u, then turn u and look again, while that helps."""
-    inputs = here.activations[layer - 1]
+    """Return the fastest neuron with outgoing direction u, then turn u and look again, while that helps.
+
+    A leaky neuron changes by u sigma(v . a) where v . a > 0, and by -u s |v . a| elsewhere, which the layers above may
+    answer from the other side: that is a ReLU neuron on the samples and their mirror images.
+    """
+    inputs = here.activations[layer - 1].numpy()
     best: OneNeuron | None = None
     for _ in range(TURNS):
-        response, delta = here.respond(layer + 1, u.expand(len(inputs), -1))
-        fall = -(response * here.at_outputs).sum(1, keepdim=True)
-        found = search(inputs.numpy(), fall.numpy(), signed=True)
+        fall = _fall(here, layer, u)
+        if here.slope > 0:
+            twice = np.concatenate([fall, here.slope * _fall(here, layer, -u)])
+            found = search(np.concatenate([inputs, -inputs]), twice, slope=0.0, signed=True)
+        else:
+            found = search(inputs, fall, signed=True)
         if best is not None and found.lower <= best.lower * (1 + 1e-9):
             break
         best = replace(found, output=u)
         if len(u) == 1 or found.lower == 0:
             break
-        u = -(delta.T @ leaky_relu(inputs @ found.direction, here.slope))
-        u = u / u.norm()
+        u = _turned(here, layer, found.direction, u)
     assert best is not None
     return best
+
+
+def _fall(here: Pass, layer: int, u: Tensor) -> np.ndarray:
+    """Return by how much the loss falls, (N, 1), for a small change u of the preactivations of layer + 1."""
+    response = here.respond(layer + 1, u.expand(len(here.outputs), -1))[0]
+    return -(response * here.at_outputs).sum(1, keepdim=True).numpy()
+
+
+def _gain(here: Pass, layer: int, v: Tensor, u: Tensor) -> float:
+    change = torch.outer(leaky_relu(here.activations[layer - 1] @ v, here.slope), u)
+    return -float((here.respond(layer + 1, change)[0] * here.at_outputs).sum())
+
+
+def _turned(here: Pass, layer: int, v: Tensor, u: Tensor) -> Tensor:
+    """Return the best unit u for v; kinks of layer l + 1 go with it, those further up are as for the u given."""
+    signal = leaky_relu(here.activations[layer - 1] @ v, here.slope)
+    change, side = torch.outer(signal, u), signal[:, None].expand(-1, len(u))
+    up = -(here.respond(layer + 1, change, side)[1].T @ signal)
+    down = here.respond(layer + 1, change, -side)[1].T @ signal
+    best = torch.where(up >= down, up.clamp(min=0), -down.clamp(min=0))
+    norm = best.norm()
+    return best / norm if norm > 0 else u
+
+
+def _starts(here: Pass, layer: int, directions: list[Tensor], columns: list[Tensor], seed: int) -> list[Tensor]:
+    """Return outgoing directions that are worth a search: of axes, deltas and random ones with good incoming ones."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs, width = here.activations[layer - 1], here.weights[layer].shape[0]
+
+    def some(rows: Tensor) -> Tensor:
+        rows = rows[rows.any(1)]
+        rows = rows[torch.randperm(len(rows), generator=generator)[:DRAWN]]
+        return rows / rows.norm(dim=1, keepdim=True)
+
+    drawn = torch.randn(DRAWN, inputs.shape[1], generator=generator, dtype=inputs.dtype)
+    v = torch.cat([torch.stack(directions), some(inputs), drawn / drawn.norm(dim=1, keepdim=True)])
+    v = torch.cat([v, -v])
+    signals = leaky_relu(inputs @ v.T, here.slope).numpy()
+    deltas = torch.cat([here.delta(layer + 1), here.delta(layer + 1, open_kinks=True)])
+    rows = [some(torch.eye(width, dtype=inputs.dtype)), some(deltas)]
+    u = torch.cat([*rows, *(-part for part in rows), torch.randn(DRAWN, width, generator=generator).double()])
+    scored = []
+    for column in [*columns, *(u / u.norm(dim=1, keepdim=True))]:
+        above, below = _fall(here, layer, column), _fall(here, layer, -column)
+        gains = (np.maximum(signals, 0) * above + np.maximum(-signals, 0) * below).sum(0)
+        best = v[int(gains.argmax())]
+        turned = _turned(here, layer, best, column)
+        scored.append((_gain(here, layer, best, turned), turned))
+    scored.sort(key=lambda pair: -pair[0])
+    return _distinct([turned for gain, turned in scored if gain > 0])[:FOLLOWED] or [u[0]]
 
 
 def _distinct(columns: list[Tensor]) -> list[Tensor]:
@@ -272,12 +346,13 @@ def _distinct(columns: list[Tensor]) -> list[Tensor]:
 def _sides(here: Pass, layer: int, best: OneNeuron) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Return the change of outputs by the unit neuron, and (v*, u*), and the same at -v* where that is as fast."""
     inputs = here.activations[layer - 1] @ best.direction
-    change = torch.outer(leaky_relu(inputs, here.slope), best.output)
-    response, delta = here.respond(layer + 1, change)
-    other = delta.T @ leaky_relu(-inputs, here.slope)
-    rate = float(other.norm())
-    mirrored = [(-best.direction, -other / rate)] if rate > AS_FAST * best.lower and rate > 0 else []
-    return response, [(best.direction, best.output), *mirrored]
+    response = here.respond(layer + 1, torch.outer(leaky_relu(inputs, here.slope), best.output))[0]
+    sides = [(best.direction, best.output)]
+    turned = [_turned(here, layer, -best.direction, u) for u in (best.output, -best.output)]
+    gains = [_gain(here, layer, -best.direction, u) for u in turned]
+    if max(gains) > max(AS_FAST * best.lower, 0.0):
+        sides.append((-best.direction, turned[int(np.argmax(gains))]))
+    return response, sides
 
 
 def _amplitude(below: Tensor, above: Tensor, sides: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
@@ -291,15 +366,16 @@ def _amplitude(below: Tensor, above: Tensor, sides: list[tuple[Tensor, Tensor]])
     left = torch.hypot(rows.norm(dim=1), columns.norm(dim=0))
     free = (in_chain <= left) | (in_chain <= SMALL * in_chain.max())
     modes = torch.stack([rows @ v + columns.T @ u for v, u in sides]).amax(0) / 2
-    size = math.sqrt(float(s[0] * t[0]))
+    size = math.sqrt(float(s[0])) * math.sqrt(float(t[0]))
     return float(modes[free].clamp(min=0).norm()), size
 
 
 def _saturation(here: Pass, response: Tensor, chain: float) -> float:
     """Return the A, at most ``chain``, at which C(f + A^2 h) is least, h the change of outputs by the unit neuron."""
+    unit = response / response.abs().max().clamp(min=np.finfo(float).tiny)
 
     def derivative(square: float) -> float:
-        return float((here.gradient_at(here.outputs + square * response) * response).sum())
+        return float((here.gradient_at(here.outputs + square * response) * unit).sum())
 
     if not (chain > 0 and derivative(0.0) < 0 < derivative(chain**2)):
         return chain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ __all__ = ["OneNeuron", "one_neuron_speed", "rank_one_speed"]
 
 BRANCHING_RANK = 5  # of the inputs, up to which cones are searched
 ZERO = 1e-14  # times ||X||_op ||G||_op counts as 0
+SMALLEST = 1e-290  # size of a speed
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class OneNeuron:
         u, the outgoing weights of the last neuron, (d_out,), ||u|| = 1: u = -G^T sigma(X v) / s, so that L0 = -s. Zeros
         where the speed is 0.
     method : str
-        How the upper end was found: "closed form", "cones" or "norms".
+        How the upper end was found: "closed form", "cones" or "norms"; "sides" where
+        :func:`~bnrank.theory.escape.joins.join_rate` let every sample choose its side of a kink.
     note : str
         What is to be said of it.
     """
@@ -107,6 +109,7 @@ def rank_one_speed(
     ------
     TypeError, ValueError
         If an argument is out of range, or X or G is zero: then the loss is flat at the origin to first order.
+        RangeError, a ValueError, if max |x| max |g|, the order of the speed, is not between 1e-290 and 1e290.
 
     Notes
     -----
@@ -124,6 +127,12 @@ def rank_one_speed(
     for name, value in (("x", samples), ("g", gradient)):
         if not value.any():
             raise ValueError(f"{name}: got zeros only, so the loss is flat at the origin to first order; no speed")
+    size = float(np.abs(samples).max()) * float(np.abs(gradient).max())
+    if not SMALLEST <= size <= 1 / SMALLEST:
+        raise _validate.RangeError(
+            f"x, g: the largest entries have the product {size:g}, expected {SMALLEST:g} to {1 / SMALLEST:g}: float64 "
+            "may not hold the speed; bring x or g to another scale, the speed is proportional to both"
+        )
     starts, steps = _validate.integer(starts, "starts"), _validate.integer(steps, "steps")
     rtol = _validate.number(rtol, "rtol", 0.0, strict=True)
     cones, seed = _validate.integer(cones, "cones", 0), _validate.integer(seed, "seed", 0)
@@ -160,10 +169,14 @@ def one_neuron_speed(
     samples, gradient, slope = _data(x, g, slope)
     directions = _validate.samples(directions, "directions", features=samples.shape[1])
     v = directions.detach().cpu().double().numpy()
+    largest = np.abs(v).max(1, keepdims=True)
+    if not largest.all():
+        raise ValueError(f"directions: got zeros in row {int(largest.argmin())}, expected non-zero vectors")
+    v = v / largest
     norms = np.linalg.norm(v, axis=1, keepdims=True)
-    if not norms.all():
-        raise ValueError(f"directions: got zeros in row {int(norms.argmin())}, expected non-zero vectors")
-    return torch.from_numpy(np.linalg.norm(values_at(samples, gradient, (v / norms).T, slope), axis=0))
+    (samples, x_unit), (gradient, g_unit) = _scaled(samples), _scaled(gradient)
+    sizes_there = np.linalg.norm(values_at(samples, gradient, (v / norms).T, slope), axis=0)
+    return torch.from_numpy(sizes_there * (x_unit * g_unit))
 
 
 def fastest(
@@ -184,6 +197,28 @@ def fastest(
     the lower end is evaluated on all of X and G, and the upper end covers what was left out. With one output and
     ``signed``, it is the maximum of G^T sigma(X v) itself, or 0 if that is negative.
     """
+    (x, x_unit), (g, g_unit) = _scaled(x), _scaled(g)
+    found = _fastest(x, g, slope, starts, steps, rtol, cones, seed, compress, signed)
+    lower, upper = found.lower * (x_unit * g_unit), found.upper * (x_unit * g_unit)
+    if not math.isfinite(upper):
+        raise _validate.RangeError(
+            f"the speed is too large for float64: {found.lower:g} times {x_unit:g} times {g_unit:g}"
+        )
+    return replace(found, lower=lower, upper=upper)
+
+
+def _fastest(
+    x: np.ndarray,
+    g: np.ndarray,
+    slope: float,
+    starts: int,
+    steps: int,
+    rtol: float,
+    cones: int,
+    seed: int,
+    compress: float,
+    signed: bool,
+) -> OneNeuron:
     used = x.any(1) & g.any(1)
     rows, x_left = _rows_of(x[used], compress)
     columns, g_left = _rows_of(g[used], compress)
@@ -225,6 +260,15 @@ def fastest(
     return _result(x, g, v @ rows, slope, upper + rest, exact, method, scale, signed)
 
 
+def _scaled(matrix: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return a matrix with a largest entry from 1 to 2, so that no square leaves the range, and the power of two."""
+    largest = float(np.abs(matrix).max())
+    if largest == 0:
+        return matrix, 1.0
+    exponent = math.frexp(largest)[1] - 1
+    return np.ldexp(matrix, -exponent), math.ldexp(1.0, exponent)
+
+
 def _largest(matrix: np.ndarray) -> float:
     """Return the operator norm."""
     return float(np.sqrt(max(np.linalg.eigvalsh(matrix.T @ matrix)[-1], 0.0)))
@@ -250,6 +294,7 @@ def _result(
     note = ""
     if speed == 0 and (exact or upper <= ZERO * scale):
         note = "no single neuron changes the loss to first order: sigma(X v) is orthogonal to G for every v"
+        upper = 0.0
     elif speed == 0:
         note = "no neuron was found that changes the loss to first order"
     upper = speed if exact else max(upper, speed)

@@ -59,12 +59,11 @@ def norm_bound(x: np.ndarray, g: np.ndarray, slope: float) -> float:
 
 @dataclass(frozen=True)
 class Search:
-    """What branch and bound found: bounds, the unit vector of the lower one, and how many cones it looked at."""
+    """What branch and bound found: bounds, and the unit vector of the lower one."""
 
     lower: float
     upper: float
     direction: np.ndarray
-    cones: int
 
 
 @dataclass
@@ -154,13 +153,16 @@ def branch_and_bound(
             break
         order = np.argsort(-open_cones.bounds, kind="stable")
         split = open_cones.take(order[:batch])
-        halves = bounded(_split(split.corners))
+        try:
+            halves = bounded(_split(split.corners))
+        except np.linalg.LinAlgError:  # slivers, where the maximum is 0 or nearly so; the bounds so far stand
+            break
         halves.bounds = np.minimum(halves.bounds, np.tile(split.bounds, 2))  # a half has no more than the whole
         open_cones = open_cones.take(order[batch:]).join(halves)
         seen += len(halves.bounds)
     left = open_cones.bounds[open_cones.bounds > lower * (1 + rtol)]
     upper = float(left.max()) if len(left) else lower * (1 + rtol)
-    return Search(lower, upper, best, seen)
+    return Search(lower, upper, best)
 
 
 def _split(corners: np.ndarray) -> np.ndarray:

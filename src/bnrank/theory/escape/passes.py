@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -44,10 +45,14 @@ class Pass:
         for weight in self.weights[:-1]:
             z = self.activations[-1] @ weight.T
             self.activations.append(leaky_relu(z, self.slope))
-            self._derivatives.append(torch.where(z > 0, 1.0, self.slope))
+            self._derivatives.append(self._side(z))
             self._kinks.append(z.abs() <= kink * z.abs().max())
         self.outputs = self.activations[-1] @ self.weights[-1].T
-        self.at_outputs = output_gradient(loss, self.outputs, y)
+        if not bool(torch.isfinite(self.outputs).all()):
+            raise _validate.RangeError(
+                "x: got samples at which the outputs of net overflow; bring them to a smaller scale"
+            )
+        self.at_outputs = gradient_at(loss, self.outputs, y)
 
     def delta(self, layer: int, open_kinks: bool = False) -> Tensor:
         """Return dC/d(preactivation of a layer), (N, n_l), with sigma'(0) = slope, or 1 with ``open_kinks``."""
@@ -56,30 +61,52 @@ class Pass:
             derivatives = [d.masked_fill(k, 1.0) for d, k in zip(derivatives, self._kinks, strict=True)]
         return self._back(layer, derivatives)
 
-    def respond(self, layer: int, change: Tensor) -> tuple[Tensor, Tensor]:
+    def delta_range(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return centre and radius, (N, n_l), of intervals with dC/d(preactivation of a layer) for any sides of kinks.
+
+        Side by side for every neuron and sample: what one kink leaves possible is not weighed against another.
+        """
+        low = high = self.at_outputs
+        for number in range(len(self.weights) - 1, layer - 1, -1):
+            weight, derivative, kinks = self.weights[number], self._derivatives[number - 1], self._kinks[number - 1]
+            up, down = weight.clamp(min=0), weight.clamp(max=0)
+            low, high = low @ up + high @ down, high @ up + low @ down
+            ends = torch.stack([low * derivative, high * derivative])
+            sides = torch.stack([low, high, self.slope * low, self.slope * high])
+            low = torch.where(kinks, sides.amin(0), ends.amin(0))
+            high = torch.where(kinks, sides.amax(0), ends.amax(0))
+        return (low + high) / 2, (high - low) / 2
+
+    def respond(self, layer: int, change: Tensor, side: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return what a small change of a layer's preactivations does to the outputs, and dC/d(preactivation) for it.
 
         Both are one-sided: at a kink sigma' is 1 where the change that arrives is positive, slope where not. The first
-        is positively homogeneous in the change of each sample.
+        is positively homogeneous in the change of each sample. With ``side`` the second takes the sides at the layer
+        itself from its signs instead.
         """
         derivatives = list(self._derivatives)
         for number in range(layer, len(self.weights)):
             kinks = self._kinks[number - 1]
-            sided = torch.where(change > 0, 1.0, self.slope)
+            sided = self._side(change)
             derivatives[number - 1] = torch.where(kinks, sided, derivatives[number - 1])
             change = (change * derivatives[number - 1]) @ self.weights[number].T
+        if side is not None and layer < len(self.weights):
+            sided = self._side(side)
+            derivatives[layer - 1] = torch.where(self._kinks[layer - 1], sided, derivatives[layer - 1])
         return change, self._back(layer, derivatives)
 
     def gradient_at(self, outputs: Tensor) -> Tensor:
         """Return dC/df at other outputs."""
-        return output_gradient(self.loss, outputs, self.y)
+        return gradient_at(self.loss, outputs, self.y)
 
     def gradient_norm(self) -> float:
         """Return ||grad C||_F over all weights."""
-        squares = 0.0
-        for layer, inputs in enumerate(self.activations, 1):
-            squares += float((self.delta(layer).T @ inputs).square().sum())
-        return squares**0.5
+        parts = [(self.delta(layer).T @ inputs).flatten() for layer, inputs in enumerate(self.activations, 1)]
+        largest = max(float(part.abs().max()) for part in parts)  # so that no square overflows
+        return largest * math.sqrt(sum(float((part / largest).square().sum()) for part in parts)) if largest else 0.0
+
+    def _side(self, change: Tensor) -> Tensor:
+        return torch.where(change > 0, 1.0, torch.full_like(change, self.slope))  # two numbers would be float32
 
     def _back(self, layer: int, derivatives: list[Tensor]) -> Tensor:
         delta = self.at_outputs
@@ -101,7 +128,7 @@ def bias_free(net: nn.Module) -> MLP:
     return mlp.cpu()
 
 
-def output_gradient(loss: str | Callable[..., Any], outputs: Tensor, y: object) -> Tensor:
+def gradient_at(loss: str | Callable[..., Any], outputs: Tensor, y: object) -> Tensor:
     """Return dC/d(outputs), (N, d_out)."""
     if isinstance(y, np.ndarray):
         y = torch.from_numpy(y)

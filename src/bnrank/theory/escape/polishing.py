@@ -70,7 +70,8 @@ def snap(weights: Sequence[Array], x: Array, g: Array, slope: float) -> tuple[li
 
     With theta and the derivatives alpha of the activation at the kinks as unknowns, T36 and z = 0 at the kinks are as
     many equations; Newton steps of least norm solve them, on the network that :func:`reduce` leaves. What comes out is
-    taken only where its residual is less and its speed no lower than before (by more than 1e-5 of it).
+    taken only where its residual, with the subgradients of :func:`bnrank.theory.escape.residual`, is less and its speed
+    no lower than before (by more than 1e-5 of it). Stationary is not more than that: the speed may grow on one side.
 
     Parameters
     ----------
@@ -116,6 +117,10 @@ class _Equations:
         self.shapes = [w.shape for w in weights]
         self.x = torch.from_numpy(x.T / np.linalg.norm(x))
         self.g = torch.from_numpy(g.T / np.linalg.norm(g))
+        self.slope = slope
+        self.groups, self.sides = torch.from_numpy(at.groups), torch.from_numpy(at.sides)
+        self.first = torch.from_numpy(np.unique(at.groups, return_index=True)[1])
+        self.alphas = torch.from_numpy(at.derivatives)[self.first]
         self.at = [torch.from_numpy(np.flatnonzero(at.layers == layer)) for layer in range(1, len(weights))]
         self.where = [
             (torch.from_numpy(at.neurons[i.numpy()]), torch.from_numpy(at.samples[i.numpy()])) for i in self.at
@@ -134,11 +139,12 @@ class _Equations:
 
     def __call__(self, v: Tensor) -> Tensor:
         """Return the residuals of all equations, as many as there are unknowns."""
-        weights, alphas = self.split(v)
+        weights, free = self.split(v)
+        alphas = torch.where(self.sides > 0, free[self.groups], 1 + self.slope - free[self.groups])
         inputs, slopes, zeros = [self.x], [], []
         for w, pattern, i, where in zip(weights[:-1], self.pattern, self.at, self.where, strict=True):
             z = w @ inputs[-1]
-            zeros.append(z[where])
+            zeros.append(z[where])  # of one group, multiples of each other
             slopes.append(torch.index_put(pattern, where, alphas[i]) if len(i) else pattern)
             inputs.append(z * slopes[-1])
         delta, ascent = -self.g, []
@@ -148,12 +154,14 @@ class _Equations:
                 delta = (weights[layer].T @ delta) * slopes[layer - 1]
         ascent = ascent[::-1]
         speed = (weights[-1] * ascent[-1]).sum()
-        return torch.cat([*((a - speed * w).flatten() for a, w in zip(ascent, weights, strict=True)), *zeros])
+        return torch.cat(
+            [*((a - speed * w).flatten() for a, w in zip(ascent, weights, strict=True)), torch.cat(zeros)[self.first]]
+        )
 
 
 def _newton(weights: Sequence[Array], x: Array, g: Array, slope: float, at: Stationarity) -> list[Array]:
     equations = _Equations(weights, x, g, slope, at)
-    v = torch.from_numpy(np.concatenate([*(w.ravel() for w in weights), at.derivatives]))
+    v = torch.cat([*(torch.from_numpy(w).flatten() for w in weights), equations.alphas])
     now = equations(v)
     chunk = max(1, (1 << 22) // max(1, sum(p.numel() for p in equations.pattern) + now.numel()))
     jacobian = torch.func.jacrev(equations, chunk_size=chunk)

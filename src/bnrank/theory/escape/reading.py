@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bnrank import _validate
 from bnrank.networks.chain import as_mlp
 
-__all__ = ["data", "network"]
+__all__ = ["data", "network", "scaled"]
 
 Array = np.ndarray
 
@@ -30,6 +30,20 @@ def data(x: Tensor | Array, g: Tensor | Array) -> tuple[Array, Array]:
             raise ValueError(f"{name}: got zeros only, expected a direction of escape to exist; with {name} = 0 {why}")
         result.append(array)
     return result[0], result[1]
+
+
+def scaled(x: Array, g: Array) -> tuple[Array, Array, float]:
+    """Return X and G of Frobenius norm 1, and the product of their norms; RangeError if that is no normal float."""
+    x_largest, g_largest = float(np.abs(x).max()), float(np.abs(g).max())
+    x, g = x / x_largest, g / g_largest
+    x_norm, g_norm = float(np.linalg.norm(x)), float(np.linalg.norm(g))
+    units = x_largest * g_largest * (x_norm * g_norm)
+    if not np.finfo(float).tiny <= units < math.inf:
+        raise _validate.RangeError(
+            f"x, g: got largest entries {x_largest:.3g} and {g_largest:.3g}, expected ||X|| ||G||, the unit of the "
+            "speed, between 2.2e-308 and 1.8e308; multiply x or g by a number, and the speed is multiplied by it"
+        )
+    return x / x_norm, g / g_norm, units
 
 
 def network(net: nn.Module, inputs: int, outputs: int) -> tuple[list[Array], float]:

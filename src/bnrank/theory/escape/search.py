@@ -96,7 +96,7 @@ def find(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, x or g is zero, or the depth is 1.
+        If an argument is out of range, x or g is zero, ||X|| ||G|| is no float (RangeError), or the depth is 1.
 
     Notes
     -----
@@ -115,12 +115,13 @@ def find(
     0.414214
     """
     x_, g_ = reading.data(x, g)
-    if isinstance(depth, int) and not isinstance(depth, bool) and depth == 1:
+    depth = _validate.integer(depth, "depth")
+    if depth == 1:
         raise ValueError(
             "depth: got 1, expected at least 2. At depth 1 the outputs are linear in the weights, the gradient at the "
             "origin is not 0, and there is no saddle to escape from"
         )
-    widths = _widths(_validate.integer(depth, "depth", 2), width, x_.shape[1], g_.shape[1])
+    widths = _widths(depth, width, x_.shape[1], g_.shape[1])
     starts = _validate.integer(starts, "starts", 0)
     steps = _validate.integer(steps, "steps", 0)
     slope = 1.0 if slope == 1 else _validate.slope(slope)
@@ -136,8 +137,8 @@ def find(
         raise ValueError("starts: got 0 and no network in initial, expected at least one start")
     if given and rank_one:
         raise ValueError("initial: got networks, expected none where start is 'rank one'")
-    units = float(np.linalg.norm(x_)) * float(np.linalg.norm(g_))
-    data = _Data(x_ / np.linalg.norm(x_), g_ / np.linalg.norm(g_), slope)
+    unit_x, unit_g, units = reading.scaled(x_, g_)
+    data = _Data(unit_x, unit_g, slope)
     shape = [widths[0], *[1] * (len(widths) - 2), widths[-1]] if rank_one else widths
     drawn = [_draw(np.random.default_rng(s), shape, data, rank_one) for s in seeds[:starts]]
     members = [np.stack(layers) for layers in zip(*drawn, *given, strict=True)]

@@ -11,7 +11,8 @@ from scipy.optimize import lsq_linear
 from torch import Tensor, nn
 
 from bnrank import _validate
-from bnrank.theory.escape import reading
+from bnrank.theory.escape import reading, ties
+from bnrank.theory.escape.ties import Ties
 
 __all__ = ["KINK_RTOL", "Stationarity", "examine", "of_weights", "residual"]
 
@@ -43,6 +44,8 @@ class Stationarity:
         Where they are; layers from 1, the others from 0.
     derivatives : ndarray, (kinks,)
         The derivative of the activation there that gives the least residual.
+    groups, sides : ndarray, (kinks,)
+        Kinks of one group, counted from 0, have one derivative alpha where the side is 1, 1 + slope - alpha where -1.
     """
 
     residual: float
@@ -53,6 +56,8 @@ class Stationarity:
     neurons: Array = field(default_factory=lambda: np.zeros(0, dtype=int))
     samples: Array = field(default_factory=lambda: np.zeros(0, dtype=int))
     derivatives: Array = field(default_factory=lambda: np.zeros(0))
+    groups: Array = field(default_factory=lambda: np.zeros(0, dtype=int))
+    sides: Array = field(default_factory=lambda: np.zeros(0, dtype=int))
 
 
 def residual(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: float = KINK_RTOL) -> float:
@@ -60,8 +65,9 @@ def residual(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: fl
 
     The network is scaled to the sphere ||theta||^2 = L. There grad L0(theta) = -s theta at an escape direction, with
     s = -L0(theta) > 0 its speed (T36), and this returns min ||grad L0 + s theta|| / (s ||theta||). The minimum is over
-    the derivatives of the activation, any number from the slope to 1 each, at all pairs of a neuron and a sample whose
-    preactivation is 0 up to rounding. These gradients contain the Clarke subdifferential of L0.
+    the derivatives of the activation at all pairs of a neuron and a sample whose preactivation is 0 up to rounding: any
+    number from the slope to 1, but one number alpha for samples that are positive multiples of each other, and in the
+    first layer 1 + slope - alpha for samples on the opposite side of the origin.
 
     Parameters
     ----------
@@ -85,6 +91,13 @@ def residual(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: fl
 
     Notes
     -----
+    Which gradients these are: with kinks in one layer they contain the Clarke subdifferential of L0, and the residual
+    is at most the distance of -s theta from that, relative. It is less, and can be 0 at a point that is not stationary,
+    if samples at the kinks of a neuron are dependent in other ways than being multiples (x, x' and x + x'), as not all
+    derivatives between the slope and 1 occur together then. With kinks in several layers the subdifferential is the
+    convex hull of the limits of gradients, of which products of derivatives do not reach all: the residual can be less
+    or more than the distance.
+
     With kinks in one layer the minimum is a bounded linear least-squares problem. With kinks in several layers it is
     multilinear, and what is returned is the best that Gauss-Newton steps from a few starts reach: an upper bound. Of
     more than 3,000 kinks the nearest 3,000 are used, again an upper bound. Source: T36, T40; Bantzis2025, section 2.2.
@@ -119,8 +132,7 @@ def of_weights(
     weights: Sequence[Array], x: Array, g: Array, slope: float, kink_rtol: float = KINK_RTOL
 ) -> Stationarity:
     """Return what :func:`examine` does for W_1, ..., W_L on the sphere ||theta||^2 = L."""
-    units = float(np.linalg.norm(x)) * float(np.linalg.norm(g))
-    x, g = x / np.linalg.norm(x), g / np.linalg.norm(g)
+    x, g, units = reading.scaled(x, g)
     size = max(1, BLOCK // sum(len(w) for w in weights))
     smooth = [np.zeros_like(w) for w in weights]  # from samples that no kink touches
     plain = [np.zeros_like(w) for w in weights]
@@ -147,9 +159,8 @@ def of_weights(
     rest = [a + b for a, b in zip(smooth, missing, strict=True)]
     near = _Samples(weights, x[where], g[where], slope, kink_rtol)
     kinks = near.kinks()
-    alphas, value = _least(near, kinks, rest, slope)
-    if plain_value < value / unit:  # not from 1/2, but closer
-        alphas, value = np.concatenate([near.plain[k.layer][k.neurons, k.samples] for k in kinks]), plain_value * unit
+    tied = _tied(near, kinks)
+    alphas, value = _least(near, kinks, tied, rest)
     return Stationarity(
         value / unit,
         plain_value,
@@ -159,6 +170,8 @@ def of_weights(
         np.concatenate([k.neurons for k in kinks]),
         where[np.concatenate([k.samples for k in kinks])],
         alphas,
+        tied.groups,
+        tied.sides,
     )
 
 
@@ -169,6 +182,12 @@ class _Kinks:
     layer: int
     neurons: Array
     samples: Array
+
+
+def _tied(near: _Samples, kinks: Sequence[_Kinks]) -> Ties:
+    layers = np.concatenate([np.full(len(k.neurons), k.layer) for k in kinks])
+    neurons, samples = (np.concatenate([getattr(k, name) for k in kinks]) for name in ("neurons", "samples"))
+    return ties.of(layers, neurons, samples, near.x, near.slope)
 
 
 class _Samples:
@@ -255,43 +274,45 @@ def _norm(parts: Sequence[Array]) -> float:
     return math.sqrt(sum(float((p * p).sum()) for p in parts))
 
 
-def _least(near: _Samples, kinks: list[_Kinks], rest: list[Array], slope: float) -> tuple[Array, float]:
+def _least(near: _Samples, kinks: list[_Kinks], tied: Ties, rest: list[Array]) -> tuple[Array, float]:
     """Minimise || rest + ascent(alphas) || from several starts: with kinks in several layers there are local minima."""
-    count = sum(len(k.neurons) for k in kinks)
+    count, free, slope = len(tied.groups), len(tied.first), near.slope
     layers = sum(bool(len(k.neurons)) for k in kinks)
-    starts = [np.full(count, (1 + slope) / 2)]
+    starts = [np.full(free, (1 + slope) / 2)]
+    plain = np.concatenate([near.plain[k.layer][k.neurons, k.samples] for k in kinks])[tied.first]
     if layers > 1 and count <= EXACT:  # ones let the kinks of one layer decide; the others break ties
         rng = np.random.default_rng(0)
         more = 6 if count <= FEW else 0
-        starts += [np.ones(count), *(rng.uniform(min(slope, 1), 1, count) for _ in range(more))]
+        starts += [np.ones(free), *(rng.uniform(min(slope, 1), 1, free) for _ in range(more))]
+    steps = 1 if layers < 2 else STEPS if count <= EXACT else STEPS // 10
     best, value = starts[0], math.inf
-    for start in starts:
-        found, at = _from(
-            start, near, kinks, rest, slope, 1 if layers < 2 else STEPS if count <= EXACT else STEPS // 10
-        )
+    for start, most in [*((start, steps) for start in starts), (plain, 0)]:
+        found, at = _from(start, near, kinks, tied, rest, most)
         if at < value:
             best, value = found, at
         if value <= ENOUGH * math.sqrt(sum(float((r * r).sum()) for r in rest)):
             break
-    return best, value
+    return tied.all(best), value
 
 
 def _from(
-    alphas: Array, near: _Samples, kinks: list[_Kinks], rest: list[Array], slope: float, steps: int
+    alphas: Array, near: _Samples, kinks: list[_Kinks], tied: Ties, rest: list[Array], steps: int
 ) -> tuple[Array, float]:
     """Gauss-Newton steps with bounds."""
+    slope = near.slope
 
     def remainder(alphas: Array) -> list[Array]:
-        parts = near.ascent(near.with_alphas(kinks, alphas))
+        parts = near.ascent(near.with_alphas(kinks, tied.all(alphas)))
         return [a + b for a, b in zip(parts, rest, strict=True)]
 
     now = remainder(alphas)
     value = _norm(now)
     if not len(alphas):  # what counted as 0 in a larger product does not in this one
         return alphas, value
+    joined = tied.matrix()
     for _ in range(steps):
-        columns = near.columns(near.with_alphas(kinks, alphas), kinks)
-        move = _bounded(columns, now, slope - alphas, 1 - alphas)
+        columns = near.columns(near.with_alphas(kinks, tied.all(alphas)), kinks)
+        move = _bounded(columns, joined, now, slope - alphas, 1 - alphas)
         size = 1.0
         while size > 1e-3:
             tried = remainder(alphas + size * move)
@@ -307,18 +328,23 @@ def _from(
     return alphas, value
 
 
-def _bounded(columns: list[tuple[Array, Array]], now: list[Array], low: Array, high: Array) -> Array:
-    """Return argmin || now + sum_k move_k u_k a_k^T || within bounds."""
-    count = len(low)
+def _bounded(
+    columns: list[tuple[Array, Array]], joined: Array | None, now: list[Array], low: Array, high: Array
+) -> Array:
+    """Return argmin || now + sum_k (joined move)_k u_k a_k^T || within bounds."""
+    count = len(columns[0][0])
     if count > EXACT or count * sum(n.size for n in now) > BLOCK:
         # the normal equations: half the digits, in no more memory than kinks squared
         gram = np.asarray(sum((u @ u.T) * (a @ a.T) for u, a in columns))
         right = -np.asarray(sum(((u @ n) * a).sum(1) for (u, a), n in zip(columns, now, strict=False)))
+        if joined is not None:
+            gram, right = joined.T @ gram @ joined, joined.T @ right
         return _projected(gram, right, low, high)
     pieces = [np.einsum("ki,kj->ijk", u, a).reshape(-1, count) for u, a in columns]
     matrix = np.concatenate(pieces)
+    matrix = matrix if joined is None else matrix @ joined
     target = -np.concatenate([n.ravel() for n in now[:-1]])
-    if len(matrix) > count:
+    if len(matrix) > len(low):
         q, matrix = np.linalg.qr(matrix)
         target = q.T @ target
     free = np.linalg.lstsq(matrix, target, rcond=1e-12)[0]

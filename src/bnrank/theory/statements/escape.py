@@ -70,16 +70,17 @@ def _deep_layers(facts: Facts) -> Sides:
     found = _hidden(facts)
     assumption = _optimal(found)
     c, start = found.constant, 0 if found.nonnegative else 1  # the layers among which one is near rank one
-    compared = []
+    compared, raised = [], 0.0
     for ratio in _ratios(found):
         last = ratio.layer if ratio.activation else ratio.layer - 1
         base = start + int(found.activation_tails[start : last + 1].argmin()) if last >= start else ratio.layer
         # what follows the layer nearest to rank one must be as fast as rank one; W_1 needs no such layer
         excess = _excess(found, base) if base < ratio.layer else 0.0
+        raised = max(raised, excess)
         k = c / math.sqrt(ratio.layer)
         compared.append((ratio, (8 * k + 2 * excess) / (1 - k) if k < 1 else math.inf))
     says = f"c = {c:.4g}: about layers beyond {math.floor(min((9 * c) ** 2, 1e300)):.6g}"
-    return _judged(compared, assumption, f"{says}; {_speed(found)}", f"{says} of {facts.depth}")
+    return _judged(compared, assumption, f"{says}; {_speed(found)}{_raised(raised)}", f"{says} of {facts.depth}")
 
 
 @statement(
@@ -95,7 +96,7 @@ def _near_rank_one(facts: Facts) -> Sides:
     excess = max(speed - error - found.share, 0.0) / found.share
     bound = _bound(found, error, excess)
     relative = f"||G|| eps / s = {error / found.share:.3g}"
-    note = f"{relative}, eps = {error:.3g} ||X||; {_speed(found)}"
+    note = f"{relative}, eps = {error:.3g} ||X||; {_speed(found)}{_raised(excess)}"
     compared = [(ratio, bound) for ratio in _ratios(found)]
     return _judged(compared, assumption, note, relative)
 
@@ -109,11 +110,12 @@ def _near_rank_one(facts: Facts) -> Sides:
 def _once_near_rank_one(facts: Facts) -> Sides:
     found = _hidden(facts)
     assumption = _optimal(found)
-    bounds = [_bound(found, float(found.errors[k]), _excess(found, k)) for k in range(1, facts.depth)]
+    excesses = [_excess(found, k) for k in range(1, facts.depth)]
+    bounds = [_bound(found, float(found.errors[k]), excess) for k, excess in enumerate(excesses, 1)]
     compared = [(ratio, min(bounds[: ratio.layer - 1])) for ratio in _ratios(found) if ratio.layer > 1]
     errors = found.errors[1:] / found.share
     relative = f"||G|| eps_k / s = {float(errors.min()):.3g} at k = {int(errors.argmin()) + 1}, the least"
-    return _judged(compared, assumption, f"{relative}; {_speed(found)}", relative)
+    return _judged(compared, assumption, f"{relative}; {_speed(found)}{_raised(max(excesses))}", relative)
 
 
 @statement(
@@ -165,8 +167,14 @@ def _deeper_tail(facts: Facts) -> Sides:
     parts |= {f"the tail of sigma(Z_{depth - 1 + i})": tail for i, tail in enumerate(deeper.activation_tails)}
     parts[f"the nonlinearity of Z_{depth}"] = deeper.nonlinearity
     parts["||theta'||^2 / (L + 1) - 1"] = abs(deeper.norm / (depth + 1) - 1)
+    unknown = [name for name, part in parts.items() if math.isnan(part)]
+    if unknown:  # max would pass over it
+        raise Inconclusive(f"{unknown[0]} is not a number")
     name = max(parts, key=parts.__getitem__)
-    return Sides(parts[name], 0.0, "<=", 1e-10, 1.0, note=f"{name}, the largest of {len(parts)} numbers")
+    shape = (
+        "0 by their shapes, (1, n), (1, 1) and (d_out, 1), are the tails; measured are the nonlinearity and the norm"
+    )
+    return Sides(parts[name], 0.0, "<=", 1e-10, 1.0, note=f"{name}, the largest of {len(parts)} numbers; {shape}")
 
 
 STATEMENTS: tuple[Statement, ...] = (
@@ -317,6 +325,13 @@ def _optimal(found: Localized) -> str:
 
 def _speed(found: Localized) -> str:
     return f"s = {found.speed:.6g} with layers of equal norm, ||X|| ||G|| / s = {1 / found.share:.4g}"
+
+
+def _raised(excess: float) -> str:
+    """Return what to add to a note where a bound has the term with the excess of speed."""
+    if not excess:
+        return ""
+    return f"; the right side is above the formula's, as rank one is faster by up to {excess:.2g} of the speed"
 
 
 def _judged(compared: list[tuple[_Ratio, float]], assumption: str, note: str, empty: str) -> Sides:

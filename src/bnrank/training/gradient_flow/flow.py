@@ -117,7 +117,7 @@ def flow(
         See above; 1e-4, at most 0.1.
     growth : float, optional
         Factor that ||theta|| may grow by in one step of a skipped plateau: 4 for "rk45", 10 for "dop853", 1.5 for
-        "heun". It bounds the error in weights that are too small to be seen by ``rtol``: 1e-4, 2e-5 and 5e-3 per
+        "heun". It bounds the error in weights that are too small to be seen by ``rtol``: 1e-4, 2e-5 and 2e-2 per
         decade where these grow like a power of ||theta|| between -1/2 and 1.
     batch_size, seed : int, optional
         Stochastic flow, "euler" only: mini-batches in shuffled epochs, whose order is a function of the seed. The
