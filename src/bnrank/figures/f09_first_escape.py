@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def make(
         last = i == len(runs) - 1
         title = f"{task.name}, {task.n} images, width {width}, init {settings['init']:g}"
         part = saddles.Part.of(flow, task, title, predict=not last)
-        claims += part.claims(second=last)
+        claims += [replace(claim, name=f"init {settings['init']:g}: {claim.name}") for claim in part.claims(last)]
         sections.append(part.section())
         pictures["plateaus" if last else f"plateaus-init-{settings['init']:g}"] = part.picture()
     exits = joins.measure(task, DEPTH, scales)

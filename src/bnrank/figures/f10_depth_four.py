@@ -107,7 +107,7 @@ FIGURE = Figure(
         "paper": {
             "images": None,
             "width": 1000,
-            "init": 5e-3,
+            "init": 2.5e-3,
             "smaller": 1e-3,
             "time": 900.0,
             "step": 0.1,
