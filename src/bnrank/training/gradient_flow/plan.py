@@ -25,7 +25,7 @@ LOSSES = ("mse", "cross_entropy")
 TIMES = ("t", "arc")
 RTOL = {"heun": 1e-3}
 GROWTH = {"rk45": 4.0, "dop853": 10.0, "heun": 1.5}
-LEAST_LINEAR = 0.1  # of ||G||: a gradient that differs by more is not nearly G
+MOST_NEGLIGIBLE = 0.1  # of ||G||: a gradient that differs by more is not nearly G
 MEMORY = 1 << 30  # bytes of networks that are kept unless asked otherwise
 
 
@@ -123,8 +123,8 @@ class Plan:
         _refuse_unused("negligible", negligible, skip_plateau, "with skip_plateau=True")
         growth = _validate.number(GROWTH.get(method, 4.0) if growth is None else growth, "growth", 1.0, strict=True)
         negligible = _validate.number(1e-4 if negligible is None else negligible, "negligible", 0.0, strict=True)
-        if negligible > LEAST_LINEAR:
-            raise ValueError(f"negligible: got {negligible:g}, expected at most {LEAST_LINEAR:g}")
+        if negligible > MOST_NEGLIGIBLE:
+            raise ValueError(f"negligible: got {negligible:g}, expected at most {MOST_NEGLIGIBLE:g}")
         record_every = _validate.integer(record_every, "record_every")
         shapes = [p.shape for p in net.parameters() if p.requires_grad]
         size = sum(math.prod(shape) for shape in shapes)
