@@ -21,6 +21,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
+from bnrank._canvas import OKABE_ITO, dress
 from bnrank.figures.base import Claim, Figure, Outcome
 from bnrank.figures.linear_staircase import (
     HALF,
@@ -39,7 +40,6 @@ from bnrank.figures.linear_staircase import (
 )
 from bnrank.networks import LinearNetwork
 from bnrank.reporting import Section
-from bnrank.reporting.canvas import OKABE_ITO, dress
 from bnrank.training.gradient_flow import Flow
 
 __all__ = ["FIGURE", "claims", "make", "picture"]

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure as Picture
 from scipy.optimize import minimize
 from torch import Tensor
 
+from bnrank._canvas import OKABE_ITO, dress
 from bnrank.figures.base import Claim
 from bnrank.networks import MLP, from_layers
-from bnrank.reporting.canvas import OKABE_ITO, dress
 from bnrank.tasks import Task
 from bnrank.theory.escape import join_rate
 from bnrank.training.gradient_flow import flow

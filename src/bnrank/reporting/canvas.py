@@ -1,4 +1,4 @@
-"""What the plots share: axes without pyplot, colours of singular values, checks of the Datasets they draw."""
+"""What the plots share: colours of singular values, checks of the Datasets they draw."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from bnrank import _validate
 from bnrank.reporting.sections import bottleneck
 
-__all__ = ["OKABE_ITO", "axes_for", "dress", "index_key", "lines", "log_if_wide", "position", "shade", "variable"]
-
-OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-"""Seven colours that colour-blind readers can tell apart (Okabe and Ito 2008; yellow left out, too pale for lines)."""
+__all__ = ["index_key", "lines", "log_if_wide", "position", "shade", "variable"]
 
 
 def variable(dataset: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray[Any, Any]:
@@ -38,21 +33,6 @@ def position(history: xr.Dataset, member: object) -> int:
     if result >= members:
         raise ValueError(f"member: got {result}, expected a position below {members}")
     return result
-
-
-def axes_for(axes: Any, shape: tuple[int, int], size: tuple[float, float], count: int | None = None) -> Any:
-    """Return ``count`` axes as a flat array: those given, or those of a new figure with a grid of ``shape``."""
-    count = shape[0] * shape[1] if count is None else count
-    if axes is None:
-        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, wspace=0.03))
-        made = figure.subplots(*shape, squeeze=False).ravel()
-        for ax in made[count:]:
-            ax.remove()
-        return made[:count]
-    given = np.array([axes] if isinstance(axes, Axes) else list(np.ravel(np.asarray(axes, dtype=object))), dtype=object)
-    if len(given) != count or not all(isinstance(ax, Axes) for ax in given):
-        raise ValueError(f"axes: got {_validate.describe(axes)}, expected {count} matplotlib axes")
-    return given
 
 
 def colours(count: int) -> list[Any]:
@@ -79,16 +59,6 @@ def index_key(axes: Any, count: int) -> None:
     bar.ax.minorticks_off()
     bar.ax.set_title("index", fontsize=9)
     bar.outline.set_visible(False)
-
-
-def dress(ax: Axes, x: str, y: str, title: str) -> None:
-    """Label the axes and take away what is not needed."""
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
-    ax.set_title(title, fontsize=11)
-    ax.grid(color="0.9", linewidth=0.8)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 def shade(ax: Axes, profile: xr.Dataset) -> None:

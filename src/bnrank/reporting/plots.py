@@ -17,10 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from bnrank import _validate
+from bnrank._canvas import OKABE_ITO, axes_for, dress
 from bnrank.reporting.canvas import (
-    OKABE_ITO,
-    axes_for,
-    dress,
     index_key,
     lines,
     log_if_wide,

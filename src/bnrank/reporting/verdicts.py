@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from bnrank.reporting.canvas import OKABE_ITO, axes_for, dress
+from bnrank._canvas import OKABE_ITO, axes_for, dress
 from bnrank.theory.verdict import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
 
 __all__ = ["about_rows", "summary", "tightness", "typeset", "verdict_rows"]
