@@ -1,0 +1,159 @@
+"""A network unrolled into a tree of weights +1 and -1 (Lemma 1 of LeJegelka2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import networkx as nx
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnrank import _validate
+from bnrank.networks.graph.unrolling import Ints
+
+if TYPE_CHECKING:
+    from bnrank.networks.graph.neurons import NeuronGraph
+
+__all__ = ["SignTree", "sign_tree"]
+
+
+@dataclass(frozen=True, eq=False)
+class SignTree:
+    """The network mu of Lemma 1: one tree per output, weights +1 and -1, f(x; w) = mu(h(x; w)).
+
+    A node's value is sigma_s(sum over its children of sign times value); the leaves' values are the entries of h, the
+    roots' are the outputs. A node other than a leaf is a path from a vertex of the graph to an output; it has that
+    vertex's slope, and its sign is that of the path's first edge. A leaf hangs on a node that is a whole path, by the
+    sign of the product of the path's weights, which undoes the signs in h_p = x_p prod_e w_e. So nothing depends on the
+    weights except through their signs.
+
+    Two trees are equal where parents, signs, slopes and leaves are.
+
+    Attributes
+    ----------
+    parents : ndarray
+        (nodes,), -1 for the roots; nodes are in order of their depth.
+    signs : ndarray
+        +1 or -1, the weight of the edge to the parent, (nodes,); 1 for the roots.
+    slopes : ndarray
+        (nodes,), 1 for the leaves.
+    leaves : ndarray
+        The node that holds h_p, for every path p, (paths,).
+    starts : ndarray
+        Where each depth begins, and the number of nodes, (depths + 1,).
+    labels : tuple
+        The vertex at which each node's path starts, None for leaves.
+
+    Notes
+    -----
+    sgn(0) is +1 here, and any other choice would be as right: where w_e = 0, every path through e has h_p = 0, so the
+    node whose path starts with e has the value sigma(0) = 0, whichever sign it is multiplied by.
+
+    sigma_s may have any slope, also a negative one: only sigma_s(c z) = c sigma_s(z) for c >= 0 is used.
+
+    Source: LeJegelka2022, Lemma 1 and Appendix B; T42.
+
+    Examples
+    --------
+    relu(-3 x) - relu(2 x) has h = (-2 x, -3 x), and mu(h) = -relu(-h_0) + relu(h_1):
+
+    >>> import networkx as nx, torch
+    >>> from bnrank.networks.graph import NeuronGraph
+    >>> g = nx.DiGraph()
+    >>> g.add_weighted_edges_from([("x", "u", 2.0), ("x", "v", -3.0), ("u", "y", -1.0), ("v", "y", 1.0)])
+    >>> tree = NeuronGraph.from_networkx(g).decompose()
+    >>> tree
+    SignTree(1 outputs, 2 paths, 7 nodes)
+    >>> tree.signs.tolist(), tree.parents.tolist()
+    ([1, -1, 1, 1, -1, -1, -1], [-1, 0, 0, 1, 2, 3, 4])
+    >>> tree(torch.tensor([[-2.0, -3.0], [2.0, 3.0]])).tolist()
+    [[-2.0], [3.0]]
+    """
+
+    parents: Ints
+    signs: Ints
+    slopes: NDArray[np.float64]
+    leaves: Ints
+    starts: Ints
+    labels: tuple[Hashable | None, ...]
+
+    def __call__(self, h: Tensor | NDArray[Any]) -> Tensor:
+        """Return mu(h), float64 (N, outputs), for h of shape (N, paths); gradients flow to h."""
+        h = _validate.samples(h, "h", features=len(self.leaves)).double()
+        path = np.full(len(self.parents), -1, dtype=np.int64)
+        path[self.leaves] = np.arange(len(self.leaves))
+        entries = h.T
+        passed, parents = h.new_zeros(0, len(h)), np.zeros(0, dtype=np.int64)
+        for depth in reversed(range(len(self.starts) - 1)):
+            part = slice(self.starts[depth], self.starts[depth + 1])
+            value = h.new_zeros(int(self.starts[depth + 1] - self.starts[depth]), len(h))
+            leaf = np.flatnonzero(path[part] >= 0)
+            if len(leaf):
+                value = value.index_copy(0, torch.from_numpy(leaf), entries[torch.from_numpy(path[part][leaf])])
+            value = value.index_add(0, torch.from_numpy(parents - self.starts[depth]), passed)
+            slopes = torch.from_numpy(self.slopes[part])[:, None]
+            value = torch.where(value > 0, value, slopes * value)
+            passed, parents = value * torch.from_numpy(self.signs[part])[:, None], self.parents[part]
+        return value.T
+
+    def __eq__(self, other: object) -> bool:
+        """Say whether another tree has the same parents, signs, slopes and leaves."""
+        if not isinstance(other, SignTree):
+            return NotImplemented
+        names = ("parents", "signs", "slopes", "leaves")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        """Return the number of nodes, leaves included."""
+        return len(self.parents)
+
+    def __repr__(self) -> str:
+        return f"SignTree({self.starts[1]} outputs, {len(self.leaves)} paths, {len(self)} nodes)"
+
+    def to_networkx(self) -> nx.DiGraph:
+        """Return the trees as a networkx graph that `NeuronGraph.from_networkx` reads: mu as a network of its own.
+
+        Nodes are numbered as here; "input" is the number of the path, "label" the vertex at which the node's path
+        starts.
+        """
+        tree = nx.DiGraph()
+        path = {node: p for p, node in enumerate(self.leaves.tolist())}
+        for node, slope in enumerate(self.slopes.tolist()):
+            tree.add_node(node, slope=slope, label=self.labels[node])
+            if node in path:
+                tree.nodes[node]["input"] = path[node]
+            if node < self.starts[1]:
+                tree.nodes[node]["output"] = node
+        for node, (parent, sign) in enumerate(zip(self.parents.tolist(), self.signs.tolist(), strict=True)):
+            if parent >= 0:
+                tree.add_edge(node, parent, weight=float(sign), learnable=False)
+        return tree
+
+    def draw(self, axes: Any = None) -> Any:
+        """Draw the trees from left (entries of h) to right (outputs); see `NeuronGraph.draw`."""
+        from bnrank.networks.graph import drawing_neurons
+
+        return drawing_neurons.draw_tree(self, axes)
+
+
+def sign_tree(graph: NeuronGraph) -> SignTree:
+    """Return the tree of the signs of a graph's weights."""
+    tree = graph.wiring.unrolled
+    signs = np.where(graph.weights < 0, -1, 1)
+    own = np.where(tree.edges < 0, 1, signs[tree.edges] if len(signs) else 1)
+    own[tree.leaves] = tree.products(torch.from_numpy(signs.astype(np.float64))).numpy().astype(np.int64)
+    names: tuple[Hashable | None, ...] = (*graph.vertices, None)
+    return SignTree(
+        parents=tree.parents,
+        signs=cast(Ints, own.astype(np.int64)),
+        slopes=np.append(graph.slopes, 1.0)[tree.vertices],
+        leaves=tree.leaves,
+        starts=tree.starts,
+        labels=tuple(names[vertex] for vertex in tree.vertices),
+    )

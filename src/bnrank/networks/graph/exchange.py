@@ -1,0 +1,125 @@
+"""Weighted DAGs as networkx graphs: the attributes that are read, their defaults, and what is refused."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+import numpy as np
+from torch import Tensor
+
+from bnrank import _validate
+
+if TYPE_CHECKING:
+    from bnrank.networks.graph.neurons import NeuronGraph
+
+__all__ = ["natural_order", "read", "write"]
+
+NODE_ATTRIBUTES = ("slope", "input", "output")
+EDGE_ATTRIBUTES = ("weight", "learnable", "origin")
+
+
+def natural_order(names: Iterable[Hashable]) -> list[Hashable]:
+    """Sort names so that x2 comes before x10; in the given order where they cannot be compared."""
+    listed = list(names)
+
+    def key(name: Hashable) -> tuple[Any, ...]:
+        if isinstance(name, str):
+            parts = re.split(r"(\d+)", name)
+            return (1, tuple((int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)))
+        return (0, name)
+
+    try:
+        return sorted(listed, key=key)
+    except TypeError:
+        return listed
+
+
+def read(make: Callable[..., NeuronGraph], graph: nx.DiGraph) -> NeuronGraph:
+    """Return the weighted DAG that a networkx graph describes; see `NeuronGraph.from_networkx`."""
+    if not isinstance(graph, nx.Graph):
+        raise TypeError(f"graph: got {_validate.describe(graph)}, expected a networkx.DiGraph")
+    if not graph.is_directed():
+        raise ValueError("graph: got an undirected graph, expected a networkx.DiGraph")
+    if graph.is_multigraph():
+        raise ValueError(
+            "graph: got a multigraph, expected a networkx.DiGraph; keep parallel edges apart by a vertex of slope 1 "
+            "in between"
+        )
+    for vertex, attributes in graph.nodes(data=True):
+        _check_known(attributes, f"vertex {vertex!r}", NODE_ATTRIBUTES)
+    for source, target, attributes in graph.edges(data=True):
+        _check_known(attributes, f"edge {(source, target)!r}", EDGE_ATTRIBUTES)
+
+    inputs = {v: a["input"] for v, a in graph.nodes(data=True) if a.get("input") is not None}
+    if not inputs:
+        inputs = {v: i for i, v in enumerate(natural_order(v for v, degree in graph.in_degree() if degree == 0))}
+    outputs = _outputs(graph)
+    linear = set(inputs) | set(outputs)
+    edges = list(graph.edges(data=True))
+    return make(
+        vertices=tuple(graph.nodes),
+        edges=tuple((source, target) for source, target, _ in edges),
+        weights=[_number(a.get("weight", 1.0), f"weight of edge {(u, v)!r}") for u, v, a in edges],
+        slopes=[
+            _number(a.get("slope", 1.0 if v in linear else 0.0), f"slope of vertex {v!r}")
+            for v, a in graph.nodes(data=True)
+        ],
+        inputs=inputs,
+        outputs=outputs,
+        learnable=[_truth(a.get("learnable", True), f"learnable of edge {(u, v)!r}") for u, v, a in edges],
+        origins=tuple(a.get("origin") for _, _, a in edges),
+    )
+
+
+def write(graph: NeuronGraph) -> nx.DiGraph:
+    """Return a weighted DAG as a networkx graph with every attribute that is read."""
+    result = nx.DiGraph()
+    place = {vertex: i for i, vertex in enumerate(graph.outputs)}
+    for vertex, slope in zip(graph.vertices, graph.slopes.tolist(), strict=True):
+        attributes: dict[str, Any] = {"slope": slope}
+        if vertex in graph.inputs:
+            attributes["input"] = graph.inputs[vertex]
+        if vertex in place:
+            attributes["output"] = place[vertex]
+        result.add_node(vertex, **attributes)
+    columns = zip(graph.edges, graph.weights.tolist(), graph.learnable.tolist(), graph.origins, strict=True)
+    for (source, target), weight, learnable, origin in columns:
+        attributes = {"weight": weight, "learnable": learnable}
+        if origin is not None:
+            attributes["origin"] = origin
+        result.add_edge(source, target, **attributes)
+    return result
+
+
+def _outputs(graph: nx.DiGraph) -> tuple[Hashable, ...]:
+    given = {v: a["output"] for v, a in graph.nodes(data=True) if a.get("output") is not None}
+    if not given:
+        return tuple(natural_order(v for v, degree in graph.out_degree() if degree == 0))
+    for vertex, place in given.items():
+        _validate.integer(place, f"output of vertex {vertex!r}", 0)
+    if sorted(given.values()) != list(range(len(given))):
+        raise ValueError(f"output: got the places {sorted(given.values())}, expected 0 to {len(given) - 1}, each once")
+    return tuple(sorted(given, key=lambda vertex: given[vertex]))
+
+
+def _check_known(attributes: dict[str, Any], where: str, known: tuple[str, ...]) -> None:
+    for name in attributes:
+        near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.75)
+        if name not in known and near:
+            raise ValueError(f"{where}: got the attribute {name!r}; did you mean {near[0]!r}?")
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, np.ndarray | np.generic | Tensor) and value.ndim == 0:
+        value = value.item()
+    return _validate.number(value, name)
+
+
+def _truth(value: object, name: str) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name}: got {_validate.describe(value)}, expected True or False")
+    return bool(value)

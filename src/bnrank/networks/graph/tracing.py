@@ -1,0 +1,198 @@
+"""From a module to its computation graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank.networks import functional
+from bnrank.networks.graph import assembling
+from bnrank.networks.graph.following import Follower, Root
+from bnrank.networks.graph.layers import LayerGraph, Node
+from bnrank.networks.graph.proxies import RefusedError, functions_recorded, where
+from bnrank.networks.graph.values import SAMPLES, Value, agree
+
+__all__ = ["trace"]
+
+
+def trace(module: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
+    """Return the computation graph of a module, an operation per node.
+
+    The module is followed by ``torch.fx`` in eval mode, in float64, on a copy and on two samples, whose values are
+    kept for every operation: that is how reorderings and pooling are read, whatever they are called, and how every
+    node is verified. Linear and convolutional layers, positively homogeneous activations, sums, learnable diagonals,
+    pooling and reorderings are read; anything else is a node "outside" with the reason, and what lies around it is
+    read still.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any feedforward module of one tensor that returns one tensor; it is not changed.
+    example : Tensor or ndarray
+        Samples (N, ...) such as the module takes, at least one; only their shape matters.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no module, takes or returns more than one tensor, has recurrent layers, weights used in several places
+        (they are named), control flow that depends on the data (with the line), or changes its input in place.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> graph = trace(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1)), torch.ones(2, 3))
+    >>> [(node.name, node.op, node.weight) for node in graph]
+    [('input', 'input', ''), ('0', 'linear', '0.weight'), ('1', 'activation', ''), ('2', 'linear', '2.weight')]
+    """
+    module = functional.unwrap(module)
+    _check(module)
+    x = functional.example(module, example)
+    x = torch.cat([x, x]) if len(x) < SAMPLES else x[:SAMPLES]
+    follower, output = _follow(module, x, training=False)
+    _verify(module, x, follower, output)
+    nodes = assembling.finish(follower.nodes, str(output.node), follower.uses, module)
+    _check_training(module, x, nodes)
+    return LayerGraph(
+        nodes,
+        nodes[-1].name,
+        frozenset(name for name, p in module.named_parameters() if p.requires_grad),
+        assembling.outside(nodes),
+        {name: p.detach() for name, p in module.named_parameters()},
+        type(module).__name__,
+    )
+
+
+def _follow(module: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Value]:
+    root = Root(_copy(module, training))
+    follower = Follower(root, x.detach().cpu().to(torch.float64) if x.is_floating_point() else x.cpu())
+    if not training:
+        with torch.no_grad():
+            functional.Functional(module)(x)  # whose errors are about the module, not about tracing it
+    with torch.random.fork_rng([]), torch.enable_grad(), functions_recorded():
+        try:
+            follower.trace(root)
+        except RefusedError as error:
+            raise ValueError(str(error)) from error
+        except Exception as error:
+            raise ValueError(
+                f"module: {type(module).__name__} cannot be traced{where(error)}: {error}. The graph is read by "
+                "torch.fx, for which isinstance(x, torch.Tensor) is false and x.data_ptr() has no value"
+            ) from error
+    return follower, follower.output(root.output, type(module).__name__)
+
+
+def _verify(module: nn.Module, x: Tensor, follower: Follower, output: Value) -> None:
+    """Refuse a graph whose output or gradients are not the module's own."""
+    function = functional.Functional(module)
+    names = [name for name, p in function.parameters.items() if p.is_floating_point()]
+    for name in names:
+        function.parameters[name].requires_grad_()
+    with torch.enable_grad():
+        expected = function(x)
+        if output.batch != 0 or not agree(output.tensor.detach(), expected.detach().cpu()):
+            raise ValueError(
+                f"module: the graph of {type(module).__name__} does not give its output; forward hooks or state that "
+                "is kept between calls change it, remove them"
+            )
+        if not (names and expected.requires_grad and expected.is_floating_point()):
+            return
+        weights = torch.cos(torch.arange(expected.numel(), dtype=expected.dtype)).reshape(expected.shape)
+        known = (weights.to(expected.device) * expected).sum()
+        try:
+            wanted = torch.autograd.grad(known, [function.parameters[name] for name in names], allow_unused=True)
+        except RuntimeError as error:
+            raise ValueError(f"module: {type(module).__name__} has no gradient: {error}") from error
+        found: Sequence[Tensor | None] = [None] * len(names)
+        if output.tensor.requires_grad:
+            held = [follower.weights[name] for name in names]
+            found = torch.autograd.grad((weights * output.tensor).sum(), held, allow_unused=True)
+    wrong = []
+    for name, a, b in zip(names, wanted, found, strict=True):
+        zero = torch.zeros_like(follower.weights[name])
+        if not agree(zero if b is None else b, zero if a is None else a.cpu()):
+            wrong.append(name)
+    if wrong:
+        raise ValueError(
+            f"module: the gradient of {', '.join(wrong[:3])} is not that of the graph of {type(module).__name__}; "
+            "backward hooks change it, remove them"
+        )
+
+
+def _check_training(module: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
+    """Refuse a module that is another function while training, where that can be seen."""
+    try:
+        follower, output = _follow(module, x, training=True)
+        found = assembling.finish(follower.nodes, str(output.node), follower.uses, module)
+    except ValueError:
+        return  # what runs while evaluating need not run while training, as batch norm on one entry per channel
+    first = next((b for a, b in zip(nodes, found, strict=False) if (a.name, a.op) != (b.name, b.op)), found[-1])
+    if [(node.name, node.op, node.inputs) for node in nodes] != [(n.name, n.op, n.inputs) for n in found]:
+        raise ValueError(
+            f"module: {type(module).__name__} does something else while training than in eval mode, near "
+            f"{first.name!r} ({first.text}); expected the same graph: set the probability of dropping to 0"
+        )
+
+
+def _check(module: nn.Module) -> None:
+    functional.check_unshared(module)
+    for name, sub in module.named_modules():
+        place = f"{name!r} ({type(sub).__name__})" if name else type(sub).__name__
+        if isinstance(sub, nn.RNNBase | nn.RNNCellBase):
+            raise ValueError(
+                f"module: {place} is recurrent, its weights act once per time step; expected a feedforward module"
+            )
+        if isinstance(sub, torch.jit.ScriptModule):
+            raise ValueError(f"module: {place} is scripted, which torch.fx does not follow; pass the original module")
+    needed = [
+        name
+        for name, p in inspect.signature(module.forward).parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    if len(needed) > 1:
+        raise ValueError(
+            f"module: the forward of {type(module).__name__} needs {len(needed)} arguments ({', '.join(needed)}), "
+            "expected one tensor; wrap it in a module that fixes the others"
+        )
+
+
+def _copy(module: nn.Module, training: bool) -> nn.Module:
+    """Return a copy in float64, without the user's hooks, with all parameters contiguous."""
+    memo: dict[int, Any] = {}
+    for sub in module.modules():
+        for key, value in vars(sub).items():
+            if key.endswith("_hooks") and isinstance(value, dict):
+                memo[id(value)] = OrderedDict((k, hook) for k, hook in value.items() if _is_torch(hook))
+            elif isinstance(value, Tensor):  # what torch.nn.utils.weight_norm leaves, which torch refuses to copy
+                memo[id(value)] = _double(value)
+        for parameter in sub._parameters.values():
+            if parameter is not None and id(parameter) not in memo:
+                tensor = _double(parameter)
+                memo[id(parameter)] = nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
+        for buffer in sub._buffers.values():
+            if buffer is not None and id(buffer) not in memo:
+                memo[id(buffer)] = _double(buffer)
+    try:
+        copied = deepcopy(module, memo)
+    except Exception as error:
+        raise ValueError(f"module: {type(module).__name__} cannot be copied: {error}") from error
+    for sub in copied.modules():
+        sub.training = training
+    return copied
+
+
+def _is_torch(hook: Any) -> bool:
+    """Say whether a hook is one of torch.nn.utils, which computes a weight from others."""
+    return type(hook).__module__.startswith("torch.nn.utils.")
+
+
+def _double(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().cpu()
+    return tensor.to(torch.float64, copy=True).contiguous() if tensor.is_floating_point() else tensor.clone()

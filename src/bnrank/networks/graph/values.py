@@ -1,0 +1,191 @@
+"""What flows through a module while it is traced: tensors of two samples that know where they come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bnrank.networks.graph.memory import same_memory
+
+__all__ = ["NO_SAMPLES", "SAMPLES", "Call", "Emit", "UnreadError", "Value", "agree", "canonical", "leaves", "replace"]
+
+SAMPLES = 2
+"""How many samples a module is traced on: two, so that what mixes them is seen."""
+
+NO_SAMPLES = -1
+"""The dimension of the samples of a tensor that has none."""
+
+
+class UnreadError(Exception):
+    """An operation that the theory does not cover; the message is the reason."""
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of a running module.
+
+    Attributes
+    ----------
+    tensor : Tensor
+        Its value on the two samples.
+    node : str or None
+        The node that gave it; None where it does not depend on the module's input.
+    batch : int
+        Which of its dimensions is the samples; NO_SAMPLES if none is.
+    sources : frozenset of str
+        The parameters that it is computed from, where it does not depend on the input.
+    raw : bool
+        Whether it is a tensor that the trace does not follow: a buffer, or one made by forward on its own.
+    merged : int
+        How many positions of a sample the dimension of the samples counts as well, as after ``x.reshape(-1, d)``.
+    """
+
+    tensor: Tensor
+    node: str | None = None
+    batch: int = 0
+    sources: frozenset[str] = frozenset()
+    raw: bool = False
+    merged: int = 1
+
+    @property
+    def canonical(self) -> Tensor:
+        """Its tensor as (N, *shape)."""
+        return canonical(self.tensor, self.batch, self.merged)
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """Where the samples are."""
+        return {"batch": self.batch, "merged": self.merged}
+
+    def before(self) -> Value:
+        """Return a copy that a later change in place does not reach."""
+        with torch.enable_grad():  # a clone that gradients flow through as through the tensor
+            return dataclasses.replace(self, tensor=self.tensor.clone())
+
+
+@dataclass
+class Call:
+    """One operation that a module carried out.
+
+    Attributes
+    ----------
+    name : str
+        "relu", "conv2d", "Linear": the function's name without what marks it as in place, or the class of a module.
+    args, kwargs
+        Its arguments, `Value` in place of tensors, as they were before it ran.
+    result
+        What it gave, tensors and all.
+    run : callable
+        Carries it out again on other arguments.
+    module : torch.nn.Module or None
+        The submodule that was called.
+    weights : mapping
+        The module's parameters by name.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    run: Callable[..., Any]
+    module: nn.Module | None = None
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def get(self, position: int, name: str, default: Any = None) -> Any:
+        """Return an argument by position or name."""
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
+
+    @property
+    def values(self) -> list[Value]:
+        """What it takes that depends on the module's input."""
+        return [v for v in leaves((self.args, self.kwargs), Value) if v.node is not None]
+
+    @property
+    def constants(self) -> list[Value]:
+        """What it takes that does not depend on the module's input."""
+        return [v for v in leaves((self.args, self.kwargs), Value) if v.node is None]
+
+    @property
+    def owned(self) -> list[str]:
+        """The parameters of the submodule that is called."""
+        held = [] if self.module is None else [id(p) for p in self.module.parameters()]
+        return [name for name, p in self.weights.items() if id(p) in held]
+
+    @property
+    def held(self) -> set[str]:
+        """All parameters that it takes."""
+        return {*self.owned, *(name for v in self.constants for name in v.sources)}
+
+    def own(self, name: str) -> Value | None:
+        """Return a parameter of the submodule that is called, or None."""
+        tensor = None if self.module is None else self.module._parameters.get(name)
+        if tensor is None:
+            return None
+        return Value(tensor, sources=frozenset(n for n, p in self.weights.items() if p is tensor))
+
+    def parameter(self, value: Value | None, what: str) -> tuple[str, Tensor, Tensor]:
+        """Return a parameter's name, its tensor, and the view of all of it that a value is; else refuse."""
+        if not isinstance(value, Value) or not value.sources:
+            raise UnreadError(f"its {what} is not a parameter")
+        name, *others = sorted(value.sources)
+        tensor = self.weights.get(name)
+        whole = tensor is not None and same_memory(tensor, value.tensor) and tensor.numel() == value.tensor.numel()
+        if others or tensor is None or not whole:
+            raise UnreadError(f"its {what} is computed from {', '.join([name, *others])}")
+        if not value.tensor.requires_grad:
+            raise UnreadError(f"no gradient flows to its {what} ({name})")
+        return name, tensor, value.tensor
+
+
+class Emit(Protocol):
+    """Adds a node to the graph."""
+
+    def __call__(
+        self, op: str, inputs: Sequence[Value], tensor: Tensor, batch: int, merged: int = 1, **fields: Any
+    ) -> Value:
+        """Return the value of the new node."""
+        ...
+
+
+def leaves(tree: Any, kind: type) -> list[Any]:
+    """Return all leaves of a type in tuples, lists, dictionaries and slices, in order."""
+    found: list[Any] = []
+    replace(tree, lambda leaf: found.append(leaf) if isinstance(leaf, kind) else None)
+    return found
+
+
+def replace(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """Return the same tuples, lists, dictionaries and slices with the function applied to what they hold."""
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(replace(item, function) for item in tree))
+    if isinstance(tree, list):
+        return [replace(item, function) for item in tree]
+    if isinstance(tree, tuple) and not isinstance(tree, torch.Size):
+        return tuple(replace(item, function) for item in tree)
+    if isinstance(tree, dict):
+        return {key: replace(item, function) for key, item in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(replace(item, function) for item in (tree.start, tree.stop, tree.step)))
+    return function(tree)
+
+
+def canonical(tensor: Tensor, batch: int, merged: int = 1) -> Tensor:
+    """Return a tensor as (N, *shape): the samples first, then positions that were merged with them."""
+    if batch == NO_SAMPLES:
+        return tensor
+    if merged > 1:
+        tensor = tensor.unflatten(batch, (SAMPLES, merged))
+    return tensor.movedim(batch, 0)
+
+
+def agree(a: Tensor, b: Tensor) -> bool:
+    """Say whether two tensors are the same up to rounding, relative to the largest entry."""
+    if a.shape != b.shape:
+        return False
+    largest = float(b.abs().nan_to_num(0, 0, 0).max()) if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=1e-9, atol=1e-12 * (1 + largest), equal_nan=True)

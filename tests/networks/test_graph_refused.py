@@ -1,0 +1,197 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import bnrank
+from bnrank.networks.graph import trace
+from networks.graph_modules import Of, draw, seeded
+
+
+def of(function, **attributes):
+    return seeded(lambda: Of(function, **attributes))
+
+
+def mutating(m, x):
+    x += 1
+    return m.a(x)
+
+
+def branching(m, x):
+    if x.sum() > 0:
+        return m.a(x)
+    return -m.a(x)
+
+
+def writing(m, x):
+    out = torch.zeros(len(x), 3, dtype=x.dtype)
+    out[:, :2] = m.a(x)
+    return out
+
+
+def stepping(m, x):
+    m.a.weight.data.mul_(0.9)
+    return m.a(x)
+
+
+class DropPath(nn.Module):
+    def forward(self, x):
+        if not self.training:
+            return x
+        return x * x.new_empty(len(x), 1).bernoulli_(0.5)
+
+
+def linear():
+    return {"a": nn.Linear(3, 2)}
+
+
+REFUSED = {
+    "'lstm' (LSTM) is recurrent": lambda: of(lambda m, x: m.lstm(x)[0], lstm=nn.LSTM(3, 2)),
+    "depends on the data at": lambda: of(branching, **linear()),
+    "if x.sum() > 0": lambda: of(branching, **linear()),
+    "a number depends on the data": lambda: of(lambda m, x: m.a(x) * x.max().item(), **linear()),
+    "depends on the data": lambda: of(lambda m, x: m.a(x) * float(x.max()), **linear()),
+    "number is taken out of a.bias": lambda: of(lambda m, x: m.a(x) * m.a.bias.sum().item(), **linear()),
+    "changes its input in place, by add": lambda: of(mutating, **linear()),
+    "changes its input in place, by 0": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2)),
+    "does not come from its input": lambda: of(writing, **linear()),
+    "changes the parameter a.weight": lambda: of(stepping, **linear()),
+    "needs 2 arguments (input1, input2)": lambda: nn.Bilinear(3, 3, 2),
+    "returns tuple": lambda: of(lambda m, x: (m.a(x), x), **linear()),
+    "does not depend on its input": lambda: of(lambda m, x: torch.ones(len(x), 2)),
+    "isinstance": lambda: of(lambda m, x: m.a(x) if isinstance(x, torch.Tensor) else None, **linear()),
+    "does something else while training": lambda: nn.Sequential(nn.Linear(3, 2), DropPath()),
+    "is scripted": lambda: torch.jit.script(nn.Linear(3, 2)),
+    "without a shape": lambda: nn.LazyLinear(2),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("message", REFUSED)
+def test_refused_with_a_reason(message):
+    module = REFUSED[message]()
+    with pytest.raises(ValueError, match="module: ") as caught:
+        trace(module, draw(4, 3))
+    assert message in str(caught.value)
+
+
+def test_the_line_is_that_of_the_user():
+    with pytest.raises(ValueError, match=r"test_graph_refused\.py, line \d+ \(if x\.sum\(\) > 0:\)"):
+        trace(of(branching, **linear()), draw(4, 3))
+
+
+def test_no_module():
+    with pytest.raises(TypeError, match="module: got"):
+        trace("net", draw(2, 3))
+    with pytest.raises(ValueError, match="x: got"):
+        trace(bnrank.MLP([3, 2]), draw(2, 4))
+    with pytest.raises(ValueError, match="failed on x"):
+        trace(nn.Linear(3, 2), draw(2, 4))
+
+
+def tied():
+    embedding, head = nn.Linear(3, 4, bias=False), nn.Linear(3, 4, bias=False)
+    head.weight = embedding.weight
+    return Of(lambda m, x: m.head(m.back(m.embedding(x))), embedding=embedding, back=nn.Linear(4, 3), head=head)
+
+
+def overlapping():
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[1].weight.data = module[0].weight.data
+    return module
+
+
+def twice():
+    layer = nn.Linear(3, 3)
+    return nn.Sequential(layer, nn.ReLU(), layer)
+
+
+def partly():
+    return Of(
+        lambda m, x: functional.linear(x, m.w[:2]) + functional.linear(x, m.w[1:]), w=nn.Parameter(torch.zeros(3, 3))
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (tied, ["embedding.weight", "head.weight", "'embedding'", "'head'"]),
+        (overlapping, ["0.weight", "1.weight", "same memory"]),
+        (twice, ["0.weight", "2.weight", "'0'", "'0_1'"]),
+        (partly, ["w is used", "'linear'", "'linear_1'"]),
+    ],
+)
+def test_shared_weights_are_named(make, names):
+    with pytest.raises(ValueError, match="module: ") as caught:
+        trace(make(), draw(2, 3).float())
+    for name in names:
+        assert name in str(caught.value)
+
+
+def test_parts_of_a_parameter_that_do_not_overlap_are_not_shared():
+    module = of(
+        lambda m, x: functional.linear(x, m.w[:2]) + functional.linear(x, m.w[2:]), w=nn.Parameter(torch.zeros(4, 3))
+    )
+    graph = trace(module, draw(2, 3))
+    assert [node.op for node in graph] == ["input", "outside", "outside", "add"]
+
+
+def test_shared_weights_in_a_dead_end_are_no_matter():
+    module = of(lambda m, x: (m.a(m.b(x)), m.b(x))[1], a=nn.Linear(3, 3), b=nn.Linear(3, 3))
+    with pytest.raises(ValueError, match=r"shared weights: b\.weight is used in 'b' and in 'b_1'"):
+        trace(of(lambda m, x: m.b(x) + m.b(x), b=nn.Linear(3, 3)), draw(2, 3))
+    assert [node.name for node in trace(module, draw(2, 3))] == ["input", "b_1"]
+
+
+def test_hooks_that_change_the_output_are_refused_and_others_are_not_run_on_the_copy():
+    seen = []
+    module = seeded(lambda: nn.Sequential(nn.Linear(3, 2), nn.LeakyReLU()))
+    module[0].register_forward_hook(lambda m, args, out: seen.append(out.detach().numpy()))
+    assert [node.op for node in trace(module, draw(2, 3))] == ["input", "linear", "activation"]
+    assert all(out.shape == (2, 2) for out in seen)
+    module[0].register_forward_hook(lambda m, args, out: 2 * out)
+    with pytest.raises(ValueError, match="forward hooks"):
+        trace(module, draw(2, 3))
+
+
+def test_hooks_that_change_the_gradient_are_refused():
+    module = seeded(lambda: nn.Sequential(nn.Linear(3, 2), nn.LeakyReLU()))
+    module[1].register_full_backward_hook(lambda m, before, after: tuple(2 * g for g in before))
+    with pytest.raises(ValueError, match=r"gradient of 0\.weight"):
+        trace(module, draw(2, 3))
+
+
+def test_the_module_is_left_as_it_was():
+    module = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Dropout(0.5), Of(lambda m, x: nn.ReLU()(x))
+    ).train()
+    module[1].eval()
+    hook = module[0].register_forward_hook(lambda m, args, out: None)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    attributes = [dict(vars(sub)) for sub in module.modules()]
+    state, x = torch.get_rng_state(), draw(4, 3).float()
+    kept = x.clone()
+    trace(module, x)
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(x, kept)
+    assert [dict(vars(sub)) for sub in module.modules()] == attributes
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert all(p.grad is None and p.dtype == torch.float32 for p in module.parameters())
+    assert list(module[0]._forward_hooks) == [hook.id]
+    assert [sub.training for sub in module] == [True, False, True, True, True]
+
+
+def test_buffers_that_forward_counts_in_are_left_alone():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(3, 2)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.a(x)
+
+    module = Counting().double()
+    assert [node.op for node in trace(module, draw(2, 3))] == ["input", "linear"]
+    assert module.calls == 0
