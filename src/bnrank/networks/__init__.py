@@ -1,22 +1,42 @@
 """What is trained or brought in."""
 
-from bnrank.networks import constructions
+from bnrank.networks import constructions, graph
 from bnrank.networks.chain import as_mlp
+from bnrank.networks.convolutional import Convolutional, LinearConvolutional
 from bnrank.networks.files import load, load_module, save
 from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
 from bnrank.networks.reading import Captured, Layer, Reading, Skipped, capture, read
+from bnrank.networks.residual import (
+    DiagonalBlock,
+    FreeBlock,
+    IdentityBlock,
+    ResNetDiagonal,
+    ResNetFree,
+    ResNetIdentity,
+)
+from bnrank.networks.stack import Stack
 
 __all__ = [
     "MLP",
     "Captured",
+    "Convolutional",
+    "DiagonalBlock",
+    "FreeBlock",
+    "IdentityBlock",
     "Layer",
+    "LinearConvolutional",
     "LinearNetwork",
     "Reading",
+    "ResNetDiagonal",
+    "ResNetFree",
+    "ResNetIdentity",
     "Skipped",
+    "Stack",
     "as_mlp",
     "capture",
     "constructions",
     "from_layers",
+    "graph",
     "load",
     "load_module",
     "read",

@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from bnrank import _files, _validate
 from bnrank._version import __version__
+from bnrank.networks.blueprints import KINDS, blueprint, build
 from bnrank.networks.mlp import MLP, make
+from bnrank.networks.stack import Stack
 
 __all__ = ["load", "load_module", "save"]
 
@@ -29,14 +31,14 @@ _PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")
 _KEY = "bnrank"
 
 
-def save(net: MLP, path: str | os.PathLike[str]) -> Path:
+def save(net: nn.Module, path: str | os.PathLike[str]) -> Path:
     """Save a network as one safetensors file, with what it takes to build it again as metadata.
 
     The file appears complete or not at all: it is written under another name in the same folder and then renamed.
 
     Parameters
     ----------
-    net : MLP
+    net : MLP, or a residual or convolutional network of `bnrank.networks`
         The network.
     path : path
         Where to, ending in ``.safetensors``. An existing file is replaced.
@@ -49,7 +51,7 @@ def save(net: MLP, path: str | os.PathLike[str]) -> Path:
     Raises
     ------
     TypeError, ValueError
-        If ``net`` is no MLP, or the path has another ending or lies in a folder that does not exist.
+        If ``net`` is no such network, or the path has another ending or lies in a folder that does not exist.
 
     Examples
     --------
@@ -59,28 +61,21 @@ def save(net: MLP, path: str | os.PathLike[str]) -> Path:
     ...     load(path).widths
     [3, 5, 2]
     """
-    if not isinstance(net, MLP):
+    plan = blueprint(net)
+    if plan is None:
         raise TypeError(
-            f"net: got {type(net).__name__}, expected a bnrank.MLP; save other modules with "
-            'safetensors.torch.save_file(model.state_dict(), "model.safetensors")'
+            f"net: got {type(net).__name__}, expected a bnrank.MLP or one of {', '.join(KINDS)}; save other modules "
+            'with safetensors.torch.save_file(model.state_dict(), "model.safetensors")'
         )
     path = Path(path)
     if path.suffix != ".safetensors":
         raise ValueError(f"path: got {path.name!r}, expected a name ending in .safetensors")
-    settings = {
-        "widths": net.widths,
-        "slope": net.slope,
-        "bias": net.bias,
-        "init": net.init,
-        "seed": net.seed,
-        "version": __version__,
-    }
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in net.state_dict().items()}
-    _write(path, to_bytes(tensors, {"format": "pt", _KEY: json.dumps(settings)}))
+    _write(path, to_bytes(tensors, {"format": "pt", _KEY: json.dumps({**plan, "version": __version__})}))
     return path
 
 
-def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] | None = None) -> MLP:
+def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] | None = None) -> MLP | Stack:
     """Load a network saved by :func:`save`, or any safetensors state dict of a plain chain of linear layers.
 
     Parameters
@@ -96,7 +91,7 @@ def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] 
 
     Returns
     -------
-    MLP
+    MLP, or whatever network was saved
         The network, in the precision of the file.
 
     Raises
@@ -184,9 +179,17 @@ def _read_safetensors(path: Path, name: str) -> tuple[dict[str, Tensor], dict[st
         ) from error
 
 
-def _from_own(path: Path, tensors: Mapping[str, Tensor], text: str) -> MLP:
+def _from_own(path: Path, tensors: Mapping[str, Tensor], text: str) -> MLP | Stack:
     try:
         settings = json.loads(text)
+        if "kind" in settings:
+            plan = {key: value for key, value in settings.items() if key != "version"}
+            other = build(plan, _one_dtype(path, tensors))
+            found = {name: tuple(t.shape) for name, t in tensors.items()}
+            if found != {name: tuple(t.shape) for name, t in other.state_dict().items()}:
+                raise ValueError(f"the tensors do not fit a {settings['kind']}: {found}")
+            other.load_state_dict(dict(tensors))
+            return other
         arguments = {key: settings[key] for key in ("widths", "slope", "bias", "init", "seed")}
         widths = [_validate.integer(width, "widths") for width in arguments["widths"]]
     except (ValueError, TypeError, KeyError) as error:

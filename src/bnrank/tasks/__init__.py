@@ -3,8 +3,9 @@
 Everything returns a :class:`Task`, on which the other rooms work.
 """
 
-from bnrank.tasks.images import digits, handwritten_digits, mnist, parse_idx
+from bnrank.tasks.images import digits, handwritten_digits, mnist, parse_idx, two_digits
 from bnrank.tasks.low_rank import ShallowReLU, bottleneck_spectra_map, low_rank_map
+from bnrank.tasks.separable import separable
 from bnrank.tasks.shapes import circle, inverted_s, s_shapes
 from bnrank.tasks.tables import load_table
 from bnrank.tasks.task import MissingDataError, Task, Truth
@@ -24,4 +25,6 @@ __all__ = [
     "mnist",
     "parse_idx",
     "s_shapes",
+    "separable",
+    "two_digits",
 ]

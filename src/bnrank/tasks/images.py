@@ -19,7 +19,7 @@ from bnrank import _validate
 from bnrank.tasks._random import streams
 from bnrank.tasks.task import MissingDataError, Task
 
-__all__ = ["digits", "handwritten_digits", "mnist", "parse_idx"]
+__all__ = ["digits", "handwritten_digits", "mnist", "parse_idx", "two_digits"]
 
 REGISTRY = {  # SHA256 of the original distribution
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -162,6 +162,62 @@ def handwritten_digits(
         n = None if n is None else min(_validate.integer(n, "n"), DIGITS_TRAIN)
         n_test = None if n_test is None else min(_validate.integer(n_test, "n_test", 0), DIGITS_TEST)
         return digits(n, n_test, seed, standardize=standardize)
+
+
+def two_digits(
+    a: int = 0, b: int = 1, images: int | None = None, seed: int = 0, *, images_test: int | None = None
+) -> Task:
+    """Load the images of two digits as a task of two classes, from :func:`handwritten_digits`; never downloads (F13).
+
+    Parameters
+    ----------
+    a, b : int
+        Two different digits, 0 to 9; ``a`` has the label -1, ``b`` the label +1.
+    images, images_test : int, optional
+        Number of training and test images of both together, a random subset in random order; a larger number of the
+        same seed begins with the smaller one. None takes all there are; ``images_test=0`` gives no test data.
+    seed : int
+        Seed of the choice.
+
+    Returns
+    -------
+    Task
+        x (images, 784), or (images, 64) where only the small set is there, float32, standardised by the mean and the
+        standard deviation over all pixels of all ten digits; y (images, 1), -1 or +1, loss "logistic"; the name says
+        which, "mnist 0 and 1" or "digits 0 and 1".
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, or a copy of MNIST is there and damaged.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.two_digits(3, 8, images=100, images_test=0)
+    >>> task.loss, task.y.shape, sorted(set(task.y.flatten().tolist()))
+    ('logistic', torch.Size([100, 1]), [-1.0, 1.0])
+    """
+    a, b = _validate.integer(a, "a", 0), _validate.integer(b, "b", 0)
+    if a == b or max(a, b) > 9:
+        raise ValueError(f"a, b: got {a} and {b}, expected two different digits, 0 to 9")
+    whole = handwritten_digits(seed=seed, n_test=0 if images_test == 0 else None)
+    train, test = streams(seed, 2)
+
+    def part(
+        x: Tensor, y: Tensor, count: int | None, name: str, minimum: int, stream: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        of_two = ((y == a) | (y == b)).nonzero().flatten()
+        chosen = of_two[torch.from_numpy(_choose(count, len(of_two), name, minimum, stream))]
+        return x[chosen], (y[chosen] == b).to(x.dtype).mul_(2).sub_(1).unsqueeze(1)
+
+    x, y = part(whole.x, whole.y, images, "images", 1, train)
+    x_test: Tensor | None = None
+    y_test: Tensor | None = None
+    if whole.x_test is not None and whole.y_test is not None:
+        x_test, y_test = part(whole.x_test, whole.y_test, images_test, "images_test", 1, test)
+    settings = {"a": a, "b": b, "images": len(x), "seed": seed}
+    return Task(x, y, x_test, y_test, "logistic", f"{whole.name} {a} and {b}", settings=settings)
 
 
 def parse_idx(path: str | Path, magic: int) -> np.ndarray:

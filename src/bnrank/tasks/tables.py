@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bnrank import _validate
-from bnrank.tasks.task import MissingDataError, Task
+from bnrank.tasks.task import LOSSES, MissingDataError, Task
 
 __all__ = ["load_table"]
 
@@ -33,9 +33,10 @@ def load_table(path: str | Path, targets: str | Sequence[str] | None = None, los
         column names, all cells numbers. An array x or y of shape (N,) is taken as (N, 1).
     targets : str or sequence of str, optional
         The columns of a .csv that make up y, in this order; all others make up x. Not for .npz.
-    loss : "mse" or "cross_entropy", optional
+    loss : "mse", "cross_entropy" or "logistic", optional
         By default "cross_entropy" if y is one column or a one-dimensional array of integers (class numbers counted
-        from 0), else "mse". Say "mse" for a count or any other integer that is a quantity.
+        from 0), else "mse". Say "mse" for a count or any other integer that is a quantity, and "logistic" for labels
+        -1 and 1.
 
     Returns
     -------
@@ -64,7 +65,7 @@ def load_table(path: str | Path, targets: str | Sequence[str] | None = None, los
     """
     path = Path(path)
     if loss is not None:
-        _validate.choice(loss, "loss", ["mse", "cross_entropy"])
+        _validate.choice(loss, "loss", LOSSES)
     readers = {".npz": _read_npz, ".csv": _read_csv}
     if path.suffix.lower() not in readers:
         raise ValueError(f"path: got {path.name!r}, expected a file name ending in .npz or .csv")

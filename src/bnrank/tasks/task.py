@@ -12,7 +12,9 @@ from torch import Tensor
 
 from bnrank import _validate
 
-__all__ = ["MissingDataError", "Task", "Truth"]
+__all__ = ["MissingDataError", "Task", "Truth", "signs"]
+
+LOSSES = ("mse", "cross_entropy", "logistic")
 
 
 class MissingDataError(FileNotFoundError, ValueError):
@@ -49,9 +51,11 @@ class Task:
     x, x_test : Tensor
         Inputs, shape (N, d_in), one sample per row.
     y, y_test : Tensor
-        Outputs of shape (N, d_out) for "mse"; class numbers of shape (N,), int64, for "cross_entropy".
-    loss : "mse" or "cross_entropy"
-        "mse" is (1/N) sum_i ||f(x_i) - y_i||^2 (theory.md section 0).
+        Outputs of shape (N, d_out) for "mse"; class numbers of shape (N,), int64, for "cross_entropy"; -1 and +1 of
+        shape (N, 1), in the precision of x, for "logistic", where (N,) and integers are taken too.
+    loss : "mse", "cross_entropy" or "logistic"
+        "mse" is (1/N) sum_i ||f(x_i) - y_i||^2 (theory.md section 0); "logistic" is
+        (1/N) sum_i log(1 + exp(-y_i f(x_i))), for two classes and a scalar output (T48).
     name : str
         What the task is called in reports.
     classes : int, optional
@@ -85,7 +89,7 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _validate.choice(self.loss, "loss", ["mse", "cross_entropy"])
+        _validate.choice(self.loss, "loss", LOSSES)
         set_ = object.__setattr__
         set_(self, "x", _validate.samples(self.x, "x", ndim=None))
         if (self.x_test is None) != (self.y_test is None):
@@ -97,6 +101,8 @@ class Task:
                     "loss='cross_entropy', for one quantity y.reshape(-1, 1)"
                 )
             set_(self, "y", _validate.samples(self.y, "y"))
+        elif self.loss == "logistic":
+            set_(self, "y", signs(self.y, "y").to(self.x.dtype))
         else:
             set_(self, "y", _labels(self.y, "y"))
             if self.classes is None:
@@ -112,6 +118,8 @@ class Task:
                 )
             if self.loss == "mse":
                 set_(self, "y_test", _validate.samples(self.y_test, "y_test", features=self.y.shape[1]))
+            elif self.loss == "logistic":
+                set_(self, "y_test", signs(self.y_test, "y_test").to(self.x.dtype))
             else:
                 set_(self, "y_test", _labels(self.y_test, "y_test"))
                 _check_range(self.y_test, "y_test", int(self.classes or 0))
@@ -130,7 +138,33 @@ class Task:
     @property
     def d_out(self) -> int:
         """Number of outputs a network for this task needs."""
-        return self.y.shape[1] if self.loss == "mse" else int(self.classes or 0)
+        return int(self.classes or 0) if self.loss == "cross_entropy" else self.y.shape[1]
+
+
+def signs(y: object, name: str) -> Tensor:
+    """Return labels of two classes as a float64 column of -1 and +1, shape (N, 1).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are no numbers of shape (N,) or (N, 1), or others than -1 and +1.
+    """
+    if not isinstance(y, Tensor | np.ndarray) or (isinstance(y, np.ndarray) and y.dtype.kind not in "iuf"):
+        raise TypeError(f"{name}: got {_validate.describe(y)}, expected a torch.Tensor or numpy.ndarray of -1 and +1")
+    labels = torch.as_tensor(y)
+    if labels.dtype == torch.bool or labels.is_complex():
+        raise TypeError(f"{name}: got {_validate.describe(y)}, expected numbers -1 and +1")
+    if labels.numel() == 0 or tuple(labels.shape[1:]) not in ((), (1,)) or labels.ndim == 0:
+        raise ValueError(
+            f"{name}: got shape {tuple(labels.shape)}, expected labels (N,) or (N, 1) for 'logistic', whose "
+            "output is one number"
+        )
+    labels = labels.detach().double().reshape(-1, 1)
+    wrong = labels[labels.abs() != 1]
+    if len(wrong):
+        hint = "; of labels 0 and 1 make 2 y - 1" if bool(((labels == 0) | (labels == 1)).all()) else ""
+        raise ValueError(f"{name}: got labels {wrong[0].item():g}, expected -1 and +1 only, for 'logistic'{hint}")
+    return labels
 
 
 def _labels(y: Tensor, name: str) -> Tensor:

@@ -4,5 +4,6 @@ from bnrank.training.gradient_flow import Flow, flow
 from bnrank.training.grid import sweep
 from bnrank.training.run import Run
 from bnrank.training.trainer import train
+from bnrank.training.watching import Watcher
 
-__all__ = ["Flow", "Run", "flow", "sweep", "train"]
+__all__ = ["Flow", "Run", "Watcher", "flow", "sweep", "train"]

@@ -54,6 +54,12 @@ class Optimizer(Protocol):
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Return regularised loss and norm of its gradient at ``point``, each (members,), float64."""
 
+    def data_gradient(self, member: int) -> Tensor:
+        """Return dC/dtheta, without the ridge, at one member's ``point``, shape (size,), right after :meth:`digest`."""
+
+    def pace(self, member: int, step: int) -> tuple[float | None, float | None]:
+        """Return the size of the step that follows and the sum of those before, None where there is no such thing."""
+
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next steps depend on."""
 
@@ -84,6 +90,7 @@ class GradientDescent:
     def __init__(self, objective: Objective, ridge: Tensor, lr: Tensor, steps: int, schedule: str) -> None:
         self.objective, self.ridge, self.lr, self.steps, self.schedule = objective, ridge, lr, steps, schedule
         self.stalled = torch.zeros(objective.members, dtype=torch.bool)
+        self.time = torch.zeros(objective.members, dtype=torch.float64)  # the sum of the step sizes
 
     @property
     def point(self) -> Tensor:
@@ -108,25 +115,38 @@ class GradientDescent:
         members = range(self.objective.members)
         self.objective.workers.share([functools.partial(self._update, i, step) for i in members])
 
+    def data_gradient(self, member: int) -> Tensor:
+        """Return dC/dtheta, without the ridge, at one member's ``point``, shape (size,), right after :meth:`digest`."""
+        return self.objective.gradient[member]
+
+    def pace(self, member: int, step: int) -> tuple[float | None, float | None]:
+        """Return the size of the step that follows, and the sum of those before, None where that is not known."""
+        gradient = self.objective.gradient[member]
+        if self.schedule == "normalised":
+            gradient = torch.add(gradient, self.objective.theta[member], alpha=2 * float(self.ridge[member]))
+        time = float(self.time[member])
+        return self._rate(member, step, gradient), None if math.isnan(time) else time
+
     def state(self) -> dict[str, Tensor]:
-        """Return everything that the next steps depend on."""
-        return {"theta": self.objective.theta}
+        """Return everything that the next steps depend on, and the time."""
+        return {"theta": self.objective.theta, "time": self.time}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Put back what :meth:`state` returned."""
+        """Put back what :meth:`state` returned; an old checkpoint may have no time."""
+        state = {"time": torch.full_like(self.time, torch.nan)} | state
         for name, value in self.state().items():
             value.copy_(state[name])
 
     def keep(self, members: list[int], objective: Objective) -> None:
         """Go on with some of the members, whose rows are in a new objective."""
         self.objective, self.ridge, self.lr = objective, self.ridge[members], self.lr[members]
-        self.stalled = self.stalled[members]
+        self.stalled, self.time = self.stalled[members], self.time[members]
 
-    def _rate(self, member: int, step: int) -> float:
-        """Return the step size, once the ridge is in the gradient."""
-        rate, done = float(self.lr[member]), step / self.steps
+    def _rate(self, member: int, step: int, gradient: Tensor) -> float:
+        """Return the step size, given the gradient with the ridge in it."""
+        rate, done = float(self.lr[member]), step / max(self.steps, 1)
         if self.schedule == "normalised":
-            norm = float(squared_norm(self.objective.gradient[member]).sqrt())
+            norm = float(squared_norm(gradient).sqrt())
             return rate * float(squared_norm(self.objective.theta[member]).sqrt()) / norm if norm > 0 else 0.0
         return (
             rate * {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}[self.schedule]
@@ -135,7 +155,9 @@ class GradientDescent:
     def _update(self, member: int, step: int) -> None:
         theta, gradient = self.objective.theta[member], self.objective.gradient[member]
         gradient.add_(theta, alpha=2 * float(self.ridge[member]))
-        theta.sub_(gradient, alpha=self._rate(member, step))
+        rate = self._rate(member, step, gradient)
+        theta.sub_(gradient, alpha=rate)
+        self.time[member] += rate
 
 
 class Adam(GradientDescent):
@@ -151,9 +173,13 @@ class Adam(GradientDescent):
         self.first = torch.zeros_like(objective.theta)
         self.second = torch.zeros_like(objective.theta)
 
+    def pace(self, member: int, step: int) -> tuple[float | None, float | None]:
+        """Return the size of the step that follows, and None: its steps do not add up to a time."""
+        return self._rate(member, step, self.objective.gradient[member]), None
+
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next steps depend on."""
-        return super().state() | {"first": self.first, "second": self.second}
+        return {"theta": self.objective.theta, "first": self.first, "second": self.second}
 
     def keep(self, members: list[int], objective: Objective) -> None:
         """Go on with some of the members, whose rows are in a new objective."""
@@ -164,7 +190,8 @@ class Adam(GradientDescent):
         """Take one step: one call for all members with the same settings, in as many parts as there are threads."""
         alike: dict[tuple[float, float], list[int]] = {}
         for member in range(self.objective.members):
-            alike.setdefault((self._rate(member, step), float(self.ridge[member])), []).append(member)
+            rate = self._rate(member, step, self.objective.gradient[member])
+            alike.setdefault((rate, float(self.ridge[member])), []).append(member)
         parts = self.objective.workers.threads if self.objective.theta.numel() > SMALL else 1
         tasks = [
             functools.partial(self._update_all, members[part::parts], rate, ridge, step)

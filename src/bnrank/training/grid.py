@@ -33,7 +33,7 @@ from bnrank.training.trainer import train
 __all__ = ["sweep"]
 
 RESULT = "result.nc"
-OPTIONS = [name for name in inspect.signature(train).parameters if name not in ("net", "task")]
+OPTIONS = [name for name in inspect.signature(train).parameters if name not in ("net", "task", "watch")]
 SCALARS = ("loss", "cost", "parameter_norm", "gradient_norm", "balance_residual", "steps")
 
 
@@ -121,6 +121,8 @@ def sweep(
     clash = {"members", "ridge", "seed", "out", "resume", "progress"} & set(options)
     if clash:
         raise ValueError(f"options: got {', '.join(sorted(clash))}, which the grid decides; use ridges, seeds and out")
+    if "watch" in options:
+        raise ValueError("options: got 'watch', but the runs of a grid go on side by side; watch one of bnrank.train")
     unknown = set(options) - set(OPTIONS)
     if unknown:
         name = sorted(unknown)[0]

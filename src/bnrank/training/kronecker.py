@@ -35,7 +35,7 @@ class KroneckerCurvature:
     x : Tensor
         Inputs; at most 1,024 of them, chosen at random by the seed, are used.
     loss : str
-        "mse" or "cross_entropy".
+        "mse", "cross_entropy" or "logistic".
     ridge : float
         lambda.
     seed : int
@@ -106,6 +106,8 @@ class KroneckerCurvature:
         noise = torch.randn(output.shape, generator=generator, dtype=output.dtype).to(output.device)
         if self.loss == "mse":
             return noise.mul_(math.sqrt(2))
+        if self.loss == "logistic":  # p (1 - p), whatever the labels
+            return noise.mul_((torch.sigmoid(output) * torch.sigmoid(-output)).sqrt_())
         probability = torch.softmax(output, dim=1)
         root = probability.sqrt()
         return root * noise - probability * (root * noise).sum(1, keepdim=True)

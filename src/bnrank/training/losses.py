@@ -15,13 +15,15 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
 
     Parameters
     ----------
-    loss : "mse" or "cross_entropy"
+    loss : "mse", "cross_entropy" or "logistic"
         "mse": C = (1/n) sum_i ||f(x_i) - y_i||^2, sum over outputs, mean over samples, no factor 1/2.
         "cross_entropy": C = (1/n) sum_i -log softmax(f(x_i))[y_i] (theory.md section 0).
+        "logistic": C = (1/n) sum_i log(1 + exp(-y_i f(x_i))) of a scalar output (T48).
     output : Tensor
         f(x), shape (members, B, d_out), for all samples or a block of them. Overwritten.
     target : Tensor
-        Shape (B, d_out) or (members, B, d_out) for "mse"; (B,) or (members, B) class numbers for "cross_entropy".
+        Shape (B, d_out) or (members, B, d_out) for "mse"; the same with d_out = 1 and entries -1 and +1 for "logistic";
+        (B,) or (members, B) class numbers for "cross_entropy".
     n : int
         Number of samples in the mean; the costs and gradients of blocks add up to those of the whole.
 
@@ -35,6 +37,11 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
         cost = residual.to(torch.float64, copy=True).square_().flatten(1).sum(1).div_(n)
         residual.mul_(2 / n)
         return cost
+    if loss == "logistic":
+        margin = output.mul_(target)
+        cost = torch.nn.functional.logsigmoid(margin).double().flatten(1).sum(1).div_(-n)
+        margin.neg_().sigmoid_().mul_(target).div_(-n)
+        return cost
     target = target.expand(output.shape[:2]).unsqueeze(2)
     log_probability = torch.log_softmax(output, dim=2)
     cost = log_probability.gather(2, target).double().flatten(1).sum(1).div_(-n)
@@ -47,14 +54,15 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
 def gradient_at_zero(loss: str, y: Tensor, outputs: int | None = None) -> Tensor:
     """Return G, the gradient of the cost with respect to the outputs where these are zero, in float64.
 
-    "mse": G = -2 Y / N; "cross_entropy": G = (softmax(0) - Y) / N with one-hot Y (theory.md T34).
+    "mse": G = -2 Y / N; "cross_entropy": G = (softmax(0) - Y) / N with one-hot Y (theory.md T34); "logistic":
+    G = -Y / (2 N).
 
     Parameters
     ----------
-    loss : "mse" or "cross_entropy"
+    loss : "mse", "cross_entropy" or "logistic"
         As in :func:`cost_and_gradient`.
     y : Tensor
-        (N, d_out) for "mse", class numbers (N,) for "cross_entropy".
+        (N, d_out) for "mse", (N, 1) for "logistic", class numbers (N,) for "cross_entropy".
     outputs : int, optional
         d_out of "cross_entropy"; the largest class number and 1 without it.
 
@@ -69,7 +77,7 @@ def gradient_at_zero(loss: str, y: Tensor, outputs: int | None = None) -> Tensor
     tensor([[-0.2500,  0.2500],
             [ 0.2500, -0.2500]], dtype=torch.float64)
     """
-    width = y.shape[1] if loss == "mse" else outputs or int(y.max()) + 1
+    width = y.shape[1] if loss != "cross_entropy" else outputs or int(y.max()) + 1
     zero = torch.zeros(1, len(y), width, dtype=torch.float64, device=y.device)
     cost_and_gradient(loss, zero, y, len(y))
     return zero[0]

@@ -49,7 +49,7 @@ class MLPObjective:
     x, y : Tensor
         Data shared by all members, on the device and in the precision to train in.
     loss : str
-        "mse" or "cross_entropy".
+        "mse", "cross_entropy" or "logistic".
     members : int
         Number of members.
     workers : Workers

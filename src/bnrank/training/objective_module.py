@@ -30,7 +30,7 @@ class ModuleObjective:
     x, y : Tensor
         Data shared by all members.
     loss : str
-        "mse" or "cross_entropy".
+        "mse", "cross_entropy" or "logistic".
     members : int
         Number of members.
     workers : Workers
@@ -85,6 +85,8 @@ class ModuleObjective:
         output = functional_call(self.net, held, (x,), tie_weights=False)
         if self.loss == "mse":
             return (output - y).square().sum() / x.shape[0]
+        if self.loss == "logistic":
+            return -nn.functional.logsigmoid(y * output).sum() / x.shape[0]
         return nn.functional.cross_entropy(output, y)
 
 

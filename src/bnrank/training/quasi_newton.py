@@ -99,6 +99,15 @@ class LBFGS:
         norm = torch.stack([squared_norm(search.g).sqrt() for search in self.searches])
         return loss, norm
 
+    def data_gradient(self, member: int) -> Tensor:
+        """Return dC/dtheta, without the ridge, at one member's ``point``, shape (size,)."""
+        search = self.searches[member]
+        return torch.sub(search.g, search.x, alpha=2 * search.ridge)
+
+    def pace(self, member: int, step: int) -> tuple[float | None, float | None]:
+        """Return None twice: the line search decides."""
+        return None, None
+
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next steps depend on."""
         return {"theta": self.objective.theta} | {

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from bnrank import _validate
 from bnrank._files import atomic_path, prepare_folder, write_atomically
-from bnrank.networks.mlp import MLP, make
+from bnrank.networks.blueprints import blueprint, build
+from bnrank.networks.mlp import MLP
 from bnrank.training.settings import Settings, by_hand
 
 __all__ = ["Run", "summarise"]
@@ -116,7 +117,8 @@ class Run:
         out : path
             Its folder.
         net : nn.Module, optional
-            The architecture, needed where it is no `bnrank.MLP`.
+            The architecture, needed where it is neither a `bnrank.MLP` nor a residual or convolutional network of
+        `bnrank.networks`.
 
         Raises
         ------
@@ -131,16 +133,16 @@ class Run:
             with safe_open(path, framework="pt") as file:
                 metadata, parameters = file.metadata(), file.get_tensor("parameters")
             settings, about = Settings.from_json(metadata["settings"]), json.loads(metadata["about"])
-            seconds, blueprint = about["seconds"], about["network"]
+            seconds, plan = about["seconds"], about["network"]
             history, summary = (
                 xr.load_dataset(folder / name, engine="h5netcdf") for name in ("history.nc", "summary.nc")
             )
         except Exception as error:
             raise ValueError(f"out: {str(folder)!r} is damaged or holds no run: {error}") from error
         if net is None:
-            if blueprint is None:
+            if plan is None:
                 raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")
-            net = make(**blueprint)
+            net = build(plan)
         size = sum(p.numel() for p in net.parameters() if p.requires_grad)
         if size != parameters.shape[1]:
             raise ValueError(
@@ -162,6 +164,6 @@ def summarise(history: xr.Dataset) -> xr.Dataset:
 
 
 def _blueprint(net: nn.Module) -> dict[str, object] | None:
-    if by_hand(net) and isinstance(net, MLP):
-        return {"widths": net.widths, "slope": net.slope, "bias": net.bias, "init": net.init, "seed": net.seed}
-    return None
+    if isinstance(net, MLP):
+        return blueprint(net) if by_hand(net) else None
+    return blueprint(net) if all(p.requires_grad for p in net.parameters()) else None

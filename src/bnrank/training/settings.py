@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bnrank import _validate
 from bnrank.networks import MLP
 from bnrank.networks.functional import is_plain_mlp, unwrap
+from bnrank.networks.stack import Drawn
 from bnrank.tasks import Task
 from bnrank.training.first_order import SCHEDULES
 from bnrank.training.objective_module import refuse_untrainable
@@ -24,6 +25,7 @@ from bnrank.training.objective_module import refuse_untrainable
 __all__ = ["OPTIMIZERS", "Settings", "Start", "by_hand", "digest", "starting_points"]
 
 OPTIMIZERS = ("auto", "adam", "gd", "lbfgs", "kfac-lbfgs", "adam+lbfgs", "adam+kfac-lbfgs")
+DRAWN = (MLP, Drawn)  # networks that can be drawn anew, by their method reset
 LEARNING_RATES = {"adam": 3e-3, "gd": 1e-2}
 
 
@@ -188,13 +190,13 @@ def starting_points(
         raise TypeError(f"net: got {_validate.describe(net)}, expected an nn.Module or a function seed -> nn.Module")
     if isinstance(net, nn.Module):
         template = copy.deepcopy(unwrap(net))
-        fresh = (seed is not None and isinstance(template, MLP)) or init is not None
-        if fresh and not isinstance(template, MLP):
+        fresh = (seed is not None and isinstance(template, DRAWN)) or init is not None
+        if fresh and not isinstance(template, DRAWN):
             raise ValueError(
                 f"init: a {type(template).__name__} cannot be drawn anew; give a function seed -> nn.Module as net"
             )
-        seeds = _seeds(seed, count, template.seed if isinstance(template, MLP) else 0)
-        if count > 1 and not isinstance(template, MLP) and not _differ([*settings_per_member, *batches]):
+        seeds = _seeds(seed, count, (template.seed or 0) if isinstance(template, DRAWN) else 0)
+        if count > 1 and not isinstance(template, DRAWN) and not _differ([*settings_per_member, *batches]):
             raise ValueError(
                 f"members: got {count} of the same {type(template).__name__} with the same settings, which would be "
                 f"{count} copies of one run; give a function seed -> nn.Module as net"
@@ -205,7 +207,7 @@ def starting_points(
         if not isinstance(template, nn.Module):
             raise TypeError(f"net: the function returned {_validate.describe(template)}, expected an nn.Module")
         fresh = init is not None
-        if fresh and not isinstance(template, MLP):
+        if fresh and not isinstance(template, DRAWN):
             raise ValueError(f"init: a {type(template).__name__} draws its own parameters; leave init out")
     refuse_untrainable(template)
     _check_shapes(template, task)
@@ -215,11 +217,11 @@ def starting_points(
     for i, member_seed in enumerate(seeds):
         if isinstance(net, nn.Module):
             member = template
-            if isinstance(template, MLP) and (fresh or (i > 0 and not _differ(settings_per_member))):
+            if isinstance(template, DRAWN) and (fresh or (i > 0 and not _differ(settings_per_member))):
                 member = copy.deepcopy(template).reset(member_seed, inits[i])
         else:
             member = _call(net, member_seed)
-            if isinstance(member, MLP) and init is not None:
+            if isinstance(member, DRAWN) and init is not None:
                 member.reset(member_seed, inits[i])
         row = torch.cat([p.detach().flatten() for p in member.parameters() if p.requires_grad])
         if len(row) != size:

@@ -29,6 +29,7 @@ from bnrank.training.recorder import Recorder
 from bnrank.training.run import Run, summarise
 from bnrank.training.settings import Settings, Start, by_hand, starting_points
 from bnrank.training.warm_start import WarmStarted
+from bnrank.training.watching import Watcher, check, tell
 from bnrank.training.workers import Workers
 
 __all__ = ["train"]
@@ -59,20 +60,23 @@ def train(
     out: str | os.PathLike[str] | None = None,
     resume: bool = True,
     progress: bool = True,
+    watch: Watcher | None = None,
 ) -> Run:
     r"""Train an ensemble of networks of one architecture on C(f_theta) + lambda ||theta||^2.
 
-    C is (1/N) sum_i ||f(x_i) - y_i||^2 or the mean cross-entropy (theory.md section 0); the ridge lambda is part of the
-    loss (coupled L2) and acts on weights and biases alike. A member of an ensemble of MLPs has, bit by bit on one
+    C is (1/N) sum_i ||f(x_i) - y_i||^2, the mean cross-entropy (theory.md section 0), or the logistic loss
+    (1/N) sum_i log(1 + exp(-y_i f(x_i))); the ridge lambda is part of the loss (coupled L2) and acts on weights and
+    biases alike. A member of an ensemble of MLPs has, bit by bit on one
     machine, the run it would have alone; of any other module to rounding, about 1e-6 relative per step in float32.
 
     Parameters
     ----------
     net : nn.Module or function seed -> nn.Module
-        What to train; it is copied, never changed. A function is called with each member's seed. Of an MLP, without
-        ``seed``, member 0 starts from the parameters it has and the others from draws with the seeds that follow its
-        own; if ridge or lr differ from member to member, all start from the parameters it has. With ``seed`` all
-        members are drawn anew. Any other module is started from its own parameters.
+        What to train; it is copied, never changed. A function is called with each member's seed. Of an MLP, a residual
+        or convolutional network of `bnrank.networks`, or a `Stack`, without ``seed``, member 0 starts from the
+        parameters it has and the others from draws with the seeds that follow its own; if ridge or lr differ from
+        member to member, all start from the parameters it has. With ``seed`` all members are drawn anew. Any other
+        module is started from its own parameters.
     task : Task
         Data and loss.
     ridge : float or sequence
@@ -92,7 +96,7 @@ def train(
         Seed of member 0, the others following by one, or one per member. Decides the initial draw and the order of
         mini-batches.
     init : "he" or float or sequence, optional
-        Overrides the MLP's own init, one for all or one per member.
+        Overrides the network's own init, one for all or one per member.
     batch_size : int, optional
         Mini-batches of so many samples in shuffled epochs; all samples at once without it. The recorded cost is then
         the mean over the batches since the row before, and the gradient norm is given for the last row only.
@@ -119,6 +123,9 @@ def train(
         overwrites it.
     progress : bool
         Show a progress bar.
+    watch : object with a method ``observe``, optional
+        Called for every member at every recorded step at which its loss is finite, with its parameters and gradient:
+        see :class:`bnrank.training.Watcher`. It changes nothing of the run.
 
     Returns
     -------
@@ -144,6 +151,7 @@ def train(
     """
     if not isinstance(task, Task):
         raise TypeError(f"task: got {_validate.describe(task)}, expected a bnrank.tasks.Task")
+    check(watch)
     if task.n < 2:
         raise ValueError("task: got 1 sample, expected at least 2")
     start = starting_points(net, task, members, seed, init, [ridge, lr], batch_size, dtype)
@@ -170,7 +178,7 @@ def train(
     if folder is not None:
         discard_partial(folder)
     with Workers(None if str(device) == "cpu" else 1) as workers:
-        trainer = _Trainer(start, task, settings, workers)
+        trainer = _Trainer(start, task, settings, workers, watch)
         if folder is not None and resume:
             trainer.resume(folder)
         run = trainer.run(folder, checkpoint_every, progress)
@@ -182,8 +190,12 @@ def train(
 class _Trainer:
     """The loop: evaluate, record, stop, move, save."""
 
-    def __init__(self, start: Start, task: Task, settings: Settings, workers: Workers) -> None:
-        self.start, self.task, self.settings, self.workers = start, task, settings, workers
+    def __init__(
+        self, start: Start, task: Task, settings: Settings, workers: Workers, watch: Watcher | None = None
+    ) -> None:
+        self.start, self.task, self.settings, self.workers, self.watch = start, task, settings, workers, watch
+        self.failure: Exception | None = None  # of the watcher
+        self.names = [name for name, p in start.net.named_parameters() if p.requires_grad]
         self.step = 0
         self.digested = False  # the step's evaluation has been used, all but the move
         self.seconds = 0.0
@@ -204,7 +216,7 @@ class _Trainer:
         x = self.task.x.to(device, dtype)
         if x.data_ptr() % ALIGNMENT:
             x = x.clone()
-        y = self.task.y.to(device, dtype if settings.loss == "mse" else torch.int64)
+        y = self.task.y.to(device, torch.int64 if settings.loss == "cross_entropy" else dtype)
         kind = MLPObjective if by_hand(net) else ModuleObjective
         self.active = active
         self.objective: Any = kind(net, x, y, settings.loss, len(active), self.workers)  # type: ignore[arg-type]
@@ -250,15 +262,18 @@ class _Trainer:
                 self.step += 1
                 self.digested = False
                 self.seconds = time.perf_counter() - began
-                if folder is not None and (self.step % checkpoint_every == 0 or interrupted.is_set()):
+                stop = interrupted.is_set() or self.failure is not None
+                if folder is not None and (self.step % checkpoint_every == 0 or stop):
                     self.save(folder)
-                if interrupted.is_set():
+                if stop:
                     break
         ended = "finished" if self.step == self.settings.steps else "interrupted"
         self.final[self.active] = self.optimizer.point.cpu() if self.active else self.final[self.active]
         self.seconds = time.perf_counter() - began
         if folder is not None and (ended == "finished" or not self.active):
             self.save(folder)
+        if self.failure is not None:
+            raise self.failure
         return self._result([ended if status == "running" else status for status in self.status])
 
     def _evaluate(self) -> None:
@@ -298,9 +313,20 @@ class _Trainer:
                 done[i] = "converged"
             if done.get(i) != "diverged":
                 self.final[member] = point[i].cpu()
+        if self.watch is not None:
+            self._show(self.watch, done, self.batches is None or last)
         least = float(loss.min())
         self._drop(done)
         return least
+
+    def _show(self, watch: Watcher, done: dict[int, str], whole: bool) -> None:
+        """Show the members that have not diverged to the watcher; what it raises waits for the end of the step."""
+        members = {i: member for i, member in enumerate(self.active) if done.get(i) != "diverged"}
+        split, ridge = self.objective.split, self.settings.ridge
+        try:
+            tell(watch, self.names, split, self.optimizer, self.step, members, ridge, whole)
+        except Exception as error:
+            self.failure = error
 
     def _drop(self, done: dict[int, str]) -> None:
         """Freeze members, given by their position among the active ones, and go on with the others."""

@@ -64,6 +64,14 @@ class WarmStarted:
         """Return regularised loss and norm of its gradient at ``point``, each (members,), float64."""
         return self.current.statistics()
 
+    def data_gradient(self, member: int) -> Tensor:
+        """Return dC/dtheta, without the ridge, at one member's ``point``, shape (size,), right after :meth:`digest`."""
+        return self.current.data_gradient(member)
+
+    def pace(self, member: int, step: int) -> tuple[float | None, float | None]:
+        """Return the step size of Adam while it is its turn, and None: there is no time."""
+        return self.current.pace(member, step)
+
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next steps depend on."""
         return self.current.state() | {"moves": self.moves}

@@ -144,7 +144,12 @@ def _mean_squares(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs - y).square().sum() / len(y)
 
 
+def _logistic(outputs: Tensor, y: Tensor) -> Tensor:
+    return -nn.functional.logsigmoid(y * outputs).sum() / len(y)
+
+
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": _mean_squares,
     "cross_entropy": functools.partial(nn.functional.cross_entropy),
+    "logistic": _logistic,
 }

@@ -47,9 +47,17 @@ class Driver:
     """One flow from its first step to its last; see :func:`bnrank.flow` for the rules."""
 
     def __init__(
-        self, plan: Plan, cost: Cost, origin: Origin | None, record: Record, limits: Limits, theta: Tensor
+        self,
+        plan: Plan,
+        cost: Cost,
+        origin: Origin | None,
+        record: Record,
+        limits: Limits,
+        theta: Tensor,
+        watch: Callable[[Row, Tensor, Tensor | None], None] | None = None,
     ) -> None:
         self.plan, self.cost, self.origin, self.record, self.limits = plan, cost, origin, record, limits
+        self.watch = watch  # shown every row, with theta and grad C there
         self.batches = BatchOrder([plan.seed], len(cost.x), plan.batch_size) if plan.batch_size else None
         self.flow = TrueFlow(cost, plan.time)
         self.stepper: Any = _stepper(plan.method, plan)
@@ -92,6 +100,11 @@ class Driver:
                 if not self._is_recorded():
                     self._add(row)
                     show(row)
+                    try:
+                        self._show(row)
+                    except Exception:
+                        save(True)
+                        raise
                 if self.limits.stop is not None and self.limits.stop(row):
                     self.status = "stopped"
             self.seconds = clock.perf_counter() - began
@@ -106,7 +119,9 @@ class Driver:
             save(False)
         save(True)
         if self.status != "diverged" and not self._is_recorded():
-            self._add(self._row())
+            row = self._row()
+            self._add(row)
+            self._show(row)
         if self.status != "diverged":
             self.record.close(self.true_theta())
         self.seconds = clock.perf_counter() - began
@@ -311,6 +326,15 @@ class Driver:
         self.record.add(row, self.passed, self.arc, self.true_theta())
         self.passed = 0.0
         self.recent = [0.0, 0]
+
+    def _show(self, row: Row) -> None:
+        if self.watch is None:
+            return
+        gradient = None
+        if self.batches is None:  # the velocity points against grad C, or grad L0 on the plateau
+            scale = self.first.gradient_norm / self.first.speed if self.first.speed > 0 else 0.0
+            gradient = self.first.velocity * -scale
+        self.watch(row, self.true_theta(), gradient)
 
     def true_theta(self) -> Tensor:
         """Return the parameters, scaled to their true norm."""

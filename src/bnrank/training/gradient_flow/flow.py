@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from bnrank import _validate
 from bnrank._files import discard_partial, prepare_folder
 from bnrank.measures import plateaus
-from bnrank.networks.functional import is_plain_mlp
+from bnrank.networks.functional import is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP
 from bnrank.training.gradient_flow import plan as plans
 from bnrank.training.gradient_flow.costs import AutogradCost, Cost, HandCost
@@ -27,6 +28,7 @@ from bnrank.training.gradient_flow.record import Record
 from bnrank.training.gradient_flow.result import Flow, Row
 from bnrank.training.gradient_flow.store import Store
 from bnrank.training.progress import interruptions
+from bnrank.training.watching import Watcher, check
 from bnrank.training.workers import Workers
 
 __all__ = ["flow"]
@@ -66,6 +68,7 @@ def flow(
     resume: bool = True,
     checkpoint_every: int | None = None,
     progress: bool = False,
+    watch: Watcher | None = None,
 ) -> Flow:
     """Follow the gradient flow d theta / dt = -grad C(theta) of one network, with error control.
 
@@ -82,10 +85,10 @@ def flow(
     net : nn.Module
         Where to start; left as it is. MLPs, and Sequentials that are MLPs in effect when the plateau is skipped, are
         differentiated by hand, other modules by autograd in eval mode. Parameters without a gradient stay fixed.
-    loss : "mse", "cross_entropy" or callable
+    loss : "mse", "cross_entropy", "logistic" or callable
         C, a mean over samples (theory.md section 0); a function takes outputs (N, d_out) and y to one number, a tensor.
     x, y : Tensor or ndarray
-        Data, (N, d_in) and (N, d_out), or class numbers (N,).
+        Data, (N, d_in) and (N, d_out), class numbers (N,), or for "logistic" labels -1 and +1, (N, 1) or (N,).
     t_end : float, optional
         When to stop, in units of t.
     t_after : float, optional
@@ -147,6 +150,8 @@ def flow(
         Steps between checkpoints; about a minute without it.
     progress : bool
         Show a progress bar.
+    watch : object with a method ``observe``, optional
+        Called at every row of the record: see :class:`bnrank.training.Watcher`. It changes nothing of the flow.
 
     Returns
     -------
@@ -178,6 +183,7 @@ def flow(
     (0.2, 'finished')
     """
     limits = _limits(t_end, t_after, skip_plateau, stop, max_evaluations, max_minutes)
+    check(watch)
     own = plans.network(net, dtype, skip_plateau)
     inputs, targets = plans.data(own, loss, x, y, dtype, str(device))
     own = own.to(device)
@@ -228,7 +234,9 @@ def flow(
             workers,
         )
         with interruptions() as interrupted, _bar(progress, limits) as show:
-            driver = Driver(plan, cost, origin, record, limits, theta)
+            names = [name for name, p in unwrap(net).named_parameters() if p.requires_grad]
+            shown = None if watch is None else functools.partial(_show, watch, names, cost.shapes)
+            driver = Driver(plan, cost, origin, record, limits, theta, shown)
             if not math.isfinite(driver.first.cost) or not math.isfinite(driver.first.gradient_norm):
                 raise ValueError("net: the cost or its gradient at the start is not finite")
             store = None if folder is None else Store(folder, plan, checkpoint_every)
@@ -244,6 +252,24 @@ def flow(
 
             driver.run(interrupted, show, save)
         return _result(driver, plan)
+
+
+def _show(
+    watch: Watcher,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    row: Row,
+    theta: Tensor,
+    gradient: Tensor | None,
+) -> None:
+    """Show a row to a watcher, by the names that the parameters have in the user's network."""
+
+    def named(flat: Tensor) -> dict[str, Tensor]:
+        pieces = flat.detach().split([math.prod(shape) for shape in shapes])
+        return {name: piece.view(shape) for name, piece, shape in zip(names, pieces, shapes, strict=True)}
+
+    known = None if gradient is None else named(gradient)
+    watch.observe(step=row.step, time=row.time, parameters=named(theta), gradient=known, lr=None, ridge=0.0, member=0)
 
 
 def _limits(

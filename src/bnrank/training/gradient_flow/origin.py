@@ -12,12 +12,14 @@ from bnrank.training.gradient_flow.systems import Plateau, norm
 
 __all__ = ["Origin"]
 
+LIPSCHITZ = {"mse": 2.0, "cross_entropy": 0.5, "logistic": 0.25}  # constants of N grad C, as a function of the outputs
+
 
 class Origin:
     """The neighbourhood of the origin, where the gradient at the outputs is nearly G = grad C(0) (T34).
 
-    The criterion is ||grad C(Y) - G||_F / ||G||_F at the outputs Y. For "mse" and "cross_entropy" it is at most
-    c ||Y||_F / ||G||_F with c = 2/N and 1/(2N), the Lipschitz constants of grad C, and
+    The criterion is ||grad C(Y) - G||_F / ||G||_F at the outputs Y. For "mse", "cross_entropy" and "logistic" it is at
+    most c ||Y||_F / ||G||_F with c = 2/N, 1/(2N) and 1/(4N), the Lipschitz constants of grad C, and
     ||Y||_F <= (r / sqrt L)^L ||X||_F (T35); where this bound suffices no outputs are computed.
 
     Parameters
@@ -34,7 +36,7 @@ class Origin:
 
     def __init__(self, cost: Cost, depth: int, loss: object, theta: Tensor) -> None:
         self.cost, self.depth = cost, depth
-        self.lipschitz = {"mse": 2.0, "cross_entropy": 0.5}.get(loss, math.inf) if isinstance(loss, str) else math.inf
+        self.lipschitz = LIPSCHITZ[loss] if isinstance(loss, str) else math.inf
         self.gradient: Tensor | None = None
         self.size = norm(cost.x.flatten())
         if not self.size > 0:

@@ -16,12 +16,13 @@ from bnrank import _validate
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite, check_unshared, example, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP
+from bnrank.tasks.task import signs
 from bnrank.training.gradient_flow.steppers import IMPLICIT, METHODS
 from bnrank.training.settings import digest
 
 __all__ = ["LOSSES", "Plan", "data", "network"]
 
-LOSSES = ("mse", "cross_entropy")
+LOSSES = ("mse", "cross_entropy", "logistic")
 TIMES = ("t", "arc")
 RTOL = {"heun": 1e-3}
 GROWTH = {"rk45": 4.0, "dop853": 10.0, "heun": 1.5}
@@ -241,6 +242,10 @@ def data(
         y = y.to(torch.int64)
         if int(y.min()) < 0 or int(y.max()) >= width[-1]:
             raise ValueError(f"y: got classes {int(y.min())} to {int(y.max())}, expected 0 to {width[-1] - 1}")
+    elif loss == "logistic":
+        if width != (1,):
+            raise ValueError(f"net: gives outputs of shape {width}, expected (1,) for 'logistic'")
+        y = signs(y, "y").to(dtype)
     elif y.is_floating_point():
         y = y.to(dtype)
     try:

@@ -1,0 +1,167 @@
+"""Convolutions, one- and two-dimensional, then linear layers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from bnrank import _validate
+from bnrank.networks.stack import Stack, activation, check_slope, linear
+
+__all__ = ["Convolutional", "LinearConvolutional"]
+
+PADDINGS = ("zeros", "circular", "none")
+
+
+class Convolutional(Stack):
+    """Convolutions with activation sigma_s after each, then a flattening and linear layers without activations.
+
+    Parts ``conv1``, ``activation1``, ``pool1``, ``conv2``, ..., ``flatten``, ``tail1``, ..., ``output``.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Of one sample: (channels, length) or (channels, height, width).
+    channels : sequence of int
+        Channels that each convolution gives, one entry per convolution.
+    d_out : int
+        Number of outputs.
+    kernel, stride : int
+        Of every convolution, in each dimension.
+    padding : {"zeros", "circular", "none"}
+        (kernel - 1) // 2 entries on every side, zeros or wrapped around, or none.
+    pool : int
+        Average pooling over windows of so many entries in each dimension after every convolution; 1 for none.
+    tail : sequence of int
+        Widths of linear layers between the flattening and the output.
+    slope : float
+        s in (-1, 1), or 1 for linear convolutions.
+    bias : bool
+        Whether convolutions and linear layers have biases.
+    init, seed, dtype
+        As in :class:`Drawn`, and the floating-point type.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, or nothing is left of the image; the message names it.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.Convolutional((1, 8, 8), [4, 6], d_out=1, stride=2, tail=[5])
+    >>> net(torch.ones(3, 1, 8, 8)).shape
+    torch.Size([3, 1])
+    >>> [(name, tuple(p.shape)) for name, p in net.named_parameters()][1:3]
+    [('conv2.weight', (6, 4, 3, 3)), ('tail1.weight', (5, 24))]
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        channels: Sequence[int],
+        d_out: int = 1,
+        kernel: int = 3,
+        stride: int = 1,
+        padding: str = "zeros",
+        pool: int = 1,
+        tail: Sequence[int] = (),
+        slope: float = 0.0,
+        bias: bool = False,
+        init: str | float = "he",
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        sizes, widths = _integers(shape, "shape"), _integers(channels, "channels")
+        tails, d_out = _integers(tail, "tail"), _validate.integer(d_out, "d_out")
+        if len(sizes) not in (2, 3):
+            raise ValueError(f"shape: got {tuple(sizes)}, expected (channels, length) or (channels, height, width)")
+        if not widths:
+            raise ValueError("channels: got none, expected one number per convolution")
+        kernel, stride, pool = (
+            _validate.integer(value, name) for value, name in ((kernel, "kernel"), (stride, "stride"), (pool, "pool"))
+        )
+        padding, slope, bias = _validate.choice(padding, "padding", PADDINGS), check_slope(slope), bool(bias)
+        kinds: Any = ((nn.Conv1d, nn.AvgPool1d), (nn.Conv2d, nn.AvgPool2d))[len(sizes) - 2]
+        around = 0 if padding == "none" else (kernel - 1) // 2
+        mode = "circular" if padding == "circular" else "zeros"
+        image, parts = sizes[1:], {}
+        for i, (before, after) in enumerate(itertools.pairwise([sizes[0], *widths]), 1):
+            if padding == "circular" and around > min(image):
+                raise ValueError(f"kernel: got {kernel}, which wraps more than once around an image of {image}")
+            parts[f"conv{i}"] = nn.utils.skip_init(
+                kinds[0], before, after, kernel, stride, around, bias=bias, padding_mode=mode, dtype=dtype
+            )
+            image = [(size + 2 * around - kernel) // stride + 1 for size in image]
+            if slope != 1:
+                parts[f"activation{i}"] = activation(slope)
+            if pool > 1:
+                parts[f"pool{i}"] = kinds[1](pool)
+                image = [size // pool for size in image]
+            if min(image) < 1:
+                raise ValueError(f"shape: got {tuple(sizes)}, of which nothing is left after {i} convolution(s)")
+        parts["flatten"] = nn.Flatten()
+        all_widths = [widths[-1] * math.prod(image), *tails]
+        for i, (before, after) in enumerate(itertools.pairwise(all_widths), 1):
+            parts[f"tail{i}"] = linear(before, after, bias, dtype)
+        parts["output"] = linear(all_widths[-1], d_out, bias, dtype)
+        super().__init__(parts, init=init, seed=_validate.integer(seed, "seed", 0))
+        self.settings = {
+            "shape": sizes,
+            "channels": widths,
+            "d_out": d_out,
+            "kernel": kernel,
+            "stride": stride,
+            "padding": padding,
+            "pool": pool,
+            "tail": tails,
+            "slope": slope,
+            "bias": bias,
+        }
+
+
+class LinearConvolutional(Convolutional):
+    """Convolutions without activations, then linear layers: :class:`Convolutional` with slope 1 (T45, T48).
+
+    Parameters
+    ----------
+    shape, channels, d_out, kernel, stride, padding, pool, tail, bias, init, seed, dtype
+        As in :class:`Convolutional`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> net = LinearConvolutional((2, 9), [3], padding="circular")
+    >>> x = torch.ones(1, 2, 9)
+    >>> torch.allclose(net(2 * x) + net(-x), net(x), atol=1e-6)
+    True
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        channels: Sequence[int],
+        d_out: int = 1,
+        kernel: int = 3,
+        stride: int = 1,
+        padding: str = "zeros",
+        pool: int = 1,
+        tail: Sequence[int] = (),
+        bias: bool = False,
+        init: str | float = "he",
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(shape, channels, d_out, kernel, stride, padding, pool, tail, 1.0, bias, init, seed, dtype)
+        self.settings = {name: value for name, value in self.settings.items() if name != "slope"}
+
+
+def _integers(values: Any, name: str) -> list[int]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{name}: got {_validate.describe(values)}, expected a sequence of integers")
+    return [_validate.integer(value, f"{name}[{i}]") for i, value in enumerate(values)]

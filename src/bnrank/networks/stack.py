@@ -1,0 +1,205 @@
+"""Modules one after another, whose parameters can be drawn anew from one seed."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks.mlp import MLP
+
+__all__ = ["Diagonal", "Draw", "Drawn", "Stack", "activation", "check_init", "check_slope", "linear"]
+
+
+class Drawn(nn.Module):
+    """A module that draws its parameters from a generator of its own.
+
+    Attributes
+    ----------
+    seed : int or None
+        Of the last draw; None where parameters are as they were given.
+    init : "he" or float
+        "he": weights N(0, g / fan_in) with g = 2 / (1 + s^2) where they read what an activation sigma_s gives and g = 1
+        where they do not, diagonals 1; a number: weights and diagonals N(0, init^2). Biases 0 either way.
+    """
+
+    seed: int | None = None
+    init: str | float = "he"
+
+    def reset(self, seed: int, init: str | float | None = None) -> Self:
+        """Draw all trained parameters anew, in place, in float64 rounded; returns itself.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is out of range, or a parameter belongs to no module whose draw is known: Linear, Conv,
+            `Diagonal` or `MLP`.
+        """
+        seed = _validate.integer(seed, "seed", 0)
+        init = check_init(self.init if init is None else init)
+        draw = Draw(torch.Generator().manual_seed(seed), init)
+        draw(self, 1.0)
+        unknown = [name for name, p in self.named_parameters() if p.requires_grad and id(p) not in draw.reached]
+        if unknown:
+            raise ValueError(
+                f"seed: it is not known how to draw {', '.join(unknown[:5])}; give seed=None, or a function "
+                "seed -> nn.Module where networks are trained"
+            )
+        self.seed, self.init = seed, init
+        return self
+
+    def _draw(self, draw: Draw, reads: float) -> float:
+        """Draw the parts, which come one after another."""
+        for part in self.children():
+            reads = draw(part, reads)
+        return reads
+
+
+class Diagonal(nn.Module):
+    """Every entry times a number of its own, a -> weight * a, shape (..., n)."""
+
+    def __init__(self, n: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(_validate.integer(n, "n"), dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return weight * x."""
+        return x * self.weight
+
+    def extra_repr(self) -> str:
+        """Return the size shown by ``print``."""
+        return str(len(self.weight))
+
+
+_LAYERS = (nn.Linear, Diagonal, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Stack(nn.Sequential, Drawn):
+    """Modules one after another, like ``nn.Sequential``, with one seed for all of their parameters.
+
+    This is how networks are put together of which only the last part is linear (T48): any trunk, then linear
+    convolutions, linear residual blocks (slope 1) and linear layers.
+
+    Parameters
+    ----------
+    *parts : torch.nn.Module
+        In order; or one mapping from names to modules. They become parts of the stack, their parameters drawn anew.
+    init : "he" or float
+        As in :class:`Drawn`.
+    seed : int or None
+        Seed of the draw; None leaves the parameters as they are.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a part is no module, or has parameters that cannot be drawn (see :meth:`reset`); give ``seed=None`` then.
+
+    Examples
+    --------
+    A ReLU trunk, a linear residual block with a free skip, two linear layers to a scalar:
+
+    >>> import torch
+    >>> from bnrank.networks import FreeBlock
+    >>> net = Stack(nn.Linear(5, 8), nn.ReLU(), FreeBlock(8, 6, slope=1), nn.Linear(8, 4), nn.Linear(4, 1), seed=0)
+    >>> net(torch.ones(3, 5)).shape
+    torch.Size([3, 1])
+    >>> [name for name, _ in net.named_parameters() if "weight" in name]
+    ['0.weight', '2.inner.weight', '2.outer.weight', '2.skip.weight', '3.weight', '4.weight']
+    """
+
+    settings: Mapping[str, Any] = MappingProxyType({})
+    """What a network of one of the classes made of this was built from."""
+
+    def __init__(self, *parts: Any, init: str | float = "he", seed: int | None = 0) -> None:
+        if len(parts) == 1 and isinstance(parts[0], Mapping):
+            named = dict(parts[0])
+        else:
+            named = {str(i): part for i, part in enumerate(parts)}
+        for name, part in named.items():
+            if not isinstance(part, nn.Module):
+                raise TypeError(f"parts: got {_validate.describe(part)} as {name}, expected torch.nn.Modules")
+        super().__init__(OrderedDict(named))
+        self.init = check_init(init)
+        self.seed = None
+        if seed is not None:
+            self.reset(seed)
+
+    def extra_repr(self) -> str:
+        """Return the settings shown by ``print``."""
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items())
+
+
+def check_init(init: object) -> str | float:
+    """Return ``init`` if it is "he" or a number of at least 0."""
+    if isinstance(init, str):
+        return _validate.choice(init, "init", ["he"])
+    return _validate.number(init, "init", 0.0)
+
+
+def linear(n_in: int, n_out: int, bias: bool, dtype: torch.dtype) -> nn.Linear:
+    """Return a Linear with parameters not yet drawn."""
+    return nn.utils.skip_init(nn.Linear, n_in, n_out, bias=bias, dtype=dtype)
+
+
+def activation(slope: float) -> nn.Module:
+    """Return sigma_s as a module."""
+    return nn.Identity() if slope == 1 else nn.ReLU() if slope == 0 else nn.LeakyReLU(slope)
+
+
+def check_slope(slope: object, name: str = "slope") -> float:
+    """Return the slope of an activation, in (-1, 1), or 1 for none."""
+    return 1.0 if isinstance(slope, int | float) and slope == 1 else _validate.slope(slope, name)
+
+
+class Draw:
+    """A draw under way: what is drawn from, how, and which parameters have been reached.
+
+    Parameters
+    ----------
+    generator : torch.Generator
+        What is drawn from.
+    init : "he" or float
+        As in :class:`Drawn`.
+    """
+
+    def __init__(self, generator: torch.Generator, init: str | float) -> None:
+        self.generator, self.init = generator, init
+        self.reached: set[int] = set()
+
+    def __call__(self, module: nn.Module, reads: float) -> float:
+        """Draw a module that reads what sigma_s gives, s = ``reads``; return the slope that the next one reads."""
+        if isinstance(module, nn.ReLU | nn.LeakyReLU):
+            return float(getattr(module, "negative_slope", 0.0))
+        if isinstance(module, _LAYERS):
+            self._layer(module, reads)
+            return 1.0
+        if isinstance(module, MLP):
+            for layer in module.layers:
+                self(layer, module.slope)
+            return 1.0
+        if isinstance(module, Drawn):
+            return module._draw(self, reads)
+        for part in module.children():
+            reads = self(part, reads)
+        return reads
+
+    def _layer(self, layer: nn.Module, reads: float) -> None:
+        with torch.no_grad():
+            for name, p in layer.named_parameters(recurse=False):
+                self.reached.add(id(p))
+                if not p.requires_grad:
+                    continue
+                if name == "bias":
+                    p.zero_()
+                elif isinstance(layer, Diagonal) and isinstance(self.init, str):
+                    p.fill_(1.0)
+                else:
+                    gain = 2 / (1 + reads**2) * p.shape[0] / p.numel()
+                    std = math.sqrt(gain) if isinstance(self.init, str) else self.init
+                    p.copy_(torch.randn(p.shape, generator=self.generator, dtype=torch.float64) * std)
