@@ -39,7 +39,7 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
         return cost
     if loss == "logistic":
         margin = output.mul_(target)
-        cost = torch.nn.functional.logsigmoid(margin).double().flatten(1).sum(1).div_(-n)
+        cost = torch.nn.functional.softplus(-margin, threshold=50).double().flatten(1).sum(1).div_(n)
         margin.neg_().sigmoid_().mul_(target).div_(-n)
         return cost
     target = target.expand(output.shape[:2]).unsqueeze(2)

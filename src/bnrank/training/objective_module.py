@@ -86,7 +86,7 @@ class ModuleObjective:
         if self.loss == "mse":
             return (output - y).square().sum() / x.shape[0]
         if self.loss == "logistic":
-            return -nn.functional.logsigmoid(y * output).sum() / x.shape[0]
+            return nn.functional.softplus(-y * output, threshold=50).sum() / x.shape[0]
         return nn.functional.cross_entropy(output, y)
 
 

@@ -145,7 +145,7 @@ def _mean_squares(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def _logistic(outputs: Tensor, y: Tensor) -> Tensor:
-    return -nn.functional.logsigmoid(y * outputs).sum() / len(y)
+    return nn.functional.softplus(-y * outputs, threshold=50).sum() / len(y)
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
