@@ -26,7 +26,7 @@ def staircase(t, falls, centres, bottom=0.3):
     return bottom + sum(fall * step(t - centre) for fall, centre in zip(falls, centres, strict=True))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     falls=st.lists(st.floats(0.1, 1.0), min_size=1, max_size=4),
     waits=st.lists(st.floats(12, 60), min_size=5, max_size=5),

@@ -19,7 +19,7 @@ def chain(*widths, bias=True):
     return nn.Sequential(*layers[:-1])
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(
     widths=st.lists(st.integers(1, 7), min_size=2, max_size=6),
     slope=st.sampled_from([0.0, 0.1, -0.5]),

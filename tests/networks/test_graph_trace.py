@@ -1,9 +1,10 @@
+import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -338,7 +339,7 @@ def test_numpy_and_float32():
 LAYERS = ["linear", "relu", "leaky", "abs", "flip", "skip", "twice", "diagonal", "cat", "chunk"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from(LAYERS), min_size=1, max_size=7), st.integers(0, 1000))
 def test_any_sequence_of_layers(names, seed):
     width, modules = 4, []
@@ -367,18 +368,21 @@ def test_any_sequence_of_layers(names, seed):
     assert_graph_computes(module, draw(3, 4, seed=seed))
 
 
-IMAGES = ["conv", "strided", "circular", "grouped", "relu", "average", "maximum", "block", "pad"]
+IMAGES = ["conv", "strided", "circular", "grouped", "relu", "in place", "average", "maximum", "block", "pad"]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from(IMAGES), min_size=1, max_size=4), st.booleans(), st.integers(0, 1000))
 def test_any_convolutional_network(names, flat, seed):
+    after = itertools.pairwise(names)  # torch has no gradient for what a ReLU gave and was changed in place
+    assume(not any(first in ("relu", "in place", "block") and second == "in place" for first, second in after))
     layers = {
         "conv": lambda: nn.Conv2d(2, 2, 3, padding=1),
         "strided": lambda: nn.Conv2d(2, 2, 2, stride=2, padding=1, bias=False),
         "circular": lambda: nn.Conv2d(2, 2, 2, padding=1, padding_mode="circular"),
         "grouped": lambda: nn.Conv2d(2, 2, 1, groups=2),
-        "relu": lambda: nn.ReLU(inplace=True),
+        "relu": lambda: nn.ReLU(),
+        "in place": lambda: nn.ReLU(inplace=True),
         "average": lambda: nn.AvgPool2d(2, 1, padding=1),
         "maximum": lambda: nn.MaxPool2d(2, 2, padding=1, ceil_mode=True),
         "block": lambda: BasicBlock(2, 2),

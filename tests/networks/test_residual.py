@@ -41,7 +41,7 @@ def block_formula(p, prefix, a, slope, after, kind):
     return sigma(branch + through, after)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=30, derandomize=True)
 @given(
     kind=st.integers(0, 2),
     blocks=st.integers(1, 3),

@@ -23,7 +23,7 @@ def jacobians(function, z):
     return torch.stack(columns, -1)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(latent=st.integers(2, 6), rank=st.integers(1, 6), seed=st.integers(0, 10**9))
 def test_planted_rank(latent, rank, seed):
     rank = min(rank, latent)
