@@ -24,6 +24,7 @@ SUBJECTS = (
     "jax_peer",
     "machine",
     "recording",
+    "monitor",
     "optimizer",
     "memory",
     "jacobian",

@@ -8,10 +8,10 @@ from bnrank import figures, measures, networks, reporting, tasks, theory, traini
 from bnrank._version import __version__
 from bnrank.measures import balance, jacobian, nonlinearity, ntk, profile, regions, spectra
 from bnrank.measures.bottleneck import find as bottleneck
-from bnrank.networks import MLP, LinearNetwork, constructions, load, save
+from bnrank.networks import MLP, LinearNetwork, constructions, graph, load, save
 from bnrank.reporting import Section, plots, report
 from bnrank.tasks import Task
-from bnrank.theory import check, cost, escape, rank
+from bnrank.theory import check, cost, escape, invariants, rank
 from bnrank.training import Flow, Run, flow, sweep, train
 
 __all__ = [
@@ -30,6 +30,8 @@ __all__ = [
     "escape",
     "figures",
     "flow",
+    "graph",
+    "invariants",
     "jacobian",
     "load",
     "measures",

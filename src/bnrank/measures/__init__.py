@@ -1,6 +1,18 @@
 """What is measured: numbers only, no claims."""
 
-from bnrank.measures import balance, bottleneck, jacobian, nonlinearity, ntk, regions, spectra
+from bnrank.measures import balance, bottleneck, jacobian, nonlinearity, ntk, regions, signs, spectra, stable_signs
 from bnrank.measures.profile import describe, profile
 
-__all__ = ["balance", "bottleneck", "describe", "jacobian", "nonlinearity", "ntk", "profile", "regions", "spectra"]
+__all__ = [
+    "balance",
+    "bottleneck",
+    "describe",
+    "jacobian",
+    "nonlinearity",
+    "ntk",
+    "profile",
+    "regions",
+    "signs",
+    "spectra",
+    "stable_signs",
+]

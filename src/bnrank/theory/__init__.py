@@ -1,6 +1,6 @@
 """What should hold: ranks, representation costs, and statements that return verdicts."""
 
-from bnrank.theory import cost, escape, kernels, rank, stability, structure, symmetry
+from bnrank.theory import cost, escape, invariants, kernels, rank, stability, structure, symmetry
 from bnrank.theory.check import check
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import STATEMENTS
@@ -14,6 +14,7 @@ __all__ = [
     "check",
     "cost",
     "escape",
+    "invariants",
     "kernels",
     "rank",
     "stability",

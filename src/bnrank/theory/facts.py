@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,10 +19,15 @@ from bnrank.theory.localized import Deeper, Localized, localized, one_deeper
 from bnrank.theory.verdict import NotApplicable
 from bnrank.training.losses import gradient_at_zero
 
+if TYPE_CHECKING:
+    from bnrank.theory.invariants.finding import Findings
+    from bnrank.theory.invariants.tail import Tail
+
 __all__ = ["Facts"]
 
 SMALLEST = 1e-290
 BESIDE = 1e-9  # of its terms: a preactivation that is smaller may have either sign
+FEW = 100  # samples for what holds on any data
 CHUNK = 2**12  # samples at a time for the gradient of the loss
 
 
@@ -88,8 +93,9 @@ class Facts:
         self.function = Functional(self.module)
         self._all_y = None if y is None else self._targets(y)
         self.y: Tensor | None = None
-        if self._all_y is not None and self._all_y.is_floating_point():
-            self.y = self._all_y[rows]
+        self._y = None if self._all_y is None else self._all_y[rows]
+        if self._y is not None and self._y.is_floating_point():
+            self.y = self._y
 
     def _targets(self, y: Any) -> Tensor:
         """Return targets (N, d_out) in float64, or class numbers (N,), after checking that they fit."""
@@ -328,3 +334,54 @@ class Facts:
             cost += float(loss.detach())
             gradient += torch.cat([g.flatten() for g in parts])
         return cost, gradient, theta
+
+    # What training keeps -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def _kept(self) -> tuple[Findings, Tail] | str:
+        from bnrank.theory import kept
+
+        return kept.findings_and_tail(self.module, self._all_x[:1])
+
+    def _of_graph(self) -> tuple[Findings, Tail]:
+        if isinstance(self._kept, str):
+            raise NotApplicable("the computation graph of the network is known", self._kept)
+        return self._kept
+
+    @cached_property
+    def findings(self) -> Findings:
+        """What gradient flow conserves; raises NotApplicable where the module cannot be traced."""
+        return self._of_graph()[0]
+
+    @cached_property
+    def tail(self) -> Tail:
+        """The linear layers that the network ends in; raises NotApplicable where the module cannot be traced."""
+        return self._of_graph()[1]
+
+    @cached_property
+    def few(self) -> tuple[Tensor, Tensor | None]:
+        """A hundred of the samples looked at, evenly spaced, and their targets: for what holds on any data."""
+        rows = torch.linspace(0, len(self.x) - 1, min(FEW, len(self.x))).round().long()
+        return self.x[rows], None if self._y is None else self._y[rows]
+
+    @property
+    def loss(self) -> tuple[str, Tensor, str]:
+        """A loss at those, what it compares outputs with, and its formula; mean ||f||^2 without targets."""
+        from bnrank.theory import kept
+
+        return kept.loss_of(*self.few, self.outputs.shape[1])
+
+    @cached_property
+    def patterns(self) -> dict[str, Tensor]:
+        """Which channels have the same activation pattern on those, (n, n), by the findings' names; of four of them."""
+        from bnrank.theory import kept
+
+        return kept.patterns(self.findings, self.module, self.few[0])
+
+    @cached_property
+    def gradient(self) -> dict[str, Tensor]:
+        """The gradient of that loss by the parameters' names, float64."""
+        from bnrank.theory import kept
+
+        loss, y, _ = self.loss
+        return kept.gradient(self.function, self.few[0], y, loss)

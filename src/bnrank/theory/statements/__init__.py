@@ -1,6 +1,15 @@
 """The statements of the theory, each a function from facts to its two sides."""
 
-from bnrank.theory.statements import convolutions, escape, interpolation, ranks, representation, structure, symmetry
+from bnrank.theory.statements import (
+    convolutions,
+    escape,
+    interpolation,
+    invariances,
+    ranks,
+    representation,
+    structure,
+    symmetry,
+)
 from bnrank.theory.verdict import Statement
 
 __all__ = ["STATEMENTS"]
@@ -21,6 +30,7 @@ STATEMENTS: tuple[Statement, ...] = tuple(
             *interpolation.STATEMENTS,
             *symmetry.STATEMENTS,
             *escape.STATEMENTS,
+            *invariances.STATEMENTS,
         ],
         key=_number,
     )

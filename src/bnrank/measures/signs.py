@@ -1,0 +1,176 @@
+"""Signs and the direction of the parameters along training (T43)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnrank import _validate
+
+__all__ = ["SignTrace"]
+
+PIECE = 1 << 17  # entries that are gone through at a time, so that they stay in the cache
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What one look at the parameters gave."""
+
+    step: int
+    time: float
+    changed: tuple[float, ...]
+    from_last: float
+    from_first: float
+
+
+class SignTrace:
+    """Which weights have changed sign since when, and how far the direction theta / ||theta|| has turned.
+
+    The stable sign regime of T43 begins where no weight changes its sign any more; it follows from convergence of the
+    direction to a limit without a zero entry. A sign is -1, 0 or 1. Signs are compared between looks, so a weight
+    that goes there and back between two of them is not seen to change. Held in memory per weight: the values at the
+    first look and at the last one, and a number, the look at which the sign was last seen to have changed.
+
+    Source: LeJegelka2022, Assumptions 1 and 2, Claim 1; T43.
+
+    Examples
+    --------
+    >>> import torch
+    >>> trace = SignTrace()
+    >>> for step in range(4):
+    ...     trace.look({"w": torch.tensor([1.0, 1.5 - step])}, step=step, time=0.1 * step)
+    >>> trace.changed_since(0), trace.changed_since(2)
+    ({'w': 0.5}, {'w': 0.0})
+    >>> round(trace.from_first[-1], 3), trace.changed[2]  # 1 - cos, and the share that changed at the look before
+    (1.385, (0.5,))
+    """
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self._looks: list[_Look] = []
+        self._first: dict[str, Tensor] = {}
+        self._last: dict[str, Tensor] = {}
+        self._changed_at: dict[str, Tensor] = {}
+        self._norms = (0.0, 0.0)
+
+    def __len__(self) -> int:
+        return len(self._looks)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many entries every parameter has."""
+        return tuple(p.numel() for p in self._first.values())
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the looks."""
+        return [look.step for look in self._looks]
+
+    @property
+    def changed(self) -> list[tuple[float, ...]]:
+        """Per look, the fraction of every parameter's entries whose sign differs from that at the look before."""
+        return [look.changed for look in self._looks]
+
+    @property
+    def from_last(self) -> list[float]:
+        """Per look, 1 - cos of the angle between theta and theta at the look before."""
+        return [look.from_last for look in self._looks]
+
+    @property
+    def from_first(self) -> list[float]:
+        """Per look, 1 - cos of the angle between theta and theta at the first look."""
+        return [look.from_first for look in self._looks]
+
+    @torch.no_grad()
+    def look(self, parameters: Mapping[str, Tensor], *, step: int, time: float = math.nan) -> None:
+        """Look at the parameters, by name, at a step and a time.
+
+        Raises
+        ------
+        ValueError
+            If other parameters come than at the first look.
+        """
+        number = len(self._looks)
+        if number == 0:
+            self.names = tuple(parameters)
+            self._first = {
+                name: p.detach().clone(memory_format=torch.contiguous_format) for name, p in parameters.items()
+            }
+            self._last = {name: p.clone() for name, p in self._first.items()}
+            # whole numbers in float32, which comparisons without masks are fast in
+            self._changed_at = {n: torch.zeros_like(p, dtype=torch.float32) for n, p in self._first.items()}
+            norm = _norm(self._first)
+            self._norms = (norm, norm)
+            self._looks.append(_Look(step, time, (0.0,) * len(self.names), 0.0, 0.0))
+            return
+        if tuple(parameters) != self.names:
+            raise ValueError(f"parameters: got {', '.join(parameters)}, expected {', '.join(self.names)}")
+        norm = _norm(parameters)
+        changed, turned = [], [0.0, 0.0]
+        room = _Room(min(PIECE, max((p.numel() for p in parameters.values()), default=0)))
+        lengths = self._norms[::-1]
+        factors = [norm / length if length else 1.0 for length in lengths]
+        for name, p in parameters.items():
+            count = 0.0
+            flat = [t.flatten() for t in (p.detach(), self._last[name], self._first[name], self._changed_at[name])]
+            for now, last, first, changed_at in zip(*(t.split(PIECE) for t in flat), strict=True):
+                differs = torch.sign(now, out=room.like(now))
+                differs.sub_(torch.sign(last, out=room.like(now, 1))).abs_().sign_()
+                count += float(differs.sum())
+                torch.maximum(changed_at, differs.mul_(number), out=changed_at)
+                for i, then in enumerate((last, first)):
+                    apart = torch.sub(now, then, alpha=factors[i], out=room.like(now))
+                    turned[i] += float(torch.linalg.vector_norm(apart)) ** 2
+                last.copy_(now)
+            changed.append(count / max(1, p.numel()))
+        # 1 - cos as half the squared distance of the unit vectors, without cancellation
+        sines = [0.5 * t / norm**2 if norm > 0 and n > 0 else math.nan for t, n in zip(turned, lengths, strict=True)]
+        self._norms = (self._norms[0], norm)
+        self._looks.append(_Look(step, time, tuple(changed), *sines))
+
+    def changed_since(self, step: int | None = None, *, time: float | None = None) -> dict[str, float]:
+        """Return per parameter the fraction of entries whose sign was seen to change after a step, or after a time.
+
+        Raises
+        ------
+        ValueError
+            If not one of the two is given, or nothing has been looked at yet, or the times are not known.
+        """
+        if (step is None) == (time is None):
+            raise ValueError(f"step, time: got {step!r} and {time!r}, expected one of them")
+        if not self._looks:
+            raise ValueError("nothing recorded yet, so there is no sign to compare with")
+        if step is not None:
+            since = _validate.integer(step, "step", 0)
+            before = [look.step <= since for look in self._looks]
+        else:
+            limit = _validate.number(time, "time")
+            if any(math.isnan(look.time) for look in self._looks):
+                raise ValueError("time: the times of the recorded rows are not known; give step")
+            before = [look.time <= limit for look in self._looks]
+        last = max(0, int(np.sum(before)) - 1)
+        return {n: float((at > last).sum()) / max(1, at.numel()) for n, at in self._changed_at.items()}
+
+
+class _Room:
+    """Memory for results that are not kept: allocating it for each costs more than computing them."""
+
+    def __init__(self, most: int) -> None:
+        self._held: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}
+        self._most = most
+
+    def like(self, tensor: Tensor, number: int = 0) -> Tensor:
+        """Return one of several tensors of this shape, float32 at least."""
+        key = (torch.promote_types(tensor.dtype, torch.float32), tensor.device, number)
+        if key not in self._held:
+            self._held[key] = torch.empty(self._most, dtype=key[0], device=key[1])
+        return self._held[key][: tensor.numel()].view(tensor.shape)
+
+
+def _norm(parameters: Mapping[str, Tensor]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(p.detach())) for p in parameters.values()))

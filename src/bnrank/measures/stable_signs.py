@@ -1,0 +1,267 @@
+"""Stable signs along a sequence of networks (T43), and whether their direction converges to one that implies them.
+
+`bnrank.measures.signs` follows signs during a training; here whole networks were kept, as ``Flow.networks``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks.functional import unwrap
+
+__all__ = ["Convergence", "Parameters", "changed", "changed_since", "directional_convergence", "stable_since"]
+
+Parameters = nn.Module | Mapping[str, Tensor]
+Array = np.ndarray[Any, Any]
+
+
+def changed(before: Parameters, after: Parameters) -> dict[str, float]:
+    """Return the fraction of the entries of every parameter whose sign differs between two networks.
+
+    The sign of an entry is -1, 0 or 1: one that becomes zero, or leaves it, has changed.
+
+    Parameters
+    ----------
+    before, after : nn.Module or mapping
+        Networks of one architecture, or named tensors of the same names and shapes.
+
+    Returns
+    -------
+    dict
+        Parameter name -> fraction in [0, 1].
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is neither, they do not match, or an entry is not finite.
+
+    Notes
+    -----
+    Source: LeJegelka2022, T43.
+
+    Examples
+    --------
+    >>> changed({"w": torch.tensor([1.0, -2.0, 3.0, 4.0])}, {"w": torch.tensor([2.0, 2.0, 0.0, 4.0])})
+    {'w': 0.5}
+    """
+    first, second = _signs([before, after], ("before", "after"))
+    return {name: _fraction(first[name] != second[name]) for name in first}
+
+
+def changed_since(networks: Sequence[Parameters], times: Sequence[float] | Array, t: float) -> dict[str, float]:
+    """Return the fraction of the entries of every parameter whose sign changes at ``t`` or later.
+
+    An entry counts if it has another sign in some network with time >= t than in the network before it. With t the
+    first time or earlier this is the fraction that ever changes; it never rises with t. Changes there and back between
+    two networks are not seen.
+
+    Parameters
+    ----------
+    networks : sequence of nn.Module or mapping
+        In order of time, as `bnrank.flow` gives them in ``Flow.networks``.
+    times : sequence of float
+        Their times, in non-decreasing order: ``flow.times[flow.network_rows]``.
+    t : float
+        From when; at most the last time.
+
+    Returns
+    -------
+    dict
+        Parameter name -> fraction in [0, 1].
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the networks do not match, there are not as many times, or t is later than all.
+
+    Examples
+    --------
+    >>> path = [{"w": torch.tensor([a, 1.0])} for a in (1.0, -1.0, -2.0)]
+    >>> [changed_since(path, [0, 1, 2], t) for t in (0, 1, 1.5)]
+    [{'w': 0.5}, {'w': 0.5}, {'w': 0.0}]
+    """
+    signs, when = _sequence(networks, times)
+    t = _validate.number(t, "t")
+    if t > when[-1]:
+        raise ValueError(f"t: got {t:g}, expected at most the last time, {when[-1]:g}")
+    start = max(int(np.searchsorted(when, t)) - 1, 0)
+    return {
+        name: _fraction(torch.stack([s[name] != signs[start][name] for s in signs[start:]]).any(0)) for name in signs[0]
+    }
+
+
+def stable_since(networks: Sequence[Parameters], times: Sequence[float] | Array) -> dict[str, float]:
+    """Return the time from which the signs of every parameter are those of the last network.
+
+    That of the first network, if no sign ever changes; that of the last one, if some change in the last step. The
+    signs then are stable as far as is seen, not forever: see :func:`directional_convergence`.
+
+    Parameters
+    ----------
+    networks, times
+        As in :func:`changed_since`.
+
+    Returns
+    -------
+    dict
+        Parameter name -> time.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the networks do not match or there are not as many times.
+
+    Examples
+    --------
+    >>> path = [{"v": torch.tensor([1.0]), "w": torch.tensor([a])} for a in (1.0, -1.0, -2.0)]
+    >>> stable_since(path, [0, 1, 2])
+    {'v': 0.0, 'w': 1.0}
+    """
+    signs, when = _sequence(networks, times)
+    result = {}
+    for name in signs[0]:
+        differ = [i for i, s in enumerate(signs) if bool((s[name] != signs[-1][name]).any())]
+        result[name] = float(when[differ[-1] + 1 if differ else 0])
+    return result
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """How far the direction of the weights was from the last one, and what this says of signs (T43).
+
+    Attributes
+    ----------
+    times : ndarray, shape (T,)
+        Times of the networks.
+    distances : ndarray, shape (T,)
+        ||theta / ||theta|| - u||, u the direction of the last network; 0 in the last row.
+    smallest : float
+        Smallest |entry| of u.
+    smallest_of : dict
+        The same per parameter.
+    since : float
+        The first time from which on smallest > distance: within this ball around u no entry can have another sign
+        than in u. The last time, if the ball was entered with the last network only; inf where u has a zero entry.
+    """
+
+    times: Array = field(repr=False)
+    distances: Array = field(repr=False)
+    smallest: float
+    smallest_of: Mapping[str, float]
+    since: float
+
+    @property
+    def margins(self) -> Array:
+        """Smallest |entry| of u over the distance, (T,); above 1 no sign can differ from that of u. Last row inf."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.distances > 0, self.smallest / self.distances, np.inf if self.smallest > 0 else 0.0)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the ball was entered before the last network, which is in it by definition."""
+        return bool(self.since < self.times[-1])
+
+
+def directional_convergence(networks: Sequence[Parameters], times: Sequence[float] | Array) -> Convergence:
+    """Measure how the direction theta / ||theta|| of all weights together approaches that of the last network.
+
+    If it converges to a limit with no zero entry, the signs are constant from some time on (T43): once the distance is
+    below the smallest |entry| of the limit, every entry has the limit's sign. The last direction stands for the limit,
+    so it cannot show that the direction converges; distances that keep falling, well before the end, speak for it.
+
+    Parameters
+    ----------
+    networks, times
+        As in :func:`changed_since`.
+
+    Returns
+    -------
+    Convergence
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the networks do not match, there are not as many times, or a network is zero.
+
+    Examples
+    --------
+    >>> path = [{"w": torch.tensor([3.0, a])} for a in (-4.0, 3.9, 4.0)]
+    >>> found = directional_convergence(path, [0, 1, 2])
+    >>> found.distances.round(3).tolist(), round(found.smallest, 3), found.since
+    ([1.6, 0.012, 0.0], 0.6, 1.0)
+    """
+    named = _matched(networks, [f"networks[{i}]" for i in range(len(networks))])
+    when = _times(times, len(named))
+    rows = torch.stack([torch.cat([tensor.flatten() for tensor in entry.values()]) for entry in named])
+    size = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    if not bool((size > 0).all()):
+        raise ValueError(f"networks[{int(size.argmin())}]: all its parameters are zero, expected a direction")
+    directions = rows / size
+    limit = directions[-1]
+    distances = torch.linalg.vector_norm(directions - limit, dim=1).numpy()
+    pieces = limit.abs().split([tensor.numel() for tensor in named[0].values()])
+    smallest_of = {name: float(piece.min()) for name, piece in zip(named[0], pieces, strict=True) if piece.numel()}
+    smallest = min(smallest_of.values())
+    outside = np.flatnonzero(distances >= smallest)
+    row = int(outside[-1]) + 1 if len(outside) else 0
+    since = float(when[row]) if row < len(when) else float("inf")
+    return Convergence(when, distances, smallest, smallest_of, since)
+
+
+def _sequence(networks: Sequence[Parameters], times: Sequence[float] | Array) -> tuple[list[dict[str, Tensor]], Array]:
+    signs = _signs(networks, [f"networks[{i}]" for i in range(len(networks))])
+    return signs, _times(times, len(signs))
+
+
+def _signs(networks: Sequence[Parameters], names: Sequence[str]) -> list[dict[str, Tensor]]:
+    return [{name: tensor.sign() for name, tensor in entry.items()} for entry in _matched(networks, names)]
+
+
+def _matched(networks: Sequence[Parameters], names: Sequence[str]) -> list[dict[str, Tensor]]:
+    """Return every network's parameters, float64, in the order of the first one's."""
+    if len(networks) == 0:
+        raise ValueError("networks: got none, expected at least one")
+    found = [_parameters(network, name) for network, name in zip(networks, names, strict=True)]
+    shapes = {key: tuple(tensor.shape) for key, tensor in found[0].items()}
+    for entry, name in zip(found[1:], names[1:], strict=True):
+        theirs = {key: tuple(tensor.shape) for key, tensor in entry.items()}
+        if theirs != shapes:
+            apart = sorted({*theirs.items()} ^ {*shapes.items()})
+            raise ValueError(f"{name}: its parameters differ from those of {names[0]}, the same expected: {apart[:4]}")
+    return [{key: entry[key] for key in shapes} for entry in found]
+
+
+def _parameters(network: Parameters, name: str) -> dict[str, Tensor]:
+    if isinstance(network, nn.Module):
+        named: Mapping[str, Tensor] = dict(unwrap(network).named_parameters())
+    elif isinstance(network, Mapping) and all(isinstance(tensor, Tensor) for tensor in network.values()):
+        named = network
+    else:
+        raise TypeError(f"{name}: got {_validate.describe(network)}, expected a torch.nn.Module or named tensors")
+    held = {key: tensor.detach().to("cpu", torch.float64) for key, tensor in named.items()}
+    if not any(tensor.numel() for tensor in held.values()):
+        raise ValueError(f"{name}: got no parameters, expected at least one")
+    bad = [key for key, tensor in held.items() if not bool(torch.isfinite(tensor).all())]
+    if bad:
+        raise ValueError(f"{name}: got NaN or infinite entries in {', '.join(bad[:5])}, expected finite parameters")
+    return held
+
+
+def _times(times: Sequence[float] | Array, count: int) -> Array:
+    when = np.asarray(times, dtype=float)
+    if when.shape != (count,):
+        raise ValueError(f"times: got {_validate.describe(when)}, expected one per network, ({count},)")
+    if np.isnan(when).any() or bool((np.diff(when) < 0).any()):
+        raise ValueError("times: got NaN or a decrease, expected numbers in non-decreasing order")
+    return when
+
+
+def _fraction(mask: Tensor) -> float:
+    return float(mask.double().mean()) if mask.numel() else 0.0

@@ -1,0 +1,9 @@
+"""What gradient flow conserves: found for any feedforward module (theory.md section 6)."""
+
+from bnrank.theory.invariants.conserved import Conserved
+from bnrank.theory.invariants.finding import Findings, find
+from bnrank.theory.invariants.monitor import Monitor
+from bnrank.theory.invariants.patterns import Pair
+from bnrank.theory.invariants.tail import Tail, tail
+
+__all__ = ["Conserved", "Findings", "Monitor", "Pair", "Tail", "find", "tail"]

@@ -1,0 +1,186 @@
+"""Which entries of the values inside a network must be scaled together, and which may be mixed.
+
+Every entry of every value (of one sample) gets a number. Two entries are tied where the network is unchanged only if
+both are scaled alike: before and after an activation, along an identity skip, over the positions of a convolution's
+channel. The connected components are the *classes*. A class that holds nothing fixed (the input, the output, anything
+outside the theory) is free: scaling it by a positive number, what writes it by the same and what reads it by the
+inverse leaves the function as it is. Classes that sit alike in the network may also be mixed with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from bnrank.networks.graph.layers import LayerGraph
+from bnrank.theory.invariants.entries import Entries, Slot, mixed, shared_factors
+
+__all__ = ["Block", "blocks", "numbers"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Free classes that sit alike in the network, n of them.
+
+    Attributes
+    ----------
+    terms : tuple of tuple of (Slot, ndarray, ndarray)
+        What touches the classes. A term has one or more pieces: a slot, the classes that it touches (k,), and its
+        channels that touch them (k, m), in an order in which equal places correspond; the pieces of a term cover all n
+        classes.
+    parts : ndarray
+        (n,), equal for classes that may be mixed: all of them, or those in the same group of a grouped convolution.
+    activations : ndarray
+        (n, a), the numbers of the entries that activations give, in an order in which equal places correspond.
+    nodes : tuple of str
+        The nodes with an entry in the classes.
+    diagonal : str
+        Why the classes may not be mixed at all, "" where they may.
+    """
+
+    size: int
+    terms: tuple[tuple[tuple[Slot, Array, Array], ...], ...]
+    parts: Array
+    activations: Array
+    nodes: tuple[str, ...]
+    diagonal: str
+
+    @property
+    def slots(self) -> list[Slot]:
+        """What touches the classes, each once, in the order of the network."""
+        return list({id(slot): slot for pieces in self.terms for slot, _, _ in pieces}.values())
+
+
+def blocks(graph: LayerGraph, parameters: Mapping[str, Tensor]) -> tuple[list[Block], Entries]:
+    """Return the free classes of a network in blocks that sit alike, in the order of the network.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+        What :func:`bnrank.graph.trace` returns.
+    parameters : mapping
+        The module's parameters by name; values matter only where they are frozen.
+    """
+    entries = Entries(graph, parameters, shared_factors(graph, parameters))
+    labels = entries.labels()
+    free = np.ones(labels.max() + 1, dtype=bool)
+    free[labels[entries.pinned]] = False
+    rank, opening = _ranks(labels)
+    coarse, fine = entries.contexts(rank)
+    alike = _per_class(coarse, labels, rank, len(free))
+    parts = _per_class(coarse + fine, labels, rank, len(free))
+    touched = np.zeros(len(free), dtype=bool)
+    for slot in entries.slots:
+        touched[labels[slot.entries[:, 0]]] = True
+    chosen = np.flatnonzero(free & touched)
+    _, first, group = np.unique(alike[chosen], return_index=True, return_inverse=True)
+    position = np.empty(len(first), dtype=np.int64)
+    position[np.argsort(opening[chosen[first]], kind="stable")] = np.arange(len(first))  # as in the graph
+    block = np.full(len(free), -1)
+    block[chosen] = position[group]
+    inside = np.full(len(free), -1)  # the place of a class in its block, by its first entry
+    members = np.flatnonzero(block >= 0)
+    members = members[np.lexsort((opening[members], block[members]))]
+    sizes = np.bincount(block[members], minlength=len(first))
+    inside[members] = np.arange(len(members)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    entries.label, entries.block = labels, block
+    return _assemble(entries, labels, rank, block, inside, parts, len(first)), entries
+
+
+def numbers(graph: LayerGraph, parameters: Mapping[str, Tensor], entries: Entries) -> list[Block]:
+    """Return the scalings of all that goes into, or comes out of, a learnable number that multiplies several classes.
+
+    For :func:`blocks` such a number is fixed; here it takes up the scaling. One block with one class per number.
+    """
+    if not entries.kept:
+        return []
+    tied = Entries(graph, parameters)
+    labels = tied.labels()
+    fixed = set(labels[tied.pinned].tolist())
+    sides = {(slot.parameter, slot.role): labels[slot.entries[:, 0]] for slot in tied.slots}
+    chosen: dict[int, None] = {}
+    for name in sorted(entries.kept):
+        for pair in zip(sides[name, "scale in"], sides[name, "scale out"], strict=True):
+            free = [int(label) for label in pair if int(label) not in fixed]
+            chosen |= dict.fromkeys(free[:1])  # the other one is a sum of this one and of what blocks have
+    block = np.full(labels.max() + 1, -1)
+    block[list(chosen)] = np.arange(len(chosen))
+    tied.label, tied.block = labels, block
+    rank = _ranks(labels)[0]
+    return _assemble(tied, labels, rank, block, np.zeros_like(block), block, len(chosen))
+
+
+def _ranks(labels: Array) -> tuple[Array, Array]:
+    """Return the rank of every entry within its class, and the first entry of every class."""
+    order = np.argsort(labels, kind="stable")  # by class, within it by node, then by place
+    starts = np.searchsorted(labels[order], np.arange(labels.max() + 1))
+    rank = np.empty(len(labels), dtype=np.int64)
+    rank[order] = np.arange(len(labels)) - starts[labels[order]]
+    return rank, order[starts]
+
+
+def _per_class(contexts: Array, labels: Array, rank: Array, number: int) -> Array:
+    """Return a number per class that is equal where all contexts are, rank by rank."""
+    result = np.zeros(number, dtype=np.uint64)
+    np.add.at(result, labels, mixed(contexts + mixed(rank)))
+    return result
+
+
+def _assemble(
+    entries: Entries, labels: Array, rank: Array, block: Array, inside: Array, parts: Array, number: int
+) -> list[Block]:
+    """Gather for every block what touches its classes, in orders that correspond between the classes."""
+    firsts = np.concatenate([slot.entries[:, 0] for slot in entries.slots] or [np.zeros(0, int)])
+    slots = np.repeat(np.arange(len(entries.slots)), [len(slot.entries) for slot in entries.slots])
+    channels = np.concatenate([np.arange(len(slot.entries)) for slot in entries.slots] or [np.zeros(0, int)])
+    keys = np.array([slot.key for slot in entries.slots], dtype=np.uint64)[slots]
+    owner = labels[firsts]
+    order = np.lexsort((slots, keys, rank[firsts], inside[owner], block[owner]))
+    bounds = np.searchsorted(block[owner][order], np.arange(number + 1))
+
+    activated = np.concatenate([a for _, a in entries.activations] or [np.zeros(0, int)])
+    by_class = activated[np.lexsort((rank[activated], inside[labels[activated]], block[labels[activated]]))]
+    active_bounds = np.searchsorted(block[labels[by_class]], np.arange(number + 1))
+
+    held = np.flatnonzero(block[labels] >= 0)
+    inner = np.unique(np.stack([block[labels[held]], entries.node_of(held)]), axis=1)
+    obstacles: dict[int, str] = {}
+    for reason, where in entries.obstacles:
+        for b in np.unique(block[labels[where]]):
+            obstacles.setdefault(int(b), reason)
+
+    names = [node.name for node in entries.graph]
+    result = []
+    sorted_classes = np.lexsort((inside, block))
+    ends = np.searchsorted(block[sorted_classes], np.arange(number + 1))
+    for b in range(number):
+        mine = sorted_classes[ends[b] : ends[b + 1]]
+        n = len(mine)
+        chosen = order[bounds[b] : bounds[b + 1]].reshape(n, -1)
+        table, columns = slots[chosen], channels[chosen]
+        patterns, first, which = np.unique(table, axis=1, return_index=True, return_inverse=True)
+        terms = []
+        for p in np.argsort(first):
+            places = np.flatnonzero(which == p)
+            pieces = []
+            for s in np.unique(patterns[:, p]):
+                members = np.flatnonzero(patterns[:, p] == s)
+                pieces.append((entries.slots[s], members, columns[np.ix_(members, places)]))
+            terms.append(tuple(pieces))
+        result.append(
+            Block(
+                size=n,
+                terms=tuple(terms),
+                parts=np.unique(parts[mine], return_inverse=True)[1],
+                activations=by_class[active_bounds[b] : active_bounds[b + 1]].reshape(n, -1),
+                nodes=tuple(names[i] for i in inner[1][inner[0] == b]),
+                diagonal=obstacles.get(b, ""),
+            )
+        )
+    return result

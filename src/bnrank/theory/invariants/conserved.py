@@ -1,0 +1,243 @@
+"""A conserved quantity: a quadratic form in the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks.functional import Functional, example, unwrap
+
+__all__ = ["Conserved", "Piece", "Term", "cost", "gradient"]
+
+Array = np.ndarray[Any, Any]
+Loss = str | Callable[[Tensor, Tensor], Tensor]
+LOSSES = ("mse", "cross_entropy", "logistic")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Channels of one side of a parameter.
+
+    Attributes
+    ----------
+    parameter, axis, groups
+        Its name; 0 for its rows, 1 for its columns, -1 for single entries; the groups of a convolution.
+    members, channels : ndarray
+        (k,) which of the n places of the quantity, and (k, m) their channels.
+    """
+
+    parameter: str
+    axis: int
+    groups: int
+    members: Array = field(repr=False, compare=False)
+    channels: Array = field(repr=False, compare=False)
+
+    def rows(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return the weights of every member, (k, m * length)."""
+        weight = parameters[self.parameter].detach().double()
+        if self.axis == 0:
+            matrix = weight.flatten(1)
+        elif self.axis == 1:
+            grouped = weight.reshape(self.groups, weight.shape[0] // self.groups, weight.shape[1], -1)
+            matrix = grouped.transpose(1, 2).reshape(self.groups * weight.shape[1], -1)
+        else:
+            matrix = weight.reshape(-1, 1)
+        if self.channels.shape == (len(matrix), 1) and (self.channels[:, 0] == np.arange(len(matrix))).all():
+            return matrix
+        return matrix[torch.from_numpy(self.channels).to(matrix.device)].flatten(1)
+
+
+@dataclass(frozen=True)
+class Term:
+    """+1 for weights that write the channels, -1 for weights that read them; the pieces together cover all n."""
+
+    sign: int
+    pieces: tuple[Piece, ...]
+
+    def rows(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return the weights at every one of the n channels, (n, length)."""
+        first = self.pieces[0].rows(parameters)
+        if len(self.pieces) == 1:
+            return first
+        result = first.new_empty(sum(len(piece.members) for piece in self.pieces), first.shape[1])
+        for piece in self.pieces:
+            result[torch.from_numpy(piece.members).to(first.device)] = piece.rows(parameters).to(first.device)
+        return result
+
+
+@dataclass(frozen=True)
+class Conserved:
+    """A quantity that gradient flow conserves (LeJegelka2022; T44-T46): in-weights minus out-weights of channels.
+
+    With theta(t) following d theta/dt = -grad C, C any differentiable function of the outputs on any data,
+    Q(theta(t)) is constant: theta -> exp(s M) theta leaves the outputs as they are, and Q(theta) = <theta, M theta>,
+    M symmetric.
+
+    Attributes
+    ----------
+    name : str
+        Unique among what :func:`bnrank.invariants.find` returns for a module, e.g. "vertex layers.0 | layers.1".
+    kind : str
+        "vertex": (n,), squares of what writes channel u minus squares of what reads it. "pair": (n, n) with a zero
+        diagonal, the products of u and v instead, conserved where both are active on the same samples. "matrix":
+        (n, n), W1 W1^T - W2^T W2 with vertex on its diagonal; between groups of a grouped convolution it is 0 by
+        definition. "layer": (), a difference of the sums of squares of two cuts.
+    ids : tuple of str
+        The statements it belongs to.
+    reason : str
+        Why it is conserved and why no more than that.
+    assumption : str
+        What has to hold.
+    biases : str
+        How biases enter.
+    size : int
+        n; of a "layer" the number of channels between the cuts.
+    layers : tuple of two tuples of str
+        Names of the parameters that enter with +, and with -.
+    terms : tuple of Term
+        The weights that enter, with + and -.
+    parts : ndarray
+        (n,), equal for channels that may be mixed; entries of pairs and matrices between different ones are 0.
+    cuts : tuple of two tuples of str
+        Of a "layer", the parameters of the two cuts whose sums of squares differ by a constant. Where a parameter is
+        in a cut with some of its entries only, as behind a concatenation, it is named all the same.
+    """
+
+    name: str
+    kind: str
+    ids: tuple[str, ...]
+    reason: str
+    assumption: str
+    biases: str
+    size: int
+    layers: tuple[tuple[str, ...], tuple[str, ...]]
+    terms: tuple[Term, ...] = field(repr=False)
+    parts: Array = field(repr=False, compare=False)
+    cuts: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters it depends on."""
+        return tuple(dict.fromkeys((*self.layers[0], *self.layers[1])))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of its value."""
+        return {"vertex": (self.size,), "layer": ()}.get(self.kind, (self.size, self.size))
+
+    def value(self, module: nn.Module) -> Tensor:
+        """Return the quantity at the module's parameters, in float64."""
+        return self.of(dict(unwrap(module).named_parameters()))
+
+    def of(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return the quantity at named tensors, any floating-point type and device, in float64."""
+        return self._form(parameters, parameters, signed=True)
+
+    def between(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+        """Return B(a, b), the symmetric bilinear form with B(a, a) = Q(a)."""
+        return self._form(a, b, signed=True)
+
+    def scale(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return what a change is to be compared with: in-weights plus out-weights, sqrt(s_u s_v) for a pair u, v."""
+        sums = self._squares(parameters, parameters, signed=False)
+        return sums if self.kind in ("vertex", "layer") else torch.outer(sums.sqrt(), sums.sqrt())
+
+    def rate(self, module: nn.Module, x: Tensor, y: Tensor, loss: Loss = "mse") -> Tensor:
+        """Return dQ/dt along the gradient flow of a loss, -2 B(theta, grad C), by autograd in float64.
+
+        Parameters
+        ----------
+        module : torch.nn.Module
+            The module the quantity was found for; it is left as it is and run in eval mode.
+        x, y : Tensor
+            Samples, and what the loss compares the outputs with.
+        loss : "mse", "cross_entropy", "logistic" or callable
+            "mse": mean over samples of the squared error summed over outputs. "cross_entropy": mean of -log softmax at
+            the class numbers y. "logistic": mean of log(1 + exp(-y f)), y = -1 or 1. A callable takes (outputs, y) and
+            returns a number.
+
+        Returns
+        -------
+        Tensor
+            The shape of the value: 0 up to rounding, or T47 for a pair with different activation patterns.
+        """
+        weights, flow = gradient(module, example(module, x), lambda outputs: cost(outputs, y, loss))
+        return -2 * self.between(weights, flow)
+
+    def _form(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, signed: bool) -> Tensor:
+        if self.kind in ("vertex", "layer"):
+            return self._squares(a, b, signed=signed)
+        self._check(a, b)
+        total: Tensor | None = None
+        for term in self.terms:
+            u = term.rows(a)
+            product = term.sign * (u @ (u if a is b else term.rows(b)).T)
+            total = product if total is None else total.to(product.device) + product
+        assert total is not None
+        if a is not b:
+            total = (total + total.T) / 2
+        parts = torch.from_numpy(self.parts).to(total.device)
+        total = total.where(parts[:, None] == parts, 0)
+        return total - torch.diag(total.diagonal()) if self.kind == "pair" else total
+
+    def _squares(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, signed: bool) -> Tensor:
+        self._check(a, b)
+        total: Tensor | None = None
+        for term in self.terms:
+            u = term.rows(a)
+            sums = (u * (u if a is b else term.rows(b))).sum(1) * (term.sign if signed else 1)
+            sums = sums.sum() if self.kind == "layer" else sums  # of several values, with channels of their own
+            total = sums if total is None else total.to(sums.device) + sums
+        assert total is not None
+        return total
+
+    def _check(self, *mappings: Mapping[str, Tensor]) -> None:
+        for mapping in mappings:
+            missing = [name for name in self.parameters if name not in mapping]
+            if missing:
+                raise ValueError(
+                    f"parameters: got no {', '.join(missing)}, expected all of {', '.join(self.parameters)} "
+                    f"for {self.name!r}"
+                )
+
+
+def gradient(
+    module: nn.Module, x: Tensor, function: Callable[[Tensor], Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the parameters in float64 and the gradient of a function of the outputs at them, by name."""
+    with torch.inference_mode(False), torch.enable_grad():
+        network = Functional(module)
+        weights = {name: p.requires_grad_() for name, p in network.parameters.items() if p.is_floating_point()}
+        value = function(network(x))
+        gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
+    return (
+        {name: p.detach() for name, p in weights.items()},
+        {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(weights.items(), gradients, strict=True)},
+    )
+
+
+def cost(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
+    """Return a loss of outputs (N, ...), as :meth:`Conserved.rate` describes it."""
+    if callable(loss):
+        value = loss(outputs, y)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise ValueError(f"loss: returned {_validate.describe(value)}, expected a tensor with one number")
+        return value.reshape(())
+    _validate.choice(loss, "loss", LOSSES)
+    y = y.to(outputs.device)
+    if loss == "cross_entropy":
+        return nn.functional.cross_entropy(outputs, y)
+    y = y.to(outputs.dtype)
+    if y.shape != outputs.shape and y.numel() == outputs.numel():
+        y = y.reshape(outputs.shape)
+    if y.shape != outputs.shape:
+        raise ValueError(f"y: got shape {tuple(y.shape)}, expected that of the outputs, {tuple(outputs.shape)}")
+    if loss == "logistic":
+        return nn.functional.softplus(-y * outputs).reshape(len(y), -1).sum(1).mean()
+    return (outputs - y).square().reshape(len(y), -1).sum(1).mean()

@@ -1,0 +1,358 @@
+"""The entries of all values inside a network: which must be scaled alike, what is done to them, what is fixed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from bnrank.networks.graph.layers import LayerGraph, Node
+
+__all__ = ["Entries", "Slot", "mixed", "shared_factors"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One side of a learnable parameter: where its channels write to or read from.
+
+    Attributes
+    ----------
+    node : str
+        The node whose parameter it is.
+    parameter : str
+        Its name.
+    role : str
+        "write" and "read" of a matrix or kernel, "bias", and "scale in" and "scale out" of a diagonal.
+    axis : int
+        Of the parameter, along which its channels are: 0 or 1, -1 for all of its entries.
+    groups : int
+        Of a convolution.
+    entries : ndarray
+        (channels, positions), the entries that channel touches; they are tied.
+    key : int
+        Equal for slots that do the same thing: the same operation on the same value, or into the same value.
+    group : ndarray
+        (channels,), the group of a grouped convolution that channel is in.
+    """
+
+    node: str
+    parameter: str
+    role: str
+    axis: int
+    groups: int
+    entries: Array = field(repr=False)
+    key: int = field(repr=False)
+    group: Array = field(repr=False)
+
+    @property
+    def sign(self) -> int:
+        """1 for what writes the entries, -1 for what reads them."""
+        return -1 if self.role in ("read", "scale in") else 1
+
+
+class Entries:
+    """The entries of a graph: ties, what is pinned, what learnable parameters touch.
+
+    Parameters
+    ----------
+    graph, parameters
+        As for :func:`bnrank.theory.invariants.classes.blocks`.
+    kept : frozenset of str
+        Diagonal weights that are taken for fixed numbers: what goes in is tied to what comes out, entry by entry.
+        The entries that one number of any other diagonal weight multiplies are tied with each other.
+    """
+
+    def __init__(self, graph: LayerGraph, parameters: Mapping[str, Tensor], kept: frozenset[str] = frozenset()) -> None:
+        self.graph, self.parameters, self.kept = graph, parameters, kept
+        self.start: dict[str, int] = {}
+        total = 0
+        for node in graph:
+            self.start[node.name] = total
+            total += node.size
+        self.total = total
+        self.label = self.block = np.zeros(
+            0, dtype=np.int64
+        )  # the class of every entry, the block (or -1) of every class
+        self.slots: list[Slot] = []
+        self.obstacles: list[tuple[str, Array]] = []  # why classes with these entries may not be mixed
+        self.activations: list[tuple[Node, Array]] = []
+        self._ties: list[tuple[Array, Array]] = []
+        self._pins: list[Array] = [self.of(graph[graph.output].name)]
+        for node in graph:
+            getattr(self, f"_{node.op}")(node)
+
+    def of(self, name: str) -> Array:
+        """Return the numbers of a node's entries, in the shape of its value."""
+        node = self.graph[name]
+        return self.start[name] + np.arange(node.size).reshape(node.shape)
+
+    @property
+    def pinned(self) -> Array:
+        """The numbers of the entries that nothing may scale."""
+        return np.concatenate([pin.ravel() for pin in self._pins])
+
+    def node_of(self, entries: Array) -> Array:
+        """Return the position in the graph of the node that each entry is of."""
+        return np.searchsorted(np.array([self.start[node.name] for node in self.graph]), entries, side="right") - 1
+
+    def labels(self, without: Collection[str] = ()) -> Array:
+        """Return the class of every entry, where asked without the ties by some parameters."""
+        ties = self._ties + [
+            (np.repeat(slot.entries[:, 0], slot.entries.shape[1] - 1), slot.entries[:, 1:].ravel())
+            for slot in self.slots
+            if slot.parameter not in without
+        ]
+        a = np.concatenate([t[0].ravel() for t in ties] or [np.zeros(0, int)])
+        b = np.concatenate([t[1].ravel() for t in ties] or [np.zeros(0, int)])
+        matrix = coo_array((np.ones(len(a), dtype=np.int8), (a, b)), shape=(self.total, self.total))
+        return connected_components(matrix.tocsr(), directed=False)[1].astype(np.int64)
+
+    def contexts(self, rank: Array) -> tuple[Array, Array]:
+        """Return for every entry a number for what is done to it, without and for the groups of convolutions."""
+        coarse, fine = np.zeros(self.total, dtype=np.uint64), np.zeros(self.total, dtype=np.uint64)
+        for slot in self.slots:
+            channels, positions = slot.entries.shape
+            place = mixed(np.uint64(slot.key) + mixed(np.arange(positions)))
+            np.add.at(coarse, slot.entries.ravel(), np.tile(place, channels))
+            group = mixed(np.uint64(slot.key) ^ mixed(slot.group + 1))
+            np.add.at(fine, slot.entries.ravel(), np.repeat(group, positions))
+        for node in self.graph:
+            for key, out, weight, source in self._fixed(node, rank):
+                value = np.zeros(len(out), dtype=np.uint64) if source is None else mixed(rank[source])
+                np.add.at(coarse, out, mixed(np.uint64(key) + (value if weight is None else value ^ weight)))
+        return coarse, fine
+
+    def _fixed(self, node: Node, rank: Array) -> Iterable[tuple[int, Array, Array | None, Array | None]]:
+        """List what fixed maps do: a key, the entries that are given, weights, the entries that these come from."""
+        out = self.of(node.name).ravel()
+        if node.op == "activation" and node.slope == 1:
+            yield _key("same"), out, None, self.of(node.inputs[0]).ravel()
+        elif node.op == "activation":
+            yield _key("activation", str(node.slope), node.weight), out, None, self.of(node.inputs[0]).ravel()
+        elif node.op == "add":
+            for name, factor in zip(node.inputs, node.factors, strict=True):
+                source = np.broadcast_to(self.of(name), node.shape).ravel()
+                yield _key("add", str(float(factor))), out, None, source
+        elif node.op == "index":
+            given, source = self._taken(node)
+            yield _key("same"), out[given], None, source
+            yield _key("zero"), out[~given], None, None
+        elif node.op in ("average", "maximum"):
+            given, taken = self._pooled(node)
+            if node.windows is None:  # the same places for every channel
+                places = mixed(np.tile(np.arange(given.shape[1]), len(given)))
+                yield _key(node.op, node.name), given.ravel(), places, np.repeat(taken[:, 0], given.shape[1])
+            else:
+                rows, columns = np.nonzero(node.windows)
+                weight = np.asarray(node.windows, dtype=np.float64)[rows, columns].view(np.uint64)
+                tiled = np.tile(mixed(weight), len(given))
+                yield _key(node.op), given[:, rows].ravel(), tiled, taken[:, columns].ravel()
+        elif node.op == "diagonal" and node.weight in self.kept:
+            places = mixed(self._places(node))
+            yield _key("diagonal", node.weight), out, places, self.of(node.inputs[0]).ravel()
+        elif node.op == "diagonal" and node.weight not in self.graph.trained:
+            numbers = self._number(node)
+            given = np.flatnonzero(numbers)
+            yield (
+                _key("times"),
+                out[given],
+                mixed(numbers[given].view(np.uint64)),
+                self.of(node.inputs[0]).ravel()[given],
+            )
+        elif node.op in ("linear", "conv") and node.weight not in self.graph.trained:
+            given, taken = self._sides(node)
+            rows, columns, values = self._kernels(node)
+            channel = np.zeros(len(given), dtype=np.uint64)
+            np.add.at(channel, rows, mixed(mixed(rank[taken[columns, 0]]) ^ values))
+            places = mixed(np.arange(given.shape[1]))
+            how = (node.stride, node.padding, node.dilation, node.padding_mode, given.shape[1:], taken.shape[1:])
+            yield _key("frozen", *map(str, how)), given.ravel(), mixed(channel[:, None] ^ places).ravel(), None
+
+    def _taken(self, node: Node) -> tuple[Array, Array]:
+        """Say which entries of an "index" are given (not 0) and which entries they are equal to."""
+        assert node.index is not None
+        index = np.asarray(node.index).ravel()
+        sources = np.concatenate([self.of(name).ravel() for name in node.inputs])
+        given = index >= 0
+        return given, sources[index[given]]
+
+    def _tie(self, a: Array, b: Array) -> None:
+        a, b = np.broadcast_arrays(a, b)
+        self._ties.append((a.ravel(), b.ravel()))
+
+    def _input(self, node: Node) -> None:
+        self._pins.append(self.of(node.name))
+
+    def _outside(self, node: Node) -> None:
+        self._pins += [self.of(name) for name in (node.name, *node.inputs)]
+
+    def _activation(self, node: Node) -> None:
+        entries = self.of(node.name)
+        self._tie(self.of(node.inputs[0]), entries)
+        if node.weight and self.parameters[node.weight].numel() > 1:
+            self.obstacles.append(
+                (f"{node.text or node.name} has a slope of its own for every channel", entries.ravel())
+            )
+        if node.slope != 1:
+            self.activations.append((node, entries.ravel()))
+
+    def _add(self, node: Node) -> None:
+        for name in node.inputs:
+            self._tie(self.of(name), self.of(node.name))
+
+    def _index(self, node: Node) -> None:
+        given, source = self._taken(node)
+        self._tie(source, self.of(node.name).ravel()[given])
+
+    def _average(self, node: Node) -> None:
+        given, taken = self._pooled(node)
+        if node.windows is not None:
+            rows, columns = np.nonzero(node.windows)
+            self._tie(given[:, rows], taken[:, columns])
+        else:
+            self._tie(given[:, :1], given)
+            self._tie(given[:, :1], taken)
+
+    def _pooled(self, node: Node) -> tuple[Array, Array]:
+        """Return the entries given and taken by a pooling, (others, positions) each."""
+        taken = self.of(node.inputs[0])
+        taken = np.moveaxis(taken, node.dims, range(-len(node.dims), 0))
+        others = taken.shape[: taken.ndim - len(node.dims)]
+        taken = taken.reshape(int(np.prod(others, dtype=np.int64)), -1)
+        return self.of(node.name).reshape(len(taken), -1), taken
+
+    def _maximum(self, node: Node) -> None:
+        self._average(node)
+        reason = f"{node.text or node.name} between: only scalings by positive numbers commute with a maximum"
+        self.obstacles.append((reason, self.of(node.name).ravel()))
+
+    def _diagonal(self, node: Node) -> None:
+        given, taken = self.of(node.name), self.of(node.inputs[0])
+        weight = self.parameters[node.weight]
+        if node.weight not in self.graph.trained:
+            factor = self._number(node)
+            self._tie(taken.ravel()[factor != 0], given.ravel()[factor != 0])
+        elif node.weight in self.kept:
+            self._tie(taken, given)
+        else:
+            order = np.argsort(self._places(node), kind="stable").reshape(weight.numel(), -1)
+            for role, values in (("scale out", given), ("scale in", taken)):
+                self._slot(node, role, -1, values.ravel()[order], _key(role, node.weight))
+            reason = f"{node.weight} is diagonal: only scalings can be undone in it"
+            self.obstacles.append((reason, np.concatenate([given.ravel(), taken.ravel()])))
+        self._shift(node)
+
+    def _places(self, node: Node) -> Array:
+        """Return which entry of a diagonal's weight multiplies every entry."""
+        return _broadcast(np.arange(self.parameters[node.weight].numel()), node).ravel()
+
+    def _sides(self, node: Node) -> tuple[Array, Array]:
+        """Return the entries that a matrix or kernel gives and takes, (channels, positions) each."""
+        given, taken = self.of(node.name), self.of(node.inputs[0])
+        if node.op == "linear":
+            return given.reshape(-1, given.shape[-1]).T, taken.reshape(-1, taken.shape[-1]).T
+        return given.reshape(len(given), -1), taken.reshape(len(taken), -1)
+
+    def _linear(self, node: Node) -> None:
+        given, taken = self._sides(node)
+        if node.weight in self.graph.trained:
+            shape = (node.kernel, node.stride, node.padding, node.dilation, node.padding_mode, node.groups)
+            how = (node.op, *map(str, (shape, taken.shape)))
+            axis = int(node.transposed)
+            self._slot(node, "write", axis, given, _key("write", node.inputs[0], *how), node.groups)
+            where = (self._target(node), str(tuple(given.shape)))
+            self._slot(node, "read", 1 - axis, taken, _key("read", *where, *how[:-1]), node.groups)
+        else:
+            self._tie(given[:, :1], given)
+            self._tie(taken[:, :1], taken)
+            rows, columns, _ = self._kernels(node)
+            self._tie(given[rows, 0], taken[columns, 0])
+        self._shift(node)
+
+    _conv = _linear
+
+    def _kernels(self, node: Node) -> tuple[Array, Array, Array]:
+        """Return where a frozen matrix or kernel is not 0: channels it gives and takes, and a number for its values."""
+        weight = self.parameters[node.weight].detach().cpu().double()
+        weight = weight.T if node.transposed else weight
+        values = weight.reshape(*weight.shape[:2], -1).numpy()
+        rows, columns = np.nonzero(np.abs(values).sum(2))
+        taps = mixed(np.arange(values.shape[2]))
+        found = mixed(values[rows, columns].view(np.uint64) ^ taps).sum(1, dtype=np.uint64)
+        return rows, columns + rows // (len(values) // node.groups) * values.shape[1], found
+
+    def _number(self, node: Node) -> Array:
+        """Return what a frozen diagonal multiplies every entry by."""
+        return _broadcast(self.parameters[node.weight].detach().cpu().double().numpy(), node).ravel()
+
+    def _shift(self, node: Node) -> None:
+        """Take in a bias: learnable, it writes its channels; a frozen number other than 0 pins them."""
+        if not node.bias:
+            return
+        bias = self.parameters[node.bias]
+        given = self.of(node.name)
+        if node.op == "diagonal":
+            rows = given.ravel()[np.argsort(self._places(node), kind="stable").reshape(bias.numel(), -1)]
+        else:
+            rows = (given if node.op == "conv" else np.moveaxis(given, -1, 0)).reshape(bias.numel(), -1)
+        if node.bias in self.graph.trained:
+            self._slot(node, "bias", -1, rows, _key("bias"))
+        else:
+            self._pins.append(rows[bias.detach().cpu().numpy().ravel() != 0])
+
+    def _slot(self, node: Node, role: str, axis: int, entries: Array, key: int, groups: int = 1) -> None:
+        name = node.bias if role == "bias" else node.weight
+        channels = len(entries)
+        group = np.arange(channels) // (channels // groups)
+        self.slots.append(Slot(node.name, name, role, axis, groups, entries, key, group))
+
+    def _target(self, node: Node) -> str:
+        """Name the value a map adds to: its own, or the sum it goes into and nowhere else."""
+        factor = 1.0
+        while node.name != self.graph.output:
+            consumers = self.graph.consumers(node.name)
+            if len(consumers) != 1 or consumers[0].op != "add" or consumers[0].inputs.count(node.name) != 1:
+                break
+            if consumers[0].shape != node.shape:
+                break
+            factor *= float(consumers[0].factors[consumers[0].inputs.index(node.name)])
+            node = consumers[0]
+        return f"{factor} {node.name}"
+
+
+def shared_factors(graph: LayerGraph, parameters: Mapping[str, Tensor]) -> frozenset[str]:
+    """Return the diagonal weights of which one number multiplies several classes: one number for all channels, say."""
+    nodes = [n for n in graph if n.op == "diagonal" and n.weight in graph.trained]
+    nodes = [n for n in nodes if parameters[n.weight].numel() < n.size]
+    if not nodes:
+        return frozenset()
+    entries = Entries(graph, parameters)
+    names = {n.weight for n in nodes}
+    label = entries.labels(without=names)
+    sets = [slot for slot in entries.slots if slot.parameter in names]
+    return frozenset(s.parameter for s in sets if (label[s.entries] != label[s.entries[:, :1]]).any())
+
+
+def _broadcast(weight: Array, node: Node) -> Array:
+    """Return a diagonal weight in the shape of one sample's value."""
+    return np.broadcast_to(weight.reshape(node.weight_shape), (1, *node.shape))[0]
+
+
+def _key(*words: str) -> int:
+    return int.from_bytes(hashlib.blake2b("\0".join(words).encode(), digest_size=8).digest(), "little")
+
+
+def mixed(values: Array | np.uint64) -> Array:
+    """Return 64 bits that look random for every number (the finaliser of splitmix64)."""
+    z = np.atleast_1d(np.asarray(values)).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

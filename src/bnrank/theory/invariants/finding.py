@@ -1,0 +1,321 @@
+"""Every conserved quantity of T44 to T46 that an architecture has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank.networks.functional import check_unshared, unwrap
+from bnrank.networks.functional import example as samples
+from bnrank.networks.graph.layers import LayerGraph, Outside
+from bnrank.networks.graph.tracing import trace
+from bnrank.theory.invariants.classes import Block, blocks, numbers
+from bnrank.theory.invariants.conserved import Conserved, Piece, Term, gradient
+from bnrank.theory.invariants.entries import Entries
+from bnrank.theory.invariants.patterns import Pair
+from bnrank.theory.invariants.stages import Stage, stages
+from bnrank.theory.invariants.wording import Words, title, words
+
+__all__ = ["Findings", "find", "of_graph"]
+
+Array = np.ndarray[Any, Any]
+TOLERANCE, ROUNDING = 1e-8, 1e-13
+FLOW = "gradient flow; any loss, any data"
+
+
+class Findings(Sequence[Conserved]):
+    """What :func:`find` returns: conserved quantities, by number or by name.
+
+    Attributes
+    ----------
+    graph : LayerGraph
+        The module's computation graph.
+    outside : tuple of Outside
+        Parts of the module that the theory does not cover, each with its reason.
+    """
+
+    def __init__(self, items: Iterable[Conserved], graph: LayerGraph) -> None:
+        self._items = tuple(items)
+        self.graph = graph
+
+    @property
+    def outside(self) -> tuple[Outside, ...]:
+        """Parts of the module that the theory does not cover, each with its reason."""
+        return self.graph.outside
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the quantities, in order."""
+        return tuple(item.name for item in self._items)
+
+    def having(self, kind: str) -> tuple[Conserved, ...]:
+        """Return the quantities of a kind: "vertex", "pair", "matrix" or "layer"."""
+        kinds = ("vertex", "pair", "matrix", "layer")
+        if kind not in kinds:
+            raise ValueError(f"kind: got {kind!r}, expected one of {', '.join(map(repr, kinds))}")
+        return tuple(item for item in self._items if item.kind == kind)
+
+    @overload
+    def __getitem__(self, key: int | str) -> Conserved: ...
+    @overload
+    def __getitem__(self, key: slice) -> tuple[Conserved, ...]: ...
+    def __getitem__(self, key: int | str | slice) -> Conserved | tuple[Conserved, ...]:
+        """Return a quantity by its number or its name."""
+        if isinstance(key, str):
+            for item in self._items:
+                if item.name == key:
+                    return item
+            raise KeyError(
+                f"got {key!r}, expected one of {', '.join(map(repr, self.names)) or 'none: nothing is conserved'}"
+            )
+        return self._items[key]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Conserved]:
+        return iter(self._items)
+
+    def __repr__(self) -> str:
+        return f"Findings({', '.join(map(repr, self.names))})"
+
+    def __str__(self) -> str:
+        lines = []
+        if self._items:
+            rows = [("quantity", "values", "statement", "why")]
+            for item in self._items:
+                size = " x ".join(map(str, item.shape)) or "1"
+                rows.append((item.name, size, ", ".join(item.ids), item.reason))
+            widths = [max(len(row[i]) for row in rows) for i in range(3)]
+            lines = ["  ".join([*(row[i].ljust(widths[i]) for i in range(3)), row[3]]) for row in rows]
+        else:
+            lines = [f"nothing is conserved: {self.why_nothing}"]
+        if self.outside:
+            lines.append("outside the theory:")
+            lines += [f"  {part.name} ({part.type}): {part.reason}" for part in self.outside]
+        return "\n".join(lines)
+
+    @property
+    def why_nothing(self) -> str:
+        """Where there is no conserved quantity, why; "" otherwise."""
+        if self._items:
+            return ""
+        learnable = [n for n in self.graph if n.weight in self.graph.trained and n.op in ("linear", "conv", "diagonal")]
+        if not self.graph.trained:
+            return "no parameter requires a gradient"
+        if not learnable:
+            return "no linear or convolutional layer is trained"
+        if len(learnable) == 1:
+            return (
+                f"only {learnable[0].weight} is trained, between the input and the output there is no value to rescale"
+            )
+        if self.outside:
+            parts = ", ".join(dict.fromkeys(part.type for part in self.outside))
+            return f"every hidden value is tied to the input, the output or something outside the theory ({parts})"
+        return "every hidden value is tied to the input or the output through maps that are not trained"
+
+
+def find(module: nn.Module, example: Tensor, *, verify: bool = True) -> Findings:
+    """Return every quantity of T44 to T46 that gradient flow conserves for an architecture, with the reason.
+
+    Each hidden value is multiplied by g = exp(s S), what writes it by g and what reads it by the inverse of g. Where
+    the function stays the same, in-weights minus out-weights restricted to S is constant (the scalings of T44, and S
+    symmetric for T45). Which S are allowed follows from what touches the value: any for learnable free linear maps,
+    sums, averages and reorderings; diagonal ones for activations, maxima and diagonal maps; none where something fixed
+    touches it. Identity skips tie the values before and after them, positions of a convolution are tied by its kernel.
+
+    These are all quadratic invariants of most small networks, but not of all. Not listed: scalings of positions, as of
+    1 x 1 convolutions between fully connected layers; mixing across a frozen matrix that is not the same for every
+    channel, or that keeps a frozen bias; mixing of parallel linear branches that are subtracted.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any feedforward module that :func:`bnrank.graph.trace` takes. It is left as it is.
+    example : Tensor
+        Samples, (N, ...).
+    verify : bool
+        Compute the rate of every vertex, matrix and layer quantity along the gradient of a random function of the
+        outputs on (at most two of) the samples, in float64: one backward pass.
+
+    Returns
+    -------
+    Findings
+        A sequence of :class:`Conserved`; printing it gives a table. Empty, with the reason, where nothing is conserved.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where the module cannot be traced, as :func:`bnrank.graph.trace` says.
+    RuntimeError
+        Where a quantity is not conserved although the rules say so: an error in bnrank.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2, bias=False), nn.Linear(2, 1, bias=False))
+    >>> found = find(net, torch.ones(1, 3))
+    >>> [f"{q.name} {tuple(q.shape)}" for q in found]  # doctest: +NORMALIZE_WHITESPACE
+    ['vertex 0 | 2 (4,)', 'pair 0 | 2 (4, 4)', 'matrix 2 | 3 (2, 2)', 'layer 0 | 2 ()', 'layer 2 | 3 ()']
+    >>> w1, w2 = net[2].weight.double(), net[3].weight.double()
+    >>> torch.allclose(found["matrix 2 | 3"].value(net), w1 @ w1.T - w2.T @ w2)
+    True
+    """
+    with torch.inference_mode(False):
+        if isinstance(example, Tensor) and example.is_inference():
+            example = example.clone()
+        return of_graph(trace(module, example), module, example, verify=verify)
+
+
+def of_graph(graph: LayerGraph, module: nn.Module, example: Tensor, *, verify: bool = True) -> Findings:
+    """Return what :func:`find` returns, for a graph that is already there."""
+    module = unwrap(module)
+    check_unshared(module)
+    parameters = dict(module.named_parameters())
+    found, entries = blocks(graph, parameters)
+    items: list[Conserved] = []
+    for block in found:
+        items += _quantities(block, words(graph, block), entries)
+    for block in numbers(graph, parameters, entries):
+        items += _quantities(block, words(graph, block, number=True), entries)
+    items += _layers(graph, stages(entries, found), found)
+    findings = Findings(_named(items), graph)
+    if verify:
+        _verify(findings, module, example)
+    return findings
+
+
+def _quantities(block: Block, text: Words, entries: Entries) -> list[Conserved]:
+    terms = tuple(Term(pieces[0][0].sign, tuple(map(_piece, pieces))) for pieces in block.terms)
+    common: dict[str, Any] = {
+        "biases": text.biases,
+        "size": block.size,
+        "layers": text.layers,
+        "terms": terms,
+        "parts": block.parts,
+    }
+    alone = len(np.unique(block.parts)) == block.size
+    activated = block.activations.shape[1] > 0
+    if not (alone or activated or block.diagonal):
+        return [Conserved(f"matrix {text.name}", "matrix", (text.case,), reason=text.matrix, assumption=FLOW, **common)]
+    ids = ("T44", text.case) if text.case.startswith("T45 (") else ("T44",)
+    result = [Conserved(f"vertex {text.name}", "vertex", ids, reason=text.vertex, assumption=FLOW, **common)]
+    if activated and not alone and not block.diagonal:
+        numbers = block.activations
+        nodes = entries.node_of(numbers)
+        starts = np.array([entries.start[node.name] for node in entries.graph])
+        names = tuple(node.name for node in entries.graph)
+        result.append(
+            Pair(
+                f"pair {text.name}",
+                "pair",
+                ("T44", "T47"),
+                reason=text.pair,
+                assumption="gradient flow; neurons u and v active on the same samples",
+                **common,
+                nodes=tuple(names[i] for i in np.unique(nodes)),
+                node_of=np.unique(nodes, return_inverse=True)[1].reshape(nodes.shape),
+                entry_of=numbers - starts[nodes],
+                graph=entries.graph,
+            )
+        )
+    return result
+
+
+def _piece(piece: tuple[Any, Array, Array]) -> Piece:
+    slot, members, channels = piece
+    return Piece(slot.parameter, slot.axis, slot.groups, members, channels)
+
+
+def _layers(graph: LayerGraph, where: list[Stage], found: list[Block]) -> list[Conserved]:
+    """T46: the cut before and the cut behind every stage."""
+    result = []
+    for stage in where:
+        inside: dict[tuple[str, int], int] = Counter()
+        for b in stage.blocks:
+            for pieces in found[b].terms:
+                for slot, _, channels in pieces:
+                    inside[slot.parameter, slot.sign] += channels.size
+        totals = {(slot.parameter, slot.sign): len(slot.entries) for b in stage.blocks for slot in found[b].slots}
+        whole = {name for name, sign in inside if inside[name, sign] == totals[name, sign]}
+        within = {name for name in whole if {(name, 1), (name, -1)} <= inside.keys()}
+        within = {name for name in within if all(inside[name, s] == totals[name, s] for s in (1, -1))}
+        terms = [
+            Term(pieces[0][0].sign, tuple(map(_piece, pieces)))
+            for b in stage.blocks
+            for pieces in found[b].terms
+            if not all(slot.parameter in within for slot, _, _ in pieces)
+        ]
+        layers = tuple(
+            tuple(dict.fromkeys(p.parameter for t in terms if t.sign == sign for p in t.pieces)) for sign in (1, -1)
+        )
+        if not all(layers):  # nothing reads it, or nothing writes it: no path goes through
+            continue
+        size = sum(found[b].size for b in stage.blocks)
+        biases = [name for name in layers[0] if any(node.bias == name for node in graph)]
+        result.append(
+            Conserved(
+                f"layer {title(graph, terms)}",
+                "layer",
+                ("T46",),
+                reason="every path from the input to the output crosses each of the two cuts once",
+                assumption=FLOW,
+                biases=f"a cut holds the biases behind it as well; {', '.join(biases)} are behind one cut only"
+                if biases
+                else "no biases between the cuts",
+                size=size,
+                layers=(layers[0], layers[1]),
+                terms=tuple(terms),
+                parts=np.zeros(size, dtype=np.int64),
+                cuts=stage.cuts,
+            )
+        )
+    return result
+
+
+def _named(items: list[Conserved]) -> list[Conserved]:
+    """Give names that come more than once a number."""
+    count = Counter(item.name for item in items)
+    seen: Counter[str] = Counter()
+    result = []
+    for item in items:
+        seen[item.name] += 1
+        again = count[item.name] > 1
+        result.append(replace(item, name=f"{item.name} ({seen[item.name]})") if again else item)
+    return result
+
+
+def _verify(findings: Findings, module: nn.Module, example: Tensor) -> None:
+    """Compute the rate of every quantity along the gradient of a random function of the outputs."""
+    items = [item for item in findings if item.kind != "pair"]
+    if not items:
+        return
+
+    def random(outputs: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return (outputs * torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs.device)).sum()
+
+    leaves, flow = gradient(module, samples(module, example)[:2], random)
+    if not all(bool(g.isfinite().all()) for g in flow.values()):
+        raise ValueError(
+            "example: the gradient there is not finite, so what is found cannot be verified; pass other samples, or "
+            "verify=False"
+        )
+    for item in items:
+        rate = item.between(leaves, flow).abs()
+        a, b = (item.scale(t).diagonal() if item.kind == "matrix" else item.scale(t) for t in (leaves, flow))
+        bound = (a * b).sqrt() if item.kind != "matrix" else torch.outer(a, b).sqrt() / 2
+        bound = (bound if item.kind != "matrix" else bound + bound.T) + torch.finfo(torch.float64).tiny
+        if not bool((rate <= TOLERANCE * bound + ROUNDING * bound.max()).all()):
+            worst = (rate / bound).max()
+            raise RuntimeError(
+                f"{item.name}: its rate along a gradient is {worst:.1e} of its scale, expected 0. This is an error in "
+                "bnrank: please report it with the module; verify=False returns the quantities nevertheless"
+            )

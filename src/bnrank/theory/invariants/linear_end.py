@@ -1,0 +1,192 @@
+"""Where the linear layers that a network ends in begin: the layer graph, read from its output back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from bnrank.networks.graph.layers import LayerGraph, Node
+from bnrank.theory.invariants.classes import Block, blocks
+from bnrank.theory.invariants.flattenings import Layer, Map
+
+__all__ = ["layers"]
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value whose channels may be mixed by any matrix, and the nodes whose weights write and read it."""
+
+    block: Block
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+    written: Mapping[str, np.ndarray]
+    read: Mapping[str, np.ndarray]
+    biases: Mapping[str, np.ndarray]
+
+
+def layers(graph: LayerGraph, parameters: Mapping[str, Tensor]) -> tuple[tuple[Layer, ...], str]:
+    """Return the layers of the linear tail, in order, and why it does not begin earlier."""
+    last, other = _sources(graph, graph.output)
+    if other or not last:
+        return (), f"the output comes out of {_said(graph, other[0] if other else graph.output)}"
+    values: list[_Value] = []
+    if not any(_sources(graph, graph[name].inputs[0])[1] for name in last):  # else nothing is before them
+        values = [v for v in map(_value, blocks(graph, parameters)[0]) if v is not None]
+    written = {name: value for value in values for name in value.writers}
+    read = {name: value for value in values for name in value.readers}
+    found: list[Layer] = []
+    writers = tuple(dict.fromkeys(last))
+    while True:
+        chains, value, why = _back(graph, writers, written, read)
+        maps = tuple(tuple(_map(graph[n], parameters, written.get(n), read.get(n)) for n in chain) for chain in chains)
+        single = len(chains) == 1
+        kind = graph[chains[0][0]].op if single else "free block" if value is not None else "sum"
+        found.append(Layer(_name([graph[n] for chain in chains for n in chain]), kind, maps))
+        if value is None:
+            return tuple(reversed(found)), why
+        writers = value.writers
+
+
+def _back(
+    graph: LayerGraph, writers: tuple[str, ...], written: Mapping[str, _Value], read: Mapping[str, _Value]
+) -> tuple[list[tuple[str, ...]], _Value | None, str]:
+    """Return the chains of maps that a value is written by, the value they all begin at, and why there is none."""
+    alone: list[tuple[str, ...]] = [(name,) for name in writers]
+    trails: list[list[_Value]] = []
+    steps: list[list[str]] = []
+    for name in writers:
+        if name not in read:
+            return alone, None, f"before it: {_before(graph, name)}"
+        trail, chain = [read[name]], [name]
+        while (
+            len(writers) > 1 and trail[-1].writers and trail[-1].readers == (chain[-1],) and len(trail[-1].writers) == 1
+        ):
+            (inner,) = trail[-1].writers
+            if inner not in read:
+                break
+            chain.append(inner)
+            trail.append(read[inner])
+        trails.append(trail)
+        steps.append(chain)
+    for value in trails[0]:
+        if not all(any(v is value for v in trail) for trail in trails):
+            continue
+        lengths = [next(i for i, v in enumerate(trail) if v is value) + 1 for trail in trails]
+        chains = [tuple(reversed(chain[:n])) for chain, n in zip(steps, lengths, strict=True)]
+        further = set(value.readers) - {chain[0] for chain in chains}
+        if further:
+            return alone, None, f"before it: a value that {_text(graph[min(further)])} reads as well"
+        return chains, value, ""
+    return alone, None, "before it: values that come from different places"
+
+
+def _value(block: Block) -> _Value | None:
+    """Return the value of a block whose whole matrix is conserved, or None."""
+    if block.diagonal or block.activations.size or len(np.unique(block.parts)) > 1:
+        return None
+    written: dict[str, np.ndarray] = {}
+    read: dict[str, np.ndarray] = {}
+    biases: dict[str, np.ndarray] = {}
+    for slot, classes, channels in (piece for term in block.terms for piece in term):
+        whole = np.array_equal(classes, np.arange(block.size)) and channels.size == len(slot.entries)
+        places = {"write": written, "read": read, "bias": biases}.get(slot.role)
+        if not whole or places is None or slot.node in places or slot.groups > 1:
+            return None
+        places[slot.node] = channels
+    if not written or not read or not set(biases) <= set(written):
+        return None
+    return _Value(block, tuple(written), tuple(read), written, read, biases)
+
+
+def _map(node: Node, parameters: Mapping[str, Tensor], written: _Value | None, read: _Value | None) -> Map:
+    """Return the map of a node in the forms that the values it writes and reads ask for."""
+    shape = tuple(parameters[node.weight].shape)
+    index = np.arange(int(np.prod(shape))).reshape(shape[0], shape[1], -1)
+    if node.transposed:
+        index = index.transpose(1, 0, 2)
+    rows = written.written[node.name] if written is not None else np.arange(len(index))[:, None]
+    columns = read.read[node.name] if read is not None else np.arange(index.shape[1])[:, None]
+    taken = np.moveaxis(index[:, columns], 1, -1)  # (out, positions, rest, channels)
+    biases = written.biases.get(node.name) if written is not None else None
+    return Map(
+        node.name,
+        node.op,
+        node.weight,
+        node.bias if biases is not None else "",
+        index[rows].reshape(len(rows), -1),
+        taken.reshape(-1, len(columns)),
+        biases,
+    )
+
+
+def _plain(node: Node) -> bool:
+    """Say whether what a node does is linear and fixed."""
+    return node.op in ("index", "average", "add") or (node.op == "activation" and node.slope == 1)
+
+
+def _sources(graph: LayerGraph, name: str) -> tuple[list[str], list[str]]:
+    """Return the learnable linear maps that write a value, through what is linear and fixed, and what else does."""
+    node = graph[name]
+    if node.op in ("linear", "conv") and node.weight in graph.trained:
+        return [name], []
+    if not _plain(node):
+        return [], [name]
+    maps: list[str] = []
+    others: list[str] = []
+    for one in dict.fromkeys(node.inputs):
+        more, rest = _sources(graph, one)
+        maps += more
+        others += rest
+    return maps, others
+
+
+def _before(graph: LayerGraph, name: str) -> str:
+    """Say what stands before a map whose input may not be mixed."""
+    maps, others = _sources(graph, graph[name].inputs[0])
+    if others:
+        return _said(graph, others[0])
+    grouped = [graph[n] for n in (*maps, name) if graph[n].groups > 1]
+    if grouped:
+        return f"{_text(grouped[0])} has groups"
+    return f"a value that is also {' and '.join(sorted(_uses(graph, maps)))}" if maps else "a fixed value"
+
+
+def _uses(graph: LayerGraph, maps: list[str]) -> set[str]:
+    """Say what else than learnable linear maps uses a value, by the names of its writers."""
+    found, waiting, seen = set(), list(maps), set(maps)
+    while waiting:
+        for node in graph.consumers(waiting.pop()):
+            if _plain(node) and node.name not in seen:
+                seen.add(node.name)
+                waiting.append(node.name)
+                for one in node.inputs:
+                    if one not in seen and not _plain(graph[one]) and graph[one].op not in ("linear", "conv"):
+                        found.add(f"added to {_said(graph, one)}")
+            elif not _plain(node) and node.op not in ("linear", "conv"):
+                found.add(f"an input of {_said(graph, node.name)}")
+    return found or {"read in part"}
+
+
+def _said(graph: LayerGraph, name: str) -> str:
+    node = graph[name]
+    if node.op == "input":
+        return "the input"
+    if node.op in ("linear", "conv"):
+        return f"{_text(node)}, which is frozen"
+    return _text(node)
+
+
+def _text(node: Node) -> str:
+    return f"{node.text} ({node.module})" if node.text and node.module else node.text or node.name
+
+
+def _name(nodes: list[Node]) -> str:
+    """Name a layer: its module, or the module that the modules of a block are in."""
+    parts = [(node.module or node.name).split(".") for node in nodes]
+    if len(parts) == 1:
+        return ".".join(parts[0])
+    common = [names[0] for names in zip(*parts, strict=False) if len(set(names)) == 1]
+    return ".".join(common) or " + ".join(".".join(p) for p in parts)

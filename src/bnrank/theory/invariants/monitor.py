@@ -1,0 +1,457 @@
+"""Watching conserved quantities drift while a network is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank._version import __version__
+from bnrank.networks.functional import unwrap
+from bnrank.theory.invariants import drift_plot
+from bnrank.theory.invariants.conserved import Conserved
+from bnrank.theory.invariants.drift import Ledger, StepRule, predicted, rule_of, split
+from bnrank.theory.invariants.drift_verdicts import judge_all
+from bnrank.theory.invariants.finding import Findings, find
+from bnrank.theory.invariants.histories import dataset, table
+from bnrank.theory.invariants.squares import Forms
+from bnrank.theory.invariants.tail import Tail, tail
+from bnrank.theory.invariants.track import Track
+from bnrank.theory.verdict import Verdicts
+
+__all__ = ["Monitor"]
+
+
+class Monitor:
+    r"""Record how far conserved quantities drift in training, and what of it step size and weight decay explain.
+
+    Gradient flow conserves every Q = in - out that :func:`bnrank.invariants.find` returns. Steps of gradient descent,
+    theta' = theta - eta (grad C + 2 lambda theta), do not (T49):
+
+        Q(theta') - Q(theta) = eta^2 Q(grad C) + ((1 - 2 eta lambda)^2 - 1) Q(theta).
+
+    In general, with theta' = (1 - c) theta + Delta' and c the decay of one step, the first part is Q(Delta'), the
+    second ((1 - c)^2 - 1) Q(theta), and the cross term 2 (1 - c) B(theta, Delta') is the rest. It is 0 for gradient
+    descent: what is seen there comes from preconditioning (Adam), step sizes that differ between parameters, kinks and
+    rounding. With momentum mu of `torch.optim.SGD` a step is exact too once what it does later is counted: by its size
+    it adds (1 + mu) / (1 - mu) Q(theta' - theta), 19 times as much for mu = 0.9, and c is eta weight_decay / (1 - mu);
+    what has not come yet is left out of the parts.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The network; read only, never changed.
+    example : Tensor
+        Samples it takes, (N, ...); only their shape matters. At most two are used.
+    every : int
+        Steps between rows; in the first 10 every steps rows are closer, at most a tenth of the steps so far apart. With
+        1 the split is exact; else the parts of the steps between two rows are taken to change linearly (the trapezoidal
+        rule), and the error of that is in the rest.
+    matrices_every : int
+        Least steps between rows that also have what is expensive: whole matrices, singular values of the linear tail
+        (T48), signs and the direction of theta (T43); at the start a third of the steps so far. 0 for never.
+
+    Notes
+    -----
+    Two lines in any loop::
+
+        monitor = bnrank.invariants.Monitor(net, x[:2])
+        monitor.attach(optimizer)
+
+    and ``watch=monitor`` for :func:`bnrank.train` and :func:`bnrank.flow`, where each recorded row is one here.
+    Quantities of kind "pair" are left out: they are conserved only where activation patterns agree.
+    A row costs one pass over the weights for Q(theta), one for Q(Delta'), and a copy of the weights.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the module cannot be traced on the example, a number is out of range, or nothing is conserved.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> from torch import nn
+    >>> _ = torch.manual_seed(0)
+    >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+    >>> x, y = torch.randn(20, 3).double(), torch.randn(20, 1).double()
+    >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.01)
+    >>> with Monitor(net, x[:2], every=1).attach(optimizer) as monitor:
+    ...     for _ in range(50):
+    ...         optimizer.zero_grad()
+    ...         (net(x) - y).square().mean().backward()
+    ...         optimizer.step()
+    >>> last = monitor.history.isel(member=0, row=-1, quantity=0)
+    >>> last.quantity.item(), bool(abs(last["rest"]) < 1e-12 * last.drift)
+    ('vertex 0 | 2', True)
+    """
+
+    def __init__(self, module: nn.Module, example: Tensor, *, every: int = 20, matrices_every: int = 100) -> None:
+        self.every = _validate.integer(every, "every")
+        self.matrices_every = _validate.integer(matrices_every, "matrices_every", 0)
+        self.module = unwrap(module)
+        example = example[:2] if isinstance(example, Tensor | np.ndarray) and example.ndim else example
+        self.findings: Findings = find(self.module, example)
+        chosen = [q for q in self.findings if q.kind in ("vertex", "layer")]
+        matrices = [q for q in self.findings if q.kind == "matrix"]
+        if not chosen and not matrices:
+            raise ValueError(f"module: {self.findings}")
+        diagonals = [_diagonal(q) for q in matrices]
+        self.quantities: tuple[Conserved, ...] = (*diagonals, *chosen, *(matrices if self.matrices_every else ()))
+        self._forms = Forms([*diagonals, *chosen])
+        self._matrices = Forms(matrices if self.matrices_every else [])
+        self.tail: Tail = tail(self.module, example)
+        self._tracks: dict[int, Track] = {}
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._handles: list[Any] = []
+        self._step, self._time = 0, 0.0
+        self._clock = "t (sum of the step sizes)"
+        self._held: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})  # all trained ones, and those in a quantity
+        self._before: dict[str, Tensor] = {}
+        self._pending: StepRule | None = None
+        self.notes: list[str] = []
+        self._unlike: list[str] = []
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> Monitor:
+        """Record while this optimiser steps, from its next step on; return the monitor, a context that detaches.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is no torch optimiser (then call :meth:`record` yourself), lacks parameters that enter a conserved
+            quantity (they are named), or the monitor is attached already.
+        """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(
+                f"optimizer: got {_validate.describe(optimizer)}, expected a torch.optim.Optimizer; "
+                "of any other, call monitor.record() yourself"
+            )
+        if self._optimizer is not None:
+            raise ValueError(f"optimizer: already attached to {type(self._optimizer).__name__}; call detach() first")
+        missing = self.missing(optimizer)
+        if missing:
+            raise ValueError(
+                f"optimizer: does not hold {', '.join(missing)} of the module, expected all parameters that enter a "
+                "conserved quantity; train them too, or set requires_grad to False before the monitor is made"
+            )
+        trained: dict[str, Tensor] = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        self._optimizer, self._held = optimizer, (trained, self._live())
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        return self
+
+    def missing(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        """Return the names of the parameters that enter a conserved quantity and that an optimiser does not hold."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return [name for name, p in self._live().items() if id(p) not in held]
+
+    def callback(self) -> Any:
+        """Return a callback for the Trainer of PyTorch Lightning that attaches this monitor while it trains.
+
+        Raises
+        ------
+        ImportError
+            If PyTorch Lightning is not installed.
+        """
+        from bnrank.theory.invariants.monitor_lightning import MonitorCallback
+
+        return MonitorCallback(self)
+
+    def detach(self) -> None:
+        """Stop recording; the present state becomes the last row. Does nothing where it is not attached."""
+        self._catch_up()
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._optimizer, self._pending = [], None, None
+        self._before, self._held = {}, ({}, {})
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the optimiser: a copy is not attached."""
+        without: dict[str, Any] = {
+            "_optimizer": None,
+            "_handles": [],
+            "_before": {},
+            "_held": ({}, {}),
+            "_pending": None,
+        }
+        return {**self.__dict__, **without}
+
+    def _own(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        self._pending = None
+        last = self._track(0).step
+        if self._step == last or self._is_due(last):
+            with torch.no_grad():
+                self._pending = self._begin(optimizer)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        if self._pending is not None:
+            with torch.no_grad(), np.errstate(all="ignore"):  # of a training that diverges
+                self._complete(optimizer, self._pending)
+        self._pending = None
+        self._step += 1
+        self._time += float(optimizer.param_groups[0]["lr"])
+
+    def _begin(self, optimizer: torch.optim.Optimizer) -> StepRule:
+        """Add a row, if there is none yet, and keep what the split of the step that follows needs."""
+        own, live = self._held
+        rule = rule_of(optimizer, {id(p): name for name, p in live.items()})
+        copies: dict[str, Tensor] = {}
+        if rule.splits and math.isnan(rule.rate):
+            if not self._before:
+                self._before = {name: torch.empty(p.shape, dtype=p.dtype, device=p.device) for name, p in live.items()}
+            copies = self._before
+        if self._step != self._track(0).step:
+            self._track(0).add(self._step, self._time, own, copies=copies)
+        elif copies:
+            torch._foreach_copy_(list(copies.values()), list(live.values()))
+        return rule
+
+    def _complete(self, optimizer: torch.optim.Optimizer, rule: StepRule) -> None:
+        """Split the step that has just been taken."""
+        for reason, reasons in ((rule.note, self.notes), (rule.unlike, self._unlike)):
+            if reason and reason not in reasons:
+                reasons.append(reason)
+        if rule.splits:
+            ledgers = self._track(0).open()
+            wanted = [(ledger.forms, ledger.last) for ledger in ledgers]
+            found = split(optimizer, rule, self._before, self._held[1], wanted)
+            for ledger, increments in zip(ledgers, found, strict=True):
+                ledger.complete(increments)
+
+    def _is_due(self, last: int | None) -> bool:
+        """Say whether the present step is a row: closer together at the start, where most happens."""
+        if last is None or self._step % self.every == 0:
+            return True
+        return self._step < 10 * self.every and self._step - last >= max(1, self._step // 10)
+
+    def _live(self) -> dict[str, Tensor]:
+        """Return the parameters that enter a quantity, in the module's order."""
+        entering = set(self._forms.parameters)
+        return {name: p for name, p in self.module.named_parameters() if name in entering}
+
+    def record(
+        self,
+        step: int | None = None,
+        *,
+        time: float | None = None,
+        gradient: Mapping[str, Tensor] | None = None,
+        lr: float | None = None,
+        ridge: float = 0.0,
+    ) -> None:
+        """Record a row by hand, in a loop whose optimiser is not torch's.
+
+        Parameters
+        ----------
+        step : int, optional
+            Steps taken so far; one more than at the last row without it.
+        time : float, optional
+            The sum of the step sizes so far, or the time of a flow.
+        gradient : mapping, optional
+            grad C by the names of the parameters, of the data cost alone.
+        lr, ridge : float, optional
+            eta and lambda of the step that follows, if it is one of gradient descent; the parts of T49 follow from
+            them and the gradient.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the monitor is attached to an optimiser, or an argument is wrong.
+        """
+        if self._optimizer is not None:
+            raise ValueError(f"record: attached to {type(self._optimizer).__name__}, which records by itself")
+        last = self._track(0).step
+        if step is None:
+            step = 0 if last is None else last + 1
+        self.observe(step, time, self._own(), gradient, lr, ridge)
+
+    @torch.no_grad()
+    @np.errstate(all="ignore")
+    def observe(
+        self,
+        step: int,
+        time: float | None,
+        parameters: Mapping[str, Tensor],
+        gradient: Mapping[str, Tensor] | None = None,
+        lr: float | None = None,
+        ridge: float = 0.0,
+        member: int = 0,
+    ) -> None:
+        """Record a row of a member from named parameters: what ``watch=`` of bnrank.train and bnrank.flow calls.
+
+        With ``lr`` and ``time`` the step that follows is taken as one of gradient descent; with ``time`` alone it is a
+        flow, for which the ridge makes Q decay as exp(-4 lambda t) and there is no part of the step; without ``time``
+        (Adam, L-BFGS) nothing is split.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If parameters are missing, or rows do not come in order.
+        """
+        step, member = _validate.integer(step, "step", 0), _validate.integer(member, "member", 0)
+        track = self._track(member)
+        if track.step is not None and step <= track.step:
+            if step == track.step:
+                return
+            raise ValueError(
+                f"step: got {step} after {track.step} for member {member}; a monitor watches one run, make a new one"
+            )
+        own = self._own()
+        given = {name: p.detach() for name, p in parameters.items() if name in own}
+        missing = [name for name in own if name not in given]
+        if missing:
+            raise ValueError(f"parameters: got no {', '.join(missing)}, expected all that require a gradient")
+        track.add(step, math.nan if time is None else float(time), given)
+        if time is None:
+            self._unlike = ["the steps are not known to be ones of gradient descent"]
+            return
+        if lr is None:
+            self._clock = "t"
+        for ledger in track.open():
+            ledger.complete(predicted(ledger.forms, ledger.last, gradient, lr, ridge))
+
+    def _track(self, member: int) -> Track:
+        if member not in self._tracks:
+            self._tracks[member] = Track(Ledger(self._forms), Ledger(self._matrices), self.tail, self.matrices_every)
+        return self._tracks[member]
+
+    @property
+    def history(self) -> xr.Dataset:
+        """All rows, over (member, row, quantity).
+
+        ``value`` is the norm ||Q_t|| over the entries of a quantity, ``drift`` ||Q_t - Q_0||, ``relative`` the drift
+        over ||in + out|| (the larger of now and at the start), from whose cancellation Q comes. ``by_step``,
+        ``by_decay`` and ``rest`` are the components of the three parts along the drift and add up to it;
+        ``norm_by_step`` and so on are their norms. NaN where something was not measured or a part does not apply; an
+        unknown part is in the rest.
+        ``sign_changes`` (parameter): the fraction of signs that differ from those of the row before that has them;
+        ``turned_from_last`` and ``turned_from_first``: 1 - cos of the angle of theta to that row's and to the first
+        one's. ``ratio``, ``alignment``, ``operator`` and ``bound`` (layer) are T48's of the linear tail: ||W||_op^2 /
+        ||W||_F^2, |<v_{j+1}, u_j>| with the next layer, and ||W||_op^2 against what it is at least.
+
+        While attached, the present state is added as a row if it is not one yet.
+        """
+        return dataset(self._recorded(), self.quantities, self.tail, self._about())
+
+    def _recorded(self) -> dict[int, Track]:
+        self._catch_up()
+        found = {member: track for member, track in sorted(self._tracks.items()) if track.steps}
+        if not found:
+            raise ValueError("nothing recorded yet: attach an optimiser and step, or call record()")
+        return found
+
+    @torch.no_grad()
+    def _catch_up(self) -> None:
+        track = self._tracks.get(0)
+        if self._optimizer is not None and track is not None and track.step not in (None, self._step):
+            track.add(self._step, self._time, self._own(), last=True)
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "module": type(self.module).__name__,
+            "bnrank_version": __version__,
+            "every": self.every,
+            "matrices_every": self.matrices_every,
+            "clock": self._clock,
+            "notes": "; ".join(self.notes),
+        }
+
+    def parts(self, member: int = 0) -> dict[str, dict[str, Tensor]]:
+        """Return "drift", "by_step", "by_decay" and "rest" at the last row, all entries by the quantity's name.
+
+        Raises
+        ------
+        ValueError
+            If nothing has been recorded for the member.
+        """
+        track = self._of(member)
+        found: dict[str, dict[str, Tensor]] = {}
+        for ledger in (track.ledger, track.matrices):
+            for name, flat in ledger.vectors().items():
+                found.setdefault(name, {}).update(ledger.forms.split(flat))
+        return found
+
+    def _of(self, member: int) -> Track:
+        tracks = self._recorded()
+        if member not in tracks:
+            raise ValueError(f"member: got {member!r}, expected one of {', '.join(map(str, tracks))}")
+        return tracks[member]
+
+    def signs_changed_since(
+        self, step: int | None = None, *, time: float | None = None, member: int = 0
+    ) -> dict[str, float]:
+        """Return per parameter the fraction of its entries seen to change sign after a step, or after a time (T43).
+
+        Signs are compared at the rows that have ``sign_changes``, every ``matrices_every`` steps.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If not one of step and time is given, or no signs are recorded.
+        """
+        return self._of(member).signs.changed_since(step, time=time)
+
+    def verdicts(self, tolerance: float = 1e-2) -> Verdicts:
+        """Return whether T44 to T46 hold along training, up to what T49 explains, and T48 of a linear tail.
+
+        Parameters
+        ----------
+        tolerance : float
+            A quantity "holds" while what neither step size nor weight decay explains of its drift stays below this, as
+            a share of in + out. Beyond, it is "violated"; "not applicable" where the steps were not ones of gradient
+            descent (momentum counts as such, Adam and L-BFGS do not); "inconclusive" where the parts are estimates,
+            with rows that are more than a step apart.
+
+        Notes
+        -----
+        T48 is judged with the constants of the first row; its bound is for gradient flow, so where the conserved
+        quantities have drifted by more than the tolerance it may fail and is then "not applicable".
+        """
+        tolerance = _validate.number(tolerance, "tolerance", 0.0, strict=True)
+        found, unlike = self._recorded(), "; ".join(self._unlike)
+        return judge_all(found, self.quantities, self.tail, tolerance=tolerance, unlike=unlike, about=self._about())
+
+    def plot(self, axes: Any = None, member: int = 0) -> Any:
+        """Draw relative drifts with their parts, and the tail's ratios and alignments; return the axes.
+
+        Parameters
+        ----------
+        axes : matplotlib axes, optional
+            As many as there are panels: one, or two with a linear tail of at least two layers; new ones without it.
+        member : int
+            Which member.
+        """
+        self._of(member)
+        return drift_plot.plot(self.history.sel(member=member), axes)
+
+    def __str__(self) -> str:
+        if not any(track.steps for track in self._tracks.values()):
+            return f"monitor of {len(self.quantities)} quantities, nothing recorded yet"
+        return table(self._recorded(), self.quantities, self._about())
+
+    def __repr__(self) -> str:
+        return f"Monitor({type(self.module).__name__}, {len(self.quantities)} quantities, every={self.every})"
+
+
+def _diagonal(matrix: Conserved) -> Conserved:
+    """Return a matrix' diagonal as a quantity of its own, cheap enough for every row."""
+    return dataclasses.replace(matrix, name=matrix.name.replace("matrix", "diagonal", 1), kind="vertex")

@@ -1,0 +1,157 @@
+"""Pairs of neurons: conserved where they are active on the same samples, at the rate of T47 where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bnrank.networks.functional import Functional, example
+from bnrank.networks.graph.layers import LayerGraph
+from bnrank.theory.invariants.conserved import Conserved, Loss, cost
+
+__all__ = ["Pair"]
+
+Array = np.ndarray[Any, Any]
+ACTIVATIONS = {"relu", "leaky_relu", "prelu", "abs", "absolute", "clamp", "clip", "clamp_min", "threshold"}
+BOUNDED = {"clamp", "clip", "clamp_min", "threshold"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair(Conserved):
+    """A conserved quantity of kind "pair", and the activation patterns that say where it is conserved.
+
+    Channel u of the value goes through one or more activations, in one or more places (the positions of a convolution).
+    The pattern of u is where its preactivations are positive, over samples, activations and places.
+
+    Attributes
+    ----------
+    nodes : tuple of str
+        The activations.
+    node_of, entry_of : ndarray
+        (n, places), which activation it is, and which entry of its value.
+    graph : LayerGraph
+        The module's graph.
+    """
+
+    nodes: tuple[str, ...] = field(repr=False)
+    node_of: Array = field(repr=False, compare=False)
+    entry_of: Array = field(repr=False, compare=False)
+    graph: LayerGraph = field(repr=False, compare=False)
+
+    def activation_patterns(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Return where the preactivations are positive, (N, n, places), bool."""
+        before, _ = self._values(module, x)
+        return self._gathered(before) > 0
+
+    def pairs(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Return which pairs u, v have the same pattern on every sample, (n, n), bool, False on the diagonal.
+
+        For these the entry (u, v) is conserved, as long as that stays so.
+        """
+        patterns = self.activation_patterns(module, x).transpose(0, 1).flatten(1)
+        label = torch.from_numpy(np.unique(patterns.cpu().numpy(), axis=0, return_inverse=True)[1].reshape(-1))
+        parts = torch.from_numpy(self.parts)
+        same = (label[:, None] == label) & (parts[:, None] == parts)
+        return same.fill_diagonal_(False)
+
+    def closed_form_rate(self, module: nn.Module, x: Tensor, y: Tensor, loss: Loss = "mse") -> Tensor:
+        """Return dQ/dt by T47, (n, n), in float64: sum_i (D_ui - D_vi)(g_vi p_ui - g_ui p_vi).
+
+        The sum is over samples, activations and places; p are preactivations, g = dC/d(activation), D the slope at p: 1
+        where it is positive, else that of the activation. Arguments as for :meth:`rate`.
+        """
+        before, after = self._values(module, x, y, loss)
+        p, g = self._gathered(before), self._gathered(after)
+        slopes = torch.tensor([self._slope(module, name) for name in self.nodes], dtype=p.dtype, device=p.device)
+        low = slopes[torch.from_numpy(self.node_of).to(p.device)]
+        d = torch.where(p > 0, torch.ones_like(p), low.expand_as(p))
+        p, g, d = (t.transpose(0, 1).flatten(1) for t in (p, g, d))
+        a, b = (d * p) @ g.T, (d * g) @ p.T
+        rate = a + a.T - b - b.T
+        parts = torch.from_numpy(self.parts).to(rate.device)
+        return rate.where(parts[:, None] == parts, 0).fill_diagonal_(0)
+
+    def _slope(self, module: nn.Module, name: str) -> float:
+        node = self.graph[name]
+        return float(dict(module.named_parameters())[node.weight].detach()) if node.weight else node.slope
+
+    def _gathered(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the entries of every channel, (N, n, places)."""
+        starts = np.cumsum([0, *(self.graph[name].size for name in self.nodes[:-1])])
+        index = torch.from_numpy(starts[self.node_of] + self.entry_of)
+        table = torch.cat([values[name].flatten(1) for name in self.nodes], dim=1)
+        return table[:, index.to(table.device)]
+
+    def _values(
+        self, module: nn.Module, x: Tensor, y: Tensor | None = None, loss: Loss = "mse"
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return preactivations and, with targets, the derivatives by the activations, (N, *shape) each, by node."""
+        x = example(module, x)
+        watch = _Watch()
+        with torch.inference_mode(False), torch.enable_grad():
+            function = Functional(module)
+            leaves = [p.requires_grad_() for p in function.parameters.values() if p.is_floating_point()]
+            if x.is_floating_point():
+                x = x.to(torch.float64, copy=True).requires_grad_()
+                leaves.append(x)
+            with watch:
+                outputs = function(x)
+            value = outputs.sum() if y is None else cost(outputs, y, loss)
+            torch.autograd.grad(value, leaves, allow_unused=True)
+        calls = [i for i in range(len(watch.before)) if i in watch.after]
+        nodes = [node for node in self.graph if node.op == "activation"]
+        if len(calls) != len(nodes):
+            raise ValueError(
+                f"module: got {len(calls)} activations when run, expected {len(nodes)}, those of the graph that the "
+                "quantity was found with; find the invariants of this module"
+            )
+        before, after = {}, {}
+        for node, i in zip(nodes, calls, strict=True):
+            if node.name in self.nodes:
+                held = tuple(watch.before[i].shape)
+                where = [d for d in range(len(held)) if (held[d], held[:d] + held[d + 1 :]) == (len(x), node.shape)]
+                if len(where) > 1:  # as many samples as positions: one more sample tells them apart
+                    more = _Watch()
+                    with more, torch.no_grad():
+                        function(torch.cat([x.detach(), x[:1].detach()]))
+                    where = [d for d in where if more.before[i].shape[d] == len(x) + 1]
+                before[node.name] = watch.before[i].movedim(where[0], 0)
+                after[node.name] = watch.after[i].movedim(where[0], 0)
+        return before, after
+
+
+class _Watch(TorchFunctionMode):
+    """Takes down what goes into every activation, and the derivative by what comes out once that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[int, Tensor] = {}
+        self.after: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "").strip("_")
+        if name not in ACTIVATIONS or (name in BOUNDED and not _homogeneous(name, args, kwargs)):
+            return func(*args, **kwargs)
+        taken = (args[0] if args else kwargs["input"]).detach().clone()  # it may work in place
+        result = func(*args, **kwargs)
+        number = len(self.before)
+        self.before[number] = taken
+        if result.requires_grad:
+            result.register_hook(lambda gradient: self.after.update({number: gradient.detach()}))
+        return result
+
+
+def _homogeneous(name: str, args: Any, kwargs: Any) -> bool:
+    """Say whether a clamp or threshold is a ReLU."""
+    words = ("threshold", "value") if name == "threshold" else ("min", "max")
+    given = {**dict(zip(words, args[1:], strict=False)), **{w: kwargs[w] for w in words if w in kwargs}}
+    second = given.get(words[1])
+    return given.get(words[0]) == 0 and (second == 0 if name == "threshold" else second is None)

@@ -1,0 +1,301 @@
+"""The linear layers that a network ends in, and the low rank that its conserved quantities force on them (T48)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks.functional import unwrap
+from bnrank.theory.invariants.flattenings import Layer, largest, squares
+
+__all__ = ["Alignment", "Bound", "Constants", "Tail", "tail"]
+
+
+@dataclass(frozen=True, eq=False)
+class Constants:
+    """What the gradient flow keeps of a linear tail: eigenvalues, ascending, float64.
+
+    Attributes
+    ----------
+    between : tuple of Tensor
+        Of D_j = in - out at the value between layers j and j + 1 of the tail, biases with in; (channels,).
+    inside : tuple of tuple of tuple of Tensor
+        Of E = in - out at the values inside layer j: per chain of a block, per value along the chain.
+    """
+
+    between: tuple[Tensor, ...]
+    inside: tuple[tuple[tuple[Tensor, ...], ...], ...]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """T48 for one layer: ``left`` >= ``right``, and what it follows from, ``beyond`` <= ``constant``.
+
+    Attributes
+    ----------
+    layer : str
+        Its name.
+    left : float
+        ||W_j||_op^2, W_j the written form.
+    right : float
+        (||W_j||_F^2 - constant) / factor.
+    frobenius : float
+        ||W_j||_F^2.
+    factor : int
+        rank 2^{N_j} M_j, rank the least side of the last layer, 1 for a scalar output.
+    beyond : float
+        The sum of the squared singular values of W_j after the first ``factor``.
+    constant : float
+        What it is at most, from the eigenvalues of the conserved matrices.
+    """
+
+    layer: str
+    left: float
+    right: float
+    frobenius: float
+    factor: int
+    beyond: float
+    constant: float
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How well a layer writes where the next one reads.
+
+    Attributes
+    ----------
+    layers : tuple of str
+        The layer and the next one.
+    value : float
+        |<v_{j+1}, u_j>|: u_j the first left singular vector of the written form of layer j, v_{j+1} the first right one
+        of the read form of layer j + 1.
+    least : float
+        What it is at least by the conserved matrix between them; 0 where that says nothing.
+    """
+
+    layers: tuple[str, str]
+    value: float
+    least: float
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The linear layers that a network ends in, between values whose whole matrix in - out is conserved.
+
+    Attributes
+    ----------
+    layers : tuple of Layer
+        In order; the last one gives the output. Empty if the output comes out of something else.
+    why : str
+        Why it does not begin earlier, e.g. "before it: ReLU()".
+
+    Notes
+    -----
+    Source: T48; LeJegelka2022 theorem 2, constants and biases as derived in docs/low-rank-tails.md.
+    """
+
+    layers: tuple[Layer, ...]
+    why: str
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The layers' names."""
+        return tuple(layer.name for layer in self.layers)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """N_j of every layer: how many free blocks come after it."""
+        kinds = [layer.kind for layer in self.layers]
+        return tuple(kinds[j + 1 :].count("free block") for j in range(len(kinds)))
+
+    @property
+    def multiplicities(self) -> tuple[float, ...]:
+        """M_j of every layer: the product over the layers i > j of their factor, halved for free blocks.
+
+        The factor is min(in, k) of a convolution, min(C, P) of a fully connected layer that reads C channels at P
+        positions, and 1 of any other. Blocks that are made of convolutions may have an odd factor.
+        """
+        factors = [layer.factor / 2 if layer.kind == "free block" else float(layer.factor) for layer in self.layers]
+        return tuple(math.prod(factors[j + 1 :]) for j in range(len(factors)))
+
+    def factors(self, parameters: Any) -> tuple[int, ...]:
+        """Return rank 2^{N_j} M_j of every layer, rank the least side of the last layer's matrix."""
+        rank = min(self.layers[-1].written(_named(parameters, self)).shape) if self.layers else 1
+        following = [layer.factor for layer in self.layers]
+        return tuple(rank * math.prod(following[j + 1 :]) for j in range(len(following)))
+
+    def constants(self, module: nn.Module | Mapping[str, Tensor]) -> Constants:
+        """Return the eigenvalues of the conserved matrices between and inside the layers, computed in float64."""
+        named = _named(module, self)
+        inside = (layer.inside(named) for layer in self.layers)
+        return Constants(
+            tuple(torch.linalg.eigvalsh(matrix) for matrix in self.between(named)),
+            tuple(tuple(tuple(torch.linalg.eigvalsh(e) for e in chain) for chain in chains) for chains in inside),
+        )
+
+    def between(self, module: nn.Module | Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return the conserved matrices D_j = in - out between the layers, float64."""
+        named = _named(module, self)
+        pairs = zip(self.layers, self.layers[1:], strict=False)
+        return tuple(layer.before(following, named) for layer, following in pairs)
+
+    def ratios(self, module: nn.Module | Mapping[str, Tensor]) -> tuple[float, ...]:
+        """Return ||W_j||_op^2 / ||W_j||_F^2 of every layer's written form, in (0, 1]; NaN for a layer that is 0."""
+        named = _named(module, self)
+        found = []
+        for layer in self.layers:
+            values = squares(layer.written(named))
+            found.append(float(values[0] / values.sum()))
+        return tuple(found)
+
+    def bounds(
+        self,
+        module: nn.Module | Mapping[str, Tensor],
+        start: nn.Module | Mapping[str, Tensor] | Constants | None = None,
+    ) -> tuple[Bound, ...]:
+        """Return both sides of T48 for every layer.
+
+        Parameters
+        ----------
+        module : torch.nn.Module or mapping of str to Tensor
+            The network, or its named parameters, now.
+        start : torch.nn.Module, mapping or Constants, optional
+            Where the training began, or its :meth:`constants`. With it the bound follows from the gradient flow, and
+            training that is something else can break it; without, from linear algebra alone.
+
+        Returns
+        -------
+        tuple of Bound
+            ||W_j||_op^2 >= (||W_j||_F^2 - constant_j) / factor_j.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a parameter is missing or has another shape.
+        """
+        named = _named(module, self)
+        if not isinstance(start, Constants):
+            start = self.constants(named if start is None else start)
+        factors, constant = self.factors(named), 0.0
+        found: list[Bound] = []
+        for j in range(len(self.layers) - 1, -1, -1):
+            if j < len(self.layers) - 1:
+                constant += self.layers[j + 1].added(start.inside[j + 1], factors[j + 1])
+                constant += largest(start.between[j], len(start.between[j]) - factors[j])
+            values = squares(self.layers[j].written(named))
+            total, beyond = float(values.sum()), float(values[factors[j] :].sum())
+            right = (total - constant) / factors[j]
+            found.append(Bound(self.layers[j].name, float(values[0]), right, total, factors[j], beyond, constant))
+        return tuple(reversed(found))
+
+    def alignments(
+        self,
+        module: nn.Module | Mapping[str, Tensor],
+        start: nn.Module | Mapping[str, Tensor] | Constants | None = None,
+    ) -> tuple[Alignment, ...]:
+        """Return |<v_{j+1}, u_j>| of neighbouring layers, and what the conserved matrix between them makes of it.
+
+        With s the greatest less the least eigenvalue of D_j, and without a bias, 1 - value^2 <= (s / 2)^2 /
+        (s_1^2 - s_2^2 - s / 2)^2, s_1 and s_2 the first singular values of the written form, where the denominator is
+        positive. A bias turns u_j away from the first direction of [W_j b_j], which is the one bound to v_{j+1}, by
+        an angle whose squared sine is at most t_2^2 / s_1^2, t_2 the second singular value of [W_j b_j].
+
+        Parameters are those of :meth:`bounds`.
+        """
+        named = _named(module, self)
+        if not isinstance(start, Constants):
+            start = self.constants(named if start is None else start)
+        found = []
+        for j, (layer, following) in enumerate(zip(self.layers, self.layers[1:], strict=False)):
+            matrix, bias = layer.written(named), layer.biases(named)
+            left, values, _ = torch.linalg.svd(matrix, full_matrices=False)
+            right = torch.linalg.svd(following.read(named), full_matrices=False)[2]
+            whole = torch.linalg.svdvals(torch.cat([matrix, bias], 1)) if bias.numel() else values
+            first, second = float(whole[0]) ** 2, float(whole[1]) ** 2 if len(whole) > 1 else 0.0
+            half = float(start.between[j][-1] - start.between[j][0]) / 2
+            angle = _angle(half, first - second - half)
+            if bias.numel():
+                angle += _angle(math.sqrt(second), float(values[0]))
+            least = math.cos(angle) if angle < math.pi / 2 else 0.0
+            found.append(Alignment((layer.name, following.name), abs(float(left[:, 0] @ right[0])), least))
+        return tuple(found)
+
+
+def _angle(opposite: float, hypotenuse: float) -> float:
+    """Return the angle of a sine, a right angle where it is none."""
+    return math.asin(opposite / hypotenuse) if hypotenuse > opposite else math.pi / 2
+
+
+def _named(module: Any, of: Tail) -> Mapping[str, Tensor]:
+    """Return the tail's parameters by name, after checking that they are there."""
+    if isinstance(module, Mapping):
+        named: Mapping[str, Tensor] = module
+    elif isinstance(module, nn.Module):
+        named = dict(unwrap(module).named_parameters())
+    else:
+        raise TypeError(
+            f"module: got {_validate.describe(module)}, expected a torch.nn.Module or a mapping of names to parameters"
+        )
+    for layer in of.layers:
+        for branch in layer.branches:
+            for one in branch:
+                sizes = [(one.weight, one.written.size), (one.bias, 0 if one.biases is None else one.biases.size)]
+                for name, size in sizes:
+                    if not name:
+                        continue
+                    if name not in named:
+                        raise ValueError(f"module: got no parameter {name}, which is in the tail")
+                    if named[name].numel() != size:
+                        came = _validate.describe(named[name])
+                        raise ValueError(f"module: got {name} as {came}, expected {size} entries")
+    return named
+
+
+def tail(module: nn.Module, example: Any) -> Tail:
+    """Return the linear layers that a network ends in.
+
+    They are the longest chain of learnable fully connected layers, convolutions and free residual blocks
+    x -> Z(Y x) + D x that ends in the output and between which all of in - out is conserved: no activation, maximum,
+    diagonal or identity skip, group or frozen weight. Flattening and average pooling may stand between them. Before the
+    chain may be anything.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any feedforward module that :func:`bnrank.graph.trace` takes. It is left as it is.
+    example : Tensor or ndarray
+        Samples, (N, ...).
+
+    Returns
+    -------
+    Tail
+        Its layers, and why it does not begin earlier.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where the module cannot be traced.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> layers = [nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 1)]
+    >>> found = tail(nn.Sequential(*layers), torch.ones(1, 3))
+    >>> found.names, found.why
+    (('2', '3', '4'), 'before it: ReLU (1)')
+    """
+    from bnrank.networks.graph.tracing import trace
+    from bnrank.theory.invariants import linear_end
+
+    graph = trace(module, example)
+    return Tail(*linear_end.layers(graph, dict(unwrap(module).named_parameters())))

@@ -1,0 +1,88 @@
+"""What training keeps of a network, for the statements about it: conserved quantities, a loss and its gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks.functional import Functional
+from bnrank.theory.invariants import finding, linear_end
+from bnrank.theory.invariants.conserved import cost
+from bnrank.theory.invariants.patterns import Pair
+from bnrank.theory.invariants.tail import Tail
+from bnrank.theory.verdict import NotApplicable
+
+__all__ = ["findings_and_tail", "gradient", "loss_of", "patterns"]
+
+VALUES = 4  # at most, whose activation patterns are looked at
+
+
+def findings_and_tail(module: nn.Module, x: Tensor) -> tuple[finding.Findings, Tail] | str:
+    """Return what gradient flow conserves and the linear tail; where the module cannot be traced, the reason.
+
+    Examples
+    --------
+    >>> found, tail = findings_and_tail(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), torch.ones(1, 2))
+    >>> found.names, tail.names
+    (('matrix 0 | 1', 'layer 0 | 1'), ('0', '1'))
+    """
+    try:
+        found = finding.find(module, x, verify=False)
+        return found, Tail(*linear_end.layers(found.graph, dict(module.named_parameters())))
+    except _validate.RangeError:
+        raise
+    except (TypeError, ValueError) as error:
+        return str(error).removeprefix("module: ")
+
+
+def loss_of(x: Tensor, y: Tensor | None, outputs: int) -> tuple[str, Tensor, str]:
+    """Return a loss, what it compares the outputs with, and its formula; mean ||f||^2 without targets.
+
+    Examples
+    --------
+    >>> loss_of(torch.ones(2, 3), torch.tensor([0, 1]), 2)[2]
+    'C = mean cross-entropy'
+    """
+    if y is None:
+        formula = "C = mean ||f||^2, as no targets are given: it holds for any loss"
+        return "mse", torch.zeros(len(x), outputs, dtype=torch.float64), formula
+    if y.is_floating_point():
+        return "mse", y, "C = mean ||f - y||^2"
+    return "cross_entropy", y, "C = mean cross-entropy"
+
+
+def gradient(function: Functional, x: Tensor, y: Tensor, loss: str) -> dict[str, Tensor]:
+    """Return the gradient of a loss by the parameters' names.
+
+    Examples
+    --------
+    >>> one = torch.ones(1, 1, dtype=torch.float64)
+    >>> float(gradient(Functional(nn.Linear(1, 1, bias=False)), one, one, "mse")["weight"]) != 0
+    True
+    """
+    leaves = {n: p.clone().requires_grad_() for n, p in function.parameters.items() if p.is_floating_point()}
+    if not leaves:
+        raise NotApplicable("the network has parameters")
+    with torch.enable_grad():
+        out = function.with_parameters({**function.parameters, **leaves}, x).flatten(1)
+        value = cost(out, y.to(out.device), loss)
+        parts = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, parts, strict=True))
+
+
+def patterns(found: finding.Findings, module: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Return which channels have the same activation pattern, (n, n), by the findings' names; of a few of them.
+
+    Examples
+    --------
+    >>> net, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.ones(1, 2)
+    >>> {name: tuple(same.shape) for name, same in patterns(finding.find(net, x), net, x).items()}
+    {'pair 0 | 2': (3, 3)}
+    """
+    pairs = [q for q in found.having("pair") if isinstance(q, Pair)]
+    rows = torch.linspace(0, len(pairs) - 1, min(VALUES, len(pairs))).round().long().tolist()
+    try:
+        return {pairs[i].name: pairs[i].pairs(module, x) for i in rows}
+    except ValueError as error:
+        raise NotApplicable("the activations are those of the computation graph", str(error)) from error
