@@ -15,6 +15,7 @@ from bnrank.figures import (
     f10_depth_four,
     f11_width,
     f12_one_neuron,
+    f13_low_rank_tails,
 )
 from bnrank.figures.base import SCALES, Claim, Figure, Outcome
 from bnrank.figures.demo import Demo, run_demo
@@ -32,6 +33,7 @@ FIGURES = tuple(
         f10_depth_four,
         f11_width,
         f12_one_neuron,
+        f13_low_rank_tails,
     )
 )
 
