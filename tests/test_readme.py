@@ -58,6 +58,26 @@ assert flow.plateaus[1].ranks[1:] == (1, 1, 1)
 
 
 @pytest.mark.slow
+def test_the_invariances_example_runs(tmp_path):
+    last = """
+end = monitor.history.isel(member=0, row=-1)
+before, step, decay = (float(end[name].max()) for name in ("drift", "by_step", "by_decay"))
+assert 0 < step < decay <= 1.1 * before
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", "import bnrank\n" + blocks("python")[3] + last],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "matrix 2 | 3" in done.stdout
+    assert "by weight decay" in done.stdout
+
+
+@pytest.mark.slow
 def test_the_command_line_example_runs(tmp_path):
     *_, setup = blocks("python")
     subprocess.run([sys.executable, "-c", setup], cwd=tmp_path, check=True, timeout=60)

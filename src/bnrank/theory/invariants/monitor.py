@@ -68,7 +68,7 @@ class Monitor:
 
     and ``watch=monitor`` for :func:`bnrank.train` and :func:`bnrank.flow`, where each recorded row is one here.
     Quantities of kind "pair" are left out: they are conserved only where activation patterns agree.
-    A row costs one pass over the weights for Q(theta), one for Q(Delta'), and a copy of the weights.
+    A row costs a pass over the weights for Q(theta) and one for Q(Delta'), and a copy of them unless it is SGD.
 
     Raises
     ------
