@@ -125,6 +125,117 @@ def test_reorderings(name):
     assert {node.op for node in graph} <= {"input", "index", "add"}
 
 
+ONE_NUMBER = {
+    "stack": lambda x: torch.stack([x[:, 0], x[:, 2]], 1),
+    "unbind": lambda x: torch.stack(x.unbind(1)[::-1], 1),
+    "sum": lambda x: x.sum(1).unsqueeze(1),
+    "squeeze": lambda x: x[:, :1].squeeze(-1)[:, None],
+    "flattened": lambda x: x[:, :1].reshape(-1).reshape(-1, 1),
+}
+
+
+@pytest.mark.parametrize("name", ONE_NUMBER)
+def test_values_of_one_number_per_sample_are_reordered(name):
+    function = ONE_NUMBER[name]
+    graph = read(
+        lambda m, x: m.b(function(m.a(x))), draw(4, 2), a=nn.Linear(2, 3), b=nn.Linear(function(draw(1, 3)).shape[1], 2)
+    )
+    assert not graph.outside
+
+
+ALLOCATED = {
+    "zeros": lambda x: torch.zeros(len(x), 4, dtype=x.dtype),
+    "empty": lambda x: torch.empty((len(x), 4), dtype=x.dtype),
+    "new_zeros": lambda x: x.new_zeros(len(x), 4),
+    "new_empty": lambda x: x.new_empty((len(x), 4)),
+}
+
+
+@pytest.mark.parametrize("name", ALLOCATED)
+@pytest.mark.parametrize("all_of_it", [True, False])
+def test_outputs_that_are_allocated_first(name, all_of_it):
+    def forward(m, x):
+        out = ALLOCATED[name](x)
+        h = m.a(x)
+        out[:, :2] = h
+        if all_of_it:
+            out[:, 2:] = torch.relu(h)
+        elif "empty" in name:
+            out[:, 2:] = 0
+        return m.b(out)
+
+    graph = read(forward, draw(4, 2), a=nn.Linear(2, 2), b=nn.Linear(4, 3))
+    assert not graph.outside
+    ops = [node.op for node in graph]
+    assert (ops.count("linear"), ops.count("activation")) == (2, int(all_of_it))
+
+
+def test_numbers_that_are_allocated_and_not_written_over_are_outside():
+    def forward(m, x):
+        out = x.new_ones(len(x), 4)
+        out[:, :2] = m.a(x)
+        return m.b(out)
+
+    graph = read(forward, draw(4, 2), a=nn.Linear(2, 2), b=nn.Linear(4, 3))
+    assert [o.reason for o in graph.outside] == ["puts in numbers that do not come from the input"]
+
+
+CASTS = {
+    "float32 at the end": (lambda m, x: m.b(torch.relu(m.a(x))).float(), ["input", "linear", "activation", "linear"]),
+    "half, then an activation": (
+        lambda m, x: torch.relu(m.a(x).half()),
+        ["input", "linear", "outside", "activation"],
+    ),
+    "float32 in between": (lambda m, x: m.b(m.a(x).float().to(x.dtype)), ["input", "linear", "outside", "linear"]),
+    "float64": (lambda m, x: m.a(x.double()).to(torch.float64).type_as(x), ["input", "linear"]),
+    "int": (lambda m, x: m.b(m.a(x).int().double()), ["input", "linear", "outside", "outside", "linear"]),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_casts(name):
+    function, ops = CASTS[name]
+    graph = trace(seeded(lambda: Of(function, a=nn.Linear(2, 3), b=nn.Linear(3, 2))), draw(4, 2))
+    assert [node.op for node in graph] == ops
+    if name == "int":
+        assert graph.outside[0].reason == "no gradient flows through a cast to int32"
+
+
+def written_where_negative(m, x):
+    h = m.a(x)
+    h[h < 0] = 0
+    return m.b(h)
+
+
+BY_DATA = {
+    "mask": lambda m, x: m.b((h := m.a(x)).masked_fill(h < 0, 0)),
+    "mask of the input": lambda m, x: m.b(m.a(x).masked_fill(x[:, :1] > 0, 0)),
+    "gather": lambda m, x: m.b((h := m.a(x)).gather(1, h.argsort(1))),
+    "take_along_dim": lambda m, x: m.b(torch.take_along_dim(h := m.a(x), h.argsort(1), 1)),
+    "index": lambda m, x: m.b((h := m.a(x))[torch.arange(len(x))[:, None], h.argsort(1)]),
+    "written": written_where_negative,
+}
+
+
+@pytest.mark.parametrize("name", BY_DATA)
+def test_which_entries_depends_on_the_data(name):
+    forward = BY_DATA[name]
+    module = seeded(lambda: Of(lambda m, x: m.d(torch.relu(forward(m, x))), **{k: nn.Linear(3, 3) for k in "abd"}))
+    graph = trace(module, draw(4, 3))
+    assert graph.outside[-1].reason == "which entries it takes depends on the data"
+    assert [node.name for node in graph if node.op == "linear"] == ["a", "b", "d"]
+
+
+def test_an_entry_is_written_to_another():
+    def forward(m, x):
+        h = m.a(x)
+        h[:, 0] = h[:, 1]
+        return m.b(h)
+
+    graph = read(forward, draw(4, 2), a=nn.Linear(2, 3), b=nn.Linear(3, 2))
+    assert not graph.outside
+
+
 def test_what_changes_nothing_is_no_node():
     graph = read(nn.Sequential(nn.Identity(), nn.Dropout(0.0), Of(lambda m, x: x.contiguous().clone())), draw(3, 4))
     assert [node.op for node in graph] == ["input"]

@@ -1,3 +1,6 @@
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -24,9 +27,8 @@ def branching(m, x):
 
 
 def writing(m, x):
-    out = torch.zeros(len(x), 3, dtype=x.dtype)
-    out[:, :2] = m.a(x)
-    return out
+    m.out[:, :2] = m.a(x)
+    return m.out
 
 
 def stepping(m, x):
@@ -54,7 +56,7 @@ REFUSED = {
     "number is taken out of a.bias": lambda: of(lambda m, x: m.a(x) * m.a.bias.sum().item(), **linear()),
     "changes its input in place, by add": lambda: of(mutating, **linear()),
     "changes its input in place, by 0": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2)),
-    "does not come from its input": lambda: of(writing, **linear()),
+    "does not come from its input": lambda: of(writing, **linear(), out=torch.zeros(2, 3, dtype=torch.float64)),
     "changes the parameter a.weight": lambda: of(stepping, **linear()),
     "needs 2 arguments (input1, input2)": lambda: nn.Bilinear(3, 3, 2),
     "returns tuple": lambda: of(lambda m, x: (m.a(x), x), **linear()),
@@ -75,17 +77,79 @@ def test_refused_with_a_reason(message):
     assert message in str(caught.value)
 
 
+def permuted(m, x):
+    return m.b(m.a(x)[:, torch.randperm(4)])
+
+
+def shuffled(m, x):
+    return m.b(m.a(x)[:, torch.from_numpy(np.random.permutation(4))])  # noqa: NPY002
+
+
+def by_chance(m, x):
+    h = m.a(x)
+    return m.b(torch.relu(h) + h if random.random() < 0.7 else torch.relu(h))
+
+
+def dropped_by_chance(m, x):
+    h = m.a(x)
+    return m.b(h + torch.relu(h) if not m.training or torch.rand(()) < 0.8 else h)
+
+
+def after_what_is_outside(m, x):
+    return m.b(torch.flip(torch.sigmoid(m.a(x)), [1])[:, torch.randperm(4)])
+
+
+@pytest.mark.parametrize("state", range(5))
+@pytest.mark.parametrize("function", [permuted, shuffled, by_chance, dropped_by_chance, after_what_is_outside])
+def test_random_graphs_are_refused(function, state):
+    module = of(function, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    with torch.random.fork_rng():
+        torch.manual_seed(state)
+        before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
+        with pytest.raises(ValueError, match=r"draws random numbers that decide|something else while training"):
+            trace(module, draw(2, 3))
+        assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+    assert random.getstate() == before[2]
+
+
+@pytest.mark.parametrize("noise", [lambda h: h + torch.randn(4), lambda h: functional.dropout(h, 0.3)])
+def test_noise_is_outside_and_not_refused(noise):
+    graph = trace(of(lambda m, x: m.b(noise(m.a(x))), a=nn.Linear(3, 4), b=nn.Linear(4, 2)), draw(2, 3))
+    assert [node.op for node in graph] == ["input", "linear", "outside", "linear"]
+
+
 def test_the_line_is_that_of_the_user():
     with pytest.raises(ValueError, match=r"test_graph_refused\.py, line \d+ \(if x\.sum\(\) > 0:\)"):
         trace(of(branching, **linear()), draw(4, 3))
 
 
+@pytest.mark.parametrize("given", [None, "text", torch.zeros(0, 3), torch.full((2, 3), torch.nan)])
+def test_errors_name_the_argument(given):
+    with pytest.raises((TypeError, ValueError), match=r"^example: "):
+        trace(nn.Linear(3, 2), given)
+
+
+def test_words_of_refusals():
+    for module in (nn.ModuleList([nn.Linear(3, 2)]), nn.Module()):
+        with pytest.raises(ValueError, match="has no forward"):
+            trace(module, draw(2, 3))
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight.data = net[0].weight.data
+    with pytest.raises(ValueError, match=r"same memory .* expected separate ones$"):
+        trace(net, draw(2, 3))
+    with pytest.raises(ValueError, match="leave out casts of values to another precision") as caught:
+        trace(of(lambda m, x: m.a(x.float()), **linear()), draw(2, 3))
+    assert "dtype=" not in str(caught.value)
+    assert "failed on samples of shape" in str(caught.value)
+
+
 def test_no_module():
     with pytest.raises(TypeError, match="module: got"):
         trace("net", draw(2, 3))
-    with pytest.raises(ValueError, match="x: got"):
+    with pytest.raises(ValueError, match="example: got"):
         trace(bnrank.MLP([3, 2]), draw(2, 4))
-    with pytest.raises(ValueError, match="failed on x"):
+    with pytest.raises(ValueError, match="failed on samples"):
         trace(nn.Linear(3, 2), draw(2, 4))
 
 

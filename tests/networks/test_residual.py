@@ -327,3 +327,21 @@ def test_every_setting_shows_in_print():
     assert "width=5, hidden=4" in repr(small(ResNetFree))
     pairs = itertools.pairwise([repr(IdentityBlock(3, 2)), repr(IdentityBlock(3, 2, after=0.5))])
     assert all(a != b for a, b in pairs)
+
+
+def test_a_slice_draws_nothing_anew():
+    net = ResNetFree(3, width=4, seed=7)
+    with torch.no_grad():
+        net.block1.inner.weight.fill_(2.0)
+    part = net[:2]
+    assert part[1] is net.block1
+    assert torch.equal(net.block1.inner.weight, torch.full_like(net.block1.inner.weight, 2.0))
+    x = torch.ones(2, 3)
+    assert torch.equal(part(x), net.block1(net.input(x)))
+
+
+def test_a_network_that_was_changed_is_not_saved_as_what_it_was(tmp_path):
+    net = ResNetFree(3, width=4, seed=7)
+    net.block1.slope = 0.5
+    with pytest.raises(TypeError, match="with the parts it was built with"):
+        bnrank.save(net, tmp_path / "net.safetensors")

@@ -177,6 +177,27 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: Net(lambda m, x: m.t * m.b(relu(m.a(x))), a=fc(2, 3), b=fc(3, 2), t=torch.randn(1)),
         (2,),
     ),
+    "number per position, fc behind": (
+        lambda: Net(lambda m, x: m.c((m.t * relu(m.a(x))).flatten(1)), a=fc(2, 2), c=fc(6, 2), t=torch.randn(3, 1)),
+        (3, 2),
+    ),
+    "number per position, linear": (
+        lambda: Net(lambda m, x: m.c((m.t * m.a(x)).flatten(1)), a=conv(1, 2, 1), c=fc(6, 2), t=torch.randn(3)),
+        (1, 3),
+    ),
+    "number per position, fc before": (
+        lambda: Net(
+            lambda m, x: m.c(m.t * m.a(x).unflatten(1, (2, 3))).flatten(1),
+            a=fc(2, 6),
+            c=conv(2, 1, 1),
+            t=torch.randn(3),
+        ),
+        (2,),
+    ),
+    "number per position at the end": (
+        lambda: Net(lambda m, x: (m.t * m.c(relu(m.a(x)))).flatten(1), a=fc(2, 2), c=fc(2, 2), t=torch.randn(3, 1)),
+        (3, 2),
+    ),
     "scale per channel": (
         lambda: Net(layer_scale, u=conv(1, 2, 1), a=conv(2, 2, 1), b=conv(2, 2, 1), v=fc(6, 2), t=torch.randn(1, 2, 1)),
         (1, 3),

@@ -168,14 +168,14 @@ CASES = {
         lambda: seq(fc(3, 6), nn.Unflatten(1, (2, 3)), conv(2, 2, 2), flat()),
         (3,),
         "matrix",
-        "T45 (7)",
+        "T45, beyond the source",
         lambda p: squares(p["0.weight"].reshape(2, -1)) - squares(columns(p["2.weight"]).T),
     ),
     "free block, conv": (
         lambda: seq(block("free", 6), nn.Unflatten(1, (2, 3)), conv(2, 2, 2), flat()),
         (6,),
         "matrix",
-        "T45 (7)",
+        "T45, beyond the source",
         lambda p: squares(written(p, "0").reshape(2, -1)) - squares(columns(p["2.weight"]).T),
     ),
     "identity stream": (
@@ -189,6 +189,57 @@ CASES = {
         ),
     ),
 }
+
+
+def two_heads(m, x):
+    h = m.a(x)
+    return torch.cat([m.c(h), m.d(h)], 1)
+
+
+# what looks like a case of T45 and is none
+OTHERS = {
+    "two heads": (Net(two_heads, a=fc(3, 2), c=fc(2, 2), d=fc(2, 1)), "T44-T45, sums"),
+    "a difference": (Net(lambda m, x: m.c(m.a(x) - m.b(x)), a=fc(3, 3), b=fc(3, 3), c=fc(3, 2)), "T44-T45, sums"),
+    "a sum of two branches": (
+        Net(
+            lambda m, x: m.c(m.a(relu(m.e(x))) + m.b(relu(m.f(x)))),
+            **{name: fc(3, 3) for name in "abef"},
+            c=fc(3, 2),
+        ),
+        "T44-T45, sums",
+    ),
+    "a skip with a relu": (
+        Net(
+            lambda m, x: m.v(relu(h := m.u(x)) + m.z(relu(m.y(h)))),
+            u=fc(3, 2),
+            y=fc(2, 3),
+            z=fc(3, 2),
+            v=fc(2, 2),
+        ),
+        "T45 (1)",
+    ),
+    "a skip with a sigmoid": (
+        Net(
+            lambda m, x: m.v(torch.sigmoid(h := m.u(x)) + m.z(relu(m.y(h)))),
+            u=fc(3, 2),
+            y=fc(2, 3),
+            z=fc(3, 2),
+            v=fc(2, 2),
+        ),
+        "T45 (1)",
+    ),
+    "a product as skip": (
+        Net(lambda m, x: m.d(x, x) + m.c(relu(m.a(x))), d=nn.Bilinear(3, 3, 2), a=fc(3, 4), c=fc(4, 2)),
+        "T45 (1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_case_of_t45_is_not_called_one(name):
+    net, label = OTHERS[name]
+    said = {i for q in find(net.double(), draw(1, 3, seed=0)) for i in q.ids if i.startswith(("T45", "T44-"))}
+    assert said == {label}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -87,6 +87,12 @@ BEYOND = {
         nn.Sequential(fc(2, 6), nn.Unflatten(1, (2, 3)), conv(2, 2, 2), nn.Flatten(), fc(4, 1)),
         1,
     ),
+    # the channels that a writes and d reads: the layer between acts on tokens, the last axis behind a transposition;
+    # of one input and one output a_i d_j - a_j d_i are conserved as well
+    "token mixing": (
+        Net(lambda m, x: m.d(m.b(m.a(x[:, :, None]).mT).mT).flatten(1), a=fc(1, 3), b=fc(2, 2), d=fc(3, 1)),
+        8,
+    ),
     # g on one side of a frozen matrix F, F g F^-1 on the other, where both are symmetric
     "frozen matrix": (nn.Sequential(fc(2, 3), frozen(fc(3, 3)), fc(3, 2)), 2),
     # mixing of the channels that leaves the frozen bias (0, b1, b2) where it is

@@ -179,6 +179,59 @@ def test_quadratic_form():
         q.of({"2.weight": a["2.weight"]})
 
 
+def test_a_number_per_position_takes_up_the_scaling_of_what_reads_that_position():
+    net, shape = build("number per position, fc behind")
+    found = [q for q in find(net, draw(1, *shape, seed=0)) if q.kind == "vertex" and "t" in q.parameters]
+    t, c = net.t.detach().flatten(), net.c.weight.detach().reshape(2, 3, 2)
+    expected = t.square() - c.square().sum((0, 2))
+    torch.testing.assert_close(torch.cat([q.value(net) for q in found]), expected)
+    assert all("one number multiplies" in q.reason for q in found)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (seq(fc(2, 9), nn.ReLU(), fc(9, 2)), r"0.weight: \(9, 2\), expected \(4, 2\)"),
+        (seq(fc(2, 4), nn.ReLU(), fc(4, 3)), r"2.weight: \(3, 4\), expected \(2, 4\)"),
+        (seq(fc(2, 4, True), nn.ReLU(), fc(4, 2)), r"0.bias: \(4,\), expected no such parameter"),
+        (seq(fc(2, 4)), r"2.weight: no such parameter, expected \(2, 4\)"),
+    ],
+)
+def test_another_module_is_refused(other, what):
+    net = seq(fc(2, 4), nn.ReLU(), fc(4, 2))
+    x, y = draw(3, 2, seed=0), draw(3, 2, seed=1)
+    found = find(net, x)
+    assert len(found) == 3
+    for q in found:
+        for wrong in (q.value, lambda m, q=q: q.rate(m, x, y)):
+            with pytest.raises(ValueError, match=what):
+                wrong(other)
+    for wrong in (found[1].pairs, found[1].slopes, lambda m, x: found[1].closed_form_rate(m, x, y)):
+        with pytest.raises(ValueError, match=what):
+            wrong(other, x)
+    named = {"0.weight": torch.ones(9, 2), "2.weight": torch.ones(2, 9)}
+    for wrong in (found[0].of, found[0].scale):
+        with pytest.raises(ValueError, match=r"got 0.weight of shape \(9, 2\), expected \(4, 2\)"):
+            wrong(named)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "message"),
+    [
+        ("cross_entropy", torch.zeros(3, 2), "class numbers from 0 to 1"),
+        ("cross_entropy", torch.tensor([0, 1, 2]), "class numbers from 0 to 1"),
+        ("cross_entropy", torch.tensor([0, 1]), r"of shape \(3,\)"),
+        ("logistic", torch.tensor([[0, 1], [1, 0], [1, 1]]), "-1 and 1"),
+        ("mse", [[0.0, 1.0]], "expected a tensor"),
+    ],
+)
+def test_targets_that_do_not_fit_the_loss(loss, y, message):
+    net = seq(fc(2, 4), nn.ReLU(), fc(4, 2))
+    x = draw(3, 2, seed=0)
+    with pytest.raises((TypeError, ValueError), match=message):
+        find(net, x)[0].rate(net, x, y, loss)
+
+
 def test_the_module_is_left_as_it_is():
     net = seq(fc(2, 3, True), nn.ReLU(inplace=True), nn.Dropout(0.0), fc(3, 2)).train()
     net[0].bias.requires_grad_(False)
@@ -242,6 +295,14 @@ def test_what_nothing_reads_is_said_to_be_so():
     found = find(net, draw(1, 2, seed=0))
     assert [q.name for q in found] == ["vertex a | nothing", "matrix a | b", "layer a | b"]
     assert "nothing reads it" in found[0].reason
+    assert found[0].ids == ("no gradient",)
+    net = Net(lambda m, x: m.b(functional.pad(relu(m.a(x))[:, 2:], (0, 2))), a=fc(2, 4), b=fc(4, 2)).double()
+    found = find(net, draw(1, 2, seed=0))
+    still = [q for q in found if "nothing" in q.name]
+    assert [q.name for q in still] == ["vertex a | nothing", "matrix nothing | b"]
+    assert all(q.ids == ("no gradient",) and "no gradient" in q.reason for q in still)
+    net = Net(lambda m, x: m.b(m.a(x)[:, 1:]), a=fc(2, 3), b=fc(2, 2)).double()
+    found = find(net, draw(1, 2, seed=0))
     torch.testing.assert_close(found[0].value(net), net.a.weight[:1].detach().square().sum(1))
 
 

@@ -108,7 +108,37 @@ def test_t47_written_out():
             for i in range(6):
                 expected[u, v] += (slope[i, u] - slope[i, v]) * (g[i, v] * p[i, u] - g[i, u] * p[i, v])
     torch.testing.assert_close(q.closed_form_rate(net, x, y), expected.detach(), rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(q.activation_patterns(net, x), (p > 0)[:, :, None])
+    torch.testing.assert_close(q.slopes(net, x), slope.detach()[:, :, None])
+
+
+AT_KINKS = {
+    "relu": (relu, 0.0),
+    "leaky": (lambda h: functional.leaky_relu(h, 0.3), 0.3),
+    "leaky in place": (lambda h: functional.leaky_relu(1 * h, 0.2, inplace=True), 0.2),
+    "clamp": (lambda h: h.clamp(min=0), 1.0),
+    "clamp_min": (lambda h: torch.clamp_min(h, 0), 1.0),
+    "threshold": (lambda h: functional.threshold(h, 0, 0), 0.0),
+    "abs": (torch.abs, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", AT_KINKS)
+def test_at_a_kink_the_slope_is_that_of_the_gradient(name):
+    """Preactivations that are 0: a dead neuron, sparse data, an activation after a ReLU."""
+    bend, slope = AT_KINKS[name]
+    x, y = draw(8, 3, seed=1), draw(8, 2, seed=2)
+    x[::2, 0] = 0
+    for before in (lambda h: h, relu):
+        net = made(lambda: Net(lambda m, x: m.c(bend(before(m.a(x)))), a=fc(3, 5), c=fc(5, 2)))  # noqa: B023
+        net.a.weight.data[0] = 0
+        net.a.weight.data[1, 1:] = 0
+        q = find(net, x).having("pair")[0]
+        assert (q.slopes(net, x)[:, 0, -1] == slope).all()
+        rate = q.rate(net, x, y)
+        torch.testing.assert_close(q.closed_form_rate(net, x, y), rate, rtol=1e-10, atol=1e-15)
+        same = q.pairs(net, x)
+        assert (rate[same].abs() <= 1e-15).all()
+        assert rate.abs().max() > 1e-3
 
 
 def test_neurons_with_the_same_pattern():
@@ -139,7 +169,7 @@ def test_convolutions_compare_every_position():
     net[0].weight.data[1] = 2 * net[0].weight.data[0]  # the same pattern everywhere
     x = draw(6, 1, 5, seed=1)
     (q,) = find(net, x).having("pair")
-    assert q.activation_patterns(net, x).shape == (6, 3, 4)
+    assert q.slopes(net, x).shape == (6, 3, 4)
     same = q.pairs(net, x)
     assert same[0, 1]
     assert int(same.sum()) == 2
@@ -175,4 +205,4 @@ def test_refuses_another_module():
     x = draw(3, 2, seed=0)
     q = find(net, x).having("pair")[0]
     with pytest.raises(ValueError, match="got 1 activations when run, expected 2"):
-        q.pairs(nn.Sequential(fc(2, 3), nn.ReLU(), fc(3, 2)), x)
+        q.pairs(nn.Sequential(fc(2, 3), nn.Identity(), fc(3, 2), nn.ReLU(), fc(2, 2)), x)

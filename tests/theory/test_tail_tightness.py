@@ -256,6 +256,24 @@ def test_an_identity_block_leaves_no_such_bound():
         assert tail(module, torch.ones(2, n)).names == ("2",)
 
 
+def test_what_a_convolution_inside_a_block_adds_by_hand():
+    """Z of a block has factor min(4, 2): rank 1 written is rank 2 read, and two of four eigenvalues are left."""
+
+    class Convolutions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.Y, self.Z, self.D = (nn.Conv1d(*sizes, bias=False) for sizes in ((3, 4, 1), (4, 2, 2), (3, 2, 2)))
+
+        def forward(self, x):
+            return self.Z(self.Y(x)) + self.D(x)
+
+    module = nn.Sequential(nn.Conv1d(2, 3, 1), Convolutions(), nn.Flatten(), nn.Linear(6, 1))
+    layer = tail(module, torch.ones(2, 2, 4)).layers[1]
+    assert [[m.factor for m in branch] for branch in layer.branches] == [[1, 2], [2]]
+    spectra = [[torch.tensor([1.0, 10, 100, 1000])], []]
+    assert [layer.added(spectra, rank) for rank in (1, 2)] == [1100.0, 0.0]  # not 1110, of the three after rank 1
+
+
 def test_the_constant_inside_a_block_is_attained():
     """Z^T Z + E = diag(t^2, 1, 2), D elsewhere: after the two directions of size t, 1 + 2 is left."""
     t = 10.0

@@ -308,3 +308,9 @@ def test_networks_with_several_outputs_are_refused():
         bnrank.flow(mlp(3, 4, 2), "logistic", task.x, task.y, 1.0)
     with pytest.raises(ValueError, match="y: got labels 0"):
         bnrank.flow(mlp(3, 4, 1), "logistic", task.x, torch.zeros(40), 1.0)
+
+
+def test_lbfgs_ends_where_gradients_underflow():
+    task = bnrank.tasks.separable(n=60, d=6, margin=0.3)
+    run = bnrank.train(bnrank.MLP([6, 12, 8, 1], seed=0), task, steps=100, optimizer="lbfgs", progress=False)
+    assert float(run.summary.cost[0]) < 1e-20

@@ -119,6 +119,9 @@ class SignTrace:
             count = 0.0
             flat = [t.flatten() for t in (p.detach(), self._last[name], self._first[name], self._changed_at[name])]
             for now, last, first, changed_at in zip(*(t.split(PIECE) for t in flat), strict=True):
+                new = last
+                if now.dtype.itemsize < 4:  # of half precision nothing is computed in its own
+                    now, last, first = (room.like(t, 2 + i).copy_(t) for i, t in enumerate((now, last, first)))
                 differs = torch.sign(now, out=room.like(now))
                 differs.sub_(torch.sign(last, out=room.like(now, 1))).abs_().sign_()
                 count += float(differs.sum())
@@ -126,7 +129,7 @@ class SignTrace:
                 for i, then in enumerate((last, first)):
                     apart = torch.sub(now, then, alpha=factors[i], out=room.like(now))
                     turned[i] += float(torch.linalg.vector_norm(apart)) ** 2
-                last.copy_(now)
+                new.copy_(now)
             changed.append(count / max(1, p.numel()))
         # 1 - cos as half the squared distance of the unit vectors, without cancellation
         sines = [0.5 * t / norm**2 if norm > 0 and n > 0 else math.nan for t, n in zip(turned, lengths, strict=True)]
@@ -136,10 +139,13 @@ class SignTrace:
     def changed_since(self, step: int | None = None, *, time: float | None = None) -> dict[str, float]:
         """Return per parameter the fraction of entries whose sign was seen to change after a step, or after a time.
 
+        Seen at looks after it; :mod:`bnrank.measures.stable_signs` counts those at it as well.
+
         Raises
         ------
         ValueError
-            If not one of the two is given, or nothing has been looked at yet, or the times are not known.
+            If not one of the two is given, nothing has been looked at yet, the times are not known, or it lies beyond
+            the last look.
         """
         if (step is None) == (time is None):
             raise ValueError(f"step, time: got {step!r} and {time!r}, expected one of them")
@@ -153,6 +159,10 @@ class SignTrace:
             if any(math.isnan(look.time) for look in self._looks):
                 raise ValueError("time: the times of the recorded rows are not known; give step")
             before = [look.time <= limit for look in self._looks]
+        final = self._looks[-1]
+        if (step is not None and since > final.step) or (step is None and limit > final.time):
+            name, value, end = ("time", time, final.time) if step is None else ("step", step, final.step)
+            raise ValueError(f"{name}: got {value}, expected at most {end}, where signs were looked at last")
         last = max(0, int(np.sum(before)) - 1)
         return {n: float((at > last).sum()) / max(1, at.numel()) for n, at in self._changed_at.items()}
 
@@ -173,4 +183,5 @@ class _Room:
 
 
 def _norm(parameters: Mapping[str, Tensor]) -> float:
-    return math.hypot(*(float(torch.linalg.vector_norm(p.detach())) for p in parameters.values()))
+    wide = {p.dtype: torch.promote_types(p.dtype, torch.float32) for p in parameters.values()}
+    return math.hypot(*(float(torch.linalg.vector_norm(p.detach(), dtype=wide[p.dtype])) for p in parameters.values()))

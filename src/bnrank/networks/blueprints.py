@@ -21,12 +21,24 @@ KINDS: dict[str, Callable[..., Stack]] = {
 
 
 def blueprint(net: nn.Module) -> dict[str, Any] | None:
-    """Return the arguments a network is built from, with its ``kind`` where it is no MLP; None of any other module."""
+    """Return the arguments a network is built from, with its ``kind`` where it is no MLP.
+
+    None of any other module, and of a network parts of which were changed after it was built.
+    """
     if isinstance(net, MLP):
         return {"widths": net.widths, "slope": net.slope, "bias": net.bias, "init": net.init, "seed": net.seed}
     if type(net).__name__ in KINDS and type(net) is KINDS[type(net).__name__] and isinstance(net, Stack):
-        return {"kind": type(net).__name__, **net.settings, "init": net.init, "seed": net.seed}
+        plan = {"kind": type(net).__name__, **net.settings, "init": net.init, "seed": net.seed}
+        return plan if _parts(net) == _parts(build(plan)) else None
     return None
+
+
+def _parts(net: nn.Module) -> list[tuple[str, str, str, str]]:
+    """Return what of a network its arguments decide: name, class, settings and shapes of every part."""
+    return [
+        (name, type(part).__name__, part.extra_repr(), str([tuple(p.shape) for p in part.parameters(recurse=False)]))
+        for name, part in net.named_modules()
+    ]
 
 
 def build(plan: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> MLP | Stack:

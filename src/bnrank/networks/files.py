@@ -64,7 +64,8 @@ def save(net: nn.Module, path: str | os.PathLike[str]) -> Path:
     plan = blueprint(net)
     if plan is None:
         raise TypeError(
-            f"net: got {type(net).__name__}, expected a bnrank.MLP or one of {', '.join(KINDS)}; save other modules "
+            f"net: got {type(net).__name__}, expected a bnrank.MLP or one of {', '.join(KINDS)}, "
+            "with the parts it was built with; save other modules "
             'with safetensors.torch.save_file(model.state_dict(), "model.safetensors")'
         )
     path = Path(path)

@@ -130,6 +130,12 @@ class Stack(nn.Sequential, Drawn):
         if seed is not None:
             self.reset(seed)
 
+    def __getitem__(self, index: Any) -> Any:
+        """Return a part, or for a slice a ``nn.Sequential`` of the parts themselves, nothing drawn anew."""
+        if isinstance(index, slice):
+            return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
+        return super().__getitem__(index)
+
     def extra_repr(self) -> str:
         """Return the settings shown by ``print``."""
         return ", ".join(f"{name}={value}" for name, value in self.settings.items())

@@ -384,4 +384,4 @@ class Facts:
         from bnrank.theory import kept
 
         loss, y, _ = self.loss
-        return kept.gradient(self.function, self.few[0], y, loss)
+        return kept.gradient(self.module, self.few[0], y, loss)

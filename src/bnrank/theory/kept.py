@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank import _validate
-from bnrank.networks.functional import Functional
-from bnrank.theory.invariants import finding, linear_end
-from bnrank.theory.invariants.conserved import cost
+from bnrank.networks.graph.tracing import trace
+from bnrank.theory.invariants import classes, conserved, finding, linear_end
 from bnrank.theory.invariants.patterns import Pair
 from bnrank.theory.invariants.tail import Tail
 from bnrank.theory.verdict import NotApplicable
@@ -28,8 +27,12 @@ def findings_and_tail(module: nn.Module, x: Tensor) -> tuple[finding.Findings, T
     (('matrix 0 | 1', 'layer 0 | 1'), ('0', '1'))
     """
     try:
-        found = finding.find(module, x, verify=False)
-        return found, Tail(*linear_end.layers(found.graph, dict(module.named_parameters())))
+        with torch.inference_mode(False):
+            x, parameters = x.clone(), dict(module.named_parameters())
+            graph = trace(module, x)
+            parts = classes.blocks(graph, parameters)
+            found = finding.of_graph(graph, module, x, verify=False, parts=parts)
+            return found, Tail(*linear_end.layers(graph, parameters, parts[0]))
     except _validate.RangeError:
         raise
     except (TypeError, ValueError) as error:
@@ -52,23 +55,18 @@ def loss_of(x: Tensor, y: Tensor | None, outputs: int) -> tuple[str, Tensor, str
     return "cross_entropy", y, "C = mean cross-entropy"
 
 
-def gradient(function: Functional, x: Tensor, y: Tensor, loss: str) -> dict[str, Tensor]:
-    """Return the gradient of a loss by the parameters' names.
+def gradient(module: nn.Module, x: Tensor, y: Tensor, loss: str) -> dict[str, Tensor]:
+    """Return the gradient of a loss by the parameters' names, in float64.
 
     Examples
     --------
     >>> one = torch.ones(1, 1, dtype=torch.float64)
-    >>> float(gradient(Functional(nn.Linear(1, 1, bias=False)), one, one, "mse")["weight"]) != 0
+    >>> float(gradient(nn.Linear(1, 1, bias=False), one, one, "mse")["weight"]) != 0
     True
     """
-    leaves = {n: p.clone().requires_grad_() for n, p in function.parameters.items() if p.is_floating_point()}
-    if not leaves:
+    if not any(p.is_floating_point() for p in module.parameters()):
         raise NotApplicable("the network has parameters")
-    with torch.enable_grad():
-        out = function.with_parameters({**function.parameters, **leaves}, x).flatten(1)
-        value = cost(out, y.to(out.device), loss)
-        parts = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, parts, strict=True))
+    return conserved.gradient(module, x, lambda outputs: conserved.cost(outputs.flatten(1), y, loss))[1]
 
 
 def patterns(found: finding.Findings, module: nn.Module, x: Tensor) -> dict[str, Tensor]:

@@ -224,8 +224,8 @@ class _Search:
 
     def _remember(self, theta: Tensor, gradient: Tensor) -> None:
         s, y = theta - self.x, gradient - self.g
-        curvature = _dot(s, y)
-        if curvature > 1e-10 * _dot(y, y):
+        curvature, square = _dot(s, y), _dot(y, y)
+        if curvature > 1e-10 * square > 0:  # 0 where gradients underflow
             slot = self.pairs % self.memory
             self.s[slot], self.y[slot], self.rho[slot] = s, y, 1 / curvature
             self.pairs += 1

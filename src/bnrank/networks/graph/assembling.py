@@ -42,7 +42,9 @@ def finish(
     ValueError
         If a parameter is used in two of them; the message names the parameter and both.
     """
-    found, output = _biases(_alive(nodes, output), output)
+    while nodes[output].op == "cast":
+        output = nodes[output].inputs[0]
+    found, output = _biases(_casts(_alive(nodes, output)), output)
     found = _alive(found, output)
     _check_unshared(found, uses, module)
     last = found.pop(output)
@@ -57,6 +59,12 @@ def _alive(nodes: Mapping[str, Node], output: str) -> dict[str, Node]:
                 needed.add(name)
                 queue.append(name)
     return {name: node for name, node in nodes.items() if name in needed or node.op == "input"}
+
+
+def _casts(nodes: dict[str, Node]) -> dict[str, Node]:
+    """Call casts to a lower precision that are not the last operation outside."""
+    reason = "rounds values to a lower precision"
+    return {n: replace(v, op="outside", reason=reason) if v.op == "cast" else v for n, v in nodes.items()}
 
 
 def _biases(nodes: dict[str, Node], output: str) -> tuple[dict[str, Node], str]:

@@ -28,8 +28,9 @@ _FOLLOWED = (
 )
 _COMPUTED = "parameters read past torch.fx"
 _NUMBERS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "bool", "int", "float", "index", "array")
+_CASTS = ("bool", "int", "float")  # of tensors, as methods
 _NEW = tuple(f"new_{kind}" for kind in ("zeros", "ones", "full", "empty", "tensor"))
-_FRESH = (*_NEW, "zeros_like", "ones_like", "full_like", "empty_like")
+_FRESH = (*_NEW, "zeros_like", "ones_like", "full_like", "empty_like", "zeros", "empty")
 
 
 class Root(nn.Module):
@@ -60,7 +61,8 @@ class Follower(fx.Tracer):
         self.uses: dict[str, list[assembling.Use]] = {}
         self.made: set[str] = set()
         self.count = 0
-        self.running = False
+        self.running = False  # the user's functions, on tensors
+        self.working = False  # for an operation, and not in the user's forward
 
     def output(self, result: Any, name: str) -> Value:
         """Return the value of the module's output; refuse what is not one tensor that depends on the input."""
@@ -115,6 +117,13 @@ class Follower(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
         """Record an operation, carry it out and read it; numbers and shapes are returned as they are."""
+        outer, self.working = self.working, True
+        try:
+            return self._record(kind, target, args, kwargs, *rest, **more)
+        finally:
+            self.working = outer
+
+    def _record(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
         if kind == "placeholder":
             x = self.x.clone()
@@ -193,13 +202,15 @@ class Follower(fx.Tracer):
         module = self.root.get_submodule(target) if kind == "call_module" else None
         name = type(module).__name__ if module is not None else name_of(target, args)
         run = self._runner(target, module)
-        if name in _NUMBERS or getattr(target, "__module__", "") == "math":
+        if (name in _NUMBERS and target not in _CASTS) or getattr(target, "__module__", "") == "math":
             self._refuse_number(held)
         versions = [v.tensor._version for v in held]
-        before = {id(v): v.before() for v in held if v.node is not None}
+        before = {id(v): v.before() for v in held if v.node is not None or not (v.sources or v.raw)}
         result = run(*self.tensors(args), **self.tensors(kwargs))
         if not leaves(result, Tensor):
             return result
+        if name in _FRESH and "empty" in name:
+            result.zero_()  # whatever is there is written over, or the module is not defined
         changed = [v for v, version in zip(held, versions, strict=True) if v.tensor._version != version]
         self._check_changes(changed, name if module is None else target.removeprefix("module."))
         then_args, then_kwargs = replace((args, kwargs), lambda leaf: before.get(id(leaf), leaf))
@@ -280,7 +291,7 @@ class Follower(fx.Tracer):
         weights = {name: p.detach() for name, p in self.weights.items()}
         for name in made:
             node = self.nodes[name]
-            if node.op == "bias" or (node.op in ("average", "maximum") and node.windows is None):
+            if node.op in ("bias", "cast") or (node.op in ("average", "maximum") and node.windows is None):
                 continue
             found = operations.apply(node, [values[other] for other in node.inputs], weights)
             if not agree(found, values[name]):

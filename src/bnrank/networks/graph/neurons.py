@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank import _validate
-from bnrank.networks.graph import cutting, decomposition, exchange
+from bnrank.networks.graph import balances, cutting, decomposition, exchange
 from bnrank.networks.graph.decomposition import SignTree
 from bnrank.networks.graph.wiring import Edge, Vertex, Wiring, few
 
@@ -270,7 +270,8 @@ class NeuronGraph:
         ValueError
             If either is no cut, has an edge that is not learnable, or one that shares its weight with an edge outside.
         """
-        return self._squares(cut_a, "cut_a") - self._squares(cut_b, "cut_b")
+        chosen = [{self._edge(edge, name) for edge in cut} for name, cut in (("cut_a", cut_a), ("cut_b", cut_b))]
+        return balances.squares(self, chosen[0], "cut_a") - balances.squares(self, chosen[1], "cut_b")
 
     def vertex_invariants(self) -> dict[Vertex, float]:
         """Return the sum of squared in-weights minus squared out-weights, constant under gradient flow (T44).
@@ -278,13 +279,7 @@ class NeuronGraph:
         Of the vertices that are neither input nor output and whose edges are all learnable and share their weights with
         no other edge; a bias counts as an in-edge. What holds for shared weights, as of convolutions, is not here.
         """
-        wiring, squares = self.wiring, self.weights**2
-        values = np.bincount(wiring.targets, squares, len(self)) - np.bincount(wiring.sources, squares, len(self))
-        kept = wiring.coordinates < -1
-        kept[wiring.outputs] = False
-        held = ~self.learnable | self.shared
-        kept[wiring.sources[held]] = kept[wiring.targets[held]] = False
-        return {self.vertices[v]: float(values[v]) for v in np.flatnonzero(kept)}
+        return balances.vertices(self)
 
     def draw(self, axes: Any = None) -> Any:
         """Draw the network from left (inputs) to right, vertices by the length of the longest path from an input.
@@ -348,20 +343,6 @@ class NeuronGraph:
                     f"weights: the edges {self.edges[other]!r} and {self.edges[e]!r} share {origin}, but have the "
                     f"weights {self.weights[other]:g} and {self.weights[e]:g}"
                 )
-
-    def _squares(self, cut: Iterable[Edge], name: str) -> float:
-        chosen = {self._edge(edge, name) for edge in cut}
-        fixed = next((e for e in sorted(chosen) if not self.learnable[e]), None)
-        if fixed is not None:
-            raise ValueError(f"{name}: the edge {self.edges[fixed]!r} is not learnable")
-        if not cutting.is_cut(self.wiring, chosen):
-            raise ValueError(f"{name}: got {len(chosen)} edges that not every path crosses exactly once")
-        once = {self.origins[e] or e: e for e in sorted(chosen)}
-        for e, origin in enumerate(self.origins):
-            if origin in once and e not in chosen and self.through(self.edges[e]):
-                shared = f"{origin} with {self.edges[once[origin]]!r}"
-                raise ValueError(f"{name}: the edge {self.edges[e]!r} is not in it, but shares {shared}")
-        return float(np.sum(self.weights[list(once.values())] ** 2))
 
     def _edge(self, edge: object, name: str) -> int:
         try:

@@ -6,28 +6,26 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bnrank.networks.graph import reasons
 from bnrank.networks.graph.applying import apply
 from bnrank.networks.graph.memory import same_order
+from bnrank.networks.graph.pooling import mean, numbers, pool
 from bnrank.networks.graph.reordering import MIXES, reorder
 from bnrank.networks.graph.values import NO_SAMPLES, Call, Emit, UnreadError, Value, leaves, replace
 
 __all__ = ["apply", "read"]
-
-_WINDOW_LIMIT = 2**22
 
 _INDEX = """
 flatten unflatten ravel reshape reshape_as view view_as permute transpose swapaxes swapdims movedim moveaxis t T mT H mH
 adjoint unsqueeze squeeze expand expand_as broadcast_to broadcast_tensors contiguous clone positive pos identity getitem
 setitem cat concat concatenate stack hstack vstack dstack chunk split tensor_split unbind hsplit vsplit dsplit narrow
 select index_select gather take_along_dim pad flip fliplr flipud roll rot90 tile repeat repeat_interleave pixel_shuffle
-pixel_unshuffle channel_shuffle unfold diagonal tril triu masked_fill copy fill zero to double type_as requires_grad
-atleast_2d atleast_3d
+pixel_unshuffle channel_shuffle unfold diagonal tril triu masked_fill copy fill zero requires_grad atleast_2d atleast_3d
 """
+_CASTS = "to type type_as double float half bfloat16 long int short char byte bool"
 _INDEX_MODULES = (
     nn.Identity,
     nn.Flatten,
@@ -126,14 +124,14 @@ def _conv(call: Call, emit: Emit) -> Value:
     count = len(kernel)
     if not _depends(x) or x.batch != 0 or x.tensor.ndim != count + 2:
         raise UnreadError(MIXES)
-    stride, dilation = _tuple(stride, count), _tuple(dilation, count)
+    stride, dilation = numbers(stride, count), numbers(dilation, count)
     if padding == "valid":
         pads = [(0, 0)] * count
     elif padding == "same":
         totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         pads = [(total // 2, total - total // 2) for total in totals]
     else:
-        pads = [(p, p) for p in _tuple(padding, count)]
+        pads = [(p, p) for p in numbers(padding, count)]
     if mode not in ("zeros", "circular") or any(left != right for left, right in pads):
         flat = [p for pair in reversed(pads) for p in pair]
         padded = _pad(x.tensor, flat, mode)
@@ -262,64 +260,6 @@ def _number(other: Any) -> float:
     raise UnreadError(f"times {type(other).__name__}")
 
 
-# along positions
-
-
-def _mean(call: Call, emit: Emit) -> Value:
-    x: Value = call.get(0, "input")
-    dims = call.get(1, "dim", call.kwargs.get("axis"))
-    keep = bool(call.get(2, "keepdim", False))
-    if dims is None:
-        raise UnreadError(MIXES)
-    dims = sorted(d % x.tensor.ndim for d in (dims if isinstance(dims, list | tuple) else (dims,)))
-    if x.batch in dims:
-        raise UnreadError(MIXES)
-    positions = math.prod(x.tensor.shape[d] for d in dims)
-    weight = 1 / positions if call.name == "mean" else 1.0
-    batch = x.batch if keep else x.batch - sum(d < x.batch for d in dims)
-    own = tuple(d - (d > x.batch) for d in dims)
-    op = "maximum" if call.name == "amax" else "average"
-    windows = np.full((1, positions), weight) if positions <= _WINDOW_LIMIT else None
-    return emit(op, [x], call.result, batch, dims=own, windows=windows)
-
-
-def _pool(call: Call, emit: Emit) -> Value:
-    m: Any = call.module
-    x: Value = call.get(0, "input")
-    name = (call.name if m is None else type(m).__name__).lower()
-    count = next(int(digit) for digit in name if digit in "123")
-    if not isinstance(call.result, Tensor):
-        raise UnreadError("returns indices as well")
-    if x.batch >= x.tensor.ndim - count:
-        raise UnreadError(MIXES)
-    fields: dict[str, Any] = {}
-    if "adaptive" not in name:
-        get = (lambda _, key, default=None: getattr(m, key, default)) if m is not None else call.get
-        kernel = _tuple(get(1, "kernel_size"), count)
-        stride = get(2, "stride")
-        fields = {"kernel": kernel, "stride": _tuple(stride, count) if stride else kernel}
-        fields["padding"] = _tuple(get(3, "padding", 0), count)
-        fields["dilation"] = _tuple(get(4, "dilation", 1) if "max" in name else 1, count)
-    spatial = tuple(x.tensor.shape[-count:])
-    dims = tuple(range(x.tensor.ndim - 1))[-count:]
-    windows = _windows(call, spatial, math.prod(call.result.shape[-count:]))
-    op = "maximum" if "max" in name else "average"
-    return emit(op, [x], call.result, x.batch, dims=dims, windows=windows, **fields)
-
-
-def _windows(call: Call, spatial: tuple[int, ...], positions: int) -> np.ndarray | None:
-    """Return the value of pooling on unit images, one channel each."""
-    size = math.prod(spatial)
-    if positions * size > _WINDOW_LIMIT:
-        return None
-    columns = []
-    for units in torch.eye(size, dtype=torch.float64).split(max(1, _WINDOW_LIMIT // size)):
-        args = (units.reshape(-1, 1, *spatial), *call.args[1:]) if call.args else ()
-        kwargs = call.kwargs if call.args else {**call.kwargs, "input": units.reshape(-1, 1, *spatial)}
-        columns.append(call.run(*args, **kwargs).flatten(1))
-    return torch.cat(columns).T.contiguous().numpy()
-
-
 # other orders
 
 
@@ -337,6 +277,15 @@ def _interpolate(call: Call, emit: Emit) -> Any:
     return _index(call, emit)
 
 
+def _cast(call: Call, emit: Emit) -> Value:
+    x = call.values[0]
+    if call.result.is_floating_point() != x.tensor.is_floating_point():
+        raise UnreadError(f"no gradient flows through a cast to {str(call.result.dtype).removeprefix('torch.')}")
+    if call.result.is_floating_point() and torch.finfo(call.result.dtype).eps > torch.finfo(x.tensor.dtype).eps:
+        return emit("cast", [x], call.result, **x.layout)  # no matter at the end: known only then
+    return Value(call.result, x.node, x.batch, merged=x.merged)
+
+
 def _index(call: Call, emit: Emit) -> Any:
     m: Any = call.module
     number = {"pad": call.get(3, "value"), "setitem": call.get(2, "value"), "masked_fill": call.get(2, "value")}
@@ -350,6 +299,8 @@ def _index(call: Call, emit: Emit) -> Any:
         if constant.node is None and (constant.sources or (floating and not _is_zero(constant))):
             raise UnreadError("puts in numbers that do not come from the input")
     values = [v for v in every if v.node is not None]
+    if len({v.tensor.is_floating_point() for v in values}) > 1:
+        raise UnreadError("which entries it takes depends on the data")
 
     def run(ids: Sequence[Tensor]) -> Any:
         left = iter(ids)
@@ -364,7 +315,10 @@ def _index(call: Call, emit: Emit) -> Any:
             return args[0].reshape(*args[1:], **kwargs)  # of ids, whose memory may be laid out otherwise
         return call.run(*args, **kwargs)
 
-    return reorder(values, run, call.result, emit)
+    try:
+        return reorder(values, run, call.result, emit)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:  # numbered entries are no indices or masks
+        raise UnreadError("takes entries in a way that bnrank does not read") from error
 
 
 # help
@@ -380,12 +334,7 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, int | float) and value == 0
 
 
-def _tuple(value: Any, count: int) -> tuple[int, ...]:
-    held = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return tuple(int(v) for v in (held * count if len(held) == 1 else held))
-
-
-_SPATIAL = (_conv, _mean, _pool)
+_SPATIAL = (_conv, mean, pool)
 _SUMS = "add sub subtract rsub neg negative"
 _PRODUCTS = "mul multiply div divide true_divide truediv"
 _ACTIVATIONS = "relu leaky_relu abs absolute clamp clip clamp_min threshold prelu"
@@ -396,9 +345,10 @@ _FUNCTIONS: dict[str, Callable[[Call, Emit], Any]] = {
     **dict.fromkeys(_ACTIVATIONS.split(), _activation),
     **dict.fromkeys(_SUMS.split(), _sum),
     **dict.fromkeys(_PRODUCTS.split(), _product),
-    **dict.fromkeys(["mean", "sum", "amax"], _mean),
-    **dict.fromkeys(_POOLS, _pool),
+    **dict.fromkeys(["mean", "sum", "amax"], mean),
+    **dict.fromkeys(_POOLS, pool),
     **dict.fromkeys(_INDEX.split(), _index),
+    **dict.fromkeys(_CASTS.split(), _cast),
     **dict.fromkeys(["dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"], _dropout),
     "interpolate": _interpolate,
 }
@@ -409,7 +359,7 @@ _MODULES: tuple[tuple[Any, Callable[[Call, Emit], Any]], ...] = (
     (nn.Linear, _linear),
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
     ((nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Threshold), _activation),
-    (_POOL_MODULES, _pool),
+    (_POOL_MODULES, pool),
     (_INDEX_MODULES, _index),
     (nn.modules.dropout._DropoutNd, _dropout),
     (nn.Upsample, _interpolate),

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 
 from bnrank.networks.graph.values import leaves
 
 if TYPE_CHECKING:
     from bnrank.networks.graph.following import Follower
 
-__all__ = ["Proxy", "RefusedError", "functions_recorded", "name_of", "setitem", "where"]
+__all__ = ["Preallocated", "Proxy", "RefusedError", "functions_recorded", "name_of", "setitem", "where"]
 
 _TENSORS = frozenset(["T", "mT", "H", "mH", "data", "real", "imag"])
 _IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ipow", "imatmul")
@@ -123,6 +124,21 @@ def functions_recorded() -> Iterator[None]:
         yield
     finally:
         setattr(torch.autograd.Function, "apply", original)  # noqa: B010
+
+
+class Preallocated(TorchFunctionMode):
+    """Lets torch.zeros and torch.empty in a module's forward give what fx records: results may be written there."""
+
+    def __init__(self, tracer: Follower) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function, or record it."""
+        kwargs = kwargs or {}
+        if func in (torch.zeros, torch.empty) and self.tracer.values and not self.tracer.working:
+            return self.tracer.create_proxy("call_function", func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 def where(error: BaseException | None = None) -> str:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bnrank.networks.graph.randomness import generators
 from bnrank.networks.graph.values import (
     NO_SAMPLES,
     SAMPLES,
@@ -116,9 +117,9 @@ def _rerun(call: Call, sample: int | None) -> list[Tensor]:
             canonical(tensor, leaf.batch, leaf.merged)[sample].mul_(1.5).add_(0.25)
         return tensor
 
-    torch.manual_seed(0)  # the caller puts the generator back
     args, kwargs = replace((call.args, call.kwargs), plain)
-    found: list[Tensor] = leaves(call.run(*args, **kwargs), Tensor)
+    with generators(0):
+        found: list[Tensor] = leaves(call.run(*args, **kwargs), Tensor)
     return found
 
 
@@ -138,6 +139,6 @@ def _needed(values: list[Value], index: Tensor) -> tuple[list[Value], Tensor]:
 
 def gather(inputs: Sequence[Tensor], index: NDArray[np.int64], shape: Sequence[int]) -> Tensor:
     """Return the entries of the inputs (N, ...) that an index names, as (N, *shape); 0 for -1."""
-    flat = torch.cat([a.flatten(1) for a in inputs], 1)
+    flat = torch.cat([a.reshape(len(a), -1) for a in inputs], 1)  # a value of one number per sample is (N,)
     padded = torch.cat([flat, flat.new_zeros(len(flat), 1)], 1)  # -1 is the last
     return padded[:, torch.from_numpy(index)].reshape(len(flat), *shape)

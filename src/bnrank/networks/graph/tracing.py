@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.networks import functional
-from bnrank.networks.graph import assembling
+from bnrank.networks.graph import assembling, randomness
 from bnrank.networks.graph.following import Follower, Root
 from bnrank.networks.graph.layers import LayerGraph, Node
-from bnrank.networks.graph.proxies import RefusedError, functions_recorded, where
+from bnrank.networks.graph.proxies import Preallocated, RefusedError, functions_recorded, where
 from bnrank.networks.graph.values import SAMPLES, Value, agree
 
-__all__ = ["trace"]
+__all__ = ["samples", "trace"]
+
+SEEDS = (20_001, 20_002, 20_003)
 
 
 def trace(module: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
@@ -42,7 +44,10 @@ def trace(module: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     ------
     TypeError, ValueError
         If it is no module, takes or returns more than one tensor, has recurrent layers, weights used in several places
-        (they are named), control flow that depends on the data (with the line), or changes its input in place.
+        (they are named), control flow that depends on the data (with the line), changes its input in place, or draws
+        random numbers that decide what it does: which operations or which entries, in eval mode or in training mode.
+        That is seen where it happens within 3 more traces in eval mode and 32 runs in training mode; an event of a
+        probability of a percent may be missed. Noise that is added and dropout are "outside" and not refused.
 
     Examples
     --------
@@ -54,12 +59,16 @@ def trace(module: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     """
     module = functional.unwrap(module)
     _check(module)
-    x = functional.example(module, example)
+    x = samples(module, example)
     x = torch.cat([x, x]) if len(x) < SAMPLES else x[:SAMPLES]
-    follower, output = _follow(module, x, training=False)
-    _verify(module, x, follower, output)
+    (follower, output), random = randomness.drawn(lambda: _follow(module, x, training=False))
+    with randomness.generators():
+        _verify(module, x, follower, output)
     nodes = assembling.finish(follower.nodes, str(output.node), follower.uses, module)
-    _check_training(module, x, nodes)
+    if random:
+        _check_draws(module, x, nodes)
+    with randomness.generators():
+        _check_training(module, x, nodes)
     return LayerGraph(
         nodes,
         nodes[-1].name,
@@ -70,13 +79,26 @@ def trace(module: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     )
 
 
+def samples(module: nn.Module, example: Tensor | np.ndarray) -> Tensor:
+    """Return samples (N, ...) for a module; errors name the argument ``example``."""
+    try:
+        return functional.example(module, example)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"example: {str(error).removeprefix('x: ')}") from None
+
+
 def _follow(module: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Value]:
     root = Root(_copy(module, training))
     follower = Follower(root, x.detach().cpu().to(torch.float64) if x.is_floating_point() else x.cpu())
     if not training:
-        with torch.no_grad():
-            functional.Functional(module)(x)  # whose errors are about the module, not about tracing it
-    with torch.random.fork_rng([]), torch.enable_grad(), functions_recorded():
+        try:
+            with torch.no_grad(), randomness.generators():
+                functional.Functional(module)(x)  # whose errors are about the module, not about tracing it
+        except ValueError as error:
+            text = str(error).replace("failed on x of", "failed on samples of")
+            text = text.replace(" or pass dtype=torch.float32", "; leave out casts of values to another precision")
+            raise ValueError(text) from error.__cause__
+    with torch.enable_grad(), functions_recorded(), Preallocated(follower):
         try:
             follower.trace(root)
         except RefusedError as error:
@@ -128,9 +150,12 @@ def _verify(module: nn.Module, x: Tensor, follower: Follower, output: Value) -> 
 
 def _check_training(module: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
     """Refuse a module that is another function while training, where that can be seen."""
+    held, given = _copy(module, training=True), _double(x)
     try:
-        follower, output = _follow(module, x, training=True)
+        with randomness.generators():
+            follower, output = _follow(module, x, training=True)
         found = assembling.finish(follower.nodes, str(output.node), follower.uses, module)
+        differs = randomness.steps(held, given)
     except ValueError:
         return  # what runs while evaluating need not run while training, as batch norm on one entry per channel
     first = next((b for a, b in zip(nodes, found, strict=False) if (a.name, a.op) != (b.name, b.op)), found[-1])
@@ -139,10 +164,41 @@ def _check_training(module: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None
             f"module: {type(module).__name__} does something else while training than in eval mode, near "
             f"{first.name!r} ({first.text}); expected the same graph: set the probability of dropping to 0"
         )
+    if differs:
+        raise _random(module, f"which operations it carries out while training ({differs})")
+
+
+def _check_draws(module: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
+    """Refuse a module whose graph is another one after other random numbers."""
+    for seed in SEEDS:
+        with randomness.generators(seed):
+            follower, output = _follow(module, x, training=False)
+            found = assembling.finish(follower.nodes, str(output.node), follower.uses, module)
+        if len(found) != len(nodes):
+            raise _random(module, "which operations it carries out")
+        for one, other in zip(nodes, found, strict=True):
+            if repr(one) != repr(other) or not (_equal(one.index, other.index) and _equal(one.windows, other.windows)):
+                raise _random(module, f"what it does at {one.name!r} ({one.text})")
+
+
+def _random(module: nn.Module, what: str) -> ValueError:
+    return ValueError(
+        f"module: {type(module).__name__} draws random numbers that decide {what}; expected the same graph in every "
+        "call: set the probability to 0, or draw once and keep the draw in a buffer"
+    )
+
+
+def _equal(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
 def _check(module: nn.Module) -> None:
-    functional.check_unshared(module)
+    try:
+        functional.check_unshared(module)
+    except ValueError as error:
+        raise ValueError(f"{str(error).partition(', expected')[0]}, expected separate ones") from None
+    if getattr(getattr(module, "forward", None), "__name__", "") == "_forward_unimplemented":
+        raise ValueError(f"module: {type(module).__name__} has no forward, expected a module that can be called")
     for name, sub in module.named_modules():
         place = f"{name!r} ({type(sub).__name__})" if name else type(sub).__name__
         if isinstance(sub, nn.RNNBase | nn.RNNCellBase):

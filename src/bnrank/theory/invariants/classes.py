@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from bnrank.networks.graph.layers import LayerGraph
@@ -96,7 +98,9 @@ def blocks(graph: LayerGraph, parameters: Mapping[str, Tensor]) -> tuple[list[Bl
 def numbers(graph: LayerGraph, parameters: Mapping[str, Tensor], entries: Entries) -> list[Block]:
     """Return the scalings of all that goes into, or comes out of, a learnable number that multiplies several classes.
 
-    For :func:`blocks` such a number is fixed; here it takes up the scaling. One block with one class per number.
+    For :func:`blocks` such a number is fixed; here it takes up the scaling. One block per class. Numbers join the class
+    that goes in to the one that comes out: scaling all classes that are joined at once is a sum of what blocks have, so
+    that one of them is left out, on the side of the fewer ones, unless something fixed is among them.
     """
     if not entries.kept:
         return []
@@ -104,13 +108,19 @@ def numbers(graph: LayerGraph, parameters: Mapping[str, Tensor], entries: Entrie
     labels = tied.labels()
     fixed = set(labels[tied.pinned].tolist())
     sides = {(slot.parameter, slot.role): labels[slot.entries[:, 0]] for slot in tied.slots}
-    chosen: dict[int, None] = {}
-    for name in sorted(entries.kept):
-        for pair in zip(sides[name, "scale in"], sides[name, "scale out"], strict=True):
-            free = [int(label) for label in pair if int(label) not in fixed]
-            chosen |= dict.fromkeys(free[:1])  # the other one is a sum of this one and of what blocks have
+    names = sorted(entries.kept)
+    into, out = (np.concatenate([sides[name, role] for name in names]) for role in ("scale in", "scale out"))
+    joined = coo_array((np.ones(len(into), dtype=np.int8), (into, out)), shape=(labels.max() + 1,) * 2)
+    component = connected_components(joined.tocsr(), directed=False)[1]
+    chosen: list[int] = []
+    for c in dict.fromkeys(component[into].tolist()):
+        before, behind = (list(dict.fromkeys(side[component[side] == c].tolist())) for side in (into, out))
+        members = dict.fromkeys([*before, *behind])
+        if fixed.isdisjoint(members):
+            del members[(before if len(before) < len(behind) else behind)[-1]]
+        chosen += [label for label in members if label not in fixed]
     block = np.full(labels.max() + 1, -1)
-    block[list(chosen)] = np.arange(len(chosen))
+    block[chosen] = np.arange(len(chosen))
     tied.label, tied.block = labels, block
     rank = _ranks(labels)[0]
     return _assemble(tied, labels, rank, block, np.zeros_like(block), block, len(chosen))

@@ -28,6 +28,8 @@ class Piece:
     ----------
     parameter, axis, groups
         Its name; 0 for its rows, 1 for its columns, -1 for single entries; the groups of a convolution.
+    shape : tuple of int
+        Of the parameter.
     members, channels : ndarray
         (k,) which of the n places of the quantity, and (k, m) their channels.
     """
@@ -35,6 +37,7 @@ class Piece:
     parameter: str
     axis: int
     groups: int
+    shape: tuple[int, ...]
     members: Array = field(repr=False, compare=False)
     channels: Array = field(repr=False, compare=False)
 
@@ -89,7 +92,9 @@ class Conserved:
         (n, n), W1 W1^T - W2^T W2 with vertex on its diagonal; between groups of a grouped convolution it is 0 by
         definition. "layer": (), a difference of the sums of squares of two cuts.
     ids : tuple of str
-        The statements it belongs to.
+        The statements it belongs to: "T44", a case of T45 as "T45 (1)", "T45, beyond the source", "T44-T45, identity
+        stream", "T44-T45, sums" of several writers or readers that are no residual block, "T44-T45" for the rest; "no
+        gradient" where nothing reads the value, or nothing writes it, so that its weights do not move at all.
     reason : str
         Why it is conserved and why no more than that.
     assumption : str
@@ -107,6 +112,8 @@ class Conserved:
     cuts : tuple of two tuples of str
         Of a "layer", the parameters of the two cuts whose sums of squares differ by a constant. Where a parameter is
         in a cut with some of its entries only, as behind a concatenation, it is named all the same.
+    every : mapping of str to tuple of int
+        Names and shapes of all parameters of the module it was found for: others are refused.
     """
 
     name: str
@@ -120,6 +127,7 @@ class Conserved:
     terms: tuple[Term, ...] = field(repr=False)
     parts: Array = field(repr=False, compare=False)
     cuts: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    every: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -132,8 +140,24 @@ class Conserved:
         return {"vertex": (self.size,), "layer": ()}.get(self.kind, (self.size, self.size))
 
     def value(self, module: nn.Module) -> Tensor:
-        """Return the quantity at the module's parameters, in float64."""
-        return self.of(dict(unwrap(module).named_parameters()))
+        """Return the quantity at the module's parameters, in float64.
+
+        The module is the one it was found for, or one with parameters of the same names and shapes; a ValueError names
+        what differs.
+        """
+        return self.of(self._checked(module))
+
+    def _checked(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return a module's parameters, if it can be the one that the quantity was found for."""
+        named: dict[str, Tensor] = dict(unwrap(module).named_parameters())
+        shapes = {name: tuple(p.shape) for name, p in named.items()}
+        for name in dict.fromkeys([*self.every, *shapes] if self.every else []):
+            if shapes.get(name) != self.every.get(name):
+                came, expected = (str(s.get(name, "no such parameter")) for s in (shapes, self.every))
+                raise ValueError(
+                    f"module: got {name}: {came}, expected {expected}, as for {self.name!r} when it was found"
+                )
+        return named
 
     def of(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return the quantity at named tensors, any floating-point type and device, in float64."""
@@ -167,6 +191,7 @@ class Conserved:
         Tensor
             The shape of the value: 0 up to rounding, or T47 for a pair with different activation patterns.
         """
+        self._checked(module)
         weights, flow = gradient(module, example(module, x), lambda outputs: cost(outputs, y, loss))
         return -2 * self.between(weights, flow)
 
@@ -205,6 +230,12 @@ class Conserved:
                     f"parameters: got no {', '.join(missing)}, expected all of {', '.join(self.parameters)} "
                     f"for {self.name!r}"
                 )
+            for piece in (p for term in self.terms for p in term.pieces):
+                if tuple(mapping[piece.parameter].shape) != piece.shape:
+                    raise ValueError(
+                        f"parameters: got {piece.parameter} of shape {tuple(mapping[piece.parameter].shape)}, expected "
+                        f"{piece.shape}, that of the module for which {self.name!r} was found"
+                    )
 
 
 def gradient(
@@ -230,8 +261,19 @@ def cost(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
             raise ValueError(f"loss: returned {_validate.describe(value)}, expected a tensor with one number")
         return value.reshape(())
     _validate.choice(loss, "loss", LOSSES)
+    if not isinstance(y, Tensor):
+        raise TypeError(f"y: got {_validate.describe(y)}, expected a tensor")
     y = y.to(outputs.device)
     if loss == "cross_entropy":
+        classes = outputs.shape[1] if outputs.ndim > 1 else 0
+        shape = (len(outputs), *outputs.shape[2:])
+        whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+        if not whole or tuple(y.shape) != shape or not bool(((y >= 0) & (y < classes)).all()):
+            raise ValueError(
+                f"y: got {_validate.describe(y)}, expected class numbers from 0 to {classes - 1} of shape {shape} for "
+                "the loss 'cross_entropy'"
+            )
+        y = y.long()
         return nn.functional.cross_entropy(outputs, y)
     y = y.to(outputs.dtype)
     if y.shape != outputs.shape and y.numel() == outputs.numel():
@@ -239,5 +281,7 @@ def cost(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
     if y.shape != outputs.shape:
         raise ValueError(f"y: got shape {tuple(y.shape)}, expected that of the outputs, {tuple(outputs.shape)}")
     if loss == "logistic":
+        if not bool((y.abs() == 1).all()):
+            raise ValueError("y: got other numbers than -1 and 1, which the loss 'logistic' expects")
         return nn.functional.softplus(-y * outputs).reshape(len(y), -1).sum(1).mean()
     return (outputs - y).square().reshape(len(y), -1).sum(1).mean()

@@ -158,6 +158,8 @@ class StepRule:
         What is not split, and why; else empty.
     unlike : str
         Why a step is not one of gradient descent with one step size, so that T49 leaves a rest; else empty.
+    unsure : str
+        Why its parts are not exact; else empty.
     splits : bool
         Whether a step is split at all.
     rate : float
@@ -170,6 +172,7 @@ class StepRule:
     nesterov: bool = False
     note: str = ""
     unlike: str = ""
+    unsure: str = ""
     splits: bool = True
     rate: float = math.nan
 
@@ -210,7 +213,10 @@ def rule_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> StepR
     known = type(optimizer) is torch.optim.SGD and not nesterov and len(set(decay.values())) == len(rates) == 1
     known = known and not any(group.get("fused") for group in optimizer.param_groups)  # may rescale the gradient
     rate = float(optimizer.param_groups[0]["lr"]) if known and len(optimizer.param_groups) == 1 else math.nan
-    return StepRule(decay, mu, nesterov, "; ".join(notes), unlike, rate=rate)
+    unsure = "weight decay differs between parameters" if len(set(decay.values())) > 1 else ""
+    if type(optimizer) is not torch.optim.SGD:
+        unsure = f"{kind} is not torch's own SGD: what its steps do is not known"
+    return StepRule(decay, mu, nesterov, "; ".join(notes), unlike, unsure, rate=rate)
 
 
 def _is_decoupled(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:

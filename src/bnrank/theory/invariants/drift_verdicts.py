@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bnrank.theory.invariants.conserved import Conserved
+from bnrank.theory.invariants.squares import Array
 from bnrank.theory.invariants.tail import Tail
 from bnrank.theory.invariants.track import Track
 from bnrank.theory.verdict import (
@@ -22,6 +23,9 @@ from bnrank.theory.verdict import (
 
 __all__ = ["judge_all"]
 
+ROUNDINGS = 4  # of a step: what it adds to Q, as a share of in + out, in eps
+ESTIMATES = "the parts of the steps between rows are estimates; record every step to know"
+
 DRIFT = "||drift - step size - weight decay|| / ||in + out|| <= tolerance"
 BOUND = "(||W||_F^2 - constant) / (2^N M) <= ||W||_op^2"
 
@@ -33,6 +37,7 @@ def judge_all(
     *,
     tolerance: float,
     unlike: str,
+    unsure: str,
     about: dict[str, Any],
 ) -> Verdicts:
     """Judge every quantity and layer at its worst row and member.
@@ -45,36 +50,51 @@ def judge_all(
         Of the drift that is left unexplained, relative to in + out.
     unlike : str
         Why T49 does not describe the steps that were taken; "" where it does.
+    unsure : str
+        Why the parts are not exact; "" where they are.
     about : dict
         For the verdicts' heading.
     """
-    verdicts = [_drift(i, q, tracks, tolerance, unlike) for i, q in enumerate(quantities)]
-    drifted = max((v.left for v in verdicts if math.isfinite(v.left)), default=0.0)
+    series = {member: track.series() for member, track in tracks.items()}
+    verdicts = [_drift(i, q, tracks, series, tolerance, unlike, unsure) for i, q in enumerate(quantities)]
+    with np.errstate(all="ignore"):
+        drifted = max((float(np.nanmax(s["relative"], initial=0.0)) for s in series.values()), default=0.0)
     verdicts += [_bound(j, name, tracks, drifted, tolerance, unlike) for j, name in enumerate(tail.names)]
     return Verdicts(tuple(verdicts), {**about, "tolerance": tolerance, "members": len(tracks)})
 
 
-def _drift(i: int, q: Conserved, tracks: Mapping[int, Track], tolerance: float, unlike: str) -> Verdict:
-    worst, where, estimated = -1.0, "", False
+def _drift(
+    i: int,
+    q: Conserved,
+    tracks: Mapping[int, Track],
+    all_series: Mapping[int, Mapping[str, Array]],
+    tolerance: float,
+    unlike: str,
+    unsure: str,
+) -> Verdict:
+    worst, where, estimated, rounded = -1.0, "", False, True
     for member, track in tracks.items():
-        series = {name: values[:, i] for name, values in track.series().items()}
+        series = {name: values[:, i] for name, values in all_series[member].items()}
         moved = np.where(series["drift"] > 0, series["drift"], np.nan)
         with np.errstate(all="ignore"):  # of a training that diverged: its finite rows count
             left = np.where(series["drift"] == 0, 0.0, series["norm_rest"] * series["relative"] / moved)
+            steps = np.array(track.steps)
+            beyond = left > np.maximum(tolerance, ROUNDINGS * track.epsilon * (steps - steps[:1]))
+        rounded = rounded and not bool(beyond.any())
         if np.isfinite(left).any() and np.nanmax(left) > worst:
             worst, row = float(np.nanmax(left)), int(np.nanargmax(left))
-            measured = np.array(track.steps)[np.isfinite(left)]
+            measured = steps[np.isfinite(left)]
             estimated = bool(np.isfinite(series["by_step"][row]) and (np.diff(measured) > 1).any())
             of = f"member {member}, " if len(tracks) > 1 else ""
             where = f"{of}step {track.steps[row]}: drift {series['relative'][row]:.2g} of in + out"
     if worst < 0:
         return Verdict(q.ids[0], q.name, DRIFT, "LeJegelka2022; T49", INCONCLUSIVE, reason="no row has it")
-    status = HOLDS if worst <= tolerance else VIOLATED
-    reason = ""
+    status, reason = (HOLDS, "") if worst <= tolerance else (VIOLATED, "")
     if status == VIOLATED and unlike:
         status, reason = NOT_APPLICABLE, unlike
-    elif status == VIOLATED and estimated:
-        status, reason = INCONCLUSIVE, "the parts of the steps between rows are estimates; record every step to know"
+    elif status == VIOLATED and (unsure or estimated or rounded):
+        status = INCONCLUSIVE
+        reason = unsure or (ESTIMATES if estimated else "rounding of the parameters' own precision explains as much")
     return Verdict(
         q.ids[0],
         q.name,

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.networks.functional import check_unshared, unwrap
-from bnrank.networks.functional import example as samples
 from bnrank.networks.graph.layers import LayerGraph, Outside
-from bnrank.networks.graph.tracing import trace
+from bnrank.networks.graph.tracing import samples, trace
 from bnrank.theory.invariants.classes import Block, blocks, numbers
 from bnrank.theory.invariants.conserved import Conserved, Piece, Term, gradient
-from bnrank.theory.invariants.entries import Entries
+from bnrank.theory.invariants.entries import Entries, Slot
 from bnrank.theory.invariants.patterns import Pair
 from bnrank.theory.invariants.stages import Stage, stages
-from bnrank.theory.invariants.wording import Words, title, words
+from bnrank.theory.invariants.wording import STILL, Words, title, words
 
 __all__ = ["Findings", "find", "of_graph"]
 
@@ -121,7 +120,7 @@ class Findings(Sequence[Conserved]):
         return "every hidden value is tied to the input or the output through maps that are not trained"
 
 
-def find(module: nn.Module, example: Tensor, *, verify: bool = True) -> Findings:
+def find(module: nn.Module, example: Tensor | np.ndarray, *, verify: bool = True) -> Findings:
     """Return every quantity of T44 to T46 that gradient flow conserves for an architecture, with the reason.
 
     Each hidden value is multiplied by g = exp(s S), what writes it by g and what reads it by the inverse of g. Where
@@ -130,15 +129,17 @@ def find(module: nn.Module, example: Tensor, *, verify: bool = True) -> Findings
     sums, averages and reorderings; diagonal ones for activations, maxima and diagonal maps; none where something fixed
     touches it. Identity skips tie the values before and after them, positions of a convolution are tied by its kernel.
 
-    These are all quadratic invariants of most small networks, but not of all. Not listed: scalings of positions, as of
-    1 x 1 convolutions between fully connected layers; mixing across a frozen matrix that is not the same for every
-    channel, or that keeps a frozen bias; mixing of parallel linear branches that are subtracted.
+    These are all quadratic invariants of most small networks, but not of all. Not listed: what scales or mixes
+    positions, as of 1 x 1 convolutions between fully connected layers; what mixes the channels that a layer on another
+    axis leaves alone (token mixing: the channels between the layers before and behind it could be mixed, and are tied
+    here); mixing across a frozen matrix that is not the same for every channel, or that keeps a frozen bias;
+    mixing of parallel linear branches that are subtracted.
 
     Parameters
     ----------
     module : torch.nn.Module
         Any feedforward module that :func:`bnrank.graph.trace` takes. It is left as it is.
-    example : Tensor
+    example : Tensor or ndarray
         Samples, (N, ...).
     verify : bool
         Compute the rate of every vertex, matrix and layer quantity along the gradient of a random function of the
@@ -174,18 +175,25 @@ def find(module: nn.Module, example: Tensor, *, verify: bool = True) -> Findings
         return of_graph(trace(module, example), module, example, verify=verify)
 
 
-def of_graph(graph: LayerGraph, module: nn.Module, example: Tensor, *, verify: bool = True) -> Findings:
-    """Return what :func:`find` returns, for a graph that is already there."""
+def of_graph(
+    graph: LayerGraph,
+    module: nn.Module,
+    example: Tensor | np.ndarray,
+    *,
+    verify: bool = True,
+    parts: tuple[list[Block], Entries] | None = None,
+) -> Findings:
+    """Return what :func:`find` returns, for a graph, and its blocks, that are already there."""
     module = unwrap(module)
     check_unshared(module)
     parameters = dict(module.named_parameters())
-    found, entries = blocks(graph, parameters)
+    found, entries = parts or blocks(graph, parameters)
     items: list[Conserved] = []
     for block in found:
         items += _quantities(block, words(graph, block), entries)
     for block in numbers(graph, parameters, entries):
         items += _quantities(block, words(graph, block, number=True), entries)
-    items += _layers(graph, stages(entries, found), found)
+    items += _layers(entries, stages(entries, found), found)
     findings = Findings(_named(items), graph)
     if verify:
         _verify(findings, module, example)
@@ -193,21 +201,22 @@ def of_graph(graph: LayerGraph, module: nn.Module, example: Tensor, *, verify: b
 
 
 def _quantities(block: Block, text: Words, entries: Entries) -> list[Conserved]:
-    terms = tuple(Term(pieces[0][0].sign, tuple(map(_piece, pieces))) for pieces in block.terms)
+    terms = _terms(block.terms, entries)
     common: dict[str, Any] = {
         "biases": text.biases,
         "size": block.size,
         "layers": text.layers,
         "terms": terms,
         "parts": block.parts,
+        "every": _shapes(entries),
     }
     alone = len(np.unique(block.parts)) == block.size
     activated = block.activations.shape[1] > 0
     if not (alone or activated or block.diagonal):
         return [Conserved(f"matrix {text.name}", "matrix", (text.case,), reason=text.matrix, assumption=FLOW, **common)]
-    ids = ("T44", text.case) if text.case.startswith("T45 (") else ("T44",)
+    ids = ("T44", text.case) if text.case.startswith("T45 (") else (STILL if text.case == STILL else "T44",)
     result = [Conserved(f"vertex {text.name}", "vertex", ids, reason=text.vertex, assumption=FLOW, **common)]
-    if activated and not alone and not block.diagonal:
+    if activated and not (alone or block.diagonal or text.case == STILL):
         numbers = block.activations
         nodes = entries.node_of(numbers)
         starts = np.array([entries.start[node.name] for node in entries.graph])
@@ -229,14 +238,26 @@ def _quantities(block: Block, text: Words, entries: Entries) -> list[Conserved]:
     return result
 
 
-def _piece(piece: tuple[Any, Array, Array]) -> Piece:
-    slot, members, channels = piece
-    return Piece(slot.parameter, slot.axis, slot.groups, members, channels)
+def _shapes(entries: Entries) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in entries.parameters.items()}
 
 
-def _layers(graph: LayerGraph, where: list[Stage], found: list[Block]) -> list[Conserved]:
+def _terms(terms: Iterable[tuple[tuple[Slot, Array, Array], ...]], entries: Entries) -> tuple[Term, ...]:
+    return tuple(
+        Term(
+            pieces[0][0].sign,
+            tuple(
+                Piece(s.parameter, s.axis, s.groups, tuple(entries.parameters[s.parameter].shape), members, channels)
+                for s, members, channels in pieces
+            ),
+        )
+        for pieces in terms
+    )
+
+
+def _layers(entries: Entries, where: list[Stage], found: list[Block]) -> list[Conserved]:
     """T46: the cut before and the cut behind every stage."""
-    result = []
+    graph, result = entries.graph, []
     for stage in where:
         inside: dict[tuple[str, int], int] = Counter()
         for b in stage.blocks:
@@ -247,12 +268,13 @@ def _layers(graph: LayerGraph, where: list[Stage], found: list[Block]) -> list[C
         whole = {name for name, sign in inside if inside[name, sign] == totals[name, sign]}
         within = {name for name in whole if {(name, 1), (name, -1)} <= inside.keys()}
         within = {name for name in within if all(inside[name, s] == totals[name, s] for s in (1, -1))}
-        terms = [
-            Term(pieces[0][0].sign, tuple(map(_piece, pieces)))
+        crossing = [
+            pieces
             for b in stage.blocks
             for pieces in found[b].terms
             if not all(slot.parameter in within for slot, _, _ in pieces)
         ]
+        terms = _terms(crossing, entries)
         layers = tuple(
             tuple(dict.fromkeys(p.parameter for t in terms if t.sign == sign for p in t.pieces)) for sign in (1, -1)
         )
@@ -272,9 +294,10 @@ def _layers(graph: LayerGraph, where: list[Stage], found: list[Block]) -> list[C
                 else "no biases between the cuts",
                 size=size,
                 layers=(layers[0], layers[1]),
-                terms=tuple(terms),
+                terms=terms,
                 parts=np.zeros(size, dtype=np.int64),
                 cuts=stage.cuts,
+                every=_shapes(entries),
             )
         )
     return result
@@ -292,7 +315,7 @@ def _named(items: list[Conserved]) -> list[Conserved]:
     return result
 
 
-def _verify(findings: Findings, module: nn.Module, example: Tensor) -> None:
+def _verify(findings: Findings, module: nn.Module, example: Tensor | np.ndarray) -> None:
     """Compute the rate of every quantity along the gradient of a random function of the outputs."""
     items = [item for item in findings if item.kind != "pair"]
     if not items:

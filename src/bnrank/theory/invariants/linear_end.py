@@ -27,14 +27,17 @@ class _Value:
     biases: Mapping[str, np.ndarray]
 
 
-def layers(graph: LayerGraph, parameters: Mapping[str, Tensor]) -> tuple[tuple[Layer, ...], str]:
-    """Return the layers of the linear tail, in order, and why it does not begin earlier."""
+def layers(
+    graph: LayerGraph, parameters: Mapping[str, Tensor], parts: list[Block] | None = None
+) -> tuple[tuple[Layer, ...], str]:
+    """Return the layers of the linear tail, in order, and why it does not begin earlier; ``parts`` are its blocks."""
     last, other = _sources(graph, graph.output)
     if other or not last:
         return (), f"the output comes out of {_said(graph, other[0] if other else graph.output)}"
     values: list[_Value] = []
     if not any(_sources(graph, graph[name].inputs[0])[1] for name in last):  # else nothing is before them
-        values = [v for v in map(_value, blocks(graph, parameters)[0]) if v is not None]
+        parts = blocks(graph, parameters)[0] if parts is None else parts
+        values = [v for v in map(_value, parts) if v is not None]
     written = {name: value for value in values for name in value.writers}
     read = {name: value for value in values for name in value.readers}
     found: list[Layer] = []

@@ -17,8 +17,9 @@ from bnrank import _validate
 from bnrank._version import __version__
 from bnrank.networks.functional import unwrap
 from bnrank.theory.invariants import drift_plot
+from bnrank.theory.invariants.attachment import Attachment, Remarks
 from bnrank.theory.invariants.conserved import Conserved
-from bnrank.theory.invariants.drift import Ledger, StepRule, predicted, rule_of, split
+from bnrank.theory.invariants.drift import Ledger, predicted
 from bnrank.theory.invariants.drift_verdicts import judge_all
 from bnrank.theory.invariants.finding import Findings, find
 from bnrank.theory.invariants.histories import dataset, table
@@ -28,6 +29,9 @@ from bnrank.theory.invariants.track import Track
 from bnrank.theory.verdict import Verdicts
 
 __all__ = ["Monitor"]
+
+OFTEN, SELDOM = 100, 1000  # steps between rows with matrices
+LARGE = 128  # channels of a matrix from which they are seldom
 
 
 class Monitor:
@@ -40,10 +44,11 @@ class Monitor:
 
     In general, with theta' = (1 - c) theta + Delta' and c the decay of one step, the first part is Q(Delta'), the
     second ((1 - c)^2 - 1) Q(theta), and the cross term 2 (1 - c) B(theta, Delta') is the rest. It is 0 for gradient
-    descent: what is seen there comes from preconditioning (Adam), step sizes that differ between parameters, kinks and
-    rounding. With momentum mu of `torch.optim.SGD` a step is exact too once what it does later is counted: by its size
-    it adds (1 + mu) / (1 - mu) Q(theta' - theta), 19 times as much for mu = 0.9, and c is eta weight_decay / (1 - mu);
-    what has not come yet is left out of the parts.
+    descent with any step sizes: what is seen there comes from preconditioning (Adam), step sizes or decays that differ
+    between parameters, gradients changed before the step (clipping by value; by norm does no harm), kinks and rounding.
+    With momentum mu of `torch.optim.SGD` and a constant step size and decay, a step is exact too once what it does
+    later is counted: by its size it adds (1 + mu) / (1 - mu) Q(theta' - theta), 19 times as much for mu = 0.9, and c is
+    eta weight_decay / (1 - mu); what has not come yet is left out of the parts. Under a schedule that is approximate.
 
     Parameters
     ----------
@@ -52,12 +57,13 @@ class Monitor:
     example : Tensor
         Samples it takes, (N, ...); only their shape matters. At most two are used.
     every : int
-        Steps between rows; in the first 10 every steps rows are closer, at most a tenth of the steps so far apart. With
+        Steps between rows; before step 3 every they are closer, at most a third of the steps so far apart. With
         1 the split is exact; else the parts of the steps between two rows are taken to change linearly (the trapezoidal
         rule), and the error of that is in the rest.
-    matrices_every : int
+    matrices_every : int, optional
         Least steps between rows that also have what is expensive: whole matrices, singular values of the linear tail
-        (T48), signs and the direction of theta (T43); at the start a third of the steps so far. 0 for never.
+        (T48), signs and the direction of theta (T43). The first and the last row have it too. Without it 100, or 1000
+        where a matrix has more than 128 channels. 0 for never.
 
     Notes
     -----
@@ -69,6 +75,10 @@ class Monitor:
     and ``watch=monitor`` for :func:`bnrank.train` and :func:`bnrank.flow`, where each recorded row is one here.
     Quantities of kind "pair" are left out: they are conserved only where activation patterns agree.
     A row costs a pass over the weights for Q(theta) and one for Q(Delta'), and a copy of them unless it is SGD.
+    ``time`` is the sum of the learning rates of the optimiser's first parameter group.
+    Nothing that goes wrong while recording ends the training: recording stops, with a warning and a note.
+    A parameter that is frozen or unfrozen midway is followed as before. What it enters is not conserved while it is
+    frozen, so verdicts are "not applicable" then.
 
     Raises
     ------
@@ -93,14 +103,16 @@ class Monitor:
     ('vertex 0 | 2', True)
     """
 
-    def __init__(self, module: nn.Module, example: Tensor, *, every: int = 20, matrices_every: int = 100) -> None:
+    def __init__(self, module: nn.Module, example: Tensor, *, every: int = 20, matrices_every: int | None = None) -> None:
         self.every = _validate.integer(every, "every")
-        self.matrices_every = _validate.integer(matrices_every, "matrices_every", 0)
         self.module = unwrap(module)
         example = example[:2] if isinstance(example, Tensor | np.ndarray) and example.ndim else example
         self.findings: Findings = find(self.module, example)
         chosen = [q for q in self.findings if q.kind in ("vertex", "layer")]
         matrices = [q for q in self.findings if q.kind == "matrix"]
+        if matrices_every is None:
+            matrices_every = OFTEN if all(q.size <= LARGE for q in matrices) else SELDOM
+        self.matrices_every = _validate.integer(matrices_every, "matrices_every", 0)
         if not chosen and not matrices:
             raise ValueError(f"module: {self.findings}")
         diagonals = [_diagonal(q) for q in matrices]
@@ -109,15 +121,16 @@ class Monitor:
         self._matrices = Forms(matrices if self.matrices_every else [])
         self.tail: Tail = tail(self.module, example)
         self._tracks: dict[int, Track] = {}
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._handles: list[Any] = []
+        self._attachment: Attachment | None = None
         self._step, self._time = 0, 0.0
         self._clock = "t (sum of the step sizes)"
-        self._held: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})  # all trained ones, and those in a quantity
-        self._before: dict[str, Tensor] = {}
-        self._pending: StepRule | None = None
-        self.notes: list[str] = []
-        self._unlike: list[str] = []
+        self._names = {name for name, p in self.module.named_parameters() if p.requires_grad}
+        self._remarks = Remarks()
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known of the steps that were taken."""
+        return self._remarks.notes
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Monitor:
         """Record while this optimiser steps, from its next step on; return the monitor, a context that detaches.
@@ -133,20 +146,18 @@ class Monitor:
                 f"optimizer: got {_validate.describe(optimizer)}, expected a torch.optim.Optimizer; "
                 "of any other, call monitor.record() yourself"
             )
-        if self._optimizer is not None:
-            raise ValueError(f"optimizer: already attached to {type(self._optimizer).__name__}; call detach() first")
+        if self._attachment is not None:
+            kind = type(self._attachment.optimizer).__name__
+            raise ValueError(f"optimizer: already attached to {kind}; call detach() first")
         missing = self.missing(optimizer)
         if missing:
             raise ValueError(
                 f"optimizer: does not hold {', '.join(missing)} of the module, expected all parameters that enter a "
                 "conserved quantity; train them too, or set requires_grad to False before the monitor is made"
             )
-        trained: dict[str, Tensor] = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        self._optimizer, self._held = optimizer, (trained, self._live())
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-        ]
+        trained = {name: p for name, p in self.module.named_parameters() if name in self._names}
+        about = (self._track(0), self.every, self._remarks, self._step, self._time)
+        self._attachment = Attachment(optimizer, trained, self._live(), *about)
         return self
 
     def missing(self, optimizer: torch.optim.Optimizer) -> list[str]:
@@ -168,11 +179,11 @@ class Monitor:
 
     def detach(self) -> None:
         """Stop recording; the present state becomes the last row. Does nothing where it is not attached."""
-        self._catch_up()
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._optimizer, self._pending = [], None, None
-        self._before, self._held = {}, ({}, {})
+        if self._attachment is not None:
+            self._attachment.catch_up()
+            self._attachment.remove()
+            self._step, self._time = self._attachment.step, self._attachment.time
+        self._attachment = None
 
     def __enter__(self) -> Monitor:
         return self
@@ -184,65 +195,12 @@ class Monitor:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the optimiser: a copy is not attached."""
-        without: dict[str, Any] = {
-            "_optimizer": None,
-            "_handles": [],
-            "_before": {},
-            "_held": ({}, {}),
-            "_pending": None,
-        }
-        return {**self.__dict__, **without}
+        own = self._attachment
+        now = {} if own is None else {"_step": own.step, "_time": own.time}
+        return {**self.__dict__, **now, "_attachment": None}
 
     def _own(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in self.module.named_parameters() if p.requires_grad}
-
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        self._pending = None
-        last = self._track(0).step
-        if self._step == last or self._is_due(last):
-            with torch.no_grad():
-                self._pending = self._begin(optimizer)
-
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        if self._pending is not None:
-            with torch.no_grad(), np.errstate(all="ignore"):  # of a training that diverges
-                self._complete(optimizer, self._pending)
-        self._pending = None
-        self._step += 1
-        self._time += float(optimizer.param_groups[0]["lr"])
-
-    def _begin(self, optimizer: torch.optim.Optimizer) -> StepRule:
-        """Add a row, if there is none yet, and keep what the split of the step that follows needs."""
-        own, live = self._held
-        rule = rule_of(optimizer, {id(p): name for name, p in live.items()})
-        copies: dict[str, Tensor] = {}
-        if rule.splits and math.isnan(rule.rate):
-            if not self._before:
-                self._before = {name: torch.empty(p.shape, dtype=p.dtype, device=p.device) for name, p in live.items()}
-            copies = self._before
-        if self._step != self._track(0).step:
-            self._track(0).add(self._step, self._time, own, copies=copies)
-        elif copies:
-            torch._foreach_copy_(list(copies.values()), list(live.values()))
-        return rule
-
-    def _complete(self, optimizer: torch.optim.Optimizer, rule: StepRule) -> None:
-        """Split the step that has just been taken."""
-        for reason, reasons in ((rule.note, self.notes), (rule.unlike, self._unlike)):
-            if reason and reason not in reasons:
-                reasons.append(reason)
-        if rule.splits:
-            ledgers = self._track(0).open()
-            wanted = [(ledger.forms, ledger.last) for ledger in ledgers]
-            found = split(optimizer, rule, self._before, self._held[1], wanted)
-            for ledger, increments in zip(ledgers, found, strict=True):
-                ledger.complete(increments)
-
-    def _is_due(self, last: int | None) -> bool:
-        """Say whether the present step is a row: closer together at the start, where most happens."""
-        if last is None or self._step % self.every == 0:
-            return True
-        return self._step < 10 * self.every and self._step - last >= max(1, self._step // 10)
+        return {name: p.detach() for name, p in self.module.named_parameters() if name in self._names}
 
     def _live(self) -> dict[str, Tensor]:
         """Return the parameters that enter a quantity, in the module's order."""
@@ -277,8 +235,9 @@ class Monitor:
         TypeError, ValueError
             If the monitor is attached to an optimiser, or an argument is wrong.
         """
-        if self._optimizer is not None:
-            raise ValueError(f"record: attached to {type(self._optimizer).__name__}, which records by itself")
+        if self._attachment is not None:
+            kind = type(self._attachment.optimizer).__name__
+            raise ValueError(f"record: attached to {kind}, which records by itself")
         last = self._track(0).step
         if step is None:
             step = 0 if last is None else last + 1
@@ -319,13 +278,24 @@ class Monitor:
         given = {name: p.detach() for name, p in parameters.items() if name in own}
         missing = [name for name in own if name not in given]
         if missing:
-            raise ValueError(f"parameters: got no {', '.join(missing)}, expected all that require a gradient")
+            raise ValueError(
+                f"parameters: got no {', '.join(missing)}, expected all that require a gradient of the "
+                f"{type(self.module).__name__} the monitor was made for"
+            )
+        for name, p in given.items():
+            if p.shape != own[name].shape:
+                raise ValueError(
+                    f"parameters: got {name} of shape {tuple(p.shape)}, expected {tuple(own[name].shape)}; "
+                    f"the monitor was made for another {type(self.module).__name__} than the one that is trained"
+                )
         track.add(step, math.nan if time is None else float(time), given)
         if time is None:
-            self._unlike = ["the steps are not known to be ones of gradient descent"]
+            self._remarks.add(unlike="the steps are not known to be ones of gradient descent")
             return
         if lr is None:
             self._clock = "t"
+        elif gradient is None:
+            self._remarks.add(unsure="the gradients of the steps are not known (mini-batches), nor what their size adds")
         for ledger in track.open():
             ledger.complete(predicted(ledger.forms, ledger.last, gradient, lr, ridge))
 
@@ -353,17 +323,12 @@ class Monitor:
         return dataset(self._recorded(), self.quantities, self.tail, self._about())
 
     def _recorded(self) -> dict[int, Track]:
-        self._catch_up()
+        if self._attachment is not None:
+            self._attachment.catch_up()
         found = {member: track for member, track in sorted(self._tracks.items()) if track.steps}
         if not found:
             raise ValueError("nothing recorded yet: attach an optimiser and step, or call record()")
         return found
-
-    @torch.no_grad()
-    def _catch_up(self) -> None:
-        track = self._tracks.get(0)
-        if self._optimizer is not None and track is not None and track.step not in (None, self._step):
-            track.add(self._step, self._time, self._own(), last=True)
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -401,13 +366,16 @@ class Monitor:
     ) -> dict[str, float]:
         """Return per parameter the fraction of its entries seen to change sign after a step, or after a time (T43).
 
-        Signs are compared at the rows that have ``sign_changes``, every ``matrices_every`` steps.
+        Signs are compared at the rows that have ``sign_changes``, every ``matrices_every`` steps. A change counts
+        where the row it is seen at lies after the step; :mod:`bnrank.measures.stable_signs` counts from it on.
 
         Raises
         ------
         TypeError, ValueError
-            If not one of step and time is given, or no signs are recorded.
+            If not one of step and time is given, it lies beyond the last row that has signs, or none are recorded.
         """
+        if not self.matrices_every:
+            raise ValueError("matrices_every: got 0, so no signs were recorded; make the monitor with at least 1")
         return self._of(member).signs.changed_since(step, time=time)
 
     def verdicts(self, tolerance: float = 1e-2) -> Verdicts:
@@ -417,9 +385,12 @@ class Monitor:
         ----------
         tolerance : float
             A quantity "holds" while what neither step size nor weight decay explains of its drift stays below this, as
-            a share of in + out. Beyond, it is "violated"; "not applicable" where the steps were not ones of gradient
-            descent (momentum counts as such, Adam and L-BFGS do not); "inconclusive" where the parts are estimates,
-            with rows that are more than a step apart.
+            a share of in + out. Beyond, it is "violated" if the parts are exact and rounding does not explain it
+            (4 eps of the parameters' dtype per step). It is "not applicable" where the steps were not ones of gradient
+            descent (momentum counts as such, Adam and L-BFGS do not) or a parameter was frozen; "inconclusive", with
+            the reason, where the parts are not exact: rows more than a step apart, schedules with momentum, momentum
+            from before the first row, decay that differs between parameters, mini-batches of :func:`bnrank.train`,
+            training that was not watched, gradients clipped by value, half precision.
 
         Notes
         -----
@@ -427,8 +398,15 @@ class Monitor:
         quantities have drifted by more than the tolerance it may fail and is then "not applicable".
         """
         tolerance = _validate.number(tolerance, "tolerance", 0.0, strict=True)
-        found, unlike = self._recorded(), "; ".join(self._unlike)
-        return judge_all(found, self.quantities, self.tail, tolerance=tolerance, unlike=unlike, about=self._about())
+        return judge_all(
+            self._recorded(),
+            self.quantities,
+            self.tail,
+            tolerance=tolerance,
+            unlike="; ".join(self._remarks.unlike),
+            unsure="; ".join(self._remarks.unsure),
+            about=self._about(),
+        )
 
     def plot(self, axes: Any = None, member: int = 0) -> Any:
         """Draw relative drifts with their parts, and the tail's ratios and alignments; return the axes.
@@ -436,7 +414,7 @@ class Monitor:
         Parameters
         ----------
         axes : matplotlib axes, optional
-            As many as there are panels: one, or two with a linear tail of at least two layers; new ones without it.
+            As many as there are panels: two, or three with a linear tail of at least two layers; new ones without it.
         member : int
             Which member.
         """

@@ -27,7 +27,8 @@ class Pair(Conserved):
     """A conserved quantity of kind "pair", and the activation patterns that say where it is conserved.
 
     Channel u of the value goes through one or more activations, in one or more places (the positions of a convolution).
-    The pattern of u is where its preactivations are positive, over samples, activations and places.
+    The pattern of u is the derivative of the activation at its preactivations, over samples, activations and places:
+    1 where they are positive, else the slope; at 0 what autograd takes, as the gradient does.
 
     Attributes
     ----------
@@ -44,17 +45,20 @@ class Pair(Conserved):
     entry_of: Array = field(repr=False, compare=False)
     graph: LayerGraph = field(repr=False, compare=False)
 
-    def activation_patterns(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Return where the preactivations are positive, (N, n, places), bool."""
-        before, _ = self._values(module, x)
-        return self._gathered(before) > 0
+    def slopes(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Return the activation patterns: the derivatives of the activations, (N, n, places), float64.
+
+        1 where a preactivation is positive, the slope where it is negative. At 0 it is what autograd takes: the slope
+        for ReLU, LeakyReLU and PReLU, 1 for ``clamp(min=0)``, 0 for ``abs``.
+        """
+        return self._gathered(self._values(module, x)[1])
 
     def pairs(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return which pairs u, v have the same pattern on every sample, (n, n), bool, False on the diagonal.
 
-        For these the entry (u, v) is conserved, as long as that stays so.
+        For these the entry (u, v) is conserved, as long as that stays so. The pattern is that of :meth:`slopes`.
         """
-        patterns = self.activation_patterns(module, x).transpose(0, 1).flatten(1)
+        patterns = self.slopes(module, x).transpose(0, 1).flatten(1)
         label = torch.from_numpy(np.unique(patterns.cpu().numpy(), axis=0, return_inverse=True)[1].reshape(-1))
         parts = torch.from_numpy(self.parts)
         same = (label[:, None] == label) & (parts[:, None] == parts)
@@ -63,23 +67,15 @@ class Pair(Conserved):
     def closed_form_rate(self, module: nn.Module, x: Tensor, y: Tensor, loss: Loss = "mse") -> Tensor:
         """Return dQ/dt by T47, (n, n), in float64: sum_i (D_ui - D_vi)(g_vi p_ui - g_ui p_vi).
 
-        The sum is over samples, activations and places; p are preactivations, g = dC/d(activation), D the slope at p: 1
-        where it is positive, else that of the activation. Arguments as for :meth:`rate`.
+        The sum is over samples, activations and places; p are preactivations, g = dC/d(activation), D the derivatives
+        of :meth:`slopes`. Arguments as for :meth:`rate`.
         """
-        before, after = self._values(module, x, y, loss)
-        p, g = self._gathered(before), self._gathered(after)
-        slopes = torch.tensor([self._slope(module, name) for name in self.nodes], dtype=p.dtype, device=p.device)
-        low = slopes[torch.from_numpy(self.node_of).to(p.device)]
-        d = torch.where(p > 0, torch.ones_like(p), low.expand_as(p))
-        p, g, d = (t.transpose(0, 1).flatten(1) for t in (p, g, d))
+        values = self._values(module, x, y, loss)
+        p, d, g = (self._gathered(v).transpose(0, 1).flatten(1) for v in values)
         a, b = (d * p) @ g.T, (d * g) @ p.T
         rate = a + a.T - b - b.T
         parts = torch.from_numpy(self.parts).to(rate.device)
         return rate.where(parts[:, None] == parts, 0).fill_diagonal_(0)
-
-    def _slope(self, module: nn.Module, name: str) -> float:
-        node = self.graph[name]
-        return float(dict(module.named_parameters())[node.weight].detach()) if node.weight else node.slope
 
     def _gathered(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return the entries of every channel, (N, n, places)."""
@@ -90,8 +86,9 @@ class Pair(Conserved):
 
     def _values(
         self, module: nn.Module, x: Tensor, y: Tensor | None = None, loss: Loss = "mse"
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return preactivations and, with targets, the derivatives by the activations, (N, *shape) each, by node."""
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """Return preactivations, the slopes there and, with targets, dC/d(activation), (N, *shape) each, by node."""
+        self._checked(module)
         x = example(module, x)
         watch = _Watch()
         with torch.inference_mode(False), torch.enable_grad():
@@ -111,7 +108,7 @@ class Pair(Conserved):
                 f"module: got {len(calls)} activations when run, expected {len(nodes)}, those of the graph that the "
                 "quantity was found with; find the invariants of this module"
             )
-        before, after = {}, {}
+        before, slopes, after = {}, {}, {}
         for node, i in zip(nodes, calls, strict=True):
             if node.name in self.nodes:
                 held = tuple(watch.before[i].shape)
@@ -122,16 +119,18 @@ class Pair(Conserved):
                         function(torch.cat([x.detach(), x[:1].detach()]))
                     where = [d for d in where if more.before[i].shape[d] == len(x) + 1]
                 before[node.name] = watch.before[i].movedim(where[0], 0)
+                slopes[node.name] = watch.slopes[i].movedim(where[0], 0)
                 after[node.name] = watch.after[i].movedim(where[0], 0)
-        return before, after
+        return before, slopes, after
 
 
 class _Watch(TorchFunctionMode):
-    """Takes down what goes into every activation, and the derivative by what comes out once that is computed."""
+    """Takes down what goes into every activation, its derivative, and that by what comes out once it is computed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.before: dict[int, Tensor] = {}
+        self.slopes: dict[int, Tensor] = {}
         self.after: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -144,9 +143,21 @@ class _Watch(TorchFunctionMode):
         result = func(*args, **kwargs)
         number = len(self.before)
         self.before[number] = taken
+        self.slopes[number] = _derivative(func, taken, args, kwargs)
         if result.requires_grad:
             result.register_hook(lambda gradient: self.after.update({number: gradient.detach()}))
         return result
+
+
+def _derivative(func: Any, at: Tensor, args: Any, kwargs: Any) -> Tensor:
+    """Return the derivative of a function that acts entry by entry, as autograd takes it, kinks included."""
+    others = [a.detach() if isinstance(a, Tensor) else a for a in args[1:]]
+    named = {k: v.detach() if isinstance(v, Tensor) else v for k, v in kwargs.items() if k != "input"}
+    with torch.enable_grad():
+        leaf = at.requires_grad_()
+        (slope,) = torch.autograd.grad(func(leaf.clone(), *others, **named).sum(), leaf)  # it may work in place
+    at.requires_grad_(False)
+    return slope + 0.0  # one zero
 
 
 def _homogeneous(name: str, args: Any, kwargs: Any) -> bool:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from bnrank import _validate
 from bnrank.networks.functional import unwrap
+from bnrank.networks.graph.tracing import trace
+from bnrank.theory.invariants import linear_end
 from bnrank.theory.invariants.flattenings import Layer, largest, squares
 
 __all__ = ["Alignment", "Bound", "Constants", "Tail", "tail"]
@@ -294,8 +296,5 @@ def tail(module: nn.Module, example: Any) -> Tail:
     >>> found.names, found.why
     (('2', '3', '4'), 'before it: ReLU (1)')
     """
-    from bnrank.networks.graph.tracing import trace
-    from bnrank.theory.invariants import linear_end
-
     graph = trace(module, example)
     return Tail(*linear_end.layers(graph, dict(unwrap(module).named_parameters())))

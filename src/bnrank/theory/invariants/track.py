@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse.linalg import ArpackError, svds
 from torch import Tensor
 
 from bnrank.measures.signs import SignTrace
@@ -16,6 +20,8 @@ from bnrank.theory.invariants.squares import Array
 from bnrank.theory.invariants.tail import Bound, Constants, Tail
 
 __all__ = ["Track"]
+
+LARGE = 64  # sides from which a matrix is large
 
 
 @dataclass
@@ -29,7 +35,7 @@ class Track:
     tail : Tail
         Without layers if there is none.
     matrices_every : int
-        Least steps between rows with matrices, signs and the tail, at first a third of the steps so far; 0 for none.
+        Least steps between rows with matrices, signs and the tail; 0 for none.
     """
 
     ledger: Ledger
@@ -44,6 +50,7 @@ class Track:
     alignments: list[tuple[float, ...]] = field(default_factory=list)
     bounds: list[tuple[Bound, ...] | None] = field(default_factory=list)
     start: Constants | None = None
+    epsilon: float = 0.0  # of the coarsest dtype of a parameter that enters
 
     @property
     def step(self) -> int | None:
@@ -55,7 +62,7 @@ class Track:
         if not self.wide or not self.matrices_every:
             return bool(self.matrices_every)
         since = step - self.steps[self.wide[-1]]
-        return since >= min(self.matrices_every, max(1, step // 3)) or (last and since > 0)
+        return since >= self.matrices_every or (last and since > 0)
 
     def add(
         self,
@@ -66,37 +73,49 @@ class Track:
         last: bool = False,
         copies: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Add a row; the parameters that enter a quantity are written to ``copies`` where there are any."""
+        """Add a row, once all of it is measured; the parameters that enter a quantity are written to ``copies``."""
         wide, number = self.is_wide(step, last=last), len(self.steps)
+        matrices, tail = None, None
+        with np.errstate(all="ignore"):  # of a training that diverges
+            measured = self.ledger.forms.measure(parameters, copies)
+            if wide:
+                matrices = self.matrices.forms.measure(parameters)
+                tail = self._look_at_tail(parameters, bool(np.isfinite(measured[0]).all())) if len(self.tail) else None
+                self.signs.look(parameters, step=step, time=time)
+            self.ledger.add(number, step, time, *measured)
+            if matrices is not None:
+                self.matrices.add(number, step, time, *matrices)
+        entering = (*self.ledger.forms.parameters, *self.matrices.forms.parameters)
+        self.epsilon = max([self.epsilon, *(torch.finfo(parameters[name].dtype).eps for name in entering)])
         self.steps.append(step)
         self.times.append(time)
-        with np.errstate(all="ignore"):  # of a training that diverges
-            self.ledger.add(number, step, time, *self.ledger.forms.measure(parameters, copies))
-            if wide:
-                self.matrices.add(number, step, time, *self.matrices.forms.measure(parameters))
-        if not wide:
-            return
-        self.wide.append(number)
-        self.signs.look(parameters, step=step, time=time)
-        if len(self.tail):
-            self._look_at_tail(parameters, bool(np.isfinite(self.ledger.last).all()))
+        if wide:
+            self.wide.append(number)
+        if tail is not None:
+            for series, values in zip((self.ratios, self.alignments, self.bounds), tail, strict=True):
+                series.append(values)
 
-    def _look_at_tail(self, parameters: Mapping[str, Tensor], finite: bool) -> None:
-        """Measure T48's sides; a training that has diverged goes on and is recorded as NaN."""
+    def _look_at_tail(self, parameters: Mapping[str, Tensor], finite: bool) -> tuple[Any, Any, Any]:
+        """Measure ratios, alignments and T48's sides; a training that has diverged goes on and is recorded as NaN."""
         try:
             if not finite:
                 raise torch.linalg.LinAlgError
             if self.start is None:
                 self.start = self.tail.constants(parameters)
-            ratios = self.tail.ratios(parameters)
-            alignments = tuple(a.value for a in self.tail.alignments(parameters, self.start))
-            bounds: tuple[Bound, ...] | None = self.tail.bounds(parameters, self.start)
+            bounds = self.tail.bounds(parameters, self.start)
+            ratios = tuple(b.left / b.frobenius if b.frobenius else math.nan for b in bounds)
+            return ratios, self._alignments(parameters), bounds
         except torch.linalg.LinAlgError:
-            ratios = (math.nan,) * len(self.tail)
-            alignments, bounds = ratios[1:], None
-        self.ratios.append(ratios)
-        self.alignments.append(alignments)
-        self.bounds.append(bounds)
+            unknown = (math.nan,) * len(self.tail)
+            return unknown, unknown[1:], None
+
+    def _alignments(self, parameters: Mapping[str, Tensor]) -> tuple[float, ...]:
+        """Return |<v_{j+1}, u_j>| of the first singular vectors of neighbouring layers, without what bounds it."""
+        pairs = itertools.pairwise(self.tail.layers)
+        return tuple(
+            abs(float(_first(layer.written(parameters)) @ _first(following.read(parameters).T)))
+            for layer, following in pairs
+        )
 
     def open(self) -> tuple[Ledger, ...]:
         """Return the ledgers that have a row at the last step."""
@@ -115,3 +134,14 @@ class Track:
                 for name, values in measures.items():
                     found[name][number, columns] = values
         return found
+
+
+def _first(matrix: Tensor) -> Array:
+    """Return the first left singular vector; of a large matrix by Lanczos' method, which needs products alone."""
+    array = matrix.cpu().numpy()
+    if min(array.shape) > LARGE:
+        with contextlib.suppress(ArpackError):
+            start = np.random.default_rng(0).standard_normal(min(array.shape))
+            found: Array = svds(array, k=1, v0=start, return_singular_vectors="u")[0][:, 0]
+            return found
+    return np.asarray(torch.linalg.svd(matrix, full_matrices=False)[0][:, 0].cpu())

@@ -9,10 +9,13 @@ from bnrank.networks.graph.layers import LayerGraph, Node
 from bnrank.theory.invariants.classes import Block
 from bnrank.theory.invariants.conserved import Term
 
-__all__ = ["Words", "title", "words"]
+__all__ = ["STILL", "Words", "title", "words"]
 
 STREAM = "T44-T45, identity stream"
 SEVERAL = "T44-T45"
+SUMS = "T44-T45, sums"
+STILL = "no gradient"
+BEYOND = "T45, beyond the source"
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,12 @@ def words(graph: LayerGraph, block: Block, *, number: bool = False) -> Words:
     readers.sort(key=lambda node: order[node.name])
     layers = tuple(tuple(dict.fromkeys(s.parameter for s in slots if s.sign == sign)) for sign in (1, -1))
     biases = [s.parameter for s in slots if s.role == "bias"]
-    case = _case(graph, writers, readers, order)
+    still = ""
+    if not readers:
+        still = "nothing reads it, so what writes it has no gradient and stays as it is"
+    elif not writers and not biases:
+        still = "nothing writes it, so it is 0, and what reads it has no gradient and stays as it is"
+    case = STILL if still else _case(graph, writers, readers, order)
     bends = list(
         dict.fromkeys(_text(n) for n in map(graph.__getitem__, block.nodes) if n.op == "activation" and n.slope != 1)
     )
@@ -50,10 +58,8 @@ def words(graph: LayerGraph, block: Block, *, number: bool = False) -> Words:
     tail = ""
     if case == STREAM:
         tail = "; identity skips tie the value from its first writer to its last reader, so all of them enter"
-    if not readers:
-        only = "nothing reads it, so what writes it has no gradient"
-    elif not writers and not biases:
-        only = "nothing writes it, so it is 0 and what reads it has no gradient"
+    if still:
+        only = still
     elif number:
         only = "one number multiplies all of these channels, and takes up their scaling"
     elif block.diagonal:
@@ -75,7 +81,7 @@ def words(graph: LayerGraph, block: Block, *, number: bool = False) -> Words:
         vertex=only + tail,
         pair=f"{between} between: where it acts alike on u and v, on every sample, it commutes with mixing them{within}"
         + tail,
-        matrix=f"{maps}: any mixing of its channels{within} can be undone" + tail,
+        matrix=still or f"{maps}: any mixing of its channels{within} can be undone" + tail,
         biases=f"{', '.join(biases)}: in-weights from a constant 1" if biases else "none",
         layers=(layers[0], layers[1]),
     )
@@ -108,39 +114,58 @@ def _case(graph: LayerGraph, writers: list[Node], readers: list[Node], order: di
     if min(order[r.name] for r in readers) < max(order[w.name] for w in writers):
         return STREAM
     before, behind = _side(graph, writers, before=True), _side(graph, readers, before=False)
-    if (before, behind) == ("linear", "linear") and _inside(graph, writers[0], readers[0]):
+    if (before, behind) == ("linear", "linear") and _skipped(graph, writers[0], readers[0]) is not None:
         return "T45 (3)"
     cases = {
-        ("linear", "linear"): "(1)",
-        ("conv", "conv"): "(2)",
-        ("block", "block"): "(4)",
-        ("conv", "linear"): "(5)",
-        ("conv", "block"): "(6)",
-        ("block", "linear"): "(7)",
-        ("linear", "block"): "(7)",
-        ("linear", "conv"): "(7)",
-        ("block", "conv"): "(7)",
+        ("linear", "linear"): "T45 (1)",
+        ("conv", "conv"): "T45 (2)",
+        ("block", "block"): "T45 (4)",
+        ("conv", "linear"): "T45 (5)",
+        ("conv", "block"): "T45 (6)",
+        ("block", "linear"): "T45 (7)",
+        ("linear", "block"): "T45 (7)",
+        ("linear", "conv"): BEYOND,
+        ("block", "conv"): BEYOND,
     }
-    return f"T45 {cases[before, behind]}" if (before, behind) in cases else SEVERAL
+    several = SUMS if len(writers) > 1 or len(readers) > 1 else SEVERAL
+    return cases.get((before, behind), several)
 
 
 def _side(graph: LayerGraph, nodes: list[Node], *, before: bool) -> str:
     """Return "linear", "conv", "block" (Z and D, or Y and D, of a residual block) or ""."""
     if len(nodes) == 1:
         return nodes[0].op
-    if len(nodes) != 2 or "linear" not in {node.op for node in nodes} or "conv" in {node.op for node in nodes}:
+    if len(nodes) != 2:
         return ""
-    if not before:
-        return "block" if nodes[0].inputs == nodes[1].inputs else ""
-    sums = [graph.consumers(node.name) for node in nodes]
-    return "block" if all(len(s) == 1 and s[0].op == "add" for s in sums) and sums[0] == sums[1] else ""
+    for one, skip in (nodes, nodes[::-1]):
+        others = [n for n in graph if n.op == "linear"]
+        pairs = [(y, one) for y in others] if before else [(one, z) for z in others]
+        if one.op == "linear" and any(_skipped(graph, y, z) is skip for y, z in pairs):
+            return "block"
+    return ""
 
 
-def _inside(graph: LayerGraph, first: Node, second: Node) -> bool:
-    """Say whether two maps are Y and Z of a residual block."""
+def _skipped(graph: LayerGraph, first: Node, second: Node) -> Node | None:
+    """Return D where two maps are Y and Z of a block x -> Z sigma(Y x) + D x; the sum itself where D is the identity.
+
+    Between Y and Z there is an activation at most. D is the identity or trained: diagonal or any matrix.
+    """
+    inner = graph[second.inputs[0]]
+    if inner.op == "activation":
+        inner = graph[inner.inputs[0]]
+    if inner is not first:
+        return None
     consumers = graph.consumers(second.name)
-    if len(consumers) != 1 or consumers[0].op != "add":
-        return False
-    value = first.inputs[0]
-    others = [name for name in consumers[0].inputs if name != second.name]
-    return any(name == value or graph[name].inputs == (value,) for name in others)
+    if len(consumers) != 1:
+        return None
+    total, value = consumers[0], first.inputs[0]
+    if total.op != "add" or len(total.inputs) != 2 or total.factors != (1.0, 1.0):
+        return None
+    others = [name for name in total.inputs if name != second.name]
+    if len(others) != 1:
+        return None
+    skip = graph[others[0]]
+    if others[0] == value:
+        return total
+    kept = skip.op in ("linear", "diagonal") and skip.weight in graph.trained
+    return skip if kept and skip.inputs == (value,) else None

@@ -147,9 +147,12 @@ def _tail(facts: Facts) -> Sides:
         raise NotApplicable("the network ends in two linear layers or more", tail.why)
     parameters = facts.function.parameters
     bounds = tail.bounds(parameters)[:-1]  # of the last one it says that a matrix of rank d has rank d
+    names = {name for layer in tail.layers for name in layer.parameters}
+    size = sum(float(parameters[name].square().sum()) for name in names)  # what kappa is rounded at, last layer too
+    least = max(1e-10 * size, torch.finfo().tiny)
     shapes = [min(layer.written(parameters).shape) for layer in tail.layers]
-    biting = [b for b, least in zip(bounds, shapes, strict=False) if b.right * least > b.frobenius]
-    chosen = min(biting or bounds, key=lambda b: (b.left - b.right) / max(b.frobenius, torch.finfo().tiny))
+    biting = [b for b, side in zip(bounds, shapes, strict=False) if b.right * side > b.frobenius]
+    chosen = min(biting or bounds, key=lambda b: (b.left - b.right) / max(b.frobenius, least))
     j = tail.names.index(chosen.layer)
     note = (
         f"{chosen.layer}, the closest of {len(biting or bounds)} layers of {len(tail)} ({tail.why}); d 2^N M = "
@@ -162,7 +165,7 @@ def _tail(facts: Facts) -> Sides:
         chosen.left,
         "<=",
         1e-10,
-        sum(b.frobenius for b in bounds) + abs(chosen.constant),
+        size,
         note=note,
         vacuous="" if biting else f"the bound is {chosen.right:.4g}, and ||W||_F^2 / {shapes[j]} = {trivial:.4g}",
     )
