@@ -79,18 +79,22 @@ def test_rank_one_claims_fail_where_they_should(changes, fails, first):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, [True, True]),
-        ({"ratios": {"5": one_off(rising(0.2, 0.995), 2, 0.1)}, "floors": {"5": rising(0.11, 0.24)}}, [False, True]),
-        ({"floors": {"5": rising(-9, 0.12)}}, [True, False]),
-        ({"floors": {"6": rising(0.1, 0.26)}}, [True, True]),
-        ({"floors": {"6": rising(0.1, 0.24)}}, [True, False]),
-        ({"floors": {"6": one_off(rising(0.1, 0.4), 2, np.nan)}}, [False, True]),
+        ({}, [True, True, True]),
+        (
+            {"ratios": {"5": one_off(rising(0.2, 0.995), 2, 0.1)}, "floors": {"5": rising(0.11, 0.24)}},
+            [False, True, True],
+        ),
+        ({"floors": {"5": rising(-9, 0.12)}}, [True, False, True]),
+        ({"floors": {"6": rising(0.1, 0.26)}}, [True, True, True]),
+        ({"floors": {"6": rising(0.1, 0.24)}}, [True, False, True]),
+        ({"drift": {"matrix 5 | 6": one_off(rising(0, 0), 2, 2e-6)}}, [True, True, False]),
+        ({"floors": {"6": one_off(rising(0.1, 0.4), 2, np.nan)}}, [False, True, True]),
     ],
 )
 def test_bound_claims(changes, expected):
     """Factors are 4, 2, 1: at the end the bounds have to be above 1/8, 1/4 and 1/2."""
     assert passed(f13.bound_claims([course(**changes)])) == expected
-    assert len(f13.bound_claims([course(), course()])) == 4
+    assert len(f13.bound_claims([course(), course()])) == 6
 
 
 def steps(once=2.0, over=1.0, off_once=1e-9, off_over=0.01, **changes):
@@ -228,7 +232,7 @@ def test_a_tiny_run(tmp_path, monkeypatch):
     assert set(TINY) == set(f13.FIGURE.settings["quick"]) == set(f13.FIGURE.settings["paper"])
     outcome = f13.FIGURE.run("quick", tmp_path, progress=False, **TINY)
     assert outcome.error == ""
-    assert len(outcome.claims) == 16
+    assert len(outcome.claims) == 19
     by_bound = [c for c in outcome.claims if "bound, all along" in c.name or "with the constants" in c.name]
     assert len(by_bound) == 4
     assert all(c.passed for c in by_bound)  # a theorem, at any size
