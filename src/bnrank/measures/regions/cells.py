@@ -114,10 +114,10 @@ class Polytope:
         d = self.vertices.shape[1]
         upper, lower = np.flatnonzero(above), np.flatnonzero(below)
         incidence = self.on.astype(np.float32)
-        pairs = np.argwhere(incidence[upper] @ incidence[lower].T >= d - 1)
+        pairs = np.argwhere(_product(incidence[upper], incidence[lower].T) >= d - 1)
         upper, lower = upper[pairs[:, 0]], lower[pairs[:, 1]]
         shared = self.on[upper] & self.on[lower]
-        holding = (shared.astype(np.float32) @ incidence.T) == shared.sum(1, keepdims=True)
+        holding = _product(shared.astype(np.float32), incidence.T) == shared.sum(1, keepdims=True)
         edges = holding.sum(1) == 2  # no third vertex on all the rows that both lie on
         upper, lower, shared = upper[edges], lower[edges], shared[edges]
         share = heights[upper] / (heights[upper] - heights[lower])
@@ -174,6 +174,12 @@ class Ball:
         if height < radius:
             middle, radius = middle + sign * row * (radius - height) / 2, (radius + height) / 2
         return [Ball(near_rows, near, middle, radius), Ball(far_rows, far, *beyond)]
+
+
+def _product(a: Array, b: Array) -> Array:
+    """Multiply matrices of zeros and ones; some BLAS kernels flag what lies beyond a small matrix as invalid."""
+    with np.errstate(invalid="ignore"):
+        return a @ b
 
 
 def _largest_ball(rows: Array, sides: Array) -> tuple[Array, float]:

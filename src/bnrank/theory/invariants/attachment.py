@@ -85,12 +85,10 @@ class Attachment:
         self.stopped = False
         self._before: dict[str, Tensor] = {}
         self._pending: StepRule | None = None
-        self._settings: object = None
+        self._settings: list[tuple[float, ...]] | None = None
         if track.step is not None and not np.array_equal(track.ledger.forms.measure(self.live)[0], track.ledger.last):
             remarks.add(unsure=f"the network changed after step {track.step} while it was not watched")
-        elif track.step is not None:
-            pass  # what is pending is known from before
-        elif _begun(optimizer, self.live.values()):
+        elif track.step is None and _begun(optimizer, self.live.values()):
             remarks.add(unsure=PENDING)
         self._handles: list[Any] = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -154,11 +152,13 @@ class Attachment:
         rule = rule_of(optimizer, {id(p): name for name, p in self.live.items()})
         self.remarks.add(rule.note, rule.unlike, rule.unsure)
         self._check_frozen()
-        if not rule.unlike and _clipped(p.grad for p in self.live.values()):
+        exact = self.every == 1 and not rule.unlike  # else the parts are estimates anyway
+        if exact and _clipped(p.grad for p in self.live.values()):
             self.remarks.add(unsure=CLIPPED)
-        settings = [[group.get(k) for k in ("lr", "momentum", "weight_decay")] for group in optimizer.param_groups]
-        settings = [[float(v or 0.0) for v in values] for values in settings]
-        if rule.splits and (rule.momentum or any(mu for _, mu, _ in settings)) and self._settings not in (None, settings):
+        wanted = ("lr", "momentum", "weight_decay")
+        settings = [tuple(float(group.get(name) or 0.0) for name in wanted) for group in optimizer.param_groups]
+        changed = self._settings is not None and self._settings != settings
+        if changed and any(momentum for _, momentum, _ in (*settings, *(self._settings or ()))):
             self.remarks.add(unsure=CHANGED)
         self._settings = settings
         copies: dict[str, Tensor] = {}
@@ -198,6 +198,8 @@ def _begun(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> bo
 def _clipped(gradients: Iterable[Tensor | None]) -> bool:
     """Say whether the largest entry of all gradients occurs more than once, as it does after clipping by value."""
     found = [g.detach() for g in gradients if g is not None and g.numel()]
+    if any(g.dtype.itemsize < 4 for g in found):  # where entries often agree by chance
+        return False
     found = [g.coalesce().values() if g.is_sparse else g for g in found]
     tops = [max(abs(float(v)) for v in torch.aminmax(g)) for g in found]
     top = max(tops, default=0.0)

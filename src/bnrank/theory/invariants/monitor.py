@@ -103,7 +103,9 @@ class Monitor:
     ('vertex 0 | 2', True)
     """
 
-    def __init__(self, module: nn.Module, example: Tensor, *, every: int = 20, matrices_every: int | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, example: Tensor, *, every: int = 20, matrices_every: int | None = None
+    ) -> None:
         self.every = _validate.integer(every, "every")
         self.module = unwrap(module)
         example = example[:2] if isinstance(example, Tensor | np.ndarray) and example.ndim else example
@@ -295,7 +297,9 @@ class Monitor:
         if lr is None:
             self._clock = "t"
         elif gradient is None:
-            self._remarks.add(unsure="the gradients of the steps are not known (mini-batches), nor what their size adds")
+            self._remarks.add(
+                unsure="the gradients of the steps are not known (mini-batches), nor what their size adds"
+            )
         for ledger in track.open():
             ledger.complete(predicted(ledger.forms, ledger.last, gradient, lr, ridge))
 

@@ -92,8 +92,9 @@ class Track:
         if wide:
             self.wide.append(number)
         if tail is not None:
-            for series, values in zip((self.ratios, self.alignments, self.bounds), tail, strict=True):
-                series.append(values)
+            self.ratios.append(tail[0])
+            self.alignments.append(tail[1])
+            self.bounds.append(tail[2])
 
     def _look_at_tail(self, parameters: Mapping[str, Tensor], finite: bool) -> tuple[Any, Any, Any]:
         """Measure ratios, alignments and T48's sides; a training that has diverged goes on and is recorded as NaN."""
