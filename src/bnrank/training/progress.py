@@ -16,7 +16,11 @@ __all__ = ["bar", "interruptions"]
 
 @contextlib.contextmanager
 def interruptions() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a flag, so that the step under way is finished; a second one raises."""
+    """Turn the first Ctrl-C into a flag, so that the step under way is finished; a second one raises.
+
+    In the end the signal is handed on to whoever handled it before, where that is not Python itself: a caller with more
+    to stop than this run.
+    """
     flag = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield flag
@@ -32,6 +36,8 @@ def interruptions() -> Iterator[threading.Event]:
         yield flag
     finally:
         signal.signal(signal.SIGINT, before)
+    if flag.is_set() and callable(before) and before is not signal.default_int_handler:
+        before(signal.SIGINT, None)
 
 
 @contextlib.contextmanager
