@@ -6,7 +6,7 @@ Start with :class:`bnrank.MLP` or any ``nn.Module`` of your own, :mod:`bnrank.ta
 
 from bnrank import figures, measures, networks, reporting, tasks, theory, training
 from bnrank._version import __version__
-from bnrank.measures import balance, jacobian, nonlinearity, ntk, profile, regions, spectra
+from bnrank.measures import balance, frequencies, jacobian, nonlinearity, ntk, profile, regions, spectra
 from bnrank.measures.bottleneck import find as bottleneck
 from bnrank.networks import MLP, LinearNetwork, constructions, graph, load, save
 from bnrank.reporting import Section, plots, report
@@ -30,6 +30,7 @@ __all__ = [
     "escape",
     "figures",
     "flow",
+    "frequencies",
     "graph",
     "invariants",
     "jacobian",

@@ -71,6 +71,7 @@ def test_a_convolutional_network_with_labels_and_what_was_left_out():
     assert describe(ds) == [
         "skipped 2 (BatchNorm2d): normalisation layer, scales each feature by itself and has no weight matrix",
         "3: computed for circular padding, the layer pads with zeros",
+        "3: frequencies: with stride (2, 2) those that alias share their singular values",
     ]
     assert np.isfinite(ds.ntk_trace).all()
     assert float(ds.cost) == pytest.approx(float(nn.functional.cross_entropy(net.eval()(x), y)), rel=1e-5)

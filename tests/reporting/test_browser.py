@@ -7,6 +7,7 @@ import plotly.graph_objects
 import pytest
 
 from bnrank.reporting import Section, plots, report
+from bnrank.reporting.page import compose, contents_of, write
 
 from .browser import chromium, show, why_absent
 from .conftest import make_history, make_profile
@@ -89,6 +90,21 @@ def test_plots_stay_inside_their_cards_without_a_resize(driver, tmp_path):
         " <= svg.closest('.card').getBoundingClientRect().right)"
     )
     wait_for(driver, inside, seconds=5.0)
+
+
+def test_plots_that_are_folded_away_are_drawn_inside_their_box_once_it_is_opened(driver, tmp_path):
+    data = {}
+    body = contents_of(Section("S", history=make_history(), profile=make_profile()), "s", data, 10)
+    folded = f"<section id=part><details><summary>more</summary>{body}</details></section>"
+    driver.get(write(tmp_path / "p.html", compose("t", "", folded, data)).as_uri())
+    assert driver.execute_script(f"return document.querySelectorAll('{PLOTS}').length") == 0
+    driver.execute_script("document.querySelector('details').open = true")
+    wait_for(driver, f"return document.querySelectorAll('{PLOTS} .main-svg').length > 0")
+    wait_for(
+        driver,
+        f"return [...document.querySelectorAll('{PLOTS} .main-svg')].every((svg) => svg.getBoundingClientRect().right"
+        " <= svg.closest('.card').getBoundingClientRect().right)",
+    )
 
 
 def test_the_slider_moves_the_spectra(driver):

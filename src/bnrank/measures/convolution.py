@@ -14,7 +14,7 @@ from torch import Tensor
 from bnrank import _validate
 from bnrank.networks.reading import Layer
 
-__all__ = ["conv_singular_values", "layer_singular_values"]
+__all__ = ["conv_singular_values", "layer_blocks", "layer_singular_values"]
 
 CHUNK_ENTRIES = 2**22  # complex entries of the transfer matrices held at a time: 64 MiB
 
@@ -117,6 +117,22 @@ def layer_singular_values(layer: Layer, size: int | Sequence[int] | None = None)
     >>> layer_singular_values(layer, size=8)[0].shape
     torch.Size([8])
     """
+    values, note = layer_blocks(layer, size)
+    return None if values is None else values.flatten().sort(descending=True).values, note
+
+
+def layer_blocks(layer: Layer, size: int | Sequence[int] | None = None) -> tuple[Tensor | None, str]:
+    """Return the singular values of a convolutional layer as :func:`conv_singular_values` does, and the same note.
+
+    Parameters and errors are those of :func:`layer_singular_values`, which has the same values in one list.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from bnrank.networks import read
+    >>> layer_blocks(read(nn.Conv1d(1, 2, 3)).layers[0], size=8)[0].shape
+    torch.Size([8, 1])
+    """
     conv = cast(Any, layer.module)
     d = layer.weight.ndim - 2
     if size is None:
@@ -131,7 +147,7 @@ def layer_singular_values(layer: Layer, size: int | Sequence[int] | None = None)
         values = conv_singular_values(layer.weight, n, stride=conv.stride, dilation=conv.dilation, groups=conv.groups)
     except ValueError as error:
         raise ValueError(f"module: layer {layer.name!r}: {error}") from error
-    return values.flatten().sort(descending=True).values, _padding_note(conv, n)
+    return values, _padding_note(conv, n)
 
 
 def _padding_note(conv: Any, n: Sequence[int]) -> str:

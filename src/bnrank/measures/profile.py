@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bnrank import _validate
 from bnrank._version import __version__
 from bnrank.measures import bottleneck, jacobian, kinks, nonlinearity, ntk, spectra
+from bnrank.measures.frequencies import profiled
 from bnrank.networks.functional import Functional, example, is_plain_mlp, unwrap
 from bnrank.networks.reading import Reading, Skipped, capture, read
 
@@ -105,6 +106,11 @@ def profile(
         hold tolerances, N, ``skipped`` and ``notes`` (JSON lists), and ``bottleneck`` (JSON object with rank, start,
         end and gap, null where undetermined; an infinite gap is null too).
 
+        Where a layer is a circular convolution also ``frequency_singular_values`` (layer, frequency, channel) and
+        ``frequency_rank`` (layer, frequency), as :mod:`bnrank.frequencies` has them, with coordinates ``multiplicity``
+        and ``modulus``, and attribute ``kept_frequencies``, a JSON object with start, end, rank, frequencies and reason
+        (:class:`~bnrank.measures.frequencies.Kept`).
+
     Raises
     ------
     TypeError, ValueError
@@ -141,7 +147,8 @@ def profile(
     attrs["notes"] = json.dumps([*json.loads(attrs["notes"]), *notes])
     if target is not None:
         by_sample["cost"] = _cost(net, x, target, settings)
-    return _assemble(reading, by_layer, by_sample, attrs, _sample_rows(x, settings), settings.keep)
+    dataset = _assemble(reading, by_layer, by_sample, attrs, _sample_rows(x, settings), settings.keep)
+    return profiled.add(dataset, reading)
 
 
 def describe(profile: xr.Dataset) -> list[str]:

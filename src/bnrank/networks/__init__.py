@@ -2,6 +2,7 @@
 
 from bnrank.networks import constructions, graph
 from bnrank.networks.chain import as_mlp
+from bnrank.networks.circular import CircularConvolutional
 from bnrank.networks.convolutional import Convolutional, LinearConvolutional
 from bnrank.networks.files import load, load_module, save
 from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
@@ -19,6 +20,7 @@ from bnrank.networks.stack import Stack
 __all__ = [
     "MLP",
     "Captured",
+    "CircularConvolutional",
     "Convolutional",
     "DiagonalBlock",
     "FreeBlock",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bnrank.networks.circular import CircularConvolutional
 from bnrank.networks.convolutional import Convolutional, LinearConvolutional
 from bnrank.networks.mlp import MLP, make
 from bnrank.networks.residual import ResNetDiagonal, ResNetFree, ResNetIdentity
@@ -16,7 +17,15 @@ from bnrank.networks.stack import Stack
 __all__ = ["blueprint", "build"]
 
 KINDS: dict[str, Callable[..., Stack]] = {
-    kind.__name__: kind for kind in (ResNetIdentity, ResNetDiagonal, ResNetFree, Convolutional, LinearConvolutional)
+    kind.__name__: kind
+    for kind in (
+        ResNetIdentity,
+        ResNetDiagonal,
+        ResNetFree,
+        Convolutional,
+        LinearConvolutional,
+        CircularConvolutional,
+    )
 }
 
 

@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -16,12 +17,14 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from bnrank import _validate
+from bnrank.measures.frequencies import label as label_of_frequency
 from bnrank.reporting import tables
+from bnrank.reporting.frequency_plots import kept_frequencies
 from bnrank.reporting.sections import Section, bottleneck, flatten_settings
 from bnrank.reporting.verdicts import about_rows, drawable, summary, tightness, typeset, verdict_rows
 from bnrank.theory.verdict import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED
 
-__all__ = ["claims", "facts", "named_figures", "paragraphs", "picture", "settings", "table", "verdicts"]
+__all__ = ["claims", "drawn", "facts", "named_figures", "paragraphs", "picture", "settings", "table", "verdicts"]
 
 _STATUS = {"pass": "good", "converged": "good", "fail": "bad", "diverged": "bad", "interrupted": "warn"}
 _STATUS |= {HOLDS: "good", f"{HOLDS} (vacuous)": "warn", VIOLATED: "bad", INCONCLUSIVE: "warn"}
@@ -104,6 +107,11 @@ def facts(profiles: Mapping[str, xr.Dataset]) -> str:
         row |= {heading: found[name] for name, heading in _BOTTLENECK.items() if found[name] is not None}
         if found["reason"]:
             row["undetermined because"] = found["reason"]
+        kept = kept_frequencies(profile)["frequencies"]
+        if kept:
+            names = [label_of_frequency(entry["frequency"], entry["multiplicity"]) for entry in kept]
+            pairs = zip(names, kept, strict=True)
+            row["kept frequencies: channels"] = "; ".join(f"{name}: {entry['channels']}" for name, entry in pairs)
         if "parameter_norm" in profile:
             row["‖θ‖²"] = float(profile["parameter_norm"].sum())
         for name, heading in _PER_SAMPLE.items():
@@ -178,35 +186,66 @@ def named_figures(figures: Any) -> dict[str, Any]:
     return {"Figure": figures}
 
 
-def picture(value: Any, caption: str) -> str:
-    """Return a matplotlib figure (or axes of it) as an inline SVG picture.
+def picture(value: Any, caption: str, alt: str = "") -> str:
+    """Return a matplotlib figure (or axes of it) as an inline SVG picture, or the picture of a PNG or SVG file.
 
     Raises
     ------
     TypeError
-        If it is neither a matplotlib figure nor axes.
+        If it is neither a matplotlib figure nor axes, nor the path of such a file.
+    """
+    size = ""
+    if isinstance(value, Path) and value.suffix in _MIME:
+        kind, content = _MIME[value.suffix], value.read_bytes()
+        if kind == "image/png":
+            size = f" width={_css_width(content)}"
+    else:
+        kind, content = "image/svg+xml", drawn(value, caption)
+    data = base64.b64encode(content).decode()
+    return (
+        f'<figure class="card picture"><div tabindex=0><img{size} src="data:{kind};base64,{data}" '
+        f'alt="{escape(alt or caption)}"></div><figcaption>{escape(caption)}</figcaption></figure>'
+    )
+
+
+def drawn(value: Any, caption: str, kind: str = "svg", **options: Any) -> bytes:
+    """Return a matplotlib figure (or axes of it) as the content of an SVG or PNG file, the same for the same figure.
+
+    ``options`` go to ``savefig``.
+
+    Raises
+    ------
+    TypeError
+        If it is neither a matplotlib figure nor axes; the message names ``caption``.
     """
     if isinstance(value, np.ndarray) and value.size:
         value = value.flat[0]
-    drawn = value.figure if isinstance(value, Artist) else value
-    if not isinstance(drawn, Figure):
+    figure = value.figure if isinstance(value, Artist) else value
+    if not isinstance(figure, Figure):
         raise TypeError(
             f"figures[{caption!r}]: got {_validate.describe(value)}, expected a matplotlib figure or axes, "
             "or a plotly figure"
         )
     buffer = io.BytesIO()
+    metadata = {"Date": None} if kind == "svg" else None
     with mpl.rc_context({"svg.hashsalt": "bnrank", "svg.fonttype": "path"}):
-        drawn.savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white")
-    data, text = base64.b64encode(buffer.getvalue()).decode(), escape(caption)
-    return (
-        f'<figure class="card picture"><div tabindex=0><img src="data:image/svg+xml;base64,{data}" alt="{text}"></div>'
-        f"<figcaption>{text}</figcaption></figure>"
-    )
+        figure.savefig(buffer, format=kind, metadata=metadata, facecolor="white", **options)
+    return buffer.getvalue()
+
+
+_MIME = {".png": "image/png", ".svg": "image/svg+xml"}
+
+
+def _css_width(png: bytes) -> int:
+    """Return the width in CSS pixels that a PNG asks for by its density, as many as it has where it asks for none."""
+    pixels, at = int.from_bytes(png[16:20], "big"), png.find(b"pHYs", 0, 4096)
+    per_metre = int.from_bytes(png[at + 4 : at + 8], "big") if at > 0 else 0
+    return round(pixels * 96 / (per_metre * 0.0254)) if per_metre else pixels
 
 
 _VERDICT_COLUMNS = {"statement": "", "status": "", "left and right side": " class=num", "remarks": ""}
 _BOTTLENECK = {"rank": "bottleneck rank", "start": "from layer", "end": "to layer", "gap": "gap"}
-_SHOWN_ELSEWHERE = ("skipped", "notes", "settings", "name", "title")
+_SHOWN_ELSEWHERE = ("skipped", "notes", "settings", "name", "title", "kept_frequencies")
 _PER_SAMPLE = {"log_pseudo_determinant": "log |Jf|₊ (median)", "ntk_trace": "NTK trace (median)"}
 
 

@@ -17,7 +17,7 @@ from bnrank._version import __version__
 from bnrank.reporting import markup, payload
 from bnrank.reporting.sections import Section, sections_from
 
-__all__ = ["render", "report"]
+__all__ = ["compose", "contents_of", "render", "report", "write"]
 
 _SCRIPT = '(() => {{\n"use strict";\n{}}})();'
 
@@ -83,7 +83,7 @@ def report(
             Section("What must be seen" if claims else "Figures", claims=claims or (), figures=figures),
             *sections,
         ]
-    return _write(target, render(sections, title, notes or ""))
+    return write(target, render(sections, title, notes or ""))
 
 
 def render(sections: Sequence[Section], title: str, notes: str = "") -> str:
@@ -92,12 +92,17 @@ def render(sections: Sequence[Section], title: str, notes: str = "") -> str:
     data: dict[str, Any] = {}
     bodies = [_section(section, f"section-{i}", data, budget) for i, section in enumerate(sections, 1)]
     links = "".join(f'<li><a href="#section-{i}">{escape(s.title)}</a></li>' for i, s in enumerate(sections, 1))
+    contents = f"<nav aria-label=Contents><ul>{links}</ul></nav>" if len(sections) > 1 else ""
+    return compose(title, markup.paragraphs(notes) + contents, "".join(bodies), data)
+
+
+def compose(title: str, head: str, main: str, data: dict[str, Any]) -> str:
+    """Return a page of markup that stands under its title and markup of its sections, with the data of their plots."""
     slots = {
         "title": escape(title),
         "style": _asset("page.css"),
-        "notes": markup.paragraphs(notes),
-        "contents": f"<nav aria-label=Contents><ul>{links}</ul></nav>" if len(sections) > 1 else "",
-        "sections": "".join(bodies),
+        "head": head,
+        "sections": main,
         "version": escape(__version__),
         "data": payload.dump(data),
         "plotly": plotly.offline.get_plotlyjs() if data else "",
@@ -107,9 +112,13 @@ def render(sections: Sequence[Section], title: str, notes: str = "") -> str:
 
 
 def _section(section: Section, key: str, data: dict[str, Any], budget: int) -> str:
-    """Return a section's markup; what its plots show is added to ``data`` under the id of the plot's box."""
-    parts = [f"<section id={key} aria-labelledby={key}-title><h2 id={key}-title>{escape(section.title)}</h2>"]
-    parts += [markup.paragraphs(section.text), markup.claims(section), markup.verdicts(section)]
+    head = f"<section id={key} aria-labelledby={key}-title><h2 id={key}-title>{escape(section.title)}</h2>"
+    return f"{head}{contents_of(section, key, data, budget)}</section>"
+
+
+def contents_of(section: Section, key: str, data: dict[str, Any], budget: int) -> str:
+    """Return a section's markup but for its title; what its plots show is added to ``data`` by the id of their box."""
+    parts = [markup.paragraphs(section.text), markup.claims(section), markup.verdicts(section)]
     parts += [markup.table(section.rows, "Numbers")]
     for i, (caption, figure) in enumerate(markup.named_figures(section.figures).items(), 1):
         if payload.is_plotly(figure):
@@ -126,7 +135,7 @@ def _section(section: Section, key: str, data: dict[str, Any], budget: int) -> s
         data[f"{key}-profile"] = {"kind": "profile", "sets": profiles, "titles": payload.SPECTRA}
         parts += [markup.facts(section.profiles), _box(f"{key}-profile", "profile"), markup.layers(section.profiles)]
         parts.append(markup.measured_with(section.profiles))
-    return "".join([*parts, markup.settings(section), "</section>"])
+    return "".join([*parts, markup.settings(section)])
 
 
 def _box(key: str, kind: str) -> str:
@@ -143,8 +152,8 @@ def _target(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def _write(target: Path, text: str) -> Path:
-    """Write to a temporary file beside ``target``, then put it in place."""
+def write(target: Path, text: str) -> Path:
+    """Write to a temporary file beside ``target``, then put it in place; a ValueError names a file that cannot be."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _files.write_atomically(target, text)

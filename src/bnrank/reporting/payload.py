@@ -12,6 +12,8 @@ import plotly.io
 import xarray as xr
 
 from bnrank import _validate
+from bnrank.measures.frequencies import label as frequency_label
+from bnrank.reporting.frequency_plots import frequency_lines
 from bnrank.reporting.sections import bottleneck
 
 __all__ = ["dump", "figure", "history", "profile", "spectra_budget"]
@@ -26,6 +28,10 @@ MAX_MEMBERS = 32
 """Members shown, at most."""
 MAX_NUMBERS = 300_000
 """Singular values of all histories on one page, at most (about 2 MB)."""
+MAX_LINES = 200
+"""Lines of singular values by frequency, at most."""
+MAX_FREQUENCIES = 40
+"""Frequencies of which ranks are shown, at most."""
 RANK_TOLERANCE = 0.1
 """A singular value above it counts, where the Dataset does not say otherwise (F4)."""
 CURVES = {
@@ -151,6 +157,8 @@ def profile(dataset: xr.Dataset, label: str) -> dict[str, Any]:
     }
     if "nonlinearity" in dataset:
         result["nonlinearity"] = numbers(dataset["nonlinearity"].values)
+    if "frequency_singular_values" in dataset:
+        result["frequencies"] = _frequencies(dataset)
     if "jacobian_singular_values" in dataset:
         values = dataset["jacobian_singular_values"].transpose("sample", ...).values[:, : 3 * TOP]
         values = values[:, np.isfinite(values).any(0)]
@@ -160,6 +168,33 @@ def profile(dataset: xr.Dataset, label: str) -> dict[str, Any]:
             "low": numbers(np.nanmin(values, 0)),
             "high": numbers(np.nanmax(values, 0)),
         }
+    return result
+
+
+def _frequencies(dataset: xr.Dataset) -> dict[str, Any]:
+    """Return the singular values by frequency, one line per frequency and channel, and the rank at each frequency."""
+    every = frequency_lines(dataset, int(dataset["frequency_singular_values"].size))
+    result: dict[str, Any] = {
+        "lines": [
+            {
+                "name": line.name,
+                "label": line.label,
+                "channel": line.channel,
+                "modulus": numbers(line.modulus),
+                "kept": line.kept,
+                "values": numbers(line.values),
+            }
+            for line in every[:MAX_LINES]
+        ],
+        "moduli": numbers(np.unique(dataset["modulus"].values)),
+        "of": len(every),
+    }
+    if "frequency_rank" in dataset:
+        shown = dataset.isel(frequency=slice(MAX_FREQUENCIES))
+        names = zip(shown["frequency"].values, shown["multiplicity"].values, strict=True)
+        result["ranked"] = [frequency_label(str(name), int(times)) for name, times in names]
+        result["rank"] = numbers(shown["frequency_rank"].transpose("frequency", "layer").values)
+        result["hidden"] = dataset.sizes["frequency"] - len(result["ranked"])
     return result
 
 

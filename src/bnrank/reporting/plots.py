@@ -1,4 +1,4 @@
-"""Still pictures (matplotlib) of profiles and histories: F1, F4 and F9.
+"""Still pictures (matplotlib) of profiles and histories: F1, F4, F6 and F9.
 
 Every function draws into the axes it is given, or into those of a new figure of its own, and returns the axes. No
 function goes through pyplot, so nothing stays open behind the caller's back; save with ``ax.figure.savefig(...)``.
@@ -26,11 +26,13 @@ from bnrank.reporting.canvas import (
     shade,
     variable,
 )
+from bnrank.reporting.frequency_plots import frequency_spectra
 from bnrank.reporting.payload import CURVES, SPECTRA
 
 __all__ = [
     "OKABE_ITO",
     "bottleneck_spectra",
+    "frequency_spectra",
     "norm_versus_depth",
     "plateaus",
     "spectra_over_steps",

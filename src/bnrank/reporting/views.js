@@ -226,6 +226,10 @@ function profileView(root, { sets, titles }) {
       shown.key.paint();
     }
     if (s.nonlinearity) drawNonlinearity(slot("nonlinearity", "Nonlinearity ratio").plot, s, state.log, shaded);
+    if (s.frequencies) {
+      drawFrequencies(slot("frequencies", "Singular values by frequency"), s, state.log, shaded);
+      if (s.frequencies.rank) drawFrequencyRanks(slot("frequencyRanks", "Rank by frequency"), s);
+    }
     if (s.jacobian) drawJacobian(slot("jacobian", "Singular values of the Jacobian").plot, s.jacobian);
   }
   redraws.push(redraw);
@@ -238,6 +242,74 @@ function drawNonlinearity(plot, { layers, names, nonlinearity }, log, shapes) {
     line: { color: memberColour(0), width: 2 }, hovertemplate: "%{text}<br>%{y:.4g}<extra></extra>",
   };
   draw(plot, [trace], layout(layerAxis(layers), valueAxis("‖Z − σ(Z)‖ / ‖Z‖", nonlinearity, log), { shapes }));
+}
+
+// A line per frequency and channel, coloured by |w|; those that the bottleneck keeps are thick and named at the right.
+function drawFrequencies(shown, { layers, names, frequencies, tolerance }, log, shaded) {
+  const t = theme(), { lines, moduli, of } = frequencies;
+  const values = lines.flatMap((line) => line.values), top = greatest(values) || 1, floor = top * 1e-7;
+  const colour = (modulus) => indexColour(100 * Math.sqrt(modulus / (last(moduli) || 1)), 101);
+  const traces = lines.map(({ values: line, name, channel, modulus, kept }) => ({
+    x: layers, y: line.map((v) => (v === null ? null : log ? Math.max(v, floor) : v)), mode: "lines+markers",
+    line: { color: colour(modulus), width: kept ? 2.6 : 1 }, marker: { size: kept ? 6 : 3 },
+    text: layerNames({ layers, names }), customdata: line.map(short),
+    hovertemplate: `%{text}<br>frequency ${escapeText(name)}<br>s<sub>${channel}</sub> = %{customdata}<extra></extra>`,
+  })).reverse();
+  const axis = valueAxis("singular value of W", values, log), scale = (v) => (log ? Math.log10(Math.max(v, floor)) : v);
+  const room = log ? axis.range[1] - axis.range[0] : axis.range[1], beside = last(layers) + 0.5 + 0.03 * layers.length;
+  const ends = lines.filter((line) => line.kept).map((line) => {
+    const at = line.values.findLastIndex((v) => v !== null);
+    return { line, x: layers[at], y: scale(line.values[at]) };
+  }).sort((a, b) => a.y - b.y);
+  const heights = spread(ends.map((end) => end.y), 0.07 * room, log ? axis.range[1] : axis.range[1] - 0.03 * room);
+  const annotations = ends.map(({ line, x, y }, i) => ({
+    x, y, ax: beside, ay: heights[i], axref: "x", ayref: "y", text: escapeText(line.label), xanchor: "left", arrowhead: 0,
+    arrowwidth: 1, arrowcolor: colour(line.modulus), font: { color: colour(line.modulus), size: 12 },
+  }));
+  const letters = Math.max(0, ...ends.map((end) => end.line.label.length)); // the names stand in the margin
+  const margin = { l: 58, r: letters ? 24 + 7 * letters : 14, t: 12, b: 46 };
+  const shapes = [...shaded, ...threshold({ tolerance, log }, t)];
+  draw(shown.plot, traces, layout(layerAxis(layers), axis, { shapes, annotations, margin }));
+  if (!shown.keys) {
+    shown.keys = make("ul", { class: "key", "aria-label": "frequencies" });
+    shown.box.append(shown.keys, shown.note = make("p", { class: "note" }));
+  }
+  const apart = Math.ceil((last(moduli) + 1) / 9);
+  const whole = Array.from({ length: Math.floor(last(moduli) / apart) + 1 }, (_, i) => i * apart);
+  shown.keys.replaceChildren(...(moduli.length <= 9 ? moduli : whole).map((modulus) => {
+    const mark = make("i", {});
+    mark.style.color = colour(modulus);
+    return make("li", {}, mark, `|w| = ${short(modulus)}`);
+  }));
+  const left = of > lines.length ? ` The ${lines.length} of ${of} lines with the largest values are shown.` : "";
+  shown.note.textContent = `Cycles per image; ± stands for w and −w. Named: kept in every layer of the bottleneck.${left}`;
+}
+
+// Heights at least a step apart and at most `most`, for heights in ascending order.
+function spread(heights, step, most) {
+  const out = [];
+  for (const y of heights) out.push(out.length ? Math.max(y, last(out) + step) : y);
+  for (let i = out.length - 1; i >= 0; i--) out[i] = Math.min(out[i], i + 1 < out.length ? out[i + 1] - step : most);
+  return out;
+}
+
+// The number of singular values above the threshold at every frequency of every layer.
+function drawFrequencyRanks(shown, { layers, names, frequencies }) {
+  shown.plot.classList.add("tall");
+  const { ranked, rank, hidden } = frequencies, top = Math.max(1, greatest(rank.flat()));
+  const shades = Array.from({ length: 11 }, (_, i) => [i / 10, indexColour(10 - i, 11)]);
+  const trace = {
+    type: "heatmap", x: layers, y: ranked.map((_, i) => i), z: rank, zmin: 0, zmax: top, colorscale: shades,
+    xgap: 1, ygap: 1, text: rank.map(() => layerNames({ layers, names })),
+    customdata: ranked.map((name) => layers.map(() => escapeText(name))),
+    hovertemplate: "%{text}<br>frequency %{customdata}<br>%{z} values above the threshold<extra></extra>",
+    colorbar: { title: { text: "rank" }, thickness: 12, outlinewidth: 0, tickformat: "d", nticks: 6 },
+  };
+  const every = Math.ceil(ranked.length / 14), at = ranked.map((_, i) => i).filter((i) => i % every === 0);
+  const up = { title: "frequency", tickmode: "array", tickvals: at, ticktext: at.map((i) => escapeText(ranked[i])) };
+  draw(shown.plot, [trace], layout(layerAxis(layers), up));
+  if (!shown.note) shown.box.append(shown.note = make("p", { class: "note" }));
+  shown.note.textContent = hidden ? `The ${ranked.length} lowest of ${ranked.length + hidden} frequencies.` : "";
 }
 
 // The median over the samples, and the range between the smallest and the largest value as a band.
@@ -274,5 +346,9 @@ function figureView(root, { figure, caption }) {
 }
 
 const VIEWS = { history: historyView, profile: profileView, figure: figureView };
-for (const [id, entry] of Object.entries(DATA)) VIEWS[entry.kind](document.getElementById(id), entry);
+for (const [id, entry] of Object.entries(DATA)) {
+  const root = document.getElementById(id), folded = root.closest("details:not([open])");
+  const show = () => VIEWS[entry.kind](root, entry);
+  if (folded) folded.addEventListener("toggle", show, { once: true }); else show(); // folded away: once it is opened
+}
 DARK.addEventListener("change", () => redraws.forEach((redraw) => redraw()));

@@ -1,0 +1,201 @@
+"""Still picture of circular convolutions frequency by frequency (F6)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm, ListedColormap, PowerNorm
+from matplotlib.ticker import MaxNLocator
+
+from bnrank import _validate
+from bnrank._canvas import axes_for, dress
+from bnrank.measures.frequencies import label
+from bnrank.reporting.canvas import shade, variable
+
+__all__ = ["Line", "frequency_lines", "frequency_spectra", "kept_frequencies"]
+
+_SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+MOST_STEPS = 9  # values of |w| that get a step of the key each; more share a continuous one
+
+
+def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, most: int = 200) -> Axes:
+    """Draw the singular values of circular convolutions over the layers, coloured by frequency (F6).
+
+    One line for every frequency and channel, dark for |w| = 0. Lines of the frequencies that the bottleneck keeps are
+    thick and named at their ends; ± stands for a pair w and -w, whose values are the same. The layers of the bottleneck
+    are shaded, and the threshold above which a value counts is dotted.
+
+    Parameters
+    ----------
+    profile : Dataset
+        ``frequency_singular_values`` (layer, frequency, channel), with coordinates ``multiplicity`` and ``modulus``,
+        and attribute ``kept_frequencies``: what `bnrank.profile` returns of a network of circular convolutions.
+    ax : Axes, optional
+        Where to draw; default: a new figure.
+    most : int
+        Lines, at most: those that are kept, then those with the largest values.
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    ValueError
+        If the profile lacks the variable or its dimensions, or an argument is out of range.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.CircularConvolutional((1, 6), [2, 2, 1])
+    >>> ax = frequency_spectra(bnrank.profile(net, torch.randn(5, 1, 6)))
+    >>> len(ax.lines), ax.get_xlabel()                                                    # 4 frequencies, 2 channels
+    (8, 'layer')
+    """
+    drawn = frequency_lines(profile, most)
+    modulus = np.unique(np.asarray(profile["modulus"].values, dtype=float))
+    layer = profile["layer"].values
+    ax = axes_for(ax, (1, 1), (7.6, 4.6))[0]
+    shade(ax, profile)
+    named: list[tuple[float, float, str, Any]] = []
+    for line in reversed(drawn):
+        colour = _colours(_place(line.modulus, modulus[-1]))
+        width, size = (2.0, 4.0) if line.kept else (0.9, 2.0)
+        ax.plot(layer, line.values, color=colour, linewidth=width, marker="o", markersize=size, zorder=2 + line.kept)
+        if line.kept:
+            last = int(np.flatnonzero(np.isfinite(line.values))[-1])
+            named.append((float(layer[last]), float(line.values[last]), line.label, colour))
+    if "threshold" in profile.attrs:
+        threshold = float(profile.attrs["threshold"])
+        named.append((float(layer[-1]), threshold, f"threshold {threshold:g}", "0.35"))
+        ends = ax.get_xlim()[0], float(layer[-1])
+        ax.hlines(threshold, *ends, color="0.35", linestyle=":", linewidth=1.0, zorder=1)
+    dress(ax, "layer", "singular value of W at one frequency", "Singular values by frequency")
+    ax.set_ylim(bottom=0)
+    ticks = MaxNLocator(integer=True).tick_values(layer[0], layer[-1])
+    ax.set_xticks([tick for tick in ticks if layer[0] <= tick <= layer[-1]])
+    _name(ax, named, float(layer[-1]))
+    _key(ax, modulus)
+    return ax
+
+
+@dataclass(frozen=True)
+class Line:
+    """A singular value at one frequency over the layers.
+
+    Attributes
+    ----------
+    name : str
+        Of the frequency, with ± for a pair.
+    label : str
+        The name, with the number of the value where the bottleneck keeps several.
+    modulus : float
+        |w|.
+    channel : int
+        Which singular value, from 1.
+    values : ndarray
+        One per layer, NaN where there is none.
+    kept : bool
+        Whether the bottleneck keeps it.
+    """
+
+    name: str
+    label: str
+    modulus: float
+    channel: int
+    values: np.ndarray[Any, Any]
+    kept: bool
+
+
+def frequency_lines(profile: xr.Dataset, most: int = 200) -> list[Line]:
+    """Return the lines to draw, one per frequency and channel: those kept first, then by their largest value.
+
+    Parameters
+    ----------
+    profile, most
+        As in :func:`frequency_spectra`.
+
+    Raises
+    ------
+    ValueError
+        As :func:`frequency_spectra`.
+    """
+    most = _validate.integer(most, "most")
+    values = variable(profile, "frequency_singular_values", ("layer", "frequency", "channel"))
+    kept = {entry["frequency"]: int(entry["channels"]) for entry in kept_frequencies(profile)["frequencies"]}
+    found = []
+    for i, name in enumerate(map(str, profile["frequency"].values)):
+        text, count = label(name, int(profile["multiplicity"].values[i])), kept.get(name, 0)
+        modulus = float(profile["modulus"].values[i])
+        for j in np.flatnonzero(np.isfinite(values[:, i]).any(0)).tolist():
+            which = f", s{j + 1}".translate(_SUBSCRIPT) if j < count and count > 1 else ""
+            found.append(Line(text, text + which, modulus, j + 1, values[:, i, j], j < count))
+    return sorted(found, key=lambda line: (not line.kept, -float(np.nanmax(line.values))))[:most]
+
+
+def kept_frequencies(profile: xr.Dataset) -> dict[str, Any]:
+    """Return a profile's kept frequencies: start, end, rank, reason, and frequencies with the channels each keeps."""
+    found = json.loads(profile.attrs.get("kept_frequencies") or "{}")
+    empty: dict[str, Any] = {"start": None, "end": None, "rank": None, "reason": "", "frequencies": []}
+    return {**empty, **found}
+
+
+def _place(modulus: Any, top: float) -> Any:
+    """Where |w| stands between 0 and 1 on the colour map; the root sets the low frequencies apart."""
+    return np.sqrt(modulus / (top or 1.0))
+
+
+def _colours(places: Any) -> Any:
+    """Viridis without its palest part, dark for 0."""
+    return colormaps["viridis"](0.88 * np.asarray(places))
+
+
+def _key(ax: Axes, every: np.ndarray[Any, Any]) -> None:
+    """Add a key from |w| to its colour: in steps where there are few values, else continuous."""
+    figure: Any = ax.figure
+    top = float(every[-1])
+    if len(every) <= MOST_STEPS:
+        shades = ListedColormap(_colours(_place(every, top)))
+        mappable = ScalarMappable(BoundaryNorm(np.arange(len(every) + 1) - 0.5, len(every)), shades)
+        bar = figure.colorbar(mappable, ax=ax, ticks=range(len(every)), aspect=30, pad=0.02)
+        bar.ax.set_yticklabels([f"{value:.3g}" for value in every])
+    else:
+        mappable = ScalarMappable(PowerNorm(0.5, 0, top), ListedColormap(_colours(np.linspace(0, 1, 256))))
+        bar = figure.colorbar(mappable, ax=ax, ticks=MaxNLocator(integer=True, nbins=8), aspect=30, pad=0.02)
+    bar.ax.tick_params(length=0, labelsize=8)
+    bar.ax.minorticks_off()
+    bar.set_label("|w|, cycles per image", fontsize=9)
+    bar.outline.set_visible(False)
+
+
+def _name(ax: Axes, named: list[tuple[float, float, str, Any]], right: float) -> None:
+    """Write the names at the right of the axes, apart from each other, each tied to the end of its line."""
+    low, high = ax.get_ylim()
+    step = 0.055 * (high - low)
+    ends = sorted(named, key=lambda entry: entry[1])
+    heights: list[float] = []
+    for _, y, *_ in ends:
+        heights.append(max(y, heights[-1] + step) if heights else y)
+    for i in reversed(range(len(heights))):  # what would stand above the axes moves down, and pushes those below
+        most = heights[i + 1] - step if i + 1 < len(heights) else high - 0.3 * step
+        heights[i] = min(heights[i], most)
+    left = ax.get_xlim()[0]
+    span = right - left
+    for (x, y, text, colour), height in zip(ends, heights, strict=True):
+        ax.annotate(
+            "",
+            (right + 0.05 * span, height),
+            (x, y),
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 0},
+        )
+        ax.text(right + 0.055 * span, height, text, color=colour, fontsize=9, va="center", ha="left")
+    if named:
+        widest = max(len(text) for *_, text, _ in named)
+        ax.set_xlim(left, right=right + span * (0.07 + 0.0165 * widest))
