@@ -219,26 +219,83 @@ def check_command(
 @app.command()
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[FIGURE]...", help="Ids or names; all of them without any.")
+        list[str] | None, typer.Argument(metavar="[FIGURE]...", help="Ids or names, or all; all of them without any.")
     ] = None,
     scale: Annotated[
         str, typer.Option(help="quick: minutes on two cores; paper: the sources' networks and data.")
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for runs, pictures and the page.")] = Path("reproduction"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what is stored of these figures.")] = False,
+    show: Annotated[
+        bool, typer.Option("--list", help="Show the figures and what is stored of them; run none.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run figures of the theory and say which of their claims were seen.
+    """Run figures of the theory, say which of their claims were seen, and write a page of all of them.
 
-    Example: [bold]bnrank reproduce F9 --out reproduction[/]
+    A figure that is finished is not run again; one that was interrupted goes on. Exit status 1 if a figure
+    failed or a claim was not seen.
+
+    Example: [bold]bnrank reproduce F9[/]
+
+    Example: [bold]bnrank reproduce all --scale paper --out paper[/]
+
+    Example: [bold]bnrank reproduce --list[/]
     """
-    outcomes = figures.reproduce(names or ["all"], out, scale, progress=not quiet)
-    for outcome in outcomes:
-        title = f"{outcome.figure}, {scale} scale, {outcome.seconds:.0f} s"
-        rows = tables.claim_rows(outcome.claims)
-        console.print(tables.table(rows, title=title) if rows else f"{title}: {_escape(outcome.error)}")
-    _say_where("The page", out / scale / "index.html")
+    if show:
+        _list(out, scale)
+        return
+    running: list[str] = []
+
+    def start(figure: figures.Figure) -> None:
+        running.append(figure.name)
+        console.print(f"[bold]{figure.id}[/] {_escape(figure.title)} ...", highlight=False, soft_wrap=True)
+
+    def end(figure: figures.Figure, outcome: figures.Outcome) -> None:
+        how = "" if figure.name in running else ", not run" if outcome.error else ", stored before"
+        took = "" if outcome.error and not outcome.seconds else f", {figures.duration(outcome.seconds)}"
+        title = f"{figure.label}, {scale} scale{took}{how}"
+        text = f": {_escape(outcome.error)}" if outcome.error else ""
+        console.print(f"[bold]{title}[/]{text}", highlight=False, soft_wrap=True)
+        if not outcome.error:
+            console.print(tables.table(tables.claim_rows(outcome.claims)))
+
+    page = out / scale / "index.html"
+    try:
+        outcomes = figures.reproduce(names or ["all"], out, scale, not quiet, fresh, start, end)
+    except KeyboardInterrupt:
+        again = "the same command without --fresh" if fresh else "the same command"
+        _say_where(f"Stopped in {running[-1] if running else 'the start'}; {again} goes on. The page", page)
+        raise
+    console.print(tables.table([_summary(outcome) for outcome in outcomes], title="Summary"))
+    _say_where("The page", page)
     if not all(outcome.passed for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _summary(outcome: figures.Outcome) -> dict[str, object]:
+    id_, _, name = outcome.figure.partition(" ")
+    row: dict[str, object] = {"id": id_, "name": name, "result": "pass" if outcome.passed else "fail"}
+    passed = sum(claim.passed for claim in outcome.claims)
+    row["claims that pass"] = None if outcome.error else f"{passed} of {len(outcome.claims)}"
+    return row | {"time": figures.duration(outcome.seconds) if outcome.seconds else None}
+
+
+def _list(out: Path, scale: str) -> None:
+    rows = [
+        {
+            "id": entry.figure.id,
+            "figure": f"{entry.figure.name}\n{entry.figure.title}",
+            "claims": entry.claims,
+            "stored": entry.result,
+            "time": entry.time,
+        }
+        for entry in figures.listing(out, scale)
+    ]
+    listed = tables.table(rows, title=f"{scale} scale, stored in {out}")
+    for name in (0, 2, 4):
+        listed.columns[name].no_wrap = True
+    console.print(listed)
 
 
 def _model(model: str, weights: Path | None, slope: float, member: int) -> tuple[nn.Module, float | None]:

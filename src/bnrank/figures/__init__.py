@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from bnrank import _validate
 from bnrank.figures import (
@@ -16,12 +18,27 @@ from bnrank.figures import (
     f11_width,
     f12_one_neuron,
     f13_low_rank_tails,
+    store,
 )
 from bnrank.figures.base import SCALES, Claim, Figure, Outcome
 from bnrank.figures.demo import Demo, run_demo
-from bnrank.reporting import Section, report
+from bnrank.figures.gallery import Entry, duration, entries
+from bnrank.figures.reproduction import go
 
-__all__ = ["FIGURES", "SCALES", "Claim", "Demo", "Figure", "Outcome", "find", "reproduce", "run_demo"]
+__all__ = [
+    "FIGURES",
+    "SCALES",
+    "Claim",
+    "Demo",
+    "Figure",
+    "Outcome",
+    "duration",
+    "find",
+    "listing",
+    "reproduce",
+    "run_demo",
+    "stored",
+]
 
 FIGURES = tuple(
     module.FIGURE
@@ -60,47 +77,90 @@ def find(name: str) -> Figure:
 
 
 def reproduce(
-    names: Sequence[str], out: str | os.PathLike[str], scale: str = "quick", progress: bool = True
+    names: str | Sequence[str],
+    out: str | os.PathLike[str],
+    scale: str = "quick",
+    progress: bool = True,
+    fresh: bool = False,
+    on_start: Callable[[Figure], Any] | None = None,
+    on_end: Callable[[Figure, Outcome], Any] | None = None,
 ) -> list[Outcome]:
-    """Run figures, store claims and pictures, and write a page of all of them, ``index.html``.
+    """Run figures, store what comes out, and write a page of all that are stored, ``index.html``, after every one.
 
-    A figure that fails does not keep the others from running. Runs that were stored before are gone on with.
+    A figure that is finished is not run again but opened, whether its claims passed or not; one that was interrupted or
+    killed goes on from its stored training runs; one that ended in an error is tried again. A figure that fails, lacks
+    memory or data, or whose folder holds results of another version (of bnrank, of its source files, or of the
+    settings) has an outcome with an ``error``, and the others go on.
 
     Parameters
     ----------
-    names : sequence of str
+    names : str or sequence of str
         Ids or names; "all" for every figure there is.
     out : path
-        Folder; each figure has a folder of its own name in it, with one more for the scale.
+        Folder; it has one for each scale, in which each figure has a folder of its own name.
     scale : "quick" or "paper"
-        Minutes on two cores, or networks and data of the source's own sizes (docs/errata.md says what differs).
+        Minutes on two cores, or networks and data of the source's own sizes (docs/figures.md says what differs).
     progress : bool
         Show progress bars.
+    fresh : bool
+        Throw away what is stored of these figures, and start anew.
+    on_start, on_end : callable, optional
+        Called with a figure before it is run, and with it and its outcome after it was run or opened.
+
+    Returns
+    -------
+    list of Outcome
+        One per figure, in the order asked for, as stored: pictures are files.
 
     Raises
     ------
     ValueError
-        If there is no such figure or scale.
+        If there is no such figure or scale, or the folder cannot be written to or is full.
+    KeyboardInterrupt
+        At Ctrl-C; the page is written, and the same call goes on.
     """
     _validate.choice(scale, "scale", SCALES)
-    figures = list(FIGURES) if "all" in names else [find(name) for name in names]
-    folder = Path(out) / scale
-    outcomes = [figure.run(scale, folder, progress) for figure in figures]
-    sections = [section for figure, o in zip(figures, outcomes, strict=True) for section in _sections(figure, o)]
-    report(sections, folder / "index.html", title=f"bnrank reproduce, {scale} scale")
-    return outcomes
+    return go(_chosen(names), FIGURES, Path(out) / scale, scale, progress, fresh, on_start, on_end)
 
 
-def _sections(figure: Figure, outcome: Outcome) -> list[Section]:
-    command = f"bnrank reproduce {figure.id} --scale {outcome.settings['scale']}"
-    text = f"{figure.source}. What must be seen: {figure.sees}.\n\nTook {outcome.seconds:.0f} s; alone: {command}"
-    if outcome.error:
-        text += f"\n\nFailed: {outcome.error}"
-    head = Section(
-        f"{figure.id}. {figure.title}",
-        text=text,
-        claims=outcome.claims,
-        figures=dict(outcome.pictures) or (),
-        settings=outcome.settings,
-    )
-    return [head, *outcome.sections]
+def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outcome]:
+    """Open what `reproduce` stored in a folder: name of the figure -> its outcome, as by `Outcome.open`.
+
+    Figures that did not finish, or are damaged, are left out.
+
+    Parameters
+    ----------
+    out, scale
+        Those of `reproduce`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     done = reproduce("F12", out, progress=False)
+    ...     again = stored(out)["one-neuron"]
+    >>> again.passed, again.claims == done[0].claims, again.settings["angles"], again.version
+    (True, True, 721, '0.1.0')
+    >>> [path.name for path in again.pictures.values()]
+    ['speed-against-angle.png']
+    """
+    folder = Path(out) / _validate.choice(scale, "scale", SCALES)
+    found = {}
+    for path in store.folders(folder):
+        with contextlib.suppress(ValueError):
+            found[path.name] = Outcome.open(path)
+    return found
+
+
+def listing(out: str | os.PathLike[str], scale: str = "quick") -> list[Entry]:
+    """Return every figure, with what a folder of `reproduce` holds of it."""
+    return entries(Path(out) / _validate.choice(scale, "scale", SCALES), scale, FIGURES)
+
+
+def _chosen(names: str | Sequence[str]) -> list[Figure]:
+    """Return the figures of these names, each once."""
+    names = [names] if isinstance(names, str) else list(names)
+    if not names:
+        raise ValueError("names: got none, expected ids or names of figures, or all")
+    found = [FIGURES if str(name).lower() == "all" else (find(name),) for name in names]
+    return list({figure.name: figure for some in found for figure in some}.values())

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bnrank._files import write_atomically
+from bnrank import _validate
+from bnrank._version import __version__
+from bnrank.figures import store
+from bnrank.figures.interruption import ctrl_c
 from bnrank.reporting import Section
 
 __all__ = ["SCALES", "Claim", "Figure", "Outcome", "middle"]
@@ -54,13 +56,27 @@ class Outcome:
     sections : tuple of Section
         Parts of the page: pictures, profiles, histories, tables.
     pictures : mapping
-        File name without ending -> matplotlib figure.
+        File name without ending -> matplotlib figure; of an outcome that was opened, -> PNG file.
     settings : mapping
         What it was made with.
     seconds : float
-        Wall time.
+        Wall time, with that of attempts before that were interrupted or failed (not of one that was killed).
     error : str
         Why there is nothing, if it failed.
+    captions : mapping
+        Name of a picture -> a line under it; without one, the name in words.
+    version, code : str
+        The version of bnrank, and a digest of its source files.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> outcome = Outcome("F0 nothing", (Claim("one is one", True, 1.0, "1"),), seconds=0.5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     outcome.save(Path(folder))
+    ...     Outcome.open(folder).claims[0].measured
+    1.0
     """
 
     figure: str
@@ -70,21 +86,78 @@ class Outcome:
     settings: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     error: str = ""
+    captions: Mapping[str, str] = field(default_factory=dict)
+    version: str = __version__
+    code: str = field(default_factory=store.code_digest)
 
     @property
     def passed(self) -> bool:
         """Whether it ran and everything that must be seen was seen."""
         return not self.error and all(claim.passed for claim in self.claims)
 
-    def save(self, folder: Path) -> None:
-        """Write claims and settings as JSON and the pictures as PNG."""
-        folder.mkdir(parents=True, exist_ok=True)
-        claims = [asdict(claim) for claim in self.claims]
-        text = {"figure": self.figure, "passed": self.passed, "claims": claims, "settings": dict(self.settings)}
-        text |= {"seconds": round(self.seconds, 1), "error": self.error}
-        write_atomically(folder / "claims.json", json.dumps(text, indent=1, default=str) + "\n")
-        for name, picture in self.pictures.items():
-            picture.savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
+    def save(self, folder: str | os.PathLike[str], stamp: Mapping[str, Any] | None = None) -> None:
+        """Write all of it to a folder, claims.json last: where that is there, the outcome is whole.
+
+        Pictures are written as PNG, histories and profiles as NetCDF, the rest as JSON. ``stamp`` is what has to agree
+        for `reproduce` to take it for the outcome that it is asked for.
+
+        Raises
+        ------
+        ValueError
+            If the folder cannot be written to, or is full; or if a section holds what cannot be stored.
+        """
+        folder = Path(folder)
+        text: dict[str, Any] = {
+            "figure": self.figure,
+            "passed": self.passed,
+            "claims": [store.claim_entry(claim) for claim in self.claims],
+            "settings": dict(self.settings),
+            "seconds": round(self.seconds, 3),
+            "error": self.error,
+            "captions": dict(self.captions),
+            "version": self.version,
+            "code": self.code,
+            "stamp": stamp,
+        }
+        with store.one_error(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / store.CLAIMS).unlink(missing_ok=True)
+            text["pictures"] = store.write_pictures(folder, self.pictures)
+            store.write_sections(folder, self.sections)
+            store.write_json(folder / store.CLAIMS, text)
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Outcome:
+        """Open an outcome that was saved.
+
+        Raises
+        ------
+        ValueError
+            If the folder holds none, or one that is damaged.
+        """
+        folder = Path(folder)
+        if not (folder / store.CLAIMS).exists():
+            raise ValueError(f"folder: {str(folder)!r} holds no outcome, expected a file {store.CLAIMS} in it")
+        try:
+            text = store.read_json(folder / store.CLAIMS)
+            pictures = {name: folder / file for name, file in text["pictures"].items()}
+            missing = [path.name for path in pictures.values() if not path.is_file()]
+            if missing:
+                raise FileNotFoundError(f"{', '.join(missing)} is missing")
+            return cls(
+                text["figure"],
+                tuple(Claim(**claim) for claim in text["claims"]),
+                store.read_sections(folder, Claim),
+                pictures,
+                text["settings"],
+                text["seconds"],
+                text["error"],
+                text["captions"],
+                text["version"],
+                text["code"],
+            )
+        except Exception as error:
+            raise ValueError(f"folder: {str(folder)!r} is damaged or holds no outcome: {error!r}") from error
 
 
 @dataclass(frozen=True)
@@ -103,6 +176,10 @@ class Figure:
         Scale -> keyword arguments of ``make``.
     make : callable
         (folder for runs, progress, **settings) -> Outcome.
+    gigabytes : mapping
+        Scale -> memory needed at its peak, in GB (10^9 bytes); a scale that is not there is not checked.
+    data : mapping
+        Scale -> data sets it cannot do without, such as ``("mnist",)``.
     """
 
     id: str
@@ -112,32 +189,67 @@ class Figure:
     sees: str
     settings: Mapping[str, Mapping[str, Any]]
     make: Callable[..., Outcome]
+    gigabytes: Mapping[str, float] = field(default_factory=dict)
+    data: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Its id and its name."""
+        return f"{self.id} {self.name}"
+
+    def stamp(self, scale: str, **changes: Any) -> dict[str, Any]:
+        """Return what has to agree for stored results to be gone on with: version, source files, settings."""
+        return store.stamp_of(self.label, {"scale": scale, **self.settings[scale], **changes})
 
     def run(self, scale: str, out: str | os.PathLike[str], progress: bool = True, **changes: Any) -> Outcome:
-        """Run the figure at a scale and store its claims and pictures in a folder; an error becomes its outcome.
+        """Run the figure at a scale and store its outcome in a folder of its name; an error becomes its outcome.
 
-        ``changes`` replace settings of the scale.
+        Training runs that the folder holds are gone on with, whatever version of bnrank they are of: the stamp that
+        was written before them stays, by which `bnrank.figures.reproduce` refuses them. ``changes`` replace settings
+        of the scale.
+
+        Raises
+        ------
+        ValueError
+            If there is no such scale, or the folder cannot be written to, or is full.
         """
-        settings = {**self.settings[scale], **changes}
+        settings = {**self.settings[_validate.choice(scale, "scale", SCALES)], **changes}
+        stamp = self.stamp(scale, **changes)
         folder = Path(out) / self.name
+        before = store.begin(folder, stamp)
         began = time.perf_counter()
+        error = ""
         try:
-            made = self.make(folder / "runs", progress, **settings)
-            error = ""
+            with ctrl_c():
+                made = self.make(folder / store.RUNS, progress, **settings)
         except Exception as problem:
-            made = Outcome(self.id)
-            error = f"{type(problem).__name__}: {problem}\n{traceback.format_exc(limit=4)}"
-        outcome = Outcome(
-            f"{self.id} {self.name}",
-            made.claims,
-            made.sections,
-            made.pictures,
-            {"scale": scale, **settings},
-            time.perf_counter() - began,
-            error,
+            made, error = Outcome(self.id), _describe(problem)
+        except BaseException:  # Ctrl-C
+            store.spend(folder, before + time.perf_counter() - began)
+            raise
+        seconds = before + time.perf_counter() - began
+        outcome = replace(
+            made,
+            figure=self.label,
+            settings={"scale": scale, **settings, **made.settings},
+            seconds=seconds,
+            error=error,
         )
-        outcome.save(folder)
+        store.spend(folder, seconds)
+        try:
+            outcome.save(folder, stamp)
+        except Exception as problem:
+            if isinstance(problem.__cause__, OSError):
+                raise
+            outcome = replace(
+                outcome, sections=(), pictures={}, error=f"what was found cannot be stored: {_describe(problem)}"
+            )
+            outcome.save(folder, stamp)
         return outcome
+
+
+def _describe(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {problem}\n{''.join(traceback.format_exception(problem, limit=-4))}"
 
 
 def middle(depth: int) -> Sequence[int]:

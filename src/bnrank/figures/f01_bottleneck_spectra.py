@@ -41,7 +41,9 @@ def make(folder: Path, progress: bool, *, rank: int, depth: int, width: int, mem
         history=run.history,
     )
     picture = {"bottleneck-spectra": axes[0].figure}
-    return Outcome("F1", claims(measured, rank), (section,), picture, {})
+    caption = "The ten largest singular values of activations and weights, and how nonlinear each layer is"
+    captions = {"bottleneck-spectra": f"{caption}; shaded: the bottleneck"}
+    return Outcome("F1", claims(measured, rank), (section,), picture, captions=captions)
 
 
 def claims(measured: xr.Dataset, rank: int) -> tuple[Claim, ...]:
@@ -71,4 +73,5 @@ FIGURE = Figure(
         "paper": {"rank": 4, "depth": 13, "width": 100, "members": 8, "steps": 10_000},
     },
     make,
+    gigabytes={"quick": 0.6, "paper": 0.9},
 )

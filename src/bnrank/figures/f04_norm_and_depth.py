@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 
 from bnrank.figures.base import Claim, Figure, Outcome
@@ -13,7 +15,7 @@ from bnrank.reporting import Section, plots
 from bnrank.tasks import low_rank_map
 from bnrank.training import sweep
 
-__all__ = ["FIGURE", "claims", "make", "middle_ranks", "rows"]
+__all__ = ["FIGURE", "claims", "gigabytes", "make", "middle_ranks", "rows"]
 
 RIDGE = 1e-3
 THRESHOLD = 0.1  # of a singular value that counts, and of a training cost that counts as fitted
@@ -52,7 +54,11 @@ def make(
     trials = plots.weight_spectra(spectra)
     section = Section("All runs", rows=rows(flat))
     pictures = {"norm-versus-depth": norms.figure, "weight-spectra": trials[0].figure}
-    return Outcome("F4", claims(flat), (section,), pictures, {})
+    captions = {
+        "norm-versus-depth": "The norm of the weights against depth, one point per run",
+        "weight-spectra": "The ten largest singular values of every layer, at four depths",
+    }
+    return Outcome("F4", claims(flat), (section,), pictures, captions=captions)
 
 
 def middle_ranks(flat: xr.Dataset) -> np.ndarray:
@@ -123,27 +129,39 @@ def _longest(flags: np.ndarray) -> tuple[int, int]:
     return best
 
 
+def gigabytes(*, depths: Sequence[int], width: int, seeds: int, **_: object) -> float:
+    """Return the memory at the peak: a process per thread, each with the networks of one depth.
+
+    Half a GB for a process, and 200 bytes per weight: 20 vectors of L-BFGS, Adam's, and the factors of the metric.
+    """
+    workers = min(torch.get_num_threads(), len(depths))
+    return 0.5 * (1 + workers) + sum(2e-7 * seeds * width**2 * depth for depth in sorted(depths)[-workers:])
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "quick": {
+        "depths": [6, 10, 14, 18, 22, 26, 30, 40, 100],
+        "width": 50,
+        "init": "he",
+        "seeds": 2,
+        "steps": 1200,
+    },
+    "paper": {
+        "depths": [*range(3, 31), 35, 40, 50, 60, 80, 100],
+        "width": 100,
+        "init": "he",
+        "seeds": 4,
+        "steps": 5000,
+    },
+}
+
 FIGURE = Figure(
     "F4",
     "norm-and-depth",
     "The norm grows with depth by the rank per layer, until training collapses",
     "Jacot2023b, Figure 1",
     "ranges of depth with a common rank, the norm affine in L with that slope; collapse at large depth",
-    {
-        "quick": {
-            "depths": [6, 10, 14, 18, 22, 26, 30, 40, 100],
-            "width": 50,
-            "init": "he",
-            "seeds": 2,
-            "steps": 1200,
-        },
-        "paper": {
-            "depths": [*range(3, 31), 35, 40, 50, 60, 80, 100],
-            "width": 100,
-            "init": "he",
-            "seeds": 4,
-            "steps": 5000,
-        },
-    },
+    SETTINGS,
     make,
+    gigabytes={scale: gigabytes(**settings) for scale, settings in SETTINGS.items()},
 )

@@ -37,7 +37,7 @@ def make(
     """
     task = handwritten_digits(images)
     claims: list[Claim] = []
-    sections, pictures = [], {}
+    sections, pictures, captions = [], {}, {}
     for i, settings in enumerate(runs):
         flow = saddles.descend(task, DEPTH, folder / f"run-{i}", progress, width=width, seed=0, **settings)
         last = i == len(runs) - 1
@@ -45,9 +45,12 @@ def make(
         part = saddles.Part.of(flow, task, title, predict=not last)
         claims += [replace(claim, name=f"init {settings['init']:g}: {claim.name}") for claim in part.claims(last)]
         sections.append(part.section())
-        pictures["plateaus" if last else f"plateaus-init-{settings['init']:g}"] = part.picture()
+        name = "plateaus" if last else f"plateaus-init-{settings['init']:g}"
+        pictures[name] = part.picture()
+        captions[name] = f"The loss and the spectra of all layers, from weights of scale {settings['init']:g}"
     exits = joins.measure(task, DEPTH, scales)
     pictures["joins"] = joins.draw(exits)
+    captions["joins"] = "How long a network stays at a saddle around which its other weights are small"
     table = [
         {"scale": s, "exit at": t, "log(1/scale) / kappa": float(np.log(1 / s) / exits.kappa), "rate seen": r}
         for s, t, r in zip(exits.scales, exits.times, exits.rates, strict=True)
@@ -58,7 +61,8 @@ def make(
         "falls by a constant, not by a factor, if weights are ten times larger."
     )
     sections.append(Section("Leaving a saddle by joins (T41)", text=text, rows=table))
-    return Outcome("F9", (*claims, *joins.claims(exits)), tuple(sections), pictures, {"data": task.name})
+    made = (*claims, *joins.claims(exits))
+    return Outcome("F9", made, tuple(sections), pictures, {"data": task.name}, captions=captions)
 
 
 def escape(loss: np.ndarray, share: float = 0.1) -> int | None:
@@ -105,4 +109,6 @@ FIGURE = Figure(
         },
     },
     make,
+    gigabytes={"quick": 0.7, "paper": 2.5},
+    data={"paper": ("mnist",)},
 )

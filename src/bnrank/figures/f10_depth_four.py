@@ -37,7 +37,7 @@ def make(
     """
     task = handwritten_digits(images)
     clear: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
-    pictures, sections = {}, []
+    pictures, captions, sections = {}, {}, []
     asked = [(depth, seed, init) for depth in DEPTHS for seed in range(seeds)] + [(DEPTHS[0], 0, smaller)]
     for depth, seed, scale in asked:
         flow = saddles.descend(
@@ -57,7 +57,9 @@ def make(
         if seed == 0:
             title = f"{task.name}, {task.n} images, depth {depth}, width {width}, init {scale:g}"
             part = saddles.Part.of(flow, task, title)
-            pictures[f"depth-{depth}-init-{scale:g}"] = part.picture()
+            name = f"depth-{depth}-init-{scale:g}"
+            pictures[name] = part.picture()
+            captions[name] = f"The loss and the spectra of all layers at depth {depth}, from weights of scale {scale:g}"
             sections.append(part.section())
     table: list[dict[str, Any]] = [
         {"depth": depth, "seed": seed, "clearness": value}
@@ -69,7 +71,7 @@ def make(
         "twentieth, over the median of these times. The initial weights have the same scale at both depths."
     )
     sections.append(Section("How clear plateaus are", text=text, rows=table))
-    return Outcome("F10", claims(clear), tuple(sections), pictures, {"data": task.name})
+    return Outcome("F10", claims(clear), tuple(sections), pictures, {"data": task.name}, captions=captions)
 
 
 def claims(clear: dict[int, Sequence[float]] | dict[int, list[float]]) -> tuple[Claim, ...]:
@@ -116,4 +118,6 @@ FIGURE = Figure(
         },
     },
     make,
+    gigabytes={"quick": 0.7, "paper": 2.2},
+    data={"paper": ("mnist",)},
 )

@@ -33,7 +33,8 @@ def make(
     """Descend from ``runs`` Gaussian starts per width, with the source's steps and then with decaying ones."""
     data = trials(widths, runs, steps, step, decaying, seed)
     sections = (Section("Runs by width", rows=rows(data)),)
-    return Outcome("F11", claims(data), sections, {"width": draw(data)}, {})
+    captions = {"width": "How often descent finds a direction faster than all of rank one, and the speed of every run"}
+    return Outcome("F11", claims(data), sections, {"width": draw(data)}, captions=captions)
 
 
 def trials(widths: Sequence[int], runs: int, steps: int, step: float, decaying: int, seed: int = 0) -> xr.Dataset:
@@ -177,4 +178,5 @@ FIGURE = Figure(
         },
     },
     make,
+    gigabytes={"quick": 0.6, "paper": 0.6},
 )

@@ -181,7 +181,14 @@ def make(
         "signs": draw_signs(shown),
     }
     claims = (*rank_one_claims(courses), *bound_claims(others), *step_claims(steps))
-    return Outcome("F13", claims, _sections(courses, others, steps), pictures, {"data": [c.title for c in courses]})
+    captions = {
+        "rank-one": "Linear last layers become rank one and align; ReLU layers before them do not",
+        "bounds": "Tails with residual blocks and convolutions, with what T48 guarantees",
+        "invariants": "Conserved quantities along the flow, and their drift under gradient descent",
+        "signs": "Signs of weights that still change, and how the direction of the weights settles",
+    }
+    settings = {"data": [c.title for c in courses]}
+    return Outcome("F13", claims, _sections(courses, others, steps), pictures, settings, captions=captions)
 
 
 def _sections(courses: Sequence[Course], others: Sequence[Course], steps: Steps) -> tuple[Section, ...]:
@@ -315,4 +322,6 @@ FIGURE = Figure(
         },
     },
     make,
+    gigabytes={"quick": 1.3, "paper": 2.0},
+    data={"paper": ("mnist",)},
 )
