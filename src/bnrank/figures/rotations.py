@@ -1,0 +1,281 @@
+"""What F5 measures of a network that predicts the cost of gradient descent from its start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnrank.measures import dependence, orbits, profile
+from bnrank.measures.bottleneck import Bottleneck, detect
+from bnrank.networks import MLP
+from bnrank.networks.reading import capture
+from bnrank.tasks import RankOneFactorisation, Task
+
+__all__ = [
+    "FULL",
+    "LINE",
+    "PLANE",
+    "SMALL",
+    "TRUE",
+    "Learned",
+    "Map",
+    "activations",
+    "exactness",
+    "learn",
+    "principal",
+    "rows",
+]
+
+Array = NDArray[np.float64]
+FULL, LINE, PLANE = "two hidden coordinates", "the first of them alone", "two random directions of the input"
+TRUE = "u itself"
+PIXELS = 121
+SMALL = 0.05  # the issue's bound for orbits
+RADII = 16  # orbits in every plane orthogonal to w
+
+
+@dataclass(frozen=True)
+class Map:
+    """Distances to a fixed point on a plane of inputs.
+
+    Attributes
+    ----------
+    title : str
+        What is drawn.
+    across : str
+        Label of the horizontal axis.
+    up : str
+        Label of the vertical axis.
+    extent : float
+        The plane goes from -extent to extent both ways.
+    origin : (2,)
+        The fixed point.
+    distances : (pixels, pixels)
+        Rows from the bottom up.
+    """
+
+    title: str
+    across: str
+    up: str
+    extent: float
+    origin: tuple[float, float]
+    distances: Array
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What is measured of the network.
+
+    Attributes
+    ----------
+    profile : Dataset
+        Of the network on test starts.
+    bottleneck : Bottleneck
+        Of its weights.
+    early, hidden : int
+        The layers looked at: for orbits and for the two coordinates.
+    exact : float
+        Largest |u(v') - u'| for E = 0, over test trajectories.
+    test_error : float
+        sum ||f(x) - y||^2 / sum ||y - mean y||^2 on test data.
+    share : float
+        Share of the variance of the hidden states in their first two principal directions.
+    residuals : mapping
+        State -> share of the variance of its steps that it does not predict.
+    collapse : (L + 1,)
+        Variance within orbits over total variance: inputs, layers 1, ..., L.
+    in_planes : (L + 1,)
+        The same with the variance within planes orthogonal to w in place of the total.
+    from_hidden, from_u : (2,)
+        R^2 of u_0 and u_1 predicted from the hidden coordinates, and of these from u.
+    trajectories : mapping
+        State -> (trajectories, times, 2).
+    statistics, coordinates : (N, 2)
+        u and hidden coordinates of test starts.
+    predicted, costs : (N, T)
+        Costs of test data, in the units of C.
+    maps : tuple of Map
+        Distances in planes.
+    """
+
+    profile: xr.Dataset
+    bottleneck: Bottleneck
+    early: int
+    hidden: int
+    exact: float
+    test_error: float
+    share: float
+    residuals: Mapping[str, float]
+    collapse: Array
+    in_planes: Array
+    from_hidden: Array
+    from_u: Array
+    trajectories: Mapping[str, Array]
+    statistics: Array
+    coordinates: Array
+    predicted: Array
+    costs: Array
+    maps: tuple[Map, ...]
+
+    @property
+    def collapsed(self) -> int | None:
+        """First layer with less than 5 percent of the variance in planes orthogonal to w within orbits."""
+        found = np.flatnonzero(self.in_planes < SMALL)
+        return int(found[0]) if len(found) else None
+
+
+def learn(
+    net: MLP,
+    task: Task,
+    descent: RankOneFactorisation,
+    *,
+    early: int,
+    hidden: int,
+    trajectories: int,
+    copies: int,
+    radius: float,
+    seed: int,
+) -> Learned:
+    """Measure a trained network on the test data of its task; ``copies`` is the number of points on each orbit."""
+    if task.x_test is None or task.y_test is None:
+        raise ValueError("task: got no test data, expected some")
+    x, y = task.x_test.double(), task.y_test.double()
+    steps, scale = y.shape[1], _scale(task, descent)
+    with torch.no_grad():
+        predicted = net.double()(x)
+    measured = profile(net, x, y)
+    states = descent.trajectory(x[:trajectories], steps)
+    centre, directions, share = principal(activations(net, states, hidden))
+    paths = {
+        FULL: ((activations(net, states, hidden) - centre) @ directions).numpy(),
+        PLANE: (states @ _random_plane(x.shape[1], seed)).numpy(),
+        TRUE: descent.statistics(states).numpy(),
+    }
+    residuals = {name: dependence.self_consistency(path) for name, path in paths.items()}
+    residuals[LINE] = dependence.self_consistency(paths[FULL][..., :1])
+    u = descent.statistics(x).numpy()
+    z = ((activations(net, x, hidden) - centre) @ directions).numpy()
+    points = orbits.rotations(x[:trajectories], descent.w, copies, seed)
+    planes = _planes(descent, x[: max(2, trajectories // 4)], radius, copies, seed)
+    in_planes = orbits.collapse_by_layer(net, planes)
+    return Learned(
+        profile=measured,
+        bottleneck=detect(measured.weight_singular_values.values),
+        early=early,
+        hidden=hidden,
+        exact=exactness(descent, x[:trajectories], steps),
+        test_error=float((predicted - y).square().sum() / (y - y.mean(0)).square().sum()),
+        share=share,
+        residuals=residuals,
+        collapse=orbits.collapse_by_layer(net, points),
+        in_planes=in_planes,
+        from_hidden=np.array([1 - dependence.unexplained(z, u[:, [i]]) for i in (0, 1)]),
+        from_u=np.array([1 - dependence.unexplained(u, z[:, [i]]) for i in (0, 1)]),
+        trajectories=paths,
+        statistics=u,
+        coordinates=z,
+        predicted=predicted.numpy() / scale,
+        costs=y.numpy() / scale,
+        maps=_maps(net, descent, early, _second(in_planes, early), radius),
+    )
+
+
+def activations(net: MLP, x: Tensor, layer: int) -> Tensor:
+    """Return a_layer(x), (..., n_layer), float64, for x (..., d); layer 0 is x itself."""
+    if not layer:
+        return x.double()
+    flat = x.reshape(-1, x.shape[-1])
+    parts = [part.activations[layer - 1] for part in capture(net, flat)]
+    return torch.cat(parts).reshape(*x.shape[:-1], -1)
+
+
+def principal(h: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Return mean, first two principal directions (n, 2) and their share of the variance, of states (..., n)."""
+    flat = h.reshape(-1, h.shape[-1])
+    centre = flat.mean(0)
+    _, s, vh = torch.linalg.svd(flat - centre, full_matrices=False)
+    signs = vh[:2].sum(1).sign()
+    return centre, (vh[:2] * signs[:, None]).T, float(s[:2].square().sum() / s.square().sum())
+
+
+def exactness(descent: RankOneFactorisation, x: Tensor, steps: int) -> float:
+    """Return the largest |u(v(t + 1)) - G(u(v(t)))| along trajectories, G the map of the statistics, with E = 0."""
+    clean = RankOneFactorisation(descent.w, descent.across, torch.zeros_like(descent.error), descent.lr)
+    u = clean.statistics(clean.trajectory(x, steps))
+    return float((u[:, 1:] - clean.step_statistics(u[:, :-1])).abs().max())
+
+
+def _scale(task: Task, descent: RankOneFactorisation) -> float:
+    """Return the scalar between the outputs of the task and the costs."""
+    costs = descent.cost(descent.step(task.x.double()))
+    return float(task.y[:, 0].double() @ costs / (costs @ costs))
+
+
+def _random_plane(d: int, seed: int) -> Tensor:
+    """Return two orthonormal random directions, (d, 2)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.linalg.qr(torch.randn((d, 2), generator=generator, dtype=torch.float64))[0]
+
+
+def _planes(descent: RankOneFactorisation, x: Tensor, radius: float, copies: int, seed: int) -> Tensor:
+    """Return points (planes, orbits, copies, d) of planes orthogonal to w, with the w^T x of samples.
+
+    Radii of the orbits are drawn uniformly, up to where ||v|| is the radius of the starts.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    along = x @ descent.w
+    most = (radius**2 - along.square()).clamp(min=0).sqrt()
+    radii = torch.rand((len(x), RADII), generator=generator, dtype=torch.float64) * most[:, None]
+    v = along[:, None, None] * descent.w + radii[..., None] * descent.across
+    points = orbits.rotations(v.flatten(0, 1), descent.w, copies, seed)
+    return points.unflatten(0, (len(x), RADII))
+
+
+def _second(in_planes: Array, early: int) -> int:
+    """Return the layer whose map is drawn next to that of the early one: where orbits have collapsed, above it."""
+    after = np.flatnonzero(in_planes[early + 1 :] < SMALL)
+    return early + 1 + int(after[0]) if len(after) else min(early + 1, len(in_planes) - 1)
+
+
+def _maps(net: MLP, descent: RankOneFactorisation, early: int, second: int, radius: float) -> tuple[Map, ...]:
+    """Return distances ||a(x) - a(x0)|| in a plane orthogonal to w, and in one that holds w."""
+    w, e = descent.w, descent.across
+    f = torch.linalg.svd(torch.stack([w, e]))[2][2 % len(w)]  # orthogonal to both where d is 3 or more
+    height, at = radius / 4, radius / 2
+    side = torch.linspace(-radius, radius, PIXELS, dtype=torch.float64)
+    up, across = torch.meshgrid(side, side, indexing="ij")
+    rings = height * w + across[..., None] * e + up[..., None] * f
+    holding = up[..., None] * w + across[..., None] * e
+    x0 = height * w + at * e
+    where = f"plane orthogonal to w, wᵀv = {height:.2g}"
+    one, two = "first direction orthogonal to w", "second direction orthogonal to w"
+    drawn = (
+        (f"inputs\n{where}", two, rings, 0, (at, 0.0)),
+        (f"layer {early}\n{where}", two, rings, early, (at, 0.0)),
+        (f"layer {second}\n{where}", two, rings, second, (at, 0.0)),
+        (f"layer {second}\nplane that holds w", "wᵀv", holding, second, (at, height)),
+    )
+    result = []
+    for title, label, plane, layer, origin in drawn:
+        distance = (activations(net, plane, layer) - activations(net, x0[None], layer)).norm(dim=-1)
+        result.append(Map(title, one, label, radius, origin, distance.numpy()))
+    return tuple(result)
+
+
+def rows(learned: Learned) -> list[dict[str, object]]:
+    """Return one table row per layer: collapse of orbits and the first three singular values."""
+    values = learned.profile.weight_singular_values.values
+    table: list[dict[str, object]] = []
+    for layer, (total, planes) in enumerate(zip(learned.collapse, learned.in_planes, strict=True)):
+        row: dict[str, object] = {"layer": layer or "inputs", "variance within orbits / total": float(total)}
+        row |= {"the same in planes orthogonal to w": float(planes)}
+        if layer:
+            row |= {f"s_{i + 1} of W": float(value) for i, value in enumerate(values[layer - 1][:3])}
+        table.append(row)
+    return table

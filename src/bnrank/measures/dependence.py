@@ -1,0 +1,199 @@
+"""Whether one quantity is a function of another, decided on samples: dynamics that close, coordinates that match."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from bnrank import _validate
+
+__all__ = ["predict", "self_consistency", "unexplained"]
+
+Array = NDArray[np.float64]
+RIDGE = 1e-3  # on the slopes of the local fit, relative to the spread of the neighbours
+FLAT = 1e-10  # directions of x with a smaller share of its largest variance carry rounding only
+
+
+def predict(
+    x: Tensor | np.ndarray,
+    y: Tensor | np.ndarray,
+    groups: np.ndarray | None = None,
+    *,
+    neighbours: int = 20,
+    folds: int = 10,
+    seed: int = 0,
+) -> Array:
+    """Predict y from x at every sample by a local linear fit on the other folds.
+
+    x is centred and whitened, so that nothing depends on the choice of linear coordinates of x. The fit at a sample
+    uses its nearest neighbours outside its own fold, weighted by (1 - (distance / largest)^3)^3, with a small ridge on
+    the slopes. For a few dimensions of x; the error of a smooth function goes to 0 with the number of samples.
+
+    Parameters
+    ----------
+    x, y : Tensor or ndarray
+        (N, p) and (N, q).
+    groups : ndarray, optional
+        (N,), of any values: samples of the same group, such as the times of a trajectory, come into the same fold, so
+        that none is predicted from its own group. By default every sample is a group.
+    neighbours : int
+        Number of neighbours.
+    folds : int
+        Number of folds, at most the number of groups.
+    seed : int
+        Seed of the partition into folds.
+
+    Returns
+    -------
+    ndarray
+        (N, q), float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If shapes do not fit, entries are not finite, or there are fewer than two groups or too few samples for the
+        neighbours.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.linspace(0, 1, 200)[:, None]
+    >>> bool(np.abs(predict(x, np.sin(3 * x)) - np.sin(3 * x)).max() < 0.01)
+    True
+    """
+    inputs, targets = _pair(x, y)
+    of = _folds(groups, len(inputs), _validate.integer(folds, "folds", 2), seed)
+    neighbours = _validate.integer(neighbours, "neighbours", 2)
+    least = len(inputs) - int(np.bincount(of).max())
+    if least < neighbours:
+        raise ValueError(f"neighbours: got {neighbours}, but one fold leaves {least} of {len(inputs)} samples only")
+    white = _whitened(inputs)
+    result = np.empty_like(targets)
+    for fold in np.unique(of):
+        mine, others = of == fold, of != fold
+        distance, index = cKDTree(white[others]).query(white[mine], k=neighbours)
+        result[mine] = _local(white[mine], white[others][index], targets[others][index], distance)
+    return result
+
+
+def unexplained(
+    x: Tensor | np.ndarray,
+    y: Tensor | np.ndarray,
+    groups: np.ndarray | None = None,
+    *,
+    neighbours: int = 20,
+    folds: int = 10,
+    seed: int = 0,
+) -> float:
+    """Return the share of the variance of y that x does not predict, sum ||y - y^(x)||^2 / sum ||y - mean y||^2.
+
+    y^ is what :func:`predict` gives, on samples it was not fitted to: near 0 where y is a function of x (up to the
+    error of the local fit), near 1 or a little above where x says nothing of y. R^2 is 1 minus it. NaN where y is
+    constant.
+
+    Parameters
+    ----------
+    x, y, groups, neighbours, folds, seed
+        As in :func:`predict`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`predict`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(500, 2))
+    >>> unexplained(x, (x[:, :1] + x[:, 1:]) ** 2) < 0.02
+    True
+    >>> unexplained(x[:, :1], x[:, 1:]) > 0.9
+    True
+    """
+    predicted = predict(x, y, groups, neighbours=neighbours, folds=folds, seed=seed)
+    _, targets = _pair(x, y)
+    total = float(((targets - targets.mean(0)) ** 2).sum())
+    floor = (10 * np.finfo(np.float64).eps) ** 2 * float((targets**2).sum())
+    return float(((targets - predicted) ** 2).sum()) / total if total > floor else float("nan")
+
+
+def self_consistency(states: Tensor | np.ndarray, *, neighbours: int = 20, folds: int = 10, seed: int = 0) -> float:
+    """Return the share of the variance of the steps h(t + 1) - h(t) that the present state h(t) does not predict.
+
+    0 for dynamics that close on h, so that trajectories do not cross; fitted by :func:`predict`, never on the
+    trajectory itself. The variance of steps, not of states, is what it is compared to: where steps are small, the
+    present state is a good prediction of the next one in any projection.
+
+    Parameters
+    ----------
+    states : Tensor or ndarray
+        (trajectories, times, p), two trajectories and two times at least.
+    neighbours, folds, seed
+        As in :func:`predict`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it has another shape, or as :func:`predict`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> angle = np.random.default_rng(0).uniform(0, 2 * np.pi, (100, 1)) + 0.3 * np.arange(10)
+    >>> circle = np.stack([np.cos(angle), np.sin(angle)], -1)
+    >>> self_consistency(circle) < 0.01 < 0.5 < self_consistency(circle[..., :1])
+    True
+    """
+    h = _validate.samples(states, "states", ndim=3).double().numpy(force=True)
+    if h.shape[0] < 2 or h.shape[1] < 2:
+        raise ValueError(f"states: got shape {h.shape}, expected two trajectories and two times at least")
+    groups = np.repeat(np.arange(h.shape[0]), h.shape[1] - 1)
+    present, steps = h[:, :-1].reshape(-1, h.shape[2]), np.diff(h, axis=1).reshape(-1, h.shape[2])
+    return unexplained(present, steps, groups, neighbours=neighbours, folds=folds, seed=seed)
+
+
+def _pair(x: object, y: object) -> tuple[Array, Array]:
+    inputs = _validate.samples(x, "x", minimum=2).double().numpy(force=True)
+    targets = _validate.samples(y, "y", minimum=2).double().numpy(force=True)
+    if len(inputs) != len(targets):
+        raise ValueError(f"x, y: got {len(inputs)} and {len(targets)} samples, expected the same number in both")
+    return inputs, targets
+
+
+def _folds(groups: object, n: int, folds: int, seed: int) -> NDArray[np.int64]:
+    """Return the fold of every sample: groups in random order, dealt out in turn."""
+    if groups is None:
+        groups = np.arange(n)
+    labels = np.asarray(groups)
+    if labels.shape != (n,):
+        raise ValueError(f"groups: got shape {labels.shape}, expected ({n},), one per sample")
+    known, group = np.unique(labels, return_inverse=True)
+    if len(known) < 2:
+        raise ValueError("groups: got one group, expected two at least")
+    order = np.random.default_rng(_validate.integer(seed, "seed", 0)).permutation(len(known))
+    return (order % min(folds, len(known)))[group]
+
+
+def _whitened(x: Array) -> Array:
+    """Return x in coordinates of mean 0 and variance 1, without directions that do not vary."""
+    centred = x - x.mean(0)
+    u, s, _ = np.linalg.svd(centred, full_matrices=False)
+    kept = s**2 > FLAT * s[:1] ** 2
+    if not kept.any():
+        raise ValueError("x: got the same point in all samples, expected points that differ")
+    return np.asarray(u[:, kept] * len(x) ** 0.5)
+
+
+def _local(at: Array, x: Array, y: Array, distance: Array) -> Array:
+    """Return weighted ridge fits at ``at`` (m, p) from neighbours x (m, k, p), y (m, k, q)."""
+    largest = np.maximum(distance[:, -1:], np.finfo(np.float64).tiny) * (1 + 1e-9)
+    weight = ((1 - (distance / largest) ** 3) ** 3)[..., None]
+    weight = weight / weight.sum(1, keepdims=True)
+    middle, mean = (weight * x).sum(1, keepdims=True), (weight * y).sum(1, keepdims=True)
+    u, v = x - middle, y - mean
+    gram = np.einsum("mki,mkj->mij", weight * u, u)
+    spread = np.trace(gram, axis1=1, axis2=2)[:, None, None] + np.finfo(np.float64).tiny
+    slopes = np.linalg.solve(gram + RIDGE * spread * np.eye(x.shape[2]), np.einsum("mki,mkj->mij", weight * u, v))
+    return np.asarray((mean + (at[:, None] - middle) @ slopes)[:, 0])

@@ -1,0 +1,178 @@
+"""How far a representation is constant on the orbits of a symmetry (F5, T17)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks.functional import example
+from bnrank.networks.reading import capture, read
+
+__all__ = ["collapse", "collapse_by_layer", "rotations"]
+
+
+def rotations(v: Tensor | np.ndarray, axis: Tensor | np.ndarray, count: int = 32, seed: int = 0) -> Tensor:
+    """Draw points from the orbits of vectors under the rotations that leave an axis as it is.
+
+    With w the unit vector along the axis, the orbit of v is (w^T v) w + ||(I - w w^T) v|| q for all unit vectors q
+    orthogonal to w; q is drawn uniformly, which is what a uniformly drawn rotation does to v. In two dimensions q is
+    one of two vectors: rotations and reflections.
+
+    Parameters
+    ----------
+    v : Tensor or ndarray
+        (m, d), d >= 2.
+    axis : Tensor or ndarray
+        (d,), of any length but 0.
+    count : int
+        Points per orbit.
+    seed : int
+        Seed of a generator of its own.
+
+    Returns
+    -------
+    Tensor
+        (m, count, d), in the dtype of v.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If shapes do not fit, entries are not finite or the axis is 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> v = torch.tensor([[3.0, 4.0, 0.0]], dtype=torch.float64)
+    >>> points = rotations(v, torch.tensor([1.0, 0.0, 0.0]), count=5)
+    >>> points[0, :, 0].tolist(), points.norm(dim=2).round(decimals=9).tolist()
+    ([3.0, 3.0, 3.0, 3.0, 3.0], [[5.0, 5.0, 5.0, 5.0, 5.0]])
+    """
+    v = _validate.samples(v, "v")
+    count, seed = _validate.integer(count, "count"), _validate.integer(seed, "seed", 0)
+    if v.shape[1] < 2:
+        raise ValueError(f"v: got shape {tuple(v.shape)}, expected (m, d) with d of at least 2")
+    direction = torch.as_tensor(axis).to(v.device, torch.float64)
+    if (
+        tuple(direction.shape) != (v.shape[1],)
+        or not bool(torch.isfinite(direction).all())
+        or not bool(direction.any())
+    ):
+        raise ValueError(f"axis: got {_validate.describe(axis)}, expected ({v.shape[1]},), finite and not 0")
+    w = direction / direction.norm()
+    z = v.double()
+    along = (z @ w)[:, None] * w
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn((len(v), count, len(w)), generator=generator, dtype=torch.float64).to(v.device)
+    q = q - (q @ w)[..., None] * w
+    q = q / q.norm(dim=2, keepdim=True)
+    points = along[:, None] + (z - along).norm(dim=1)[:, None, None] * q
+    return points.to(v.dtype)
+
+
+def collapse(values: Tensor | np.ndarray) -> float:
+    """Return the variance within orbits over the total variance of a representation.
+
+        sum_ij ||h_ij - mean_j h_ij||^2 / sum_ij ||h_ij - mean_ij h_ij||^2
+
+    for h_ij the representation at point j of orbit i. It lies in [0, 1] and has no units: 0 if h is constant on every
+    orbit, 1 if all orbits have the same mean. Of n points per orbit drawn independently, the expectation of the
+    numerator is a share (n - 1) / n of what whole orbits have. NaN where h is constant altogether.
+
+    The total counts what varies between orbits for any reason. A linear projection onto the axis of a rotation has
+    the value 0 although it knows nothing of the distance to the axis, and a representation that varies much along
+    the axis has a small value whatever it does across it. To look at the orbits of a plane orthogonal to the axis
+    alone, give such planes as strata: both sums are then taken over all strata, and the mean of the second is that
+    of each stratum.
+
+    Parameters
+    ----------
+    values : Tensor or ndarray
+        (orbits, points, features) or (strata, orbits, points, features), two orbits and two points at least.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it has another shape, is not of floating point or not finite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> collapse(torch.tensor([[[1.0], [1.0]], [[3.0], [3.0]]]))
+    0.0
+    >>> collapse(torch.tensor([[[0.0], [2.0]], [[2.0], [4.0]]]))
+    0.5
+    >>> collapse(torch.tensor([[[[0.0], [2.0]], [[2.0], [4.0]]], [[[8.0], [8.0]], [[8.0], [8.0]]]]))
+    0.5
+    """
+    h = _points(values, "values").double()
+    means = h.mean(2)
+    return _share(float((h - means[:, :, None]).square().sum()), means, h.shape[2])
+
+
+def collapse_by_layer(module: nn.Module, points: Tensor | np.ndarray, chunk: int = 4096) -> np.ndarray:
+    """Return :func:`collapse` of the inputs and of the activations a_l of every layer of a network.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any module with linear or convolutional layers; it is left as it was.
+    points : Tensor or ndarray
+        Points on orbits, (orbits, points, d), as :func:`rotations` draws them, or strata of such, as in
+        :func:`collapse`.
+    chunk : int
+        Samples per forward pass, rounded to whole orbits; bounds the memory.
+
+    Returns
+    -------
+    ndarray
+        (L + 1,): the inputs, then a_1, ..., a_{L-1} and the outputs.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`collapse`; if the module cannot be run on the points or has no layer to read.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> points = rotations(torch.randn(20, 3), torch.tensor([1.0, 0.0, 0.0]))
+    >>> collapse_by_layer(bnrank.MLP([3, 8, 2]), points).shape
+    (3,)
+    """
+    h = _points(points, "points")
+    strata, orbits, count = h.shape[:3]
+    flat = example(module, h.flatten(0, 2))
+    reading = read(module, flat)
+    within = np.zeros(len(reading.layers) + 1)
+    means: list[list[Tensor]] = [[] for _ in within]
+    whole = count * max(1, _validate.integer(chunk, "chunk") // count)  # whole orbits, of which no more is kept
+    for part in capture(module, flat, reading, whole):
+        for i, layer in enumerate((part.inputs[0], *part.activations)):
+            orbit = layer.flatten(1).double().cpu().unflatten(0, (-1, count))
+            mean = orbit.mean(1)
+            within[i] += float((orbit - mean[:, None]).square().sum())
+            means[i].append(mean)
+    rows = (torch.cat(parts).unflatten(0, (strata, orbits)) for parts in means)
+    return np.array([_share(total, mean, count) for total, mean in zip(within, rows, strict=True)])
+
+
+def _share(within: float, means: Tensor, count: int) -> float:
+    """Return the share of a sum within orbits, given the means (strata, orbits, features) of ``count`` points each."""
+    between = float((means - means.mean(1, keepdim=True)).square().sum())
+    total = within + count * between
+    floor = (10 * torch.finfo(torch.float64).eps) ** 2 * (count * float(means.square().sum()) + within)
+    return within / total if total > floor else float("nan")
+
+
+def _points(value: object, name: str) -> Tensor:
+    """Return (strata, orbits, points, features); one stratum where none are given."""
+    h = _validate.samples(value, name, ndim=None)
+    h = h[None] if h.ndim == 3 else h
+    if h.ndim != 4 or h.shape[1] < 2 or h.shape[2] < 2:
+        raise ValueError(
+            f"{name}: got {_validate.describe(value)}, expected (orbits, points, features) or (strata, orbits, "
+            "points, features), two orbits and two points at least"
+        )
+    return h

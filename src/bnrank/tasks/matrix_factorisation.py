@@ -1,0 +1,286 @@
+"""Gradient descent on a rank-one factorisation: what it costs over time depends on two numbers of its start (F5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from bnrank import _validate
+from bnrank.tasks._random import streams
+from bnrank.tasks.task import Task, Truth
+
+__all__ = ["STARTS", "RankOneFactorisation", "matrix_factorisation", "rank_one_factorisation"]
+
+STARTS = ("even", "gaussian")
+
+
+@dataclass(frozen=True, eq=False)
+class RankOneFactorisation:
+    """Gradient descent on C(v) = ||v v^T - (w w^T + E)||_F^2, with ||w|| = 1.
+
+    Its gradient is 4 ||v||^2 v - 2 (A + A^T) v with A = w w^T + E. With E = 0 a step is
+
+        v' = v - 4 lr (||v||^2 v - (w^T v) w),
+
+    which commutes with rotations about w and with v -> -v. Of the summary statistics u = ((w^T v)^2, ||P v||^2),
+    P = I - w w^T, and r = u_0 + u_1 = ||v||^2 it therefore makes
+
+        u_0' = u_0 (1 - 4 lr (r - 1))^2,  u_1' = u_1 (1 - 4 lr r)^2,  C = r^2 - 2 u_0 + 1,
+
+    exactly, at any step size (Jacot2023b section 5 has the limit of small steps). Everything is computed in float64
+    and returned in the dtype it is given; differentiable.
+
+    Attributes
+    ----------
+    w : Tensor
+        Unit vector, (d,), float64.
+    across : Tensor
+        A unit vector orthogonal to w, (d,), float64: where :meth:`representative` puts ||P v||.
+    error : Tensor
+        E, (d, d), float64.
+    lr : float
+        Step size.
+
+    Examples
+    --------
+    >>> import torch
+    >>> descent = rank_one_factorisation(d=3, lr=0.1)
+    >>> u = torch.tensor([[0.5, 0.25]], dtype=torch.float64)
+    >>> v = descent.representative(u)
+    >>> torch.allclose(descent.statistics(descent.step(v)), descent.step_statistics(u), atol=1e-15)
+    True
+    >>> descent.cost(v), descent.cost_of_statistics(u)
+    (tensor([0.5625], dtype=torch.float64), tensor([0.5625], dtype=torch.float64))
+    """
+
+    w: Tensor
+    across: Tensor
+    error: Tensor
+    lr: float
+
+    def cost(self, v: Tensor) -> Tensor:
+        """Return C(v), (...,), for v (..., d)."""
+        z = self._vectors(v)
+        target = torch.outer(self.w, self.w) + self.error
+        product = torch.einsum("...i,ij,...j->...", z, target, z)
+        return (z.square().sum(-1) ** 2 - 2 * product + target.square().sum()).to(v.dtype)
+
+    def step(self, v: Tensor) -> Tensor:
+        """Return v after one step, (..., d)."""
+        z = self._vectors(v)
+        along = (z @ self.w).unsqueeze(-1) * self.w
+        noise = z @ (self.error + self.error.T) / 2
+        return (z - 4 * self.lr * (z.square().sum(-1, keepdim=True) * z - along - noise)).to(v.dtype)
+
+    def trajectory(self, v: Tensor, steps: int) -> Tensor:
+        """Return v(0), ..., v(steps), (..., steps + 1, d)."""
+        states = [self._vectors(v)]
+        for _ in range(_validate.integer(steps, "steps", 0)):
+            states.append(self.step(states[-1]))
+        return torch.stack(states, -2).to(v.dtype)
+
+    def statistics(self, v: Tensor) -> Tensor:
+        """Return u = ((w^T v)^2, ||(I - w w^T) v||^2), (..., 2), for v (..., d)."""
+        z = self._vectors(v)
+        along = z @ self.w
+        rest = z - along.unsqueeze(-1) * self.w
+        return torch.stack([along.square(), rest.square().sum(-1)], -1).to(v.dtype)
+
+    def representative(self, u: Tensor) -> Tensor:
+        """Return sqrt(u_0) w + sqrt(u_1) q with q = ``across``, (..., d): one of the v that have the statistics u."""
+        root = _pair(u).sqrt()
+        return (root[..., :1] * self.w + root[..., 1:] * self.across).to(u.dtype)
+
+    def step_statistics(self, u: Tensor) -> Tensor:
+        """Return u after one step, (..., 2); exact for E = 0, up to O(||E||) otherwise."""
+        s = _pair(u)
+        r = s.sum(-1)
+        along, rest = (1 - 4 * self.lr * (r - 1)).square(), (1 - 4 * self.lr * r).square()
+        return (s * torch.stack([along, rest], -1)).to(u.dtype)
+
+    def cost_of_statistics(self, u: Tensor) -> Tensor:
+        """Return C, (...,), for u (..., 2); exact for E = 0, up to O(||E||) otherwise."""
+        s = _pair(u)
+        return (s.sum(-1).square() - 2 * s[..., 0] + 1).to(u.dtype)
+
+    def _vectors(self, v: Tensor) -> Tensor:
+        if not isinstance(v, Tensor) or not v.is_floating_point() or v.ndim < 1 or v.shape[-1] != len(self.w):
+            raise ValueError(f"v: got {_validate.describe(v)}, expected floating point (..., {len(self.w)})")
+        return v.double()
+
+
+def rank_one_factorisation(d: int = 6, lr: float = 0.03, noise: float = 0.0, seed: int = 0) -> RankOneFactorisation:
+    """Draw w, uniform on the unit sphere, and E, with independent entries N(0, (noise/d)^2), so E||E||_F^2 = noise^2.
+
+    The same ``d``, ``noise`` and ``seed`` give the w and E of :func:`matrix_factorisation`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range; the message names it.
+
+    Examples
+    --------
+    >>> descent = rank_one_factorisation(d=4, seed=3)
+    >>> round(descent.w.norm().item(), 12), abs(round((descent.w @ descent.across).item(), 12))
+    (1.0, 0.0)
+    """
+    d = _validate.integer(d, "d", 2)
+    lr = _validate.number(lr, "lr", 0.0, strict=True)
+    noise = _validate.number(noise, "noise", 0.0)
+    for_w, for_across, for_error = streams(seed, 3)
+    w, across = _normal((d,), for_w), _normal((d,), for_across)
+    w = w / w.norm()
+    across = across - (across @ w) * w
+    error = _normal((d, d), for_error) * (noise / d)
+    return RankOneFactorisation(w, across / across.norm(), error, lr)
+
+
+def matrix_factorisation(
+    n: int = 1000,
+    d: int = 6,
+    steps: int = 20,
+    lr: float = 0.03,
+    noise: float = 0.0,
+    seed: int = 0,
+    *,
+    n_test: int = 500,
+    start: str = "even",
+    radius: float = 1.8,
+    y_variance: float | None = 1.0,
+) -> Task:
+    """Draw the task of F5: from v(0) to (C(v(1)), ..., C(v(T))) along gradient descent, of bottleneck rank 2.
+
+    C(v) = ||v v^T - (w w^T + E)||_F^2; see :class:`RankOneFactorisation`. With E = 0 the map is invariant under
+    rotations about w and under v -> -v; it goes through u = ((w^T v)^2, ||(I - w w^T) v||^2), and no fewer numbers
+    will do if T >= 2 (T17; Jacot2023b section 5, which leaves d, T, the step size, the start and N open). The source
+    has C(v(1)), ..., C(v(T)) in the text; its slides (Jacot2023c) add C(v(0)) and leave out the squares in u.
+
+    Parameters
+    ----------
+    n, n_test : int
+        Number of training and of test samples; ``n_test`` may be 0.
+    d : int
+        Dimension of v, at least 2. Orbits have d - 2 dimensions.
+    steps : int
+        T, the number of steps and of outputs.
+    lr : float
+        Step size; 4 lr ||v(0)||^2 < 1 for all samples, so that ||(I - w w^T) v|| shrinks without overshooting.
+    noise : float
+        Root mean square of ||E||_F; E takes part in training and test data alike. With E the map is invariant up to
+        O(||E||) only, and there is no ``truth``.
+    seed : int
+        w, E, the training and the test starts come from separate streams of it.
+    start : "even" or "gaussian"
+        "even": v(0) = r (cos(phi) w + sin(phi) q), r uniform in (0, radius), phi uniform in (0, pi), q uniform on the
+        unit sphere orthogonal to w: covers the plane of |w^T v| and ||(I - w w^T) v|| evenly in r and phi whatever d
+        is. "gaussian": v(0) ~ N(0, I radius^2 / (3 d)), with the same mean of ||v(0)||^2; for large d nearly all
+        starts are then nearly orthogonal to w.
+    radius : float
+        See ``start``.
+    y_variance : float or None
+        Variance of an output over the training samples, mean over outputs, reached by one scalar for all of them.
+        None leaves the costs as they are.
+
+    Returns
+    -------
+    Task
+        x = v(0) (n, d), y (n, steps), float32, loss "mse". ``truth`` (for noise = 0): rank 2 (1 for one step), latents
+        u, ``y_of_latents`` through the exact map of u. x is not a function of u: ``x_of_latents`` returns one point
+        of the orbit, with the same y.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range; the message names it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> task = matrix_factorisation(n=100, d=10, steps=5)
+    >>> task.x.shape, task.y.shape, task.truth.rank
+    (torch.Size([100, 10]), torch.Size([100, 5]), 2)
+    >>> u = task.truth.latents
+    >>> torch.allclose(task.truth.y_of_latents(u), task.y, atol=1e-5)
+    True
+    """
+    settings = dict(locals())
+    n, n_test = _validate.integer(n, "n"), _validate.integer(n_test, "n_test", 0)
+    steps = _validate.integer(steps, "steps")
+    start = _validate.choice(start, "start", STARTS)
+    radius = _validate.number(radius, "radius", 0.0, strict=True)
+    descent = rank_one_factorisation(d, lr, noise, seed)
+    _, _, _, for_x, for_x_test = streams(seed, 5)
+    x, x_test = (_starts(descent, count, start, radius, g).float() for count, g in ((n, for_x), (n_test, for_x_test)))
+    largest = float(torch.cat([x, x_test]).double().square().sum(1).max())
+    if 4 * descent.lr * largest >= 1:
+        raise ValueError(
+            f"lr: got {descent.lr:g}, expected below 1 / (4 max ||v(0)||^2) = {0.25 / largest:.3g} for the starts "
+            "drawn, so that steps do not overshoot; give a smaller lr or radius"
+        )
+    scale = 1.0
+    if y_variance is not None:
+        scale = _scale(_costs(descent, x, steps), _validate.number(y_variance, "y_variance", 0.0, strict=True))
+    truth = None
+    if not noise:
+        truth = Truth(
+            rank=min(2, steps),
+            latents=descent.statistics(x),
+            latents_test=descent.statistics(x_test),
+            x_of_latents=descent.representative,
+            y_of_latents=partial(_costs_of_statistics, descent, steps=steps, scale=scale),
+        )
+    return Task(
+        x=x,
+        y=(scale * _costs(descent, x, steps)).float(),
+        x_test=x_test if n_test else None,
+        y_test=(scale * _costs(descent, x_test, steps)).float() if n_test else None,
+        name="matrix_factorisation",
+        truth=truth,
+        settings=settings,
+    )
+
+
+def _pair(u: Tensor) -> Tensor:
+    if not isinstance(u, Tensor) or not u.is_floating_point() or u.ndim < 1 or u.shape[-1] != 2:
+        raise ValueError(f"u: got {_validate.describe(u)}, expected floating point (..., 2)")
+    return u.double()
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _starts(descent: RankOneFactorisation, count: int, start: str, radius: float, generator: torch.Generator) -> Tensor:
+    d = len(descent.w)
+    if start == "gaussian":
+        return _normal((count, d), generator) * (radius / (3 * d) ** 0.5)
+    r, phi = torch.rand((2, count, 1), generator=generator, dtype=torch.float64)
+    q = _normal((count, d), generator)
+    q = q - (q @ descent.w).unsqueeze(-1) * descent.w
+    q = q / q.norm(dim=1, keepdim=True)
+    return radius * r * ((torch.pi * phi).cos() * descent.w + (torch.pi * phi).sin() * q)
+
+
+def _costs(descent: RankOneFactorisation, v: Tensor, steps: int) -> Tensor:
+    """Return C(v(1)), ..., C(v(T)) in float64, (N, T)."""
+    return descent.cost(descent.trajectory(v.double(), steps)[:, 1:])
+
+
+def _scale(costs: Tensor, variance: float) -> float:
+    drawn = float(costs.var(0, correction=0).mean())
+    if drawn == 0:
+        raise ValueError("y_variance: the costs are the same for all samples, expected n of at least 2, or None")
+    return float((variance / drawn) ** 0.5)
+
+
+def _costs_of_statistics(descent: RankOneFactorisation, u: Tensor, *, steps: int, scale: float) -> Tensor:
+    """Return the scaled costs after 1, ..., T steps, (..., T), for u (..., 2)."""
+    costs, s = [], _pair(u)
+    for _ in range(steps):
+        s = descent.step_statistics(s)
+        costs.append(descent.cost_of_statistics(s))
+    return (scale * torch.stack(costs, -1)).to(u.dtype)

@@ -1,0 +1,236 @@
+"""F5: its claims on planted measurements, what it computes against plain code, and a tiny run."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+import bnrank
+from bnrank.figures import f05_symmetry_learning as f05
+from bnrank.figures import rotations
+from bnrank.figures.rotations import FULL, LINE, PLANE, TRUE, Learned
+from bnrank.measures.bottleneck import detect
+from bnrank.tasks import matrix_factorisation, rank_one_factorisation
+
+DEPTH = 12
+WEIGHTS = np.array([[2.5, 0.6, 0.4]] * 3 + [[1.2, 1.1, 0.02]] * 3 + [[1.4, 1.2, 0.3]] * 6)
+JACOBIANS = np.array([[9.0, 2.0, 1e-3]] * 19 + [[9.0, 1e-3, 0.0]])
+
+
+def learned(**changes):
+    """Two singular values in layers 4 to 6, orbits collapsed in layer 2, coordinates that match u."""
+    weights, jacobians = changes.pop("weights", WEIGHTS), changes.pop("jacobians", JACOBIANS)
+    planted = {
+        "profile": xr.Dataset(
+            {
+                "weight_singular_values": (("layer", "index"), weights),
+                "jacobian_singular_values": (("sample", "index"), jacobians),
+            }
+        ),
+        "bottleneck": detect(weights),
+        "early": 2,
+        "hidden": 5,
+        "exact": 1e-15,
+        "test_error": 0.01,
+        "share": 0.99,
+        "residuals": {FULL: 0.01, LINE: 0.4, PLANE: 0.3, TRUE: 0.001},
+        "collapse": np.array([0.5, 0.2, 0.01] + [0.001] * (DEPTH - 2)),
+        "in_planes": np.array([0.9, 0.8, 0.2, 0.01] + [0.01] * (DEPTH - 3)),
+        "from_hidden": np.array([0.99, 0.97]),
+        "from_u": np.array([0.98, 0.99]),
+        "trajectories": {},
+        "statistics": np.zeros((1, 2)),
+        "coordinates": np.zeros((1, 2)),
+        "predicted": np.zeros((1, 4)),
+        "costs": np.zeros((1, 4)),
+        "maps": (),
+    }
+    planted["residuals"] |= changes.pop("residuals", {})
+    return Learned(**{**planted, **changes})
+
+
+def failing(found):
+    return [i for i, claim in enumerate(f05.claims(found)) if not claim.passed]
+
+
+def test_claims_hold_on_planted_measurements():
+    assert failing(learned()) == []
+    assert f05.claims(learned())[1].measured == "rank 2, layers 4 to 6"
+    assert f05.claims(learned())[10].measured == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "fails"),
+    [
+        ({"exact": 1e-9}, [0]),
+        ({"weights": np.concatenate([WEIGHTS[:5], WEIGHTS[6:], WEIGHTS[-1:]])}, [1]),
+        ({"weights": np.where(WEIGHTS == 0.02, 0.2, WEIGHTS)}, [1]),
+        ({"weights": np.where(WEIGHTS == 1.1, 0.02, WEIGHTS)}, [1]),
+        ({"jacobians": np.concatenate([JACOBIANS[:5], JACOBIANS[-3:] * [1, 1, 0.5], JACOBIANS[-1:]])}, [2]),
+        ({"jacobians": JACOBIANS + np.array([0, 0, 0.1])}, [2]),
+        ({"test_error": 0.06}, [3]),
+        ({"test_error": np.nan}, [3]),
+        ({"share": 0.94}, [4]),
+        ({"residuals": {FULL: 0.06, LINE: 0.7, PLANE: 0.7}}, [5]),
+        ({"residuals": {FULL: np.nan}}, [5, 6, 7]),
+        ({"residuals": {LINE: 0.09}}, [6]),
+        ({"residuals": {PLANE: 0.09}}, [7]),
+        ({"collapse": np.array([0.5, 0.2, 0.06] + [0.001] * (DEPTH - 2))}, [8]),
+        ({"collapse": np.array([0.2, 0.2, 0.01] + [0.001] * (DEPTH - 2))}, [9]),
+        ({"in_planes": np.array([0.9] * 4 + [0.01] * (DEPTH - 3))}, [10]),
+        ({"in_planes": np.full(DEPTH + 1, 0.1)}, [10]),
+        ({"from_hidden": np.array([0.99, 0.94])}, [11]),
+        ({"from_u": np.array([0.5, 0.99])}, [12]),
+        ({"from_u": np.array([0.99, np.nan])}, [12]),
+    ],
+)
+def test_claims_fail_where_they_should(changes, fails):
+    assert failing(learned(**changes)) == fails
+
+
+def test_residual_of_nothing_is_infinitely_better():
+    assert failing(learned(residuals={FULL: 0.0})) == []
+
+
+def test_activations_and_principal_directions():
+    net = bnrank.MLP([3, 5, 4, 2], seed=1).double()
+    x = torch.randn(6, 7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    first = torch.relu(net.layers[0](x)).detach()
+    second = torch.relu(net.layers[1](first)).detach()
+    assert torch.equal(rotations.activations(net, x, 0), x)
+    torch.testing.assert_close(rotations.activations(net, x, 1), first)
+    torch.testing.assert_close(rotations.activations(net, x, 2), second)
+    torch.testing.assert_close(rotations.activations(net, x, 3), net(x).detach())
+    centre, directions, share = rotations.principal(first)
+    flat = first.flatten(0, 1)
+    values, vectors = torch.linalg.eigh(torch.cov(flat.T))
+    assert share == pytest.approx(float(values[-2:].sum() / values.sum()))
+    assert (directions.T @ vectors[:, [-1, -2]]).abs() == pytest.approx(torch.eye(2), abs=1e-9)
+    assert centre == pytest.approx(flat.mean(0))
+    assert (directions.sum(0) > 0).all()
+
+
+def test_exactness_sees_a_map_that_is_not_that_of_the_descent(monkeypatch):
+    descent = rank_one_factorisation(4, 0.05, noise=0.3)
+    x = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 2
+    assert rotations.exactness(descent, x, 8) < 1e-14
+    flow = lambda self, u: u - 8 * self.lr * u * (u.sum(-1, keepdim=True) - torch.tensor([1.0, 0.0]))  # noqa: E731
+    monkeypatch.setattr(bnrank.tasks.RankOneFactorisation, "step_statistics", flow)
+    assert rotations.exactness(descent, x, 8) > 1e-3
+
+
+TINY = {
+    "samples": 60,
+    "dimension": 3,
+    "horizon": 4,
+    "rate": 0.05,
+    "noise": 0.01,
+    "start": "even",
+    "depth": 5,
+    "width": 8,
+    "ridge": 1e-4,
+    "steps": 40,
+    "early": 1,
+    "hidden": 2,
+    "trajectories": 20,
+    "copies": 4,
+    "seed": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("f05")
+    made = {}
+    original = f05.learn
+
+    def spy(net, *args, **kwargs):
+        made["net"], made["learned"] = net, original(net, *args, **kwargs)
+        return made["learned"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f05, "learn", spy)
+        outcome = f05.FIGURE.run("quick", folder, progress=False, **TINY)
+    return outcome, made
+
+
+def test_a_tiny_run(tiny):
+    outcome, _ = tiny
+    assert set(TINY) == set(f05.FIGURE.settings["quick"]) == set(f05.FIGURE.settings["paper"])
+    assert outcome.error == ""
+    assert len(outcome.claims) == 13
+    assert outcome.claims[0].passed  # a theorem, at any size
+    assert outcome.claims[9].passed  # of the inputs
+    assert set(outcome.pictures) == set(outcome.captions)
+    assert len(outcome.pictures) == 6
+    assert len(outcome.sections[1].rows) == 6
+    assert [row["state"] for row in outcome.sections[2].rows] == [FULL, PLANE, TRUE, LINE]
+    paper = f05.FIGURE.settings["paper"]
+    assert (paper["depth"], paper["width"], paper["ridge"]) == (25, 200, 2e-4)
+
+
+def test_what_the_tiny_run_measured(tiny):
+    """Against plain code, on the network that was trained."""
+    _, made = tiny
+    net, found = made["net"].double(), made["learned"]
+    task = matrix_factorisation(60, 3, 4, 0.05, 0.01, 1, n_test=1000, radius=f05.RADIUS)
+    descent = rank_one_factorisation(3, 0.05, 0.01, 1)
+    x, y = task.x_test.double(), task.y_test.double()
+    out = net(x).detach()
+    assert found.test_error == pytest.approx(float((out - y).square().mean() / y.var(0, correction=0).mean()), rel=1e-6)
+    costs = descent.cost(descent.trajectory(x, 4)[:, 1:])
+    assert found.costs == pytest.approx(costs, rel=1e-5, abs=1e-5)
+    assert found.predicted == pytest.approx(out * (costs[0, 0] / y[0, 0]), rel=1e-4, abs=1e-4)
+    assert found.statistics == pytest.approx(descent.statistics(x))
+    states = descent.trajectory(x[:20], 4)
+    hidden = torch.relu(net.layers[1](torch.relu(net.layers[0](states)))).detach()
+    flat = (hidden - hidden.mean((0, 1))).flatten(0, 1)
+    path = torch.from_numpy(found.trajectories[FULL]).flatten(0, 1)
+    kept = torch.linalg.eigh(flat.T @ flat)[1][:, -2:]
+    assert path @ path.T == pytest.approx(flat @ kept @ kept.T @ flat.T, abs=1e-9)
+    assert path.square().sum() / flat.square().sum() == pytest.approx(found.share)
+    assert found.trajectories[TRUE] == pytest.approx(descent.statistics(states))
+    for shown, layer in zip(found.maps, (0, 1, None, None), strict=True):
+        middle = len(shown.distances) // 2
+        side = np.linspace(-shown.extent, shown.extent, len(shown.distances))
+        row, column = (int(np.abs(side - at).argmin()) for at in reversed(shown.origin))
+        assert shown.distances[row, column] < 0.1 * shown.distances.max()
+        if layer == 0:
+            expected = np.hypot(side[None] - shown.origin[0], side[:, None] - shown.origin[1])
+            assert shown.distances == pytest.approx(expected, abs=1e-9)
+        assert shown.distances.shape == (2 * middle + 1,) * 2
+
+
+def test_planes_are_orthogonal_to_the_axis():
+    descent = rank_one_factorisation(5, seed=3)
+    x = matrix_factorisation(6, 5, 1, seed=3).x.double()
+    points = rotations._planes(descent, x, 1.8, 4, 0)
+    assert points.shape == (6, rotations.RADII, 4, 5)
+    assert points @ descent.w == pytest.approx((x @ descent.w)[:, None, None].expand(points.shape[:3]))
+    assert points.norm(dim=-1).max() <= 1.8
+    radii = descent.statistics(points)[..., 1].sqrt()
+    assert radii == pytest.approx(radii[:, :, :1].expand_as(radii))
+    assert radii[:, :, 0].std(1).min() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("shares", "layer"), [([0.9, 0.5, 0.3, 0.2, 0.01], 4), ([0.9, 0.01, 0.01, 0.01], 3), ([0.9, 0.5, 0.3, 0.2], 3)]
+)
+def test_the_second_map_is_where_orbits_have_collapsed(shares, layer):
+    assert rotations._second(np.array(shares), 2) == layer
+
+
+def test_a_task_without_test_data_is_refused():
+    task, descent = matrix_factorisation(20, 3, 2, n_test=0), rank_one_factorisation(3)
+    settings = {"early": 1, "hidden": 1, "trajectories": 5, "copies": 3, "radius": 1.8, "seed": 0}
+    with pytest.raises(ValueError, match="task: got no test data"):
+        rotations.learn(bnrank.MLP([3, 4, 2]), task, descent, **settings)
+
+
+def test_claims_are_plain(tiny):
+    outcome, _ = tiny
+    assert all(isinstance(claim.measured, float | str) for claim in outcome.claims)
+    assert all(claim.passed in (True, False) for claim in outcome.claims)
+    assert dataclasses.asdict(outcome.claims[8])["name"].startswith("a_1: variance within rotation orbits")
