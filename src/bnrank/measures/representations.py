@@ -1,0 +1,318 @@
+"""Kernels of representations along depth, how far apart they are, and their path drawn in the plane."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.measures.spectra import relative_tolerance
+from bnrank.networks.functional import example
+from bnrank.networks.reading import capture, read
+
+__all__ = ["METRICS", "Kernels", "Layout", "distance", "distances", "kernels", "layout"]
+
+METRICS = ("bures", "affine-invariant", "log-euclidean", "angle", "centred-angle")
+VALUES = ("preactivations", "activations")
+SAME_RANGE = 1e-6  # sine of the largest angle between two ranges that count as one
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels of a network's representations at samples, kept as factors: K_l = F_l F_l^T.
+
+    Attributes
+    ----------
+    names : tuple of str
+        "input", then the names of the layers in order of execution.
+    factors : tuple of Tensor
+        F_0 = N^(-1/2) X and F_l = N^(-1/2) a~_l(X) (or a_l), (N, n_l), float64, one sample per row.
+    """
+
+    names: tuple[str, ...]
+    factors: tuple[Tensor, ...]
+
+    def matrices(self) -> Tensor:
+        """Return the kernels themselves, (L + 1, N, N); their entries are inner products over N."""
+        return torch.stack([f @ f.T for f in self.factors])
+
+    def singular_values(self) -> list[Tensor]:
+        """Return the singular values of every factor, the roots of the kernel's eigenvalues, descending."""
+        return [torch.linalg.svdvals(f) for f in self.factors]
+
+
+def kernels(module: nn.Module, x: Tensor | np.ndarray, *, values: str = "preactivations", chunk: int = 4096) -> Kernels:
+    """Return the kernels K_l(x_i, x_j) = (1/N) <a~_l(x_i), a~_l(x_j)> of the input and of every layer.
+
+    Permutations and any other orthogonal changes of a layer's neurons leave them as they are: they are what a
+    representation is up to the symmetries that cost no norm. With the 1/N their traces are mean squared norms, and
+    their non-zero eigenvalues are those of (1/N) sum_i a~_l(x_i) a~_l(x_i)^T. Nothing is centred.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any module with linear or convolutional layers.
+    x : Tensor or ndarray
+        Samples, (N, ...); anything with more dimensions is flattened to (N, features).
+    values : "preactivations" or "activations"
+        a~_l, what a layer puts out, as in the source; or a_l, what enters the next one.
+    chunk : int
+        Samples per forward pass.
+
+    Returns
+    -------
+    Kernels
+        As factors, so that memory goes with N times the widths and not with N^2.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, no layer is found, or a value is not finite.
+
+    Notes
+    -----
+    Source: T11; Jacot2023b, section 3.3.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bnrank.networks.constructions import linear
+    >>> found = kernels(linear(torch.tensor([[16.0]], dtype=torch.float64), 4), torch.ones(3, 1))
+    >>> [round(3 * float(k[0, 0]), 9) for k in found.matrices()]                       # 16^(2 l / 4)
+    [1.0, 4.0, 16.0, 64.0, 256.0]
+    """
+    _validate.choice(values, "values", VALUES)
+    x = example(module, x)
+    reading = read(module, x)
+    parts = [getattr(part, values) for part in capture(module, x, reading, chunk)]
+    found = [x, *(torch.cat(pieces) for pieces in zip(*parts, strict=True))]
+    names = ("input", *(layer.name for layer in reading.layers))
+    for name, value in zip(names, found, strict=True):
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(f"module: {values} of {name!r} have NaN or infinite entries, expected finite ones")
+    scale = 1 / math.sqrt(len(x))
+    return Kernels(names, tuple(scale * value.detach().flatten(1).to(torch.float64) for value in found))
+
+
+def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bures", *, rtol: float = 1e-8) -> float:
+    """Return the distance of two positive semi-definite kernels A = F F^T and B = G G^T from their factors F and G.
+
+    Every metric depends on the factors through the kernels alone, so orthogonal changes of their columns (neurons)
+    change nothing; reordering the samples of both changes nothing either.
+
+    ==================  ============================================================================================
+    "bures"             min over orthogonal Q of ||F Q - G||_F (the narrower one filled up with zero columns), the
+                        Bures-Wasserstein distance, whose square is tr A + tr B - 2 tr (A^(1/2) B A^(1/2))^(1/2).
+                        A metric on all kernels, in the units of the representations: F, G -> cF, cG multiplies it by c.
+    "affine-invariant"  ||log(A^(-1/2) B A^(-1/2))||_F on the common range of A and B, infinite where the ranges differ.
+                        Unchanged by A, B -> M A M^T, M B M^T with M invertible (so by linear changes of the data),
+                        by a common factor, and by inverting both.
+    "log-euclidean"     ||log A - log B||_F on the common range, infinite where the ranges differ. The same as
+                        "affine-invariant" where A and B commute; else at most as large.
+    "angle"             arccos(<A, B>_F / (||A||_F ||B||_F)), in radians; scale-free: a metric between rays of kernels.
+    "centred-angle"     the same after taking the mean off the columns of F and G; its cosine is linear CKA.
+    ==================  ============================================================================================
+
+    Parameters
+    ----------
+    a, b : Tensor or ndarray
+        F, (N, n), and G, (N, m): of the same N samples, divided by sqrt(N) or not.
+    metric : str
+        One of the above.
+    rtol : float
+        "affine-invariant" and "log-euclidean": singular values of a factor up to ``rtol`` times its largest count
+        as 0. The default is the root of the machine precision: logarithms of what is kept are good to about 1e-8.
+
+    Returns
+    -------
+    float
+        The distance, non-negative, from float64 computations that never form N x N matrices where N is large.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, the numbers of samples differ, or an angle is asked for with a kernel that is 0.
+
+    Notes
+    -----
+    Source: F14; for T8's straight lines "affine-invariant". Bhatia, Jain and Lim, On the Bures-Wasserstein distance
+    between positive definite matrices (2019); Arsigny et al. (2007) for "log-euclidean"; Kornblith et al. (2019) for
+    CKA.
+
+    Examples
+    --------
+    >>> import torch
+    >>> f = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    >>> distance(f, f[:, [1, 0]] * -1) < 1e-15, round(distance(f, 3 * f, "bures"), 6)          # 2 ||F||_F
+    (True, 4.472136)
+    >>> round(distance(f, 3 * f, "affine-invariant") / math.log(9), 6)                        # sqrt(2)
+    1.414214
+    >>> round(distance(f[:, :1], f[:, 1:], "angle"), 6)
+    1.570796
+    """
+    metric = _validate.choice(metric, "metric", METRICS)
+    rtol = relative_tolerance(rtol)
+    f, g = _factor(a, "a"), _factor(b, "b")
+    if len(f) != len(g):
+        raise ValueError(f"b: got {len(g)} samples, expected {len(f)}, as many as a has")
+    if metric == "bures":
+        return _bures(f, g)
+    if metric == "affine-invariant" or metric == "log-euclidean":
+        return _logarithmic(f, g, metric, rtol)
+    if metric == "centred-angle":
+        f, g = f - f.mean(0), g - g.mean(0)
+    return _angle(f, g)
+
+
+def distances(
+    factors: Kernels | Sequence[Tensor | np.ndarray], metric: str = "bures", *, rtol: float = 1e-8
+) -> np.ndarray:
+    """Return the matrix of the distances between all kernels, (K, K), symmetric with zeros on the diagonal.
+
+    Parameters
+    ----------
+    factors : Kernels or sequence of Tensor
+        What :func:`kernels` returned, or factors, (N, n_l) each.
+    metric, rtol
+        As in :func:`distance`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`distance`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> distances([torch.ones(1, 1) * 2.0**l for l in range(3)], "bures")[0].round(6).tolist()
+    [0.0, 1.0, 3.0]
+    """
+    held = factors.factors if isinstance(factors, Kernels) else tuple(factors)
+    if not held:
+        raise ValueError("factors: got an empty sequence, expected at least one factor (N, n)")
+    found = np.zeros((len(held), len(held)))
+    for i, j in itertools.combinations(range(len(held)), 2):
+        found[i, j] = found[j, i] = distance(held[i], held[j], metric, rtol=rtol)
+    return found
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Points whose Euclidean distances stand for given ones.
+
+    Attributes
+    ----------
+    points : ndarray
+        (K, dims), centred at 0; in every coordinate the entry of largest size is positive.
+    eigenvalues : ndarray
+        All K eigenvalues of the doubly centred matrix, descending. Negative ones say that no points in any number of
+        dimensions have these distances.
+    share : float
+        The eigenvalues drawn over the sum of all absolute values: 1 where the drawing is exact.
+    """
+
+    points: np.ndarray
+    eigenvalues: np.ndarray
+    share: float
+
+
+def layout(distances: np.ndarray, dims: int = 2) -> Layout:
+    """Draw points in ``dims`` dimensions with about the given distances (classical multidimensional scaling).
+
+    With J = I - 11^T / K the matrix -J D^2 J / 2 holds the inner products of centred points that have the distances
+    D, where there are any; the points drawn are its leading eigenvectors times the roots of their eigenvalues.
+
+    Parameters
+    ----------
+    distances : ndarray
+        D, (K, K), symmetric, finite, non-negative, 0 on the diagonal.
+    dims : int
+        Coordinates, at most K; those with negative eigenvalues are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the matrix is no such matrix, or ``dims`` is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> line = layout(np.abs(np.subtract.outer([0.0, 1.0, 5.0], [0.0, 1.0, 5.0])))
+    >>> (line.points[:, 0] + 3).round(9).tolist(), round(line.share, 9)
+    ([1.0, 2.0, 6.0], 1.0)
+    """
+    d = np.asarray(distances, dtype=np.float64)
+    dims = _validate.integer(dims, "dims")
+    if d.ndim != 2 or d.shape[0] != d.shape[1] or d.size == 0 or not np.isfinite(d).all() or (d < 0).any():
+        raise ValueError(f"distances: got {_validate.describe(d)}, expected (K, K), finite and non-negative")
+    if np.abs(d - d.T).max() > 1e-9 * d.max() or np.abs(np.diag(d)).max() > 1e-9 * d.max():
+        raise ValueError("distances: got a matrix that is not symmetric with 0 on the diagonal")
+    if dims > len(d):
+        raise ValueError(f"dims: got {dims}, expected at most the number of points, {len(d)}")
+    centring = np.eye(len(d)) - 1 / len(d)
+    values, vectors = np.linalg.eigh(-0.5 * centring @ d**2 @ centring)
+    values, vectors = values[::-1], vectors[:, ::-1]
+    points = vectors[:, :dims] * np.sqrt(np.maximum(values[:dims], 0))
+    largest = points[np.abs(points).argmax(0), np.arange(dims)]
+    total = np.abs(values).sum()
+    share = float(np.maximum(values[:dims], 0).sum() / total) if total > 0 else 1.0
+    return Layout(points * np.where(largest < 0, -1.0, 1.0), values, share)
+
+
+def _factor(value: Tensor | np.ndarray, name: str) -> Tensor:
+    return _validate.samples(value, name).detach().to(torch.float64)
+
+
+def _bures(f: Tensor, g: Tensor) -> float:
+    """Return ||F Q - G||_F at the best Q itself: the difference of traces would lose half the digits."""
+    width = max(f.shape[1], g.shape[1])
+    f, g = (torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in _together(f, g))
+    u, _, vh = torch.linalg.svd(f.T @ g)
+    return float((f @ (u @ vh) - g).norm())
+
+
+def _angle(f: Tensor, g: Tensor) -> float:
+    f, g = _together(f, g)
+    one, other = f @ f.T, g @ g.T
+    sizes = float(one.norm()), float(other.norm())
+    for name, size in zip("ab", sizes, strict=True):
+        if size == 0:
+            raise ValueError(f"{name}: got a kernel that is 0, expected one that has an angle with others")
+    one, other = one / sizes[0], other / sizes[1]
+    return 2 * math.atan2(float((one - other).norm()), float((one + other).norm()))  # arccos is blind to small angles
+
+
+def _logarithmic(f: Tensor, g: Tensor, metric: str, rtol: float) -> float:
+    (u, s), (v, t) = (_range(factor, rtol) for factor in _together(f, g))
+    if len(s) != len(t):
+        return math.inf
+    if len(s) == 0:
+        return 0.0
+    across = u.T @ v
+    if float(torch.linalg.matrix_norm(v - u @ across, 2)) > SAME_RANGE:
+        return math.inf
+    if metric == "log-euclidean":
+        q, _, r = torch.linalg.svd(across)
+        across = q @ r
+        return 2 * float((torch.diag(s.log()) - (across * t.log()) @ across.T).norm())
+    return 2 * float(torch.linalg.svdvals((across * t) / s[:, None]).log().norm())
+
+
+def _range(factor: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
+    u, s, _ = torch.linalg.svd(factor, full_matrices=False)
+    keep = s > rtol * s[0]
+    return u[:, keep], s[keep]
+
+
+def _together(f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both in an orthonormal basis of the sum of their ranges, where it is smaller than N."""
+    if len(f) <= f.shape[1] + g.shape[1]:
+        return f, g
+    both = torch.linalg.qr(torch.cat([f, g], 1), mode="r")[1]
+    return both[:, : f.shape[1]], both[:, f.shape[1] :]
