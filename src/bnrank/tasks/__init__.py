@@ -3,8 +3,13 @@
 Everything returns a :class:`Task`, on which the other rooms work.
 """
 
+from bnrank.tasks.autoencoding import autoencoder, crosses_itself, distances_to_polyline, planar_curve, polyline
+from bnrank.tasks.composition import block_norms, composition
+from bnrank.tasks.falling_ball import ball_images, falling_ball
 from bnrank.tasks.images import digits, handwritten_digits, mnist, parse_idx, two_digits
+from bnrank.tasks.kernel_targets import TorusTarget, lattice_sum, on_torus, torus_map
 from bnrank.tasks.low_rank import ShallowReLU, bottleneck_spectra_map, low_rank_map
+from bnrank.tasks.matrix_factorisation import RankOneFactorisation, matrix_factorisation, rank_one_factorisation
 from bnrank.tasks.separable import separable
 from bnrank.tasks.shapes import circle, inverted_s, s_shapes
 from bnrank.tasks.tables import load_table
@@ -12,19 +17,35 @@ from bnrank.tasks.task import MissingDataError, Task, Truth
 
 __all__ = [
     "MissingDataError",
+    "RankOneFactorisation",
     "ShallowReLU",
     "Task",
+    "TorusTarget",
     "Truth",
+    "autoencoder",
+    "ball_images",
+    "block_norms",
     "bottleneck_spectra_map",
     "circle",
+    "composition",
+    "crosses_itself",
     "digits",
+    "distances_to_polyline",
+    "falling_ball",
     "handwritten_digits",
     "inverted_s",
+    "lattice_sum",
     "load_table",
     "low_rank_map",
+    "matrix_factorisation",
     "mnist",
+    "on_torus",
     "parse_idx",
+    "planar_curve",
+    "polyline",
+    "rank_one_factorisation",
     "s_shapes",
     "separable",
+    "torus_map",
     "two_digits",
 ]

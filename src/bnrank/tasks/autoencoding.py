@@ -1,0 +1,257 @@
+"""Data for autoencoders, y = x: a curve in the plane, known exactly, and the inputs of any other task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bnrank import _validate
+from bnrank.tasks._random import streams
+from bnrank.tasks.low_rank import ShallowReLU
+from bnrank.tasks.task import Task, Truth
+
+__all__ = ["autoencoder", "crosses_itself", "distances_to_polyline", "planar_curve", "polyline"]
+
+DRAWS = 1000  # of g, until one is injective where there are samples
+PIECE = 1 << 20  # numbers at a time
+
+
+def planar_curve(
+    n: int = 200,
+    width: int = 20,
+    seed: int = 0,
+    *,
+    n_test: int = 200,
+    x_norm_squared: float = 1.0,
+) -> Task:
+    """Draw points of a random piecewise linear curve in the plane, as a task with y = x (F3; Jacot2023a appendix F).
+
+    x = g(z), z ~ N(0, 1), g: R -> R^2, g(z) = c (W2 relu(w1 z + b1) + b2) with w1, b1 and W2 of N(0, 1) entries. The
+    source gives "a random ReLU network" and no more. b2 puts the mean of the training samples at 0, c gives them the
+    mean squared norm asked for. g is drawn anew until the curve does not cross itself where there are samples: T17 is
+    about an injective g, and where a curve crosses itself no function of rank 1 is the identity on it.
+
+    Parameters
+    ----------
+    n, n_test : int
+        Number of training samples, at least 2, and of test samples, which may be 0.
+    width : int
+        Inner width of g, the largest number of corners.
+    seed : int
+        g and the latents come from separate streams of it.
+    x_norm_squared : float
+        Mean of ||x||^2 over the training samples.
+
+    Returns
+    -------
+    Task
+        x (n, 2), float32, y = x, loss "mse", truth of rank 1. ``truth.x_of_latents`` is g as a :class:`ShallowReLU`,
+        with b2 as a last neuron that is constant; :func:`polyline` gives the corners of the curve.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, or no curve without a crossing was found; the message says which.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.planar_curve(n=50, seed=1)
+    >>> task.x.shape, task.y is task.x, task.truth.rank, round(float(task.x.square().sum(1).mean()), 5)
+    (torch.Size([50, 2]), True, 1, 1.0)
+    """
+    settings = dict(locals())
+    n, n_test = _validate.integer(n, "n", 2), _validate.integer(n_test, "n_test", 0)
+    width = _validate.integer(width, "width")
+    target = _validate.number(x_norm_squared, "x_norm_squared", 0.0, strict=True)
+    for_g, for_z, for_z_test = streams(seed, 3)
+    z = torch.randn(n, 1, generator=for_z, dtype=torch.float64).float()
+    z_test = torch.randn(n_test, 1, generator=for_z_test, dtype=torch.float64).float()
+    seen = torch.cat([z, z_test])
+    lower, upper = float(seen.min()), float(seen.max())
+    for _ in range(DRAWS):
+        g = _curve(width, z.double(), target, for_g)
+        if g is not None and not crosses_itself(polyline(g, lower, upper)):
+            break
+    else:
+        raise ValueError(
+            f"width: got {width}, for which none of {DRAWS} curves was free of crossings, expected another width or "
+            "fewer samples"
+        )
+    x, x_test = g(z), g(z_test) if n_test else None
+    return Task(x, x, x_test, x_test, name="planar_curve", truth=Truth(1, z, z_test, g, g), settings=settings)
+
+
+def autoencoder(task: Task) -> Task:
+    """Turn a task into the task of giving back its inputs: y = x, flattened, with the loss "mse" (F3).
+
+    Where the truth of the task is known, x = g(z) for m latents and an injective g, the true rank of the new task is m
+    (T17; Jacot2023a section 5); it is taken to be injective.
+
+    Parameters
+    ----------
+    task : Task
+        Any task; its outputs are not used.
+
+    Returns
+    -------
+    Task
+        x and y are the inputs, (N, d_in), and so are x_test and y_test where there are test data.
+
+    Raises
+    ------
+    TypeError
+        If it is no task.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.autoencoder(bnrank.tasks.digits(n=100))
+    >>> task.name, task.loss, task.d_in, task.d_out
+    ('digits, autoencoder', 'mse', 64, 64)
+    """
+    if not isinstance(task, Task):
+        raise TypeError(f"task: got {_validate.describe(task)}, expected a bnrank.tasks.Task")
+    x = task.x.flatten(1)
+    x_test = None if task.x_test is None else task.x_test.flatten(1)
+    truth = task.truth
+    if truth is not None:
+        rank = min(truth.latents.shape[1], x.shape[1])
+        truth = replace(truth, rank=rank, y_of_latents=truth.x_of_latents)
+    return Task(
+        x, x, x_test, x_test, name=f"{task.name}, autoencoder", truth=truth, settings={**task.settings, "y": "x"}
+    )
+
+
+def polyline(g: ShallowReLU, lower: float, upper: float) -> Tensor:
+    """Return the corners of the curve z -> g(z) of a scalar z in [lower, upper], its two ends included.
+
+    Between two of them g is affine: a neuron w z + b of the hidden layer changes at z = -b / w.
+
+    Parameters
+    ----------
+    g : ShallowReLU
+        Of one latent.
+    lower, upper : float
+        The range of z, ``lower`` below ``upper``.
+
+    Returns
+    -------
+    Tensor
+        (corners, d), float64, in the order of z.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If g has more than one latent, or the range is empty.
+
+    Examples
+    --------
+    >>> import torch
+    >>> g = ShallowReLU(torch.tensor([[1.0], [-1.0]]).double(), torch.zeros(2).double(), torch.eye(2).double())
+    >>> polyline(g, -2.0, 3.0)
+    tensor([[0., 2.],
+            [0., 0.],
+            [3., 0.]], dtype=torch.float64)
+    """
+    if not isinstance(g, ShallowReLU):
+        raise TypeError(f"g: got {_validate.describe(g)}, expected a bnrank.tasks.ShallowReLU")
+    if g.w1.shape[1] != 1:
+        raise ValueError(f"g: got a function of {g.w1.shape[1]} latents, expected one")
+    lower, upper = _validate.number(lower, "lower"), _validate.number(upper, "upper")
+    if lower >= upper:
+        raise ValueError(f"lower, upper: got {lower:g} and {upper:g}, expected the first below the second")
+    w, b = g.w1.double().flatten(), g.b1.double()
+    corners = -b[w != 0] / w[w != 0]
+    corners = torch.unique(corners[(corners > lower) & (corners < upper)])  # sorted
+    ends = torch.tensor([lower, upper], dtype=torch.float64)
+    return g(torch.cat([ends[:1], corners, ends[1:]]).unsqueeze(1))
+
+
+def crosses_itself(corners: Tensor) -> bool:
+    """Say whether a polygonal line in the plane meets itself, or rests: z -> the point at z is not injective then.
+
+    Two sides that follow each other share a corner and are looked at for neither; sides that are parallel are taken not
+    to meet (of random lines, none do).
+
+    Parameters
+    ----------
+    corners : Tensor
+        (corners, 2), in order.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are fewer than two, or not in the plane.
+
+    Examples
+    --------
+    >>> import torch
+    >>> corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.5, -1.0]])
+    >>> crosses_itself(corners), crosses_itself(corners[:3])
+    (True, False)
+    """
+    corners = _validate.samples(corners, "corners", features=2, minimum=2).double()
+    start, side = corners[:-1], corners[1:] - corners[:-1]
+    if bool((side == 0).all(1).any()):
+        return True
+
+    def cross(a: Tensor, b: Tensor) -> Tensor:
+        return a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
+
+    between = start[None, :] - start[:, None]  # from the start of i to that of j
+    turn = cross(side[:, None], side[None, :])
+    of_i, of_j = cross(between, side[None, :]) / turn, cross(between, side[:, None]) / turn  # NaN, inf: parallel
+    meet = (of_i >= 0) & (of_i <= 1) & (of_j >= 0) & (of_j <= 1)
+    return bool(meet.triu(2).any())
+
+
+def distances_to_polyline(x: Tensor, corners: Tensor) -> Tensor:
+    """Return the Euclidean distance of points to a polygonal line: the least over its sides, ends included.
+
+    Parameters
+    ----------
+    x : Tensor
+        Points, (N, d).
+    corners : Tensor
+        (corners, d), in order, at least two.
+
+    Returns
+    -------
+    Tensor
+        (N,), float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If shapes do not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> line = torch.tensor([[0.0, 0.0], [2.0, 0.0], [2.0, 1.0]])
+    >>> distances_to_polyline(torch.tensor([[1.0, 0.5], [-3.0, 4.0], [3.0, 1.0]]), line)
+    tensor([0.5000, 5.0000, 1.0000], dtype=torch.float64)
+    """
+    corners = _validate.samples(corners, "corners", minimum=2).double()
+    x = _validate.samples(x, "x", features=corners.shape[1]).double()
+    start, side = corners[:-1], corners[1:] - corners[:-1]
+    length = side.square().sum(1)
+    found = []
+    for part in x.split(max(1, PIECE // side.numel())):
+        away = part[:, None] - start
+        along = ((away * side).sum(2) / length.clamp(min=torch.finfo(torch.float64).tiny)).clamp(0, 1)
+        found.append((away - along[..., None] * side).norm(dim=2).min(1).values)
+    return torch.cat(found)
+
+
+def _curve(width: int, z: Tensor, target: float, generator: torch.Generator) -> ShallowReLU | None:
+    """Draw g, centred and scaled on z; None where it is constant there."""
+    w1, b1, w2 = (torch.randn(s, generator=generator, dtype=torch.float64) for s in ((width, 1), (width,), (2, width)))
+    mean = ShallowReLU(w1, b1, w2)(z).mean(0)
+    one = torch.ones(1, dtype=torch.float64)
+    g = ShallowReLU(torch.cat([w1, 0 * one[:, None]]), torch.cat([b1, one]), torch.cat([w2, -mean[:, None]], 1))
+    size = float(g(z).square().sum(1).mean())
+    return replace(g, w2=g.w2 * (target / size) ** 0.5) if size > 0 else None

@@ -1,0 +1,233 @@
+"""Targets on the torus whose Fourier coefficients decay as prescribed: what kernels learn at a known rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.integrate import quad
+from scipy.special import gamma
+from torch import Tensor
+
+from bnrank import _validate
+from bnrank.tasks._random import streams
+from bnrank.tasks.task import Task, Truth
+
+__all__ = ["TorusTarget", "lattice_sum", "on_torus", "torus_map"]
+
+CUTOFFS = {1: 8192, 2: 256, 3: 40, 4: 16}  # where the caller gives none: about half a million coefficients
+CHUNK = 1 << 22  # numbers in one intermediate product
+
+
+def on_torus(angles: Tensor) -> Tensor:
+    """Return the points (cos t_1, ..., cos t_d, sin t_1, ..., sin t_d), (N, 2 d), at angles (N, d).
+
+    Distances there are ||x - x'||^2 = sum_j 4 sin^2((t_j - t'_j) / 2), so that every kernel k(||x - x'||) is invariant
+    under translations of the torus and the Fourier modes are its eigenfunctions under uniform angles.
+
+    Examples
+    --------
+    >>> import torch
+    >>> on_torus(torch.tensor([[0.0, torch.pi]])).round().tolist()
+    [[1.0, -1.0, 0.0, -0.0]]
+    """
+    return torch.cat([angles.cos(), angles.sin()], 1)
+
+
+def lattice_sum(d: int, power: float) -> float:
+    """Return the sum of ||m||^{-power} over the integer points m != 0 in d dimensions, for power > d.
+
+    Epstein's zeta function Z at s = power / 2, by Riemann's splitting: pi^{-s} Gamma(s) Z = 1/(s - d/2) - 1/s +
+    int_1^inf (theta(t)^d - 1) (t^{s-1} + t^{d/2-s-1}) dt with theta(t) = sum_n e^{-pi n^2 t}.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``d`` is not a positive integer or the sum does not converge.
+
+    Examples
+    --------
+    >>> abs(lattice_sum(1, 2.0) - torch.pi**2 / 3) < 1e-12
+    True
+    """
+    d = _validate.integer(d, "d")
+    s = _validate.number(power, "power", d, strict=True) / 2
+    n = np.arange(1, 8)
+
+    def integrand(t: float) -> float:
+        above = np.expm1(d * np.log1p(2 * np.exp(-math.pi * n**2 * t).sum()))
+        return float(above * (t ** (s - 1) + t ** (d / 2 - s - 1)))
+
+    integral = quad(integrand, 1, 20 + 2 * s, epsabs=0, epsrel=1e-12, limit=200)[0]  # e^{-pi t} t^s is 0 beyond
+    return float((1 / (s - d / 2) - 1 / s + integral) * math.pi**s / gamma(s))
+
+
+@dataclass(frozen=True, eq=False)
+class TorusTarget:
+    """A random real function f(t) = sum_{m != 0} beta_m e^{i m.t} on the torus, |beta_m|^2 = ||m||^{-alpha-d} / Z.
+
+    m runs over the integer points of the cube max_j |m_j| <= cutoff, beta_{-m} is the conjugate of beta_m, phases are
+    uniform, ||m|| is Euclidean and Z the sum over *all* m != 0: without cutoff the mean of f^2 would be 1. Computes in
+    float64 and returns the dtype it is given.
+
+    Attributes
+    ----------
+    d, cutoff : int
+        Dimension of the torus and largest |m_j|.
+    alpha : float
+        Decay, > 0.
+    coefficients : Tensor
+        beta_m, complex128, (cutoff + 1, 2 cutoff + 1, ..., 2 cutoff + 1), for m_1 from 0 and the others from -cutoff;
+        only that of m and -m counts whose first entry other than 0 is positive, the other is stored as 0.
+    """
+
+    d: int
+    alpha: float
+    cutoff: int
+    coefficients: Tensor
+
+    def __call__(self, angles: Tensor) -> Tensor:
+        """Return the values, (N,), at angles (N, d)."""
+        if angles.ndim != 2 or angles.shape[1] != self.d:
+            raise ValueError(f"angles: got shape {tuple(angles.shape)}, expected (N, {self.d})")
+        rows = 2 * self.cutoff + 1
+        modes = torch.arange(-self.cutoff, self.cutoff + 1, dtype=torch.float64)
+        values = []
+        for piece in angles.double().split(max(1, CHUNK // max(self.coefficients[0].numel(), rows))):
+            sums = _waves(piece[:, 0], modes[self.cutoff :]) @ self.coefficients.reshape(self.cutoff + 1, -1)
+            for angle in piece[:, 1:].T:
+                sums = (_waves(angle, modes)[:, None] @ sums.reshape(len(piece), rows, -1))[:, 0]
+            values.append(2 * sums[:, 0].real)
+        return torch.cat(values).to(angles.dtype)
+
+    def beyond(self, n: int) -> float:
+        """Return the sum of |beta_m|^2 over all but the n largest, as if there were no cutoff.
+
+        This is the least mean squared error of a combination of n modes.
+
+        Raises
+        ------
+        ValueError
+            If the n largest are not all within the cutoff.
+        """
+        n = _validate.integer(n, "n", 0)
+        squares = (self.coefficients.abs() ** 2).ravel().numpy()
+        largest = np.repeat(np.sort(squares[squares > 0])[::-1], 2)[:n]
+        if n and (len(largest) < n or largest[-1] < (self.cutoff + 1) ** -(self.alpha + self.d) / self._total):
+            raise ValueError(f"n: got {n}, of which some lie beyond the cutoff {self.cutoff}; expected fewer")
+        return float(1 - largest.sum())
+
+    @property
+    def missing(self) -> float:
+        """Sum of |beta_m|^2 beyond the cutoff: the part of the mean of f^2 that is not there."""
+        return float(1 - 2 * (self.coefficients.abs() ** 2).sum())
+
+    @property
+    def _total(self) -> float:
+        return lattice_sum(self.d, self.alpha + self.d)
+
+
+def _waves(angle: Tensor, modes: Tensor) -> Tensor:
+    """Return e^{i m t}, (N, modes), complex128."""
+    return torch.polar(torch.ones(1, dtype=torch.float64), angle[:, None] * modes)
+
+
+def torus_map(
+    n: int = 512,
+    d: int = 2,
+    alphas: Sequence[float] = (2.0,),
+    seed: int = 0,
+    *,
+    n_test: int = 1000,
+    cutoff: int | None = None,
+) -> Task:
+    """Draw functions on the d-dimensional torus with coefficients |beta_m|^2 ~ ||m||^{-alpha-d}, one per alpha (F7).
+
+    Sums of n modes leave a mean squared error of about n^{-alpha/d}. The source (Jacot2023c, slides on kernel methods)
+    prints monomials and leaves the distribution of the inputs open; Fourier modes are orthonormal under uniform
+    angles, and on the torus embedded by :func:`on_torus` they are the eigenfunctions of every radial kernel.
+
+    Parameters
+    ----------
+    n, n_test : int
+        Number of training and of test samples; ``n_test`` may be 0.
+    d : int
+        Dimension of the torus.
+    alphas : sequence of float
+        One output for each, all > 0. All have the same phases.
+    seed : int
+        Phases, training and test inputs come from separate streams of it. The first samples of a larger task are those
+        of a smaller one.
+    cutoff : int, optional
+        Largest |m_j|; by default 8192, 256, 40, 16 in 1 to 4 dimensions. Costs (2 cutoff + 1)^d / 2 numbers, and as
+        many operations per sample.
+
+    Returns
+    -------
+    Task
+        x (n, 2 d), points of :func:`on_torus` at uniform angles, y (n, len(alphas)), float64, loss "mse".
+        ``truth.latents`` are the angles; ``truth.rank`` is d.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range; the message names it.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.torus_map(n=100, d=2, alphas=(2, 4), cutoff=50)
+    >>> task.x.shape, task.y.shape, task.truth.latents.shape
+    (torch.Size([100, 4]), torch.Size([100, 2]), torch.Size([100, 2]))
+    """
+    n, d, n_test = _validate.integer(n, "n"), _validate.integer(d, "d"), _validate.integer(n_test, "n_test", 0)
+    if isinstance(alphas, str) or not isinstance(alphas, Sequence) or not alphas:
+        raise TypeError(f"alphas: got {_validate.describe(alphas)}, expected a sequence of numbers > 0")
+    decays = [_validate.number(alpha, f"alphas[{i}]", 0.0, strict=True) for i, alpha in enumerate(alphas)]
+    if cutoff is None:
+        if d not in CUTOFFS:
+            raise ValueError(f"cutoff: got None, expected an integer for d = {d}; there are defaults for d = 1 to 4")
+        cutoff = CUTOFFS[d]
+    cutoff = _validate.integer(cutoff, "cutoff")
+    for_phases, train, test = streams(seed, 3)
+    targets = torus_targets(d, decays, cutoff, for_phases)
+
+    def values(angles: Tensor) -> Tensor:
+        return torch.stack([target(angles) for target in targets], 1)
+
+    angles, angles_test = (
+        2 * math.pi * torch.rand(count, d, generator=generator, dtype=torch.float64)
+        for count, generator in ((n, train), (n_test, test))
+    )
+    return Task(
+        x=on_torus(angles),
+        y=values(angles),
+        x_test=on_torus(angles_test) if n_test else None,
+        y_test=values(angles_test) if n_test else None,
+        name="torus_map",
+        truth=Truth(d, angles, angles_test, on_torus, values),
+        settings={"n": n, "d": d, "alphas": tuple(decays), "seed": seed, "n_test": n_test, "cutoff": cutoff},
+    )
+
+
+def torus_targets(d: int, alphas: Sequence[float], cutoff: int, generator: torch.Generator) -> list[TorusTarget]:
+    """Draw one target per alpha, all with the same phases."""
+    first = torch.arange(cutoff + 1, dtype=torch.float64)
+    other = torch.arange(-cutoff, cutoff + 1, dtype=torch.float64)
+    axes = [a.reshape([-1] + [1] * (d - 1 - j)) for j, a in enumerate([first] + [other] * (d - 1))]
+    squared, positive = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.bool)
+    undecided = torch.ones(1, dtype=torch.bool)
+    for axis in axes:
+        squared = squared + axis**2
+        positive = positive | (undecided & (axis > 0))
+        undecided = undecided & (axis == 0)
+    phases = 2 * math.pi * torch.rand(squared.shape, generator=generator, dtype=torch.float64)
+    result = []
+    for alpha in alphas:
+        sizes = torch.where(positive, squared.clamp(min=1) ** (-(alpha + d) / 4), 0.0)
+        sizes = sizes / math.sqrt(lattice_sum(d, alpha + d))
+        result.append(TorusTarget(d, alpha, cutoff, torch.polar(sizes, phases)))
+    return result
