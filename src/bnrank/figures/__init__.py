@@ -11,13 +11,16 @@ from typing import Any
 from bnrank import _validate
 from bnrank.figures import (
     f01_bottleneck_spectra,
+    f02_class_regions,
     f04_norm_and_depth,
+    f05_symmetry_learning,
     f09_first_escape,
     f09_linear,
     f10_depth_four,
     f11_width,
     f12_one_neuron,
     f13_low_rank_tails,
+    f14_geodesics,
     store,
 )
 from bnrank.figures.base import SCALES, Claim, Figure, Outcome
@@ -44,13 +47,16 @@ FIGURES = tuple(
     module.FIGURE
     for module in (
         f01_bottleneck_spectra,
+        f02_class_regions,
         f04_norm_and_depth,
+        f05_symmetry_learning,
         f09_first_escape,
         f09_linear,
         f10_depth_four,
         f11_width,
         f12_one_neuron,
         f13_low_rank_tails,
+        f14_geodesics,
     )
 )
 

@@ -4,5 +4,6 @@ from bnrank.measures.regions.box import enumerate
 from bnrank.measures.regions.line import along_line, along_lines
 from bnrank.measures.regions.plane import in_plane
 from bnrank.measures.regions.region import Region, Regions
+from bnrank.measures.regions.tripoints import ClassRegions, tripoints
 
-__all__ = ["Region", "Regions", "along_line", "along_lines", "enumerate", "in_plane"]
+__all__ = ["ClassRegions", "Region", "Regions", "along_line", "along_lines", "enumerate", "in_plane", "tripoints"]

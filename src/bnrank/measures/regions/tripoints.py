@@ -1,0 +1,388 @@
+"""Exact class regions of a classifier in a plane, and the points where three of them meet."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.measures.regions.inputs import pairs, vector
+from bnrank.measures.regions.maps import CHUNK_ENTRIES, Array, Layers, read
+from bnrank.measures.regions.plane import sweep_plane
+from bnrank.measures.regions.shapes import Polygons
+from bnrank.measures.regions.sweep import ROUNDING
+
+__all__ = ["ClassRegions", "tripoints"]
+
+NEAR = 1e-9  # what is closer is together, in coordinates in which the rectangle is [-1, 1]^2
+
+
+@dataclass(frozen=True, eq=False)
+class ClassRegions:
+    """The parts of a rectangle where each class has the largest output; all in float64.
+
+    Attributes
+    ----------
+    points : Tensor
+        The tripoints (a, b), (tripoints, 2), from the lowest a up.
+    inputs : Tensor
+        The same points x = origin + a u + b v, (tripoints, d_in).
+    classes : tuple of tuple of int
+        The classes that meet at each, ascending; three or more.
+    cell_classes : Tensor
+        The class of each of ``cells``, (cells,); -1 where two or more outputs tie for the largest on all of the cell.
+    boundaries : Tensor
+        Segments (a, b) to (a, b) between cells of different classes, (segments, 2, 2).
+    boundary_classes : Tensor
+        The two classes beside each segment, ascending, (segments, 2); -1 as in ``cell_classes``.
+    areas : Tensor
+        Area in (a, b) of each class, (d_out,); without what ties.
+    tied : float
+        Area in (a, b) that belongs to no class.
+    complete : bool
+        Whether the whole rectangle was covered; if not, ``limit`` was reached and there may be more of everything.
+    """
+
+    points: Tensor
+    inputs: Tensor
+    classes: tuple[tuple[int, ...], ...]
+    cell_classes: Tensor = field(repr=False)
+    boundaries: Tensor = field(repr=False)
+    boundary_classes: Tensor = field(repr=False)
+    areas: Tensor = field(repr=False)
+    tied: float
+    complete: bool
+    _corners: Tensor = field(repr=False)
+    _counts: list[int] = field(repr=False)
+
+    @property
+    def cells(self) -> tuple[Tensor, ...]:
+        """Convex polygons in (a, b), counter-clockwise, each (vertices, 2), that fill the rectangle.
+
+        On each the network is affine and one class has the largest output.
+        """
+        return torch.split(self._corners, self._counts)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __str__(self) -> str:
+        present = int((self.areas > 0).sum())
+        cut = "" if self.complete else "; not all of the rectangle was seen"
+        tie = f", {self.tied:.3g} of the area without a class" if self.tied else ""
+        return f"{len(self)} tripoint{'' if len(self) == 1 else 's'} of {present} classes{tie}{cut}"
+
+
+def tripoints(
+    net: nn.Module,
+    origin: Tensor | np.ndarray | Sequence[float],
+    u: Tensor | np.ndarray | Sequence[float],
+    v: Tensor | np.ndarray | Sequence[float],
+    bounds: object = (-1.0, 1.0),
+    *,
+    limit: int = 1_000_000,
+) -> ClassRegions:
+    """Return the class regions of a classifier in a plane, origin + a u + b v, and where three or more of them meet.
+
+    Exact at any depth. The region of class k is the open set where output k is larger than all others. A tripoint is a
+    point of the rectangle in the closure of three or more of these sets (within the rectangle). A function f = h o z
+    with a scalar z has none (T17; Jacot2023a section 5): near z(x) one class wins on the left and one on the right.
+    The plane is cut into the polygons on which the network is affine, as in :func:`in_plane`, and each of these along
+    the lines where two outputs tie for the largest.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        An MLP, or a Sequential of Linear, ReLU and LeakyReLU: what :func:`bnrank.networks.as_mlp` takes; one output per
+        class, two at least.
+    origin, u, v : Tensor or ndarray
+        (d_in,); u and v linearly independent. For a network with two inputs (0, 0), (1, 0) and (0, 1) are the plane.
+    bounds : array_like
+        ((a_low, a_high), (b_low, b_high)), or one pair for both.
+    limit : int
+        Stop when so many polygons are found on which the network is affine.
+
+    Returns
+    -------
+    ClassRegions
+        Tripoints, cells and boundaries.
+
+    Raises
+    ------
+    TypeError
+        If the network is no such chain; the message says what is in the way.
+    ValueError
+        If an argument is out of range, u and v are parallel, the network has one output, or is not finite there.
+
+    Notes
+    -----
+    Outputs that tie on a whole region give it to no class there, unlike ``argmax``, which takes the first: a class that
+    nowhere wins has no region, and a plateau of ties makes no tripoint. Outputs tie if they differ by less than
+    1e-12 (||w|| ||a|| + |b|), w and b of the last layer and a of the layer before. Points closer than 1e-9 of half
+    the sides of the rectangle are one: two tripoints that close are one, at which all of their classes meet.
+    A tripoint on an edge of the rectangle counts if three cells inside meet there.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bnrank.networks.mlp import from_layers
+    >>> corners = torch.tensor([[0.0, 2.0], [2.0, -1.0], [-2.0, -1.0]])  # of a triangle: the nearest one wins
+    >>> net = from_layers([corners], [-(corners**2).sum(1) / 2])
+    >>> found = tripoints(net, [0.0, 0.0], [1.0, 0.0], [0.0, 1.0], (-3, 3))
+    >>> print(found)
+    1 tripoint of 3 classes
+    >>> found.classes, len(found.boundaries), round(found.points[0, 1].item(), 4)
+    (((0, 1, 2),), 3, -0.1667)
+    """
+    layers = read(net)
+    origin, *axes = (vector(value, name, layers.d_in) for value, name in ((origin, "origin"), (u, "u"), (v, "v")))
+    rectangle, limit = pairs(bounds, "bounds", 2), _validate.integer(limit, "limit")
+    lengths = [float(np.linalg.norm(axis)) for axis in axes]
+    if 0 in lengths or np.linalg.svd(np.stack(axes) / np.reshape(lengths, (2, 1)), compute_uv=False)[-1] < 1e-12:
+        raise ValueError(f"u, v: got {axes[0].tolist()} and {axes[1].tolist()}, expected linearly independent vectors")
+    if len(layers.weights[-1]) < 2:
+        raise ValueError("net: got one output, expected one output per class, two at least")
+    swept, polygons, _ = sweep_plane(layers, origin, np.stack(axes), rectangle, limit)
+    centre, half = rectangle.mean(1), np.diff(rectangle)[:, 0] / 2
+    scaled = Polygons((polygons.vertices - centre) / half, polygons.counts)
+    found = _Partition.of(layers, origin + centre @ np.stack(axes), half[:, None] * np.stack(axes), scaled)
+    spots, classes = found.tripoints()
+    ends, beside = found.boundaries()
+    labels, counts = np.array(found.labels), np.array([len(corners) for corners in found.corners])
+    corners = centre + half * np.concatenate(found.corners)
+    areas = _areas(corners, counts)
+    points = centre + half * spots
+    return ClassRegions(
+        points=torch.from_numpy(points),
+        inputs=torch.from_numpy(origin + points @ np.stack(axes)),
+        classes=classes,
+        cell_classes=torch.from_numpy(labels),
+        boundaries=torch.from_numpy(centre + half * ends),
+        boundary_classes=torch.from_numpy(beside),
+        areas=torch.from_numpy(np.bincount(labels + 1, areas, len(layers.weights[-1]) + 1)[1:]),
+        tied=float(areas[labels < 0].sum()),
+        complete=swept.complete,
+        _corners=torch.from_numpy(corners),
+        _counts=counts.tolist(),
+    )
+
+
+@dataclass
+class _Partition:
+    """Cells of one class each, and what may be tripoints and boundaries, in coordinates of [-1, 1]^2.
+
+    Attributes
+    ----------
+    corners, labels : list
+        The cells and their classes; -1 for ties.
+    spots : list
+        Points where three outputs or more tie for the largest, each with the classes of the cells that have it as a
+        corner within the same polygon.
+    inner : list
+        Edges between cells of different classes within a polygon: both ends, and both classes.
+    outer : list
+        Edges of polygons along which two outputs or more tie for the largest: both ends, and the class inside.
+    """
+
+    corners: list[Array] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    spots: list[tuple[Array, frozenset[int]]] = field(default_factory=list)
+    inner: list[tuple[Array, tuple[int, int]]] = field(default_factory=list)
+    outer: list[tuple[Array, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, layers: Layers, origin: Array, axes: Array, polygons: Polygons) -> _Partition:
+        """Divide polygons on which a network is affine."""
+        result = cls()
+        widest = max(len(weight) for weight in layers.weights)
+        chunk = max(1, CHUNK_ENTRIES // (polygons.vertices.shape[1] * widest))
+        for first in range(0, len(polygons), chunk):
+            part = polygons[first : first + chunk]
+            values, size = _outputs(layers, origin + part.vertices @ axes)
+            top = values >= values.max(2, keepdims=True) - size[:, None, None]
+            for i, (winning, number) in enumerate(zip(top.all(1), top.sum(2).max(1), strict=True)):
+                corners, n = part.corners(i), part.counts[i]
+                if number == 1 and winning.any():
+                    result.corners.append(corners)
+                    result.labels.append(int(winning.argmax()))
+                else:
+                    result.divide(corners, values[i, :n], size[i])
+        return result
+
+    def divide(self, corners: Array, values: Array, size: float) -> None:
+        """Divide one polygon, given the outputs at its vertices, (vertices, d_out)."""
+        division = _Division(list(corners), list(values), size)
+        for k in np.flatnonzero(division.may_win()):
+            division.insert(int(k))
+        cells = [(label[0] if len(label) == 1 else -1, loop) for label, loop in division.cells]
+        beside: dict[tuple[int, int], list[int]] = defaultdict(list)
+        around: dict[int, set[int]] = defaultdict(set)
+        for label, loop in cells:
+            self.corners.append(np.stack([division.points[p] for p in loop]))
+            self.labels.append(label)
+            for p, q in zip(loop, [*loop[1:], loop[0]], strict=True):
+                beside[min(p, q), max(p, q)].append(label)
+                around[p].add(label)
+        ties = [int((f >= f.max() - size).sum()) for f in division.values]
+        for p, touching in around.items():
+            if ties[p] >= 3 or len(touching - {-1}) >= 3:
+                self.spots.append((division.points[p], frozenset(touching - {-1})))
+        for (p, q), labels in beside.items():
+            ends = np.stack([division.points[p], division.points[q]])
+            if len(labels) == 2 and labels[0] != labels[1]:
+                self.inner.append((ends, (min(labels), max(labels))))
+            elif len(labels) == 1 and min(ties[p], ties[q]) >= 2:
+                self.outer.append((ends, labels[0]))
+
+    def tripoints(self) -> tuple[Array, tuple[tuple[int, ...], ...]]:
+        """Return the points that touch cells of three classes or more, (points, 2), and these classes.
+
+        Cells of one polygon share their corners. Cells of different ones meet in a tripoint only where three outputs
+        tie at a corner of each: a kink of f that ends on the side of a polygon goes on into it.
+        """
+        if not self.spots:
+            return np.zeros((0, 2)), ()
+        where = np.stack([spot for spot, _ in self.spots])
+        groups = _together(where)
+        found = []
+        for group in np.unique(groups):
+            members = np.flatnonzero(groups == group)
+            classes = frozenset().union(*(self.spots[i][1] for i in members))
+            if len(classes) >= 3:
+                found.append((*where[members].mean(0), tuple(sorted(classes))))
+        found.sort()
+        return np.array([spot[:2] for spot in found]).reshape(-1, 2), tuple(spot[2] for spot in found)
+
+    def boundaries(self) -> tuple[Array, Array]:
+        """Return the segments between cells of different classes, (segments, 2, 2), and the classes, (segments, 2)."""
+        found = [*self.inner, *_overlaps(self.outer)]
+        if not found:
+            return np.zeros((0, 2, 2)), np.zeros((0, 2), int)
+        return np.stack([ends for ends, _ in found]), np.array([classes for _, classes in found])
+
+
+@dataclass
+class _Division:
+    """A convex polygon divided among the affine functions inserted so far, by which of them is the largest.
+
+    Cells share their vertices by number, so that what meets at a point is known without comparing coordinates.
+
+    Attributes
+    ----------
+    points, values : list
+        Coordinates (2,) of the vertices, and the values of all functions there.
+    size : float
+        Up to which a difference is 0.
+    cells : list
+        Functions that are largest on a cell, and its vertices, counter-clockwise.
+    inserted : list of int
+        The functions.
+    """
+
+    points: list[Array]
+    values: list[Array]
+    size: float
+    cells: list[tuple[tuple[int, ...], list[int]]] = field(default_factory=list)
+    inserted: list[int] = field(default_factory=list)
+
+    def may_win(self) -> Array:
+        """Return which functions are not below another one at all vertices."""
+        values = np.stack(self.values)
+        best = (values[:, :, None] - values[:, None, :]).max(0)  # of function i above function j
+        return ~(best < -self.size).any(1)
+
+    def insert(self, k: int) -> None:
+        """Give function k the part where it exceeds all those before."""
+        if not self.inserted:
+            self.cells = [((k,), list(range(len(self.points))))]
+            self.inserted = [k]
+            return
+        excess = [f[k] - f[self.inserted].max() for f in self.values]
+        sign = [0 if abs(e) <= self.size else 1 if e > 0 else -1 for e in excess]
+        crossings: dict[tuple[int, int], int] = {}
+        cells = []
+        for label, loop in self.cells:
+            signs = {sign[p] for p in loop}
+            if signs == {0}:
+                cells.append(((*label, k), loop))
+            elif 1 not in signs:
+                cells.append((label, loop))
+            elif -1 not in signs:
+                cells.append(((k,), loop))
+            else:
+                whole = list(self._crossed(loop, excess, sign, crossings))
+                for part, side in (((k,), 1), (label, -1)):
+                    cells.append((part, [p for p in whole if p >= len(sign) or sign[p] * side >= 0]))
+        self.cells = cells
+        self.inserted.append(k)
+
+    def _crossed(
+        self, loop: list[int], excess: list[float], sign: list[int], crossings: dict[tuple[int, int], int]
+    ) -> Iterator[int]:
+        """Iterate over the vertices of a cell and the points between them where the excess is 0."""
+        for p, q in zip(loop, [*loop[1:], loop[0]], strict=True):
+            yield p
+            if sign[p] * sign[q] < 0:
+                edge = min(p, q), max(p, q)
+                if edge not in crossings:
+                    a, b = edge
+                    share = excess[a] / (excess[a] - excess[b])
+                    crossings[edge] = len(self.points)
+                    self.points.append(self.points[a] + share * (self.points[b] - self.points[a]))
+                    self.values.append(self.values[a] + share * (self.values[b] - self.values[a]))
+                yield crossings[edge]
+
+
+def _outputs(layers: Layers, x: Array) -> tuple[Array, Array]:
+    """Return the outputs at the vertices x (polygons, vertices, d_in), and up to where they tie on each polygon."""
+    a = x
+    for weight, bias in zip(layers.weights[:-1], layers.biases[:-1], strict=True):
+        z = a @ weight.T + bias
+        a = np.where(z > 0, z, layers.slope * z)
+    reach = np.linalg.norm(a, axis=2).max(1)
+    size = reach * np.linalg.norm(layers.weights[-1], axis=1).max() + np.abs(layers.biases[-1]).max()
+    return a @ layers.weights[-1].T + layers.biases[-1], ROUNDING * size + np.finfo(float).tiny
+
+
+def _areas(corners: Array, counts: Array) -> Array:
+    """Return the areas of polygons whose corners follow each other."""
+    first = np.cumsum(counts) - counts
+    after = np.arange(1, len(corners) + 1)
+    after[first + counts - 1] = first
+    x, y = (corners - np.repeat(corners[first], counts, 0)).T
+    return np.asarray(np.add.reduceat(x * y[after] - x[after] * y, first) / 2)
+
+
+def _together(points: Array) -> Array:
+    """Return the group of each point, where points that are near one another are of one group."""
+    near = cKDTree(points).query_pairs(NEAR, output_type="ndarray")
+    graph = coo_array((np.ones(len(near)), near.T), shape=(len(points),) * 2)
+    return np.asarray(connected_components(graph, directed=False)[1])
+
+
+def _overlaps(edges: Sequence[tuple[Array, int]]) -> Iterator[tuple[Array, tuple[int, int]]]:
+    """Iterate over the segments that two edges with different classes have in common."""
+    if not edges:
+        return
+    ends, labels = np.stack([e for e, _ in edges]), np.array([label for _, label in edges])
+    along = ends[:, 1] - ends[:, 0]
+    lengths = np.linalg.norm(along, axis=1)
+    long = np.flatnonzero(lengths > NEAR)
+    for i in long:
+        direction = along[i] / lengths[i]
+        others = long[(long > i) & (labels[long] != labels[i])]
+        offsets = ends[others] - ends[i, 0]
+        heights = offsets @ np.array([-direction[1], direction[0]])
+        positions = np.sort(offsets @ direction, 1)
+        start, stop = np.maximum(positions[:, 0], 0), np.minimum(positions[:, 1], lengths[i])
+        for j in np.flatnonzero((np.abs(heights) <= NEAR).all(1) & (stop - start > NEAR)):
+            first, second = sorted((int(labels[i]), int(labels[others[j]])))
+            yield ends[i, 0] + np.outer([start[j], stop[j]], direction), (first, second)
