@@ -12,6 +12,7 @@ from bnrank import _validate
 from bnrank.figures import (
     f01_bottleneck_spectra,
     f02_class_regions,
+    f03_autoencoders,
     f04_norm_and_depth,
     f05_symmetry_learning,
     f09_first_escape,
@@ -48,6 +49,7 @@ FIGURES = tuple(
     for module in (
         f01_bottleneck_spectra,
         f02_class_regions,
+        f03_autoencoders,
         f04_norm_and_depth,
         f05_symmetry_learning,
         f09_first_escape,

@@ -36,7 +36,7 @@ Array = NDArray[np.float64]
 FULL, LINE, PLANE = "two hidden coordinates", "the first of them alone", "two random directions of the input"
 TRUE = "u itself"
 PIXELS = 121
-SMALL = 0.05  # the bound for orbits
+SMALL = 0.05  # of the variance, at most this within orbits
 RADII = 16  # orbits in every plane orthogonal to w
 
 

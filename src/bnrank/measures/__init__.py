@@ -3,6 +3,7 @@
 from bnrank.measures import (
     balance,
     bottleneck,
+    denoising,
     dependence,
     frequencies,
     jacobian,

@@ -1,0 +1,155 @@
+"""What an autoencoder does to noise: distance to the data, or to what they lie on, before and after (T17)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks.functional import Functional, example
+
+__all__ = ["Denoising", "denoising", "distances_to_samples", "effective_rank"]
+
+
+@dataclass(frozen=True)
+class Denoising:
+    """Samples with noise before and after an autoencoder.
+
+    Attributes
+    ----------
+    noisy, outputs : Tensor
+        x_i + e_i and f(x_i + e_i), (N, d), float64.
+    before, after : Tensor
+        Distances of the rows of ``noisy`` and of ``outputs``, (N,), float64.
+    kept : Tensor
+        ||f(x_i + e_i) - f(x_i)|| / ||e_i||, (N,): how much of the noise comes out again, whatever f does to x_i.
+    """
+
+    noisy: Tensor
+    outputs: Tensor
+    before: Tensor
+    after: Tensor
+    kept: Tensor
+
+    @property
+    def ratio(self) -> float:
+        """Median distance after, over the median distance before."""
+        return float(self.after.median() / self.before.median())
+
+
+def denoising(
+    module: nn.Module,
+    x: Tensor | np.ndarray,
+    std: float,
+    *,
+    distance: Callable[[Tensor], Tensor] | None = None,
+    seed: int = 0,
+) -> Denoising:
+    """Add noise N(0, std^2) to every entry of samples, and measure how far they are off before and after the network.
+
+    An autoencoder of the rank of its data projects what is near the data onto them (T17; Jacot2023a section 5): noise
+    across the data vanishes, noise along them stays.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any module with as many outputs as inputs; in eval mode, in float64, left as it was.
+    x : Tensor or ndarray
+        Samples without noise, (N, ...).
+    std : float
+        Standard deviation of the noise, above 0.
+    distance : callable, optional
+        Distances (N,) of points (N, d), such as to the curve that the samples lie on. By default the distance of a row
+        to its own sample without noise.
+    seed : int
+        Of the noise.
+
+    Returns
+    -------
+    Denoising
+        Points and distances.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, the output is not of the size of the input, or ``distance`` does not give one
+        number per point.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.mlp.from_layers([torch.tensor([[1.0, 0.0], [0.0, 0.0]])])
+    >>> found = denoising(net, torch.ones(100, 2), 0.1, distance=lambda points: points[:, 1].abs())
+    >>> found.ratio, round(float(found.before.mean()), 1)
+    (0.0, 1.0)
+    """
+    samples = example(module, x).detach().double().cpu()
+    std = _validate.number(std, "std", 0.0, strict=True)
+    # not a generator of torch: with the seed of a network it would draw the network's own weights
+    generator = np.random.default_rng(_validate.integer(seed, "seed", 0))
+    noise = std * torch.from_numpy(generator.standard_normal(tuple(samples.shape)))
+    function = Functional(module)
+    with torch.no_grad():
+        noisy, plain = (function(part).flatten(1).double().cpu() for part in (samples + noise, samples))
+    flat, noise = samples.flatten(1), noise.flatten(1)
+    if noisy.shape != flat.shape:
+        raise ValueError(f"module: got {noisy.shape[1]} outputs, expected as many as inputs, {flat.shape[1]}")
+    before, after = (
+        (points - flat).norm(dim=1) if distance is None else _distances(distance(points), len(flat))
+        for points in (flat + noise, noisy)
+    )
+    return Denoising(flat + noise, noisy, before, after, (noisy - plain).norm(dim=1) / noise.norm(dim=1))
+
+
+def _distances(values: object, n: int) -> Tensor:
+    if not isinstance(values, Tensor) or tuple(values.shape) != (n,):
+        raise ValueError(f"distance: got {_validate.describe(values)}, expected one number per point, a Tensor ({n},)")
+    return values.double()
+
+
+def distances_to_samples(points: Tensor, x: Tensor) -> Tensor:
+    """Return the Euclidean distance of points to the nearest of the samples, (N,), float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If shapes do not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> distances_to_samples(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0], [3.0, 5.0]]))
+    tensor([1.], dtype=torch.float64)
+    """
+    x = _validate.samples(x, "x").double()
+    points = _validate.samples(points, "points", features=x.shape[1]).double()
+    return torch.cdist(points, x).min(1).values
+
+
+def effective_rank(singular_values: Tensor | np.ndarray) -> Tensor:
+    """Return (sum_i s_i)^2 / sum_i s_i^2 along the last axis: r for r equal values, 1 for one; 0 where all are 0.
+
+    Unlike a rank it needs no tolerance, which matters where the spectrum has no gap.
+
+    Raises
+    ------
+    ValueError
+        If there is no value, or one that is negative, NaN or infinite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> effective_rank(torch.tensor([[2.0, 2.0, 2.0], [5.0, 0.0, 0.0]]))
+    tensor([3., 1.], dtype=torch.float64)
+    """
+    values = torch.as_tensor(singular_values).double()
+    if values.ndim == 0 or values.numel() == 0 or not bool((torch.isfinite(values) & (values >= 0)).all()):
+        raise ValueError(
+            f"singular_values: got {_validate.describe(values)}, expected (..., m) of finite numbers of at least 0"
+        )
+    size = values.square().sum(-1)
+    return torch.where(size > 0, values.sum(-1).square() / size.clamp(min=torch.finfo(torch.float64).tiny), 0.0)

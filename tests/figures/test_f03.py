@@ -1,0 +1,160 @@
+"""F3: its claims on planted runs, and a tiny run."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from bnrank.figures import autoencoders
+from bnrank.figures import f03_autoencoders as f03
+from bnrank.figures.autoencoders import OfCurve, OfImages
+from bnrank.tasks import Task
+
+
+def of_curve(**changes):
+    planted = {"curve": 0, "net": 0, "depth": 20, "ratio": 0.05, "ones": 1.0, "twos": 0.0, "defect": 0.01}
+    return OfCurve(**{**planted, "unexplained": 1e-3, **changes})
+
+
+def flat(**changes):
+    return of_curve(**{"depth": 2, "ratio": 0.7, "ones": 0.0, "twos": 1.0, "defect": 0.2, **changes})
+
+
+def failing(claims):
+    return [i for i, claim in enumerate(claims) if not claim.passed]
+
+
+@pytest.mark.parametrize(
+    ("deep", "shallow", "fails"),
+    [
+        ([{}] * 5, [{}] * 5, []),
+        ([{}] * 4 + [{"ratio": 0.9, "ones": 0.0, "defect": 0.3}], [{}] * 4 + [{"ratio": 0.2, "twos": 0.0}], []),
+        ([{}] * 4 + [{"unexplained": 0.02}], [{}] * 5, [0]),
+        ([{}] * 5, [{}] * 4 + [{"unexplained": 0.02}], [0]),
+        ([{}] * 3 + [{"ratio": 0.26}] * 2, [{}] * 5, [1]),
+        ([{}] * 5, [{}] * 3 + [{"ratio": 0.24}] * 2, [2]),
+        ([{}] * 5, [{}] * 2 + [{"ratio": 0.4}] * 3, [3]),
+        ([{}] * 3 + [{"ones": 0.89}] * 2, [{}] * 5, [4, 6]),
+        ([{}] * 5, [{}] * 3 + [{"twos": 0.89}] * 2, [5]),
+        ([{}] * 3 + [{"defect": 0.2}] * 2, [{}] * 5, [6]),
+        ([{}] * 3 + [{"defect": float("nan")}] * 2, [{}] * 5, [6]),
+        ([{"ones": 0.0}] * 5, [{}] * 5, [4, 6]),
+        ([{}] * 4 + [{"unexplained": float("nan")}], [{}] * 5, [0]),
+        ([{"ratio": float("nan")}] * 5, [{"ratio": float("nan")}] * 5, [1, 3]),
+    ],
+)
+def test_curve_claims(deep, shallow, fails):
+    claims = f03.curve_claims([of_curve(**change) for change in deep], [flat(**change) for change in shallow])
+    assert failing(claims) == fails
+
+
+def of_images(**changes):
+    planted = {"net": 0, "depth": 6, "ratio": 0.6, "ratio_seen": 0.5, "rank": 30.0, "kept": 0.4, "unexplained": 0.1}
+    return OfImages(**{**planted, "unexplained_unseen": 0.2, **changes})
+
+
+def flat_images(**changes):
+    return of_images(**{"depth": 2, "ratio": 1.0, "ratio_seen": 0.9, "rank": 150.0, "kept": 0.9, **changes})
+
+
+@pytest.mark.parametrize(
+    ("deep", "shallow", "fails"),
+    [
+        ({}, {}, []),
+        ({"unexplained": 0.3}, {}, [0]),
+        ({}, {"unexplained": 0.3}, [0]),
+        ({"ratio_seen": 0.8}, {}, [1]),
+        ({"ratio": 0.8}, {}, [2]),
+        ({}, {"ratio": 0.7}, [3]),
+        ({"kept": 0.7}, {}, [4]),
+        ({}, {"kept": 0.5}, [4]),
+        ({"rank": 80.0}, {}, [5]),
+        ({}, {"rank": 50.0}, [5]),
+        ({"ratio": float("nan")}, {}, [2]),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_image_claims(deep, shallow, fails, first):
+    """One network of two decides, whichever it is."""
+    both = [[of_images(**deep), of_images()], [flat_images(**shallow), flat_images()]]
+    assert failing(f03.image_claims(*(runs if first else runs[::-1] for runs in both))) == fails
+
+
+def test_images_are_in_units_of_white_and_centred(monkeypatch):
+    x = torch.rand(20, 9)
+    task = Task(x[:15], torch.arange(15) % 3, x[15:], torch.arange(5) % 3, loss="cross_entropy")
+    asked = {}
+
+    def load(n, n_test, seed, standardize):
+        asked.update(n=n, n_test=n_test, seed=seed, standardize=standardize)
+        return task
+
+    monkeypatch.setattr(autoencoders, "handwritten_digits", load)
+    found, mean = autoencoders.image_task(15, 5, 3, whole=False)
+    assert asked == {"n": 15, "n_test": 5, "seed": 3, "standardize": False}
+    torch.testing.assert_close(mean, x[:15].mean(0))
+    torch.testing.assert_close(found.x + mean, x[:15])
+    torch.testing.assert_close(found.y_test + mean, x[15:])
+    assert found.loss == "mse"
+
+
+TINY = {
+    "curves": {"curves": (0, 1), "nets": 2, "samples": 30, "corners": 10, "noise": 0.07},
+    "curve_deep": {"depth": 4, "width": 8, "init": 0.4, "steps": 30},
+    "curve_shallow": {"depth": 2, "width": 8, "init": "he", "steps": 30},
+    "shown": (1,),
+    "images": {"images": 60, "unseen": 12, "seed": 0, "whole": False},
+    "images_both": {"nets": 2, "lr": 2e-3, "batch": None, "noise": 0.3, "looked_at": 3},
+    "images_deep": {"depth": 3, "width": 10, "init": 0.1, "steps": 20},
+    "images_shallow": {"depth": 2, "width": 20, "init": "he", "steps": 20},
+}
+
+
+def test_a_tiny_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("BNRANK_DATA", str(tmp_path))
+    for settings in f03.FIGURE.settings.values():
+        assert {k: set(v) if isinstance(v, dict) else 0 for k, v in settings.items()} == {
+            k: set(v) if isinstance(v, dict) else 0 for k, v in TINY.items()
+        }
+        assert set(settings["shown"]) <= set(settings["curves"]["curves"])
+    outcome = f03.FIGURE.run("quick", tmp_path, progress=False, **TINY)
+    assert outcome.error == ""
+    assert len(outcome.claims) == 13
+    assert set(outcome.pictures) == {"arrows", "digits", "images", "noise-and-rank"}
+    assert [len(section.rows) for section in outcome.sections] == [8, 4]
+    rows = outcome.sections[0].rows
+    assert [(row["depth"], row["curve"], row["net"]) for row in rows[:5]] == [
+        (4, 0, 0),
+        (4, 0, 1),
+        (4, 1, 2),
+        (4, 1, 3),
+        (2, 0, 0),
+    ]
+
+
+def test_what_is_measured_of_a_run_against_its_definitions(tmp_path, monkeypatch):
+    common = {"nets": 1, "samples": 40, "corners": 10, "noise": 0.05}
+    monkeypatch.setattr(autoencoders, "RTOL", 0.5)  # between the values of s_2 / s_1 that are found
+    (run,) = autoencoders.curve_runs(
+        tmp_path, False, curves=[3], depth=3, width=10, init="he", ridge=1e-4, steps=60, **common
+    )
+    x = run.task.x_test.double()
+    net = run.network.double()
+    noise = 0.05 * torch.from_numpy(np.random.default_rng(1).standard_normal((40, 2)))
+    dense = torch.linspace(0, 1, 501, dtype=torch.float64)[:, None]
+    line = torch.cat([(1 - dense) * a + dense * b for a, b in itertools.pairwise(run.corners)])
+    with torch.no_grad():
+        after = torch.cdist(net(x + noise), line).min(1).values.median()
+    before = torch.cdist(x + noise, line).min(1).values.median()
+    assert run.ratio == pytest.approx(float(after / before), rel=0.02)
+    jacobians = torch.stack([torch.func.jacrev(net)(point) for point in x]).detach()
+    values = torch.linalg.svdvals(jacobians)
+    assert run.twos == pytest.approx(float((values[:, 1] > 0.5 * values[:, 0]).double().mean()))
+    assert run.ones == pytest.approx(1 - run.twos)
+    assert 0 < run.ones < 1
+    defects = (jacobians @ jacobians - jacobians).norm(dim=(1, 2)) / jacobians.norm(dim=(1, 2))
+    assert run.defect == pytest.approx(float(defects.median()), rel=1e-6)
+    x = run.task.x.double()
+    cost = float((net(x) - x).detach().square().sum(1).mean())
+    assert run.unexplained == pytest.approx(cost / float(x.square().sum(1).mean()), rel=1e-3)
