@@ -5,8 +5,9 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, Matern, RationalQuadratic
 from sklearn.kernel_ridge import KernelRidge
+from sklearn.model_selection import KFold
 
-from bnrank.theory.kernels import KERNELS, jacobian_ranks
+from bnrank.theory.kernels import KERNELS, jacobian_ranks, select
 
 SKLEARN = {
     "rbf": lambda h: RBF(h),
@@ -105,3 +106,75 @@ def test_bad_input_is_named():
         jacobian_ranks(x, y, points=np.ones((2, 5)))
     with pytest.raises(ValueError, match=r"rtol: got 1\.5"):
         jacobian_ranks(x, y, data_rtol=1.5)
+
+
+def folds_error(x, y, kernel, ridge, folds=4, seed=0):
+    """Cross-validation by hand: mean over the folds of the mean squared error, summed over outputs."""
+    errors = []
+    for kept, left in KFold(folds, shuffle=True, random_state=seed).split(x):
+        gram = kernel(x[kept]) + ridge * np.eye(len(kept))
+        weights = np.linalg.solve(gram, y[kept] - y.mean(0))
+        errors.append(((kernel(x[left], x[kept]) @ weights + y.mean(0) - y[left]) ** 2).sum(1).mean())
+    return np.mean(errors)
+
+
+def test_selected_is_the_best_of_a_loop():
+    x, y = data(n=48, noise=0.2)
+    ridges, scales = (1e-3, 0.1, 10.0), (0.5, 1.0, 3.0)
+    typical = np.median([np.linalg.norm(a - b) for i, a in enumerate(x) for b in x[:i]])
+    found = select(x, y, ["rbf", "laplace", "matern32"], ridges=ridges, scales=scales, folds=4)
+    tried = {
+        (name, scale, ridge): folds_error(x, y, SKLEARN[name](scale * typical), ridge)
+        for name in ("rbf", "laplace", "matern32")
+        for scale in scales
+        for ridge in ridges
+    }
+    name, scale, ridge = min(tried, key=tried.get)
+    assert (found.kernel, found.ridge) == (name, ridge)
+    assert found.length_scale == pytest.approx(scale * typical)
+    assert found.error == pytest.approx(min(tried.values()), rel=1e-8)
+    edges = {"length_scale": scale != 1.0, "ridge": ridge != 0.1}
+    assert found.at_edge == tuple(key for key, edge in edges.items() if edge)
+    kernel = SKLEARN[name](found.length_scale)
+    weights = np.linalg.solve(kernel(x) + ridge * np.eye(48), y - y.mean(0))
+    points = torch.from_numpy(np.random.default_rng(3).standard_normal((5, 3)))
+    assert np.allclose(found.predict(points), kernel(points.numpy(), x) @ weights + y.mean(0))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_is_selected_has_the_jacobians_of_jacobian_ranks(kernel):
+    """Without centring, both are the same regression."""
+    x, y = data()
+    best = select(x, y + 5, [kernel], ridges=[0.1], scales=[1.0], folds=2, centre=False)
+    found = jacobian_ranks(x, y + 5, kernel, best.ridge, length_scale=best.length_scale)
+    assert np.allclose(best.model.dual_coef_, found.regression.dual_coef_, rtol=1e-8)
+    assert best.at_edge == ()
+    assert not np.any(best.mean)
+    assert found.length_scale == jacobian_ranks(x, y, kernel).length_scale
+
+
+def test_outputs_far_from_zero_are_centred():
+    x, y = data()
+    near, far = (select(x, y + shift, ["rbf"]) for shift in (0.0, 1e3))
+    assert (near.ridge, near.length_scale) == (far.ridge, far.length_scale)
+    assert np.allclose(near.predict(x) + 1e3, far.predict(x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"kernels": ()}, TypeError, "kernels: got"),
+        ({"kernels": "rbf"}, TypeError, "kernels: got 'rbf'"),
+        ({"kernels": ["gauss"]}, ValueError, r"kernels\[0\]: got 'gauss'"),
+        ({"ridges": (1.0, 0.0)}, ValueError, r"ridges\[1\]: got 0"),
+        ({"scales": (-1.0,)}, ValueError, r"scales\[0\]: got -1"),
+        ({"folds": 41}, ValueError, "folds: got 41, expected at most the number of samples, 40"),
+        ({"folds": 1}, ValueError, "folds: got 1"),
+        ({"seed": -1}, ValueError, "seed: got -1"),
+        ({"y": np.ones((39, 2))}, ValueError, "y: got 39 samples"),
+    ],
+)
+def test_bad_arguments_of_select(arguments, error, message):
+    x, y = data()
+    with pytest.raises(error, match=message):
+        select(**{"x": x, "y": y, **arguments})

@@ -1,22 +1,24 @@
-"""Jacobians of kernel ridge regression: kernels overestimate the rank (T16)."""
+"""Kernel ridge regression: chosen by cross-validation, and its Jacobians, which overestimate the rank (T16)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
+from scipy.spatial.distance import cdist, pdist
+from sklearn.gaussian_process.kernels import RBF, Kernel, Matern, RationalQuadratic
 from sklearn.kernel_ridge import KernelRidge
+from sklearn.model_selection import GridSearchCV, KFold
 from torch import Tensor
 
 from bnrank import _validate
 from bnrank.measures.spectra import relative_tolerance
 
-__all__ = ["KERNELS", "KernelJacobians", "jacobian_ranks"]
+__all__ = ["KERNELS", "KernelJacobians", "Selected", "jacobian_ranks", "select"]
 
 Array = NDArray[np.float64]
 Radial = tuple[Callable[[Array], Array], Callable[[Array], Array]]
@@ -41,6 +43,15 @@ RADIAL: dict[str, Radial] = {
     "rational": (lambda r: 1 / (1 + r**2), lambda r: -2 / (1 + r**2) ** 2),
 }
 KERNELS = tuple(RADIAL)
+FITTED: dict[str, Callable[[float], Kernel]] = {
+    "rbf": lambda h: RBF(h),
+    "laplace": lambda h: Matern(h, nu=0.5),
+    "matern32": lambda h: Matern(h, nu=1.5),
+    "matern52": lambda h: Matern(h, nu=2.5),
+    "rational": lambda h: RationalQuadratic(h / math.sqrt(2), alpha=1.0),
+}
+RIDGES = (1e-8, 1e-6, 1e-4, 1e-2, 0.1, 1.0)
+SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True)
@@ -145,8 +156,7 @@ def jacobian_ranks(
     rtol, data_rtol = relative_tolerance(rtol), relative_tolerance(data_rtol)
     distances = cdist(inputs, inputs)
     if length_scale is None:
-        between = distances[np.triu_indices(len(inputs), 1)]
-        length_scale = float(np.median(between)) or float(between.max()) or 1.0
+        length_scale = _typical_distance(inputs)
     length_scale = _validate.number(length_scale, "length_scale", 0.0, strict=True)
     if points is None:
         rows = np.linspace(0, len(inputs) - 2, min(100, len(inputs) - 1)).round().astype(int)
@@ -167,6 +177,131 @@ def jacobian_ranks(
     return KernelJacobians(
         values, ranks, expected, x_rank, y_rank, kernel, length_scale, ridge, rtol, data_rtol, regression
     )
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A kernel ridge regression chosen by cross-validation.
+
+    Attributes
+    ----------
+    kernel : str
+        Its name.
+    length_scale, ridge : float
+        In k(||x - x'|| / length_scale) and K + ridge I.
+    error : float
+        Mean over the folds of the mean squared error on the samples left out, summed over outputs.
+    at_edge : tuple of str
+        Which of "length_scale" and "ridge" are the least or the largest that were tried: something beyond might be
+        better.
+    model : sklearn.kernel_ridge.KernelRidge
+        The fit to all samples, outputs less ``mean``.
+    mean : ndarray
+        Mean of the outputs, (d_out,), or 0 where they were not centred.
+    """
+
+    kernel: str
+    length_scale: float
+    ridge: float
+    error: float
+    at_edge: tuple[str, ...]
+    model: KernelRidge
+    mean: Array
+
+    def predict(self, x: Tensor | np.ndarray) -> Array:
+        """Return the outputs at inputs (P, d_in), (P, d_out), float64."""
+        inputs = _validate.samples(x, "x", features=self.model.n_features_in_).detach().double().cpu().numpy()
+        return np.asarray(self.model.predict(inputs) + self.mean)
+
+
+def select(
+    x: Tensor | np.ndarray,
+    y: Tensor | np.ndarray,
+    kernels: Sequence[str] = ("rbf", "laplace"),
+    *,
+    ridges: Sequence[float] = RIDGES,
+    scales: Sequence[float] = SCALES,
+    folds: int = 5,
+    seed: int = 0,
+    centre: bool = True,
+) -> Selected:
+    """Choose kernel, length scale and ridge by cross-validation on the samples, and fit them all.
+
+    scikit-learn's KernelRidge in its GridSearchCV, on shuffled folds, scored by the mean squared error.
+
+    Parameters
+    ----------
+    x : Tensor or ndarray
+        Inputs, (N, d_in).
+    y : Tensor or ndarray
+        Outputs, (N, d_out).
+    kernels : sequence of str
+        Those to choose from, as in :func:`jacobian_ranks`.
+    ridges : sequence of float
+        Positive numbers added to the diagonal of K.
+    scales : sequence of float
+        Length scales in units of the median distance between inputs.
+    folds : int
+        From 2 to N.
+    seed : int
+        Of the folds.
+    centre : bool
+        Whether the mean of the outputs is taken off before and added after; not so in :func:`jacobian_ranks`.
+
+    Returns
+    -------
+    Selected
+        The best, fitted to all samples.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range or the shapes do not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.linspace(-3, 3, 40)[:, None]
+    >>> best = select(x, torch.sin(x), ["rbf"])
+    >>> bool(abs(best.predict(torch.tensor([[0.5]]))[0, 0] - torch.sin(torch.tensor(0.5))) < 1e-3)
+    True
+    """
+    inputs = _validate.samples(x, "x", minimum=2).detach().double().cpu().numpy()
+    outputs = _validate.samples(y, "y").detach().double().cpu().numpy()
+    if len(inputs) != len(outputs):
+        raise ValueError(f"y: got {len(outputs)} samples, expected as many as x has, {len(inputs)}")
+    lists = {"kernels": kernels, "ridges": ridges, "scales": scales}
+    for name, values in lists.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise TypeError(f"{name}: got {_validate.describe(values)}, expected a sequence with something in it")
+    names = [_validate.choice(name, f"kernels[{i}]", KERNELS) for i, name in enumerate(kernels)]
+    alphas = [_validate.number(ridge, f"ridges[{i}]", 0.0, strict=True) for i, ridge in enumerate(ridges)]
+    factors = [_validate.number(scale, f"scales[{i}]", 0.0, strict=True) for i, scale in enumerate(scales)]
+    if (folds := _validate.integer(folds, "folds", 2)) > len(inputs):
+        raise ValueError(f"folds: got {folds}, expected at most the number of samples, {len(inputs)}")
+    lengths = [factor * _typical_distance(inputs) for factor in factors]
+    tried = [(FITTED[name](length), name, length) for name in names for length in lengths]
+    mean = outputs.mean(0) * centre
+    search = GridSearchCV(
+        KernelRidge(),
+        {"kernel": [kernel for kernel, _, _ in tried], "alpha": alphas},
+        scoring="neg_mean_squared_error",
+        cv=KFold(folds, shuffle=True, random_state=_validate.integer(seed, "seed", 0)),
+    ).fit(inputs, outputs - mean)
+    ridge = search.best_params_["alpha"]
+    name, length = next((n, h) for kernel, n, h in tried if kernel is search.best_params_["kernel"])
+    chosen = {"length_scale": (length, lengths), "ridge": (ridge, alphas)}
+    at_edge = tuple(
+        key for key, (value, values) in chosen.items() if len(values) > 1 and value in (min(values), max(values))
+    )
+    error = -float(search.best_score_) * outputs.shape[1]
+    return Selected(name, length, ridge, error, at_edge, search.best_estimator_, mean)
+
+
+def _typical_distance(inputs: Array) -> float:
+    """Return the median distance between inputs, the largest where it is 0, and 1 where all are the same."""
+    between = pdist(inputs)
+    return float(np.median(between)) or float(between.max()) or 1.0
 
 
 def _rank(matrix: Array, rtol: float) -> int:

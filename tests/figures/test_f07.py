@@ -1,0 +1,151 @@
+"""F7: its claims on planted courses, what it computes against plain loops, and a tiny run."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from bnrank.figures import f07_kernel_rates as f07
+from bnrank.figures import rates
+from bnrank.figures.rates import Course, Decay
+from bnrank.tasks import composition, torus_map
+
+SIZES = np.array([64.0, 128.0, 256.0, 512.0])
+SPREAD = np.array([[0.9], [1.0], [1.1]])
+
+
+def course(exponent, name="kernel", factor=1.0):
+    """Three draws with about this exponent; the middle one is exact."""
+    return Course(name, SIZES, factor * (SIZES / 64) ** -(exponent * SPREAD))
+
+
+def decay(d, alpha, off=0.0, missing=0.01):
+    errors = 3 * SIZES ** -(alpha / d * (1 + off) * SPREAD)
+    return Decay("", SIZES, errors, "", d, alpha, SIZES ** -(alpha / d), missing)
+
+
+def failing(claims):
+    return [i for i, claim in enumerate(claims) if not claim.passed]
+
+
+def test_exponents_and_intervals_of_planted_courses():
+    c = course(1.5)
+    np.testing.assert_allclose(c.exponents, 1.5 * SPREAD[:, 0])
+    mean, low, high = c.exponent
+    half = stats.t.ppf(0.975, 2) * stats.sem(1.5 * SPREAD[:, 0])
+    np.testing.assert_allclose((mean, low, high), (1.5, 1.5 - half, 1.5 + half))
+    np.testing.assert_allclose(c.middle, (SIZES / 64) ** -1.5)
+    assert rates.interval(np.array([2.0])) == (2.0, -np.inf, np.inf)
+    assert decay(4, 2.0).expected == 0.5
+
+
+def test_intervals_cover_the_mean_as_often_as_they_say():
+    draws = np.random.default_rng(0).normal(2.0, 1.0, (2000, 4))
+    covered = [low <= 2.0 <= high for _, low, high in map(rates.interval, draws)]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("courses", "fails"),
+    [
+        ([decay(1, 2.0), decay(1, 3.0), decay(4, 2.0)], []),
+        ([decay(1, 2.0, 0.14), decay(4, 2.0, -0.14)], []),
+        ([decay(1, 2.0, 0.16), decay(4, 2.0)], [0]),
+        ([decay(1, 2.0), decay(1, 3.0, -0.16), decay(4, 2.0)], [0]),
+        ([decay(1, 2.0), decay(4, 2.0, 0.2)], [1]),
+        ([decay(1, 2.0), decay(4, 2.0, np.nan)], [1]),
+        ([decay(1, 2.0, missing=0.06), decay(4, 2.0)], [2]),
+    ],
+)
+def test_rate_claims(courses, fails):
+    assert failing(f07.rate_claims(courses)) == fails
+
+
+@pytest.mark.parametrize(
+    ("deep", "kernel", "fails"),
+    [
+        (course(1.5), course(0.2), []),
+        (course(0.2), course(1.5), [0, 1]),
+        (course(0.5, factor=0.5), course(0.5), [0]),
+        (course(0.8, factor=20.0), course(0.2), [0, 1]),  # worse than the mean all along
+        (course(0.8, factor=3.0), course(0.01, factor=0.5), [1]),
+        (Course("", SIZES, course(1.5).errors[[1]]), Course("", SIZES, course(0.2).errors[[1]]), [0]),  # one draw
+        (Course("", SIZES, np.array([[1, 1, 1, 0.9], [1, 0.5, 0.1, 0.01]])), course(0.1), [0, 1]),
+    ],
+)
+def test_composition_claims(deep, kernel, fails):
+    if len(kernel.errors) != len(deep.errors):
+        kernel = Course("", SIZES, kernel.errors[: len(deep.errors)])
+    assert failing(f07.composition_claims({1: (deep, kernel)})) == fails
+    both = f07.composition_claims({1: (course(1.5), course(0.2)), 2: (deep, kernel)})
+    assert failing(both) == [i + 2 for i in fails]
+
+
+def test_control_claim():
+    assert f07.control_claim(course(0.5, factor=0.9), course(0.5)).passed
+    assert not f07.control_claim(course(0.5, factor=0.7), course(0.5)).passed
+    assert not f07.control_claim(course(np.nan), course(0.5)).passed
+
+
+def test_errors_of_kernels_are_those_of_a_plain_solution():
+    (found,) = rates.decay_courses(2, (2.0,), (10, 30), (0, 3), 20)
+    for row, seed in enumerate((0, 3)):
+        task = torus_map(30, 2, (2.0,), seed, n_test=20)
+        x, x_test = task.x.numpy(), task.x_test.numpy()
+        for column, n in enumerate((10, 30)):
+
+            def kernel(a, b):
+                r = 3**0.5 * np.linalg.norm(a[:, None] - b, axis=-1) / 2.0
+                return (1 + r) * np.exp(-r)
+
+            predicted = kernel(x_test, x[:n]) @ np.linalg.solve(kernel(x[:n], x[:n]), task.y.numpy()[:n])
+            y = task.y_test.numpy()
+            expected = ((predicted - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+            assert found.errors[row, column] == pytest.approx(expected, rel=1e-5)
+    target = rates.torus_targets(2, [2.0], 256, torch.Generator().manual_seed(9))[0]
+    np.testing.assert_allclose(found.least, [target.beyond(10), target.beyond(30)], rtol=1e-9)
+    assert found.missing == pytest.approx(target.missing / target.beyond(30), rel=1e-6)
+
+
+def test_the_first_samples_are_those_of_the_task_and_errors_relative():
+    task = composition(9, 4, 3, n_test=5)
+    part = rates.first(task, 4)
+    assert torch.equal(part.x, task.x[:4])
+    assert torch.equal(part.y, task.y[:4])
+    assert torch.equal(part.x_test, task.x_test)
+    assert rates.relative(task.y.double().mean(0).expand(9, 3), task.y) == pytest.approx(1)
+    assert rates.relative(task.y, task.y) == 0
+    with pytest.raises(ValueError, match="task: got no test samples"):
+        rates.tests(composition(9, 4, 3, n_test=0))
+
+
+TINY = {
+    "dims": (1, 2),
+    "alphas": (2.0, 3.0),
+    "sizes": (16, 64),
+    "draws": 2,
+    "n_test": 50,
+    "inners": (2,),
+    "d_in": 10,
+    "sizes_composition": (20, 40),
+    "seeds": (0, 1),
+    "depth": 3,
+    "width": 8,
+    "ridge": 1e-3,
+    "steps": 5,
+    "ridges_control": (1e-3, 1e-4),
+}
+
+
+def test_a_tiny_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(rates, "RIDGES", (1e-3, 0.1))
+    monkeypatch.setattr(rates, "SCALES", (1.0, 2.0))
+    monkeypatch.setattr("bnrank.tasks.kernel_targets.CUTOFFS", {1: 500, 2: 30})
+    assert set(TINY) == set(f07.FIGURE.settings["quick"]) == set(f07.FIGURE.settings["paper"])
+    outcome = f07.FIGURE.run("quick", tmp_path, progress=False, **TINY)
+    assert outcome.error == ""
+    assert len(outcome.claims) == 2 + 1 + 2 + 1
+    assert set(outcome.pictures) == set(outcome.captions) == {"kernel-rates", "compositions"}
+    rates_rows, rows = (section.rows for section in outcome.sections)
+    assert [(r["d_in"], r["alpha"]) for r in rates_rows] == [(1, 2.0), (1, 3.0), (2, 2.0), (2, 3.0)]
+    assert [r["method"] for r in rows] == ["network", "kernel"] * 2
