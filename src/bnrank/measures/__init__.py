@@ -21,6 +21,7 @@ from bnrank.measures.profile import describe, profile
 __all__ = [
     "balance",
     "bottleneck",
+    "denoising",
     "dependence",
     "describe",
     "frequencies",
