@@ -9,7 +9,7 @@ from torch import Tensor
 from bnrank import _validate
 from bnrank.measures.regions.maps import Array
 
-__all__ = ["pairs", "vector"]
+__all__ = ["pairs", "plane", "vector"]
 
 
 def vector(value: object, name: str, size: int) -> Array:
@@ -30,6 +30,16 @@ def pairs(value: object, name: str, number: int) -> Array:
     if not (array[:, 0] < array[:, 1]).all():
         raise ValueError(f"{name}: got {array.tolist()}, expected low < high in every row")
     return array
+
+
+def plane(origin: object, u: object, v: object, bounds: object, size: int) -> tuple[Array, Array, Array]:
+    """Return the origin (size,), the axes (2, size), linearly independent, and the rectangle (2, 2) of a plane."""
+    start, *axes = (vector(value, name, size) for value, name in ((origin, "origin"), (u, "u"), (v, "v")))
+    rectangle = pairs(bounds, "bounds", 2)
+    lengths = [float(np.linalg.norm(axis)) for axis in axes]
+    if 0 in lengths or np.linalg.svd(np.stack(axes) / np.reshape(lengths, (2, 1)), compute_uv=False)[-1] < 1e-12:
+        raise ValueError(f"u, v: got {axes[0].tolist()} and {axes[1].tolist()}, expected linearly independent vectors")
+    return start, np.stack(axes), rectangle
 
 
 def _numbers(value: object, name: str, expected: str) -> Array:

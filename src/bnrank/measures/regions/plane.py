@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank import _validate
-from bnrank.measures.regions.inputs import pairs, vector
+from bnrank.measures.regions.inputs import plane
 from bnrank.measures.regions.maps import Array, Layers, read
 from bnrank.measures.regions.region import Regions
 from bnrank.measures.regions.shapes import Polygons
@@ -91,13 +91,9 @@ def in_plane(
     (4, 2, {0: 1, 1: 2, 2: 1}, 4.0)
     """
     layers = read(net)
-    origin, *axes = (vector(value, name, layers.d_in) for value, name in ((origin, "origin"), (u, "u"), (v, "v")))
-    rectangle = pairs(bounds, "bounds", 2)
+    start, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
     rtol, limit = relative_tolerance(rtol), _validate.integer(limit, "limit")
-    lengths = [float(np.linalg.norm(axis)) for axis in axes]
-    if 0 in lengths or np.linalg.svd(np.stack(axes) / np.reshape(lengths, (2, 1)), compute_uv=False)[-1] < 1e-12:
-        raise ValueError(f"u, v: got {axes[0].tolist()} and {axes[1].tolist()}, expected linearly independent vectors")
-    swept, polygons, points = sweep_plane(layers, origin, np.stack(axes), rectangle, limit)
+    swept, polygons, points = sweep_plane(layers, start, axes, rectangle, limit)
     geometry = _Geometry(polygons)
     cut = cut_off(swept.complete, limit)
     return Regions(

@@ -14,7 +14,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
 from bnrank import _validate
-from bnrank.measures.regions.inputs import pairs, vector
+from bnrank.measures.regions.inputs import plane
 from bnrank.measures.regions.maps import CHUNK_ENTRIES, Array, Layers, read
 from bnrank.measures.regions.plane import sweep_plane
 from bnrank.measures.regions.shapes import Polygons
@@ -143,17 +143,14 @@ def tripoints(
     (((0, 1, 2),), 3, -0.1667)
     """
     layers = read(net)
-    origin, *axes = (vector(value, name, layers.d_in) for value, name in ((origin, "origin"), (u, "u"), (v, "v")))
-    rectangle, limit = pairs(bounds, "bounds", 2), _validate.integer(limit, "limit")
-    lengths = [float(np.linalg.norm(axis)) for axis in axes]
-    if 0 in lengths or np.linalg.svd(np.stack(axes) / np.reshape(lengths, (2, 1)), compute_uv=False)[-1] < 1e-12:
-        raise ValueError(f"u, v: got {axes[0].tolist()} and {axes[1].tolist()}, expected linearly independent vectors")
+    start, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
+    limit = _validate.integer(limit, "limit")
     if len(layers.weights[-1]) < 2:
         raise ValueError("net: got one output, expected one output per class, two at least")
-    swept, polygons, _ = sweep_plane(layers, origin, np.stack(axes), rectangle, limit)
+    swept, polygons, _ = sweep_plane(layers, start, axes, rectangle, limit)
     centre, half = rectangle.mean(1), np.diff(rectangle)[:, 0] / 2
     scaled = Polygons((polygons.vertices - centre) / half, polygons.counts)
-    found = _Partition.of(layers, origin + centre @ np.stack(axes), half[:, None] * np.stack(axes), scaled)
+    found = _Partition.of(layers, start + centre @ axes, half[:, None] * axes, scaled)
     spots, classes = found.tripoints()
     ends, beside = found.boundaries()
     labels, counts = np.array(found.labels), np.array([len(corners) for corners in found.corners])
@@ -162,7 +159,7 @@ def tripoints(
     points = centre + half * spots
     return ClassRegions(
         points=torch.from_numpy(points),
-        inputs=torch.from_numpy(origin + points @ np.stack(axes)),
+        inputs=torch.from_numpy(start + points @ axes),
         classes=classes,
         cell_classes=torch.from_numpy(labels),
         boundaries=torch.from_numpy(centre + half * ends),
