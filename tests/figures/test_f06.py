@@ -1,0 +1,217 @@
+"""F6: its claims on planted networks, what it reads from planted representations, and a tiny run."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import nn
+
+from bnrank.figures import ball as computing
+from bnrank.figures import f06_falling_ball as f06
+from bnrank.figures.ball import Ball, Read, Readout
+from bnrank.tasks import falling_ball
+
+DEPTH = 6
+INSIDE = (3, 4, 5)
+
+
+def spectra(values=None, bent=None):
+    """Layers 3 to 5 keep 0 once and each of two axes twice; ``values`` go by layer, frequency and channel."""
+    names, lengths = ["(0, 0)", "(1, 0)", "(0, 1)", "(1, 1)"], [0.0, 1.0, 1.0, math.sqrt(2)]
+    planted = np.full((DEPTH, 4, 3), 0.3)
+    planted[[layer - 1 for layer in INSIDE]] = [[1, 0.02, 0], [1.2, 0.9, 0], [1.1, 0.8, 0.01], [0.04, 0.01, np.nan]]
+    for (layer, name, channel), value in (values or {}).items():
+        rows = [i - 1 for i in INSIDE] if layer is None else [layer - 1]
+        planted[rows, names.index(name), channel - 1] = value
+    ratios = np.array([0.5, 0.4, 0.01, 0.02, 0.3, np.nan])
+    for layer, value in (bent or {}).items():
+        ratios[layer - 1] = value
+    coords = {"layer": range(1, DEPTH + 1)}
+    along = {"frequency": names, "modulus": ("frequency", lengths), "multiplicity": ("frequency", [1, 2, 2, 2])}
+    dims = ("layer", "frequency", "channel")
+    found = xr.DataArray(planted, dims=dims, coords={**coords, **along, "channel": [1, 2, 3]})
+    nonlinearity = xr.DataArray(ratios, dims="layer", coords=coords)
+    return xr.Dataset({"frequency_singular_values": found, "nonlinearity": nonlinearity}, attrs={"threshold": 0.1})
+
+
+def readouts(position, velocity, layer=None, changed=None):
+    def one(p, v):
+        return Readout(np.ones(4), 0, (Read(None, None, 1.0), Read(None, None, p)), (Read(None, None, v),) * 2)
+
+    return [one(*(changed if i == layer else (position, velocity))) for i in range(1, DEPTH + 1)]
+
+
+def ball(**changes):
+    profile = spectra(**changes.pop("profile", {}))
+    planted = {
+        "title": "planted",
+        "task": None,
+        "network": None,
+        "history": None,
+        "explained": 0.99,
+        "readouts": readouts(0.99, 0.98),
+        "controls": readouts(0.1, 0.0),
+        "only": 0.98,
+        "without": 0.0,
+        "every": [list(INSIDE)],
+    }
+    return Ball(profile=profile, **{**planted, **changes})
+
+
+X, Y, XY = "(1, 0)", "(0, 1)", "(1, 1)"
+ABOUT_IT = [1, 2, 3, 4, 5, 6, 7]  # claims that fail without a bottleneck
+
+
+@pytest.mark.parametrize(
+    ("changes", "fails"),
+    [
+        ({}, []),
+        ({"profile": {"values": {(None, "(0, 0)", 1): 0.0}}}, []),
+        ({"profile": {"values": {(None, "(0, 0)", 1): 5.0}}}, []),
+        ({"explained": 0.94}, [0]),
+        ({"explained": math.nan}, [0]),
+        ({"every": [[3, 4, 5], [], []]}, []),
+        ({"profile": {"values": {(5, X, 1): 2.1}}}, []),  # two layers are left
+        ({"profile": {"values": {(5, X, 1): 2.1, (4, X, 1): 2.1}}}, [1]),
+        ({"profile": {"values": {(None, X, 2): 0.4}}, "every": [[], [3]]}, ABOUT_IT),
+        ({"profile": {"values": {(None, XY, 1): 0.11}}}, ABOUT_IT),
+        ({"profile": {"values": {(None, Y, 3): 0.9}}}, ABOUT_IT),
+        ({"profile": {"values": {(4, XY, 1): 0.05}}}, [3]),
+        ({"profile": {"values": {(4, X, 3): 0.05}}}, [3]),
+        ({"profile": {"values": {(3, XY, 1): 0.05, (5, XY, 1): 0.05}}}, []),
+        ({"profile": {"bent": {4: 0.06}}}, [4]),
+        ({"profile": {"bent": {4: math.nan}}}, [4]),
+        ({"profile": {"bent": {3: 0.9, 5: 0.9}}}, []),
+        ({"readouts": readouts(0.99, 0.98, 4, (0.94, 0.98))}, [5]),
+        ({"readouts": readouts(0.99, 0.98, 4, (0.99, 0.94))}, [6]),
+        ({"readouts": readouts(0.99, 0.98, 5, (0.0, 0.0))}, []),
+        ({"controls": readouts(0.1, 0.0, 4, (0.6, 0.0))}, [7]),
+        ({"controls": readouts(0.1, 0.0, 4, (0.0, 0.6))}, [7]),
+        ({"controls": readouts(0.1, 0.0, 3, (0.9, 0.9))}, []),
+        ({"only": 0.9}, [8]),
+        ({"without": 0.6}, [9]),
+        ({"only": math.nan, "without": math.nan}, [8, 9]),
+    ],
+)
+def test_claims(changes, fails):
+    result = f06.claims(ball(**changes))
+    assert [i for i, claim in enumerate(result) if not claim.passed] == fails
+
+
+LAYERS = {(2, X, 1): 1, (2, X, 2): 1, (2, X, 3): 0, (2, Y, 1): 1, (2, Y, 2): 1, (2, Y, 3): 0}
+LAYERS |= {(2, XY, i): 0.0 for i in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("values", "layers"),
+    [
+        ({}, [3, 4, 5]),
+        (LAYERS, [2, 3, 4, 5]),
+        ({(3, X, 2): 0.49}, [4, 5]),
+        ({(4, Y, 1): 2.01}, [3]),
+        ({(5, X, 3): 0.11}, [3, 4]),
+        ({(5, XY, 2): 0.11}, [3, 4]),
+        ({(5, X, 3): np.nan, (5, "(0, 0)", 1): 9.0}, [3, 4, 5]),
+        ({(None, Y, 2): 0.09}, []),
+    ],
+)
+def test_layers_with_two_pairs(values, layers):
+    found = computing.bottleneck(spectra(values).frequency_singular_values)
+    assert computing.inside(found) == layers
+    if layers:
+        assert {each.frequency: each.channels for each in found.frequencies} == {"(0, 0)": 1, X: 2, Y: 2}
+    else:
+        assert "no layer" in found.reason
+
+
+class Planted(nn.Module):
+    """Two channels that hold given waves of frequency 1, from the two input frames; a middle layer does nothing."""
+
+    def __init__(self, second):
+        super().__init__()
+        self.conv1 = nn.Conv1d(2, 2, 1, bias=False)
+        self.activation1 = nn.Identity()
+        self.conv2 = nn.Conv1d(2, 2, 1, bias=False)
+        self.flatten = nn.Flatten()
+        self.conv1.weight.data[:] = torch.tensor([[1.0, 0.0], second])[:, :, None]
+        self.double()
+
+    def forward(self, x):
+        return self.flatten(self.conv2(self.activation1(self.conv1(x))))
+
+
+def test_what_is_read_from_planted_layers():
+    task = falling_ball(4, 10, 1, speed=2.0, seed=5, n_test=600)
+    both, _ = computing.read_out(Planted([0.0, 1.0]), task, 1)
+    assert both.time == -1
+    assert both.linear[:2].min() > 0.99
+    assert both.linear[3] < 0.9
+    assert min(both.known) > 0.97
+    z = task.truth.latents_test[300:]
+    step = 2 * math.pi / 10 * z[:, 2].numpy()
+    shift = step - both.velocity[0].true
+    np.testing.assert_allclose(shift, shift[0])
+    assert np.ptp(both.velocity[0].true) == pytest.approx(2 * math.pi / 10 * 4, rel=0.02)
+    one, _ = computing.read_out(Planted([0.0, 0.0]), task, 1)
+    assert one.known[1] < 0.1  # one position says nothing of the velocity
+    assert one.linear[0] > 0.99
+    twice, _ = computing.read_out(Planted([0.0, 1.0]), task, 2)
+    assert min(twice.known) > 0.9
+
+
+def test_what_is_too_weak_does_not_count():
+    task = falling_ball(4, 10, 1, speed=5.0, seed=5, n_test=600)
+    weak, _ = computing.read_out(Planted([0.0, 1e-3]), task, 1)
+    assert weak.linear[0] > 0.99
+    assert weak.linear[1] < 0.1
+    assert weak.known[1] < 0.5
+
+
+def test_frequencies_are_taken_away_where_they_should():
+    task = falling_ball(4, 6, 2, seed=1, n_test=5)
+    net = computing.CircularConvolutional((2, 6, 6), [3, 3, 2], kernel=6, seed=0, dtype=torch.float64)
+    x = task.x_test.double()
+    everything = [w for w in np.ndindex(6, 6)]
+    torch.testing.assert_close(computing.kept_only(net, x, everything, [1, 2]), net(x).detach())
+    torch.testing.assert_close(computing.kept_only(net, x, [], []), net(x).detach())
+    (flow,) = computing.capture(net, x)
+    hidden = flow.preactivations[1]
+    u = torch.arange(6, dtype=torch.float64)
+    wave = torch.exp(2j * math.pi * (u[:, None] + 2 * u) / 6)  # w = (1, 2) along rows and columns
+    coefficient = (hidden * wave.conj()).sum((2, 3)) / 36
+    part = 2 * (coefficient[..., None, None] * wave).real
+    mean = hidden.mean((2, 3), keepdim=True).expand_as(hidden)
+    expected = net.conv3((part + mean).relu()).flatten(1).detach()
+    torch.testing.assert_close(computing.kept_only(net, x, [(0, 0), (1, 2)], [2]), expected)
+
+
+TINY = {
+    "width": 1.0,
+    "frames": 2,
+    "samples": 6,
+    "tests": 40,
+    "depth": 3,
+    "members": 2,
+    "ridge": (1e-3, 1e-2),
+    "steps": (4, 3),
+}
+TINY |= {"speed": None, "gravity": 0.5, "channels": 3, "seed": 0}
+
+
+def test_a_tiny_run(tmp_path):
+    quick, paper = (f06.FIGURE.settings[scale] for scale in ("quick", "paper"))
+    for part, size in (("ring", 6), ("torus", 4)):
+        assert set(quick[part]) == set(paper[part]) == {*TINY, "size"}
+        assert size < quick[part]["size"] <= paper[part]["size"]
+    settings = {"ring": {**TINY, "size": 6}, "torus": {**TINY, "size": 4}}
+    outcome = f06.FIGURE.run("quick", tmp_path, progress=False, **settings)
+    assert outcome.error == ""
+    assert len(outcome.claims) == 20
+    assert len({claim.name for claim in outcome.claims}) == 20
+    assert set(outcome.pictures) == {"spectra", "readout", "prediction"}
+    assert [len(section.rows) for section in outcome.sections] == [3, 3]
+    assert outcome.sections[0].profile.sizes["layer"] == 3
+    assert dataclasses.is_dataclass(outcome.claims[0])
