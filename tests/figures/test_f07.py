@@ -7,6 +7,7 @@ from scipy import stats
 
 from bnrank.figures import f07_kernel_rates as f07
 from bnrank.figures import rates
+from bnrank.figures.measuring import held_out, relative_error
 from bnrank.figures.rates import Course, Decay
 from bnrank.tasks import composition, torus_map
 
@@ -113,10 +114,10 @@ def test_the_first_samples_are_those_of_the_task_and_errors_relative():
     assert torch.equal(part.x, task.x[:4])
     assert torch.equal(part.y, task.y[:4])
     assert torch.equal(part.x_test, task.x_test)
-    assert rates.relative(task.y.double().mean(0).expand(9, 3), task.y) == pytest.approx(1)
-    assert rates.relative(task.y, task.y) == 0
+    assert relative_error(task.y.double().mean(0).expand(9, 3), task.y) == pytest.approx(1)
+    assert relative_error(task.y, task.y) == 0
     with pytest.raises(ValueError, match="task: got no test samples"):
-        rates.tests(composition(9, 4, 3, n_test=0))
+        held_out(composition(9, 4, 3, n_test=0))
 
 
 TINY = {
@@ -148,4 +149,4 @@ def test_a_tiny_run(tmp_path, monkeypatch):
     assert set(outcome.pictures) == set(outcome.captions) == {"kernel-rates", "compositions"}
     rates_rows, rows = (section.rows for section in outcome.sections)
     assert [(r["d_in"], r["alpha"]) for r in rates_rows] == [(1, 2.0), (1, 3.0), (2, 2.0), (2, 3.0)]
-    assert [r["method"] for r in rows] == ["network", "kernel"] * 2
+    assert [r["method"] for r in rows] == ["network", "kernel"] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
+from bnrank.figures.measuring import held_out, relative_error
 from bnrank.measures import profile
 from bnrank.measures.frequencies import Kept, grid, kept, weight_singular_values
 from bnrank.networks import CircularConvolutional
@@ -23,7 +25,7 @@ from bnrank.networks.reading import capture
 from bnrank.tasks import Task, falling_ball
 from bnrank.training import train
 
-__all__ = ["PAIRS", "Ball", "Read", "Readout", "bottleneck", "follow", "inside", "kept_only", "read_out", "tests_of"]
+__all__ = ["NOISE", "PAIRS", "Ball", "Read", "Readout", "bottleneck", "follow", "inside", "kept_only", "read_out"]
 
 PAIRS = 2  # of frequency 1 along each axis: "two freq. 1 pairs", for position and velocity
 NOISE = 1e-3  # power that a readout has to hold its own against, as a share of that of the layer
@@ -158,18 +160,19 @@ def follow(
             net.load_state_dict(run.network(i).state_dict())
     network = nets[seed + int(run.summary.loss.argmin("member"))].double()
     every = [inside(bottleneck(weight_singular_values(net, size=size))) for net in nets.values()]
-    x, y = tests_of(task)
+    x, y = (part.double() for part in held_out(task))
     measured = profile(network, x[:PROFILED], y[:PROFILED], jacobian_samples=2)
     places, held = grid([size] * dimensions), bottleneck(measured.frequency_singular_values)
     layers, names = inside(held), [each.frequency for each in held.frequencies]
     whole = [w for w, length in zip(places.vectors, places.modulus, strict=True) if length != 1]
     only = [w for w, name in zip(places.vectors, places.names, strict=True) if name in names]
     return Ball(
-        f"ring of {size} pixels" if dimensions == 1 else f"torus of {size} x {size} pixels",
+        (f"ring of {size} pixels" if dimensions == 1 else f"torus of {size} x {size} pixels")
+        + (f", least loss of {members}" if members > 1 else ""),
         task,
         network,
         measured,
-        run.history,
+        _of_network(run.history, network, depth),
         _explained(kept_only(network, x, (), ()), y),
         read_out(network, task, 1),
         read_out(network, task, 2),
@@ -179,11 +182,11 @@ def follow(
     )
 
 
-def tests_of(task: Task) -> tuple[Tensor, Tensor]:
-    """Return the test samples in float64."""
-    if task.x_test is None or task.y_test is None:
-        raise ValueError("tests: got 0, expected at least 2")
-    return task.x_test.double(), task.y_test.double()
+def _of_network(history: xr.Dataset, network: nn.Module, depth: int) -> xr.Dataset:
+    """Return a history that says which network it is of; the one in Fourier space has nothing to say."""
+    settings = json.loads(history.attrs["settings"])
+    settings["network"] = f"{type(network).__name__}({network.extra_repr()}), trained in Fourier space"
+    return history.assign_attrs(settings=json.dumps(settings, indent=1), depth=depth, skipped="[]")
 
 
 def bottleneck(values: xr.DataArray, threshold: float = 0.1, near: tuple[float, float] = (0.5, 2.0)) -> Kept:
@@ -235,7 +238,7 @@ def read_out(network: nn.Module, task: Task, frequency: int) -> list[Readout]:
     White noise of `NOISE` times the power of the layer is added to every coefficient: what is far weaker than that does
     not count as known.
     """
-    x, _ = tests_of(task)
+    x = held_out(task)[0].double()
     places = angles(task, frequency)
     (flow,) = capture(network, x, chunk=len(x))
     return [_read(images, places, frequency) for images in flow.preactivations]
@@ -292,5 +295,4 @@ def _wrapped(angle: Tensor) -> Tensor:
 
 
 def _explained(found: Tensor, y: Tensor) -> float:
-    """Return 1 - sum ||f - y||^2 / sum ||y - mean y||^2."""
-    return 1 - float((found - y).square().sum() / (y - y.mean(0)).square().sum())
+    return 1 - relative_error(found, y)

@@ -14,7 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from bnrank._canvas import OKABE_ITO, dress
-from bnrank.figures.ball import Ball, Read, bottleneck, inside, tests_of
+from bnrank.figures.ball import Ball, Read, bottleneck, inside
+from bnrank.figures.measuring import held_out
 from bnrank.reporting.frequency_plots import frequency_spectra
 
 __all__ = ["draw_prediction", "draw_readout", "draw_spectra"]
@@ -96,7 +97,7 @@ def draw_prediction(balls: Sequence[Ball], examples: int = 3) -> Picture:
     parts = picture.subfigures(len(balls), 1, squeeze=False, height_ratios=heights)[:, 0]
     for part, ball in zip(parts, balls, strict=True):
         part.suptitle(f"Input and prediction; {ball.title}", fontsize=12)
-        x, y = tests_of(ball.task)
+        x, y = (part.double() for part in held_out(ball.task))
         with torch.no_grad():
             found = ball.network(x[:examples])
         shape = (-1, *x.shape[2:])

@@ -39,6 +39,9 @@ def make(
         progress=progress,
     )
     flat = runs.squeeze(["width", "size", "ridge"]).stack(run=("depth", "seed"))
+    broken = flat.error.values[flat.status.values == "failed"]
+    if broken.size:
+        raise RuntimeError(f"{broken.size} of {flat.sizes['run']} networks were not trained: {broken[0]}")
     ranks = middle_ranks(flat)
     norms = plots.norm_versus_depth(
         flat.depth.values, flat.parameter_norm.values, ranks, flat.cost.values, cost_threshold=THRESHOLD

@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from bnrank.figures.base import Claim, Figure, Outcome
-from bnrank.figures.rotations import FULL, LINE, PLANE, SMALL, TRUE, Learned, learn, rows
+from bnrank.figures.rotations import BEFORE, FULL, LINE, PLANE, SMALL, TRUE, Learned, learn, rows
 from bnrank.figures.rotations_pictures import (
     draw_collapse,
     draw_coordinates,
@@ -68,13 +68,10 @@ def claims(learned: Learned) -> tuple[Claim, ...]:
         _small(f"a_{learned.hidden} in 2-D: variance of the step that the present state does not predict", own),
         _worse(f"the same of {LINE}, over that of both", learned.residuals[LINE], own),
         _worse(f"the same of {PLANE}, over that of a_{learned.hidden}", learned.residuals[PLANE], own),
+        _worse(f"the same of a_{learned.hidden} before training, over that after", learned.residuals[BEFORE], own),
         _small(f"a_{learned.early}: variance within rotation orbits over total variance", collapse),
-        Claim(
-            "the same of the inputs, which is what there is to collapse",
-            float(learned.collapse[0]) > 5 * SMALL,
-            float(learned.collapse[0]),
-            f"> {5 * SMALL:g}",
-        ),
+        _large("the same of the inputs, which is what there is to collapse", float(learned.collapse[0])),
+        _large(f"the same of a_{learned.early} before training", float(learned.collapse_before[learned.early])),
         Claim(
             "first layer with less than 5 percent of the variance in planes orthogonal to w within orbits",
             learned.collapsed is not None and learned.collapsed <= depth / 4,
@@ -92,9 +89,13 @@ def _small(name: str, value: float) -> Claim:
     return Claim(name, value < SMALL, value, f"< {SMALL:g}")
 
 
+def _large(name: str, value: float) -> Claim:
+    return Claim(name, value > 5 * SMALL, value, f"> {5 * SMALL:g}")
+
+
 def _worse(name: str, control: float, own: float) -> Claim:
     """Say whether a control in which trajectories must cross fails by ten times."""
-    ratio = control / own if own > 0 else float("nan") if np.isnan(own) else float("inf")
+    ratio = control / own if own > 0 else float("inf") if own == 0 < control else float("nan")
     return Claim(name, ratio > 10, ratio, "> 10")
 
 
@@ -164,12 +165,11 @@ def make(
 def _captions(learned: Learned) -> dict[str, str]:
     layer = learned.hidden
     return {
-        "spectra": "Singular values of activations and weights: two in the bottleneck (shaded).",
+        "spectra": "Singular values of activations and weights; shaded: the bottleneck.",
         "trajectories": f"Gradient descent in u, in two principal directions of layer {layer}, and in two random "
-        "directions of the input. Paths cross in the last only.",
+        "directions of the input. Where the state decides the next one paths do not cross.",
         "distances": "Distance to the representation of a fixed point (cross). In planes orthogonal to w, rotation "
-        "orbits are circles about the middle: the inputs know nothing of them, early layers tell points apart by their "
-        "circle alone.",
+        "orbits are circles about the middle: a layer that has collapsed them shows rings.",
         "orbit-collapse": "Variance within rotation orbits, over the total variance and over that of planes "
         "orthogonal to w, in which nothing but the distance to w can tell orbits apart.",
         "coordinates": f"Test starts in the two coordinates of layer {layer}, coloured by the summary statistics.",
@@ -196,7 +196,7 @@ FIGURE = Figure(
             "width": 60,
             "ridge": 4e-4,
             "steps": 4000,
-            "early": 2,
+            "early": 3,
             "hidden": 6,
             "trajectories": 200,
             "copies": 32,
@@ -213,7 +213,7 @@ FIGURE = Figure(
             "width": 200,
             "ridge": 2e-4,
             "steps": 20_000,
-            "early": 2,
+            "early": 3,
             "hidden": 6,
             "trajectories": 200,
             "copies": 32,

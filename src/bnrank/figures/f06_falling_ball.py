@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from bnrank.figures.ball import PAIRS, Ball, bottleneck, follow, inside
+from bnrank.figures.ball import NOISE, PAIRS, Ball, bottleneck, follow, inside
 from bnrank.figures.ball_pictures import draw_prediction, draw_readout, draw_spectra
 from bnrank.figures.base import Claim, Figure, Outcome
-from bnrank.measures.frequencies import label
+from bnrank.measures.frequencies import kept
 from bnrank.reporting import Section
 
 __all__ = ["FIGURE", "claims", "make"]
@@ -28,24 +28,24 @@ def claims(ball: Ball) -> tuple[Claim, ...]:
     What its layers are like is measured in the middle one of them: at its ends a bottleneck goes over into the rest.
     """
     spectra = ball.profile.frequency_singular_values
-    held, third = bottleneck(spectra), spectra.sizes["layer"] / 3
+    held, stretch, third = bottleneck(spectra), kept(spectra), spectra.sizes["layer"] / 3
     layers = inside(held)
     bent, position, velocity, control, gap = _middle(ball, layers)
-    runs = [f"{run[0]} to {run[-1]}" if run else "none" for run in ball.every]
+    every = f" (of every seed: {'; '.join(_from_to(run) for run in ball.every)})" if len(ball.every) > 1 else ""
+    modulus = dict(zip(spectra["frequency"].values, spectra["modulus"].values, strict=True))
     measured = (
         ("next frames explained, share of the variance, balls all over", ball.explained > KNOWN, ball.explained, ABOVE),
         (
-            f"layers with {PAIRS} singular values in [0.5, 2] at each |w| = 1 and none above 0.1 beyond"
-            + (f" (of every seed: {'; '.join(runs)})" if len(runs) > 1 else ""),
-            len(layers) >= third,
-            f"{layers[0]} to {layers[-1]}" if layers else "none",
-            f"at least L / 3 = {third:.3g} of them",
+            "longest stretch of layers of the same rank (bnrank.profile): frequencies kept, and in how many channels",
+            bool(stretch.frequencies) and max(modulus[each.frequency] for each in stretch.frequencies) <= 1,
+            str(stretch),
+            "some, none with |w| > 1",
         ),
         (
-            "frequencies kept there, and in how many channels",
-            bool(held.frequencies),
-            ", ".join(f"{label(f.frequency, f.multiplicity)} in {f.channels}" for f in held.frequencies) or "none",
-            f"|w| = 1 in {PAIRS} each, with or without 0, none beyond",
+            f"layers with {PAIRS} singular values in [0.5, 2] at each |w| = 1 and none above 0.1 beyond",
+            len(layers) >= third,
+            _from_to(layers) + every,
+            f"at least L / 3 = {third:.3g} of them",
         ),
         ("middle layer of these: least singular value kept over the next at |w| > 0", gap >= 20, gap, ">= 20"),
         ("middle layer: nonlinearity ratio (T27)", bent < BENT, bent, f"< {BENT:g}"),
@@ -56,11 +56,20 @@ def claims(ball: Ball) -> tuple[Claim, ...]:
             velocity,
             ABOVE,
         ),
-        ("middle layer: position or velocity, from frequency 2, R^2, larger one", control < 0.5, control, "< 0.5"),
+        (
+            f"middle layer: position or velocity, from frequency 2 and {100 * NOISE:g} % of noise, R^2, larger one",
+            control < 0.5,
+            control,
+            "< 0.5",
+        ),
         ("explained where these layers pass on the kept frequencies only", ball.only > KNOWN, ball.only, ABOVE),
         ("explained where one of them loses |w| = 1, largest", ball.without < 0.5, ball.without, "< 0.5"),
     )
     return tuple(Claim(f"{ball.title}: {name}", bool(ok), value, wanted) for name, ok, value, wanted in measured)
+
+
+def _from_to(layers: Sequence[int]) -> str:
+    return f"{layers[0]} to {layers[-1]}" if layers else "none"
 
 
 def _middle(ball: Ball, layers: Sequence[int]) -> tuple[float, float, float, float, float]:
@@ -93,7 +102,8 @@ def make(folder: Path, progress: bool, *, ring: Mapping[str, Any], torus: Mappin
         "prediction": draw_prediction(balls),
     }
     captions = {
-        "spectra": "Singular values of the weights of every layer, frequency by frequency; shaded: the bottleneck.",
+        "spectra": "Singular values of the weights of every layer, frequency by frequency; shaded: those that "
+        f"keep {PAIRS} values near 1 at each |w| = 1 and nothing beyond.",
         "readout": "What the layers know of the ball: position and velocity as phases of frequency 1.",
         "prediction": "Balls that were not trained on: two frames in, two out.",
     }
@@ -107,12 +117,16 @@ def make(folder: Path, progress: bool, *, ring: Mapping[str, Any], torus: Mappin
 
 
 def _words(ball: Ball) -> str:
-    held = bottleneck(ball.profile.frequency_singular_values)
+    spectra = ball.profile.frequency_singular_values
     return (
         "The network sees two frames, at t = -1 and 0, and predicts those that follow. Layers that keep two pairs of "
-        f"frequency 1: {held}. Fourier coefficients of the preactivations at frequency 1 are mapped linearly to "
-        "exp(-2 pi i q_t / n), one map per axis, fitted on half of the test samples; R^2 in the table is on the other "
-        "half, for every t, and for position and velocity, read from phases, for the best two consecutive times."
+        f"frequency 1 along each axis and nothing beyond, the source's picture: {bottleneck(spectra)}. Longest "
+        f"stretch of layers of the same rank, the bottleneck of the profile below: {kept(spectra)}. Fourier "
+        "coefficients of the preactivations at frequency 1 are mapped linearly to exp(-2 pi i q_t / n), one map per "
+        "axis, fitted on half of the test samples; R^2 in the table is on the other half, for every t, and for "
+        "position and velocity, read from phases, for the best two consecutive times. White noise of "
+        f"{100 * NOISE:g} percent of the power of the layer is added to every coefficient: what is far weaker does not "
+        "count as known, and without it traces of frequency 2 can be read."
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bnrank._canvas import OKABE_ITO, dress
 from bnrank.figures.base import Claim, Figure, Outcome
+from bnrank.figures.measuring import held_out, relative_error
 from bnrank.measures import jacobian
 from bnrank.networks import MLP
 from bnrank.reporting import Section
@@ -98,30 +99,18 @@ def make(
     fitted = []
     for noise in noises:
         task = low_rank_map(samples, 50, 50, latent=15, rank=rank, width=100, noise=noise, n_test=500)
-        places = _test(task)[0][:points]
+        places = held_out(task)[0][:points]
         fitted.append(_network(folder / f"noise-{noise:g}", progress, task, noise, depth, width, steps, places))
         fitted += [_kernel(task, noise, kernel, places) for kernel in kernels]
     text = (
         "Jacobians at test inputs. Ridge and length scale of the kernels are chosen by five-fold cross-validation. "
-        "Numerically full rank says little by itself: the effective rank is (sum s^2)^2 / sum s^4, and the share "
+        "Numerically full rank says little by itself: the participation ratio is (sum s^2)^2 / sum s^4, and the share "
         f"beyond k = {rank} that of ||Jf||_F^2 in s_{rank + 1}, s_{rank + 2}, ..."
     )
     section = Section("Fits", text=text, rows=[_row(p, rank) for p in fitted])
     caption = "Singular values of Jf at test inputs: median, and least to largest over the inputs."
     pictures = {"jacobian-spectra": draw(fitted, rank)}
     return Outcome("F8", claims(fitted, rank), (section,), pictures, captions={"jacobian-spectra": caption})
-
-
-def _test(task: Task) -> tuple[Tensor, Tensor]:
-    assert task.x_test is not None
-    assert task.y_test is not None
-    return task.x_test, task.y_test
-
-
-def _relative(predicted: Tensor | NDArray[np.float64], y: Tensor) -> float:
-    wanted = y.double()
-    apart = torch.as_tensor(predicted, dtype=torch.float64) - wanted
-    return float(apart.square().sum() / (wanted - wanted.mean(0)).square().sum())
 
 
 def _network(
@@ -131,9 +120,9 @@ def _network(
     ridge = 0.05 / depth
     every = max(1, steps // 20)
     run = train(net, task, ridge=ridge, steps=steps, seed=0, record_every=every, out=folder, progress=progress)
-    trained, (x, y) = run.network(), _test(task)
+    trained, (x, y) = run.network(), held_out(task)
     with torch.no_grad():
-        error, cost = _relative(trained(x), y), _relative(trained(task.x), task.y)
+        error, cost = relative_error(trained(x), y), relative_error(trained(task.x), task.y)
     values = jacobian.singular_values(trained, places).double().numpy()
     assert task.truth is not None
     return Predictor(
@@ -144,8 +133,8 @@ def _network(
 def _kernel(task: Task, noise: float, kernel: str, places: Tensor) -> Predictor:
     best = select(task.x, task.y, [kernel], ridges=RIDGES, scales=SCALES, centre=False)
     found = jacobian_ranks(task.x, task.y, kernel, best.ridge, length_scale=best.length_scale, points=places, rtol=RTOL)
-    x, y = _test(task)
-    error, cost = _relative(best.predict(x), y), _relative(best.predict(task.x), task.y)
+    x, y = held_out(task)
+    error, cost = relative_error(best.predict(x), y), relative_error(best.predict(task.x), task.y)
     edge = f", at the edge of the grid: {' and '.join(best.at_edge)}" if best.at_edge else ""
     about = f"length scale {best.length_scale:.3g}, ridge {best.ridge:g}{edge}"
     return Predictor(kernel, noise, found.singular_values.numpy(), found.expected, error, cost, about)
@@ -237,7 +226,7 @@ def _row(p: Predictor, rank: int) -> dict[str, object]:
         "largest": int(p.ranks.max()),
         f"s_{rank}/s_{rank + 1}, median": float(np.median(p.gaps(rank))),
         "s_last/s_1, median": float(np.median(p.values[:, -1] / p.values[:, 0])),
-        "effective rank": p.effective,
+        "participation ratio": p.effective,
         f"share beyond {rank}": p.beyond(rank),
         "relative test error": p.error,
         "relative training error": p.cost,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn.gaussian_process.kernels import Matern
 from sklearn.kernel_ridge import KernelRidge
-from torch import Tensor
 
+from bnrank.figures.measuring import held_out, relative_error
 from bnrank.networks import MLP
 from bnrank.tasks import Task, TorusTarget, composition, torus_map
 from bnrank.tasks.kernel_targets import torus_targets
@@ -114,7 +114,7 @@ def decay_courses(
     errors = np.empty((len(alphas), len(draws), len(sizes)))
     for row, seed in enumerate(draws):
         task = torus_map(max(sizes), d, tuple(alphas), seed, n_test=n_test)
-        x, y, (x_test, y_test) = task.x.numpy(), task.y.numpy(), (t.numpy() for t in tests(task))
+        x, y, (x_test, y_test) = task.x.numpy(), task.y.numpy(), (t.numpy() for t in held_out(task))
         for column, n in enumerate(sizes):
             model = KernelRidge(alpha=RIDGE, kernel=Matern(LENGTH, nu=SMOOTHNESS)).fit(x[:n], y[:n])
             apart = ((model.predict(x_test) - y_test) ** 2).mean(0)
@@ -133,22 +133,33 @@ def decay_courses(
 def on_composition(
     folder: Path, progress: bool, inner: int, *, d_in: int, sizes: Sequence[int], seeds: Sequence[int], **network: float
 ) -> tuple[Course, Course]:
-    """Fit networks and the kernels that cross-validation chooses to compositions; return the courses of both."""
+    """Fit networks and the kernels that cross-validation chooses to compositions; return the courses of both.
+
+    With ``inner`` = ``d_in`` nothing small is hidden; h is then slower, so that its argument varies as with inner = 1.
+    """
     deep, kernel = np.empty((2, len(seeds), len(sizes)))
     chosen: set[str] = set()
+    edges = 0
+    frequency = 2.0 / d_in**0.5 if inner == d_in else 2.0
     for row, seed in enumerate(seeds):
-        task = composition(max(sizes), d_in, inner=inner, seed=seed)
+        task = composition(max(sizes), d_in, inner=inner, seed=seed, frequency=frequency)
         for column, n in enumerate(sizes):
             part = first(task, n)
             out = folder / f"inner-{inner}-seed-{seed}-n-{n}"
             deep[row, column] = network_errors(out, progress, part, ridges=[network["ridge"]], **_shape(network))[0]
             best = select(part.x, part.y, KERNELS, ridges=RIDGES, scales=SCALES, folds=3)
             chosen.add(best.kernel)
-            kernel[row, column] = relative(best.predict(tests(part)[0]), tests(part)[1])
+            edges += bool(best.at_edge)
+            kernel[row, column] = relative_error(best.predict(held_out(part)[0]), held_out(part)[1])
     about = f"depth {network['depth']:g}, width {network['width']:g}, ridge {network['ridge']:g}"
     return (
         Course("network", np.array(sizes, float), deep, about),
-        Course("kernel", np.array(sizes, float), kernel, " or ".join(sorted(chosen)) + ", by cross-validation"),
+        Course(
+            "kernel",
+            np.array(sizes, float),
+            kernel,
+            f"{' or '.join(sorted(chosen))}, by cross-validation{_at_edge(edges, kernel.size)}",
+        ),
     )
 
 
@@ -164,7 +175,7 @@ def on_torus_control(
     width: int,
     steps: int,
 ) -> tuple[Course, Course]:
-    """Fit networks and the kernel of known rate to a target on the 2-torus: a task without a small inner dimension.
+    """Fit networks and the kernel of known rate to a target of prescribed decay on the 2-torus.
 
     Of the networks with several ridges the one of least *test* error counts, which favours them.
     """
@@ -177,7 +188,7 @@ def on_torus_control(
             found = network_errors(out, progress, part, ridges=ridges, depth=depth, width=width, steps=steps)
             deep[row, column] = min(found)
             model = KernelRidge(alpha=RIDGE, kernel=Matern(LENGTH, nu=SMOOTHNESS)).fit(part.x.numpy(), part.y.numpy())
-            kernel[row, column] = relative(model.predict(tests(part)[0].numpy()), tests(part)[1])
+            kernel[row, column] = relative_error(model.predict(held_out(part)[0].numpy()), held_out(part)[1])
     about = f"depth {depth}, width {width}, best on test samples of ridges {', '.join(f'{r:g}' for r in ridges)}"
     return (
         Course("network", np.array(sizes, float), deep, about),
@@ -202,9 +213,9 @@ def network_errors(
         out=folder,
         progress=progress,
     )
-    x, y = tests(task)
+    x, y = held_out(task)
     with torch.no_grad():
-        return [relative(run.network(i)(x.float()), y) for i in range(len(ridges))]
+        return [relative_error(run.network(i)(x.float()), y) for i in range(len(ridges))]
 
 
 def first(task: Task, n: int) -> Task:
@@ -213,18 +224,8 @@ def first(task: Task, n: int) -> Task:
     return Task(task.x[:n], task.y[:n], task.x_test, task.y_test, name=task.name, settings=settings)
 
 
-def tests(task: Task) -> tuple[Tensor, Tensor]:
-    """Return the test samples of a task that has some."""
-    if task.x_test is None or task.y_test is None:
-        raise ValueError("task: got no test samples, expected some")
-    return task.x_test, task.y_test
-
-
-def relative(predicted: Tensor | Array, y: Tensor) -> float:
-    """Return the mean of ||f(x) - y||^2 over that of ||y - mean||^2."""
-    wanted = y.double()
-    apart = torch.as_tensor(predicted, dtype=torch.float64) - wanted
-    return float(apart.square().sum() / (wanted - wanted.mean(0)).square().sum())
+def _at_edge(count: int, fits: int) -> str:
+    return f"; at an edge of its grid in {count} of {fits} fits" if count else ""
 
 
 def _shape(network: dict[str, float]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from bnrank.networks.reading import capture
 from bnrank.tasks import RankOneFactorisation, Task
 
 __all__ = [
+    "BEFORE",
     "FULL",
     "LINE",
     "PLANE",
@@ -35,6 +36,7 @@ __all__ = [
 Array = NDArray[np.float64]
 FULL, LINE, PLANE = "two hidden coordinates", "the first of them alone", "two random directions of the input"
 TRUE = "u itself"
+BEFORE = "two coordinates of the same layer before training"
 PIXELS = 121
 SMALL = 0.05  # of the variance, at most this within orbits
 RADII = 16  # orbits in every plane orthogonal to w
@@ -90,6 +92,8 @@ class Learned:
         State -> share of the variance of its steps that it does not predict.
     collapse : (L + 1,)
         Variance within orbits over total variance: inputs, layers 1, ..., L.
+    collapse_before : (L + 1,)
+        The same in a network that was not trained.
     in_planes : (L + 1,)
         The same with the variance within planes orthogonal to w in place of the total.
     from_hidden, from_u : (2,)
@@ -113,6 +117,7 @@ class Learned:
     share: float
     residuals: Mapping[str, float]
     collapse: Array
+    collapse_before: Array
     in_planes: Array
     from_hidden: Array
     from_u: Array
@@ -159,6 +164,9 @@ def learn(
     }
     residuals = {name: dependence.self_consistency(path) for name, path in paths.items()}
     residuals[LINE] = dependence.self_consistency(paths[FULL][..., :1])
+    fresh = MLP(net.widths, seed=seed, dtype=torch.float64)
+    untrained = activations(fresh, states, hidden)
+    residuals[BEFORE] = dependence.self_consistency(_in_plane(untrained).numpy())
     u = descent.statistics(x).numpy()
     z = ((activations(net, x, hidden) - centre) @ directions).numpy()
     points = orbits.rotations(x[:trajectories], descent.w, copies, seed)
@@ -174,6 +182,7 @@ def learn(
         share=share,
         residuals=residuals,
         collapse=orbits.collapse_by_layer(net, points),
+        collapse_before=orbits.collapse_by_layer(fresh, points),
         in_planes=in_planes,
         from_hidden=np.array([1 - dependence.unexplained(z, u[:, [i]]) for i in (0, 1)]),
         from_u=np.array([1 - dependence.unexplained(u, z[:, [i]]) for i in (0, 1)]),
@@ -182,7 +191,7 @@ def learn(
         coordinates=z,
         predicted=predicted.numpy() / scale,
         costs=y.numpy() / scale,
-        maps=_maps(net, descent, early, _second(in_planes, early), radius),
+        maps=_maps(net, descent, max(1, early - 1), early, radius),
     )
 
 
@@ -202,6 +211,12 @@ def principal(h: Tensor) -> tuple[Tensor, Tensor, float]:
     _, s, vh = torch.linalg.svd(flat - centre, full_matrices=False)
     signs = vh[:2].sum(1).sign()
     return centre, (vh[:2] * signs[:, None]).T, float(s[:2].square().sum() / s.square().sum())
+
+
+def _in_plane(h: Tensor) -> Tensor:
+    """Return states in their first two principal directions."""
+    centre, directions, _ = principal(h)
+    return (h - centre) @ directions
 
 
 def exactness(descent: RankOneFactorisation, x: Tensor, steps: int) -> float:
@@ -237,13 +252,7 @@ def _planes(descent: RankOneFactorisation, x: Tensor, radius: float, copies: int
     return points.unflatten(0, (len(x), RADII))
 
 
-def _second(in_planes: Array, early: int) -> int:
-    """Return the layer whose map is drawn next to that of the early one: where orbits have collapsed, above it."""
-    after = np.flatnonzero(in_planes[early + 1 :] < SMALL)
-    return early + 1 + int(after[0]) if len(after) else min(early + 1, len(in_planes) - 1)
-
-
-def _maps(net: MLP, descent: RankOneFactorisation, early: int, second: int, radius: float) -> tuple[Map, ...]:
+def _maps(net: MLP, descent: RankOneFactorisation, before: int, early: int, radius: float) -> tuple[Map, ...]:
     """Return distances ||a(x) - a(x0)|| in a plane orthogonal to w, and in one that holds w."""
     w, e = descent.w, descent.across
     f = torch.linalg.svd(torch.stack([w, e]))[2][2 % len(w)]  # orthogonal to both where d is 3 or more
@@ -257,9 +266,9 @@ def _maps(net: MLP, descent: RankOneFactorisation, early: int, second: int, radi
     one, two = "first direction orthogonal to w", "second direction orthogonal to w"
     drawn = (
         (f"inputs\n{where}", two, rings, 0, (at, 0.0)),
+        (f"layer {before}\n{where}", two, rings, before, (at, 0.0)),
         (f"layer {early}\n{where}", two, rings, early, (at, 0.0)),
-        (f"layer {second}\n{where}", two, rings, second, (at, 0.0)),
-        (f"layer {second}\nplane that holds w", "wᵀv", holding, second, (at, height)),
+        (f"layer {early}\nplane that holds w", "wᵀv", holding, early, (at, height)),
     )
     result = []
     for title, label, plane, layer, origin in drawn:
@@ -274,7 +283,8 @@ def rows(learned: Learned) -> list[dict[str, object]]:
     table: list[dict[str, object]] = []
     for layer, (total, planes) in enumerate(zip(learned.collapse, learned.in_planes, strict=True)):
         row: dict[str, object] = {"layer": layer or "inputs", "variance within orbits / total": float(total)}
-        row |= {"the same in planes orthogonal to w": float(planes)}
+        row |= {"before training": float(learned.collapse_before[layer])}
+        row |= {"in planes orthogonal to w": float(planes)}
         if layer:
             row |= {f"s_{i + 1} of W": float(value) for i, value in enumerate(values[layer - 1][:3])}
         table.append(row)
