@@ -172,6 +172,20 @@ def test_a_tiny_run_goes_through_and_is_stored(name, tmp_path, monkeypatch):
         assert (tmp_path / figure.name / f"{picture}.png").stat().st_size > 5000
 
 
+def test_a_figure_with_a_network_that_was_not_trained_has_failed(tmp_path, monkeypatch):
+    def breaks(*args, **kwargs):
+        runs = sweep(*args, **kwargs)
+        runs = runs.assign(status=runs.status.astype(object), error=runs.error.astype(object))
+        runs["status"][{"depth": 1, "seed": 0}] = "failed"
+        runs["error"][{"depth": 1, "seed": 0}] = "ValueError: damaged checkpoint"
+        return runs
+
+    sweep = f04.sweep
+    monkeypatch.setattr(f04, "sweep", breaks)
+    outcome = figures.find("F4").run("quick", tmp_path, progress=False, **TINY["F4"])
+    assert "1 of 4 networks were not trained: ValueError: damaged checkpoint" in outcome.error
+
+
 def test_reproduce_goes_on_past_a_failing_figure_and_writes_the_page(tmp_path, monkeypatch):
     def fails(folder, progress, **settings):
         raise RuntimeError("no such luck")
