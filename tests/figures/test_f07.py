@@ -108,6 +108,14 @@ def test_errors_of_kernels_are_those_of_a_plain_solution():
     assert found.missing == pytest.approx(target.missing / target.beyond(30), rel=1e-6)
 
 
+@pytest.mark.parametrize(("exponents", "passes"), [((0.9, 0.8), True), ((0.9, 0.4), False), ((0.5, 0.5), False)])
+def test_claim_on_few_samples(exponents, passes):
+    pairs = {inner: (course(p, "network"), course(0.1)) for inner, p in enumerate(exponents, 1)}
+    claim = f07.early_claim(pairs, course(0.5, "network"))
+    assert claim.passed == passes
+    assert "N = 256, inner dimension 1 and 2" in claim.name
+
+
 def test_the_first_samples_are_those_of_the_task_and_errors_relative():
     task = composition(9, 4, 3, n_test=5)
     part = rates.first(task, 4)
@@ -145,7 +153,7 @@ def test_a_tiny_run(tmp_path, monkeypatch):
     assert set(TINY) == set(f07.FIGURE.settings["quick"]) == set(f07.FIGURE.settings["paper"])
     outcome = f07.FIGURE.run("quick", tmp_path, progress=False, **TINY)
     assert outcome.error == ""
-    assert len(outcome.claims) == 2 + 1 + 2 + 1
+    assert len(outcome.claims) == 2 + 1 + 2 + 2
     assert set(outcome.pictures) == set(outcome.captions) == {"kernel-rates", "compositions"}
     rates_rows, rows = (section.rows for section in outcome.sections)
     assert [(r["d_in"], r["alpha"]) for r in rates_rows] == [(1, 2.0), (1, 3.0), (2, 2.0), (2, 3.0)]

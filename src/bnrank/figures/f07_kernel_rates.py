@@ -13,7 +13,7 @@ from bnrank.figures.rates import Course, Decay, decay_courses, interval, on_comp
 from bnrank.figures.rates_pictures import draw_compositions, draw_rates
 from bnrank.reporting import Section
 
-__all__ = ["FIGURE", "composition_claims", "control_claim", "make", "rate_claims"]
+__all__ = ["FIGURE", "composition_claims", "control_claim", "early_claim", "make", "rate_claims"]
 
 OFF = 0.15  # of alpha / d, by which a fitted exponent may differ
 MISSING = 0.05  # of the error in theory at the largest N, which the cutoff may leave out: moves exponents by 0.015
@@ -62,6 +62,18 @@ def composition_claims(pairs: Mapping[int, tuple[Course, Course]]) -> tuple[Clai
             ),
         ]
     return tuple(result)
+
+
+def early_claim(pairs: Mapping[int, tuple[Course, Course]], wide: Course) -> Claim:
+    """Measure whether a small inner dimension needs fewer samples: the network's errors at the last N but one."""
+    last = [float(deep.middle[-2] / wide.middle[-2]) for deep, _ in pairs.values()]
+    return Claim(
+        f"error of the network at N = {wide.sizes[-2]:g}, inner dimension {' and '.join(map(str, pairs))}, over that "
+        "with as many as inputs, largest (not in the source)",
+        max(last) < 1,
+        max(last),
+        "< 1: fewer samples are enough",
+    )
 
 
 def control_claim(deep: Course, kernel: Course) -> Claim:
@@ -125,7 +137,7 @@ def make(
         "range over draws.",
         "compositions": "Deep networks and kernels: geometric mean and range over draws of the task.",
     }
-    claims = (*rate_claims(courses), *composition_claims(pairs), control_claim(*control))
+    claims = (*rate_claims(courses), *composition_claims(pairs), early_claim(pairs, wide[0]), control_claim(*control))
     return Outcome("F7", claims, _sections(courses, named), pictures, captions=captions)
 
 
