@@ -224,10 +224,10 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="quick: minutes on two cores; paper: the sources' networks and data.")
     ] = "quick",
-    out: Annotated[Path, typer.Option(help="Folder for runs, pictures and the page.")] = Path("reproduction"),
+    out: Annotated[Path, typer.Option(help="Folder for runs, pictures and the page.")] = Path(figures.OUT),
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what is stored of these figures.")] = False,
     show: Annotated[
-        bool, typer.Option("--list", help="Show the figures and what is stored of them; run none.")
+        bool, typer.Option("--list", help="Show the figures, what they need and what is stored of them; run none.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -243,7 +243,7 @@ def reproduce(
     Example: [bold]bnrank reproduce --list[/]
     """
     if show:
-        _list(out, scale)
+        _list(out, scale, names or ["all"])
         return
     running: list[str] = []
 
@@ -267,21 +267,26 @@ def reproduce(
         again = "the same command without --fresh" if fresh else "the same command"
         _say_where(f"Stopped in {running[-1] if running else 'the start'}; {again} goes on. The page", page)
         raise
-    console.print(tables.table([_summary(outcome) for outcome in outcomes], title="Summary"))
+    console.print(tables.table([_summary(outcome, running) for outcome in outcomes], title="Summary"))
     _say_where("The page", page)
     if not all(outcome.passed for outcome in outcomes):
         raise typer.Exit(1)
 
 
-def _summary(outcome: figures.Outcome) -> dict[str, object]:
+def _summary(outcome: figures.Outcome, running: list[str]) -> dict[str, object]:
     id_, _, name = outcome.figure.partition(" ")
-    row: dict[str, object] = {"id": id_, "name": name, "result": "pass" if outcome.passed else "fail"}
-    passed = sum(claim.passed for claim in outcome.claims)
-    row["claims that pass"] = None if outcome.error else f"{passed} of {len(outcome.claims)}"
+    result = "pass" if outcome.passed else "fail"
+    if outcome.error and name not in running:
+        result = "not run"
+    elif not outcome.error and not outcome.claims:
+        result = "no claims"
+    passed = sum(bool(claim.passed) for claim in outcome.claims)
+    row: dict[str, object] = {"id": id_, "name": name, "result": result}
+    row["claims that pass"] = f"{passed} of {len(outcome.claims)}" if outcome.claims and not outcome.error else None
     return row | {"time": figures.duration(outcome.seconds) if outcome.seconds else None}
 
 
-def _list(out: Path, scale: str) -> None:
+def _list(out: Path, scale: str, names: list[str]) -> None:
     rows = [
         {
             "id": entry.figure.id,
@@ -289,13 +294,19 @@ def _list(out: Path, scale: str) -> None:
             "claims": entry.claims,
             "stored": entry.result,
             "time": entry.time,
+            "needs": _needs(entry.figure, scale),
         }
-        for entry in figures.listing(out, scale)
+        for entry in figures.listing(out, scale, names)
     ]
     listed = tables.table(rows, title=f"{scale} scale, stored in {out}")
-    for name in (0, 2, 4):
+    for name in (0, 2, 4, 5):
         listed.columns[name].no_wrap = True
     console.print(listed)
+
+
+def _needs(figure: figures.Figure, scale: str) -> str:
+    memory = [f"{figure.gigabytes[scale]:.3g} GB"] if scale in figure.gigabytes else []
+    return "\n".join([*memory, *figure.data.get(scale, ())])
 
 
 def _model(model: str, weights: Path | None, slope: float, member: int) -> tuple[nn.Module, float | None]:

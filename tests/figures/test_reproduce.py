@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -205,13 +206,14 @@ def test_what_is_not_whole_is_not_opened_and_made_again(tmp_path, plant, spoil, 
     path = tmp_path / "quick" / "a-name" / spoil
     if how == "missing":
         path.unlink()
-    elif path.suffix != ".png":  # written whole or not at all; not looked into
-        path.write_bytes(path.read_bytes()[:-40])
     else:
-        return
+        path.write_bytes(path.read_bytes()[:-40])
+    own = tmp_path / "quick" / "a-name"
     with pytest.raises(ValueError, match=r"damaged|holds no outcome"):
-        Outcome.open(path.parent if path.parent.name == "a-name" else path.parent.parent)
+        Outcome.open(own)
     assert figures.stored(tmp_path) == {}
+    (entry,) = figures.listing(tmp_path)
+    assert entry.result == ("begun, not finished" if (spoil, how) == ("claims.json", "missing") else "damaged")
     (again,) = figures.reproduce("all", tmp_path, progress=False)
     assert (again.passed, len(calls)) == (True, 2)
 
@@ -222,11 +224,47 @@ def test_a_save_that_is_cut_short_leaves_nothing_that_looks_whole(tmp_path, monk
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "write_sections", killed)
+    monkeypatch.setattr(store, "write_atomically", killed)
     with pytest.raises(KeyboardInterrupt):
         Outcome("F0 other", (FAILED,), (), {"a-b": drawn(), "large": drawn()}).save(tmp_path)
     with pytest.raises(ValueError, match=r"holds no outcome, expected a file claims\.json"):
         Outcome.open(tmp_path)
+
+
+def test_a_save_removes_the_files_of_the_outcome_before_and_no_others(tmp_path):
+    rich_outcome().save(tmp_path)
+    mine = [
+        tmp_path / name for name in ("mine.png", "mine.svg", "sections/mine.nc", "claims.svg", "sections/notes.svg")
+    ]
+    for path in mine:
+        path.write_text("mine")
+    Outcome("F0 x", (PASSED,), (), {"other": drawn()}).save(tmp_path)
+    left = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {*mine, *(tmp_path / name for name in ("other.png", "other.svg", "sections.json", "claims.json"))}
+    (tmp_path / "claims.json").unlink()  # as a save that was cut short leaves it
+    Outcome("F0 x", (PASSED,), (), {"other": drawn(3000)}).save(tmp_path)
+    assert not (tmp_path / "other.svg").exists()
+    assert all(path.read_text() == "mine" for path in mine)
+
+
+def test_what_the_list_of_files_names_outside_the_folder_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    Outcome("F0 x", (PASSED,)).save(tmp_path / "own")
+    text = json.loads((tmp_path / "own" / "claims.json").read_text())
+    (tmp_path / "own" / "claims.json").write_text(json.dumps(text | {"files": {"../mine": 4, "..": 1}}))
+    Outcome("F0 x", (PASSED,)).save(tmp_path / "own")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_what_a_live_process_may_be_writing_is_left_alone(tmp_path, plant):
+    plant(planted("a"))
+    own = tmp_path / "quick" / "a-name"
+    old, young = (own / f".claims.json.{name}.partial" for name in ("old", "young"))
+    for path in (old, young):
+        path.mkdir(parents=True)
+    os.utime(old, (time.time() - 3600,) * 2)
+    assert figures.reproduce("all", tmp_path, progress=False)[0].passed
+    assert (old.exists(), young.exists()) == (False, True)
 
 
 # ---- resumed ----------------------------------------------------------------------------------------------------
@@ -445,6 +483,41 @@ def test_run_does_not_make_another_versions_results_look_like_its_own(tmp_path, 
     assert "source files: stored" in refused.error
 
 
+@pytest.mark.parametrize("stamp", [None, 3, "version", ["x"]])
+@pytest.mark.parametrize("name", ["claims.json", "stamp.json"])
+def test_a_stamp_that_is_none_is_that_of_another_version(tmp_path, plant, command, name, stamp):
+    made = planted("a")
+    plant(made)
+    figures.reproduce("all", tmp_path / "reproduction", progress=False)
+    path = tmp_path / "reproduction" / "quick" / "a-name" / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stamp": stamp}))
+    (refused,) = figures.reproduce("all", tmp_path / "reproduction", progress=False)
+    assert f"{name} does not say which version" in refused.error
+    assert command("--list")[0] == 0
+    assert figures.reproduce("all", tmp_path / "reproduction", progress=False, fresh=True)[0].passed
+    assert len(made[1]) == 2
+
+
+def test_an_outcome_that_is_opened_and_saved_again_is_still_the_one_asked_for(tmp_path, plant):
+    made = planted("a")
+    plant(made)
+    figures.reproduce("all", tmp_path, progress=False)
+    figures.stored(tmp_path)["a-name"].save(tmp_path / "quick" / "a-name")
+    assert figures.reproduce("all", tmp_path, progress=False)[0].passed
+    assert len(made[1]) == 1
+
+
+def test_settings_that_are_not_finite_agree_with_themselves(tmp_path, plant):
+    made = planted("a")
+    made[0].settings["quick"].update(end=np.inf, start=-np.inf, tolerances=[np.nan, 1.0])
+    plant(made)
+    for _ in range(2):
+        assert figures.reproduce("all", tmp_path, progress=False)[0].error == ""
+    assert len(made[1]) == 1
+    made[0].settings["quick"]["end"] = 3.0
+    assert "end: stored" in figures.reproduce("all", tmp_path, progress=False)[0].error
+
+
 def test_scales_do_not_mix(tmp_path, plant):
     made = planted("a")
     plant(made)
@@ -454,16 +527,32 @@ def test_scales_do_not_mix(tmp_path, plant):
     assert "--scale paper" in (tmp_path / "paper" / "index.html").read_text()
 
 
-def test_fresh_does_not_remove_what_no_figure_left_there(tmp_path, plant):
+@pytest.mark.parametrize("with_runs", [False, True])
+def test_a_folder_that_is_no_figures_is_neither_removed_nor_taken(tmp_path, plant, with_runs):
     made = planted("a")
     plant(made)
     own = tmp_path / "quick" / "a-name"
-    own.mkdir(parents=True)
+    (own / "runs" if with_runs else own).mkdir(parents=True)
     (own / "thesis.tex").write_text("mine")
-    (refused,) = figures.reproduce("all", tmp_path, progress=False, fresh=True)
-    assert "not the folder of a figure" in refused.error
-    assert (own / "thesis.tex").read_text() == "mine"
+    for fresh in (False, True, False, True):
+        (refused,) = figures.reproduce("all", tmp_path, progress=False, fresh=fresh)
+        assert "not the folder of a figure" in refused.error
+    assert list(content(own)) == [own / "thesis.tex"]
     assert not made[1]
+
+
+def test_fresh_removes_what_is_the_figures_and_keeps_what_was_put_beside_it(tmp_path, plant):
+    left = []
+    made = planted(
+        "a", lambda folder, *_, **__: left.append(sorted(p.name for p in folder.parent.rglob("*"))) or rich_outcome()
+    )
+    plant(made)
+    figures.reproduce("all", tmp_path, progress=False)
+    own = tmp_path / "quick" / "a-name"
+    (own / "notes.txt").write_text("mine")
+    (own / "runs" / "one").mkdir(parents=True)
+    figures.reproduce("all", tmp_path, progress=False, fresh=True)
+    assert left[1] == ["notes.txt", "stamp.json"]
 
 
 def test_the_digest_is_of_the_source_files(tmp_path, monkeypatch):
@@ -515,6 +604,63 @@ def test_the_page_has_every_figure_and_a_subset_loses_none(tmp_path, plant):
     data = json.loads(re.search(r'id="bnrank-data">(.*?)</script>', page, re.S)[1])
     assert set(data) == {"A-2-history", "A-2-profile", "A-3-figure-2"}
     assert all(f"id={key}" in part for key in data)
+
+
+def test_the_header_adds_up_what_is_of_this_version_only(tmp_path, plant):
+    def taking(seconds, *claims):
+        return lambda *_, **__: (time.sleep(seconds), Outcome("", claims))[1]
+
+    old = planted("a", taking(1.2, PASSED, PASSED, FAILED, PASSED))
+    undecided = Claim("who knows", None, 1.0, "1")
+    plant(old, planted("b", taking(0, PASSED, FAILED, undecided)), planted("c"), planted("d", raises), planted("e"))
+    figures.reproduce(["a", "b", "c", "d"], tmp_path, progress=False)
+    assert "3 of 5 figures have run, in 1 s together; 5 of 8 claims pass. Small networks" in words(page_of(tmp_path))
+    old[0].settings["quick"]["width"] = 4
+    figures.reproduce("b", tmp_path, progress=False)
+    page = words(page_of(tmp_path))
+    assert "2 of 5 figures have run, in under 1 s together; 2 of 4 claims pass. Not counted: 1 made by another" in page
+    assert "1 fails, 1 not decided 1 of 3" in row_of(page_of(tmp_path), "b")
+
+
+def test_a_figure_without_claims_does_not_pass(tmp_path, plant, command):
+    plant(planted("a", lambda *_, **__: Outcome("A")))
+    code, out, _ = command("--quiet")
+    assert code == 1
+    assert re.search(r"A +a-name +no claims +–", out)
+    page = page_of(tmp_path / "reproduction")
+    assert "no claims – under 1 s" in row_of(page, "a")
+    assert "mark good" not in page[page.index("<tbody>") :]
+
+
+def test_claims_are_shown_whole_and_what_is_not_a_number_as_such(tmp_path, plant):
+    plant(planted("a", lambda *_, **__: rich_outcome()))
+    figures.reproduce("all", tmp_path, progress=False)
+    part = part_of(page_of(tmp_path), "a")
+    for caption in ("Claims: 2 of 3 pass", "Claims: 0 of 1 pass"):
+        assert f'<div class="scroll whole" tabindex=0 role=region aria-label="{caption}">' in part
+    assert "not a number NaN &lt; 1" in words(part)
+    assert "<figcaption>L</figcaption>" in part
+    assert 'alt="A, a in words: L"' in part
+
+
+def test_the_page_says_how_to_run_a_figure_alone_and_what_paper_scale_has(tmp_path, plant, command):
+    made = planted("a")
+    for settings in made[0].settings.values():
+        settings |= {"depths": (1, 2), "end": np.inf}
+    plant(made, planted("b", printed=False))
+    command("--quiet")
+    page = page_of(tmp_path / "reproduction")
+    assert "<code>bnrank reproduce A</code>" in page
+    assert f"bnrank {bnrank.__version__}, source files {store.code_digest()[:8]}" in page
+    assert "What the source shows" in part_of(page, "a")
+    assert "What must be seen" in part_of(page, "b")
+    assert re.search(
+        r"setting value paper scale +scale quick – width 3 100 depths 1, 2 – end ∞ –", words(part_of(page, "a"))
+    )
+    command("--quiet", "--out", "my folder", "--scale", "paper")
+    page = (tmp_path / "my folder" / "paper" / "index.html").read_text()
+    assert "<code>bnrank reproduce A --scale paper --out &#x27;my folder&#x27;</code>" in page
+    assert "paper scale</th>" not in page
 
 
 def test_the_page_is_there_from_the_start_and_written_after_every_figure(tmp_path, plant):
@@ -571,6 +717,11 @@ def test_names_are_checked_before_anything_runs_and_run_once(tmp_path, plant, mo
     plant(a, b)
     for names in (["A", "c-nam"], ["all", "c-nam"], "c-nam"):
         with pytest.raises(ValueError, match=r"figure: got 'c-nam'.*did you mean"):
+            figures.reproduce(names, tmp_path, progress=False)
+    with pytest.raises(ValueError, match=r"figure: got 'c-nam', 'zzz', expected .*did you mean '.-name'\?$"):
+        figures.reproduce(["A", "c-nam", "zzz"], tmp_path, progress=False)
+    for names in (None, 3, a[0], ["A", None], [a[0]]):
+        with pytest.raises(TypeError, match=r"names: got .*, expected ids or names of figures"):
             figures.reproduce(names, tmp_path, progress=False)
     with pytest.raises(ValueError, match="names: got none"):
         figures.reproduce([], tmp_path, progress=False)
@@ -630,11 +781,21 @@ def test_memory_is_what_kernel_and_control_groups_leave(tmp_path, files, groups,
     assert requirements.memory(machine(tmp_path, groups=groups, **files)) == pytest.approx(expected)
 
 
-def test_memory_of_this_process_counts_and_that_of_other_systems_is_not_known(tmp_path):
+def test_memory_is_no_more_than_the_limit_on_addresses_leaves(tmp_path, monkeypatch):
+    page = os.sysconf("SC_PAGE_SIZE")
+    machine(tmp_path)
+    (tmp_path / "proc/self/statm").write_text("900 500 0 0")
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: {resource.RLIMIT_AS: (2 * 10**9, -1)}[kind])
+    assert requirements.memory(tmp_path) == pytest.approx(2 - 400 * page / 1e9)
+    assert requirements.memory(tmp_path / "nothing") <= 2
+
+
+def test_memory_of_this_process_counts_and_elsewhere_that_of_the_machine(tmp_path):
     machine(tmp_path)
     (tmp_path / "proc/self/statm").write_text("900000 500000 0 0")
     assert requirements.memory(tmp_path) == pytest.approx(8.192 + 500000 * os.sysconf("SC_PAGE_SIZE") / 1e9)
-    assert requirements.memory(tmp_path / "nothing") is None
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert requirements.memory(tmp_path / "nothing") == pytest.approx(whole / 1e9)
     here = requirements.memory()
     assert here is None or here > 0.05
 
@@ -646,10 +807,91 @@ def test_missing_data_are_said_before_the_figure_starts_with_what_to_fetch(tmp_p
     a, b = planted("a", data={"paper": ("mnist",)}), planted("b")
     plant(a, b)
     first, second = figures.reproduce("all", tmp_path, "paper", progress=False)
-    for text in ("train-images-idx3-ubyte.gz", "Fetch from", "BNRANK_DATA", "no network"):
+    for text in ("/train-images-idx3-ubyte.gz\n", "fetch 4 files and put them into", "BNRANK_DATA", "no network"):
         assert text in first.error
     assert (a[1], second.passed) == ([], True)
     assert figures.reproduce("a", tmp_path, "quick", progress=False)[0].passed
+
+
+def test_what_will_not_run_is_said_before_the_first_starts_and_data_are_looked_for_once(plant, command, monkeypatch):
+    asked = []
+
+    def absent():
+        asked.append("mnist")
+        raise ValueError("no mnist")
+
+    monkeypatch.setattr(requirements, "DATA", {"mnist": absent})
+    monkeypatch.setattr(requirements, "memory", lambda: 2.0)
+    needs = {"quick": ("mnist",)}
+    a, b, c = planted("a"), planted("b", data=needs), planted("c", data=needs)
+    d = planted("d", gigabytes={"quick": 3.0})
+    plant(a, b, c, d)
+    code, out, _ = command("--quiet")
+    assert (code, asked) == (1, ["mnist"])
+    order = [
+        "B b-name, quick scale, not run: data that",
+        "C c-name, quick",
+        "D d-name, quick",
+        "A a in words ...",
+        "Summ",
+    ]
+    places = [out.index(text) for text in order]
+    assert places == sorted(places)
+    summary = out[out.index("Summary") :]
+    assert re.search(r"A +a-name +pass +1 of 1", summary)
+    for name in "bcd":
+        assert re.search(rf"{name}-name +not run +–", summary)
+    assert [len(calls) for _, calls in (a, b, c, d)] == [1, 0, 0, 0]
+
+
+def test_memory_that_went_meanwhile_is_noticed(tmp_path, plant, monkeypatch):
+    free = [4.0]
+    monkeypatch.setattr(requirements, "memory", lambda: free[0])
+
+    def make(*_, **__):
+        free[0] = 1.0
+        return Outcome("A", (PASSED,))
+
+    b = planted("b", gigabytes={"quick": 3.0})
+    plant(planted("a", make), b)
+    first, second = figures.reproduce("all", tmp_path, progress=False)
+    assert (first.passed, b[1]) == (True, [])
+    assert "needs 3 GB, and there are 1 GB" in second.error
+
+
+def test_one_bad_figure_or_folder_does_not_stop_the_others(tmp_path, plant):
+    bad = {
+        "a": lambda *_, **__: Outcome("A", (PASSED,), (), {"a/b": drawn()}),
+        "b": lambda *_, **__: Outcome("B", (Claim("who knows", None, 1.0, "1"),)),
+        "c": lambda *_, **__: None,
+        "d": lambda *_, **__: Outcome("D", (None,)),
+    }
+    plant(*(planted(name, make) for name, make in bad.items()), planted("e"), planted("f"), planted("g"))
+    (tmp_path / "quick" / "f-name" / "claims.json").mkdir(parents=True)
+    (tmp_path / "quick" / "e-name").write_text("mine")
+    for fresh in (False, True):
+        outcomes = figures.reproduce("all", tmp_path, progress=False, fresh=fresh)
+        assert [outcome.passed for outcome in outcomes] == [False] * 6 + [True]
+    expected = ["pictures: got the name 'a/b'", "", "", "", "cannot write to", "cannot write to"]
+    assert all(text in outcome.error for text, outcome in zip(expected, outcomes, strict=False))
+    page = page_of(tmp_path)
+    assert "1 not decided 0 of 1" in row_of(page, "b")
+    assert [name for name in "acdef" if "failed –" not in row_of(page, name)] == []
+    assert "cannot write to" in part_of(page, "e")
+
+
+def test_a_checkpoint_that_is_damaged_is_answered_with_what_the_caller_can_do(tmp_path, plant):
+    def make(folder, progress, **_):
+        net, task = bnrank.MLP([20, 3, 20], seed=0), bnrank.tasks.low_rank_map(n=20)
+        bnrank.train(net, task, steps=2, out=folder / "one", progress=progress)
+        (folder / "one" / "checkpoint.safetensors").write_bytes(b"damaged")
+        bnrank.train(net, task, steps=2, out=folder / "one", progress=progress)
+
+    plant(planted("a", make))
+    (outcome,) = figures.reproduce("all", tmp_path, progress=False)
+    assert outcome.error.startswith(
+        "--fresh (fresh=True) throws away what is stored of the figure and starts anew; Value"
+    )
 
 
 def test_every_figure_says_what_it_needs():
@@ -706,12 +948,19 @@ def test_the_command_says_what_runs_and_what_came_out_as_it_goes(command, plant,
     assert (code, "stored before" in out, "a in words" in out) == (0, False, True)
 
 
-def test_list_shows_all_figures_and_runs_none(command, plant, tmp_path):
-    a, b = planted("a"), planted("b")
+def test_list_shows_all_figures_and_what_they_need_and_runs_none(command, plant, tmp_path, monkeypatch):
+    a, b = planted("a", gigabytes={"quick": 3.0}, data={"quick": ("mnist",)}), planted("b")
     plant(a, b)
+    monkeypatch.setattr(requirements, "DATA", {"mnist": lambda: None})
     code, out, _ = command("--list")
     assert (code, a[1], list(tmp_path.iterdir())) == (0, [], [])
-    assert re.search(r"A +a-name +– +not run yet", out)
+    assert re.search(r"A +a-name +– +not run yet +– +3 GB", out)
+    assert re.search(r"a in words +mnist", out)
+    assert "b in words" in out
+    assert "b in words" not in command("--list", "a-name")[1]
+    code, _, error = command("--list", "a-nam")
+    assert code == 2
+    assert "did you mean 'a-name'" in " ".join(error.split())
     command("a", "--quiet")
     code, out, _ = command("--list")
     assert re.search(r"A +a-name +1 of 1 +all pass +under 1 s", out)

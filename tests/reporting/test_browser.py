@@ -167,3 +167,17 @@ def test_no_sideways_scroll_in_either_scheme(driver, width, scheme):
     )
     light = {colour: sum(map(int, colour[4:-1].split(","))) > 384 for colour in (ink, background, title)}
     assert light == {ink: scheme == "dark", background: scheme == "light", title: scheme == "dark"}
+
+
+def test_claims_are_shown_whole_and_every_table_is_in_print(driver, tmp_path):
+    words = "rather many words, so that each takes several lines of a table that is not as wide as the window is"
+    claims = [SimpleNamespace(name=f"{i}: {words}", passed=True, measured=1, expected=words) for i in range(40)]
+    rows = [{"row": i} | {f"column {j}": "several words" for j in range(8)} for i in range(60)]
+    driver.get(report(Section("S", claims=claims, rows=rows), tmp_path / "p.html").as_uri())
+    cut = "return [...document.querySelectorAll('.scroll')].map((box) => box.scrollHeight > box.clientHeight + 1)"
+    assert driver.execute_script(cut) == [False, True]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert driver.execute_script(cut) == [False, False]
+    style = "return [...document.querySelectorAll('.scroll')].map((box) => getComputedStyle(box).overflow)"
+    assert driver.execute_script(style) == ["visible", "visible"]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -161,12 +161,29 @@ def test_no_copy_and_no_network(place, monkeypatch, tmp_path):
     with pytest.raises(MissingDataError) as caught:
         mnist()
     text = str(caught.value)
-    assert NAMES[0] not in text.split("(looked in")[0]
-    for part in [*NAMES[1:], "no route", *images.MIRRORS, f"BNRANK_DATA={tmp_path / 'nowhere'}", "and put into"]:
-        assert part in text
+    first, *lines = text.splitlines()
+    assert (
+        f"fetch 3 files and put them into {tmp_path / 'cache/bnrank/mnist'}, or into the folder that BNRANK_DATA"
+        in first
+    )
+    assert lines[:3] == [images.MIRRORS[0] + name for name in NAMES[1:]]
+    for part in ["no route", *images.MIRRORS, f"BNRANK_DATA={tmp_path / 'nowhere'}"]:
+        assert part in lines[3]
     with pytest.raises(MissingDataError, match="download=False"):
         mnist(download=False)
     assert issubclass(MissingDataError, ValueError)
+
+
+def test_why_a_download_failed_is_said_in_short(place, monkeypatch):
+    dump = "HTTPSConnectionPool(host='a', port=443): Max retries exceeded with url: /b (Caused by NewConnectionError())"
+
+    def fail(url, *args, **kwargs):
+        raise ConnectionError(dump)
+
+    monkeypatch.setattr(pooch, "retrieve", fail)
+    with pytest.raises(MissingDataError, match=r"idx3-ubyte\.gz: ConnectionError; .*: ConnectionError$") as caught:
+        mnist()
+    assert "Pool" not in str(caught.value)
 
 
 @pytest.mark.parametrize("folder", ["mine", "cache/bnrank/mnist"])

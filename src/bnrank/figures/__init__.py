@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,12 @@ from bnrank.figures import (
 )
 from bnrank.figures.base import SCALES, Claim, Figure, Outcome
 from bnrank.figures.demo import Demo, run_demo
-from bnrank.figures.gallery import Entry, duration, entries
+from bnrank.figures.gallery import OUT, Entry, duration, entries
 from bnrank.figures.reproduction import go
 
 __all__ = [
     "FIGURES",
+    "OUT",
     "SCALES",
     "Claim",
     "Demo",
@@ -85,9 +86,14 @@ def find(name: str) -> Figure:
     for figure in FIGURES:
         if str(name).lower() in (figure.id.lower(), figure.name):
             return figure
+    raise _unknown([name])
+
+
+def _unknown(names: Sequence[str]) -> ValueError:
     options = [option for figure in FIGURES for option in (figure.id, figure.name)]
     expected = ", ".join(f"{figure.id} ({figure.name})" for figure in FIGURES)
-    raise ValueError(f"figure: got {name!r}, expected one of {expected}, or all{_validate.suggest(name, options)}")
+    hints = "".join(dict.fromkeys(_validate.suggest(name, options) for name in names))
+    return ValueError(f"figure: got {', '.join(map(repr, names))}, expected one of {expected}, or all{hints}")
 
 
 def reproduce(
@@ -104,7 +110,7 @@ def reproduce(
     A figure that is finished is not run again but opened, whether its claims passed or not; one that was interrupted or
     killed goes on from its stored training runs; one that ended in an error is tried again. A figure that fails, lacks
     memory or data, or whose folder holds results of another version (of bnrank, of its source files, or of the
-    settings) has an outcome with an ``error``, and the others go on.
+    settings) or files of something else, has an outcome with an ``error``, and the others go on.
 
     Parameters
     ----------
@@ -119,7 +125,8 @@ def reproduce(
     fresh : bool
         Throw away what is stored of these figures, and start anew.
     on_start, on_end : callable, optional
-        Called with a figure before it is run, and with it and its outcome after it was run or opened.
+        Called with a figure before it is run, and with it and its outcome after it was run or opened; for those that
+        cannot run, before the first is run.
 
     Returns
     -------
@@ -128,7 +135,7 @@ def reproduce(
 
     Raises
     ------
-    ValueError
+    TypeError, ValueError
         If there is no such figure or scale, or the folder cannot be written to or is full.
     KeyboardInterrupt
         At Ctrl-C; the page is written, and the same call goes on.
@@ -140,7 +147,8 @@ def reproduce(
 def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outcome]:
     """Open what `reproduce` stored in a folder: name of the figure -> its outcome, as by `Outcome.open`.
 
-    Figures that did not finish, or are damaged, are left out.
+    Figures that did not finish, or are damaged, are left out. Those of another version are not: their ``version`` and
+    ``code`` say which, and `listing` says in what they differ.
 
     Parameters
     ----------
@@ -166,15 +174,22 @@ def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outco
     return found
 
 
-def listing(out: str | os.PathLike[str], scale: str = "quick") -> list[Entry]:
-    """Return every figure, with what a folder of `reproduce` holds of it."""
-    return entries(Path(out) / _validate.choice(scale, "scale", SCALES), scale, FIGURES)
+def listing(out: str | os.PathLike[str], scale: str = "quick", names: str | Sequence[str] = "all") -> list[Entry]:
+    """Return figures, every one by default, with what a folder of `reproduce` holds of them."""
+    return entries(Path(out) / _validate.choice(scale, "scale", SCALES), scale, _chosen(names))
 
 
 def _chosen(names: str | Sequence[str]) -> list[Figure]:
     """Return the figures of these names, each once."""
-    names = [names] if isinstance(names, str) else list(names)
-    if not names:
+    given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
+    if not given:
         raise ValueError("names: got none, expected ids or names of figures, or all")
-    found = [FIGURES if str(name).lower() == "all" else (find(name),) for name in names]
+    if not all(isinstance(name, str) for name in given):
+        got = _validate.describe(names)
+        raise TypeError(f"names: got {got}, expected ids or names of figures, such as 'F1', or 'all'")
+    known = {"all", *(figure.id.lower() for figure in FIGURES), *(figure.name for figure in FIGURES)}
+    unknown = [name for name in given if name.lower() not in known]
+    if unknown:
+        raise _unknown(unknown)
+    found = [FIGURES if name.lower() == "all" else (find(name),) for name in given]
     return list({figure.name: figure for some in found for figure in some}.values())

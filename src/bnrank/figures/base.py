@@ -16,7 +16,7 @@ from bnrank.figures import store
 from bnrank.figures.interruption import ctrl_c
 from bnrank.reporting import Section
 
-__all__ = ["SCALES", "Claim", "Figure", "Outcome", "middle"]
+__all__ = ["SCALES", "Claim", "Figure", "Outcome", "describe", "middle"]
 
 SCALES = ("quick", "paper")
 
@@ -29,8 +29,8 @@ class Claim:
     ----------
     name : str
         What is claimed.
-    passed : bool
-        Whether it was seen.
+    passed : bool or None
+        Whether it was seen; None if that could not be decided.
     measured : str or float
         The number it was decided on.
     expected : str
@@ -38,7 +38,7 @@ class Claim:
     """
 
     name: str
-    passed: bool
+    passed: bool | None
     measured: str | float
     expected: str
 
@@ -67,6 +67,8 @@ class Outcome:
         Name of a picture -> a line under it; without one, the name in words.
     version, code : str
         The version of bnrank, and a digest of its source files.
+    stamp : mapping or None
+        What has to agree for `reproduce` to take it for the outcome that it is asked for; None if it was not made so.
 
     Examples
     --------
@@ -89,22 +91,23 @@ class Outcome:
     captions: Mapping[str, str] = field(default_factory=dict)
     version: str = __version__
     code: str = field(default_factory=store.code_digest)
+    stamp: Mapping[str, Any] | None = None
 
     @property
     def passed(self) -> bool:
-        """Whether it ran and everything that must be seen was seen."""
-        return not self.error and all(claim.passed for claim in self.claims)
+        """Whether it ran, something must be seen, and all of that was seen."""
+        return not self.error and bool(self.claims) and all(claim.passed for claim in self.claims)
 
-    def save(self, folder: str | os.PathLike[str], stamp: Mapping[str, Any] | None = None) -> None:
+    def save(self, folder: str | os.PathLike[str]) -> None:
         """Write all of it to a folder, claims.json last: where that is there, the outcome is whole.
 
-        Pictures are written as PNG, histories and profiles as NetCDF, the rest as JSON. ``stamp`` is what has to agree
-        for `reproduce` to take it for the outcome that it is asked for.
+        Pictures are written as PNG, histories and profiles as NetCDF, the rest as JSON. Of what the folder holds, only
+        the files of an outcome that was saved there before are removed.
 
         Raises
         ------
         ValueError
-            If the folder cannot be written to, or is full; or if a section holds what cannot be stored.
+            If the folder cannot be written to, or is full; or if a picture or a section cannot be stored.
         """
         folder = Path(folder)
         text: dict[str, Any] = {
@@ -117,13 +120,13 @@ class Outcome:
             "captions": dict(self.captions),
             "version": self.version,
             "code": self.code,
-            "stamp": stamp,
+            "stamp": self.stamp,
+            "pictures": {name: f"{name}.png" for name in self.pictures},
         }
         with store.one_error(folder):
+            files = store.picture_files(self.pictures) | store.section_files(self.sections)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / store.CLAIMS).unlink(missing_ok=True)
-            text["pictures"] = store.write_pictures(folder, self.pictures)
-            store.write_sections(folder, self.sections)
+            text["files"] = store.write_files(folder, files)
             store.write_json(folder / store.CLAIMS, text)
 
     @classmethod
@@ -136,25 +139,26 @@ class Outcome:
             If the folder holds none, or one that is damaged.
         """
         folder = Path(folder)
-        if not (folder / store.CLAIMS).exists():
+        if not store.is_there(folder / store.CLAIMS):
             raise ValueError(f"folder: {str(folder)!r} holds no outcome, expected a file {store.CLAIMS} in it")
         try:
             text = store.read_json(folder / store.CLAIMS)
-            pictures = {name: folder / file for name, file in text["pictures"].items()}
-            missing = [path.name for path in pictures.values() if not path.is_file()]
-            if missing:
-                raise FileNotFoundError(f"{', '.join(missing)} is missing")
+            for file, size in text["files"].items():
+                found = (folder / file).stat().st_size
+                if found != size:
+                    raise ValueError(f"{file} has {found} bytes, {size} were written")
             return cls(
                 text["figure"],
                 tuple(Claim(**claim) for claim in text["claims"]),
                 store.read_sections(folder, Claim),
-                pictures,
+                {name: folder / file for name, file in text["pictures"].items()},
                 text["settings"],
                 text["seconds"],
                 text["error"],
                 text["captions"],
                 text["version"],
                 text["code"],
+                text["stamp"],
             )
         except Exception as error:
             raise ValueError(f"folder: {str(folder)!r} is damaged or holds no outcome: {error!r}") from error
@@ -180,6 +184,8 @@ class Figure:
         Scale -> memory needed at its peak, in GB (10^9 bytes); a scale that is not there is not checked.
     data : mapping
         Scale -> data sets it cannot do without, such as ``("mnist",)``.
+    printed : bool
+        Whether the source prints this figure, so that ``sees`` is what it shows there.
     """
 
     id: str
@@ -191,6 +197,7 @@ class Figure:
     make: Callable[..., Outcome]
     gigabytes: Mapping[str, float] = field(default_factory=dict)
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    printed: bool = True
 
     @property
     def label(self) -> str:
@@ -223,7 +230,9 @@ class Figure:
             with ctrl_c():
                 made = self.make(folder / store.RUNS, progress, **settings)
         except Exception as problem:
-            made, error = Outcome(self.id), _describe(problem)
+            made, error = Outcome(self.id), describe(problem)
+            if "resume=False" in error:  # said of a stored training run, to whom trains it directly
+                error = f"--fresh (fresh=True) throws away what is stored of the figure and starts anew; {error}"
         except BaseException:  # Ctrl-C
             store.spend(folder, before + time.perf_counter() - began)
             raise
@@ -234,21 +243,23 @@ class Figure:
             settings={"scale": scale, **settings, **made.settings},
             seconds=seconds,
             error=error,
+            stamp=stamp,
         )
         store.spend(folder, seconds)
         try:
-            outcome.save(folder, stamp)
+            outcome.save(folder)
         except Exception as problem:
             if isinstance(problem.__cause__, OSError):
                 raise
             outcome = replace(
-                outcome, sections=(), pictures={}, error=f"what was found cannot be stored: {_describe(problem)}"
+                outcome, sections=(), pictures={}, error=f"what was found cannot be stored: {describe(problem)}"
             )
-            outcome.save(folder, stamp)
+            outcome.save(folder)
         return outcome
 
 
-def _describe(problem: Exception) -> str:
+def describe(problem: Exception) -> str:
+    """Say what an error is, and below where it came from."""
     return f"{type(problem).__name__}: {problem}\n{''.join(traceback.format_exception(problem, limit=-4))}"
 
 

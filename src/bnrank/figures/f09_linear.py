@@ -294,4 +294,5 @@ FIGURE = Figure(
     make,
     gigabytes={"quick": 1.5, "paper": 1.6},
     data={"paper": ("mnist",)},
+    printed=False,
 )

@@ -182,8 +182,8 @@ def make(
     }
     claims = (*rank_one_claims(courses), *bound_claims(others), *step_claims(steps))
     captions = {
-        "rank-one": "Linear last layers become rank one and align; ReLU layers before them do not",
-        "bounds": "Tails with residual blocks and convolutions, with what T48 guarantees",
+        "rank-one": "How near to rank one linear last layers and the ReLU layers before them come, and how aligned",
+        "bounds": "Ratios of tails with residual blocks and convolutions, with what T48 guarantees",
         "invariants": "Conserved quantities along the flow, and their drift under gradient descent",
         "signs": "Signs of weights that still change, and how the direction of the weights settles",
     }
@@ -324,4 +324,5 @@ FIGURE = Figure(
     make,
     gigabytes={"quick": 1.3, "paper": 2.0},
     data={"paper": ("mnist",)},
+    printed=False,
 )

@@ -6,17 +6,21 @@ spent.json              seconds of the attempts so far
 PICTURE.png, .svg       the second only where it is small
 sections/*.nc, *.png    histories, profiles and pictures of the sections
 sections.json           their texts, tables and settings
-claims.json             last: the folder holds a whole outcome if, and only if, this is there
+claims.json             last: the folder holds a whole outcome if, and only if, this is there; lists the other files
+
+What else lies there is not of the figure, and is not removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
 import math
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from bnrank._files import discard_partial, prepare_folder, write_atomically
+from bnrank._files import PARTIAL, prepare_folder, write_atomically
 from bnrank._version import __version__
 from bnrank.reporting import Section, markup, payload
 from bnrank.reporting.sections import flatten_settings
@@ -36,18 +40,22 @@ __all__ = [
     "clear",
     "code_digest",
     "differences",
+    "discard_abandoned",
     "folders",
+    "is_full",
+    "is_there",
     "one_error",
+    "picture_files",
     "plain",
     "read_json",
     "read_sections",
     "refusal",
     "restored",
+    "section_files",
     "spend",
     "stamp_of",
+    "write_files",
     "write_json",
-    "write_pictures",
-    "write_sections",
 ]
 
 FORMAT = "bnrank figure 1"
@@ -55,6 +63,7 @@ STAMP, SPENT, SECTIONS, CLAIMS = "stamp.json", "spent.json", "sections.json", "c
 RUNS, INNER = "runs", "sections"
 SVG_LIMIT = 300_000  # bytes above which a picture is kept as PNG only
 DPI = 150
+ABANDONED = 600  # seconds after which what is half written is no longer taken for another process's
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -86,21 +95,24 @@ def stamp_of(figure: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def differences(folder: Path, stamp: Mapping[str, Any]) -> list[str]:
     """Say in what the results that a folder holds are not those of ``stamp``; empty if there are none, or they are."""
-    kept = [folder / name for name in (STAMP, CLAIMS, RUNS) if (folder / name).exists()]
-    if not kept:
+    if not any(is_there(folder / name) for name in (STAMP, CLAIMS, RUNS)):
         return []
     stored = []
     for name in (STAMP, CLAIMS):
         try:
-            stored.append(read_json(folder / name)["stamp"])
+            found = plain(read_json(folder / name)["stamp"])
         except FileNotFoundError:
             if name == STAMP:
                 return ["the folder does not say which version it is of"]
         except (OSError, ValueError, KeyError, TypeError):
             if name == STAMP:
                 return [f"{STAMP} cannot be read"]
+        else:
+            if not isinstance(found, Mapping):
+                return [f"{name} does not say which version it is of"]
+            stored.append(found)
     result: dict[str, None] = {}
-    now = _flat(stamp)
+    now = _flat(plain(stamp))
     for found in map(_flat, stored):
         for key in [*now, *(key for key in found if key not in now)]:
             if found.get(key) != now.get(key):
@@ -126,9 +138,13 @@ def one_error(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise ValueError(
-            f"out: cannot write to {str(folder)!r}: {reason}; what was stored before stays whole"
-        ) from error
+        text = f"out: cannot write to {str(folder)!r}: {reason}; what was stored before stays whole"
+        raise ValueError(text) from error
+
+
+def is_full(problem: BaseException) -> bool:
+    """Say whether an error, or its cause, is that of a full disk."""
+    return any(getattr(e, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for e in (problem, problem.__cause__))
 
 
 # ---- a folder over time -----------------------------------------------------------------------------------------
@@ -137,7 +153,7 @@ def one_error(folder: Path) -> Iterator[None]:
 def begin(folder: Path, stamp: Mapping[str, Any]) -> float:
     """Make a figure's folder, stamp it where it is not, and return the seconds spent on it so far."""
     prepare_folder(folder)
-    discard_partial(folder)
+    discard_abandoned(folder)
     if not (folder / STAMP).exists():
         with one_error(folder):
             write_json(folder / STAMP, {"stamp": stamp})
@@ -153,19 +169,56 @@ def spend(folder: Path, seconds: float) -> None:
         write_json(folder / SPENT, {"seconds": round(seconds, 3)})
 
 
+def discard_abandoned(folder: Path) -> None:
+    """Remove what a killed process was writing into a folder, and leave what a live one may be."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > ABANDONED:
+                shutil.rmtree(path, ignore_errors=True)
+
+
 def refusal(folder: Path) -> str:
-    """Say why a folder must not be removed; empty if it may."""
-    ours = not folder.exists() or not any(folder.iterdir())
-    if ours or any((folder / name).exists() for name in (STAMP, CLAIMS, RUNS)):
-        return ""
-    return f"{str(folder)!r} holds files and is not the folder of a figure; it is left as it is"
+    """Say why a folder must not be taken for a figure's; empty if it may."""
+    names = {path.name for path in folder.iterdir() if path.suffix != PARTIAL} if folder.is_dir() else set()
+    ours = names & {STAMP, CLAIMS} or names <= {RUNS}
+    return "" if ours else f"{str(folder)!r} holds files and is not the folder of a figure; it is left as it is"
 
 
 def clear(folder: Path) -> None:
-    """Remove a figure's folder with all that is in it."""
-    if folder.exists():
-        with one_error(folder):
-            shutil.rmtree(folder)
+    """Remove what is a figure's from its folder, and the folder if nothing else is in it."""
+    with one_error(folder):
+        if (folder / RUNS).is_dir():
+            shutil.rmtree(folder / RUNS)
+        for name in (*_listed(folder), SECTIONS, SPENT, STAMP, CLAIMS):
+            (folder / name).unlink(missing_ok=True)
+    for emptied in (folder / INNER, folder):
+        with contextlib.suppress(OSError):
+            emptied.rmdir()
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, int]:
+    """Write the files of an outcome in the place of those of the one before, and return their sizes.
+
+    What was there before and is not listed in claims.json is left alone; claims.json is removed.
+    """
+    vectors = [f"{name[:-4]}.svg" for name in files if name.endswith(".png")]  # that a save cut short may have left
+    stale = {*_listed(folder), *vectors} - set(files)
+    (folder / CLAIMS).unlink(missing_ok=True)
+    for name in stale:
+        (folder / name).unlink(missing_ok=True)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_atomically(folder / name, content)
+    return {name: len(content) for name, content in files.items()}
+
+
+def _listed(folder: Path) -> list[str]:
+    """Return the files that claims.json lists and that are there; none where it cannot be read."""
+    try:
+        names = list(read_json(folder / CLAIMS)["files"])
+        return [n for n in names if Path(n).parent in (Path(), Path(INNER)) and (folder / n).is_file()]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 # ---- JSON -------------------------------------------------------------------------------------------------------
@@ -184,9 +237,9 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return (
-            value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        )
+        if math.isfinite(value):
+            return value
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | range):
@@ -211,7 +264,11 @@ def restored(value: Any) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON, whole or not at all."""
-    write_atomically(path, json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomically(path, _json(value))
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:
@@ -222,14 +279,18 @@ def read_json(path: Path) -> Any:
 # ---- pictures and sections --------------------------------------------------------------------------------------
 
 
-def write_pictures(folder: Path, pictures: Mapping[str, Any]) -> dict[str, str]:
-    """Write pictures as PNG, small ones as SVG too; return name -> file."""
-    files = [file for name, picture in pictures.items() for file in _files(name, picture)]
-    for old in [*folder.glob("*.png"), *folder.glob("*.svg")]:
-        old.unlink()
-    for file, content in files:
-        write_atomically(folder / file, content)
-    return {name: f"{name}.png" for name in pictures}
+def picture_files(pictures: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return pictures as PNG, small ones as SVG too: file -> content.
+
+    Raises
+    ------
+    ValueError
+        If a name is not one that a file can have.
+    """
+    for name in pictures:
+        if Path(name).name != name:
+            raise ValueError(f"pictures: got the name {name!r}, expected one that a file can have")
+    return dict(file for name, picture in pictures.items() for file in _files(name, picture))
 
 
 def _files(name: str, picture: Any) -> list[tuple[str, bytes]]:
@@ -242,12 +303,12 @@ def _files(name: str, picture: Any) -> list[tuple[str, bytes]]:
     return [(f"{name}.png", png), *([(f"{name}.svg", svg)] if len(svg) <= SVG_LIMIT else [])]
 
 
-def write_sections(folder: Path, sections: Sequence[Section]) -> None:
-    """Write the sections of an outcome; verdicts as the rows of their table."""
-    files: list[tuple[str, bytes]] = []
+def section_files(sections: Sequence[Section]) -> dict[str, bytes]:
+    """Return the sections of an outcome as files: name -> content; verdicts as the rows of their table."""
+    files: dict[str, bytes] = {}
 
     def put(name: str, content: bytes) -> str:
-        files.append((name, content))
+        files[f"{INNER}/{name}"] = content
         return f"{INNER}/{name}"
 
     stored = []
@@ -277,14 +338,7 @@ def write_sections(folder: Path, sections: Sequence[Section]) -> None:
                 "settings": None if section.settings is None else flatten_settings(section.settings),
             }
         )
-    inner = folder / INNER
-    if inner.exists():
-        shutil.rmtree(inner)
-    if files:
-        inner.mkdir()
-    for name, content in files:
-        write_atomically(inner / name, content)
-    write_json(folder / SECTIONS, stored)
+    return files | {SECTIONS: _json(stored)}
 
 
 def claim_entry(claim: Any) -> dict[str, Any]:
@@ -294,28 +348,20 @@ def claim_entry(claim: Any) -> dict[str, Any]:
 
 
 def read_sections(folder: Path, claim: Any) -> tuple[Section, ...]:
-    """Read what `write_sections` wrote; pictures come as files, datasets by label; ``claim`` makes a claim."""
+    """Read what `section_files` gave; pictures come as files, datasets by label; ``claim`` makes a claim."""
     return tuple(
         Section(
             entry["title"],
             text=entry["text"],
             claims=tuple(claim(**c) for c in entry["claims"]),
             rows=entry["rows"],
-            figures={
-                p["caption"]: p["plotly"] if "plotly" in p else _there(folder / p["file"]) for p in entry["pictures"]
-            },
+            figures={p["caption"]: p["plotly"] if "plotly" in p else folder / p["file"] for p in entry["pictures"]},
             history=_load(folder, entry["history"]),
             profile=_load(folder, entry["profile"]),
             settings=entry["settings"],
         )
         for entry in read_json(folder / SECTIONS)
     )
-
-
-def _there(path: Path) -> Path:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path.name} is missing")
-    return path
 
 
 def _netcdf(dataset: xr.Dataset) -> bytes:
@@ -341,6 +387,14 @@ def _load(folder: Path, files: Mapping[str, str]) -> dict[str, xr.Dataset] | Non
     return {label: xr.load_dataset(folder / file, engine="h5netcdf") for label, file in files.items()} or None
 
 
+def is_there(path: Path) -> bool:
+    """Say whether a file or folder is there; what cannot be looked at is not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def folders(root: Path) -> Iterable[Path]:
     """Return the folders of figures in a folder, by name."""
-    return sorted(path for path in root.iterdir() if (path / CLAIMS).is_file()) if root.is_dir() else []
+    return sorted(path for path in root.iterdir() if is_there(path / CLAIMS)) if root.is_dir() else []

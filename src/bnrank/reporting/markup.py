@@ -36,8 +36,11 @@ def paragraphs(text: str) -> str:
     return "".join(f"<p>{escape(part)}</p>" for part in parts if part)
 
 
-def table(rows: Sequence[Mapping[str, object]], caption: str) -> str:
-    """Return rows as a table in a box that scrolls by itself; numbers are right-aligned, statuses carry a mark."""
+def table(rows: Sequence[Mapping[str, object]], caption: str, whole: bool = False) -> str:
+    """Return rows as a table in a box; numbers are right-aligned, statuses carry a mark.
+
+    A box of many rows scrolls by itself, unless all are to be seen at once (``whole``).
+    """
     if not rows:
         return ""
     headings, cells = tables.grid(rows)
@@ -49,7 +52,8 @@ def table(rows: Sequence[Mapping[str, object]], caption: str) -> str:
         kinds = [kind or (" class=long" if len(entry) > 24 else "") for kind, entry in zip(classes, line, strict=True)]
         body += "<tr>" + "".join(f"<td{k}>{entry}</td>" for k, entry in zip(kinds, marked, strict=True)) + "</tr>"
     return (
-        f'<div class=scroll tabindex=0 role=region aria-label="{escape(caption)}"><table><caption>{escape(caption)}'
+        f'<div class="scroll{" whole" if whole else ""}" tabindex=0 role=region aria-label="{escape(caption)}"><table>'
+        f"<caption>{escape(caption)}"
         f"</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -59,7 +63,7 @@ def claims(section: Section) -> str:
     if not section.claims:
         return ""
     passed = sum(claim.passed is not None and bool(claim.passed) for claim in section.claims)
-    return table(tables.claim_rows(section.claims), f"Claims: {passed} of {len(section.claims)} pass")
+    return table(tables.claim_rows(section.claims), f"Claims: {passed} of {len(section.claims)} pass", whole=True)
 
 
 def verdicts(section: Section) -> str:
@@ -157,12 +161,16 @@ def members(histories: Mapping[str, xr.Dataset]) -> str:
     return body if len(rows) <= 12 else _details(f"Members ({len(rows)})", body)
 
 
-def settings(section: Section) -> str:
-    """Return the settings that made what is shown, folded away."""
+def settings(section: Section, beside: Mapping[str, Mapping[str, object]] | None = None) -> str:
+    """Return the settings that made what is shown, folded away; ``beside`` gives more columns of values."""
     parts = []
     for label, entries in section.all_settings.items():
         title = "Settings" if len(section.all_settings) == 1 else f"Settings of {label}"
-        rows = [{"setting": key, "value": _plain(value)} for key, value in entries.items()]
+        rows: list[dict[str, object]] = [{"setting": key, "value": _plain(value)} for key, value in entries.items()]
+        for heading, values in (beside or {}).items():
+            for row in rows:
+                if row["setting"] in values:
+                    row[heading] = _plain(values[str(row["setting"])])
         parts.append(_details(title, table(rows, title)))
     for label, history in section.histories.items():
         attributes = {k: v for k, v in history.attrs.items() if k not in ("settings", "name")}

@@ -145,7 +145,7 @@ def claim_rows(claims: Iterable[Any]) -> list[dict[str, object]]:
         {
             "result": "not decided" if claim.passed is None else words[bool(claim.passed)],
             "claim": claim.name,
-            "measured": claim.measured,
+            "measured": "NaN" if _is_nan(claim.measured) else claim.measured,
             "expected": claim.expected,
         }
         for claim in claims
@@ -160,6 +160,10 @@ _LAYER_COLUMNS = {
     "parameter_norm": "‖θ‖² of the layer",
 }
 _CURVE_COLUMNS = {"loss": "loss", "cost": "cost", "parameter_norm": "‖θ‖²", "gradient_norm": "gradient norm"}
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float | np.floating) and math.isnan(value)
 
 
 def _pairs(columns: Sequence[str] | Mapping[str, str]) -> Iterable[tuple[str, str]]:

@@ -291,10 +291,11 @@ def _find_files(download: bool) -> dict[str, Path]:
         missing = missing if failures else missing[1:]
     if missing:
         where = f"BNRANK_DATA={user}" if user else "BNRANK_DATA is not set"
-        tried = f"; download failed: {'; '.join(failures)}" if download else "; download=False"
+        tried = f"download failed: {'; '.join(failures)}" if download else "download=False"
+        wanted = "\n".join(MIRRORS[0] + name for name in missing)
         raise MissingDataError(
-            f"mnist: missing {', '.join(missing)} (looked in {', '.join(map(str, folders))}; {where}{tried}). "
-            f"Fetch from {MIRRORS[0]} and put into the folder that BNRANK_DATA names, or into {cache / 'mnist'}"
+            f"mnist: fetch {len(missing)} files and put them into {cache / 'mnist'}, or into the folder that "
+            f"BNRANK_DATA names:\n{wanted}\nThey are missing in {', '.join(map(str, folders))} ({where}); {tried}"
         )
     return paths
 
@@ -308,7 +309,9 @@ def _download(name: str, folder: Path) -> tuple[Path, list[str]]:
             pooch.retrieve(mirror + name, f"sha256:{REGISTRY[name]}", name, folder, downloader=fetch)
             return folder / name, []
         except (OSError, ValueError) as error:  # no network, or a wrong hash
-            failures.append(f"{mirror + name}: {error}")
+            text = str(error)  # that of urllib3 is long and says less than the type
+            reason = type(error).__name__ if "ConnectionPool(" in text else text.partition(": ")[0]
+            failures.append(f"{mirror + name}: {reason}")
     return folder / name, failures
 
 
