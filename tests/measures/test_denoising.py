@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.measures.denoising import denoising, distances_to_samples, effective_rank
+from bnrank.measures.denoising import Denoising, denoising, distances_to_samples, effective_rank
 from bnrank.networks.mlp import MLP, from_layers
 
 
@@ -34,6 +34,12 @@ def test_scaled_identity_about_the_origin(scale):
     torch.testing.assert_close(found.after, scale * found.before)
     torch.testing.assert_close(found.kept, torch.full((50,), scale).double())
     assert found.ratio == pytest.approx(scale)
+
+
+def test_ratio_is_of_medians_and_halfway_between_two_of_an_even_number():
+    before, after = torch.tensor([1.0, 2.0, 4.0, 100.0]).double(), torch.tensor([50.0, 1.0, 3.0, 1.0]).double()
+    points = torch.zeros(4, 1).double()
+    assert Denoising(points, points, before, after, before).ratio == pytest.approx(2 / 3)
 
 
 def test_modules_on_images_are_flattened_and_left_alone():
@@ -68,10 +74,22 @@ def test_nearest_sample_against_a_loop():
     torch.testing.assert_close(distances_to_samples(points, x), expected)
 
 
+def test_nearest_sample_far_from_the_origin():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-8, 9, (60, 4), generator=generator).double()
+    points = x + torch.tensor([2.0**-20, 0, 0, 0])
+    torch.testing.assert_close(
+        distances_to_samples(points + 2.0**20, x + 2.0**20), torch.full((60,), 2.0**-20).double()
+    )
+
+
 def test_effective_rank():
     assert effective_rank(torch.ones(7)).item() == pytest.approx(7)
     assert effective_rank(torch.tensor([3.0, 1.0])).item() == pytest.approx(16 / 10)
     assert effective_rank(np.zeros((2, 3))).tolist() == [0, 0]
+    for scale in (1e-320, 1e-200, 1e200):
+        assert effective_rank(scale * np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])).tolist() == [2, 0]
+    assert effective_rank(np.array([[3.0, 1.0], [3e200, 1e200], [3e-200, 1e-200]])).tolist() == pytest.approx([1.6] * 3)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,37 @@ def test_nothing_depends_on_linear_coordinates_of_x():
     assert dependence.unexplained(x, 5 * y - 3) == pytest.approx(dependence.unexplained(x, y), rel=1e-9)
 
 
+def test_columns_may_be_of_any_scale_and_offset():
+    random = np.random.default_rng(7)
+    x = random.normal(size=(400, 2))
+    y = np.sin(x[:, :1]) + np.cos(x[:, 1:])
+    expected = dependence.unexplained(x, y)
+    for scale, offset in ((5e-6, 0.0), (1e-9, 0.0), (1e9, 0.0), (1e-5, 1.0)):
+        moved = x * np.array([1.0, scale]) + offset
+        assert dependence.unexplained(moved, y) == pytest.approx(expected, rel=1e-4)
+    sheared = x @ np.array([[1.0, 1.0], [0.0, 1e-6]])
+    assert dependence.unexplained(sheared, y) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "offset"), [(np.float64, 0.0), (np.float64, 1e6), (np.float32, 0.0), (np.float32, 9)]
+)
+def test_directions_of_rounding_are_left_out(dtype, offset):
+    random = np.random.default_rng(8)
+    x = random.normal(size=(400, 2))
+    plane = (x @ random.normal(size=(2, 4)) + offset).astype(dtype)
+    assert dependence.unexplained(plane, x) == pytest.approx(dependence.unexplained(x, x), rel=0.02)
+
+
+def test_what_rounding_leaves_after_many_operations_is_left_out():
+    random = np.random.default_rng(8)
+    x = random.normal(size=(400, 2))
+    plane, turn = x @ random.normal(size=(2, 4)), np.linalg.qr(random.normal(size=(4, 4)))[0]
+    for _ in range(1000):
+        plane = plane @ turn
+    assert dependence.unexplained(plane, x) == pytest.approx(dependence.unexplained(x, x), rel=0.02)
+
+
 def test_groups_stay_together():
     """Twins give each other away unless they are in one fold."""
     random = np.random.default_rng(3)
@@ -89,6 +120,28 @@ def test_it_is_the_step_that_counts():
     assert dependence.self_consistency(walk) > 0.9
 
 
+def test_one_coordinate_that_does_not_close_is_enough():
+    random = np.random.default_rng(9)
+    closes = random.uniform(0.2, 1, (120, 1, 1)) * 0.9 ** np.arange(12)[:, None]
+    walk = np.cumsum(0.002 * random.normal(size=(120, 12, 1)), axis=1)
+    states = np.concatenate([closes, walk], axis=2)
+    assert dependence.unexplained(states[:, :-1].reshape(-1, 2), np.diff(states, axis=1).reshape(-1, 2)) < 0.05
+    worst = dependence.self_consistency(states)
+    assert worst > 0.9
+    for mixing in ([[1, 40.0], [0.3, -2]], [[1, 1], [-1, 1]], [[1, 0], [0, 1e-6]]):
+        assert dependence.self_consistency(states @ np.array(mixing)) == pytest.approx(worst, rel=1e-6)
+    assert dependence.self_consistency(closes) < 0.002
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_steps_that_are_constant_up_to_rounding_have_no_share(dtype):
+    start = torch.rand(40, 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drift = start + 0.1 * torch.arange(10.0, dtype=torch.float64)[:, None] * torch.tensor([1.0, 2.0])
+    assert np.isnan(dependence.self_consistency(drift.to(dtype)))
+    decaying = start[..., :1] * 0.9 ** torch.arange(10.0, dtype=torch.float64)[:, None]
+    assert dependence.self_consistency(torch.cat([drift, decaying], 2).to(dtype)) < 0.05
+
+
 def test_it_is_reproducible():
     x = np.random.default_rng(6).normal(size=(100, 1))
     assert dependence.unexplained(x, x**3) == dependence.unexplained(torch.from_numpy(x), torch.from_numpy(x**3))
@@ -104,6 +157,7 @@ RAMP = np.arange(30.0)[:, None]
     ("call", "error", "message"),
     [
         (lambda: dependence.predict(ONES, RAMP), ValueError, "x: got the same point"),
+        (lambda: dependence.predict(0.1 * ONES, RAMP), ValueError, "x: got the same point"),
         (lambda: dependence.predict(RAMP, RAMP[:20]), ValueError, "x, y: got 30 and 20 samples"),
         (lambda: dependence.predict(RAMP[:, 0], RAMP), ValueError, r"x: got shape \(30,\)"),
         (lambda: dependence.predict(RAMP, RAMP, np.zeros(30)), ValueError, "groups: got one group"),

@@ -149,6 +149,15 @@ def test_the_frequencies_that_a_bottleneck_keeps_are_named():
     assert str(none) == "no bottleneck: no layer has a clear gap"
 
 
+def test_layers_of_a_bottleneck_are_numbered_among_all_of_the_network():
+    images = bottleneck_network()
+    net = nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (1, 6)), *images).double()
+    values = frequencies.weight_singular_values(net, normal(3, 6))
+    found = frequencies.kept(values)
+    alone = frequencies.kept(frequencies.weight_singular_values(images, size=6))
+    assert (found.start, found.end, found.frequencies) == (3, 5, alone.frequencies)
+
+
 def test_a_frequency_counts_with_the_least_number_of_channels_over_the_layers():
     net = CircularConvolutional((2, 4), [2, 2], 4, bias=False, dtype=torch.float64)
     with torch.no_grad():

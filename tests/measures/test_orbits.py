@@ -123,8 +123,28 @@ def test_by_layer_takes_any_module_and_leaves_it():
     assert all(p.grad is None for p in net.parameters())
 
 
-def test_a_constant_representation_has_no_share():
-    assert np.isnan(orbits.collapse(torch.full((3, 4, 2), 7.1)))
+def test_the_first_entry_is_of_the_inputs_whatever_the_first_layer_reads():
+    net = nn.Sequential(nn.ReLU(), nn.Linear(3, 2)).double()
+    points = orbits.rotations(torch.randn(6, 3, dtype=torch.float64), torch.eye(3)[0], 5)
+    found = orbits.collapse_by_layer(net, points, chunk=10)
+    assert found[0] == pytest.approx(orbits.collapse(points), rel=1e-12)
+    assert found[0] != pytest.approx(orbits.collapse(points.relu()), rel=1e-3)
+    assert found[1] == pytest.approx(orbits.collapse(net(points).detach()), rel=1e-9)
+
+
+@pytest.mark.parametrize("value", [0.1, 7.1])
+@pytest.mark.parametrize("points", [3, 5, 7])
+def test_a_constant_representation_has_no_share(value, points):
+    """Its mean is not the constant itself, after rounding."""
+    assert np.isnan(orbits.collapse(torch.full((3, points, 2), value, dtype=torch.float64)))
+    assert np.isnan(orbits.collapse(torch.full((3, points, 2), value)))
+
+
+@pytest.mark.parametrize("length", [1e-320, 1e-200, 1e200, 1.7e308])
+def test_an_axis_of_any_length(length):
+    v = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    axis = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(orbits.rotations(v, length * axis, 6), orbits.rotations(v, axis, 6))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +153,10 @@ def test_a_constant_representation_has_no_share():
         (lambda: orbits.rotations(torch.ones(2, 1), torch.ones(1)), ValueError, r"v: got shape \(2, 1\)"),
         (lambda: orbits.rotations(torch.ones(2, 3), torch.zeros(3)), ValueError, "axis: .*not 0"),
         (lambda: orbits.rotations(torch.ones(2, 3), torch.ones(2)), ValueError, r"axis: .*expected \(3,\)"),
+        (lambda: orbits.rotations(torch.ones(2, 3), "xyz"), TypeError, "axis: got 'xyz'"),
+        (lambda: orbits.rotations(torch.ones(2, 3), np.array(["a"] * 3)), TypeError, "axis: got ndarray"),
+        (lambda: orbits.rotations(torch.ones(2, 3), 1j * torch.ones(3)), TypeError, "axis: .*of real numbers"),
+        (lambda: orbits.rotations(torch.ones(2, 3), torch.full((3,), torch.inf)), ValueError, "axis: .*finite"),
         (lambda: orbits.rotations(torch.ones(2, 3), torch.ones(3), 0), ValueError, "count: got 0"),
         (lambda: orbits.collapse(torch.ones(2, 3)), ValueError, "values: .*expected"),
         (lambda: orbits.collapse(torch.ones(1, 3, 2)), ValueError, "two orbits and two points"),

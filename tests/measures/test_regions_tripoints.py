@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import Voronoi
 
-from bnrank import regions
+from bnrank import MLP, regions
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import from_layers
 
@@ -199,6 +199,41 @@ def test_a_plateau_of_ties_belongs_to_no_class():
     assert found.tied == pytest.approx(0.5)
     assert "0.5 of the area without a class" in str(found)
     assert set(map(tuple, found.boundary_classes.tolist())) == {(-1, 1), (-1, 2), (1, 2)}
+
+
+def winners(net, point, radius):
+    """Classes that win alone somewhere on a small circle."""
+    angles = torch.linspace(0, 2 * math.pi, 20_001, dtype=torch.float64)
+    with torch.no_grad():
+        largest, which = net(point + radius * torch.stack([angles.cos(), angles.sin()], 1)).topk(2)
+    return set(which[largest[:, 0] > largest[:, 1], 0].tolist())
+
+
+@pytest.mark.parametrize("widths", [[2, 3, 4], [2, 6, 6, 4], [2, 4, 4, 4, 4]])
+def test_where_all_last_neurons_are_dead_all_outputs_tie(widths):
+    """Outputs without bias: their vertices lie on kinks, where what is dead inside is rounding and no tie-breaker."""
+    plateaus = 0
+    for seed in range(12):
+        net = network(widths, seed=seed, dtype=torch.float64)
+        net.biases[-1].data.zero_()
+        found = regions.tripoints(net, *FLAT, (-3, 3))
+        for cell, label in zip(found.cells, found.cell_classes.tolist(), strict=True):
+            if not bool(net(cell.mean(0)).any()):
+                plateaus += 1
+                assert label == -1
+        for point, classes in zip(found.points, found.classes, strict=True):
+            assert winners(net, point, 1e-6) == set(classes)
+    assert plateaus >= 3
+
+
+def test_the_plateau_of_a_plain_network_is_tied():
+    net = MLP([2, 3, 4], seed=3, dtype=torch.float64)
+    axis = torch.linspace(-1, 1, 1001, dtype=torch.float64)
+    zero = (net(torch.cartesian_prod(axis, axis)) == 0).all(1)
+    found = regions.tripoints(net, *FLAT)
+    assert found.tied == pytest.approx(4 * float(zero.double().mean()), abs=0.01)
+    assert found.tied > 0.9
+    assert len(found) == 0
 
 
 def test_a_class_that_only_ties_on_a_line_is_not_there():

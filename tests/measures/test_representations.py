@@ -164,6 +164,20 @@ def test_kernels_of_different_ranges_are_infinitely_far_apart():
     assert distance(0 * f, g) == pytest.approx(float(g.norm()))
 
 
+@pytest.mark.parametrize("metric", ["affine-invariant", "log-euclidean"])
+def test_ranges_are_one_up_to_an_angle_of_a_millionth(metric):
+    basis = orthogonal(7)
+    f, g = draw(3, 3, seed=1), draw(3, 3, seed=2)
+    same = distance(f, g, metric)
+    for angle in (1e-10, 1e-7, 9e-7):
+        tilted = basis[:, :3].clone()
+        tilted[:, 0] = math.cos(angle) * basis[:, 0] + math.sin(angle) * basis[:, 3]
+        assert distance(basis[:, :3] @ f, tilted @ g, metric) == pytest.approx(same, rel=1e-9)
+    for angle in (2e-6, 1e-3):
+        tilted[:, 0] = math.cos(angle) * basis[:, 0] + math.sin(angle) * basis[:, 3]
+        assert distance(basis[:, :3] @ f, tilted @ g, metric) == math.inf
+
+
 @pytest.mark.parametrize("white", [True, False])
 def test_optimal_linear_networks_are_straight(white):
     """T8: affine-invariant distances go with the steps on any data; those of logarithms where the data are white."""
@@ -211,6 +225,9 @@ def test_layout_says_how_much_it_leaves_out():
     assert layout(np.zeros((3, 3))).share == 1
 
 
+CONSTANT = torch.full((7, 3), 0.1, dtype=torch.float64)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -220,6 +237,12 @@ def test_layout_says_how_much_it_leaves_out():
         (lambda: distance(draw(3, 2) * math.nan, draw(3, 2)), ValueError, "a: got NaN"),
         (lambda: distance(draw(3), draw(3, 2)), ValueError, r"a: got shape \(3,\)"),
         (lambda: distance(draw(3, 2), 0 * draw(3, 2), "angle"), ValueError, "b: got a kernel that is 0"),
+        (
+            lambda: distance(CONSTANT, draw(7, 2), "centred-angle"),
+            ValueError,
+            "a: got a representation that is constant",
+        ),
+        (lambda: distance(draw(7, 2), 1e9 * CONSTANT, "centred-angle"), ValueError, "b: got a representation"),
         (lambda: distance(draw(3, 2), draw(3, 2), rtol=2.0), ValueError, "rtol"),
         (lambda: distances([]), ValueError, "factors: got an empty"),
         (lambda: kernels(MLP([2, 2]), draw(3, 2), values="weights"), ValueError, "values: got 'weights'"),

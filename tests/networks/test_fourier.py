@@ -50,6 +50,29 @@ def test_parameters_go_back():
     assert torch.equal(next(net.parameters()), next(other.parameters()))
 
 
+def test_what_is_not_the_function_is_carried_over_too():
+    net = CircularConvolutional((2, 4), [3, 2], 4, slope=0.2).eval()
+    net.conv1.bias.requires_grad_(False)
+    net(torch.ones(3, 2, 4)).sum().backward()
+    twin = in_fourier_space(net)
+    assert not any(part.training for part in twin.modules())
+    assert [p.requires_grad for p in twin.parameters()] == [True, False, True, True]
+    assert all(p.grad is None for p in twin.parameters())
+    assert twin.activation1 is not net.activation1
+    assert twin.activation1.negative_slope == 0.2
+    assert in_fourier_space(net.train()).conv2.training
+    there = in_fourier_space(net.to("meta"))
+    assert {t.device.type for t in (*there.parameters(), *there.buffers())} == {"meta"}
+    assert there(torch.ones(3, 2, 4, device="meta")).shape == (3, 8)
+
+
+@pytest.mark.parametrize("shape", [(5, 2, 6, 4), (5, 2, 4, 6), (5, 1, 4, 4), (5, 2, 16), (2, 4, 4)])
+def test_images_of_another_size_are_refused(shape):
+    twin = in_fourier_space(CircularConvolutional((2, 4, 4), [3, 2], 4))
+    with pytest.raises(ValueError, match=re.escape(f"x: got shape {shape}, expected (N, 2, 4, 4)")):
+        twin(torch.ones(shape))
+
+
 def test_it_goes_through_torch_func_and_training():
     net = CircularConvolutional((2, 4), [3, 4 // 2], 4, seed=0)
     twin, x = in_fourier_space(net), torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0))

@@ -11,13 +11,22 @@ import torch
 from bnrank.tasks import (
     ShallowReLU,
     Task,
+    Truth,
     autoencoder,
+    circle,
+    composition,
     crosses_itself,
     digits,
     distances_to_polyline,
+    falling_ball,
     low_rank_map,
+    matrix_factorisation,
     planar_curve,
     polyline,
+    s_shapes,
+    separable,
+    torus_map,
+    two_digits,
 )
 
 
@@ -134,6 +143,25 @@ def test_a_curve_that_rests_or_touches_is_not_injective():
     assert not crosses_itself(torch.tensor([[0.0, 0.0], [2.0, 0.0], [2.0, 1.0], [1.0, 0.001]]))
 
 
+@pytest.mark.parametrize("width", [1, 2])
+def test_curves_of_few_corners_do_not_rest(width):
+    for seed in range(60):
+        task = planar_curve(100, width, seed)
+        seen = torch.cat([task.truth.latents, task.truth.latents_test])
+        points = task.truth.x_of_latents(seen.double())
+        apart = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(1)
+        repeated = len(seen) - len(seen.unique())
+        assert int((apart < 1e-12).any(1).sum()) <= 2 * repeated
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1e-20, 0.0), (1e20, 0.0), (1.0, 7.0)])
+def test_resting_up_to_rounding(scale, offset):
+    corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0 + 1e-15, 1e-15], [2.0, 1.0]], dtype=torch.float64)
+    assert crosses_itself(scale * corners + offset)
+    corners[2] = torch.tensor([1.0, 1e-9])
+    assert not crosses_itself(scale * corners + offset)
+
+
 def test_autoencoder_of_any_task():
     task = autoencoder(digits(n=20, n_test=10))
     assert torch.equal(task.x, digits(n=20).x)
@@ -152,8 +180,49 @@ def test_autoencoder_knows_the_number_of_latents_as_rank():
     assert task.truth.rank == 5
     assert torch.equal(task.truth.y_of_latents(task.truth.latents), task.y)
     assert source.truth.rank == 2
-    flat = dataclasses.replace(source, x=source.x[:, :3], x_test=source.x_test[:, :3])
-    assert autoencoder(flat).truth.rank == 3
+    assert autoencoder(dataclasses.replace(source, x=source.x.double(), x_test=source.x_test.double())).truth.rank == 5
+    assert autoencoder(planar_curve(20)).truth.rank == 1
+
+
+def moved(**changes):
+    source = low_rank_map(n=30, latent=5, rank=2, n_test=10)
+    return dataclasses.replace(source, **{name: change(source) for name, change in changes.items()})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: moved(x=lambda t: t.x + 0.1),
+        lambda: moved(x_test=lambda t: t.x_test.flip(0)),
+        lambda: moved(x=lambda t: t.x[:, :6], x_test=lambda t: t.x_test[:, :6]),
+        lambda: moved(x=lambda t: t.x[:20], y=lambda t: t.y[:20]),
+        lambda: matrix_factorisation(n=30, n_test=5),
+        lambda: falling_ball(n=10, size=6, n_test=5),
+        lambda: torus_map(n=20, d=1, n_test=5, cutoff=5),
+        lambda: torus_map(n=20, d=2, n_test=5, cutoff=5),
+        lambda: composition(n=20),
+        lambda: separable(n=10),
+        lambda: circle(),
+        lambda: s_shapes(),
+        lambda: two_digits(images=10, images_test=5),
+    ],
+)
+def test_autoencoder_claims_no_rank_where_the_inputs_are_no_function_of_real_latents(make):
+    task = make()
+    made = autoencoder(task)
+    assert made.truth is None
+    assert torch.equal(made.y, task.x.flatten(1))
+
+
+def test_more_latents_than_inputs_are_not_injective():
+    g = low_rank_map(n=2, d_in=8, latent=8).truth.x_of_latents
+    g = dataclasses.replace(g, w2=g.w2[:5])
+    z = torch.randn(20, 8)
+    task = Task(g(z), g(z), truth=Truth(8, z, z, g, g))
+    assert autoencoder(task).truth is None
+    wide = low_rank_map(n=2, d_in=12, latent=8).truth.x_of_latents
+    more = torch.randn(20, 9)  # of which the last is not used
+    assert autoencoder(Task(wide(more), wide(more), truth=Truth(9, more, more, wide, wide))).truth is None
 
 
 G = ShallowReLU(torch.ones(1, 1).double(), torch.zeros(1).double(), torch.ones(2, 1).double())

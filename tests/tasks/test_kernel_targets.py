@@ -37,6 +37,13 @@ def test_lattice_sum_is_the_sum(d):
     assert lattice_sum(d, 20.0) == pytest.approx((norms[norms > 0] ** -20).sum(), rel=1e-10)
 
 
+@pytest.mark.parametrize("d", [1, 2, 3, 7])
+def test_lattice_sums_of_large_powers_are_those_of_the_nearest_points(d):
+    assert lattice_sum(d, 119.0) == pytest.approx(2 * d, rel=1e-12)
+    for power in (121.0, 340.0, 1e6):
+        assert lattice_sum(d, power) == 2 * d
+
+
 @pytest.mark.parametrize(("d", "cutoff"), CUTOFFS)
 def test_values_and_coefficients_are_those_of_a_plain_sum(d, cutoff):
     f = target(d, cutoff)
@@ -80,6 +87,20 @@ def test_beyond_is_the_sum_of_all_but_the_largest(d, cutoff, n):
     if d > 1:  # the corners of the cube are farther than what is outside
         with pytest.raises(ValueError, match="expected fewer"):
             f.beyond(everything)
+
+
+def test_what_rounding_hides_is_not_given():
+    f = target(1, 3000, 5.0)  # of the sum beyond 300 modes, less than 1e-6 lies beyond the cutoff
+    m = np.arange(3000.0, 20, -1)
+    for n in (40, 100, 300):
+        assert f.beyond(n) == pytest.approx(
+            2 * (m[m > n // 2] ** -6).sum() / lattice_sum(1, 6.0), rel=1e-15 / f.beyond(n)
+        )
+    assert math.isnan(f.missing)
+    with pytest.raises(ValueError, match="n: got 2000, beyond which less than 1e-13"):
+        f.beyond(2000)
+    with pytest.raises(ValueError, match="n: got 4, beyond which less"):
+        target(2, 3, 400.0).beyond(4)
 
 
 @pytest.mark.parametrize(("d", "cutoff"), [(1, 3000), (2, 120)])

@@ -65,7 +65,10 @@ def claims(learned: Learned) -> tuple[Claim, ...]:
             learned.share,
             f"> {1 - SMALL:g}",
         ),
-        _small(f"a_{learned.hidden} in 2-D: variance of the step that the present state does not predict", own),
+        _small(
+            f"a_{learned.hidden} in 2-D: variance of the step that the present state does not predict, worst direction",
+            own,
+        ),
         _worse(f"the same of {LINE}, over that of both", learned.residuals[LINE], own),
         _worse(f"the same of {PLANE}, over that of a_{learned.hidden}", learned.residuals[PLANE], own),
         _worse(f"the same of a_{learned.hidden} before training, over that after", learned.residuals[BEFORE], own),
@@ -156,7 +159,10 @@ def make(
         Section("Orbits and weights, layer by layer", rows=rows(learned)),
         Section(
             "How far the present state decides the next one",
-            rows=[{"state": name, "share of the step's variance": value} for name, value in learned.residuals.items()],
+            rows=[
+                {"state": name, "share of the step's variance, worst direction": value}
+                for name, value in learned.residuals.items()
+            ],
         ),
     )
     return Outcome("F5", claims(learned), sections, pictures, captions=_captions(learned))

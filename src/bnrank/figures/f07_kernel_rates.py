@@ -29,7 +29,7 @@ def rate_claims(courses: Sequence[Decay]) -> tuple[Claim, ...]:
         words = ", ".join(f"{c.exponent[0]:.3g} for {c.expected:.3g}" for c in here)
         name = f"kernel, d_in = {d}: fitted exponent less alpha/d_in, relative, largest over alpha ({words})"
         result.append(Claim(name, off <= OFF, off, f"<= {OFF:g}"))
-    missing = max(c.missing for c in courses)
+    missing = float(np.max([c.missing for c in courses]))
     name = "the cutoff of the targets leaves out, of the sum of |beta_k|^2 over k > N at the largest N, at most"
     return (*result, Claim(name, missing <= MISSING, missing, f"<= {MISSING:g}"))
 

@@ -38,7 +38,7 @@ class Denoising:
     @property
     def ratio(self) -> float:
         """Median distance after, over the median distance before."""
-        return float(self.after.median() / self.before.median())
+        return float(self.after.quantile(0.5) / self.before.quantile(0.5))  # Tensor.median takes the lower of two
 
 
 def denoising(
@@ -127,7 +127,7 @@ def distances_to_samples(points: Tensor, x: Tensor) -> Tensor:
     """
     x = _validate.samples(x, "x").double()
     points = _validate.samples(points, "points", features=x.shape[1]).double()
-    return torch.cdist(points, x).min(1).values
+    return torch.cdist(points, x, compute_mode="donot_use_mm_for_euclid_dist").min(1).values
 
 
 def effective_rank(singular_values: Tensor | np.ndarray) -> Tensor:
@@ -151,5 +151,6 @@ def effective_rank(singular_values: Tensor | np.ndarray) -> Tensor:
         raise ValueError(
             f"singular_values: got {_validate.describe(values)}, expected (..., m) of finite numbers of at least 0"
         )
-    size = values.square().sum(-1)
-    return torch.where(size > 0, values.sum(-1).square() / size.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    largest = values.amax(-1, keepdim=True)
+    values = values / torch.where(largest > 0, largest, 1.0)  # squares of what is large or small are not finite or 0
+    return values.sum(-1).square() / values.square().sum(-1).clamp(min=1.0)

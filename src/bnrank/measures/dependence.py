@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from torch import Tensor
@@ -13,7 +14,7 @@ __all__ = ["predict", "self_consistency", "unexplained"]
 
 Array = NDArray[np.float64]
 RIDGE = 1e-3  # on the slopes of the local fit, relative to the spread of the neighbours
-FLAT = 1e-10  # directions of x with a smaller share of its largest variance carry rounding only
+FLAT = 1e-12  # directions that vary less, relative to the one that varies most, carry rounding only
 
 
 def predict(
@@ -27,9 +28,10 @@ def predict(
 ) -> Array:
     """Predict y from x at every sample by a local linear fit on the other folds.
 
-    x is centred and whitened, so that nothing depends on the choice of linear coordinates of x. The fit at a sample
-    uses its nearest neighbours outside its own fold, weighted by (1 - (distance / largest)^3)^3, with a small ridge on
-    the slopes. For a few dimensions of x; the error of a smooth function goes to 0 with the number of samples.
+    x is centred and whitened, so that nothing depends on the choice of linear coordinates of x; directions that vary
+    by rounding only, in the precision x has, are left out. The fit at a sample uses its nearest neighbours outside its
+    own fold, weighted by (1 - (distance / largest)^3)^3, with a small ridge on the slopes. For a few dimensions of x;
+    the error of a smooth function goes to 0 with the number of samples.
 
     Parameters
     ----------
@@ -63,13 +65,13 @@ def predict(
     >>> bool(np.abs(predict(x, np.sin(3 * x)) - np.sin(3 * x)).max() < 0.01)
     True
     """
-    inputs, targets = _pair(x, y)
+    inputs, targets, eps = _pair(x, y)
     of = _folds(groups, len(inputs), _validate.integer(folds, "folds", 2), seed)
     neighbours = _validate.integer(neighbours, "neighbours", 2)
     least = len(inputs) - int(np.bincount(of).max())
     if least < neighbours:
         raise ValueError(f"neighbours: got {neighbours}, but one fold leaves {least} of {len(inputs)} samples only")
-    white = _whitened(inputs)
+    white = _whitened(inputs, eps)
     result = np.empty_like(targets)
     for fold in np.unique(of):
         mine, others = of == fold, of != fold
@@ -113,7 +115,7 @@ def unexplained(
     True
     """
     predicted = predict(x, y, groups, neighbours=neighbours, folds=folds, seed=seed)
-    _, targets = _pair(x, y)
+    _, targets, _ = _pair(x, y)
     total = float(((targets - targets.mean(0)) ** 2).sum())
     floor = (10 * np.finfo(np.float64).eps) ** 2 * float((targets**2).sum())
     return float(((targets - predicted) ** 2).sum()) / total if total > floor else float("nan")
@@ -122,9 +124,12 @@ def unexplained(
 def self_consistency(states: Tensor | np.ndarray, *, neighbours: int = 20, folds: int = 10, seed: int = 0) -> float:
     """Return the share of the variance of the steps h(t + 1) - h(t) that the present state h(t) does not predict.
 
-    0 for dynamics that close on h, so that trajectories do not cross; fitted by :func:`predict`, never on the
-    trajectory itself. The variance of steps, not of states, is what it is compared to: where steps are small, the
-    present state is a good prediction of the next one in any projection.
+    Of all linear coordinates of h, that of the one that does worst: 0 if the dynamics close on h, so that trajectories
+    do not cross, and near 1 if a single coordinate does not close, however small its steps are beside the others.
+    Nothing depends on the choice of coordinates. Fitted by :func:`predict`, never on the trajectory itself. The
+    variance of steps, not of states, is what it is compared to: where steps are small, the present state is a good
+    prediction of the next one in any projection. Coordinates whose steps are constant up to rounding are left out; NaN
+    where all are.
 
     Parameters
     ----------
@@ -146,20 +151,27 @@ def self_consistency(states: Tensor | np.ndarray, *, neighbours: int = 20, folds
     >>> self_consistency(circle) < 0.01 < 0.5 < self_consistency(circle[..., :1])
     True
     """
-    h = _validate.samples(states, "states", ndim=3).double().numpy(force=True)
-    if h.shape[0] < 2 or h.shape[1] < 2:
-        raise ValueError(f"states: got shape {h.shape}, expected two trajectories and two times at least")
-    groups = np.repeat(np.arange(h.shape[0]), h.shape[1] - 1)
-    present, steps = h[:, :-1].reshape(-1, h.shape[2]), np.diff(h, axis=1).reshape(-1, h.shape[2])
-    return unexplained(present, steps, groups, neighbours=neighbours, folds=folds, seed=seed)
+    h = _validate.samples(states, "states", ndim=3).cpu()
+    trajectories, times = h.shape[:2]
+    if trajectories < 2 or times < 2:
+        raise ValueError(f"states: got shape {tuple(h.shape)}, expected two trajectories and two times at least")
+    groups = np.repeat(np.arange(trajectories), times - 1)
+    present, steps = h[:, :-1].flatten(0, 1), h.double().diff(dim=1).flatten(0, 1).numpy(force=True)
+    residual = steps - predict(present, steps, groups, neighbours=neighbours, folds=folds, seed=seed)
+    size = h.double().norm(dim=(0, 1)).numpy(force=True)
+    white = _whitening(steps, size, torch.finfo(h.dtype).eps)
+    if not white.size:
+        return float("nan")
+    return float(np.linalg.norm(residual @ white, 2) ** 2 / len(steps))
 
 
-def _pair(x: object, y: object) -> tuple[Array, Array]:
-    inputs = _validate.samples(x, "x", minimum=2).double().numpy(force=True)
-    targets = _validate.samples(y, "y", minimum=2).double().numpy(force=True)
+def _pair(x: object, y: object) -> tuple[Array, Array, float]:
+    """Return both in float64, and the precision of x."""
+    inputs, targets = _validate.samples(x, "x", minimum=2), _validate.samples(y, "y", minimum=2)
     if len(inputs) != len(targets):
         raise ValueError(f"x, y: got {len(inputs)} and {len(targets)} samples, expected the same number in both")
-    return inputs, targets
+    eps = float(torch.finfo(inputs.dtype).eps)
+    return inputs.double().numpy(force=True), targets.double().numpy(force=True), eps
 
 
 def _folds(groups: object, n: int, folds: int, seed: int) -> NDArray[np.int64]:
@@ -176,14 +188,26 @@ def _folds(groups: object, n: int, folds: int, seed: int) -> NDArray[np.int64]:
     return (order % min(folds, len(known)))[group]
 
 
-def _whitened(x: Array) -> Array:
+def _whitened(x: Array, eps: float) -> Array:
     """Return x in coordinates of mean 0 and variance 1, without directions that do not vary."""
-    centred = x - x.mean(0)
-    u, s, _ = np.linalg.svd(centred, full_matrices=False)
-    kept = s**2 > FLAT * s[:1] ** 2
-    if not kept.any():
+    white = _whitening(x, np.linalg.norm(x, axis=0), eps)
+    if not white.size:
         raise ValueError("x: got the same point in all samples, expected points that differ")
-    return np.asarray(u[:, kept] * len(x) ** 0.5)
+    return np.asarray((x - x.mean(0)) @ white)
+
+
+def _whitening(x: Array, size: Array, eps: float) -> Array:
+    """Return the matrix (p, kept) that takes x, centred, to variance 1.
+
+    Columns of x are good to eps times ``size``, (p,), their norms or those of what they are differences of.
+    """
+    centred = x - x.mean(0)
+    scale = np.linalg.norm(centred, axis=0)
+    scale = np.where(scale > 10 * eps * size, scale, np.inf)
+    _, s, vh = np.linalg.svd(centred / scale, full_matrices=False)
+    rounding = np.linalg.norm(vh * (eps * size / scale), axis=1)
+    kept = s > np.maximum(10 * rounding, max(FLAT, 10 * eps) * s[:1])
+    return np.asarray(len(x) ** 0.5 * vh[kept].T / s[kept] / scale[:, None])
 
 
 def _local(at: Array, x: Array, y: Array, distance: Array) -> Array:

@@ -53,14 +53,7 @@ def rotations(v: Tensor | np.ndarray, axis: Tensor | np.ndarray, count: int = 32
     count, seed = _validate.integer(count, "count"), _validate.integer(seed, "seed", 0)
     if v.shape[1] < 2:
         raise ValueError(f"v: got shape {tuple(v.shape)}, expected (m, d) with d of at least 2")
-    direction = torch.as_tensor(axis).to(v.device, torch.float64)
-    if (
-        tuple(direction.shape) != (v.shape[1],)
-        or not bool(torch.isfinite(direction).all())
-        or not bool(direction.any())
-    ):
-        raise ValueError(f"axis: got {_validate.describe(axis)}, expected ({v.shape[1]},), finite and not 0")
-    w = direction / direction.norm()
+    w = _direction(axis, v.shape[1]).to(v.device)
     z = v.double()
     along = (z @ w)[:, None] * w
     generator = torch.Generator().manual_seed(seed)
@@ -148,14 +141,31 @@ def collapse_by_layer(module: nn.Module, points: Tensor | np.ndarray, chunk: int
     within = np.zeros(len(reading.layers) + 1)
     means: list[list[Tensor]] = [[] for _ in within]
     whole = count * max(1, _validate.integer(chunk, "chunk") // count)  # whole orbits, of which no more is kept
-    for part in capture(module, flat, reading, whole):
-        for i, layer in enumerate((part.inputs[0], *part.activations)):
+    for given, part in zip(flat.split(whole), capture(module, flat, reading, whole), strict=True):
+        for i, layer in enumerate((given, *part.activations)):
             orbit = layer.flatten(1).double().cpu().unflatten(0, (-1, count))
             mean = orbit.mean(1)
             within[i] += float((orbit - mean[:, None]).square().sum())
             means[i].append(mean)
     rows = (torch.cat(parts).unflatten(0, (strata, orbits)) for parts in means)
     return np.array([_share(total, mean, count) for total, mean in zip(within, rows, strict=True)])
+
+
+def _direction(axis: object, d: int) -> Tensor:
+    """Return the unit vector along an axis."""
+    try:
+        direction = torch.as_tensor(axis)
+    except (TypeError, ValueError, RuntimeError):
+        direction = None
+    if direction is None or direction.is_complex() or direction.dtype == torch.bool:
+        raise TypeError(
+            f"axis: got {_validate.describe(axis)}, expected a torch.Tensor or numpy.ndarray of real numbers"
+        )
+    direction = direction.double()
+    if tuple(direction.shape) != (d,) or not bool(torch.isfinite(direction).all()) or not bool(direction.any()):
+        raise ValueError(f"axis: got {_validate.describe(axis)}, expected ({d},), finite and not 0")
+    direction = direction / direction.abs().max()  # whose norm neither overflows nor is 0
+    return direction / direction.norm()
 
 
 def _share(within: float, means: Tensor, count: int) -> float:

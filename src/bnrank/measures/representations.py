@@ -128,6 +128,8 @@ def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bure
     rtol : float
         "affine-invariant" and "log-euclidean": singular values of a factor up to ``rtol`` times its largest count
         as 0. The default is the root of the machine precision: logarithms of what is kept are good to about 1e-8.
+        Two ranges count as one up to an angle of 1e-6. Both are meant for float64: rounding to float32 parts common
+        ranges of fewer than N dimensions, and the distance comes out infinite; convert networks and data first.
 
     Returns
     -------
@@ -137,7 +139,8 @@ def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bure
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, the numbers of samples differ, or an angle is asked for with a kernel that is 0.
+        If an argument is out of range, the numbers of samples differ, or an angle is asked for with a kernel that is 0
+        or, for "centred-angle", a representation that is constant up to rounding.
 
     Notes
     -----
@@ -166,7 +169,7 @@ def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bure
     if metric == "affine-invariant" or metric == "log-euclidean":
         return _logarithmic(f, g, metric, rtol)
     if metric == "centred-angle":
-        f, g = f - f.mean(0), g - g.mean(0)
+        f, g = _centred(f, "a"), _centred(g, "b")
     return _angle(f, g)
 
 
@@ -269,6 +272,13 @@ def _factor(value: Tensor | np.ndarray, name: str) -> Tensor:
     return _validate.samples(value, name).detach().to(torch.float64)
 
 
+def _centred(f: Tensor, name: str) -> Tensor:
+    centred = f - f.mean(0)
+    if float(centred.norm()) <= 10 * torch.finfo(torch.float64).eps * float(f.norm()):
+        raise ValueError(f"{name}: got a representation that is constant, whose centred kernel is 0 and has no angle")
+    return centred
+
+
 def _bures(f: Tensor, g: Tensor) -> float:
     """Return ||F Q - G||_F at the best Q itself: the difference of traces would lose half the digits."""
     width = max(f.shape[1], g.shape[1])
@@ -298,8 +308,6 @@ def _logarithmic(f: Tensor, g: Tensor, metric: str, rtol: float) -> float:
     if float(torch.linalg.matrix_norm(v - u @ across, 2)) > SAME_RANGE:
         return math.inf
     if metric == "log-euclidean":
-        q, _, r = torch.linalg.svd(across)
-        across = q @ r
         return 2 * float((torch.diag(s.log()) - (across * t.log()) @ across.T).norm())
     return 2 * float(torch.linalg.svdvals((across * t) / s[:, None]).log().norm())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections import OrderedDict
@@ -30,7 +31,8 @@ def in_fourier_space(net: CircularConvolutional) -> nn.Sequential:
     Returns
     -------
     torch.nn.Sequential
-        The same function up to rounding.
+        The same function up to rounding, on images of the size in ``net.settings["shape"]`` only; on the same device
+        and in the same mode, with the same parameters frozen.
 
     Raises
     ------
@@ -55,13 +57,8 @@ def in_fourier_space(net: CircularConvolutional) -> nn.Sequential:
     image = tuple(net.settings["shape"][1:])
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for name, part in net.named_children():
-        if isinstance(part, nn.Conv1d | nn.Conv2d):
-            parts[name] = _Convolution(part, image)
-        elif isinstance(part, nn.Flatten):
-            parts[name] = nn.Flatten()
-        else:
-            parts[name] = part
-    return nn.Sequential(parts)
+        parts[name] = _Convolution(part, image) if isinstance(part, nn.Conv1d | nn.Conv2d) else copy.deepcopy(part)
+    return nn.Sequential(parts).train(net.training)
 
 
 class _Convolution(nn.Module):
@@ -74,8 +71,8 @@ class _Convolution(nn.Module):
     def __init__(self, convolution: nn.Conv1d | nn.Conv2d, image: tuple[int, ...]) -> None:
         super().__init__()
         self.image = image
-        self.weight = nn.Parameter(convolution.weight.detach().clone())
-        self.bias = None if convolution.bias is None else nn.Parameter(convolution.bias.detach().clone())
+        self.weight = _copied(convolution.weight)
+        self.bias = None if convolution.bias is None else _copied(convolution.bias)
         taps = tuple(convolution.kernel_size)
         frequencies, times = _half(image)
         pixels = torch.tensor(list(itertools.product(*map(range, image))), dtype=torch.float64)
@@ -89,9 +86,13 @@ class _Convolution(nn.Module):
             "waves_to_pixels": torch.cat([seen.cos() * times, -seen.sin() * times], 1).T / len(pixels),
         }
         for name, matrix in matrices.items():
-            self.register_buffer(name, matrix.to(self.weight.dtype), persistent=False)
+            self.register_buffer(name, matrix.to(self.weight), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        expected = self.weight.shape[1], *self.image
+        if tuple(x.shape[1:]) != expected:
+            shape = "(N, " + ", ".join(map(str, expected)) + ")"
+            raise ValueError(f"x: got shape {tuple(x.shape)}, expected {shape}; in Fourier space the size is fixed")
         n, before, after = len(x), x.shape[1], len(self.weight)
         half = self.pixels_to_waves.shape[1] // 2
         waves = (x.flatten(2) @ self.pixels_to_waves).view(n, before, 2, half)
@@ -103,6 +104,10 @@ class _Convolution(nn.Module):
         if self.bias is not None:
             found = found + self.bias[:, None]
         return found.view(n, after, *self.image)
+
+
+def _copied(p: Tensor) -> nn.Parameter:
+    return nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)
 
 
 def _half(image: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ __all__ = ["autoencoder", "crosses_itself", "distances_to_polyline", "planar_cur
 
 DRAWS = 1000  # of g, until one is injective where there are samples
 PIECE = 1 << 20  # numbers at a time
+SAME = 1e-12  # corners this close, relative to the largest coordinate, are one
 
 
 def planar_curve(
@@ -87,8 +88,9 @@ def planar_curve(
 def autoencoder(task: Task) -> Task:
     """Turn a task into the task of giving back its inputs: y = x, flattened, with the loss "mse" (F3).
 
-    Where the truth of the task is known, x = g(z) for m latents and an injective g, the true rank of the new task is m
-    (T17; Jacot2023a section 5); it is taken to be injective.
+    Where the task knows x = g(z) for m real latents, with g a :class:`ShallowReLU`, the true rank of the new task is m
+    (T17; Jacot2023a section 5), if g is injective, which it is taken to be. Other tasks get no ``truth``: where x is no
+    function of the latents, or the latents are angles (a circle is no line: the rank of its identity is 2, not 1).
 
     Parameters
     ----------
@@ -118,8 +120,7 @@ def autoencoder(task: Task) -> Task:
     x_test = None if task.x_test is None else task.x_test.flatten(1)
     truth = task.truth
     if truth is not None:
-        rank = min(truth.latents.shape[1], x.shape[1])
-        truth = replace(truth, rank=rank, y_of_latents=truth.x_of_latents)
+        truth = replace(truth, rank=truth.latents.shape[1], y_of_latents=truth.x_of_latents) if _made(task) else None
     return Task(
         x, x, x_test, x_test, name=f"{task.name}, autoencoder", truth=truth, settings={**task.settings, "y": "x"}
     )
@@ -173,8 +174,9 @@ def polyline(g: ShallowReLU, lower: float, upper: float) -> Tensor:
 def crosses_itself(corners: Tensor) -> bool:
     """Say whether a polygonal line in the plane meets itself, or rests: z -> the point at z is not injective then.
 
-    Two sides that follow each other share a corner and are looked at for neither; sides that are parallel are taken not
-    to meet (of random lines, none do).
+    It rests where two corners that follow each other are one up to rounding, 1e-12 of the largest coordinate. Two sides
+    that follow each other share a corner and are looked at for neither; sides that are parallel are taken not to meet
+    (of random lines, none do).
 
     Parameters
     ----------
@@ -195,7 +197,7 @@ def crosses_itself(corners: Tensor) -> bool:
     """
     corners = _validate.samples(corners, "corners", features=2, minimum=2).double()
     start, side = corners[:-1], corners[1:] - corners[:-1]
-    if bool((side == 0).all(1).any()):
+    if bool((side.norm(dim=1) <= SAME * corners.abs().max()).any()):
         return True
 
     def cross(a: Tensor, b: Tensor) -> Tensor:
@@ -255,3 +257,19 @@ def _curve(width: int, z: Tensor, target: float, generator: torch.Generator) -> 
     g = ShallowReLU(torch.cat([w1, 0 * one[:, None]]), torch.cat([b1, one]), torch.cat([w2, -mean[:, None]], 1))
     size = float(g(z).square().sum(1).mean())
     return replace(g, w2=g.w2 * (target / size) ** 0.5) if size > 0 else None
+
+
+def _made(task: Task) -> bool:
+    """Say whether the truth has the inputs as a shallow ReLU network of all of the latents, no more than inputs."""
+    truth = task.truth
+    if truth is None or not isinstance(truth.x_of_latents, ShallowReLU):
+        return False
+    g, d = truth.x_of_latents, task.d_in
+    if not truth.latents.shape[1] == g.w1.shape[1] <= d or len(g.w2) != d:
+        return False
+    given = [(truth.latents, task.x)] + ([] if task.x_test is None else [(truth.latents_test, task.x_test)])
+    return all(len(z) == len(x) and _close(g(z), x.flatten(1)) for z, x in given)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return bool(((a - b).abs() <= 1e-5 * b.abs().max()).all())

@@ -203,7 +203,7 @@ class _Partition:
         chunk = max(1, CHUNK_ENTRIES // (polygons.vertices.shape[1] * widest))
         for first in range(0, len(polygons), chunk):
             part = polygons[first : first + chunk]
-            values, size = _outputs(layers, origin + part.vertices @ axes)
+            values, size = _outputs(layers, *(origin + at @ axes for at in (part.vertices, part.centres())))
             top = values >= values.max(2, keepdims=True) - size[:, None, None]
             for i, (winning, number) in enumerate(zip(top.all(1), top.sum(2).max(1), strict=True)):
                 corners, n = part.corners(i), part.counts[i]
@@ -338,12 +338,17 @@ class _Division:
                 yield crossings[edge]
 
 
-def _outputs(layers: Layers, x: Array) -> tuple[Array, Array]:
-    """Return the outputs at the vertices x (polygons, vertices, d_in), and up to where they tie on each polygon."""
-    a = x
+def _outputs(layers: Layers, x: Array, inside: Array) -> tuple[Array, Array]:
+    """Return the outputs at the vertices x (polygons, vertices, d_in), and up to where they tie on each polygon.
+
+    Which neurons are active on a polygon is decided at a point inside, (polygons, d_in): at vertices on a kink the sign
+    is one of rounding, and what is dead on the polygon must be exactly 0 there.
+    """
+    a, within = x, inside
     for weight, bias in zip(layers.weights[:-1], layers.biases[:-1], strict=True):
-        z = a @ weight.T + bias
-        a = np.where(z > 0, z, layers.slope * z)
+        z = within @ weight.T + bias
+        factor = np.where(z > 0, 1.0, layers.slope)
+        a, within = factor[:, None] * (a @ weight.T + bias), factor * z
     reach = np.linalg.norm(a, axis=2).max(1)
     size = reach * np.linalg.norm(layers.weights[-1], axis=1).max() + np.abs(layers.biases[-1]).max()
     return a @ layers.weights[-1].T + layers.biases[-1], ROUNDING * size + np.finfo(float).tiny
