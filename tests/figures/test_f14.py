@@ -11,7 +11,9 @@ from bnrank.figures import f14_geodesics as f14
 from bnrank.figures import geodesics
 from bnrank.figures.geodesics import Family, Line, Trained
 from bnrank.measures.representations import Kernels, distance, kernels
+from bnrank.networks import MLP
 from bnrank.networks.constructions import diverging_geodesic, linear
+from bnrank.tasks import low_rank_map
 
 STEPS = np.abs(np.subtract.outer(np.arange(5.0), np.arange(5.0)))
 
@@ -65,24 +67,31 @@ def test_claims_on_lines(title, change, fails):
     assert failing(f14.line_claims(all_lines(**{title: change}))) == fails
 
 
-def network(depth, angles, gap=100.0, bent=0.01, turn=0.1):
-    """Plant a network: steps at the ends and in the middle third, and kernels turned by ``turn`` / L in between."""
+def network(depth, angles):
+    """Plant a network: a step at either end, equal ones between, and kernels turned by 1 / L."""
     ends, inside = angles
-    steps = np.full(depth, ends)
-    steps[depth // 3 : depth - depth // 3] = inside
-    values = np.tile([1.0, 0.5, 0.5 / gap], (depth + 1, 1))
+    steps = np.full(depth, inside)
+    steps[[0, -1]] = ends
+    values = np.tile([1.0, 0.5, 0.005], (depth + 1, 1))
     factors = []
     for _ in range(depth + 1):
-        phi = turn / depth
+        phi = 1 / depth
         factors.append(torch.tensor([[math.cos(phi)], [math.sin(phi)]], dtype=torch.float64))
     held = Kernels((), tuple(factors))
-    return Trained(depth, 1.0, 0.1, 2.0 * depth, held, steps, steps, values, np.full(depth, bent))
+    return Trained(depth, 1.0, 0.1, 2.0 * depth, held, steps, steps, values, np.full(depth, 0.01))
 
 
 def test_claims_on_trained_networks_hold():
-    """Middle steps go like 1/L, the steps at the ends do not change, kernels converge like 1/L."""
+    """Middle steps go like 1/L, the steps at the ends do not change."""
     found = [network(12, (0.5, 0.04)), network(24, (0.5, 0.02)), network(48, (0.5, 0.01))]
     assert failing(f14.trained_claims(found)) == []
+
+
+def steps(first, last, spike=0.0):
+    """Plant 48 steps: one at each end, 0.01 between, and one in the middle larger by ``spike``."""
+    inside = np.full(48, 0.01)
+    inside[[0, 20, -1]] = first, 0.01 + spike, last
+    return inside
 
 
 @pytest.mark.parametrize(
@@ -94,11 +103,13 @@ def test_claims_on_trained_networks_hold():
         ({"bent": np.where(np.arange(48) == 16, 0.06, 0.0)}, [1]),
         ({"bent": np.where(np.arange(48) == 15, 0.06, 0.0)}, []),
         ({"bent": np.where(np.arange(48) == 16, math.nan, 0.0)}, [1]),
-        ({"angles": np.full(48, 0.5)}, [2, 3]),
-        ({"angles": np.where(np.arange(48) < 16, 0.5 / 16, 0.019)}, [2, 4]),
-        ({"angles": np.where(np.arange(48) == 20, 0.021, 0.01) + np.where(np.arange(48) < 2, 0.5, 0)}, [3]),
-        ({"angles": np.where((np.arange(48) < 16) | (np.arange(48) > 31), 0.24, 0.01)}, [4]),
-        ({"kernels": network(48, (1, 1), turn=1.0).kernels}, [5]),
+        ({"angles": np.full(48, 0.5)}, [2, 3, 4]),
+        ({"angles": steps(0.5, 0.5, spike=0.02)}, []),
+        ({"angles": steps(0.5, 0.06)}, [3, 4]),
+        ({"angles": steps(0.06, 0.5)}, [3, 4]),
+        ({"angles": steps(0.5, 0.2)}, [4]),
+        ({"angles": steps(0.2, 0.5)}, [4]),
+        ({"angles": steps(0.3, 0.5)}, []),
     ],
 )
 def test_claims_on_trained_networks_fail_where_they_should(change, fails):
@@ -237,6 +248,7 @@ TINY = {
     "depths": (4, 8),
     "width": 10,
     "ridge": 1e-3,
+    "gain": 30.0,
     "steps": (30, 10),
     "members": 2,
     "seed": 0,
@@ -251,17 +263,63 @@ def test_a_tiny_run(tmp_path):
     assert set(TINY) == set(f14.FIGURE.settings["quick"]) == set(f14.FIGURE.settings["paper"])
     outcome = f14.FIGURE.run("quick", tmp_path, progress=False, **TINY)
     assert outcome.error == ""
-    assert len(outcome.claims) == 7 + 6 + 8
-    certain = [0, 1, 4, 5, 6, 13, 14, 18, 20]  # true at any size
+    assert len(outcome.claims) == 7 + 5 + 8
+    certain = [0, 1, 4, 5, 6, 12, 13, 17, 19]  # true at any size
     assert [i for i in certain if not outcome.claims[i].passed] == []
-    assert [len(section.rows) for section in outcome.sections] == [5, 2, 12]
+    assert [len(section.rows) for section in outcome.sections] == [5, 4, 5, 12]
+    assert all(section.text for section in outcome.sections)
+    assert "He's for the width times 30^(1/L)" in outcome.sections[1].text
+    assert "from 2 draws of its own, and the one of least loss kept;" in outcome.sections[1].text
+    assert [row["after training"] for row in outcome.sections[2].rows] == [c.measured for c in outcome.claims[7:12]]
     assert set(outcome.pictures) == {"linear", "trained", "diverging"}
 
 
-def test_the_second_network_goes_on_from_the_first(tmp_path):
-    settings = {key: TINY[key] for key in ("samples", "width", "ridge", "members", "seed")}
-    first, second = geodesics.trained(tmp_path, False, depths=(4, 8), steps=(30, 0), **settings)
-    assert (first.depth, second.depth) == (4, 8)
-    assert second.cost == pytest.approx(first.cost, rel=0.05)
-    assert len(second.angles) == len(second.bures) == len(second.bent) == 8
-    assert first.loss == pytest.approx(first.cost + 1e-3 * first.norm)
+def untrained(tmp_path, seed):
+    """Return networks of three depths after 0 steps: as they were drawn."""
+    settings = {"samples": 60, "width": 50, "ridge": 1e-3, "gain": 30.0, "members": 1, "seed": seed}
+    return geodesics.trained(tmp_path / str(seed), False, depths=(12, 24, 48), steps=(0, 0, 0), **settings)
+
+
+@pytest.mark.parametrize("seed", [0, 3, 6])
+def test_claims_on_networks_that_were_not_trained_fail(tmp_path, seed):
+    """Rank, nonlinearity, the middle's share of the path and the jumps at its ends are what training has to make."""
+    found = untrained(tmp_path, seed)
+    assert failing(f14.trained_claims(found)) == [0, 1, 2, 3, 4]
+    rows = f14.change_rows(found)
+    assert [row["would hold"] for row in rows] == [row["holds"] for row in rows]
+    assert [row["before training"] for row in rows] == [row["after training"] for row in rows]
+
+
+def test_every_depth_starts_from_its_own_draw(tmp_path):
+    """The start that is shown is the one that was trained: the kept member's, drawn without a look at other depths."""
+    settings = {key: TINY[key] for key in ("samples", "width", "ridge", "gain", "members", "seed")}
+    found = geodesics.trained(tmp_path, False, depths=(4, 8), steps=(30, 30), **settings)
+    task = low_rank_map(40)
+    for i, net in enumerate(found):
+        assert net.loss < net.start.loss
+        assert net.start.loss == pytest.approx(net.start.cost + 1e-3 * net.start.norm)
+        init = math.sqrt(2 / 10) * 30 ** (1 / net.depth)
+        drawn = [MLP([20, *[10] * (net.depth - 1), 20], init=init, seed=2 * i + j) for j in range(2)]
+        costs = [float((d(task.x) - task.y).square().sum(1).mean().detach()) for d in drawn]
+        best = int(np.argmin(np.abs(np.array(costs) - net.start.cost)))
+        assert costs[best] == pytest.approx(net.start.cost, rel=1e-5)
+        held = kernels(drawn[best], task.x)
+        np.testing.assert_array_equal(held.factors[-1], net.start.kernels.factors[-1])
+        assert len(net.angles) == len(net.bures) == len(net.bent) == len(net.start.angles) == net.depth
+
+
+def test_rows_before_training_stand_beside_those_after(tmp_path):
+    found = [network(12, (0.5, 0.04)), network(48, (0.5, 0.01))]
+    found = [dataclasses.replace(net, start=network(net.depth, (0.2, 0.2))) for net in found]
+    rows = f14.trained_rows(found)
+    assert [(row["depth"], row["training"]) for row in rows] == [
+        (12, "before"), (12, "after"), (48, "before"), (48, "after")
+    ]  # fmt: skip
+    assert [row["jumps"] for row in rows] == pytest.approx([1, 12.5, 1, 50])
+    assert rows[0]["middle third of the path, angles"] == pytest.approx(1 / 3)
+    assert rows[0]["from the shallower one"] is rows[1]["from the shallower one"] is None
+    expected = math.acos(math.cos(1 / 12 - 1 / 48) ** 2)  # kernels are u u^T
+    assert [row["from the shallower one"] for row in rows[2:]] == pytest.approx([expected] * 2)
+    changes = f14.change_rows(found)
+    assert [row["would hold"] for row in changes] == ["yes", "yes", "no", "no", "no"]
+    assert [row["holds"] for row in changes] == ["yes"] * 5

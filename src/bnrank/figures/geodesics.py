@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
+import xarray as xr
 from torch import Tensor
 
 from bnrank.figures.base import middle
 from bnrank.measures.nonlinearity import ratio
 from bnrank.measures.representations import Kernels, distance, distances, kernels
 from bnrank.networks import MLP, LinearNetwork
-from bnrank.networks.constructions import completely_positive, deepen, diverging_geodesic, linear
+from bnrank.networks.constructions import completely_positive, diverging_geodesic, linear
 from bnrank.tasks import Task, low_rank_map
 from bnrank.theory.cost.two_point import two_point
 from bnrank.training import train
@@ -31,6 +32,7 @@ __all__ = [
     "family",
     "lines",
     "read_line",
+    "read_trained",
     "trained",
 ]
 
@@ -91,7 +93,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Trained:
-    """Kernels along the depth of a trained ReLU network.
+    """Kernels along the depth of a ReLU network, before training or after it.
 
     Attributes
     ----------
@@ -107,6 +109,8 @@ class Trained:
         Singular values of N^(-1/2) a~_l(X), (L + 1, 10), padded with 0.
     bent : ndarray
         Nonlinearity ratios ||Z - sigma(Z)||_F / ||Z||_F of layers 1..L-1.
+    start : Trained, optional
+        The same network before training; None for that one itself.
     """
 
     depth: int
@@ -118,12 +122,25 @@ class Trained:
     bures: np.ndarray
     values: np.ndarray
     bent: np.ndarray
+    start: Trained | None = None
 
     @property
     def inner(self) -> slice:
         """The steps of ``angles`` that end in the middle third."""
         layers = middle(self.depth)
         return slice(layers[0] - 1, layers[-1])
+
+    @property
+    def share(self) -> float:
+        """The part of the path's length, in angles, that lies in the middle third."""
+        return float(self.angles[self.inner].sum() / self.angles.sum())
+
+    @property
+    def jumps(self) -> float:
+        """The largest step of the first sixth or that of the last, the smaller one, over the middle's mean step."""
+        sixth = max(1, self.depth // 6)
+        ends = min(self.angles[:sixth].max(), self.angles[-sixth:].max())
+        return float(ends / self.angles[self.inner].mean())
 
 
 @dataclass(frozen=True)
@@ -235,54 +252,56 @@ def trained(
     depths: Sequence[int],
     width: int,
     ridge: float,
+    gain: float,
     steps: Sequence[int],
     members: int,
     seed: int,
 ) -> list[Trained]:
-    """Train on F4's data at the first depth, and on from there with linear layers put in at the narrowest place.
+    """Train networks on F4's data, each depth from draws of its own; keep the member of least loss, and its start.
 
-    At every depth the member of least loss is kept. A network drawn anew at a large depth collapses to zero (F4).
+    Hidden weights have the deviation of He's times gain^(1/L), so that outputs begin about ``gain`` times larger:
+    as He draws them, outputs of deep narrow networks are so small that the ridge takes the weights to 0 first (F4).
     """
     task = low_rank_map(samples)
-    found: list[Trained] = []
-    draw: dict[str, Any]
-    for depth, count in zip(depths, steps, strict=True):
-        if not found:
-            net, draw = MLP([task.d_in, *[width] * (depth - 1), task.d_out]), {"members": members, "seed": seed}
-        else:
-            net, draw = deepen(net, depth, task.x, rtol=1e-3), {"optimizer": "kfac-lbfgs"}
+    found = []
+    for i, (depth, count) in enumerate(zip(depths, steps, strict=True)):
+        init, first = math.sqrt(2 / width) * gain ** (1 / depth), seed + i * members
+        widths = [task.d_in, *[width] * (depth - 1), task.d_out]
         run = train(
-            net,
+            MLP(widths, init=init, seed=first),
             task,
             ridge=ridge,
             steps=count,
+            members=members,
+            seed=first,
             record_every=max(1, count // 20),
             out=folder / f"depth-{depth}",
             progress=progress,
-            **draw,
         )
         best = int(run.summary.loss.argmin("member"))
-        net = cast(MLP, run.network(best))
-        last = run.history.isel(member=best, step=-1)
-        held = kernels(net, task.x)
-        values = torch.stack(
-            [torch.nn.functional.pad(s[:10], (0, max(0, 10 - len(s)))) for s in held.singular_values()]
-        )
-        pairs = list(zip(held.factors[:-1], held.factors[1:], strict=True))
-        found.append(
-            Trained(
-                depth,
-                float(last.loss),
-                float(last.cost),
-                float(last.parameter_norm),
-                held,
-                np.array([distance(a, b, "angle") for a, b in pairs]),
-                np.array([distance(a, b, "bures") for a, b in pairs]),
-                values.numpy(),
-                np.array([float(v) for v in ratio(net, task.x).values()]),
-            )
-        )
+        history = run.history.isel(member=best)
+        start = read_trained(MLP(widths, init=init, seed=first + best), task.x, history.isel(step=0))
+        end = read_trained(cast(MLP, run.network(best)), task.x, history.isel(step=-1))
+        found.append(replace(end, start=start))
     return found
+
+
+def read_trained(net: MLP, x: Tensor, row: xr.Dataset) -> Trained:
+    """Measure the kernels of a network at x; ``row`` is what was recorded of it."""
+    held = kernels(net, x)
+    values = torch.stack([torch.nn.functional.pad(s[:10], (0, max(0, 10 - len(s)))) for s in held.singular_values()])
+    pairs = list(zip(held.factors[:-1], held.factors[1:], strict=True))
+    return Trained(
+        net.depth,
+        float(row.loss),
+        float(row.cost),
+        float(row.parameter_norm),
+        held,
+        np.array([distance(a, b, "angle") for a, b in pairs]),
+        np.array([distance(a, b, "bures") for a, b in pairs]),
+        values.numpy(),
+        np.array([float(v) for v in ratio(net, x).values()]),
+    )
 
 
 def apart(one: Trained, other: Trained) -> np.ndarray:

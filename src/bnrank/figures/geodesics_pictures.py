@@ -31,7 +31,7 @@ def draw_lines(found: Sequence[Line]) -> Picture:
         left.plot(ratios, mixed.logs[:, i], color=colour, linewidth=1.6, linestyle="--")
         if i < learnt.rank:
             left.plot(ratios, learnt.logs[:, i], "o", color=colour, markersize=5)
-    dress(left, RATIO, r"eigenvalues of $\log A_\ell^T A_\ell$", "Straight in log space")
+    dress(left, RATIO, r"eigenvalues of $\log A_\ell^T A_\ell$", "Eigenvalues in log space along depth")
     shown = (
         (mixed, "x", OKABE_ITO[1], "T7's construction"),
         (found[-1], "s", OKABE_ITO[2], "trained, rank 2"),
@@ -50,7 +50,7 @@ def draw_lines(found: Sequence[Line]) -> Picture:
         middle,
         r"$|\ell-m|$ / steps in all",
         r"$d(K_\ell,K_m)\,/\,d($first, last$)$",
-        "Distances go with the steps between",
+        "Distances of all pairs of kernels",
     )
     middle.legend(frameon=False, loc="upper left")
     of = [best, mixed, learnt]
@@ -90,10 +90,12 @@ def draw_trained(found: Sequence[Trained]) -> Picture:
         left.plot(*group.T, "o-", color=colour, markersize=4.5, linewidth=1.3, label=f"L = {net.depth}", alpha=0.85)
         at = np.arange(1, net.depth + 1) / net.depth
         middle.plot(at, net.angles, "o-", color=colour, markersize=3.5, linewidth=1.3, label=f"L = {net.depth}")
+        if net.start is not None:
+            middle.plot(at, net.start.angles, ":", color=colour, linewidth=1.2)
     last = found[-1]
     colour = OKABE_ITO[(len(found) - 1) % len(OKABE_ITO)]
     _number(left, groups[-1], (0, 1, 2), colour, (7, 6))
-    _number(left, groups[-1], (last.depth // 2,), colour, (2, 9))
+    _number(left, groups[-1], (last.depth // 2,), colour, (-14, -4))
     _number(left, groups[-1], range(last.depth - 2, last.depth + 1), colour, (8, 7))
     left.margins(0.12)
     left.set_aspect("equal", adjustable="datalim")
@@ -103,7 +105,9 @@ def draw_trained(found: Sequence[Trained]) -> Picture:
     left.legend(frameon=False, loc="best")
     middle.axvspan(1 / 3, 2 / 3, color="0.93", zorder=0)
     middle.set_yscale("log")
-    dress(middle, RATIO, r"angle of $K_{\ell-1}$ and $K_\ell$ (radians)", "Jumps at the ends, small steps between")
+    dress(
+        middle, RATIO, r"angle of $K_{\ell-1}$ and $K_\ell$ (radians)", "Step of every layer; dotted: before training"
+    )
     middle.legend(frameon=False, loc="best")
     at = np.arange(last.depth + 1) / last.depth
     for i in range(min(4, last.values.shape[1])):
@@ -111,14 +115,14 @@ def draw_trained(found: Sequence[Trained]) -> Picture:
         right.plot(at, values, ".-", color=OKABE_ITO[i], linewidth=1.8, label=f"$s_{i + 1}$")
     right.axvspan(1 / 3, 2 / 3, color="0.93", zorder=0)
     right.set_yscale("log")
-    right.set_ylim(1e-5, 3 * last.values.max())
+    right.set_ylim(1e-5, 30 * last.values.max())
     dress(
         right,
         RATIO,
         r"singular values of $N^{-1/2}\tilde a_\ell(X)$",
-        f"Two dimensions in the middle, L = {last.depth}",
+        f"Singular values along depth, L = {last.depth}",
     )
-    right.legend(frameon=False, loc="lower center", ncols=2)
+    right.legend(frameon=False, loc="upper center", ncols=4)
     return picture
 
 
@@ -138,7 +142,12 @@ def draw_diverging(found: Sequence[Family]) -> Picture:
                 np.linspace(0, 1, len(course)), course, dash, color=OKABE_ITO[n % len(OKABE_ITO)], linewidth=1.8,
                 label=f"L = {f.depths[i]:,}" if dash == "-" else None,
             )  # fmt: skip
-    dress(left, RATIO, r"$\log\lambda_1(K_\ell)-\log\lambda_1(K_0)$", f"{shown.title}; dashed: {calm.title}")
+    dress(
+        left,
+        RATIO,
+        r"$\log\lambda_1(K_\ell)-\log\lambda_1(K_0)$",
+        f"Largest eigenvalues, {shown.title}; dashed: {calm.title}",
+    )
     left.legend(frameon=False, loc="upper left")
     for n, f in enumerate(found):
         colour, marker = OKABE_ITO[n % len(OKABE_ITO)], "o" if f in free else "s"
@@ -162,7 +171,7 @@ def draw_diverging(found: Sequence[Family]) -> Picture:
         right,
         r"u: kernels grow by $e^u$ to the middle",
         r"$\|\theta\|^2-3L$",
-        r"Near 3L only far out; dotted: $2e^{-u}+e^{-2u}$",
+        r"The norm against u; dotted: $2e^{-u}+e^{-2u}$",
     )
     low = min(least.min(), *(f.excess.min() for f in found))
     for ax in (middle, right):
