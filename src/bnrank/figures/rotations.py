@@ -34,9 +34,10 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
-FULL, LINE, PLANE = "two hidden coordinates", "the first of them alone", "two random directions of the input"
+FULL, LINE = "two hidden coordinates, median over the layers of the bottleneck", "the first of them alone, likewise"
+PLANE = "two random directions of the input"
 TRUE = "u itself"
-BEFORE = "two coordinates of the same layer before training"
+BEFORE = "two hidden coordinates before training"
 PIXELS = 121
 SMALL = 0.05  # of the variance, at most this within orbits
 RADII = 16  # orbits in every plane orthogonal to w
@@ -89,7 +90,9 @@ class Learned:
     share : float
         Share of the variance of the hidden states in their first two principal directions.
     residuals : mapping
-        State -> share of the variance of its steps that it does not predict.
+        State -> share of the variance of its steps that it does not predict, in the worst direction.
+    by_layer : mapping
+        Layer of the bottleneck (``hidden`` where there is none) -> the same of its two coordinates.
     collapse : (L + 1,)
         Variance within orbits over total variance: inputs, layers 1, ..., L.
     collapse_before : (L + 1,)
@@ -116,6 +119,7 @@ class Learned:
     test_error: float
     share: float
     residuals: Mapping[str, float]
+    by_layer: Mapping[int, float]
     collapse: Array
     collapse_before: Array
     in_planes: Array
@@ -162,8 +166,13 @@ def learn(
         PLANE: (states @ _random_plane(x.shape[1], seed)).numpy(),
         TRUE: descent.statistics(states).numpy(),
     }
-    residuals = {name: dependence.self_consistency(path) for name, path in paths.items()}
-    residuals[LINE] = dependence.self_consistency(paths[FULL][..., :1])
+    found = detect(measured.weight_singular_values.values)
+    layers = [hidden] if found.start is None or found.end is None else list(range(found.start, found.end + 1))
+    flat = {layer: _in_plane(activations(net, states, layer)).numpy() for layer in layers}
+    residuals = {name: dependence.self_consistency(paths[name]) for name in (PLANE, TRUE)}
+    by_layer = {layer: dependence.self_consistency(path) for layer, path in flat.items()}
+    residuals[FULL] = float(np.median(list(by_layer.values())))
+    residuals[LINE] = float(np.median([dependence.self_consistency(path[..., :1]) for path in flat.values()]))
     fresh = MLP(net.widths, seed=seed, dtype=torch.float64)
     untrained = activations(fresh, states, hidden)
     residuals[BEFORE] = dependence.self_consistency(_in_plane(untrained).numpy())
@@ -174,13 +183,14 @@ def learn(
     in_planes = orbits.collapse_by_layer(net, planes)
     return Learned(
         profile=measured,
-        bottleneck=detect(measured.weight_singular_values.values),
+        bottleneck=found,
         early=early,
         hidden=hidden,
         exact=exactness(descent, x[:trajectories], steps),
         test_error=float((predicted - y).square().sum() / (y - y.mean(0)).square().sum()),
         share=share,
         residuals=residuals,
+        by_layer=by_layer,
         collapse=orbits.collapse_by_layer(net, points),
         collapse_before=orbits.collapse_by_layer(fresh, points),
         in_planes=in_planes,
