@@ -1,0 +1,169 @@
+"""Finite symmetries: sign flips, swaps and reflections of x, tested one by one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.discovery.symmetries.coordinates import Coordinates
+from bnrank.discovery.symmetries.finding import EXACT
+from bnrank.discovery.symmetries.models import outputs_of
+from bnrank.discovery.symmetries.naming import Piece
+from bnrank.discovery.symmetries.wording import combination, upright
+
+__all__ = ["FiniteTest", "candidates", "tested"]
+
+PAIRS_UP_TO = 32  # columns: above, pairs of flips are not tried
+SWAPS_UP_TO = 64
+NEAR = 2.0  # times the usual distance between samples: images farther off are off the data
+LOOKED_AT = 128  # images whose distance to the data is measured
+UNKNOWN = 0.1  # a change up to this is approximately none where the error of f is not known
+WITHIN = 1.5  # times the relative error of f: a change up to this is not told apart from none
+
+
+@dataclass(frozen=True)
+class FiniteTest:
+    """One transformation x -> A x + b, tested.
+
+    Attributes
+    ----------
+    kind : str
+        "sign flip", "swap", "shift", "reflection" or "given".
+    text : str
+        What it does.
+    map : Tensor
+        [A b], (d, d + 1).
+    change : float
+        rms_i ||f(A x_i + b) - f(x_i)|| / rms_ij ||f(x_i) - f(x_j)||: 0 for a symmetry, about 1 for a map that has
+        nothing to do with f.
+    distance : float
+        Median distance of images to the nearest sample, over that of samples to their nearest, in standardised columns.
+    verdict : str
+        "exact", "approximate", "no", or "off the data": images lie more than twice as far from the samples as these
+        from each other, so that what f does there is not known.
+    """
+
+    kind: str
+    text: str
+    map: Tensor
+    change: float
+    distance: float
+    verdict: str
+
+
+def candidates(
+    coordinates: Coordinates, pieces: Sequence[Piece], names: Sequence[str], given: Sequence[object] = ()
+) -> list[tuple[str, str, Tensor]]:
+    """Return maps to test, (kind, text, [A b]).
+
+    Flips of single columns and of all, about 0 and, where the data do not have mean 0, about the mean; flips of pairs;
+    swaps of two columns; the cyclic shift and the reversal of all; for rotations found a reflection in the space that
+    is turned, and one of the axis; and those given, matrices A or pairs (A, b).
+    """
+    d = len(names)
+    eye = torch.eye(d, dtype=torch.float64)
+    moving = [i for i in range(d) if not _constant(coordinates, i)]
+    found: list[tuple[str, str, Tensor]] = []
+
+    def add(kind: str, text: str, matrix: Tensor, about: Tensor | None = None) -> None:
+        point = matrix.new_zeros(d) if about is None else about
+        found.append((kind, text, torch.cat([matrix, (point - matrix @ point)[:, None]], 1)))
+
+    means: list[tuple[Tensor | None, str]] = [(None, "")]
+    if bool((coordinates.mean.abs() > 0.1 * coordinates.spread)[moving].any()):
+        means.append((coordinates.mean, " about the mean"))
+    for point, words in means:
+        for i in moving:
+            add("sign flip", f"{names[i]} -> -{names[i]}{words}", eye - 2 * torch.outer(eye[i], eye[i]), point)
+        if d > 1:
+            add("sign flip", f"x -> -x{words}", -eye, point)
+    if 2 < d <= PAIRS_UP_TO:
+        for i, j in itertools.combinations(moving, 2):
+            both = eye - 2 * torch.outer(eye[i], eye[i]) - 2 * torch.outer(eye[j], eye[j])
+            add("sign flip", f"{names[i]}, {names[j]} -> -{names[i]}, -{names[j]}", both)
+    if d <= SWAPS_UP_TO:
+        for i, j in itertools.combinations(moving, 2):
+            order = list(range(d))
+            order[i], order[j] = j, i
+            add("swap", f"{names[i]} <-> {names[j]}", eye[order])
+    if d > 2:
+        add("shift", "cyclic shift of all columns", eye.roll(1, 0))
+        add("shift", "reversal of all columns", eye.flip(0))
+    for piece in pieces:
+        if piece.kind == "rotation":
+            _reflections(piece, coordinates, names, add)
+    for i, one in enumerate(given):
+        matrix, shift = one if isinstance(one, tuple | list) and len(one) == 2 else (one, torch.zeros(d))
+        try:
+            parts = [torch.as_tensor(part, dtype=torch.float64) for part in (matrix, shift)]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"maps[{i}]: got {_validate.describe(one)}, expected A {(d, d)} or (A, b)") from error
+        if tuple(parts[0].shape) != (d, d) or tuple(parts[1].shape) != (d,):
+            raise ValueError(
+                f"maps[{i}]: got shapes {tuple(parts[0].shape)} and {tuple(parts[1].shape)}, expected A {(d, d)} and "
+                f"b {(d,)}"
+            )
+        found.append(("given", f"maps[{i}]", torch.cat([parts[0], parts[1][:, None]], 1)))
+    return found
+
+
+def tested(
+    module: nn.Module,
+    x: Tensor,
+    coordinates: Coordinates,
+    maps: Sequence[tuple[str, str, Tensor]],
+    error: float | None,
+) -> tuple[FiniteTest, ...]:
+    """Test maps on samples (N, d); flips of pairs of which each is a symmetry are left out."""
+    before = outputs_of(module, x)
+    size = math.sqrt(2 * float((before - before.mean(0)).square().sum()) / len(x))
+    scaled = x / coordinates.spread
+    own = torch.cdist(scaled[:LOOKED_AT], scaled)
+    own[torch.arange(len(own)), torch.arange(len(own))] = math.inf
+    usual = float(own.min(1).values.median())
+    allowed = UNKNOWN if error is None else WITHIN * error
+    results: list[FiniteTest] = []
+    single: set[str] = set()
+    for kind, text, both in maps:
+        parts = text.split(" -> ")[0].split(", ")
+        if kind == "sign flip" and len(parts) == 2 and single.issuperset(parts):
+            continue
+        images = x @ both[:, :-1].T + both[:, -1]
+        change = math.sqrt(float((outputs_of(module, images) - before).square().sum()) / len(x)) / size
+        near = torch.cdist(images[:LOOKED_AT] / coordinates.spread, scaled).min(1).values
+        distance = float(near.median()) / max(usual, 1e-300)
+        if distance > NEAR:
+            verdict = "off the data"
+        else:
+            verdict = "exact" if change <= EXACT else "approximate" if change <= allowed else "no"
+        if kind == "sign flip" and len(parts) == 1 and verdict in ("exact", "approximate"):
+            single.add(parts[0])
+        results.append(FiniteTest(kind, text, both, change, distance, verdict))
+    return tuple(results)
+
+
+def _constant(coordinates: Coordinates, column: int) -> bool:
+    return not bool(coordinates.out[column].any())
+
+
+def _reflections(
+    piece: Piece, coordinates: Coordinates, names: Sequence[str], add: Callable[[str, str, Tensor, Tensor], None]
+) -> None:
+    """Add the reflection of one direction that is turned, and of the axis where there is one."""
+    if piece.metric != "Euclidean" or piece.centre is None:
+        return
+    eye = torch.eye(len(piece.space), dtype=piece.space.dtype)
+    direction = combination(upright(piece.space[:, 0]), names)
+    unit = piece.space / piece.space.norm(dim=0)
+    add("reflection", f"reflection of {direction}", eye - 2 * torch.outer(unit[:, 0], unit[:, 0]), piece.centre)
+    hull = torch.linalg.qr(coordinates.out)[0]
+    if unit.shape[1] == hull.shape[1] - 1:
+        axis = hull @ torch.linalg.svd(hull.T @ unit)[0][:, -1]
+        text = f"reflection of the axis {combination(upright(axis), names)}"
+        add("reflection", text, eye - 2 * torch.outer(axis, axis), piece.centre)

@@ -1,0 +1,76 @@
+"""Carrying fields out: what f does where samples are moved along them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from bnrank.discovery.symmetries.algebra import only_constants
+from bnrank.discovery.symmetries.coordinates import Coordinates
+from bnrank.discovery.symmetries.fields import AffineFields, Family
+from bnrank.discovery.symmetries.finding import Found, Sample
+from bnrank.discovery.symmetries.finite import WITHIN
+from bnrank.discovery.symmetries.models import outputs_of
+
+__all__ = ["carried_out", "change", "shuffled"]
+
+FLOWS = 8  # random one-parameter groups that are carried out
+
+
+def change(module: nn.Module, x: Tensor, field: Tensor) -> float:
+    """Return rms_i ||f(exp(v) x_i) - f(x_i)|| / rms_ij ||f(x_i) - f(x_j)|| for a field v, [A b] (d, d + 1).
+
+    Examples
+    --------
+    >>> import torch
+    >>> turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    >>> x = torch.eye(2, dtype=torch.float64)
+    >>> round(change(torch.nn.Identity(), x, torch.pi * turn), 6)         # x -> -x
+    2.0
+    """
+    flow = torch.linalg.matrix_exp(torch.nn.functional.pad(field, (0, 0, 0, 1)))[:-1]
+    before = outputs_of(module, x)
+    after = outputs_of(module, x @ flow[:, :-1].T + flow[:, -1])
+    return float((after - before).norm() / (before - before.mean(0)).norm()) / 2**0.5
+
+
+def shuffled(
+    module: nn.Module, tested: Sample, directions: Tensor, values: Tensor, generator: torch.Generator
+) -> float:
+    """Return the change of f when coordinates ``values`` (N, m) along ``directions`` (d, m) go to other samples.
+
+    Directions along each of which f changes little can matter much together; this moves along all.
+    """
+    order = torch.randperm(len(values), generator=generator)
+    before = outputs_of(module, tested.x)
+    after = outputs_of(module, tested.x + (values[order] - values) @ directions.T)
+    return float((after - before).norm() / (before - before.mean(0)).norm()) / 2**0.5
+
+
+def carried_out(
+    module: nn.Module, found: Found, family: Family, where: Coordinates, tested: Sample, error: float | None, seed: int
+) -> Found:
+    """Move samples along approximate symmetries, and refuse these if f changes by more than 1.5 times its error.
+
+    Random fields of the span found are carried out for as long as an average sample takes to move by one standard
+    deviation of the data. Of directions that f ignores, the coordinates are shuffled among samples. Unlike derivatives,
+    that compares values of f, and so with its error.
+    """
+    if error is None or found.status != "approximate" or not isinstance(family, AffineFields):
+        return found
+    generator = torch.Generator().manual_seed(seed)
+    if only_constants(family):
+        directions = family.combined(found.vectors)[..., -1].T
+        most = shuffled(module, tested, where.out @ directions, tested.z @ directions, generator)
+        words = f"shuffling these coordinates among samples changes f by {most:.2g}; its error is {error:.2g}"
+    else:
+        weights = torch.randn(FLOWS, len(found.vectors), generator=generator, dtype=torch.float64)
+        fields = where.to_x(family.combined(weights / weights.norm(dim=1, keepdim=True) @ found.vectors))
+        most = max(change(module, tested.x, field) for field in fields)
+        words = f"samples moved by one standard deviation along them change f by {most:.2g}; its error is {error:.2g}"
+    if most > WITHIN * error:
+        reason = f"{found.reason}, but {words}"
+        return replace(found, vectors=found.vectors[:0], counts=0 * found.counts, status="none", reason=reason)
+    return replace(found, reason=f"{found.reason}; {words}")

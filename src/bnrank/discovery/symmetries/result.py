@@ -1,0 +1,171 @@
+"""What `symmetries` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnrank.discovery.symmetries.finding import Found
+from bnrank.discovery.symmetries.finite import FiniteTest
+from bnrank.discovery.symmetries.naming import Piece
+
+__all__ = ["Symmetries"]
+
+
+@dataclass(frozen=True)
+class Symmetries:
+    """Transformations of x that leave a function alone.
+
+    Attributes
+    ----------
+    dimension : int
+        Number of infinitesimal generators: translations along directions that f ignores, and affine fields of the
+        coordinates that are left. (Along an ignored direction any multiple of a translation is a symmetry too, with
+        the same orbits; these are not counted.)
+    interval : (int, int)
+        Least and largest count over resamples of the data.
+    status : str
+        "exact": up to rounding; "approximate": below a gap, changes of f up to ``residual``; "none"; "undetermined":
+        the evidence does not settle it (see ``reason``), ``dimension`` counts what is settled.
+    reason : str
+        What the status rests on.
+    pieces : tuple of Piece
+        The generators, put together by what they do.
+    generators : Tensor
+        All of them, x -> A x + b, each [A b], (dimension, d, d + 1), float64; none for fields that are functions of
+        the user's.
+    residual : float
+        Largest relative singular value of a piece, on held-out data where given; 0 if there is none.
+    values : Tensor
+        Relative singular values of all fields looked at, ascending.
+    translations, fields : Found
+        How the directions that f ignores, and the other fields, were found.
+    domain_dimension : int
+        Dimension of the affine span of the data, Omega.
+    left_out : Tensor
+        Orthonormal directions in which the data do not vary, (d, d - domain_dimension). What f does along them the
+        data do not say; fields live in the span.
+    orbit_dimension : int or None
+        Largest dimension of the orbit of a sample; None where generators are not known well enough to say.
+    quotient_dimension : int or None
+        dim Omega / G, domain_dimension - orbit_dimension: an upper bound on the rank of f (T17).
+    rank : int
+        Largest rank of Jf on the span of the data, at the samples: singular values above 1e-3 of the largest. Where
+        symmetries are approximate it can be more than ``quotient_dimension``, by values that the error of f explains.
+    finite : tuple of FiniteTest
+        Flips, swaps and reflections, tested one by one.
+    error : float or None
+        Relative error of f that was known.
+    samples : int
+        Number of rows of x that were used.
+    names : tuple of str
+        Of the columns of x.
+
+    Examples
+    --------
+    See :func:`bnrank.discovery.symmetries.symmetries`.
+    """
+
+    dimension: int
+    interval: tuple[int, int]
+    status: str
+    reason: str
+    pieces: tuple[Piece, ...]
+    generators: Tensor
+    residual: float
+    values: Tensor
+    translations: Found
+    fields: Found
+    domain_dimension: int
+    left_out: Tensor
+    orbit_dimension: int | None
+    quotient_dimension: int | None
+    rank: int
+    finite: tuple[FiniteTest, ...]
+    error: float | None
+    samples: int
+    names: tuple[str, ...]
+
+    @property
+    def held(self) -> tuple[FiniteTest, ...]:
+        """The finite symmetries that f has, exactly or approximately."""
+        return tuple(test for test in self.finite if test.verdict in ("exact", "approximate"))
+
+    def moved(self, x: Tensor | NDArray[np.float64], index: int, t: float) -> Tensor:
+        """Return x moved along generator ``index`` for time t, exp(t v) x, (N, d): f is (nearly) the same there.
+
+        Raises
+        ------
+        IndexError, ValueError
+            If there is no such generator or x does not fit.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bnrank.discovery.symmetries import symmetries
+        >>> norm = torch.nn.Sequential(torch.nn.Identity())
+        >>> norm.forward = lambda x: x.square().sum(1, keepdim=True)
+        >>> found = symmetries(norm, torch.randn(40, 2, generator=torch.Generator().manual_seed(0)))
+        >>> found.moved(torch.tensor([[3.0, 4.0]]), 0, 1.0).norm()
+        tensor(5., dtype=torch.float64)
+        """
+        points = torch.as_tensor(x).double()
+        d = len(self.names)
+        if points.ndim != 2 or points.shape[1] != d:
+            raise ValueError(f"x: got shape {tuple(points.shape)}, expected (N, {d})")
+        if not -len(self.generators) <= index < len(self.generators):
+            raise IndexError(f"index: got {index}, expected that of one of {len(self.generators)} generators")
+        flow = torch.linalg.matrix_exp(t * torch.nn.functional.pad(self.generators[index], (0, 0, 0, 1)))
+        return points @ flow[:d, :d].T + flow[:d, d]
+
+    def summary(self) -> str:
+        """Return a page of text: what was found, how sure it is, and what it says about the rank."""
+        low, high = self.interval
+        span = f", {low} to {high} over resamples" if low != high else ""
+        what = "symmetry" if self.dimension == 1 else "symmetries"
+        lines = [f"{self.dimension} infinitesimal {what} ({self.status}{span})", f"  {self.reason}"]
+        lines += [f"  {piece.text} (residual {piece.residual:.2g})" for piece in self.pieces]
+        k = self.fields.gap.candidate
+        if 0 < k < len(self.values):
+            lines.append(
+                f"  singular values around place {k}: "
+                + ", ".join(f"{float(v):.3g}" for v in self.values[max(0, k - 2) : k])
+                + " | "
+                + ", ".join(f"{float(v):.3g}" for v in self.values[k : k + 2])
+            )
+        if self.left_out.shape[1]:
+            lines.append(
+                f"  the data span {self.domain_dimension} of {len(self.names)} dimensions: nothing is said of "
+                f"the other {self.left_out.shape[1]}"
+            )
+        if self.quotient_dimension is not None:
+            lines.append(
+                f"  orbits have dimension {self.orbit_dimension}: dim Omega / G = {self.quotient_dimension}, rank of "
+                f"the Jacobian {self.rank}"
+            )
+        else:
+            lines.append(f"  rank of the Jacobian {self.rank}; the dimension of orbits is not settled")
+        exact = [test.text for test in self.held]
+        unknown = sum(test.verdict == "off the data" for test in self.finite)
+        if self.finite:
+            lines.append(
+                f"{len(exact)} of {len(self.finite)} finite symmetries tested hold"
+                + (f"; {unknown} lead off the data" if unknown else "")
+            )
+            lines += [
+                f"  {test.text} ({test.verdict}, change {test.change:.2g})"
+                for test in sorted(self.held, key=lambda test: test.change)
+            ]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
+def stacked(pieces: tuple[Piece, ...], d: int) -> Tensor:
+    """Return the generators of all pieces, (k, d, d + 1)."""
+    return torch.cat([torch.zeros(0, d, d + 1, dtype=torch.float64), *(piece.generators for piece in pieces)])

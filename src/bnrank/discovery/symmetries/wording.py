@@ -1,0 +1,136 @@
+"""Vectors and fields in words, and bases that are easy to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.linalg
+import torch
+from torch import Tensor
+
+__all__ = ["axes_of", "combination", "echelon", "field_text", "point_text", "readable", "upright"]
+
+SMALL = 1e-3  # entries below this, relative to the largest, are left out of texts
+TERMS = 6
+
+
+def combination(vector: Tensor, names: Sequence[str]) -> str:
+    """Write a vector as a combination of columns.
+
+    Examples
+    --------
+    >>> import torch
+    >>> combination(torch.tensor([0.6, 0.0, -0.8]), ["a", "b", "c"]), combination(torch.tensor([0.0, 1.0]), ["a", "b"])
+    ('0.6 a - 0.8 c', 'b')
+    """
+    return _terms(torch.where(vector.abs() > SMALL * vector.abs().max(), vector, 0.0), names)
+
+
+def _terms(vector: Tensor, names: Sequence[str]) -> str:
+    """Write the entries that are not 0, the largest few of them."""
+    kept = torch.nonzero(vector).flatten().tolist()
+    if not kept:
+        return "0"
+    shown = sorted(sorted(kept, key=lambda i: -abs(float(vector[i])))[:TERMS])
+    text = ""
+    for i in shown:
+        value = float(vector[i])
+        size = "" if abs(abs(value) - 1) < 5e-4 else f"{abs(value):.3g}"
+        sign = ("-" if value < 0 else "") if not text else (" - " if value < 0 else " + ")
+        text += sign + (f"{size} {names[i]}".strip() or "1")
+    more = len(kept) - len(shown)
+    return text + (f" + {more} more" if more else "")
+
+
+def field_text(field: Tensor, names: Sequence[str], units: Tensor | None = None) -> str:
+    """Write a field [A b], (d, d + 1), as the change of every column that it moves; ``units`` (d,) say what is small.
+
+    Examples
+    --------
+    >>> import torch
+    >>> field_text(torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]), ["a", "b"])
+    'da = 1, db = a'
+    """
+    units = field.new_ones(len(field)) if units is None else units
+    sizes = (field * torch.cat([units, units.new_ones(1)]) / units[:, None]).abs()
+    kept = torch.where(sizes > SMALL * sizes.max(), field, 0.0)
+    parts = [f"d{name} = {_terms(row, [*names, ''])}" for row, name in zip(kept, names, strict=True) if bool(row.any())]
+    shown = parts[:TERMS]
+    return ", ".join(shown) + (f" and {len(parts) - TERMS} more" if len(parts) > TERMS else "")
+
+
+def point_text(point: Tensor, names: Sequence[str]) -> str:
+    """Write a point by its columns.
+
+    Examples
+    --------
+    >>> import torch
+    >>> point_text(torch.tensor([1.0, 0.0]), ["a", "b"]), point_text(torch.zeros(2), ["a", "b"])
+    ('a = 1, b = 0', '0')
+    """
+    if float(point.abs().max()) < 1e-6:
+        return "0"
+    shown = [f"{name} = {0.0 if abs(float(v)) < 1e-6 else float(v):.3g}" for name, v in zip(names, point, strict=True)]
+    return ", ".join(shown[:TERMS]) + (", ..." if len(shown) > TERMS else "")
+
+
+def echelon(rows: Tensor) -> Tensor:
+    """Return the basis of the span of independent rows, (k, n), that has one entry 1 per row where others have 0.
+
+    The places of these entries are found by QR with pivoting; a span of coordinate axes comes back as the axes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> echelon(torch.tensor([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]))
+    tensor([[1., 0., 0.],
+            [0., 1., 0.]])
+    """
+    places = _places(rows)
+    result = torch.linalg.solve(rows[:, places], rows)
+    return torch.where(result.abs() > 1e-9 * result.abs().max(), result, 0.0)
+
+
+def readable(vectors: Tensor) -> Tensor:
+    """Return the rotation (n, n) of columns (d, n) that brings them nearest to n coordinate axes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> turned = torch.tensor([[0.6, -0.8], [0.8, 0.6], [0.0, 0.0]], dtype=torch.float64)
+    >>> (turned @ readable(turned)).round(decimals=9).abs()
+    tensor([[1., 0.],
+            [0., 1.],
+            [0., 0.]], dtype=torch.float64)
+    """
+    places = _places(vectors.T)
+    u, _, v = torch.linalg.svd(vectors[places].T)
+    return u @ v
+
+
+def axes_of(space: Tensor) -> list[int] | None:
+    """Return the columns of x that span a space, (d, n), or None if it is no space of coordinate axes."""
+    basis = torch.linalg.qr(space)[0]
+    share = basis.square().sum(1)
+    axes = torch.nonzero(share > 1 - 1e-3).flatten().tolist()
+    return axes if len(axes) == space.shape[1] else None
+
+
+def upright(vector: Tensor) -> Tensor:
+    """Return a vector at length 1, with its largest entry positive.
+
+    Examples
+    --------
+    >>> import torch
+    >>> upright(torch.tensor([3.0, -4.0]))
+    tensor([-0.6000,  0.8000])
+    """
+    return vector / vector.norm() * (1 if float(vector[vector.abs().argmax()]) > 0 else -1)
+
+
+def _places(rows: Tensor) -> Tensor:
+    """Return as many columns as there are rows that are far from dependent; of equally good ones the first."""
+    early = 1 - 1e-6 * torch.arange(rows.shape[1], dtype=rows.dtype) / rows.shape[1]
+    _, _, order = scipy.linalg.qr((rows * early).numpy(), pivoting=True, mode="economic")
+    return torch.from_numpy(np.sort(order[: len(rows)]).astype(np.int64))
