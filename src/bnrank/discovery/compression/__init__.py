@@ -1,0 +1,29 @@
+"""Trained modules cut down to their bottleneck, with a certificate."""
+
+from bnrank.discovery.compression.bounds import Bound
+from bnrank.discovery.compression.certificate import Certificate
+from bnrank.discovery.compression.chain import Untouched
+from bnrank.discovery.compression.costs import Latency, latency, multiply_adds, parameters
+from bnrank.discovery.compression.judging import Change
+from bnrank.discovery.compression.low_rank import multiply_out
+from bnrank.discovery.compression.plans import load, rebuild
+from bnrank.discovery.compression.result import Compressed
+from bnrank.discovery.compression.search import compress
+from bnrank.discovery.compression.stages import Step
+
+__all__ = [
+    "Bound",
+    "Certificate",
+    "Change",
+    "Compressed",
+    "Latency",
+    "Step",
+    "Untouched",
+    "compress",
+    "latency",
+    "load",
+    "multiply_adds",
+    "multiply_out",
+    "parameters",
+    "rebuild",
+]

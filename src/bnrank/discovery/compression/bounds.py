@@ -1,0 +1,144 @@
+"""Bounds that hold on all of a domain: Lipschitz constants of parts one after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnrank.discovery.compression.chain import CONVOLUTIONS
+from bnrank.measures.convolution import conv_singular_values
+
+__all__ = ["Bound", "lipschitz"]
+
+_SLOPES: dict[type[nn.Module], float] = {  # largest slope of an activation
+    nn.ReLU: 1.0,
+    nn.ReLU6: 1.0,
+    nn.Tanh: 1.0,
+    nn.Softplus: 1.0,
+    nn.Softsign: 1.0,
+    nn.Hardtanh: 1.0,
+    nn.Sigmoid: 0.25,
+    nn.GELU: 1.13,
+    nn.SiLU: 1.1,
+    nn.Flatten: 1.0,
+    nn.Unflatten: 1.0,
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How far the two networks can be apart at most, at any input near the samples.
+
+    ||f^(x) - f(x)|| <= max_i ||f^(x_i) - f(x_i)|| + (Lip f + Lip f^) r for every x within r of a sample x_i, in
+    Euclidean norms. The Lipschitz constants are products of operator norms: true everywhere, and usually far from
+    tight.
+
+    Attributes
+    ----------
+    lipschitz_before, lipschitz_after : float
+        Of f and f^.
+    at_samples : float
+        max_i ||f^(x_i) - f(x_i)|| over all samples seen.
+    size : float
+        Root mean square of ||f(x_i)||.
+    """
+
+    lipschitz_before: float
+    lipschitz_after: float
+    at_samples: float
+    size: float
+
+    def within(self, distance: float) -> float:
+        """Return the bound at all inputs no farther than ``distance`` from a sample, relative to ``size``."""
+        total = self.at_samples + (self.lipschitz_before + self.lipschitz_after) * distance
+        return total / self.size if self.size > 0 else math.inf
+
+    @property
+    def per_distance(self) -> float:
+        """By how much the bound grows per unit of distance, relative to ``size``."""
+        return self.within(1.0) - self.within(0.0)
+
+
+def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
+    """Return a Lipschitz constant of parts one after another, the product of theirs; None where one is not known.
+
+    Linear: the operator norm, of several in a row that of their product. A convolution: its largest singular value on a
+    torus that its padded image fits on, which is no less (T28). Activations: their largest slope. Pooling windows must
+    not overlap.
+
+    Parameters
+    ----------
+    parts : sequence of torch.nn.Module
+        In order.
+    x : Tensor
+        A sample or more that enters them, (N, ...).
+
+    Examples
+    --------
+    >>> shrink = nn.Linear(2, 2)
+    >>> _ = shrink.weight.data.copy_(torch.eye(2) / 2)
+    >>> lipschitz([shrink, nn.ReLU(), shrink], torch.ones(1, 2))
+    0.25
+    """
+    total = 1.0
+    product: Tensor | None = None  # of Linear in a row
+    value = x[:1]
+    with torch.no_grad():
+        for part in parts:
+            if isinstance(part, nn.Linear):
+                weight = part.weight.detach().double()
+                product = weight if product is None else weight @ product
+            else:
+                norm = _norm(part, value)
+                if norm is None:
+                    return None
+                total *= norm * _operator_norm(product)
+                product = None
+            value = part(value)
+    return total * _operator_norm(product)
+
+
+def _operator_norm(matrix: Tensor | None) -> float:
+    return 1.0 if matrix is None else float(torch.linalg.matrix_norm(matrix, 2))
+
+
+def _norm(part: Any, value: Tensor) -> float | None:
+    if type(part) in _SLOPES:
+        return _SLOPES[type(part)]
+    if isinstance(part, nn.LeakyReLU):
+        return max(1.0, abs(part.negative_slope))
+    if isinstance(part, CONVOLUTIONS):
+        return _of_convolution(part, value)
+    if isinstance(part, nn.AvgPool1d | nn.AvgPool2d | nn.MaxPool1d | nn.MaxPool2d):
+        d = value.ndim - 2
+        kernel, stride, padding = (_tuple(v, d) for v in (part.kernel_size, part.stride, part.padding))
+        if any(s < k for s, k in zip(stride, kernel, strict=True)) or any(padding) or getattr(part, "dilation", 1) != 1:
+            return None
+        return 1.0 if isinstance(part, nn.MaxPool1d | nn.MaxPool2d) else 1 / math.sqrt(math.prod(kernel))
+    return None
+
+
+def _of_convolution(part: Any, value: Tensor) -> float | None:
+    reach = [d * (k - 1) for d, k in zip(part.dilation, part.kernel_size, strict=True)]
+    if part.padding == "same":
+        pads = reach
+    else:
+        pads = [0] * len(reach) if part.padding == "valid" else [2 * p for p in part.padding]
+    sizes = list(value.shape[2:])
+    if part.padding_mode == "circular":
+        if any(p > r for p, r in zip(pads, reach, strict=True)):
+            return None
+    elif part.padding_mode == "zeros":
+        sizes = [n + p for n, p in zip(sizes, pads, strict=True)]
+    else:
+        return None
+    return float(conv_singular_values(part.weight, sizes, dilation=part.dilation, groups=part.groups).max())
+
+
+def _tuple(value: Any, d: int) -> tuple[int, ...]:
+    return (value,) * d if isinstance(value, int) else tuple(value)

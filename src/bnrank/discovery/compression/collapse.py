@@ -1,0 +1,178 @@
+"""The bottleneck across depth, replaced by one affine map of low rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from bnrank.discovery.compression.chain import Parts, convolution, is_linear
+from bnrank.discovery.compression.costs import multiply_adds, parameters
+from bnrank.discovery.compression.frequencies import equivariant_fit
+from bnrank.discovery.compression.judging import Judge
+from bnrank.discovery.compression.low_rank import AffineFit, fit, pair
+
+__all__ = ["Collapse", "Collapsing", "Counts", "cost", "counts"]
+
+Counts = tuple[int, int, int]
+
+TRIES = 5  # ranks tried for a pair of layers
+AHEAD = 2  # layers looked beyond the first that cannot be reached
+LARGEST = 4e8  # N n1 min(N, n1): what an SVD may cost, so that none takes longer than seconds
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """A run of parts replaced by an affine map of rank k.
+
+    Attributes
+    ----------
+    first, last : int
+        Linear parts, counted from 1, from the one that is multiplied into the map to the one whose output it gives.
+    rank : int
+        k.
+    by : str
+        "samples", or "frequency" where the map was fitted frequency by frequency.
+    parts : tuple of torch.nn.Module
+        Of the whole stretch afterwards.
+    change : float
+        What the judge measured.
+    cost : float
+        Of the whole stretch, see :func:`cost`.
+    """
+
+    first: int
+    last: int
+    rank: int
+    by: str
+    parts: Parts
+    change: float
+    cost: float
+
+
+def counts(parts: Sequence[nn.Module], x: Tensor) -> Counts:
+    """Return the numbers of parameters, multiply-adds per sample, and linear parts."""
+    layers = sum(isinstance(part, nn.Linear) or convolution(part) for part in parts)
+    return sum(parameters(part) for part in parts), multiply_adds(nn.Sequential(*parts), x), layers
+
+
+def cost(parts: Sequence[nn.Module], x: Tensor, whole: Counts) -> float:
+    """Return the mean of three shares in those of the whole: parameters, multiply-adds, linear parts.
+
+    The last stands for the time that a layer takes however small it is.
+    """
+    return sum(a / max(b, 1) for a, b in zip(counts(parts, x), whole, strict=True)) / 3
+
+
+class Collapsing:
+    """The search for runs of layers that can be replaced; what limits share is computed once.
+
+    Parameters
+    ----------
+    judge : Judge
+        Measures changes.
+    parts : tuple of torch.nn.Module
+        Of the stretch.
+    whole : tuple of int
+        What shares of cost refer to, see :func:`counts`.
+    """
+
+    def __init__(self, judge: Judge, parts: Parts, whole: Counts) -> None:
+        self.judge, self.parts, self.whole = judge, parts, whole
+        self.places = [i for i, part in enumerate(parts) if is_linear(part)]
+        self.values, self.metrics = judge.trace(parts), judge.metrics(parts)
+        self.now = cost(parts, judge.x, whole)
+        self.nearest = math.inf
+        """Least change of the output that a replacement of two layers or more was seen to make."""
+        self.skipped = 0
+        """Runs of layers whose values are too many to fit a map between."""
+        self._fitted: dict[tuple[int, int], tuple[str, AffineFit, float] | None] = {}
+        self._tried: dict[tuple[int, int, int], Collapse | None] = {}
+
+    def best(self, limit: float) -> Collapse | None:
+        """Return the cheapest replacement of a run of layers with a change of at most ``limit``; None without any.
+
+        For every first layer p the last one q goes up for as long as a rank is found; which q are tried for p + 1
+        begins there, since a run inside another one that can be replaced can be replaced too. For p and q the least
+        rank within the limit that is cheaper than the layers is taken.
+        """
+        found: list[Collapse] = []
+        reached = 1
+        for p in range(len(self.places) - 1):
+            misses = 0
+            for q in range(max(p + 1, reached), len(self.places)):
+                best = self._least(p, q, limit)
+                if best is not None:
+                    found.append(best)
+                    reached, misses = q, 0
+                else:
+                    misses += 1
+                if misses > AHEAD:
+                    break
+        return min(found, key=lambda c: (c.cost, c.change), default=None)
+
+    def _least(self, p: int, q: int, limit: float) -> Collapse | None:
+        """Return the replacement of linear parts p to q (from 0) of least rank within the limit."""
+        if (p, q) not in self._fitted:
+            self._fitted[p, q] = self._fit(self.places[p], self.places[q])
+        fit_ = self._fitted[p, q]
+        if fit_ is None:
+            return None
+        _, fitted, size = fit_
+        i, j = self.places[p], self.places[q]
+        old = cost(self.parts[i : j + 1], self.values[i], self.whole)
+        most = _largest_rank(self.values[i][0].numel(), self.values[j + 1][0].numel(), old, self.whole)
+        least = int((fitted.tails > limit * size).sum())
+        for k in _schedule(min(least, len(fitted.reading)), min(most, len(fitted.reading))):
+            if (p, q, k) not in self._tried:
+                self._tried[p, q, k] = self._replaced(p, q, k)
+            found = self._tried[p, q, k]
+            if found is not None:
+                self.nearest = min(self.nearest, found.change)
+                if found.change <= limit:
+                    return found
+        return None
+
+    def _replaced(self, p: int, q: int, k: int) -> Collapse | None:
+        """Return the replacement of rank k; None where it is no cheaper."""
+        i, j, fit_ = self.places[p], self.places[q], self._fitted[p, q]
+        assert fit_ is not None
+        a, z2 = self.values[i], self.values[j + 1]
+        middle = pair(self.parts[i], tuple(a.shape[1:]), tuple(z2.shape[1:]), fit_[1], k)
+        new = (*self.parts[:i], *middle, *self.parts[j + 1 :])
+        price = cost(new, self.judge.x, self.whole)
+        return Collapse(p + 1, q + 1, k, fit_[0], new, self.judge(new), price) if price < self.now else None
+
+    def _fit(self, i: int, j: int) -> tuple[str, AffineFit, float] | None:
+        """Fit maps from what part i gives to what part j gives; say how, and the size that tails compare with."""
+        a, z1, z2 = self.values[i], self.values[i + 1], self.values[j + 1]
+        smallest = min(len(a), z1[0].numel())
+        if a.ndim < 2 or len(a) * smallest * max(z1[0].numel(), z2[0].numel()) > LARGEST:
+            self.skipped += 1
+            return None
+        if convolution(self.parts[i]) and convolution(self.parts[j]):
+            equivariant = equivariant_fit(self.parts[i : j + 1], z1, z2)
+            if equivariant is not None:
+                return "frequency", equivariant, float(equivariant.tails[0])
+        metric = self.metrics.get(j) if z2.ndim == 2 else None
+        fitted = fit(z1.flatten(1), z2.flatten(1), metric)
+        return "samples", fitted, float(fitted.tails[0]) if metric is None else self.judge.scale
+
+
+def _largest_rank(n_in: int, n_out: int, old: float, whole: Counts) -> int:
+    """Return the largest rank whose two layers cost less than the old ones."""
+    share = (1 / max(whole[0], 1) + 1 / max(whole[1], 1)) / 3
+    return int(old / share / (n_in + n_out))
+
+
+def _schedule(least: int, most: int) -> list[int]:
+    """Return ranks to try, from the least on in growing steps."""
+    ranks: list[int] = []
+    step = 1
+    k = least
+    while k <= most and len(ranks) < TRIES:
+        ranks.append(k)
+        k, step = k + step, step if len(ranks) < 3 else 2 * step
+    return ranks

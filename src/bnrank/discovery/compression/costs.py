@@ -1,0 +1,173 @@
+"""What a network costs: parameters, multiply-adds, and the time that it takes."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.networks.functional import example
+
+__all__ = ["Latency", "latency", "multiply_adds", "parameters"]
+
+_COUNTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Wall time of a forward pass, in seconds.
+
+    Attributes
+    ----------
+    median : float
+        Over the repeats.
+    low, high : float
+        First and third quartile.
+    batch : int
+        Samples per pass.
+    repeats : int
+        Number of timed rounds; a round is the mean over enough passes to last a millisecond.
+    threads : int
+        Of torch.
+    device, dtype : str
+        Where, and in which precision.
+    """
+
+    median: float
+    low: float
+    high: float
+    batch: int
+    repeats: int
+    threads: int
+    device: str
+    dtype: str
+
+
+def parameters(module: nn.Module) -> int:
+    """Count the entries of all parameters, those used twice once.
+
+    Examples
+    --------
+    >>> parameters(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
+    26
+    """
+    return sum(p.numel() for p in module.parameters())
+
+
+def multiply_adds(module: nn.Module, x: Tensor) -> int:
+    """Count the multiply-adds of linear and convolutional layers for one sample; biases and the rest not counted.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any module; layers that run more than once count as often. What other modules do inside, and what is written
+        with functions, does not count.
+    x : Tensor
+        Samples, (N, ...), of which the first is run through it.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(32, 5))
+    >>> multiply_adds(net, torch.ones(1, 1, 4, 4))
+    448
+    """
+    count = 0
+
+    def note(layer: Any, given: Any, out: Tensor) -> None:
+        nonlocal count
+        entries = out[0].numel() if out.ndim > 1 else out.numel()
+        count += entries * layer.weight[0].numel()
+
+    layers = {sub for sub in module.modules() if isinstance(sub, _COUNTED)}
+    handles = [layer.register_forward_hook(note) for layer in layers]
+    modes = [(sub, sub.training) for sub in module.modules()]
+    try:
+        module.eval()
+        with torch.no_grad():
+            module(x[:1].clone())
+    finally:
+        for handle in handles:
+            handle.remove()
+        for sub, mode in modes:
+            sub.training = mode
+    return count
+
+
+def latency(modules: Sequence[nn.Module], x: Tensor, *, batch: int = 256, repeats: int = 25) -> tuple[Latency, ...]:
+    """Time forward passes of several modules on the same batch, in turns, so that a busy machine slows all alike.
+
+    Parameters
+    ----------
+    modules : sequence of torch.nn.Module
+        They are copied, put in eval mode and run without gradients in their own precision and on their own device.
+    x : Tensor
+        Samples, (N, ...); repeated or cut to ``batch`` of them.
+    batch : int
+        Samples per pass.
+    repeats : int
+        Rounds. In every round each module runs for about a millisecond at least.
+
+    Returns
+    -------
+    tuple of Latency
+        One per module.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range.
+
+    Examples
+    --------
+    >>> slow, fast = latency([nn.Linear(2000, 2000), nn.Linear(2000, 2)], torch.ones(1, 2000), batch=64, repeats=5)
+    >>> slow.median > fast.median, slow.batch
+    (True, 64)
+    """
+    batch, repeats = _validate.integer(batch, "batch"), _validate.integer(repeats, "repeats")
+    x = example(modules[0], x)
+    rows = torch.arange(batch) % len(x)
+    runners = []
+    for module in modules:
+        first = next(module.parameters(), None)
+        given = x[rows]
+        if first is not None:
+            given = given.to(first.device, first.dtype if given.is_floating_point() else given.dtype)
+        runners.append((copy.deepcopy(module).eval(), given))
+    times = np.empty((len(runners), repeats))
+    with torch.no_grad():
+        passes = [max(1, int(1e-3 / max(_seconds(net, given, 3), 1e-7))) for net, given in runners]
+        for round_ in range(repeats):
+            for i, (net, given) in enumerate(runners):
+                times[i, round_] = _seconds(net, given, passes[i])
+    low, median, high = np.quantile(times, [0.25, 0.5, 0.75], axis=1)
+    return tuple(
+        Latency(
+            float(median[i]),
+            float(low[i]),
+            float(high[i]),
+            batch,
+            repeats,
+            torch.get_num_threads(),
+            str(given.device),
+            str(given.dtype).removeprefix("torch."),
+        )
+        for i, (_, given) in enumerate(runners)
+    )
+
+
+def _seconds(net: nn.Module, x: Tensor, passes: int) -> float:
+    if x.device.type == "cuda":
+        torch.cuda.synchronize(x.device)
+    start = time.perf_counter()
+    for _ in range(passes):
+        net(x)
+    if x.device.type == "cuda":
+        torch.cuda.synchronize(x.device)
+    return (time.perf_counter() - start) / passes

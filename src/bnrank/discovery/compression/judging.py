@@ -1,0 +1,176 @@
+"""How much the output changes, and what a layer's change does to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bnrank.discovery.compression.chain import is_linear, run, trace
+
+__all__ = ["Change", "Judge", "change"]
+
+PROBES = 24  # directions of the output in which the metric is measured, where there are more outputs
+
+
+@dataclass(frozen=True)
+class Change:
+    """How far the outputs of two networks are apart over N samples.
+
+    Attributes
+    ----------
+    relative : float
+        ||f^(X) - f(X)||_F / ||f(X)||_F.
+    centred : float
+        ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, never less; infinite where f is constant on the samples and f^ is
+        not the same constant.
+    worst : float
+        max_i ||f^(x_i) - f(x_i)|| / (root mean square over i of ||f(x_i)||).
+    decisions : float
+        Share of the samples of which the largest output is another one; NaN for a single output.
+    samples : int
+        N.
+    """
+
+    relative: float
+    centred: float
+    worst: float
+    decisions: float
+    samples: int
+
+
+def change(before: Tensor, after: Tensor) -> Change:
+    """Compare outputs, (N, ...) both.
+
+    Examples
+    --------
+    >>> found = change(torch.tensor([[3.0, 0.0], [0.0, 4.0]]), torch.tensor([[3.0, 0.0], [0.0, 3.0]]))
+    >>> found.relative, round(found.worst, 3), found.decisions
+    (0.2, 0.283, 0.0)
+    """
+    before, after = before.flatten(1).double(), after.flatten(1).double()
+    n = len(before)
+    each = (after - before).norm(dim=1)
+    size, spread = float(before.norm()), float((before - before.mean(0)).norm())
+    total = float(each.norm())
+    decisions = float("nan")
+    if before.shape[1] > 1:
+        decisions = float((before.argmax(1) != after.argmax(1)).double().mean())
+    return Change(
+        _ratio(total, size),
+        _ratio(total, spread if spread > 1e-12 * size else 0.0),
+        _ratio(float(each.max()) * math.sqrt(n), size),
+        decisions,
+        n,
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    if whole > 0:
+        return part / whole
+    return 0.0 if part == 0 else float("inf")
+
+
+class Judge:
+    """The samples on which it is decided what a stretch may be replaced by.
+
+    Parameters
+    ----------
+    fitted, selected : tuple of (Tensor, callable, Tensor)
+        Of the samples that fits are made on and of those that they are judged on: what enters the stretch, the rest of
+        the module from what leaves it, and the module's output before compression.
+    """
+
+    def __init__(
+        self,
+        fitted: tuple[Tensor, Callable[[Tensor], Tensor], Tensor],
+        selected: tuple[Tensor, Callable[[Tensor], Tensor], Tensor],
+    ) -> None:
+        self.x, self.rest, self.f = fitted
+        self._selected = selected
+        self._metrics: tuple[Sequence[nn.Module], dict[int, Tensor]] | None = None  # of the last parts asked about
+        self._trace: tuple[Sequence[nn.Module], list[Tensor]] | None = None
+        both = torch.cat([self.f.flatten(1), selected[2].flatten(1)])
+        spread = (both - both.mean(0)).square().sum(1).mean()
+        size = both.square().sum(1).mean()
+        self.scale = math.sqrt(float(spread if spread > 1e-24 * size else size)) or 1.0
+        """Root mean square distance of the outputs from their mean; of their size where they are constant."""
+
+    def __call__(self, parts: Sequence[nn.Module]) -> float:
+        """Return the change of the output, relative to ``scale``: the larger of both samples' changes.
+
+        For the samples that fits are judged on a standard error is added to the mean square.
+        """
+        with torch.no_grad():
+            on_fitted = self._squares(self.x, self.rest, self.f, parts)
+            on_selected = self._squares(*self._selected, parts)
+        error = float(on_selected.std()) / math.sqrt(len(on_selected)) if len(on_selected) > 1 else 0.0
+        worse = max(float(on_fitted.mean()), float(on_selected.mean()) + error)
+        return math.sqrt(worse) / self.scale if math.isfinite(worse) else float("inf")
+
+    @staticmethod
+    def _squares(x: Tensor, rest: Callable[[Tensor], Tensor], f: Tensor, parts: Sequence[nn.Module]) -> Tensor:
+        return (rest(run(parts, x)) - f).flatten(1).square().sum(1)
+
+    def metrics(self, parts: Sequence[nn.Module]) -> dict[int, Tensor]:
+        """Return for the place of every linear part what a change of what it gives does to the output.
+
+        G^{1/2} (n, n), symmetric, with G = mean over samples of J^T J, J the Jacobian from there to the output, so that
+        the root mean square of G^{1/2} dz is the change of the output to first order. For convolutions n is the number
+        of channels, and J^T J is summed over places. With many outputs J^T J is estimated in random directions.
+        """
+        if self._metrics is None or self._metrics[0] is not parts:
+            self._metrics = parts, self._measured(parts)
+        return self._metrics[1]
+
+    def _measured(self, parts: Sequence[nn.Module]) -> dict[int, Tensor]:
+        places = [i for i, part in enumerate(parts) if is_linear(part)]
+        value, leaves = self.x.detach().clone(), []
+        with torch.enable_grad():
+            for i, part in enumerate(parts):
+                value = part(value)
+                if i in places:
+                    leaves.append(value if value.requires_grad else value.requires_grad_(True))
+                    value = leaves[-1].clone()  # the next part may work in place
+            out = self.rest(value).flatten(1)
+        directions = self._directions(out.shape[1]).to(out)
+        sums: list[Tensor | None] = [None] * len(leaves)
+        for number, direction in enumerate(directions):
+            keep = number + 1 < len(directions)
+            with torch.enable_grad():
+                along = (out @ direction).sum()
+            found = torch.autograd.grad(along, leaves, retain_graph=keep, allow_unused=True)
+            for j, (place, gradient) in enumerate(zip(places, found, strict=True)):
+                if gradient is not None:
+                    rows = channel_rows(parts[place], gradient)
+                    before = sums[j]
+                    sums[j] = rows.T @ rows if before is None else before + rows.T @ rows
+        metrics = {}
+        for place, total in zip(places, sums, strict=True):
+            if total is not None:
+                values, vectors = torch.linalg.eigh(total / len(self.x))
+                metrics[place] = vectors * values.clamp(min=0).sqrt() @ vectors.T
+        return metrics
+
+    def _directions(self, outputs: int) -> Tensor:
+        if outputs <= PROBES:
+            return torch.eye(outputs, dtype=torch.float64)
+        signs = torch.randint(0, 2, (PROBES, outputs), generator=torch.Generator().manual_seed(0))
+        return (2.0 * signs - 1) / math.sqrt(PROBES)
+
+    def trace(self, parts: Sequence[nn.Module]) -> list[Tensor]:
+        """Return what enters the stretch and what each part gives, on the samples that fits are made on."""
+        if self._trace is None or self._trace[0] is not parts:
+            with torch.no_grad():
+                self._trace = parts, trace(parts, self.x)
+        return self._trace[1]
+
+
+def channel_rows(part: nn.Module, value: Tensor) -> Tensor:
+    """Return what a linear part gives as rows, one per sample and place: (rows, neurons or channels)."""
+    if isinstance(part, nn.Linear):
+        return value.reshape(-1, value.shape[-1])
+    return value.movedim(1, -1).reshape(-1, value.shape[1])

@@ -1,0 +1,252 @@
+"""Least-squares affine maps of low rank between two representations, and layers that compute them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnrank.discovery.compression.chain import Parts
+
+__all__ = ["AffineFit", "dense", "fit", "multiply_out", "pair", "pointwise_pair"]
+
+RIDGES = 10.0 ** torch.arange(-12, 1, 2, dtype=torch.float64)  # of the squared largest singular value
+ROUNDING = 1e-10  # singular values below, relative to the largest, are not regressed on
+
+
+@dataclass(frozen=True)
+class AffineFit:
+    """Z2 near mean2 + B A (Z1 - mean1), for every rank k at once.
+
+    Attributes
+    ----------
+    reading : Tensor
+        Rows of A, (r, n1), most important first; the coordinates A (Z1 - mean1) have variance 1 on the data.
+    writing : Tensor
+        Columns of B, (n2, r).
+    mean1, mean2 : Tensor
+        (n1,), (n2,).
+    tails : Tensor
+        (r + 1,): root mean square over the samples of what rank k = 0..r leaves out of the fit, in the metric.
+    """
+
+    reading: Tensor
+    writing: Tensor
+    mean1: Tensor
+    mean2: Tensor
+    tails: Tensor
+
+    def at(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return A (k, n1), B (n2, k) and c (n2,) with Z2 near c + B A Z1."""
+        a, b = self.reading[:k], self.writing[:, :k]
+        return a, b, self.mean2 - b @ (a @ self.mean1)
+
+
+def fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None, ridge: float | None = None) -> AffineFit:
+    r"""Fit affine maps of every rank by ridge regression and a singular value decomposition.
+
+    Ridge regression of Z2 on Z1, both centred, gives the prediction F; of F M^{1/2} the first k principal coordinates
+    are kept, and Z2 is written from them. The ridge is the largest with a leave-one-out error (in closed form) within
+    one standard error of the least, so that directions in which the samples hardly vary are not extrapolated along.
+
+    Parameters
+    ----------
+    z1, z2 : Tensor
+        (N, n1) and (N, n2).
+    metric : Tensor, optional
+        M^{1/2}, (n2, m): what a change of Z2 does to the output; the identity without it.
+    ridge : float, optional
+        Relative to the squared largest singular value of Z1, in place of the one chosen.
+
+    Returns
+    -------
+    AffineFit
+        Of ranks 0 to min(N - 1, n1, n2) at most.
+
+    Examples
+    --------
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> z1 = torch.randn(50, 6, generator=generator, dtype=torch.float64)
+    >>> m = torch.randn(4, 2, generator=generator, dtype=torch.float64) @ torch.ones(2, 6, dtype=torch.float64)
+    >>> a, b, c = fit(z1, z1 @ m.T + 3).at(1)
+    >>> torch.allclose(b @ a, m, atol=1e-6), torch.allclose(c, torch.full((4,), 3.0).double(), atol=1e-6)
+    (True, True)
+    """
+    mean1, mean2 = z1.mean(0), z2.mean(0)
+    centred, y = z1 - mean1, z2 - mean2
+    u, s, vt = _svd(centred)
+    keep = s > ROUNDING * s[0] if len(s) and s[0] > 0 else torch.zeros_like(s, dtype=torch.bool)
+    u, s, vt = u[:, keep], s[keep], vt[keep]
+    if not len(s):
+        empty = z1.new_zeros
+        return AffineFit(empty(0, z1.shape[1]), empty(z2.shape[1], 0), mean1, mean2, empty(1))
+    if ridge is None:
+        ridge = _best_ridge(u, s, y, metric)
+    shrunk = s.square() / (s.square() + ridge * s[0].square())
+    prediction = shrunk[:, None] * (u.T @ y)  # of F, in the basis u
+    seen = prediction if metric is None else prediction @ metric
+    p, values, _ = torch.linalg.svd(seen, full_matrices=False)
+    some = values > 1e-14 * values[0] if values[0] > 0 else torch.zeros_like(values, dtype=torch.bool)
+    p, values = p[:, some], values[some]
+    scale = math.sqrt(len(z1))
+    squares = torch.cat([values.square(), values.new_zeros(1)]).flip(0).cumsum(0).flip(0)
+    return AffineFit(scale * (p / s[:, None]).T @ vt, prediction.T @ p / scale, mean1, mean2, squares.sqrt() / scale)
+
+
+def _svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if len(matrix) <= 2 * matrix.shape[1]:
+        u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
+        return u, s, vt
+    q, r = torch.linalg.qr(matrix)
+    u, s, vt = torch.linalg.svd(r, full_matrices=False)
+    return q @ u, s, vt
+
+
+def _best_ridge(u: Tensor, s: Tensor, y: Tensor, metric: Tensor | None) -> float:
+    """Return the ridge of the one-standard-error rule."""
+    seen = y if metric is None else y @ metric
+    projected = u.T @ seen
+    errors = []
+    for ridge in RIDGES:
+        shrunk = s.square() / (s.square() + ridge * s[0].square())
+        leverage = (u.square() @ shrunk + 1 / len(u)).clamp(max=1 - 1e-9)
+        errors.append(((seen - u @ (shrunk[:, None] * projected)) / (1 - leverage)[:, None]).square().sum(1))
+    table = torch.stack(errors)
+    means = table.mean(1)
+    best = int(means.argmin())
+    limit = means[best] + table[best].std() / math.sqrt(len(u)) if len(u) > 1 else means[best]
+    return float(RIDGES[means <= limit].max())
+
+
+def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a Linear with copies of these parameters."""
+    layer = nn.utils.skip_init(
+        nn.Linear, weight.shape[1], weight.shape[0], bias=bias is not None, dtype=weight.dtype, device=weight.device
+    )
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        if bias is not None:
+            layer.bias.copy_(bias)
+    return layer
+
+
+def dense(part: nn.Module, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return rows @ J and rows @ b of an affine part a -> J a + b on inputs of a shape, flattened.
+
+    Parameters
+    ----------
+    part : torch.nn.Module
+        Linear or a convolution.
+    rows : Tensor
+        (k, n), n the number of entries that the part gives.
+    shape : tuple of int
+        Of one input.
+    """
+    if isinstance(part, nn.Linear) and len(shape) == 1:
+        bias = part.bias if part.bias is not None else part.weight.new_zeros(len(part.weight))
+        return (rows @ part.weight).detach(), (rows @ bias).detach()
+    zero = rows.new_zeros((len(rows), *shape)).requires_grad_(True)
+    with torch.enable_grad():
+        out = part(zero)
+        pulled = torch.autograd.grad(out, zero, rows.reshape(out.shape))[0]
+    return pulled.flatten(1), (rows * out.detach().flatten(1)).sum(1)
+
+
+def pair(first: nn.Module, shape: tuple[int, ...], shape_out: tuple[int, ...], fitted: AffineFit, k: int) -> Parts:
+    """Return parts that compute c + B A (what ``first`` gives), for inputs and outputs of the given shapes.
+
+    ``first`` is multiplied into A. Two Linear, or a single one where that is smaller, between a Flatten and an
+    Unflatten where inputs and outputs are no vectors.
+    """
+    a, b, c = fitted.at(k)
+    weight, shift = dense(first, a, shape)
+    return reshaped(weight, b, c + b @ shift, shape, shape_out)
+
+
+def reshaped(a: Tensor, b: Tensor, c: Tensor, shape: tuple[int, ...], shape_out: tuple[int, ...]) -> Parts:
+    """Return x -> c + B A x on flattened inputs as parts."""
+    (k, n), m = a.shape, len(b)
+    layers: list[nn.Module]
+    if k == 0:
+        layers = [linear_layer(a.new_zeros(m, n), c)]
+    else:
+        layers = [linear_layer(a, None), linear_layer(b, c)] if k * (n + m) < n * m else [linear_layer(b @ a, c)]
+    before: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
+    after: list[nn.Module] = [nn.Unflatten(1, shape_out)] if len(shape_out) > 1 else []
+    return (*before, *layers, *after)
+
+
+def pointwise_pair(first: Any, fitted: AffineFit, k: int) -> Parts:
+    """Return a Linear or convolution with k outputs and one that writes all from them at each place by itself."""
+    a, b, c = fitted.at(k)
+    weight, bias = first.weight.detach(), first.bias
+    shift = a.new_zeros(k) if bias is None else a @ bias.detach()
+    if isinstance(first, nn.Linear):
+        return linear_layer(a @ weight, None), linear_layer(b, c + b @ shift)
+    return (
+        with_weight(first, (a @ weight.flatten(1)).reshape(k, *weight.shape[1:]), None),
+        with_weight(type(first)(1, 1, 1), b.reshape(*b.shape, *[1] * (weight.ndim - 2)), c + b @ shift),
+    )
+
+
+def with_weight(layer: Any, weight: Tensor, bias: Tensor | None) -> Any:
+    """Return a layer like another, Linear or a convolution, with other parameters, perhaps of another shape."""
+    if isinstance(layer, nn.Linear):
+        return linear_layer(weight, bias)
+    found = nn.utils.skip_init(
+        type(layer),
+        weight.shape[1],
+        weight.shape[0],
+        layer.kernel_size,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        bias=bias is not None,
+        padding_mode=layer.padding_mode,
+        dtype=weight.dtype,
+        device=weight.device,
+    )
+    with torch.no_grad():
+        found.weight.copy_(weight)
+        if bias is not None:
+            found.bias.copy_(bias)
+    return found
+
+
+def multiply_out(network: nn.Sequential) -> nn.Sequential:
+    """Return the same function with every two Linear in a row multiplied into one.
+
+    It has more parameters; what reads a chain of layers with the same activation between them takes it
+    (:func:`bnrank.networks.as_mlp`, and with it `bnrank.regions`, `bnrank.rank` and `bnrank.check`).
+
+    Parameters
+    ----------
+    network : torch.nn.Sequential
+        Any; other parts are copied as they are.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(5, 1, bias=False), nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> len(multiply_out(net)), torch.allclose(multiply_out(net)(torch.ones(1, 5)), net(torch.ones(1, 5)), atol=1e-6)
+    (3, True)
+    """
+    if not isinstance(network, nn.Sequential):
+        raise TypeError(f"network: got {type(network).__name__}, expected a torch.nn.Sequential")
+    parts: list[Any] = []
+    for part in network:
+        before = parts[-1] if parts else None
+        if isinstance(part, nn.Linear) and isinstance(before, nn.Linear):
+            w2, w1 = part.weight.detach().double(), before.weight.detach().double()
+            biases = [
+                w1.new_zeros(len(w)) if b is None else b.detach().double()
+                for w, b in ((w1, before.bias), (w2, part.bias))
+            ]
+            both = part.bias is None and before.bias is None
+            merged = linear_layer(w2 @ w1, None if both else w2 @ biases[0] + biases[1])
+            parts[-1] = merged.to(part.weight.dtype)
+        else:
+            parts.append(part)
+    return nn.Sequential(*parts)

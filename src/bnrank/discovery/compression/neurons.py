@@ -1,0 +1,321 @@
+"""Neurons and channels that a network can do without: dead, parallel, or linear in others on the samples."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from bnrank.discovery.compression.chain import CONVOLUTIONS, Parts, convolution, neighbours, run
+from bnrank.discovery.compression.judging import Judge
+from bnrank.discovery.compression.low_rank import with_weight
+from bnrank.theory.cost.pruning import prune
+
+__all__ = ["Ranking", "narrowed", "rankings", "without_superfluous"]
+
+ACTIVATIONS = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ReLU6,
+    nn.ELU,
+    nn.CELU,
+    nn.SELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Softsign,
+    nn.Hardtanh,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.LogSigmoid,
+)
+_POOLING = (
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
+)
+RIDGE = 1e-8  # of a unit's squared size, in least squares between units
+FLOOR = 1e-14  # of the squared size of what is selected from: below, float64 sees no difference
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The units (neurons, channels) of one linear part in the order in which the next part needs them.
+
+    Attributes
+    ----------
+    place, reader : int
+        Of the part and of the next linear part.
+    order : Tensor
+        Units, most needed first.
+    tails : Tensor
+        (units + 1,): root mean square change of the output, to first order, where only the first m = 0, 1, ... are kept
+        and the others are written as linear in them.
+    constant : bool
+        Whether constants can be moved into the reader's bias.
+    """
+
+    place: int
+    reader: int
+    order: Tensor
+    tails: Tensor
+    constant: bool
+
+
+def rankings(judge: Judge, parts: Parts) -> list[Ranking]:
+    """Rank the units of every linear part but the last, where only unit-wise parts follow before the next.
+
+    Forward selection by orthogonal least squares: of what the reader gives, in the metric of the output, the unit that
+    explains most of what those before it left is taken next. It needs n steps of O(n^2).
+    """
+    values, metrics = judge.trace(parts), judge.metrics(parts)
+    found = []
+    for i, j in neighbours(parts):
+        rows = unit_rows(parts, i, j, values[i + 1], values[j])
+        if rows is None or j not in metrics:
+            continue
+        constant = takes_constants(parts[j])
+        weight = by_unit(parts[j], rows.shape[1])  # (out, units, places)
+        seen = torch.einsum("po,ouk->upk", metrics[j], weight).flatten(1)
+        order, squares = _forward_selection(rows - rows.mean(0) if constant else rows, seen @ seen.T)
+        found.append(Ranking(i, j, order, (squares / len(rows)).clamp(min=0).sqrt(), constant))
+    return found
+
+
+def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], threshold: float) -> tuple[Parts, list[int]]:
+    """Drop the units whose loss changes the output by at most ``threshold`` per part, to first order.
+
+    What a dropped unit gave is written as linear in those kept, by least squares on the samples, and multiplied into
+    the reader. Parts are done in order, each fitted on what reaches it after those before were narrowed, towards what
+    reached it before: later fits make up for earlier errors.
+
+    Returns
+    -------
+    tuple of torch.nn.Module
+        The parts, as many as before.
+    list of int
+        Units left, one number per ranking.
+    """
+    old = judge.trace(parts)
+    new = list(parts)
+    kept = []
+    value, done = judge.x, 0
+    with torch.no_grad():
+        for ranking in chosen:
+            i, j = ranking.place, ranking.reader
+            value, done = run(new[done:i], value), i
+            count = max(1, int((ranking.tails / judge.scale > threshold).sum()))
+            kept.append(count)
+            if count == len(ranking.order):
+                continue
+            units = ranking.order[:count].sort().values
+            target = unit_rows(parts, i, j, old[i + 1], old[j])
+            layer: Any = new[i]
+            slim = with_weight(layer, layer.weight[units], None if layer.bias is None else layer.bias[units])
+            given = slim(value)
+            present = unit_rows(new, i, j, given, run(new[i + 1 : j], given))
+            assert target is not None
+            assert present is not None
+            new[i], new[j] = slim, _rewritten(new[j], target, present, ranking.constant)
+    return tuple(new), kept
+
+
+def _rewritten(reader: Any, target: Tensor, present: Tensor, constant: bool) -> nn.Module:
+    """Return the reader for inputs of which ``target`` is nearly a linear function."""
+    shift = target.mean(0), present.mean(0)
+    a, b = (present - shift[1], target - shift[0]) if constant else (present, target)
+    gram = a.T @ a
+    gram.diagonal().mul_(1 + RIDGE).add_(torch.finfo(gram.dtype).tiny)
+    mixing = torch.linalg.solve(gram, a.T @ b)  # (kept, units)
+    weight = by_unit(reader, target.shape[1])
+    mixed = torch.einsum("ouk,su->osk", weight, mixing)
+    bias = reader.bias
+    if constant:
+        offset = weight.sum(2) @ (shift[0] - shift[1] @ mixing)
+        bias = offset if bias is None else bias + offset
+    shape = (len(weight), -1) if isinstance(reader, nn.Linear) else (len(weight), -1, *reader.weight.shape[2:])
+    return cast(nn.Module, with_weight(reader, mixed.reshape(shape), bias))
+
+
+def unit_rows(parts: Sequence[nn.Module], i: int, j: int, given: Tensor, read: Tensor) -> Tensor | None:
+    """Return what part j reads as rows over samples and places and columns over the units of part i.
+
+    None where the parts between mix units, or do to each something of its own.
+    """
+    between = parts[i + 1 : j]
+    flat = [part for part in between if type(part) is nn.Flatten]
+    if any(not (type(part) in ACTIVATIONS or type(part) is nn.Flatten or type(part) in _POOLING) for part in between):
+        return None
+    if any(part.start_dim != 1 or part.end_dim not in (-1, given.ndim - 1) for part in flat):
+        return None
+    if isinstance(parts[i], nn.Linear):
+        pools = any(type(part) in _POOLING for part in between)
+        if not isinstance(parts[j], nn.Linear) or pools or (flat and given.ndim > 2):
+            return None
+        return read.reshape(-1, read.shape[-1])
+    channels = given.shape[1]
+    if given.ndim != parts[i].weight.ndim:
+        return None
+    if convolution(parts[j]):
+        return None if flat else read.movedim(1, -1).reshape(-1, channels)
+    if not flat or read.ndim != 2:
+        return None
+    return read.reshape(len(read), channels, -1).movedim(1, -1).reshape(-1, channels)
+
+
+def takes_constants(reader: nn.Module) -> bool:
+    """Say whether a constant in what a part reads is a constant in what it gives."""
+    if not isinstance(reader, CONVOLUTIONS):
+        return True
+    pads = reader.padding == "same" or (reader.padding != "valid" and any(cast(tuple[int, ...], reader.padding)))
+    return not pads or reader.padding_mode != "zeros"
+
+
+def by_unit(reader: Any, units: int) -> Tensor:
+    """Return the reader's weight as (out, units, what it reads of each)."""
+    return reader.weight.detach().reshape(len(reader.weight), units, -1)
+
+
+def _forward_selection(rows: Tensor, needed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return units in the order of selection and what is left of tr(rows needed rows^T) after each, (units + 1,).
+
+    What is left is that of ridge regression, so that units do not count as replaceable by large multiples of
+    differences between others.
+    """
+    gram = rows.T @ rows
+    values, vectors = torch.linalg.eigh(needed)
+    cross = gram @ (vectors * values.clamp(min=0).sqrt())  # of units with what is needed
+    sizes = gram.diagonal().clone()
+    left = [float((gram * needed).sum())]
+    gram = gram + torch.diag(RIDGE * sizes)
+    order: list[int] = []
+    free = sizes > 0
+    tiny = torch.finfo(gram.dtype).tiny
+    while bool(free.any()) and left[-1] > FLOOR * left[0]:
+        gains = cross.square().sum(1) / gram.diagonal().clamp(min=tiny)
+        s = int(torch.where(free, gains, torch.full_like(gains, -torch.inf)).argmax())
+        column, row, pivot = gram[:, s].clone(), cross[s].clone(), float(gram[s, s])
+        order.append(s)
+        left.append(max(left[-1] - float(gains[s]), 0.0))
+        gram -= column[:, None] * (column / pivot)
+        cross -= column[:, None] * (row / pivot)
+        free[s] = False
+    chosen = set(order)
+    order += [unit for unit in range(len(gram)) if unit not in chosen]
+    left += [0.0] * (len(gram) + 1 - len(left))
+    return torch.tensor(order, dtype=torch.long), torch.tensor(left, dtype=torch.float64)
+
+
+def without_superfluous(parts: Parts, x: Tensor, rtol: float = 1e-9) -> tuple[Parts, int, int]:
+    """Remove units that no input reaches or that reach no output, and merge parallel ones; exact for every input.
+
+    Runs of Linear with one activation go to :func:`bnrank.cost.prune`; a convolution and what reads it are done here: a
+    channel with zero weights is a constant that goes into the reader's bias (where the reader does not pad with
+    zeros, or the constant is 0), and of channels with weights and biases that are positive multiples the reader's
+    columns are added up, where activations are ReLU or leaky ReLU.
+
+    Parameters
+    ----------
+    parts : tuple of torch.nn.Module
+        Of a stretch.
+    x : Tensor
+        Samples that enter it; only shapes matter.
+    rtol : float
+        Two vectors are parallel if, scaled to unit length, they are no farther apart than this.
+
+    Returns
+    -------
+    tuple of torch.nn.Module
+        As many parts.
+    int, int
+        Units removed, and units merged into others.
+    """
+    new, removed, merged = _pruned_runs(list(parts), rtol)
+    with torch.no_grad():
+        for i, j in neighbours(new):
+            values = x[:2]
+            given = run(new[: i + 1], values)
+            read = run(new[i + 1 : j], given)
+            if not convolution(new[i]) or unit_rows(new, i, j, given, read) is None:
+                continue
+            between = [part for part in new[i + 1 : j] if type(part) in ACTIVATIONS]
+            if all(type(part) in (nn.ReLU, nn.LeakyReLU) for part in between):
+                new[i], new[j], gone, same = _merged_channels(new[i], new[j], between, rtol)
+                removed, merged = removed + gone, merged + same
+    return tuple(new), removed, merged
+
+
+def _pruned_runs(parts: list[nn.Module], rtol: float) -> tuple[list[nn.Module], int, int]:
+    removed = merged = start = 0
+    while start < len(parts):
+        end = start
+        while end < len(parts) and type(parts[end]) in (nn.Linear, nn.ReLU, nn.LeakyReLU):
+            end += 1
+        run_ = parts[start:end]
+        while run_ and not isinstance(run_[-1], nn.Linear):
+            run_.pop()
+        while run_ and not isinstance(run_[0], nn.Linear):
+            run_, start = run_[1:], start + 1
+        try:
+            found = prune(nn.Sequential(*run_), rtol=rtol) if run_ else None
+        except TypeError:  # activations differ, or there are two in a row
+            found = None
+        if found is not None and (any(found.removed) or any(found.merged)):
+            layers = iter(zip(found.network.weights, [*found.network.biases] or itertools.repeat(None), strict=False))
+            for k, part in enumerate(run_):
+                if isinstance(part, nn.Linear):
+                    weight, bias = next(layers)
+                    parts[start + k] = with_weight(part, weight.detach(), None if bias is None else bias.detach())
+            removed += sum(map(len, found.removed))
+            merged += sum(len(others) for of in found.merged for _, others in of)
+        start = max(end, start) + 1
+    return parts, removed, merged
+
+
+def _merged_channels(layer: Any, reader: Any, between: list[nn.Module], rtol: float) -> tuple[Any, Any, int, int]:
+    flat = layer.weight.detach().flatten(1)
+    bias = flat.new_zeros(len(flat)) if layer.bias is None else layer.bias.detach()
+    weight, offset = by_unit(reader, len(flat)).clone(), flat.new_zeros(len(reader.weight))
+    constants = run(between, bias)
+    unread = weight.abs().amax((0, 2)) == 0
+    dead = ~flat.any(1) & ((constants == 0) | takes_constants(reader)) | unread
+    offset += (weight.sum(2) * torch.where(dead, constants, torch.zeros_like(constants))).sum(1)
+    rows = torch.cat([flat, bias[:, None]], 1)
+    lengths = rows.norm(dim=1)
+    units = rows / torch.where(lengths > 0, lengths, torch.ones_like(lengths))[:, None]
+    gone = dead.clone()
+    same = 0
+    for u in range(len(flat)):
+        if gone[u]:
+            continue
+        twins = ((units - units[u]).norm(dim=1) <= rtol) & ~gone & (torch.arange(len(flat), device=flat.device) > u)
+        for v in twins.nonzero().flatten().tolist():
+            weight[:, u] += weight[:, v] * (lengths[v] / lengths[u])
+            gone[v], same = True, same + 1
+    if gone.all():
+        gone[0] = False
+        weight[:, 0] = 0.0 if dead[0] else weight[:, 0]
+    keep = ~gone
+    if bool(keep.all()):
+        return layer, reader, 0, 0
+    shape = (len(weight), -1) if isinstance(reader, nn.Linear) else (len(weight), -1, *reader.weight.shape[2:])
+    shifted = offset if reader.bias is None else reader.bias.detach() + offset
+    new_bias = None if reader.bias is None and not bool(offset.any()) else shifted
+    slim = with_weight(layer, layer.weight.detach()[keep], None if layer.bias is None else bias[keep])
+    return slim, with_weight(reader, weight[:, keep].reshape(shape), new_bias), int(gone.sum()) - same, same

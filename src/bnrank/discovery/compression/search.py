@@ -1,0 +1,283 @@
+"""A trained module cut down to its bottleneck."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.discovery.compression import costs, plans
+from bnrank.discovery.compression.bounds import Bound, lipschitz
+from bnrank.discovery.compression.certificate import Certificate
+from bnrank.discovery.compression.chain import Parts, Stretch, Untouched, is_linear, stretches
+from bnrank.discovery.compression.judging import Judge, change
+from bnrank.discovery.compression.result import Compressed
+from bnrank.discovery.compression.sampling import ENRICH, affordable, enriched, entering, split
+from bnrank.discovery.compression.stages import Cut, Step, cut_down
+from bnrank.discovery.compression.tuning import tuned
+from bnrank.networks.functional import Functional, check_finite, example, unwrap
+
+__all__ = ["compress"]
+
+LEAST = 8  # samples: fewer cannot be split in three
+TUNED = (4.0, 2.0, 1.0)  # times the tolerance that is cut down to before tuning
+MARGIN = 0.85  # of the tolerance is spent: new samples differ more than those that decided
+SELECTING = 0.25  # of the deciding samples
+
+
+def compress(
+    module: nn.Module,
+    x: Tensor | np.ndarray,
+    tol: float = 0.01,
+    *,
+    held_out: float | Tensor | np.ndarray = 0.2,
+    tune: int = 0,
+    samples: int = 2000,
+    batch: int = 256,
+    repeats: int = 25,
+    seed: int = 0,
+) -> Compressed:
+    r"""Cut a trained module down to its bottleneck, as far as its output allows.
+
+    In a network with a bottleneck a run of layers computes, on the data, a linear map of small rank k (T21 to T23,
+    T27). Every stretch of the module (a ``nn.Sequential``, an MLP, a single layer) is cut down so:
+
+    1. dead, constant and parallel neurons and channels go, which changes no output;
+    2. the run of layers whose replacement saves most becomes one affine map of rank k: the least-squares map from the
+       preactivations of its first layer to those of its last, in the metric of the output, with the run and k chosen by
+       the measured change of the output; multiplied into the first layer it is two Linear, n -> k -> m. Between
+       convolutions on a torus it is fitted frequency by frequency (T28);
+    3. neurons and channels go that are, on the data, linear combinations of others, which take over their columns;
+    4. layers of low rank on the data become two, where that saves multiply-adds.
+
+    Three shares of the tolerance for step 2 (and leaving it out) are tried with two for step 3. Of all outcomes within
+    the tolerance the cheapest wins, by the mean of three shares in what there was: parameters, multiply-adds, layers.
+
+    What decides: the samples not held out, three quarters of them for fits and the others to judge the fits, where a
+    standard error is added to the mean square. Fewer than 1000 for fits are joined by points on lines through
+    neighbours, up to their distance beyond either of them; the module is asked what it gives there, and the change
+    must be small there too. Fifteen percent of the tolerance are left for new samples. The held-out samples decide
+    nothing. Everything is computed in float64.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any module; it is not changed. What can be compressed are stretches of Linear and convolutions with anything
+        between, in eval mode; the rest stays and is listed.
+    x : Tensor or ndarray
+        Samples like those that the network is for, (N, ...), at least 8; more are better. They need no labels.
+    tol : float
+        Largest change of the output, ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F: relative to the spread
+        of the outputs, which is the stricter way: relative to the outputs themselves it is never more.
+    held_out : float or Tensor or ndarray
+        Share of x that is kept for the certificate, in (0, 1), or samples for it.
+    tune : int
+        Iterations of L-BFGS that fit the parameters left to the outputs before; 0 for none. Then four and two times the
+        tolerance are tried for the cuts, too, and taken if tuning brings the change within it.
+    samples : int
+        At most so many of x decide; fewer where their values would take more than 160 MB.
+    batch, repeats : int
+        Of the measured latency.
+    seed : int
+        Of the split.
+
+    Returns
+    -------
+    Compressed
+        ``network``, ``certificate``, ``steps``, ``untouched``, ``reason``. A module of which nothing can be saved is
+        returned as it is, with the reason.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, there are too few samples, parameters are not finite, or the module cannot
+        be run on x.
+
+    Notes
+    -----
+    Sources: Jacot2023a, Jacot2023b for the bottleneck. Neurons as combinations of others: Chee, Renz, Damle and De Sa,
+    "Model preserving compression for neural networks", 2022, with forward selection in the metric of the output.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> x = torch.randn(500, 10, generator=generator)
+    >>> to_two = torch.randn(40, 2, generator=generator) @ torch.randn(2, 10, generator=generator)
+    >>> read = torch.rand(3, 40, generator=generator)
+    >>> net = bnrank.networks.from_layers([to_two / 5, torch.eye(40), torch.eye(40), read])
+    >>> found = compress(net, x, tol=0.01, repeats=3)
+    >>> found.certificate.met, found.certificate.parameters < found.certificate.parameters_before / 5
+    (True, True)
+    """
+    x = example(unwrap(module), x, minimum=LEAST)
+    tol = _validate.number(tol, "tol", 0.0, strict=True)
+    tune, samples = _validate.integer(tune, "tune", 0), _validate.integer(samples, "samples", LEAST)
+    seed = _validate.integer(seed, "seed", 0)
+    check_finite(module)
+    original = unwrap(module)
+    deciding, kept = split(original, x, held_out, seed)
+    function = Functional(original)
+    outputs = _outputs(function, x)
+    work = copy.deepcopy(original).double().eval().requires_grad_(True)
+    deciding = deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
+    with torch.no_grad():
+        found, untouched = stretches(work, deciding[:2])
+    most = affordable(work, found, deciding, samples)
+    deciding = deciding[:most]
+    selecting = max(1, round(SELECTING * len(deciding)))
+    deciding = enriched(deciding, len(deciding) - selecting, min(ENRICH, most), seed)
+    fitted = len(deciding) - selecting
+    reference = Functional(original)(deciding).detach()
+    steps: list[Step] = []
+    reasons: list[str] = []
+    new: dict[str, Parts] = {}
+    total = sum(costs.parameters(nn.Sequential(*s.parts)) for s in found)
+    done = 0
+    for stretch in found:
+        done += costs.parameters(nn.Sequential(*stretch.parts))
+        limit = MARGIN * tol * (done / max(total, 1)) ** 0.5
+        try:
+            judge = _judge(work, stretch, deciding, reference, fitted)
+            judge(stretch.parts)
+        except (AttributeError, TypeError, RuntimeError) as error:
+            why = f"the module cannot be run with another module in its place: {error}"
+            untouched.append(Untouched(stretch.name, "stretch", why))
+            continue
+        cut = _cut(judge, stretch, limit, tune)
+        own = _fold_step(stretch) + list(cut.steps)
+        if cut.reason:
+            reasons.append(f"{stretch.name}: {cut.reason}" if stretch.name else cut.reason)
+        if own and cut.change <= limit:
+            steps += own
+            new[stretch.name] = cut.parts
+            work = plans.replace(work, stretch.name, nn.Sequential(*cut.parts))
+    for stretch in found:
+        for part in new.get(stretch.name, stretch.parts):
+            if not is_linear(part) and costs.parameters(part):
+                untouched.append(Untouched(stretch.name, type(part).__name__, "part of a stretch that cannot be read"))
+    if not found:
+        reasons.append("no linear or convolutional layer that could be replaced")
+    network = _finished(original, new) if new else module
+    result = Functional(network)
+    certificate = Certificate(
+        tol,
+        change(outputs, _outputs(result, x)),
+        change(_outputs(function, kept), _outputs(result, kept)),
+        _bound(original, found, new, x, (outputs, _outputs(result, x))),
+        _rank(found, steps),
+        costs.parameters(original),
+        costs.parameters(network),
+        costs.multiply_adds(original, _like(original, x[:1])),
+        costs.multiply_adds(network, _like(original, x[:1])),
+        *costs.latency([original, network], x, batch=batch, repeats=repeats),
+    )
+    plan = {name: plans.describe(parts) for name, parts in new.items()}
+    return Compressed(network, certificate, tuple(steps), tuple(untouched), "; ".join(reasons), plan)
+
+
+class _Given(nn.Module):
+    """Stands for a stretch of which the output is given."""
+
+    value: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value
+
+
+def _judge(work: nn.Module, stretch: Stretch, x: Tensor, reference: Tensor, fitted: int) -> Judge:
+    with torch.no_grad():
+        given = entering(work, stretch.name, x).detach()
+    rows = slice(0, fitted), slice(fitted, None)
+    first, second = ((given[r], _rest(work, stretch.name, x[r]), reference[r].flatten(1)) for r in rows)
+    return Judge(first, second)
+
+
+def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the map from what leaves a stretch to the module's output, on given samples."""
+    if not name:
+        return lambda value: value.flatten(1)
+    stub = _Given()
+    around = plans.replace(copy.deepcopy(work), name, stub)
+
+    def rest(value: Tensor) -> Tensor:
+        stub.value = value
+        return cast(Tensor, around(x.clone())).flatten(1)
+
+    return rest
+
+
+def _cut(judge: Judge, stretch: Stretch, limit: float, tune: int) -> Cut:
+    """Cut a stretch down; with tuning, to the largest multiple of the limit that tuning brings back within it."""
+    if not tune:
+        return cut_down(judge, stretch.parts, stretch.name, limit)
+    outcomes = []
+    for factor in TUNED:
+        cut = cut_down(judge, stretch.parts, stretch.name, factor * limit)
+        if not cut.steps:
+            continue
+        parts, found = tuned(judge, cut.parts, tune)
+        step = Step("tune", stretch.name, f"at most {tune} iterations of L-BFGS at fixed size", found)
+        if found < cut.change:
+            cut = Cut(parts, (*cut.steps, step), cut.cost, found, cut.reason)
+        if cut.change <= limit:
+            outcomes.append(cut)
+    if outcomes:
+        return min(outcomes, key=lambda c: (c.cost, c.change))
+    return cut_down(judge, stretch.parts, stretch.name, limit)
+
+
+def _fold_step(stretch: Stretch) -> list[Step]:
+    if not stretch.folded:
+        return []
+    return [Step("fold", stretch.name, f"{stretch.folded} batch normalisation(s) into the layers before", 0.0)]
+
+
+def _finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
+    """Return a network in the module's precision, on its device and in its mode, with new stretches."""
+    network = copy.deepcopy(original)
+    first = next(p for p in original.parameters() if p.is_floating_point())
+    for name, parts in new.items():
+        own = [copy.deepcopy(part).to(first.device, first.dtype) for part in parts]
+        stretch = nn.Sequential(*own).requires_grad_(True)
+        for p in stretch.parameters():
+            p.grad = None
+        network = plans.replace(network, name, stretch)
+    return network.train(original.training)
+
+
+def _outputs(function: Functional, x: Tensor, chunk: int = 1024) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk)])
+
+
+def _like(module: nn.Module, x: Tensor) -> Tensor:
+    """Return x on the module's device and, where it is no integers, in its precision."""
+    first = next(module.parameters(), None)
+    if first is None:
+        return x
+    return x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
+
+
+def _bound(
+    original: nn.Module, found: list[Stretch], new: dict[str, Parts], x: Tensor, outputs: tuple[Tensor, Tensor]
+) -> Bound | None:
+    if len(found) != 1 or found[0].name or "" not in new:
+        return None
+    device = next(original.parameters()).device
+    sample = x[:1].to(device, torch.float64)
+    constants = [lipschitz(parts, sample) for parts in (found[0].parts, new[""])]
+    if constants[0] is None or constants[1] is None:
+        return None
+    each = (outputs[0] - outputs[1]).norm(dim=1)
+    return Bound(constants[0], constants[1], float(each.max()), float(outputs[0].norm()) / len(x) ** 0.5)
+
+
+def _rank(found: list[Stretch], steps: list[Step]) -> int | None:
+    ranks = [step.rank for step in steps if step.rank is not None]
+    return ranks[0] if ranks and len(found) == 1 and not found[0].name else None

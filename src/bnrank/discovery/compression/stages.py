@@ -1,0 +1,175 @@
+"""The order in which a stretch is cut down: collapse, narrow, factor, each within a share of the tolerance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from bnrank.discovery.compression.chain import Parts, is_linear
+from bnrank.discovery.compression.collapse import Collapsing, Counts, cost, counts
+from bnrank.discovery.compression.factoring import factored
+from bnrank.discovery.compression.judging import Judge
+from bnrank.discovery.compression.neurons import narrowed, rankings, without_superfluous
+from bnrank.discovery.compression.scaling import balanced
+
+__all__ = ["Cut", "Step", "cut_down"]
+
+T = TypeVar("T")
+
+TRIALS = 8  # thresholds that are tried for a share of the tolerance
+COLLAPSE_SHARES = (0.3, 0.6, 0.85)  # of the tolerance, as are the next
+NARROW_SHARES = (0.6, 0.9)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing done to a stretch.
+
+    Attributes
+    ----------
+    kind : str
+        "fold", "prune", "collapse", "narrow", "factor" or "tune".
+    where : str
+        The stretch, "" for the whole module, and linear parts in it, counted from 1 as they were before the step.
+    what : str
+        In words.
+    change : float
+        Of the module's output after this step, on the samples that decided, see :class:`Judge`; 0 where exact.
+    rank : int or None
+        Of a collapse.
+    """
+
+    kind: str
+    where: str
+    what: str
+    change: float
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A stretch cut down, what was done, and what was not.
+
+    Attributes
+    ----------
+    parts : tuple of torch.nn.Module
+        Afterwards.
+    steps : tuple of Step
+        In order.
+    cost : float
+        Mean of the shares of parameters, multiply-adds and linear parts.
+    change : float
+        What the judge measured.
+    reason : str
+        Why nothing was collapsed; empty where something was.
+    """
+
+    parts: Parts
+    steps: tuple[Step, ...]
+    cost: float
+    change: float
+    reason: str = ""
+
+
+def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
+    """Find the cheapest replacement of a stretch within the tolerance.
+
+    Exact removals come first. Then runs of layers are collapsed within a share of the tolerance, what remains is
+    narrowed, and what remains then is factored, for several shares; the cheapest outcome wins.
+    """
+    whole = counts(parts, judge.x)
+    slim, removed, merged = without_superfluous(parts, judge.x)
+    steps: list[Step] = []
+    if removed or merged:
+        what = f"{removed} dead or constant, {merged} parallel to others"
+        steps.append(Step("prune", _where(name), f"removed neurons and channels: {what}", 0.0))
+    start = Cut(slim, tuple(steps), cost(slim, judge.x, whole), judge(slim))
+    outcomes = [start, *_narrowed_and_factored(judge, start, name, tol, whole)]
+    search = Collapsing(judge, slim, whole)
+    collapsed: dict[tuple[int, int, int], Cut] = {}
+    for share in COLLAPSE_SHARES:
+        found = search.best(share * tol)
+        if found is not None:
+            line = f"layers {found.first} to {found.last} became one linear map of rank {found.rank}"
+            line += ", fitted frequency by frequency" if found.by == "frequency" else ""
+            where = _where(name, f"{found.first} to {found.last}")
+            step = Step("collapse", where, line, found.change, found.rank)
+            cut = Cut(found.parts, (*start.steps, step), found.cost, found.change)
+            collapsed.setdefault((found.first, found.last, found.rank), cut)
+    for cut in collapsed.values():
+        outcomes += [cut, *_narrowed_and_factored(judge, cut, name, tol, whole)]
+    best = min(outcomes, key=lambda c: (c.cost, c.change))
+    reason = ""
+    if all(step.kind != "collapse" for step in best.steps):
+        reason = _reason(parts, bool(collapsed), search, tol)
+    return Cut(balanced(best.parts, judge.x), best.steps, best.cost, best.change, reason)
+
+
+def _reason(parts: Parts, collapsible: bool, search: Collapsing, tol: float) -> str:
+    """Say why nothing was collapsed."""
+    if sum(map(is_linear, parts)) < 2:
+        return "no bottleneck across depth: a single linear layer"
+    if collapsible:
+        return "a bottleneck could be collapsed, but narrowing and factoring the layers one by one is cheaper"
+    if math.isfinite(search.nearest):
+        allowed = 100 * tol * max(COLLAPSE_SHARES)
+        why = f"the best of the cheaper linear maps changes the output by {100 * search.nearest:.3g} percent"
+        return f"no bottleneck across depth: {why}, more than the {allowed:.3g} percent allowed"
+    if search.skipped:
+        return f"no bottleneck found: {search.skipped} runs of layers have too many values to fit a linear map between"
+    return "no bottleneck across depth: no linear map of low rank is cheaper than the layers that it would replace"
+
+
+def _narrowed_and_factored(judge: Judge, cut: Cut, name: str, tol: float, whole: Counts) -> list[Cut]:
+    found = []
+    ranked = rankings(judge, cut.parts)
+    narrow_seen = set()
+    for share in NARROW_SHARES if ranked else (0.0,):
+        narrow = cut
+        if share:
+            got = _most(judge, lambda t: narrowed(judge, cut.parts, ranked, t), share * tol)
+            if got is not None:
+                parts, kept, change = got
+                before = [len(r.order) for r in ranked]
+                if kept != before:
+                    what = ", ".join(f"{b} to {k}" for b, k in zip(before, kept, strict=True) if b != k)
+                    step = Step("narrow", _where(name), f"neurons or channels: {what}", change)
+                    narrow = Cut(parts, (*cut.steps, step), cost(parts, judge.x, whole), change)
+        if narrow.steps in narrow_seen:
+            continue
+        narrow_seen.add(narrow.steps)
+        found.append(narrow)
+        two = _most(judge, lambda t, parts=narrow.parts: factored(judge, parts, t), tol)  # type: ignore[misc]
+        if two is not None and two[1]:
+            parts, ranks, change = two
+            what = ", ".join(f"layer {layer} to rank {k}" for layer, k in ranks)
+            step = Step("factor", _where(name), what, change)
+            found.append(Cut(parts, (*narrow.steps, step), cost(parts, judge.x, whole), change))
+    return found
+
+
+def _most(judge: Judge, make: Callable[[float], tuple[Parts, T]], limit: float) -> tuple[Parts, T, float] | None:
+    """Return what the largest threshold gives that keeps the change within the limit; None where none does.
+
+    Thresholds go down by factors of 4 from twice the limit to the first that will do, then the gap is bisected.
+    """
+    threshold, above, best = 2 * limit, math.inf, None
+    for _ in range(TRIALS):
+        parts, about = make(threshold)
+        found = judge(parts)
+        if found <= limit:
+            best, below = (parts, about, found), threshold
+            if above == math.inf:
+                break
+            threshold = math.sqrt(below * above)
+        else:
+            above = threshold
+            threshold = math.sqrt(below * above) if best is not None else threshold / 4
+    return best
+
+
+def _where(name: str, layers: str = "") -> str:
+    inside = f"layers {layers}" if layers else ""
+    return ", ".join(part for part in (name, inside) if part)

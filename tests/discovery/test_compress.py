@@ -1,0 +1,278 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bnrank
+from bnrank.discovery.compression import compress, load, multiply_out, parameters, rebuild
+
+QUICK = {"repeats": 2, "batch": 16}
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def bottlenecked(width=30, depth=7, k=2, d_in=8, d_out=5, seed=0):
+    """x -> |u.x| for k directions u, then layers that pass on k non-negative numbers, then a nonlinear read-out."""
+    u = draw(k, d_in, seed=seed)
+    first = torch.zeros(width, d_in, dtype=torch.float64)
+    first[:k], first[k : 2 * k] = u, -u
+    second = torch.zeros(width, width, dtype=torch.float64)
+    mix = torch.linalg.qr(draw(width, k, seed=seed + 1))[0].abs()
+    second[:, :k] = second[:, k : 2 * k] = mix
+    inner = mix @ torch.linalg.pinv(mix)
+    out = draw(width, width, seed=seed + 2) @ inner
+    biases = [torch.zeros(width, dtype=torch.float64) for _ in range(depth - 1)] + [torch.zeros(d_out).double()]
+    biases[-2] = draw(width, seed=seed + 3)
+    last = draw(d_out, width, seed=seed + 4)
+    return bnrank.networks.from_layers([first, second, *[inner] * (depth - 4), out, last], biases)
+
+
+def relative(a, b, centred=False):
+    a, b = a.detach(), b.detach()
+    return float((a - b).norm() / (b - (b.mean(0) if centred else 0)).norm())
+
+
+@pytest.fixture(scope="module")
+def planted():
+    net, x = bottlenecked(), draw(600, 8, seed=9)
+    return net, x, compress(net, x, 0.01, **QUICK)
+
+
+def test_a_planted_bottleneck_is_collapsed_to_its_rank(planted):
+    net, _, found = planted
+    collapse = next(step for step in found.steps if step.kind == "collapse")
+    assert collapse.rank == 2
+    assert found.certificate.rank == 2
+    assert found.reason == ""
+    assert min(m.out_features for m in found.network if isinstance(m, nn.Linear)) == 2
+    assert found.certificate.parameters < parameters(net) / 5
+    assert len([m for m in found.network if isinstance(m, nn.Linear)]) < 7
+
+
+def test_the_function_stays_on_samples_that_nobody_saw(planted):
+    net, _, found = planted
+    fresh = draw(3000, 8, seed=77)
+    assert relative(found.network(fresh), net(fresh), centred=True) <= 0.01
+
+
+def test_the_certificate_says_what_an_oracle_measures(planted):
+    net, x, found = planted
+    with torch.no_grad():
+        before, after = net(x), found.network(x)
+    assert found.certificate.on_x.relative == pytest.approx(relative(after, before), rel=1e-9)
+    assert found.certificate.on_x.centred == pytest.approx(relative(after, before, centred=True), rel=1e-9)
+    kept = x[torch.randperm(600, generator=torch.Generator().manual_seed(0))[:120]]
+    with torch.no_grad():
+        held = relative(found.network(kept), net(kept), centred=True)
+    assert found.certificate.held_out.centred == pytest.approx(held, rel=1e-9)
+    assert found.certificate.held_out.samples == 120
+    assert found.certificate.parameters == sum(p.numel() for p in found.network.parameters())
+    assert found.certificate.met
+    assert found.certificate.share_beyond == pytest.approx(1 - 0.05 ** (1 / 120))
+
+
+def test_held_out_samples_decide_nothing():
+    net, x = bottlenecked(width=16, depth=5), draw(60, 8)
+    a = compress(net, x, 0.01, held_out=draw(5, 8, seed=1), **QUICK)
+    b = compress(net, x, 0.01, held_out=100 * draw(9, 8, seed=2), **QUICK)
+    assert all(torch.equal(p, q) for p, q in zip(a.network.parameters(), b.network.parameters(), strict=True))
+    assert (a.certificate.held_out.samples, b.certificate.held_out.samples) == (5, 9)
+
+
+def test_the_bound_holds_near_the_samples(planted):
+    net, x, found = planted
+    bound = found.certificate.bound
+    direction = draw(600, 8, seed=5)
+    for distance in (0.0, 0.1, 3.0):
+        moved = x + distance * direction / direction.norm(dim=1, keepdim=True)
+        with torch.no_grad():
+            change = (found.network(moved) - net(moved)).norm(dim=1).max()
+        assert change <= bound.within(distance) * bound.size * (1 + 1e-9)
+    for network, constant in ((net, bound.lipschitz_before), (found.network, bound.lipschitz_after)):
+        with torch.no_grad():
+            assert (network(moved) - network(x)).norm(dim=1).max() <= 3 * constant
+    assert bound.per_distance == pytest.approx((bound.lipschitz_before + bound.lipschitz_after) / bound.size)
+
+
+def test_the_result_is_plain_and_loads_through_state_dict(planted, tmp_path):
+    _, x, found = planted
+    assert type(found.network) is nn.Sequential
+    assert {type(part) for part in found.network} <= {nn.Linear, nn.ReLU}
+    again = rebuild(found.plan[""]).double()
+    again.load_state_dict(found.network.state_dict())
+    assert torch.equal(again(x), found.network(x))
+    loaded = load(found.save(tmp_path / "small.safetensors"))
+    assert torch.equal(loaded(x), found.network(x))
+
+
+def test_multiplied_out_it_is_a_chain_that_the_theory_reads(planted):
+    _, x, found = planted
+    chain = bnrank.networks.as_mlp(multiply_out(found.network))
+    assert torch.allclose(chain(x), found.network(x), atol=1e-9)
+    assert bnrank.rank.bracket(chain, x, tolerance=1e-6).upper <= 2
+
+
+def test_the_same_seed_gives_the_same_bits_and_the_module_stays_as_it_was():
+    net = bottlenecked(width=16, depth=5).train()
+    before = copy.deepcopy(net.state_dict())
+    state = torch.get_rng_state()
+    first = compress(net, draw(60, 8), 0.01, **QUICK)
+    with torch.no_grad():
+        second = compress(net, draw(60, 8), 0.01, **QUICK)
+    assert all(torch.equal(a, b) for a, b in zip(first.network.parameters(), second.network.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), before.values(), strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert net.training
+    assert all(p.requires_grad and p.grad is None for p in [*net.parameters(), *first.network.parameters()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_precision_is_kept(dtype):
+    found = compress(bottlenecked(width=16, depth=5).to(dtype), draw(60, 8).float(), 0.01, **QUICK)
+    assert {p.dtype for p in found.network.parameters()} == {dtype}
+    assert found.certificate.met
+
+
+def test_a_network_without_bottleneck_is_returned_as_it_is_with_the_reason():
+    net = bnrank.MLP([8, 8, 8, 8], seed=3).double()
+    found = compress(net, draw(300, 8), 1e-4, **QUICK)
+    assert found.network is net
+    assert not found.changed
+    assert "no bottleneck" in found.reason
+    assert found.certificate.on_x.relative == 0
+    assert "returned as it is" in str(found)
+    with pytest.raises(ValueError, match="nothing was compressed"):
+        found.save("nothing.safetensors")
+
+
+def test_a_linear_network_becomes_one_map_of_its_rank():
+    product = draw(6, 2) @ draw(2, 10, seed=1)
+    u, s, v = torch.linalg.svd(product, full_matrices=False)
+    net = nn.Sequential(
+        nn.Linear(10, 30, bias=False), nn.Linear(30, 30, bias=False), nn.Linear(30, 6, bias=False)
+    ).double()
+    with torch.no_grad():
+        net[0].weight.copy_(torch.linalg.qr(draw(30, 6, seed=2))[0] @ v)
+        net[1].weight.copy_(torch.eye(30))
+        net[2].weight.copy_(u * s @ torch.linalg.qr(draw(30, 6, seed=2))[0].T)
+    found = compress(net, draw(100, 10), 1e-3, **QUICK)
+    assert [tuple(p.weight.shape) for p in found.network] == [(2, 10), (6, 2)]
+    fresh = draw(50, 10, seed=8)
+    assert relative(found.network(fresh), net(fresh)) < 1e-6
+
+
+class Larger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(*bottlenecked_parts(), nn.BatchNorm1d(5))
+        self.recurrent = nn.GRUCell(5, 5)
+        self.twice = nn.Linear(5, 5)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        z = self.body(x)
+        return self.scale * self.twice(self.twice(z)) + self.recurrent(z)
+
+
+def bottlenecked_parts():
+    net = bottlenecked()
+    parts = []
+    for i, layer in enumerate(net.layers):
+        parts += [layer] + ([nn.ReLU(inplace=True)] if i < len(net.layers) - 1 else [])
+    return parts
+
+
+def test_stretches_of_a_larger_module_are_replaced_and_the_rest_listed(tmp_path):
+    torch.manual_seed(0)
+    net, x = Larger().double().eval(), draw(150, 8)
+    found = compress(net, x, 0.01, **QUICK)
+    assert list(found.plan) == ["body"]
+    assert found.certificate.met
+    assert parameters(found.network.body) < parameters(net.body) / 5
+    untouched = {u.name: u.reason for u in found.untouched}
+    assert set(untouched) == {"", "recurrent", "twice"}
+    assert "runs 2 times" in untouched["twice"]
+    assert found.certificate.rank is None
+    fresh = draw(100, 8, seed=5)
+    with torch.no_grad():
+        assert relative(found.network(fresh), net(fresh), centred=True) < 0.02
+        assert torch.equal(net.body[1](torch.tensor([-1.0])), torch.tensor([0.0]))
+    loaded = load(found.save(tmp_path / "part.safetensors"), Larger().double())
+    assert torch.equal(loaded(fresh), found.network(fresh))
+
+
+def test_shared_parameters_stay():
+    layer = nn.Linear(8, 8)
+    net = nn.Sequential(layer, nn.ReLU(), layer).double()
+    found = compress(net, draw(40, 8), 0.5, **QUICK)
+    assert found.network is net
+    assert "more than one place" in found.untouched[0].reason
+
+
+def test_tuning_lowers_the_change_and_needs_no_more_parameters():
+    task = bnrank.tasks.low_rank_map(n=150, d_in=8, d_out=8, latent=4, rank=2, width=20)
+    run = bnrank.train(bnrank.MLP([8, 20, 20, 20, 20, 8]), task, ridge=3e-3, steps=300, seed=0, progress=False)
+    plain = compress(run.network(0), task.x, 0.03, **QUICK)
+    found = compress(run.network(0), task.x, 0.03, tune=60, **QUICK)
+    assert any(step.kind == "tune" for step in found.steps)
+    assert found.certificate.on_x.centred <= 0.03
+    assert found.certificate.parameters <= plain.certificate.parameters
+    assert found.certificate.on_x.centred < plain.certificate.on_x.centred
+
+
+def test_one_output_and_a_constant_network():
+    one = compress(bottlenecked(d_out=1), draw(100, 8), 0.01, **QUICK)
+    assert np.isnan(one.certificate.on_x.decisions)
+    assert one.certificate.met
+    constant = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        constant[0].weight.zero_()
+    found = compress(constant, draw(30, 3), 0.01, **QUICK)
+    assert torch.allclose(found.network(draw(5, 3)), constant(draw(5, 3)))
+    assert found.certificate.on_x.relative < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"x": draw(7, 8)}, ValueError, "x: got 7 sample"),
+        ({"x": [[1.0]]}, TypeError, "x: got"),
+        ({"x": torch.full((20, 8), torch.nan)}, ValueError, "x: got NaN"),
+        ({"x": draw(20, 3)}, ValueError, "expected"),
+        ({"tol": 0.0}, ValueError, "tol"),
+        ({"tol": "1%"}, TypeError, "tol"),
+        ({"held_out": 1.0}, ValueError, "held_out"),
+        ({"held_out": draw(5, 3)}, ValueError, "expected"),
+        ({"tune": -1}, ValueError, "tune"),
+        ({"module": "net"}, TypeError, "module"),
+        ({"batch": 0}, ValueError, "batch"),
+    ],
+)
+def test_bad_input_is_refused_by_name(arguments, error, match):
+    given = {"module": bottlenecked(width=16, depth=5), "x": draw(20, 8), **arguments}
+    with pytest.raises(error, match=match):
+        compress(**given)
+
+
+def test_parameters_that_are_not_finite_are_refused():
+    net = bottlenecked(width=16, depth=5)
+    with torch.no_grad():
+        net.weights[1][0, 0] = torch.inf
+    with pytest.raises(ValueError, match=r"layers\.1\.weight"):
+        compress(net, draw(20, 8))
+
+
+def test_damaged_files_are_refused(planted, tmp_path):
+    *_, found = planted
+    path = found.save(tmp_path / "small.safetensors")
+    with pytest.raises(ValueError, match=r"ending in \.safetensors"):
+        found.save(tmp_path / "small.pt")
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="no complete file"):
+        load(path)
+    with pytest.raises(ValueError, match="exists"):
+        load(tmp_path / "none.safetensors")

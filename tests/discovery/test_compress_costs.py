@@ -1,0 +1,101 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bnrank.discovery.compression.bounds import lipschitz
+from bnrank.discovery.compression.costs import latency, multiply_adds, parameters
+from bnrank.discovery.compression.judging import change
+
+
+def test_multiply_adds_are_those_of_the_dense_matrices():
+    net = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(18, 4), nn.ReLU(), nn.Linear(4, 1, bias=False))
+    by_hand = 6 * 3 * (2 * 3) + 18 * 4 + 4
+    assert multiply_adds(net, torch.ones(5, 2, 8)) == by_hand
+    assert parameters(net) == 2 * 3 * 3 + 3 + 18 * 4 + 4 + 4
+    grouped = nn.Conv2d(4, 4, 3, groups=4)
+    assert multiply_adds(grouped, torch.ones(1, 4, 5, 5)) == 9 * 4 * 9
+    twice = nn.Linear(3, 3)
+    assert multiply_adds(nn.Sequential(twice, twice), torch.ones(1, 3)) == 18
+    assert parameters(nn.Sequential(twice, twice)) == 12
+
+
+def test_counting_leaves_no_trace():
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 3)).train()
+    multiply_adds(net, torch.ones(1, 3))
+    assert net.training
+    assert net[0].training
+    assert not net[1]._forward_hooks
+
+
+def test_latency_is_measured_and_said():
+    slow = nn.Sequential(nn.Linear(1500, 1500), nn.Linear(1500, 1500)).double()
+    fast = nn.Linear(1500, 10).double()
+    found = latency([slow, fast], torch.ones(3, 1500), batch=32, repeats=5)
+    assert found[0].median > 3 * found[1].median > 0
+    assert all(one.low <= one.median <= one.high for one in found)
+    assert (found[0].batch, found[0].repeats, found[0].dtype, found[0].device) == (32, 5, "float64", "cpu")
+    with pytest.raises(ValueError, match="repeats"):
+        latency([fast], torch.ones(3, 1500), repeats=0)
+
+
+def test_change_by_hand():
+    before = torch.tensor([[1.0, 0.0], [0.0, 3.0], [2.0, 1.0]])
+    after = before + torch.tensor([[0.0, 2.0], [0.0, 0.0], [0.0, 0.0]])
+    found = change(before, after)
+    assert found.relative == pytest.approx(2 / math.sqrt(15))
+    assert found.centred == pytest.approx(2 / math.sqrt(15 - 3 * (1 + 16 / 9)))
+    assert found.worst == pytest.approx(2 / math.sqrt(5))
+    assert found.decisions == pytest.approx(1 / 3)
+    assert change(torch.ones(4, 2), torch.ones(4, 2)).centred == 0
+    assert change(torch.ones(4, 2), 2 * torch.ones(4, 2)).centred == math.inf
+
+
+PARTS = [
+    (nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.Linear(4, 3)), (6,)),
+    (nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.LeakyReLU(-1.5), nn.AvgPool1d(2), nn.Flatten()), (2, 8)),
+    (nn.Sequential(nn.Conv2d(1, 2, 3, stride=2, padding=1, padding_mode="circular"), nn.MaxPool2d(2)), (1, 8, 8)),
+    (nn.Sequential(nn.Conv2d(1, 2, 3, padding="same"), nn.Tanh()), (1, 5, 5)),
+]
+
+
+@pytest.mark.parametrize(("net", "shape"), PARTS)
+def test_no_jacobian_has_a_larger_norm_than_the_lipschitz_constant(net, shape):
+    net = net.double()
+    x = torch.randn(30, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    constant = lipschitz(tuple(net), x)
+    norms = [
+        torch.linalg.matrix_norm(
+            torch.func.jacrev(lambda v: net(v.reshape(1, *shape)).flatten())(one.flatten()), 2
+        ).item()
+        for one in x
+    ]
+    assert max(norms) <= constant * (1 + 1e-9)
+    assert constant < 20 * max(norms)
+
+
+def test_linear_layers_in_a_row_are_multiplied_before_their_norm_is_taken():
+    a, b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        a.weight.copy_(torch.diag(torch.tensor([5.0, 0.1])))
+        b.weight.copy_(torch.diag(torch.tensor([0.1, 5.0])))
+    assert lipschitz([a, b], torch.ones(1, 2)) == pytest.approx(0.5)
+
+
+def test_zero_padding_is_not_taken_for_wrapping_around():
+    layer = nn.Conv1d(1, 1, 3, padding=1, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[[-1.0, 1.0, 0.0]]]))
+    x = torch.ones(1, 1, 1)  # around a circle of one place the taps would cancel
+    assert layer(x).item() == 1
+    assert lipschitz([layer], x) >= 1
+
+
+@pytest.mark.parametrize(
+    "part",
+    [nn.Softmax(1), nn.MaxPool1d(3, 1), nn.Conv1d(2, 2, 3, padding=3, padding_mode="circular"),
+     nn.Conv1d(2, 2, 3, padding=1, padding_mode="reflect")],
+)  # fmt: skip
+def test_where_no_constant_is_known_there_is_none(part):
+    assert lipschitz([part], torch.ones(1, 2, 8)) is None

@@ -1,0 +1,131 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from bnrank.discovery.compression.frequencies import equivariant_fit
+from bnrank.discovery.compression.low_rank import dense, fit, multiply_out, pair, pointwise_pair
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def brute_force_reduced_rank(z1, z2, k, metric):
+    """Reduced-rank regression by the book: ordinary least squares, then the SVD of its prediction in the metric."""
+    x, y = z1 - z1.mean(0), z2 - z2.mean(0)
+    prediction = x @ torch.linalg.lstsq(x, y).solution
+    u, _, _ = torch.linalg.svd(prediction @ metric, full_matrices=False)
+    return z2.mean(0) + u[:, :k] @ u[:, :k].T @ prediction
+
+
+@settings(derandomize=True, max_examples=15, deadline=None)
+@given(n1=st.integers(1, 6), n2=st.integers(1, 6), k=st.integers(0, 6), seed=st.integers(0, 1000))
+def test_without_noise_the_fit_is_reduced_rank_regression(n1, n2, k, seed):
+    z1 = draw(60, n1, seed=seed)
+    z2 = z1 @ draw(n1, n2, seed=seed + 1) + draw(n2, seed=seed + 2)
+    metric = draw(n2, n2, seed=seed + 3) + 3 * torch.eye(n2)
+    a, b, c = fit(z1, z2, metric).at(k)
+    assert torch.allclose(c + z1 @ a.T @ b.T, brute_force_reduced_rank(z1, z2, k, metric), atol=1e-6)
+    assert a.shape[0] == min(k, n1, n2)
+
+
+def test_tails_are_what_each_rank_leaves_out_in_the_metric():
+    z1 = draw(80, 5)
+    z2, metric = z1 @ draw(5, 4, seed=1), torch.diag(torch.tensor([1.0, 5.0, 0.1, 2.0]).double())
+    fitted = fit(z1, z2, metric)
+    for k in range(5):
+        a, b, c = fitted.at(k)
+        left = ((c + z1 @ a.T @ b.T - z2) @ metric).square().sum(1).mean().sqrt()
+        assert float(fitted.tails[k]) == pytest.approx(float(left), abs=1e-8)
+    coordinates = (z1 - z1.mean(0)) @ fitted.reading.T
+    assert torch.allclose(coordinates.T @ coordinates / 80, torch.eye(4).double(), atol=1e-8)
+
+
+def test_directions_in_which_the_samples_hardly_vary_are_not_extrapolated_along():
+    z1 = draw(40, 10) * torch.tensor([1.0, 1.0] + [1e-5] * 8)
+    noisy = z1[:, :1] + 0.01 * draw(40, 1, seed=1)
+    a, b, _ = fit(z1, noisy).at(1)
+    assert float((b @ a).norm()) < 2
+    assert float(torch.linalg.lstsq(z1, noisy).solution.norm()) > 20  # what least squares does
+
+
+def test_constant_values_give_rank_zero():
+    fitted = fit(torch.ones(9, 3).double(), draw(9, 2))
+    a, b, c = fitted.at(4)
+    assert (a.shape, b.shape, fitted.tails.shape) == ((0, 3), (2, 0), (1,))
+    assert torch.allclose(c, draw(9, 2).mean(0))
+
+
+CONVOLUTIONS = [
+    (nn.Conv1d(2, 3, 3, padding=1), (2, 7)),
+    (nn.Conv2d(2, 3, 3, stride=2, padding=1, padding_mode="circular"), (2, 6, 6)),
+    (nn.Conv2d(2, 3, 2, dilation=2, bias=False), (2, 5, 6)),
+    (nn.Linear(6, 4), (6,)),
+]
+
+
+@pytest.mark.parametrize(("layer", "shape"), CONVOLUTIONS)
+def test_dense_is_the_matrix_of_the_layer(layer, shape):
+    layer = layer.double()
+    x = draw(4, *shape)
+    out = layer(x).flatten(1)
+    rows = draw(5, out.shape[1], seed=3)
+    weight, shift = dense(layer, rows, shape)
+    assert torch.allclose(x.flatten(1) @ weight.T + shift, out @ rows.T, atol=1e-10)
+
+
+@pytest.mark.parametrize(("layer", "shape"), CONVOLUTIONS)
+def test_pairs_of_full_rank_are_the_layer_itself(layer, shape):
+    layer = layer.double()
+    x = draw(200, *shape)
+    with torch.no_grad():
+        out = layer(x)
+        flat = out.flatten(1)
+        whole = nn.Sequential(*pair(layer, shape, tuple(out.shape[1:]), fit(flat, flat), flat.shape[1]))
+        rows = out if out.ndim == 2 else out.movedim(1, -1).reshape(-1, out.shape[1])
+        by_place = nn.Sequential(*pointwise_pair(layer, fit(rows, rows), rows.shape[1]))
+        assert torch.allclose(whole(x), out, atol=1e-6)
+        assert sum(isinstance(part, nn.Linear) for part in whole) == 1  # smaller than two
+        assert torch.allclose(by_place(x), out, atol=1e-6)
+
+
+def test_a_circular_convolution_with_few_frequencies_is_found_from_few_samples():
+    """12 samples of 3 x 6 x 6 values: far too few for a map between all pixels, enough frequency by frequency."""
+    x = draw(12, 3, 6, 6)
+    first = nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular").double()
+    matrix = draw(3, 3, seed=4)
+
+    def planted(z):  # frequencies 0 and (0, +-1), all channels mixed
+        waves = torch.fft.fft2(z)
+        keep = torch.zeros_like(waves)
+        keep[..., 0, 0], keep[..., 0, 1], keep[..., 0, 5] = waves[..., 0, 0], waves[..., 0, 1], waves[..., 0, 5]
+        return torch.einsum("oc,nchw->nohw", matrix, torch.fft.ifft2(keep).real) + 1.0
+
+    with torch.no_grad():
+        z1, fresh = first(x), first(draw(50, 3, 6, 6, seed=5))
+    fitted = equivariant_fit([first, nn.ReLU(), first], z1, planted(z1))
+    a, b, c = fitted.at(3 + 2 * 3)
+    assert fitted.reading.shape[0] == 9 or float(fitted.tails[9]) < 1e-5 * float(fitted.tails[0])
+    found = (c + fresh.flatten(1) @ a.T @ b.T).reshape(fresh.shape)
+    assert float((found - planted(fresh)).norm() / planted(fresh).norm()) < 1e-4
+    a, b, c = fitted.at(0)
+    left = (c - planted(z1).flatten(1)).square().sum(1).mean().sqrt()
+    assert float(left) == pytest.approx(float(fitted.tails[0]), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "part", [nn.Conv1d(2, 2, 3, padding=1), nn.Conv1d(2, 2, 1, stride=2), nn.MaxPool1d(2), nn.Conv1d(2, 2, 3)]
+)
+def test_what_does_not_commute_with_translations_is_not_fitted_by_frequency(part):
+    assert equivariant_fit([part], draw(8, 2, 6), draw(8, 2, 6)) is None
+
+
+def test_multiplying_out_keeps_the_function():
+    net = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 3, bias=False), nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
+    merged = multiply_out(net)
+    assert [type(part) for part in merged] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert torch.allclose(merged(torch.ones(2, 4)), net(torch.ones(2, 4)), atol=1e-6)
+    with pytest.raises(TypeError, match="network"):
+        multiply_out(nn.Linear(2, 2))
