@@ -111,7 +111,7 @@ def test_files_named_in_the_documents_exist(page):
         assert ((ROOT / page).parent / link).exists(), link
     for path in re.findall(r"`((?:tests|src|docs|benchmarks)/[\w./-]+\.\w+)`", text):
         assert (ROOT / path).exists(), path
-    rooms = "tasks|networks|measures|training|theory|reporting|figures"
+    rooms = "tasks|networks|measures|training|theory|discovery|reporting|figures"
     for path in re.findall(rf"`((?:{rooms})/[\w./-]+\.py)`", text):
         assert (ROOT / "src" / "bnrank" / path).exists(), path
 

@@ -4,7 +4,7 @@ Start with :class:`bnrank.MLP` or any ``nn.Module`` of your own, :mod:`bnrank.ta
 :func:`bnrank.train`, :func:`bnrank.profile`, :func:`bnrank.check` and :func:`bnrank.report`.
 """
 
-from bnrank import figures, measures, networks, reporting, tasks, theory, training
+from bnrank import discovery, figures, measures, networks, reporting, tasks, theory, training
 from bnrank._version import __version__
 from bnrank.measures import balance, frequencies, jacobian, nonlinearity, ntk, profile, regions, spectra
 from bnrank.measures.bottleneck import find as bottleneck
@@ -27,6 +27,7 @@ __all__ = [
     "check",
     "constructions",
     "cost",
+    "discovery",
     "escape",
     "figures",
     "flow",

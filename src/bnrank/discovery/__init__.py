@@ -1,0 +1,23 @@
+"""What a user takes home: the numbers y depends on, its symmetries, and the network cut down to its bottleneck."""
+
+from bnrank.discovery.compression import compress
+from bnrank.discovery.estimators import (
+    BottleneckAutoencoder,
+    BottleneckClassifier,
+    BottleneckRegressor,
+    NothingFoundWarning,
+    Summary,
+    Trial,
+)
+from bnrank.discovery.symmetries import symmetries
+
+__all__ = [
+    "BottleneckAutoencoder",
+    "BottleneckClassifier",
+    "BottleneckRegressor",
+    "NothingFoundWarning",
+    "Summary",
+    "Trial",
+    "compress",
+    "symmetries",
+]

@@ -1,0 +1,109 @@
+"""How many numbers a table can be written with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+from sklearn.metrics import r2_score
+
+from bnrank.discovery.estimators.base import BottleneckEstimator, voice
+from bnrank.discovery.estimators.checking import constant_columns, read_table
+from bnrank.discovery.estimators.counting import Count
+from bnrank.discovery.estimators.learning import count_from, investigate
+from bnrank.discovery.estimators.path import Data
+from bnrank.discovery.estimators.scaling import scaling
+
+__all__ = ["BottleneckAutoencoder"]
+
+
+class BottleneckAutoencoder(BottleneckEstimator):
+    """Fit x = h(g(x)) with as few numbers g(x) in R^k as the columns have in common.
+
+    Reconstruction cannot say how many: the identity reconstructs held-out rows, noise and all, without error. What can
+    be held out is columns. The columns are cut into two halves at random, and each half is predicted from the other as
+    by :class:`BottleneckRegressor`; noise of one column cannot be predicted from others. The count is the larger of the
+    two. It is at most half the number of columns (and undetermined there), and misses what only one column shows.
+    Then a network is trained to reconstruct all columns through so many numbers. At rank recovery it projects onto the
+    manifold of the data, and so takes noise away (T17).
+
+    Parameters
+    ----------
+    n_components, ridges, depth, width, seeds, steps, tolerance, random_state, progress
+        As of :class:`BottleneckRegressor`; with a number of components no half is predicted from the other.
+
+    Attributes
+    ----------
+    n_components_, n_components_interval_, undetermined_, reason_, stability_, model_
+        As of :class:`BottleneckRegressor`, of the prediction of one half of the columns from the other.
+    held_out_, held_out_error_ : ndarray
+        Held-out loss of the reconstruction with k = 0, 1, ... components, and its standard error.
+    encoder_, decoder_, network_, module_, spectrum_, sensitivity_, influence_, notes_
+        As of :class:`BottleneckRegressor`, of the reconstruction.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a parameter is out of range, or the table has missing, infinite or categorical entries (named).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> z = np.random.default_rng(0).normal(size=(200, 1))
+    >>> x = z @ np.array([[1.0, 2.0, -1.0, 0.5]])
+    >>> fitted = BottleneckAutoencoder().fit(x)
+    >>> fitted.n_components_, bool(np.allclose(fitted.inverse_transform(fitted.transform(x)), x, atol=1e-3))
+    (1, True)
+    """
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit to rows (N, d); ``y`` is not used."""
+        x = read_table(self, X, reset=True)
+        wanted = self._wanted(x.shape[1], x.shape[1], f"{x.shape[1]} columns")
+        scale = scaling(x, x, "each")
+        data, count = Data(scale.x(x), scale.y(x)), None
+        if wanted is None:
+            count = self._in_common(data, np.flatnonzero(~constant_columns(x)))
+            wanted = count.number
+        self._learn(x, scale, data, wanted, count)
+        self._summarise(x, x, self._outputs_of(x), self.score(X))
+        return self
+
+    def inverse_transform(self, Z: Any) -> np.ndarray:
+        """Return the rows h(z) of coordinates z, (N, n_components_)."""
+        return self._decode(Z)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the reconstructions h(g(x)), (N, d)."""
+        return self._outputs(X)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Return the share of the variance that the reconstruction keeps (R^2, columns weighted by their variance)."""
+        x = read_table(self, X, reset=False)
+        return float(r2_score(x, self._outputs_of(x), multioutput="variance_weighted"))
+
+    def _in_common(self, data: Data, columns: np.ndarray) -> Count:
+        """Count what one half of the columns tells about the other."""
+        if len(columns) < 2:
+            number = len(columns)
+            reason = "one column varies" if number else "nothing was found: no column varies"
+            return Count(number, (number, number), float("nan"), False, reason)
+        seed = self._seed()
+        mixed = np.random.default_rng(seed).permutation(columns)
+        half = len(mixed) // 2
+        counts = []
+        with voice(self.progress) as tell:
+            for known, other in ((mixed[:half], mixed[half:]), (mixed[half:], mixed[:half])):
+                part = Data(data.x[:, known], data.y[:, other])
+                found = investigate(part, self._plan(part), seed, lambda text: tell(f"half of the columns: {text}"))
+                counts.append(count_from(found, found.path.trials() if found.path else (), part.most))
+        most = max(counts, key=lambda count: count.number)
+        low, high = min(c.interval[0] for c in counts), max(c.interval[1] for c in counts)
+        if most.number == 0:
+            reason = "nothing was found: no column can be predicted from others better than by its mean"
+            return Count(0, (0, 0), float("nan"), False, reason)
+        if most.number >= half:
+            reason = f"undetermined: each half has {half} column(s), so that no more than {half} could be seen"
+            return Count(most.number, (low, high), most.agreement, True, reason)
+        return replace(most, interval=(low, high), reason=f"one half of the columns from the other: {most.reason}")

@@ -1,0 +1,292 @@
+"""What the three estimators share: parameters, fitting, and what a fitted one can do."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from rich.console import Console
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_array, check_is_fitted
+
+from bnrank import _validate
+from bnrank.discovery.estimators import saving
+from bnrank.discovery.estimators.budget import FEW, Budget, budget
+from bnrank.discovery.estimators.checking import constant_columns, groups_of_rows, read_table
+from bnrank.discovery.estimators.coordinates import coordinates, sensitivity
+from bnrank.discovery.estimators.counting import Count, is_better, standard_error
+from bnrank.discovery.estimators.inputs import input_directions
+from bnrank.discovery.estimators.learning import Evidence, Model, investigate, learn
+from bnrank.discovery.estimators.path import Data
+from bnrank.discovery.estimators.scaling import Scaling
+from bnrank.discovery.estimators.summary import Summary
+from bnrank.networks.mlp import MLP, from_layers
+
+__all__ = ["BottleneckEstimator", "NothingFoundWarning", "voice"]
+
+CHUNK = 8192  # rows at a time
+
+
+class NothingFoundWarning(UserWarning):
+    """No function of the inputs predicts the outputs better than their mean."""
+
+
+class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Parameters and methods that regressor, classifier and autoencoder have in common."""
+
+    def __init__(
+        self,
+        n_components: int | str = "auto",
+        *,
+        ridges: Sequence[float] | str = "auto",
+        depth: int | str = "auto",
+        width: int | str = "auto",
+        seeds: int | str = "auto",
+        steps: int | str = "auto",
+        tolerance: float = 0.01,
+        random_state: int | np.random.RandomState | None = 0,
+        progress: bool | str = "auto",
+    ) -> None:
+        self.n_components = n_components
+        self.ridges = ridges
+        self.depth = depth
+        self.width = width
+        self.seeds = seeds
+        self.steps = steps
+        self.tolerance = tolerance
+        self.random_state = random_state
+        self.progress = progress
+
+    # what a user calls ------------------------------------------------------------------------------------------------
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Return the bottleneck coordinates, (N, n_components_): of mean 0 and covariance 1 on the rows fitted."""
+        check_is_fitted(self)
+        x = read_table(self, X, reset=False)
+        return self._coordinates(x)
+
+    def as_module(self, dtype: torch.dtype = torch.float32) -> MLP:
+        """Return the fitted function as an `nn.Module`, from x to y in original units (logits, for a classifier).
+
+        One layer has rank ``n_components_`` at most; the scaling is in the first and the last layer.
+        """
+        check_is_fitted(self)
+        return from_layers(self.module_.weights, self.module_.biases, self.module_.slope).to(dtype)
+
+    def summary(self) -> Summary:
+        """Return what was found: printed, it is a page of text; its attributes are the data of the pictures."""
+        check_is_fitted(self)
+        return self.summary_
+
+    def save(self, path: Any) -> Any:
+        """Write the fitted estimator to one ``.safetensors`` file, without pickle; return the path.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the path has another ending, or a parameter is no plain value.
+        """
+        check_is_fitted(self)
+        return saving.save(self, path)
+
+    @classmethod
+    def load(cls, path: Any) -> Self:
+        """Read an estimator that was saved.
+
+        Raises
+        ------
+        ValueError
+            If the file holds no estimator of this class.
+        """
+        return saving.load(cls, path)
+
+    # fitting ----------------------------------------------------------------------------------------------------------
+
+    def _plan(self, data: Data) -> Budget:
+        plan = budget(len(data.x), data.x.shape[1], data.outputs, data.most)
+        changes: dict[str, Any] = {"tolerance": _validate.number(self.tolerance, "tolerance", 0.0)}
+        for name, minimum in [("depth", 2), ("width", 1), ("seeds", 1), ("steps", 1)]:
+            value = getattr(self, name)
+            if value != "auto":
+                changes[name] = _integer_or_auto(value, name, minimum)
+        if not isinstance(self.ridges, str):
+            values = [_validate.number(r, f"ridges[{i}]", 0.0, strict=True) for i, r in enumerate(self.ridges)]
+            if not values:
+                raise ValueError("ridges: got none, expected at least one, or 'auto'")
+            changes |= {"ridges": tuple(dict.fromkeys(values)), "grow": False}
+            changes["steps"] = changes.get("steps", max(plan.steps, 2 * len(data.x) if len(data.x) < FEW else 0))
+        elif self.ridges != "auto":
+            raise ValueError(f"ridges: got {self.ridges!r}, expected numbers, or 'auto'")
+        return replace(plan, **changes)
+
+    def _seed(self) -> int:
+        if isinstance(self.random_state, int | np.integer) and not isinstance(self.random_state, bool):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31 - 10_000))
+
+    def _wanted(self, d_in: int, d_out: int, outputs: str) -> int | None:
+        """Return n_components as a number, or None for "auto"; refuse what no function of these sizes can have."""
+        if isinstance(self.n_components, str):
+            _validate.choice(self.n_components, "n_components", ["auto"])
+            return None
+        wanted = _validate.integer(self.n_components, "n_components")
+        if wanted > d_in:
+            raise ValueError(f"n_components: got {wanted}, expected at most {d_in}, the number of inputs")
+        if wanted > d_out:
+            raise ValueError(
+                f"n_components: got {wanted}, expected at most {d_out}: y passes through itself, so that no function "
+                f"with {outputs} needs more components. What can be asked is on how many combinations of the inputs y "
+                "depends: fit with n_components='auto' and read n_input_directions_"
+            )
+        return wanted
+
+    def _learn(
+        self, x: np.ndarray, scaling: Scaling, data: Data, wanted: int | None, known: Count | None = None
+    ) -> None:
+        """Fit, and set all fitted attributes; ``known`` where the count comes from elsewhere."""
+        plan, seed = self._plan(data), self._seed()
+        data = replace(data, limit=max(data.limit, wanted or 0))
+        with voice(self.progress) as tell:
+            evidence = investigate(data, plan, seed, tell, wanted)
+            model = learn(data, evidence, plan, seed, tell)
+        if wanted is not None and known is None:
+            found = "" if is_better(evidence.errors[wanted], evidence.errors[0]) else "; but nothing was found: on "
+            found += "held-out rows it predicts no better than the mean" if found else ""
+            known = Count(wanted, (wanted, wanted), float("nan"), False, f"{wanted} component(s) were asked for{found}")
+        self._describe(x, scaling, data, evidence, replace(model, count=known or model.count))
+
+    def _describe(self, x: np.ndarray, scaling: Scaling, data: Data, evidence: Evidence, model: Model) -> None:
+        self.model_ = model.kind
+        self.n_components_ = self._n_features_out = model.k
+        self.n_components_interval_ = model.count.interval
+        self.undetermined_ = model.count.undetermined
+        self.reason_ = model.count.reason
+        self.stability_ = model.trials
+        self.network_ = model.network
+        self.bottleneck_layer_ = model.layer
+        self.ridge_ = model.ridge
+        self.module_ = scaling.unscaled_output(scaling.unscaled_input(model.network))
+        self.input_scale_, self.output_scale_ = scaling.x_factor, scaling.y_factor
+        inputs = torch.from_numpy(data.x)
+        if model.k:
+            made = coordinates(model.network, inputs, model.layer, model.k)
+            self.encoder_ = scaling.unscaled_input(made.encoder)
+            self.decoder_ = scaling.unscaled_output(made.decoder)
+            self.influence_ = made.influence
+            self.sensitivity_ = sensitivity(made.encoder, inputs, torch.from_numpy(data.x.std(0)))
+            self.spectrum_ = coordinates(model.whole, inputs, model.layer, 1).spectrum
+        else:
+            self.influence_, self.spectrum_ = np.zeros(0), np.zeros(0)
+            self.sensitivity_ = np.zeros((0, data.x.shape[1]))
+        self.held_out_ = evidence.errors.mean(axis=1)
+        self.held_out_error_ = np.array([standard_error(rows) for rows in evidence.errors])
+        tolerance = standard_error(evidence.errors[evidence.errors.mean(axis=1).argmin()])
+        found = input_directions(model.network, inputs, tolerance, data.classes)
+        self.n_input_directions_, self.input_spectrum_ = (
+            (found.number, found.spectrum) if model.k else (0, found.spectrum)
+        )
+        self.notes_ = self._notes(x, data, model)
+        if model.kind == "constant":
+            warnings.warn(f"{type(self).__name__}: {model.count.reason}", NothingFoundWarning, stacklevel=4)
+
+    def _notes(self, x: np.ndarray, data: Data, model: Model) -> tuple[str, ...]:
+        notes = []
+        names = self._input_names(x.shape[1])
+        if len(dead := np.flatnonzero(constant_columns(x))):
+            notes.append(f"constant inputs left out: {', '.join(names[i] for i in dead[:10])}")
+        if copies := len(x) - int(groups_of_rows(x).max()) - 1:
+            notes.append(f"{copies} of {len(x)} rows have the same inputs as another row; they are held out together")
+        if len(x) < FEW and isinstance(self.ridges, str):
+            notes.append(f"fewer than {FEW} rows: only linear maps were fitted")
+        if len(x) <= x.shape[1]:
+            notes.append(f"{len(x)} rows for {x.shape[1]} inputs: the count holds on the span of these rows only")
+        if data.most == 1 and model.k:
+            notes.append(
+                "one output (or two classes): the count is 1 for any function, since it is bounded by the number of "
+                f"outputs. What can be said: y depends on {self.n_input_directions_} combination(s) of the inputs"
+            )
+        return tuple(notes)
+
+    def _input_names(self, d: int) -> list[str]:
+        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{i}" for i in range(d)])]
+
+    def _outputs(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return self._outputs_of(read_table(self, X, reset=False))
+
+    def _outputs_of(self, x: np.ndarray) -> np.ndarray:
+        return _in_chunks(self.module_, x)
+
+    def _decode(self, Z: Any) -> np.ndarray:
+        check_is_fitted(self)
+        z = check_array(Z, dtype=np.float64, input_name="Z", ensure_min_features=0)
+        if z.shape[1] != self.n_components_:
+            raise ValueError(f"Z: got {z.shape[1]} columns, expected n_components_ = {self.n_components_}")
+        if not self.n_components_:
+            return np.repeat(self._outputs_of(np.zeros((1, self.n_features_in_))), len(z), axis=0)
+        return _in_chunks(self.decoder_, z)
+
+    def _summarise(self, x: np.ndarray, seen: np.ndarray, predicted: np.ndarray, score: float) -> None:
+        rows = np.linspace(0, len(x) - 1, min(len(x), 1000)).astype(int)
+        self.summary_ = Summary(
+            estimator=type(self).__name__,
+            model=self.model_,
+            n_components=self.n_components_,
+            interval=self.n_components_interval_,
+            undetermined=self.undetermined_,
+            reason=self.reason_,
+            bound=len(self.held_out_) - 1,
+            rows=len(x),
+            inputs=tuple(self._input_names(x.shape[1])),
+            outputs=seen.shape[1] if seen.ndim > 1 else 1,
+            ridge=self.ridge_,
+            score=score,
+            held_out=self.held_out_,
+            held_out_error=self.held_out_error_,
+            stability=self.stability_,
+            spectrum=self.spectrum_,
+            influence=self.influence_,
+            sensitivity=self.sensitivity_,
+            n_input_directions=self.n_input_directions_,
+            input_spectrum=self.input_spectrum_,
+            coordinates=self._coordinates(x[rows]),
+            seen=seen[rows],
+            predicted=predicted[rows],
+            notes=self.notes_,
+        )
+
+    def _coordinates(self, x: np.ndarray) -> np.ndarray:
+        return _in_chunks(self.encoder_, x) if self.n_components_ else np.zeros((len(x), 0))
+
+
+def _in_chunks(net: MLP, x: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return np.concatenate([net(torch.tensor(x[i : i + CHUNK])).numpy() for i in range(0, len(x), CHUNK)])
+
+
+def _integer_or_auto(value: Any, name: str, minimum: int) -> int:
+    if isinstance(value, str):
+        raise ValueError(f"{name}: got {value!r}, expected an integer of at least {minimum}, or 'auto'")
+    return _validate.integer(value, name, minimum)
+
+
+@contextlib.contextmanager
+def voice(progress: bool | str) -> Iterator[Callable[[str], None]]:
+    """Say on the terminal what is being done, in one line that changes; "auto": where there is a terminal."""
+    if isinstance(progress, str):
+        _validate.choice(progress, "progress", ["auto"])
+    if progress == "auto" and not sys.stderr.isatty():
+        progress = False
+    if not progress:
+        yield lambda text: None
+        return
+    console = Console(stderr=True)
+    with console.status("fitting") as status:
+        yield lambda text: status.update(f"fitting: {text}")

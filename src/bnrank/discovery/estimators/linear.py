@@ -1,0 +1,165 @@
+"""The linear maps that a network has to beat: ridge regression or logistic regression, cut to every rank."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+
+from bnrank.discovery.estimators.counting import NEGLIGIBLE, least_within_error
+from bnrank.networks.mlp import MLP, from_layers
+
+__all__ = ["LinearFit", "LinearMap", "best_linear", "sample_losses"]
+
+RIDGES = np.geomspace(1e-9, 10.0, 11)  # per sample, in the scale of training
+INVERSE_RIDGES = (0.01, 1.0, 100.0)  # scikit-learn's C
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """x -> B (x - centre) + level, with the principal directions V of its values and their standard deviations."""
+
+    b: np.ndarray
+    centre: np.ndarray
+    level: np.ndarray
+    v: np.ndarray
+    spectrum: np.ndarray
+
+    def predictions(self, x: np.ndarray, top: int) -> Iterator[np.ndarray]:
+        """Yield the values (N, d_out) of the map cut to ranks 0, 1, ..., top."""
+        coordinates = (x - self.centre) @ self.b.T @ self.v
+        values = np.tile(self.level, (len(x), 1))
+        yield values
+        for j in range(top):
+            values = values + coordinates[:, j : j + 1] * self.v[:, j]
+            yield values
+
+    def network(self, rank: int) -> MLP:
+        """Return the map cut to a rank, as V (V^T B x) + c of inner dimension max(rank, 1), float64."""
+        v = self.v[:, : max(rank, 1)] * (rank > 0)
+        bias = self.level - v @ (v.T @ (self.b @ self.centre))
+        down = torch.from_numpy(v.T @ self.b)
+        return from_layers([down, torch.from_numpy(v)], [torch.zeros(len(down)), torch.from_numpy(bias)], 1.0)
+
+
+@dataclass(frozen=True)
+class LinearFit:
+    """f(x) = B x + c and the rank that held-out rows support.
+
+    Attributes
+    ----------
+    rank : int
+        The least rank whose held-out loss is within error of the best.
+    ridge : float
+        Of the ridge regression, per sample; 1 / (C N) of a logistic regression.
+    errors : ndarray
+        Held-out loss of every row at ranks 0, 1, ..., (K + 1, N).
+    map : LinearMap
+        The linear map of full rank, on all rows.
+    """
+
+    rank: int
+    ridge: float
+    errors: np.ndarray
+    map: LinearMap
+
+    def is_exact(self, rank: int) -> bool:
+        """Whether a rank leaves nothing to explain on held-out rows."""
+        return bool(self.errors[rank].mean() <= NEGLIGIBLE * self.errors[0].mean())
+
+
+def best_linear(x: np.ndarray, y: np.ndarray, folds: np.ndarray, most: int, classes: int = 0) -> LinearFit:
+    """Return the linear map of least held-out loss over ridges and ranks, and of no higher rank than needed.
+
+    Parameters
+    ----------
+    x, y : ndarray
+        (N, d_in); (N, d_out), or class numbers (N,).
+    folds : ndarray
+        The fold in which each row is held out, (N,).
+    most : int
+        Largest rank.
+    classes : int
+        Number of classes, 0 for the squared error.
+
+    Examples
+    --------
+    >>> x = np.random.default_rng(0).normal(size=(60, 4))
+    >>> best_linear(x, x[:, :2] @ np.ones((2, 3)), np.arange(60) % 3, 3).rank
+    1
+    """
+    x = x.astype(np.float64)
+    y = y if classes else y.astype(np.float64)
+    ridges = 1 / (np.array(INVERSE_RIDGES) * len(x)) if classes else RIDGES
+    errors = np.zeros((len(ridges), most + 1, len(x)))
+    for fold in np.unique(folds):
+        out = folds == fold
+        for i, map_ in enumerate(_maps(x[~out], y[~out], ridges, classes)):
+            for rank, values in enumerate(map_.predictions(x[out], most)):
+                errors[i, rank, out] = sample_losses(values, y[out], classes)
+    best = int(errors.mean(axis=2).min(axis=1).argmin())
+    rank = least_within_error(errors[best], paired=True)
+    chosen = next(_maps(x, y, ridges[best : best + 1], classes))
+    return LinearFit(rank, float(ridges[best]), errors[best], chosen)
+
+
+def sample_losses(values: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray:
+    """Return the loss of every row: the squared error summed over outputs, or -log softmax.
+
+    Examples
+    --------
+    >>> sample_losses(np.array([[1.0, 2.0]]), np.array([[1.0, 0.0]]), 0).tolist()
+    [4.0]
+    """
+    if not classes:
+        return np.square(values - y).sum(axis=1)
+    values = values - values.max(axis=1, keepdims=True)
+    return np.log(np.exp(values).sum(axis=1)) - values[np.arange(len(y)), y]
+
+
+def _maps(x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int) -> Iterator[LinearMap]:
+    centre = x.mean(axis=0)
+    fits: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
+    if classes:
+        fits = lambda: _logistic(x - centre, y, ridges, classes)  # noqa: E731
+    else:
+        fits = lambda: _least_squares(x - centre, y, ridges)  # noqa: E731
+    for b, level in fits():
+        v = np.linalg.svd((x - centre) @ b.T, full_matrices=False)[2].T
+        if v.shape[1] < v.shape[0]:  # fewer rows than outputs
+            v = np.hstack([v, np.zeros((v.shape[0], v.shape[0] - v.shape[1]))])
+        values = np.linalg.svd((x - centre) @ b.T, compute_uv=False) / np.sqrt(len(x))
+        yield LinearMap(b, centre, level, v, values)
+
+
+def _least_squares(x: np.ndarray, y: np.ndarray, ridges: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    level = y.mean(axis=0)
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    uy = u.T @ (y - level)
+    known = s > 1e-7 * max(s[0], 1e-300)
+    for ridge in ridges:
+        filter_ = np.where(known, s / (np.square(s) + ridge * len(x)), 0.0)
+        yield ((vt.T * filter_) @ uy).T, level
+
+
+def _logistic(
+    x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    seen = np.unique(y)
+    for ridge in ridges:
+        b, level = np.zeros((classes, x.shape[1])), np.full(classes, -30.0)
+        if len(seen) == 1:
+            level[seen] = 0.0
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                fit = LogisticRegression(C=1 / (ridge * len(x)), max_iter=300).fit(x, y)
+            two = len(seen) == 2
+            b[seen] = np.vstack([-fit.coef_ / 2, fit.coef_ / 2]) if two else fit.coef_ - fit.coef_.mean(axis=0)
+            level[seen] = np.array([-fit.intercept_[0] / 2, fit.intercept_[0] / 2]) if two else fit.intercept_
+        yield b, level

@@ -1,0 +1,242 @@
+"""The path over ridges: ensembles on the folds of a cross-validation and on all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from bnrank.discovery.estimators.budget import Budget
+from bnrank.discovery.estimators.counting import Trial, is_better, least_within_error, standard_error
+from bnrank.discovery.estimators.cutting import Truncation, truncate
+from bnrank.measures import bottleneck
+from bnrank.measures.spectra import weight_singular_values
+from bnrank.networks.mlp import MLP
+from bnrank.tasks import Task
+from bnrank.training import train
+
+__all__ = ["Data", "Fit", "Path", "explore", "train_members"]
+
+STEP = 10**0.5  # between ridges
+LARGEST, SMALLEST = 1.0, 1e-5
+MOST = 25  # dimensions looked at
+
+
+@dataclass(frozen=True)
+class Data:
+    """A table in the scale of training.
+
+    Attributes
+    ----------
+    x : ndarray
+        (N, d_in).
+    y : ndarray
+        (N, d_out), or class numbers (N,).
+    classes : int
+        Number of classes; 0 for the squared error.
+    limit : int
+        Number of dimensions looked at, at most.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    classes: int = 0
+    limit: int = MOST
+
+    @property
+    def outputs(self) -> int:
+        """d_out."""
+        return self.classes or self.y.shape[1]
+
+    @property
+    def most(self) -> int:
+        """Largest count that can be seen: of C logits only C - 1 differences matter."""
+        return min(self.x.shape[1], self.classes - 1 if self.classes else self.y.shape[1], self.limit)
+
+    def rows(self, chosen: np.ndarray) -> Data:
+        """Return some of the rows."""
+        return Data(self.x[chosen], self.y[chosen], self.classes, self.limit)
+
+    def task(self) -> Task:
+        """Return the table as a task."""
+        x, y = torch.from_numpy(np.ascontiguousarray(self.x)), torch.from_numpy(np.ascontiguousarray(self.y))
+        if self.classes:
+            return Task(x, y.long(), loss="cross_entropy", classes=self.classes, name="table")
+        return Task(x, y, name="table")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One trained network, and it cut to every number of dimensions."""
+
+    ridge: float
+    depth: int
+    seed: int
+    fold: int | None
+    network: MLP
+    loss: float
+    weight_rank: int | None
+    truncation: Truncation
+
+
+@dataclass
+class Path:
+    """Everything trained, and the held-out loss of every row.
+
+    Attributes
+    ----------
+    fits : list of Fit
+        All networks.
+    errors : dict
+        Ridge -> held-out loss of every row of the network cut to k = 0, ..., K dimensions, (K + 1, N).
+    tolerance : float
+        Share of what is explained that more dimensions must add.
+    """
+
+    data: Data
+    folds: np.ndarray
+    fits: list[Fit] = field(default_factory=list)
+    errors: dict[float, np.ndarray] = field(default_factory=dict)
+    tolerance: float = 0.0
+
+    @property
+    def ridges(self) -> list[float]:
+        """Ridges, largest first."""
+        return sorted(self.errors, reverse=True)
+
+    @property
+    def best(self) -> float:
+        """The ridge of least held-out loss."""
+        return min(self.ridges, key=lambda ridge: float(self.errors[ridge][-1].mean()))
+
+    @property
+    def error(self) -> float:
+        """Standard error of the least held-out loss."""
+        return standard_error(self.errors[self.best][-1])
+
+    @property
+    def running(self) -> list[float]:
+        """Ridges whose held-out loss is within one standard error of the least."""
+        limit = self.errors[self.best][-1].mean() + self.error
+        return [ridge for ridge in self.ridges if self.errors[ridge][-1].mean() <= limit]
+
+    @property
+    def by_number(self) -> np.ndarray:
+        """Held-out loss of every row at k = 0, ..., K dimensions, each k with its best ridge, (K + 1, N)."""
+        most = self.data.most + 1
+        return np.array([self.errors[self.ridge_for(k)][k] for k in range(most)])
+
+    @property
+    def supported(self) -> int:
+        """The least number of dimensions whose held-out loss is within one standard error of the best."""
+        return least_within_error(self.by_number, paired=False, tolerance=self.tolerance)
+
+    def ridge_for(self, k: int) -> float:
+        """Return the ridge at which networks cut to k dimensions have the least held-out loss."""
+        return min(self.ridges, key=lambda ridge: float(self.errors[ridge][k].mean()))
+
+    def trials(self) -> tuple[Trial, ...]:
+        """Return one row per network."""
+        return tuple(self._trial(fit) for fit in self.fits)
+
+    def _trial(self, fit: Fit) -> Trial:
+        change, errors = fit.truncation.change, self.errors[self.best].mean(axis=1)
+        negligible = max(self.error, self.tolerance * (errors[0] - errors[-1]), change.min())
+        count = int(np.argmax(change <= negligible))
+        rows = fit.truncation.errors
+        held_out = float(rows[-1].mean()) if rows.size else float("nan")
+        near = min(self.running, key=lambda ridge: abs(np.log(ridge / fit.ridge)))
+        considered = abs(np.log(near / fit.ridge)) < 0.5 * np.log(STEP)
+        return Trial(
+            fit.ridge, fit.depth, fit.seed, fit.fold, count, fit.weight_rank, fit.loss, held_out, bool(considered)
+        )
+
+
+def explore(data: Data, folds: np.ndarray, plan: Budget, seed: int, tell: Callable[[str], None]) -> Path:
+    """Train networks at a few ridges on every fold, and go on where the best ridge is the first or the last.
+
+    All ridges of a fold are one ensemble. A larger ridge makes a larger error by shrinking (and in the end the network
+    collapses to a constant, T17b), a smaller one by fitting noise; the held-out loss says where to stop.
+    """
+    path = Path(data, folds, tolerance=plan.tolerance)
+    wanted: Sequence[float] = plan.ridges
+    while wanted:
+        collected = {ridge: np.zeros((data.most + 1, len(data.x))) for ridge in wanted}
+        for number in np.unique(folds):
+            out = folds == number
+            tell(f"fold {number + 1} of {len(np.unique(folds))}, ridges {_listed(wanted)}")
+            held_out = data.rows(out)
+            fits = train_members(
+                data.rows(~out), wanted, [seed + int(number)] * len(wanted), plan, held_out, int(number)
+            )
+            for fit in fits:
+                collected[fit.ridge][:, out] = fit.truncation.errors
+            path.fits += fits
+        path.errors |= collected
+        wanted = _next(path, plan)
+    return path
+
+
+def train_members(
+    data: Data,
+    ridges: Sequence[float],
+    seeds: Sequence[int],
+    plan: Budget,
+    held_out: Data | None = None,
+    fold: int | None = None,
+) -> list[Fit]:
+    """Train one ensemble, a member for each ridge and seed, and cut every member to every number of dimensions."""
+    hidden = [plan.width] * (plan.depth - 1)
+    net = MLP([data.x.shape[1], *hidden, data.outputs])
+    task = data.task()
+    run = train(
+        net,
+        task,
+        ridge=list(ridges),
+        seed=list(seeds),
+        steps=plan.steps,
+        record_every=max(min(plan.steps, 100), 1),
+        top_k=1,
+        stop_gradient=1e-3,
+        progress=False,
+        **plan.optimizer,  # type: ignore[arg-type]
+    )
+    fits = []
+    for i, ridge in enumerate(ridges):
+        network = run.network(i)
+        assert isinstance(network, MLP)
+        others = None if held_out is None else (torch.from_numpy(held_out.x), held_out.y)
+        found = bottleneck.detect(weight_singular_values(network))
+        fits.append(
+            Fit(
+                ridge,
+                plan.depth,
+                seeds[i],
+                fold,
+                network,
+                float(run.summary.loss[i]),
+                found.rank,
+                truncate(network, task.x, data.most, others, data.classes),
+            )
+        )
+    return fits
+
+
+def _next(path: Path, plan: Budget) -> list[float]:
+    """Return a ridge beyond the end at which the path is best, or nothing."""
+    if not plan.grow:
+        return []
+    largest, smallest, best = path.ridges[0], path.ridges[-1], path.best
+    if best == largest and largest * STEP <= LARGEST:
+        return [largest * STEP]
+    if best == smallest and smallest / STEP >= SMALLEST:
+        before = path.errors[path.ridges[-2]][-1] if len(path.ridges) > 1 else path.errors[best][0]
+        if is_better(path.errors[best][-1], before, sure=1.0):
+            return [smallest / STEP]
+    return []
+
+
+def _listed(ridges: Sequence[float]) -> str:
+    return ", ".join(f"{ridge:.2g}" for ridge in ridges)

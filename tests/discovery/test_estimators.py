@@ -1,0 +1,339 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
+from bnrank.tasks import low_rank_map
+from bnrank.training import train
+
+QUICK = {"ridges": [0.01], "depth": 6, "width": 16, "steps": 150, "seeds": 1}
+
+
+@pytest.fixture(scope="module")
+def bent():
+    """x in R^6, y in R^5 a bent function of two combinations of x."""
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=(160, 6))
+    z = x[:, :2]
+    inner = np.stack([np.abs(z[:, 0]), np.maximum(z[:, 1], 0) - 0.5 * z[:, 0]], axis=1)
+    return x, inner @ generator.normal(size=(2, 5)) + 0.05 * generator.normal(size=(160, 5))
+
+
+@pytest.fixture(scope="module")
+def fitted(bent):
+    return BottleneckRegressor(2, **QUICK).fit(*bent)
+
+
+def linear_table(rank, noise=0.0, n=150, seed=0):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(n, 8))
+    y = x @ generator.normal(size=(8, rank)) @ generator.normal(size=(rank, 6))
+    return x, y + noise * generator.normal(size=y.shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "noise"), [(1, 0.1), (2, 0.3), (3, 0.0), (4, 0.1)])
+def test_a_planted_count_is_found(rank, noise):
+    task = low_rank_map(n=300, d_in=20, d_out=20, rank=rank, noise=noise * 2 / np.sqrt(20), seed=40 + rank)
+    found = BottleneckRegressor().fit(task.x.numpy(), task.y.numpy())
+    low, high = found.n_components_interval_
+    assert found.n_components_ == rank
+    assert low <= rank <= high <= rank + 1
+    assert not found.undetermined_
+    error = np.square(found.predict(task.x_test.numpy()) - task.y_test.numpy()).sum(axis=1).mean()
+    assert error < 0.15 * 4.0  # of the spread of y
+
+
+@pytest.mark.slow
+def test_the_coordinates_are_the_latents_in_other_coordinates():
+    task = low_rank_map(n=300, d_in=20, d_out=20, rank=1, seed=5120)
+    found = BottleneckRegressor().fit(task.x.numpy(), task.y.numpy())
+    z, truth = found.transform(task.x_test.numpy())[:, 0], task.truth.latents_test[:, 0].numpy()
+    order = np.argsort(np.argsort(z))
+    assert abs(np.corrcoef(order, np.argsort(np.argsort(truth)))[0, 1]) > 0.9
+
+
+def test_linear_data_give_the_linear_rank():
+    for rank in (1, 3, 5):
+        x, y = linear_table(rank)
+        found = BottleneckRegressor().fit(x, y)
+        assert (found.n_components_, found.n_components_interval_, found.model_) == (rank, (rank, rank), "linear")
+        assert np.allclose(found.predict(x), y, atol=1e-5 * np.abs(y).max())
+
+
+def test_linear_data_with_noise_give_the_linear_rank_although_a_network_is_tried():
+    found = BottleneckRegressor(**QUICK).fit(*linear_table(2, noise=0.3))
+    assert (found.n_components_, found.model_) == (2, "linear")
+    assert len(found.stability_) == 3
+
+
+def test_noise_gives_nothing_and_says_so():
+    generator = np.random.default_rng(1)
+    x, y = generator.normal(size=(120, 5)), generator.normal(size=(120, 4))
+    with pytest.warns(NothingFoundWarning, match="nothing was found"):
+        found = BottleneckRegressor(**QUICK).fit(x, y)
+    assert (found.n_components_, found.model_) == (0, "constant")
+    assert found.transform(x).shape == (120, 0)
+    assert np.allclose(found.predict(x), y.mean(axis=0), atol=1e-6)
+    assert np.allclose(found.inverse_transform(np.zeros((3, 0))), y.mean(axis=0), atol=1e-6)
+    with pytest.warns(NothingFoundWarning):
+        assert BottleneckClassifier(**QUICK).fit(x, generator.integers(3, size=120)).n_components_ == 0
+    with pytest.warns(NothingFoundWarning):
+        assert BottleneckAutoencoder(**QUICK).fit(x).n_components_ == 0
+
+
+@pytest.mark.filterwarnings("ignore::bnrank.discovery.NothingFoundWarning")
+def test_two_standard_errors_keep_noise_out():
+    counts = []
+    for seed in range(30):  # less than two lets 4 of the 30 in
+        generator = np.random.default_rng(seed)
+        counts.append(BottleneckRegressor().fit(generator.normal(size=(29, 4)), generator.normal(size=(29, 3))))
+    assert [found.n_components_ for found in counts].count(0) == 30
+
+
+def test_a_network_that_collapses_is_not_taken_for_nothing_found(bent):
+    found = BottleneckRegressor(ridges=[30.0], depth=6, width=16, steps=60, seeds=1).fit(*linear_table(2, noise=0.5))
+    assert {trial.count for trial in found.stability_} == {0}  # every network is constant
+    assert (found.n_components_, found.model_) == (2, "linear")
+
+
+def test_prediction_is_decoder_after_encoder(fitted, bent):
+    x, y = bent
+    z = fitted.transform(x)
+    assert z.shape == (160, 2)
+    assert np.allclose(fitted.inverse_transform(z), fitted.predict(x), atol=1e-9)
+    assert np.allclose(z.mean(axis=0), 0, atol=1e-9)
+    assert np.allclose(z.T @ z / len(z), np.eye(2), atol=1e-9)
+    assert fitted.score(x, y) > 0.6
+
+
+def test_coordinates_are_in_order_of_influence_with_a_fixed_sign(fitted, bent):
+    x, _ = bent
+    z = fitted.transform(x)
+    assert fitted.influence_[0] >= fitted.influence_[1] > 0
+    for j in range(2):
+        correlations = [np.corrcoef(z[:, j], x[:, i])[0, 1] for i in range(6)]
+        assert correlations[np.argmax(np.abs(correlations))] > 0
+
+
+def test_sensitivity_is_the_derivative_in_units_of_the_inputs(fitted, bent):
+    x, _ = bent
+    step = 1e-6
+    slow = np.zeros((2, 6))
+    for i in range(6):
+        moved = x.copy()
+        moved[:, i] += step
+        slow[:, i] = np.sqrt(np.square((fitted.transform(moved) - fitted.transform(x)) / step).mean(axis=0))
+    assert np.allclose(fitted.sensitivity_, slow * x.std(axis=0), rtol=1e-3, atol=1e-4)
+    assert fitted.sensitivity_[:, :2].sum() > 3 * fitted.sensitivity_[:, 2:].sum()
+
+
+def test_the_module_gives_the_predictions_in_original_units(fitted, bent):
+    x, _ = bent
+    module = fitted.as_module(torch.float64)
+    assert np.allclose(module(torch.from_numpy(x)).detach().numpy(), fitted.predict(x), atol=1e-9)
+    rank = torch.linalg.matrix_rank(module.weights[fitted.bottleneck_layer_ - 1].detach(), rtol=1e-9)
+    assert int(rank) <= 2
+    scaled = fitted.network_(torch.from_numpy((x - x.mean(0)) * fitted.input_scale_)).detach().numpy()
+    assert np.allclose(scaled / fitted.output_scale_ + bent[1].mean(0), fitted.predict(x), atol=1e-9)
+
+
+def test_units_of_inputs_do_not_matter_and_units_of_outputs_only_by_their_differences(bent):
+    x, y = bent
+    units = np.array([1e6, 1.0, 1e-6, 10.0, 1.0, 1e3])
+    plain = BottleneckRegressor(2, **QUICK).fit(x, y)
+    scaled = BottleneckRegressor(2, **QUICK).fit(x * units, 1e3 * y)
+    assert np.allclose(scaled.predict(x * units) / 1e3, plain.predict(x), atol=0.05)
+
+
+def test_outputs_of_wildly_different_scales_all_count():
+    x, y = linear_table(3)
+    factors = np.array([1e-6, 1.0, 1e6, 1.0, 1e3, 1.0])
+    found = BottleneckRegressor().fit(x, y * factors)
+    assert found.n_components_ == 3
+    assert np.all(np.square(found.predict(x) - y * factors).mean(axis=0) < 1e-6 * np.square(y * factors).mean(axis=0))
+    jointly = BottleneckRegressor(outputs="jointly", **QUICK).fit(x, y * factors)
+    assert jointly.n_components_ == 1  # the third output drowns the others
+
+
+def test_one_output_has_one_component_and_the_inputs_directions_are_told():
+    generator = np.random.default_rng(2)
+    x = generator.normal(size=(150, 5))
+    found = BottleneckRegressor(ridges=[0.003]).fit(x, np.abs(x[:, 0]) + np.abs(x[:, 1]))
+    assert found.n_components_ == 1
+    assert found.n_input_directions_ == 2
+    assert any("bounded by the number of outputs" in note for note in found.notes_)
+    assert found.predict(x).shape == (150,)
+
+
+def test_more_components_than_outputs_are_refused_with_the_way_out():
+    x, y = linear_table(2)
+    with pytest.raises(ValueError, match=r"n_components: got 7, expected at most 6.*n_input_directions_"):
+        BottleneckRegressor(7).fit(x, y)
+    with pytest.raises(ValueError, match="at most 8, the number of inputs"):
+        BottleneckRegressor(9).fit(x, np.hstack([y, y]))
+    with pytest.raises(ValueError, match=r"at most 2: .*3 classes"):
+        BottleneckClassifier(3).fit(x, np.arange(150) % 3)
+
+
+def test_constant_columns_and_copies_are_noted_and_do_no_harm():
+    x, y = linear_table(2)
+    wide, tall = np.hstack([x, np.full((150, 1), 7.0)]), np.hstack([y, np.full((150, 1), -3.0)])
+    found = BottleneckRegressor().fit(np.vstack([wide, wide[:10]]), np.vstack([tall, tall[:10]]))
+    assert found.n_components_ == 2
+    assert any("constant inputs left out: x8" in note for note in found.notes_)
+    assert any("10 of 160 rows" in note for note in found.notes_)
+    assert np.allclose(found.predict(wide)[:, -1], -3.0)
+
+
+def test_copies_of_noise_are_still_noise():
+    generator = np.random.default_rng(5)
+    x, y = generator.normal(size=(40, 5)), generator.normal(size=(40, 3))
+    with pytest.warns(NothingFoundWarning):  # a copy that is held out would be predicted from the one that is not
+        found = BottleneckRegressor(**QUICK).fit(np.vstack([x] * 4), np.vstack([y] * 4))
+    assert found.n_components_ == 0
+
+
+def test_fewer_rows_than_columns():
+    generator = np.random.default_rng(7)
+    x = generator.normal(size=(40, 2)) @ generator.normal(size=(2, 60))
+    found = BottleneckRegressor(**QUICK).fit(x, x[:, :5])
+    assert found.n_components_ == 2
+    assert any("40 rows for 60 inputs" in note for note in found.notes_)
+
+
+def test_bad_tables_are_refused_by_name():
+    x, y = linear_table(2)
+    holes = x.copy()
+    holes[3, 2] = np.nan
+    with pytest.raises(ValueError, match=r"X: got missing values \(NaN\) in column 2 \(1 of 150 rows\)"):
+        BottleneckRegressor().fit(holes, y)
+    with pytest.raises(ValueError, match=r"y: got missing values \(NaN\) in column 2"):
+        BottleneckRegressor().fit(x, np.where(np.isnan(holes[:, :6]), np.nan, y))
+    words = x.astype(object)
+    words[:, 1] = "red"
+    with pytest.raises(ValueError, match=r"X: got text or categories in column 1.*OneHotEncoder"):
+        BottleneckRegressor().fit(words, y)
+    with pytest.raises(ValueError, match="expected at least 3"):
+        BottleneckRegressor().fit(np.ones((150, 3)), y)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_components": "many"}, "n_components: got 'many'"),
+        ({"n_components": 0}, "n_components: got 0"),
+        ({"ridges": "some"}, "ridges: got 'some'"),
+        ({"ridges": []}, "ridges: got none"),
+        ({"ridges": [-1.0]}, r"ridges\[0\]: got -1"),
+        ({"depth": 1}, "depth: got 1"),
+        ({"steps": "all"}, "steps: got 'all'"),
+        ({"outputs": "alone"}, "outputs: got 'alone'"),
+        ({"progress": "loud"}, "progress: got 'loud'"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        BottleneckRegressor(**arguments).fit(*linear_table(2))
+
+
+def test_three_classes():
+    generator = np.random.default_rng(0)
+    centres = np.array([[2.0, 0, 0, 0], [-2, 0, 0, 0], [0, 3, 0, 0]])
+    labels = generator.integers(3, size=150)
+    x = centres[labels] + 0.5 * generator.normal(size=(150, 4))
+    names = np.array(["red", "green", "blue"])[labels]
+    found = BottleneckClassifier(**QUICK).fit(x, names)
+    assert found.n_components_ <= 2
+    assert found.score(x, names) > 0.95
+    probabilities = found.predict_proba(x)
+    assert np.allclose(probabilities.sum(axis=1), 1)
+    assert np.allclose(np.log(probabilities), found.predict_log_proba(x))
+    assert np.array_equal(found.classes_[probabilities.argmax(axis=1)], found.predict(x))
+    module = found.as_module(torch.float64)
+    assert np.allclose(module(torch.from_numpy(x)).softmax(1).detach().numpy(), probabilities)
+
+
+def test_classes_that_lie_along_one_direction_have_one_component():
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(240, 5))
+    labels = np.digitize(x[:, 0] + 0.1 * generator.normal(size=240), [-0.5, 0.5])
+    assert BottleneckClassifier(**QUICK).fit(x, labels).n_components_ == 1
+
+
+def test_an_autoencoder_counts_what_columns_have_in_common_and_takes_noise_away():
+    generator = np.random.default_rng(4)
+    clean = generator.normal(size=(200, 2)) @ generator.normal(size=(2, 10))
+    x = clean + 0.3 * generator.normal(size=clean.shape)
+    found = BottleneckAutoencoder(**QUICK).fit(x)
+    assert found.n_components_ == 2
+    rebuilt = found.inverse_transform(found.transform(x))
+    assert np.allclose(rebuilt, found.predict(x), atol=1e-9)
+    assert np.square(rebuilt - clean).mean() < 0.5 * np.square(x - clean).mean()
+    assert found.score(x) > 0.8
+
+
+def test_saved_and_read_again(fitted, bent, tmp_path):
+    x, _ = bent
+    path = fitted.set_output(transform="default").save(tmp_path / "fitted.safetensors")
+    again = BottleneckRegressor.load(path)
+    assert np.array_equal(again.predict(x), fitted.predict(x))
+    assert np.array_equal(again.transform(x), fitted.transform(x))
+    assert str(again.summary()) == str(fitted.summary())
+    assert again.get_params() == fitted.get_params()
+    assert again.stability_ == fitted.stability_ or str(again.stability_) == str(fitted.stability_)
+    assert np.array_equal(pickle.loads(pickle.dumps(again)).predict(x), fitted.predict(x))
+
+
+def test_only_the_right_file_is_read(fitted, tmp_path):
+    with pytest.raises(ValueError, match=r"expected a name ending in \.safetensors"):
+        fitted.save(tmp_path / "fitted.pkl")
+    path = fitted.save(tmp_path / "fitted.safetensors")
+    with pytest.raises(ValueError, match="holds a BottleneckRegressor, expected a BottleneckClassifier"):
+        BottleneckClassifier.load(path)
+    with pytest.raises(ValueError, match="does not exist"):
+        BottleneckRegressor.load(tmp_path / "none.safetensors")
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ValueError, match="damaged"):
+        BottleneckRegressor.load(path)
+
+
+def test_the_summary_has_the_data_of_the_page(fitted, bent):
+    summary = fitted.summary()
+    x, y = bent
+    assert summary.coordinates.shape == (160, 2)
+    assert np.array_equal(summary.seen, y)
+    assert np.allclose(summary.predicted, fitted.predict(x))
+    assert summary.sensitivity.shape == (2, 6)
+    assert summary.gap == pytest.approx(summary.spectrum[1] / summary.spectrum[2])
+    text = str(summary)
+    assert "components: 2" in text
+    assert "2 component(s) were asked for" in text
+    assert "x0" in text
+
+
+def test_many_rows_are_explored_in_part_and_then_all_trained_on(monkeypatch):
+    from bnrank.discovery.estimators import learning
+
+    monkeypatch.setattr(learning, "ROWS", 100)
+    seen = []
+    monkeypatch.setattr(learning, "train", lambda net, task, **how: seen.append(task.n) or train(net, task, **how))
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(1000, 4))
+    y = np.stack([np.abs(x[:, 0]), -2 * np.abs(x[:, 0]), np.abs(x[:, 0])], axis=1)
+    found = BottleneckRegressor(1, **QUICK).fit(x, y)
+    assert found.model_ == "network"
+    assert seen == [1000]
+    assert found.score(x, y) > 0.7
+    assert np.isclose(found.transform(x).std(), 1)  # over all rows, not those of the path
+
+
+def test_an_autoencoder_of_few_columns_says_that_it_cannot_count():
+    generator = np.random.default_rng(4)
+    x = generator.normal(size=(100, 2)) @ generator.normal(size=(2, 4))
+    found = BottleneckAutoencoder(**QUICK).fit(x)
+    assert found.undetermined_
+    assert "no more than 2 could be seen" in found.reason_
