@@ -75,6 +75,14 @@ def test_brackets_are_added():
     assert found.orbit_dimensions.tolist() == [2]
 
 
+def test_brackets_that_are_rounding_are_not_added():
+    """Two rotations that commute, in planes askew to the axes: their bracket is 1e-17, not 0."""
+    turn = torch.linalg.qr(normal(4, 4))[0].double()
+    found = rank_bound(Radial(4), normal(3, 4), [turn @ a.double() @ turn.T for a in rotations(4, (0, 1), (2, 3))])
+    assert len(found.generators) == 2
+    assert found.orbit_dimensions.tolist() == [2] * 3
+
+
 def test_orbits_are_points_at_a_fixed_point():
     net = from_layers([torch.ones(1, 2), torch.ones(2, 1)])
     about = torch.tensor([1.0, 2.0])  # rotation about this point: A x - A c

@@ -391,6 +391,7 @@ def _closed(fields: list[Tensor]) -> Tensor:
         if size == 0 or rest.norm() <= 1e-9 * size:
             continue
         rest /= rest.norm()
-        waiting += [rest @ known - known @ rest for known in basis]
+        brackets = (rest @ known - known @ rest for known in basis)  # of fields of norm 1: below 1e-9 is rounding
+        waiting += [bracket for bracket in brackets if bracket.norm() > 1e-9]
         basis.append(rest)
     return torch.stack(basis) if basis else torch.zeros(0, 1, 1, dtype=torch.float64)
