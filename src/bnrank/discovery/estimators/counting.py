@@ -28,7 +28,7 @@ class Trial:
     fold : int or None
         The fold that was held out; None for a network trained on all rows.
     count : int
-        Least k for which the network cut to k dimensions (theory.md T5: f = h o g, inner dimension k) does what it did,
+        Least k for which the network cut to k dimensions (T5: f = h o g, inner dimension k) does what it did,
         to within one standard error of the held-out loss (or the tolerance, where that is more).
     weight_rank : int or None
         Number of singular values near 1 in the run of layers that has the same number of them (T27); None where no
