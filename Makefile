@@ -23,7 +23,7 @@ layers: $(READY)
 doctest: $(READY)
 	$(BIN)/pytest -q --doctest-modules src/bnrank
 
-# Two halves side by side: on two cores half the time, on one no more of it.
+# Two halves side by side, a thread each: on two cores half the time, on one no more of it.
 ROOMS := tests/discovery tests/errata tests/figures tests/measures
 
 unit: $(READY)
@@ -33,7 +33,7 @@ unit-rooms: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -p no:cacheprovider $(ROOMS)
 
 unit-others: $(READY)
-	$(BIN)/pytest -q -p no:cacheprovider tests $(addprefix --ignore=,$(ROOMS))
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -p no:cacheprovider tests $(addprefix --ignore=,$(ROOMS))
 
 figures: $(READY)
 	$(BIN)/bnrank reproduce all --out reproduction

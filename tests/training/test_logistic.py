@@ -314,3 +314,14 @@ def test_lbfgs_ends_where_gradients_underflow():
     task = bnrank.tasks.separable(n=60, d=6, margin=0.3)
     run = bnrank.train(bnrank.MLP([6, 12, 8, 1], seed=0), task, steps=100, optimizer="lbfgs", progress=False)
     assert float(run.summary.cost[0]) < 1e-20
+
+
+def test_a_members_cost_and_gradient_do_not_depend_on_the_others():
+    """To the last bit: the vectorised functions round otherwise at the end of what they are given."""
+    output, target = torch.randn(3, 37, 1, generator=torch.Generator().manual_seed(0)), torch.ones(37, 1)
+    together = output.clone()
+    costs = cost_and_gradient("logistic", together, target, 37)
+    for i in range(3):
+        alone = output[i : i + 1].clone()
+        assert torch.equal(cost_and_gradient("logistic", alone, target, 37), costs[i : i + 1])
+        assert torch.equal(alone, together[i : i + 1])

@@ -39,8 +39,12 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
         return cost
     if loss == "logistic":
         margin = output.mul_(target)
-        cost = torch.nn.functional.softplus(-margin, threshold=50).double().flatten(1).sum(1).div_(n)
-        margin.neg_().sigmoid_().mul_(target).div_(-n)
+        # Member by member: the last bit of these functions depends on where in memory a number stands.
+        each = torch.stack([torch.nn.functional.softplus(-row, threshold=50) for row in margin])
+        cost = each.double().flatten(1).sum(1).div_(n)
+        for row in margin:
+            row.neg_().sigmoid_()
+        margin.mul_(target).div_(-n)
         return cost
     target = target.expand(output.shape[:2]).unsqueeze(2)
     log_probability = torch.log_softmax(output, dim=2)
