@@ -34,7 +34,7 @@ def command(tmp_path, monkeypatch, capsys):
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["bnrank", *map(str, arguments)])
-        monkeypatch.setattr(cli, "console", Console(width=160))
+        monkeypatch.setattr(cli.terminal, "console", Console(width=160))
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit_:
             cli.main()
@@ -61,7 +61,7 @@ def own(tmp_path):
 def test_version_and_help(command):
     done = command("--version")
     assert done.stdout.strip() == f"bnrank {bnrank.__version__}"
-    for verb in ("demo", "train", "profile", "reproduce"):
+    for verb in ("demo", "train", "profile", "check", "discover", "compress", "reproduce"):
         text = command(verb, "--help").stdout
         assert f"Example: bnrank {verb}" in re.sub(r"\s+", " ", text)
 
@@ -153,7 +153,7 @@ def test_check_fails_where_a_statement_is_violated(command, own, monkeypatch):
         facts = Facts(*arguments[:3]).altered(parameter_norm=1e-3)
         return Verdicts(tuple(s(facts) for s in STATEMENTS if s.id == "T4"), {})
 
-    monkeypatch.setattr(cli, "check", planted)
+    monkeypatch.setattr(cli.measuring, "check", planted)
     done = command("check", "model.safetensors", "data.npz")
     assert done.returncode == 1
     assert re.search(r"T4 +Jacobian bound +violated", done.stdout)

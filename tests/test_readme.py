@@ -78,11 +78,32 @@ assert 0 < step < decay <= 1.1 * before
 
 
 @pytest.mark.slow
+def test_the_discovery_examples_run_and_find_what_was_planted(tmp_path):
+    last = """
+assert (found.n_components_, found.n_components_interval_, z.shape) == (2, (2, 2), (200, 2))
+assert symmetries(found, x).dimension == 4
+assert small.certificate.met and small.certificate.parameters < small.certificate.parameters_before / 4
+assert (again(task.x) - small.network(task.x)).abs().max() < 1e-5
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", "import bnrank\n" + blocks("python")[4] + blocks("python")[5] + last],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "components: 2 (interval 2 to 2" in done.stdout
+    assert (tmp_path / "found.html").exists()
+
+
+@pytest.mark.slow
 def test_the_command_line_example_runs(tmp_path):
     *_, setup = blocks("python")
     subprocess.run([sys.executable, "-c", setup], cwd=tmp_path, check=True, timeout=60)
     lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("bnrank ")]
-    assert len(lines) == 6
+    assert len(lines) == 8
     for line in lines:
         command = shlex.split(line, comments=True)[1:]
         if command == ["reproduce", "all"]:  # minutes: its figures, tiny, are in tests/figures
@@ -97,8 +118,9 @@ def test_the_command_line_example_runs(tmp_path):
         )
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "reproduction" / "quick" / "index.html").exists()
-    assert (tmp_path / "profile.html").exists()
-    assert (tmp_path / "check.html").exists()
+    for verb in ("profile", "check", "compress", "discover"):
+        assert (tmp_path / f"{verb}.html").exists()
+    assert (tmp_path / "z.csv").read_text().startswith("row,z1,z2\n")
     assert (tmp_path / "run" / "report.html").exists()
 
 

@@ -26,7 +26,7 @@ def command(tmp_path, monkeypatch, capsys):
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["bnrank", "reproduce", *arguments])
-        monkeypatch.setattr(cli, "console", Console(width=120))
+        monkeypatch.setattr(cli.terminal, "console", Console(width=120))
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit_:
             cli.main()

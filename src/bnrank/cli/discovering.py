@@ -1,0 +1,177 @@
+"""`bnrank discover`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import typer
+
+from bnrank import _files, _validate
+from bnrank.cli.arguments import TASKS, Quiet, Targets, checked_output, words
+from bnrank.cli.frames import Table, read_table
+from bnrank.cli.terminal import say, say_where
+from bnrank.discovery import (
+    BottleneckAutoencoder,
+    BottleneckClassifier,
+    BottleneckRegressor,
+    NothingFoundWarning,
+    symmetries,
+)
+from bnrank.reporting import report
+
+__all__ = ["discover"]
+
+KINDS = {"regressor": BottleneckRegressor, "classifier": BottleneckClassifier, "autoencoder": BottleneckAutoencoder}
+MOST_CLASSES = 20  # different whole numbers in one column that are taken for classes rather than quantities
+
+
+def discover(
+    data: Annotated[
+        str, typer.Argument(help=f"A .csv, an .npz with x and y, or one of {', '.join(TASKS)}.", show_default=False)
+    ],
+    targets: Targets = None,
+    ignore: Annotated[str | None, typer.Option(help="Columns of a .csv to leave out, separated by commas.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help="regressor, classifier or autoencoder (of x alone). By default classifier where y is one column of "
+            f"text or of at most {MOST_CLASSES} different whole numbers, else regressor."
+        ),
+    ] = None,
+    components: Annotated[str, typer.Option(help="How many numbers; auto finds out.")] = "auto",
+    drop_missing: Annotated[bool, typer.Option("--drop-missing", help="Leave out rows with missing values.")] = False,
+    symmetry: Annotated[
+        bool, typer.Option("--symmetries", help="Look for transformations of x that leave the fitted map alone.")
+    ] = False,
+    ridges: Annotated[str | None, typer.Option(help="lambdas to try, separated by commas; auto by default.")] = None,
+    depth: Annotated[int | None, typer.Option(help="Number of weight layers; auto by default.")] = None,
+    width: Annotated[int | None, typer.Option(help="Width of the hidden layers; auto by default.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Evaluations per network; auto by default.")] = None,
+    members: Annotated[int | None, typer.Option(help="Networks per ridge on all rows; auto by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Of folds and initial weights.")] = 0,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("discover.html"),
+    save: Annotated[Path | None, typer.Option(help="Write the fitted estimator, a .safetensors file.")] = None,
+    coordinates: Annotated[Path | None, typer.Option(help="Write the numbers found, a .csv file.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Find out how many numbers y depends on, and what they are, and write a page.
+
+    Fewer --steps, a smaller --depth or one of --ridges make it faster and the count less sure.
+
+    Example: [bold]bnrank discover low-rank --depth 6 --steps 200[/]
+
+    Example: [bold]bnrank discover table.csv --targets price,quality --ignore id --coordinates z.csv[/]
+    """
+    checked_output(out, "out")
+    for path, option, suffix in ((save, "save", ".safetensors"), (coordinates, "coordinates", ".csv")):
+        if path is not None:
+            checked_output(path, option, suffix)
+    if kind is not None:
+        _validate.choice(kind, "kind", list(KINDS))
+    table = read_table(
+        data, words(targets), words(ignore), with_outputs=kind != "autoencoder", drop_missing=drop_missing
+    )
+    estimator = KINDS[kind or _kind(table.y)](
+        _components(components),
+        ridges=_ridges(ridges),
+        depth=_or_auto(depth),
+        width=_or_auto(width),
+        seeds=_or_auto(members),
+        steps=_or_auto(steps),
+        random_state=seed,
+        progress=False if quiet else "auto",
+    )
+    found = _fitted(estimator, table)
+    if table.dropped:
+        say(f"{table.dropped} of {len(table.x) + table.dropped} rows left out, in which something is missing")
+    say(str(found.summary()))
+    if save is not None:
+        say_where("The estimator", found.save(save))
+        say(f"  in Python: bnrank.discovery.{type(found).__name__}.load({str(save)!r})")
+    if coordinates is not None:
+        _write_coordinates(found, table, coordinates)
+    page: dict[str, Any] = {f"What {table.name} depends on": found}
+    try:
+        if symmetry:
+            page |= _symmetries(found, table)
+    finally:  # what was found is shown, also where the search fails or is stopped
+        say_where("The page", report(page, out, title=f"bnrank discover: {table.name}"))
+
+
+def _kind(y: pd.DataFrame | None) -> str:
+    """Return which estimator fits the outputs, and say how to have another where that is a guess."""
+    if y is None:
+        return "autoencoder"
+    column = y.iloc[:, 0]
+    if y.shape[1] > 1 or pd.api.types.is_float_dtype(column):
+        return "regressor"
+    if not pd.api.types.is_integer_dtype(column):
+        return "classifier"
+    count = column.nunique()
+    guess, other = ("classifier", "regressor") if count <= MOST_CLASSES else ("regressor", "classifier")
+    as_what = {"classifier": "classes", "regressor": "quantities"}
+    name = f"{column.name} has {count} different whole numbers"
+    say(f"{name}, taken for {as_what[guess]}; --kind {other} takes them for {as_what[other]}")
+    return guess
+
+
+def _fitted(estimator: Any, table: Table) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NothingFoundWarning)  # the summary says it
+        if isinstance(estimator, BottleneckAutoencoder):
+            return estimator.fit(table.x)
+        assert table.y is not None
+        if isinstance(estimator, BottleneckRegressor):
+            return estimator.fit(table.x, table.y)
+        if table.y.shape[1] > 1:
+            raise ValueError(f"targets: got {table.y.shape[1]} columns, expected one column of classes")
+        column = table.y.iloc[:, 0]
+        text = not pd.api.types.is_numeric_dtype(column)
+        return estimator.fit(table.x, column.to_numpy(dtype=np.str_ if text else None))
+
+
+def _symmetries(found: Any, table: Table) -> dict[str, Any]:
+    if not found.n_components_:
+        say("symmetries: none looked for, since nothing was found that y depends on")
+        return {}
+    error = None
+    if not isinstance(found, BottleneckClassifier):  # losses are squared errors, of held-out rows
+        error = float((found.held_out_[found.n_components_] / found.held_out_[0]) ** 0.5)
+    x = table.x.to_numpy(dtype=np.float64)
+    symmetric = symmetries(found, x, error=error, names=table.x.columns.tolist())
+    say(str(symmetric))
+    return {"Transformations of x that leave the fitted map alone": symmetric}
+
+
+def _write_coordinates(found: Any, table: Table, path: Path) -> None:
+    if not found.n_components_:
+        say("The coordinates: none, and no file is written")
+        return
+    z = pd.DataFrame(found.transform(table.x), index=table.x.index)
+    z.columns = [f"z{j + 1}" for j in range(z.shape[1])]
+    _files.write_atomically(path, z.to_csv(index_label="row"))
+    say_where("The coordinates, with the number of their row from 0", path)
+
+
+def _components(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"components: got {text!r}, expected a whole number or 'auto'") from None
+
+
+def _ridges(text: str | None) -> list[float] | str:
+    try:
+        return [float(word) for word in words(text)] or "auto"
+    except ValueError:
+        raise ValueError(f"ridges: got {text!r}, expected numbers separated by commas") from None
+
+
+def _or_auto(value: int | None) -> int | str:
+    return "auto" if value is None else value

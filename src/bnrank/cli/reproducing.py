@@ -1,0 +1,108 @@
+"""`bnrank reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bnrank import figures
+from bnrank.cli import terminal
+from bnrank.cli.arguments import Quiet
+from bnrank.cli.terminal import escape, say_where
+from bnrank.reporting import tables
+
+__all__ = ["reproduce"]
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[FIGURE]...", help="Ids or names, or all; all of them without any.")
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="quick: minutes on two cores; paper: the sources' networks and data.")
+    ] = "quick",
+    out: Annotated[Path, typer.Option(help="Folder for runs, pictures and the page.")] = Path(figures.OUT),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what is stored of these figures.")] = False,
+    show: Annotated[
+        bool, typer.Option("--list", help="Show the figures, what they need and what is stored of them; run none.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run figures of the theory, say which of their claims were seen, and write a page of all of them.
+
+    A figure that is finished is not run again; one that was interrupted goes on. Exit status 1 if a figure
+    failed or a claim was not seen.
+
+    Example: [bold]bnrank reproduce F9[/]
+
+    Example: [bold]bnrank reproduce all --scale paper --out paper[/]
+
+    Example: [bold]bnrank reproduce --list[/]
+    """
+    if show:
+        _list(out, scale, names or ["all"])
+        return
+    running: list[str] = []
+
+    def start(figure: figures.Figure) -> None:
+        running.append(figure.name)
+        terminal.console.print(f"[bold]{figure.id}[/] {escape(figure.title)} ...", highlight=False, soft_wrap=True)
+
+    def end(figure: figures.Figure, outcome: figures.Outcome) -> None:
+        how = "" if figure.name in running else ", not run" if outcome.error else ", stored before"
+        took = "" if outcome.error and not outcome.seconds else f", {figures.duration(outcome.seconds)}"
+        title = f"{figure.label}, {scale} scale{took}{how}"
+        text = f": {escape(outcome.error)}" if outcome.error else ""
+        terminal.console.print(f"[bold]{title}[/]{text}", highlight=False, soft_wrap=True)
+        if not outcome.error:
+            terminal.console.print(tables.table(tables.claim_rows(outcome.claims)))
+
+    page = out / scale / "index.html"
+    try:
+        outcomes = figures.reproduce(names or ["all"], out, scale, not quiet, fresh, start, end)
+    except KeyboardInterrupt:
+        again = "the same command without --fresh" if fresh else "the same command"
+        say_where(f"Stopped in {running[-1] if running else 'the start'}; {again} goes on. The page", page)
+        raise
+    terminal.console.print(tables.table([_summary(outcome, running) for outcome in outcomes], title="Summary"))
+    say_where("The page", page)
+    if not all(outcome.passed for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _summary(outcome: figures.Outcome, running: list[str]) -> dict[str, object]:
+    id_, _, name = outcome.figure.partition(" ")
+    result = "pass" if outcome.passed else "fail"
+    if outcome.error and name not in running:
+        result = "not run"
+    elif not outcome.error and not outcome.claims:
+        result = "no claims"
+    passed = sum(bool(claim.passed) for claim in outcome.claims)
+    row: dict[str, object] = {"id": id_, "name": name, "result": result}
+    row["claims that pass"] = f"{passed} of {len(outcome.claims)}" if outcome.claims and not outcome.error else None
+    return row | {"time": figures.duration(outcome.seconds) if outcome.seconds else None}
+
+
+def _list(out: Path, scale: str, names: list[str]) -> None:
+    rows = [
+        {
+            "id": entry.figure.id,
+            "figure": f"{entry.figure.name}\n{entry.figure.title}",
+            "claims": entry.claims,
+            "stored": entry.result,
+            "time": entry.time,
+            "needs": _needs(entry.figure, scale),
+        }
+        for entry in figures.listing(out, scale, names)
+    ]
+    listed = tables.table(rows, title=f"{scale} scale, stored in {out}")
+    for name in (0, 2, 4, 5):
+        listed.columns[name].no_wrap = True
+    terminal.console.print(listed)
+
+
+def _needs(figure: figures.Figure, scale: str) -> str:
+    memory = [f"{figure.gigabytes[scale]:.3g} GB"] if scale in figure.gigabytes else []
+    return "\n".join([*memory, *figure.data.get(scale, ())])

@@ -1,0 +1,26 @@
+"""Where the verbs say what they did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+__all__ = ["console", "escape", "say", "say_where"]
+
+console = Console()
+
+
+def say(text: str) -> None:
+    """Print plain text as it is: no markup, no colours, no line broken."""
+    console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def say_where(what: str, path: Path) -> None:
+    """Say where something was written."""
+    say(f"{what}: {path}")
+
+
+def escape(text: str) -> str:
+    """Return text in which no bracket is taken for markup."""
+    return text.replace("[", r"\[")

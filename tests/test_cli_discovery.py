@@ -1,0 +1,337 @@
+"""`bnrank discover` and `bnrank compress` as a user types them."""
+
+import csv
+import re
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+from torch import nn
+
+import bnrank
+from bnrank import cli
+from bnrank.discovery import BottleneckRegressor, load_compressed
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+ROWS = 60
+QUICK = ("--ridges", "0.01", "--depth", 4, "--steps", 60, "--members", 1, "--quiet")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command gave."""
+
+    code: int
+    out: str
+    error: str
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["bnrank", *map(str, arguments)])
+        monkeypatch.setattr(cli.terminal, "console", Console(width=160))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        return Done(exit_.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Write a .csv: three columns that depend on one combination of three others, a name and classes."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(ROWS, 3))
+    y = (x[:, :1] - x[:, 1:2]) * np.array([1.0, 2.0, -1.0])
+
+    def write(name="trees.csv", rows=ROWS, **cells):
+        """Write the first rows, with other texts in some cells: ``girth=(3, "")``."""
+        header = ["id", "height", "girth", "age", "p", "q", "r", "wood", "rings"]
+        body = [
+            [
+                f"t{i}",
+                *map(repr, [*x[i].tolist(), *y[i].tolist()]),
+                "oak" if x[i, 0] > 0 else "elm",
+                str(int(x[i, 0] > 0)),
+            ]
+            for i in range(rows)
+        ]
+        for column, (row, text) in cells.items():
+            body[row][header.index(column)] = text
+        with (tmp_path / name).open("w", newline="") as file:
+            csv.writer(file).writerows([header, *body])
+        return x, y
+
+    return write
+
+
+def flat(text):
+    return re.sub(r"\s+", " ", text)
+
+
+NAMED = ("--ignore", "id,wood,rings")
+
+
+def test_discover_finds_the_count_and_writes_page_estimator_and_coordinates(tmp_path, command, table):
+    _, y = table()
+    files = ("--out", "found.html", "--save", "found.safetensors", "--coordinates", "z.csv")
+    done = command("discover", "trees.csv", "--targets", "p,q,r", *NAMED, *QUICK, *files)
+    assert done.code == 0, done.error
+    assert "components: 1 (interval 1 to 1; at most 3 could be seen), model: linear" in done.out
+    assert re.search(r"1 +\S+ +(height|girth) \(0\.\d+\), (height|girth) \(0\.\d+\), age", done.out)
+    assert "BottleneckRegressor.load('found.safetensors')" in done.out
+    again = BottleneckRegressor.load(tmp_path / "found.safetensors")
+    assert again.feature_names_in_.tolist() == ["height", "girth", "age"]
+    with (tmp_path / "z.csv").open() as file:
+        header, *rows = csv.reader(file)
+    assert header == ["row", "z1"]
+    assert [int(row[0]) for row in rows] == list(range(ROWS))
+    z = np.array([float(row[1]) for row in rows])
+    assert abs(np.corrcoef(z, y[:, 0])[0, 1]) == pytest.approx(1)
+    page = (tmp_path / "found.html").read_text()
+    assert "girth" in page
+    assert "What trees depends on" in page
+
+
+def test_discover_looks_for_symmetries_where_asked(tmp_path, command, table):
+    table()
+    done = command("discover", "trees.csv", "--targets", "p,q,r", *NAMED, *QUICK, "--symmetries")
+    assert done.code == 0, done.error
+    assert "2 infinitesimal symmetries (exact)" in done.out
+    assert "age" in done.out.split("infinitesimal")[1]
+    assert "infinitesimal" in (tmp_path / "discover.html").read_text()
+    assert "infinitesimal" not in command("discover", "trees.csv", "--targets", "p,q,r", *NAMED, *QUICK).out
+
+
+def test_text_is_classes_and_whole_numbers_are_said_to_be_taken_for_them(command, table):
+    table()
+    done = command("discover", "trees.csv", "--targets", "wood", "--ignore", "id,rings,p,q,r", *QUICK)
+    assert (done.code, "BottleneckClassifier" in done.out, "--kind" in done.out) == (0, True, False), done.error
+    done = command("discover", "trees.csv", "--targets", "rings", "--ignore", "id,wood,p,q,r", *QUICK)
+    assert "rings has 2 different whole numbers, taken for classes; --kind regressor" in done.out
+    assert "BottleneckClassifier" in done.out
+    done = command(
+        "discover", "trees.csv", "--targets", "rings", "--ignore", "id,wood,p,q,r", "--kind", "regressor", *QUICK
+    )
+    assert (done.code, "BottleneckRegressor" in done.out, "--kind" in done.out) == (0, True, False)
+
+
+def test_an_autoencoder_takes_all_columns_and_no_targets(command, table):
+    table()
+    done = command("discover", "trees.csv", "--kind", "autoencoder", *NAMED, *QUICK)
+    assert done.code == 0, done.error
+    assert f"BottleneckAutoencoder: {ROWS} rows, 6 inputs" in done.out
+
+
+def test_discover_reads_arrays_and_says_where_nothing_was_found(tmp_path, command):
+    generator = np.random.default_rng(1)
+    np.savez(tmp_path / "noise.npz", x=generator.normal(size=(80, 2, 2)), y=generator.normal(size=(80, 3)))
+    done = command("discover", "noise.npz", *QUICK, "--symmetries", "--coordinates", "z.csv")
+    assert done.code == 0, done.error
+    assert "80 rows, 4 inputs, 3 outputs" in done.out
+    assert "nothing was found" in done.out
+    assert "symmetries: none looked for" in done.out
+    assert not (tmp_path / "z.csv").exists()
+
+
+def test_missing_values_are_named_by_column_and_left_out_where_asked(tmp_path, command, table):
+    _, y = table("gaps.csv", girth=(3, ""), q=(5, "NA"), p=(7, "inf"))
+    ask = ("discover", "gaps.csv", "--targets", "p,q,r", *NAMED, *QUICK)
+    done = command(*ask)
+    assert done.code == 2
+    where = f"girth (1 of {ROWS} rows), p (1 of {ROWS} rows), q (1 of {ROWS} rows)"
+    assert f"missing or infinite values in column {where}" in flat(done.error)
+    done = command(*ask, "--drop-missing", "--coordinates", "z.csv")
+    assert done.code == 0, done.error
+    assert f"3 of {ROWS} rows left out" in done.out
+    rows = np.loadtxt(tmp_path / "z.csv", delimiter=",", skiprows=1)
+    kept = [i for i in range(ROWS) if i not in (3, 5, 7)]
+    assert rows[:, 0].tolist() == kept
+    assert abs(np.corrcoef(rows[:, 1], y[kept, 2])[0, 1]) == pytest.approx(1)
+
+
+def test_whole_numbers_stay_classes_where_rows_with_gaps_are_left_out(command, table):
+    table("gaps.csv", rings=(3, ""))
+    done = command("discover", "gaps.csv", "--targets", "rings", "--ignore", "id,wood,p,q,r", "--drop-missing", *QUICK)
+    assert "BottleneckClassifier" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nothing.csv", "--targets", "p"), "nothing.csv', expected an existing file"),
+        (("trees.csv",), "targets: got none, expected the columns of trees.csv that make up y, among id, height"),
+        (("trees.csv", "--targets", "hight"), "did you mean 'height'"),
+        (("trees.csv", "--targets", "p", "--ignore", "idd"), "ignore: got 'idd'"),
+        (("trees.csv", "--targets", "p", "--ignore", "p"), "expected each column once"),
+        (("trees.csv", "--targets", "p"), "text in column id, wood, expected numbers"),
+        (("trees.csv", "--targets", "p", "--kind", "regresor"), "did you mean 'regressor'"),
+        (("trees.csv", "--targets", "p,q", *NAMED, "--kind", "classifier"), "got 2 columns, expected one column"),
+        (("trees.csv", "--targets", "p", *NAMED, "--components", "two"), "components: got 'two'"),
+        (("trees.csv", "--targets", "p", *NAMED, "--ridges", "0.1;1"), "ridges: got '0.1;1'"),
+        (("trees.csv", "--targets", "p", "--save", "found.pkl"), "save: got 'found.pkl'"),
+        (("trees.csv", "--targets", "p", "--coordinates", "no/z.csv"), "expected a path in a folder that exists"),
+        (("one.csv", "--targets", "p", *NAMED), "one.csv: got 1 row(s), expected at least 2"),
+        (("long.csv", "--targets", "b"), "long.csv', which is no CSV file"),
+        (("wide.csv", "--targets", "b"), "wide.csv', which is no CSV file"),
+        (("twice.csv", "--targets", "b"), "got columns a, b, a, expected different names"),
+        (("only_x.npz",), "got no array y"),
+        (("only_x.npz", "--targets", "b"), "expected none for only_x.npz"),
+        (("broken.npz",), "no .npz archive"),
+        (("objects.npz",), "no .npz archive of plain arrays"),
+    ],
+)
+def test_errors_of_discover_are_one_message(tmp_path, command, table, arguments, message):
+    table()
+    table("one.csv", rows=1)
+    (tmp_path / "long.csv").write_text("a,b\n1,2\n1,2,3\n")
+    (tmp_path / "wide.csv").write_text("a,b\n1,2,3\n1,2,3\n")
+    (tmp_path / "twice.csv").write_text("a,b,a\n1,2,3\n1,2,3\n")
+    (tmp_path / "broken.npz").write_bytes(b"not an archive")
+    np.savez(tmp_path / "only_x.npz", x=np.ones((5, 2)))
+    np.savez(tmp_path / "objects.npz", x=np.array([{}, 1], dtype=object), y=np.ones(2))
+    done = command("discover", *arguments)
+    assert done.code == 2
+    assert message in flat(done.error)
+    assert "Traceback" not in done.error
+    assert not (tmp_path / "discover.html").exists()
+
+
+@pytest.fixture
+def network(tmp_path):
+    """Write a network of depth 7 that carries one number, and samples, and return them."""
+    generator = torch.Generator().manual_seed(0)
+    first, last = torch.randn(20, 6, generator=generator), torch.randn(3, 20, generator=generator)
+    direction = torch.ones(20) / 20**0.5
+    first = torch.outer(direction, first[0])
+    inner = torch.outer(direction, direction)
+    biases = [torch.zeros(20)] * 6 + [torch.zeros(3)]
+    net = bnrank.networks.from_layers([first, *[inner] * 5, last], biases)
+    net = net.float()
+    bnrank.networks.save(net, tmp_path / "net.safetensors")
+    x = torch.randn(200, 6, generator=generator)
+    np.savez(tmp_path / "x.npz", x=x.numpy())
+    return net, x
+
+
+def test_compress_writes_a_smaller_network_and_its_certificate(tmp_path, command, network):
+    net, x = network
+    done = command("compress", "net.safetensors", "x.npz", "--tol", 0.02, "--save", "small.safetensors")
+    assert done.code == 0, done.error
+    assert "tolerance 2 % of the spread: met" in done.out
+    assert "load_compressed('small.safetensors')" in done.out
+    small = load_compressed(tmp_path / "small.safetensors")
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in net.parameters()) / 5
+    with torch.no_grad():
+        change = (small(x) - net(x)).norm() / (net(x) - net(x).mean(0)).norm()
+    assert change <= 0.02
+    assert "Linear" in (tmp_path / "compress.html").read_text()
+    # and it can be given to the other verbs, although it is no chain with an activation after every layer
+    found, _ = cli.arguments.read_model("small.safetensors", None, 0.0, 0)
+    assert isinstance(found, nn.Sequential)
+    assert torch.equal(found(x), small(x))
+
+
+def test_compress_certifies_on_held_out_samples_of_the_file(tmp_path, command, network):
+    _, x = network
+    np.savez(tmp_path / "both.npz", x=x.numpy(), x_test=x[:37].numpy())
+    assert "held out (37 samples)" in command("compress", "net.safetensors", "both.npz").out
+    assert "held out (40 samples)" in command("compress", "net.safetensors", "x.npz").out
+
+
+def test_compress_reads_columns_that_are_no_targets(tmp_path, command, network):
+    net, x = network
+    with torch.no_grad():
+        rows = np.hstack([x.numpy(), net(x)[:, :1].numpy()])
+    np.savetxt(tmp_path / "x.csv", rows, delimiter=",", header="a,b,c,d,e,f,y", comments="")
+    done = command("compress", "net.safetensors", "x.csv", "--targets", "y")
+    assert done.code == 0, done.error
+    assert (tmp_path / "compressed.safetensors").exists()
+    assert command("compress", "net.safetensors", "x.csv").code == 2
+
+
+def test_stretches_of_a_larger_module_say_how_they_are_loaded(tmp_path, command, network):
+    net, x = network
+    (tmp_path / "own.py").write_text(
+        "import bnrank, torch\nfrom torch import nn\n\n"
+        "class Own(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        chain = bnrank.networks.load('net.safetensors')\n"
+        "        layers = [m for layer in chain.layers for m in (layer, nn.ReLU())][:-1]\n"
+        "        self.body = nn.Sequential(*layers)\n"
+        "    def forward(self, x):\n"
+        "        return self.body(x) + 1\n"
+    )
+    done = command("compress", "own.py:Own", "x.npz", "--save", "part.safetensors")
+    assert done.code == 0, done.error
+    assert "load_compressed('part.safetensors', module)" in done.out
+    found, _ = cli.arguments.read_model("own.py:Own", tmp_path / "part.safetensors", 0.0, 0)
+    with torch.no_grad():
+        assert (found(x) - net(x) - 1).norm() <= 0.01 * (net(x) - net(x).mean(0)).norm()
+    assert sum(p.numel() for p in found.parameters()) < sum(p.numel() for p in net.parameters()) / 5
+
+
+def test_a_network_without_bottleneck_is_left_with_the_reason(tmp_path, command):
+    net = bnrank.MLP([4, 5, 4], seed=0)
+    bnrank.networks.save(net, tmp_path / "wide.safetensors")
+    np.savez(tmp_path / "x.npz", x=torch.randn(300, 4, generator=torch.Generator().manual_seed(1)).numpy())
+    done = command("compress", "wide.safetensors", "x.npz", "--tol", 1e-6)
+    assert done.code == 0, done.error
+    assert "returned as it is" in done.out
+    assert "nothing to cut, and none is written" in done.out
+    assert not (tmp_path / "compressed.safetensors").exists()
+    assert (tmp_path / "compress.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("net.safetensors", "x.npz", "--save", "net.safetensors"), "the network that is read, expected another name"),
+        (("net.safetensors", "x.npz", "--save", "small.pt"), "expected a name ending in .safetensors"),
+        (("net.safetensors", "x.npz", "--tol", 0), "tol: got 0"),
+        (("none.safetensors", "x.npz"), "none.safetensors', expected a file that exists"),
+        (("net.safetensors", "nan.npz"), "x: got NaN or infinite entries in 1 of 9 samples"),
+        (("net.safetensors", "few.npz"), "x: got 3 sample(s), expected at least 8"),
+        (("net.safetensors", "text.csv", "--targets", "y"), "text in column b, expected numbers"),
+        (("net.safetensors", "x.npz", "--targets", "y"), "expected none for x.npz"),
+    ],
+)
+def test_errors_of_compress_are_one_message(tmp_path, command, network, arguments, message):
+    before = (tmp_path / "net.safetensors").read_bytes()
+    bad = np.ones((9, 6))
+    bad[4, 2] = np.nan
+    np.savez(tmp_path / "nan.npz", x=bad)
+    np.savez(tmp_path / "few.npz", x=np.ones((3, 6)))
+    (tmp_path / "text.csv").write_text("a,b,y\n1,u,2\n1,v,3\n")
+    done = command("compress", *arguments)
+    assert done.code == 2
+    assert message in flat(done.error)
+    assert "Traceback" not in done.error
+    assert (tmp_path / "net.safetensors").read_bytes() == before
+
+
+def test_a_module_from_code_comes_with_weights_of_its_own(tmp_path, command):
+    net = nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 2))
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(p.shape, generator=generator) for name, p in net.state_dict().items()}
+    weights["2.weight"][:, 5:] = 0  # all but five neurons are not read
+    save_file(weights, tmp_path / "weights.safetensors")
+    build = "def build():\n    return nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 2))\n"
+    (tmp_path / "own.py").write_text("from torch import nn\n\n" + build)
+    np.savez(tmp_path / "x.npz", x=torch.randn(100, 4, generator=generator).numpy())
+    done = command("compress", "own.py:build", "x.npz", "--weights", "weights.safetensors", "--tol", 1e-4)
+    assert done.code == 0, done.error
+    assert load_compressed(tmp_path / "compressed.safetensors")[0].out_features == 5
+    refused = command("compress", "own.py:build", "x.npz", "--weights", "w.safetensors", "--save", "w.safetensors")
+    assert (refused.code, "the network that is read" in flat(refused.error)) == (2, True)
