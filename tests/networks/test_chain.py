@@ -1,5 +1,7 @@
 """Modules read as chains, networks from layers, and linear networks."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -94,6 +96,27 @@ def tied_mlp():
 def test_what_is_no_chain_is_refused_by_name(module, said):
     with pytest.raises(TypeError, match=said):
         as_mlp(module)
+
+
+def test_linear_layers_in_a_row_are_multiplied_where_asked():
+    parts = [nn.Linear(4, 2, bias=False), nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 3), nn.Linear(3, 1, bias=False)]
+    module, x = nn.Sequential(*parts, nn.Linear(1, 6)), torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    net = as_mlp(module, multiply_out=True)
+    assert (net.widths, net.slope) == ([4, 5, 6], 0)
+    torch.testing.assert_close(net(x.double()), copy.deepcopy(module).double()(x.double()))
+    assert torch.linalg.matrix_rank(net.weights[0].detach()) == 2  # to float64, not to the module's precision
+    with pytest.raises(TypeError, match="multiply_out=True"):
+        as_mlp(module)
+
+
+def test_multiplying_out_changes_nothing_else():
+    assert as_mlp(CHAINS["linear"], multiply_out=True).depth == 2  # no activations: a chain as it is
+    assert norm(as_mlp(CHAINS["some biases"], multiply_out=True)) == pytest.approx(norm(CHAINS["some biases"]))
+    mixed = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.LeakyReLU(0.2), nn.Linear(3, 3))
+    with pytest.raises(TypeError, match=r"slopes \[0.0, 0.2\]"):
+        as_mlp(mixed, multiply_out=True)
+    with pytest.raises(TypeError, match="expected each to take"):
+        as_mlp(nn.Sequential(nn.Linear(3, 4), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)), multiply_out=True)
 
 
 def test_a_network_from_layers_has_those_layers():

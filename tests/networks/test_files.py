@@ -140,6 +140,24 @@ def test_pickles_are_refused_unopened_by_name_or_content(tmp_path, monkeypatch, 
     assert not Path("opened").exists()
 
 
+def test_headers_whose_length_begins_like_a_pickle_are_read(tmp_path):
+    path = tmp_path / "m.safetensors"
+    starts = set()
+    for n in range(400):  # the header grows by a byte at a time, its padded length by 8
+        tensors = {"0.weight": torch.ones(4, 3), "0.bias": torch.full((4,), float(n))}
+        save_file(tensors, path, metadata={"note": "x" * n, "more": "y" * 512})
+        starts.add(path.read_bytes()[:2])
+        assert load(path).biases[0][0] == n
+    assert starts & {b"\x80\x02", b"\x80\x03", b"\x80\x04"}
+
+
+def test_a_compressed_network_is_not_taken_for_a_chain(tmp_path):
+    path = tmp_path / "small.safetensors"
+    save_file({"0.weight": torch.ones(4, 3), "1.weight": torch.ones(2, 4)}, path, metadata={"bnrank-compressed": "{}"})
+    with pytest.raises(ValueError, match="load_compressed"):
+        load(path)
+
+
 def test_damaged_files_are_refused_by_name(tmp_path):
     path = save(bnrank.MLP([5, 5]), tmp_path / "net.safetensors")
     whole = path.read_bytes()

@@ -12,9 +12,10 @@ from bnrank.networks.mlp import MLP, from_layers
 __all__ = ["as_mlp"]
 
 _PASSED = (nn.Identity, nn.Dropout)
+_Pair = tuple[Tensor, Tensor | None]
 
 
-def as_mlp(module: nn.Module) -> MLP:
+def as_mlp(module: nn.Module, *, multiply_out: bool = False) -> MLP:
     """Return an MLP in float64 that computes what the module computes in eval mode, with the same parameters.
 
     Layers without biases among layers with biases get biases 0, so that ||theta||^2 stays the same.
@@ -24,6 +25,9 @@ def as_mlp(module: nn.Module) -> MLP:
     module : MLP or torch.nn.Sequential
         A Sequential, perhaps of Sequentials, may hold Linear, ReLU, LeakyReLU, Identity and Dropout, and a Flatten in
         front. Between any two Linear there must be the same activation, or none.
+    multiply_out : bool
+        Take Linear in a row, as in a factored layer, for one, their product, where there are activations elsewhere. The
+        function is the same, the parameters and their norm are not.
 
     Returns
     -------
@@ -41,19 +45,46 @@ def as_mlp(module: nn.Module) -> MLP:
     >>> net = as_mlp(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LeakyReLU(0.3), torch.nn.Linear(4, 2)))
     >>> net.widths, net.slope
     ([3, 4, 2], 0.3)
+    >>> factored = torch.nn.Linear(3, 1, bias=False), torch.nn.Linear(1, 4)
+    >>> as_mlp(torch.nn.Sequential(*factored, torch.nn.ReLU(), torch.nn.Linear(4, 2)), multiply_out=True).widths
+    [3, 4, 2]
     """
     module = unwrap(module)
     if is_plain_mlp(module):
         return _copy([w.detach() for w in module.weights], [b.detach() for b in module.biases], module.slope)
     if isinstance(module, MLP):
         raise TypeError("module: got an MLP that was changed, expected each layer a Linear with parameters of its own")
+    layers, slopes = _read(module)
+    if len(set(slopes)) > 1 and not multiply_out:
+        with_one = {slope for slope in slopes if slope is not None}
+        hint = "; multiply_out=True takes Linear in a row for their product" if len(with_one) == 1 else ""
+        said = [1.0 if slope is None else slope for slope in slopes]
+        raise TypeError(f"module: got activations of slopes {said}, expected the same between all layers{hint}")
+    held = [p for layer in layers for p in (layer.weight, layer.bias) if p is not None]
+    if len({id(p) for p in held}) < len(held):
+        raise TypeError("module: got a parameter shared between layers, expected each layer to have its own")
+    pairs: list[_Pair] = [
+        (layer.weight.detach(), None if layer.bias is None else layer.bias.detach()) for layer in layers
+    ]
+    if len(set(slopes)) > 1:
+        pairs, slopes = _multiplied(pairs, slopes)
+        if len(set(slopes)) > 1:
+            raise TypeError(f"module: got activations of slopes {slopes}, expected the same between all layers")
+    some = any(b is not None for _, b in pairs)
+    biases = [w.new_zeros(len(w)) if b is None else b for w, b in pairs] if some else []
+    slope = slopes[0] if slopes else 0.0
+    return _copy([w for w, _ in pairs], biases, 1.0 if slope is None else slope)
+
+
+def _read(module: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
+    """Return the linear layers and the slope of what stands between each and the next, None for nothing."""
     layers: list[nn.Linear] = []
-    slopes: list[float] = []
+    slopes: list[float | None] = []
     slope: float | None = None  # what stands between the last linear layer and the next
     for name, part in _flat(module):
         if type(part) is nn.Linear:
             if layers:
-                slopes.append(1.0 if slope is None else slope)
+                slopes.append(slope)
             elif slope is not None:
                 raise TypeError("module: got an activation before the first Linear, expected a Linear first")
             layers.append(part)
@@ -71,20 +102,30 @@ def as_mlp(module: nn.Module) -> MLP:
         raise TypeError(f"module: got {type(module).__name__} without a Linear, expected at least one")
     if slope is not None:
         raise TypeError("module: got an activation after the last Linear, expected the output to be linear")
-    if len(set(slopes)) > 1:
-        raise TypeError(f"module: got activations of slopes {slopes}, expected the same between all layers")
-    held = [p for layer in layers for p in (layer.weight, layer.bias) if p is not None]
-    if len({id(p) for p in held}) < len(held):
-        raise TypeError("module: got a parameter shared between layers, expected each layer to have its own")
-    biases = [layer.bias for layer in layers]
-    if any(b is not None for b in biases):
-        all_biases = [
-            layer.weight.new_zeros(layer.out_features) if b is None else b.detach()
-            for layer, b in zip(layers, biases, strict=True)
-        ]
-    else:
-        all_biases = []
-    return _copy([layer.weight.detach() for layer in layers], all_biases, slopes[0] if slopes else 0.0)
+    return layers, slopes
+
+
+def _multiplied(pairs: list[_Pair], slopes: list[float | None]) -> tuple[list[_Pair], list[float | None]]:
+    """Multiply layers with nothing between them, in float64."""
+    merged = [pairs[0]]
+    left: list[float | None] = []
+    for (weight, bias), slope in zip(pairs[1:], slopes, strict=True):
+        before, shift = merged[-1]
+        if slope is not None:
+            merged.append((weight, bias))
+            left.append(slope)
+            continue
+        if weight.shape[1] != len(before):
+            raise TypeError(
+                f"module: got weights {tuple(before.shape)} and {tuple(weight.shape)}, expected each to take "
+                "what the one before gives"
+            )
+        wide = weight.double()
+        both = None if shift is None else wide @ shift.double()
+        if bias is not None:
+            both = bias.double() if both is None else both + bias.double()
+        merged[-1] = wide @ before.double(), both
+    return [(w.double(), None if b is None else b.double()) for w, b in merged], left
 
 
 def _copy(weights: list[Tensor], biases: list[Tensor], slope: float) -> MLP:

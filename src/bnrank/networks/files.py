@@ -29,6 +29,7 @@ __all__ = ["load", "load_module", "save"]
 
 _PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")
 _KEY = "bnrank"
+_COMPRESSED = "bnrank-compressed"  # a plan of discovery's, not a chain of layers
 
 
 def save(net: nn.Module, path: str | os.PathLike[str]) -> Path:
@@ -104,6 +105,11 @@ def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] 
     tensors, metadata = _read_safetensors(path, "path")
     if _KEY in metadata:
         return _from_own(path, tensors, metadata[_KEY])
+    if _COMPRESSED in metadata:
+        raise ValueError(
+            f"path: {path} holds a network that was compressed; "
+            f"load it with bnrank.discovery.load_compressed({str(path)!r})"
+        )
     return _from_foreign(path, tensors, _validate.slope(slope), order)
 
 
@@ -161,8 +167,9 @@ def _read_safetensors(path: Path, name: str) -> tuple[dict[str, Tensor], dict[st
     if not path.is_file():
         raise ValueError(f"{name}: got {str(path)!r}, expected a file that exists")
     with path.open("rb") as file:
-        head = file.read(2)
-    pickled = head == b"PK" or (head[:1] == b"\x80" and head[1:] in (b"\x02", b"\x03", b"\x04", b"\x05"))
+        head = file.read(9)  # of a safetensors file: the length of its header in 8 bytes, any of them, and a brace
+    protocol = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
+    pickled = head[:2] == b"PK" or (protocol and head[8:] != b"{")
     if path.suffix.lower() in _PICKLE_SUFFIXES or pickled:
         raise ValueError(
             f"{name}: {path} is a pickle{'' if pickled else ' by its name'}, and opening one can run any code. Where "
