@@ -1,20 +1,32 @@
+import signal
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import scipy.special
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnrank.discovery.estimators.budget import folds_of
+from bnrank.discovery.estimators import learning
+from bnrank.discovery.estimators.budget import budget, folds_of
 from bnrank.discovery.estimators.coordinates import coordinates
-from bnrank.discovery.estimators.counting import Trial, count_of, least_within_error
+from bnrank.discovery.estimators.counting import (
+    Trial,
+    by_group,
+    count_of,
+    least_within_error,
+    standard_error,
+)
 from bnrank.discovery.estimators.cutting import project, truncate
-from bnrank.discovery.estimators.inputs import input_directions
-from bnrank.discovery.estimators.linear import best_linear
-from bnrank.discovery.estimators.path import Data
+from bnrank.discovery.estimators.inputs import InputDirections
+from bnrank.discovery.estimators.linear import best_linear, linear_map
+from bnrank.discovery.estimators.path import Data, Path, apart, centre_logits, finished, train_members
 from bnrank.discovery.estimators.polishing import polish
 from bnrank.discovery.estimators.scaling import scaling
 from bnrank.networks import MLP
 from bnrank.networks.mlp import from_layers
+from bnrank.training import train
 
 
 def narrow(k, seed=0):
@@ -63,6 +75,14 @@ def test_encoder_and_decoder_are_the_projected_network(layer):
     assert torch.allclose(z.mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_every_coordinate_grows_with_the_input_it_is_most_correlated_with(seed):
+    x = rows()
+    z = coordinates(narrow(4, seed), x, 3, 4).encoder(x).detach().numpy()
+    correlations = np.corrcoef(z.T, x.numpy().T)[:4, 4:]
+    assert np.all(correlations[range(4), np.abs(correlations).argmax(axis=1)] > 0)
+
+
 def test_a_coordinate_that_does_not_vary_is_zero():
     net, x = narrow(1), rows()
     made = coordinates(net, x, 3, 2)
@@ -85,7 +105,108 @@ def test_inputs_that_a_network_does_not_see_are_not_counted():
     net = MLP([6, 12, 12, 1], seed=0, dtype=torch.float64)
     with torch.no_grad():
         net.weights[0].copy_(net.weights[0][:, :3] @ torch.randn(3, 6, dtype=torch.float64))
-    assert input_directions(net, rows(), 1e-12).number == 3
+    found = InputDirections(net, rows())
+    assert np.all(found.spectrum[:3] > 1e-3)
+    assert np.all(found.spectrum[3:] < 1e-6)
+    assert torch.allclose(net(found.project(rows(), 3)), net(rows()))
+    assert not torch.allclose(net(found.project(rows(), 2)), net(rows()), atol=1e-3)
+
+
+def test_combinations_of_inputs_that_hardly_vary_come_last_whatever_the_network_does_along_them():
+    x = rows(d=3)
+    x[:, 2] = x[:, 1] + 1e-6 * x[:, 2]
+    net = from_layers([torch.tensor([[1.0, 0.0, 0.0], [0.0, 50.0, -50.0]]).double(), torch.ones(1, 2).double()],
+                      [torch.zeros(2), torch.zeros(1)])  # fmt: skip
+    found = InputDirections(net, x)
+    assert torch.allclose(net(found.project(x, 1)), net(x), atol=1e-3)
+
+
+def test_copies_of_rows_leave_mean_and_standard_error_as_they_are():
+    errors = np.random.default_rng(0).normal(size=(3, 40))
+    groups = np.tile(np.arange(40), 4)
+    once = by_group(np.tile(errors, 4), groups)
+    assert np.allclose(once, errors)
+    uneven = np.r_[groups, np.zeros(40, dtype=int)]
+    values = np.random.default_rng(1).normal(size=200)
+    grouped = by_group(values, uneven)
+    deviations = [(values - values.mean())[uneven == g].sum() for g in range(40)]
+    assert grouped.mean() == pytest.approx(values.mean())
+    assert standard_error(grouped) == pytest.approx(np.sqrt(np.square(deviations).sum()) / 200)
+
+
+def test_classes_are_spread_evenly_over_folds():
+    labels = np.repeat([0, 1, 2], [60, 27, 3])
+    folds = folds_of(np.arange(90), 3, 0, labels)
+    for number in range(3):
+        assert np.bincount(labels[folds == number]).tolist() == [20, 9, 1]
+
+
+def test_held_out_outputs_have_no_say_in_what_they_are_compared_to():
+    data = Data(np.zeros((4, 1)), np.array([[1.0], [3.0], [10.0], [20.0]]))
+    known, held_out = apart(data, np.array([False, False, True, True]))
+    assert known.y.ravel().tolist() == [-1, 1]
+    assert held_out.y.ravel().tolist() == [8, 18]
+
+
+def test_losses_of_linear_maps_against_their_networks():
+    generator = np.random.default_rng(0)
+    x, y, labels = generator.normal(size=(60, 4)), generator.normal(size=(60, 3)), generator.integers(3, size=60)
+    for classes, outputs in ((0, y), (3, labels)):
+        map_ = linear_map(x, outputs, 0.01, classes)
+        losses = map_.losses(x, outputs, 2, classes)
+        for rank in range(3):
+            values = map_.network(rank)(torch.from_numpy(x)).detach().numpy()
+            slow = (
+                np.square(values - y).sum(1)
+                if not classes
+                else -scipy.special.log_softmax(values, 1)[range(60), labels]
+            )
+            assert np.allclose(losses[rank], slow)
+
+
+@pytest.mark.parametrize(
+    ("rank", "gain", "kind"), [(1, 0.1, "linear"), (1, 0.2, "network"), (0, 0.2, "constant"), (0, 0.3, "network")]
+)
+def test_a_network_must_be_better_than_a_line_by_one_standard_error_and_than_nothing_by_two(
+    monkeypatch, rank, gain, kind
+):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(60, 3))
+    data = Data(x, rank * x[:, :1] @ np.ones((1, 2)) + 0.1 * generator.normal(size=(60, 2)))
+
+    def explore(some, folds, groups, level, plan, seed, tell):
+        path = Path(some, folds, groups)
+        errors = best_linear(some.x, some.y, folds, 2).errors[rank] - gain + np.tile([1.0, -1.0], 30)
+        path.errors[0.01] = np.vstack([level + 1, errors, errors])  # standard error of the difference: 0.13
+        return path
+
+    monkeypatch.setattr(learning, "explore", explore)
+    found = learning.investigate(data, budget(60, 3, 2, 2), 0, lambda text: None)
+    assert (found.kind, found.number) == (kind, 0 if kind == "constant" else 1)
+
+
+def test_logits_have_mean_zero_and_the_same_probabilities():
+    net, x = MLP([6, 12, 3], seed=0, dtype=torch.float64), rows()
+    before = net(x).softmax(1).detach()
+    centre_logits(net)
+    assert torch.allclose(net(x).softmax(1), before)
+    assert float(net(x).detach().mean(1).abs().max()) < 1e-12
+    data = Data(x.numpy(), np.arange(200) % 3, 3)
+    trained = train_members(data, [1e-3], [0], replace(budget(60, 6, 3, 2), steps=5))[0].network
+    assert float(trained(x.float()).detach().mean(1).abs().max()) < 1e-5
+
+
+def test_an_interrupted_training_is_passed_on(monkeypatch):
+    task = Data(np.ones((4, 2)), np.ones((4, 1))).task()
+
+    class Stop:
+        def observe(self, *arguments, **named):
+            signal.raise_signal(signal.SIGINT)
+
+    run = train(MLP([2, 3, 1]), task, steps=5, record_every=1, progress=False, watch=Stop())
+    assert "interrupted" in run.summary.status.values
+    with pytest.raises(KeyboardInterrupt):
+        finished(run)
 
 
 def test_best_linear_map_against_least_squares():

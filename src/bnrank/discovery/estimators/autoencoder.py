@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.metrics import r2_score
+from sklearn.utils.validation import check_is_fitted
 
 from bnrank.discovery.estimators.base import BottleneckEstimator, voice
 from bnrank.discovery.estimators.checking import constant_columns, read_table
@@ -59,7 +60,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to rows (N, d); ``y`` is not used."""
-        x = read_table(self, X, reset=True)
+        x = self._begin(X)
         wanted = self._wanted(x.shape[1], x.shape[1], f"{x.shape[1]} columns")
         scale = scaling(x, x, "each")
         data, count = Data(scale.x(x), scale.y(x)), None
@@ -67,7 +68,8 @@ class BottleneckAutoencoder(BottleneckEstimator):
             count = self._in_common(data, np.flatnonzero(~constant_columns(x)))
             wanted = count.number
         self._learn(x, scale, data, wanted, count)
-        self._summarise(x, x, self._outputs_of(x), self.score(X))
+        rebuilt = self._outputs_of(x)
+        self._summarise(x, x, rebuilt, _kept(x, rebuilt), self._input_names(x.shape[1]))
         return self
 
     def inverse_transform(self, Z: Any) -> np.ndarray:
@@ -80,8 +82,9 @@ class BottleneckAutoencoder(BottleneckEstimator):
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return the share of the variance that the reconstruction keeps (R^2, columns weighted by their variance)."""
+        check_is_fitted(self)
         x = read_table(self, X, reset=False)
-        return float(r2_score(x, self._outputs_of(x), multioutput="variance_weighted"))
+        return _kept(x, self._outputs_of(x))
 
     def _in_common(self, data: Data, columns: np.ndarray) -> Count:
         """Count what one half of the columns tells about the other."""
@@ -107,3 +110,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
             reason = f"undetermined: each half has {half} column(s), so that no more than {half} could be seen"
             return Count(most.number, (low, high), most.agreement, True, reason)
         return replace(most, interval=(low, high), reason=f"one half of the columns from the other: {most.reason}")
+
+
+def _kept(x: np.ndarray, rebuilt: np.ndarray) -> float:
+    return float(r2_score(x, rebuilt, multioutput="variance_weighted"))

@@ -22,7 +22,7 @@ from bnrank.discovery.estimators.budget import FEW, Budget, budget
 from bnrank.discovery.estimators.checking import constant_columns, groups_of_rows, read_table
 from bnrank.discovery.estimators.coordinates import coordinates, sensitivity
 from bnrank.discovery.estimators.counting import Count, is_better, standard_error
-from bnrank.discovery.estimators.inputs import input_directions
+from bnrank.discovery.estimators.inputs import InputDirections, number_of_directions
 from bnrank.discovery.estimators.learning import Evidence, Model, investigate, learn
 from bnrank.discovery.estimators.path import Data
 from bnrank.discovery.estimators.scaling import Scaling
@@ -107,15 +107,27 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         """
         return saving.load(cls, path)
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "summary_")
+
     # fitting ----------------------------------------------------------------------------------------------------------
 
-    def _plan(self, data: Data) -> Budget:
-        plan = budget(len(data.x), data.x.shape[1], data.outputs, data.most)
+    def _begin(self, X: Any) -> np.ndarray:
+        """Forget an earlier fit, so that one that fails leaves none behind, and read the inputs."""
+        for name in [name for name in vars(self) if saving.is_fitted(name)]:
+            delattr(self, name)
+        return read_table(self, X, reset=True)
+
+    def _plan(self, data: Data, wanted: int = 0) -> Budget:
+        plan = budget(int(groups_of_rows(data.x).max()) + 1, data.x.shape[1], data.outputs, data.most)
         changes: dict[str, Any] = {"tolerance": _validate.number(self.tolerance, "tolerance", 0.0)}
         for name, minimum in [("depth", 2), ("width", 1), ("seeds", 1), ("steps", 1)]:
             value = getattr(self, name)
             if value != "auto":
                 changes[name] = _integer_or_auto(value, name, minimum)
+        changes.setdefault("width", max(plan.width, wanted))
+        if changes["width"] < wanted:
+            raise ValueError(f"width: got {changes['width']}, expected at least {wanted}, the number of components")
         if not isinstance(self.ridges, str):
             values = [_validate.number(r, f"ridges[{i}]", 0.0, strict=True) for i, r in enumerate(self.ridges)]
             if not values:
@@ -151,7 +163,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self, x: np.ndarray, scaling: Scaling, data: Data, wanted: int | None, known: Count | None = None
     ) -> None:
         """Fit, and set all fitted attributes; ``known`` where the count comes from elsewhere."""
-        plan, seed = self._plan(data), self._seed()
+        plan, seed = self._plan(data, wanted or 0), self._seed()
         data = replace(data, limit=max(data.limit, wanted or 0))
         with voice(self.progress) as tell:
             evidence = investigate(data, plan, seed, tell, wanted)
@@ -187,11 +199,10 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             self.sensitivity_ = np.zeros((0, data.x.shape[1]))
         self.held_out_ = evidence.errors.mean(axis=1)
         self.held_out_error_ = np.array([standard_error(rows) for rows in evidence.errors])
-        tolerance = standard_error(evidence.errors[evidence.errors.mean(axis=1).argmin()])
-        found = input_directions(model.network, inputs, tolerance, data.classes)
-        self.n_input_directions_, self.input_spectrum_ = (
-            (found.number, found.spectrum) if model.k else (0, found.spectrum)
-        )
+        self.n_input_directions_ = model.k  # of a linear map
+        if model.kind == "network" and evidence.path is not None:
+            self.n_input_directions_ = number_of_directions(evidence.path, evidence.path.ridge_for(model.k))
+        self.input_spectrum_ = InputDirections(model.network, inputs).spectrum
         self.notes_ = self._notes(x, data, model)
         if model.kind == "constant":
             warnings.warn(f"{type(self).__name__}: {model.count.reason}", NothingFoundWarning, stacklevel=4)
@@ -201,12 +212,17 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         names = self._input_names(x.shape[1])
         if len(dead := np.flatnonzero(constant_columns(x))):
             notes.append(f"constant inputs left out: {', '.join(names[i] for i in dead[:10])}")
-        if copies := len(x) - int(groups_of_rows(x).max()) - 1:
-            notes.append(f"{copies} of {len(x)} rows have the same inputs as another row; they are held out together")
-        if len(x) < FEW and isinstance(self.ridges, str):
-            notes.append(f"fewer than {FEW} rows: only linear maps were fitted")
-        if len(x) <= x.shape[1]:
-            notes.append(f"{len(x)} rows for {x.shape[1]} inputs: the count holds on the span of these rows only")
+        if copies := len(x) - (different := int(groups_of_rows(data.x).max()) + 1):
+            notes.append(f"{copies} of {len(x)} rows repeat the inputs of an earlier one; these are held out together")
+        if different < FEW and isinstance(self.ridges, str):
+            notes.append(f"fewer than {FEW} rows that differ: only linear maps were fitted")
+        if different <= x.shape[1]:
+            notes.append(f"{different} rows for {x.shape[1]} inputs: the count holds on the span of these rows only")
+        used = self.output_scale_[self.output_scale_ > 0]
+        if getattr(self, "outputs", None) == "auto" and len(used) and (ratio := used.max() / used.min()) > 1 + 1e-9:
+            notes.append(f"spreads of the outputs differ by a factor of {ratio:.2g}: each was divided by its own")
+        if still := int((self.influence_ < 1e-9 * self.influence_.max(initial=0)).sum()):
+            notes.append(f"{still} of the {model.k} components do not vary on these rows: fewer are enough")
         if data.most == 1 and model.k:
             notes.append(
                 "one output (or two classes): the count is 1 for any function, since it is bounded by the number of "
@@ -233,7 +249,9 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             return np.repeat(self._outputs_of(np.zeros((1, self.n_features_in_))), len(z), axis=0)
         return _in_chunks(self.decoder_, z)
 
-    def _summarise(self, x: np.ndarray, seen: np.ndarray, predicted: np.ndarray, score: float) -> None:
+    def _summarise(
+        self, x: np.ndarray, seen: np.ndarray, predicted: np.ndarray, score: float, outputs: list[str]
+    ) -> None:
         rows = np.linspace(0, len(x) - 1, min(len(x), 1000)).astype(int)
         self.summary_ = Summary(
             estimator=type(self).__name__,
@@ -246,6 +264,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             rows=len(x),
             inputs=tuple(self._input_names(x.shape[1])),
             outputs=seen.shape[1] if seen.ndim > 1 else 1,
+            output_names=tuple(outputs),
             ridge=self.ridge_,
             score=score,
             held_out=self.held_out_,
@@ -279,7 +298,7 @@ def _integer_or_auto(value: Any, name: str, minimum: int) -> int:
 
 @contextlib.contextmanager
 def voice(progress: bool | str) -> Iterator[Callable[[str], None]]:
-    """Say on the terminal what is being done, in one line that changes; "auto": where there is a terminal."""
+    """Say what is being done: on a terminal in one line that changes, else ("auto": not at all) line by line."""
     if isinstance(progress, str):
         _validate.choice(progress, "progress", ["auto"])
     if progress == "auto" and not sys.stderr.isatty():
@@ -288,5 +307,8 @@ def voice(progress: bool | str) -> Iterator[Callable[[str], None]]:
         yield lambda text: None
         return
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: console.print(f"fitting: {text}", soft_wrap=True)
+        return
     with console.status("fitting") as status:
         yield lambda text: status.update(f"fitting: {text}")

@@ -51,7 +51,7 @@ class Budget:
 
 
 def budget(n: int, d_in: int, d_out: int, most: int) -> Budget:
-    """Return what n rows deserve.
+    """Return what n rows that differ deserve.
 
     A count needs a deep network: the ridge charges lambda L for each dimension, and only at L about 12 does a network
     give up a dimension in exchange for bending more (at depth 8 it keeps one too many on the task of F4 with noise).
@@ -80,8 +80,10 @@ def budget(n: int, d_in: int, d_out: int, most: int) -> Budget:
     return Budget(4 if most == 1 else 12, width, steps, 3, 2, (3e-2, 10**-2.0, 3e-3), n >= 200)
 
 
-def folds_of(groups: np.ndarray, count: int, seed: int) -> np.ndarray:
+def folds_of(groups: np.ndarray, count: int, seed: int, labels: np.ndarray | None = None) -> np.ndarray:
     """Return the fold of every row, (N,); rows of a group are in the same fold, folds of about the same size.
+
+    With ``labels``, (N,), every class is spread evenly over the folds.
 
     Raises
     ------
@@ -98,5 +100,9 @@ def folds_of(groups: np.ndarray, count: int, seed: int) -> np.ndarray:
     if number < count:
         raise ValueError(f"X: got {number} row(s) that differ, expected at least {count}")
     assigned = np.empty(number, dtype=int)
-    assigned[generator.permutation(number)] = np.arange(number) % count
+    order = generator.permutation(number)
+    if labels is not None:
+        first = np.unique(groups, return_index=True)[1]
+        order = order[np.argsort(labels[first][order], kind="stable")]
+    assigned[order] = np.arange(number) % count
     return assigned[groups]

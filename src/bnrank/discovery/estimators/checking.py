@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from sklearn.utils.validation import validate_data
 
-__all__ = ["constant_columns", "groups_of_rows", "read_table", "refuse_tables_by_name"]
+__all__ = ["constant_columns", "groups_of_rows", "names_of", "read_table", "refuse_tables_by_name"]
 
 SHOWN = 5  # columns named in an error, at most
+HUGE, TINY = 1e150, 1e-150  # whose squares are no floats
+REFUSED = {
+    "text": "text or categories{}, expected numbers; encode them first, with sklearn.preprocessing.OneHotEncoder, say",
+    "dates": "dates or times{}, expected numbers; take differences in days, say",
+    "missing": "missing values (NaN){}, expected none; fill them in with sklearn.impute, or leave the rows out",
+    "infinite": "values that are infinite (infinity or beyond 1e150){}, expected finite ones",
+}
 
 
 def read_table(estimator: Any, x: Any, *, reset: bool) -> np.ndarray:
@@ -35,12 +43,13 @@ def read_table(estimator: Any, x: Any, *, reset: bool) -> np.ndarray:
 
 
 def refuse_tables_by_name(table: Any, argument: str) -> None:
-    """Refuse categorical and missing entries of a data frame or an array of numbers, naming the columns.
+    """Refuse text, dates, missing, infinite and huge entries of a data frame or an array, naming the columns.
 
     Raises
     ------
     ValueError
-        If a column holds text or categories, or has missing entries.
+        If a column holds text, categories or dates, or has entries that are missing, infinite or beyond 1e150 (whose
+        squares are beyond what a float can hold).
 
     Examples
     --------
@@ -49,29 +58,70 @@ def refuse_tables_by_name(table: Any, argument: str) -> None:
     Traceback (most recent call last):
     ValueError: X: got missing values (NaN) in column 1 (1 of 2 rows), expected none; fill them in ...
     """
-    names, text = [], []
-    missing = np.zeros(0, dtype=int)
+    found: dict[str, list[str]] = {"text": [], "dates": [], "missing": [], "infinite": []}
+    for name, column in _columns(table):
+        kind, entries = _kind(column)
+        if kind in ("text", "dates"):
+            found[kind].append(name)
+        elif kind == "numbers":
+            count = f"{name} ({{}} of {len(entries)} rows)".strip()
+            if missing := int(np.isnan(entries).sum()):
+                found["missing"].append(count.format(missing))
+            if infinite := int((np.abs(entries) > HUGE).sum()):
+                found["infinite"].append(count.format(infinite))
+    for kind, message in REFUSED.items():
+        if found[kind]:
+            where = f" in column {_listed(found[kind])}" if np.ndim(table) != 1 else f" {_listed(found[kind])}".rstrip()
+            raise ValueError(f"{argument}: got {message.format(where)}")
+
+
+def _columns(table: Any) -> Iterator[tuple[str, Any]]:
     if hasattr(table, "dtypes") and hasattr(table, "columns"):
-        names = [str(name) for name in table.columns]
-        text = [names[i] for i, kind in enumerate(table.dtypes) if _is_text(table.iloc[:, i], kind)]
-        missing = np.asarray(table.isna().sum())
+        yield from ((str(name), table.iloc[:, i]) for i, name in enumerate(table.columns))
+        return
+    if isinstance(table, list | tuple):
+        try:
+            table = np.asarray(table)
+        except ValueError:  # rows of unlike lengths, which scikit-learn refuses
+            return
+    if getattr(table, "ndim", 0) == 1 and hasattr(table, "dtype"):
+        yield "", table
     elif isinstance(table, np.ndarray) and table.ndim == 2:
-        names = [str(i) for i in range(table.shape[1])]
-        if table.dtype.kind in "OSU":
-            text = [names[i] for i in range(len(names)) if any(isinstance(v, str | bytes) for v in table[:, i])]
-        elif table.dtype.kind == "f":
-            missing = np.isnan(table).sum(axis=0)
-    if text:
-        raise ValueError(
-            f"{argument}: got text or categories in column {_listed(text)}, expected numbers; encode them first, with "
-            "sklearn.preprocessing.OneHotEncoder, say"
-        )
-    if missing.any():
-        found = [f"{names[i]} ({missing[i]} of {len(table)} rows)" for i in np.flatnonzero(missing)]
-        raise ValueError(
-            f"{argument}: got missing values (NaN) in column {_listed(found)}, expected none; fill them in with "
-            "sklearn.impute, or leave the rows out"
-        )
+        yield from ((str(i), column) for i, column in enumerate(table.T))
+
+
+def _kind(column: Any) -> tuple[str, np.ndarray]:
+    """Return "text", "dates", "numbers" or "other", and the numbers as floats."""
+    name = str(column.dtype)
+    if name.startswith(("category", "str", "<U", "|S")) or (
+        name == "object" and any(isinstance(entry, str | bytes) for entry in column)
+    ):
+        return "text", np.zeros(0)
+    if name.startswith(("datetime", "timedelta", "period")):
+        return "dates", np.zeros(0)
+    if name.startswith("complex"):  # which scikit-learn refuses
+        return "other", np.zeros(0)
+    try:
+        if hasattr(column, "to_numpy"):
+            return "numbers", column.to_numpy(dtype=np.float64, na_value=np.nan)
+        return "numbers", np.asarray(column).astype(np.float64)
+    except (TypeError, ValueError):  # other objects: scikit-learn has its say
+        return "other", np.zeros(0)
+
+
+def names_of(table: Any, prefix: str, number: int) -> list[str]:
+    """Return the names of the columns of a data frame or series; else prefix0, prefix1, ...
+
+    Examples
+    --------
+    >>> names_of([[1.0, 2.0]], "y", 2)
+    ['y0', 'y1']
+    """
+    if hasattr(table, "dtypes") and hasattr(table, "columns"):
+        return [str(name) for name in table.columns]
+    if number == 1 and getattr(table, "name", None) is not None:
+        return [str(table.name)]
+    return [f"{prefix}{i}" for i in range(number)]
 
 
 def constant_columns(table: np.ndarray) -> np.ndarray:
@@ -83,7 +133,7 @@ def constant_columns(table: np.ndarray) -> np.ndarray:
     [False, True]
     """
     spread = table.max(axis=0) - table.min(axis=0)
-    return spread <= 10 * np.finfo(np.float64).eps * np.abs(table).max(axis=0)
+    return spread <= np.maximum(10 * np.finfo(np.float64).eps * np.abs(table).max(axis=0), TINY)
 
 
 def groups_of_rows(x: np.ndarray) -> np.ndarray:
@@ -97,12 +147,6 @@ def groups_of_rows(x: np.ndarray) -> np.ndarray:
     [1, 0, 1]
     """
     return np.unique(x, axis=0, return_inverse=True)[1].reshape(-1)
-
-
-def _is_text(column: Any, kind: Any) -> bool:
-    if str(kind) == "object":
-        return any(isinstance(entry, str) for entry in column)
-    return str(kind).startswith(("category", "str"))
 
 
 def _listed(names: list[str]) -> str:

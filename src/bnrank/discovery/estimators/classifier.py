@@ -10,7 +10,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from bnrank.discovery.estimators.base import BottleneckEstimator
-from bnrank.discovery.estimators.checking import read_table
 from bnrank.discovery.estimators.path import Data
 from bnrank.discovery.estimators.scaling import scaling
 
@@ -52,22 +51,27 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to inputs (N, d_in) and classes (N,)."""
-        x = read_table(self, X, reset=True)
+        x = self._begin(X)
         if y is None:
             raise ValueError(
                 "y: got None, expected classes; this estimator requires y to be passed, but the target y is None"
             )
+        if len(missing := np.flatnonzero(_missing(y))):
+            raise ValueError(f"y: got missing values (NaN) ({len(missing)} of {len(x)} rows), expected a class each")
         labels = column_or_1d(y, warn=True)
         check_consistent_length(x, labels)
         check_classification_targets(labels)
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         count = len(self.classes_)
         if count < 2:
-            raise ValueError(f"y: got 1 class, {self.classes_[0]!r}, expected at least 2 classes")
+            raise ValueError(f"y: got 1 class, {str(self.classes_[0])!r}, expected at least 2 classes")
         wanted = self._wanted(x.shape[1], count - 1, f"{count} classes")
         scale = scaling(x, None, classes=count)
         self._learn(x, scale, Data(scale.x(x), numbers, count), wanted)
-        self._summarise(x, labels, self.classes_[self._outputs_of(x).argmax(axis=1)], self.score(X, y))
+        predicted = self.classes_[self._outputs_of(x).argmax(axis=1)]
+        self._summarise(
+            x, labels, predicted, float(np.mean(predicted == labels)), [str(name) for name in self.classes_]
+        )
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -91,3 +95,9 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         """Return the most probable class of every row, (N,)."""
         logits = self._outputs(X)
         return self.classes_[logits.argmax(axis=1)]
+
+
+def _missing(y: Any) -> np.ndarray:
+    """Return which labels are None or not equal to themselves."""
+    entries = np.asarray(y, dtype=object).ravel()
+    return np.array([entry is None or bool(entry != entry) for entry in entries])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Count", "Trial", "count_of", "is_better", "least_within_error", "resampled", "standard_error"]
+__all__ = ["Count", "Trial", "by_group", "count_of", "is_better", "least_within_error", "resampled", "standard_error"]
 
 SURE = 2.0  # standard errors by which something must be better than nothing
 NEGLIGIBLE = 1e-6  # share of the loss of the mean that counts as no difference
@@ -135,7 +135,34 @@ def is_better(errors: np.ndarray, than: np.ndarray, sure: float = SURE) -> bool:
     return bool(gain.mean() > max(sure * standard_error(gain), NEGLIGIBLE * than.mean()))
 
 
-def resampled(errors: np.ndarray, tolerance: float, seed: int) -> tuple[int, int]:
+def by_group(errors: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return one entry per group of rows, of the same mean, so that copies of a row do not pass for more evidence.
+
+    The standard error over the entries is that of a mean of clusters: an entry is the mean plus what its group deviates
+    from it, summed over the group, times groups per row. Without copies nothing changes.
+
+    Parameters
+    ----------
+    errors : ndarray
+        Loss of every row, (..., N).
+    groups : ndarray
+        The group of every row, (N,), counted from 0.
+
+    Examples
+    --------
+    >>> by_group(np.array([1.0, 1.0, 4.0, 4.0]), np.array([1, 1, 0, 0])).tolist()
+    [4.0, 1.0]
+    """
+    number = int(groups.max()) + 1
+    if number == len(groups):
+        return errors
+    mean = errors.mean(axis=-1, keepdims=True)
+    order = np.argsort(groups, kind="stable")
+    starts = np.searchsorted(groups[order], np.arange(number))
+    return mean + np.add.reduceat((errors - mean)[..., order], starts, axis=-1) * (number / len(groups))
+
+
+def resampled(errors: np.ndarray, tolerance: float, seed: int, *, paired: bool = False) -> tuple[int, int]:
     """Return the 95 percent interval of the rule's number when the held-out rows are drawn again with replacement.
 
     Examples
@@ -146,7 +173,7 @@ def resampled(errors: np.ndarray, tolerance: float, seed: int) -> tuple[int, int
     generator = np.random.default_rng(seed)
     n = errors.shape[1]
     numbers = [
-        least_within_error(errors[:, generator.integers(n, size=n)], paired=False, tolerance=tolerance)
+        least_within_error(errors[:, generator.integers(n, size=n)], paired=paired, tolerance=tolerance)
         for _ in range(RESAMPLES)
     ]
     low, high = np.quantile(numbers, [0.025, 0.975], method="nearest")

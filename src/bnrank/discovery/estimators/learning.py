@@ -12,8 +12,8 @@ from bnrank.discovery.estimators.budget import ROWS, Budget, folds_of
 from bnrank.discovery.estimators.checking import groups_of_rows
 from bnrank.discovery.estimators.counting import Count, Trial, count_of, is_better, resampled, standard_error
 from bnrank.discovery.estimators.cutting import project, truncate
-from bnrank.discovery.estimators.linear import LinearFit, best_linear
-from bnrank.discovery.estimators.path import Data, Fit, Path, explore, train_members
+from bnrank.discovery.estimators.linear import LinearFit, best_linear, linear_map
+from bnrank.discovery.estimators.path import Data, Fit, Path, explore, finished, train_members
 from bnrank.discovery.estimators.polishing import polish
 from bnrank.networks.mlp import MLP
 from bnrank.training import train
@@ -102,14 +102,17 @@ def investigate(
     if len(rows) > ROWS:
         rows = np.sort(np.random.default_rng(seed).permutation(len(rows))[:ROWS])
     some = data.rows(rows)
-    folds = folds_of(groups_of_rows(some.x), plan.folds, seed)
+    groups = groups_of_rows(some.x)
+    folds = folds_of(groups, plan.folds, seed, some.y if data.classes else None)
     tell("linear maps")
-    linear = best_linear(some.x, some.y, folds, data.most, data.classes)
+    linear = best_linear(some.x, some.y, folds, data.full, data.classes, groups)
     k = linear.rank if wanted is None else wanted
+    if k == wanted == 0:
+        return Evidence("constant", 0, linear, None, rows)
     if linear.is_exact(k) or not plan.ridges:
         found = k and (wanted is not None or is_better(linear.errors[k], linear.errors[0]))
         return Evidence("linear" if found else "constant", k if found else 0, linear, None, rows)
-    path = explore(some, folds, plan, seed, tell)
+    path = explore(some, folds, groups, linear.errors[0], plan, seed, tell)
     kind, errors, bent = "linear", linear.errors[k], path.supported if wanted is None else wanted
     if is_better(path.by_number[bent], errors, sure=1.0):
         kind, k, errors = "network", bent, path.by_number[bent]
@@ -136,10 +139,12 @@ def learn(data: Data, found: Evidence, plan: Budget, seed: int, tell: Callable[[
     """
     kind, path, k = found.kind, found.path, found.number
     if kind != "network" or path is None:
-        network = found.linear.map.network(k)
+        straight = found.linear.map
+        if len(found.rows) < len(data.x):
+            straight = linear_map(data.x, data.y, found.linear.ridge, data.classes)
         trials = path.trials() if path else ()
         count = count_from(found, trials, data.most)
-        return Model(kind, network, 1, k, found.linear.ridge, count, trials, found.linear.map.network(data.most))
+        return Model(kind, straight.network(k), 1, k, found.linear.ridge, count, trials, straight.network(data.full))
     some = data.rows(found.rows)
     ridge = path.ridge_for(k)
     fits = _final_fits(some, path, ridge, plan, seed, tell)
@@ -194,7 +199,7 @@ def _on_all_rows(net: MLP, data: Data, ridge: float) -> MLP:
         top_k=1,
         progress=False,
     )
-    trained = run.network(0)
+    trained = finished(run)
     assert isinstance(trained, MLP)
     return trained
 
@@ -202,10 +207,15 @@ def _on_all_rows(net: MLP, data: Data, ridge: float) -> MLP:
 def count_from(found: Evidence, trials: tuple[Trial, ...], most: int) -> Count:
     """Return the count that a cross-validation and single networks give, in words and numbers."""
     if found.kind == "constant":
-        reason = "nothing was found: on held-out rows no function predicts better than the mean"
+        tried = "function" if found.path else "linear map"
+        reason = f"nothing was found: on held-out rows no {tried} predicts better than the mean"
         return Count(0, (0, 0), float("nan"), False, reason)
     if found.kind == "linear":
         reason = "the table is linear: no network predicts held-out rows better than a linear map of this rank"
+        if found.path is None:
+            exact = found.linear.is_exact(found.number)
+            reason = "the table is linear: " if exact else "only linear maps were tried: "
+            reason += "a map of this rank leaves nothing to explain" if exact else "none of higher rank predicts better"
         return _linear_count(found, reason)
     return count_of(found.number, trials, most, resampled(found.errors, found.path.tolerance if found.path else 0.0, 0))
 
@@ -213,9 +223,9 @@ def count_from(found: Evidence, trials: tuple[Trial, ...], most: int) -> Count:
 def _linear_count(found: Evidence, reason: str) -> Count:
     """Let the networks have their say where they predict as well as the linear map, to within one standard error."""
     number, rows = found.number, found.linear.errors[found.number]
+    numbers = [number, *resampled(found.linear.errors, 0.0, 0, paired=True)]
     if found.linear.is_exact(number) or found.path is None:
-        return Count(number, (number, number), float("nan"), False, reason)
-    numbers = [number, int(found.linear.errors.mean(axis=1).argmin())]
+        return Count(number, (min(numbers), max(numbers)), float("nan"), False, reason)
     other = found.path.supported
     if other != number and found.path.by_number[other].mean() <= rows.mean() + standard_error(rows):
         interval = (min(other, *numbers), max(other, *numbers))

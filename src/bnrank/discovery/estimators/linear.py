@@ -11,10 +11,10 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
-from bnrank.discovery.estimators.counting import NEGLIGIBLE, least_within_error
+from bnrank.discovery.estimators.counting import NEGLIGIBLE, by_group, least_within_error
 from bnrank.networks.mlp import MLP, from_layers
 
-__all__ = ["LinearFit", "LinearMap", "best_linear", "sample_losses"]
+__all__ = ["LinearFit", "LinearMap", "best_linear", "linear_map", "sample_losses"]
 
 RIDGES = np.geomspace(1e-9, 10.0, 11)  # per sample, in the scale of training
 INVERSE_RIDGES = (0.01, 1.0, 100.0)  # scikit-learn's C
@@ -30,14 +30,20 @@ class LinearMap:
     v: np.ndarray
     spectrum: np.ndarray
 
-    def predictions(self, x: np.ndarray, top: int) -> Iterator[np.ndarray]:
-        """Yield the values (N, d_out) of the map cut to ranks 0, 1, ..., top."""
-        coordinates = (x - self.centre) @ self.b.T @ self.v
+    def losses(self, x: np.ndarray, y: np.ndarray, top: int, classes: int = 0) -> np.ndarray:
+        """Return the loss of every row of the map cut to ranks 0, 1, ..., top: shape (top + 1, N)."""
+        made = ((x - self.centre) @ self.b.T @ self.v[:, :top]).T
+        if not classes:  # V is orthonormal: each rank changes one coordinate of y
+            seen = ((y - self.level) @ self.v[:, :top]).T
+            gains = np.cumsum(np.square(seen) - np.square(seen - made), axis=0)
+            whole = np.square(y - self.level).sum(axis=1)
+            return np.maximum(whole - np.vstack([np.zeros((1, len(x))), gains]), 0.0)
         values = np.tile(self.level, (len(x), 1))
-        yield values
+        losses = [sample_losses(values, y, classes)]
         for j in range(top):
-            values = values + coordinates[:, j : j + 1] * self.v[:, j]
-            yield values
+            values = values + made[j][:, None] * self.v[:, j]
+            losses.append(sample_losses(values, y, classes))
+        return np.array(losses)
 
     def network(self, rank: int) -> MLP:
         """Return the map cut to a rank, as V (V^T B x) + c of inner dimension max(rank, 1), float64."""
@@ -58,7 +64,7 @@ class LinearFit:
     ridge : float
         Of the ridge regression, per sample; 1 / (C N) of a logistic regression.
     errors : ndarray
-        Held-out loss of every row at ranks 0, 1, ..., (K + 1, N).
+        Held-out loss of every row (or group of equal rows) at ranks 0, 1, ..., (K + 1, N).
     map : LinearMap
         The linear map of full rank, on all rows.
     """
@@ -73,7 +79,9 @@ class LinearFit:
         return bool(self.errors[rank].mean() <= NEGLIGIBLE * self.errors[0].mean())
 
 
-def best_linear(x: np.ndarray, y: np.ndarray, folds: np.ndarray, most: int, classes: int = 0) -> LinearFit:
+def best_linear(
+    x: np.ndarray, y: np.ndarray, folds: np.ndarray, most: int, classes: int = 0, groups: np.ndarray | None = None
+) -> LinearFit:
     """Return the linear map of least held-out loss over ridges and ranks, and of no higher rank than needed.
 
     Parameters
@@ -86,6 +94,8 @@ def best_linear(x: np.ndarray, y: np.ndarray, folds: np.ndarray, most: int, clas
         Largest rank.
     classes : int
         Number of classes, 0 for the squared error.
+    groups : ndarray, optional
+        The group of each row, (N,), where some have the same inputs.
 
     Examples
     --------
@@ -100,12 +110,16 @@ def best_linear(x: np.ndarray, y: np.ndarray, folds: np.ndarray, most: int, clas
     for fold in np.unique(folds):
         out = folds == fold
         for i, map_ in enumerate(_maps(x[~out], y[~out], ridges, classes)):
-            for rank, values in enumerate(map_.predictions(x[out], most)):
-                errors[i, rank, out] = sample_losses(values, y[out], classes)
+            errors[i][:, out] = map_.losses(x[out], y[out], most, classes)
     best = int(errors.mean(axis=2).min(axis=1).argmin())
-    rank = least_within_error(errors[best], paired=True)
-    chosen = next(_maps(x, y, ridges[best : best + 1], classes))
-    return LinearFit(rank, float(ridges[best]), errors[best], chosen)
+    kept = errors[best] if groups is None else by_group(errors[best], groups)
+    rank, ridge = least_within_error(kept, paired=True), float(ridges[best])
+    return LinearFit(rank, ridge, kept, linear_map(x, y, ridge, classes))
+
+
+def linear_map(x: np.ndarray, y: np.ndarray, ridge: float, classes: int = 0) -> LinearMap:
+    """Return the linear map of a table at one ridge."""
+    return next(_maps(x, y, np.array([ridge]), classes))
 
 
 def sample_losses(values: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray:
@@ -130,11 +144,11 @@ def _maps(x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int) -> Ite
     else:
         fits = lambda: _least_squares(x - centre, y, ridges)  # noqa: E731
     for b, level in fits():
-        v = np.linalg.svd((x - centre) @ b.T, full_matrices=False)[2].T
+        _, values, vt = np.linalg.svd((x - centre) @ b.T, full_matrices=False)
+        v = vt.T
         if v.shape[1] < v.shape[0]:  # fewer rows than outputs
             v = np.hstack([v, np.zeros((v.shape[0], v.shape[0] - v.shape[1]))])
-        values = np.linalg.svd((x - centre) @ b.T, compute_uv=False) / np.sqrt(len(x))
-        yield LinearMap(b, centre, level, v, values)
+        yield LinearMap(b, centre, level, v, values / np.sqrt(len(x)))
 
 
 def _least_squares(x: np.ndarray, y: np.ndarray, ridges: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import nn
 
 from bnrank.discovery.estimators.budget import Budget
-from bnrank.discovery.estimators.counting import Trial, is_better, least_within_error, standard_error
+from bnrank.discovery.estimators.counting import Trial, by_group, is_better, least_within_error, standard_error
 from bnrank.discovery.estimators.cutting import Truncation, truncate
 from bnrank.measures import bottleneck
 from bnrank.measures.spectra import weight_singular_values
 from bnrank.networks.mlp import MLP
 from bnrank.tasks import Task
-from bnrank.training import train
+from bnrank.training import Run, train
 
-__all__ = ["Data", "Fit", "Path", "explore", "train_members"]
+__all__ = ["Data", "Fit", "Path", "apart", "centre_logits", "explore", "finished", "train_members"]
 
 STEP = 10**0.5  # between ridges
 LARGEST, SMALLEST = 1.0, 1e-5
@@ -53,7 +54,12 @@ class Data:
     @property
     def most(self) -> int:
         """Largest count that can be seen: of C logits only C - 1 differences matter."""
-        return min(self.x.shape[1], self.classes - 1 if self.classes else self.y.shape[1], self.limit)
+        return min(self.full, self.limit)
+
+    @property
+    def full(self) -> int:
+        """Largest rank that a linear map can have."""
+        return min(self.x.shape[1], self.classes - 1 if self.classes else self.y.shape[1])
 
     def rows(self, chosen: np.ndarray) -> Data:
         """Return some of the rows."""
@@ -87,16 +93,22 @@ class Path:
 
     Attributes
     ----------
+    data : Data
+        The rows it was trained on.
+    folds, groups : ndarray
+        The fold of every row, and its group of rows with the same inputs, (N,).
     fits : list of Fit
         All networks.
     errors : dict
-        Ridge -> held-out loss of every row of the network cut to k = 0, ..., K dimensions, (K + 1, N).
+        Ridge -> held-out loss of every row (or group of equal rows) of the network cut to k = 0, ..., K dimensions,
+        (K + 1, N).
     tolerance : float
         Share of what is explained that more dimensions must add.
     """
 
     data: Data
     folds: np.ndarray
+    groups: np.ndarray
     fits: list[Fit] = field(default_factory=list)
     errors: dict[float, np.ndarray] = field(default_factory=dict)
     tolerance: float = 0.0
@@ -154,27 +166,49 @@ class Path:
         )
 
 
-def explore(data: Data, folds: np.ndarray, plan: Budget, seed: int, tell: Callable[[str], None]) -> Path:
+def explore(
+    data: Data,
+    folds: np.ndarray,
+    groups: np.ndarray,
+    level: np.ndarray,
+    plan: Budget,
+    seed: int,
+    tell: Callable[[str], None],
+) -> Path:
     """Train networks at a few ridges on every fold, and go on where the best ridge is the first or the last.
 
     All ridges of a fold are one ensemble. A larger ridge makes a larger error by shrinking (and in the end the network
     collapses to a constant, T17b), a smaller one by fitting noise; the held-out loss says where to stop.
+
+    Parameters
+    ----------
+    data : Data
+        The table.
+    folds, groups : ndarray
+        The fold of every row, and its group of rows with the same inputs, (N,).
+    level : ndarray
+        Held-out loss of the mean (of the frequencies of the classes), by group: that of 0 dimensions.
+    plan : Budget
+        Sizes and steps.
+    seed : int
+        Of the first fold.
+    tell : callable
+        Is told what is being done.
     """
-    path = Path(data, folds, tolerance=plan.tolerance)
+    path = Path(data, folds, groups, tolerance=plan.tolerance)
     wanted: Sequence[float] = plan.ridges
     while wanted:
         collected = {ridge: np.zeros((data.most + 1, len(data.x))) for ridge in wanted}
         for number in np.unique(folds):
             out = folds == number
             tell(f"fold {number + 1} of {len(np.unique(folds))}, ridges {_listed(wanted)}")
-            held_out = data.rows(out)
-            fits = train_members(
-                data.rows(~out), wanted, [seed + int(number)] * len(wanted), plan, held_out, int(number)
-            )
+            known, held_out = apart(data, out)
+            fits = train_members(known, wanted, [seed + int(number)] * len(wanted), plan, held_out, int(number))
             for fit in fits:
                 collected[fit.ridge][:, out] = fit.truncation.errors
             path.fits += fits
-        path.errors |= collected
+        for ridge, errors in collected.items():
+            path.errors[ridge] = np.vstack([level, by_group(errors[1:], groups)])
         wanted = _next(path, plan)
     return path
 
@@ -205,8 +239,10 @@ def train_members(
     )
     fits = []
     for i, ridge in enumerate(ridges):
-        network = run.network(i)
+        network = finished(run, i)
         assert isinstance(network, MLP)
+        if data.classes:
+            centre_logits(network)
         others = None if held_out is None else (torch.from_numpy(held_out.x), held_out.y)
         found = bottleneck.detect(weight_singular_values(network))
         fits.append(
@@ -222,6 +258,29 @@ def train_members(
             )
         )
     return fits
+
+
+def apart(data: Data, out: np.ndarray) -> tuple[Data, Data]:
+    """Return the rows to learn from and those held out, both with the outputs' mean over the former for zero."""
+    known, held_out = data.rows(~out), data.rows(out)
+    if data.classes:
+        return known, held_out
+    mean = known.y.mean(axis=0)
+    return replace(known, y=known.y - mean), replace(held_out, y=held_out.y - mean)
+
+
+def finished(run: Run, member: int = 0) -> nn.Module:
+    """Return a trained network; a training that was interrupted is none, and Ctrl-C is passed on."""
+    if "interrupted" in run.summary.status.values:
+        raise KeyboardInterrupt
+    return run.network(member)
+
+
+def centre_logits(net: MLP) -> None:
+    """Take from the logits their mean, in place: probabilities do not see it, but principal directions would."""
+    with torch.no_grad():
+        for parameter in (net.weights[-1], net.biases[-1]):
+            parameter.sub_(parameter.mean(0))
 
 
 def _next(path: Path, plan: Budget) -> list[float]:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from bnrank.discovery.estimators.coordinates import coordinates
-from bnrank.discovery.estimators.path import Data
+from bnrank.discovery.estimators.path import Data, finished
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.training import train
 
@@ -28,7 +28,7 @@ def polish(net: MLP, data: Data, layer: int, k: int, ridge: float, steps: int) -
     split = coordinates(net, task.x, layer, k)
     both = nn.Sequential(split.encoder.float(), split.decoder.float())
     run = train(both, task, ridge=ridge, steps=steps, optimizer="lbfgs", record_every=steps, top_k=1, progress=False)
-    trained = run.network(0)
+    trained = finished(run)
     assert isinstance(trained, nn.Sequential)
     g, h = trained[0], trained[1]
     assert isinstance(g, MLP)

@@ -7,11 +7,12 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
+from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_array, check_consistent_length
 
 from bnrank import _validate
 from bnrank.discovery.estimators.base import BottleneckEstimator
-from bnrank.discovery.estimators.checking import read_table, refuse_tables_by_name
+from bnrank.discovery.estimators.checking import names_of, refuse_tables_by_name
 from bnrank.discovery.estimators.path import Data
 from bnrank.discovery.estimators.scaling import scaling
 
@@ -30,7 +31,8 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     Parameters
     ----------
     n_components : int or "auto"
-        k. A number larger than the number of inputs or outputs is refused: no function needs it.
+        k. A number larger than the number of inputs or outputs is refused: no function needs it. "auto" counts to 25
+        at most, the rank of a linear map as far as it goes.
     ridges : sequence of float or "auto"
         The path of lambda, in a scale in which ||x|| has root mean square 3 and ||y|| 2; "auto" begins with
         0.03, 0.01, 0.003 and goes on while the best one is at the end.
@@ -48,7 +50,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     random_state : int, RandomState or None
         Seed of folds and initial weights. The same seed gives the same bits.
     progress : bool or "auto"
-        Whether to say on the terminal what is being done; "auto" where there is one.
+        Whether to say on stderr what is being done; "auto" where that is a terminal.
 
     Attributes
     ----------
@@ -78,7 +80,8 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     influence_ : ndarray
         (k,), how much the outputs move with each coordinate.
     n_input_directions_, input_spectrum_
-        On how many linear combinations of the inputs y depends: what can be said where y is one number.
+        On how many linear combinations of the inputs y depends, by the same rule: what can be said where y is one
+        number. The spectrum is in inputs of covariance 1.
     notes_ : tuple of str
         What was left out or cannot be said.
 
@@ -131,7 +134,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to inputs (N, d_in) and outputs (N, d_out) or (N,)."""
-        x = read_table(self, X, reset=True)
+        x = self._begin(X)
         _validate.choice(self.outputs, "outputs", ["auto", "jointly", "each"])
         values = _read_outputs(y)
         check_consistent_length(x, values)
@@ -140,8 +143,8 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         wanted = self._wanted(x.shape[1], table.shape[1], f"{table.shape[1]} output(s)")
         scale = scaling(x, table, self.outputs)
         self._learn(x, scale, Data(scale.x(x), scale.y(table)), wanted)
-        predicted = self._shape(self._outputs_of(x))
-        self._summarise(x, values, predicted, self.score(X, y))
+        predicted, names = self._shape(self._outputs_of(x)), names_of(y, "y", table.shape[1])
+        self._summarise(x, values, predicted, float(r2_score(values, predicted)), names)
         return self
 
     def predict(self, X: Any) -> np.ndarray:

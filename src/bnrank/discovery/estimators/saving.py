@@ -22,10 +22,11 @@ from bnrank.discovery.estimators.summary import Summary
 from bnrank.networks.blueprints import blueprint
 from bnrank.networks.mlp import MLP, make
 
-__all__ = ["load", "save"]
+__all__ = ["is_fitted", "load", "save"]
 
 RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Trial, Summary)}
 KEY = "bnrank_estimator"
+PRIVATE = ("_n_features_out", "_one_dimensional")  # set by fit, without a name ending in _
 
 
 def save(estimator: Any, path: str | os.PathLike[str]) -> Path:
@@ -44,7 +45,7 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> Path:
         "class": type(estimator).__name__,
         "version": __version__,
         "parameters": {k: _pack(v, f"p.{k}", tensors) for k, v in estimator.get_params(deep=False).items()},
-        "fitted": {k: _pack(v, k, tensors) for k, v in vars(estimator).items() if _is_fitted(k)},
+        "fitted": {k: _pack(v, k, tensors) for k, v in vars(estimator).items() if is_fitted(k)},
     }
     try:
         write_atomically(path, to_bytes(tensors, {"format": "pt", KEY: json.dumps(about)}))
@@ -78,6 +79,8 @@ def load(kind: type, path: str | os.PathLike[str]) -> Any:
         if name == kind.__name__:
             estimator = kind(**{k: _unpack(v, tensors) for k, v in about["parameters"].items()})
             for key, value in about["fitted"].items():
+                if not is_fitted(key):
+                    raise ValueError(f"{key!r} is no fitted attribute")
                 setattr(estimator, key, _unpack(value, tensors))
             return estimator
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -85,8 +88,9 @@ def load(kind: type, path: str | os.PathLike[str]) -> Any:
     raise ValueError(f"path: {str(path)!r} holds a {name}, expected a {kind.__name__}")
 
 
-def _is_fitted(name: str) -> bool:
-    return name.endswith("_") or (name.startswith("_") and not name.startswith("_sklearn"))
+def is_fitted(name: str) -> bool:
+    """Return whether an attribute of this name is set by ``fit``."""
+    return (name.endswith("_") and not name.startswith("_")) or name in PRIVATE
 
 
 def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -32,6 +32,8 @@ class Summary:
         Names of the inputs.
     outputs : int
         Number of outputs.
+    output_names : tuple of str
+        Names of the outputs, or of the classes.
     ridge : float
         lambda, in the scale of training.
     score : float
@@ -64,6 +66,7 @@ class Summary:
     rows: int
     inputs: tuple[str, ...]
     outputs: int
+    output_names: tuple[str, ...]
     ridge: float
     score: float
     held_out: np.ndarray

@@ -1,0 +1,207 @@
+"""What users bring: units, copies, constant and missing entries, names, parameters out of range."""
+
+import signal
+import threading
+
+import numpy as np
+import pytest
+from sklearn.exceptions import NotFittedError
+
+from bnrank.discovery import BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
+from bnrank.discovery.estimators.budget import budget
+from bnrank.discovery.estimators.path import Data
+
+QUICK = {"ridges": [0.01], "depth": 6, "width": 16, "steps": 150, "seeds": 1}
+
+
+@pytest.fixture(scope="module")
+def bent():
+    """x in R^6, y in R^5 a bent function of two combinations of x."""
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=(160, 6))
+    z = x[:, :2]
+    inner = np.stack([np.abs(z[:, 0]), np.maximum(z[:, 1], 0) - 0.5 * z[:, 0]], axis=1)
+    return x, inner @ generator.normal(size=(2, 5)) + 0.05 * generator.normal(size=(160, 5))
+
+
+def linear_table(rank, noise=0.0, n=150, seed=0):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(n, 8))
+    y = x @ generator.normal(size=(8, rank)) @ generator.normal(size=(rank, 6))
+    return x, y + noise * generator.normal(size=y.shape)
+
+
+def test_units_of_inputs_do_not_matter_and_units_of_outputs_only_by_their_differences(bent):
+    x, y = bent
+    units = np.array([1e6, 1.0, 1e-6, 10.0, 1.0, 1e3])
+    plain = BottleneckRegressor(2, **QUICK).fit(x, y)
+    scaled = BottleneckRegressor(2, **QUICK).fit(x * units, 1e3 * y)
+    assert np.allclose(scaled.predict(x * units) / 1e3, plain.predict(x), atol=0.05)
+
+
+def test_outputs_of_wildly_different_scales_all_count():
+    x, y = linear_table(3)
+    factors = np.array([1e-6, 1.0, 1e6, 1.0, 1e3, 1.0])
+    found = BottleneckRegressor().fit(x, y * factors)
+    assert found.n_components_ == 3
+    assert np.all(np.square(found.predict(x) - y * factors).mean(axis=0) < 1e-6 * np.square(y * factors).mean(axis=0))
+    assert any("spreads of the outputs differ by a factor of" in note for note in found.notes_)
+    jointly = BottleneckRegressor(outputs="jointly", **QUICK).fit(x, y * factors)
+    assert not any("spreads" in note for note in jointly.notes_)
+    assert jointly.n_components_ == 1  # the third output drowns the others
+
+
+def test_more_components_than_outputs_are_refused_with_the_way_out():
+    x, y = linear_table(2)
+    with pytest.raises(ValueError, match=r"n_components: got 7, expected at most 6.*n_input_directions_"):
+        BottleneckRegressor(7).fit(x, y)
+    with pytest.raises(ValueError, match="at most 8, the number of inputs"):
+        BottleneckRegressor(9).fit(x, np.hstack([y, y]))
+    with pytest.raises(ValueError, match=r"at most 2: .*3 classes"):
+        BottleneckClassifier(3).fit(x, np.arange(150) % 3)
+
+
+def test_constant_columns_and_copies_are_noted_and_do_no_harm():
+    x, y = linear_table(2)
+    wide, tall = np.hstack([x, np.full((150, 1), 7.0)]), np.hstack([y, np.full((150, 1), -3.0)])
+    found = BottleneckRegressor().fit(np.vstack([wide, wide[:10]]), np.vstack([tall, tall[:10]]))
+    assert found.n_components_ == 2
+    assert any("constant inputs left out: x8" in note for note in found.notes_)
+    assert any("10 of 160 rows repeat" in note for note in found.notes_)
+    assert np.allclose(found.predict(wide)[:, -1], -3.0)
+
+
+def test_what_a_table_deserves_is_decided_by_the_rows_that_differ(bent):
+    x, y = bent
+    found = BottleneckRegressor().fit(np.repeat(x[:20], 15, axis=0), np.repeat(y[:20], 15, axis=0))
+    assert found.stability_ == ()
+    assert any("280 of 300 rows repeat" in note for note in found.notes_)
+    assert any("fewer than 30 rows that differ" in note for note in found.notes_)
+
+
+def test_copies_of_noise_are_still_noise():
+    generator = np.random.default_rng(5)
+    x, y = generator.normal(size=(40, 5)), generator.normal(size=(40, 3))
+    with pytest.warns(NothingFoundWarning):  # a copy that is held out would be predicted from the one that is not
+        found = BottleneckRegressor(**QUICK).fit(np.vstack([x] * 4), np.vstack([y] * 4))
+    assert found.n_components_ == 0
+
+
+def test_fewer_rows_than_columns():
+    generator = np.random.default_rng(7)
+    x = generator.normal(size=(40, 2)) @ generator.normal(size=(2, 60))
+    found = BottleneckRegressor(**QUICK).fit(x, x[:, :5])
+    assert found.n_components_ == 2
+    assert any("40 rows for 60 inputs" in note for note in found.notes_)
+
+
+def test_bad_tables_are_refused_by_name():
+    x, y = linear_table(2)
+    holes = x.copy()
+    holes[3, 2] = np.nan
+    with pytest.raises(ValueError, match=r"X: got missing values \(NaN\) in column 2 \(1 of 150 rows\)"):
+        BottleneckRegressor().fit(holes, y)
+    with pytest.raises(ValueError, match=r"y: got missing values \(NaN\) in column 2"):
+        BottleneckRegressor().fit(x, np.where(np.isnan(holes[:, :6]), np.nan, y))
+    words = x.astype(object)
+    words[:, 1] = "red"
+    with pytest.raises(ValueError, match=r"X: got text or categories in column 1.*OneHotEncoder"):
+        BottleneckRegressor().fit(words, y)
+    holes[4, 1] = np.inf
+    with pytest.raises(ValueError, match=r"infinite .* in column 1 \(1 of 150 rows\)"):
+        BottleneckRegressor().fit(np.nan_to_num(holes, nan=0.0, posinf=np.inf), y)
+    with pytest.raises(ValueError, match=r"y: got missing values \(NaN\) \(1 of 150 rows\)"):
+        BottleneckRegressor().fit(x, holes[:, 2])
+    with pytest.raises(ValueError, match=r"y: got missing values \(NaN\) \(1 of 150 rows\), expected a class each"):
+        BottleneckClassifier().fit(x, [None] + ["a"] * 149)
+    with pytest.raises(ValueError, match=r"X: got missing values \(NaN\) in column 1 \(1 of 2 rows\)"):
+        BottleneckRegressor().fit([[1.0, np.nan], [2.0, 3.0]], [1.0, 2.0])
+    with pytest.raises(ValueError, match=r"got 1 row\(s\) that differ, expected at least 2"):
+        BottleneckRegressor().fit(np.ones((150, 3)), y)
+
+
+def test_data_frames_are_known_by_the_names_of_their_columns():
+    pandas = pytest.importorskip("pandas")
+    x, y = linear_table(2, n=29)
+    inputs, outputs = pandas.DataFrame(x, columns=list("abcdefgh")), pandas.DataFrame(y, columns=list("uvwxyz"))
+    found = BottleneckRegressor().fit(inputs, outputs)
+    assert found.summary().inputs == tuple("abcdefgh")
+    assert found.summary().output_names == tuple("uvwxyz")
+    assert BottleneckRegressor().fit(inputs, outputs["w"]).summary().output_names == ("w",)
+    assert BottleneckRegressor().fit(x, y).summary().output_names == ("y0", "y1", "y2", "y3", "y4", "y5")
+    for column, message in [
+        (["red", "blue", "red"] * 9 + ["red"] * 2, "text or categories in column colour"),
+        (pandas.Categorical(["red"] * 29), "text or categories in column colour"),
+        (pandas.date_range("2020-01-01", periods=29), "dates or times in column colour"),
+        ([1.0, None] + [2.0] * 27, r"missing values \(NaN\) in column colour \(1 of 29 rows\)"),
+        (
+            pandas.array([1, None] + [2] * 27, dtype="Int64"),
+            r"missing values \(NaN\) in column colour \(1 of 29 rows\)",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=f"X: got {message}"):
+            BottleneckRegressor().fit(inputs.assign(colour=column), outputs)
+    assert BottleneckRegressor().fit(inputs.assign(flag=pandas.array([1, 2] * 14 + [3], dtype="Int64")), outputs)
+
+
+def test_a_fit_that_fails_leaves_nothing_of_an_earlier_one():
+    x, y = linear_table(2, n=29)
+    found = BottleneckRegressor().fit(x, y)
+    with pytest.raises(ValueError, match="n_components"):
+        found.set_params(n_components=7).fit(x[:, :7], y)
+    with pytest.raises(NotFittedError):
+        found.predict(x)
+    assert not hasattr(found, "n_components_")
+
+
+def test_ctrl_c_ends_a_fit(bent):
+    """A training returns what it has so far when it is interrupted; a fit must not go on with that."""
+    found = BottleneckRegressor(1, **QUICK).fit(*bent)
+    found.set_params(n_components="auto", steps=100_000)
+    threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        found.fit(*bent)
+    with pytest.raises(NotFittedError):
+        found.predict(bent[0])
+
+
+def test_progress_is_told_where_it_is_asked_for(capsys):
+    x, y = linear_table(2, n=29)
+    BottleneckRegressor().fit(x, y)
+    assert capsys.readouterr() == ("", "")
+    BottleneckRegressor(progress=True).fit(x, y)
+    assert capsys.readouterr().err == "fitting: linear maps\n"
+
+
+def test_components_that_do_not_vary_are_told():
+    x, y = linear_table(2, n=29)
+    found = BottleneckRegressor(3).fit(x, y)
+    assert any("1 of the 3 components do not vary" in note for note in found.notes_)
+
+
+def test_networks_are_as_wide_as_the_components_asked_for():
+    x, y = linear_table(2, n=29)
+    with pytest.raises(ValueError, match="width: got 3, expected at least 5, the number of components"):
+        BottleneckRegressor(5, width=3).fit(x, y)
+    wide = np.abs(np.random.default_rng(0).normal(size=(40, 18)))
+    plan = BottleneckRegressor(18)._plan(Data(wide, wide), 18)
+    assert (budget(40, 18, 18, 18).width, plan.width) == (16, 18)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_components": "many"}, "n_components: got 'many'"),
+        ({"n_components": 0}, "n_components: got 0"),
+        ({"ridges": "some"}, "ridges: got 'some'"),
+        ({"ridges": []}, "ridges: got none"),
+        ({"ridges": [-1.0]}, r"ridges\[0\]: got -1"),
+        ({"depth": 1}, "depth: got 1"),
+        ({"steps": "all"}, "steps: got 'all'"),
+        ({"outputs": "alone"}, "outputs: got 'alone'"),
+        ({"progress": "loud"}, "progress: got 'loud'"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        BottleneckRegressor(**arguments).fit(*linear_table(2))
