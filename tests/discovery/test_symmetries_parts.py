@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,8 @@ import bnrank
 from bnrank.discovery.symmetries import algebra, fields, finding, symmetries
 from bnrank.discovery.symmetries.blocks import rotation_blocks
 from bnrank.discovery.symmetries.coordinates import whitened
+from bnrank.discovery.symmetries.flows import carried_out, change
+from bnrank.discovery.symmetries.models import module_of
 from bnrank.discovery.symmetries.wording import combination, echelon, field_text
 from bnrank.tasks import Task
 
@@ -211,3 +214,56 @@ def test_networks_that_learned_no_symmetry():
     found = symmetries(networks[0], task.x, x_test=task.x_test, y_test=task.y_test)
     assert found.dimension == 0
     assert symmetries(networks, task.x, x_test=task.x_test, finite=False).dimension == 0
+
+
+def test_networks_that_learned_boosts():
+    networks, task = learned(lambda x: torch.stack([x[:, 0] ** 2 - x[:, 1] ** 2 - x[:, 2] ** 2], 1), 3, seed=5)
+    found = symmetries(networks, task.x, x_test=task.x_test, y_test=task.y_test, finite=False)
+    assert (found.dimension, found.status) == (3, "approximate"), found.summary()
+    assert found.pieces[0].text.startswith("rotation in the plane (x2, x3)")
+    assert found.orbit_dimension is None
+    # carried along a boost, samples leave the data, where the networks are wrong: that says nothing about f
+    field = torch.zeros(3, 4, dtype=DOUBLE)
+    field[0, 1] = field[1, 0] = 1.5
+    module, x = module_of(networks), task.x_test.double()
+    assert change(module, x, field, whitened(task.x.double())) < 0.5 * change(module, x, field)
+
+
+def test_a_change_is_measured_inside_the_data():
+    x = normal(300, 2)
+    where, module = whitened(x), torch.nn.Identity()
+    stretch = torch.zeros(2, 3, dtype=DOUBLE)
+    stretch[0, 0] = math.log(1.5)
+    images = x * torch.tensor([1.5, 1.0])
+    radius = sorted(where.of(x).norm(dim=1).tolist())
+    limit = radius[284] + 0.05 * (radius[285] - radius[284])  # 0.95 of the way along 299 intervals: place 284.05
+    inside = [i for i in range(300) if where.of(images[i : i + 1]).norm() <= limit]
+    assert 200 < len(inside) < 300
+    moved = torch.stack([(images[i] - x[i]).square().sum() for i in inside]).mean()
+    size = (x[:, None] - x[None]).square().sum(2).mean()
+    assert change(module, x, stretch, where) == pytest.approx(float((moved / size).sqrt()))
+    assert math.isnan(change(module, x, 20 * stretch, where))
+
+
+def test_a_field_within_the_error_without_a_clear_gap_is_left_open():
+    x = normal(400, 3)
+    nearly = lambda x: torch.stack([x[:, 0] ** 2 + x[:, 1] ** 2 + 0.05 * x[:, 0], 0.3 * x[:, 2]], 1)  # noqa: E731
+
+    class Rings(torch.nn.Module):
+        def forward(self, x):
+            return nearly(x)
+
+    family, where = fields.affine(3), whitened(x)
+    turn = torch.zeros(1, 3, 4, dtype=DOUBLE)
+    turn[0, 0, 1], turn[0, 1, 0] = 1.0, -1.0
+    vector = where.from_x(turn).flatten(1)
+    sample = finding.Sample(x, where.of(x), torch.zeros(400, 2, 3, dtype=DOUBLE))
+    empty = torch.zeros(0, 12, dtype=DOUBLE)
+    nothing = finding.Gap(0, 4.0, False, math.nan, 1.5, "does not stand out", 1)
+    found = finding.Found(nothing, torch.ones(12), empty, np.zeros(3), math.nan, "none", "no gap", vector)
+    left_open = carried_out(Rings(), found, family, where, sample, 0.1, 0)
+    assert left_open.status == "undetermined"
+    assert "yet samples moved" in left_open.reason
+    assert len(left_open.vectors) == 0
+    assert carried_out(Rings(), found, family, where, sample, 0.001, 0).status == "none"
+    assert carried_out(Rings(), found, family, where, sample, None, 0).status == "none"

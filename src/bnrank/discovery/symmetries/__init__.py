@@ -3,7 +3,7 @@
 from bnrank.discovery.symmetries.fields import rotations
 from bnrank.discovery.symmetries.finding import Found, Gap
 from bnrank.discovery.symmetries.finite import FiniteTest
-from bnrank.discovery.symmetries.naming import Piece
+from bnrank.discovery.symmetries.pieces import Piece
 from bnrank.discovery.symmetries.result import Symmetries
 from bnrank.discovery.symmetries.search import symmetries
 

@@ -27,6 +27,8 @@ class Coordinates:
         Orthonormal directions in which the data do not vary, (d, d - r).
     spread : Tensor
         Standard deviation of every column of x, 1 for constant ones, (d,).
+    divided_out : Tensor
+        Directions of x that the coordinates do not see, of a quotient, (d, m).
     """
 
     mean: Tensor
@@ -34,6 +36,7 @@ class Coordinates:
     into: Tensor
     left_out: Tensor
     spread: Tensor
+    divided_out: Tensor
 
     @property
     def dimension(self) -> int:
@@ -64,12 +67,9 @@ class Coordinates:
         if ignored.shape[1] == 0:
             return self
         rest = torch.linalg.qr(ignored, mode="complete")[0][:, ignored.shape[1] :]
-        scale = self.spread[:, None]
-        across = torch.linalg.qr((self.out @ ignored) / scale)[0]
-        out = (self.out @ rest) / scale
-        return Coordinates(
-            self.mean, scale * (out - across @ (across.T @ out)), rest.T @ self.into, self.left_out, self.spread
-        )
+        gone = torch.cat([self.divided_out, self.out @ ignored], 1)
+        out = _across(self.out @ rest, gone, self.spread) * self.spread[:, None]
+        return Coordinates(self.mean, out, rest.T @ self.into, self.left_out, self.spread, gone)
 
     def metric(self, lengths: Tensor | None = None) -> Tensor:
         """Return the metric, (q, q), that lengths of x have here, of the shortest of the vectors x that z stands for.
@@ -77,8 +77,27 @@ class Coordinates:
         ``lengths`` (d,) are the units of the columns: all ones for Euclidean length, ``spread`` for that of
         standardised columns.
         """
-        out = self.out if lengths is None else self.out / lengths[:, None]
+        lengths = torch.ones_like(self.spread) if lengths is None else lengths
+        out = self.lifted(lengths) / lengths[:, None]
         return out.T @ out
+
+    def lifted(self, lengths: Tensor | None = None) -> Tensor:
+        """Return the shortest vectors of x that the axes of z stand for, (d, q), in units ``lengths``."""
+        lengths = torch.ones_like(self.spread) if lengths is None else lengths
+        return _across(self.out, self.divided_out, lengths) * lengths[:, None]
+
+    def standardised(self, fields: Tensor) -> Tensor:
+        """Return fields of x, (k, d, d + 1), in the units of the columns."""
+        return fields * torch.cat([self.spread, self.spread.new_ones(1)]) / self.spread[:, None]
+
+
+def _across(vectors: Tensor, directions: Tensor, lengths: Tensor) -> Tensor:
+    """Return vectors of x, the columns of (d, n), in units ``lengths`` without their part along directions (d, m)."""
+    scaled = vectors / lengths[:, None]
+    if not directions.shape[1]:
+        return scaled
+    along = torch.linalg.qr(directions / lengths[:, None])[0]
+    return scaled - along @ (along.T @ scaled)
 
 
 def whitened(x: Tensor) -> Coordinates:
@@ -103,4 +122,4 @@ def whitened(x: Tensor) -> Coordinates:
     out = spread[:, None] * basis * s
     into = (basis / s).T / spread
     left_out = torch.linalg.qr(out, mode="complete")[0][:, out.shape[1] :]
-    return Coordinates(mean, out, into, left_out, spread)
+    return Coordinates(mean, out, into, left_out, spread, out[:, :0])

@@ -107,6 +107,8 @@ class Found:
         "exact", "approximate", "none" or "undetermined".
     reason : str
         What the status rests on.
+    doubtful : Tensor
+        Coefficients of the fields below the best gap where that does not count, (candidate, p).
     """
 
     gap: Gap
@@ -116,6 +118,7 @@ class Found:
     held_out: float
     status: str
     reason: str
+    doubtful: Tensor
 
     @property
     def count(self) -> int:
@@ -198,7 +201,8 @@ def look(sample: Sample, family: Family, error: float | None, resamples: int, se
     held = _cross_validated(grams, sizes, sample.z.shape[1], whole.count)
     status, reason = _status(whole, float(values[0]), np.array(counts), held, error)
     kept = whole.count if status in ("exact", "approximate") else 0
-    return Found(whole, values, vectors[:kept], np.array(counts), held, status, reason)
+    doubtful = vectors[: 0 if whole.count else whole.candidate]
+    return Found(whole, values, vectors[:kept], np.array(counts), held, status, reason, doubtful)
 
 
 def residuals(sample: Sample, family: Family, vectors: Tensor) -> Tensor:

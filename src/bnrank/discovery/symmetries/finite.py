@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,10 @@ from bnrank import _validate
 from bnrank.discovery.symmetries.coordinates import Coordinates
 from bnrank.discovery.symmetries.finding import EXACT
 from bnrank.discovery.symmetries.models import outputs_of
-from bnrank.discovery.symmetries.naming import Piece
+from bnrank.discovery.symmetries.pieces import Piece
 from bnrank.discovery.symmetries.wording import combination, upright
 
-__all__ = ["FiniteTest", "candidates", "tested"]
+__all__ = ["FiniteTest", "candidates", "given_maps", "tested"]
 
 PAIRS_UP_TO = 32  # columns: above, pairs of flips are not tried
 SWAPS_UP_TO = 64
@@ -58,13 +59,13 @@ class FiniteTest:
 
 
 def candidates(
-    coordinates: Coordinates, pieces: Sequence[Piece], names: Sequence[str], given: Sequence[object] = ()
+    coordinates: Coordinates, pieces: Sequence[Piece], names: Sequence[str]
 ) -> list[tuple[str, str, Tensor]]:
     """Return maps to test, (kind, text, [A b]).
 
     Flips of single columns and of all, about 0 and, where the data do not have mean 0, about the mean; flips of pairs;
     swaps of two columns; the cyclic shift and the reversal of all; for rotations found a reflection in the space that
-    is turned, and one of the axis; and those given, matrices A or pairs (A, b).
+    is turned, and one of the axis.
     """
     d = len(names)
     eye = torch.eye(d, dtype=torch.float64)
@@ -98,6 +99,20 @@ def candidates(
     for piece in pieces:
         if piece.kind == "rotation":
             _reflections(piece, coordinates, names, add)
+    return found
+
+
+def given_maps(given: Sequence[Any], d: int) -> list[tuple[str, str, Tensor]]:
+    """Return the maps of a user, matrices A (d, d) or pairs (A, b), as (kind, text, [A b]).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one is no such map.
+    """
+    if isinstance(given, str | Tensor) or not isinstance(given, Sequence):
+        raise TypeError(f"maps: got {_validate.describe(given)}, expected a sequence of matrices A or pairs (A, b)")
+    found: list[tuple[str, str, Tensor]] = []
     for i, one in enumerate(given):
         matrix, shift = one if isinstance(one, tuple | list) and len(one) == 2 else (one, torch.zeros(d))
         try:
@@ -109,6 +124,8 @@ def candidates(
                 f"maps[{i}]: got shapes {tuple(parts[0].shape)} and {tuple(parts[1].shape)}, expected A {(d, d)} and "
                 f"b {(d,)}"
             )
+        if not all(bool(torch.isfinite(part).all()) for part in parts):
+            raise ValueError(f"maps[{i}]: got NaN or infinite entries, expected finite ones")
         found.append(("given", f"maps[{i}]", torch.cat([parts[0], parts[1][:, None]], 1)))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -10,17 +11,22 @@ from torch import Tensor, nn
 from bnrank.discovery.symmetries.algebra import only_constants
 from bnrank.discovery.symmetries.coordinates import Coordinates
 from bnrank.discovery.symmetries.fields import AffineFields, Family
-from bnrank.discovery.symmetries.finding import Found, Sample
+from bnrank.discovery.symmetries.finding import CLOSED, Found, Sample
 from bnrank.discovery.symmetries.finite import WITHIN
 from bnrank.discovery.symmetries.models import outputs_of
 
 __all__ = ["carried_out", "change", "shuffled"]
 
 FLOWS = 8  # random one-parameter groups that are carried out
+INSIDE = 0.95  # share of the samples that are nearer to the mean than an image may be
 
 
-def change(module: nn.Module, x: Tensor, field: Tensor) -> float:
+def change(module: nn.Module, x: Tensor, field: Tensor, where: Coordinates | None = None) -> float:
     """Return rms_i ||f(exp(v) x_i) - f(x_i)|| / rms_ij ||f(x_i) - f(x_j)|| for a field v, [A b] (d, d + 1).
+
+    With coordinates ``where`` of the data, only of samples whose images are no farther from the mean than 95 percent of
+    the samples: a field that is not bounded, such as a boost or a scaling, carries the others to where f was not
+    learned. NaN if these are fewer than a third.
 
     Examples
     --------
@@ -31,9 +37,15 @@ def change(module: nn.Module, x: Tensor, field: Tensor) -> float:
     2.0
     """
     flow = torch.linalg.matrix_exp(torch.nn.functional.pad(field, (0, 0, 0, 1)))[:-1]
-    before = outputs_of(module, x)
-    after = outputs_of(module, x @ flow[:, :-1].T + flow[:, -1])
-    return float((after - before).norm() / (before - before.mean(0)).norm()) / 2**0.5
+    before, images = outputs_of(module, x), x @ flow[:, :-1].T + flow[:, -1]
+    size = float((before - before.mean(0)).square().sum() / len(x))
+    inside = torch.ones(len(x), dtype=torch.bool)
+    if where is not None:
+        inside = where.of(images).norm(dim=1) <= where.of(x).norm(dim=1).quantile(INSIDE)
+    if 3 * int(inside.sum()) < len(x):
+        return math.nan
+    changes = (outputs_of(module, images[inside]) - before[inside]).square().sum(1)
+    return (float(changes.mean()) / (2 * size)) ** 0.5
 
 
 def shuffled(
@@ -56,20 +68,30 @@ def carried_out(
 
     Random fields of the span found are carried out for as long as an average sample takes to move by one standard
     deviation of the data. Of directions that f ignores, the coordinates are shuffled among samples. Unlike derivatives,
-    that compares values of f, and so with its error.
+    that compares values of f, and so with its error. Fields below a gap that does not count are moved along as well:
+    where f stays within its error, the answer is "undetermined", not "none".
     """
-    if error is None or found.status != "approximate" or not isinstance(family, AffineFields):
+    doubtful = found.status == "none" and 0 < len(found.doubtful) < len(family) and not found.gap.defect > CLOSED
+    vectors = found.doubtful if doubtful else found.vectors
+    if not error or not (doubtful or found.status == "approximate") or not isinstance(family, AffineFields):
         return found
     generator = torch.Generator().manual_seed(seed)
     if only_constants(family):
-        directions = family.combined(found.vectors)[..., -1].T
+        directions = family.combined(vectors)[..., -1].T
         most = shuffled(module, tested, where.out @ directions, tested.z @ directions, generator)
         words = f"shuffling these coordinates among samples changes f by {most:.2g}; its error is {error:.2g}"
     else:
-        weights = torch.randn(FLOWS, len(found.vectors), generator=generator, dtype=torch.float64)
-        fields = where.to_x(family.combined(weights / weights.norm(dim=1, keepdim=True) @ found.vectors))
-        most = max(change(module, tested.x, field) for field in fields)
+        weights = torch.randn(FLOWS, len(vectors), generator=generator, dtype=torch.float64)
+        fields = where.to_x(family.combined(weights / weights.norm(dim=1, keepdim=True) @ vectors))
+        changes = [change(module, tested.x, field, where) for field in fields]
+        most = max((size for size in changes if not math.isnan(size)), default=math.nan)
         words = f"samples moved by one standard deviation along them change f by {most:.2g}; its error is {error:.2g}"
+    if doubtful:
+        within = most <= WITHIN * error
+        return replace(found, status="undetermined", reason=f"{found.reason}, yet {words}") if within else found
+    if math.isnan(most):
+        words = "samples moved along them leave the data, so that its error does not judge them"
+        return replace(found, reason=f"{found.reason}; {words}")
     if most > WITHIN * error:
         reason = f"{found.reason}, but {words}"
         return replace(found, vectors=found.vectors[:0], counts=0 * found.counts, status="none", reason=reason)

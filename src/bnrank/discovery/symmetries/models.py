@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
+import numpy as np
+import pandas as pd
 import torch
+from sklearn.pipeline import Pipeline
 from torch import Tensor, nn
 
 from bnrank import _validate
 from bnrank.networks.functional import Functional, unwrap
 
-__all__ = ["Mean", "disagreement", "module_of", "outputs_of", "relative_error"]
+__all__ = ["Mean", "disagreement", "module_of", "outputs_of", "relative_error", "with_columns"]
 
 CHUNK = 4096
+AFFINE = 1e-6  # of the largest value: by so much the steps of a pipeline may differ from an affine map
 
 
 class Mean(nn.Module):
@@ -24,16 +29,28 @@ class Mean(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the mean, of the shape of one output."""
-        return torch.stack([member(x.clone()) for member in self.members]).mean(0)
+        return _stacked([member(x.clone()) for member in self.members]).mean(0)
 
 
-def module_of(model: object) -> nn.Module:
-    """Return the function of raw x that a model computes: a module, an estimator's, or the mean of several.
+def _stacked(outputs: Sequence[Tensor]) -> Tensor:
+    if len({output.shape for output in outputs}) > 1:
+        shapes = ", ".join(str(tuple(output.shape)) for output in outputs)
+        raise ValueError(f"model: got members with outputs of shapes {shapes}, expected one shape")
+    return torch.stack(list(outputs))
+
+
+def module_of(model: object, x: Tensor | None = None) -> nn.Module:
+    """Return the function of raw x that a model computes: a module, an estimator's, a pipeline's, the mean of several.
+
+    Of a fitted pipeline the steps before the last have to be an affine map, which is found from ``x`` (N, d) and
+    verified there.
 
     Raises
     ------
     TypeError
         If it is none of these.
+    ValueError
+        If the steps of a pipeline before the last are no affine map.
 
     Examples
     --------
@@ -44,7 +61,9 @@ def module_of(model: object) -> nn.Module:
     if isinstance(model, nn.Module):
         return unwrap(model)
     if isinstance(model, list | tuple) and model:
-        return Mean([module_of(member) for member in model])
+        return Mean([module_of(member, x) for member in model])
+    if isinstance(model, Pipeline) and x is not None:
+        return _pipeline(model, x)
     convert = getattr(model, "as_module", None)
     if callable(convert):
         module = convert()
@@ -52,16 +71,63 @@ def module_of(model: object) -> nn.Module:
             return unwrap(module)
         raise TypeError(f"model: as_module() of {type(model).__name__} returned {type(module).__name__}, no nn.Module")
     raise TypeError(
-        f"model: got {_validate.describe(model)}, expected a torch.nn.Module, a fitted estimator with as_module(), or "
-        "a list of such"
+        f"model: got {_validate.describe(model)}, expected a torch.nn.Module, a fitted estimator with as_module(), a "
+        "Pipeline that ends in one, or a list of such"
     )
+
+
+def _pipeline(model: Pipeline, x: Tensor) -> nn.Module:
+    """Return the last step's module after the affine map of the steps before it."""
+    last = module_of(model.steps[-1][1])
+    points = x.detach().double().cpu().numpy()
+    spread = np.where(points.std(0) > 0, points.std(0), 1.0)
+    mean = points.mean(0)
+    probes = _transformed(model, np.concatenate([mean[None], mean + np.diag(spread)]))
+    matrix = ((probes[1:] - probes[0]).T) / spread
+    expected, found = probes[0] + (points - mean) @ matrix.T, _transformed(model, points)
+    if np.abs(expected - found).max() > AFFINE * np.abs(found - found.mean(0)).max():
+        steps = ", ".join(name for name, _ in model.steps[:-1])
+        raise ValueError(
+            f"model: got a Pipeline whose steps before the last ({steps}) are no affine map of x, expected scalings "
+            "and the like; pass the last step with x as it comes to it"
+        )
+    layer = nn.Linear(matrix.shape[1], matrix.shape[0]).double()
+    layer.weight.data, layer.bias.data = torch.from_numpy(matrix), torch.from_numpy(probes[0] - matrix @ mean)
+    return nn.Sequential(layer, copy.deepcopy(last).double())
+
+
+def _transformed(model: Pipeline, points: np.ndarray) -> np.ndarray:
+    """Return points after all steps but the last, (N, d')."""
+    known = getattr(model, "feature_names_in_", None)
+    table = points if known is None else pd.DataFrame(points, columns=known)
+    for _, step in model.steps[:-1]:
+        if step is not None and step != "passthrough":
+            table = step.transform(table)
+    return np.asarray(table, dtype=np.float64)
+
+
+class _Columns(nn.Module):
+    """A module whose outputs, one number per sample, get a second dimension."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x)[:, None]
+
+
+def with_columns(module: nn.Module, x: Tensor) -> nn.Module:
+    """Return a module with outputs (N, d_out), of one that may return (N,)."""
+    with torch.no_grad():
+        return _Columns(module) if Functional(module)(x[:2]).ndim == 1 else module
 
 
 def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
     """Return f(x), (N, d_out), float64, in pieces of 4096 samples."""
     function = Functional(module)
     with torch.no_grad():
-        return torch.cat([function(part).flatten(1).double().cpu() for part in x.split(CHUNK)])
+        return torch.cat([function(part).reshape(len(part), -1).double().cpu() for part in x.split(CHUNK)])
 
 
 def relative_error(module: nn.Module, x: Tensor, y: Tensor) -> float:
@@ -83,7 +149,7 @@ def relative_error(module: nn.Module, x: Tensor, y: Tensor) -> float:
 
 def disagreement(module: Mean, x: Tensor) -> float:
     """Return the standard deviation of the members' outputs, over that of their mean along x."""
-    outputs = torch.stack([outputs_of(member, x) for member in module.members])
+    outputs = _stacked([outputs_of(member, x) for member in module.members])
     mean = outputs.mean(0)
     spread = float((mean - mean.mean(0)).square().sum())
     between = float((outputs - mean).square().sum()) / (len(outputs) - 1)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bnrank.discovery.symmetries import picture
 from bnrank.discovery.symmetries.finding import Found
 from bnrank.discovery.symmetries.finite import FiniteTest
-from bnrank.discovery.symmetries.naming import Piece
+from bnrank.discovery.symmetries.pieces import Piece
 
 __all__ = ["Symmetries"]
 
@@ -110,8 +112,8 @@ class Symmetries:
         >>> norm = torch.nn.Sequential(torch.nn.Identity())
         >>> norm.forward = lambda x: x.square().sum(1, keepdim=True)
         >>> found = symmetries(norm, torch.randn(40, 2, generator=torch.Generator().manual_seed(0)))
-        >>> found.moved(torch.tensor([[3.0, 4.0]]), 0, 1.0).norm()
-        tensor(5., dtype=torch.float64)
+        >>> round(float(found.moved(torch.tensor([[3.0, 4.0]]), 0, 1.0).norm()), 9)
+        5.0
         """
         points = torch.as_tensor(x).double()
         d = len(self.names)
@@ -161,6 +163,29 @@ class Symmetries:
                 for test in sorted(self.held, key=lambda test: test.change)
             ]
         return "\n".join(lines)
+
+    def plot(self, axes: Any = None) -> NDArray[np.object_]:
+        """Draw the singular values with the gap, and how much f changes under the finite maps that were tested.
+
+        Parameters
+        ----------
+        axes : two matplotlib axes, optional
+            To draw on; new ones by default.
+
+        Returns
+        -------
+        ndarray
+            The two axes.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bnrank.discovery.symmetries import symmetries
+        >>> found = symmetries(torch.nn.Tanh(), torch.randn(40, 2, generator=torch.Generator().manual_seed(0)))
+        >>> [ax.get_title() for ax in found.plot()]
+        ['0 infinitesimal symmetries (none)', '0 of 7 finite symmetries hold']
+        """
+        return picture.draw(self, axes)
 
     def __str__(self) -> str:
         return self.summary()

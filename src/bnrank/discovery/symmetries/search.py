@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bnrank import _validate
 from bnrank.discovery.symmetries import fields as families
 from bnrank.discovery.symmetries import finite as finite_tests
-from bnrank.discovery.symmetries.coordinates import Coordinates, whitened
+from bnrank.discovery.symmetries.coordinates import Coordinates
 from bnrank.discovery.symmetries.fields import Family, SampledFields
 from bnrank.discovery.symmetries.finding import EXACT, Found, Gap, Sample, look, residuals
 from bnrank.discovery.symmetries.flows import carried_out
-from bnrank.discovery.symmetries.models import Mean, disagreement, module_of, relative_error
-from bnrank.discovery.symmetries.naming import Piece, named, translations
+from bnrank.discovery.symmetries.naming import named, translations
+from bnrank.discovery.symmetries.pieces import Piece
+from bnrank.discovery.symmetries.problem import Problem, read
 from bnrank.discovery.symmetries.result import Symmetries, stacked
 from bnrank.discovery.symmetries.wording import combination
-from bnrank.measures import jacobian
 
 __all__ = ["symmetries"]
 
@@ -32,11 +32,11 @@ IDEAL = ("translation", "rotation", "scaling")
 
 def symmetries(
     model: Any,
-    x: Tensor | np.ndarray,
-    y: Tensor | np.ndarray | None = None,
+    x: Any,
+    y: Any = None,
     *,
-    x_test: Tensor | np.ndarray | None = None,
-    y_test: Tensor | np.ndarray | None = None,
+    x_test: Any = None,
+    y_test: Any = None,
     error: float | None = None,
     fields: str | Sequence[Any] = "affine",
     names: Sequence[str] | None = None,
@@ -53,15 +53,17 @@ def symmetries(
         s(v) = sqrt(q) rms_i ||Jf(x_i) v(x_i)|| / (rms_i ||Jf(x_i)||_F rms_i ||v(x_i)||),
 
     both norms on the right in z. It has no units, is 0 for a symmetry and about 1 for a field whose directions have
-    nothing to do with Jf, and an affine change of x does not change it. First come constant fields: directions that f
-    ignores, which are divided out. Then all affine fields A x + b of the coordinates that are left (or the span of
-    given fields): singular values s_1 <= s_2 <= ... of v -> (Jf(x_i) v(x_i))_i. Where some are rounding (s <= 1e-6),
-    the fields are exact symmetries. A learned network has none; there the largest gap s_{k+1} / s_k among values up to
-    0.2 counts if its logarithm is three times that of any other near it, the fields below are closed under Lie brackets
-    up to 30 percent, and nine in ten resamples agree. One field, and directions that f ignores (s up to 0.05), for
-    which brackets say nothing, need a gap of 10, or of 2 where the error of f is known. Where it is known, samples are
-    moved along random fields of those found by one standard deviation (of ignored directions: the coordinates are
-    shuffled among the samples), and f may change by 1.5 times its error; s
+    nothing to do with Jf, and an affine change of x does not change it. (Jacobians of single samples that are longer
+    than 10 times the median are cut to that length: near a pole one sample would decide.)
+
+    First come constant fields: directions that f ignores, which are divided out. Then all affine fields A x + b of the
+    coordinates that are left (or the span of given fields): singular values s_1 <= s_2 <= ... of v -> (Jf(x_i)
+    v(x_i))_i. Where some are rounding (s <= 1e-6), the fields are exact symmetries. A learned network has none; there
+    the largest gap s_{k+1} / s_k among values up to 0.2 counts if its logarithm is three times that of any other near
+    it, the fields below are closed under Lie brackets up to 30 percent, and nine in ten resamples agree. One field, and
+    directions that f ignores (s up to 0.05), for which brackets say nothing, need a gap of 10, or of 2 where the error
+    of f is known. Where it is known, samples are moved along random fields of those found by one standard deviation (of
+    ignored directions: the coordinates are shuffled among the samples), and f may change by 1.5 times its error; s
     itself may be larger, since the error of a piecewise linear network has larger derivatives than values.
 
     What is learned about f is where the data are: symmetries of f are meant on the data's affine span, and finite maps
@@ -69,12 +71,12 @@ def symmetries(
 
     Parameters
     ----------
-    model : torch.nn.Module, estimator or list
-        f: a module, a fitted estimator with a method ``as_module()`` that returns one of raw x, or a list of these,
-        such as members of an ensemble: then f is their mean, which has less of their noise, and their disagreement is
-        its error.
-    x : Tensor or ndarray
-        Samples, (N, d).
+    model : torch.nn.Module, estimator, Pipeline or list
+        f: a module, a fitted estimator with a method ``as_module()`` that returns one of raw x, a fitted pipeline of
+        affine steps (scalers, PCA) that ends in one, or a list of these, such as members of an ensemble: then f is
+        their mean, which has less of their noise, and their disagreement is its error.
+    x : Tensor, ndarray or DataFrame
+        Samples, (N, d), before the steps of a pipeline.
     y : Tensor or ndarray, optional
         What f should be at x; gives the error. On the data f was trained on that is too small: better give test data.
     x_test, y_test : Tensor or ndarray, optional
@@ -86,7 +88,7 @@ def symmetries(
         Fields to look among: all affine ones, or combinations of the given ones, each a matrix A, a pair (A, b) or a
         function from x (N, d) to (N, d) (such as :func:`~bnrank.discovery.symmetries.fields.rotations`).
     names : sequence of str, optional
-        Of the columns; by default x1, ..., xd.
+        Of the columns; by default those of a DataFrame or those that an estimator was fitted with, else x1, ..., xd.
     maps : sequence
         Further finite maps to test, each a matrix A or a pair (A, b).
     finite : bool
@@ -128,49 +130,58 @@ def symmetries(
     translation along c
     rotation in the plane (a, b), through 0: 1 generator
     """
-    module = module_of(model)
-    points = _validate.samples(x, "x", minimum=4).detach()
-    resamples, seed = _validate.integer(resamples, "resamples", 0), _validate.integer(seed, "seed", 0)
-    limit = _validate.integer(max_samples, "max_samples", 4)
-    labels = _names(names, points.shape[1])
-    held = None if x_test is None else _validate.samples(x_test, "x_test", features=points.shape[1], minimum=2).detach()
-    error = _error(module, points, y, held, y_test, error)
-    if len(points) > limit:
-        points = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:limit]]
-    where = whitened(points.double().cpu())
-    if not where.dimension:
-        raise ValueError(f"x: got {len(points)} samples that are all the same, expected some that vary")
-    sample = _sample(module, points, where)
-    if float(sample.jacobian.square().sum()) == 0:
-        raise ValueError("model: got a function that is constant near x, which every transformation leaves alone")
-    held_out = sample if held is None else _sample(module, held[:limit], where)
-    rank = _rank(sample.jacobian)
-    ignored, pieces = _nothing(), []
-    inner, turned, tested = where, sample, held_out
-    affine = isinstance(fields, str)
-    family = families.family(fields, where, sample.x)
-    if affine:
-        constants = families.constant(where.dimension)
-        ignored = look(sample, constants, error, resamples, seed)
-        ignored = carried_out(module, ignored, constants, where, held_out, error, seed)
-        directions = constants.combined(ignored.vectors)[..., -1].T
-        if len(ignored.vectors):
-            worst = float(residuals(held_out, constants, ignored.vectors)[0])
-            pieces += translations(where.out @ directions, worst, labels)
-            inner = where.without(directions)
-            turned, tested = (_within(part, where, inner) for part in (sample, held_out))
-            family = families.affine(inner.dimension) if inner.dimension else family
+    given = read(model, x, (y, x_test, y_test), error, names, (max_samples, resamples, seed))
+    if not isinstance(finite, bool):
+        raise TypeError(f"finite: got {_validate.describe(finite)}, expected True or False")
+    family = families.family(fields, given.where, given.sample.x)
+    moves = finite_tests.given_maps(maps, len(given.names))
+    pieces: list[Piece] = []
+    ignored, inner = _nothing(), given.where
+    turned, tested = given.sample, given.held_out
+    if isinstance(fields, str):
+        ignored, pieces, inner = _ignored(given)
+        turned, tested = (_within(part, given.where, inner) for part in (turned, tested))
+        family = families.affine(inner.dimension)
     if len(family) > MOST_FIELDS:
         raise ValueError(
             f"fields: got {len(family)} fields, expected at most {MOST_FIELDS}; f depends on {inner.dimension} "
             "coordinates: give a sequence of fields to look among"
         )
-    found = look(turned, family, error, resamples, seed)
-    found = carried_out(module, found, family, inner, tested, error, seed)
-    pieces += _pieces(found, family, inner, tested, labels)
-    generators = stacked(tuple(pieces), len(labels))
+    found = look(turned, family, given.error, given.resamples, given.seed)
+    found = carried_out(given.module, found, family, inner, tested, given.error, given.seed)
+    pieces += _pieces(found, family, inner, tested, given.names)
+    tests: tuple[finite_tests.FiniteTest, ...] = ()
+    if finite:
+        candidates = finite_tests.candidates(given.where, pieces, given.names) + moves
+        tests = finite_tests.tested(given.module, given.sample.x, given.where, candidates, given.error)
+    return _result(given, ignored, found, family, pieces, tests)
+
+
+def _ignored(given: Problem) -> tuple[Found, list[Piece], Coordinates]:
+    """Find the directions that f ignores, and the coordinates of the quotient by them."""
+    where = given.where
+    constants = families.constant(where.dimension)
+    found = look(given.sample, constants, given.error, given.resamples, given.seed)
+    found = carried_out(given.module, found, constants, where, given.held_out, given.error, given.seed)
+    if not len(found.vectors):
+        return found, [], where
+    directions = constants.combined(found.vectors)[..., -1].T
+    worst = float(residuals(given.held_out, constants, found.vectors)[0])
+    pieces = translations(where.out @ directions, worst, given.names, where.spread, found.status == "exact")
+    return found, pieces, where.without(directions)
+
+
+def _result(
+    given: Problem,
+    ignored: Found,
+    found: Found,
+    family: Family,
+    pieces: list[Piece],
+    tests: tuple[finite_tests.FiniteTest, ...],
+) -> Symmetries:
+    generators = stacked(tuple(pieces), len(given.names))
     count = len(ignored.vectors) + len(found.vectors)
-    orbit = _orbit(sample, pieces, generators, found, family)
+    orbit = _orbit(given, pieces, generators, found, family)
     counts = found.counts + (ignored.counts if len(ignored.counts) else 0)
     status, reason = _together(ignored, found)
     return Symmetries(
@@ -184,64 +195,16 @@ def symmetries(
         values=found.values,
         translations=ignored,
         fields=found,
-        domain_dimension=where.dimension,
-        left_out=where.left_out,
+        domain_dimension=given.where.dimension,
+        left_out=given.where.left_out,
         orbit_dimension=orbit,
-        quotient_dimension=None if orbit is None else where.dimension - orbit,
-        rank=rank,
-        finite=finite_tests.tested(module, sample.x, where, finite_tests.candidates(where, pieces, labels, maps), error)
-        if finite
-        else (),
-        error=error,
-        samples=len(sample),
-        names=labels,
+        quotient_dimension=None if orbit is None else given.where.dimension - orbit,
+        rank=_rank(given.sample.jacobian),
+        finite=tests,
+        error=given.error,
+        samples=len(given.sample),
+        names=given.names,
     )
-
-
-def _names(names: Sequence[str] | None, d: int) -> tuple[str, ...]:
-    if names is None:
-        return tuple(f"x{i + 1}" for i in range(d))
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"names: got {_validate.describe(names)}, expected a sequence of strings")
-    if len(names) != d:
-        raise ValueError(f"names: got {len(names)}, expected one per column, {d}")
-    return tuple(names)
-
-
-def _error(
-    module: nn.Module, x: Tensor, y: object, x_test: Tensor | None, y_test: object, error: float | None
-) -> float | None:
-    if error is not None:
-        return _validate.number(error, "error", 0.0)
-    if y_test is not None:
-        if x_test is None:
-            raise ValueError("y_test: got values without x_test, expected both")
-        return relative_error(module, x_test, _targets(y_test, "y_test", len(x_test)))
-    if y is not None:
-        return relative_error(module, x, _targets(y, "y", len(x)))
-    if isinstance(module, Mean) and len(module.members) > 1:
-        return disagreement(module, x if x_test is None else x_test)
-    return None
-
-
-def _targets(value: object, name: str, n: int) -> Tensor:
-    if isinstance(value, Tensor | np.ndarray) and value.ndim == 1:
-        value = value[:, None]
-    y = _validate.samples(value, name, ndim=None).detach().cpu()
-    if len(y) != n:
-        raise ValueError(f"{name}: got {len(y)} rows, expected one per sample, {n}")
-    return y
-
-
-def _sample(module: nn.Module, x: Tensor, where: Coordinates) -> Sample:
-    parts = []
-    for part in jacobian.jacobians(module, x, kink_rtol=None):
-        inside = part.cpu() @ where.out
-        if not bool(torch.isfinite(inside).all()):
-            raise _validate.RangeError("model: its Jacobian has NaN or infinite entries, expected finite ones")
-        parts.append(torch.linalg.qr(inside)[1] if inside.shape[1] > inside.shape[2] else inside)
-    points = x.double().cpu()
-    return Sample(points, where.of(points), torch.cat(parts))
 
 
 def _within(sample: Sample, where: Coordinates, inner: Coordinates) -> Sample:
@@ -257,7 +220,7 @@ def _rank(jacobians: Tensor) -> int:
 def _nothing() -> Found:
     empty = torch.zeros(0, dtype=torch.float64)
     gap = Gap(0, float("nan"), False, float("nan"), float("nan"), "", 0)
-    return Found(gap, empty, empty[:, None], np.zeros(0), float("nan"), "none", "not looked for")
+    return Found(gap, empty, empty[:, None], np.zeros(0), float("nan"), "none", "not looked for", empty[:, None])
 
 
 def _pieces(found: Found, family: Family, inner: Coordinates, tested: Sample, labels: Sequence[str]) -> list[Piece]:
@@ -296,19 +259,21 @@ def _pieces(found: Found, family: Family, inner: Coordinates, tested: Sample, la
     )
 
 
-def _orbit(sample: Sample, pieces: Sequence[Piece], generators: Tensor, found: Found, family: Family) -> int | None:
+def _orbit(given: Problem, pieces: Sequence[Piece], generators: Tensor, found: Found, family: Family) -> int | None:
     """Return the largest dimension that the fields span at a sample; None if they are known too roughly to say."""
     if found.status == "approximate" and not all(piece.kind in IDEAL for piece in pieces):
         return None
-    part = sample.at(slice(ORBITS))
+    part = given.sample.at(slice(ORBITS))
     if isinstance(family, SampledFields):
         eye = torch.eye(part.z.shape[1], dtype=torch.float64).expand(len(part), -1, -1)
         values = family.rows(eye, part.x, part.z) @ found.vectors.T
     else:
         values = torch.einsum("kij,nj->nik", generators[..., :-1], part.x) + generators[..., -1].T
+        values = values / given.where.spread[:, None]
     if not values.shape[2]:
         return 0
-    spread = torch.linalg.svdvals(values)
+    sizes = values.square().sum(1).mean(0).sqrt()  # every generator counts alike, however long it is written
+    spread = torch.linalg.svdvals(values / sizes)
     return int((spread > EXACT * spread[:, :1]).sum(1).max())
 
 

@@ -9,14 +9,14 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-__all__ = ["axes_of", "combination", "echelon", "field_text", "point_text", "readable", "upright"]
+__all__ = ["SMALL", "axes_of", "combination", "echelon", "field_text", "point_text", "readable", "upright"]
 
 SMALL = 1e-3  # entries below this, relative to the largest, are left out of texts
 TERMS = 6
 
 
-def combination(vector: Tensor, names: Sequence[str]) -> str:
-    """Write a vector as a combination of columns.
+def combination(vector: Tensor, names: Sequence[str], units: Tensor | None = None, small: float = SMALL) -> str:
+    """Write a vector as a combination of columns without terms below ``small`` of the largest, in ``units`` (d,).
 
     Examples
     --------
@@ -24,7 +24,8 @@ def combination(vector: Tensor, names: Sequence[str]) -> str:
     >>> combination(torch.tensor([0.6, 0.0, -0.8]), ["a", "b", "c"]), combination(torch.tensor([0.0, 1.0]), ["a", "b"])
     ('0.6 a - 0.8 c', 'b')
     """
-    return _terms(torch.where(vector.abs() > SMALL * vector.abs().max(), vector, 0.0), names)
+    sizes = (vector if units is None else vector / units).abs()
+    return _terms(torch.where(sizes > small * sizes.max(), vector, 0.0), names)
 
 
 def _terms(vector: Tensor, names: Sequence[str]) -> str:
@@ -60,8 +61,10 @@ def field_text(field: Tensor, names: Sequence[str], units: Tensor | None = None)
     return ", ".join(shown) + (f" and {len(parts) - TERMS} more" if len(parts) > TERMS else "")
 
 
-def point_text(point: Tensor, names: Sequence[str]) -> str:
-    """Write a point by its columns.
+def point_text(
+    point: Tensor, names: Sequence[str], units: Tensor | None = None, columns: Sequence[int] | None = None
+) -> str:
+    """Write a point by its columns, or by some of them; ``units`` (d,) say what is 0.
 
     Examples
     --------
@@ -69,16 +72,19 @@ def point_text(point: Tensor, names: Sequence[str]) -> str:
     >>> point_text(torch.tensor([1.0, 0.0]), ["a", "b"]), point_text(torch.zeros(2), ["a", "b"])
     ('a = 1, b = 0', '0')
     """
-    if float(point.abs().max()) < 1e-6:
+    columns = range(len(point)) if columns is None else columns
+    zero = (point / (1.0 if units is None else units)).abs() < 1e-6
+    if all(bool(zero[i]) for i in columns):
         return "0"
-    shown = [f"{name} = {0.0 if abs(float(v)) < 1e-6 else float(v):.3g}" for name, v in zip(names, point, strict=True)]
+    shown = [f"{names[i]} = {0.0 if bool(zero[i]) else float(point[i]):.3g}" for i in columns]
     return ", ".join(shown[:TERMS]) + (", ..." if len(shown) > TERMS else "")
 
 
 def echelon(rows: Tensor) -> Tensor:
     """Return the basis of the span of independent rows, (k, n), that has one entry 1 per row where others have 0.
 
-    The places of these entries are found by QR with pivoting; a span of coordinate axes comes back as the axes.
+    The places of these entries are found by QR with pivoting; a span of coordinate axes comes back as the axes. Rows
+    are in the order of their first entries.
 
     Examples
     --------
@@ -89,7 +95,8 @@ def echelon(rows: Tensor) -> Tensor:
     """
     places = _places(rows)
     result = torch.linalg.solve(rows[:, places], rows)
-    return torch.where(result.abs() > 1e-9 * result.abs().max(), result, 0.0)
+    result = torch.where(result.abs() > 1e-9 * result.abs().max(), result, 0.0)
+    return result[(result != 0).int().argmax(1).argsort(stable=True)]
 
 
 def readable(vectors: Tensor) -> Tensor:

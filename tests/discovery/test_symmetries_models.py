@@ -1,0 +1,165 @@
+"""What symmetries can be looked for of: estimators, pipelines, tables, and modules that do not fit."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+from torch import nn
+
+from bnrank.discovery import BottleneckClassifier, BottleneckRegressor, NothingFoundWarning, symmetries
+from bnrank.discovery.symmetries.models import module_of, outputs_of
+
+DOUBLE = torch.float64
+NAMES = ["u", "v", "w", "p"]
+UNITS = np.array([1.0, 1.0, 1000.0, 0.01])
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def table(n, seed=0, named=True):
+    z = np.random.default_rng(seed).standard_normal((n, 4))
+    return z, pd.DataFrame(z * UNITS, columns=NAMES) if named else z * UNITS
+
+
+def rings(z):
+    """Functions of (u^2 + v^2)^(1/2) and w: rotations of (u, v), and p ignored."""
+    r = np.hypot(z[:, 0], z[:, 1])
+    return np.stack([r**2, np.sin(2 * r) + z[:, 2], z[:, 2] * r], 1)
+
+
+@pytest.fixture(scope="module")
+def rings_estimator():
+    z, x = table(400)
+    settings = {"ridges": (1e-4,), "depth": 6, "width": 40, "seeds": 1, "steps": 800, "progress": False}
+    return BottleneckRegressor(3, **settings).fit(x, rings(z))
+
+
+def test_a_fitted_regressor(rings_estimator):
+    z_test, x_test = table(200, seed=1)
+    found = symmetries(rings_estimator, table(400)[1], x_test=x_test, y_test=rings(z_test), finite=False)
+    assert found.names == tuple(NAMES)
+    assert (found.dimension, found.status, found.quotient_dimension) == (2, "approximate", 2), found.summary()
+    translation, rotation = found.pieces
+    assert (translation.kind, translation.text) == ("translation", "translation along p")
+    across = translation.generators[0, :, -1].numpy() / UNITS  # in units of the columns
+    assert abs(across[3]) > 0.99 * np.linalg.norm(across)
+    assert rotation.kind == "rotation"
+    turned = np.linalg.qr(rotation.space.numpy() / UNITS[:, None])[0]
+    assert np.linalg.svd(turned[:2])[1].min() > 0.95
+    moved = found.moved(x_test.to_numpy(copy=True), 1, 1.0).numpy()
+    plain = symmetries(rings_estimator, x_test.to_numpy(), finite=False, resamples=0)
+    assert plain.names == tuple(NAMES)  # from the estimator
+    before, after = rings_estimator.predict(x_test), rings_estimator.predict(pd.DataFrame(moved, columns=NAMES))
+    assert np.linalg.norm(after - before) < 0.15 * np.linalg.norm(before - before.mean(0))
+    assert np.linalg.norm((moved - x_test.to_numpy()) / UNITS) > 5
+
+
+def linear(x):
+    return x @ np.array([[1.0, 2.0], [-1.0, 0.5], [0.002, 0.0], [0.0, 0.0]])
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_pipeline_is_a_function_of_what_goes_into_it(named):
+    _, x = table(25, named=named)  # below 30 rows only linear maps are fitted
+    y = linear(np.asarray(x))
+    pipeline = make_pipeline(StandardScaler(), PCA(), BottleneckRegressor(progress=False)).fit(x, y)
+    points = torch.from_numpy(np.array(x))
+    module = module_of(pipeline, points)
+    np.testing.assert_allclose(outputs_of(module, points).numpy(), pipeline.predict(x), rtol=1e-4, atol=1e-4)
+    found = symmetries(pipeline, x, finite=False)
+    assert found.names == (tuple(NAMES) if named else ("x1", "x2", "x3", "x4"))
+    assert (found.dimension, found.status, found.quotient_dimension, found.rank) == (2, "exact", 2, 2)
+    along = found.generators[..., -1].numpy()
+    assert np.abs(linear(along) / np.linalg.norm(along / UNITS, axis=1)[:, None]).max() < 1e-4
+
+
+def test_steps_that_do_nothing_and_steps_that_are_not_affine():
+    _, x = table(25)
+    y = linear(x.to_numpy())
+    plain = Pipeline([("nothing", "passthrough"), ("last", BottleneckRegressor(progress=False))]).fit(x, y)
+    assert symmetries(plain, x, finite=False).dimension == 2
+    squares = make_pipeline(PolynomialFeatures(), BottleneckRegressor(progress=False)).fit(x, y)
+    with pytest.raises(ValueError, match=r"whose steps before the last \(polynomialfeatures\) are no affine map"):
+        symmetries(squares, x)
+    with pytest.raises(TypeError, match="model: got StandardScaler"):
+        symmetries(make_pipeline(StandardScaler(), StandardScaler()).fit(x), x)
+
+
+def test_an_estimator_that_found_nothing():
+    _, x = table(25)
+    noise = np.random.default_rng(5).standard_normal((25, 2))
+    with pytest.warns(NothingFoundWarning):
+        nothing = BottleneckRegressor(progress=False).fit(x, noise)
+    assert nothing.n_components_ == 0
+    with pytest.raises(ValueError, match="constant near x, which every transformation leaves alone"):
+        symmetries(nothing, x)
+
+
+def test_a_fitted_classifier():
+    _, x = table(28)
+    found = BottleneckClassifier(progress=False).fit(x, np.where(x["u"] + x["v"] > 0, "in", "out"))
+    result = symmetries(found, x, finite=False)
+    assert (result.dimension, result.status, result.rank, result.quotient_dimension) == (3, "exact", 1, 1)
+
+
+def test_tables():
+    module = Function(lambda x: x[:, :2].square().sum(1, keepdim=True))
+    x = pd.DataFrame(np.random.default_rng(0).standard_normal((100, 3)), columns=["a", 7, "c"])
+    assert symmetries(module, x, finite=False).names == ("a", "7", "c")
+    assert symmetries(module, x, finite=False, names=["d", "e", "f"]).names == ("d", "e", "f")
+    whole = pd.DataFrame(np.random.default_rng(0).integers(-9, 9, (100, 3)))
+    assert symmetries(module, whole, x_test=whole, y_test=whole[[0]], finite=False).error > 0
+    with pytest.raises(TypeError, match="x: got columns that are no numbers"):
+        symmetries(module, pd.DataFrame({"a": ["b"] * 5, "c": [1.0] * 5}))
+
+
+def test_outputs_without_a_dimension_of_their_own():
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    found = symmetries(Function(lambda x: x.square().sum(1)), x, y=x.square().sum(1))
+    assert (found.dimension, found.error) == (3, 0.0)
+    assert found.held
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"x": torch.full((9, 3), float("nan"))}, ValueError, "x: got NaN or infinite entries in 9 of 9"),
+        ({"x": torch.ones(9, 3, dtype=torch.int64)}, TypeError, "x: got dtype torch.int64"),
+        ({"x": torch.ones(3, 3)}, ValueError, r"x: got 3 sample\(s\), expected at least 4"),
+        ({"model": nn.Linear(5, 2)}, ValueError, "Linear failed on x of shape"),
+        ({"model": Function(lambda x: x.detach() ** 2)}, ValueError, "cannot be differentiated in x"),
+        ({"model": Function(lambda x: x.round())}, ValueError, "constant near x"),
+        ({"model": [nn.Linear(3, 1), nn.Linear(3, 2)]}, ValueError, "outputs of shapes .*, expected one shape"),
+        ({"names": ["a", "b", "a"]}, ValueError, "expected a different one for every column"),
+        ({"finite": "no"}, TypeError, "finite: got 'no' .*, expected True or False"),
+        ({"maps": [torch.full((3, 3), float("nan"))]}, ValueError, r"maps\[0\]: got NaN"),
+        ({"maps": torch.eye(3)}, TypeError, "maps: got .*, expected a sequence"),
+        ({"x_test": torch.ones(9, 2)}, ValueError, r"x_test: got shape \(9, 2\)"),
+    ],
+)
+def test_what_does_not_fit(arguments, error, words):
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    settled = {"model": nn.Tanh(), "x": x} | arguments
+    with pytest.raises(error, match=words):
+        symmetries(settled.pop("model"), settled.pop("x"), **settled)
+
+
+def test_data_on_a_plane_and_in_one_column():
+    x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    plane = torch.cat([x, x.sum(1, keepdim=True) + 1], 1)
+    found = symmetries(Function(lambda x: x.square().sum(1, keepdim=True)), plane, finite=False)
+    assert (found.domain_dimension, found.dimension, found.quotient_dimension) == (2, 1, 1)
+    assert found.pieces[0].text.startswith("rotation in the plane of ")  # two directions of three
+    single = symmetries(Function(lambda x: x**2), x[:, :1])
+    assert (single.dimension, single.status) == (0, "none")
+    assert [test.text for test in single.held] == ["x1 -> -x1"]
