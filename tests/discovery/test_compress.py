@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery.compression import compress, load, multiply_out, parameters, rebuild
+from bnrank.discovery.compression import compress, load, parameters, rebuild
 
 QUICK = {"repeats": 2, "batch": 16}
 
@@ -111,9 +111,9 @@ def test_the_result_is_plain_and_loads_through_state_dict(planted, tmp_path):
 
 def test_multiplied_out_it_is_a_chain_that_the_theory_reads(planted):
     _, x, found = planted
-    chain = bnrank.networks.as_mlp(multiply_out(found.network))
+    chain = bnrank.networks.as_mlp(found.network, multiply_out=True)
     assert torch.allclose(chain(x), found.network(x), atol=1e-9)
-    assert bnrank.rank.bracket(chain, x, tolerance=1e-6).upper <= 2
+    assert bnrank.rank.bracket(chain, x, domain="everywhere").upper == 2
 
 
 def test_the_same_seed_gives_the_same_bits_and_the_module_stays_as_it_was():
@@ -248,6 +248,12 @@ def test_one_output_and_a_constant_network():
         ({"held_out": 1.0}, ValueError, "held_out"),
         ({"held_out": draw(5, 3)}, ValueError, "expected"),
         ({"tune": -1}, ValueError, "tune"),
+        ({"y": torch.zeros(19, dtype=torch.long)}, ValueError, r"y: got shape \(19,\)"),
+        ({"y": torch.zeros(20)}, TypeError, "y: got dtype"),
+        ({"y": [0] * 20}, TypeError, "y: got"),
+        ({"y": torch.full((20,), -1)}, ValueError, "y: got the class -1"),
+        ({"y": torch.full((20,), 5)}, ValueError, "y: got the class 5"),
+        ({"held_out": (draw(5, 8), torch.zeros(5).long())}, ValueError, "held_out: got a tuple"),
         ({"module": "net"}, TypeError, "module"),
         ({"batch": 0}, ValueError, "batch"),
     ],
@@ -276,3 +282,47 @@ def test_damaged_files_are_refused(planted, tmp_path):
         load(path)
     with pytest.raises(ValueError, match="exists"):
         load(tmp_path / "none.safetensors")
+
+
+def test_the_ranks_on_the_certificate_are_those_of_the_networks(planted):
+    net, x, found = planted
+    certificate = found.certificate
+    bracket = bnrank.rank.bracket(as_chain(found.network), x, domain="everywhere")
+    assert (certificate.jacobian_rank, certificate.rank) == (bracket.lower, bracket.upper) == (2, 2)
+    assert certificate.rank_before == min(net.widths)
+    assert certificate.jacobian_rank_before == bnrank.jacobian.rank(net, x[:64], 1e-6).rank
+    assert "bottleneck rank after: at most 2, on all inputs, Jacobians of rank 2" in str(certificate)
+
+
+def as_chain(network):
+    return bnrank.networks.as_mlp(network, multiply_out=True)
+
+
+def test_the_rank_counts_what_a_sample_passes_through_wherever_it_is_narrow():
+    """Not the rank of the collapse: without one, and with a layer that is narrower than it."""
+    narrow = bnrank.MLP([8, 6, 3, 6, 5], seed=1).double()
+    found = compress(narrow, draw(200, 8), 1e-6, **QUICK)
+    assert (found.certificate.rank_before, found.certificate.rank) == (3, 3)
+    assert found.certificate.jacobian_rank == bnrank.jacobian.rank(narrow, draw(200, 8)[:64], 1e-6).rank
+
+
+def test_classes_give_accuracies_and_decide_nothing(planted):
+    net, x, _ = planted
+    y = torch.randint(0, 5, (600,), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        y[:300] = net(x).argmax(1)[:300]
+    found, other = compress(net, x, 0.5, y=y, **QUICK), compress(net, x, 0.5, **QUICK)
+    assert all(torch.equal(p, q) for p, q in zip(found.network.parameters(), other.network.parameters(), strict=True))
+    kept = torch.randperm(600, generator=torch.Generator().manual_seed(0))[:120]
+    with torch.no_grad():
+        right = [(m(x).argmax(1) == y).double() for m in (net, found.network)]
+    certificate = found.certificate
+    assert certificate.accuracy.samples == 600
+    assert (certificate.accuracy.before, certificate.accuracy.after) == tuple(float(r.mean()) for r in right)
+    assert certificate.held_out_accuracy.before == pytest.approx(float(right[0][kept].mean()))
+    assert certificate.held_out_accuracy.after == pytest.approx(float(right[1][kept].mean()))
+    assert certificate.accuracy.before != certificate.accuracy.after
+    assert "accuracy held out" in str(certificate)
+    fresh = compress(net, x, 0.5, y=y, held_out=(x[:7], net(x[:7]).argmax(1)), **QUICK).certificate.held_out_accuracy
+    assert (fresh.before, fresh.samples) == (1.0, 7)
+    assert other.certificate.accuracy is None

@@ -75,6 +75,17 @@ def test_no_jacobian_has_a_larger_norm_than_the_lipschitz_constant(net, shape):
     assert constant < 20 * max(norms)
 
 
+def test_windows_cut_off_at_the_edge_and_hooks_have_no_constant():
+    """A mean over what is left of a window is larger than over all of it: here the mean over one entry is itself."""
+    cut = nn.AvgPool1d(2, ceil_mode=True)
+    assert cut(torch.tensor([[[0.0, 0.0, 1.0]]])).norm() == 1
+    assert lipschitz([cut], torch.ones(1, 1, 3)) is None
+    assert lipschitz([nn.AvgPool2d(2, divisor_override=1)], torch.ones(1, 1, 4, 4)) is None
+    hooked = nn.ReLU()
+    hooked.register_forward_hook(lambda _, given, out: 10 * out)
+    assert lipschitz([hooked], torch.ones(1, 2)) is None
+
+
 def test_linear_layers_in_a_row_are_multiplied_before_their_norm_is_taken():
     a, b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     with torch.no_grad():

@@ -4,8 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from bnrank.discovery.compression.factoring import factored
 from bnrank.discovery.compression.frequencies import equivariant_fit
-from bnrank.discovery.compression.low_rank import dense, fit, multiply_out, pair, pointwise_pair
+from bnrank.discovery.compression.judging import Judge, channel_rows
+from bnrank.discovery.compression.low_rank import dense, fit, pair, pointwise_pair
+from bnrank.discovery.compression.pricing import cost, counts
 
 
 def draw(*shape, seed=0):
@@ -122,10 +125,34 @@ def test_what_does_not_commute_with_translations_is_not_fitted_by_frequency(part
     assert equivariant_fit([part], draw(8, 2, 6), draw(8, 2, 6)) is None
 
 
-def test_multiplying_out_keeps_the_function():
-    net = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 3, bias=False), nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
-    merged = multiply_out(net)
-    assert [type(part) for part in merged] == [nn.Linear, nn.ReLU, nn.Linear]
-    assert torch.allclose(merged(torch.ones(2, 4)), net(torch.ones(2, 4)), atol=1e-6)
-    with pytest.raises(TypeError, match="network"):
-        multiply_out(nn.Linear(2, 2))
+LAYERS = [
+    (nn.Sequential(nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 3)), (12,)),
+    (nn.Sequential(nn.Conv1d(4, 12, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(60, 3)), (4, 5)),
+]
+
+
+@pytest.mark.parametrize(("net", "shape"), LAYERS)
+def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape):
+    """Against all ranks built one by one; their changes are those to first order, in the metric of the output."""
+    parts, x = tuple(part.double() for part in net), draw(80, *shape)
+    with torch.no_grad():
+        sizes = (0.6 ** torch.arange(len(parts[0].weight))).reshape(-1, *[1] * len(shape))
+        parts[0].weight.copy_(sizes * draw(*parts[0].weight.shape, seed=1))
+        parts[-1].weight.copy_(draw(*parts[-1].weight.shape, seed=2))
+        outputs = net(x)
+    judge = Judge((x, lambda value: value.flatten(1), outputs), (x[:3], lambda value: value.flatten(1), outputs[:3]))
+    whole, metric = counts(parts, x), judge.metrics(parts)[0]
+    rows = channel_rows(parts[0], parts[0](x)).detach()
+    fitted = fit(rows, rows, metric, 1e-10)
+    seen = set()
+    for threshold in torch.logspace(-2, 1, 13).tolist():
+        sums = {None: cost(parts, x, whole)}
+        for k in range(1, len(fitted.reading) + 1):
+            price = cost((*pointwise_pair(parts[0], fitted, k), *parts[1:]), x, whole)
+            sums[k] = price + float(fitted.tails[k] / judge.scale / threshold) ** 2
+        best = min(sums, key=sums.get)
+        _, ranks = factored(judge, parts, threshold, whole)
+        assert dict(ranks).get(1) == best
+        seen.add(best)
+    assert len(seen) > 2
+    assert None in seen

@@ -7,6 +7,7 @@ from torch import nn
 from bnrank.discovery.compression.chain import run
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.neurons import _forward_selection, narrowed, rankings, without_superfluous
+from bnrank.discovery.compression.pricing import cost, counts
 from bnrank.discovery.compression.scaling import balanced
 
 
@@ -69,11 +70,51 @@ def test_units_that_are_linear_in_others_on_the_samples_go_and_nothing_changes()
         first.bias.fill_(1.0)
     parts = (first, nn.ReLU(), last)
     found = judge(parts, x)
-    ranked = rankings(found, parts)
-    slim, kept = narrowed(found, parts, ranked, 1e-3)
+    ranked = rankings(found, parts, counts(parts, x))
+    slim, kept = narrowed(found, parts, ranked, 1e-2)
     assert kept == [3]
     assert torch.allclose(run(slim, x), run(parts, x), atol=1e-2)
     assert found(slim) < 2e-3
+
+
+READ = [
+    (nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3)), (4,)),
+    (nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 4, 3)), (2, 8, 8)),
+    (nn.Sequential(nn.Conv1d(2, 6, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(30, 3)), (2, 7)),
+]
+
+
+@pytest.mark.parametrize(("net", "shape"), READ)
+def test_a_units_price_is_what_its_removal_saves(net, shape):
+    parts, x = tuple(part.double() for part in net), draw(30, *shape)
+    with torch.no_grad():
+        parts[0].weight.copy_(draw(*parts[0].weight.shape, seed=1))
+        parts[-1].weight.copy_(draw(*parts[-1].weight.shape, seed=2))
+    found, whole = judge(parts, x), counts(parts, x)
+    ranked = rankings(found, parts, whole)
+    slim, kept = narrowed(found, parts, ranked, 3.0)
+    gone = len(ranked[0].order) - kept[0]
+    assert gone > 0
+    assert cost(parts, x, whole) - cost(slim, x, whole) == pytest.approx(gone * ranked[0].price, rel=1e-12)
+
+
+def test_as_many_units_stay_as_make_price_and_squared_change_least():
+    parts = tuple(part.double() for part in READ[0][0])
+    x = draw(60, 4)
+    with torch.no_grad():
+        parts[0].weight.copy_(draw(9, 4, seed=1) * 0.5 ** torch.arange(9)[:, None])
+        parts[0].bias.zero_()
+        parts[2].weight.copy_(draw(3, 9, seed=2))
+    found = judge(parts, x)
+    whole = counts(parts, x)
+    ranking = rankings(found, parts, whole)[0]
+    counted = set()
+    for threshold in torch.logspace(-2, 1, 13).tolist():
+        sums = [m * ranking.price + float(ranking.tails[m] / found.scale / threshold) ** 2 for m in range(1, 10)]
+        _, kept = narrowed(found, parts, [ranking], threshold)
+        assert kept == [1 + sums.index(min(sums))]
+        counted.add(kept[0])
+    assert len(counted) > 2
 
 
 @pytest.mark.parametrize("place", [0, 3])
@@ -85,7 +126,7 @@ def test_channels_that_repeat_others_are_narrowed_away(place):
     x = draw(30, 2, 8, 8)
     parts = tuple(net)
     found = judge(parts, x)
-    slim, kept = narrowed(found, parts, rankings(found, parts), 1e-3)
+    slim, kept = narrowed(found, parts, rankings(found, parts, counts(parts, x)), 1e-3)
     assert kept[0 if place == 0 else 1] == 4
     assert found(slim) < 2e-3
 
@@ -163,10 +204,10 @@ def test_balancing_keeps_the_function_and_evens_the_norms():
 
 def test_units_are_left_alone_where_parts_between_mix_them():
     parts = (nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    assert rankings(judge([p.double() for p in parts], draw(9, 3)), parts) == []
+    assert rankings(judge([p.double() for p in parts], draw(9, 3)), parts, (1, 1, 1)) == []
     kinds = itertools.chain([nn.Softmax(1)], [nn.Flatten(0)])
     for kind in kinds:
         parts = tuple(p.double() for p in (nn.Linear(3, 4), kind, nn.Linear(4, 2)))
         if isinstance(kind, nn.Flatten):
             continue
-        assert rankings(judge(parts, draw(9, 3)), parts) == []
+        assert rankings(judge(parts, draw(9, 3)), parts, (1, 1, 1)) == []

@@ -1,6 +1,7 @@
 """What a user takes home: the numbers y depends on, its symmetries, and the network cut down to its bottleneck."""
 
-from bnrank.discovery.compression import compress
+from bnrank.discovery.compression import Certificate, Compressed, compress
+from bnrank.discovery.compression import load as load_compressed
 from bnrank.discovery.estimators import (
     BottleneckAutoencoder,
     BottleneckClassifier,
@@ -15,9 +16,12 @@ __all__ = [
     "BottleneckAutoencoder",
     "BottleneckClassifier",
     "BottleneckRegressor",
+    "Certificate",
+    "Compressed",
     "NothingFoundWarning",
     "Summary",
     "Trial",
     "compress",
+    "load_compressed",
     "symmetries",
 ]

@@ -1,17 +1,17 @@
 """Trained modules cut down to their bottleneck, with a certificate."""
 
 from bnrank.discovery.compression.bounds import Bound
-from bnrank.discovery.compression.certificate import Certificate
+from bnrank.discovery.compression.certificate import Accuracy, Certificate
 from bnrank.discovery.compression.chain import Untouched
 from bnrank.discovery.compression.costs import Latency, latency, multiply_adds, parameters
 from bnrank.discovery.compression.judging import Change
-from bnrank.discovery.compression.low_rank import multiply_out
 from bnrank.discovery.compression.plans import load, rebuild
 from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.compression.search import compress
 from bnrank.discovery.compression.stages import Step
 
 __all__ = [
+    "Accuracy",
     "Bound",
     "Certificate",
     "Change",
@@ -23,7 +23,6 @@ __all__ = [
     "latency",
     "load",
     "multiply_adds",
-    "multiply_out",
     "parameters",
     "rebuild",
 ]

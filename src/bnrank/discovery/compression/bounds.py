@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.chain import CONVOLUTIONS
+from bnrank.discovery.compression.chain import CONVOLUTIONS, hooked
 from bnrank.measures.convolution import conv_singular_values
 
 __all__ = ["Bound", "lipschitz"]
@@ -90,7 +90,7 @@ def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
     value = x[:1]
     with torch.no_grad():
         for part in parts:
-            if isinstance(part, nn.Linear):
+            if type(part) is nn.Linear and not hooked(part):
                 weight = part.weight.detach().double()
                 product = weight if product is None else weight @ product
             else:
@@ -108,6 +108,8 @@ def _operator_norm(matrix: Tensor | None) -> float:
 
 
 def _norm(part: Any, value: Tensor) -> float | None:
+    if hooked(part):
+        return None
     if type(part) in _SLOPES:
         return _SLOPES[type(part)]
     if isinstance(part, nn.LeakyReLU):
@@ -117,6 +119,9 @@ def _norm(part: Any, value: Tensor) -> float | None:
     if isinstance(part, nn.AvgPool1d | nn.AvgPool2d | nn.MaxPool1d | nn.MaxPool2d):
         d = value.ndim - 2
         kernel, stride, padding = (_tuple(v, d) for v in (part.kernel_size, part.stride, part.padding))
+        partial = getattr(part, "ceil_mode", False) or getattr(part, "divisor_override", None)
+        if partial and isinstance(part, nn.AvgPool1d | nn.AvgPool2d):
+            return None  # a mean over fewer entries than the window has
         if any(s < k for s, k in zip(stride, kernel, strict=True)) or any(padding) or getattr(part, "dilation", 1) != 1:
             return None
         return 1.0 if isinstance(part, nn.MaxPool1d | nn.MaxPool2d) else 1 / math.sqrt(math.prod(kernel))

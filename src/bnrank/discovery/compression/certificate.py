@@ -9,7 +9,16 @@ from bnrank.discovery.compression.bounds import Bound
 from bnrank.discovery.compression.costs import Latency
 from bnrank.discovery.compression.judging import Change
 
-__all__ = ["Certificate"]
+__all__ = ["Accuracy", "Certificate"]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Share of the samples whose largest output is their class, before and after."""
+
+    before: float
+    after: float
+    samples: int
 
 
 @dataclass(frozen=True)
@@ -28,14 +37,21 @@ class Certificate:
         On all inputs near the samples; None where a part has no known Lipschitz constant, or the module is more than
         one stretch.
     rank : int or None
-        Largest inner dimension of f^ = h o g through a collapsed stretch that is all of the module: f^ has bottleneck
-        rank at most this, on all inputs (T18). None where nothing was collapsed.
+        The fewest numbers that a sample passes through on its way: f^ = h o g with this inner dimension, so that its
+        bottleneck rank is no larger, on all inputs (T18). None where the module is more than one stretch.
     parameters_before, parameters : int
         Entries of all parameters.
     multiply_adds_before, multiply_adds : int
         Of linear and convolutional layers, per sample.
     latency_before, latency : Latency
         Seconds per forward pass, timed in turns.
+    rank_before : int or None
+        As ``rank``, of the module as it was.
+    jacobian_rank, jacobian_rank_before : int or None
+        Largest rank of the Jacobian (singular values above 1e-6 of its largest) at up to 64 samples: the bottleneck
+        rank is no less (T5). None where x is no floats, or inputs times outputs are more than 2e7.
+    accuracy, held_out_accuracy : Accuracy or None
+        On x and on the held-out samples; None without their classes.
     """
 
     tol: float
@@ -49,6 +65,11 @@ class Certificate:
     multiply_adds: int
     latency_before: Latency
     latency: Latency
+    rank_before: int | None = None
+    jacobian_rank: int | None = None
+    jacobian_rank_before: int | None = None
+    accuracy: Accuracy | None = None
+    held_out_accuracy: Accuracy | None = None
 
     @property
     def met(self) -> bool:
@@ -66,6 +87,9 @@ class Certificate:
         return 1 - 0.05 ** (1 / self.held_out.samples)
 
     def __str__(self) -> str:
+        return "\n".join([*self._table(), *self._changes(), *self._ranks()])
+
+    def _table(self) -> list[str]:
         before, after = self.latency_before, self.latency
         rows = [
             ("", "before", "after", "ratio"),
@@ -79,28 +103,42 @@ class Certificate:
             ),
         ]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
+        return [
             "  ".join(
                 cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
             )
             for row in rows
         ]
+
+    def _changes(self) -> list[str]:
+        lines = []
         for label, found in (("on x", self.on_x), ("held out", self.held_out)):
             line = f"change {label} ({found.samples} samples): {_percent(found.relative)} of the outputs, "
             line += f"{_percent(found.centred)} of their spread, largest {_percent(found.worst)}"
             if not math.isnan(found.decisions):
                 line += f", largest output another in {_percent(found.decisions)}"
             lines.append(line)
+        for label, of in (("on x", self.accuracy), ("held out", self.held_out_accuracy)):
+            if of is not None:
+                lines.append(f"accuracy {label}: {100 * of.before:.2f} % before, {100 * of.after:.2f} % after")
         verdict = "met" if self.met else "NOT met"
         lines.append(f"tolerance {_percent(self.tol)} of the spread: {verdict}")
         share = f"new samples beyond the largest held-out change: at most {_percent(self.share_beyond)}"
-        lines.append(f"{share} (95 percent confidence)")
-        if self.rank is not None:
-            lines.append(f"bottleneck rank of the compressed network: at most {self.rank}, on all inputs")
+        return [*lines, f"{share} (95 percent confidence)"]
+
+    def _ranks(self) -> list[str]:
+        lines = []
+        for label, rank, least in (
+            ("before", self.rank_before, self.jacobian_rank_before),
+            ("after", self.rank, self.jacobian_rank),
+        ):
+            if rank is not None:
+                below = "" if least is None else f", Jacobians of rank {least} on the samples"
+                lines.append(f"bottleneck rank {label}: at most {rank}, on all inputs{below}")
         if self.bound is not None:
             at, more = _percent(self.bound.within(0.0)), _percent(self.bound.per_distance)
             lines.append(f"bound at distance r from the samples: {at} + {more} r of the outputs (Lipschitz constants)")
-        return "\n".join(lines)
+        return lines
 
 
 def _row(label: str, before: int, after: int) -> tuple[str, str, str, str]:

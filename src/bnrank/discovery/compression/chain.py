@@ -16,7 +16,18 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from bnrank.networks.functional import is_plain_mlp
 from bnrank.networks.stack import activation
 
-__all__ = ["CONVOLUTIONS", "Parts", "Stretch", "Untouched", "convolution", "is_linear", "run", "stretches", "trace"]
+__all__ = [
+    "CONVOLUTIONS",
+    "Parts",
+    "Stretch",
+    "Untouched",
+    "convolution",
+    "hooked",
+    "is_linear",
+    "run",
+    "stretches",
+    "trace",
+]
 
 Parts = tuple[nn.Module, ...]
 
@@ -57,7 +68,7 @@ class Stretch:
 def is_linear(part: nn.Module) -> bool:
     """Say whether a part is a Linear or an ordinary convolution (one group), without hooks."""
     plain = type(part) is nn.Linear or (isinstance(part, CONVOLUTIONS) and _ungrouped(part))
-    return plain and not _hooked(part)
+    return plain and not hooked(part)
 
 
 def _ungrouped(part: Any) -> bool:
@@ -150,10 +161,11 @@ def _candidates(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]
 
 
 def _sequential(module: nn.Module) -> bool:
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not _hooked(module)
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not hooked(module)
 
 
-def _hooked(module: nn.Module) -> bool:
+def hooked(module: nn.Module) -> bool:
+    """Say whether a module's call does something else than its class says."""
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
@@ -169,7 +181,7 @@ def _flat(module: nn.Module) -> Iterator[nn.Module]:
             if module.slope != 1:
                 yield activation(module.slope)
         yield layers[-1]
-    elif not isinstance(module, _DROPPED) or _hooked(module):
+    elif not isinstance(module, _DROPPED) or hooked(module):
         yield module
 
 
@@ -193,7 +205,7 @@ def _without_norms(parts: list[nn.Module]) -> tuple[list[nn.Module], int]:
 def _why_unread(module: nn.Module) -> str:
     if type(module) in CONVOLUTIONS and cast(Any, module).groups != 1:
         return "grouped convolution, whose channels do not mix"
-    if _hooked(module):
+    if hooked(module):
         return "has forward hooks, which could change its output"
     return f"{type(module).__name__} is no Linear, convolution or Sequential of them"
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-
 from bnrank.discovery.compression.chain import Parts, convolution, is_linear
-from bnrank.discovery.compression.costs import multiply_adds, parameters
 from bnrank.discovery.compression.frequencies import equivariant_fit
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.low_rank import AffineFit, fit, pair
+from bnrank.discovery.compression.pricing import Counts, cost
 
-__all__ = ["Collapse", "Collapsing", "Counts", "cost", "counts"]
-
-Counts = tuple[int, int, int]
+__all__ = ["Collapse", "Collapsing"]
 
 TRIES = 5  # ranks tried for a pair of layers
 AHEAD = 2  # layers looked beyond the first that cannot be reached
@@ -40,7 +35,7 @@ class Collapse:
     change : float
         What the judge measured.
     cost : float
-        Of the whole stretch, see :func:`cost`.
+        Of the whole stretch, see :func:`~bnrank.discovery.compression.pricing.cost`.
     """
 
     first: int
@@ -50,20 +45,6 @@ class Collapse:
     parts: Parts
     change: float
     cost: float
-
-
-def counts(parts: Sequence[nn.Module], x: Tensor) -> Counts:
-    """Return the numbers of parameters, multiply-adds per sample, and linear parts."""
-    layers = sum(isinstance(part, nn.Linear) or convolution(part) for part in parts)
-    return sum(parameters(part) for part in parts), multiply_adds(nn.Sequential(*parts), x), layers
-
-
-def cost(parts: Sequence[nn.Module], x: Tensor, whole: Counts) -> float:
-    """Return the mean of three shares in those of the whole: parameters, multiply-adds, linear parts.
-
-    The last stands for the time that a layer takes however small it is.
-    """
-    return sum(a / max(b, 1) for a, b in zip(counts(parts, x), whole, strict=True)) / 3
 
 
 class Collapsing:
@@ -76,7 +57,7 @@ class Collapsing:
     parts : tuple of torch.nn.Module
         Of the stretch.
     whole : tuple of int
-        What shares of cost refer to, see :func:`counts`.
+        What shares of cost refer to, see :func:`~bnrank.discovery.compression.pricing.counts`.
     """
 
     def __init__(self, judge: Judge, parts: Parts, whole: Counts) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 
 from bnrank.discovery.compression.chain import Parts, is_linear, run
-from bnrank.discovery.compression.costs import multiply_adds
 from bnrank.discovery.compression.judging import Judge, channel_rows
-from bnrank.discovery.compression.low_rank import fit, pointwise_pair
+from bnrank.discovery.compression.low_rank import AffineFit, fit, pointwise_pair
+from bnrank.discovery.compression.pricing import Counts, cheapest, share
 
 __all__ = ["factored"]
 
@@ -17,12 +18,13 @@ RIDGE = 1e-10  # of what a layer gives now against what it gave: nearly the same
 ROWS = 8192  # rows (samples and places of a convolution) that one fit is made on
 
 
-def factored(judge: Judge, parts: Parts, threshold: float) -> tuple[Parts, list[tuple[int, int]]]:
-    """Replace layers by two of less multiply-adds where that changes the output by at most ``threshold`` each.
+def factored(judge: Judge, parts: Parts, threshold: float, whole: Counts) -> tuple[Parts, list[tuple[int, int]]]:
+    """Replace layers by two where that saves more than the change of the output is worth.
 
     A layer a -> W a + b whose values on the samples lie near c + B t, t in R^k, becomes a -> A W a and t -> c' + B t,
     with t chosen in the metric of the output. For a convolution t has k channels and the second layer is a convolution
-    with one tap. The threshold is to first order; layers are done in order, each fitted on what reaches it then.
+    with one tap. Which rank is best is decided by :func:`~bnrank.discovery.compression.pricing.cheapest`, with changes
+    to first order; layers are done in order, each fitted on what reaches it then.
 
     Returns
     -------
@@ -42,22 +44,30 @@ def factored(judge: Judge, parts: Parts, threshold: float) -> tuple[Parts, list[
             if is_linear(part):
                 number += 1
                 if i in metrics and alone[i]:
-                    z1, z2 = channel_rows(part, part(value)), channel_rows(part, old[i + 1])
+                    out = part(value)
+                    z1, z2 = channel_rows(part, out), channel_rows(part, old[i + 1])
                     step = max(1, len(z1) // ROWS)
                     fitted = fit(z1[::step], z2[::step], metrics[i], RIDGE)
-                    k = max(1, int((fitted.tails / judge.scale > threshold).sum()))
-                    if k <= len(fitted.reading):
-                        two = pointwise_pair(part, fitted, k)
-                        work = [
-                            sum(multiply_adds(p, run(some[:q], value[:1])) for q, p in enumerate(some))
-                            for some in (two, (part,))
-                        ]
-                        if work[0] < work[1]:
-                            choice = two
-                            replaced.append((number, k))
+                    k = _rank(part, fitted, out[0].numel(), threshold * judge.scale, whole)
+                    if k is not None:
+                        choice = pointwise_pair(part, fitted, k)
+                        replaced.append((number, k))
             new += choice
             value = run(choice, value)
     return tuple(new), replaced
+
+
+def _rank(part: Any, fitted: AffineFit, entries: int, threshold: float, whole: Counts) -> int | None:
+    """Return the rank that a layer, which gives so many entries per sample, is best cut to; None to leave it."""
+    n, taps = len(part.weight), part.weight[0].numel()
+    places = entries / n
+    bias = 0 if part.bias is None else n
+    now = share((n * taps + bias, n * taps * places, 1), whole)
+    each = share((taps + n, (taps + n) * places, 0), whole)
+    ranks = torch.arange(1, len(fitted.tails), dtype=torch.float64)
+    prices = torch.cat([torch.tensor([now], dtype=torch.float64), ranks * each + share((n, 0, 2), whole)])
+    tails = torch.cat([fitted.tails.new_zeros(1), fitted.tails[1:]])
+    return cheapest(prices, tails, threshold) or None
 
 
 def _alone(parts: Parts, i: int) -> bool:

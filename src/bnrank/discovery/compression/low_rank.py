@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bnrank.discovery.compression.chain import Parts
 
-__all__ = ["AffineFit", "dense", "fit", "multiply_out", "pair", "pointwise_pair"]
+__all__ = ["AffineFit", "dense", "fit", "pair", "pointwise_pair"]
 
 RIDGES = 10.0 ** torch.arange(-12, 1, 2, dtype=torch.float64)  # of the squared largest singular value
 ROUNDING = 1e-10  # singular values below, relative to the largest, are not regressed on
@@ -118,7 +118,7 @@ def _best_ridge(u: Tensor, s: Tensor, y: Tensor, metric: Tensor | None) -> float
     means = table.mean(1)
     best = int(means.argmin())
     limit = means[best] + table[best].std() / math.sqrt(len(u)) if len(u) > 1 else means[best]
-    return float(RIDGES[means <= limit].max())
+    return float(RIDGES[(means <= limit).cpu()].max())
 
 
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -214,39 +214,3 @@ def with_weight(layer: Any, weight: Tensor, bias: Tensor | None) -> Any:
         if bias is not None:
             found.bias.copy_(bias)
     return found
-
-
-def multiply_out(network: nn.Sequential) -> nn.Sequential:
-    """Return the same function with every two Linear in a row multiplied into one.
-
-    It has more parameters; what reads a chain of layers with the same activation between them takes it
-    (:func:`bnrank.networks.as_mlp`, and with it `bnrank.regions`, `bnrank.rank` and `bnrank.check`).
-
-    Parameters
-    ----------
-    network : torch.nn.Sequential
-        Any; other parts are copied as they are.
-
-    Examples
-    --------
-    >>> net = nn.Sequential(nn.Linear(5, 1, bias=False), nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 2))
-    >>> len(multiply_out(net)), torch.allclose(multiply_out(net)(torch.ones(1, 5)), net(torch.ones(1, 5)), atol=1e-6)
-    (3, True)
-    """
-    if not isinstance(network, nn.Sequential):
-        raise TypeError(f"network: got {type(network).__name__}, expected a torch.nn.Sequential")
-    parts: list[Any] = []
-    for part in network:
-        before = parts[-1] if parts else None
-        if isinstance(part, nn.Linear) and isinstance(before, nn.Linear):
-            w2, w1 = part.weight.detach().double(), before.weight.detach().double()
-            biases = [
-                w1.new_zeros(len(w)) if b is None else b.detach().double()
-                for w, b in ((w1, before.bias), (w2, part.bias))
-            ]
-            both = part.bias is None and before.bias is None
-            merged = linear_layer(w2 @ w1, None if both else w2 @ biases[0] + biases[1])
-            parts[-1] = merged.to(part.weight.dtype)
-        else:
-            parts.append(part)
-    return nn.Sequential(*parts)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bnrank.discovery.compression.chain import CONVOLUTIONS, Parts, convolution, neighbours, run
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.low_rank import with_weight
+from bnrank.discovery.compression.pricing import Counts, cheapest, share
 from bnrank.theory.cost.pruning import prune
 
 __all__ = ["Ranking", "narrowed", "rankings", "without_superfluous"]
@@ -69,6 +70,9 @@ class Ranking:
         and the others are written as linear in them.
     constant : bool
         Whether constants can be moved into the reader's bias.
+    price : float
+        What a unit costs, its weights and those that read it, see
+        :func:`~bnrank.discovery.compression.pricing.share`.
     """
 
     place: int
@@ -76,9 +80,10 @@ class Ranking:
     order: Tensor
     tails: Tensor
     constant: bool
+    price: float
 
 
-def rankings(judge: Judge, parts: Parts) -> list[Ranking]:
+def rankings(judge: Judge, parts: Parts, whole: Counts) -> list[Ranking]:
     """Rank the units of every linear part but the last, where only unit-wise parts follow before the next.
 
     Forward selection by orthogonal least squares: of what the reader gives, in the metric of the output, the unit that
@@ -94,12 +99,22 @@ def rankings(judge: Judge, parts: Parts) -> list[Ranking]:
         weight = by_unit(parts[j], rows.shape[1])  # (out, units, places)
         seen = torch.einsum("po,ouk->upk", metrics[j], weight).flatten(1)
         order, squares = _forward_selection(rows - rows.mean(0) if constant else rows, seen @ seen.T)
-        found.append(Ranking(i, j, order, (squares / len(rows)).clamp(min=0).sqrt(), constant))
+        price = _price(parts[i], parts[j], len(order), values[i + 1], values[j + 1], whole)
+        found.append(Ranking(i, j, order, (squares / len(rows)).clamp(min=0).sqrt(), constant, price))
     return found
 
 
+def _price(part: Any, reader: Any, units: int, given: Tensor, out: Tensor, whole: Counts) -> float:
+    """Return what a unit of a part costs, from what part and reader give."""
+    own, read = part.weight[0].numel(), reader.weight.numel() / units
+    work = own * given[0].numel() / units + read * out[0].numel() / len(reader.weight)
+    return share((own + read + (part.bias is not None), work, 0), whole)
+
+
 def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], threshold: float) -> tuple[Parts, list[int]]:
-    """Drop the units whose loss changes the output by at most ``threshold`` per part, to first order.
+    """Drop the units that cost more than the change of the output, to first order, is worth.
+
+    How many are kept is decided by :func:`~bnrank.discovery.compression.pricing.cheapest`.
 
     What a dropped unit gave is written as linear in those kept, by least squares on the samples, and multiplied into
     the reader. Parts are done in order, each fitted on what reaches it after those before were narrowed, towards what
@@ -120,7 +135,8 @@ def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], threshold: f
         for ranking in chosen:
             i, j = ranking.place, ranking.reader
             value, done = run(new[done:i], value), i
-            count = max(1, int((ranking.tails / judge.scale > threshold).sum()))
+            prices = ranking.price * torch.arange(1, len(ranking.tails), dtype=torch.float64)
+            count = 1 + cheapest(prices, ranking.tails[1:], threshold * judge.scale)
             kept.append(count)
             if count == len(ranking.order):
                 continue

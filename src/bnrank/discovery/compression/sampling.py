@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from bnrank import _validate
 from bnrank.discovery.compression.chain import Stretch, trace
 from bnrank.networks.functional import example
 
-__all__ = ["ENRICH", "affordable", "enriched", "entering", "split"]
+__all__ = ["ENRICH", "Parted", "affordable", "enriched", "entering", "split"]
 
 ENTRIES = 2e7  # of all values of a stretch over the deciding samples: 160 MB
 ENRICH = 1000  # samples that fits are made on; fewer are joined by points on lines through neighbours
@@ -20,21 +20,62 @@ REACH = 1.0  # how far on these lines, beyond either neighbour, in units of thei
 NEIGHBOURS = 5
 
 
-def split(module: nn.Module, x: Tensor, held_out: Any, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the samples that decide, in random order, and those that are held out."""
+class Parted(NamedTuple):
+    """Samples in two groups, and their classes where they are known.
+
+    Attributes
+    ----------
+    x, y : Tensor
+        All samples given, and their classes or None.
+    deciding : Tensor
+        In random order.
+    kept : Tensor
+        Held out: they decide nothing.
+    y_kept : Tensor or None
+        Their classes.
+    """
+
+    x: Tensor
+    y: Tensor | None
+    deciding: Tensor
+    kept: Tensor
+    y_kept: Tensor | None
+
+
+def split(module: nn.Module, x: Tensor, y: Any, held_out: Any, seed: int) -> Parted:
+    """Return the samples that decide and those that are held out, a share of x or others."""
+    y = None if y is None else _classes(y, len(x), "y")
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    y_kept = None
+    if isinstance(held_out, tuple):
+        if len(held_out) != 2 or y is None:
+            raise ValueError("held_out: got a tuple, expected samples, or samples and classes where y is given, too")
+        held_out, y_kept = held_out[0], _classes(held_out[1], len(held_out[0]), "held_out[1]")
     if isinstance(held_out, Tensor | np.ndarray):
         kept = example(module, held_out)
         if kept.shape[1:] != x.shape[1:]:
             raise ValueError(
                 f"held_out: got samples of shape {tuple(kept.shape[1:])}, expected {tuple(x.shape[1:])} as in x"
             )
-        return x[order], kept
+        return Parted(x, y, x[order], kept, y_kept)
     share = _validate.number(held_out, "held_out", 0.0, strict=True)
     if share >= 1:
         raise ValueError(f"held_out: got {share:g}, expected samples or a share of x in (0, 1)")
     count = min(max(1, round(share * len(x))), len(x) - 4)
-    return x[order[count:]], x[order[:count]]
+    return Parted(x, y, x[order[count:]], x[order[:count]], None if y is None else y[order[:count]])
+
+
+def _classes(y: Any, count: int, name: str) -> Tensor:
+    if not isinstance(y, Tensor | np.ndarray):
+        raise TypeError(f"{name}: got {_validate.describe(y)}, expected a Tensor or ndarray of integers")
+    labels = torch.as_tensor(y).detach().cpu()
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"{name}: got dtype {labels.dtype}, expected integers from 0, the places of the outputs")
+    if labels.shape != (count,):
+        raise ValueError(f"{name}: got shape {tuple(labels.shape)}, expected ({count},), one class per sample")
+    if count and int(labels.min()) < 0:
+        raise ValueError(f"{name}: got the class {int(labels.min())}, expected integers from 0")
+    return labels
 
 
 def enriched(x: Tensor, fitted: int, least: int, seed: int) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import cast
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,10 +13,9 @@ from torch import Tensor, nn
 
 from bnrank import _validate
 from bnrank.discovery.compression import costs, plans
-from bnrank.discovery.compression.bounds import Bound, lipschitz
-from bnrank.discovery.compression.certificate import Certificate
+from bnrank.discovery.compression.certifying import certified
 from bnrank.discovery.compression.chain import Parts, Stretch, Untouched, is_linear, stretches
-from bnrank.discovery.compression.judging import Judge, change
+from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.compression.sampling import ENRICH, affordable, enriched, entering, split
 from bnrank.discovery.compression.stages import Cut, Step, cut_down
@@ -35,7 +35,8 @@ def compress(
     x: Tensor | np.ndarray,
     tol: float = 0.01,
     *,
-    held_out: float | Tensor | np.ndarray = 0.2,
+    y: Tensor | np.ndarray | None = None,
+    held_out: float | Tensor | np.ndarray | tuple[Any, Any] = 0.2,
     tune: int = 0,
     samples: int = 2000,
     batch: int = 256,
@@ -75,10 +76,14 @@ def compress(
         Largest change of the output, ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F: relative to the spread
         of the outputs, which is the stricter way: relative to the outputs themselves it is never more.
     held_out : float or Tensor or ndarray
-        Share of x that is kept for the certificate, in (0, 1), or samples for it.
+        Share of x that is kept for the certificate, in (0, 1), or samples for it; a pair of samples and classes where
+        ``y`` is given.
     tune : int
         Iterations of L-BFGS that fit the parameters left to the outputs before; 0 for none. Then four and two times the
         tolerance are tried for the cuts, too, and taken if tuning brings the change within it.
+    y : Tensor or ndarray, optional
+        (N,), the classes of x as integers from 0, where the largest output is the class: the certificate then says the
+        accuracy before and after. They decide nothing.
     samples : int
         At most so many of x decide; fewer where their values would take more than 160 MB.
     batch, repeats : int
@@ -118,67 +123,86 @@ def compress(
     x = example(unwrap(module), x, minimum=LEAST)
     tol = _validate.number(tol, "tol", 0.0, strict=True)
     tune, samples = _validate.integer(tune, "tune", 0), _validate.integer(samples, "samples", LEAST)
+    batch, repeats = _validate.integer(batch, "batch"), _validate.integer(repeats, "repeats")
     seed = _validate.integer(seed, "seed", 0)
     check_finite(module)
     original = unwrap(module)
-    deciding, kept = split(original, x, held_out, seed)
+    parted = split(original, x, y, held_out, seed)
     function = Functional(original)
-    outputs = _outputs(function, x)
     work = copy.deepcopy(original).double().eval().requires_grad_(True)
-    deciding = deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
+    deciding = parted.deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
     with torch.no_grad():
         found, untouched = stretches(work, deciding[:2])
     most = affordable(work, found, deciding, samples)
     deciding = deciding[:most]
     selecting = max(1, round(SELECTING * len(deciding)))
     deciding = enriched(deciding, len(deciding) - selecting, min(ENRICH, most), seed)
-    fitted = len(deciding) - selecting
-    reference = Functional(original)(deciding).detach()
-    steps: list[Step] = []
-    reasons: list[str] = []
-    new: dict[str, Parts] = {}
-    total = sum(costs.parameters(nn.Sequential(*s.parts)) for s in found)
-    done = 0
-    for stretch in found:
-        done += costs.parameters(nn.Sequential(*stretch.parts))
-        limit = MARGIN * tol * (done / max(total, 1)) ** 0.5
-        try:
-            judge = _judge(work, stretch, deciding, reference, fitted)
-            judge(stretch.parts)
-        except (AttributeError, TypeError, RuntimeError) as error:
-            why = f"the module cannot be run with another module in its place: {error}"
-            untouched.append(Untouched(stretch.name, "stretch", why))
-            continue
-        cut = _cut(judge, stretch, limit, tune)
-        own = _fold_step(stretch) + list(cut.steps)
-        if cut.reason:
-            reasons.append(f"{stretch.name}: {cut.reason}" if stretch.name else cut.reason)
-        if own and cut.change <= limit:
-            steps += own
-            new[stretch.name] = cut.parts
-            work = plans.replace(work, stretch.name, nn.Sequential(*cut.parts))
-    for stretch in found:
-        for part in new.get(stretch.name, stretch.parts):
-            if not is_linear(part) and costs.parameters(part):
-                untouched.append(Untouched(stretch.name, type(part).__name__, "part of a stretch that cannot be read"))
-    if not found:
-        reasons.append("no linear or convolutional layer that could be replaced")
+    search = _Search(deciding, function(deciding).detach(), len(deciding) - selecting, tune)
+    search.cut(work, found, MARGIN * tol)
+    new = search.new
     network = _finished(original, new) if new else module
-    result = Functional(network)
-    certificate = Certificate(
-        tol,
-        change(outputs, _outputs(result, x)),
-        change(_outputs(function, kept), _outputs(result, kept)),
-        _bound(original, found, new, x, (outputs, _outputs(result, x))),
-        _rank(found, steps),
-        costs.parameters(original),
-        costs.parameters(network),
-        costs.multiply_adds(original, _like(original, x[:1])),
-        costs.multiply_adds(network, _like(original, x[:1])),
-        *costs.latency([original, network], x, batch=batch, repeats=repeats),
-    )
+    whole = (found[0].parts, new.get("", found[0].parts)) if len(found) == 1 and not found[0].name else None
+    certificate = certified(original, network, parted, tol, whole, batch, repeats)
+    reason = "; ".join(search.reasons) if found else "no linear or convolutional layer that could be replaced"
+    left = (*untouched, *search.untouched)
     plan = {name: plans.describe(parts) for name, parts in new.items()}
-    return Compressed(network, certificate, tuple(steps), tuple(untouched), "; ".join(reasons), plan)
+    return Compressed(network, certificate, tuple(search.steps), left, reason, plan)
+
+
+@dataclass
+class _Search:
+    """Stretches cut down one after another, and what was done.
+
+    Attributes
+    ----------
+    x, reference : Tensor
+        Samples that decide, and the module's output on them.
+    fitted : int
+        How many of them fits are made on; they come first.
+    tune : int
+        Iterations.
+    new : dict
+        From names of stretches to what replaces them.
+    """
+
+    x: Tensor
+    reference: Tensor
+    fitted: int
+    tune: int
+    new: dict[str, Parts] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    untouched: list[Untouched] = field(default_factory=list)
+
+    def cut(self, work: nn.Module, found: list[Stretch], tol: float) -> None:
+        """Cut the stretches of a module, which is changed.
+
+        The squared change may have grown, after each, to the share of the parameters that were looked at by then.
+        """
+        sizes = [costs.parameters(nn.Sequential(*stretch.parts)) for stretch in found]
+        done = 0
+        for stretch, size in zip(found, sizes, strict=True):
+            done += size
+            limit = tol * (done / max(sum(sizes), 1)) ** 0.5
+            try:
+                judge = _judge(work, stretch, self.x, self.reference, self.fitted)
+                judge(stretch.parts)
+            except (AttributeError, TypeError, RuntimeError) as error:
+                why = f"the module cannot be run with another module in its place: {error}"
+                self.untouched.append(Untouched(stretch.name, "stretch", why))
+                continue
+            cut = _cut(judge, stretch, limit, self.tune)
+            own = _fold_step(stretch) + list(cut.steps)
+            if cut.reason:
+                self.reasons.append(f"{stretch.name}: {cut.reason}" if stretch.name else cut.reason)
+            if own and cut.change <= limit:
+                self.steps += own
+                self.new[stretch.name] = cut.parts
+                work = plans.replace(work, stretch.name, nn.Sequential(*cut.parts))
+            for part in self.new.get(stretch.name, stretch.parts):
+                if not is_linear(part) and costs.parameters(part):
+                    kind = type(part).__name__
+                    self.untouched.append(Untouched(stretch.name, kind, "part of a stretch that cannot be read"))
 
 
 class _Given(nn.Module):
@@ -249,35 +273,3 @@ def _finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
             p.grad = None
         network = plans.replace(network, name, stretch)
     return network.train(original.training)
-
-
-def _outputs(function: Functional, x: Tensor, chunk: int = 1024) -> Tensor:
-    with torch.no_grad():
-        return torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk)])
-
-
-def _like(module: nn.Module, x: Tensor) -> Tensor:
-    """Return x on the module's device and, where it is no integers, in its precision."""
-    first = next(module.parameters(), None)
-    if first is None:
-        return x
-    return x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
-
-
-def _bound(
-    original: nn.Module, found: list[Stretch], new: dict[str, Parts], x: Tensor, outputs: tuple[Tensor, Tensor]
-) -> Bound | None:
-    if len(found) != 1 or found[0].name or "" not in new:
-        return None
-    device = next(original.parameters()).device
-    sample = x[:1].to(device, torch.float64)
-    constants = [lipschitz(parts, sample) for parts in (found[0].parts, new[""])]
-    if constants[0] is None or constants[1] is None:
-        return None
-    each = (outputs[0] - outputs[1]).norm(dim=1)
-    return Bound(constants[0], constants[1], float(each.max()), float(outputs[0].norm()) / len(x) ** 0.5)
-
-
-def _rank(found: list[Stretch], steps: list[Step]) -> int | None:
-    ranks = [step.rank for step in steps if step.rank is not None]
-    return ranks[0] if ranks and len(found) == 1 and not found[0].name else None

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from bnrank.discovery.compression.chain import Parts, is_linear
-from bnrank.discovery.compression.collapse import Collapsing, Counts, cost, counts
+from bnrank.discovery.compression.collapse import Collapsing
 from bnrank.discovery.compression.factoring import factored
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.neurons import narrowed, rankings, without_superfluous
+from bnrank.discovery.compression.pricing import Counts, cost, counts
 from bnrank.discovery.compression.scaling import balanced
 
 __all__ = ["Cut", "Step", "cut_down"]
@@ -19,6 +20,7 @@ __all__ = ["Cut", "Step", "cut_down"]
 T = TypeVar("T")
 
 TRIALS = 8  # thresholds that are tried for a share of the tolerance
+START = 8.0  # times the share of the tolerance: the first of them
 COLLAPSE_SHARES = (0.3, 0.6, 0.85)  # of the tolerance, as are the next
 NARROW_SHARES = (0.6, 0.9)
 
@@ -124,7 +126,7 @@ def _reason(parts: Parts, collapsible: bool, search: Collapsing, tol: float) -> 
 
 def _narrowed_and_factored(judge: Judge, cut: Cut, name: str, tol: float, whole: Counts) -> list[Cut]:
     found = []
-    ranked = rankings(judge, cut.parts)
+    ranked = rankings(judge, cut.parts, whole)
     narrow_seen = set()
     for share in NARROW_SHARES if ranked else (0.0,):
         narrow = cut
@@ -141,7 +143,7 @@ def _narrowed_and_factored(judge: Judge, cut: Cut, name: str, tol: float, whole:
             continue
         narrow_seen.add(narrow.steps)
         found.append(narrow)
-        two = _most(judge, lambda t, parts=narrow.parts: factored(judge, parts, t), tol)  # type: ignore[misc]
+        two = _most(judge, lambda t, parts=narrow.parts: factored(judge, parts, t, whole), tol)  # type: ignore[misc]
         if two is not None and two[1]:
             parts, ranks, change = two
             what = ", ".join(f"layer {layer} to rank {k}" for layer, k in ranks)
@@ -153,9 +155,9 @@ def _narrowed_and_factored(judge: Judge, cut: Cut, name: str, tol: float, whole:
 def _most(judge: Judge, make: Callable[[float], tuple[Parts, T]], limit: float) -> tuple[Parts, T, float] | None:
     """Return what the largest threshold gives that keeps the change within the limit; None where none does.
 
-    Thresholds go down by factors of 4 from twice the limit to the first that will do, then the gap is bisected.
+    Thresholds go down by factors of 4 from START times the limit to the first that will do, then the gap is bisected.
     """
-    threshold, above, best = 2 * limit, math.inf, None
+    threshold, above, best = START * limit, math.inf, None
     for _ in range(TRIALS):
         parts, about = make(threshold)
         found = judge(parts)

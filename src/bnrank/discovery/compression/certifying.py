@@ -1,0 +1,123 @@
+"""What a certificate says, measured."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bnrank.discovery.compression import costs
+from bnrank.discovery.compression.bounds import Bound, lipschitz
+from bnrank.discovery.compression.certificate import Accuracy, Certificate
+from bnrank.discovery.compression.chain import Parts, trace
+from bnrank.discovery.compression.judging import change
+from bnrank.discovery.compression.sampling import Parted
+from bnrank.measures import jacobian
+from bnrank.networks.functional import Functional
+
+__all__ = ["certified"]
+
+POINTS = 64  # samples that Jacobians are taken at
+ENTRIES = 2e7  # of all these Jacobians
+RTOL = 1e-6  # singular values of a Jacobian above, relative to its largest, count
+
+
+def certified(
+    before: nn.Module,
+    after: nn.Module,
+    parted: Parted,
+    tol: float,
+    whole: tuple[Parts, Parts] | None,
+    batch: int,
+    repeats: int,
+) -> Certificate:
+    """Measure what two networks have in common and what they cost.
+
+    Parameters
+    ----------
+    before, after : torch.nn.Module
+        Without and with compression.
+    parted : Parted
+        Samples.
+    tol : float
+        As given.
+    whole : tuple of parts, optional
+        The parts of both, where these are all of the module.
+    batch, repeats : int
+        Of the measured latency.
+    """
+    x, kept = parted.x, parted.kept
+    f, g = Functional(before), Functional(after)
+    on_x, on_kept = ((_outputs(f, part), _outputs(g, part)) for part in (x, kept))
+    sample = _like(before, x[:1])
+    parts = whole or (None, None)
+    (rank_before, jacobian_before), (rank, jacobian_after) = (
+        _ranks(some, net, sample, x) for some, net in zip(parts, (before, after), strict=True)
+    )
+    latency_before, latency = costs.latency([before, after], x, batch=batch, repeats=repeats)
+    return Certificate(
+        tol,
+        change(*on_x),
+        change(*on_kept),
+        None if whole is None else _bound(whole, sample.double(), on_x),
+        rank,
+        costs.parameters(before),
+        costs.parameters(after),
+        costs.multiply_adds(before, sample),
+        costs.multiply_adds(after, sample),
+        latency_before,
+        latency,
+        rank_before=rank_before,
+        jacobian_rank=jacobian_after,
+        jacobian_rank_before=jacobian_before,
+        accuracy=None if parted.y is None else _accuracy(on_x, parted.y),
+        held_out_accuracy=None if parted.y_kept is None else _accuracy(on_kept, parted.y_kept),
+    )
+
+
+def _outputs(function: Functional, x: Tensor, chunk: int = 1024) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk)])
+
+
+def _like(module: nn.Module, x: Tensor) -> Tensor:
+    """Return x on the module's device and, where it is no integers, in its precision."""
+    first = next(module.parameters(), None)
+    if first is None:
+        return x
+    return x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
+
+
+def _bound(whole: tuple[Parts, Parts], sample: Tensor, outputs: tuple[Tensor, Tensor]) -> Bound | None:
+    before, after = (lipschitz(parts, sample) for parts in whole)
+    if before is None or after is None:
+        return None
+    each = (outputs[0] - outputs[1]).norm(dim=1)
+    return Bound(before, after, float(each.max()), float(outputs[0].norm()) / len(each) ** 0.5)
+
+
+def _ranks(parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor) -> tuple[int | None, int | None]:
+    """Return the least number of entries that a sample passes through, and the largest rank of a Jacobian."""
+    if parts is None:
+        return None, None
+    with torch.no_grad():
+        values = trace(parts, sample.double() if sample.is_floating_point() else sample)
+    upper = min(value[0].numel() for value in values)
+    entries = values[0][0].numel() * values[-1][0].numel()
+    points = min(POINTS, len(x), int(ENTRIES / max(entries, 1)))
+    if not points or not x.is_floating_point():
+        return upper, None
+    with torch.enable_grad():
+        some = x[:points]
+        some = some[~jacobian.near_kinks(net, some).cpu()]
+        if not len(some):
+            return upper, None
+        found = jacobian.singular_values(net, some, kink_rtol=None)
+    return upper, int((found > RTOL * found[:, :1]).sum(1).max())
+
+
+def _accuracy(outputs: tuple[Tensor, Tensor], y: Tensor) -> Accuracy:
+    classes = outputs[0].shape[1]
+    if len(y) and int(y.max()) >= classes:
+        raise ValueError(f"y: got the class {int(y.max())}, expected less than the number of outputs, {classes}")
+    before, after = (float((out.argmax(1) == y).double().mean()) for out in outputs)
+    return Accuracy(before, after, len(y))
