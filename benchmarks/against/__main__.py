@@ -1,0 +1,38 @@
+"""``python -m benchmarks.against [counting|physics|compression ...] [--quick] [--out FOLDER] [--minutes M]``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from benchmarks.__main__ import machine
+from benchmarks.against import trials
+
+SUBJECTS = ("counting", "physics", "compression")
+
+
+def main() -> None:
+    """Measure the subjects asked for on one thread, print their tables, and write them."""
+    parser = argparse.ArgumentParser("python -m benchmarks.against", description=__doc__)
+    parser.add_argument("subjects", nargs="*", metavar="subject", help=f"from {', '.join(SUBJECTS)}; all without it")
+    parser.add_argument("--quick", action="store_true", help="few cells and seeds, to see that it works")
+    parser.add_argument("--out", type=Path, default=Path("against"), help="folder of results; what is there is kept")
+    parser.add_argument("--minutes", type=float, help="of each subject: after them no further cell is begun")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.subjects if name not in SUBJECTS]:
+        parser.error(f"unknown subject {unknown[0]!r}, expected some of {', '.join(SUBJECTS)}")
+
+    torch.set_num_threads(1)
+    with threadpool_limits(1):
+        for name in arguments.subjects or SUBJECTS:
+            text = trials.run(name, arguments.out, arguments.quick, arguments.minutes)
+            text = f"# bnrank against others: {name}\n\n{machine()}. {text}\n"
+            (arguments.out / f"{name}.md").write_text(text, encoding="utf-8")
+            print(text)
+
+
+if __name__ == "__main__":
+    main()

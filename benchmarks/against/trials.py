@@ -1,0 +1,169 @@
+"""Measuring cell by cell, each stored when it is done, and intervals over seeds."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["Interval", "attempt", "interval", "markdown", "run", "stored", "wilson"]
+
+RESAMPLES = 4000
+NORMAL = 1.959964  # two-sided 95 percent
+
+Result = dict[str, Any]
+
+
+class Interval(NamedTuple):
+    """An estimate, the ends of its 95 percent interval (nan where one value gives none), and how many values."""
+
+    estimate: float
+    low: float
+    high: float
+    n: int
+
+    def __format__(self, spec: str) -> str:
+        """Write ``estimate [low, high]``, each number in the format given (".3g" if none)."""
+        spec = spec or ".3g"
+        if not self.n:
+            return "–"
+        ends = f" [{self.low:{spec}}, {self.high:{spec}}]" if np.isfinite([self.low, self.high]).all() else ""
+        return f"{self.estimate:{spec}}{ends}"
+
+
+def wilson(successes: int, n: int) -> Interval:
+    """Return a share with Wilson's 95 percent interval, which also holds near 0 and 1 and for small n.
+
+    Examples
+    --------
+    >>> f"{wilson(9, 10):.2f}"
+    '0.90 [0.60, 0.98]'
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes: got {successes} of {n}, expected between 0 and n")
+    if not n:
+        return Interval(float("nan"), float("nan"), float("nan"), 0)
+    share, z2 = successes / n, NORMAL**2
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = NORMAL / (1 + z2 / n) * np.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    return Interval(share, max(0.0, float(centre - half)), min(1.0, float(centre + half)), n)
+
+
+def interval(values: Sequence[float], of: Callable[..., Any] = np.mean) -> Interval:
+    """Return the mean (or ``of=np.median``) with a 95 percent interval from resampling the values.
+
+    The ends are percentiles of 4,000 resamples, drawn from a fixed seed. One value has no interval.
+
+    Raises
+    ------
+    ValueError
+        If a value is not finite: a method that failed is counted apart, not averaged away.
+
+    Examples
+    --------
+    >>> found = interval([1.0, 2.0, 3.0, 4.0])
+    >>> found.estimate, 1.0 <= found.low < 2.5 < found.high <= 4.0, found.n
+    (2.5, True, 4)
+    """
+    table = np.asarray(values, dtype=float)
+    if not np.isfinite(table).all():
+        raise ValueError(f"values: got {list(values)}, expected finite numbers")
+    if len(table) < 2:
+        return Interval(float(table[0]) if len(table) else float("nan"), float("nan"), float("nan"), len(table))
+    drawn = table[np.random.default_rng(0).integers(len(table), size=(RESAMPLES, len(table)))]
+    low, high = np.quantile(of(drawn, axis=1), [0.025, 0.975])
+    return Interval(float(of(table)), float(low), float(high), len(table))
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table.
+
+    Examples
+    --------
+    >>> print(markdown(["method", "right"], [["bnrank", "0.90"]]))
+    | method | right |
+    | --- | --- |
+    | bnrank | 0.90 |
+    """
+    for row in rows:
+        if len(row) != len(headings):
+            raise ValueError(f"rows: got {list(row)}, expected {len(headings)} entries as in {list(headings)}")
+    lines = [list(headings), ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(str(entry).replace("|", "\\|") for entry in line) + " |" for line in lines)
+
+
+def attempt(method: str, measure: Callable[[], Result]) -> Result:
+    """Return what a method gives, with its name; where it is not installed, or raises, that stands in ``failed``."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return {"method": method, **measure()}
+    except ImportError as error:
+        return {"method": method, "failed": f"not installed ({error.name or error})"}
+    except Exception as error:  # a peer may fail in any way, and its row has to say so
+        return {"method": method, "failed": f"{type(error).__name__}: {str(error)[:200]}"}
+
+
+def run(subject: str, out: Path, quick: bool = False, minutes: float | None = None, package: str = __package__) -> str:
+    """Measure the cells of a subject that are not in ``out/<subject>.jsonl`` yet, and return its tables.
+
+    A cell is stored at once when it is done. After ``minutes`` no further cell is begun. To measure all again, delete
+    the file.
+    """
+    module = importlib.import_module(f"{package}.{subject}")
+    out.mkdir(parents=True, exist_ok=True)
+    path, cells = out / f"{subject}.jsonl", module.cells(quick)
+    done = stored(path)
+    began, measured = time.perf_counter(), 0
+    for cell in cells:
+        if _key(cell) in done:
+            continue
+        if minutes is not None and time.perf_counter() - began > 60 * minutes:
+            break
+        start = time.perf_counter()
+        done[_key(cell)] = line = {"cell": cell, "results": _checked(cell, module.measure(cell))}
+        _append(path, line | {"seconds": round(time.perf_counter() - start, 3)})
+        measured += 1
+        print(f"{subject}: {len(done)}/{len(cells)} in {time.perf_counter() - began:.0f} s: {_key(cell)}", flush=True)
+    there = [done[_key(cell)] for cell in cells if _key(cell) in done]
+    head = f"{len(there)} of {len(cells)} cells measured" + (" (quick)" if quick else "") + ".\n\n"
+    return head + module.tables([{**line["cell"], **result} for line in there for result in line["results"]])
+
+
+def stored(path: Path) -> dict[str, Result]:
+    """Return the cells stored in a file by their key; a last line that was cut off is removed from the file."""
+    if not path.exists():
+        return {}
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data:
+        with path.open("rb+") as file:
+            file.truncate(len(whole))
+    lines = [json.loads(line) for line in whole.splitlines()]
+    return {_key(line["cell"]): line for line in lines}
+
+
+def _append(path: Path, line: Result) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, default=float) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _checked(cell: Result, results: list[Result]) -> list[Result]:
+    for result in results:
+        if "method" not in result or (clash := cell.keys() & result.keys()):
+            wrong = f"keys of the cell {sorted(clash)}" if "method" in result else "no method"
+            raise ValueError(f"measure: got a result with {wrong}: {result}")
+    return json.loads(json.dumps(results, default=float))
+
+
+def _key(cell: Result) -> str:
+    return json.dumps(cell, sort_keys=True)
