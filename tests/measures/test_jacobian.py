@@ -397,3 +397,15 @@ def test_every_public_function_refuses_what_is_not_finite():
         jacobian.singular_values(huge, normal(4, 3))
     with pytest.raises(ValueError, match="overflow"):
         ntk.trace(huge, normal(4, 3))
+
+
+class SquaredLength(nn.Module):
+    def forward(self, x):
+        return x.square().sum(-1)
+
+
+def test_a_module_of_one_output_may_leave_the_axis_out_and_gradients_may_be_off_outside():
+    x = normal(6, 3).double()
+    with torch.no_grad():
+        (found,) = jacobian.jacobians(SquaredLength(), x)
+    torch.testing.assert_close(found, 2 * x[:, None])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from bnrank.measures import regions
 from bnrank.measures.regions import shapes, sweep
@@ -200,3 +201,18 @@ def test_thousands_of_regions_of_a_deep_network():
     assert float(found.sizes.sum()) == pytest.approx(4, rel=1e-12)
     some = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))[:50]
     assert torch.equal(signs(net, found.points[some]), found.patterns[some])
+
+
+def test_linear_layers_in_a_row_are_one_and_have_the_same_regions():
+    first, second, third = nn.Linear(2, 1), nn.Linear(1, 4), nn.Linear(4, 2)
+    for seed, layer in enumerate((first, second, third)):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in layer.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+    product = nn.Linear(2, 4)
+    product.weight.data = second.weight.data @ first.weight.data
+    product.bias.data = second.weight.data @ first.bias.data + second.bias.data
+    found = regions.in_plane(nn.Sequential(first, second, nn.ReLU(), third), [0, 0], [1, 0], [0, 1])
+    expected = regions.in_plane(nn.Sequential(product, nn.ReLU(), third), [0, 0], [1, 0], [0, 1])
+    assert len(found) == len(expected) > 1
+    torch.testing.assert_close(sum(r.matrix for r in found), sum(r.matrix for r in expected), rtol=1e-5, atol=1e-5)

@@ -121,14 +121,15 @@ class Points:
                 watch.add(kinks.of_module(function, piece, watch.rtol, basis))
             part = piece.clone().requires_grad_(True)
             with torch.enable_grad():
-                out = function(part).flatten(1)
+                out = function(part).reshape(len(part), -1)
+                columns, ones = out.unbind(1), torch.ones_like(out[:, 0])
             if not out.requires_grad:
                 raise ValueError(
                     f"module: the output of {type(function.module).__name__} cannot be differentiated in x"
                 )
             rows = []
             for j in range(d_out):
-                (row,) = torch.autograd.grad(out[:, j].sum(), part, retain_graph=True, materialize_grads=True)
+                (row,) = torch.autograd.grad(columns[j], part, ones, retain_graph=True, materialize_grads=True)
                 rows.append(row.flatten(1))
             jacobian = torch.stack(rows, 1)
             yield jacobian if basis is None else jacobian @ basis

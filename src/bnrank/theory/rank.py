@@ -241,7 +241,7 @@ def bracket(
 def _terms(net: nn.Module, x: Tensor, size: float) -> float:
     """Return the largest sum of sizes that an output of a chain is made of; max |f| of another module."""
     try:
-        chain = as_mlp(net)
+        chain = as_mlp(net, multiply_out=True)
     except TypeError:
         return size
     last = jacobian.mlp_forward(chain, x.flatten(1), torch.float64)[0][-1]

@@ -60,7 +60,7 @@ class Layers(NamedTuple):
 
 def read(net: nn.Module) -> Layers:
     """Return the layers of a chain of linear layers; refuse other modules and parameters that are not finite."""
-    mlp = as_mlp(net)
+    mlp = as_mlp(net, multiply_out=True)  # regions are the function's, whatever its parameters
     check_finite(net)
     weights = [weight.detach().cpu().numpy() for weight in mlp.weights]
     biases = [bias.detach().cpu().numpy() for bias in mlp.biases] or [np.zeros(len(weight)) for weight in weights]
