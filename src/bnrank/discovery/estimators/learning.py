@@ -215,7 +215,8 @@ def count_from(found: Evidence, trials: tuple[Trial, ...], most: int) -> Count:
         if found.path is None:
             exact = found.linear.is_exact(found.number)
             reason = "the table is linear: " if exact else "only linear maps were tried: "
-            reason += "a map of this rank leaves nothing to explain" if exact else "none of higher rank predicts better"
+            left = "leaves nothing to explain (a curved map through fewer numbers was not looked for)"
+            reason += f"a map of this rank {left}" if exact else "none of higher rank predicts better"
         return _linear_count(found, reason)
     return count_of(found.number, trials, most, resampled(found.errors, found.path.tolerance if found.path else 0.0, 0))
 
