@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from bnrank.discovery import Summary, Trial
+
 
 def make_history(members=4, depth=6, rank=2, steps=120, top=12, seed=0, name="depth 6"):
     """Rank grows by one at a time (saddle to saddle); member 2 diverges after a third of the steps."""
@@ -103,6 +105,50 @@ def make_profile(depth=13, rank=4, samples=60, top=15, seed=0, name="depth 13"):
             "title": name,
         },
     )
+
+
+def make_summary(k=2, d_in=5, d_out=3, rows=60, classes=(), seed=0, **changes):
+    """What a fit of ``k`` components says: outputs that depend on them, or classes by the signs of the first."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(rows, k))
+    y = z @ rng.normal(size=(k, d_out)) + 0.1 * rng.normal(size=(rows, d_out))
+    seen, predicted = y, y + 0.2 * rng.normal(size=y.shape)
+    if classes:
+        seen = np.array(classes)[rng.integers(len(classes), size=rows)]
+        predicted = np.where(rng.random(rows) < 0.8, seen, classes[0])
+    most = len(classes) - 1 if classes else min(d_in, d_out)
+    parts = {
+        "estimator": "BottleneckClassifier" if classes else "BottleneckRegressor",
+        "model": "network" if k else "constant",
+        "n_components": k,
+        "interval": (k, k),
+        "undetermined": False,
+        "reason": f"5 of 5 networks in the running have {k}" if k else "nothing was found: no better than the mean",
+        "bound": most,
+        "rows": rows,
+        "inputs": tuple(f"x{i}" for i in range(d_in)),
+        "outputs": 1 if classes else d_out,
+        "output_names": tuple(map(str, classes)) or tuple(f"y{i}" for i in range(d_out)),
+        "ridge": 0.01,
+        "score": 0.9,
+        "held_out": np.where(np.arange(most + 1) < k, 4.0 - np.arange(most + 1), 0.5 if k else 4.0),
+        "held_out_error": np.full(most + 1, 0.1),
+        "stability": tuple(
+            Trial(ridge, 12, seed, fold, k + (ridge < 0.005), None, 1.0, np.nan if fold is None else 0.5, ridge > 0.005)
+            for ridge in (0.01, 0.003)
+            for seed, fold in ((0, 0), (1, 1), (2, 2), (1000, None))
+        ),
+        "spectrum": np.r_[np.linspace(2, 1, k), 0.05, 0.01] if k else np.zeros(0),
+        "influence": np.linspace(1.5, 1.0, k),
+        "sensitivity": rng.random((k, d_in)),
+        "n_input_directions": min(k, d_in),
+        "input_spectrum": np.linspace(1.0, 0.1, d_in),
+        "coordinates": z,
+        "seen": seen,
+        "predicted": predicted,
+        "notes": (),
+    }
+    return Summary(**parts | changes)
 
 
 @pytest.fixture

@@ -72,3 +72,7 @@ def test_layer_and_skipped_rows(profile):
 
 def test_claim_rows(claims):
     assert [row["result"] for row in tables.claim_rows(claims)] == ["pass", "fail", "not decided"]
+
+
+def test_thousands_are_numbers_and_lists_are_not():
+    assert tables.numeric_columns(["a", "b", "c"], [["19,920", "1, 2", "–"], ["8", "3", "–"]]) == [True, False, False]

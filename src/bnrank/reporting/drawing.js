@@ -1,4 +1,4 @@
-// How the page draws: elements, colours that follow the colour scheme, axes, traces. views.js comes after it.
+// How the page draws: elements, colours that follow the colour scheme, axes, traces. discovery.js and views.js come after it.
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 const COARSE = matchMedia("(pointer: coarse)"); // there a drag scrolls the page
 const VIRIDIS = [

@@ -24,10 +24,22 @@ from bnrank.reporting.sections import Section, bottleneck, flatten_settings
 from bnrank.reporting.verdicts import about_rows, drawable, summary, tightness, typeset, verdict_rows
 from bnrank.theory.verdict import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED
 
-__all__ = ["claims", "drawn", "facts", "named_figures", "paragraphs", "picture", "settings", "table", "verdicts"]
+__all__ = [
+    "claims",
+    "details",
+    "drawn",
+    "facts",
+    "named_figures",
+    "paragraphs",
+    "picture",
+    "settings",
+    "table",
+    "verdicts",
+]
 
 _STATUS = {"pass": "good", "converged": "good", "fail": "bad", "diverged": "bad", "interrupted": "warn"}
 _STATUS |= {HOLDS: "good", f"{HOLDS} (vacuous)": "warn", VIOLATED: "bad", INCONCLUSIVE: "warn"}
+_STATUS |= {"exact": "good", "approximate": "good", "off the data": "warn"}
 
 
 def paragraphs(text: str) -> str:
@@ -58,6 +70,11 @@ def table(rows: Sequence[Mapping[str, object]], caption: str, whole: bool = Fals
     )
 
 
+def details(title: str, body: str) -> str:
+    """Return markup folded away under a title."""
+    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+
+
 def claims(section: Section) -> str:
     """Return the claims of a section as a table headed by how many of them pass."""
     if not section.claims:
@@ -77,8 +94,8 @@ def verdicts(section: Section) -> str:
     if any(map(drawable, found)):
         body += picture(tightness(found), "Left side over right side of every inequality; 1 is equality.")
     if others:
-        body += _details(f"Not applicable ({len(others)})", _verdict_table(others, "Not applicable, and why"))
-    return body + _details("What the verdicts are about", table(about_rows(found), "Network and data"))
+        body += details(f"Not applicable ({len(others)})", _verdict_table(others, "Not applicable, and why"))
+    return body + details("What the verdicts are about", table(about_rows(found), "Network and data"))
 
 
 def _verdict_table(rows: Sequence[Mapping[str, object]], caption: str) -> str:
@@ -146,7 +163,7 @@ def layers(profiles: Mapping[str, xr.Dataset]) -> str:
             table(skipped, f"Skipped layers ({len(skipped)})") if skipped else "<p class=note>No layer was skipped.</p>"
         )
         body += table(tables.noted_rows(profile, "notes"), "Notes")
-        parts.append(_details(f"Layers of {label}", body) if len(profiles) > 1 else body)
+        parts.append(details(f"Layers of {label}", body) if len(profiles) > 1 else body)
     return "".join(parts)
 
 
@@ -158,7 +175,7 @@ def members(histories: Mapping[str, xr.Dataset]) -> str:
         for row in tables.member_rows(history)
     ]
     body = table(rows, f"Members ({len(rows)})")
-    return body if len(rows) <= 12 else _details(f"Members ({len(rows)})", body)
+    return body if len(rows) <= 12 else details(f"Members ({len(rows)})", body)
 
 
 def settings(section: Section, beside: Mapping[str, Mapping[str, object]] | None = None) -> str:
@@ -171,12 +188,12 @@ def settings(section: Section, beside: Mapping[str, Mapping[str, object]] | None
             for row in rows:
                 if row["setting"] in values:
                     row[heading] = _plain(values[str(row["setting"])])
-        parts.append(_details(title, table(rows, title)))
+        parts.append(details(title, table(rows, title)))
     for label, history in section.histories.items():
         attributes = {k: v for k, v in history.attrs.items() if k not in ("settings", "name")}
         if attributes and len(section.histories) == 1:
             rows = [{"attribute": str(k), "value": _plain(v)} for k, v in attributes.items()]
-            parts.append(_details(f"About {label}", table(rows, f"About {label}")))
+            parts.append(details(f"About {label}", table(rows, f"About {label}")))
     return "".join(parts)
 
 
@@ -255,10 +272,6 @@ _VERDICT_COLUMNS = {"statement": "", "status": "", "left and right side": " clas
 _BOTTLENECK = {"rank": "bottleneck rank", "start": "from layer", "end": "to layer", "gap": "gap"}
 _SHOWN_ELSEWHERE = ("skipped", "notes", "settings", "name", "title", "kept_frequencies")
 _PER_SAMPLE = {"log_pseudo_determinant": "log |Jf|₊ (median)", "ntk_trace": "NTK trace (median)"}
-
-
-def _details(title: str, body: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>{body}</details>"
 
 
 def _mark(heading: str, text: str) -> str:

@@ -14,11 +14,12 @@ import plotly.offline
 
 from bnrank import _files, _validate
 from bnrank._version import __version__
-from bnrank.reporting import markup, payload
-from bnrank.reporting.sections import Section, sections_from
+from bnrank.reporting import discovery_markup, discovery_payload, markup, payload
+from bnrank.reporting.sections import Section, found_in, sections_from
 
 __all__ = ["compose", "contents_of", "render", "report", "write"]
 
+_SCRIPTS = ("drawing.js", "discovery.js", "views.js")
 _SCRIPT = '(() => {{\n"use strict";\n{}}})();'
 
 
@@ -41,7 +42,8 @@ def report(
     Parameters
     ----------
     source : Dataset, run, Section, or several
-        A profile (`bnrank.profile`), a history, a run (`bnrank.train`), verdicts (`bnrank.check`), a `Section`, a
+        A profile (`bnrank.profile`), a history, a run (`bnrank.train`), verdicts (`bnrank.check`), a fitted estimator
+        or its summary, what `bnrank.discovery.compress` or `bnrank.discovery.symmetries` returned, a `Section`, a
         sequence of these, or a mapping from section titles to these.
     path : path
         The file to write; folders that lack are made.
@@ -64,7 +66,8 @@ def report(
     TypeError
         If the source, a claim or a figure is not one of the above.
     ValueError
-        If a Dataset is neither a profile nor a history, or the file cannot be written; the message names it.
+        If a Dataset is neither a profile nor a history, an estimator is not fitted, or the file cannot be written;
+        the message names it.
 
     Examples
     --------
@@ -106,7 +109,7 @@ def compose(title: str, head: str, main: str, data: dict[str, Any]) -> str:
         "version": escape(__version__),
         "data": payload.dump(data),
         "plotly": plotly.offline.get_plotlyjs() if data else "",
-        "script": _SCRIPT.format(_asset("drawing.js") + _asset("views.js")) if data else "",
+        "script": _SCRIPT.format("".join(map(_asset, _SCRIPTS))) if data else "",
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: slots[match[1]], _asset("page.html"))
 
@@ -119,6 +122,11 @@ def _section(section: Section, key: str, data: dict[str, Any], budget: int) -> s
 def contents_of(section: Section, key: str, data: dict[str, Any], budget: int) -> str:
     """Return a section's markup but for its title; what its plots show is added to ``data`` by the id of their box."""
     parts = [markup.paragraphs(section.text), markup.claims(section), markup.verdicts(section)]
+    found = found_in(section.found)
+    if found is not None:
+        data[f"{key}-found"] = discovery_payload.view(found)
+        box = _box(f"{key}-found", data[f"{key}-found"]["kind"])
+        parts += [discovery_markup.headline(found), box, discovery_markup.tables(found)]
     parts += [markup.table(section.rows, "Numbers")]
     for i, (caption, figure) in enumerate(markup.named_figures(section.figures).items(), 1):
         if payload.is_plotly(figure):

@@ -1,4 +1,4 @@
-"""Still pictures (matplotlib) of profiles and histories: F1, F4, F6 and F9.
+"""Still pictures (matplotlib) of profiles, histories and fits: F1, F4, F6, F9, what discovery found.
 
 Every function draws into the axes it is given, or into those of a new figure of its own, and returns the axes. No
 function goes through pyplot, so nothing stays open behind the caller's back; save with ``ax.figure.savefig(...)``.
@@ -26,12 +26,14 @@ from bnrank.reporting.canvas import (
     shade,
     variable,
 )
+from bnrank.reporting.discovery_plots import discovered
 from bnrank.reporting.frequency_plots import frequency_spectra
 from bnrank.reporting.payload import CURVES, SPECTRA
 
 __all__ = [
     "OKABE_ITO",
     "bottleneck_spectra",
+    "discovered",
     "frequency_spectra",
     "norm_versus_depth",
     "plateaus",

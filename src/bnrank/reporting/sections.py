@@ -9,11 +9,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import xarray as xr
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
 
 from bnrank import _validate
+from bnrank.discovery.compression.result import Compressed
+from bnrank.discovery.estimators.base import BottleneckEstimator
+from bnrank.discovery.estimators.summary import Summary
+from bnrank.discovery.symmetries.result import Symmetries
 from bnrank.theory.verdict import Verdicts
 
-__all__ = ["Claim", "Section", "bottleneck", "flatten_settings", "label_of", "sections_from"]
+__all__ = ["Claim", "Section", "bottleneck", "flatten_settings", "found_in", "label_of", "sections_from"]
+
+Discovered = Summary | Compressed | Symmetries
 
 
 @runtime_checkable
@@ -60,6 +68,8 @@ class Section:
         Shown as rows with pass or fail.
     verdicts : Verdicts, optional
         What `bnrank.check` returned: a table, and a picture of how tight each inequality is.
+    found : fitted estimator, Summary, Compressed or Symmetries, optional
+        What `bnrank.discovery` found: headline, plots, tables.
     rows : sequence of mappings
         A table, one mapping from column to value per row.
     figures : figure, sequence or mapping
@@ -87,6 +97,7 @@ class Section:
     _: dataclasses.KW_ONLY
     claims: Sequence[Any] = ()
     verdicts: Verdicts | None = None
+    found: BottleneckEstimator | Discovered | None = None
     rows: Sequence[Mapping[str, object]] = ()
     figures: Any = ()
     history: xr.Dataset | Mapping[str, xr.Dataset] | None = None
@@ -102,6 +113,8 @@ class Section:
             _require(dataset, "profile", ("layer",))
         if self.verdicts is not None and not isinstance(self.verdicts, Verdicts):
             raise TypeError(f"verdicts: got {_validate.describe(self.verdicts)}, expected what bnrank.check returns")
+        if self.found is not None and found_in(self.found) is None:
+            raise TypeError(f"found: got {_validate.describe(self.found)}, expected {_DISCOVERED}")
         for i, claim in enumerate(self.claims):
             if not isinstance(claim, Claim):
                 raise TypeError(
@@ -129,6 +142,25 @@ class Section:
             if settings and settings not in found.values():
                 found[label] = settings
         return found
+
+
+def found_in(source: object) -> Discovered | None:
+    """Return what discovery found: the summary of a fitted estimator, or the source itself; None of anything else.
+
+    Raises
+    ------
+    NotFittedError
+        If the source is an estimator that is not fitted; a ValueError.
+    """
+    if not isinstance(source, BottleneckEstimator):
+        return source if isinstance(source, Discovered) else None
+    try:
+        check_is_fitted(source)
+    except NotFittedError:
+        raise NotFittedError(
+            f"source: got a {type(source).__name__} that is not fitted, expected it after fit"
+        ) from None
+    return source.summary()
 
 
 def label_of(dataset: xr.Dataset, default: str) -> str:
@@ -184,14 +216,14 @@ def flatten_settings(settings: object) -> dict[str, object]:
 
 
 def sections_from(source: object) -> list[Section]:
-    """Return the sections of a profile, a history, a run, verdicts, a Section, several of these, or a mapping.
+    """Return the sections of a profile, a history, a run, verdicts, what was found, a Section, several, or a mapping.
 
     Raises
     ------
     TypeError
         If the source is none of these.
     ValueError
-        If a Dataset is neither a profile nor a history, or there is nothing to show.
+        If a Dataset is neither a profile nor a history, an estimator is not fitted, or there is nothing to show.
     """
     if isinstance(source, Mapping) and not isinstance(source, xr.Dataset):
         return _some([_section(entry, str(name)) for name, entry in source.items()])
@@ -205,6 +237,8 @@ def _section(source: object, name: str | None) -> Section:
         return source if name is None else dataclasses.replace(source, title=name)
     if isinstance(source, Verdicts):
         return Section(name or "Verdicts", verdicts=source)
+    if (found := found_in(source)) is not None:
+        return Section(name or _title(found), found=found)
     if isinstance(source, xr.Dataset):
         label = name or label_of(source, "")
         if {"member", "step"} <= set(source.dims):
@@ -221,8 +255,17 @@ def _section(source: object, name: str | None) -> Section:
         return Section(title, history=history, settings=getattr(source, "settings", None))
     raise TypeError(
         f"source: got {_validate.describe(source)}, expected a profile or history (xarray.Dataset), a run, "
-        "verdicts, a Section, or several of these"
+        f"verdicts, {_DISCOVERED}, a Section, or several of these"
     )
+
+
+_DISCOVERED = "a fitted bottleneck estimator or its summary, what compress or symmetries returned"
+
+
+def _title(found: Discovered) -> str:
+    if isinstance(found, Summary):
+        return f"What {found.estimator} found"
+    return "Compression" if isinstance(found, Compressed) else "Symmetries"
 
 
 def _by_label(value: object, name: str) -> dict[str, xr.Dataset]:

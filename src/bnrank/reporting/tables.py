@@ -171,14 +171,14 @@ def _pairs(columns: Sequence[str] | Mapping[str, str]) -> Iterable[tuple[str, st
 
 
 def numeric_columns(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> list[bool]:
-    """Say which columns hold numbers only (dashes aside)."""
+    """Say which columns hold numbers only (dashes aside), with or without commas between thousands."""
     columns = [[line[i] for line in cells if line[i] != "–"] for i in range(len(headings))]
     return [bool(column) and all(_is_number(entry) for entry in column) for column in columns]
 
 
 def _is_number(entry: str) -> bool:
     try:
-        float(entry)
+        float(entry.replace(",", ""))
     except ValueError:
         return False
     return True

@@ -345,7 +345,10 @@ function figureView(root, { figure, caption }) {
   redraw();
 }
 
-const VIEWS = { history: historyView, profile: profileView, figure: figureView };
+const VIEWS = {
+  history: historyView, profile: profileView, figure: figureView,
+  found: foundView, compressed: compressedView, symmetries: symmetriesView,
+};
 for (const [id, entry] of Object.entries(DATA)) {
   const root = document.getElementById(id), folded = root.closest("details:not([open])");
   const show = () => VIEWS[entry.kind](root, entry);

@@ -1,0 +1,303 @@
+"""Headline and tables of what discovery found: a fit, a compression, symmetries. All text is escaped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+import numpy as np
+from torch import nn
+
+from bnrank.discovery.compression.judging import Change
+from bnrank.discovery.compression.result import Compressed
+from bnrank.discovery.estimators.counting import Trial
+from bnrank.discovery.estimators.summary import Summary
+from bnrank.discovery.symmetries.result import Symmetries
+from bnrank.discovery.symmetries.wording import field_text
+from bnrank.reporting.discovery_payload import classes, describes_itself
+from bnrank.reporting.markup import details, table
+from bnrank.reporting.tables import cell
+
+__all__ = ["headline", "tables"]
+
+MAX_GENERATORS = 100
+
+
+def headline(found: Summary | Compressed | Symmetries) -> str:
+    """Return what was found in one sentence, how sure it is, and what that rests on."""
+    if isinstance(found, Summary):
+        return _summary_headline(found)
+    return _compressed_headline(found) if isinstance(found, Compressed) else _symmetries_headline(found)
+
+
+def tables(found: Summary | Compressed | Symmetries) -> str:
+    """Return what stands below the plots."""
+    if isinstance(found, Summary):
+        return _summary_tables(found)
+    return _compressed_tables(found) if isinstance(found, Compressed) else _symmetries_tables(found)
+
+
+# a fit ----------------------------------------------------------------------------------------------------------------
+
+
+def _summary_headline(summary: Summary) -> str:
+    k, labels = summary.n_components, classes(summary)
+    inputs = f"x ({_count(len(summary.inputs), 'column')})"
+    if describes_itself(summary):
+        what, goal = ("describes" if k == 1 else "describe"), inputs
+    else:
+        what = "carries" if k == 1 else "carry"
+        outputs = f"y ({_count(summary.outputs, 'column')})" if labels is None else f"{len(labels)} classes"
+        goal = f"{inputs} to {outputs}"
+    low, high = summary.interval
+    if k:
+        said = f"{_count(k, 'number')} {what} {goal}"
+    elif summary.undetermined:
+        said = f"No number that {'describes' if describes_itself(summary) else 'carries'} {goal} was settled"
+    else:
+        said = f"Nothing was found that {'describes' if describes_itself(summary) else 'carries'} {goal}"
+    reason = summary.reason.removeprefix("undetermined: ").removeprefix("nothing was found: ")
+    if summary.undetermined:
+        return _head(said, "warn", f"undetermined because {reason} (interval {low} to {high})")
+    return _head(said, "good" if k else "warn", f"interval {low} to {high}: {reason}")
+
+
+def _summary_tables(summary: Summary) -> str:
+    labels = classes(summary)
+    facts: dict[str, object] = {
+        "model": summary.model,
+        "rows": summary.rows,
+        "inputs": len(summary.inputs),
+        "outputs" if labels is None else "classes": summary.outputs if labels is None else len(labels),
+        "R² on these rows" if labels is None else "accuracy on these rows": summary.score,
+        "most that could be seen": summary.bound,
+        "input combinations": summary.n_input_directions,
+        "ridge": summary.ridge,
+    }
+    coordinates = [
+        {
+            "coordinate": f"z{j + 1}",
+            "influence": float(summary.influence[j]),
+            "moves most with": ", ".join(
+                f"{summary.inputs[i]} ({summary.sensitivity[j, i]:.2g})"
+                for i in np.argsort(-summary.sensitivity[j], kind="stable")[:6]
+            ),
+        }
+        for j in range(summary.n_components)
+    ]
+    notes = "".join(f"<p class=note>{escape(note)}</p>" for note in summary.notes)
+    return "".join(
+        [
+            table([facts], "The fit"),
+            table(coordinates, "Coordinates, most influential first"),
+            table(_stability_rows(summary.stability), "Count of every network trained", whole=True),
+            f"<div>{notes}</div>" if notes else "",
+        ]
+    )
+
+
+def _stability_rows(trials: Iterable[Trial]) -> list[dict[str, object]]:
+    """Return one row per depth, ridge and kind of training, with the count of every fold or seed."""
+    groups: dict[tuple[int, float, bool], list[Trial]] = {}
+    for trial in sorted(trials, key=lambda t: (t.depth, -t.ridge, t.fold is None, t.seed, t.fold or 0)):
+        groups.setdefault((trial.depth, trial.ridge, trial.fold is None), []).append(trial)
+    rows = []
+    for (depth, ridge, whole), group in groups.items():
+        losses = [trial.held_out for trial in group if not math.isnan(trial.held_out)]
+        row: dict[str, object] = {
+            "ridge": ridge,
+            "depth": depth,
+            "trained on": "all rows" if whole else "all folds but one",
+            "seeds": " ".join(dict.fromkeys(str(trial.seed) for trial in group)),
+            "counts": " ".join(str(trial.count) for trial in group),
+        }
+        if any(trial.weight_rank is not None for trial in group):
+            row["ranks of weights"] = " ".join(cell(trial.weight_rank) for trial in group)
+        row["held-out loss"] = float(np.mean(losses)) if losses else None
+        row["in the running"] = any(trial.considered for trial in group)
+        rows.append(row)
+    return rows
+
+
+# a compression --------------------------------------------------------------------------------------------------------
+
+
+def _compressed_headline(found: Compressed) -> str:
+    certificate = found.certificate
+    after, before = certificate.parameters, certificate.parameters_before
+    if not found.changed:
+        return _head("Returned as it is", "warn", found.reason or "nothing could be left out")
+    said = f"{before:,} parameters became {after:,}, {before / max(after, 1):.3g} times fewer"
+    change = f"change on held-out samples {_percent(certificate.held_out.centred)} of the spread of the outputs"
+    verdict = "within" if certificate.met else "NOT within"
+    how = f"{change}, {verdict} the tolerance of {_percent(certificate.tol)}"
+    return _head(said, "good" if certificate.met else "bad", how)
+
+
+def _compressed_tables(found: Compressed) -> str:
+    certificate = found.certificate
+    before, after = certificate.latency_before, certificate.latency
+    costs = [
+        _cost("parameters", f"{certificate.parameters_before:,}", f"{certificate.parameters:,}")
+        | {"ratio": certificate.parameters_before / max(certificate.parameters, 1)},
+        _cost("multiply-adds per sample", f"{certificate.multiply_adds_before:,}", f"{certificate.multiply_adds:,}")
+        | {"ratio": certificate.multiply_adds_before / max(certificate.multiply_adds, 1)},
+        _cost(f"latency in ms, batch {after.batch}", f"{1e3 * before.median:.3f}", f"{1e3 * after.median:.3f}")
+        | {"ratio": before.median / after.median},
+    ]
+    timed = (
+        f"Latency: median of {after.repeats} rounds in turns, {_count(after.threads, 'thread')}, {after.device}, "
+        f"{after.dtype}; quartiles {1e3 * before.low:.3f} to {1e3 * before.high:.3f} ms before, "
+        f"{1e3 * after.low:.3f} to {1e3 * after.high:.3f} ms after."
+    )
+    changes = [_change("all of x", certificate.on_x), _change("held out", certificate.held_out)]
+    steps = [
+        {
+            "step": i,
+            "kind": step.kind,
+            "where": step.where or "the whole",
+            "what was done": step.what,
+            "change so far, %": 100 * step.change,
+        }
+        for i, step in enumerate(found.steps, 1)
+    ]
+    left = [
+        {"left as it is": entry.name or "the module", "type": entry.type, "because": entry.reason}
+        for entry in found.untouched
+    ]
+    reason = f"<p>Not collapsed: {escape(found.reason)}</p>" if found.reason and found.changed else ""
+    layers = _layer_rows(found.network)
+    return "".join(
+        [
+            table(steps, "What was done, in order", whole=True),
+            reason,
+            table(costs, "Certificate: cost before and after"),
+            f"<p class=note>{escape(timed)}</p>",
+            table(changes, f"Certificate: change, tolerance {_percent(certificate.tol)} of the spread"),
+            "".join(f"<p class=note>{escape(line)}</p>" for line in _bounds(found)),
+            table(left, f"What was left as it is, and why ({len(left)})"),
+            _folded(f"Layers of the network returned ({len(layers)})", layers, "Layers"),
+        ]
+    )
+
+
+def _bounds(found: Compressed) -> Iterable[str]:
+    certificate = found.certificate
+    yield (
+        f"Of new samples drawn alike, at most {_percent(certificate.share_beyond)} change by more than the largest "
+        "held-out change, with 95 percent confidence."
+    )
+    if certificate.rank is not None:
+        yield f"The network returned has bottleneck rank at most {certificate.rank}, on all inputs (T18)."
+    if certificate.bound is not None:
+        at, more = _percent(certificate.bound.within(0.0)), _percent(certificate.bound.per_distance)
+        yield (
+            f"At distance r from the samples the change is at most {at} + {more} r of the outputs (Lipschitz "
+            "constants; usually loose)."
+        )
+
+
+def _cost(what: str, before: str, after: str) -> dict[str, object]:
+    return {"": what, "before": before, "after": after}
+
+
+def _change(where: str, change: Change) -> dict[str, object]:
+    row: dict[str, object] = {
+        "measured on": where,
+        "samples": change.samples,
+        "of the outputs, %": 100 * change.relative,
+        "of their spread, %": 100 * change.centred,
+        "largest, %": 100 * change.worst,
+    }
+    if not math.isnan(change.decisions):
+        row["decisions changed, %"] = 100 * change.decisions
+    return row
+
+
+def _layer_rows(network: nn.Module) -> list[dict[str, object]]:
+    """Return one row per module without children: name, what it is, its parameters."""
+    leaves = [(name, part) for name, part in network.named_modules() if not list(part.children())]
+    return [
+        {
+            "name": name or "the module",
+            "layer": f"{type(part).__name__}({part.extra_repr()})",
+            "parameters": sum(p.numel() for p in part.parameters()),
+        }
+        for name, part in leaves
+    ]
+
+
+# symmetries -----------------------------------------------------------------------------------------------------------
+
+_TRUST = {"exact": "good", "approximate": "good", "undetermined": "warn", "none": "warn"}
+
+
+def _symmetries_headline(found: Symmetries) -> str:
+    low, high = found.interval
+    count = f"{found.dimension} infinitesimal {'symmetry' if found.dimension == 1 else 'symmetries'}"
+    said = f"{count} and {len(found.held)} of {len(found.finite)} finite ones tested"
+    status = {"none": "none infinitesimal"}.get(found.status, found.status)
+    how = f"{status}: {found.reason} ({low} to {high} over resamples)"
+    return _head(said, _TRUST[found.status], how)
+
+
+def _symmetries_tables(found: Symmetries) -> str:
+    pieces: list[dict[str, object]] = [
+        {"kind": piece.kind, "what it does": piece.text, "generators": len(piece) or None, "residual": piece.residual}
+        for piece in found.pieces
+    ]
+    names = list(found.names)
+    generators = [
+        {"generator": i, "columns change by": field_text(field, names)}
+        for i, field in enumerate(found.generators[:MAX_GENERATORS])
+    ]
+    finite = [
+        {
+            "transformation": test.text,
+            "kind": test.kind,
+            "status": test.verdict,
+            "change of f": test.change,
+            "distance to the data": test.distance,
+        }
+        for test in sorted(found.finite, key=lambda test: (test not in found.held, test.change))
+    ]
+    facts: dict[str, object] = {
+        "samples": found.samples,
+        "columns": len(names),
+        "dim Ω": found.domain_dimension,
+        "dimension of orbits": found.orbit_dimension,
+        "dim Ω / G": found.quotient_dimension,
+        "rank of Jf": found.rank,
+        "largest residual": found.residual,
+        "error of f": found.error,
+    }
+    kept, more = finite[: len(found.held)], finite[len(found.held) :]
+    left = found.left_out.shape[1]
+    span = f"The data span {found.domain_dimension} of {len(names)} dimensions: nothing is said of the other {left}."
+    return "".join(
+        [
+            table(pieces, "Generators, by what they do", whole=True),
+            _folded(f"Every generator ({len(found.generators)})", generators, "Generators"),
+            table([facts], "What that says about f"),
+            f"<p class=note>{escape(span)}</p>" if left else "",
+            table(kept, f"Finite symmetries that f has ({len(kept)})"),
+            _folded(f"Tested and not found ({len(more)})", more, "Not symmetries"),
+        ]
+    )
+
+
+def _head(said: str, mark: str, how: str) -> str:
+    return f'<p class=headline>{escape(said)}</p><p><span class="mark {mark} wraps">{escape(how)}</span></p>'
+
+
+def _folded(title: str, rows: Sequence[Mapping[str, object]], caption: str) -> str:
+    return details(title, table(rows, caption)) if rows else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g} %"

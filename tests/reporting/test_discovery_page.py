@@ -1,0 +1,315 @@
+"""The pages of what discovery found: a fit, a compression, symmetries."""
+
+import dataclasses
+
+import matplotlib.colors
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import confusion_matrix, r2_score
+from torch import nn
+
+from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, compress, symmetries
+from bnrank.reporting import Section, discovery_payload, plots, report
+
+from .browser import why_absent
+from .conftest import make_summary
+from .test_page import EVIL, Page
+
+KEY = "section-1-found"
+
+
+def read(source, folder):
+    page = Page(report(source, folder / "found.html"))
+    return page, page.data[KEY]
+
+
+def narrow_net(rank=2, seed=0):
+    """A network of 5 layers, the middle ones of which carry ``rank`` numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    net = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(12, 12), nn.ReLU())), nn.Linear(12, 4))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(0.3 * torch.randn(p.shape, generator=generator))
+        for layer in (net[2], net[4], net[6]):
+            mix = torch.zeros(12, 12)
+            mix[:rank, :rank] = torch.eye(rank)
+            layer.weight.copy_(mix)
+            layer.bias.fill_(0.0)
+    return net
+
+
+@pytest.fixture(scope="module")
+def compressed():
+    return compress(narrow_net(), torch.randn(200, 12, generator=torch.Generator().manual_seed(1)), tol=0.05)
+
+
+@pytest.fixture(scope="module")
+def symmetric():
+    norm = nn.Identity()
+    norm.forward = lambda x: x[:, :2].square().sum(1, keepdim=True)
+    return symmetries(norm, torch.randn(60, 3, generator=torch.Generator().manual_seed(0)))
+
+
+# ---- a fit ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("summary", "said", "how"),
+    [
+        (make_summary(), "2 numbers carry x (5 columns) to y (3 columns)", "interval 2 to 2: 5 of 5 networks"),
+        (make_summary(1, d_out=1), "1 number carries x (5 columns) to y (1 column)", "interval 1 to 1"),
+        (make_summary(classes=("a", "b", "c")), "2 numbers carry x (5 columns) to 3 classes", "interval 2 to 2"),
+        (make_summary(estimator="BottleneckAutoencoder"), "2 numbers describe x (5 columns)", "interval 2 to 2"),
+        (make_summary(0), "Nothing was found that carries x (5 columns) to y (3 columns)", "no better than the mean"),
+        (
+            make_summary(undetermined=True, interval=(1, 3), reason="undetermined: they differ"),
+            "2 numbers carry x (5 columns) to y (3 columns)",
+            "undetermined because they differ (interval 1 to 3)",
+        ),
+        (
+            make_summary(0, undetermined=True, reason="undetermined: they differ"),
+            "No number that carries x (5 columns) to y (3 columns) was settled",
+            "undetermined because they differ",
+        ),
+    ],
+)
+def test_the_headline_says_how_many_numbers_and_how_sure(tmp_path, summary, said, how):
+    page, _ = read(summary, tmp_path)
+    assert f"{said} " in page.text
+    assert how in page.text
+
+
+def test_a_fit_shows_the_numbers_of_its_summary(tmp_path):
+    summary = make_summary(3, d_in=4, d_out=6)
+    page, shown = read(summary, tmp_path)
+    assert shown["kind"] == "found"
+    assert (shown["count"], shown["interval"]) == (3, [3, 3])
+    np.testing.assert_allclose(shown["heldOut"]["loss"], summary.held_out, rtol=1e-4)
+    np.testing.assert_allclose(shown["heldOut"]["error"], summary.held_out_error, rtol=1e-4)
+    np.testing.assert_allclose(shown["coordinates"], summary.coordinates.T, rtol=1e-3)
+    np.testing.assert_allclose(shown["sensitivity"]["rows"], summary.sensitivity, rtol=1e-2)
+    at_bottleneck, of_inputs = shown["spectra"]
+    np.testing.assert_allclose(at_bottleneck["values"], summary.spectrum, rtol=1e-4)
+    assert (at_bottleneck["gap"], of_inputs["gap"]) == (pytest.approx(1.0 / 0.05), pytest.approx(0.4 / 0.1))
+    for i, output in enumerate(shown["outputs"]):
+        assert output["name"] == f"y{i}"
+        np.testing.assert_allclose(output["seen"], summary.seen[:, i], rtol=1e-3)
+        np.testing.assert_allclose(output["predicted"], summary.predicted[:, i], rtol=1e-3)
+        assert output["r2"] == pytest.approx(r2_score(summary.seen[:, i], summary.predicted[:, i]), abs=1e-3)
+    for words in ("all folds but one", "0 1 2 3 3 3", "0 1 2 4 4 4", "1000 3", "Coordinates, most influential first"):
+        assert words in page.text
+    assert "classes" not in shown
+
+
+def test_classes_give_colours_and_a_confusion_matrix(tmp_path):
+    for labels in (("b", "a", "c"), (0.0, 1.0, 2.0), (False, True)):
+        summary = make_summary(1, classes=labels)
+        _, shown = read(summary, tmp_path)
+        assert shown["classes"] == list(map(str, labels))
+        assert [shown["classes"][i] for i in shown["seen"]] == [str(label) for label in summary.seen]
+        names = [[str(label) for label in column] for column in (summary.seen, summary.predicted)]
+        expected = confusion_matrix(*names, labels=list(map(str, labels)))
+        np.testing.assert_array_equal(shown["confusion"], expected)
+        assert "outputs" not in shown
+
+
+def test_one_output_shows_the_combinations_of_inputs_first(tmp_path):
+    _, shown = read(make_summary(1, d_out=1), tmp_path)
+    assert [entry["label"] for entry in shown["spectra"]] == ["of input combinations", "at the bottleneck"]
+
+
+def test_nothing_found_has_neither_coordinates_nor_sensitivities(tmp_path):
+    page, shown = read(make_summary(0), tmp_path)
+    assert shown["coordinates"] == shown["spectra"] == []
+    assert shown["sensitivity"] is None
+    assert "Coordinates, most influential first" not in page.text
+
+
+def test_what_is_too_much_is_left_out_and_said(tmp_path):
+    summary = make_summary(25, d_in=100, d_out=80, rows=50, n_input_directions=30)
+    quiet = summary.seen * np.r_[np.zeros(30), np.ones(50)]
+    page, shown = read(make_summary(25, d_in=100, d_out=80, rows=50, seen=quiet, n_input_directions=30), tmp_path)
+    assert [output["name"] for output in shown["outputs"]] == [f"y{i}" for i in range(30, 80)]
+    assert len(shown["coordinates"]) == discovery_payload.MAX_COORDINATES
+    kept = {int(name[1:]) for name in shown["sensitivity"]["inputs"]}
+    most = summary.sensitivity[: discovery_payload.MAX_COORDINATES].max(axis=0)
+    assert len(kept) == discovery_payload.MAX_INPUTS
+    assert min(most[list(kept)]) >= max(most[list(set(range(100)) - kept)])
+    assert len(shown["notes"]) == 3
+    assert len(page.source) < 6_000_000
+
+
+def test_names_are_escaped(tmp_path):
+    summary = make_summary(inputs=(EVIL, "b", "c", "d", "e"), output_names=(EVIL, "<b>", "y2"), notes=(EVIL,))
+    page, shown = read({EVIL: summary}, tmp_path)
+    assert [tag for tag, _ in page.tags].count("script") == 3
+    assert not any(tag == "img" and "onerror" in attributes for tag, attributes in page.tags)
+    assert shown["sensitivity"]["inputs"][0] == shown["outputs"][0]["name"] == EVIL
+    assert page.source.count("<script>alert") == 0
+
+
+def test_fitted_estimators_are_taken_and_unfitted_ones_are_refused(tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    fitted = BottleneckRegressor(1, ridges=[0.01], seeds=1, steps=10).fit(x, x[:, :1] @ np.array([[1.0, -2.0]]))
+    page, shown = read(fitted, tmp_path)
+    assert "What BottleneckRegressor found" in page.text
+    np.testing.assert_allclose(shown["coordinates"][0], fitted.transform(x)[:, 0], rtol=1e-3, atol=1e-6)
+    for source in ({"first": fitted}, [fitted.summary()], Section("s", found=fitted), [Section("s", found=fitted)]):
+        assert read(source, tmp_path)[1] == shown
+    for kind in (BottleneckRegressor, BottleneckClassifier, BottleneckAutoencoder):
+        with pytest.raises(NotFittedError, match=f"source: got a {kind.__name__} that is not fitted"):
+            report(kind(), tmp_path / "none.html")
+    with pytest.raises(TypeError, match="found: got"):
+        Section("s", found=3)
+    assert not (tmp_path / "none.html").exists()
+
+
+# ---- a compression and symmetries -----------------------------------------------------------------------------------
+
+
+def test_a_compression_shows_steps_certificate_and_what_was_left(tmp_path, compressed):
+    page, shown = read(compressed, tmp_path)
+    certificate = compressed.certificate
+    assert compressed.changed
+    assert shown["kind"] == "compressed"
+    assert dict(shown["left"])["parameters"] == pytest.approx(
+        100 * certificate.parameters / certificate.parameters_before, rel=1e-3
+    )
+    assert [kind for kind, _ in shown["steps"]] == [step.kind for step in compressed.steps]
+    assert f"{certificate.parameters_before:,} parameters became {certificate.parameters:,}" in page.text
+    for words in ("within the tolerance of 5 %", "multiply-adds per sample", "latency in ms", "Linear(in_features=12"):
+        assert words in page.text
+    for step in compressed.steps:
+        assert step.what in page.text
+
+
+def test_a_network_returned_as_it_is_says_why(tmp_path):
+    found = compress(nn.Sequential(nn.Linear(3, 2)), torch.randn(60, 3), tol=1e-6)
+    page, shown = read(found, tmp_path)
+    assert not found.changed
+    assert "Returned as it is" in page.text
+    assert found.reason in page.text
+    assert shown["steps"] == []
+
+
+def test_symmetries_show_generators_values_and_finite_ones(tmp_path, symmetric):
+    page, shown = read(symmetric, tmp_path)
+    assert shown["kind"] == "symmetries"
+    assert [entry["count"] for entry in shown["spectra"]] == [symmetric.translations.count, symmetric.fields.count]
+    for entry, part in zip(shown["spectra"], (symmetric.translations, symmetric.fields), strict=True):
+        np.testing.assert_allclose(entry["values"], part.values.numpy(), rtol=1e-4)
+        assert entry["threshold"] == 1e-6
+    assert f"{symmetric.dimension} infinitesimal symmetries" in page.text
+    for piece in symmetric.pieces:
+        assert piece.text in page.text
+    for test in symmetric.held:
+        assert test.text in page.text
+    exact = sum(test.verdict == "exact" for test in symmetric.finite)
+    assert page.source.count('<span class="mark good">exact</span>') == exact > 0
+
+
+def test_the_threshold_is_the_one_that_decided(symmetric):
+    gap = dataclasses.replace(symmetric.fields.gap, exact=False, candidate=1, ratio=7.0)
+    fields = dataclasses.replace(symmetric.fields, gap=gap, status="undetermined", values=torch.tensor([0.1, 0.7]))
+    learned = dataclasses.replace(symmetric, fields=fields, translations=fields)
+    entries = discovery_payload.view(learned)["spectra"]
+    assert [(entry["threshold"], entry["count"], entry["ratio"]) for entry in entries] == [(0.05, 0, 7), (0.2, 0, 7)]
+    known = discovery_payload.view(dataclasses.replace(learned, error=0.01))["spectra"]
+    assert [entry["threshold"] for entry in known] == [0.2, 0.2]
+
+
+# ---- the still picture ----------------------------------------------------------------------------------------------
+
+
+def test_the_still_picture_shows_the_summary():
+    summary = make_summary(3, d_in=4, d_out=6)
+    loss, dots, heat = plots.discovered(summary, output=2, coordinates=(3, 1))
+    np.testing.assert_array_equal(loss.lines[0].get_ydata(), summary.held_out)
+    np.testing.assert_array_equal(dots.collections[0].get_offsets().data, summary.coordinates[:, [2, 0]])
+    np.testing.assert_array_equal(dots.collections[0].get_array(), summary.seen[:, 2])
+    np.testing.assert_array_equal(heat.images[0].get_array(), summary.sensitivity.T)
+    assert (dots.get_xlabel(), dots.get_ylabel()) == ("z3", "z1")
+    assert [label.get_text() for label in heat.get_yticklabels()] == list(summary.inputs)
+
+
+def test_the_still_picture_of_one_coordinate_of_classes_and_of_nothing():
+    one = make_summary(1, d_out=2)
+    dots = plots.discovered(one, output=1)[1]
+    np.testing.assert_array_equal(dots.collections[0].get_offsets().data, np.c_[one.coordinates, one.seen[:, 1]])
+    labelled = make_summary(2, classes=("a", "b", "c"))
+    groups = plots.discovered(labelled)[1].collections
+    assert [len(group.get_offsets()) for group in groups] == [(labelled.seen == c).sum() for c in "abc"]
+    colours = [matplotlib.colors.to_hex(group.get_facecolor()[0]) for group in groups]
+    assert colours == [colour.lower() for colour in plots.OKABE_ITO[:3]]
+    line = plots.discovered(make_summary(1, classes=("a", "b")))[1]
+    assert [label.get_text() for label in line.get_yticklabels()] == ["a", "b"]
+    assert [text.get_text() for text in plots.discovered(make_summary(0))[1].texts] == ["nothing was found"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"found": 3}, TypeError, "found: got"),
+        ({"found": BottleneckRegressor()}, ValueError, "not fitted"),
+        ({"output": 3}, ValueError, "output: got 3"),
+        ({"coordinates": (1, 4)}, ValueError, "coordinates: got"),
+    ],
+)
+def test_bad_arguments_of_the_still_picture(arguments, error, words):
+    with pytest.raises(error, match=words):
+        plots.discovered(**{"found": make_summary()} | arguments)
+
+
+# ---- in a browser ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(bool(why_absent()), reason=why_absent() or "present")
+def test_the_pages_in_a_browser(tmp_path, compressed, symmetric):
+    from .browser import chromium, show
+    from .test_browser import PLOTS, use, wait_for
+
+    evil = ("<script>alert(1)</script>", "<b>bold</b>", "c", "d", "e")
+    sources = {
+        "fit": make_summary(3, inputs=evil, output_names=evil[:3]),
+        "classes": make_summary(2, classes=evil[:3]),
+        "line": make_summary(1, classes=("a", "b")),
+        "one": make_summary(1, d_out=1),
+        "none": make_summary(0),
+        "wide": make_summary(2, d_in=50, estimator="BottleneckAutoencoder", d_out=50),
+        "smaller": compressed,
+        "group": symmetric,
+    }
+    path = report(sources, tmp_path / "found.html")
+    with chromium() as driver:
+        show(driver, 1280, "light")
+        driver.get(path.as_uri())
+        counts = [5, 5, 5, 5, 2, 5, 2, 2]
+        wait_for(driver, f"return document.querySelectorAll('{PLOTS} .main-svg .xtitle').length >= {sum(counts)}")
+        for i, count in enumerate(counts, 1):
+            boxes = driver.execute_script(f"return document.querySelectorAll('#section-{i}-found .plot').length")
+            assert boxes == count, (i, boxes)
+        assert driver.execute_script("return document.querySelectorAll('.plot b, .plot script').length") == 0
+        ticks = "return [...document.querySelectorAll('#section-1-found .xtick text')].map((text) => text.textContent)"
+        assert "<b>bold</b>" in driver.execute_script(ticks)
+        colours = "return document.querySelectorAll('#section-1-found .plot')[2].data[0].marker.color"
+        predicted = "return document.querySelectorAll('#section-1-found .plot')[3].data[1].x"
+        assert driver.execute_script(colours) == driver.execute_script(predicted)
+        first = driver.execute_script(colours)
+        use(driver, "#section-1-found .card:nth-child(3) label:nth-of-type(3) select", 1)
+        assert driver.execute_script(colours) == driver.execute_script(predicted) != first
+        across = "return document.querySelectorAll('#section-1-found .plot')[2].data[0].x"
+        before = driver.execute_script(across)
+        use(driver, "#section-1-found .card:nth-child(3) label:nth-of-type(1) select", 2)
+        assert driver.execute_script(across) != before
+        heat = "return document.querySelectorAll('#section-6-found .plot')[4].data[0].z.length"
+        assert driver.execute_script(heat) == 2
+        for width, scheme in ((400, "light"), (400, "dark"), (1280, "dark")):
+            show(driver, width, scheme)
+            wait_for(driver, f"return innerWidth === {width} && document.documentElement.scrollWidth <= {width}")
+            wait_for(driver, f"{heat} === {50 if width < 900 else 2}")
+            inside = "every((s) => s.getBoundingClientRect().right <= s.closest('.card').getBoundingClientRect().right)"
+            wait_for(driver, f"return [...document.querySelectorAll('{PLOTS} .main-svg')].{inside}")
+        assert driver.get_log("browser") == []
