@@ -196,7 +196,8 @@ def measured():
     ]
     net = nn.Sequential(*[p for w in layers for p in (nn.Linear(*w.shape[::-1]), nn.ReLU())][:-1])
     for layer, w in zip(compression_peers.layers(net), layers, strict=True):
-        layer.weight.data, layer.bias.data = w.clone(), torch.zeros(len(w))
+        layer.weight.data = w + 0.02 * torch.randn(w.shape, generator=generator)
+        layer.bias.data = torch.zeros(len(w))
     net.requires_grad_(False)
     x, held_out = draw(100, 8, seed=1), draw(80, 8, seed=2)
     trained = compression_cases.Trained(net, x, held_out, net(held_out).argmax(1), "planted")
@@ -222,14 +223,14 @@ def test_a_cell_is_measured_from_end_to_end(measured):
     ours = by_name["bnrank"]
     assert ours["dense"]["parameters"] == sum(p.numel() for p in net.parameters())
     assert ours["dense"]["accuracy"] == 1
-    assert ours["best"]["0.01"]["cut"]["parameters"] < 100
-    assert ours["best"]["0.01"]["cut"]["speed"] > 0
+    assert ours["best"]["0.05"]["cut"]["parameters"] < 400
+    assert ours["best"]["0.05"]["cut"]["speed"] > 0
     assert set(ours["best"]) == {"0.01", "0.02", "0.05", "accuracy"}
     assert list(by_name["bnrank, tune=200"]["best"]) == ["0.02"]
 
 
 def test_the_best_of_a_target_is_the_smallest_that_meets_it(measured):
-    results = measured[-1]
+    results, choices = measured[-1], 0
     for result in [r for r in results if "points" in r]:
         for target, both in result["best"].items():
             for how, found in both.items():
@@ -241,6 +242,8 @@ def test_the_best_of_a_target_is_the_smallest_that_meets_it(measured):
                     and p["parameters"] < result["dense"]["parameters"]
                 ]
                 assert (found["parameters"] if found else None) == min(good, default=None)
+                choices += len(set(good)) > 1
+    assert choices >= 4
 
 
 def test_a_change_is_that_of_the_held_out_outputs_relative_to_their_spread(measured):

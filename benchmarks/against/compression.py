@@ -1,0 +1,185 @@
+"""Compression: the smallest network whose outputs are those of the trained one within a tolerance.
+
+*Change* is ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F on held-out X: relative to the spread of the outputs. Every
+method is tried at several strengths, each with and without fine-tuning; of the outcomes that meet a target the one of
+fewest parameters counts, and the network itself where none does. Which meet it is read off the held-out samples, for
+all methods alike; the peers have 32 strengths, bnrank has a few tolerances. Fine-tuning is the same for all: 200 steps
+of Adam to the outputs before, on the inputs that the methods have, at two step sizes of which the better on these
+counts. Peers are fine-tuned at every third strength, where bisection leads. bnrank's own fine-tuning (``tune=200``,
+L-BFGS) is a method besides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.against import trials
+from benchmarks.against.compression_cases import CASES, Trained
+from benchmarks.against.compression_peers import PEERS, costs, find_strongest, fine_tuned, finished
+from benchmarks.against.compression_tables import tables
+from bnrank.discovery import compress
+from bnrank.discovery.compression import latency
+from bnrank.discovery.compression.judging import change
+
+__all__ = ["cells", "measure", "tables"]
+
+SEEDS, QUICK_SEEDS = 10, 2
+TARGETS = (0.01, 0.02, 0.05)  # of the change
+LOST = 0.002  # share of accuracy that may be lost, where there are classes
+TOLERANCES = (0.005, 0.01, 0.02, 0.05, 0.1)  # given to bnrank
+MORE = (0.2, 0.4)  # where there are classes: accuracy allows more
+OWN_TUNING = (0.02,)
+STEPS = 200  # of fine-tuning
+EVERY = 3  # of the strengths of a peer that are fine-tuned
+BATCH, REPEATS = 256, 31  # of the latency
+
+Point = dict[str, Any]
+
+
+def cells(quick: bool) -> list[dict[str, Any]]:
+    """Return seed by seed the cases; quick: two seeds of three cases."""
+    names = ["F4", "another map", "digits, no ridge"] if quick else list(CASES)
+    seeds = range(QUICK_SEEDS if quick else SEEDS)
+    return [{"seed": seed, "tuned": CASES[name].tuned, "case": name} for seed in seeds for name in names]
+
+
+def measure(cell: dict[str, Any]) -> list[dict[str, Any]]:
+    """Train the network of a cell and compress it in all ways."""
+    case = CASES[cell["case"]]
+    return Contest(case.trained(cell["seed"])).results(case.own_tuning)
+
+
+class Contest:
+    """One trained network, and what every method makes of it."""
+
+    def __init__(self, trained: Trained) -> None:
+        self.trained, self.net, self.x = trained, trained.net, trained.x
+        with torch.no_grad():
+            self.outputs, self.reference = self.net(self.x), self.net(trained.held_out)
+        self.dense = self.point(self.net, 0.0, False)
+        self.networks: list[nn.Module] = []  # of the points by their number
+
+    def results(self, own_tuning: bool) -> list[dict[str, Any]]:
+        """Return what all methods give, the latencies measured together."""
+        found = [trials.attempt("bnrank", self.own)]
+        if own_tuning:
+            found.append(trials.attempt("bnrank, tune=200", self.own_tuned))
+        found += [trials.attempt(name, lambda name=name: self.peer(name)) for name in PEERS]  # type: ignore[misc]
+        self.time([result for result in found if "points" in result])
+        return found
+
+    def own(self) -> dict[str, Any]:
+        """Compress by bnrank at several tolerances, and say which were kept on held-out samples."""
+        tolerances = TOLERANCES + (MORE if self.trained.labels is not None else ())
+        points, kept = [], {}
+        for tol in tolerances:
+            network = self.compressed(tol, 0)
+            points.append(self.noted(network, tol, False))
+            points.append(self.noted(fine_tuned(network, self.x, self.outputs, STEPS), tol, True))
+            kept[str(tol)] = points[-2]["change"] <= tol
+        return {"points": points, "kept": kept}
+
+    def own_tuned(self) -> dict[str, Any]:
+        """Compress by bnrank with its own fine-tuning."""
+        points = [self.noted(self.compressed(tol, STEPS), tol, True) for tol in OWN_TUNING]
+        return {"points": points, "asked": [str(tol) for tol in OWN_TUNING]}
+
+    def compressed(self, tol: float, tune: int) -> nn.Module:
+        """Return bnrank's network; the samples held out decide nothing in it."""
+        return compress(self.net, self.x, tol, held_out=self.trained.held_out, tune=tune, repeats=1, batch=8).network
+
+    def peer(self, name: str) -> dict[str, Any]:
+        """Shrink by a peer at all its strengths, and fine-tune where bisection for each target leads."""
+        peer = PEERS[name]
+        shrunk = [peer.shrink(self.net, self.x, strength) for strength in peer.strengths]
+        points = [
+            self.noted(finished(network), strength, False, peer.sparse)
+            for network, strength in zip(shrunk, peer.strengths, strict=True)
+        ]
+        chosen = list(range(0, len(shrunk), EVERY))
+        tuned: dict[int, Point] = {}
+
+        def after_tuning(place: int) -> Point:
+            if place not in tuned:
+                number = chosen[place]
+                network = finished(fine_tuned(shrunk[number], self.x, self.outputs, STEPS))
+                tuned[place] = self.noted(network, peer.strengths[number], True, peer.sparse)
+            return tuned[place]
+
+        for target in self.targets():
+            find_strongest(lambda place, target=target: self.meets(after_tuning(place), target), len(chosen))  # type: ignore[misc]
+        return {"points": points + [tuned[place] for place in sorted(tuned)]}
+
+    def targets(self) -> list[str]:
+        """Return the names of what is asked for: changes, and accuracy where there are classes."""
+        return [str(t) for t in TARGETS] + ([] if self.trained.labels is None else ["accuracy"])
+
+    def meets(self, point: Point, target: str) -> bool:
+        """Say whether an outcome is good enough."""
+        if target == "accuracy":
+            return point["accuracy"] >= self.dense["accuracy"] - LOST - 1e-9
+        return point["change"] <= float(target)
+
+    def noted(self, network: nn.Module, strength: float, tuned: bool, sparse: bool = False) -> Point:
+        """Measure a network and keep it for its latency."""
+        self.networks.append(network)
+        return self.point(network, strength, tuned, sparse) | {"number": len(self.networks) - 1}
+
+    def point(self, network: nn.Module, strength: float, tuned: bool, sparse: bool = False) -> Point:
+        """Return what a network costs, and its change and accuracy on held-out samples."""
+        with torch.no_grad():
+            outputs = network(self.trained.held_out)
+        size, work = costs(network, self.x, sparse)
+        return {
+            "strength": strength,
+            "fine_tuned": tuned,
+            "parameters": size,
+            "multiply_adds": work,
+            "change": _finite(change(self.reference, outputs).centred),
+            "accuracy": _accuracy(outputs, self.trained.labels),
+        }
+
+    def time(self, found: Sequence[dict[str, Any]]) -> None:
+        """Choose for each target, and time all that were chosen in turns with the network itself."""
+        for result in found:
+            result |= {"data": self.trained.data, "dense": self.dense, "best": self.best(result)}
+        chosen = sorted({p["number"] for r in found for one in r["best"].values() for p in one.values() if p})
+        timed = latency([self.net, *(self.networks[i] for i in chosen)], self.x, batch=BATCH, repeats=REPEATS)
+        speed = dict(zip(chosen, (timed[0].median / one.median for one in timed[1:]), strict=True))
+        for result in found:
+            for point in result["points"]:
+                point["speed"] = speed.get(point.pop("number"))
+            result["dense"] = self.dense | {"milliseconds": 1e3 * timed[0].median}
+
+    def best(self, result: dict[str, Any]) -> dict[str, dict[str, Point | None]]:
+        """Return for every target the outcome of fewest parameters, as cut and with fine-tuning allowed.
+
+        None where no outcome that meets the target is smaller than the network; "cut" is left out where a method
+        always fine-tunes.
+        """
+        found: dict[str, dict[str, Point | None]] = {}
+        points = result["points"]
+        for target in result.get("asked", self.targets()):
+            good = [p for p in points if self.meets(p, target) and p["parameters"] < self.dense["parameters"]]
+            allowed = {"cut": [p for p in good if not p["fine_tuned"]], "tuned": good}
+            if all(p["fine_tuned"] for p in points):
+                del allowed["cut"]
+            found[target] = {how: min(some, key=_size) if some else None for how, some in allowed.items()}
+        return found
+
+
+def _size(point: Point) -> tuple[int, int, float]:
+    return point["parameters"], point["multiply_adds"], point["change"]
+
+
+def _accuracy(outputs: Tensor, labels: Tensor | None) -> float | None:
+    return None if labels is None else float((outputs.argmax(1) == labels).double().mean())
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 1e9
