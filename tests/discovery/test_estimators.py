@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
+from bnrank.discovery.estimators.linear import best_linear, linear_map
 from bnrank.tasks import low_rank_map
 from bnrank.training import train
 
@@ -199,6 +200,24 @@ def test_the_loss_of_no_components_is_that_of_the_frequencies_of_the_classes():
     share = np.bincount(labels) / 240
     assert found.model_ == "network"
     assert found.held_out_[0] == pytest.approx(-np.sum(share * np.log(share)), rel=0.01)
+
+
+def test_no_components_have_the_loss_of_the_frequencies_where_classes_lie_apart():
+    generator = np.random.default_rng(0)
+    labels = (generator.random(300) < 0.1).astype(int)
+    x = generator.normal(size=(300, 3)) + 4 * labels[:, None] * [1, 0, 0]
+    folds = np.arange(300) % 3
+    fit = best_linear(x, labels, folds, 1, classes=2)
+    for fold in range(3):
+        known, out = labels[folds != fold], labels[folds == fold]
+        assert np.allclose(fit.errors[0][folds == fold], -np.log(np.bincount(known) / len(known))[out])
+    values = fit.map.network(0)(torch.from_numpy(x)).softmax(1).detach().numpy()
+    assert np.allclose(values, np.bincount(labels) / 300)
+
+
+def test_a_class_that_was_not_seen_is_improbable_without_components():
+    constant = linear_map(np.zeros((4, 1)), np.array([0, 0, 0, 2]), 1.0, classes=3).constant
+    assert np.allclose(np.exp(constant), [0.75, 0, 0.25])
 
 
 def test_classes_that_lie_along_one_direction_have_one_component():

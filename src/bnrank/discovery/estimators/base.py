@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_array, check_is_fitted
 from bnrank import _validate
 from bnrank.discovery.estimators import saving
 from bnrank.discovery.estimators.budget import FEW, Budget, budget
-from bnrank.discovery.estimators.checking import constant_columns, groups_of_rows, read_table
+from bnrank.discovery.estimators.checking import constant_columns, read_table
 from bnrank.discovery.estimators.coordinates import coordinates, sensitivity
 from bnrank.discovery.estimators.counting import Count, is_better, standard_error
 from bnrank.discovery.estimators.inputs import InputDirections, number_of_directions
@@ -119,12 +119,16 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return read_table(self, X, reset=True)
 
     def _plan(self, data: Data, wanted: int = 0) -> Budget:
-        plan = budget(int(groups_of_rows(data.x).max()) + 1, data.x.shape[1], data.outputs, data.most)
+        if not np.ptp(data.x, axis=0).any():
+            raise ValueError("X: got 1 row(s) that differ, expected at least 2")
+        plan = budget(data.different, data.x.shape[1], data.outputs, data.most)
         changes: dict[str, Any] = {"tolerance": _validate.number(self.tolerance, "tolerance", 0.0)}
         for name, minimum in [("depth", 2), ("width", 1), ("seeds", 1), ("steps", 1)]:
             value = getattr(self, name)
             if value != "auto":
                 changes[name] = _integer_or_auto(value, name, minimum)
+        if "depth" in changes:
+            changes["fallback"] = 0
         changes.setdefault("width", max(plan.width, wanted))
         if changes["width"] < wanted:
             raise ValueError(f"width: got {changes['width']}, expected at least {wanted}, the number of components")
@@ -133,7 +137,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             if not values:
                 raise ValueError("ridges: got none, expected at least one, or 'auto'")
             changes |= {"ridges": tuple(dict.fromkeys(values)), "grow": False}
-            changes["steps"] = changes.get("steps", max(plan.steps, 2 * len(data.x) if len(data.x) < FEW else 0))
+            changes["steps"] = changes.get("steps", max(plan.steps, 2 * data.different if data.different < FEW else 0))
         elif self.ridges != "auto":
             raise ValueError(f"ridges: got {self.ridges!r}, expected numbers, or 'auto'")
         return replace(plan, **changes)
@@ -167,7 +171,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         data = replace(data, limit=max(data.limit, wanted or 0))
         with voice(self.progress) as tell:
             evidence = investigate(data, plan, seed, tell, wanted)
-            model = learn(data, evidence, plan, seed, tell)
+            model = learn(data, evidence, seed, tell)
         if wanted is not None and known is None:
             found = "" if is_better(evidence.errors[wanted], evidence.errors[0]) else "; but nothing was found: on "
             found += "held-out rows it predicts no better than the mean" if found else ""
@@ -212,12 +216,19 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         names = self._input_names(x.shape[1])
         if len(dead := np.flatnonzero(constant_columns(x))):
             notes.append(f"constant inputs left out: {', '.join(names[i] for i in dead[:10])}")
-        if copies := len(x) - (different := int(groups_of_rows(data.x).max()) + 1):
-            notes.append(f"{copies} of {len(x)} rows repeat the inputs of an earlier one; these are held out together")
-        if different < FEW and isinstance(self.ridges, str):
+        if copies := len(x) - data.different:
+            notes.append(
+                f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; these are held out together"
+            )
+        if (points := len(np.unique(data.x, axis=0))) < data.different:
+            notes.append(
+                f"{points} different inputs, with several outputs at some: rows there are held out one by one, and "
+                "what is shown holds at these inputs"
+            )
+        if data.different < FEW and isinstance(self.ridges, str):
             notes.append(f"fewer than {FEW} rows that differ: only linear maps were fitted")
-        if different <= x.shape[1]:
-            notes.append(f"{different} rows for {x.shape[1]} inputs: the count holds on the span of these rows only")
+        if points <= x.shape[1]:
+            notes.append(f"{points} rows for {x.shape[1]} inputs: the count holds on the span of these rows only")
         used = self.output_scale_[self.output_scale_ > 0]
         if getattr(self, "outputs", None) == "auto" and len(used) and (ratio := used.max() / used.min()) > 1 + 1e-9:
             notes.append(f"spreads of the outputs differ by a factor of {ratio:.2g}: each was divided by its own")

@@ -12,6 +12,8 @@ __all__ = ["constant_columns", "groups_of_rows", "names_of", "read_table", "refu
 
 SHOWN = 5  # columns named in an error, at most
 HUGE, TINY = 1e150, 1e-150  # whose squares are no floats
+FEW_VALUES = 0.5  # share of the rows whose outputs are seen at other inputs, from which outputs agree by chance
+DISAGREE = 0.1  # share of the repeated inputs with several outputs, from which a table has replicates
 REFUSED = {
     "text": "text or categories{}, expected numbers; encode them first, with sklearn.preprocessing.OneHotEncoder, say",
     "dates": "dates or times{}, expected numbers; take differences in days, say",
@@ -136,17 +138,52 @@ def constant_columns(table: np.ndarray) -> np.ndarray:
     return spread <= np.maximum(10 * np.finfo(np.float64).eps * np.abs(table).max(axis=0), TINY)
 
 
-def groups_of_rows(x: np.ndarray) -> np.ndarray:
-    """Return for every row the number of its group, shape (N,): rows with the same inputs are in one group.
+def groups_of_rows(x: np.ndarray, y: np.ndarray, *, labels: bool = False) -> np.ndarray:
+    """Return for every row the number of its group, (N,), counted from 0: copies of a row are in one group.
 
-    Copies of a row must not be on both sides of a cross-validation, where they would be predicted from themselves.
+    Copies must not be on both sides of a cross-validation, where they would be predicted from themselves, and do not
+    pass for more evidence. They are rows with the same inputs and outputs. Rows with the same inputs and other outputs
+    are replicates, as in a factorial design, and each is evidence of its own: its noise is fresh, so that it may be
+    held out while others at the same inputs are learned from. What is shown by that is how well y is predicted at the
+    inputs of the design, not between them.
+
+    Where outputs take few values (classes, grades), replicates agree by chance and look like copies. If most rows have
+    an output that is seen at other inputs too, or with ``labels``, every row is a group, provided that of the inputs
+    seen more than once one in ten or more has several outputs; copies of such a table cannot be told from replicates.
+
+    Parameters
+    ----------
+    x, y : ndarray
+        (N, d_in); (N, d_out), or class numbers (N,).
+    labels : bool
+        Whether the outputs are classes.
 
     Examples
     --------
-    >>> groups_of_rows(np.array([[1.0, 2.0], [0.0, 1.0], [1.0, 2.0]])).tolist()
-    [1, 0, 1]
+    >>> x = np.array([[1.0], [0.0], [1.0], [1.0]])
+    >>> groups_of_rows(x, np.array([[2.0], [5.0], [2.0], [3.0]])).tolist()
+    [1, 0, 1, 2]
+    >>> groups_of_rows(x, np.array([1, 0, 1, 0]), labels=True).tolist()
+    [0, 1, 2, 3]
     """
-    return np.unique(x, axis=0, return_inverse=True)[1].reshape(-1)
+    inputs, rows = _numbered(x)
+    if len(rows) == len(x):
+        return inputs
+    outputs, _ = _numbered(y.reshape(len(y), -1))
+    groups, size = _numbered(np.stack([inputs, outputs], axis=1))
+    first = np.unique(groups, return_index=True)[1]
+    several = np.bincount(inputs[first], minlength=len(rows)) > 1
+    elsewhere = np.bincount(outputs[first])[outputs[first]] > 1
+    few_values = labels or size[elsewhere].sum() > FEW_VALUES * len(x)
+    if few_values and several.sum() >= DISAGREE * (rows > 1).sum():
+        return np.arange(len(x))
+    return groups
+
+
+def _numbered(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of every row among those that differ, in ascending order, and how often each is there."""
+    _, numbers, counts = np.unique(table, axis=0, return_inverse=True, return_counts=True)
+    return numbers.reshape(-1), counts
 
 
 def _listed(names: list[str]) -> str:

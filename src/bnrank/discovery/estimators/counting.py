@@ -113,7 +113,9 @@ def least_within_error(errors: np.ndarray, *, paired: bool, tolerance: float = 0
 
 
 def standard_error(rows: np.ndarray) -> float:
-    """Return the standard error of the mean of rows.
+    """Return the standard error of the mean of rows, sqrt(sum_i (r_i - mean)^2) / N.
+
+    Of N rows, with N and not N - 1 in the variance: it is low by a factor of sqrt(1 - 1/N), 2 percent for 25 rows.
 
     Examples
     --------

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from bnrank.discovery.estimators.budget import ROWS, Budget, folds_of
-from bnrank.discovery.estimators.checking import groups_of_rows
 from bnrank.discovery.estimators.counting import Count, Trial, count_of, is_better, resampled, standard_error
 from bnrank.discovery.estimators.cutting import project, truncate
 from bnrank.discovery.estimators.linear import LinearFit, best_linear, linear_map
@@ -20,6 +19,7 @@ from bnrank.training import train
 
 __all__ = ["Evidence", "Model", "count_from", "investigate", "learn"]
 
+LEAST = 10  # rows that differ, below which no count is sure
 DEEPER = 4  # layers more in the networks that show whether the count depends on depth
 LAST_STEPS = 60  # evaluations on all rows, for a table of more than ROWS
 LOST = 1e-3  # share of the outputs' variance that a cut may cost before the network is trained on at its size
@@ -41,6 +41,8 @@ class Evidence:
         Everything trained; None where the table is linear to rounding, or has so few rows that nothing is trained.
     rows : ndarray
         The rows that all this was done on.
+    plan : Budget
+        Sizes and steps of the path, or of what would have been one.
     """
 
     kind: str
@@ -48,6 +50,7 @@ class Evidence:
     linear: LinearFit
     path: Path | None
     rows: np.ndarray
+    plan: Budget
 
     @property
     def errors(self) -> np.ndarray:
@@ -96,32 +99,40 @@ def investigate(
 
     A linear map is kept unless a network has less held-out loss by one standard error of the difference, and the mean
     unless one of them has less by two: nothing was found then. With ``wanted`` dimensions given, the two are compared
-    at these.
+    at these. Where no network is better by two standard errors, shallow ones are tried (``plan.fallback``), and kept if
+    they are better by two.
     """
     rows = np.arange(len(data.x))
     if len(rows) > ROWS:
         rows = np.sort(np.random.default_rng(seed).permutation(len(rows))[:ROWS])
     some = data.rows(rows)
-    groups = groups_of_rows(some.x)
-    folds = folds_of(groups, plan.folds, seed, some.y if data.classes else None)
+    folds = folds_of(some.groups, plan.folds, seed, some.y if data.classes else None)
     tell("linear maps")
-    linear = best_linear(some.x, some.y, folds, data.full, data.classes, groups)
+    linear = best_linear(some.x, some.y, folds, data.full, data.classes, some.groups)
     k = linear.rank if wanted is None else wanted
     if k == wanted == 0:
-        return Evidence("constant", 0, linear, None, rows)
+        return Evidence("constant", 0, linear, None, rows, plan)
     if linear.is_exact(k) or not plan.ridges:
         found = k and (wanted is not None or is_better(linear.errors[k], linear.errors[0]))
-        return Evidence("linear" if found else "constant", k if found else 0, linear, None, rows)
-    path = explore(some, folds, groups, linear.errors[0], plan, seed, tell)
+        return Evidence("linear" if found else "constant", k if found else 0, linear, None, rows, plan)
+    path = explore(some, folds, some.groups, linear.errors[0], plan, seed, tell)
     kind, errors, bent = "linear", linear.errors[k], path.supported if wanted is None else wanted
-    if is_better(path.by_number[bent], errors, sure=1.0):
+    clear = is_better(path.by_number[bent], errors)
+    if clear or is_better(path.by_number[bent], errors, sure=1.0):
         kind, k, errors = "network", bent, path.by_number[bent]
+    if plan.fallback and not clear:
+        shallow = replace(plan, depth=plan.fallback, fallback=0)
+        tell(f"no network of depth {plan.depth} is clearly better than a linear map; depth {shallow.depth}")
+        other = explore(some, folds, some.groups, linear.errors[0], shallow, seed, tell)
+        bent = other.supported if wanted is None else wanted
+        if is_better(other.by_number[bent], errors):
+            kind, k, errors, path, plan = "network", bent, other.by_number[bent], other, shallow
     if k == 0 or (wanted is None and not is_better(errors, linear.errors[0])):
         kind, k = "constant", 0
-    return Evidence(kind, k, linear, path, rows)
+    return Evidence(kind, k, linear, path, rows, plan)
 
 
-def learn(data: Data, found: Evidence, plan: Budget, seed: int, tell: Callable[[str], None]) -> Model:
+def learn(data: Data, found: Evidence, seed: int, tell: Callable[[str], None]) -> Model:
     """Return the network of so many dimensions, trained on all rows, and the count with its uncertainty.
 
     Parameters
@@ -130,20 +141,18 @@ def learn(data: Data, found: Evidence, plan: Budget, seed: int, tell: Callable[[
         The table.
     found : Evidence
         Of :func:`investigate`.
-    plan : Budget
-        Sizes and steps.
     seed : int
         Of the first.
     tell : callable
         Is told what is being done.
     """
-    kind, path, k = found.kind, found.path, found.number
+    kind, path, k, plan = found.kind, found.path, found.number, found.plan
     if kind != "network" or path is None:
         straight = found.linear.map
         if len(found.rows) < len(data.x):
             straight = linear_map(data.x, data.y, found.linear.ridge, data.classes)
         trials = path.trials() if path else ()
-        count = count_from(found, trials, data.most)
+        count = few_rows(count_from(found, trials, data.most), data)
         return Model(kind, straight.network(k), 1, k, found.linear.ridge, count, trials, straight.network(data.full))
     some = data.rows(found.rows)
     ridge = path.ridge_for(k)
@@ -152,6 +161,9 @@ def learn(data: Data, found: Evidence, plan: Budget, seed: int, tell: Callable[[
     candidates = [fit for fit in fits if fit.ridge == ridge and fit.depth == plan.depth]
     best = min(candidates, key=lambda fit: fit.loss + float(fit.truncation.change[k]))
     whole = best.network
+    if mean_loss(whole, some) > path.errors[ridge][-1].mean() + standard_error(path.errors[ridge][-1]):
+        tell("these stopped at a saddle: going on from a network of the folds")
+        whole = _on_all_rows(_best_of_folds(path, ridge, plan.depth), some, ridge)
     if len(found.rows) < len(data.x):
         tell(f"all {len(data.x):,} rows")
         whole = _on_all_rows(whole, data, ridge)
@@ -182,6 +194,21 @@ def _final_fits(
     return fits
 
 
+def mean_loss(net: MLP, data: Data) -> float:
+    """Return the mean loss of a network on rows."""
+    with torch.no_grad():
+        out = net(torch.from_numpy(data.x).to(net.weights[0].dtype)).double()
+    if data.classes:
+        return float(torch.nn.functional.cross_entropy(out, torch.from_numpy(data.y).long()))
+    return float((out - torch.from_numpy(data.y)).square().sum(1).mean())
+
+
+def _best_of_folds(path: Path, ridge: float, depth: int) -> MLP:
+    """Return the network of this ridge and depth with the least loss on the fold that it has not seen."""
+    fits = [fit for fit in path.fits if (fit.ridge, fit.depth) == (ridge, depth) and fit.fold is not None]
+    return min(fits, key=lambda fit: float(fit.truncation.errors[-1].mean())).network
+
+
 def _on_all_rows(net: MLP, data: Data, ridge: float) -> MLP:
     """Go on from a network of some rows with all of them, a block at a time: memory does not grow with the rows.
 
@@ -202,6 +229,14 @@ def _on_all_rows(net: MLP, data: Data, ridge: float) -> MLP:
     trained = finished(run)
     assert isinstance(trained, MLP)
     return trained
+
+
+def few_rows(count: Count, data: Data) -> Count:
+    """Leave a count undetermined where fewer than ten rows differ: a linear map fits so few, and the mean too."""
+    if data.different >= LEAST:
+        return count
+    reason = f"undetermined: only {data.different} rows differ, expected at least {LEAST}; {count.reason}"
+    return replace(count, interval=(0, data.most), undetermined=True, reason=reason)
 
 
 def count_from(found: Evidence, trials: tuple[Trial, ...], most: int) -> Count:

@@ -17,18 +17,24 @@ from bnrank.networks.mlp import MLP, from_layers
 __all__ = ["LinearFit", "LinearMap", "best_linear", "linear_map", "sample_losses"]
 
 RIDGES = np.geomspace(1e-9, 10.0, 11)  # per sample, in the scale of training
+UNSEEN = -30.0  # logit of a class that is not there
 INVERSE_RIDGES = (0.01, 1.0, 100.0)  # scikit-learn's C
 
 
 @dataclass(frozen=True)
 class LinearMap:
-    """x -> B (x - centre) + level, with the principal directions V of its values and their standard deviations."""
+    """x -> B (x - centre) + level, with the principal directions V of its values and their standard deviations.
+
+    Without x the best values are not ``level`` where they are logits, but ``constant``, the logarithms of the
+    frequencies of the classes.
+    """
 
     b: np.ndarray
     centre: np.ndarray
     level: np.ndarray
     v: np.ndarray
     spectrum: np.ndarray
+    constant: np.ndarray
 
     def losses(self, x: np.ndarray, y: np.ndarray, top: int, classes: int = 0) -> np.ndarray:
         """Return the loss of every row of the map cut to ranks 0, 1, ..., top: shape (top + 1, N)."""
@@ -39,7 +45,7 @@ class LinearMap:
             whole = np.square(y - self.level).sum(axis=1)
             return np.maximum(whole - np.vstack([np.zeros((1, len(x))), gains]), 0.0)
         values = np.tile(self.level, (len(x), 1))
-        losses = [sample_losses(values, y, classes)]
+        losses = [sample_losses(np.tile(self.constant, (len(x), 1)), y, classes)]
         for j in range(top):
             values = values + made[j][:, None] * self.v[:, j]
             losses.append(sample_losses(values, y, classes))
@@ -48,7 +54,7 @@ class LinearMap:
     def network(self, rank: int) -> MLP:
         """Return the map cut to a rank, as V (V^T B x) + c of inner dimension max(rank, 1), float64."""
         v = self.v[:, : max(rank, 1)] * (rank > 0)
-        bias = self.level - v @ (v.T @ (self.b @ self.centre))
+        bias = self.level - v @ (v.T @ (self.b @ self.centre)) if rank else self.constant
         down = torch.from_numpy(v.T @ self.b)
         return from_layers([down, torch.from_numpy(v)], [torch.zeros(len(down)), torch.from_numpy(bias)], 1.0)
 
@@ -64,7 +70,7 @@ class LinearFit:
     ridge : float
         Of the ridge regression, per sample; 1 / (C N) of a logistic regression.
     errors : ndarray
-        Held-out loss of every row (or group of equal rows) at ranks 0, 1, ..., (K + 1, N).
+        Held-out loss of every row (or group of copies) at ranks 0, 1, ..., (K + 1, N).
     map : LinearMap
         The linear map of full rank, on all rows.
     """
@@ -95,7 +101,7 @@ def best_linear(
     classes : int
         Number of classes, 0 for the squared error.
     groups : ndarray, optional
-        The group of each row, (N,), where some have the same inputs.
+        The group of each row, (N,), where some are copies of others.
 
     Examples
     --------
@@ -148,7 +154,13 @@ def _maps(x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int) -> Ite
         v = vt.T
         if v.shape[1] < v.shape[0]:  # fewer rows than outputs
             v = np.hstack([v, np.zeros((v.shape[0], v.shape[0] - v.shape[1]))])
-        yield LinearMap(b, centre, level, v, values / np.sqrt(len(x)))
+        constant = _log_frequencies(y, classes) if classes else level
+        yield LinearMap(b, centre, level, v, values / np.sqrt(len(x)), constant)
+
+
+def _log_frequencies(y: np.ndarray, classes: int) -> np.ndarray:
+    counts = np.bincount(y, minlength=classes)
+    return np.where(counts > 0, np.log(np.maximum(counts, 1) / len(y)), UNSEEN)
 
 
 def _least_squares(x: np.ndarray, y: np.ndarray, ridges: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -166,7 +178,7 @@ def _logistic(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     seen = np.unique(y)
     for ridge in ridges:
-        b, level = np.zeros((classes, x.shape[1])), np.full(classes, -30.0)
+        b, level = np.zeros((classes, x.shape[1])), np.full(classes, UNSEEN)
         if len(seen) == 1:
             level[seen] = 0.0
         else:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import nn
 
 from bnrank.discovery.estimators.budget import Budget
+from bnrank.discovery.estimators.checking import groups_of_rows
 from bnrank.discovery.estimators.counting import Trial, by_group, is_better, least_within_error, standard_error
 from bnrank.discovery.estimators.cutting import Truncation, truncate
 from bnrank.measures import bottleneck
@@ -61,6 +63,16 @@ class Data:
         """Largest rank that a linear map can have."""
         return min(self.x.shape[1], self.classes - 1 if self.classes else self.y.shape[1])
 
+    @cached_property
+    def groups(self) -> np.ndarray:
+        """The group of copies of every row, (N,)."""
+        return groups_of_rows(self.x, self.y, labels=bool(self.classes))
+
+    @property
+    def different(self) -> int:
+        """Number of rows that are no copies of another."""
+        return int(self.groups.max()) + 1
+
     def rows(self, chosen: np.ndarray) -> Data:
         """Return some of the rows."""
         return Data(self.x[chosen], self.y[chosen], self.classes, self.limit)
@@ -96,11 +108,11 @@ class Path:
     data : Data
         The rows it was trained on.
     folds, groups : ndarray
-        The fold of every row, and its group of rows with the same inputs, (N,).
+        The fold of every row, and its group of copies, (N,).
     fits : list of Fit
         All networks.
     errors : dict
-        Ridge -> held-out loss of every row (or group of equal rows) of the network cut to k = 0, ..., K dimensions,
+        Ridge -> held-out loss of every row (or group of copies) of the network cut to k = 0, ..., K dimensions,
         (K + 1, N).
     tolerance : float
         Share of what is explained that more dimensions must add.
@@ -185,7 +197,7 @@ def explore(
     data : Data
         The table.
     folds, groups : ndarray
-        The fold of every row, and its group of rows with the same inputs, (N,).
+        The fold of every row, and its group of copies, (N,).
     level : ndarray
         Held-out loss of the mean (of the frequencies of the classes), by group: that of 0 dimensions.
     plan : Budget

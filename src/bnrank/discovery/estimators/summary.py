@@ -96,10 +96,12 @@ class Summary:
     def _lines(self) -> Iterator[str]:
         low, high = self.interval
         sure = "undetermined" if self.undetermined else f"interval {low} to {high}"
-        yield f"{self.estimator}: {self.rows} rows, {len(self.inputs)} inputs, {self.outputs} outputs"
+        classes = len(self.output_names) > self.outputs
+        out = f"{len(self.output_names)} classes" if classes else f"{self.outputs} outputs"
+        yield f"{self.estimator}: {self.rows} rows, {len(self.inputs)} inputs, {out}"
         yield f"components: {self.n_components} ({sure}; at most {self.bound} could be seen), model: {self.model}"
         yield f"  {self.reason}"
-        yield f"score on these rows: {self.score:.3g}"
+        yield f"score on these rows: {round(self.score, 6) + 0.0:.3g}"
         yield f"y depends on {self.n_input_directions} linear combination(s) of the inputs"
         yield "held-out loss by number of components"
         shown = min(len(self.held_out), max(self.n_components, high) + 3)
