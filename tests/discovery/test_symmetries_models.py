@@ -4,9 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, PolynomialFeatures, RobustScaler, StandardScaler
 from torch import nn
 
 from bnrank.discovery import BottleneckClassifier, BottleneckRegressor, NothingFoundWarning, symmetries
@@ -93,6 +94,43 @@ def test_steps_that_do_nothing_and_steps_that_are_not_affine():
         symmetries(squares, x)
     with pytest.raises(TypeError, match="model: got StandardScaler"):
         symmetries(make_pipeline(StandardScaler(), StandardScaler()).fit(x), x)
+
+
+def through(step, x):
+    """A pipeline of one step before two outputs that are read off."""
+
+    class Reads:
+        def fit(self, x, y=None):
+            self.width = x.shape[1]
+            return self
+
+        def as_module(self):
+            return nn.Linear(self.width, 2)
+
+        def transform(self, x):
+            return x
+
+    return Pipeline([("step", step), ("last", Reads())]).fit(x)
+
+
+def test_a_bent_column_is_seen_beside_one_of_large_values():
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.uniform(1, 5, 200), 1e8 * rng.standard_normal(200)], 1)
+    beside = ColumnTransformer([("log", FunctionTransformer(np.log), [0]), ("keep", "passthrough", [1])])
+    summed = FunctionTransformer(lambda x: np.log(x[:, :1]) + x[:, 1:])
+    for step in (beside, summed):
+        with pytest.raises(ValueError, match="are no affine map"):
+            module_of(through(step, x), torch.tensor(x))
+
+
+def test_affine_steps_of_any_size_are_affine():
+    x = np.random.default_rng(0).standard_normal((200, 3)) * [1.0, 1e8, 1e-8] + [1e9, 0.0, 1.0]
+    x = np.column_stack([x, x[:, 0], np.full(200, 7.0)])
+    for step in (StandardScaler(), PCA(), RobustScaler(), make_pipeline(StandardScaler(), PCA(whiten=True))):
+        module = module_of(through(step, x), torch.tensor(x))
+        np.testing.assert_allclose(
+            outputs_of(module[0], torch.tensor(x)).numpy()[:, 0], step.transform(x)[:, 0], atol=1e-5
+        )
 
 
 def test_an_estimator_that_found_nothing():

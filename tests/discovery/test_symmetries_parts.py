@@ -267,3 +267,30 @@ def test_a_field_within_the_error_without_a_clear_gap_is_left_open():
     assert len(left_open.vectors) == 0
     assert carried_out(Rings(), found, family, where, sample, 0.001, 0).status == "none"
     assert carried_out(Rings(), found, family, where, sample, None, 0).status == "none"
+
+
+@pytest.mark.parametrize(
+    ("error", "verdicts"),
+    [
+        (None, ["exact", "approximate", "no"]),
+        (0.0, ["exact", "no", "no"]),
+        (0.02, ["exact", "no", "no"]),
+        (0.05, ["exact", "approximate", "no"]),
+        (0.2, ["exact", "approximate", "undetermined"]),
+    ],
+)
+def test_what_a_large_error_hides_does_not_count_as_held(error, verdicts):
+    class Bent(torch.nn.Module):  # flips of a change nothing, of b a little, of c by more than a tenth
+        def forward(self, x):
+            return (x[:, 0] ** 2 + 0.05 * x[:, 1] + 0.25 * x[:, 2])[:, None]
+
+    found = symmetries(Bent(), normal(400, 3), error=error, names=list("abc"))
+    flips = {test.text: test for test in found.finite if test.kind == "sign flip"}
+    tests = [flips[f"{name} -> -{name}"] for name in "abc"]
+    assert 0.03 < tests[1].change < 0.075
+    assert 0.1 < tests[2].change < 0.3
+    assert [test.verdict for test in tests] == verdicts
+    assert set(found.held) == {test for test in found.finite if test.verdict in ("exact", "approximate")}
+    unknown = sum(test.verdict == "undetermined" for test in found.finite)
+    assert (f"; {unknown} change f by more than 0.1, but within its error" in found.summary()) == (unknown > 0)
+    assert [test.verdict for test in found.finite if test.change > 0.1 and test.verdict == "approximate"] == []

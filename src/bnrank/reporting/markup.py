@@ -39,7 +39,7 @@ __all__ = [
 
 _STATUS = {"pass": "good", "converged": "good", "fail": "bad", "diverged": "bad", "interrupted": "warn"}
 _STATUS |= {HOLDS: "good", f"{HOLDS} (vacuous)": "warn", VIOLATED: "bad", INCONCLUSIVE: "warn"}
-_STATUS |= {"exact": "good", "approximate": "good", "off the data": "warn"}
+_STATUS |= {"exact": "good", "approximate": "good", "off the data": "warn", "undetermined": "warn"}
 
 
 def paragraphs(text: str) -> str:

@@ -24,7 +24,7 @@ PAIRS_UP_TO = 32  # columns: above, pairs of flips are not tried
 SWAPS_UP_TO = 64
 NEAR = 2.0  # times the usual distance between samples: images farther off are off the data
 LOOKED_AT = 128  # images whose distance to the data is measured
-UNKNOWN = 0.1  # a change up to this is approximately none where the error of f is not known
+SMALL = 0.1  # a change up to this may be called none; a larger one is a change, whatever the error of f
 WITHIN = 1.5  # times the relative error of f: a change up to this is not told apart from none
 
 
@@ -46,8 +46,10 @@ class FiniteTest:
     distance : float
         Median distance of images to the nearest sample, over that of samples to their nearest, in standardised columns.
     verdict : str
-        "exact", "approximate", "no", or "off the data": images lie more than twice as far from the samples as these
-        from each other, so that what f does there is not known.
+        "exact"; "approximate": up to 0.1, and up to 1.5 times the relative error of f where that is known;
+        "undetermined": more than 0.1, but no more than 1.5 times the error, which could hide a symmetry as well as its
+        absence (noise of the targets counts as error); "no"; or "off the data": images lie more than twice as far from
+        the samples as these from each other, so that what f does there is not known.
     """
 
     kind: str
@@ -144,7 +146,6 @@ def tested(
     own = torch.cdist(scaled[:LOOKED_AT], scaled)
     own[torch.arange(len(own)), torch.arange(len(own))] = math.inf
     usual = float(own.min(1).values.median())
-    allowed = UNKNOWN if error is None else WITHIN * error
     results: list[FiniteTest] = []
     single: set[str] = set()
     for kind, text, both in maps:
@@ -155,14 +156,19 @@ def tested(
         change = math.sqrt(float((outputs_of(module, images) - before).square().sum()) / len(x)) / size
         near = torch.cdist(images[:LOOKED_AT] / coordinates.spread, scaled).min(1).values
         distance = float(near.median()) / max(usual, 1e-300)
-        if distance > NEAR:
-            verdict = "off the data"
-        else:
-            verdict = "exact" if change <= EXACT else "approximate" if change <= allowed else "no"
+        verdict = "off the data" if distance > NEAR else _verdict(change, error)
         if kind == "sign flip" and len(parts) == 1 and verdict in ("exact", "approximate"):
             single.add(parts[0])
         results.append(FiniteTest(kind, text, both, change, distance, verdict))
     return tuple(results)
+
+
+def _verdict(change: float, error: float | None) -> str:
+    if change <= EXACT:
+        return "exact"
+    if change > (SMALL if error is None else WITHIN * error):
+        return "no"
+    return "approximate" if change <= SMALL else "undetermined"
 
 
 def _constant(coordinates: Coordinates, column: int) -> bool:

@@ -17,7 +17,9 @@ from bnrank.networks.functional import Functional, unwrap
 __all__ = ["Mean", "disagreement", "module_of", "outputs_of", "relative_error", "with_columns"]
 
 CHUNK = 4096
-AFFINE = 1e-6  # of the largest value: by so much the steps of a pipeline may differ from an affine map
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a column, where the steps of a pipeline are looked at
+AFFINE = 1e-6  # of what a column varies by: by so much the steps of a pipeline may differ from an affine map
+ROUNDING = 1e-12  # of the largest terms of the map
 
 
 class Mean(nn.Module):
@@ -85,7 +87,8 @@ def _pipeline(model: Pipeline, x: Tensor) -> nn.Module:
     probes = _transformed(model, np.concatenate([mean[None], mean + np.diag(spread)]))
     matrix = ((probes[1:] - probes[0]).T) / spread
     expected, found = probes[0] + (points - mean) @ matrix.T, _transformed(model, points)
-    if np.abs(expected - found).max() > AFFINE * np.abs(found - found.mean(0)).max():
+    rounding = ROUNDING * (np.abs(probes[0]) + np.abs(matrix) @ np.abs(points).max(0))
+    if not (_agree(expected, found, rounding) and _alone(model, points, probes[0], matrix, rounding)):
         steps = ", ".join(name for name, _ in model.steps[:-1])
         raise ValueError(
             f"model: got a Pipeline whose steps before the last ({steps}) are no affine map of x, expected scalings "
@@ -94,6 +97,25 @@ def _pipeline(model: Pipeline, x: Tensor) -> nn.Module:
     layer = nn.Linear(matrix.shape[1], matrix.shape[0]).double()
     layer.weight.data, layer.bias.data = torch.from_numpy(matrix), torch.from_numpy(probes[0] - matrix @ mean)
     return nn.Sequential(layer, copy.deepcopy(last).double())
+
+
+def _agree(expected: np.ndarray, found: np.ndarray, rounding: np.ndarray) -> bool:
+    """Say whether values (n, m) agree in every column, to a millionth of what it varies by, and ``rounding`` (m,)."""
+    return bool((np.abs(expected - found).max(0) <= AFFINE * np.abs(found - found.mean(0)).max(0) + rounding).all())
+
+
+def _alone(model: Pipeline, points: np.ndarray, centre: np.ndarray, matrix: np.ndarray, rounding: np.ndarray) -> bool:
+    """Say whether the steps are affine in every column of x by itself, the others at their mean.
+
+    A column of small values may be bent where one of large values that goes into the same sums hides it.
+    """
+    mean, d = points.mean(0), points.shape[1]
+    values = np.quantile(points, QUANTILES, axis=0)
+    probes = np.repeat(mean[None, None], len(values), 0).repeat(d, 1)  # value, column that moves, column
+    probes[:, np.arange(d), np.arange(d)] = values
+    found = _transformed(model, probes.reshape(-1, d)).reshape(len(values), d, -1)
+    expected = centre + (values - mean)[:, :, None] * matrix.T
+    return all(_agree(expected[:, j], found[:, j], rounding) for j in range(d))
 
 
 def _transformed(model: Pipeline, points: np.ndarray) -> np.ndarray:

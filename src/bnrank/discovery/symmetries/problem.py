@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,8 @@ from bnrank.measures import jacobian
 
 __all__ = ["Problem", "read"]
 
-LONGEST = 10.0  # times the median: longer Jacobians are cut to that length
+SHARE = 0.02  # of the sum of squares of all Jacobians: no single sample holds more
+FAIR = 5.0  # times its equal part, where there are few samples
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,22 @@ def _sample(module: nn.Module, x: Tensor, where: Coordinates) -> Sample:
 
 
 def _shortened(jacobians: Tensor) -> Tensor:
-    """Return Jacobians (N, m, q) of which those longer than 10 times the median of those that are not 0 are cut."""
+    """Return Jacobians (N, m, q), the longest cut to the largest length c at which none holds too much of the whole.
+
+    c^2 <= share sum_i min(||J_i||, c)^2, with a share of 2 percent, or 5 / n if fewer than 250 of them, n, are not 0.
+    With the m longest cut, c^2 = share sum_{i > m} ||J_i||^2 / (1 - share m). A function that is steep in few places
+    keeps what it does there; a sample beside a pole does not decide alone.
+    """
     lengths = jacobians.flatten(1).norm(dim=1)
-    if not bool(lengths.any()):
+    size = lengths.max()
+    if not float(size):
         return jacobians
-    longest = LONGEST * lengths[lengths > 0].median()
+    squares = (lengths / size).square().sort(descending=True).values
+    share = max(SHARE, FAIR / int((squares > 0).sum()))
+    left = squares.flip(0).cumsum(0).flip(0)
+    for m in range(min(len(squares), math.ceil(1 / share))):
+        cap = share * float(left[m]) / (1 - share * m)
+        if float(squares[m]) <= cap:
+            break
+    longest = size * math.sqrt(cap) if m else size
     return jacobians * (longest / lengths.clamp(min=longest))[:, None, None]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bnrank.discovery.symmetries import picture
 from bnrank.discovery.symmetries.finding import Found
-from bnrank.discovery.symmetries.finite import FiniteTest
+from bnrank.discovery.symmetries.finite import SMALL, FiniteTest
 from bnrank.discovery.symmetries.pieces import Piece
 
 __all__ = ["Symmetries"]
@@ -152,11 +152,12 @@ class Symmetries:
         else:
             lines.append(f"  rank of the Jacobian {self.rank}; the dimension of orbits is not settled")
         exact = [test.text for test in self.held]
-        unknown = sum(test.verdict == "off the data" for test in self.finite)
+        away, unknown = (sum(test.verdict == v for test in self.finite) for v in ("off the data", "undetermined"))
         if self.finite:
             lines.append(
                 f"{len(exact)} of {len(self.finite)} finite symmetries tested hold"
-                + (f"; {unknown} lead off the data" if unknown else "")
+                + (f"; {away} lead off the data" if away else "")
+                + (f"; {unknown} change f by more than {SMALL}, but within its error: undetermined" if unknown else "")
             )
             lines += [
                 f"  {test.text} ({test.verdict}, change {test.change:.2g})"

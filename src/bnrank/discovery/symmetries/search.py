@@ -53,8 +53,8 @@ def symmetries(
         s(v) = sqrt(q) rms_i ||Jf(x_i) v(x_i)|| / (rms_i ||Jf(x_i)||_F rms_i ||v(x_i)||),
 
     both norms on the right in z. It has no units, is 0 for a symmetry and about 1 for a field whose directions have
-    nothing to do with Jf, and an affine change of x does not change it. (Jacobians of single samples that are longer
-    than 10 times the median are cut to that length: near a pole one sample would decide.)
+    nothing to do with Jf, and an affine change of x does not change it. (The longest Jacobians are cut until no single
+    sample holds more than 2 percent of the sum of ||Jf(x_i)||_F^2: near a pole one sample would decide.)
 
     First come constant fields: directions that f ignores, which are divided out. Then all affine fields A x + b of the
     coordinates that are left (or the span of given fields): singular values s_1 <= s_2 <= ... of v -> (Jf(x_i)

@@ -13,7 +13,7 @@ from bnrank.discovery.symmetries import algebra
 from bnrank.discovery.symmetries.blocks import rotation_blocks
 from bnrank.discovery.symmetries.coordinates import Coordinates
 from bnrank.discovery.symmetries.pieces import Piece, Search, centres, common, sparse
-from bnrank.discovery.symmetries.wording import axes_of, combination, field_text, point_text, readable, upright
+from bnrank.discovery.symmetries.wording import SMALL, axes_of, combination, field_text, point_text, readable, upright
 
 __all__ = ["rotated"]
 
@@ -132,6 +132,27 @@ def _roots(metric: Tensor) -> tuple[Tensor, Tensor]:
     return (vectors * root) @ vectors.T, (vectors / root) @ vectors.T
 
 
+def _ellipsoid(space: Tensor, names: Sequence[str], units: Tensor) -> str:
+    """Describe the ellipsoid {space u: |u| = 1}, (n, n): semi-axes if they lie along columns, else its squared length.
+
+    That of x is x^T (space space^T)^-1 x, written with coefficient 1 of the first square.
+    """
+    inverse = torch.linalg.inv(space / units[:, None])
+    form = inverse.T @ inverse
+    diagonal = form.diagonal().sqrt()
+    if float((form / torch.outer(diagonal, diagonal)).triu(1).abs().max()) <= SMALL:
+        sizes = units / diagonal
+        return "semi-axes " + " : ".join(f"{size:.3g}" for size in (sizes / sizes[0]).tolist())
+    first, second = torch.triu_indices(len(names), len(names))
+    scales = units[first] * units[second]
+    terms = form[first, second] * torch.where(first == second, 1.0, 2.0) / scales
+    products = [
+        f"{names[i]}^2" if i == j else f"{names[i]} {names[j]}"
+        for i, j in zip(first.tolist(), second.tolist(), strict=True)
+    ]
+    return f"squared length {combination(terms / terms[0], products, 1 / scales)}"
+
+
 def _text(space: Tensor, centre: Tensor, metric: str, where: Coordinates, names: Sequence[str]) -> str:
     """Say which directions are turned, in which lengths, about which point."""
     n, q = space.shape[1], where.dimension
@@ -147,9 +168,7 @@ def _text(space: Tensor, centre: Tensor, metric: str, where: Coordinates, names:
         shown = ", ".join(names[i] for i in axes)
         words = f"rotation in the plane ({shown})" if n == 2 else f"all rotations of ({shown})"
         if metric == "ellipsoid":
-            sizes = space[axes].diagonal().abs()
-            ratios = " : ".join(f"{size:.3g}" for size in (sizes / sizes[0]).tolist())
-            lengths = f" (of an ellipsoid, semi-axes {ratios})"
+            lengths = f" (of an ellipsoid, {_ellipsoid(space[axes], [names[i] for i in axes], where.spread[axes])})"
     elif n == q == len(names):
         words = "all rotations"
     elif n == q - 1 and q == len(names):
