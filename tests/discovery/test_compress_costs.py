@@ -1,9 +1,11 @@
+import itertools
 import math
 
 import pytest
 import torch
 from torch import nn
 
+from bnrank.discovery.compression import Certificate, Latency, compress, costs
 from bnrank.discovery.compression.bounds import lipschitz
 from bnrank.discovery.compression.costs import latency, multiply_adds, parameters
 from bnrank.discovery.compression.judging import change
@@ -110,3 +112,51 @@ def test_zero_padding_is_not_taken_for_wrapping_around():
 )  # fmt: skip
 def test_where_no_constant_is_known_there_is_none(part):
     assert lipschitz([part], torch.ones(1, 2, 8)) is None
+
+
+def timed(least, low, high):
+    return Latency((low + high) / 2, low, high, 8, 5, 1, "cpu", "float32", least)
+
+
+def certified(before, after):
+    same = change(torch.eye(3), torch.eye(3))
+    return Certificate(0.1, same, same, None, None, 6, 5, 4, 3, before, after)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ratio", "certain"),
+    [
+        ((4.0, 5.0, 6.0), (1.0, 2.0, 3.0), 4.0, True),
+        ((4.0, 5.0, 6.0), (4.0, 5.5, 80.0), 1.0, False),  # a machine that was busy now and then
+        ((4.0, 5.0, 6.0), (3.9, 5.5, 80.0), 4 / 3.9, False),
+        ((4.0, 5.0, 6.0), (1.0, 2.0, 5.5), 4.0, False),
+        ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), 0.25, True),
+        ((3.0, 5.0, 6.0), (2.0, 7.0, 8.0), 1.5, False),  # quartiles apart, but the other way round
+        ((4.0, 5.0, 6.0), (4.0, 5.0, 6.0), 1.0, True),  # the same measurement
+    ],
+)
+def test_the_speed_up_is_that_of_the_least_times_and_says_where_it_is_uncertain(before, after, ratio, certain):
+    found = certified(timed(*before), timed(*after))
+    assert found.speedup == ratio
+    assert found.speedup_certain is certain
+    line = next(line for line in str(found).splitlines() if "latency" in line)
+    assert "least latency" in line
+    assert f"{ratio:.3g}" in line
+    assert ("uncertain" in line) is not certain
+
+
+def test_the_least_time_is_not_that_of_a_disturbed_round(monkeypatch):
+    """Nine of ten rounds take a hundred times longer: the quartiles move, the least time stays."""
+    count = itertools.count()
+    monkeypatch.setattr(costs, "_seconds", lambda *_: 1e-3 if next(count) % 10 == 3 else 0.1)
+    (found,) = latency([nn.Linear(2, 2)], torch.ones(4, 2), repeats=20)
+    assert (found.least, found.low, found.median) == (1e-3, 0.1, 0.1)
+
+
+def test_what_did_not_change_is_timed_once():
+    net = nn.Sequential(nn.Linear(3, 3)).double()
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    found = compress(net, x, 1e-6, repeats=2, batch=8)
+    assert not found.changed
+    assert found.certificate.latency is found.certificate.latency_before
+    assert (found.certificate.speedup, found.certificate.speedup_certain) == (1.0, True)

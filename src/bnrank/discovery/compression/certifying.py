@@ -6,13 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.discovery.compression import costs
+from bnrank.discovery.compression.arguments import outputs
 from bnrank.discovery.compression.bounds import Bound, lipschitz
 from bnrank.discovery.compression.certificate import Accuracy, Certificate
 from bnrank.discovery.compression.chain import Parts, trace
 from bnrank.discovery.compression.judging import change
 from bnrank.discovery.compression.sampling import Parted
 from bnrank.measures import jacobian
-from bnrank.networks.functional import Functional
+from bnrank.networks.functional import Functional, unwrap
 
 __all__ = ["certified"]
 
@@ -26,6 +27,7 @@ def certified(
     after: nn.Module,
     parted: Parted,
     tol: float,
+    reference: tuple[Tensor, Tensor],
     whole: tuple[Parts, Parts] | None,
     batch: int,
     repeats: int,
@@ -40,20 +42,25 @@ def certified(
         Samples.
     tol : float
         As given.
+    reference : tuple of Tensor
+        Outputs of the first on all samples and on those held out, (N, outputs) in float64.
     whole : tuple of parts, optional
         The parts of both, where these are all of the module.
     batch, repeats : int
         Of the measured latency.
     """
     x, kept = parted.x, parted.kept
-    f, g = Functional(before), Functional(after)
-    on_x, on_kept = ((_outputs(f, part), _outputs(g, part)) for part in (x, kept))
+    same = unwrap(after) is before
+    g = None if same else Functional(after)
+    on_x, on_kept = (
+        (known, known if g is None else outputs(g, part, "x")) for known, part in zip(reference, (x, kept), strict=True)
+    )
     sample = _like(before, x[:1])
     parts = whole or (None, None)
     (rank_before, jacobian_before), (rank, jacobian_after) = (
         _ranks(some, net, sample, x) for some, net in zip(parts, (before, after), strict=True)
     )
-    latency_before, latency = costs.latency([before, after], x, batch=batch, repeats=repeats)
+    timed = costs.latency([before] if same else [before, after], x, batch=batch, repeats=repeats)
     return Certificate(
         tol,
         change(*on_x),
@@ -64,19 +71,14 @@ def certified(
         costs.parameters(after),
         costs.multiply_adds(before, sample),
         costs.multiply_adds(after, sample),
-        latency_before,
-        latency,
+        timed[0],
+        timed[-1],
         rank_before=rank_before,
         jacobian_rank=jacobian_after,
         jacobian_rank_before=jacobian_before,
         accuracy=None if parted.y is None else _accuracy(on_x, parted.y),
         held_out_accuracy=None if parted.y_kept is None else _accuracy(on_kept, parted.y_kept),
     )
-
-
-def _outputs(function: Functional, x: Tensor, chunk: int = 1024) -> Tensor:
-    with torch.no_grad():
-        return torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk)])
 
 
 def _like(module: nn.Module, x: Tensor) -> Tensor:
@@ -87,12 +89,12 @@ def _like(module: nn.Module, x: Tensor) -> Tensor:
     return x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
 
 
-def _bound(whole: tuple[Parts, Parts], sample: Tensor, outputs: tuple[Tensor, Tensor]) -> Bound | None:
+def _bound(whole: tuple[Parts, Parts], sample: Tensor, found: tuple[Tensor, Tensor]) -> Bound | None:
     before, after = (lipschitz(parts, sample) for parts in whole)
     if before is None or after is None:
         return None
-    each = (outputs[0] - outputs[1]).norm(dim=1)
-    return Bound(before, after, float(each.max()), float(outputs[0].norm()) / len(each) ** 0.5)
+    each = (found[0] - found[1]).norm(dim=1)
+    return Bound(before, after, float(each.max()), float(found[0].norm()) / len(each) ** 0.5)
 
 
 def _ranks(parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor) -> tuple[int | None, int | None]:
@@ -115,9 +117,6 @@ def _ranks(parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor) -> tu
     return upper, int((found > RTOL * found[:, :1]).sum(1).max())
 
 
-def _accuracy(outputs: tuple[Tensor, Tensor], y: Tensor) -> Accuracy:
-    classes = outputs[0].shape[1]
-    if len(y) and int(y.max()) >= classes:
-        raise ValueError(f"y: got the class {int(y.max())}, expected less than the number of outputs, {classes}")
-    before, after = (float((out.argmax(1) == y).double().mean()) for out in outputs)
+def _accuracy(found: tuple[Tensor, Tensor], y: Tensor) -> Accuracy:
+    before, after = (float((out.argmax(1) == y).double().mean()) for out in found)
     return Accuracy(before, after, len(y))

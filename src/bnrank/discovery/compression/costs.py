@@ -38,6 +38,8 @@ class Latency:
         Of torch.
     device, dtype : str
         Where, and in which precision.
+    least : float
+        Over the repeats: what other work on the machine disturbs least.
     """
 
     median: float
@@ -48,6 +50,7 @@ class Latency:
     threads: int
     device: str
     dtype: str
+    least: float
 
 
 def parameters(module: nn.Module) -> int:
@@ -157,6 +160,7 @@ def latency(modules: Sequence[nn.Module], x: Tensor, *, batch: int = 256, repeat
             torch.get_num_threads(),
             str(given.device),
             str(given.dtype).removeprefix("torch."),
+            float(times[i].min()),
         )
         for i, (_, given) in enumerate(runners)
     )

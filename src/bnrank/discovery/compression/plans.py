@@ -140,9 +140,12 @@ def load(path: str | os.PathLike[str], module: nn.Module | None = None) -> nn.Mo
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-            plan = json.loads((file.metadata() or {})[_KEY])["plan"]
+            metadata = file.metadata() or {}
+            plan = json.loads(metadata[_KEY])["plan"] if _KEY in metadata else None
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"path: {path} is no complete file of a compressed network: {error!r}") from error
+    if plan is None:
+        raise ValueError(f"path: {path} holds tensors, but no compressed network that Compressed.save wrote")
     if "" not in plan and module is None:
         raise ValueError(f"module: got none, but {path} holds stretches {', '.join(plan)} of a larger module")
     network = copy.deepcopy(module) if module is not None else nn.Module()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank import _validate
+from bnrank.discovery.compression.arguments import LEAST, array, classes, samples
 from bnrank.discovery.compression.chain import Stretch, trace
-from bnrank.networks.functional import example
 
 __all__ = ["ENRICH", "Parted", "affordable", "enriched", "entering", "split"]
 
@@ -44,38 +44,29 @@ class Parted(NamedTuple):
 
 def split(module: nn.Module, x: Tensor, y: Any, held_out: Any, seed: int) -> Parted:
     """Return the samples that decide and those that are held out, a share of x or others."""
-    y = None if y is None else _classes(y, len(x), "y")
+    y = None if y is None else classes(y, len(x), "y")
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     y_kept = None
     if isinstance(held_out, tuple):
         if len(held_out) != 2 or y is None:
             raise ValueError("held_out: got a tuple, expected samples, or samples and classes where y is given, too")
-        held_out, y_kept = held_out[0], _classes(held_out[1], len(held_out[0]), "held_out[1]")
+        kept = samples(module, held_out[0], "held_out[0]", LEAST)
+        held_out, y_kept = kept, classes(held_out[1], len(kept), "held_out[1]")
+    held_out = array(held_out, "held_out")
     if isinstance(held_out, Tensor | np.ndarray):
-        kept = example(module, held_out)
+        kept = samples(module, held_out, "held_out", LEAST)
         if kept.shape[1:] != x.shape[1:]:
             raise ValueError(
                 f"held_out: got samples of shape {tuple(kept.shape[1:])}, expected {tuple(x.shape[1:])} as in x"
             )
+        if kept.is_floating_point() != x.is_floating_point():
+            raise TypeError(f"held_out: got dtype {kept.dtype}, expected samples like x, of dtype {x.dtype}")
         return Parted(x, y, x[order], kept, y_kept)
     share = _validate.number(held_out, "held_out", 0.0, strict=True)
     if share >= 1:
         raise ValueError(f"held_out: got {share:g}, expected samples or a share of x in (0, 1)")
-    count = min(max(1, round(share * len(x))), len(x) - 4)
+    count = min(max(2, round(share * len(x))), len(x) - 4)
     return Parted(x, y, x[order[count:]], x[order[:count]], None if y is None else y[order[:count]])
-
-
-def _classes(y: Any, count: int, name: str) -> Tensor:
-    if not isinstance(y, Tensor | np.ndarray):
-        raise TypeError(f"{name}: got {_validate.describe(y)}, expected a Tensor or ndarray of integers")
-    labels = torch.as_tensor(y).detach().cpu()
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"{name}: got dtype {labels.dtype}, expected integers from 0, the places of the outputs")
-    if labels.shape != (count,):
-        raise ValueError(f"{name}: got shape {tuple(labels.shape)}, expected ({count},), one class per sample")
-    if count and int(labels.min()) < 0:
-        raise ValueError(f"{name}: got the class {int(labels.min())}, expected integers from 0")
-    return labels
 
 
 def enriched(x: Tensor, fitted: int, least: int, seed: int) -> Tensor:

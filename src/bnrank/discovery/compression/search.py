@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from bnrank import _validate
 from bnrank.discovery.compression import costs, plans
+from bnrank.discovery.compression.arguments import LEAST, check_classes, check_spread, outputs
+from bnrank.discovery.compression.arguments import samples as given
 from bnrank.discovery.compression.certifying import certified
 from bnrank.discovery.compression.chain import Parts, Stretch, Untouched, is_linear, stretches
 from bnrank.discovery.compression.judging import Judge
+from bnrank.discovery.compression.pricing import counts
 from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.compression.sampling import ENRICH, affordable, enriched, entering, split
 from bnrank.discovery.compression.stages import Cut, Step, cut_down
 from bnrank.discovery.compression.tuning import tuned
-from bnrank.networks.functional import Functional, check_finite, example, unwrap
+from bnrank.networks.functional import Functional, check_finite, unwrap
 
 __all__ = ["compress"]
 
-LEAST = 8  # samples: fewer cannot be split in three
-TUNED = (4.0, 2.0, 1.0)  # times the tolerance that is cut down to before tuning
+TUNED = (4.0, 2.0, 1.4, 1.0)  # times the tolerance that is cut down to before tuning
 MARGIN = 0.85  # of the tolerance is spent: new samples differ more than those that decided
 SELECTING = 0.25  # of the deciding samples
 
 
 def compress(
     module: nn.Module,
-    x: Tensor | np.ndarray,
+    x: Tensor | np.ndarray | pd.DataFrame,
     tol: float = 0.01,
     *,
-    y: Tensor | np.ndarray | None = None,
-    held_out: float | Tensor | np.ndarray | tuple[Any, Any] = 0.2,
+    y: Tensor | np.ndarray | pd.Series | None = None,
+    held_out: float | Tensor | np.ndarray | pd.DataFrame | tuple[Any, Any] = 0.2,
     tune: int = 0,
     samples: int = 2000,
     batch: int = 256,
@@ -70,18 +73,19 @@ def compress(
     module : torch.nn.Module
         Any module; it is not changed. What can be compressed are stretches of Linear and convolutions with anything
         between, in eval mode; the rest stays and is listed.
-    x : Tensor or ndarray
+    x : Tensor, ndarray or DataFrame
         Samples like those that the network is for, (N, ...), at least 8; more are better. They need no labels.
     tol : float
-        Largest change of the output, ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F: relative to the spread
-        of the outputs, which is the stricter way: relative to the outputs themselves it is never more.
-    held_out : float or Tensor or ndarray
-        Share of x that is kept for the certificate, in (0, 1), or samples for it; a pair of samples and classes where
-        ``y`` is given.
+        Largest change of the output, ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, 0 < tol < 1: relative to the spread
+        of the outputs, which is the stricter way: relative to the outputs themselves it is never more. 1 is a constant.
+    held_out : float, Tensor, ndarray or DataFrame
+        Share of x that is kept for the certificate, in (0, 1), or at least 8 samples for it; a pair of samples and
+        classes where ``y`` is given.
     tune : int
-        Iterations of L-BFGS that fit the parameters left to the outputs before; 0 for none. Then four and two times the
-        tolerance are tried for the cuts, too, and taken if tuning brings the change within it.
-    y : Tensor or ndarray, optional
+        Iterations of L-BFGS that fit the parameters left to the outputs before; 0 for none. Then 1.4, 2 and 4 times
+        the tolerance are tried for the cuts, too, and taken if tuning brings the change within it. The network has
+        never more parameters, or multiply-adds, than without.
+    y : Tensor, ndarray or Series, optional
         (N,), the classes of x as integers from 0, where the largest output is the class: the certificate then says the
         accuracy before and after. They decide nothing.
     samples : int
@@ -100,8 +104,8 @@ def compress(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, there are too few samples, parameters are not finite, or the module cannot
-        be run on x.
+        If an argument is out of range, there are too few samples, the outputs do not vary on them, parameters are not
+        finite, or the module cannot be run on x.
 
     Notes
     -----
@@ -120,8 +124,10 @@ def compress(
     >>> found.certificate.met, found.certificate.parameters < found.certificate.parameters_before / 5
     (True, True)
     """
-    x = example(unwrap(module), x, minimum=LEAST)
+    x = given(unwrap(module), x, "x", LEAST)
     tol = _validate.number(tol, "tol", 0.0, strict=True)
+    if tol >= 1:
+        raise ValueError(f"tol: got {tol:g}, expected 0 < tol < 1, a share of the spread of the outputs")
     tune, samples = _validate.integer(tune, "tune", 0), _validate.integer(samples, "samples", LEAST)
     batch, repeats = _validate.integer(batch, "batch"), _validate.integer(repeats, "repeats")
     seed = _validate.integer(seed, "seed", 0)
@@ -129,6 +135,10 @@ def compress(
     original = unwrap(module)
     parted = split(original, x, y, held_out, seed)
     function = Functional(original)
+    reference = outputs(function, x, "x"), outputs(function, parted.kept, "held_out")
+    check_classes(parted.y, reference[0], "y")
+    check_classes(parted.y_kept, reference[1], "held_out[1]")
+    check_spread(original, x, parted.kept, reference)
     work = copy.deepcopy(original).double().eval().requires_grad_(True)
     deciding = parted.deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
     with torch.no_grad():
@@ -138,11 +148,11 @@ def compress(
     selecting = max(1, round(SELECTING * len(deciding)))
     deciding = enriched(deciding, len(deciding) - selecting, min(ENRICH, most), seed)
     search = _Search(deciding, function(deciding).detach(), len(deciding) - selecting, tune)
-    search.cut(work, found, MARGIN * tol)
+    search = _smallest(search, work, found, MARGIN * tol)
     new = search.new
     network = _finished(original, new) if new else module
     whole = (found[0].parts, new.get("", found[0].parts)) if len(found) == 1 and not found[0].name else None
-    certificate = certified(original, network, parted, tol, whole, batch, repeats)
+    certificate = certified(original, network, parted, tol, reference, whole, batch, repeats)
     reason = "; ".join(search.reasons) if found else "no linear or convolutional layer that could be replaced"
     left = (*untouched, *search.untouched)
     plan = {name: plans.describe(parts) for name, parts in new.items()}
@@ -205,6 +215,25 @@ class _Search:
                     self.untouched.append(Untouched(stretch.name, kind, "part of a stretch that cannot be read"))
 
 
+def _smallest(search: _Search, work: nn.Module, found: list[Stretch], tol: float) -> _Search:
+    """Run a search; with tuning and several stretches without tuning, too, and take that one where it is smaller.
+
+    What tuning of one stretch does to the change decides how much is left to the next.
+    """
+    if not search.tune or len(found) < 2:
+        search.cut(work, found, tol)
+        return search
+    plain, other = _Search(search.x, search.reference, search.fitted, 0), copy.deepcopy(work)
+    plain.cut(other, found, tol)
+    search.cut(work, found, tol)
+    tuned_size, size = ((costs.parameters(net), costs.multiply_adds(net, search.x)) for net in (work, other))
+    return search if _no_larger(tuned_size, size) else plain
+
+
+def _no_larger(a: Sequence[int], b: Sequence[int]) -> bool:
+    return all(one <= other for one, other in zip(a, b, strict=True))
+
+
 class _Given(nn.Module):
     """Stands for a stretch of which the output is given."""
 
@@ -237,13 +266,19 @@ def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _cut(judge: Judge, stretch: Stretch, limit: float, tune: int) -> Cut:
-    """Cut a stretch down; with tuning, to the largest multiple of the limit that tuning brings back within it."""
+    """Cut a stretch down; with tuning, to the largest multiple of the limit that tuning brings back within it.
+
+    Of what is tuned that counts which has no more parameters and multiply-adds than without tuning: fewer layers could
+    make up for more of them in the price that everything else is chosen by.
+    """
+    plain = cut_down(judge, stretch.parts, stretch.name, limit)
     if not tune:
-        return cut_down(judge, stretch.parts, stretch.name, limit)
-    outcomes = []
+        return plain
+    outcomes = [plain]
+    size = counts(plain.parts, judge.x)[:2]
     for factor in TUNED:
-        cut = cut_down(judge, stretch.parts, stretch.name, factor * limit)
-        if not cut.steps:
+        cut = plain if factor == 1 else cut_down(judge, stretch.parts, stretch.name, factor * limit)
+        if not cut.steps or not _no_larger(counts(cut.parts, judge.x)[:2], size):
             continue
         parts, found = tuned(judge, cut.parts, tune)
         step = Step("tune", stretch.name, f"at most {tune} iterations of L-BFGS at fixed size", found)
@@ -251,9 +286,7 @@ def _cut(judge: Judge, stretch: Stretch, limit: float, tune: int) -> Cut:
             cut = Cut(parts, (*cut.steps, step), cut.cost, found, cut.reason)
         if cut.change <= limit:
             outcomes.append(cut)
-    if outcomes:
-        return min(outcomes, key=lambda c: (c.cost, c.change))
-    return cut_down(judge, stretch.parts, stretch.name, limit)
+    return min(outcomes, key=lambda c: (c.cost, c.change))
 
 
 def _fold_step(stretch: Stretch) -> list[Step]:

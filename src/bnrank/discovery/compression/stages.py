@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bnrank.discovery.compression.chain import Parts, is_linear
+from bnrank.discovery.compression.chain import Parts, convolution, is_linear
 from bnrank.discovery.compression.collapse import Collapsing
 from bnrank.discovery.compression.factoring import factored
 from bnrank.discovery.compression.judging import Judge
-from bnrank.discovery.compression.neurons import narrowed, rankings, without_superfluous
+from bnrank.discovery.compression.neurons import Ranking, narrowed, rankings, without_superfluous
 from bnrank.discovery.compression.pricing import Counts, cost, counts
 from bnrank.discovery.compression.scaling import balanced
 
@@ -65,7 +65,7 @@ class Cut:
     change : float
         What the judge measured.
     reason : str
-        Why nothing was collapsed; empty where something was.
+        Why nothing was collapsed, and why every neuron or channel stays where so; empty where something was collapsed.
     """
 
     parts: Parts
@@ -88,7 +88,8 @@ def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
         what = f"{removed} dead or constant, {merged} parallel to others"
         steps.append(Step("prune", _where(name), f"removed neurons and channels: {what}", 0.0))
     start = Cut(slim, tuple(steps), cost(slim, judge.x, whole), judge(slim))
-    outcomes = [start, *_narrowed_and_factored(judge, start, name, tol, whole)]
+    ranked = rankings(judge, slim, whole)
+    outcomes = [start, *_narrowed_and_factored(judge, start, name, tol, whole, ranked)]
     search = Collapsing(judge, slim, whole)
     collapsed: dict[tuple[int, int, int], Cut] = {}
     for share in COLLAPSE_SHARES:
@@ -101,11 +102,14 @@ def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
             cut = Cut(found.parts, (*start.steps, step), found.cost, found.change)
             collapsed.setdefault((found.first, found.last, found.rank), cut)
     for cut in collapsed.values():
-        outcomes += [cut, *_narrowed_and_factored(judge, cut, name, tol, whole)]
+        ranked_then = rankings(judge, cut.parts, whole)
+        outcomes += [cut, *_narrowed_and_factored(judge, cut, name, tol, whole, ranked_then)]
     best = min(outcomes, key=lambda c: (c.cost, c.change))
     reason = ""
     if all(step.kind != "collapse" for step in best.steps):
         reason = _reason(parts, bool(collapsed), search, tol)
+        if all(step.kind != "narrow" for step in best.steps):
+            reason += _all_kept(slim, ranked, judge.scale, tol)
     return Cut(balanced(best.parts, judge.x), best.steps, best.cost, best.change, reason)
 
 
@@ -120,13 +124,32 @@ def _reason(parts: Parts, collapsible: bool, search: Collapsing, tol: float) -> 
         why = f"the best of the cheaper linear maps changes the output by {100 * search.nearest:.3g} percent"
         return f"no bottleneck across depth: {why}, more than the {allowed:.3g} percent allowed"
     if search.skipped:
-        return f"no bottleneck found: {search.skipped} runs of layers have too many values to fit a linear map between"
+        runs = "1 run of layers has" if search.skipped == 1 else f"{search.skipped} runs of layers have"
+        return f"no bottleneck found: {runs} too many values at either end for a linear map to be fitted"
     return "no bottleneck across depth: no linear map of low rank is cheaper than the layers that it would replace"
 
 
-def _narrowed_and_factored(judge: Judge, cut: Cut, name: str, tol: float, whole: Counts) -> list[Cut]:
+def _all_kept(parts: Parts, ranked: list[Ranking], scale: float, tol: float) -> str:
+    """Say why no neuron or channel was left out; nothing where there are none between two layers."""
+    linear = [part for part in parts if is_linear(part)]
+    if len(linear) < 2:
+        return ""
+    units = "channel" if any(map(convolution, linear[:-1])) else "neuron"
+    if not ranked:
+        return f"; every {units} stays: what stands between the layers mixes them"
+    change = min(float(ranking.tails[-2]) for ranking in ranked) / scale
+    least = f"leaving out the one nearest to it changes the output by about {100 * change:.3g} percent"
+    allowed = max(NARROW_SHARES) * tol
+    why = "those that are linear in others save too little for the change that they make"
+    if change > allowed:
+        why = f"none is linear in others within the {100 * allowed:.3g} percent allowed"
+    return f"; every {units} stays: {why} ({least})"
+
+
+def _narrowed_and_factored(
+    judge: Judge, cut: Cut, name: str, tol: float, whole: Counts, ranked: list[Ranking]
+) -> list[Cut]:
     found = []
-    ranked = rankings(judge, cut.parts, whole)
     narrow_seen = set()
     for share in NARROW_SHARES if ranked else (0.0,):
         narrow = cut

@@ -1,0 +1,190 @@
+"""What compression is given, checked before the work: samples, classes, and what the module makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from bnrank import _validate
+from bnrank.discovery.compression.chain import CONVOLUTIONS
+from bnrank.networks.functional import Functional
+from bnrank.networks.mlp import MLP
+
+__all__ = ["LEAST", "array", "check_classes", "check_spread", "classes", "outputs", "samples"]
+
+LEAST = 8  # samples: fewer cannot be split in three, and say little of the change
+
+
+def array(value: Any, name: str) -> Any:
+    """Return a DataFrame or Series of numbers, or a read-only ndarray, as an ndarray, and anything else as it is.
+
+    Raises
+    ------
+    TypeError
+        If a column is no numbers.
+
+    Examples
+    --------
+    >>> array(pd.DataFrame({"a": [1.0, 2.0], "b": [3, 4]}), "x").tolist()
+    [[1.0, 3.0], [2.0, 4.0]]
+    """
+    if not isinstance(value, pd.DataFrame | pd.Series):
+        read_only = isinstance(value, np.ndarray) and not value.flags.writeable  # as columns of a DataFrame are
+        return value.copy() if read_only else value
+    columns = value.to_frame() if isinstance(value, pd.Series) else value
+    bad = [
+        f"{label} ({kind})"
+        for label, kind in columns.dtypes.items()
+        if not pd.api.types.is_numeric_dtype(kind) or pd.api.types.is_bool_dtype(kind)
+    ]
+    if bad:
+        shown = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
+        raise TypeError(f"{name}: got a {type(value).__name__} with columns that are no numbers: {shown}")
+    if bool(columns.isna().any(axis=None)):
+        raise ValueError(f"{name}: got a {type(value).__name__} with missing entries, expected numbers")
+    whole = all(pd.api.types.is_integer_dtype(kind) for kind in columns.dtypes)
+    return np.array(value.to_numpy(dtype=np.int64 if whole else np.float64))
+
+
+def samples(module: nn.Module, value: Any, name: str, minimum: int = 1) -> Tensor:
+    """Return samples for a module: floating point (N, ...), finite, or integers for one that embeds them."""
+    value = array(value, name)
+    features = module.widths[0] if isinstance(module, MLP) else None
+    if features is None and isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        value = torch.from_numpy(value)
+    if features is None and isinstance(value, Tensor) and _whole(value):
+        if value.ndim == 0 or value.numel() == 0 or value.shape[0] < minimum:
+            shape = tuple(value.shape)
+            raise ValueError(f"{name}: got shape {shape}, expected (N, ...) with at least {minimum} sample(s)")
+        return value
+    return _validate.samples(value, name, features=features, ndim=None if features is None else 2, minimum=minimum)
+
+
+def _whole(value: Tensor) -> bool:
+    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+
+
+def classes(y: Any, count: int, name: str) -> Tensor:
+    """Return classes, integers from 0, one per sample."""
+    y = array(y, name)
+    if not isinstance(y, Tensor | np.ndarray):
+        raise TypeError(f"{name}: got {_validate.describe(y)}, expected a Tensor or ndarray of integers")
+    if isinstance(y, np.ndarray) and y.dtype.kind not in "iufbc":
+        raise TypeError(f"{name}: got dtype {y.dtype}, expected integers from 0, the places of the outputs")
+    labels = torch.as_tensor(y).detach().cpu()
+    if not _whole(labels):
+        raise TypeError(f"{name}: got dtype {labels.dtype}, expected integers from 0, the places of the outputs")
+    if labels.shape != (count,):
+        raise ValueError(f"{name}: got shape {tuple(labels.shape)}, expected ({count},), one class per sample")
+    if count and int(labels.min()) < 0:
+        raise ValueError(f"{name}: got the class {int(labels.min())}, expected integers from 0")
+    return labels
+
+
+def check_classes(labels: Tensor | None, found: Tensor, name: str) -> None:
+    """Raise ValueError if a class is the place of no output."""
+    if labels is not None and len(labels) and int(labels.max()) >= found.shape[1]:
+        top, count = int(labels.max()), found.shape[1]
+        raise ValueError(f"{name}: got the class {top}, expected less than the number of outputs, {count}")
+
+
+def outputs(function: Functional, x: Tensor, name: str, chunk: int = 1024) -> Tensor:
+    """Return what a module gives on x, (N, outputs), in float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it fails: with the argument's name, what came, and the layer that expected something else.
+    """
+    with torch.no_grad():
+        try:
+            return torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk)])
+        except ValueError as error:
+            if error.__cause__ is None:  # it runs, and what it returns is unfit
+                raise
+            raise _explained(function.module, x, name, error.__cause__) from error
+
+
+def _explained(module: nn.Module, x: Tensor, name: str, cause: BaseException) -> Exception:
+    """Return the error that says why a module fails on samples."""
+    own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    function = Functional(module, own)
+    kind = f"dtype {x.dtype}, on which the module fails"
+    if not x.is_floating_point() and _runs(function, x.to(own)):
+        return TypeError(f"{name}: got {kind}, expected floating point; convert it with .float()")
+    if x.is_floating_point() and _runs(function, torch.zeros_like(x, dtype=torch.long)) and not _runs(function, x):
+        return TypeError(f"{name}: got {kind}, expected integers; convert it with .long()")
+    if _runs(function, x):
+        return ValueError(
+            f"module: it runs on {name} in {own}, but not in torch.float64, in which everything is computed: {cause}"
+        )
+    came = f"got samples of shape {tuple(x.shape[1:])} and dtype {x.dtype}"
+    return ValueError(f"{name}: the module fails on it: {came}{_refusing(function, x)}: {cause}")
+
+
+def _runs(function: Functional, x: Tensor) -> bool:
+    try:
+        function(x[:2])
+    except ValueError as error:
+        return error.__cause__ is None
+    return True
+
+
+def _refusing(function: Functional, x: Tensor) -> str:
+    """Say which layer cannot read what reaches it, where it is a linear one or a convolution."""
+    entered: list[tuple[str, Any, tuple[int, ...]]] = []
+    handles = []
+    for name, sub in function.module.named_modules():
+        if isinstance(sub, (nn.Linear, *CONVOLUTIONS)):
+            handles.append(
+                sub.register_forward_pre_hook(lambda sub, given, name=name: entered.append((name, sub, given[0].shape)))
+            )
+            handles.append(sub.register_forward_hook(lambda *_: entered.clear()))
+    try:
+        _runs(function, x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not entered:
+        return ""
+    name, sub, shape = entered[-1]
+    count, what = (sub.in_features, "feature") if isinstance(sub, nn.Linear) else (sub.in_channels, "channel")
+    wanted = f"{count} {what}{'s' if count != 1 else ''}"
+    layer = f"layer {name}" if name else "the layer"
+    return f", but {layer} ({type(sub).__name__}) expects {wanted} and is given {tuple(shape[1:])}"
+
+
+def check_spread(module: nn.Module, x: Tensor, kept: Tensor, found: tuple[Tensor, Tensor]) -> None:
+    """Refuse samples on which the outputs do not vary, as there is no spread that a change could be relative to.
+
+    A module that is constant on samples that differ is fine: it is replaced by the constant.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Its precision says what is round-off.
+    x, kept : Tensor
+        All samples, and those held out.
+    found : tuple of Tensor
+        The outputs on both, (N, outputs).
+    """
+    own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float64)
+    if _equal(x):
+        raise ValueError(f"x: got {len(x)} equal samples, expected different ones: the spread of the outputs is 0")
+    if not _varies(found[1], own) and (_varies(found[0], own) or _equal(kept)):
+        raise ValueError(
+            f"held_out: the spread of the outputs on the {len(kept)} samples held out is 0, "
+            "expected samples on which they vary"
+        )
+
+
+def _equal(x: Tensor) -> bool:
+    return bool((x == x[:1]).all())
+
+
+def _varies(found: Tensor, dtype: torch.dtype) -> bool:
+    return float((found - found.mean(0)).norm()) > 32 * torch.finfo(dtype).eps * float(found.norm())

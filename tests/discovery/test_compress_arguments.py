@@ -1,0 +1,139 @@
+"""What compression is given: what it refuses, by name and before the work, and tables of data."""
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from bnrank.discovery.compression import arguments, compress, load, search
+
+QUICK = {"repeats": 2, "batch": 16}
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def perceptron(d_in=6):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(d_in, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+class Convolving(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
+
+    def forward(self, x):
+        return self.body(x)
+
+
+class Single(nn.Module):
+    """Holds a tensor that is no buffer: it runs in one precision only."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.fixed = nn.Linear(6, 2), torch.ones(2, 3)
+
+    def forward(self, x):
+        return self.layer(x) @ self.fixed
+
+
+def embedding():
+    return nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 2))
+
+
+X = draw(40, 6)
+LABELS = torch.arange(40) % 3
+
+
+@pytest.mark.parametrize(
+    ("module", "x", "given", "error", "match"),
+    [
+        (perceptron(), X[:, :5], {}, ValueError, r"^x: the module fails on it.*\(5,\).*layer 0 .*expects 6 features"),
+        (perceptron(), (9 * X).long(), {}, TypeError, r"^x: got dtype torch.int64.*expected floating point"),
+        (Convolving(), draw(20, 3, 5, 5), {}, ValueError, r"^x: .*layer body\.0 \(Conv2d\) expects 1 channel and"),
+        (embedding(), draw(20, 3), {}, TypeError, "^x: got dtype torch.float32.*expected integers"),
+        (embedding(), torch.full((20, 3), 10), {}, ValueError, "^x: the module fails on it.*index out of range"),
+        (Single(), X, {}, ValueError, "^module: it runs on x in torch.float32, but not in torch.float64"),
+        (perceptron(), X[:1].repeat(30, 1), {}, ValueError, "^x: got 30 equal samples.*spread of the outputs is 0"),
+        (perceptron(), X, {"held_out": X[:1]}, ValueError, r"^held_out: got 1 sample\(s\), expected at least 8"),
+        (perceptron(), X, {"held_out": X[:1].repeat(20, 1)}, ValueError, "^held_out: the spread.* 20 samples.*is 0"),
+        (perceptron(), X, {"held_out": X * torch.nan}, ValueError, "^held_out: got NaN"),
+        (perceptron(), X, {"held_out": (9 * X).long()}, TypeError, "^held_out: got dtype torch.int64"),
+        (perceptron(), X, {"tol": 1.0}, ValueError, "^tol: got 1, expected 0 < tol < 1"),
+        (perceptron(), X, {"tol": 2}, ValueError, "^tol: got 2, expected"),
+        (perceptron(), X, {"y": LABELS + 1}, ValueError, "^y: got the class 3, expected less"),
+        (perceptron(), X, {"y": LABELS, "held_out": (X, LABELS + 2)}, ValueError, r"^held_out\[1\]: got the class 4"),
+        (perceptron(), X, {"y": LABELS, "held_out": (X[:, :2], LABELS)}, ValueError, "^held_out: got samples of shape"),
+        (perceptron(), X, {"y": LABELS, "held_out": (X / 0, LABELS)}, ValueError, r"^held_out\[0\]: got NaN"),
+        (perceptron(), pd.DataFrame({"a": [1.0] * 9, "b": ["u"] * 9}), {}, TypeError, r"^x: .*no numbers: b \("),
+        (perceptron(), pd.DataFrame({"a": [1.0] * 9 + [None]}), {}, ValueError, "^x: got a DataFrame with missing"),
+        (perceptron(), X, {"y": pd.Series(["u"] * 40)}, TypeError, "^y: got a Series with columns that are no"),
+        (perceptron(), X, {"y": pd.Series([1.0] * 40).to_numpy()}, TypeError, "^y: got dtype torch.float64"),
+    ],
+)  # fmt: skip
+def test_it_is_refused_by_name_before_the_work(module, x, given, error, match, monkeypatch):
+    def work(*_):
+        raise AssertionError("work was done before the arguments were checked")
+
+    monkeypatch.setattr(search, "_smallest", work)
+    with pytest.raises(error, match=match) as caught:
+        compress(module, x, **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_refusing_leaves_no_hooks():
+    net = perceptron().train()
+    with pytest.raises(ValueError, match="x: the module fails"):
+        compress(net, X[:, :2])
+    assert net.training
+    assert not any(sub._forward_hooks or sub._forward_pre_hooks for sub in net.modules())
+
+
+def test_a_table_is_taken_for_its_numbers():
+    net = perceptron()
+    frame = pd.DataFrame(X.numpy(), columns=list("abcdef"))
+    y, held_out = pd.Series(LABELS.numpy()), (frame[:20], pd.Series(LABELS[:20].numpy()))
+    found = compress(net, frame, 0.3, y=y, held_out=held_out, **QUICK)
+    same = compress(net, X.double(), 0.3, y=LABELS, held_out=(X[:20].double(), LABELS[:20]), **QUICK)
+    assert all(torch.equal(p, q) for p, q in zip(found.network.parameters(), same.network.parameters(), strict=True))
+    assert found.certificate.held_out_accuracy == same.certificate.held_out_accuracy
+    assert compress(net, frame, 0.3, held_out=frame[:8], **QUICK).certificate.held_out.samples == 8
+
+
+def test_a_table_of_integers_stays_one():
+    found = arguments.array(pd.DataFrame({"a": [1, 2], "b": [3, 4]}, dtype="Int64"), "x")
+    assert (found.dtype.kind, found.tolist()) == ("i", [[1, 3], [2, 4]])
+    assert arguments.array([1], "x") == [1]
+
+
+def test_held_out_samples_of_a_share_vary_too():
+    """Half of the samples reach nothing; where these alone are held out there is no spread."""
+    net = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    with torch.no_grad():
+        net[0].weight.fill_(1.0)
+        net[0].bias.zero_()
+    x = torch.linspace(1, 2, 20)[:, None]
+    kept = torch.randperm(20, generator=torch.Generator().manual_seed(0))[:4]
+    x[kept] *= -1
+    with pytest.raises(ValueError, match="held_out: the spread of the outputs on the 4 samples held out is 0"):
+        compress(net, x, **QUICK)
+
+
+def test_a_module_that_is_constant_on_different_samples_is_fine():
+    net = perceptron()
+    with torch.no_grad():
+        net[0].weight.zero_()
+    found = compress(net, X, 0.1, **QUICK)
+    assert found.certificate.on_x.relative < 1e-6
+    assert "inf" not in str(found)
+
+
+def test_a_foreign_file_is_refused_in_words(tmp_path):
+    path = tmp_path / "other.safetensors"
+    save_file({"w": torch.ones(2)}, path)
+    with pytest.raises(ValueError, match=r"other\.safetensors holds tensors, but no compressed network"):
+        load(path)
