@@ -144,6 +144,41 @@ def test_discover_reads_arrays_and_says_where_nothing_was_found(tmp_path, comman
     assert not (tmp_path / "z.csv").exists()
 
 
+@pytest.mark.slow
+def test_the_example_of_help_finds_the_planted_count(command):
+    examples = re.findall(r"Example: bnrank (discover low-rank.*)", command("discover", "--help").out)
+    assert len(examples) == 1
+    done = command(*examples[0].strip(" │").split(), "--quiet")
+    assert done.code == 0, done.error
+    assert f"components: {bnrank.tasks.low_rank_map().truth.rank} (interval 2 to 2;" in done.out
+
+
+def test_columns_that_count_the_rows_are_said(tmp_path, command, table):
+    table()
+    with (tmp_path / "trees.csv").open() as file:
+        header, *body = csv.reader(file)
+    counts = {"from 0": range(ROWS), "one": range(1, ROWS + 1), "two": range(2, ROWS + 2), "down": range(ROWS)[::-1]}
+    rows = [[*row, *map(str, more)] for row, more in zip(body, zip(*counts.values(), strict=True), strict=True)]
+    rows[4][1] = ""
+    with (tmp_path / "counted.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([[*header, *counts], *rows])
+    ask = ("discover", "counted.csv", "--targets", "p,q,r", "--drop-missing", *QUICK)
+    done = command(*ask, *NAMED)
+    assert done.code == 0, done.error
+    said = [line for line in done.out.splitlines() if "counts the rows" in line]
+    option = "'id,wood,rings,from 0,one'"
+    assert said == [f"column '{name}' counts the rows; --ignore {option} leaves it out" for name in ("from 0", "one")]
+    assert "counts the rows" not in command(*ask, "--ignore", option.strip("'")).out
+
+
+def test_arrays_that_count_the_rows_have_no_names_to_ignore(tmp_path, command, table):
+    x, y = table()
+    np.savez(tmp_path / "counted.npz", x=np.column_stack([x, np.arange(ROWS)]), y=y)
+    done = command("discover", "counted.npz", *QUICK)
+    assert done.code == 0, done.error
+    assert [line for line in done.out.splitlines() if "counts" in line] == ["column 'x3' counts the rows"]
+
+
 def test_missing_values_are_named_by_column_and_left_out_where_asked(tmp_path, command, table):
     _, y = table("gaps.csv", girth=(3, ""), q=(5, "NA"), p=(7, "inf"))
     ask = ("discover", "gaps.csv", "--targets", "p,q,r", *NAMED, *QUICK)
@@ -300,6 +335,7 @@ def test_a_network_without_bottleneck_is_left_with_the_reason(tmp_path, command)
         (("net.safetensors", "x.npz", "--save", "net.safetensors"), "the network that is read, expected another name"),
         (("net.safetensors", "x.npz", "--save", "small.pt"), "expected a name ending in .safetensors"),
         (("net.safetensors", "x.npz", "--tol", 0), "tol: got 0"),
+        (("nets.py", "x.npz"), "model: got 'nets.py' without :function, expected nets.py:NAME"),
         (("none.safetensors", "x.npz"), "none.safetensors', expected a file that exists"),
         (("net.safetensors", "nan.npz"), "x: got NaN or infinite entries in 1 of 9 samples"),
         (("net.safetensors", "few.npz"), "x: got 3 sample(s), expected at least 8"),
@@ -333,5 +369,8 @@ def test_a_module_from_code_comes_with_weights_of_its_own(tmp_path, command):
     done = command("compress", "own.py:build", "x.npz", "--weights", "weights.safetensors", "--tol", 1e-4)
     assert done.code == 0, done.error
     assert load_compressed(tmp_path / "compressed.safetensors")[0].out_features == 5
+    assert "no --weights" not in done.out
+    bare = command("compress", "own.py:build", "x.npz", "--tol", 1e-4)
+    assert (bare.code, "no --weights: the module as the function returns it\n" in bare.out) == (0, True), bare.error
     refused = command("compress", "own.py:build", "x.npz", "--weights", "w.safetensors", "--save", "w.safetensors")
     assert (refused.code, "the network that is read" in flat(refused.error)) == (2, True)

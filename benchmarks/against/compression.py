@@ -150,11 +150,11 @@ class Contest:
             result |= {"data": self.trained.data, "dense": self.dense, "best": self.best(result)}
         chosen = sorted({p["number"] for r in found for one in r["best"].values() for p in one.values() if p})
         timed = latency([self.net, *(self.networks[i] for i in chosen)], self.x, batch=BATCH, repeats=REPEATS)
-        speed = dict(zip(chosen, (timed[0].median / one.median for one in timed[1:]), strict=True))
+        speed = dict(zip(chosen, (timed[0].least / one.least for one in timed[1:]), strict=True))
         for result in found:
             for point in result["points"]:
                 point["speed"] = speed.get(point.pop("number"))
-            result["dense"] = self.dense | {"milliseconds": 1e3 * timed[0].median}
+            result["dense"] = self.dense | {"milliseconds": 1e3 * timed[0].least}
 
     def best(self, result: dict[str, Any]) -> dict[str, dict[str, Point | None]]:
         """Return for every target the outcome of fewest parameters, as cut and with fine-tuning allowed.

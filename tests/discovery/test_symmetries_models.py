@@ -78,7 +78,7 @@ def test_a_pipeline_is_a_function_of_what_goes_into_it(named):
     module = module_of(pipeline, points)
     np.testing.assert_allclose(outputs_of(module, points).numpy(), pipeline.predict(x), rtol=1e-4, atol=1e-4)
     found = symmetries(pipeline, x, finite=False)
-    assert found.names == (tuple(NAMES) if named else ("x1", "x2", "x3", "x4"))
+    assert found.names == (tuple(NAMES) if named else ("x0", "x1", "x2", "x3"))
     assert (found.dimension, found.status, found.quotient_dimension, found.rank) == (2, "exact", 2, 2)
     along = found.generators[..., -1].numpy()
     assert np.abs(linear(along) / np.linalg.norm(along / UNITS, axis=1)[:, None]).max() < 1e-4

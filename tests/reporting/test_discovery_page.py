@@ -1,6 +1,7 @@
 """The pages of what discovery found: a fit, a compression, symmetries."""
 
 import dataclasses
+import re
 
 import matplotlib.colors
 import numpy as np
@@ -11,7 +12,9 @@ from sklearn.metrics import confusion_matrix, r2_score
 from torch import nn
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, compress, symmetries
+from bnrank.discovery.compression.certificate import Accuracy
 from bnrank.reporting import Section, discovery_payload, plots, report
+from bnrank.reporting.tables import cell
 
 from .browser import why_absent
 from .conftest import make_summary
@@ -79,6 +82,34 @@ def test_the_headline_says_how_many_numbers_and_how_sure(tmp_path, summary, said
     page, _ = read(summary, tmp_path)
     assert f"{said} " in page.text
     assert how in page.text
+
+
+@pytest.mark.parametrize(
+    ("summary", "mark"),
+    [
+        (make_summary(), "good"),
+        (make_summary(interval=(1, 3)), "neutral"),
+        (make_summary(1, interval=(0, 1)), "neutral"),
+        (make_summary(0), "warn"),
+        (make_summary(interval=(1, 3), undetermined=True, reason="undetermined: they differ"), "warn"),
+    ],
+)
+def test_only_a_count_without_rivals_has_a_tick(tmp_path, summary, mark):
+    page, _ = read(summary, tmp_path)
+    assert re.findall(r'<span class="mark (\w+) wraps">', page.source) == [mark]
+
+
+def test_a_score_of_rounding_error_is_zero(tmp_path):
+    summary = make_summary(0, d_out=2)
+    mean = summary.seen.mean(axis=0)
+    summary = dataclasses.replace(summary, score=4.441e-17, predicted=mean + 1e-13 * (summary.seen - mean))
+    page, shown = read(summary, tmp_path)
+    assert [output["r2"] for output in shown["outputs"]] == [0, 0]
+    assert "e-17" not in page.text
+    facts = dict(zip(*(re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", page.source) for tag in ("th", "td")), strict=False))
+    assert facts["R² on these rows"] == "0"
+    _, shown = read(make_summary(2, d_out=1), tmp_path)
+    assert shown["outputs"][0]["r2"] != 0
 
 
 def test_a_fit_shows_the_numbers_of_its_summary(tmp_path):
@@ -169,6 +200,13 @@ def test_fitted_estimators_are_taken_and_unfitted_ones_are_refused(tmp_path):
 # ---- a compression and symmetries -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("title", "heads"), [(None, 1), ("Another", 2)])
+def test_a_title_that_is_the_only_section_stands_once(tmp_path, title, heads):
+    page = Page(report({"Ranks <1>": make_summary()}, tmp_path / "found.html", title=title))
+    assert len(re.findall(r"<h[12]\b", page.source)) == heads
+    assert page.source.count(">Ranks &lt;1&gt;</h") == 1
+
+
 def test_a_compression_shows_steps_certificate_and_what_was_left(tmp_path, compressed):
     page, shown = read(compressed, tmp_path)
     certificate = compressed.certificate
@@ -183,6 +221,37 @@ def test_a_compression_shows_steps_certificate_and_what_was_left(tmp_path, compr
         assert words in page.text
     for step in compressed.steps:
         assert step.what in page.text
+
+
+def shares(change):
+    """What the page says of a change, in percent."""
+    return [100 * part for part in (change.relative, change.centred, change.worst, change.decisions)]
+
+
+def test_a_compression_shows_accuracy_and_the_rank_below(tmp_path, compressed):
+    bare = dataclasses.replace(compressed.certificate, jacobian_rank=None)
+    page, _ = read(dataclasses.replace(compressed, certificate=bare), tmp_path)
+    assert "accuracy" not in page.text
+    assert "Jacobian" not in page.text
+    certificate = dataclasses.replace(
+        compressed.certificate,
+        accuracy=Accuracy(0.875, 0.75, 200),
+        held_out_accuracy=Accuracy(0.625, 0.5, 40),
+        jacobian_rank=2,
+        jacobian_rank_before=7,
+    )
+    page, _ = read(dataclasses.replace(compressed, certificate=certificate), tmp_path)
+    assert (
+        "Its Jacobian has rank 2 on the samples (before: 7), below which no bottleneck rank can be (T5)." in page.text
+    )
+    on_x, held_out = (
+        f"{where} {' '.join(cell(value) for value in (change.samples, *shares(change)))} {accuracy}"
+        for where, change, accuracy in (
+            ("all of x", certificate.on_x, "87.5 75"),
+            ("held out", certificate.held_out, "62.5 50"),
+        )
+    )
+    assert f"accuracy before, % after, % {on_x} {held_out} " in page.text
 
 
 def test_a_network_returned_as_it_is_says_why(tmp_path):
@@ -208,6 +277,14 @@ def test_symmetries_show_generators_values_and_finite_ones(tmp_path, symmetric):
         assert test.text in page.text
     exact = sum(test.verdict == "exact" for test in symmetric.finite)
     assert page.source.count('<span class="mark good">exact</span>') == exact > 0
+
+
+def test_symmetries_that_resamples_doubt_have_no_tick(tmp_path, symmetric):
+    marks = [
+        re.findall(r'<span class="mark (\w+) wraps">', read(found, tmp_path)[0].source)
+        for found in (symmetric, dataclasses.replace(symmetric, interval=(1, 3)))
+    ]
+    assert marks == [["good"], ["neutral"]]
 
 
 def test_the_threshold_is_the_one_that_decided(symmetric):

@@ -59,6 +59,8 @@ def read_model(model: str, weights: Path | None, slope: float, member: int) -> t
         if weights is not None and _is_compressed(weights):
             return load_compressed(weights, load_module(model)), None
         return load_module(model, weights), None
+    if Path(model).suffix == ".py":
+        raise ValueError(f"model: got {model!r} without :function, expected {model}:NAME, the function that builds it")
     if not Path(model).is_dir():
         return (load_compressed(model) if _is_compressed(Path(model)) else load(model, slope)), None
     run = Run.open(model)

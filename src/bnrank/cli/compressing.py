@@ -69,6 +69,8 @@ def compress_command(
         raise ValueError(f"save: got {str(save)!r}, the network that is read, expected another name")
     name, x, x_test = _samples(data, targets, ignore)
     net, _ = read_model(model, weights, slope, member)
+    if ":" in model and weights is None:
+        say("no --weights: the module as the function returns it")
     found = compress(net, x, tol, held_out=0.2 if x_test is None else x_test, tune=tune, seed=seed)
     say(str(found))
     title = f"{Path(model).name} on {name}"

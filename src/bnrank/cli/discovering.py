@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,7 +63,7 @@ def discover(
 
     Fewer --steps, a smaller --depth or one of --ridges make it faster and the count less sure.
 
-    Example: [bold]bnrank discover low-rank --depth 6 --steps 200[/]
+    Example: [bold]bnrank discover low-rank[/]
 
     Example: [bold]bnrank discover table.csv --targets price,quality --ignore id --coordinates z.csv[/]
     """
@@ -75,6 +76,7 @@ def discover(
     table = read_table(
         data, words(targets), words(ignore), with_outputs=kind != "autoencoder", drop_missing=drop_missing
     )
+    _say_counters(table.x, words(ignore), named=Path(data).suffix.lower() == ".csv")
     estimator = KINDS[kind or _kind(table.y)](
         _components(components),
         ridges=_ridges(ridges),
@@ -100,6 +102,15 @@ def discover(
             page |= _symmetries(found, table)
     finally:  # what was found is shown, also where the search fails or is stopped
         say_where("The page", report(page, out, title=f"bnrank discover: {table.name}"))
+
+
+def _say_counters(x: pd.DataFrame, ignored: list[str], *, named: bool) -> None:
+    """Say which inputs are numbers of rows, from 0 or 1, and how to leave them out where columns have names."""
+    since = x.to_numpy(dtype=np.float64) - x.index.to_numpy()[:, None]  # rows keep their number where some are left out
+    found = x.columns[(since == 0).all(axis=0) | (since == 1).all(axis=0)]
+    for name in found:
+        option = shlex.quote(",".join([*ignored, *found]))
+        say(f"column {name!r} counts the rows" + (f"; --ignore {option} leaves it out" if named else ""))
 
 
 def _kind(y: pd.DataFrame | None) -> str:

@@ -9,13 +9,14 @@ from html import escape
 import numpy as np
 from torch import nn
 
+from bnrank.discovery.compression.certificate import Accuracy, Certificate
 from bnrank.discovery.compression.judging import Change
 from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.estimators.counting import Trial
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.symmetries.result import Symmetries
 from bnrank.discovery.symmetries.wording import field_text
-from bnrank.reporting.discovery_payload import classes, describes_itself
+from bnrank.reporting.discovery_payload import classes, describes_itself, score
 from bnrank.reporting.markup import details, table
 from bnrank.reporting.tables import cell
 
@@ -60,7 +61,7 @@ def _summary_headline(summary: Summary) -> str:
     reason = summary.reason.removeprefix("undetermined: ").removeprefix("nothing was found: ")
     if summary.undetermined:
         return _head(said, "warn", f"undetermined because {reason} (interval {low} to {high})")
-    return _head(said, "good" if k else "warn", f"interval {low} to {high}: {reason}")
+    return _head(said, _mark("good" if k else "warn", low, high), f"interval {low} to {high}: {reason}")
 
 
 def _summary_tables(summary: Summary) -> str:
@@ -70,7 +71,7 @@ def _summary_tables(summary: Summary) -> str:
         "rows": summary.rows,
         "inputs": len(summary.inputs),
         "outputs" if labels is None else "classes": summary.outputs if labels is None else len(labels),
-        "R² on these rows" if labels is None else "accuracy on these rows": summary.score,
+        "R² on these rows" if labels is None else "accuracy on these rows": score(summary.score),
         "most that could be seen": summary.bound,
         "input combinations": summary.n_input_directions,
         "ridge": summary.ridge,
@@ -143,15 +144,19 @@ def _compressed_tables(found: Compressed) -> str:
         | {"ratio": certificate.parameters_before / max(certificate.parameters, 1)},
         _cost("multiply-adds per sample", f"{certificate.multiply_adds_before:,}", f"{certificate.multiply_adds:,}")
         | {"ratio": certificate.multiply_adds_before / max(certificate.multiply_adds, 1)},
-        _cost(f"latency in ms, batch {after.batch}", f"{1e3 * before.median:.3f}", f"{1e3 * after.median:.3f}")
-        | {"ratio": before.median / after.median},
+        _cost(f"least latency in ms, batch {after.batch}", f"{1e3 * before.least:.3f}", f"{1e3 * after.least:.3f}")
+        | {"ratio": certificate.speedup},
     ]
     timed = (
-        f"Latency: median of {after.repeats} rounds in turns, {_count(after.threads, 'thread')}, {after.device}, "
+        f"Latency: least of {after.repeats} rounds in turns{_unsure(certificate)}, "
+        f"{_count(after.threads, 'thread')}, {after.device}, "
         f"{after.dtype}; quartiles {1e3 * before.low:.3f} to {1e3 * before.high:.3f} ms before, "
         f"{1e3 * after.low:.3f} to {1e3 * after.high:.3f} ms after."
     )
-    changes = [_change("all of x", certificate.on_x), _change("held out", certificate.held_out)]
+    changes = [
+        _change("all of x", certificate.on_x, certificate.accuracy),
+        _change("held out", certificate.held_out, certificate.held_out_accuracy),
+    ]
     steps = [
         {
             "step": i,
@@ -182,6 +187,10 @@ def _compressed_tables(found: Compressed) -> str:
     )
 
 
+def _unsure(certificate: Certificate) -> str:
+    return "" if certificate.speedup_certain else " (uncertain: the quartiles of the times overlap)"
+
+
 def _bounds(found: Compressed) -> Iterable[str]:
     certificate = found.certificate
     yield (
@@ -190,6 +199,11 @@ def _bounds(found: Compressed) -> Iterable[str]:
     )
     if certificate.rank is not None:
         yield f"The network returned has bottleneck rank at most {certificate.rank}, on all inputs (T18)."
+    if certificate.jacobian_rank is not None:
+        yield (
+            f"Its Jacobian has rank {certificate.jacobian_rank} on the samples (before: "
+            f"{certificate.jacobian_rank_before}), below which no bottleneck rank can be (T5)."
+        )
     if certificate.bound is not None:
         at, more = _percent(certificate.bound.within(0.0)), _percent(certificate.bound.per_distance)
         yield (
@@ -202,7 +216,7 @@ def _cost(what: str, before: str, after: str) -> dict[str, object]:
     return {"": what, "before": before, "after": after}
 
 
-def _change(where: str, change: Change) -> dict[str, object]:
+def _change(where: str, change: Change, accuracy: Accuracy | None) -> dict[str, object]:
     row: dict[str, object] = {
         "measured on": where,
         "samples": change.samples,
@@ -212,6 +226,8 @@ def _change(where: str, change: Change) -> dict[str, object]:
     }
     if not math.isnan(change.decisions):
         row["decisions changed, %"] = 100 * change.decisions
+    if accuracy is not None:
+        row |= {"accuracy before, %": 100 * accuracy.before, "after, %": 100 * accuracy.after}
     return row
 
 
@@ -239,7 +255,7 @@ def _symmetries_headline(found: Symmetries) -> str:
     said = f"{count} and {len(found.held)} of {len(found.finite)} finite ones tested"
     status = {"none": "none infinitesimal"}.get(found.status, found.status)
     how = f"{status}: {found.reason} ({low} to {high} over resamples)"
-    return _head(said, _TRUST[found.status], how)
+    return _head(said, _mark(_TRUST[found.status], low, high), how)
 
 
 def _symmetries_tables(found: Symmetries) -> str:
@@ -285,6 +301,11 @@ def _symmetries_tables(found: Symmetries) -> str:
             _folded(f"Tested and not found ({len(more)})", more, "Not symmetries"),
         ]
     )
+
+
+def _mark(trust: str, low: int, high: int) -> str:
+    """Return how a count is marked: a good one is neutral, neither a tick nor a warning, while others are possible."""
+    return "neutral" if trust == "good" and low < high else trust
 
 
 def _head(said: str, mark: str, how: str) -> str:

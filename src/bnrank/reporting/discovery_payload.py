@@ -14,7 +14,7 @@ from bnrank.discovery.symmetries.finding import EXACT, IGNORED, LARGEST, Found
 from bnrank.discovery.symmetries.result import Symmetries
 from bnrank.reporting.payload import numbers
 
-__all__ = ["classes", "describes_itself", "view"]
+__all__ = ["classes", "describes_itself", "score", "view"]
 
 MAX_OUTPUTS = 50
 """Outputs that can be chosen, at most: those that vary most."""
@@ -26,6 +26,8 @@ MAX_VALUES = 20
 """Entries of a spectrum, at most: the largest."""
 MAX_FIELDS = 200
 """Singular values of fields, at most: the smallest."""
+ROUNDING = 1e-10
+"""Scores below are printed as 0."""
 
 
 def view(found: Summary | Compressed | Symmetries) -> dict[str, Any]:
@@ -43,6 +45,17 @@ def classes(summary: Summary) -> list[str] | None:
 def describes_itself(summary: Summary) -> bool:
     """Say whether the outputs are the inputs, as those of an autoencoder are."""
     return summary.estimator.endswith("Autoencoder")
+
+
+def score(value: float) -> float:
+    """Return a score, 0 where it is that but for rounding.
+
+    Examples
+    --------
+    >>> score(4.441e-17), score(0.25)
+    (0.0, 0.25)
+    """
+    return 0.0 if abs(value) < ROUNDING else value
 
 
 def _summary(summary: Summary) -> dict[str, Any]:
@@ -117,7 +130,7 @@ def _outputs(summary: Summary, notes: list[str]) -> list[dict[str, Any]]:
             "name": summary.output_names[i],
             "seen": numbers(seen[:, i], 4),
             "predicted": numbers(predicted[:, i], 4),
-            "r2": numbers(r2_score(seen[:, i], predicted[:, i]), 3) if np.ptp(seen[:, i]) else None,
+            "r2": numbers(score(r2_score(seen[:, i], predicted[:, i])), 3) if np.ptp(seen[:, i]) else None,
         }
         for i in kept
     ]
@@ -128,7 +141,7 @@ def _compressed(found: Compressed) -> dict[str, Any]:
     kept = {
         "parameters": (certificate.parameters, certificate.parameters_before),
         "multiply-adds": (certificate.multiply_adds, certificate.multiply_adds_before),
-        "latency": (certificate.latency.median, certificate.latency_before.median),
+        "latency": (certificate.latency.least, certificate.latency_before.least),
     }
     return {
         "kind": "compressed",

@@ -93,7 +93,8 @@ def render(sections: Sequence[Section], title: str, notes: str = "") -> str:
     """Return the page as text; see `report`."""
     budget = payload.spectra_budget([dataset for section in sections for dataset in section.histories.values()])
     data: dict[str, Any] = {}
-    bodies = [_section(section, f"section-{i}", data, budget) for i, section in enumerate(sections, 1)]
+    alone = len(sections) == 1 and sections[0].title == title  # the page's title is its heading
+    bodies = [_section(section, f"section-{i}", data, budget, alone) for i, section in enumerate(sections, 1)]
     links = "".join(f'<li><a href="#section-{i}">{escape(s.title)}</a></li>' for i, s in enumerate(sections, 1))
     contents = f"<nav aria-label=Contents><ul>{links}</ul></nav>" if len(sections) > 1 else ""
     return compose(title, markup.paragraphs(notes) + contents, "".join(bodies), data)
@@ -114,8 +115,11 @@ def compose(title: str, head: str, main: str, data: dict[str, Any]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: slots[match[1]], _asset("page.html"))
 
 
-def _section(section: Section, key: str, data: dict[str, Any], budget: int) -> str:
-    head = f"<section id={key} aria-labelledby={key}-title><h2 id={key}-title>{escape(section.title)}</h2>"
+def _section(section: Section, key: str, data: dict[str, Any], budget: int, alone: bool) -> str:
+    if alone:
+        head = f'<section id={key} aria-label="{escape(section.title)}">'
+    else:
+        head = f"<section id={key} aria-labelledby={key}-title><h2 id={key}-title>{escape(section.title)}</h2>"
     return f"{head}{contents_of(section, key, data, budget)}</section>"
 
 

@@ -107,7 +107,8 @@ def _names(names: Sequence[str] | None, model: object, x: object, d: int) -> tup
         known = getattr(x, "columns", getattr(model, "feature_names_in_", None))
         if known is not None and len(known) == d:
             return tuple(str(name) for name in known)
-        return tuple(f"x{i + 1}" for i in range(d))
+        first = 0 if hasattr(model, "predict") else 1  # scikit-learn's names, which summaries have too, begin with x0
+        return tuple(f"x{i + first}" for i in range(d))
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"names: got {_validate.describe(names)}, expected a sequence of strings")
     if len(names) != d:
