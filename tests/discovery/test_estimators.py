@@ -9,29 +9,12 @@ from bnrank.discovery.estimators.linear import best_linear, linear_map
 from bnrank.tasks import low_rank_map
 from bnrank.training import train
 
-QUICK = {"ridges": [0.01], "depth": 6, "width": 16, "steps": 150, "seeds": 1}
-
-
-@pytest.fixture(scope="module")
-def bent():
-    """x in R^6, y in R^5 a bent function of two combinations of x."""
-    generator = np.random.default_rng(3)
-    x = generator.normal(size=(160, 6))
-    z = x[:, :2]
-    inner = np.stack([np.abs(z[:, 0]), np.maximum(z[:, 1], 0) - 0.5 * z[:, 0]], axis=1)
-    return x, inner @ generator.normal(size=(2, 5)) + 0.05 * generator.normal(size=(160, 5))
+from .tables import QUICK, linear_table
 
 
 @pytest.fixture(scope="module")
 def fitted(bent):
     return BottleneckRegressor(2, **QUICK).fit(*bent)
-
-
-def linear_table(rank, noise=0.0, n=150, seed=0):
-    generator = np.random.default_rng(seed)
-    x = generator.normal(size=(n, 8))
-    y = x @ generator.normal(size=(8, rank)) @ generator.normal(size=(rank, 6))
-    return x, y + noise * generator.normal(size=y.shape)
 
 
 @pytest.mark.slow

@@ -14,24 +14,7 @@ from bnrank.discovery.estimators.budget import budget
 from bnrank.discovery.estimators.checking import groups_of_rows
 from bnrank.discovery.estimators.path import Data
 
-QUICK = {"ridges": [0.01], "depth": 6, "width": 16, "steps": 150, "seeds": 1}
-
-
-@pytest.fixture(scope="module")
-def bent():
-    """x in R^6, y in R^5 a bent function of two combinations of x."""
-    generator = np.random.default_rng(3)
-    x = generator.normal(size=(160, 6))
-    z = x[:, :2]
-    inner = np.stack([np.abs(z[:, 0]), np.maximum(z[:, 1], 0) - 0.5 * z[:, 0]], axis=1)
-    return x, inner @ generator.normal(size=(2, 5)) + 0.05 * generator.normal(size=(160, 5))
-
-
-def linear_table(rank, noise=0.0, n=150, seed=0):
-    generator = np.random.default_rng(seed)
-    x = generator.normal(size=(n, 8))
-    y = x @ generator.normal(size=(8, rank)) @ generator.normal(size=(rank, 6))
-    return x, y + noise * generator.normal(size=y.shape)
+from .tables import QUICK, linear_table
 
 
 def test_units_of_inputs_do_not_matter_and_units_of_outputs_only_by_their_differences(bent):

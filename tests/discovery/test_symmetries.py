@@ -15,24 +15,7 @@ from bnrank.discovery.symmetries import rotations, symmetries
 from bnrank.tasks import matrix_factorisation, rank_one_factorisation
 from bnrank.tasks.matrix_factorisation import RankOneFactorisation
 
-DOUBLE = torch.float64
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
-
-
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
-def columns(*values):
-    return torch.stack(values, 1)
+from .functions import DOUBLE, Function, columns, normal
 
 
 def span_cosines(found, truth):

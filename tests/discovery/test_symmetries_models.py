@@ -13,18 +13,10 @@ from torch import nn
 from bnrank.discovery import BottleneckClassifier, BottleneckRegressor, NothingFoundWarning, symmetries
 from bnrank.discovery.symmetries.models import module_of, outputs_of
 
-DOUBLE = torch.float64
+from .functions import DOUBLE, Function
+
 NAMES = ["u", "v", "w", "p"]
 UNITS = np.array([1.0, 1.0, 1000.0, 0.01])
-
-
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def table(n, seed=0, named=True):

@@ -16,11 +16,7 @@ from bnrank.discovery.symmetries.models import module_of
 from bnrank.discovery.symmetries.wording import combination, echelon, field_text
 from bnrank.tasks import Task
 
-DOUBLE = torch.float64
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+from .functions import DOUBLE, normal
 
 
 def turns(n, places, dimension):

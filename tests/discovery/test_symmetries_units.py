@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 import oracles
 from bnrank.discovery.symmetries import fields, symmetries
@@ -15,25 +14,9 @@ from bnrank.discovery.symmetries.problem import _shortened, read
 from bnrank.discovery.symmetries.search import _orbit
 from bnrank.discovery.symmetries.wording import combination, point_text
 
-DOUBLE = torch.float64
+from .functions import DOUBLE, Function, columns, normal
+
 UNITS = torch.tensor([1e4, 1e-4, 1.0, 1e2, 1e-3, 3.0], dtype=DOUBLE)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
-
-
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
-def columns(*values):
-    return torch.stack(values, 1)
 
 
 def in_units(function, x, units):
