@@ -264,3 +264,11 @@ def test_the_picture_shows_every_value_and_map():
     assert again[1] is right
     with pytest.raises(ValueError, match="axes: got"):
         found.plot(left)
+
+
+def test_a_summary_lists_twelve_finite_symmetries_and_counts_the_others():
+    found = symmetries(Function(lambda x: columns(x[:, 0] ** 3, x[:, 0].exp())), normal(200, 6))
+    assert len(found.held) > 12
+    text = found.summary()
+    assert text.count("(exact, change") == 12
+    assert f"and {len(found.held) - 12} more, in .held" in text

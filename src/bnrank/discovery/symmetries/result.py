@@ -18,6 +18,9 @@ from bnrank.discovery.symmetries.pieces import Piece
 __all__ = ["Symmetries"]
 
 
+SHOWN = 12  # finite symmetries in the summary
+
+
 @dataclass(frozen=True)
 class Symmetries:
     """Transformations of x that leave a function alone.
@@ -161,8 +164,10 @@ class Symmetries:
             )
             lines += [
                 f"  {test.text} ({test.verdict}, change {test.change:.2g})"
-                for test in sorted(self.held, key=lambda test: test.change)
+                for test in sorted(self.held, key=lambda test: test.change)[:SHOWN]
             ]
+            if len(exact) > SHOWN:
+                lines.append(f"  and {len(exact) - SHOWN} more, in .held")
         return "\n".join(lines)
 
     def plot(self, axes: Any = None) -> NDArray[np.object_]:
