@@ -266,8 +266,11 @@ def _everywhere(places: list[Cut], f: Tensor, allowed: float) -> _Candidate:
 
 
 def _on_data(places: list[Cut], f: Tensor, allowed: float, known: _Candidate) -> _Candidate:
-    """Return the least factorisation that is f on the data to within ``allowed``, or the known one if none is less."""
-    best, best_k = known, known.rank - 1
+    """Return the least factorisation that is f on the data to within ``allowed``, or the known one if none is less.
+
+    Of equals the one with the least error; errors below a tenth of ``allowed`` are rounding, which must not decide.
+    """
+    best, best_k, rounding = known, known.rank - 1, 0.1 * allowed
     for cut in sorted(places, key=lambda c: int((c.spread > 1e-12 * c.spread[:1]).sum())):
         k = min(best_k, len(cut.spread))
         if k < 0 or _error(cut, cut.principal(k), f) > allowed:
@@ -280,7 +283,7 @@ def _on_data(places: list[Cut], f: Tensor, allowed: float, known: _Candidate) ->
             else:
                 k = middle
         found = _Candidate(k, cut, cut.principal(k), _error(cut, cut.principal(k), f))
-        if best is known or (found.rank, found.error) < (best.rank, best.error):
+        if best is known or (found.rank, max(found.error, rounding)) < (best.rank, max(best.error, rounding)):
             best, best_k = found, k
     return best
 
