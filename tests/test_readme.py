@@ -17,22 +17,29 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
 
 
+def run(code, folder):
+    """Run Python code in a folder, without data of other folders, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "BNRANK_DATA": str(folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_the_python_examples_run_and_find_rank_two(tmp_path):
     example, theory, *_ = blocks("python")
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
     last = "\nassert rank.exact and z.shape == (300, 2) and float(error) < 1e-5 and verdicts.ok"
-    done = subprocess.run(
-        [sys.executable, "-c", example + theory + last],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert '"rank": 2' in done.stdout
-    assert "rank in [2, 2] (on the data), cut at" in done.stdout
+    printed = run(example + theory + last, tmp_path)
+    assert '"rank": 2' in printed
+    assert "rank in [2, 2] (on the data), cut at" in printed
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "verdicts.html").exists()
 
@@ -44,17 +51,8 @@ first = bnrank.escape.first_escape(flow, task.x, g)
 assert abs(first.predicted / first.seen - 1) < 0.02
 assert flow.plateaus[1].ranks[1:] == (1, 1, 1)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", "import bnrank\n" + blocks("python")[2] + last],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "BNRANK_DATA": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "residual" in done.stdout
+    printed = run("import bnrank\n" + blocks("python")[2] + last, tmp_path)
+    assert "residual" in printed
 
 
 @pytest.mark.slow
@@ -64,17 +62,9 @@ end = monitor.history.isel(member=0, row=-1)
 before, step, decay = (float(end[name].max()) for name in ("drift", "by_step", "by_decay"))
 assert 0 < step < decay <= 1.1 * before
 """
-    done = subprocess.run(
-        [sys.executable, "-c", "import bnrank\n" + blocks("python")[3] + last],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "matrix 2 | 3" in done.stdout
-    assert "by weight decay" in done.stdout
+    printed = run("import bnrank\n" + blocks("python")[3] + last, tmp_path)
+    assert "matrix 2 | 3" in printed
+    assert "by weight decay" in printed
 
 
 @pytest.mark.slow
@@ -86,16 +76,8 @@ assert symmetries(found, x).dimension == 4 and all(f"x{i}" in alone for i in ran
 assert small.certificate.met and small.certificate.parameters < small.certificate.parameters_before / 4
 assert (again(task.x) - small.network(task.x)).abs().max() < 1e-5
 """
-    done = subprocess.run(
-        [sys.executable, "-c", "import bnrank\n" + blocks("python")[4] + blocks("python")[5] + last],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "components: 2 (interval 2 to 2" in done.stdout
+    printed = run("import bnrank\n" + blocks("python")[4] + blocks("python")[5] + last, tmp_path)
+    assert "components: 2 (interval 2 to 2" in printed
     assert (tmp_path / "found.html").exists()
 
 

@@ -59,6 +59,8 @@ def read_model(model: str, weights: Path | None, slope: float, member: int) -> t
         if weights is not None and _is_compressed(weights):
             return load_compressed(weights, load_module(model)), None
         return load_module(model, weights), None
+    if weights is not None:
+        raise ValueError(f"weights: got {str(weights)!r} beside {model!r}, expected weights for file.py:function alone")
     if Path(model).suffix == ".py":
         raise ValueError(f"model: got {model!r} without :function, expected {model}:NAME, the function that builds it")
     if not Path(model).is_dir():

@@ -2,13 +2,10 @@
 
 import csv
 import re
-import sys
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
 
@@ -20,31 +17,6 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 ROWS = 60
 QUICK = ("--ridges", "0.01", "--depth", 4, "--steps", 60, "--members", 1, "--quiet")
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a command gave."""
-
-    code: int
-    out: str
-    error: str
-
-
-@pytest.fixture
-def command(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "400")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["bnrank", *map(str, arguments)])
-        monkeypatch.setattr(cli.terminal, "console", Console(width=160))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        return Done(exit_.value.code or 0, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture

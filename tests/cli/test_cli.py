@@ -3,44 +3,15 @@
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import save_file
 
 import bnrank
 from bnrank import cli
 from bnrank.theory import STATEMENTS, Facts, Verdicts
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a command gave."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def command(tmp_path, monkeypatch, capsys):
-    """Run the command line in this process, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.setenv("BNRANK_DATA", str(tmp_path))
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["bnrank", *map(str, arguments)])
-        monkeypatch.setattr(cli.terminal, "console", Console(width=160))
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        return Done(exit_.value.code or 0, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture
@@ -60,16 +31,16 @@ def own(tmp_path):
 
 def test_version_and_help(command):
     done = command("--version")
-    assert done.stdout.strip() == f"bnrank {bnrank.__version__}"
+    assert done.out.strip() == f"bnrank {bnrank.__version__}"
     for verb in ("demo", "train", "profile", "check", "discover", "compress", "reproduce"):
-        text = command(verb, "--help").stdout
+        text = command(verb, "--help").out
         assert f"Example: bnrank {verb}" in re.sub(r"\s+", " ", text)
 
 
 def test_profile_of_ones_own_network_on_ones_own_data(own, command):
     done = command("profile", "model.safetensors", "data.npz", "--out", "profile.html")
-    assert done.returncode == 0, done.stderr
-    assert "The page: profile.html" in done.stdout
+    assert done.code == 0, done.error
+    assert "The page: profile.html" in done.out
     assert (own / "profile.html").stat().st_size > 1_000_000
 
 
@@ -80,14 +51,14 @@ def test_profile_of_a_module_from_a_python_file_lists_what_it_skips(own, command
         "    return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3))\n"
     )
     done = command("profile", "net.py:build", "data.npz")
-    assert done.returncode == 0, done.stderr
-    assert "LayerNorm" in done.stdout
+    assert done.code == 0, done.error
+    assert "LayerNorm" in done.out
 
 
 def test_train_writes_a_run_that_can_be_opened(own, command):
     options = ["--depth", 3, "--width", 8, "--steps", 20, "--out", "run", "--quiet"]
     done = command("train", "data.npz", *options)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.error
     run = bnrank.Run.open(own / "run")
     assert run.members == 2
     assert run.network(1).widths == [6, 8, 8, 3]
@@ -102,6 +73,10 @@ def test_train_writes_a_run_that_can_be_opened(own, command):
         (("train", "data.npz", "--ridge", -1), "ridge: got -1"),
         (("train", "nothing.npz"), "nothing.npz"),
         (("profile", "model.pt", "data.npz"), "save_file(model.state_dict()"),
+        (
+            ("profile", "model.safetensors", "data.npz", "--weights", "w.safetensors"),
+            "weights for file.py:function alone",
+        ),
         (("reproduce", "F99"), "figure: got 'F99'"),
         (("reproduce", "F9", "--scale", "large"), "scale: got 'large'"),
     ],
@@ -109,16 +84,16 @@ def test_train_writes_a_run_that_can_be_opened(own, command):
 def test_errors_are_one_message_without_a_traceback(own, command, arguments, message):
     (own / "model.pt").write_bytes(b"\x80\x04.")
     done = command(*arguments)
-    assert done.returncode == 2
-    assert message in re.sub(r"\s+", " ", done.stderr)
-    assert "Traceback" not in done.stderr
+    assert done.code == 2
+    assert message in re.sub(r"\s+", " ", done.error)
+    assert "Traceback" not in done.error
 
 
 def test_an_output_folder_that_is_a_file_is_refused(own, command):
     (own / "taken").write_text("mine")
     done = command("train", "data.npz", "--steps", 1, "--out", "taken")
-    assert done.returncode == 2
-    assert "taken" in done.stderr
+    assert done.code == 2
+    assert "taken" in done.error
     assert (own / "taken").read_text() == "mine"
 
 
@@ -131,21 +106,21 @@ def test_it_runs_as_a_module_too(tmp_path):
 
 def test_check_prints_verdicts_and_writes_a_page(command, own):
     done = command("check", "model.safetensors", "data.npz", "--ridge", "0.01", "--out", "check.html")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"T4 +Jacobian bound +holds", done.stdout)
-    assert re.search(r"\d+ hold, 0 violated, \d+ inconclusive, \d+ not applicable", done.stdout)
+    assert done.code == 0, done.error
+    assert re.search(r"T4 +Jacobian bound +holds", done.out)
+    assert re.search(r"\d+ hold, 0 violated, \d+ inconclusive, \d+ not applicable", done.out)
     assert "Jacobian bound" in (own / "check.html").read_text()
 
 
 def test_check_of_some_statements_and_with_the_ridge_of_a_run(command, own):
     trained = command("train", "data.npz", "--depth", 2, "--width", 5, "--steps", 5, "--members", 1, "--ridge", 0.03)
-    assert trained.returncode == 0, trained.stderr
+    assert trained.code == 0, trained.error
     done = command("check", "run", "data.npz", "--only", "T4, T14")
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^ *T\d+ ", done.stdout, re.MULTILINE)) == 3
+    assert done.code == 0, done.error
+    assert len(re.findall(r"^ *T\d+ ", done.out, re.MULTILINE)) == 3
     assert "0.03" in re.sub("<[^>]*>", " ", (own / "check.html").read_text())
     wrong = command("check", "run", "data.npz", "--only", "T4x")
-    assert (wrong.returncode, "did you mean 'T4'?" in wrong.stderr) == (2, True)
+    assert (wrong.code, "did you mean 'T4'?" in wrong.error) == (2, True)
 
 
 def test_check_fails_where_a_statement_is_violated(command, own, monkeypatch):
@@ -155,5 +130,5 @@ def test_check_fails_where_a_statement_is_violated(command, own, monkeypatch):
 
     monkeypatch.setattr(cli.measuring, "check", planted)
     done = command("check", "model.safetensors", "data.npz")
-    assert done.returncode == 1
-    assert re.search(r"T4 +Jacobian bound +violated", done.stdout)
+    assert done.code == 1
+    assert re.search(r"T4 +Jacobian bound +violated", done.out)
