@@ -74,7 +74,8 @@ def compress(
         Any module; it is not changed. What can be compressed are stretches of Linear and convolutions with anything
         between, in eval mode; the rest stays and is listed.
     x : Tensor, ndarray or DataFrame
-        Samples like those that the network is for, (N, ...), at least 8; more are better. They need no labels.
+        Samples like those that the network is for, (N, ...), at least 8; more are better, and such as it was not
+        trained on: there it may have fitted noise. They need no labels.
     tol : float
         Largest change of the output, ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, 0 < tol < 1: relative to the spread
         of the outputs, which is the stricter way: relative to the outputs themselves it is never more. 1 is a constant.
