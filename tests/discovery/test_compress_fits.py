@@ -140,12 +140,13 @@ def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape)
         parts[0].weight.copy_(sizes * draw(*parts[0].weight.shape, seed=1))
         parts[-1].weight.copy_(draw(*parts[-1].weight.shape, seed=2))
         outputs = net(x)
-    judge = Judge((x, lambda value: value.flatten(1), outputs), (x[:3], lambda value: value.flatten(1), outputs[:3]))
+    flat = lambda value: value.flatten(1)  # noqa: E731
+    judge = Judge((x, flat, outputs), (x[:3], flat, outputs[:3]), outputs)
     whole, metric = counts(parts, x), judge.metrics(parts)[0]
     rows = channel_rows(parts[0], parts[0](x)).detach()
     fitted = fit(rows, rows, metric, 1e-10)
     seen = set()
-    for threshold in torch.logspace(-2, 1, 13).tolist():
+    for threshold in torch.logspace(-2, 1, 61).tolist():
         sums = {None: cost(parts, x, whole)}
         for k in range(1, len(fitted.reading) + 1):
             price = cost((*pointwise_pair(parts[0], fitted, k), *parts[1:]), x, whole)

@@ -22,7 +22,7 @@ def judge(parts, x):
     def flat(value):
         return value.flatten(1)
 
-    return Judge((x, flat, outputs), (x[:3], flat, outputs[:3]))
+    return Judge((x, flat, outputs), (x[:3], flat, outputs[:3]), outputs)
 
 
 def conv_net(channels=6, seed=0):

@@ -76,7 +76,7 @@ def judged(net, samples=60):
     with torch.no_grad():
         y = net(x)
     rest = lambda value: value  # noqa: E731
-    return Judge((x[:40], rest, y[:40]), (x[40:], rest, y[40:]))
+    return Judge((x[:40], rest, y[:40]), (x[40:], rest, y[40:]), y)
 
 
 def test_fewer_layers_do_not_make_up_for_more_parameters_when_tuning(monkeypatch):

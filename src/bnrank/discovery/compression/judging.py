@@ -82,34 +82,39 @@ class Judge:
     fitted, selected : tuple of (Tensor, callable, Tensor)
         Of the samples that fits are made on and of those that they are judged on: what enters the stretch, the rest of
         the module from what leaves it, and the module's output before compression.
+    given : Tensor
+        The module's output on those of both that were given, (N, outputs): not the points between them.
     """
 
     def __init__(
         self,
         fitted: tuple[Tensor, Callable[[Tensor], Tensor], Tensor],
         selected: tuple[Tensor, Callable[[Tensor], Tensor], Tensor],
+        given: Tensor,
     ) -> None:
         self.x, self.rest, self.f = fitted
         self._selected = selected
         self._metrics: tuple[Sequence[nn.Module], dict[int, Tensor]] | None = None  # of the last parts asked about
         self._trace: tuple[Sequence[nn.Module], list[Tensor]] | None = None
-        both = torch.cat([self.f.flatten(1), selected[2].flatten(1)])
-        spread = (both - both.mean(0)).square().sum(1).mean()
-        size = both.square().sum(1).mean()
-        self.scale = math.sqrt(float(spread if spread > 1e-24 * size else size)) or 1.0
-        """Root mean square distance of the outputs from their mean; of their size where they are constant."""
+        self.scale = _spread(self.f)
+        """Root mean square distance of the fitted outputs from their mean; their size where they are constant."""
+        self._scale_given = _spread(given)
 
     def __call__(self, parts: Sequence[nn.Module]) -> float:
-        """Return the change of the output, relative to ``scale``: the larger of both samples' changes.
+        """Return the change of the output relative to its spread: the larger of both samples' changes.
 
-        For the samples that fits are judged on a standard error is added to the mean square.
+        For the samples that fits are judged on a standard error is added to the mean square, and the spread is that of
+        the samples given: points between them, and beyond, may spread much more.
         """
         with torch.no_grad():
             on_fitted = self._squares(self.x, self.rest, self.f, parts)
             on_selected = self._squares(*self._selected, parts)
         error = float(on_selected.std()) / math.sqrt(len(on_selected)) if len(on_selected) > 1 else 0.0
-        worse = max(float(on_fitted.mean()), float(on_selected.mean()) + error)
-        return math.sqrt(worse) / self.scale if math.isfinite(worse) else float("inf")
+        changes = (
+            math.sqrt(float(on_fitted.mean())) / self.scale,
+            math.sqrt(float(on_selected.mean()) + error) / self._scale_given,
+        )
+        return max(changes) if all(map(math.isfinite, changes)) else float("inf")
 
     @staticmethod
     def _squares(x: Tensor, rest: Callable[[Tensor], Tensor], f: Tensor, parts: Sequence[nn.Module]) -> Tensor:
@@ -167,6 +172,14 @@ class Judge:
             with torch.no_grad():
                 self._trace = parts, trace(parts, self.x)
         return self._trace[1]
+
+
+def _spread(outputs: Tensor) -> float:
+    """Return the root mean square distance of outputs from their mean; their size where they are constant."""
+    outputs = outputs.flatten(1)
+    spread = (outputs - outputs.mean(0)).square().sum(1).mean()
+    size = outputs.square().sum(1).mean()
+    return math.sqrt(float(spread if spread > 1e-24 * size else size)) or 1.0
 
 
 def channel_rows(part: nn.Module, value: Tensor) -> Tensor:

@@ -147,8 +147,9 @@ def compress(
     most = affordable(work, found, deciding, samples)
     deciding = deciding[:most]
     selecting = max(1, round(SELECTING * len(deciding)))
-    deciding = enriched(deciding, len(deciding) - selecting, min(ENRICH, most), seed)
-    search = _Search(deciding, function(deciding).detach(), len(deciding) - selecting, tune)
+    real = len(deciding)
+    deciding = enriched(deciding, real - selecting, min(ENRICH, most), seed)
+    search = _Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
     search = _smallest(search, work, found, MARGIN * tol)
     new = search.new
     network = _finished(original, new) if new else module
@@ -170,6 +171,8 @@ class _Search:
         Samples that decide, and the module's output on them.
     fitted : int
         How many of them fits are made on; they come first.
+    real : int
+        How many of them were given; they come last.
     tune : int
         Iterations.
     new : dict
@@ -179,6 +182,7 @@ class _Search:
     x: Tensor
     reference: Tensor
     fitted: int
+    real: int
     tune: int
     new: dict[str, Parts] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
@@ -196,7 +200,7 @@ class _Search:
             done += size
             limit = tol * (done / max(sum(sizes), 1)) ** 0.5
             try:
-                judge = _judge(work, stretch, self.x, self.reference, self.fitted)
+                judge = _judge(work, stretch, self.x, self.reference, self.fitted, self.real)
                 judge(stretch.parts)
             except (AttributeError, TypeError, RuntimeError) as error:
                 why = f"the module cannot be run with another module in its place: {error}"
@@ -224,7 +228,7 @@ def _smallest(search: _Search, work: nn.Module, found: list[Stretch], tol: float
     if not search.tune or len(found) < 2:
         search.cut(work, found, tol)
         return search
-    plain, other = _Search(search.x, search.reference, search.fitted, 0), copy.deepcopy(work)
+    plain, other = _Search(search.x, search.reference, search.fitted, search.real, 0), copy.deepcopy(work)
     plain.cut(other, found, tol)
     search.cut(work, found, tol)
     tuned_size, size = ((costs.parameters(net), costs.multiply_adds(net, search.x)) for net in (work, other))
@@ -244,12 +248,12 @@ class _Given(nn.Module):
         return self.value
 
 
-def _judge(work: nn.Module, stretch: Stretch, x: Tensor, reference: Tensor, fitted: int) -> Judge:
+def _judge(work: nn.Module, stretch: Stretch, x: Tensor, reference: Tensor, fitted: int, real: int) -> Judge:
     with torch.no_grad():
         given = entering(work, stretch.name, x).detach()
     rows = slice(0, fitted), slice(fitted, None)
     first, second = ((given[r], _rest(work, stretch.name, x[r]), reference[r].flatten(1)) for r in rows)
-    return Judge(first, second)
+    return Judge(first, second, reference[-real:])
 
 
 def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:

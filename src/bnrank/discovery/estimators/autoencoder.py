@@ -100,7 +100,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
             for known, other in ((mixed[:half], mixed[half:]), (mixed[half:], mixed[:half])):
                 part = Data(data.x[:, known], data.y[:, other])
                 found = investigate(part, self._plan(part), seed, lambda text: tell(f"half of the columns: {text}"))
-                counts.append(count_from(found, found.path.trials() if found.path else (), part.most))
+                counts.append(count_from(found, found.trials(), part.most))
         most = max(counts, key=lambda count: count.number)
         low, high = min(c.interval[0] for c in counts), max(c.interval[1] for c in counts)
         if most.number == 0:

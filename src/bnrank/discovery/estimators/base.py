@@ -128,7 +128,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             if value != "auto":
                 changes[name] = _integer_or_auto(value, name, minimum)
         if "depth" in changes:
-            changes["fallback"] = 0
+            changes["shallow"] = 0
         changes.setdefault("width", max(plan.width, wanted))
         if changes["width"] < wanted:
             raise ValueError(f"width: got {changes['width']}, expected at least {wanted}, the number of components")

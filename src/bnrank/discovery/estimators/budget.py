@@ -32,8 +32,8 @@ class Budget:
         Whether the path goes on to larger and smaller ridges where the best one is at its end.
     tolerance : float
         Share of what is explained that a component must add to count.
-    fallback : int
-        Depth to try where networks of depth L predict hardly better than a linear map; 0 for none.
+    shallow : int
+        Depth of other networks, kept where they predict clearly better; 0 for none.
     """
 
     depth: int
@@ -44,7 +44,7 @@ class Budget:
     ridges: tuple[float, ...]
     grow: bool
     tolerance: float = 0.01
-    fallback: int = 0
+    shallow: int = 0
 
     @property
     def optimizer(self) -> dict[str, object]:
@@ -63,8 +63,8 @@ def budget(n: int, d_in: int, d_out: int, most: int) -> Budget:
     would mean little whatever the work, and the networks are small and shallow; below 30 no network could show that it
     predicts better than a linear map, and only linear maps are looked at (``ridges`` is empty). Networks are shallow
     too where no more than one component can be seen (``most`` is 1: one output or two classes): there is nothing to
-    count, and depth is not needed to predict. Where networks of depth 12 find little beyond a linear map, shallow ones
-    are tried (``fallback``): a deep network can stay at a saddle that a shallow one leaves, as on products of inputs.
+    count, and depth is not needed to predict. Beside networks of depth 12 shallow ones are tried (``shallow``): a deep
+    network can stay at a saddle that a shallow one leaves, as on products of inputs.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def budget(n: int, d_in: int, d_out: int, most: int) -> Budget:
         return Budget(4, 16, 2 * n, 2 if n < 50 else 3, 1, (3e-2, 3e-3), False)
     width = int(np.clip(2 * min(d, n // 6), 16, 64))
     steps = min(STEPS, 2 * n)
-    shape = {"depth": SHALLOW} if most == 1 else {"depth": DEEP, "fallback": SHALLOW}
+    shape = {"depth": SHALLOW} if most == 1 else {"depth": DEEP, "shallow": SHALLOW}
     return Budget(width=width, steps=steps, folds=3, seeds=2, ridges=(3e-2, 10**-2.0, 3e-3), grow=n >= 200, **shape)
 
 

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Count", "Trial", "by_group", "count_of", "is_better", "least_within_error", "resampled", "standard_error"]
+__all__ = [
+    "SURE",
+    "Count",
+    "Trial",
+    "by_group",
+    "count_of",
+    "is_better",
+    "least_within_error",
+    "resampled",
+    "standard_error",
+]
 
 SURE = 2.0  # standard errors by which something must be better than nothing
 NEGLIGIBLE = 1e-6  # share of the loss of the mean that counts as no difference

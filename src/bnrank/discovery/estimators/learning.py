@@ -9,7 +9,15 @@ import numpy as np
 import torch
 
 from bnrank.discovery.estimators.budget import ROWS, Budget, folds_of
-from bnrank.discovery.estimators.counting import Count, Trial, count_of, is_better, resampled, standard_error
+from bnrank.discovery.estimators.counting import (
+    SURE,
+    Count,
+    Trial,
+    count_of,
+    is_better,
+    resampled,
+    standard_error,
+)
 from bnrank.discovery.estimators.cutting import project, truncate
 from bnrank.discovery.estimators.linear import LinearFit, best_linear, linear_map
 from bnrank.discovery.estimators.path import Data, Fit, Path, explore, finished, train_members
@@ -38,7 +46,10 @@ class Evidence:
     linear : LinearFit
         The best linear map.
     path : Path or None
-        Everything trained; None where the table is linear to rounding, or has so few rows that nothing is trained.
+        Everything trained at the depth kept; None where the table is linear to rounding, or has so few rows that
+        nothing is trained.
+    rival : Path or None
+        Everything trained at the other depth.
     rows : ndarray
         The rows that all this was done on.
     plan : Budget
@@ -49,6 +60,7 @@ class Evidence:
     number: int
     linear: LinearFit
     path: Path | None
+    rival: Path | None
     rows: np.ndarray
     plan: Budget
 
@@ -56,6 +68,11 @@ class Evidence:
     def errors(self) -> np.ndarray:
         """Held-out loss of every row at k = 0, 1, ... dimensions, (K + 1, N)."""
         return self.path.by_number if self.kind == "network" and self.path is not None else self.linear.errors
+
+    def trials(self) -> tuple[Trial, ...]:
+        """Return one row per network; those of the other depth are not in the running."""
+        others = self.rival.trials() if self.rival else ()
+        return (self.path.trials() if self.path else ()) + tuple(replace(t, considered=False) for t in others)
 
 
 @dataclass(frozen=True)
@@ -99,8 +116,8 @@ def investigate(
 
     A linear map is kept unless a network has less held-out loss by one standard error of the difference, and the mean
     unless one of them has less by two: nothing was found then. With ``wanted`` dimensions given, the two are compared
-    at these. Where no network is better by two standard errors, shallow ones are tried (``plan.fallback``), and kept if
-    they are better by two.
+    at these. Networks of ``plan.depth`` are kept unless shallow ones (``plan.shallow``), which count less well, have
+    less loss by two standard errors of their own: then the deep ones stopped at a saddle, or bend too little.
     """
     rows = np.arange(len(data.x))
     if len(rows) > ROWS:
@@ -111,25 +128,24 @@ def investigate(
     linear = best_linear(some.x, some.y, folds, data.full, data.classes, some.groups)
     k = linear.rank if wanted is None else wanted
     if k == wanted == 0:
-        return Evidence("constant", 0, linear, None, rows, plan)
+        return Evidence("constant", 0, linear, None, None, rows, plan)
     if linear.is_exact(k) or not plan.ridges:
         found = k and (wanted is not None or is_better(linear.errors[k], linear.errors[0]))
-        return Evidence("linear" if found else "constant", k if found else 0, linear, None, rows, plan)
-    path = explore(some, folds, some.groups, linear.errors[0], plan, seed, tell)
+        return Evidence("linear" if found else "constant", k if found else 0, linear, None, None, rows, plan)
+    path, rival = explore(some, folds, some.groups, linear.errors[0], plan, seed, tell), None
+    if plan.shallow:
+        tell(f"depth {plan.shallow}")
+        other_plan = replace(plan, depth=plan.shallow, shallow=0)
+        rival = explore(some, folds, some.groups, linear.errors[0], other_plan, seed, tell)
+        deep, shallow = (p.by_number[p.supported if wanted is None else wanted] for p in (path, rival))
+        if _is_worse(deep, shallow, SURE):
+            path, rival, plan = rival, path, other_plan
     kind, errors, bent = "linear", linear.errors[k], path.supported if wanted is None else wanted
-    clear = is_better(path.by_number[bent], errors)
-    if clear or is_better(path.by_number[bent], errors, sure=1.0):
+    if is_better(path.by_number[bent], errors, sure=1.0):
         kind, k, errors = "network", bent, path.by_number[bent]
-    if plan.fallback and not clear:
-        shallow = replace(plan, depth=plan.fallback, fallback=0)
-        tell(f"no network of depth {plan.depth} is clearly better than a linear map; depth {shallow.depth}")
-        other = explore(some, folds, some.groups, linear.errors[0], shallow, seed, tell)
-        bent = other.supported if wanted is None else wanted
-        if is_better(other.by_number[bent], errors):
-            kind, k, errors, path, plan = "network", bent, other.by_number[bent], other, shallow
     if k == 0 or (wanted is None and not is_better(errors, linear.errors[0])):
         kind, k = "constant", 0
-    return Evidence(kind, k, linear, path, rows, plan)
+    return Evidence(kind, k, linear, path, rival, rows, plan)
 
 
 def learn(data: Data, found: Evidence, seed: int, tell: Callable[[str], None]) -> Model:
@@ -151,7 +167,7 @@ def learn(data: Data, found: Evidence, seed: int, tell: Callable[[str], None]) -
         straight = found.linear.map
         if len(found.rows) < len(data.x):
             straight = linear_map(data.x, data.y, found.linear.ridge, data.classes)
-        trials = path.trials() if path else ()
+        trials = found.trials()
         count = few_rows(count_from(found, trials, data.most), data)
         return Model(kind, straight.network(k), 1, k, found.linear.ridge, count, trials, straight.network(data.full))
     some = data.rows(found.rows)
@@ -174,7 +190,7 @@ def learn(data: Data, found: Evidence, seed: int, tell: Callable[[str], None]) -
     if truncation.change[k] > LOST * truncation.change[0]:
         tell(f"training on at {k} dimensions")
         network = polish(network, some, layer, k, ridge, plan.steps)
-    trials = path.trials()
+    trials = found.trials()
     return Model(kind, network, layer, k, ridge, count_from(found, trials, data.most), trials, whole)
 
 
@@ -263,8 +279,13 @@ def _linear_count(found: Evidence, reason: str) -> Count:
     if found.linear.is_exact(number) or found.path is None:
         return Count(number, (min(numbers), max(numbers)), float("nan"), False, reason)
     other = found.path.supported
-    if other != number and found.path.by_number[other].mean() <= rows.mean() + standard_error(rows):
+    if other != number and not _is_worse(found.path.by_number[other], rows):
         interval = (min(other, *numbers), max(other, *numbers))
         reason = f"undetermined: a linear map of rank {number} and a network of {other} dimensions predict equally well"
         return Count(number, interval, float("nan"), True, reason)
     return Count(number, (min(numbers), max(numbers)), float("nan"), False, reason)
+
+
+def _is_worse(errors: np.ndarray, than: np.ndarray, sure: float = 1.0) -> bool:
+    """Return whether a held-out loss, (N,), is more than another by so many of the other's standard errors."""
+    return bool(errors.mean() > than.mean() + sure * standard_error(than))

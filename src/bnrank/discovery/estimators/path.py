@@ -171,8 +171,8 @@ class Path:
         count = int(np.argmax(change <= negligible))
         rows = fit.truncation.errors
         held_out = float(rows[-1].mean()) if rows.size else float("nan")
-        near = min(self.running, key=lambda ridge: abs(np.log(ridge / fit.ridge)))
-        considered = abs(np.log(near / fit.ridge)) < 0.5 * np.log(STEP)
+        nominal = fit.ridge * fit.depth / self.fits[0].depth  # a dimension costs lambda L
+        considered = min(abs(np.log(ridge / nominal)) for ridge in self.running) < 0.5 * np.log(STEP)
         return Trial(
             fit.ridge, fit.depth, fit.seed, fit.fold, count, fit.weight_rank, fit.loss, held_out, bool(considered)
         )
