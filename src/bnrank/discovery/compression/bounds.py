@@ -46,6 +46,11 @@ class Bound:
         max_i ||f^(x_i) - f(x_i)|| over all samples seen.
     size : float
         Root mean square of ||f(x_i)||.
+
+    Examples
+    --------
+    >>> print(Bound(lipschitz_before=3.0, lipschitz_after=1.0, at_samples=0.5, size=10.0))
+    bound at distance r from the samples: 5 % + 40 % r of the outputs (Lipschitz constants)
     """
 
     lipschitz_before: float
@@ -54,14 +59,33 @@ class Bound:
     size: float
 
     def within(self, distance: float) -> float:
-        """Return the bound at all inputs no farther than ``distance`` from a sample, relative to ``size``."""
-        total = self.at_samples + (self.lipschitz_before + self.lipschitz_after) * distance
-        return total / self.size if self.size > 0 else math.inf
+        """Return the bound at all inputs no farther than ``distance`` from a sample, relative to ``size``.
+
+        Where ``size`` is 0, so that all outputs are 0 on the samples, it is 0 if nothing can change, and else infinite.
+        """
+        return self._relative(self.at_samples + self._lipschitz * distance)
 
     @property
     def per_distance(self) -> float:
-        """By how much the bound grows per unit of distance, relative to ``size``."""
-        return self.within(1.0) - self.within(0.0)
+        """By how much the bound grows per unit of distance, relative to ``size``; where that is 0, as in ``within``."""
+        return self._relative(self._lipschitz)
+
+    @property
+    def _lipschitz(self) -> float:
+        return self.lipschitz_before + self.lipschitz_after
+
+    def _relative(self, value: float) -> float:
+        if self.size > 0:
+            return value / self.size
+        return 0.0 if value == 0 else math.inf
+
+    def __str__(self) -> str:
+        where = "bound at distance r from the samples:"
+        if self.size > 0:
+            at, more = (f"{100 * value:.3g} %" for value in (self.within(0.0), self.per_distance))
+            return f"{where} {at} + {more} r of the outputs (Lipschitz constants)"
+        total = f"{self.at_samples:.3g} + {self._lipschitz:.3g} r"
+        return f"{where} {total}, absolute, as the outputs are 0 on the samples (Lipschitz constants)"
 
 
 def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
