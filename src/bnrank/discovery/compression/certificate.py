@@ -158,8 +158,7 @@ class Certificate:
                 below = "" if least is None else f", Jacobians of rank {least} on the samples"
                 lines.append(f"bottleneck rank {label}: at most {rank}, on all inputs{below}")
         if self.bound is not None:
-            at, more = _percent(self.bound.within(0.0)), _percent(self.bound.per_distance)
-            lines.append(f"bound at distance r from the samples: {at} + {more} r of the outputs (Lipschitz constants)")
+            lines.append(str(self.bound))
         return lines
 
 

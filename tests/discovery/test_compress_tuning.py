@@ -1,0 +1,113 @@
+"""What tuning keeps, and how much of the tolerance each stretch may spend."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bnrank.discovery.compression import compress, search
+from bnrank.discovery.compression.chain import Stretch
+from bnrank.discovery.compression.judging import Judge
+from bnrank.discovery.compression.stages import Cut, Step
+from bnrank.discovery.compression.tuning import tuned
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def made(*parts):
+    """Return the parts as one network in float64, with weights of a fixed draw."""
+    net = nn.Sequential(*parts).double()
+    with torch.no_grad():
+        for i, p in enumerate(net.parameters()):
+            p.copy_(draw(*p.shape, seed=i) / p[0].numel() ** 0.5)
+    return net
+
+
+class Recorded(Judge):
+    """A judge that remembers what it said."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.said = []
+
+    def __call__(self, parts):
+        self.said.append(super().__call__(parts))
+        return self.said[-1]
+
+
+def judged(noise, away=0.0, samples=(10, 40)):
+    """Return a judge of outputs with noise where fits are made, and parts that are ``away`` from those without."""
+    net, rest = made(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 3)), nn.Identity()
+    x, kept = draw(samples[0], 4), draw(samples[1], 4, seed=1)
+    parts = tuple(copy.deepcopy(net))
+    with torch.no_grad():
+        y, y_kept = net(x) + noise * draw(samples[0], 3, seed=2), net(kept)
+        for i, part in enumerate(parts[::2]):
+            part.weight += away * draw(*part.weight.shape, seed=3 + i)
+    return Recorded((x, rest, y), (kept, rest, y_kept), torch.cat([y, y_kept])), parts
+
+
+def test_tuning_returns_the_best_and_not_the_last():
+    """10 samples with noise and 163 parameters: after a while the fit gets worse on the others."""
+    judge, parts = judged(noise=0.3, away=0.2)
+    before = copy.deepcopy(parts)
+    found, change = tuned(judge, parts, 200)
+    said = list(judge.said)
+    assert said.index(min(said)) not in (0, len(said) - 1)
+    assert min(said) < 0.95 * said[-1]
+    assert change == min(said) == judge(found)
+    assert all(torch.equal(p.weight, q.weight) for p, q in zip(parts[::2], before[::2], strict=True))
+
+
+def test_tuning_with_nothing_to_gain_returns_what_it_was_given():
+    judge, parts = judged(noise=0.0)
+    found, change = tuned(judge, parts, 30)
+    assert found is parts
+    assert change == 0.0
+
+
+@pytest.mark.parametrize("after", [0.08, 0.09])
+def test_a_tuning_that_does_not_lower_the_change_is_not_kept(after, monkeypatch):
+    """A cut at a larger tolerance that is within the limit already, and a tuning that leaves it or makes it worse."""
+    net, small, other = (made(nn.Linear(4, k), nn.Linear(k, 4)) for k in (3, 2, 1))
+    wide = Cut(tuple(net), (Step("factor", "", "", 0.05),), 0.9, 0.05)
+    narrow = Cut(tuple(small), (Step("narrow", "", "", 0.08),), 0.5, 0.08)
+    monkeypatch.setattr(search, "cut_down", lambda judge, parts, name, tol: wide if tol <= 0.1 else narrow)
+    monkeypatch.setattr(search, "tuned", lambda judge, parts, steps: (tuple(other), after))
+    judge, _ = judged(0.0)
+    found = search._cut(judge, Stretch("", tuple(net)), 0.1, 5)
+    assert found.parts == tuple(small)
+    assert (found.change, [step.kind for step in found.steps]) == (0.08, ["narrow"])
+
+
+class Three(nn.Module):
+    """60, 9 and 31 parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = made(nn.Linear(4, 10), nn.Tanh(), nn.Linear(10, 1, bias=False))
+        self.second = made(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1, bias=False))
+        self.third = made(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
+
+    def forward(self, x):
+        return self.third(torch.sin(self.second(torch.sin(self.first(x)))))
+
+
+def test_the_squared_change_may_grow_to_the_share_of_the_parameters_looked_at(monkeypatch):
+    limits, cut = {}, search._cut
+
+    def recorded(judge, stretch, limit, tune):
+        limits[stretch.name] = limit
+        return cut(judge, stretch, limit, tune)
+
+    monkeypatch.setattr(search, "_cut", recorded)
+    found = compress(Three().double(), draw(60, 4), 0.2, repeats=1, batch=8)
+    spent = 0.85 * 0.2
+    assert limits == pytest.approx(
+        {"first": math.sqrt(0.60) * spent, "second": math.sqrt(0.69) * spent, "third": spent}
+    )
+    assert all(step.change <= limits[step.where.split(",")[0]] for step in found.steps)
