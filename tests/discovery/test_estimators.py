@@ -2,6 +2,7 @@ import pickle
 
 import numpy as np
 import pytest
+import scipy.special
 import torch
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
@@ -198,9 +199,24 @@ def test_no_components_have_the_loss_of_the_frequencies_where_classes_lie_apart(
     assert np.allclose(values, np.bincount(labels) / 300)
 
 
-def test_a_class_that_was_not_seen_is_improbable_without_components():
+def test_a_class_that_was_not_seen_counts_as_seen_once_with_and_without_components():
     constant = linear_map(np.zeros((4, 1)), np.array([0, 0, 0, 2]), 1.0, classes=3).constant
-    assert np.allclose(np.exp(constant), [0.75, 0, 0.25])
+    assert np.allclose(np.exp(constant), [0.6, 0.2, 0.2])
+    x, y = np.arange(8.0)[:, None] - 3.5, np.array([0, 2, 0, 0, 2, 0, 2, 2])
+    for labels, unseen in ((y, [1, 3]), (np.zeros(8, dtype=int), [1, 2, 3])):
+        map_ = linear_map(x, labels, 1.0, classes=4)
+        at_centre = scipy.special.softmax(map_.level)
+        assert np.allclose(at_centre[unseen], 1 / (8 + len(unseen)))
+        assert np.allclose(at_centre, np.exp(map_.constant), atol=0.01)
+
+
+@pytest.mark.filterwarnings("ignore::bnrank.discovery.NothingFoundWarning")
+def test_classes_of_one_row_do_not_turn_noise_into_a_component():
+    for seed in range(3):
+        generator = np.random.default_rng(seed)
+        x, y = generator.normal(size=(90, 4)), generator.integers(0, 3, 90)
+        y[:6] = np.arange(3, 9)
+        assert BottleneckClassifier().fit(x, y).n_components_ == 0
 
 
 def test_classes_that_lie_along_one_direction_have_one_component():

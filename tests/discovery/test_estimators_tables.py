@@ -5,13 +5,10 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 
-from bnrank.discovery import BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
+from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
 from bnrank.discovery.estimators.budget import budget
-from bnrank.discovery.estimators.checking import groups_of_rows
 from bnrank.discovery.estimators.path import Data
 
 from .tables import QUICK, linear_table
@@ -71,91 +68,6 @@ def test_copies_of_noise_are_still_noise():
     with pytest.warns(NothingFoundWarning):  # a copy that is held out would be predicted from the one that is not
         found = BottleneckRegressor(**QUICK).fit(np.vstack([x] * 4), np.vstack([y] * 4))
     assert found.n_components_ == 0
-
-
-def slow_groups(x, y, labels):
-    """The definition, by loops over rows."""
-    x, y = [tuple(row) for row in x], [tuple(row) for row in y]
-    pairs = list(zip(x, y, strict=True))
-    repeated = {a for a in x if x.count(a) > 1}
-    several = {a for a in repeated if len({v for u, v in pairs if u == a}) > 1}
-    elsewhere = sum(any(v == b and u != a for u, v in pairs) for a, b in pairs)
-    if repeated and (labels or elsewhere > len(x) / 2) and len(several) >= len(repeated) / 10:
-        return list(range(len(x)))
-    return [sorted(set(pairs)).index(pair) for pair in pairs]
-
-
-@settings(derandomize=True, max_examples=150, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 30), st.integers(1, 30), st.booleans(), st.booleans(), st.integers(0, 99))
-def test_groups_of_copies_against_the_definition(n, points, values, labels, whole, seed):
-    generator = np.random.default_rng(seed)
-    x, y = generator.integers(0, points, (n, 1)) / 3, generator.integers(0, values, (n, 1))
-    if whole:  # y is a function of x
-        y = np.round(np.sin(3 * values * x))
-    x = np.hstack([x // 2, x])
-    assert groups_of_rows(x, y[:, 0] if labels else y, labels=labels).tolist() == slow_groups(x, y, labels)
-
-
-def test_one_label_in_many_that_disagrees_does_not_make_copies_replicates():
-    x, labels = np.tile(np.arange(40.0)[:, None], (4, 1)), np.tile(np.arange(40) % 2, 4)
-    labels[0] = 1
-    assert groups_of_rows(x, labels, labels=True).max() == 40
-    labels[:4] = [1, 0, 1, 0]
-    assert groups_of_rows(x, labels, labels=True).max() == 159
-
-
-def test_copies_of_replicates_are_still_copies():
-    generator = np.random.default_rng(8)
-    x, y = np.repeat(generator.normal(size=(10, 3)), 2, axis=0), generator.normal(size=(20, 2))
-    data = Data(np.repeat(x, 15, axis=0), np.repeat(y, 15, axis=0))
-    assert (len(data.x), data.different) == (300, 20)
-    assert BottleneckRegressor()._plan(data).ridges == ()
-    with pytest.warns(NothingFoundWarning):
-        found = BottleneckRegressor().fit(data.x, data.y)
-    assert any("280 of 300 rows repeat inputs and outputs" in note for note in found.notes_)
-    assert any("10 different inputs, with several outputs" in note for note in found.notes_)
-
-
-def test_two_settings_with_replicates_are_told_apart():
-    generator = np.random.default_rng(0)
-    x = generator.integers(0, 2, (400, 1)).astype(float)
-    found = BottleneckRegressor(**QUICK).fit(x, 3 * x[:, 0] + 0.1 * generator.normal(size=400))
-    assert (found.n_components_, found.model_) == (1, "linear")
-    assert not any("repeat" in note for note in found.notes_)
-    assert np.allclose(found.predict([[0.0], [1.0]]), [0, 3], atol=0.05)
-    labels = (x[:, 0] > 0) ^ (generator.random(400) < 0.1)
-    found = BottleneckClassifier(**QUICK).fit(x, labels)
-    assert found.n_components_ == 1
-    assert np.allclose(found.predict_proba([[0.0], [1.0]])[:, 1], [0.1, 0.9], atol=0.05)
-
-
-def test_a_factorial_design_is_counted():
-    generator = np.random.default_rng(0)
-    x = generator.integers(0, 2, (200, 2)).astype(float)
-    found = BottleneckRegressor(**QUICK).fit(x, x * [3, 1] + 0.1 * generator.normal(size=(200, 2)))
-    assert (found.n_components_, found.model_) == (2, "linear")
-    x = generator.integers(-1, 2, (400, 3)).astype(float)
-    inner = np.stack([x[:, 0] * x[:, 1], x[:, 2] ** 2], axis=1)
-    y = inner @ generator.normal(size=(2, 4)) + 0.1 * generator.normal(size=(400, 4))
-    found = BottleneckRegressor(**QUICK).fit(x, y)
-    assert (found.n_components_, found.model_) == (2, "network")
-    assert any("27 different inputs" in note for note in found.notes_)
-
-
-@pytest.mark.filterwarnings("ignore::bnrank.discovery.NothingFoundWarning")
-def test_replicates_of_noise_are_still_noise():
-    counts = []
-    for seed in range(3):
-        generator = np.random.default_rng(seed)
-        x = generator.integers(0, 3, (120, 3)).astype(float)
-        counts.append(BottleneckRegressor(**QUICK).fit(x, generator.normal(size=(120, 3))).n_components_)
-        counts.append(BottleneckClassifier(**QUICK).fit(x, generator.integers(3, size=120)).n_components_)
-    x = np.repeat([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], 7, axis=0)
-    for seed in range(40):  # one standard error in place of two lets 1 of these maps and 3 of the classifiers in
-        generator = np.random.default_rng(seed)
-        counts.append(BottleneckRegressor().fit(x, generator.normal(size=(28, 2))).n_components_)
-        counts.append(BottleneckClassifier().fit(x, generator.permutation(28) % 2).n_components_)
-    assert counts == [0] * 86
 
 
 def test_steps_are_by_rows_that_differ_where_ridges_are_given():
@@ -296,7 +208,7 @@ def test_products_of_inputs_which_deep_networks_miss_are_found_by_shallow_ones()
     found = BottleneckClassifier(steps=200, width=20).fit(x, labels)
     assert (found.n_components_, found.model_) == (2, "network")
     assert found.score(x, labels) > 0.95
-    assert {trial.depth for trial in found.stability_} == {4, 8}
+    assert {trial.depth for trial in found.stability_} == {4, 8, 12}
     assert "4 classes" in str(found.summary())
     deep = BottleneckClassifier(steps=200, width=20, depth=12).fit(x, labels)  # the depth asked for and no other
     assert {trial.depth for trial in deep.stability_} <= {12, 16}
@@ -318,4 +230,18 @@ def test_a_count_from_fewer_than_ten_rows_that_differ_is_undetermined():
     assert found.n_components_interval_ == (0, 3)
     assert "only 4 rows differ" in found.reason_
     x = generator.normal(size=(10, 2))
-    assert "rows differ" not in BottleneckRegressor().fit(x, x @ generator.normal(size=(2, 3))).reason_
+    y = x @ generator.normal(size=(2, 3))
+    assert "rows differ" not in BottleneckRegressor().fit(x, y).reason_
+    found = BottleneckRegressor().fit(x[:9], y[:9])
+    assert (found.model_, found.undetermined_, found.n_components_interval_) == ("linear", True, (0, 2))
+
+
+def test_so_few_rows_are_undetermined_for_networks_and_autoencoders_too():
+    x = np.linspace(-1, 1, 9)[:, None]
+    found = BottleneckRegressor(ridges=[1e-3], steps=200).fit(x, np.hstack([np.abs(x), 2 * np.abs(x)]))
+    assert (found.model_, found.undetermined_, found.n_components_interval_) == ("network", True, (0, 1))
+    line = np.random.default_rng(0).normal(size=(8, 1)) @ np.ones((1, 6))
+    for table in (line, line[:, :2], line * [1, 0, 0, 0, 0, 0]):  # the second at the bound, in the third one varies
+        found, columns = BottleneckAutoencoder().fit(table), table.shape[1]
+        assert (found.n_components_, found.undetermined_, found.n_components_interval_) == (1, True, (0, columns))
+        assert found.reason_.count("undetermined") == 1

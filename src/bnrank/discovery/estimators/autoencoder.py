@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from bnrank.discovery.estimators.base import BottleneckEstimator, voice
 from bnrank.discovery.estimators.checking import constant_columns, read_table
 from bnrank.discovery.estimators.counting import Count
-from bnrank.discovery.estimators.learning import count_from, investigate
+from bnrank.discovery.estimators.learning import between_inputs, count_from, few_rows, investigate
 from bnrank.discovery.estimators.path import Data
 from bnrank.discovery.estimators.scaling import scaling
 
@@ -65,7 +65,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
         scale = scaling(x, x, "each")
         data, count = Data(scale.x(x), scale.y(x)), None
         if wanted is None:
-            count = self._in_common(data, np.flatnonzero(~constant_columns(x)))
+            count = few_rows(self._in_common(data, np.flatnonzero(~constant_columns(x))), data)
             wanted = count.number
         self._learn(x, scale, data, wanted, count)
         rebuilt = self._outputs_of(x)
@@ -99,13 +99,15 @@ class BottleneckAutoencoder(BottleneckEstimator):
         with voice(self.progress) as tell:
             for known, other in ((mixed[:half], mixed[half:]), (mixed[half:], mixed[:half])):
                 part = Data(data.x[:, known], data.y[:, other])
-                found = investigate(part, self._plan(part), seed, lambda text: tell(f"half of the columns: {text}"))
-                counts.append(count_from(found, found.trials(), part.most))
+                plan, say = self._plan(part), lambda text: tell(f"half of the columns: {text}")
+                found = investigate(part, plan, seed, say)
+                count = count_from(found, found.trials(), part.most)
+                counts.append(between_inputs(count, part, plan, seed, say, found.number))
         most = max(counts, key=lambda count: count.number)
         low, high = min(c.interval[0] for c in counts), max(c.interval[1] for c in counts)
         if most.number == 0:
             reason = "nothing was found: no column can be predicted from others better than by its mean"
-            return Count(0, (0, 0), float("nan"), False, reason)
+            return Count(0, (0, high), float("nan"), False, reason)
         if most.number >= half:
             reason = f"undetermined: each half has {half} column(s), so that no more than {half} could be seen"
             return Count(most.number, (low, high), most.agreement, True, reason)

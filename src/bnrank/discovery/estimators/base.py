@@ -23,7 +23,7 @@ from bnrank.discovery.estimators.checking import constant_columns, read_table
 from bnrank.discovery.estimators.coordinates import coordinates, sensitivity
 from bnrank.discovery.estimators.counting import Count, is_better, standard_error
 from bnrank.discovery.estimators.inputs import InputDirections, number_of_directions
-from bnrank.discovery.estimators.learning import Evidence, Model, investigate, learn
+from bnrank.discovery.estimators.learning import Evidence, Model, between_inputs, investigate, learn
 from bnrank.discovery.estimators.path import Data
 from bnrank.discovery.estimators.scaling import Scaling
 from bnrank.discovery.estimators.summary import Summary
@@ -172,6 +172,8 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         with voice(self.progress) as tell:
             evidence = investigate(data, plan, seed, tell, wanted)
             model = learn(data, evidence, seed, tell)
+            if wanted is None:
+                model = replace(model, count=between_inputs(model.count, data, plan, seed, tell, evidence.number))
         if wanted is not None and known is None:
             found = "" if is_better(evidence.errors[wanted], evidence.errors[0]) else "; but nothing was found: on "
             found += "held-out rows it predicts no better than the mean" if found else ""
@@ -220,7 +222,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             notes.append(
                 f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; these are held out together"
             )
-        if (points := len(np.unique(data.x, axis=0))) < data.different:
+        if (points := int(data.inputs.max()) + 1) < data.different:
             notes.append(
                 f"{points} different inputs, with several outputs at some: rows there are held out one by one, and "
                 "what is shown holds at these inputs"

@@ -14,6 +14,7 @@ SHOWN = 5  # columns named in an error, at most
 HUGE, TINY = 1e150, 1e-150  # whose squares are no floats
 FEW_VALUES = 0.5  # share of the rows whose outputs are seen at other inputs, from which outputs agree by chance
 DISAGREE = 0.1  # share of the repeated inputs with several outputs, from which a table has replicates
+CHANCE = 0.01  # of numbers of rows with a common divisor, below which a table is taken to be there several times
 REFUSED = {
     "text": "text or categories{}, expected numbers; encode them first, with sklearn.preprocessing.OneHotEncoder, say",
     "dates": "dates or times{}, expected numbers; take differences in days, say",
@@ -149,7 +150,10 @@ def groups_of_rows(x: np.ndarray, y: np.ndarray, *, labels: bool = False) -> np.
 
     Where outputs take few values (classes, grades), replicates agree by chance and look like copies. If most rows have
     an output that is seen at other inputs too, or with ``labels``, every row is a group, provided that of the inputs
-    seen more than once one in ten or more has several outputs; copies of such a table cannot be told from replicates.
+    seen more than once one in ten or more has several outputs; copies of single rows of such a table cannot be told
+    from replicates. Copies of all of it can: if every row is there m, 2 m, 3 m, ... times, m of them are a group. (Such
+    numbers come about by chance with probability m^-(pairs - inputs), where the number of rows of each input is given,
+    as in a balanced design; that must be less than 1 percent.)
 
     Parameters
     ----------
@@ -175,9 +179,19 @@ def groups_of_rows(x: np.ndarray, y: np.ndarray, *, labels: bool = False) -> np.
     several = np.bincount(inputs[first], minlength=len(rows)) > 1
     elsewhere = np.bincount(outputs[first])[outputs[first]] > 1
     few_values = labels or size[elsewhere].sum() > FEW_VALUES * len(x)
-    if few_values and several.sum() >= DISAGREE * (rows > 1).sum():
-        return np.arange(len(x))
+    copies = int(np.gcd.reduce(size))
+    if copies ** float(len(rows) - len(size)) > CHANCE:
+        copies = 1
+    if few_values and several.sum() >= DISAGREE * (rows > copies).sum():
+        return _in_sets(groups, copies) if copies > 1 else np.arange(len(x))
     return groups
+
+
+def _in_sets(groups: np.ndarray, size: int) -> np.ndarray:
+    """Return groups cut into sets of so many rows each, counted from 0."""
+    sets = np.empty(len(groups), dtype=int)
+    sets[np.argsort(groups, kind="stable")] = np.arange(len(groups)) // size
+    return sets
 
 
 def _numbered(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

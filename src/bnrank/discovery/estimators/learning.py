@@ -25,7 +25,7 @@ from bnrank.discovery.estimators.polishing import polish
 from bnrank.networks.mlp import MLP
 from bnrank.training import train
 
-__all__ = ["Evidence", "Model", "count_from", "investigate", "learn"]
+__all__ = ["Evidence", "Model", "between_inputs", "count_from", "few_rows", "investigate", "learn"]
 
 LEAST = 10  # rows that differ, below which no count is sure
 DEEPER = 4  # layers more in the networks that show whether the count depends on depth
@@ -110,7 +110,13 @@ class Model:
 
 
 def investigate(
-    data: Data, plan: Budget, seed: int, tell: Callable[[str], None], wanted: int | None = None
+    data: Data,
+    plan: Budget,
+    seed: int,
+    tell: Callable[[str], None],
+    wanted: int | None = None,
+    *,
+    by_input: bool = False,
 ) -> Evidence:
     """Find out by cross-validation what kind of function the table holds, and of how many dimensions.
 
@@ -118,25 +124,26 @@ def investigate(
     unless one of them has less by two: nothing was found then. With ``wanted`` dimensions given, the two are compared
     at these. Networks of ``plan.depth`` are kept unless shallow ones (``plan.shallow``), which count less well, have
     less loss by two standard errors of their own: then the deep ones stopped at a saddle, or bend too little.
+    With ``by_input`` all rows of the same inputs are held out together, replicates too.
     """
-    rows = np.arange(len(data.x))
-    if len(rows) > ROWS:
-        rows = np.sort(np.random.default_rng(seed).permutation(len(rows))[:ROWS])
+    rows = rows_of(data, seed)
     some = data.rows(rows)
-    folds = folds_of(some.groups, plan.folds, seed, some.y if data.classes else None)
+    groups = np.unique((data.inputs if by_input else data.groups)[rows], return_inverse=True)[1].reshape(-1)
+    plan = replace(plan, folds=min(plan.folds, int(groups.max()) + 1))
+    folds = folds_of(groups, plan.folds, seed, some.y if data.classes else None)
     tell("linear maps")
-    linear = best_linear(some.x, some.y, folds, data.full, data.classes, some.groups)
+    linear = best_linear(some.x, some.y, folds, data.full, data.classes, groups)
     k = linear.rank if wanted is None else wanted
     if k == wanted == 0:
         return Evidence("constant", 0, linear, None, None, rows, plan)
     if linear.is_exact(k) or not plan.ridges:
         found = k and (wanted is not None or is_better(linear.errors[k], linear.errors[0]))
         return Evidence("linear" if found else "constant", k if found else 0, linear, None, None, rows, plan)
-    path, rival = explore(some, folds, some.groups, linear.errors[0], plan, seed, tell), None
+    path, rival = explore(some, folds, groups, linear.errors[0], plan, seed, tell), None
     if plan.shallow:
         tell(f"depth {plan.shallow}")
         other_plan = replace(plan, depth=plan.shallow, shallow=0)
-        rival = explore(some, folds, some.groups, linear.errors[0], other_plan, seed, tell)
+        rival = explore(some, folds, groups, linear.errors[0], other_plan, seed, tell)
         deep, shallow = (p.by_number[p.supported if wanted is None else wanted] for p in (path, rival))
         if _is_worse(deep, shallow, SURE):
             path, rival, plan = rival, path, other_plan
@@ -146,6 +153,21 @@ def investigate(
     if k == 0 or (wanted is None and not is_better(errors, linear.errors[0])):
         kind, k = "constant", 0
     return Evidence(kind, k, linear, path, rival, rows, plan)
+
+
+def rows_of(data: Data, seed: int) -> np.ndarray:
+    """Return the numbers of the rows that are looked at, ascending: all, or one each of 4,000 groups of copies.
+
+    Examples
+    --------
+    >>> x = np.repeat(np.arange(3.0), [5000, 1, 1])[:, None]
+    >>> rows_of(Data(x, x), 0).tolist()
+    [0, 5000, 5001]
+    """
+    if len(data.x) <= ROWS:
+        return np.arange(len(data.x))
+    first = np.sort(np.unique(data.groups, return_index=True)[1])
+    return np.sort(np.random.default_rng(seed).permutation(first)[:ROWS])
 
 
 def learn(data: Data, found: Evidence, seed: int, tell: Callable[[str], None]) -> Model:
@@ -191,7 +213,8 @@ def learn(data: Data, found: Evidence, seed: int, tell: Callable[[str], None]) -
         tell(f"training on at {k} dimensions")
         network = polish(network, some, layer, k, ridge, plan.steps)
     trials = found.trials()
-    return Model(kind, network, layer, k, ridge, count_from(found, trials, data.most), trials, whole)
+    count = few_rows(count_from(found, trials, data.most), data)
+    return Model(kind, network, layer, k, ridge, count, trials, whole)
 
 
 def _final_fits(
@@ -251,8 +274,41 @@ def few_rows(count: Count, data: Data) -> Count:
     """Leave a count undetermined where fewer than ten rows differ: a linear map fits so few, and the mean too."""
     if data.different >= LEAST:
         return count
-    reason = f"undetermined: only {data.different} rows differ, expected at least {LEAST}; {count.reason}"
+    reason = f"undetermined: only {data.different} rows differ, expected at least {LEAST}; "
+    reason += count.reason.removeprefix("undetermined: ")
     return replace(count, interval=(0, data.most), undetermined=True, reason=reason)
+
+
+def between_inputs(
+    count: Count, data: Data, plan: Budget, seed: int, tell: Callable[[str], None], number: int
+) -> Count:
+    """Leave a count undetermined that replicates support, but not rows of inputs that were not learned from.
+
+    Where inputs are seen more than once with several outputs, ``count`` rests on rows that are held out while others of
+    the same inputs are learned from. A function that has learned those by heart predicts them, whether or not it says
+    anything about other inputs. So all rows of an input are held out together, a second time. Not so where fewer than
+    ten inputs differ, as categories do: what holds at all of them is all there is to find.
+
+    Parameters
+    ----------
+    count : Count
+        Of rows held out one by one.
+    data, plan, seed, tell
+        What :func:`investigate` was given.
+    number : int
+        What it found.
+    """
+    points = int(data.inputs.max()) + 1
+    if not number or points == data.different or points < LEAST:
+        return count
+    tell("all rows of an input held out together")
+    other = investigate(data, plan, seed, tell, by_input=True).number
+    if other >= number:
+        return count
+    reason = f"undetermined: {number} held at the inputs of the design, not shown between them (with all rows of an "
+    reason += f"input held out: {other}); {count.reason.removeprefix('undetermined: ')}"
+    interval = (min(other, count.interval[0]), count.interval[1])
+    return replace(count, interval=interval, undetermined=True, reason=reason)
 
 
 def count_from(found: Evidence, trials: tuple[Trial, ...], most: int) -> Count:
@@ -260,7 +316,8 @@ def count_from(found: Evidence, trials: tuple[Trial, ...], most: int) -> Count:
     if found.kind == "constant":
         tried = "function" if found.path else "linear map"
         reason = f"nothing was found: on held-out rows no {tried} predicts better than the mean"
-        return Count(0, (0, 0), float("nan"), False, reason)
+        most_resampled = resampled(found.linear.errors, 0.0, 0, paired=True)[1]
+        return Count(0, (0, most_resampled), float("nan"), False, reason)
     if found.kind == "linear":
         reason = "the table is linear: no network predicts held-out rows better than a linear map of this rank"
         if found.path is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
@@ -17,7 +18,6 @@ from bnrank.networks.mlp import MLP, from_layers
 __all__ = ["LinearFit", "LinearMap", "best_linear", "linear_map", "sample_losses"]
 
 RIDGES = np.geomspace(1e-9, 10.0, 11)  # per sample, in the scale of training
-UNSEEN = -30.0  # logit of a class that is not there
 INVERSE_RIDGES = (0.01, 1.0, 100.0)  # scikit-learn's C
 
 
@@ -26,7 +26,8 @@ class LinearMap:
     """x -> B (x - centre) + level, with the principal directions V of its values and their standard deviations.
 
     Without x the best values are not ``level`` where they are logits, but ``constant``, the logarithms of the
-    frequencies of the classes.
+    frequencies of the classes. A class that is not there counts as there once, here and in ``level``: a class of one
+    row must not cost infinitely much where that row is held out, nor more without x than with it.
     """
 
     b: np.ndarray
@@ -159,8 +160,8 @@ def _maps(x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int) -> Ite
 
 
 def _log_frequencies(y: np.ndarray, classes: int) -> np.ndarray:
-    counts = np.bincount(y, minlength=classes)
-    return np.where(counts > 0, np.log(np.maximum(counts, 1) / len(y)), UNSEEN)
+    counts = np.maximum(np.bincount(y, minlength=classes), 1)
+    return np.log(counts / counts.sum())
 
 
 def _least_squares(x: np.ndarray, y: np.ndarray, ridges: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -178,14 +179,13 @@ def _logistic(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     seen = np.unique(y)
     for ridge in ridges:
-        b, level = np.zeros((classes, x.shape[1])), np.full(classes, UNSEEN)
-        if len(seen) == 1:
-            level[seen] = 0.0
-        else:
+        b, level = np.zeros((classes, x.shape[1])), np.zeros(classes)
+        if len(seen) > 1:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 fit = LogisticRegression(C=1 / (ridge * len(x)), max_iter=300).fit(x, y)
             two = len(seen) == 2
             b[seen] = np.vstack([-fit.coef_ / 2, fit.coef_ / 2]) if two else fit.coef_ - fit.coef_.mean(axis=0)
             level[seen] = np.array([-fit.intercept_[0] / 2, fit.intercept_[0] / 2]) if two else fit.intercept_
+        level[np.setdiff1d(np.arange(classes), seen)] = logsumexp(level[seen]) - np.log(len(y))
         yield b, level

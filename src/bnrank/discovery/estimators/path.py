@@ -68,6 +68,11 @@ class Data:
         """The group of copies of every row, (N,)."""
         return groups_of_rows(self.x, self.y, labels=bool(self.classes))
 
+    @cached_property
+    def inputs(self) -> np.ndarray:
+        """The number of every row's inputs among those that differ, (N,)."""
+        return np.unique(self.x, axis=0, return_inverse=True)[1].reshape(-1)
+
     @property
     def different(self) -> int:
         """Number of rows that are no copies of another."""

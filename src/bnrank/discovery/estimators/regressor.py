@@ -60,7 +60,9 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         Least and largest count that resamples of the held-out rows, and the networks in the running, give.
     undetermined_ : bool
         Whether fewer than half of the networks in the running (within one standard error of the best, over folds, seeds
-        and depths) have the count.
+        and depths) have the count, or a linear map and a network predict equally well with different counts, or fewer
+        than ten rows differ, or (where inputs are repeated with other outputs) the count is smaller when all rows of an
+        input are held out together.
     reason_ : str
         What the count rests on.
     stability_ : tuple of Trial

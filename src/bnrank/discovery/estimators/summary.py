@@ -116,13 +116,20 @@ class Summary:
                 named = ", ".join(f"{self.inputs[i]} ({self.sensitivity[j, i]:.2g})" for i in order)
                 yield f"  {j + 1:8d}  {self.influence[j]:9.3g}  {named}"
         if self.stability:
-            yield "networks (* in the running)"
+            yield f"networks (* in the running{self._depth_kept()})"
             yield "     ridge  depth  counts, one per fold or seed"
             for (ridge, depth), trials in self._by_setting().items():
                 mark = "*" if trials[0].considered else " "
                 yield f"  {mark} {ridge:.1e}  {depth:5d}  {' '.join(str(trial.count) for trial in trials)}"
         for note in self.notes:
             yield f"note: {note}"
+
+    def _depth_kept(self) -> str:
+        kept = [trial.depth for trial in self.stability if trial.considered]
+        if self.model != "network" or not kept:
+            return ""
+        several = len({trial.depth for trial in self.stability if trial.fold is not None}) > 1
+        return f"; depth {min(kept)} kept{', chosen by held-out rows' if several else ''}"
 
     def _by_setting(self) -> dict[tuple[float, int], list[Trial]]:
         table: dict[tuple[float, int], list[Trial]] = {}
