@@ -162,7 +162,10 @@ def test_what_repeated_measurements_show_must_hold_at_inputs_not_learned_from(sl
 def test_only_tables_with_replicates_are_looked_at_twice(monkeypatch):
     calls = []
     monkeypatch.setattr(learning, "investigate", lambda *arguments, **named: calls.append(named) or investigated)
-    investigated, count = SimpleNamespace(number=1), Count(2, (2, 3), 1.0, False, "all")
+    losses = np.random.default_rng(0).uniform(0.9, 1.1, size=(3, 20)) * [[9.0], [1.0], [1.1]]
+    linear, path = SimpleNamespace(errors=losses), SimpleNamespace(by_number=losses[:2])
+    investigated = SimpleNamespace(number=1, errors=losses, linear=linear, path=path)
+    count = Count(2, (2, 3), 1.0, False, "all")
     x = np.repeat(np.arange(20.0), 2)[:, None]
     y = np.random.default_rng(0).normal(size=(40, 1))
     plan = budget(40, 1, 1, 1)
@@ -174,6 +177,16 @@ def test_only_tables_with_replicates_are_looked_at_twice(monkeypatch):
     less = between_inputs(count, Data(x, y), plan, 0, silent, 2)
     assert (less.number, less.interval, less.undetermined) == (2, (1, 3), True)
     assert calls == [{"by_input": True}] * 2
+    path.by_number = losses * [[1.0], [1.0], [0.8]]  # two are better than one there, too, if not enough to be the count
+    assert between_inputs(count, Data(x, y), plan, 0, silent, 2) is count
+
+
+def test_a_few_replicates_are_not_looked_at_twice(monkeypatch):
+    monkeypatch.setattr(learning, "investigate", lambda *arguments, **named: pytest.fail("looked at twice"))
+    x = np.arange(40.0)[:, None]
+    y, count = np.random.default_rng(0).normal(size=(40, 2)), Count(2, (2, 2), 1.0, False, "all")
+    x[1] = x[0]
+    assert between_inputs(count, Data(x, y), budget(40, 1, 2, 1), 0, silent, 2) is count
 
 
 def test_halves_of_the_columns_with_replicates_are_looked_at_twice_and_counts_asked_for_are_not(monkeypatch):

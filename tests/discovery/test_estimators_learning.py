@@ -151,6 +151,15 @@ def test_what_is_too_weak_to_be_found_shows_in_the_interval(gain, high):
     assert (count.number, count.interval, count.undetermined) == (0, (0, high), False)
 
 
+@pytest.mark.parametrize(("gain", "high"), [(1.5, 1), (-5.0, 0)])
+def test_what_networks_almost_find_shows_in_the_interval_too(gain, high):
+    level = 50 + NOISE
+    errors = np.vstack([level, level[::-1] - gain * ERROR])
+    path, linear = SimpleNamespace(by_number=errors, tolerance=0.0), SimpleNamespace(errors=errors[[0, 0]])
+    found = Evidence("constant", 0, linear, path, None, np.arange(120), budget(120, 2, 1, 1))
+    assert count_from(found, (), 1).interval == (0, high)
+
+
 @pytest.mark.filterwarnings("ignore::bnrank.discovery.NothingFoundWarning")
 def test_the_interval_of_an_autoencoder_that_found_nothing_is_that_of_its_halves(monkeypatch):
     count = Count(0, (0, 2), float("nan"), False, "nothing")

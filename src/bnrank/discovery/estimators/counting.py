@@ -48,7 +48,8 @@ class Trial:
     held_out : float
         Mean loss on the held-out rows of its fold; NaN without any.
     considered : bool
-        Whether its ridge is in the running: held-out loss within one standard error of the best.
+        Whether its ridge is in the running: held-out loss within one standard error of the best. Networks of a depth
+        that is not kept are not.
     """
 
     ridge: float

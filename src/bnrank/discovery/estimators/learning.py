@@ -28,6 +28,7 @@ from bnrank.training import train
 __all__ = ["Evidence", "Model", "between_inputs", "count_from", "few_rows", "investigate", "learn"]
 
 LEAST = 10  # rows that differ, below which no count is sure
+REPEATED = 0.1  # share of the rows that share their inputs, from which these may carry a count
 DEEPER = 4  # layers more in the networks that show whether the count depends on depth
 LAST_STEPS = 60  # evaluations on all rows, for a table of more than ROWS
 LOST = 1e-3  # share of the outputs' variance that a cut may cost before the network is trained on at its size
@@ -287,7 +288,8 @@ def between_inputs(
     Where inputs are seen more than once with several outputs, ``count`` rests on rows that are held out while others of
     the same inputs are learned from. A function that has learned those by heart predicts them, whether or not it says
     anything about other inputs. So all rows of an input are held out together, a second time. Not so where fewer than
-    ten inputs differ, as categories do: what holds at all of them is all there is to find.
+    ten inputs differ, as categories do: what holds at all of them is all there is to find; nor where fewer than a tenth
+    of the rows share their inputs, which can carry little.
 
     Parameters
     ----------
@@ -298,12 +300,15 @@ def between_inputs(
     number : int
         What it found.
     """
-    points = int(data.inputs.max()) + 1
-    if not number or points == data.different or points < LEAST:
+    there = np.bincount(data.inputs[np.unique(data.groups, return_index=True)[1]])  # rows that differ, of each input
+    if not number or len(there) < LEAST or there[there > 1].sum() < REPEATED * there.sum():
         return count
     tell("all rows of an input held out together")
-    other = investigate(data, plan, seed, tell, by_input=True).number
-    if other >= number:
+    found = investigate(data, plan, seed, tell, by_input=True)
+    other = found.number
+    errors = [found.linear.errors] + ([found.path.by_number] if found.path else [])
+    shown = any(is_better(e[number], found.errors[other], sure=1.0) for e in errors if number < len(e))
+    if other >= number or shown:
         return count
     reason = f"undetermined: {number} held at the inputs of the design, not shown between them (with all rows of an "
     reason += f"input held out: {other}); {count.reason.removeprefix('undetermined: ')}"
@@ -316,8 +321,10 @@ def count_from(found: Evidence, trials: tuple[Trial, ...], most: int) -> Count:
     if found.kind == "constant":
         tried = "function" if found.path else "linear map"
         reason = f"nothing was found: on held-out rows no {tried} predicts better than the mean"
-        most_resampled = resampled(found.linear.errors, 0.0, 0, paired=True)[1]
-        return Count(0, (0, most_resampled), float("nan"), False, reason)
+        high = resampled(found.linear.errors, 0.0, 0, paired=True)[1]
+        if found.path:
+            high = max(high, resampled(found.path.by_number, found.path.tolerance, 0)[1])
+        return Count(0, (0, high), float("nan"), False, reason)
     if found.kind == "linear":
         reason = "the table is linear: no network predicts held-out rows better than a linear map of this rank"
         if found.path is None:
