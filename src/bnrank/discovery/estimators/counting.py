@@ -73,7 +73,8 @@ class Count:
         The count.
     interval : tuple of int
         Least and largest of: the number, the counts of the trials in the running, and the number that the rule gives
-        on 200 resamples of the held-out rows, less 2.5 percent on either side.
+        on 200 resamples of the held-out rows, less 2.5 percent on either side. Where nothing was found: from 0 to
+        the largest of these, for which nothing need be better than the mean by two standard errors.
     agreement : float
         Share of these trials that give the number; NaN without trials.
     undetermined : bool
