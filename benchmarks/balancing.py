@@ -23,7 +23,7 @@ LOOK = 5  # sweeps between looks at the residual
 
 
 def measure(quick: bool) -> Iterator[Row]:
-    """Time both on networks at initialisation, with and without biases, their neurons rescaled at random."""
+    """Time both on networks at initialization, with and without biases, their neurons rescaled at random."""
     for depth, width in SHAPES[:2] if quick else SHAPES:
         for bias in (False, True):
             yield _row(depth, width, bias, 1 if quick else 3)
@@ -48,7 +48,7 @@ def _row(depth: int, width: int, bias: bool, rounds: int) -> Row:
 
 
 def _network(depth: int, width: int, bias: bool) -> MLP:
-    """Return a network at initialisation, its biases drawn as well, with every hidden neuron rescaled."""
+    """Return a network at initialization, its biases drawn as well, with every hidden neuron rescaled."""
     g = np.random.default_rng(0)
     net = MLP([width] * (depth + 1), bias=bias, seed=0, dtype=torch.float64)
     weights = [w.detach().numpy() for w in net.weights]

@@ -36,7 +36,7 @@ class Escape:
 
 
 def measure(quick: bool) -> Iterator[Row]:
-    """Compare the three at several initialisations, then the cost of skipping at ever smaller ones."""
+    """Compare the three at several initializations, then the cost of skipping at ever smaller ones."""
     x, y = _data()
     rounds = 1 if quick else 5
     for init in INITS:

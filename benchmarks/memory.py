@@ -36,7 +36,7 @@ def measure(quick: bool) -> Iterator[Row]:
         yield Row(
             "memory",
             f"train, {members} × depth {depth} × width {width}, N {n}",
-            "parameters, optimiser state, activations",
+            "parameters, optimizer state, activations",
             Spread(ratio, ratio, ratio),
             at_most=1.5,
             note=parts,

@@ -46,7 +46,7 @@ NETWORKS = {"ReLU MLP": _relu, "2 ReLU and 3 linear layers": _linear_end}
 
 
 def measure(quick: bool) -> Iterator[Row]:
-    """Measure at the start and later on, with either optimiser."""
+    """Measure at the start and later on, with either optimizer."""
     for network, make in NETWORKS.items():
         for name, (kind, options) in OPTIMIZERS.items():
             about = f"Monitor, {network}, {name}, width {WIDTH}, batch {BATCH}"

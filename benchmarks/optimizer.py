@@ -1,4 +1,4 @@
-"""Time to a regularised loss: the default optimiser against tuned Adam, on the data of F1 and F4."""
+"""Time to a regularized loss: the default optimizer against tuned Adam, on the data of F1 and F4."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["measure"]
 RATES = (1e-3, 3e-3, 6e-3, 1e-2)  # step sizes that Adam is tuned over, each falling to 0 as a cosine
 ADAM, QUICK = 10_000, 2_000  # its steps
 TIMED = 100  # of which so many are timed
-POLL = 10  # steps between looks at the default optimiser's loss
+POLL = 10  # steps between looks at the default optimizer's loss
 CHUNK = 200  # steps by which it goes on until it is there
 MEMBERS = 8
 
@@ -47,7 +47,7 @@ class Problem:
         return run.summary.loss.values
 
     def evaluations(self, seeds: list[int], loss: float, most: int) -> tuple[int | None, np.ndarray]:
-        """Return the evaluations until the default optimiser's median loss is down to ``loss``, and all its losses.
+        """Return the evaluations until the default optimizer's median loss is down to ``loss``, and all its losses.
 
         The first is None if ``most`` evaluations are not enough.
         """

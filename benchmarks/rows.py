@@ -24,7 +24,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float], best: float | None = None) -> Spread:
-        """Summarise measurements."""
+        """Summarize measurements."""
         return cls(statistics.median(values), min(values), max(values), best)
 
 

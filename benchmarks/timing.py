@@ -21,17 +21,17 @@ class Rounds(list[dict[str, float]]):
     """Measured times, one dictionary per round."""
 
     def spread(self, of: Callable[[dict[str, float]], float]) -> Spread:
-        """Summarise a number computed in every round from that round's times alone."""
+        """Summarize a number computed in every round from that round's times alone."""
         return Spread.of([of(round_) for round_ in self])
 
     def ratio(self, numerator: str, denominator: str, factor: float = 1.0) -> Spread:
-        """Summarise ``factor`` times one time over another."""
+        """Summarize ``factor`` times one time over another."""
         best = factor * min(times[numerator] for times in self) / min(times[denominator] for times in self)
         return Spread.of([factor * times[numerator] / times[denominator] for times in self], best)
 
 
 def in_turn(timed: dict[str, Callable[[], float]], rounds: int) -> Rounds:
-    """Measure every entry once per round, forwards and backwards by turns, so that a drift does not favour one.
+    """Measure every entry once per round, forwards and backwards by turns, so that a drift does not favor one.
 
     Parameters
     ----------

@@ -128,16 +128,16 @@ def test_the_kernel_fit_leaves_out_what_a_loop_leaves_out():
     fit = counting_peers.KernelFit(x, y)
     kernel = fit._kernel(fit.x, fit.gamma)
     ridges = np.logspace(-7, 2, 10)
-    centred = y - y.mean(0)
-    residual = {r: centred - kernel @ np.linalg.solve(kernel + r * np.eye(30), centred) for r in ridges}
-    ridge = min(ridges, key=lambda r: np.abs(residual[r] - centred + kernel @ fit.weights).max())
+    centered = y - y.mean(0)
+    residual = {r: centered - kernel @ np.linalg.solve(kernel + r * np.eye(30), centered) for r in ridges}
+    ridge = min(ridges, key=lambda r: np.abs(residual[r] - centered + kernel @ fit.weights).max())
 
     def left_out(ridge):
         total = 0.0
         for i in range(30):
             rest = np.arange(30) != i
-            weights = np.linalg.solve(kernel[np.ix_(rest, rest)] + ridge * np.eye(29), centred[rest])
-            total += ((centred[i] - kernel[i, rest] @ weights) ** 2).sum()
+            weights = np.linalg.solve(kernel[np.ix_(rest, rest)] + ridge * np.eye(29), centered[rest])
+            total += ((centered[i] - kernel[i, rest] @ weights) ** 2).sum()
         return total
 
     assert ridge == min(ridges, key=left_out)
@@ -167,10 +167,10 @@ def test_reduced_rank_without_a_cut_is_ridge_regression():
     from sklearn.linear_model import RidgeCV
 
     case = counting_cases.draw(LINEAR)
-    centre, maps = counting_peers._reduced_rank_maps(case.x, case.y)
+    center, maps = counting_peers._reduced_rank_maps(case.x, case.y)
     b, v, mean = maps[-1]
     expected = RidgeCV(counting_peers.RIDGES).fit(case.x, case.y).predict(case.x_test)
-    np.testing.assert_allclose(mean + (case.x_test - centre) @ b @ v @ v.T, expected, atol=1e-8)
+    np.testing.assert_allclose(mean + (case.x_test - center) @ b @ v @ v.T, expected, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def tiny(case):
 
 
 def invented(method, counts, prediction=None, **extra):
-    cell = counting.CENTRE | {"tuned": False}
+    cell = counting.Center | {"tuned": False}
     return [
         cell
         | {"seed": s, "method": method, "count": c, "seconds": 1.0, "ratio": 2.0, **extra}
@@ -282,7 +282,7 @@ def invented(method, counts, prediction=None, **extra):
 def test_tables_say_what_the_results_say():
     ours = {"low": 3, "high": 3, "undetermined": False, "model": "network"}
     results = invented("bnrank", [3, 3, 4, 1], 0.5, **ours) + invented("better", [3, 3, 3, 3], 0.2)
-    failed = [counting.CENTRE | {"tuned": False, "seed": s, "method": "gone", "failed": "why"} for s in range(4)]
+    failed = [counting.Center | {"tuned": False, "seed": s, "method": "gone", "failed": "why"} for s in range(4)]
     text = counting.tables(results + failed)
     lines = {line.split(" | ")[0].strip("| "): line for line in text.splitlines()}
     case = "smooth, k=3, d=20, noise 10%, n=300"

@@ -11,5 +11,5 @@ def test_the_network_of_f4_is_cut_thirtyfold(tmp_path):
     certificate = after["small"].certificate
     assert certificate.met
     assert 27 < certificate.parameters_before / certificate.parameters < 34  # 29.9
-    assert certificate.held_out.centred > 0.005
+    assert certificate.held_out.centered > 0.005
     assert after["chain"].widths[0] == after["chain"].widths[-1] == 20

@@ -140,7 +140,7 @@ class Contest:
             "fine_tuned": tuned,
             "parameters": size,
             "multiply_adds": work,
-            "change": _finite(change(self.reference, outputs).centred),
+            "change": _finite(change(self.reference, outputs).centered),
             "accuracy": _accuracy(outputs, self.trained.labels),
         }
 

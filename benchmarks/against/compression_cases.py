@@ -103,7 +103,7 @@ def _chain(made: list[nn.Module]) -> list[nn.Module]:
 
 
 def _plain_adam(net: nn.Sequential, x: Tensor, y: Tensor, ridge: float, steps: int, seed: int) -> None:
-    """Minimise the cross-entropy plus ridge ||theta||^2 over mini-batches of 128."""
+    """Minimize the cross-entropy plus ridge ||theta||^2 over mini-batches of 128."""
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3, weight_decay=2 * ridge)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):

@@ -16,7 +16,7 @@ from benchmarks.against.compression_tables import gains
 
 __all__ = ["curve", "draw"]
 
-COLOURS = {
+COLORS = {
     "bnrank": "#D55E00",
     "truncated SVD on data": "#0072B2",
     "truncated SVD": "#56B4E9",
@@ -53,8 +53,8 @@ def draw(results: Sequence[dict[str, Any]]) -> Figure:
     panels = np.atleast_1d(figure.subplots(-(-len(names) // 3), min(3, len(names)), sharey=True)).ravel()
     for axes, name in zip(panels, names, strict=False):
         some = [r for r in results if r["case"] == name]
-        for method, colour in COLOURS.items():
-            _method(axes, some, method, colour)
+        for method, color in COLORS.items():
+            _method(axes, some, method, color)
         seeds = len({r["seed"] for r in some})
         axes.set(xscale="log", yscale="log", ylim=(LEAST, 2), title=f"{name} ({seeds} seeds)")
         for level in (0.01, 0.02, 0.05):
@@ -68,15 +68,15 @@ def draw(results: Sequence[dict[str, Any]]) -> Figure:
     return figure
 
 
-def _method(axes: Axes, some: list[dict[str, Any]], method: str, colour: str) -> None:
+def _method(axes: Axes, some: list[dict[str, Any]], method: str, color: str) -> None:
     line, ours = curve(some, method), method == "bnrank"
     if not len(line):
         return
-    axes.plot(line[:, 0], line[:, 1], color=colour, lw=2.2 if ours else 1.3, label=method, zorder=3 if ours else 2)
-    axes.fill_between(line[:, 0], line[:, 2], line[:, 3], color=colour, alpha=0.12, lw=0)
+    axes.plot(line[:, 0], line[:, 1], color=color, lw=2.2 if ours else 1.3, label=method, zorder=3 if ours else 2)
+    axes.fill_between(line[:, 0], line[:, 2], line[:, 3], color=color, alpha=0.12, lw=0)
     for target in ("0.01", "0.02", "0.05"):
         if found := list(gains(some, method, target, "tuned").values()):
-            style = {"marker": "o", "ms": 6 if ours else 4, "mec": colour, "mfc": colour if ours else "white"}
+            style = {"marker": "o", "ms": 6 if ours else 4, "mec": color, "mfc": color if ours else "white"}
             axes.plot(1 / np.median(found), float(target), ls="", zorder=4, **style)
 
 

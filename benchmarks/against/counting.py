@@ -1,4 +1,4 @@
-"""How many numbers carry x to y: planted counts, one factor at a time around a centre, and the peers' home grounds."""
+"""How many numbers carry x to y: planted counts, one factor at a time around a center, and the peers' home grounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["cells", "measure", "tables"]
 
 SEEDS = range(100, 110)
 QUICK_SEEDS = range(100, 102)
-CENTRE: dict[str, Any] = {"family": "smooth", "k": 3, "d": 20, "noise": 0.1, "n": 300}
+Center: dict[str, Any] = {"family": "smooth", "k": 3, "d": 20, "noise": 0.1, "n": 300}
 CHANGES: list[dict[str, Any]] = [
     {},
     *({"k": k} for k in (1, 2, 4, 5, 6)),
@@ -35,7 +35,7 @@ QUICK_CHANGES: list[dict[str, Any]] = [{"family": family, "n": 100} for family i
 def cells(quick: bool) -> list[dict[str, Any]]:
     """Return the cases: seeds outside, so that a run that is cut short has all rows."""
     seeds, changes = (QUICK_SEEDS, QUICK_CHANGES) if quick else (SEEDS, CHANGES)
-    rows = [CENTRE | change for change in changes]
+    rows = [Center | change for change in changes]
     return [row | {"seed": seed, "tuned": _tuned(row)} for seed in seeds for row in rows]
 
 

@@ -113,10 +113,10 @@ def sweep(
     int, function or None, function
         k, x -> z (None for k = 0) and x -> y.
     """
-    x_centre, x_scale, y_centre = x.mean(0), x.std(0) + 1e-12, y.mean(0)
+    x_center, x_scale, y_center = x.mean(0), x.std(0) + 1e-12, y.mean(0)
     y_scale = np.sqrt(y.var(0).mean())
-    inputs = torch.tensor((x - x_centre) / x_scale, dtype=torch.float32)
-    outputs = torch.tensor((y - y_centre) / y_scale, dtype=torch.float32)
+    inputs = torch.tensor((x - x_center) / x_scale, dtype=torch.float32)
+    outputs = torch.tensor((y - y_center) / y_scale, dtype=torch.float32)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     parts = [order[i::FOLDS] for i in range(FOLDS)]
     rest = [torch.cat([p for j, p in enumerate(parts) if j != i]) for i in range(FOLDS)]
@@ -131,12 +131,12 @@ def sweep(
     means = torch.cat([(outputs[part[:least]] - outputs[r].mean(0)).square().sum(1) for part, r in pairs])
     k = choose(torch.vstack([means[None], errors.reshape(LARGEST, FOLDS * least)]).double().numpy())
     if not k:
-        return 0, None, lambda new: np.broadcast_to(y_centre, (len(new), y.shape[1]))
+        return 0, None, lambda new: np.broadcast_to(y_center, (len(new), y.shape[1]))
     steps = int(when.reshape(LARGEST, FOLDS)[k - 1].median())
     final, *_ = train_members(inputs, outputs, [k] * SEEDS, [order] * SEEDS, None, steps, seed + 1, decay)
 
     def shared(new: np.ndarray) -> Tensor:
-        return torch.tensor((new - x_centre) / x_scale, dtype=torch.float32).expand(SEEDS, -1, -1)
+        return torch.tensor((new - x_center) / x_scale, dtype=torch.float32).expand(SEEDS, -1, -1)
 
     @torch.no_grad()
     def encode(new: np.ndarray) -> np.ndarray:
@@ -144,6 +144,6 @@ def sweep(
 
     @torch.no_grad()
     def predict(new: np.ndarray) -> np.ndarray:
-        return y_centre + y_scale * final(shared(new)).mean(0).double().numpy()
+        return y_center + y_scale * final(shared(new)).mean(0).double().numpy()
 
     return k, encode, predict

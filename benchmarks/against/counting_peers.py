@@ -63,8 +63,8 @@ class KernelFit:
 
     def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
         x, y = x[:ROWS], y[:ROWS]
-        self.centre, self.scale, self.mean = x.mean(0), x.std(0) + 1e-12, y.mean(0)
-        self.x = (x - self.centre) / self.scale
+        self.center, self.scale, self.mean = x.mean(0), x.std(0) + 1e-12, y.mean(0)
+        self.x = (x - self.center) / self.scale
         least = np.inf
         for gamma in np.array([0.01, 0.03, 0.1, 0.3, 1.0]) / max(1, x.shape[1]):
             values, vectors = np.linalg.eigh(self._kernel(self.x, gamma))
@@ -82,20 +82,20 @@ class KernelFit:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return the predictions, (rows, outputs)."""
-        return self.mean + self._kernel((x - self.centre) / self.scale, self.gamma) @ self.weights
+        return self.mean + self._kernel((x - self.center) / self.scale, self.gamma) @ self.weights
 
 
 def reduced_rank(case: Case, paired: bool = False) -> Found:
     """Cut ridge regression (ridge by leave-one-out) to the leading directions of its fitted values, rank by 1 SE."""
     errors = []
     for train, test in _folds(case):
-        centre, maps = _reduced_rank_maps(case.x[train], case.y[train])
-        moved = case.x[test] - centre
+        center, maps = _reduced_rank_maps(case.x[train], case.y[train])
+        moved = case.x[test] - center
         errors.append([((case.y[test] - mean - moved @ b @ v @ v.T) ** 2).sum(1) for b, v, mean in maps])
     count = one_standard_error(np.concatenate(errors, axis=1), paired)
-    centre, maps = _reduced_rank_maps(case.x, case.y)
+    center, maps = _reduced_rank_maps(case.x, case.y)
     b, v, mean = maps[count]
-    return Found(count, lambda x: (x - centre) @ b @ v, lambda x: mean + (x - centre) @ b @ v @ v.T)
+    return Found(count, lambda x: (x - center) @ b @ v, lambda x: mean + (x - center) @ b @ v @ v.T)
 
 
 def _reduced_rank_maps(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, list[tuple[np.ndarray, ...]]]:
@@ -170,8 +170,8 @@ def statsmodels_peer(name: str) -> Callable[[Case], Found]:
     def fit(case: Case) -> Found:
         from statsmodels.regression import dimred
 
-        centred = case.y - case.y.mean(0)
-        columns = (centred @ np.linalg.svd(centred, full_matrices=False)[2][:PROJECTIONS].T).T
+        centered = case.y - case.y.mean(0)
+        columns = (centered @ np.linalg.svd(centered, full_matrices=False)[2][:PROJECTIONS].T).T
         model = getattr(dimred, name)
 
         def kernel(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -189,24 +189,24 @@ def statsmodels_peer(name: str) -> Callable[[Case], Found]:
 
 def _sufficient(case: Case, kernel: Kernel, count: int | None) -> Found:
     """Find directions of whitened x, count them by permutations where not known, and predict y from them."""
-    z, centre, whitening = whitened(case.x)
+    z, center, whitening = whitened(case.x)
     _, vectors = kernel(z)
     if count is None:
         count = permutation_count(z, kernel, case.seed)
     if not count:
         return Found(0, None, lambda x: np.broadcast_to(case.y.mean(0), (len(x), case.y.shape[1])))
     directions = whitening @ vectors[:, :count]
-    predict = KernelFit((case.x - centre) @ directions, case.y)
-    return Found(count, lambda x: (x - centre) @ directions, lambda x: predict((x - centre) @ directions))
+    predict = KernelFit((case.x - center) @ directions, case.y)
+    return Found(count, lambda x: (x - center) @ directions, lambda x: predict((x - center) @ directions))
 
 
 def whitened(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (x - mean) W with covariance I, the mean, and W; directions of variance below 1e-10 are left out."""
-    centre = x.mean(0)
-    values, vectors = np.linalg.eigh((x - centre).T @ (x - centre) / len(x))
+    center = x.mean(0)
+    values, vectors = np.linalg.eigh((x - center).T @ (x - center) / len(x))
     kept = values > 1e-10 * values.max()
     whitening = vectors[:, kept] / np.sqrt(values[kept])
-    return (x - centre) @ whitening, centre, whitening
+    return (x - center) @ whitening, center, whitening
 
 
 def permutation_count(z: np.ndarray, kernel: Kernel, seed: int) -> int:

@@ -68,7 +68,7 @@ def tables(results: list[Result]) -> str:
 
 
 def _standing(by: dict[tuple[str, str], list[Result]], cases: list[str], methods: list[str]) -> str:
-    """Set bnrank beside the best of all others, chosen after the fact and case by case, which favours them."""
+    """Set bnrank beside the best of all others, chosen after the fact and case by case, which favors them."""
     rows = []
     for case in cases:
         ours = by.get((case, OURS), [])

@@ -30,7 +30,7 @@ SHOWN = {
 
 
 def picture(rows: int = ROWS, seed: int = 100, names: tuple[str, ...] = tuple(SHOWN)) -> Figure:
-    """Return a figure with a row for each system: four frames, and the first two coordinates in two colourings."""
+    """Return a figure with a row for each system: four frames, and the first two coordinates in two colorings."""
     figure = Figure(figsize=(11, 2.2 * len(names)), layout="constrained")
     for name, part in zip(names, np.atleast_1d(figure.subfigures(len(names), 1, hspace=0.04)), strict=True):
         frames = film(name, rows, seed, NOISE)
@@ -52,9 +52,9 @@ def picture(rows: int = ROWS, seed: int = 100, names: tuple[str, ...] = tuple(SH
     return figure
 
 
-def _scatter(ax: Axes, z: np.ndarray, values: np.ndarray, label: str, colours: str, part: Figure) -> None:
+def _scatter(ax: Axes, z: np.ndarray, values: np.ndarray, label: str, colors: str, part: Figure) -> None:
     second = z[:, 1] if z.shape[1] > 1 else np.zeros(len(z))
-    points = ax.scatter(z[:, 0], second, c=values, s=6, cmap=colours, linewidths=0)
+    points = ax.scatter(z[:, 0], second, c=values, s=6, cmap=colors, linewidths=0)
     ax.set(xticks=[], yticks=[])
     ax.set_xlabel("coordinate 1", fontsize=8)
     ax.set_ylabel("coordinate 2" if z.shape[1] > 1 else "", fontsize=8)
@@ -64,7 +64,7 @@ def _scatter(ax: Axes, z: np.ndarray, values: np.ndarray, label: str, colours: s
 
 
 def save(figure: Figure, out: Path) -> None:
-    """Write a figure as PNG with 256 colours, which takes a third of the bytes."""
+    """Write a figure as PNG with 256 colors, which takes a third of the bytes."""
     written = io.BytesIO()
     figure.savefig(written, dpi=85, format="png")
     Image.open(written).convert("RGB").quantize(256, kmeans=3).save(out, format="png", optimize=True)

@@ -93,7 +93,7 @@ def follow(
 def _seen(bodies: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Return images (n, frames, size, size) of bodies at (n, frames, bodies, 2), by a camera that is drawn.
 
-    It is turned by any angle, nearer or farther by 10 percent, off the centre by 0.1, and sees bodies of a width that
+    It is turned by any angle, nearer or farther by 10 percent, off the center by 0.1, and sees bodies of a width that
     differs by 10 percent.
     """
     angle, (zoom, blur) = generator.uniform(0, 2 * np.pi), generator.uniform(0.9, 1.1, 2)

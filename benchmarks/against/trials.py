@@ -51,9 +51,9 @@ def wilson(successes: int, n: int) -> Interval:
     if not n:
         return Interval(float("nan"), float("nan"), float("nan"), 0)
     share, z2 = successes / n, NORMAL**2
-    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    center = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = NORMAL / (1 + z2 / n) * np.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return Interval(share, max(0.0, float(centre - half)), min(1.0, float(centre + half)), n)
+    return Interval(share, max(0.0, float(center - half)), min(1.0, float(center + half)), n)
 
 
 def interval(values: Sequence[float], of: Callable[..., Any] = np.mean) -> Interval:

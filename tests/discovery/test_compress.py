@@ -31,9 +31,9 @@ def bottlenecked(width=30, depth=7, k=2, d_in=8, d_out=5, seed=0):
     return bnrank.networks.from_layers([first, second, *[inner] * (depth - 4), out, last], biases)
 
 
-def relative(a, b, centred=False):
+def relative(a, b, centered=False):
     a, b = a.detach(), b.detach()
-    return float((a - b).norm() / (b - (b.mean(0) if centred else 0)).norm())
+    return float((a - b).norm() / (b - (b.mean(0) if centered else 0)).norm())
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_planted_bottleneck_is_collapsed_to_its_rank(planted):
 def test_the_function_stays_on_samples_that_nobody_saw(planted):
     net, _, found = planted
     fresh = draw(3000, 8, seed=77)
-    assert relative(found.network(fresh), net(fresh), centred=True) <= 0.01
+    assert relative(found.network(fresh), net(fresh), centered=True) <= 0.01
 
 
 def test_the_certificate_says_what_an_oracle_measures(planted):
@@ -64,11 +64,11 @@ def test_the_certificate_says_what_an_oracle_measures(planted):
     with torch.no_grad():
         before, after = net(x), found.network(x)
     assert found.certificate.on_x.relative == pytest.approx(relative(after, before), rel=1e-9)
-    assert found.certificate.on_x.centred == pytest.approx(relative(after, before, centred=True), rel=1e-9)
+    assert found.certificate.on_x.centered == pytest.approx(relative(after, before, centered=True), rel=1e-9)
     kept = x[torch.randperm(600, generator=torch.Generator().manual_seed(0))[:120]]
     with torch.no_grad():
-        held = relative(found.network(kept), net(kept), centred=True)
-    assert found.certificate.held_out.centred == pytest.approx(held, rel=1e-9)
+        held = relative(found.network(kept), net(kept), centered=True)
+    assert found.certificate.held_out.centered == pytest.approx(held, rel=1e-9)
     assert found.certificate.held_out.samples == 120
     assert found.certificate.parameters == sum(p.numel() for p in found.network.parameters())
     assert found.certificate.met
@@ -199,7 +199,7 @@ def test_stretches_of_a_larger_module_are_replaced_and_the_rest_listed(tmp_path)
     assert found.certificate.rank is None
     fresh = draw(100, 8, seed=5)
     with torch.no_grad():
-        assert relative(found.network(fresh), net(fresh), centred=True) < 0.02
+        assert relative(found.network(fresh), net(fresh), centered=True) < 0.02
         assert torch.equal(net.body[1](torch.tensor([-1.0])), torch.tensor([0.0]))
     loaded = load(found.save(tmp_path / "part.safetensors"), Larger().double())
     assert torch.equal(loaded(fresh), found.network(fresh))
@@ -219,10 +219,10 @@ def test_tuning_lowers_the_change_and_needs_no_more_parameters():
     plain = compress(run.network(0), task.x, 0.03, **QUICK)
     found = compress(run.network(0), task.x, 0.03, tune=60, **QUICK)
     assert any(step.kind == "tune" for step in found.steps)
-    assert found.certificate.on_x.centred <= 0.03
+    assert found.certificate.on_x.centered <= 0.03
     assert found.certificate.parameters <= plain.certificate.parameters
     fewer = found.certificate.parameters < plain.certificate.parameters
-    assert fewer or found.certificate.on_x.centred < plain.certificate.on_x.centred
+    assert fewer or found.certificate.on_x.centered < plain.certificate.on_x.centered
 
 
 def test_one_output_and_a_constant_network():

@@ -35,7 +35,7 @@ def bent():
 
 def test_a_tolerance_that_is_not_met_on_held_out_samples_is_not_met(bent):
     found = compress(bent, draw(60, 4) / 100, 0.01, held_out=10 * draw(30, 4, seed=2), **QUICK).certificate
-    assert found.on_x.centred <= 0.01 < found.held_out.centred
+    assert found.on_x.centered <= 0.01 < found.held_out.centered
     assert not found.met
     assert "spread: NOT met" in str(found)
 
@@ -45,7 +45,7 @@ def test_a_tolerance_that_is_not_met_on_held_out_samples_is_not_met(bent):
 )
 def test_both_changes_must_be_within_the_tolerance(bent, on_x, held_out, met):
     found = compress(bent, draw(60, 4) / 100, 0.1, **QUICK).certificate
-    changes = {"on_x": replace(found.on_x, centred=on_x), "held_out": replace(found.held_out, centred=held_out)}
+    changes = {"on_x": replace(found.on_x, centered=on_x), "held_out": replace(found.held_out, centered=held_out)}
     assert replace(found, **changes).met == met
 
 

@@ -47,11 +47,11 @@ def test_change_by_hand():
     after = before + torch.tensor([[0.0, 2.0], [0.0, 0.0], [0.0, 0.0]])
     found = change(before, after)
     assert found.relative == pytest.approx(2 / math.sqrt(15))
-    assert found.centred == pytest.approx(2 / math.sqrt(15 - 3 * (1 + 16 / 9)))
+    assert found.centered == pytest.approx(2 / math.sqrt(15 - 3 * (1 + 16 / 9)))
     assert found.worst == pytest.approx(2 / math.sqrt(5))
     assert found.decisions == pytest.approx(1 / 3)
-    assert change(torch.ones(4, 2), torch.ones(4, 2)).centred == 0
-    assert change(torch.ones(4, 2), 2 * torch.ones(4, 2)).centred == math.inf
+    assert change(torch.ones(4, 2), torch.ones(4, 2)).centered == 0
+    assert change(torch.ones(4, 2), 2 * torch.ones(4, 2)).centered == math.inf
 
 
 PARTS = [

@@ -1,4 +1,4 @@
-"""Kinds of modules: convolutions, normalisation, layers called one by one, and networks that were trained."""
+"""Kinds of modules: convolutions, normalization, layers called one by one, and networks that were trained."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_convolutions_on_a_circle_collapse_to_their_frequencies(tmp_path):
     assert torch.equal(loaded(x), found.network(x))
 
 
-def test_batch_normalisation_is_folded_and_channels_go():
+def test_batch_normalization_is_folded_and_channels_go():
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1, bias=False),

@@ -55,7 +55,7 @@ def test_samples_held_out_of_x_decide_nothing():
     assert found.certificate.held_out != same.certificate.held_out
 
 
-def test_points_between_lie_on_lines_through_fitted_neighbours():
+def test_points_between_lie_on_lines_through_fitted_neighbors():
     """The fitted samples have a last entry of 0, the others of 1."""
     x = torch.cat([draw(16, 2, 2), torch.zeros(16, 2, 1)], 2)
     x[10:, :, 2] = 1.0

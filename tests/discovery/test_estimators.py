@@ -161,9 +161,9 @@ def test_directions_are_counted_although_there_is_noise_and_inputs_are_alike(mix
 
 def test_three_classes():
     generator = np.random.default_rng(0)
-    centres = np.array([[2.0, 0, 0, 0], [-2, 0, 0, 0], [0, 3, 0, 0]])
+    centers = np.array([[2.0, 0, 0, 0], [-2, 0, 0, 0], [0, 3, 0, 0]])
     labels = generator.integers(3, size=150)
-    x = centres[labels] + 0.5 * generator.normal(size=(150, 4))
+    x = centers[labels] + 0.5 * generator.normal(size=(150, 4))
     names = np.array(["red", "green", "blue"])[labels]
     found = BottleneckClassifier(**QUICK).fit(x, names)
     assert found.n_components_ <= 2
@@ -205,9 +205,9 @@ def test_a_class_that_was_not_seen_counts_as_seen_once_with_and_without_componen
     x, y = np.arange(8.0)[:, None] - 3.5, np.array([0, 2, 0, 0, 2, 0, 2, 2])
     for labels, unseen in ((y, [1, 3]), (np.zeros(8, dtype=int), [1, 2, 3])):
         map_ = linear_map(x, labels, 1.0, classes=4)
-        at_centre = scipy.special.softmax(map_.level)
-        assert np.allclose(at_centre[unseen], 1 / (8 + len(unseen)))
-        assert np.allclose(at_centre, np.exp(map_.constant), atol=0.01)
+        at_center = scipy.special.softmax(map_.level)
+        assert np.allclose(at_center[unseen], 1 / (8 + len(unseen)))
+        assert np.allclose(at_center, np.exp(map_.constant), atol=0.01)
 
 
 @pytest.mark.filterwarnings("ignore::bnrank.discovery.NothingFoundWarning")

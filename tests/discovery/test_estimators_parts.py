@@ -21,7 +21,7 @@ from bnrank.discovery.estimators.counting import (
 from bnrank.discovery.estimators.cutting import project, truncate
 from bnrank.discovery.estimators.inputs import InputDirections
 from bnrank.discovery.estimators.linear import best_linear, linear_map
-from bnrank.discovery.estimators.path import Data, Path, apart, centre_logits, finished, train_members
+from bnrank.discovery.estimators.path import Data, Path, apart, center_logits, finished, train_members
 from bnrank.discovery.estimators.polishing import polish
 from bnrank.discovery.estimators.scaling import scaling
 from bnrank.networks import MLP
@@ -188,7 +188,7 @@ def test_a_network_must_be_better_than_a_line_by_one_standard_error_and_than_not
 def test_logits_have_mean_zero_and_the_same_probabilities():
     net, x = MLP([6, 12, 3], seed=0, dtype=torch.float64), rows()
     before = net(x).softmax(1).detach()
-    centre_logits(net)
+    center_logits(net)
     assert torch.allclose(net(x).softmax(1), before)
     assert float(net(x).detach().mean(1).abs().max()) < 1e-12
     data = Data(x.numpy(), np.arange(200) % 3, 3)

@@ -120,17 +120,17 @@ def test_data_frames_are_known_by_the_names_of_their_columns():
     assert BottleneckRegressor().fit(inputs, outputs["w"]).summary().output_names == ("w",)
     assert BottleneckRegressor().fit(x, y).summary().output_names == ("y0", "y1", "y2", "y3", "y4", "y5")
     for column, message in [
-        (["red", "blue", "red"] * 9 + ["red"] * 2, "text or categories in column colour"),
-        (pandas.Categorical(["red"] * 29), "text or categories in column colour"),
-        (pandas.date_range("2020-01-01", periods=29), "dates or times in column colour"),
-        ([1.0, None] + [2.0] * 27, r"missing values \(NaN\) in column colour \(1 of 29 rows\)"),
+        (["red", "blue", "red"] * 9 + ["red"] * 2, "text or categories in column color"),
+        (pandas.Categorical(["red"] * 29), "text or categories in column color"),
+        (pandas.date_range("2020-01-01", periods=29), "dates or times in column color"),
+        ([1.0, None] + [2.0] * 27, r"missing values \(NaN\) in column color \(1 of 29 rows\)"),
         (
             pandas.array([1, None] + [2] * 27, dtype="Int64"),
-            r"missing values \(NaN\) in column colour \(1 of 29 rows\)",
+            r"missing values \(NaN\) in column color \(1 of 29 rows\)",
         ),
     ]:
         with pytest.raises(ValueError, match=f"X: got {message}"):
-            BottleneckRegressor().fit(inputs.assign(colour=column), outputs)
+            BottleneckRegressor().fit(inputs.assign(color=column), outputs)
     assert BottleneckRegressor().fit(inputs.assign(flag=pandas.array([1, 2] * 14 + [3], dtype="Int64")), outputs)
 
 

@@ -12,8 +12,8 @@ from torch import nn
 import bnrank
 import oracles
 from bnrank.discovery.symmetries import rotations, symmetries
-from bnrank.tasks import matrix_factorisation, rank_one_factorisation
-from bnrank.tasks.matrix_factorisation import RankOneFactorisation
+from bnrank.tasks import matrix_factorization, rank_one_factorization
+from bnrank.tasks.matrix_factorization import RankOneFactorisation
 
 from .functions import DOUBLE, Function, columns, normal
 
@@ -25,7 +25,7 @@ def span_cosines(found, truth):
 
 
 def costs(d, seed=0, error=None):
-    descent = rank_one_factorisation(d, 0.03, 0.0, seed)
+    descent = rank_one_factorization(d, 0.03, 0.0, seed)
     if error is not None:
         descent = RankOneFactorisation(descent.w, descent.across, error, descent.lr)
     return Function(lambda v: descent.cost(descent.trajectory(v, 20)[:, 1:])), descent
@@ -41,7 +41,7 @@ def about_axis(w):
 @pytest.mark.parametrize("d", [3, 6, 10])
 def test_rotations_about_w(d):
     module, descent = costs(d)
-    found = symmetries(module, matrix_factorisation(600, d).x, finite=d == 6)
+    found = symmetries(module, matrix_factorization(600, d).x, finite=d == 6)
     assert (found.dimension, found.status) == ((d - 1) * (d - 2) // 2, "exact")
     assert found.interval == (found.dimension, found.dimension)
     assert found.residual < 1e-12
@@ -62,7 +62,7 @@ def test_rotations_about_w(d):
 def test_nothing_where_there_is_no_symmetry():
     turn = torch.linalg.qr(normal(6, 6, seed=5))[0]
     module, _ = costs(6, error=turn @ torch.diag(torch.linspace(-1, 1, 6, dtype=DOUBLE)) @ turn.T)
-    found = symmetries(module, matrix_factorisation(600, 6).x, error=0.0)
+    found = symmetries(module, matrix_factorization(600, 6).x, error=0.0)
     assert (found.dimension, found.status, found.pieces) == (0, "none", ())
     assert found.quotient_dimension == 6
     assert [test.text for test in found.held] == ["x -> -x"]  # its cost is even
@@ -150,11 +150,11 @@ def test_generators_against_slow_jacobians():
 def test_singular_values_against_the_definition():
     module, x = bnrank.MLP([3, 20, 4], seed=1), normal(30, 3)
     found = symmetries(module, x, finite=False)
-    centred = x - x.mean(0)
-    values, turn = torch.linalg.eigh(centred.T @ centred / len(x))
+    centered = x - x.mean(0)
+    values, turn = torch.linalg.eigh(centered.T @ centered / len(x))
     out = turn * values.sqrt()
     jacobian = oracles.input_jacobian(module, x) @ out
-    z = centred @ torch.linalg.inv(out).T
+    z = centered @ torch.linalg.inv(out).T
     rows, sizes = [], jacobian.square().sum((1, 2)).mean().sqrt()
     for j, k in itertools.product(range(3), range(4)):
         field = torch.zeros(30, 3, dtype=DOUBLE)

@@ -97,7 +97,7 @@ WORDS = {
         normal(300, 3).exp(),
         ["scaling of x1 by e^{t}, x2 by e^{2 t}, x3 by e^{3 t} about 0"],
     ),
-    "no other coordinate of the centre": (
+    "no other coordinate of the center": (
         lambda x: columns((x[:, 0] - 2) ** 2 + (x[:, 1] - 3) ** 2, x[:, 2]),
         normal(300, 3).exp(),
         ["rotation in the plane (x1, x2), through x1 = 2, x2 = 3: 1 generator"],
@@ -133,9 +133,9 @@ def test_sparse_bases_span_the_same():
     where = whitened(x)
     given = where.to_x(normal(2, 3, 4, seed=1))
     written = sparse(given, where)
-    both = where.standardised(torch.cat([given, written])).flatten(1)
+    both = where.standardized(torch.cat([given, written])).flatten(1)
     assert torch.linalg.matrix_rank(both, rtol=1e-9) == 2
-    assert (where.standardised(written).abs() < 1e-9).sum() >= 2
+    assert (where.standardized(written).abs() < 1e-9).sum() >= 2
 
 
 def test_lengths_in_a_quotient_are_of_the_shortest_vectors():
@@ -182,8 +182,8 @@ def slow_cap(lengths, share):
 def test_no_jacobian_holds_more_than_its_share(n, share):
     module, x = Function(lambda x: columns(x[:, 0] / x[:, 1])), normal(n, 2)
     found = symmetries(module, x, finite=False)
-    centred = x - x.mean(0)
-    values, turn = torch.linalg.eigh(centred.T @ centred / len(x))
+    centered = x - x.mean(0)
+    values, turn = torch.linalg.eigh(centered.T @ centered / len(x))
     out = turn * values.sqrt()
     jacobian = oracles.input_jacobian(module, x) @ out
     lengths = jacobian.norm(dim=(1, 2))
@@ -193,7 +193,7 @@ def test_no_jacobian_holds_more_than_its_share(n, share):
         if lengths[i] > longest:
             jacobian[i] *= longest / lengths[i]
     assert float(jacobian.square().sum((1, 2)).max() / jacobian.square().sum()) == pytest.approx(share)
-    z = torch.cat([centred @ torch.linalg.inv(out).T, torch.ones(n, 1, dtype=DOUBLE)], 1)
+    z = torch.cat([centered @ torch.linalg.inv(out).T, torch.ones(n, 1, dtype=DOUBLE)], 1)
     rows = torch.einsum("nmq,nk->nmqk", jacobian, z).flatten(0, 1).flatten(1)
     slow = torch.linalg.svdvals(rows).flip(0) * math.sqrt(2) / jacobian.square().sum().sqrt()
     torch.testing.assert_close(found.values, slow, rtol=1e-8, atol=1e-8)

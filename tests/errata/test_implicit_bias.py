@@ -53,12 +53,12 @@ def test_e6_the_cross_term_with_the_bias():
 
 
 def covariance(z):
-    centred = z - z.mean(1, keepdims=True)
-    return centred @ centred.T / z.shape[1]
+    centered = z - z.mean(1, keepdims=True)
+    return centered @ centered.T / z.shape[1]
 
 
 @pytest.mark.parametrize(("d", "growth"), [(16, 1.8), (64, 7), (256, 30)])
-def test_e6_centring_does_not_contract_in_operator_norm(d, growth):
+def test_e6_centering_does_not_contract_in_operator_norm(d, growth):
     """Half the samples are balanced +-1 vectors, half are 0: relu makes one direction of all the signs."""
     z = np.hstack([hadamard(d)[1:].T, np.zeros((d, d - 1))])
     before, after = covariance(z), covariance(np.maximum(z, 0))  # W = I, b = 0
@@ -66,7 +66,7 @@ def test_e6_centring_does_not_contract_in_operator_norm(d, growth):
     assert np.trace(after) <= np.trace(before)
 
 
-def test_e6_centring_contracts_in_trace():
+def test_e6_centering_contracts_in_trace():
     rng = np.random.default_rng(0)
     for _ in range(300):
         z, w, b = rng.normal(size=(3, 8)), rng.normal(size=(5, 3)), rng.normal(size=(5, 1))

@@ -78,7 +78,7 @@ def test_e15_theorem_10_distances_fall_with_the_number_of_points(k):
 
 
 def test_e15_theorem_10_an_open_path_has_two_ends():
-    """Its ends have one neighbour each: sum (d_1 + d_2) / 2 is no lower bound, less the two largest d_2 / 2 it is."""
+    """Its ends have one neighbor each: sum (d_1 + d_2) / 2 is no lower bound, less the two largest d_2 / 2 it is."""
     line = np.arange(7.0)[:, None]
     half, second = half_distances(line)
     assert shortest_path_bounds(line).upper == pytest.approx(6)
@@ -184,7 +184,7 @@ def test_e15_proposition_5_needs_the_linear_span():
     assert norm_excess(weights, biases) == pytest.approx(1)
 
 
-def test_t16_the_rank_of_the_inputs_is_that_of_the_centred_ones():
+def test_t16_the_rank_of_the_inputs_is_that_of_the_centered_ones():
     """Rank(X - x) = min(d_in, N, Rank X + 1) in print; for X on an affine plane it is one less at every x."""
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.standard_normal((30, 2)), np.ones((30, 1)), np.zeros((30, 2))], 1)

@@ -236,7 +236,7 @@ def deepened(weights, x, g, choose):
     hidden = np.maximum(inner @ below, 0)
     contributions = np.einsum("oi,in,on->i", outer, hidden, g)
     sizes = np.linalg.norm(outer, axis=0) * np.linalg.norm(inner, axis=1)
-    kept = np.argmin(contributions / sizes if choose == "normalised" else contributions)
+    kept = np.argmin(contributions / sizes if choose == "normalized" else contributions)
     scale = math.sqrt(sizes.sum())
     row = inner[kept : kept + 1] / np.linalg.norm(inner[kept])
     column = outer[:, kept : kept + 1] / np.linalg.norm(outer[:, kept])
@@ -245,7 +245,7 @@ def deepened(weights, x, g, choose):
 
 def test_e18_the_deeper_network_is_not_linear_at_its_output():
     x, g, rho = circle()
-    deep = deepened(rho, x, g, "normalised")
+    deep = deepened(rho, x, g, "normalized")
     assert localized_loss(deep, x, g) == pytest.approx(-0.5)
     *_, z_inserted, z_output = preactivations(deep, x)
     np.testing.assert_array_equal(np.maximum(z_inserted, 0), z_inserted)
@@ -253,9 +253,9 @@ def test_e18_the_deeper_network_is_not_linear_at_its_output():
     assert np.linalg.norm(z_output) > 0.3
 
 
-def test_e18_the_kept_pair_is_the_best_normalised_one():
+def test_e18_the_kept_pair_is_the_best_normalized_one():
     rng = np.random.default_rng(0)
-    slower = {"normalised": 0, "plain": 0}
+    slower = {"normalized": 0, "plain": 0}
     tried = 0
     while tried < 2000:
         x, g = rng.normal(size=(3, 6)), rng.normal(size=(2, 6))
@@ -269,7 +269,7 @@ def test_e18_the_kept_pair_is_the_best_normalised_one():
             size = np.linalg.norm(flat(deep)) ** 2
             assert size <= 4 + 1e-12
             slower[choose] += localized_loss(deep, x, g) > loss + 1e-12
-    assert slower["normalised"] == 0
+    assert slower["normalized"] == 0
     assert 5 <= slower["plain"] <= 40  # 16 of these 2,000
 
 

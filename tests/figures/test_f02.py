@@ -146,7 +146,7 @@ def test_a_tiny_run(tmp_path):
         run = bnrank.Run.open(tmp_path / "class-regions" / "runs" / f"depth-{depth}")
         net = run.network(0)
         assert row["correct, test"] == pytest.approx(float((net(task.x_test).argmax(1) == task.y_test).double().mean()))
-        centre, half = (task.x.amax(0) + task.x.amin(0)).double() / 2, (task.x.amax(0) - task.x.amin(0)).double() / 2
-        inside = tripoints(net, centre, half * torch.tensor([1.0, 0]), half * torch.tensor([0, 1.0]), (-3, 3))
+        center, half = (task.x.amax(0) + task.x.amin(0)).double() / 2, (task.x.amax(0) - task.x.amin(0)).double() / 2
+        inside = tripoints(net, center, half * torch.tensor([1.0, 0]), half * torch.tensor([0, 1.0]), (-3, 3))
         assert row["tripoints, reach 3"] == len(inside)
     assert outcome.settings["seeds"] == (3, 4)

@@ -81,7 +81,7 @@ def test_image_claims(deep, shallow, fails, first):
     assert failing(f03.image_claims(*(runs if first else runs[::-1] for runs in both))) == fails
 
 
-def test_images_are_in_units_of_white_and_centred(monkeypatch):
+def test_images_are_in_units_of_white_and_centered(monkeypatch):
     x = torch.rand(20, 9)
     task = Task(x[:15], torch.arange(15) % 3, x[15:], torch.arange(5) % 3, loss="cross_entropy")
     asked = {}

@@ -12,7 +12,7 @@ from bnrank.figures import f05_symmetry_learning as f05
 from bnrank.figures import rotations
 from bnrank.figures.rotations import BEFORE, FULL, LINE, PLANE, TRUE, Learned
 from bnrank.measures.bottleneck import detect
-from bnrank.tasks import matrix_factorisation, rank_one_factorisation
+from bnrank.tasks import matrix_factorization, rank_one_factorization
 
 DEPTH = 12
 WEIGHTS = np.array([[2.5, 0.6, 0.4]] * 3 + [[1.2, 1.1, 0.02]] * 3 + [[1.4, 1.2, 0.3]] * 6)
@@ -104,17 +104,17 @@ def test_activations_and_principal_directions():
     torch.testing.assert_close(rotations.activations(net, x, 1), first)
     torch.testing.assert_close(rotations.activations(net, x, 2), second)
     torch.testing.assert_close(rotations.activations(net, x, 3), net(x).detach())
-    centre, directions, share = rotations.principal(first)
+    center, directions, share = rotations.principal(first)
     flat = first.flatten(0, 1)
     values, vectors = torch.linalg.eigh(torch.cov(flat.T))
     assert share == pytest.approx(float(values[-2:].sum() / values.sum()))
     assert (directions.T @ vectors[:, [-1, -2]]).abs() == pytest.approx(torch.eye(2), abs=1e-9)
-    assert centre == pytest.approx(flat.mean(0))
+    assert center == pytest.approx(flat.mean(0))
     assert (directions.sum(0) > 0).all()
 
 
 def test_exactness_sees_a_map_that_is_not_that_of_the_descent(monkeypatch):
-    descent = rank_one_factorisation(4, 0.05, noise=0.3)
+    descent = rank_one_factorization(4, 0.05, noise=0.3)
     x = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 2
     assert rotations.exactness(descent, x, 8) < 1e-14
     flow = lambda self, u: u - 8 * self.lr * u * (u.sum(-1, keepdim=True) - torch.tensor([1.0, 0.0]))  # noqa: E731
@@ -176,8 +176,8 @@ def test_what_the_tiny_run_measured(tiny):
     """Against plain code, on the network that was trained."""
     _, made = tiny
     net, found = made["net"].double(), made["learned"]
-    task = matrix_factorisation(60, 3, 4, 0.05, 0.01, 1, n_test=1000, radius=f05.RADIUS)
-    descent = rank_one_factorisation(3, 0.05, 0.01, 1)
+    task = matrix_factorization(60, 3, 4, 0.05, 0.01, 1, n_test=1000, radius=f05.RADIUS)
+    descent = rank_one_factorization(3, 0.05, 0.01, 1)
     x, y = task.x_test.double(), task.y_test.double()
     out = net(x).detach()
     assert found.test_error == pytest.approx(float((out - y).square().mean() / y.var(0, correction=0).mean()), rel=1e-6)
@@ -208,8 +208,8 @@ def test_what_the_tiny_run_measured(tiny):
 
 
 def test_planes_are_orthogonal_to_the_axis():
-    descent = rank_one_factorisation(5, seed=3)
-    x = matrix_factorisation(6, 5, 1, seed=3).x.double()
+    descent = rank_one_factorization(5, seed=3)
+    x = matrix_factorization(6, 5, 1, seed=3).x.double()
     points = rotations._planes(descent, x, 1.8, 4, 0)
     assert points.shape == (6, rotations.RADII, 4, 5)
     assert points @ descent.w == pytest.approx((x @ descent.w)[:, None, None].expand(points.shape[:3]))
@@ -220,7 +220,7 @@ def test_planes_are_orthogonal_to_the_axis():
 
 
 def test_a_task_without_test_data_is_refused():
-    task, descent = matrix_factorisation(20, 3, 2, n_test=0), rank_one_factorisation(3)
+    task, descent = matrix_factorization(20, 3, 2, n_test=0), rank_one_factorization(3)
     settings = {"early": 1, "hidden": 1, "trajectories": 5, "copies": 3, "radius": 1.8, "seed": 0}
     with pytest.raises(ValueError, match="task: got no test data"):
         rotations.learn(bnrank.MLP([3, 4, 2]), task, descent, **settings)

@@ -48,9 +48,9 @@ def test_claims_fail_where_they_should(changes, expected):
 def test_intervals_are_wilsons():
     (_, share, low, high), *_ = f11.shares(planted(shares=(0.3, 0, 0, 0)).speed)
     z, n = 1.959963984540054, 50
-    centre, half = (share + z**2 / 2 / n), z * np.sqrt(share * (1 - share) / n + z**2 / 4 / n**2)
+    center, half = (share + z**2 / 2 / n), z * np.sqrt(share * (1 - share) / n + z**2 / 4 / n**2)
     assert share == 0.3
-    assert (low, high) == pytest.approx(((centre - half) / (1 + z**2 / n), (centre + half) / (1 + z**2 / n)))
+    assert (low, high) == pytest.approx(((center - half) / (1 + z**2 / n), (center + half) / (1 + z**2 / n)))
 
 
 def test_runs_settle_at_the_known_speeds():

@@ -153,18 +153,18 @@ def test_tails_of_the_architectures(architecture, kinds, factors):
     assert all(torch.equal(2 * p, q) for p, q in zip(net.parameters(), twice.parameters(), strict=True))
 
 
-def test_images_are_averaged_centred_and_scaled(monkeypatch):
+def test_images_are_averaged_centered_and_scaled(monkeypatch):
     x = torch.arange(2 * 784.0).reshape(2, 784)
     task = Task(x, torch.tensor([-1, 1]), loss="logistic", name="large")
     monkeypatch.setattr(tails, "two_digits", lambda *_, **__: task)
     small = tails.images((0, 1), None, 0)
     assert small.x.shape == (2, 1, 7, 7)
     assert small.x[0, 0, 1, 2] == pytest.approx(float(x[0].reshape(28, 28)[4:8, 8:12].mean()))
-    centred = tails.centred(small, 3.0)
-    assert float(centred.x.flatten(1).norm(dim=1).mean()) == pytest.approx(3, rel=1e-6)
+    centered = tails.centered(small, 3.0)
+    assert float(centered.x.flatten(1).norm(dim=1).mean()) == pytest.approx(3, rel=1e-6)
     apart = small.x - small.x.mean(0)
-    torch.testing.assert_close(centred.x, apart * (3 / apart[0].norm()))
-    assert torch.equal(centred.y, small.y)
+    torch.testing.assert_close(centered.x, apart * (3 / apart[0].norm()))
+    assert torch.equal(centered.y, small.y)
 
 
 def test_drift_and_integral_of_planted_rows():

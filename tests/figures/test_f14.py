@@ -24,7 +24,7 @@ def line(title, **changes):
 
 
 def bowed(by):
-    """Distances of a path whose third kernel lies ``by`` further from both neighbours."""
+    """Distances of a path whose third kernel lies ``by`` further from both neighbors."""
     d = STEPS.copy()
     d[2, 1] = d[1, 2] = d[2, 3] = d[3, 2] = 1 + by
     return d

@@ -97,7 +97,7 @@ def test_effective_rank():
     [
         (lambda: denoising(linear(np.eye(2)), torch.ones(3, 2), 0), ValueError, "std: got 0"),
         (lambda: denoising(linear(np.eye(2)), torch.ones(3, 3), 1.0), ValueError, "x: got shape (3, 3)"),
-        (lambda: denoising(linear(np.ones((3, 2))), torch.ones(3, 2), 1.0), ValueError, "module: got 3 outputs"),
+        (lambda: denoising(linear(np.ones((3, 2))), torch.ones(3, 2), 1.0), ValueError, "net: got 3 outputs"),
         (lambda: denoising(linear(np.eye(2)), torch.ones(3, 2), 1.0, seed=-1), ValueError, "seed: got -1"),
         (
             lambda: denoising(linear(np.eye(2)), torch.ones(3, 2), 1.0, distance=lambda points: points),

@@ -13,10 +13,10 @@ def test_prediction_is_a_weighted_ridge_fit():
     """Against a plain loop over samples, each with its own lstsq."""
     random = np.random.default_rng(0)
     x, y = random.normal(size=(60, 2)), random.normal(size=(60, 3))
-    found = dependence.predict(x, y, neighbours=15, folds=60)
-    centred = x - x.mean(0)
-    values, vectors = np.linalg.eigh(centred.T @ centred / 60)
-    white = centred @ vectors / np.sqrt(values)
+    found = dependence.predict(x, y, neighbors=15, folds=60)
+    centered = x - x.mean(0)
+    values, vectors = np.linalg.eigh(centered.T @ centered / 60)
+    white = centered @ vectors / np.sqrt(values)
     for i in range(60):
         distance = np.linalg.norm(white - white[i], axis=1)
         near = [j for j in np.argsort(distance) if j != i][:15]
@@ -36,7 +36,7 @@ def test_noise_of_known_size_is_found(seed, noise):
     x, e = random.normal(size=(3000, 2)), random.normal(size=(3000, 1))
     y = np.sin(x[:, :1]) + x[:, 1:] ** 2 + noise * e
     expected = noise**2 / np.var(y)
-    assert dependence.unexplained(x, y, neighbours=60) == pytest.approx(expected, rel=0.12, abs=0.02)
+    assert dependence.unexplained(x, y, neighbors=60) == pytest.approx(expected, rel=0.12, abs=0.02)
 
 
 def test_functions_and_what_is_none():
@@ -95,8 +95,8 @@ def test_groups_stay_together():
     random = np.random.default_rng(3)
     x = np.repeat(random.normal(size=(200, 1)), 5, axis=0) + 1e-6 * random.normal(size=(1000, 1))
     y, twins = np.repeat(random.normal(size=(200, 1)), 5, axis=0), np.repeat(np.arange(200), 5)
-    assert dependence.unexplained(x, y, neighbours=4) < 0.1
-    assert dependence.unexplained(x, y, twins, neighbours=20) > 0.9
+    assert dependence.unexplained(x, y, neighbors=4) < 0.1
+    assert dependence.unexplained(x, y, twins, neighbors=20) > 0.9
 
 
 def test_trajectories_that_close_and_that_cross():
@@ -162,7 +162,7 @@ RAMP = np.arange(30.0)[:, None]
         (lambda: dependence.predict(RAMP[:, 0], RAMP), ValueError, r"x: got shape \(30,\)"),
         (lambda: dependence.predict(RAMP, RAMP, np.zeros(30)), ValueError, "groups: got one group"),
         (lambda: dependence.predict(RAMP, RAMP, np.zeros(29)), ValueError, r"groups: got shape \(29,\)"),
-        (lambda: dependence.predict(RAMP, RAMP, neighbours=28), ValueError, "neighbours: got 28, but one fold leaves"),
+        (lambda: dependence.predict(RAMP, RAMP, neighbors=28), ValueError, "neighbors: got 28, but one fold leaves"),
         (lambda: dependence.predict(RAMP, RAMP, folds=1), ValueError, "folds: got 1"),
         (lambda: dependence.predict(RAMP.astype(int), RAMP), TypeError, "x: got dtype"),
         (lambda: dependence.self_consistency(RAMP), ValueError, "states: "),

@@ -194,7 +194,7 @@ def test_what_is_assumed_and_left_out():
         {"name": "2", "note": "computed for circular padding, the layer pads with zeros"}
     ]
     reasons = {s["name"]: s["reason"] for s in json.loads(found.attrs["skipped"])}
-    assert reasons.pop("1").startswith("normalisation layer")
+    assert reasons.pop("1").startswith("normalization layer")
     assert reasons == {
         "4": "frequencies: with stride (2,) those that alias share their singular values",
         "5": "frequencies: its images have size (3,), those of the first (6,)",

@@ -126,7 +126,7 @@ def test_the_pseudo_determinant_is_multiplicative_for_square_linear_maps():
 
 def test_samples_that_depend_on_each_other_are_refused():
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False))
-    with pytest.raises(ValueError, match="module: "):
+    with pytest.raises(ValueError, match="net: "):
         jacobian.singular_values(net, normal(5, 3))
 
     class Mean(nn.Module):

@@ -89,7 +89,7 @@ def test_the_residual_is_the_one_written_down():
     assert 0 < found.residual < 1
 
 
-def test_a_local_minimum_of_the_regularised_loss_is_balanced():
+def test_a_local_minimum_of_the_regularized_loss_is_balanced():
     net, x = bnrank.MLP([2, 4, 1], slope=0.5, seed=0, dtype=torch.float64), normal(8, 2).double()
     y = x.sum(1, keepdim=True)
     optimizer = torch.optim.LBFGS(

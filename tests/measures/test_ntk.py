@@ -11,7 +11,7 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-class Unvectorisable(nn.Module):
+class Unvectorizable(nn.Module):
     """Looks at a value, which torch.func.vmap cannot; has a parameter that is not used."""
 
     def __init__(self):
@@ -45,7 +45,7 @@ NETWORKS = {
         nn.Sequential(nn.TransformerEncoderLayer(4, 2, 5, batch_first=True), nn.Flatten(), nn.Linear(8, 2)),
         (2, 4),
     ),
-    "unvectorisable": (Unvectorisable(), (4,)),
+    "unvectorizable": (Unvectorizable(), (4,)),
 }
 
 

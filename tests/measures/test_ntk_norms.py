@@ -82,7 +82,7 @@ def test_the_top_eigenvalue_is_that_of_the_whole_matrix(name, dense, monkeypatch
             continue  # a Lanczos method needs more than two dimensions
         expected = float(torch.linalg.eigvalsh(matrix)[-1])
         assert ntk.top_eigenvalue(net, x) == pytest.approx(expected, rel=1e-10)
-        assert ntk.top_eigenvalue(net, x, chunk=4, seed=1, normalised=True) == pytest.approx(expected / n, rel=1e-10)
+        assert ntk.top_eigenvalue(net, x, chunk=4, seed=1, normalized=True) == pytest.approx(expected / n, rel=1e-10)
 
 
 def test_more_samples_than_parameters_or_than_are_kept(monkeypatch):
@@ -126,7 +126,7 @@ def test_gradient_descent_stays_at_a_minimum_only_below_two_over_the_step():
     net = bnrank.MLP([3, 8, 8, 2], seed=0, dtype=torch.float64)
     x = normal(5, 3)
     y = net(x).detach()  # the network fits the data exactly
-    sharpness = 2 * ntk.top_eigenvalue(net, x, normalised=True)
+    sharpness = 2 * ntk.top_eigenvalue(net, x, normalized=True)
     hessian = torch.autograd.functional.hessian(loss_of(net, x, y), parameters_of(net))
     assert float(torch.linalg.eigvalsh(hessian)[-1]) == pytest.approx(sharpness, rel=1e-9)
     for factor, converges in ((1.8, True), (2.2, False)):
@@ -159,7 +159,7 @@ def test_a_bound_on_the_operator_norm_is_none_on_the_trace():
     """E14: Theta(X, X) = I for N d_out orthogonal gradients."""
     net = bnrank.MLP([50, 3], bias=False)
     x = torch.eye(50)
-    assert ntk.top_eigenvalue(net, x, normalised=True) == pytest.approx(0.02)
+    assert ntk.top_eigenvalue(net, x, normalized=True) == pytest.approx(0.02)
     assert float(ntk.trace(net, x).mean()) == pytest.approx(3.0)
 
 

@@ -22,8 +22,8 @@ def step(t):
 REACH = math.log(19) / RATE
 
 
-def staircase(t, falls, centres, bottom=0.3):
-    return bottom + sum(fall * step(t - centre) for fall, centre in zip(falls, centres, strict=True))
+def staircase(t, falls, centers, bottom=0.3):
+    return bottom + sum(fall * step(t - center) for fall, center in zip(falls, centers, strict=True))
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -35,9 +35,9 @@ def staircase(t, falls, centres, bottom=0.3):
     rows=st.integers(800, 3000),
 )
 def test_planted_plateaus_are_found(falls, waits, loss_unit, time_unit, rows):
-    centres = np.cumsum(waits)[: len(falls)]
-    t = np.linspace(0, centres[-1] + 15, rows)
-    found = find(time_unit * t, loss_unit * staircase(t, falls, centres))
+    centers = np.cumsum(waits)[: len(falls)]
+    t = np.linspace(0, centers[-1] + 15, rows)
+    found = find(time_unit * t, loss_unit * staircase(t, falls, centers))
     levels = 0.3 + np.append(np.cumsum(falls[::-1])[::-1], 0.0)
     assert [p.number for p in found] == list(range(1, len(falls) + 2))
     assert [p.left for p in found] == [True] * len(falls) + [False]
@@ -47,9 +47,9 @@ def test_planted_plateaus_are_found(falls, waits, loss_unit, time_unit, rows):
         assert p.start <= p.time <= p.end
         assert p.begin_row <= p.row <= p.end_row
         assert t[p.row] * time_unit == p.time
-    for before, after, centre in zip(found[:-1], found[1:], centres[: len(falls)], strict=True):
-        assert before.end / time_unit == pytest.approx(centre - REACH, abs=0.1 + spacing)
-        assert after.start / time_unit == pytest.approx(centre + REACH, abs=0.1 + spacing)
+    for before, after, center in zip(found[:-1], found[1:], centers[: len(falls)], strict=True):
+        assert before.end / time_unit == pytest.approx(center - REACH, abs=0.1 + spacing)
+        assert after.start / time_unit == pytest.approx(center + REACH, abs=0.1 + spacing)
     assert found[0].start == 0
     assert found[-1].end == math.inf
 
@@ -59,12 +59,12 @@ def test_planted_plateaus_are_found(falls, waits, loss_unit, time_unit, rows):
 @pytest.mark.parametrize("seed", range(4))
 def test_noise_of_mini_batches(noise, smooth, seed):
     t = np.linspace(0, 70, 3000)
-    centres = [15.0, 35.0, 55.0]
-    loss = staircase(t, [1.0, 0.5, 0.3], centres) + noise * np.random.default_rng(seed).normal(size=3000)
+    centers = [15.0, 35.0, 55.0]
+    loss = staircase(t, [1.0, 0.5, 0.3], centers) + noise * np.random.default_rng(seed).normal(size=3000)
     found = find(t, loss, smooth=smooth)
     assert len(found) == 4
-    for p, centre in zip(found, centres, strict=False):
-        assert p.end == pytest.approx(centre - REACH, abs=1.5)
+    for p, center in zip(found, centers, strict=False):
+        assert p.end == pytest.approx(center - REACH, abs=1.5)
     assert not found[-1].left
 
 
@@ -73,13 +73,13 @@ def test_noise_of_mini_batches(noise, smooth, seed):
 @pytest.mark.parametrize("rows", [[5], [1, 2], [700, 1400, 1401, 1402, 1403], [1999]])
 def test_spikes_hide_nothing(noise, size, rows):
     t = np.linspace(0, 70, 2000)
-    centres = [15.0, 35.0, 55.0]
-    loss = staircase(t, [1.0, 0.5, 0.3], centres) + noise * np.random.default_rng(0).normal(size=2000)
+    centers = [15.0, 35.0, 55.0]
+    loss = staircase(t, [1.0, 0.5, 0.3], centers) + noise * np.random.default_rng(0).normal(size=2000)
     loss[rows] = size
     found = find(t, loss)
     assert len(found) == 4
-    for p, centre in zip(found, centres, strict=False):
-        assert p.end == pytest.approx(centre - REACH, abs=0.5)
+    for p, center in zip(found, centers, strict=False):
+        assert p.end == pytest.approx(center - REACH, abs=0.5)
     assert not found[-1].left
 
 

@@ -101,7 +101,7 @@ def test_angles_are_those_of_kernels_and_cka(samples):
     h = torch.eye(samples, dtype=torch.float64) - 1 / samples
     a, b = h @ a @ h, h @ b @ h
     cka = float(torch.trace(a @ b) / torch.sqrt(torch.trace(a @ a) * torch.trace(b @ b)))
-    assert distance(f, g, "centred-angle") == pytest.approx(math.acos(cka), rel=1e-10)
+    assert distance(f, g, "centered-angle") == pytest.approx(math.acos(cka), rel=1e-10)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -238,11 +238,11 @@ CONSTANT = torch.full((7, 3), 0.1, dtype=torch.float64)
         (lambda: distance(draw(3), draw(3, 2)), ValueError, r"a: got shape \(3,\)"),
         (lambda: distance(draw(3, 2), 0 * draw(3, 2), "angle"), ValueError, "b: got a kernel that is 0"),
         (
-            lambda: distance(CONSTANT, draw(7, 2), "centred-angle"),
+            lambda: distance(CONSTANT, draw(7, 2), "centered-angle"),
             ValueError,
             "a: got a representation that is constant",
         ),
-        (lambda: distance(draw(7, 2), 1e9 * CONSTANT, "centred-angle"), ValueError, "b: got a representation"),
+        (lambda: distance(draw(7, 2), 1e9 * CONSTANT, "centered-angle"), ValueError, "b: got a representation"),
         (lambda: distance(draw(3, 2), draw(3, 2), rtol=2.0), ValueError, "rtol"),
         (lambda: distances([]), ValueError, "factors: got an empty"),
         (lambda: kernels(MLP([2, 2]), draw(3, 2), values="weights"), ValueError, "values: got 'weights'"),

@@ -34,7 +34,7 @@ def draw(*shape, seed=0):
 
 
 class BasicBlock(nn.Module):
-    """As in torchvision, with normalisation or without."""
+    """As in torchvision, with normalization or without."""
 
     def __init__(self, channels, out, stride=1, norm=False):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Identity blocks, composition, sums and networks of a factorisation (T29)."""
+"""Identity blocks, composition, sums and networks of a factorization (T29)."""
 
 import pytest
 import torch

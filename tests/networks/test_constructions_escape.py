@@ -44,7 +44,7 @@ def test_the_speed_of_an_escape_direction_stays(depth):
 @QUICK
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 3), st.integers(0, 999))
 def test_an_escape_direction_that_is_not_rank_one(width, d_out, extra, seed):
-    """A neuron repeated with unequal shares: all contributions agree when normalised, and the speed stays."""
+    """A neuron repeated with unequal shares: all contributions agree when normalized, and the speed stays."""
     x, g = normal(10, 3, seed=seed).abs(), normal(10, d_out, seed=seed + 1)
     v = normal(3, seed=seed + 2).abs()
     v = v / v.norm()
@@ -77,7 +77,7 @@ def test_the_speed_never_falls(hidden, d_out, extra, scale, seed):
     assert deeper.widths == [3, *hidden[:-1], *[1] * (extra + 1), d_out]
 
 
-def test_the_pair_kept_is_the_best_normalised_one():
+def test_the_pair_kept_is_the_best_normalized_one():
     """A large pair contributes most, a small one most for its size; the small one gives the faster network (E18)."""
     x, g = torch.eye(2, dtype=torch.float64), torch.tensor([[-1.0], [-3.0]], dtype=torch.float64)
     net = from_layers([torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.tensor([[3.0, 1.0]])])  # contributions -9, -3

@@ -126,7 +126,7 @@ def test_single_precision_takes_steps_where_straight_lines_miss():
     assert float((few(x[:5]) - y[:5]).abs().max().detach()) < 1e-4
 
 
-def test_the_steepest_place_is_as_steep_as_a_travelling_salesman_makes_it():
+def test_the_steepest_place_is_as_steep_as_a_traveling_salesman_makes_it():
     """T13: some Jacobian is at least the shortest path through the y over the diameter of the x."""
     for seed in range(5):
         x, y = normal(7, 2, seed=seed), normal(7, 3, seed=seed + 20)

@@ -145,7 +145,7 @@ def test_different_parameters_in_the_same_memory_are_refused_by_name(change):
     assert torch.allclose(torch.cat(list(jacobian.jacobians(net, x))), input_jacobian(net, x))
 
 
-def test_neighbours_in_one_memory_are_separate():
+def test_neighbors_in_one_memory_are_separate():
     net, flat = mlp(), torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     begin = 0
     for p in net.parameters():

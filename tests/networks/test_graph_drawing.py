@@ -64,16 +64,16 @@ def test_left_to_right_within_a_line():
         assert all(middle[name] < middle[node.name] for name in node.inputs)
 
 
-def test_kinds_have_their_own_colours():
+def test_kinds_have_their_own_colors():
     graph, ax, _ = drawn("resnet")
     boxes = [patch for patch in ax.patches if isinstance(patch, FancyBboxPatch)]
-    colours = {}
+    colors = {}
     for node, box in zip(graph, boxes, strict=True):
-        colours.setdefault(node.op, set()).add(box.get_facecolor())
-    assert all(len(found) == 1 for found in colours.values())
-    assert len(set.union(*colours.values())) == len(colours)
+        colors.setdefault(node.op, set()).add(box.get_facecolor())
+    assert all(len(found) == 1 for found in colors.values())
+    assert len(set.union(*colors.values())) == len(colors)
     named = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert len(named) == len(colours) - 1  # the input says so itself
+    assert len(named) == len(colors) - 1  # the input says so itself
 
 
 def test_draws_into_given_axes():
@@ -91,7 +91,7 @@ def test_table():
     assert lines[1].split() == ["node", "does", "takes", "gives", "parameters"]
     assert "outside the theory:" in lines
     assert any(
-        line.strip() == "norm1 (LayerNorm): normalisation: divides by a function of the values" for line in lines
+        line.strip() == "norm1 (LayerNorm): normalization: divides by a function of the values" for line in lines
     )
     assert any("up.weight, up.bias" in line and "5x8" in line for line in lines)
 

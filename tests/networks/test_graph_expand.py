@@ -61,7 +61,7 @@ CASES = {
     "activation last": (lambda: nn.Sequential(nn.Linear(3, 2), nn.LeakyReLU(0.5)), (3,)),
     "two activations": (lambda: nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.5), nn.LeakyReLU(-0.3)), (3,)),
     "absolute value": (lambda: Function(lambda m, x: m.b(m.a(x).abs()), a=nn.Linear(3, 4), b=nn.Linear(4, 2)), (3,)),
-    "learnt slopes": (lambda: nn.Sequential(nn.Conv1d(2, 3, 2), nn.PReLU(3), nn.Flatten(), nn.LazyLinear(1)), (2, 4)),
+    "learned slopes": (lambda: nn.Sequential(nn.Conv1d(2, 3, 2), nn.PReLU(3), nn.Flatten(), nn.LazyLinear(1)), (2, 4)),
     "rows": (lambda: nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2), nn.Flatten()), (4, 3)),
     "conv": (conv, (2, 4, 4)),
     "conv 1d": (lambda: conv(dims=1, kernel=2), (2, 5)),

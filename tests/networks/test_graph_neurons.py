@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from bnrank._canvas import OKABE_ITO
+from bnrank._core.axes import OKABE_ITO
 from bnrank.networks.graph.neurons import NeuronGraph
 from networks.neuron_graphs import (
     QUICK,
@@ -223,8 +223,8 @@ def test_gradient_flow_conserves_vertex_invariants(g):
     scale = max(1.0, np.abs(graph.weights * speed).sum())
     for v in graph.vertices:
         into, out = ([e for e in graph.edges if e[i] == v] for i in (1, 0))
-        learnt = all(g.edges[e]["learnable"] for e in into + out)
-        assert (v in invariants) == (learnt and v not in graph.inputs and v not in graph.outputs)
+        learned = all(g.edges[e]["learnable"] for e in into + out)
+        assert (v in invariants) == (learned and v not in graph.inputs and v not in graph.outputs)
         if v in invariants:
             assert abs(rate(graph, into, speed) - rate(graph, out, speed)) < 1e-12 * scale
             squares = [sum(g.edges[e]["weight"] ** 2 for e in edges) for edges in (into, out)]
@@ -323,7 +323,7 @@ def test_a_vertex_may_be_input_and_output():
 
 
 def lines(ax):
-    """What is drawn for edges: colour, width, dashed or not, start and end."""
+    """What is drawn for edges: color, width, dashed or not, start and end."""
     return [
         (to_hex(p.get_edgecolor()), p.get_linewidth(), p.get_linestyle(), p.get_path().vertices[[0, -1]].tolist())
         for p in ax.patches
@@ -340,12 +340,12 @@ def test_drawings_go_from_left_to_right(g):
     (dots,) = ax.collections
     places = dict(zip(graph.vertices, dots.get_offsets().tolist(), strict=True))
     assert len({tuple(place) for place in places.values()}) == len(places)
-    for (colour, _, style, ends), edge, weight, free in zip(
+    for (color, _, style, ends), edge, weight, free in zip(
         drawn, graph.edges, graph.weights, graph.learnable, strict=True
     ):
         assert ends == [places[v] for v in edge]
         assert ends[0][0] < ends[1][0]
-        assert colour == (OKABE_ITO[0] if weight > 0 else OKABE_ITO[1]).lower()
+        assert color == (OKABE_ITO[0] if weight > 0 else OKABE_ITO[1]).lower()
         assert (style in ("solid", "-")) == free
     widths = [width for _, width, _, _ in drawn]
     assert np.array_equal(np.argsort(widths, kind="stable"), np.argsort(np.abs(graph.weights), kind="stable"))

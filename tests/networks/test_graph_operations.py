@@ -307,7 +307,7 @@ OUTSIDE = {
     "softmax": lambda m, x: F.softmax(m.a(x), -1),
     "dropout with p = 0.5": lambda m, x: F.dropout(m.a(x), 0.5, m.training),
     "no gradient": lambda m, x: m.a(x).detach() + x,
-    "normalisation": lambda m, x: F.layer_norm(m.a(x), (4,)),
+    "normalization": lambda m, x: F.layer_norm(m.a(x), (4,)),
     "mixes samples": lambda m, x: m.a(x) - m.b(x).mean(0),
     "where is not among": lambda m, x: torch.where(m.a(x) > 0, x, -x),
     "cumsum is not among": lambda m, x: m.a(x).cumsum(1),
@@ -361,9 +361,9 @@ def test_attention_by_hand_is_outside_and_what_comes_after_is_read():
 
 
 MODULES = {
-    "BatchNorm1d": (nn.BatchNorm1d(4), "normalisation"),
-    "LayerNorm": (nn.LayerNorm(4), "normalisation"),
-    "GroupNorm": (nn.GroupNorm(2, 4), "normalisation"),
+    "BatchNorm1d": (nn.BatchNorm1d(4), "normalization"),
+    "LayerNorm": (nn.LayerNorm(4), "normalization"),
+    "GroupNorm": (nn.GroupNorm(2, 4), "normalization"),
     "Dropout": (nn.Dropout(0.3), "dropout with p = 0.3"),
     "GELU": (nn.GELU(), "not positively homogeneous"),
     "ReLU6": (nn.ReLU6(), "not positively homogeneous"),

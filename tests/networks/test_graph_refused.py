@@ -72,7 +72,7 @@ REFUSED = {
 @pytest.mark.parametrize("message", REFUSED)
 def test_refused_with_a_reason(message):
     module = REFUSED[message]()
-    with pytest.raises(ValueError, match="module: ") as caught:
+    with pytest.raises(ValueError, match="net: ") as caught:
         trace(module, draw(4, 3))
     assert message in str(caught.value)
 
@@ -145,7 +145,7 @@ def test_words_of_refusals():
 
 
 def test_no_module():
-    with pytest.raises(TypeError, match="module: got"):
+    with pytest.raises(TypeError, match="net: got"):
         trace("net", draw(2, 3))
     with pytest.raises(ValueError, match="example: got"):
         trace(bnrank.MLP([3, 2]), draw(2, 4))
@@ -186,7 +186,7 @@ def partly():
     ],
 )
 def test_shared_weights_are_named(make, names):
-    with pytest.raises(ValueError, match="module: ") as caught:
+    with pytest.raises(ValueError, match="net: ") as caught:
         trace(make(), draw(2, 3).float())
     for name in names:
         assert name in str(caught.value)

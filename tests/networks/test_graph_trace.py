@@ -80,7 +80,7 @@ def test_positively_homogeneous_activations(name):
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_learnt_slopes(count):
+def test_learned_slopes(count):
     module = seeded(lambda: nn.Sequential(nn.Conv1d(2, 4, 2), nn.PReLU(count)))
     node = assert_graph_computes(module, draw(3, 2, 5)).nodes[-1]
     assert math.isnan(node.slope)
@@ -206,7 +206,7 @@ def test_batch_norm_is_outside_and_the_rest_is_read():
         ("layers.0.bn1", "BatchNorm2d"),
         ("layers.0.bn2", "BatchNorm2d"),
     ]
-    assert "normalisation" in graph.outside[0].reason
+    assert "normalization" in graph.outside[0].reason
     assert ops(graph).count("conv") == 3
     assert graph["layers_0_bn1"].held == ("layers.0.bn1.bias", "layers.0.bn1.weight")
 

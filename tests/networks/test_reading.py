@@ -120,7 +120,7 @@ def test_one_module_under_two_names_is_shared():
     assert "shared" in reading.skipped[0].reason
 
 
-def test_attention_and_embedding_are_skipped_and_their_neighbours_read():
+def test_attention_and_embedding_are_skipped_and_their_neighbors_read():
     class Tokens(nn.Module):
         def __init__(self):
             super().__init__()
@@ -252,7 +252,7 @@ class Chosen(nn.Module):
 def test_errors_name_the_argument():
     twice, unused = Chosen("a", "b", "a"), Chosen("a")
     x = torch.randn(4, 3, generator=generator())
-    with pytest.raises(TypeError, match=r"module: got 'net' \(str\)"):
+    with pytest.raises(TypeError, match=r"net: got 'net' \(str\)"):
         read("net")
     with pytest.raises(ValueError, match=r"x: got shape .*expected .N, 3."):
         read(bnrank.MLP([3, 2]), torch.randn(4, 5))

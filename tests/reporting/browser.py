@@ -49,7 +49,7 @@ def chromium():
 
 
 def show(driver, width, scheme, height=900):
-    """Set the viewport's width in CSS pixels and the colour scheme."""
+    """Set the viewport's width in CSS pixels and the color scheme."""
     driver.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},

@@ -1,4 +1,4 @@
-"""The page in a real browser: drawn, moved, in both colour schemes, at two widths, offline."""
+"""The page in a real browser: drawn, moved, in both color schemes, at two widths, offline."""
 
 import time
 from types import SimpleNamespace
@@ -165,7 +165,7 @@ def test_no_sideways_scroll_in_either_scheme(driver, width, scheme):
         "const style = getComputedStyle(document.body);"
         "return [style.color, style.backgroundColor, getComputedStyle(plot).fill]"
     )
-    light = {colour: sum(map(int, colour[4:-1].split(","))) > 384 for colour in (ink, background, title)}
+    light = {color: sum(map(int, color[4:-1].split(","))) > 384 for color in (ink, background, title)}
     assert light == {ink: scheme == "dark", background: scheme == "light", title: scheme == "dark"}
 
 

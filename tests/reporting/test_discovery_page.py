@@ -11,10 +11,10 @@ from sklearn.exceptions import NotFittedError
 from sklearn.metrics import confusion_matrix, r2_score
 from torch import nn
 
+from bnrank._core.text import cell
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, compress, symmetries
 from bnrank.discovery.compression.certificate import Accuracy
 from bnrank.reporting import Section, discovery_payload, plots, report
-from bnrank.reporting.tables import cell
 
 from .browser import why_absent
 from .conftest import make_summary
@@ -134,7 +134,7 @@ def test_a_fit_shows_the_numbers_of_its_summary(tmp_path):
     assert "classes" not in shown
 
 
-def test_classes_give_colours_and_a_confusion_matrix(tmp_path):
+def test_classes_give_colors_and_a_confusion_matrix(tmp_path):
     for labels in (("b", "a", "c"), (0.0, 1.0, 2.0), (False, True)):
         summary = make_summary(1, classes=labels)
         _, shown = read(summary, tmp_path)
@@ -225,7 +225,7 @@ def test_a_compression_shows_steps_certificate_and_what_was_left(tmp_path, compr
 
 def shares(change):
     """What the page says of a change, in percent."""
-    return [100 * part for part in (change.relative, change.centred, change.worst, change.decisions)]
+    return [100 * part for part in (change.relative, change.centered, change.worst, change.decisions)]
 
 
 def test_a_compression_shows_accuracy_and_the_rank_below(tmp_path, compressed):
@@ -315,11 +315,11 @@ def test_the_still_picture_of_one_coordinate_of_classes_and_of_nothing():
     one = make_summary(1, d_out=2)
     dots = plots.discovered(one, output=1)[1]
     np.testing.assert_array_equal(dots.collections[0].get_offsets().data, np.c_[one.coordinates, one.seen[:, 1]])
-    labelled = make_summary(2, classes=("a", "b", "c"))
-    groups = plots.discovered(labelled)[1].collections
-    assert [len(group.get_offsets()) for group in groups] == [(labelled.seen == c).sum() for c in "abc"]
-    colours = [matplotlib.colors.to_hex(group.get_facecolor()[0]) for group in groups]
-    assert colours == [colour.lower() for colour in plots.OKABE_ITO[:3]]
+    labeled = make_summary(2, classes=("a", "b", "c"))
+    groups = plots.discovered(labeled)[1].collections
+    assert [len(group.get_offsets()) for group in groups] == [(labeled.seen == c).sum() for c in "abc"]
+    colors = [matplotlib.colors.to_hex(group.get_facecolor()[0]) for group in groups]
+    assert colors == [color.lower() for color in plots.OKABE_ITO[:3]]
     line = plots.discovered(make_summary(1, classes=("a", "b")))[1]
     assert [label.get_text() for label in line.get_yticklabels()] == ["a", "b"]
     assert [text.get_text() for text in plots.discovered(make_summary(0))[1].texts] == ["nothing was found"]
@@ -371,12 +371,12 @@ def test_the_pages_in_a_browser(tmp_path, compressed, symmetric):
         assert driver.execute_script("return document.querySelectorAll('.plot b, .plot script').length") == 0
         ticks = "return [...document.querySelectorAll('#section-1-found .xtick text')].map((text) => text.textContent)"
         assert "<b>bold</b>" in driver.execute_script(ticks)
-        colours = "return document.querySelectorAll('#section-1-found .plot')[2].data[0].marker.color"
+        colors = "return document.querySelectorAll('#section-1-found .plot')[2].data[0].marker.color"
         predicted = "return document.querySelectorAll('#section-1-found .plot')[3].data[1].x"
-        assert driver.execute_script(colours) == driver.execute_script(predicted)
-        first = driver.execute_script(colours)
+        assert driver.execute_script(colors) == driver.execute_script(predicted)
+        first = driver.execute_script(colors)
         use(driver, "#section-1-found .card:nth-child(3) label:nth-of-type(3) select", 1)
-        assert driver.execute_script(colours) == driver.execute_script(predicted) != first
+        assert driver.execute_script(colors) == driver.execute_script(predicted) != first
         across = "return document.querySelectorAll('#section-1-found .plot')[2].data[0].x"
         before = driver.execute_script(across)
         use(driver, "#section-1-found .card:nth-child(3) label:nth-of-type(1) select", 2)

@@ -79,8 +79,8 @@ def test_the_picture_names_what_is_kept_and_keeps_names_apart():
     assert heights[-1] < high
     assert min(x for x, _ in texts.values()) > ds.layer.values[-1]
     assert ax.get_xlim()[1] > max(x for x, _ in texts.values())
-    colours = {line.get_color() for line in ax.lines}
-    assert len(colours) == 3  # |w| = 0, 1, sqrt 2
+    colors = {line.get_color() for line in ax.lines}
+    assert len(colors) == 3  # |w| = 0, 1, sqrt 2
     assert len([line for line in ax.lines if line.get_linewidth() > 1.5]) == 5
     (key,) = [other for other in ax.figure.axes if other is not ax]
     assert [label.get_text() for label in key.get_yticklabels()] == ["0", "1", "1.41"]

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from bnrank.reporting import plots
 
 
-def labelled(axes):
+def labeled(axes):
     return all(ax.get_xlabel() and ax.get_ylabel() for ax in np.ravel(axes))
 
 
@@ -17,7 +17,7 @@ def lines(ax):
 
 def test_f1_draws_the_profile(profile):
     axes = plots.bottleneck_spectra(profile, top=10)
-    assert labelled(axes)
+    assert labeled(axes)
     np.testing.assert_array_equal(lines(axes[0]).T, profile["activation_singular_values"].values[:, :10])
     np.testing.assert_array_equal(lines(axes[1]).T, profile["weight_singular_values"].values[:, :10])
     np.testing.assert_array_equal(lines(axes[2])[0], profile["nonlinearity"].values)
@@ -33,7 +33,7 @@ def test_f4a_fits_each_rank_through_its_dots_only():
     ranks = np.array([3, 3, 3, 2, 2, 2, 2, 2])
     costs = np.array([0.01] * 7 + [0.5])
     ax = plots.norm_versus_depth(depths, norms, ranks, costs)
-    assert labelled(ax)
+    assert labeled(ax)
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
     assert texts == [
         "rank 2: slope 2.00 (5 runs)",
@@ -66,7 +66,7 @@ def test_f4a_names_the_bad_argument(bad):
 def test_f4b_panels_share_the_scale(profile):
     raw = profile["weight_singular_values"].values
     axes = plots.weight_spectra({"a": profile, "b": 2 * raw}, top=5)
-    assert labelled(axes[:1])
+    assert labeled(axes[:1])
     assert [ax.get_title() for ax in axes] == ["a", "b"]
     np.testing.assert_array_equal(lines(axes[0]).T, raw[:, :5])
     np.testing.assert_array_equal(lines(axes[1]).T, 2 * raw[:, :5])
@@ -81,7 +81,7 @@ def test_f4b_panels_share_the_scale(profile):
 
 def test_f9_loss_above_spectra_over_time(history):
     axes = plots.plateaus(history, member=1, layers=[1, 3])
-    assert labelled(axes[[0, 1]])
+    assert labeled(axes[[0, 1]])
     np.testing.assert_array_equal(lines(axes[0])[0], history["loss"].values[1])
     assert axes[0].get_yscale() == "log"
     expected = history["weight_singular_values"].sel(layer=3).values[1, :, :10]
@@ -93,14 +93,14 @@ def test_f9_loss_above_spectra_over_time(history):
 
 def test_spectra_stop_where_the_member_stopped(history):
     ax = plots.spectra_over_steps(history, layer=2, member=2)
-    assert labelled(ax)
+    assert labeled(ax)
     recorded = np.isfinite(history["loss"].values[2])
     np.testing.assert_array_equal(ax.lines[0].get_xdata(), history["step"].values[recorded])
 
 
 def test_training_curves_one_line_per_member(history):
     axes = plots.training_curves(history, ("cost", "gradient_norm"))
-    assert labelled(axes)
+    assert labeled(axes)
     np.testing.assert_array_equal(lines(axes[0]), history["cost"].values)
     np.testing.assert_array_equal(lines(axes[1]), history["gradient_norm"].values)
     texts = [text.get_text() for text in axes[-1].get_legend().get_texts()]

@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 import rich.console
 
+from bnrank._core import text
 from bnrank.reporting import tables
 
 ROWS = [{"layer": 1, "name": "a|b"}, {"layer": 12, "name": "[bold]x[/bold]", "rank": float("nan")}]
 
 
 def test_the_table_shows_the_cells_as_they_are():
-    _, cells = tables.grid(ROWS)
+    _, cells = text.grid(ROWS)
     console = rich.console.Console(file=io.StringIO(), width=200)
-    console.print(tables.table(ROWS, title="[red]t[/red]"))
+    console.print(text.table(ROWS, title="[red]t[/red]"))
     shown = console.file.getvalue()
     for line in cells:
         for entry in line:
@@ -21,19 +22,19 @@ def test_the_table_shows_the_cells_as_they_are():
 
 
 def test_missing_and_nan_cells_are_dashes():
-    assert tables.grid(ROWS)[1] == [["1", "a|b", "–"], ["12", "[bold]x[/bold]", "–"]]
+    assert text.grid(ROWS)[1] == [["1", "a|b", "–"], ["12", "[bold]x[/bold]", "–"]]
 
 
 def test_columns_choose_order_and_headings():
-    headings, cells = tables.grid(ROWS, {"name": "Layer name", "layer": "No."})
+    headings, cells = text.grid(ROWS, {"name": "Layer name", "layer": "No."})
     assert headings == ["Layer name", "No."]
     assert cells[0] == ["a|b", "1"]
     with pytest.raises(ValueError, match="columns: got 'nmae', expected some of"):
-        tables.grid(ROWS, ["nmae"])
+        text.grid(ROWS, ["nmae"])
 
 
 def test_numbers_are_right_aligned():
-    assert [column.justify for column in tables.table(ROWS).columns] == ["right", "left", "left"]
+    assert [column.justify for column in text.table(ROWS).columns] == ["right", "left", "left"]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_numbers_are_right_aligned():
     ],
 )
 def test_cell(value, shown):
-    assert tables.cell(value) == shown
+    assert text.cell(value) == shown
 
 
 def test_member_rows_give_the_last_values_before_a_member_stopped(history):
@@ -75,4 +76,4 @@ def test_claim_rows(claims):
 
 
 def test_thousands_are_numbers_and_lists_are_not():
-    assert tables.numeric_columns(["a", "b", "c"], [["19,920", "1, 2", "–"], ["8", "3", "–"]]) == [True, False, False]
+    assert text.numeric_columns(["a", "b", "c"], [["19,920", "1, 2", "–"], ["8", "3", "–"]]) == [True, False, False]

@@ -21,7 +21,7 @@ def test_block_norms_of_a_plain_loop(d_in, inner, sizes):
             begin += size
 
 
-def test_block_norms_are_standardised_and_unchanged_under_rotations_of_blocks():
+def test_block_norms_are_standardized_and_unchanged_under_rotations_of_blocks():
     x = torch.randn(40_000, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     z = block_norms(x, 2)
     torch.testing.assert_close(z.mean(0), torch.zeros(2, dtype=torch.float64), rtol=0, atol=0.03)
@@ -43,7 +43,7 @@ def test_outputs_are_cosines_of_the_inner_variables(inner):
                 assert value == pytest.approx(math.sqrt(0.5) * math.cos(angle), abs=1e-5)
 
 
-def test_neighbours_along_the_inner_variable_have_close_outputs():
+def test_neighbors_along_the_inner_variable_have_close_outputs():
     """Whatever else is different about their inputs: y depends on z alone."""
     task = composition(3000, 10, 10, 1, seed=2, frequency=2.0)
     z = block_norms(task.x.double(), 1)[:, 0]

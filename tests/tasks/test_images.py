@@ -224,7 +224,7 @@ def test_a_hash_that_matches_does_not_excuse_a_file_of_another_kind(place, monke
 # ---- what is made of them
 
 
-def test_standardised_by_the_whole_training_set(place, monkeypatch):
+def test_standardized_by_the_whole_training_set(place, monkeypatch):
     monkeypatch.setenv("BNRANK_DATA", str(place("mine")))
     pixels, pixels_test = (place.arrays[i].reshape(-1, 6) / 255 for i in (0, 2))
     whole, part, raw = mnist(), mnist(n=4, n_test=3), mnist(standardize=False)

@@ -79,7 +79,7 @@ def test_two_digits_are_those_of_the_whole_task(pair):
         (task.x, task.y, whole.x, whole.y),
         (task.x_test, task.y_test, whole.x_test, whole.y_test),
     ):
-        wanted = {-1: images[labels == pair[0]], 1: images[labels == pair[1]]}  # standardised over all ten
+        wanted = {-1: images[labels == pair[0]], 1: images[labels == pair[1]]}  # standardized over all ten
         for label, of_label in wanted.items():
             mine = x[y[:, 0] == label]
             assert sorted(map(tuple, mine.tolist())) == sorted(map(tuple, of_label.tolist()))

@@ -34,16 +34,16 @@ def separating_line_exists(a, b):
     return linprog(np.zeros(3), A_ub=rows, b_ub=-np.ones(len(rows)), bounds=[(None, None)] * 3).status == 0
 
 
-def test_no_straight_line_separates_neighbours_at_the_default_spacing():
-    def neighbours(**arguments):
+def test_no_straight_line_separates_neighbors_at_the_default_spacing():
+    def neighbors(**arguments):
         task = s_shapes(n=2000, classes=2, n_test=0, **arguments)
         return [task.x[task.y == label].numpy() for label in (0, 1)]
 
-    assert not separating_line_exists(*neighbours())
-    assert not separating_line_exists(*neighbours(noise=0.0))
-    assert separating_line_exists(*neighbours(noise=0.0, spacing=0.69))
+    assert not separating_line_exists(*neighbors())
+    assert not separating_line_exists(*neighbors(noise=0.0))
+    assert separating_line_exists(*neighbors(noise=0.0, spacing=0.69))
     # but a curve does: the shape itself, halfway
-    a, b = neighbours()
+    a, b = neighbors()
     assert (a[:, 0] < np.sin(np.pi * a[:, 1]) / 2).mean() > 0.99
     assert (b[:, 0] > np.sin(np.pi * b[:, 1]) / 2).mean() > 0.99
 

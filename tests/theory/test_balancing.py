@@ -256,7 +256,7 @@ def test_type_precision_and_structure_are_kept_and_the_network_is_not_changed():
 def test_what_is_no_chain_or_not_finite_is_refused():
     with pytest.raises(TypeError, match="Conv2d"):
         balance(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)))
-    with pytest.raises(TypeError, match="module: got"):
+    with pytest.raises(TypeError, match="net: got"):
         balance("a network")
     net = bnrank.MLP([2, 2, 1])
     with torch.no_grad():

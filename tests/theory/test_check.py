@@ -57,7 +57,7 @@ def orthant():
 
 
 def convolution():
-    torch.manual_seed(0)  # of the layers' own initialisation
+    torch.manual_seed(0)  # of the layers' own initialization
     module = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.ReLU(), nn.Flatten())
     module.append(nn.Linear(32, 2))
     return module, torch.randn(10, 1, 4, 4, generator=GENERATOR), None, None

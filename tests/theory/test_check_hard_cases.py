@@ -110,7 +110,7 @@ def test_values_beyond_floats_are_inconclusive_by_name():
     assert "1e150" in check(*EXTREME["large inputs"], only="T18")["T18"].reason
 
 
-def test_a_rank_that_is_rounding_of_the_weights_is_no_factorisation():
+def test_a_rank_that_is_rounding_of_the_weights_is_no_factorization():
     net, x = EXTREME["rank from rounding"]
     found = bnrank.rank.bracket(net, x)
     assert (found.lower, found.upper, found.relative_error) == (2, 2, pytest.approx(0, abs=1e-5))

@@ -48,7 +48,7 @@ def test_cost_is_the_schatten_norm_and_is_attained(seed, rows, columns, depth):
 
 @quick
 @given(seeds, st.integers(2, 8), st.floats(-3, 3))
-def test_no_factorisation_costs_less(seed, depth, scale):
+def test_no_factorization_costs_less(seed, depth, scale):
     layers = [math.exp(scale) * normal(3, 4, seed=seed), *(normal(3, 3, seed=seed + i) for i in range(1, depth))]
     assert linear(product(layers), depth) <= squared(layers)
 

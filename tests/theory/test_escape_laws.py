@@ -1,4 +1,4 @@
-"""T37 with E2's normalisation, against the flow of L0 itself."""
+"""T37 with E2's normalization, against the flow of L0 itself."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
-from bnrank._validate import RangeError
+from bnrank._core.validation import RangeError
 from bnrank.theory.escape.laws import blow_up_time, norm_at, time_to
 
 

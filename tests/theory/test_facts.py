@@ -112,5 +112,5 @@ def test_weights_that_are_not_finite_are_refused_by_name(bad):
     net = bnrank.MLP([3, 6, 2])
     with torch.no_grad():
         net.weights[1][0, 0] = bad
-    with pytest.raises(ValueError, match=r"module: got NaN or infinite entries in layers\.1\.weight"):
+    with pytest.raises(ValueError, match=r"net: got NaN or infinite entries in layers\.1\.weight"):
         Facts(net, X)

@@ -115,7 +115,7 @@ def test_nothing_is_cut_where_a_path_goes_around_outside_the_theory():
     assert found.outside[0].reason
 
 
-def test_what_is_outside_is_named_and_the_rest_analysed():
+def test_what_is_outside_is_named_and_the_rest_analyzed():
     net = seq(fc(2, 3), nn.ReLU(), fc(3, 4), nn.BatchNorm1d(4), nn.ReLU(), fc(4, 3), nn.Softmax(1), fc(3, 3), fc(3, 2))
     found = find(net, torch.ones(4, 2))
     assert [q.name for q in found if q.kind != "layer"] == ["vertex 0 | 2", "pair 0 | 2", "matrix 7 | 8"]

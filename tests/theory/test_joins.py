@@ -336,7 +336,7 @@ def test_bad_input():
         join_rate(net, "mse", x[:, :2], y)
     with pytest.raises(ValueError, match=r"layers: got \[2\], expected hidden layers, from 1 to 1"):
         join_rate(net, "mse", x, y, layers=[2])
-    with pytest.raises(ValueError, match=r"loss: got .*expected a tensor of one number"):
+    with pytest.raises(ValueError, match=r"loss: got .*expected a scalar tensor"):
         join_rate(net, lambda f, y: f, x, y)
     before = [w.detach().clone() for w in net.weights]
     state = torch.get_rng_state()

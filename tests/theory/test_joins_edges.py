@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bnrank._validate import RangeError
+from bnrank._core.validation import RangeError
 from bnrank.networks import from_layers
 from bnrank.theory.escape.joins import exit_time, join_rate
 

@@ -143,9 +143,9 @@ def test_selected_is_the_best_of_a_loop():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_what_is_selected_has_the_jacobians_of_jacobian_ranks(kernel):
-    """Without centring, both are the same regression."""
+    """Without centering, both are the same regression."""
     x, y = data()
-    best = select(x, y + 5, [kernel], ridges=[0.1], scales=[1.0], folds=2, centre=False)
+    best = select(x, y + 5, [kernel], ridges=[0.1], scales=[1.0], folds=2, center=False)
     found = jacobian_ranks(x, y + 5, kernel, best.ridge, length_scale=best.length_scale)
     assert np.allclose(best.model.dual_coef_, found.regression.dual_coef_, rtol=1e-8)
     assert best.at_edge == ()
@@ -153,7 +153,7 @@ def test_what_is_selected_has_the_jacobians_of_jacobian_ranks(kernel):
     assert found.length_scale == jacobian_ranks(x, y, kernel).length_scale
 
 
-def test_outputs_far_from_zero_are_centred():
+def test_outputs_far_from_zero_are_centered():
     x, y = data()
     near, far = (select(x, y + shift, ["rbf"]) for shift in (0.0, 1e3))
     assert (near.ridge, near.length_scale) == (far.ridge, far.length_scale)

@@ -156,7 +156,7 @@ def test_momentum_is_exactly_its_two_parts(nesterov, dampening, decay):
     exact(watched(net, torch.optim.SGD(net.parameters(), **options), 60, 5, every=1), 1e-13)
 
 
-def test_decay_of_a_decoupled_optimiser_is_told_apart():
+def test_decay_of_a_decoupled_optimizer_is_told_apart():
     """With a gradient of 0 AdamW only decays: Q is multiplied by (1 - lr weight_decay)^2 per step."""
     net = relu()
     monitor = Monitor(net, data(net)[0][:2], every=1)

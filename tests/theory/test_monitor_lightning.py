@@ -61,7 +61,7 @@ def stand_in(without, request):
 
 
 class Trainer:
-    """What of Lightning's Trainer the callback sees: its optimisers, and the hooks in their order."""
+    """What of Lightning's Trainer the callback sees: its optimizers, and the hooks in their order."""
 
     def __init__(self, callbacks):
         self.callbacks, self.optimizers = callbacks, []

@@ -350,7 +350,7 @@ def test_clipping_by_value_is_inconclusive_and_by_norm_exact():
     assert "clipped by value" in found["clip_grad_value_"][1]
 
 
-def test_decay_that_differs_and_optimisers_of_ones_own_are_inconclusive():
+def test_decay_that_differs_and_optimizers_of_ones_own_are_inconclusive():
     net = network()
     groups = [{"params": [p for p in net.parameters() if p.ndim == 2], "weight_decay": 0.1}]
     groups.append({"params": [p for p in net.parameters() if p.ndim == 1]})

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnrank._validate import RangeError
+from bnrank._core.validation import RangeError
 from bnrank.networks import from_layers
 from bnrank.theory.escape import one_neuron_search
 from bnrank.theory.escape.one_neuron import fastest, one_neuron_speed, rank_one_speed

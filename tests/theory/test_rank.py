@@ -9,7 +9,7 @@ from torch import nn
 import bnrank
 from bnrank.networks.mlp import LinearNetwork, from_layers, make
 from bnrank.theory import rank
-from bnrank.theory.factorisation import Basis, cuts
+from bnrank.theory.factorization import Basis, cuts
 from oracles import float64, input_jacobian
 
 SLOPES = [0.0, 0.3, -0.5, 1.0]
@@ -79,7 +79,7 @@ def invertible(size, slope, seed):
 
 
 def assert_consistent(found, net, x):
-    """The factorisation reproduces f to the error stated, h o g has rank ``lower`` at the witness, lower <= upper."""
+    """The factorization reproduces f to the error stated, h o g has rank ``lower`` at the witness, lower <= upper."""
     with torch.no_grad():
         f = float64(net)(x.double()).flatten(1)
         inner = float64(found.g)(x.double())

@@ -155,7 +155,7 @@ def test_networks_that_do_not_project():
     expected = [float((a @ a - a).norm() / a.norm()) for a in jacobians]
     assert projection(net, x).defects.tolist() == pytest.approx(expected)
     assert projection(from_layers([torch.zeros(3, 3)]), x).defects.tolist() == [0.0] * 5
-    with pytest.raises(ValueError, match="module: got 2 outputs, expected as many as inputs, 3"):
+    with pytest.raises(ValueError, match="net: got 2 outputs, expected as many as inputs, 3"):
         projection(bnrank.MLP([3, 2]), x)
 
 
@@ -234,5 +234,5 @@ def test_classes_on_line_refuses_what_has_no_line():
         classes_on_line(bnrank.MLP([3, 5, 1]), x)
     with pytest.raises(ValueError, match="x: got samples with one and the same z"):
         classes_on_line(bnrank.MLP([3, 1, 4]), torch.ones(2, 3))
-    with pytest.raises(TypeError, match="module: got"):
+    with pytest.raises(TypeError, match="net: got"):
         classes_on_line(nn.Sequential(nn.Conv2d(1, 1, 1)), x)

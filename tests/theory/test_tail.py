@@ -281,7 +281,7 @@ def logistic(out, y):
 
 @pytest.mark.parametrize("biases", [False, True])
 def test_constants_are_constant_and_the_bound_of_the_start_holds_along_the_flow(biases):
-    torch.manual_seed(0)  # of the layers' own initialisation
+    torch.manual_seed(0)  # of the layers' own initialization
     module = nn.Sequential(
         nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5, biases), Free(5, 3, 4, biases), nn.Linear(4, 1, biases)
     )
@@ -334,13 +334,13 @@ def test_training_that_is_no_gradient_flow_can_break_the_bound_of_the_start():
 def test_bad_input_is_named():
     module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     found = tail(module, torch.ones(2, 3))
-    with pytest.raises(TypeError, match=r"module: got 3 \(int\), expected a torch.nn.Module or a mapping"):
+    with pytest.raises(TypeError, match=r"net: got 3 \(int\), expected a torch.nn.Module or a mapping"):
         found.ratios(3)
-    with pytest.raises(ValueError, match=r"module: got no parameter 0\.weight, which is in the tail"):
+    with pytest.raises(ValueError, match=r"net: got no parameter 0\.weight, which is in the tail"):
         found.bounds({})
-    with pytest.raises(ValueError, match=r"module: got 0\.weight as Tensor of shape \(2, 2\).*, expected 12 entries"):
+    with pytest.raises(ValueError, match=r"net: got 0\.weight as Tensor of shape \(2, 2\).*, expected 12 entries"):
         found.bounds(module, {**dict(module.named_parameters()), "0.weight": torch.ones(2, 2)})
-    with pytest.raises(TypeError, match="module: got"):
+    with pytest.raises(TypeError, match="net: got"):
         tail(3, torch.ones(2, 3))
     empty = tail(nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)), torch.ones(2, 3))
     assert (empty.bounds({}), empty.ratios({}), empty.alignments({}), len(empty)) == ((), (), (), 0)

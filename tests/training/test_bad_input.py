@@ -96,7 +96,7 @@ def test_one_sample():
         ({"optimizer": None}, ValueError, "optimizer: got None"),
         ({"schedule": "cosin"}, ValueError, r"schedule: got 'cosin'.*did you mean 'cosine'\?"),
         ({"schedule": "cosine"}, ValueError, "schedule: got 'cosine', but .*chooses its own steps"),
-        ({"schedule": "normalised", "optimizer": "adam"}, ValueError, "schedule: 'normalised' needs optimizer 'gd'"),
+        ({"schedule": "normalized", "optimizer": "adam"}, ValueError, "schedule: 'normalized' needs optimizer 'gd'"),
         ({"batch_size": 21}, ValueError, "batch_size: got 21, expected at most the number of samples, 20"),
         ({"batch_size": 0}, ValueError, "batch_size: got 0"),
         ({"batch_size": 4, "optimizer": "lbfgs"}, ValueError, "optimizer: 'lbfgs' needs the whole gradient"),

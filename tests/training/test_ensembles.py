@@ -18,7 +18,7 @@ OPTIMIZERS = {
     "adam": {"optimizer": "adam", "lr": [1e-3, 1e-2, 3e-2]},
     "adam in mini-batches": {"optimizer": "adam", "lr": [1e-3, 1e-2, 3e-2], "batch_size": 64},
     "gradient descent": {"optimizer": "gd", "lr": [1e-3, 1e-2, 2e-2], "schedule": "cosine"},
-    "normalised": {"optimizer": "gd", "lr": [1e-3, 1e-2, 2e-2], "schedule": "normalised"},
+    "normalized": {"optimizer": "gd", "lr": [1e-3, 1e-2, 2e-2], "schedule": "normalized"},
     "lbfgs": {"optimizer": "lbfgs"},
     "kfac-lbfgs": {"optimizer": "kfac-lbfgs"},
 }

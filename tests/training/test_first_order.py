@@ -75,7 +75,7 @@ def test_schedules(optimizer, schedule, factor):
     torch.testing.assert_close(run.parameters[0], expected, rtol=1e-10, atol=1e-10)
 
 
-def test_normalised_steps_are_as_long_as_said():
+def test_normalized_steps_are_as_long_as_said():
     task, net = random_task(), mlp(3, 8, 2, seed=5, dtype=torch.float64)
     points = [flat(net)]
     for steps in range(1, 6):
@@ -85,7 +85,7 @@ def test_normalised_steps_are_as_long_as_said():
             ridge=1e-2,
             lr=2e-2,
             optimizer="gd",
-            schedule="normalised",
+            schedule="normalized",
             steps=steps,
             dtype=torch.float64,
             progress=False,

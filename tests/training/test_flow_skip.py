@@ -69,7 +69,7 @@ PROBLEMS = [
 
 @pytest.mark.parametrize(("data", "loss", "depth", "slope", "method"), PROBLEMS)
 def test_the_skipped_flow_is_the_plain_one(data, loss, depth, slope, method):
-    """From the same small initialisation: the same escape time to 1 percent, the same direction to 1e-3."""
+    """From the same small initialization: the same escape time to 1 percent, the same direction to 1e-3."""
     task, net = data(loss), net_of(depth, 1e-2, slope=slope)
     origin, fall = drop(task)
     settings = {"method": method, "rtol": 3e-4 if method == "heun" else 1e-6}
@@ -110,7 +110,7 @@ def direction_at(result, task, radius, settings):
 
 @pytest.mark.parametrize(("depth", "method"), [(3, "rk45"), (4, "rk45"), (3, "dop853"), (4, "heun")])
 def test_the_cost_does_not_grow_as_the_weights_shrink(depth, method):
-    """Evaluations to the first escape, from initialisations of 1e-2 to 1e-8."""
+    """Evaluations to the first escape, from initializations of 1e-2 to 1e-8."""
     task = positive()
     origin, fall = drop(task)
     evaluations, radii = {}, {}

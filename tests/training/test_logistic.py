@@ -21,7 +21,7 @@ from bnrank.training.workers import Workers
 from training.common import assert_same_run, flat, mlp, put
 
 
-def labelled(n=40, d=3, seed=0):
+def labeled(n=40, d=3, seed=0):
     """Labels that no plane separates."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, d, generator=generator, dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_the_gradient_at_zero_is_minus_y_over_two_n():
     batch=st.sampled_from([None, 1, 7]),
 )
 def test_objectives_agree_with_autograd(hidden, slope, bias, members, batch):
-    task, net = labelled(30), bnrank.MLP([3, *hidden, 1], slope, bias)
+    task, net = labeled(30), bnrank.MLP([3, *hidden, 1], slope, bias)
     rows = torch.stack([flat(bnrank.MLP([3, *hidden, 1], slope, bias, seed=i)).double() for i in range(members)])
     numbers = None if batch is None else torch.randint(30, (members, batch), generator=torch.Generator().manual_seed(1))
     with Workers(2) as workers:
@@ -115,7 +115,7 @@ def test_objectives_agree_with_autograd(hidden, slope, bias, members, batch):
 
 
 def test_blocks_of_samples_add_up():
-    task, net = labelled(2500), mlp(3, 4, 1)
+    task, net = labeled(2500), mlp(3, 4, 1)
     value, gradient = oracle(net, task, flat(net))
     with Workers(2) as workers:
         for kind in (MLPObjective, ModuleObjective):
@@ -126,7 +126,7 @@ def test_blocks_of_samples_add_up():
 
 
 def test_costs_of_the_flow_agree_with_finite_differences():
-    task, net = labelled(), mlp(3, 4, 1).double()
+    task, net = labeled(), mlp(3, 4, 1).double()
     theta = flat(net)
     directions = torch.randn(5, len(theta), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with Workers(1) as workers:
@@ -146,7 +146,7 @@ def test_costs_of_the_flow_agree_with_finite_differences():
 
 
 def test_the_random_vectors_of_k_fac_have_the_hessian_as_covariance():
-    task, net = labelled(4), mlp(3, 2, 1)
+    task, net = labeled(4), mlp(3, 2, 1)
     metric = KroneckerCurvature(net, task.x, "logistic", 1e-3, seed=0)
     outputs = torch.tensor([[0.0], [1.0], [-3.0], [800.0]], dtype=torch.float64)
     draws = torch.stack([metric._random_outputs(outputs.clone(), count) for count in range(4000)])
@@ -162,7 +162,7 @@ def test_the_random_vectors_of_k_fac_have_the_hessian_as_covariance():
 def test_a_linear_classifier_is_that_of_scikit_learn(optimizer):
     from sklearn.linear_model import LogisticRegression
 
-    task, ridge = labelled(80), 1e-2
+    task, ridge = labeled(80), 1e-2
     found = LogisticRegression(C=1 / (2 * ridge * task.n), fit_intercept=False, tol=1e-12, max_iter=1000)
     found.fit(task.x.numpy(), task.y.numpy()[:, 0])
     net = bnrank.LinearNetwork([3, 1])
@@ -173,7 +173,7 @@ def test_a_linear_classifier_is_that_of_scikit_learn(optimizer):
 @pytest.mark.parametrize("optimizer", ["gd", "adam", "lbfgs", "kfac-lbfgs", "auto"])
 def test_a_deep_linear_network_comes_to_its_minimum(optimizer):
     """With ridge lambda on two layers the map is that of the penalty 2 lambda ||w|| on w = W_2 W_1 (T2)."""
-    task, ridge = labelled(80), 2e-2
+    task, ridge = labeled(80), 2e-2
     steps, lr = {"gd": (6000, 0.2), "adam": (3000, 1e-2)}.get(optimizer, (500, None))
     net = bnrank.LinearNetwork([3, 4, 1])
     settings = {"optimizer": optimizer, "lr": lr, "dtype": torch.float64, "progress": False, "record_every": 500}
@@ -187,7 +187,7 @@ def test_a_deep_linear_network_comes_to_its_minimum(optimizer):
 
 
 def test_members_are_those_of_solo_runs_and_runs_go_on(tmp_path):
-    task = labelled()
+    task = labeled()
     settings = {"steps": 40, "record_every": 10, "progress": False}
     run = bnrank.train(mlp(3, 6, 1), task, seed=[4, 5], ridge=[1e-3, 1e-2], **settings)
     for i in range(2):
@@ -204,7 +204,7 @@ def test_members_are_those_of_solo_runs_and_runs_go_on(tmp_path):
 
 
 def test_a_sweep_takes_it():
-    grid = bnrank.sweep(labelled(), depths=[2], widths=[5], sizes=[20, 40], steps=10, processes=1, progress=False)
+    grid = bnrank.sweep(labeled(), depths=[2], widths=[5], sizes=[20, 40], steps=10, processes=1, progress=False)
     assert grid.status.values.flatten().tolist() == ["finished"] * 2
 
 
@@ -213,7 +213,7 @@ def test_a_sweep_takes_it():
 
 @pytest.mark.parametrize("kind", ["mlp", "module", "skip"])
 def test_a_flow_by_name_is_the_one_of_the_function(kind):
-    task = labelled()
+    task = labeled()
     net = module().double() if kind == "module" else mlp(3, 4, 4, 1, bias=False, init=0.4, seed=1)
     settings = {"t_end": 40.0, "record_every": 10}
     settings |= {"skip_plateau": True, "negligible": 0.1} if kind == "skip" else {}
@@ -301,7 +301,7 @@ def test_labels_become_a_column_in_the_precision_of_x(y):
 
 
 def test_networks_with_several_outputs_are_refused():
-    task = labelled()
+    task = labeled()
     with pytest.raises(ValueError, match=r"net: got widths \[3, 4, 2\].* 1 outputs.*logistic"):
         bnrank.train(mlp(3, 4, 2), task, progress=False)
     with pytest.raises(ValueError, match=r"net: gives outputs of shape \(2,\), expected \(1,\)"):
@@ -317,7 +317,7 @@ def test_lbfgs_ends_where_gradients_underflow():
 
 
 def test_a_members_cost_and_gradient_do_not_depend_on_the_others():
-    """To the last bit: the vectorised functions round otherwise at the end of what they are given."""
+    """To the last bit: the vectorized functions round otherwise at the end of what they are given."""
     output, target = torch.randn(3, 37, 1, generator=torch.Generator().manual_seed(0)), torch.ones(37, 1)
     together = output.clone()
     costs = cost_and_gradient("logistic", together, target, 37)

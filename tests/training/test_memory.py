@@ -1,4 +1,4 @@
-"""Peak memory of training: within 1.5 times parameters, gradient and optimiser state, and activations."""
+"""Peak memory of training: within 1.5 times parameters, gradient and optimizer state, and activations."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Normalised gradient descent leaves the saddle at the origin in about as many steps from any scale (T35)."""
+"""Normalized gradient descent leaves the saddle at the origin in about as many steps from any scale (T35)."""
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ def steps_to_escape(init, schedule, lr, steps):
 
 
 def test_the_plateau_grows_like_the_logarithm_of_the_scale_and_not_like_a_power():
-    waits = [steps_to_escape(init, "normalised", 0.02, 1500) for init in (1e-1, 1e-2, 1e-3)]
+    waits = [steps_to_escape(init, "normalized", 0.02, 1500) for init in (1e-1, 1e-2, 1e-3)]
     assert None not in waits
     per_decade = np.log(10) / 0.02  # steps in which the norm can grow tenfold
     assert waits[1] - waits[0] <= 1.5 * per_decade

@@ -43,7 +43,7 @@ def quiet(net, task, **settings):
 
 OPTIMIZERS = {
     "gd": {"optimizer": "gd", "lr": [0.1, 0.05, 0.02]},
-    "normalised": {"optimizer": "gd", "lr": [0.01, 0.02, 0.03], "schedule": "normalised"},
+    "normalized": {"optimizer": "gd", "lr": [0.01, 0.02, 0.03], "schedule": "normalized"},
     "cosine": {"optimizer": "adam", "schedule": "cosine", "members": 3},
     "lbfgs": {"optimizer": "lbfgs"},
     "kfac-lbfgs": {"optimizer": "kfac-lbfgs"},
@@ -80,7 +80,7 @@ def test_a_watcher_sees_every_recorded_row_and_changes_no_bit(name, kind):
         torch.testing.assert_close(row_of(last[5]), run.parameters[member], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", "normalised"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", "normalized"])
 def test_time_is_the_sum_of_the_step_sizes_and_steps_are_as_said(schedule):
     task, notes = random_task(), Notes()
     ridge, rates = [0.0, 0.05], [0.02, 0.05]

@@ -10,7 +10,8 @@ import typer
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from bnrank import _validate, tasks
+from bnrank import tasks
+from bnrank._core import validation
 from bnrank.discovery import load_compressed
 from bnrank.networks import load, load_module
 from bnrank.tasks import Task
@@ -95,7 +96,7 @@ def table_path(data: str) -> Path:
     """
     path = Path(data)
     if not path.suffix:
-        hint = _validate.suggest(data, TASKS)
+        hint = validation.suggest(data, TASKS)
         raise ValueError(f"data: got {data!r}, expected a .npz or .csv file or one of {', '.join(TASKS)}{hint}")
     return path
 

@@ -10,7 +10,7 @@ import torch
 import typer
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.cli.arguments import (
     TASKS,
     Member,
@@ -99,5 +99,5 @@ def _samples(data: str, targets: str | None, ignore: str | None) -> tuple[str, T
     parts = {key: torch.from_numpy(arrays[key]) for key in ("x", "x_test") if key in arrays}
     for key, part in parts.items():
         if part.is_floating_point():
-            parts[key] = _validate.samples(part, key, ndim=None)
+            parts[key] = validation.samples(part, key, ndim=None)
     return name, parts["x"], parts.get("x_test")

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import typer
 
-from bnrank import _files, _validate
+from bnrank._core import files, validation
 from bnrank.cli.arguments import TASKS, Quiet, Targets, checked_output, words
 from bnrank.cli.frames import Table, read_table
 from bnrank.cli.terminal import say, say_where
@@ -72,7 +72,7 @@ def discover(
         if path is not None:
             checked_output(path, option, suffix)
     if kind is not None:
-        _validate.choice(kind, "kind", list(KINDS))
+        validation.choice(kind, "kind", list(KINDS))
     table = read_table(
         data, words(targets), words(ignore), with_outputs=kind != "autoencoder", drop_missing=drop_missing
     )
@@ -164,7 +164,7 @@ def _write_coordinates(found: Any, table: Table, path: Path) -> None:
         return
     z = pd.DataFrame(found.transform(table.x), index=table.x.index)
     z.columns = [f"z{j + 1}" for j in range(z.shape[1])]
-    _files.write_atomically(path, z.to_csv(index_label="row"))
+    files.write_atomically(path, z.to_csv(index_label="row"))
     say_where("The coordinates, with the number of their row from 0", path)
 
 

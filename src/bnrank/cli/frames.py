@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.cli.arguments import TASKS, table_path
 from bnrank.tasks import MissingDataError
 
@@ -181,7 +181,7 @@ def _split(
     for option, names in (("targets", targets), ("ignore", ignored)):
         for name in names:
             if name not in columns:
-                hint = _validate.suggest(name, columns)
+                hint = validation.suggest(name, columns)
                 raise ValueError(
                     f"{option}: got {name!r}, expected columns of {file}, which has {_listed(columns)}{hint}"
                 )

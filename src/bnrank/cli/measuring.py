@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from bnrank._core import text
 from bnrank.cli import terminal
 from bnrank.cli.arguments import Data, Member, ModelSpec, Slope, Targets, Weights, read_model, read_task
 from bnrank.cli.terminal import escape, say_where
@@ -56,7 +57,7 @@ def profile_command(
     measured = profile(net, task.x, task.y)
     rows = [{short: row.get(name) for name, short in LAYER.items()} for row in tables.layer_rows(measured)]
     page = report(Section(f"{Path(model).name} on {task.name}", profile=measured), out, title="bnrank profile")
-    terminal.console.print(tables.table(rows))
+    terminal.console.print(text.table(rows))
     for line in describe(measured):
         terminal.console.print(escape(line), highlight=False)
     say_where("The page", page)
@@ -88,7 +89,7 @@ def check_command(
     verdicts = check(net, task.x, task.y, known if ridge is None else ridge, only=chosen, rtol=rtol)
     page = report(Section(f"{Path(model).name} on {task.name}", verdicts=verdicts), out, title="bnrank check")
     rows = [{short: row[name] for name, short in VERDICT.items()} for row in verdict_rows(verdicts)]
-    terminal.console.print(tables.table(rows, title=summary(verdicts)))
+    terminal.console.print(text.table(rows, title=summary(verdicts)))
     say_where("The page", page)
     if not verdicts.ok:
         raise typer.Exit(1)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bnrank import figures
+from bnrank._core import text
 from bnrank.cli import terminal
 from bnrank.cli.arguments import Quiet
 from bnrank.cli.terminal import escape, say_where
@@ -57,7 +58,7 @@ def reproduce(
         text = f": {escape(outcome.error)}" if outcome.error else ""
         terminal.console.print(f"[bold]{title}[/]{text}", highlight=False, soft_wrap=True)
         if not outcome.error:
-            terminal.console.print(tables.table(tables.claim_rows(outcome.claims)))
+            terminal.console.print(text.table(tables.claim_rows(outcome.claims)))
 
     page = out / scale / "index.html"
     try:
@@ -66,7 +67,7 @@ def reproduce(
         again = "the same command without --fresh" if fresh else "the same command"
         say_where(f"Stopped in {running[-1] if running else 'the start'}; {again} goes on. The page", page)
         raise
-    terminal.console.print(tables.table([_summary(outcome, running) for outcome in outcomes], title="Summary"))
+    terminal.console.print(text.table([_summary(outcome, running) for outcome in outcomes], title="Summary"))
     say_where("The page", page)
     if not all(outcome.passed for outcome in outcomes):
         raise typer.Exit(1)
@@ -97,7 +98,7 @@ def _list(out: Path, scale: str, names: list[str]) -> None:
         }
         for entry in figures.listing(out, scale, names)
     ]
-    listed = tables.table(rows, title=f"{scale} scale, stored in {out}")
+    listed = text.table(rows, title=f"{scale} scale, stored in {out}")
     for name in (0, 2, 4, 5):
         listed.columns[name].no_wrap = True
     terminal.console.print(listed)

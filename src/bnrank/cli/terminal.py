@@ -12,7 +12,7 @@ console = Console()
 
 
 def say(text: str) -> None:
-    """Print plain text as it is: no markup, no colours, no line broken."""
+    """Print plain text as it is: no markup, no colors, no line broken."""
     console.print(escape(text), highlight=False, soft_wrap=True)
 
 

@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from bnrank import _validate, figures
+from bnrank import figures
+from bnrank._core import text, validation
 from bnrank.cli import terminal
 from bnrank.cli.arguments import TASKS, Quiet, Targets, read_task
 from bnrank.cli.terminal import escape, say_where
 from bnrank.measures import profile
 from bnrank.networks import MLP
-from bnrank.reporting import Section, report, tables
+from bnrank.reporting import Section, report
 from bnrank.training import train
 
 __all__ = ["demo", "train_command"]
@@ -35,7 +36,7 @@ def demo(
     Example: [bold]bnrank demo --out demo[/]
     """
     done = figures.run_demo(out, progress=not quiet)
-    terminal.console.print(tables.table(done.rows, title="What was found"))
+    terminal.console.print(text.table(done.rows, title="What was found"))
     source = "MNIST" if done.digits == "mnist" else "scikit-learn's bundled digits (no copy of MNIST was found)"
     terminal.console.print(f"Handwritten digits: {source}.\n{escape(done.escaped)}.", highlight=False)
     say_where("The page", done.page)
@@ -66,7 +67,7 @@ def train_command(
     Example: [bold]bnrank train low-rank --depth 8 --width 30 --steps 300 --out run[/]
     """
     task = read_task(data, targets)
-    net = MLP([task.d_in, *[width] * (_validate.integer(depth, "depth") - 1), task.d_out], seed=seed)
+    net = MLP([task.d_in, *[width] * (validation.integer(depth, "depth") - 1), task.d_out], seed=seed)
     options: dict[str, Any] = {"optimizer": optimizer, "lr": lr, "batch_size": batch_size, "members": members}
     options |= {"ridge": ridge, "steps": steps, "seed": seed, "record_every": record_every}
     run = train(net, task, out=out, resume=not fresh, progress=not quiet, **options)
@@ -82,7 +83,7 @@ def train_command(
     ]
     section = Section(f"Training on {task.name}", rows=rows, history=run.history, profile=profiles)
     page = report(section, out / "report.html", title=f"bnrank train: {task.name}")
-    terminal.console.print(tables.table(rows))
+    terminal.console.print(text.table(rows))
     say_where("The page", page)
     say_where("The networks", out)
     if "interrupted" in run.summary.status.values:

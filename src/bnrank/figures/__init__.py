@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.figures import (
     f01_bottleneck_spectra,
     f02_class_regions,
@@ -92,7 +92,7 @@ def find(name: str) -> Figure:
 def _unknown(names: Sequence[str]) -> ValueError:
     options = [option for figure in FIGURES for option in (figure.id, figure.name)]
     expected = ", ".join(f"{figure.id} ({figure.name})" for figure in FIGURES)
-    hints = "".join(dict.fromkeys(_validate.suggest(name, options) for name in names))
+    hints = "".join(dict.fromkeys(validation.suggest(name, options) for name in names))
     return ValueError(f"figure: got {', '.join(map(repr, names))}, expected one of {expected}, or all{hints}")
 
 
@@ -140,7 +140,7 @@ def reproduce(
     KeyboardInterrupt
         At Ctrl-C; the page is written, and the same call goes on.
     """
-    _validate.choice(scale, "scale", SCALES)
+    validation.choice(scale, "scale", SCALES)
     return go(_chosen(names), FIGURES, Path(out) / scale, scale, progress, fresh, on_start, on_end)
 
 
@@ -166,7 +166,7 @@ def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outco
     >>> [path.name for path in again.pictures.values()]
     ['speed-against-angle.png']
     """
-    folder = Path(out) / _validate.choice(scale, "scale", SCALES)
+    folder = Path(out) / validation.choice(scale, "scale", SCALES)
     found = {}
     for path in store.folders(folder):
         with contextlib.suppress(ValueError):
@@ -176,7 +176,7 @@ def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outco
 
 def listing(out: str | os.PathLike[str], scale: str = "quick", names: str | Sequence[str] = "all") -> list[Entry]:
     """Return figures, every one by default, with what a folder of `reproduce` holds of them."""
-    return entries(Path(out) / _validate.choice(scale, "scale", SCALES), scale, _chosen(names))
+    return entries(Path(out) / validation.choice(scale, "scale", SCALES), scale, _chosen(names))
 
 
 def _chosen(names: str | Sequence[str]) -> list[Figure]:
@@ -185,7 +185,7 @@ def _chosen(names: str | Sequence[str]) -> list[Figure]:
     if not given:
         raise ValueError("names: got none, expected ids or names of figures, or all")
     if not all(isinstance(name, str) for name in given):
-        got = _validate.describe(names)
+        got = validation.describe(names)
         raise TypeError(f"names: got {got}, expected ids or names of figures, such as 'F1', or 'all'")
     known = {"all", *(figure.id.lower() for figure in FIGURES), *(figure.name for figure in FIGURES)}
     unknown = [name for name in given if name.lower() not in known]

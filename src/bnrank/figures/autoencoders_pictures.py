@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from torch import Tensor
 
-from bnrank._canvas import OKABE_ITO, dress
+from bnrank._core.axes import OKABE_ITO, dress
 from bnrank.figures.autoencoders import OfCurve, OfImages
 from bnrank.networks.functional import Functional
 
@@ -38,9 +38,9 @@ def _arrows(ax: Axes, run: OfCurve) -> None:
     assert run.task is not None and run.corners is not None and run.network is not None  # noqa: PT018
     x = run.task.x.double()
     low, high = torch.quantile(x, 0.03, 0), torch.quantile(x, 0.97, 0)
-    centre, half = (low + high) / 2, float((high - low).max()) / 2 + 0.35
+    center, half = (low + high) / 2, float((high - low).max()) / 2 + 0.35
     draws = torch.from_numpy(np.random.default_rng(0).random((ARROWS, 2)))
-    start = centre + half * (2 * draws - 1)
+    start = center + half * (2 * draws - 1)
     with torch.no_grad():
         stop = Functional(run.network)(start).cpu()
     ax.plot(*run.corners.T.numpy(), color=BLUE, linewidth=1.0, alpha=0.5, zorder=1)
@@ -59,19 +59,19 @@ def _arrows(ax: Axes, run: OfCurve) -> None:
     ax.plot(*stop.numpy().T, "o", color=ORANGE, markersize=4, zorder=5, label="their outputs")
     ax.set_aspect("equal")
     edge = 1.15 * half
-    ax.set_xlim(float(centre[0]) - edge, float(centre[0]) + edge)
-    ax.set_ylim(float(centre[1]) - edge, float(centre[1]) + edge)
+    ax.set_xlim(float(center[0]) - edge, float(center[0]) + edge)
+    ax.set_ylim(float(center[1]) - edge, float(center[1]) + edge)
 
 
 def draw_runs(deep: Sequence[OfCurve], shallow: Sequence[OfCurve], threshold: float) -> Picture:
     """Draw for every run on a curve the share of the noise that is left, and of samples with a Jacobian of rank 1."""
     picture = Picture(figsize=(11, 4.4), layout="constrained")
     left, right = picture.subplots(1, 2)
-    for runs, colour, mark, shift in ((deep, BLUE, "o", -0.12), (shallow, ORANGE, "s", 0.12)):
+    for runs, color, mark, shift in ((deep, BLUE, "o", -0.12), (shallow, ORANGE, "s", 0.12)):
         curves = np.array([run.curve for run in runs]) + shift
         label = f"depth {runs[0].depth}"
-        left.plot(curves, [run.ratio for run in runs], mark, color=colour, markersize=7, label=label)
-        right.plot(curves, [100 * run.ones for run in runs], mark, color=colour, markersize=7, label=label)
+        left.plot(curves, [run.ratio for run in runs], mark, color=color, markersize=7, label=label)
+        right.plot(curves, [100 * run.ones for run in runs], mark, color=color, markersize=7, label=label)
     left.axhline(threshold, color="0.35", linestyle="--", linewidth=1.2, label=f"{threshold:g}")
     dress(left, "curve (seed)", "median distance to the curve, after / before", "Noise off the curve that is left")
     left.set_yscale("log")
@@ -111,15 +111,15 @@ def draw_images(deep: Sequence[OfImages], shallow: Sequence[OfImages]) -> Pictur
     """Draw the distance to the image without noise after against before, and the spectra of the Jacobians."""
     picture = Picture(figsize=(11, 4.6), layout="constrained")
     left, right = picture.subplots(1, 2)
-    for runs, colour, mark in ((deep, BLUE, "o"), (shallow, ORANGE, "s")):
+    for runs, color, mark in ((deep, BLUE, "o"), (shallow, ORANGE, "s")):
         for i, run in enumerate(runs):
             label = f"depth {run.depth}" if i == 0 else None
-            left.plot(*np.array(run.distances).T, mark + "-", color=colour, markersize=5, linewidth=1.4, label=label)
+            left.plot(*np.array(run.distances).T, mark + "-", color=color, markersize=5, linewidth=1.4, label=label)
             assert run.spectra is not None
             values = run.spectra.median(0).values.numpy()
             ranks = " and ".join(f"{one.rank:.0f}" for one in runs)
             name = f"depth {run.depth}, effective rank {ranks}" if i == 0 else None
-            right.plot(np.arange(1, len(values) + 1), values, color=colour, linewidth=1.6, label=name)
+            right.plot(np.arange(1, len(values) + 1), values, color=color, linewidth=1.6, label=name)
     most = max(before for run in (*deep, *shallow) for before, _ in run.distances)
     left.plot([0, most], [0, most], color="0.35", linestyle="--", linewidth=1.2, label="as before")
     what = "median distance to the image without noise"

@@ -13,7 +13,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from bnrank._canvas import OKABE_ITO, dress
+from bnrank._core.axes import OKABE_ITO, dress
 from bnrank.figures.ball import Ball, Read, bottleneck, inside
 from bnrank.figures.measuring import held_out
 from bnrank.reporting.frequency_plots import frequency_spectra
@@ -25,7 +25,7 @@ AXES = ("vertical", "horizontal")
 
 
 def draw_spectra(balls: Sequence[Ball]) -> Picture:
-    """Draw the singular values of all layers, coloured by frequency, one axes per network."""
+    """Draw the singular values of all layers, colored by frequency, one axes per network."""
     picture = Picture(figsize=(7.4 * len(balls), 4.8), layout="constrained")
     for ax, ball in zip(picture.subplots(1, len(balls), squeeze=False)[0], balls, strict=True):
         held = bottleneck(ball.profile.frequency_singular_values)
@@ -39,14 +39,14 @@ def draw_readout(balls: Sequence[Ball]) -> Picture:
     """Draw which positions are linear in frequency 1 along depth, and position and velocity read from its phases."""
     picture = Picture(figsize=(13.6, 4.1 * len(balls)), layout="constrained")
     axes = picture.subplots(len(balls), 3, squeeze=False, width_ratios=(1.35, 1, 1))
-    for (left, centre, right), ball in zip(axes, balls, strict=True):
+    for (left, center, right), ball in zip(axes, balls, strict=True):
         _draw_linear(picture, left, ball)
         layers = inside(bottleneck(ball.profile.frequency_singular_values)) or [max(1, len(ball.readouts) // 2)]
         layer = layers[len(layers) // 2]
         readout, unit = ball.readouts[layer - 1], ball.task.x.shape[-1] / (2 * math.pi)
         t = readout.time
-        _scatter(centre, readout.position, unit)
-        dress(centre, rf"true $q_{{{t}}}$ (pixels)", "read (pixels)", f"Position: phase of $\\pm 1$ in layer {layer}")
+        _scatter(center, readout.position, unit)
+        dress(center, rf"true $q_{{{t}}}$ (pixels)", "read (pixels)", f"Position: phase of $\\pm 1$ in layer {layer}")
         _scatter(right, readout.velocity, unit)
         step = rf"true $q_{{{t + 1}}}-q_{{{t}}}$ (pixels per frame)"
         dress(right, step, "read (pixels per frame)", f"Velocity: difference of two phases in layer {layer}")
@@ -110,11 +110,11 @@ def _draw_rings(part: Any, frames: Sequence[np.ndarray], following: int) -> None
     for i, (ax, rows) in enumerate(zip(part.subplots(1, len(frames), sharey=True), frames, strict=True)):
         pixels = np.arange(rows.shape[1])
         for t in range(-1, following + 1):
-            colour = OKABE_ITO[t + 1] if t > 0 else ("0.7", "0.4")[t + 1]
+            color = OKABE_ITO[t + 1] if t > 0 else ("0.7", "0.4")[t + 1]
             kind = "input" if t < 1 else "true"
-            ax.plot(pixels, rows[t + 1], color=colour, linewidth=2.0, label=f"t = {t}, {kind}")
+            ax.plot(pixels, rows[t + 1], color=color, linewidth=2.0, label=f"t = {t}, {kind}")
             if t > 0:
-                ax.plot(pixels, rows[t + 1 + following], "o", color=colour, markersize=5, label=f"t = {t}, predicted")
+                ax.plot(pixels, rows[t + 1 + following], "o", color=color, markersize=5, label=f"t = {t}, predicted")
         dress(ax, "pixel", "brightness" if i == 0 else "", f"Test ball {i + 1}")
     part.legend(*ax.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=6, fontsize=9)
 

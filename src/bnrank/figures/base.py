@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank._version import __version__
 from bnrank.figures import store
 from bnrank.figures.interruption import ctrl_c
@@ -220,7 +220,7 @@ class Figure:
         ValueError
             If there is no such scale, or the folder cannot be written to, or is full.
         """
-        settings = {**self.settings[_validate.choice(scale, "scale", SCALES)], **changes}
+        settings = {**self.settings[validation.choice(scale, "scale", SCALES)], **changes}
         stamp = self.stamp(scale, **changes)
         folder = Path(out) / self.name
         before = store.begin(folder, stamp)

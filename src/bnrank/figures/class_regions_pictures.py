@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from bnrank._canvas import OKABE_ITO, dress
+from bnrank._core.axes import OKABE_ITO, dress
 from bnrank.tasks import Task
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def draw_regions(found: Sequence[Classifier], task: Task, times: float) -> Pictu
     for letter, ax, c in zip("ABCDEFGH", axes.ravel(), found, strict=False):
         _regions(ax, c, times, task)
         x, y = task.x.numpy().T
-        colours = [CLASSES[k % len(CLASSES)] for k in task.y.tolist()]
-        ax.scatter(x, y, s=7, c=colours, edgecolors="black", linewidths=0.25, zorder=3)
+        colors = [CLASSES[k % len(CLASSES)] for k in task.y.tolist()]
+        ax.scatter(x, y, s=7, c=colors, edgecolors="black", linewidths=0.25, zorder=3)
         ax.plot(*c.regions.points.numpy().T, **RING, ms=9, mew=1.6, zorder=4)
         number = c.within(times)
         count = f"{number} tripoint{'' if number == 1 else 's'}" if number else "no tripoint"
@@ -75,16 +75,16 @@ def draw_further_out(found: Sequence[Classifier], times: float, far: float) -> P
     left, right = picture.subplots(1, 2)
     kinds = list(dict.fromkeys(c.kind for c in found))
     reaches = np.geomspace(0.5, far, 400)
-    for (colour, dash), kind in zip(KINDS, kinds, strict=False):
+    for (color, dash), kind in zip(KINDS, kinds, strict=False):
         of_kind = [c for c in found if c.kind == kind]
         counts = np.array([[c.within(r) for r in reaches] for c in of_kind])
-        left.plot(reaches, counts.mean(0), color=colour, linestyle=dash, linewidth=2, label=kind)
+        left.plot(reaches, counts.mean(0), color=color, linestyle=dash, linewidth=2, label=kind)
         spread = np.array([c.spread for c in of_kind])
         layers = np.arange(1, spread.shape[1] + 1)
         marker, face = "o" if len(layers) == 1 else "", {} if dash == "-" else {"mfc": "white"}
         for i, values in enumerate(spread):
             label = kind if i == 0 else None
-            right.plot(layers, values, color=colour, linestyle=dash, linewidth=1.4, marker=marker, label=label, **face)
+            right.plot(layers, values, color=color, linestyle=dash, linewidth=1.4, marker=marker, label=label, **face)
     left.axvline(times, color="0.35", linestyle=":", linewidth=1.3)
     left.annotate(
         "claims", (times, 1), (4, -4), xycoords=("data", "axes fraction"), textcoords="offset points", va="top"
@@ -96,7 +96,7 @@ def draw_further_out(found: Sequence[Classifier], times: float, far: float) -> P
     left.set_ylim(bottom=-0.1)
     dress(left, "reach (multiple of the data's box)", "tripoints within reach, per network", "Mean over the seeds")
     title = "Activations of each network: 0 on a line"
-    dress(right, "hidden layer", "$s_2/s_1$ of centred activations", title)
+    dress(right, "hidden layer", "$s_2/s_1$ of centered activations", title)
     right.set_ylim(0, None)
     right.xaxis.get_major_locator().set_params(integer=True)
     handles, labels = left.get_legend_handles_labels()
@@ -107,29 +107,27 @@ def draw_further_out(found: Sequence[Classifier], times: float, far: float) -> P
 def _regions(ax: Axes, c: Classifier, times: float, task: Task) -> None:
     """Fill the cells and draw the boundaries between classes."""
     low, high = task.x.double().amin(0).numpy(), task.x.double().amax(0).numpy()
-    centre, half = (low + high) / 2, (high - low) / 2
+    center, half = (low + high) / 2, (high - low) / 2
     cells = [
         (cell.numpy(), label)
         for cell, label in zip(c.regions.cells, c.regions.cell_classes.tolist(), strict=True)
-        if _spans(cell.numpy(), centre, times * half)
+        if _spans(cell.numpy(), center, times * half)
     ]
-    colours = [(0.92, 0.92, 0.92) if label < 0 else _pale(CLASSES[label % len(CLASSES)]) for _, label in cells]
-    ax.add_collection(
-        PolyCollection([cell for cell, _ in cells], facecolors=colours, edgecolors=colours, linewidths=0.3)
-    )
+    colors = [(0.92, 0.92, 0.92) if label < 0 else _pale(CLASSES[label % len(CLASSES)]) for _, label in cells]
+    ax.add_collection(PolyCollection([cell for cell, _ in cells], facecolors=colors, edgecolors=colors, linewidths=0.3))
     ax.add_collection(LineCollection(list(c.regions.boundaries.numpy()), colors="black", linewidths=1.1))
-    ax.set_xlim(*(centre[0] + times * half[0] * np.array([-1, 1])))
-    ax.set_ylim(*(centre[1] + times * half[1] * np.array([-1, 1])))
+    ax.set_xlim(*(center[0] + times * half[0] * np.array([-1, 1])))
+    ax.set_ylim(*(center[1] + times * half[1] * np.array([-1, 1])))
     ax.set_aspect("equal")
 
 
-def _spans(cell: Any, centre: Any, half: Any) -> bool:
+def _spans(cell: Any, center: Any, half: Any) -> bool:
     """Say whether the bounding box of a cell meets the rectangle."""
-    return bool((cell.min(0) <= centre + half).all() and (cell.max(0) >= centre - half).all())
+    return bool((cell.min(0) <= center + half).all() and (cell.max(0) >= center - half).all())
 
 
-def _pale(colour: str) -> tuple[float, float, float]:
-    red, green, blue = (0.55 + 0.45 * value for value in to_rgb(colour))
+def _pale(color: str) -> tuple[float, float, float]:
+    red, green, blue = (0.55 + 0.45 * value for value in to_rgb(color))
     return red, green, blue
 
 

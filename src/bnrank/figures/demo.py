@@ -85,7 +85,7 @@ def run_demo(out: str | os.PathLike[str], progress: bool = True, steps: int = ST
         steps=ESCAPE_STEPS,
         optimizer="gd",
         lr=0.005,
-        schedule="normalised",
+        schedule="normalized",
         seed=0,
         record_every=max(1, ESCAPE_STEPS // 120),
         out=folder / "digits",
@@ -136,7 +136,7 @@ def _digits_section(task: Task, run: Run) -> tuple[Section, dict[str, Any], str]
     measured = profile(run.network(0), task.x, task.y)
     section = Section(
         "Handwritten digits from small weights",
-        f"{escaped}. A bias-free network of depth {depth} with weights N(0, 0.005^2), trained by normalised gradient "
+        f"{escaped}. A bias-free network of depth {depth} with weights N(0, 0.005^2), trained by normalized gradient "
         "descent: every step is half a percent of the length of theta.",
         figures={"Loss and spectra": np.ravel(plots.plateaus(run.history))[0].figure},
         history=run.history,

@@ -49,11 +49,11 @@ def make(folder: Path, progress: bool, *, rank: int, depth: int, width: int, mem
 def claims(measured: xr.Dataset, rank: int) -> tuple[Claim, ...]:
     """Measure what Figure 1 shows on the profile of one network."""
     depth = measured.sizes["layer"]
-    centre = measured.weight_singular_values.sel(layer=depth // 2 + 1)
-    gap = float(centre.sel(index=rank) / max(float(centre.sel(index=rank + 1)), 1e-12))
+    center = measured.weight_singular_values.sel(layer=depth // 2 + 1)
+    gap = float(center.sel(index=rank) / max(float(center.sel(index=rank + 1)), 1e-12))
     bent = float(measured.nonlinearity.sel(layer=list(middle(depth))).max())
     share = float(measured.parameter_norm.sum()) / depth
-    least = float(centre.sel(index=rank))
+    least = float(center.sel(index=rank))
     return (
         Claim(f"rank {rank} in the middle: s_{rank} / s_{rank + 1} at layer {depth // 2 + 1}", gap >= 20, gap, ">= 20"),
         Claim(f"s_{rank} there is near 1", 0.5 <= least <= 2, least, "0.5 to 2"),

@@ -40,13 +40,13 @@ class Classifier:
     regions : ClassRegions
         The exact class regions.
     reach : ndarray
-        Of each tripoint: how many times the data's bounding box has to be blown up about its centre to contain it.
+        Of each tripoint: how many times the data's bounding box has to be blown up about its center to contain it.
     nearest : float
         Distance from a tripoint to a sample, the least; infinite without tripoints.
     weights : ndarray
         The three largest singular values of the weight matrix in the middle, W_{floor(L/2) + 1}.
     spread : ndarray
-        s_2 / s_1 of the centred activations of each hidden layer on the training set: 0 if they lie on a line.
+        s_2 / s_1 of the centered activations of each hidden layer on the training set: 0 if they lie on a line.
     """
 
     depth: int
@@ -99,8 +99,8 @@ def claims(found: Sequence[Classifier], times: float) -> tuple[Claim, ...]:
             "0",
         ),
     ]
-    for depth, regularised in product((shallow, deep), (False, True)):
-        of_kind = [c for c in found if c.depth == depth and bool(c.ridge) == regularised]
+    for depth, regularized in product((shallow, deep), (False, True)):
+        of_kind = [c for c in found if c.depth == depth and bool(c.ridge) == regularized]
         having = sum(c.within(times) > 0 for c in of_kind)
         number = sum(c.within(times) for c in of_kind)
         share = having / max(len(of_kind), 1)
@@ -119,8 +119,8 @@ def look(
     net: MLP, task: Task, *, ridge: float, seed: int, cost: float, norm: float, far: float, limit: int = 1_000_000
 ) -> Classifier:
     """Measure one network in the data's bounding box blown up ``far`` times."""
-    centre, half = _box(task)
-    bounds = torch.stack([centre - far * half, centre + far * half], 1)
+    center, half = _box(task)
+    bounds = torch.stack([center - far * half, center + far * half], 1)
     regions = tripoints(net, [0.0, 0.0], [1.0, 0.0], [0.0, 1.0], bounds, limit=limit)
     distances = torch.cdist(regions.points, task.x.double())
     return Classifier(
@@ -132,7 +132,7 @@ def look(
         cost=cost,
         norm=norm,
         regions=regions,
-        reach=np.sort(((regions.points - centre).abs() / half).amax(1).numpy()),
+        reach=np.sort(((regions.points - center).abs() / half).amax(1).numpy()),
         nearest=float(distances.min()) if len(regions) else float("inf"),
         weights=torch.linalg.svdvals(net.weights[net.depth // 2].detach().double())[:3].numpy(),
         spread=_spread(net, task.x),
@@ -141,9 +141,9 @@ def look(
 
 def agreement(first: MLP, second: MLP, task: Task, grid: int = 300) -> float:
     """Return on which share of the data's bounding box two networks name the same class, on a grid of points."""
-    centre, half = _box(task)
+    center, half = _box(task)
     steps = (torch.arange(grid, dtype=torch.float64) + 0.5) / grid * 2 - 1
-    x = (centre + half * torch.cartesian_prod(steps, steps)).to(task.x.dtype)
+    x = (center + half * torch.cartesian_prod(steps, steps)).to(task.x.dtype)
     with torch.no_grad():
         return float((first(x).argmax(1) == second(x).argmax(1)).double().mean())
 
@@ -153,7 +153,7 @@ def _mean_agreement(first: Sequence[MLP], second: Sequence[MLP], task: Task) -> 
 
 
 def _box(task: Task) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the centre of the data's bounding box and half its sides."""
+    """Return the center of the data's bounding box and half its sides."""
     low, high = task.x.double().amin(0), task.x.double().amax(0)
     return (low + high) / 2, (high - low) / 2
 
@@ -268,13 +268,13 @@ def _sections(
         "A tripoint is a point where three class regions meet. Regions are exact: the plane is cut into the polygons "
         "on which a network is affine, and these where two outputs tie for the largest. A function f = h o z with a "
         "scalar z has no tripoints (T17). Reach r is the data's bounding box, r times as wide and as high about its "
-        f"centre; claims are about r = {times:g}. Networks with L2 go on from those without, which "
+        f"center; claims are about r = {times:g}. Networks with L2 go on from those without, which "
         "have fitted the data."
     )
     rank = (
         "The columns s_1 to s_3 are the largest singular values of the weights in the middle. With biases one "
         "direction can carry what is constant over the data: two can be large although the activations lie close to a "
-        "line. The last column is the least s_2 / s_1 of centred activations over the hidden layers, 0 for a line."
+        "line. The last column is the least s_2 / s_1 of centered activations over the hidden layers, 0 for a line."
     )
     kinds = dict.fromkeys(c.kind for c in found)
     shares = []

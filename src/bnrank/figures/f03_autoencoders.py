@@ -64,7 +64,7 @@ def curve_claims(deep: Sequence[OfCurve], shallow: Sequence[OfCurve]) -> tuple[C
 
 
 def image_claims(deep: Sequence[OfImages], shallow: Sequence[OfImages]) -> tuple[Claim, ...]:
-    """Measure what must be seen of autoencoders of images; the least favourable network decides."""
+    """Measure what must be seen of autoencoders of images; the least favorable network decides."""
     fits = float(np.max([run.unexplained for run in (*deep, *shallow)]))
     seen, unseen = (float(np.max([getattr(run, name) for run in deep])) for name in ("ratio_seen", "ratio"))
     kept = float(np.min([run.ratio for run in shallow]))

@@ -22,7 +22,7 @@ from bnrank.figures.rotations_pictures import (
 )
 from bnrank.networks import MLP
 from bnrank.reporting import Section, plots
-from bnrank.tasks import matrix_factorisation, rank_one_factorisation
+from bnrank.tasks import matrix_factorization, rank_one_factorization
 from bnrank.training import train
 
 __all__ = ["FIGURE", "claims", "make"]
@@ -119,8 +119,8 @@ def make(
     seed: int,
 ) -> Outcome:
     """Train on starts and costs of ``horizon`` steps of size ``rate``; look at layers ``early`` and ``hidden``."""
-    task = matrix_factorisation(samples, dimension, horizon, rate, noise, seed, n_test=1000, start=start, radius=RADIUS)
-    descent = rank_one_factorisation(dimension, rate, noise, seed)
+    task = matrix_factorization(samples, dimension, horizon, rate, noise, seed, n_test=1000, start=start, radius=RADIUS)
+    descent = rank_one_factorization(dimension, rate, noise, seed)
     net = MLP([task.d_in, *[width] * (depth - 1), task.d_out], seed=seed)
     run = train(
         net, task, ridge=ridge, steps=steps, record_every=max(1, steps // 50), out=folder / "network", progress=progress
@@ -147,7 +147,7 @@ def make(
     text = (
         "The network sees starts v(0) and costs C(v(1)), C(v(2)), ... only. States along trajectories are shown to it "
         "as if they were starts. Everything is measured on test data. Variance that a state does not predict is that "
-        "of a local linear fit to 20 neighbours, never on the trajectory or the sample itself; of u it is "
+        "of a local linear fit to 20 neighbors, never on the trajectory or the sample itself; of u it is "
         f"{learned.residuals[TRUE]:.2g}: what the fit leaves where dynamics close up to E."
     )
     sections = (
@@ -177,7 +177,7 @@ def _captions(learned: Learned) -> dict[str, str]:
         "orbits are circles about the middle: a layer that has collapsed them shows rings.",
         "orbit-collapse": "Variance within rotation orbits, over the total variance and over that of planes "
         "orthogonal to w, in which nothing but the distance to w can tell orbits apart.",
-        "coordinates": f"Test starts in the two coordinates of layer {layer}, coloured by the summary statistics.",
+        "coordinates": f"Test starts in the two coordinates of layer {layer}, colored by the summary statistics.",
         "costs": "Costs along gradient descent, predicted from the start, on test data.",
     }
 

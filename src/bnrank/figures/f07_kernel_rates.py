@@ -37,7 +37,7 @@ def rate_claims(courses: Sequence[Decay]) -> tuple[Claim, ...]:
 def composition_claims(pairs: Mapping[int, tuple[Course, Course]]) -> tuple[Claim, ...]:
     """Measure whether the error of deep networks falls faster than that of kernels on compositions.
 
-    Errors above 1, worse than those of the mean of y, count as 1: where a network memorises few samples, its bad start
+    Errors above 1, worse than those of the mean of y, count as 1: where a network memorizes few samples, its bad start
     would make its error fall faster.
     """
     result = []
@@ -149,7 +149,7 @@ def _sections(courses: Sequence[Decay], pairs: Mapping[str, tuple[Course, Course
         "alpha < 2 (3 + d). The source prints monomials and no distribution."
     )
     compositions = (
-        "y = h(z), z_j the squared norm of the j-th block of x ~ N(0, I), standardised; h has d_out = 10 cosines of "
+        "y = h(z), z_j the squared norm of the j-th block of x ~ N(0, I), standardized; h has d_out = 10 cosines of "
         "random frequency. Kernels: Gaussian or Laplace, length scale and ridge by three-fold cross-validation. The "
         "network's ridge is the same for all N. Two controls, which the source does not have. With as many inner "
         "dimensions as inputs nothing small is hidden, but every output is still a function of one sum of squares: "

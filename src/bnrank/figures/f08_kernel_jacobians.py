@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Picture
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnrank._canvas import OKABE_ITO, dress
+from bnrank._core.axes import OKABE_ITO, dress
 from bnrank.figures.base import Claim, Figure, Outcome
 from bnrank.figures.measuring import held_out, relative_error
 from bnrank.measures import jacobian
@@ -131,7 +131,7 @@ def _network(
 
 
 def _kernel(task: Task, noise: float, kernel: str, places: Tensor) -> Predictor:
-    best = select(task.x, task.y, [kernel], ridges=RIDGES, scales=SCALES, centre=False)
+    best = select(task.x, task.y, [kernel], ridges=RIDGES, scales=SCALES, center=False)
     found = jacobian_ranks(task.x, task.y, kernel, best.ridge, length_scale=best.length_scale, points=places, rtol=RTOL)
     x, y = held_out(task)
     error, cost = relative_error(best.predict(x), y), relative_error(best.predict(task.x), task.y)

@@ -21,7 +21,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from bnrank._canvas import OKABE_ITO, dress
+from bnrank._core.axes import OKABE_ITO, dress
 from bnrank.figures.base import Claim, Figure, Outcome
 from bnrank.figures.linear_staircase import (
     HALF,
@@ -164,8 +164,8 @@ def picture(stairs: Staircase, exact: Staircase, task: Reduced, modes: int, star
         _draw_loss(ax, run, best_losses(task), modes, title)
     for ax, run, title in ((axes[0, 2], stairs, "law from $s_k/20$"), (axes[1, 2], exact, "law from the start")):
         for k in range(modes):
-            colour = OKABE_ITO[k % len(OKABE_ITO)]
-            ax.plot(run.times, run.modes[:, k], color=colour, linewidth=1.8, label=f"k = {k + 1}")
+            color = OKABE_ITO[k % len(OKABE_ITO)]
+            ax.plot(run.times, run.modes[:, k], color=color, linewidth=1.8, label=f"k = {k + 1}")
             begin = run.times[0] if run is exact else _small(run, k, s[k])
             if math.isfinite(begin) and begin < run.times[-1]:
                 times = np.linspace(begin, run.times[-1], 600)
@@ -178,8 +178,8 @@ def picture(stairs: Staircase, exact: Staircase, task: Reduced, modes: int, star
     for ax, layer in ((axes[0, 1], 1), (axes[1, 1], depth)):
         values = spectra["weight_singular_values"].sel(layer=layer).values[0]
         for k in range(values.shape[1]):
-            colour = OKABE_ITO[k % len(OKABE_ITO)] if k < modes else "0.75"
-            ax.plot(when, values[:, k], color=colour, linewidth=1.4, zorder=3 if k < modes else 2)
+            color = OKABE_ITO[k % len(OKABE_ITO)] if k < modes else "0.75"
+            ax.plot(when, values[:, k], color=color, linewidth=1.4, zorder=3 if k < modes else 2)
         for k in range(modes):
             ax.axhline(s[k] ** (1 / depth), color="0.4", linestyle=":", linewidth=0.9, zorder=1)
         dress(ax, _clock(stairs), "singular value of W", f"Gaussian weights, layer {layer}; dotted: $s_k^{{1/L}}$")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bnrank.figures.base import Claim, Figure, Outcome
-from bnrank.figures.tails import ARCHITECTURES, Course, Steps, centred, descend, follow, images, slope
+from bnrank.figures.tails import ARCHITECTURES, Course, Steps, centered, descend, follow, images, slope
 from bnrank.figures.tails_pictures import draw_bounds, draw_invariants, draw_rank_one, draw_signs
 from bnrank.reporting import Section
 from bnrank.tasks import separable, two_digits
@@ -29,7 +29,7 @@ FULL, OTHERS = "fully connected", tuple(ARCHITECTURES)[1:]
 
 
 def rank_one_claims(courses: Sequence[Course]) -> tuple[Claim, ...]:
-    """Measure what must be seen of ReLU layers followed by three linear ones; the least favourable course decides."""
+    """Measure what must be seen of ReLU layers followed by three linear ones; the least favorable course decides."""
     least = _least(values[-1] for c in courses for values in c.ratios.values())
     aligned = _least(values[-1] for c in courses for values in c.alignments.values())
     slack = _least(_slack(c) for c in courses)
@@ -163,9 +163,9 @@ def make(
     drawn = {seed: separable(samples, dimension, margin, seed) for seed in seeds}
     common: dict[str, Any] = {"width": width, "init": init, "time": time, "kinks": kinks}
     courses = [follow(FULL, drawn[seed], progress, seed=seed, **common) for seed in seeds]
-    digits = centred(two_digits(*images_of, images=images_used, images_test=0, seed=seeds[0]), NORM)
+    digits = centered(two_digits(*images_of, images=images_used, images_test=0, seed=seeds[0]), NORM)
     courses.append(follow(FULL, digits, progress, seed=seeds[0], **common))
-    small = centred(images(images_of, images_small, seeds[0]), NORM)
+    small = centered(images(images_of, images_small, seeds[0]), NORM)
     others = [
         follow(kind, small, progress, width=width_small, init=init_small, seed=seeds[0], time=time_small, kinks=kinks)
         for kind in OTHERS

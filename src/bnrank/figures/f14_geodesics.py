@@ -140,7 +140,7 @@ def _training(samples: int, width: int, ridge: float, gain: float, members: int)
 
 
 def line_claims(found: Sequence[Line]) -> tuple[Claim, ...]:
-    """Measure T8's straight lines, and that T7's construction is none; the least favourable network decides."""
+    """Measure T8's straight lines, and that T7's construction is none; the least favorable network decides."""
     result = []
     for word in ("optimal", "trained"):
         these = [line for line in found if line.title.startswith(word)]

@@ -187,7 +187,7 @@ def _overview(found: Sequence[Entry]) -> str:
     heads = (("id", ""), ("figure", ""), ("result", ""), ("claims that pass", " class=num"), ("time", " class=num"))
     head = "".join(f"<th scope=col{kind}>{name}</th>" for name, kind in heads)
     return (
-        "<section id=overview aria-labelledby=overview-title><h2 id=overview-title>Overview</h2>"
+        "<section id=overview aria-labeledby=overview-title><h2 id=overview-title>Overview</h2>"
         '<div class="scroll whole" tabindex=0 role=region aria-label="All figures"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
     )
@@ -196,7 +196,7 @@ def _overview(found: Sequence[Entry]) -> str:
 def _figure(entry: Entry, out: Path, scale: str, data: dict[str, Any], budget: int) -> str:
     """Return the part of the page on a figure: pictures, what the source shows, claims, how to run it, and the rest."""
     figure, outcome, key = entry.figure, entry.outcome, entry.figure.id
-    parts = [f"<section id={key} aria-labelledby={key}-title><h2 id={key}-title>{key}. {escape(figure.title)}</h2>"]
+    parts = [f"<section id={key} aria-labeledby={key}-title><h2 id={key}-title>{key}. {escape(figure.title)}</h2>"]
     facts = [figure.source]
     if outcome is not None and not outcome.error:
         facts.append(f"{entry.claims} claims pass" if outcome.claims else "no claims")

@@ -9,43 +9,43 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 
-from bnrank._canvas import OKABE_ITO, dress
+from bnrank._core.axes import OKABE_ITO, dress
 from bnrank.figures.geodesics import Family, Line, Trained, cheapest_stretch
 from bnrank.measures.representations import distances, layout
 
 __all__ = ["draw_diverging", "draw_lines", "draw_trained"]
 
 RATIO = r"$\ell\,/\,L$ (0: input, 1: output)"
-GREY = "0.35"
+Gray = "0.35"
 
 
 def draw_lines(found: Sequence[Line]) -> Picture:
     """Draw the linear networks of full rank: log eigenvalues along depth, distances against steps, paths."""
-    best, mixed, learnt = found[0], found[1], found[2]
+    best, mixed, learned = found[0], found[1], found[2]
     picture = Picture(figsize=(14, 4.8), layout="constrained")
     left, middle, right = picture.subplots(1, 3)
     ratios = np.linspace(0, 1, len(best.logs))
     for i in range(best.rank):
-        colour = OKABE_ITO[i % len(OKABE_ITO)]
-        left.plot(ratios, best.logs[:, i], color=colour, linewidth=1.8)
-        left.plot(ratios, mixed.logs[:, i], color=colour, linewidth=1.6, linestyle="--")
-        if i < learnt.rank:
-            left.plot(ratios, learnt.logs[:, i], "o", color=colour, markersize=5)
+        color = OKABE_ITO[i % len(OKABE_ITO)]
+        left.plot(ratios, best.logs[:, i], color=color, linewidth=1.8)
+        left.plot(ratios, mixed.logs[:, i], color=color, linewidth=1.6, linestyle="--")
+        if i < learned.rank:
+            left.plot(ratios, learned.logs[:, i], "o", color=color, markersize=5)
     dress(left, RATIO, r"eigenvalues of $\log A_\ell^T A_\ell$", "Eigenvalues in log space along depth")
     shown = (
         (mixed, "x", OKABE_ITO[1], "T7's construction"),
         (found[-1], "s", OKABE_ITO[2], "trained, rank 2"),
-        (learnt, "o", OKABE_ITO[0], "trained, rank 4"),
+        (learned, "o", OKABE_ITO[0], "trained, rank 4"),
         (best, ".", OKABE_ITO[6], "optimal (T8)"),
     )
-    for size, (line, marker, colour, label) in zip((6, 9, 6, 4), shown, strict=True):
+    for size, (line, marker, color, label) in zip((6, 9, 6, 4), shown, strict=True):
         d = line.distances
         one, other = np.triu_indices(len(d), 1)
         at = (other - one) / (len(d) - 1)
-        face = "none" if marker in "so" else colour
-        style = {"color": colour, "markersize": size, "markerfacecolor": face, "label": label}
+        face = "none" if marker in "so" else color
+        style = {"color": color, "markersize": size, "markerfacecolor": face, "label": label}
         middle.plot(at, d[one, other] / d[0, -1], marker, zorder=3, **style)
-    middle.axline((0, 0), slope=1, color=GREY, linewidth=1)
+    middle.axline((0, 0), slope=1, color=Gray, linewidth=1)
     dress(
         middle,
         r"$|\ell-m|$ / steps in all",
@@ -53,15 +53,15 @@ def draw_lines(found: Sequence[Line]) -> Picture:
         "Distances of all pairs of kernels",
     )
     middle.legend(frameon=False, loc="upper left")
-    of = [best, mixed, learnt]
+    of = [best, mixed, learned]
     points = layout(distances([f for line in of for f in line.kernels.factors], "affine-invariant")).points
     groups = np.split(points * np.where(points[0] > 0, -1.0, 1.0), len(of))  # the input to the left
     styles = (("-", "o", OKABE_ITO[6], 5), ("--", "x", OKABE_ITO[1], 6), ("", "o", OKABE_ITO[0], 10))
     names = ("optimal (T8)", "T7's construction", "trained, rank 4")
-    for group, (dash, marker, colour, size), name in zip(groups, styles, names, strict=True):
+    for group, (dash, marker, color, size), name in zip(groups, styles, names, strict=True):
         right.plot(
-            *group.T, linestyle=dash, marker=marker, color=colour, markersize=size, label=name,
-            markerfacecolor="none" if size == 10 else colour,
+            *group.T, linestyle=dash, marker=marker, color=color, markersize=size, label=name,
+            markerfacecolor="none" if size == 10 else color,
         )  # fmt: skip
     _number(right, groups[0], range(len(best.logs)), OKABE_ITO[6], (0, -15))
     right.margins(0.08, 0.35)
@@ -70,9 +70,9 @@ def draw_lines(found: Sequence[Line]) -> Picture:
     )
     right.legend(frameon=False, loc="best")
     handles = [
-        Line2D([], [], color=GREY, linewidth=1.8, label="optimal (T8)"),
-        Line2D([], [], color=GREY, linewidth=1.6, linestyle="--", label="T7's construction"),
-        Line2D([], [], color=GREY, linestyle="", marker="o", label="trained with a ridge"),
+        Line2D([], [], color=Gray, linewidth=1.8, label="optimal (T8)"),
+        Line2D([], [], color=Gray, linewidth=1.6, linestyle="--", label="T7's construction"),
+        Line2D([], [], color=Gray, linestyle="", marker="o", label="trained with a ridge"),
     ]
     left.legend(handles=handles, frameon=False, loc="best")
     return picture
@@ -86,17 +86,17 @@ def draw_trained(found: Sequence[Trained]) -> Picture:
     made = layout(distances(factors, "angle"))
     groups = np.split(made.points, np.cumsum([net.depth + 1 for net in found])[:-1])
     for i, (net, group) in enumerate(zip(found, groups, strict=True)):
-        colour = OKABE_ITO[i % len(OKABE_ITO)]
-        left.plot(*group.T, "o-", color=colour, markersize=4.5, linewidth=1.3, label=f"L = {net.depth}", alpha=0.85)
+        color = OKABE_ITO[i % len(OKABE_ITO)]
+        left.plot(*group.T, "o-", color=color, markersize=4.5, linewidth=1.3, label=f"L = {net.depth}", alpha=0.85)
         at = np.arange(1, net.depth + 1) / net.depth
-        middle.plot(at, net.angles, "o-", color=colour, markersize=3.5, linewidth=1.3, label=f"L = {net.depth}")
+        middle.plot(at, net.angles, "o-", color=color, markersize=3.5, linewidth=1.3, label=f"L = {net.depth}")
         if net.start is not None:
-            middle.plot(at, net.start.angles, ":", color=colour, linewidth=1.2)
+            middle.plot(at, net.start.angles, ":", color=color, linewidth=1.2)
     last = found[-1]
-    colour = OKABE_ITO[(len(found) - 1) % len(OKABE_ITO)]
-    _number(left, groups[-1], (0, 1, 2), colour, (7, 6))
-    _number(left, groups[-1], (last.depth // 2,), colour, (-14, -4))
-    _number(left, groups[-1], range(last.depth - 2, last.depth + 1), colour, (8, 7))
+    color = OKABE_ITO[(len(found) - 1) % len(OKABE_ITO)]
+    _number(left, groups[-1], (0, 1, 2), color, (7, 6))
+    _number(left, groups[-1], (last.depth // 2,), color, (-14, -4))
+    _number(left, groups[-1], range(last.depth - 2, last.depth + 1), color, (8, 7))
     left.margins(0.12)
     left.set_aspect("equal", adjustable="datalim")
     share = f"the same; {100 * made.share:.0f} % of the squared distances"
@@ -150,11 +150,11 @@ def draw_diverging(found: Sequence[Family]) -> Picture:
     )
     left.legend(frameon=False, loc="upper left")
     for n, f in enumerate(found):
-        colour, marker = OKABE_ITO[n % len(OKABE_ITO)], "o" if f in free else "s"
-        middle.plot(f.depths, f.excess, marker, color=colour, markersize=5, label=f.title, linestyle="-", linewidth=1.2)
+        color, marker = OKABE_ITO[n % len(OKABE_ITO)], "o" if f in free else "s"
+        middle.plot(f.depths, f.excess, marker, color=color, markersize=5, label=f.title, linestyle="-", linewidth=1.2)
         if f in free:
-            middle.plot(f.depths, 12.0 * f.depths ** (1 - 2 * f.gamma), "--", color=colour, linewidth=1.2)
-        right.plot(f.stretch, f.excess, marker, color=colour, markersize=5, linestyle="-", linewidth=1.2)
+            middle.plot(f.depths, 12.0 * f.depths ** (1 - 2 * f.gamma), "--", color=color, linewidth=1.2)
+        right.plot(f.stretch, f.excess, marker, color=color, markersize=5, linestyle="-", linewidth=1.2)
     depths = np.geomspace(shown.depths[0], shown.depths[-1], 60)
     cheapest, least = cheapest_stretch(depths)
     middle.plot(depths, least, "-", color=OKABE_ITO[6], linewidth=2.0, label="cheapest u at each L")
@@ -162,7 +162,7 @@ def draw_diverging(found: Sequence[Family]) -> Picture:
     dress(middle, "depth L", r"$\|\theta\|^2-3L$", r"The norm above 3L; dashed: $12\,L^{1-2\gamma}$")
     middle.set_xscale("log")
     u = np.geomspace(min(f.stretch.min() for f in found), max(f.stretch.max() for f in found), 200)
-    right.plot(u, 2 * np.exp(-u) + np.exp(-2 * u), color=GREY, linewidth=1.4, linestyle=":")
+    right.plot(u, 2 * np.exp(-u) + np.exp(-2 * u), color=Gray, linewidth=1.4, linestyle=":")
     right.set_xscale("log")
     ticks = [tick for tick in (1, 2, 5, 10, 20, 50) if tick <= 1.1 * u[-1]]
     right.set_xticks(ticks, [str(tick) for tick in ticks])
@@ -182,9 +182,9 @@ def draw_diverging(found: Sequence[Family]) -> Picture:
 
 
 def _number(
-    ax: Axes, points: np.ndarray, layers: Sequence[int] | range, colour: str, shift: tuple[float, float]
+    ax: Axes, points: np.ndarray, layers: Sequence[int] | range, color: str, shift: tuple[float, float]
 ) -> None:
     for layer in layers:
         ax.annotate(
-            str(layer), points[layer], xytext=shift, textcoords="offset points", color=colour, fontsize=9, ha="center",
+            str(layer), points[layer], xytext=shift, textcoords="offset points", color=color, fontsize=9, ha="center",
         )  # fmt: skip

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure as Picture
 from scipy.optimize import minimize
 from torch import Tensor
 
-from bnrank._canvas import OKABE_ITO, dress
+from bnrank._core.axes import OKABE_ITO, dress
 from bnrank.figures.base import Claim
 from bnrank.networks import MLP, from_layers
 from bnrank.tasks import Task

@@ -177,7 +177,7 @@ def on_torus_control(
 ) -> tuple[Course, Course]:
     """Fit networks and the kernel of known rate to a target of prescribed decay on the 2-torus.
 
-    Of the networks with several ridges the one of least *test* error counts, which favours them.
+    Of the networks with several ridges the one of least *test* error counts, which favors them.
     """
     deep, kernel = np.empty((2, len(seeds), len(sizes)))
     for row, seed in enumerate(seeds):

@@ -8,13 +8,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from bnrank._canvas import OKABE_ITO, dress
+from bnrank._core.axes import OKABE_ITO, dress
 from bnrank.figures.rates import Course, Decay
 
 __all__ = ["draw_compositions", "draw_rates"]
 
 ERROR = r"test error / variance of $y$"
-COLOURS = {"network": OKABE_ITO[1], "kernel": OKABE_ITO[0]}
+COLORS = {"network": OKABE_ITO[1], "kernel": OKABE_ITO[0]}
 MARKS = ("o", "s", "^", "D")
 
 
@@ -29,10 +29,10 @@ def draw_rates(courses: Sequence[Decay]) -> Picture:
             if c.alpha != alpha:
                 continue
             i = dims.index(c.d)
-            mean, colour = c.exponent[0], OKABE_ITO[i % len(OKABE_ITO)]
-            _bars(ax, c, colour, MARKS[i % len(MARKS)], f"d = {c.d}: exponent {mean:.2f} (theory {c.expected:.2f})")
+            mean, color = c.exponent[0], OKABE_ITO[i % len(OKABE_ITO)]
+            _bars(ax, c, color, MARKS[i % len(MARKS)], f"d = {c.d}: exponent {mean:.2f} (theory {c.expected:.2f})")
             if c.least is not None:
-                ax.plot(c.sizes, c.least, color=colour, linestyle="--", linewidth=1.3)
+                ax.plot(c.sizes, c.least, color=color, linestyle="--", linewidth=1.3)
         ax.plot([], [], color="0.4", linestyle="--", linewidth=1.3, label=r"$\sum_{k>N}\,|\beta_k|^2$")
         dress(ax, "number of samples N", "", rf"Kernel ridge regression, $\alpha$ = {alpha:g}")
         _logarithmic(ax, courses[0].sizes)
@@ -71,7 +71,7 @@ def draw_compositions(pairs: Mapping[str, tuple[Course, Course]]) -> Picture:
     for ax, (title, pair) in zip(np.ravel(picture.subplots(1, len(pairs), squeeze=False)), pairs.items(), strict=True):
         for c, mark in zip(pair, ("o", "s"), strict=True):
             words = "deep network" if c.name == "network" else "kernel ridge regression"
-            _bars(ax, c, COLOURS[c.name], mark, f"{words}: exponent {c.exponent[0]:.2f}")
+            _bars(ax, c, COLORS[c.name], mark, f"{words}: exponent {c.exponent[0]:.2f}")
         dress(ax, "number of samples N", "", title)
         _logarithmic(ax, pair[0].sizes)
         ax.legend(frameon=False, fontsize=9.5, loc="lower left")
@@ -79,11 +79,11 @@ def draw_compositions(pairs: Mapping[str, tuple[Course, Course]]) -> Picture:
     return picture
 
 
-def _bars(ax: Axes, c: Course, colour: str, mark: str, label: str) -> None:
+def _bars(ax: Axes, c: Course, color: str, mark: str, label: str) -> None:
     """Draw the geometric mean over draws and the range of them."""
     middle = c.middle
-    ax.fill_between(c.sizes, c.errors.min(0), c.errors.max(0), color=colour, alpha=0.2, linewidth=0)
-    ax.plot(c.sizes, middle, color=colour, marker=mark, markersize=5, linewidth=1.8, label=label)
+    ax.fill_between(c.sizes, c.errors.min(0), c.errors.max(0), color=color, alpha=0.2, linewidth=0)
+    ax.plot(c.sizes, middle, color=color, marker=mark, markersize=5, linewidth=1.8, label=label)
 
 
 def _logarithmic(ax: Axes, sizes: np.ndarray) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bnrank._files import prepare_folder
+from bnrank._core.files import prepare_folder
 from bnrank.figures import gallery, store
 from bnrank.figures.base import Figure, Outcome, describe
 from bnrank.figures.requirements import lacking

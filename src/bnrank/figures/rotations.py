@@ -160,9 +160,9 @@ def learn(
         predicted = net.double()(x)
     measured = profile(net, x, y)
     states = descent.trajectory(x[:trajectories], steps)
-    centre, directions, share = principal(activations(net, states, hidden))
+    center, directions, share = principal(activations(net, states, hidden))
     paths = {
-        FULL: ((activations(net, states, hidden) - centre) @ directions).numpy(),
+        FULL: ((activations(net, states, hidden) - center) @ directions).numpy(),
         PLANE: (states @ _random_plane(x.shape[1], seed)).numpy(),
         TRUE: descent.statistics(states).numpy(),
     }
@@ -177,7 +177,7 @@ def learn(
     untrained = activations(fresh, states, hidden)
     residuals[BEFORE] = dependence.self_consistency(_in_plane(untrained).numpy())
     u = descent.statistics(x).numpy()
-    z = ((activations(net, x, hidden) - centre) @ directions).numpy()
+    z = ((activations(net, x, hidden) - center) @ directions).numpy()
     points = orbits.rotations(x[:trajectories], descent.w, copies, seed)
     planes = _planes(descent, x[: max(2, trajectories // 4)], radius, copies, seed)
     in_planes = orbits.collapse_by_layer(net, planes)
@@ -217,16 +217,16 @@ def activations(net: MLP, x: Tensor, layer: int) -> Tensor:
 def principal(h: Tensor) -> tuple[Tensor, Tensor, float]:
     """Return mean, first two principal directions (n, 2) and their share of the variance, of states (..., n)."""
     flat = h.reshape(-1, h.shape[-1])
-    centre = flat.mean(0)
-    _, s, vh = torch.linalg.svd(flat - centre, full_matrices=False)
+    center = flat.mean(0)
+    _, s, vh = torch.linalg.svd(flat - center, full_matrices=False)
     signs = vh[:2].sum(1).sign()
-    return centre, (vh[:2] * signs[:, None]).T, float(s[:2].square().sum() / s.square().sum())
+    return center, (vh[:2] * signs[:, None]).T, float(s[:2].square().sum() / s.square().sum())
 
 
 def _in_plane(h: Tensor) -> Tensor:
     """Return states in their first two principal directions."""
-    centre, directions, _ = principal(h)
-    return (h - centre) @ directions
+    center, directions, _ = principal(h)
+    return (h - center) @ directions
 
 
 def exactness(descent: RankOneFactorisation, x: Tensor, steps: int) -> float:

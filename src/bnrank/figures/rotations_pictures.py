@@ -10,7 +10,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import MaxNLocator
 
-from bnrank._canvas import OKABE_ITO, dress
+from bnrank._core.axes import OKABE_ITO, dress
 from bnrank.figures.rotations import FULL, PLANE, SMALL, TRUE, Learned
 
 __all__ = ["draw_collapse", "draw_coordinates", "draw_costs", "draw_maps", "draw_trajectories"]
@@ -79,11 +79,11 @@ def draw_collapse(learned: Learned) -> Picture:
 
 
 def draw_coordinates(learned: Learned) -> Picture:
-    """Draw test starts in the hidden coordinates, coloured by the two summary statistics."""
+    """Draw test starts in the hidden coordinates, colored by the two summary statistics."""
     picture = Picture(figsize=(11.0, 4.4), layout="constrained")
     for i, (ax, label) in enumerate(zip(picture.subplots(1, 2, sharey=True), (ALONG, ACROSS), strict=True)):
-        colour = learned.statistics[:, i]
-        dots = ax.scatter(*learned.coordinates.T, c=colour, cmap="cividis", s=14, linewidths=0)
+        color = learned.statistics[:, i]
+        dots = ax.scatter(*learned.coordinates.T, c=color, cmap="cividis", s=14, linewidths=0)
         dress(
             ax, *_coordinates(learned), f"From these two, {label.split('=')[0]}$ with R² = {learned.from_hidden[i]:.3f}"
         )
@@ -101,9 +101,9 @@ def draw_costs(learned: Learned) -> Picture:
     order = np.argsort(learned.costs.sum(1))
     chosen = _spread(order)
     for i, sample in enumerate(chosen):
-        colour = OKABE_ITO[i % len(OKABE_ITO)]
-        left.plot(times, learned.costs[sample], color=colour, linewidth=1.6)
-        left.plot(times, learned.predicted[sample], color=colour, marker="o", markersize=4, linestyle="none")
+        color = OKABE_ITO[i % len(OKABE_ITO)]
+        left.plot(times, learned.costs[sample], color=color, linewidth=1.6)
+        left.plot(times, learned.predicted[sample], color=color, marker="o", markersize=4, linestyle="none")
     left.plot([], [], color="0.35", linewidth=1.6, label="gradient descent")
     left.plot([], [], color="0.35", marker="o", markersize=4, linestyle="none", label="network, from v(0)")
     left.legend(frameon=False, fontsize=9, loc="upper right")

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from bnrank._files import PARTIAL, prepare_folder, write_atomically
+from bnrank._core.files import PARTIAL, prepare_folder, write_atomically
 from bnrank._version import __version__
 from bnrank.reporting import Section, markup, payload
 from bnrank.reporting.sections import flatten_settings

@@ -19,7 +19,7 @@ from bnrank.theory.invariants.finding import find
 from bnrank.theory.invariants.tail import Tail, tail
 from bnrank.training.gradient_flow import Flow, flow
 
-__all__ = ["ARCHITECTURES", "Course", "Steps", "Watched", "centred", "descend", "follow", "images", "network", "slope"]
+__all__ = ["ARCHITECTURES", "Course", "Steps", "Watched", "centered", "descend", "follow", "images", "network", "slope"]
 
 Array = np.ndarray[Any, Any]
 SIDE = 8  # images are averaged over squares until they are at most so large
@@ -35,7 +35,7 @@ def images(digits: tuple[int, int], count: int | None, seed: int) -> Task:
     return Task(x.contiguous(), task.y, loss="logistic", name=f"{task.name}, {x.shape[-1]} x {x.shape[-1]}")
 
 
-def centred(task: Task, norm: float) -> Task:
+def centered(task: Task, norm: float) -> Task:
     """Return a task with the mean sample taken away, and scaled by one number so that the mean of ||x|| is ``norm``."""
     x = task.x - task.x.mean(0)
     x = x * (norm / float(x.flatten(1).norm(dim=1).mean()))
@@ -148,7 +148,7 @@ class Course:
     ratios, floors : mapping
         Per layer of the tail, ||W||_op^2 / ||W||_F^2 and T48's bound on it, with the constants of the start.
     alignments : mapping
-        Per pair of neighbours in the tail, |<v_{j+1}, u_j>|.
+        Per pair of neighbors in the tail, |<v_{j+1}, u_j>|.
     before : mapping
         Per weight before the tail, ||W||_op^2 / ||W||_F^2.
     since, drift : (R,) and mapping

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 
-from bnrank._canvas import OKABE_ITO, dress
+from bnrank._core.axes import OKABE_ITO, dress
 from bnrank.figures.tails import Course, Steps
 
 __all__ = ["draw_bounds", "draw_invariants", "draw_rank_one", "draw_signs"]
@@ -55,12 +55,12 @@ def draw_bounds(courses: Sequence[Course]) -> Picture:
     axes = picture.subplots(1, len(courses), squeeze=False, sharey=True)[0]
     for ax, c in zip(axes, courses, strict=True):
         for i, (name, values) in enumerate(c.ratios.items()):
-            colour = OKABE_ITO[i % len(OKABE_ITO)]
+            color = OKABE_ITO[i % len(OKABE_ITO)]
             kind, factor = c.tail.layers[i].kind, c.tail.factors(c.flow.network)[i]
             label = f"{KINDS.get(kind, kind)}: $1/(2^NM)$ = 1" + (f"/{factor}" if factor > 1 else "")
-            ax.plot(c.times, values, color=colour, linewidth=2.0, label=label)
+            ax.plot(c.times, values, color=color, linewidth=2.0, label=label)
             if name in c.inner:
-                ax.plot(c.times, np.maximum(c.floors[name], 0), color=colour, linestyle="--", linewidth=1.3)
+                ax.plot(c.times, np.maximum(c.floors[name], 0), color=color, linestyle="--", linewidth=1.3)
         kind = c.title.partition(";")[0]
         dress(ax, TIME, "", f"Tail with {kind}")
         ax.set_ylim(0, 1.04)
@@ -76,14 +76,14 @@ def draw_invariants(c: Course, steps: Steps) -> Picture:
     left, middle, right = picture.subplots(1, 3)
     names = [name for name in c.drift if not name.startswith("layer")]
     for i, name in enumerate(names):
-        colour, label = OKABE_ITO[i % len(OKABE_ITO)], _words(name, i)
-        left.plot(c.since, np.maximum(c.drift[name], 1e-17), color=colour, linewidth=1.6, label=label)
+        color, label = OKABE_ITO[i % len(OKABE_ITO)], _words(name, i)
+        left.plot(c.since, np.maximum(c.drift[name], 1e-17), color=color, linewidth=1.6, label=label)
         for ax, found, factor in (
             (middle, steps.once, steps.sizes**2 * steps.square[name]),
             (right, steps.over, steps.sizes * steps.integral[name]),
         ):
-            ax.plot(steps.sizes, found[name], "o", color=colour, markersize=6, label=label)
-            ax.plot(steps.sizes, factor, color=colour, linewidth=1.2)
+            ax.plot(steps.sizes, found[name], "o", color=color, markersize=6, label=label)
+            ax.plot(steps.sizes, factor, color=color, linewidth=1.2)
     left.axhline(1e-6, color="0.35", linestyle="--", linewidth=1.2)
     dress(left, TIME, r"$\|Q(t)-Q(0)\|\,/\,\|$in + out$\|$", "Flat along the flow; dashed: 1e-6")
     _log_time(left, c)
@@ -111,8 +111,8 @@ def draw_signs(courses: Sequence[Course]) -> Picture:
         trunk = len(c.before)
         for i, values in enumerate(c.signs().values()):
             label = f"ReLU {i + 1}" if i < trunk else f"linear {i - trunk + 1}"
-            colour, dash = ("0.35", DASHES[i % 2]) if i < trunk else (OKABE_ITO[i - trunk], "-")
-            left.plot(c.times, 100 * values, color=colour, linestyle=dash, linewidth=1.8, label=label)
+            color, dash = ("0.35", DASHES[i % 2]) if i < trunk else (OKABE_ITO[i - trunk], "-")
+            left.plot(c.times, 100 * values, color=color, linestyle=dash, linewidth=1.8, label=label)
         title = c.title.partition("; ")[2]
         dress(left, TIME, "signs that change at t or later (%)", f"Stable signs; {title}")
         left.legend(frameon=False, fontsize=9, loc="upper right")

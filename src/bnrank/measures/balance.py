@@ -35,15 +35,15 @@ class Balance:
     residual: float
 
 
-def residual(module: nn.Module) -> Balance:
+def residual(net: nn.Module) -> Balance:
     """Measure how far every hidden neuron's incoming norm is from its outgoing norm.
 
-    At a local minimum of the L2-regularised loss of a network with positively homogeneous activations,
+    At a local minimum of the L2-regularized loss of a network with positively homogeneous activations,
     ||W_l[i,:]||^2 + b_l[i]^2 = ||W_{l+1}[:,i]||^2 for every hidden neuron (T14), and the residual is 0.
 
     Parameters
     ----------
-    module : MLP or torch.nn.Sequential
+    net : MLP or torch.nn.Sequential
         A Sequential may hold Linear, ReLU, LeakyReLU, Identity and Dropout.
 
     Returns
@@ -65,7 +65,7 @@ def residual(module: nn.Module) -> Balance:
     >>> residual(net).residual                              # |9 - 1| / (9 + 1)
     0.8
     """
-    layers = _chain(module)
+    layers = _chain(net)
     biases = [layer.bias for layer in layers]
     return between([layer.weight for layer in layers], biases)
 
@@ -96,16 +96,16 @@ def between(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Balan
     return Balance(per_neuron, per_layer, overall)
 
 
-def _chain(module: nn.Module) -> list[nn.Linear]:
-    if is_plain_mlp(module):
-        return [layer for layer in module.layers if isinstance(layer, nn.Linear)]
-    if isinstance(module, nn.Sequential):
+def _chain(net: nn.Module) -> list[nn.Linear]:
+    if is_plain_mlp(net):
+        return [layer for layer in net.layers if isinstance(layer, nn.Linear)]
+    if isinstance(net, nn.Sequential):
         odd = [
             f"{name} ({type(m).__name__})"
-            for name, m in module.named_children()
+            for name, m in net.named_children()
             if type(m) not in (nn.Linear, *_HOMOGENEOUS)
         ]
         if not odd:
-            return [m for m in module if isinstance(m, nn.Linear)]
-        raise TypeError(f"module: got {', '.join(odd)} in a Sequential, expected Linear, ReLU or LeakyReLU only")
-    raise TypeError(f"module: got {type(module).__name__}, expected a bnrank.MLP or a Sequential of Linear and ReLU")
+            return [m for m in net if isinstance(m, nn.Linear)]
+        raise TypeError(f"net: got {', '.join(odd)} in a Sequential, expected Linear, ReLU or LeakyReLU only")
+    raise TypeError(f"net: got {type(net).__name__}, expected a bnrank.MLP or a Sequential of Linear and ReLU")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures import nonlinearity, spectra
 from bnrank.networks.functional import check_finite, example
 from bnrank.networks.reading import Layer, Skipped, capture, read
@@ -310,8 +310,8 @@ def find(
     """
     check_finite(net)
     x = example(net, x)
-    chunk = _validate.integer(chunk, "chunk")
-    given = None if rank is None else _validate.integer(rank, "rank", 0)
+    chunk = validation.integer(chunk, "chunk")
+    given = None if rank is None else validation.integer(rank, "rank", 0)
     reading = read(net, x)
     d_out = next(iter(capture(net, x[:1], reading))).output[0].numel()
     weights = spectra.weight_singular_values(net, reading=reading)
@@ -367,13 +367,13 @@ def _kind(found: Bottleneck, d_in: int, d_out: int) -> str:
 
 
 def _validate_tolerances(threshold: object, near: Any, min_layers: object) -> tuple[float, tuple[float, float], int]:
-    threshold = _validate.number(threshold, "threshold", 0.0)
+    threshold = validation.number(threshold, "threshold", 0.0)
     if not isinstance(near, tuple | list) or len(near) != 2:
-        raise TypeError(f"near: got {_validate.describe(near)}, expected two numbers, (lowest, highest)")
-    low, high = (_validate.number(v, f"near[{i}]", 0.0, strict=True) for i, v in enumerate(near))
+        raise TypeError(f"near: got {validation.describe(near)}, expected two numbers, (lowest, highest)")
+    low, high = (validation.number(v, f"near[{i}]", 0.0, strict=True) for i, v in enumerate(near))
     if not threshold < low <= 1 <= high:
         raise ValueError(f"near: got {(low, high)}, expected threshold = {threshold:g} < lowest <= 1 <= highest")
-    return threshold, (low, high), _validate.integer(min_layers, "min_layers")
+    return threshold, (low, high), validation.integer(min_layers, "min_layers")
 
 
 def _rows(values: Any) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.reading import Layer
 
 __all__ = ["conv_singular_values", "layer_blocks", "layer_singular_values"]
@@ -70,7 +70,7 @@ def conv_singular_values(
     kernel = torch.as_tensor(kernel).detach()
     if kernel.ndim not in (3, 4, 5) or not kernel.is_floating_point() or kernel.numel() == 0:
         raise ValueError(
-            f"kernel: got {_validate.describe(kernel)}, expected real (c_out, c_in, k), (..., k, k) or (..., k, k, k)"
+            f"kernel: got {validation.describe(kernel)}, expected real (c_out, c_in, k), (..., k, k) or (..., k, k, k)"
         )
     kernel = kernel.to(torch.float64)
     if not bool(torch.isfinite(kernel).all()):
@@ -83,7 +83,7 @@ def conv_singular_values(
     )
     if any(a % b for a, b in zip(n, s, strict=True)):
         raise ValueError(f"size: got {n}, expected multiples of the stride {s}")
-    groups = _validate.integer(groups, "groups")
+    groups = validation.integer(groups, "groups")
     if kernel.shape[0] % groups:
         raise ValueError(f"groups: got {groups}, expected a divisor of c_out = {kernel.shape[0]}")
     blocks = [_block_values(block, n, s, dil) for block in kernel.chunk(groups)]
@@ -146,7 +146,7 @@ def layer_blocks(layer: Layer, size: int | Sequence[int] | None = None) -> tuple
     try:
         values = conv_singular_values(layer.weight, n, stride=conv.stride, dilation=conv.dilation, groups=conv.groups)
     except ValueError as error:
-        raise ValueError(f"module: layer {layer.name!r}: {error}") from error
+        raise ValueError(f"net: layer {layer.name!r}: {error}") from error
     return values, _padding_note(conv, n)
 
 
@@ -209,5 +209,5 @@ def _per_dimension(value: Any, name: str, d: int) -> list[int]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) != d:
             raise ValueError(f"{name}: got {list(value)}, expected one integer or {d}")
-        return [_validate.integer(v, f"{name}[{i}]") for i, v in enumerate(value)]
-    return [_validate.integer(value, name)] * d
+        return [validation.integer(v, f"{name}[{i}]") for i, v in enumerate(value)]
+    return [validation.integer(value, name)] * d

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.functional import Functional, example
 
 __all__ = ["Denoising", "denoising", "distances_to_samples", "effective_rank"]
@@ -42,7 +42,7 @@ class Denoising:
 
 
 def denoising(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     std: float,
     *,
@@ -56,7 +56,7 @@ def denoising(
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module with as many outputs as inputs; in eval mode, in float64, left as it was.
     x : Tensor or ndarray
         Samples without noise, (N, ...).
@@ -87,17 +87,17 @@ def denoising(
     >>> found.ratio, round(float(found.before.mean()), 1)
     (0.0, 1.0)
     """
-    samples = example(module, x).detach().double().cpu()
-    std = _validate.number(std, "std", 0.0, strict=True)
+    samples = example(net, x).detach().double().cpu()
+    std = validation.number(std, "std", 0.0, strict=True)
     # not a generator of torch: with the seed of a network it would draw the network's own weights
-    generator = np.random.default_rng(_validate.integer(seed, "seed", 0))
+    generator = np.random.default_rng(validation.integer(seed, "seed", 0))
     noise = std * torch.from_numpy(generator.standard_normal(tuple(samples.shape)))
-    function = Functional(module)
+    function = Functional(net)
     with torch.no_grad():
         noisy, plain = (function(part).flatten(1).double().cpu() for part in (samples + noise, samples))
     flat, noise = samples.flatten(1), noise.flatten(1)
     if noisy.shape != flat.shape:
-        raise ValueError(f"module: got {noisy.shape[1]} outputs, expected as many as inputs, {flat.shape[1]}")
+        raise ValueError(f"net: got {noisy.shape[1]} outputs, expected as many as inputs, {flat.shape[1]}")
     before, after = (
         (points - flat).norm(dim=1) if distance is None else _distances(distance(points), len(flat))
         for points in (flat + noise, noisy)
@@ -107,7 +107,7 @@ def denoising(
 
 def _distances(values: object, n: int) -> Tensor:
     if not isinstance(values, Tensor) or tuple(values.shape) != (n,):
-        raise ValueError(f"distance: got {_validate.describe(values)}, expected one number per point, a Tensor ({n},)")
+        raise ValueError(f"distance: got {validation.describe(values)}, expected one number per point, a Tensor ({n},)")
     return values.double()
 
 
@@ -125,8 +125,8 @@ def distances_to_samples(points: Tensor, x: Tensor) -> Tensor:
     >>> distances_to_samples(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0], [3.0, 5.0]]))
     tensor([1.], dtype=torch.float64)
     """
-    x = _validate.samples(x, "x").double()
-    points = _validate.samples(points, "points", features=x.shape[1]).double()
+    x = validation.samples(x, "x").double()
+    points = validation.samples(points, "points", features=x.shape[1]).double()
     return torch.cdist(points, x, compute_mode="donot_use_mm_for_euclid_dist").min(1).values
 
 
@@ -149,7 +149,7 @@ def effective_rank(singular_values: Tensor | np.ndarray) -> Tensor:
     values = torch.as_tensor(singular_values).double()
     if values.ndim == 0 or values.numel() == 0 or not bool((torch.isfinite(values) & (values >= 0)).all()):
         raise ValueError(
-            f"singular_values: got {_validate.describe(values)}, expected (..., m) of finite numbers of at least 0"
+            f"singular_values: got {validation.describe(values)}, expected (..., m) of finite numbers of at least 0"
         )
     largest = values.amax(-1, keepdim=True)
     values = values / torch.where(largest > 0, largest, 1.0)  # squares of what is large or small are not finite or 0

@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 
 __all__ = ["predict", "self_consistency", "unexplained"]
 
 Array = NDArray[np.float64]
-RIDGE = 1e-3  # on the slopes of the local fit, relative to the spread of the neighbours
+RIDGE = 1e-3  # on the slopes of the local fit, relative to the spread of the neighbors
 FLAT = 1e-12  # directions that vary less, relative to the one that varies most, carry rounding only
 
 
@@ -22,14 +22,14 @@ def predict(
     y: Tensor | np.ndarray,
     groups: np.ndarray | None = None,
     *,
-    neighbours: int = 20,
+    neighbors: int = 20,
     folds: int = 10,
     seed: int = 0,
 ) -> Array:
     """Predict y from x at every sample by a local linear fit on the other folds.
 
-    x is centred and whitened, so that nothing depends on the choice of linear coordinates of x; directions that vary
-    by rounding only, in the precision x has, are left out. The fit at a sample uses its nearest neighbours outside its
+    x is centered and whitened, so that nothing depends on the choice of linear coordinates of x; directions that vary
+    by rounding only, in the precision x has, are left out. The fit at a sample uses its nearest neighbors outside its
     own fold, weighted by (1 - (distance / largest)^3)^3, with a small ridge on the slopes. For a few dimensions of x;
     the error of a smooth function goes to 0 with the number of samples.
 
@@ -40,8 +40,8 @@ def predict(
     groups : ndarray, optional
         (N,), of any values: samples of the same group, such as the times of a trajectory, come into the same fold, so
         that none is predicted from its own group. By default every sample is a group.
-    neighbours : int
-        Number of neighbours.
+    neighbors : int
+        Number of neighbors.
     folds : int
         Number of folds, at most the number of groups.
     seed : int
@@ -56,7 +56,7 @@ def predict(
     ------
     TypeError, ValueError
         If shapes do not fit, entries are not finite, or there are fewer than two groups or too few samples for the
-        neighbours.
+        neighbors.
 
     Examples
     --------
@@ -66,16 +66,16 @@ def predict(
     True
     """
     inputs, targets, eps = _pair(x, y)
-    of = _folds(groups, len(inputs), _validate.integer(folds, "folds", 2), seed)
-    neighbours = _validate.integer(neighbours, "neighbours", 2)
+    of = _folds(groups, len(inputs), validation.integer(folds, "folds", 2), seed)
+    neighbors = validation.integer(neighbors, "neighbors", 2)
     least = len(inputs) - int(np.bincount(of).max())
-    if least < neighbours:
-        raise ValueError(f"neighbours: got {neighbours}, but one fold leaves {least} of {len(inputs)} samples only")
+    if least < neighbors:
+        raise ValueError(f"neighbors: got {neighbors}, but one fold leaves {least} of {len(inputs)} samples only")
     white = _whitened(inputs, eps)
     result = np.empty_like(targets)
     for fold in np.unique(of):
         mine, others = of == fold, of != fold
-        distance, index = cKDTree(white[others]).query(white[mine], k=neighbours)
+        distance, index = cKDTree(white[others]).query(white[mine], k=neighbors)
         result[mine] = _local(white[mine], white[others][index], targets[others][index], distance)
     return result
 
@@ -85,7 +85,7 @@ def unexplained(
     y: Tensor | np.ndarray,
     groups: np.ndarray | None = None,
     *,
-    neighbours: int = 20,
+    neighbors: int = 20,
     folds: int = 10,
     seed: int = 0,
 ) -> float:
@@ -97,7 +97,7 @@ def unexplained(
 
     Parameters
     ----------
-    x, y, groups, neighbours, folds, seed
+    x, y, groups, neighbors, folds, seed
         As in :func:`predict`.
 
     Raises
@@ -114,14 +114,14 @@ def unexplained(
     >>> unexplained(x[:, :1], x[:, 1:]) > 0.9
     True
     """
-    predicted = predict(x, y, groups, neighbours=neighbours, folds=folds, seed=seed)
+    predicted = predict(x, y, groups, neighbors=neighbors, folds=folds, seed=seed)
     _, targets, _ = _pair(x, y)
     total = float(((targets - targets.mean(0)) ** 2).sum())
     floor = (10 * np.finfo(np.float64).eps) ** 2 * float((targets**2).sum())
     return float(((targets - predicted) ** 2).sum()) / total if total > floor else float("nan")
 
 
-def self_consistency(states: Tensor | np.ndarray, *, neighbours: int = 20, folds: int = 10, seed: int = 0) -> float:
+def self_consistency(states: Tensor | np.ndarray, *, neighbors: int = 20, folds: int = 10, seed: int = 0) -> float:
     """Return the share of the variance of the steps h(t + 1) - h(t) that the present state h(t) does not predict.
 
     Of all linear coordinates of h, that of the one that does worst: 0 if the dynamics close on h, so that trajectories
@@ -135,7 +135,7 @@ def self_consistency(states: Tensor | np.ndarray, *, neighbours: int = 20, folds
     ----------
     states : Tensor or ndarray
         (trajectories, times, p), two trajectories and two times at least.
-    neighbours, folds, seed
+    neighbors, folds, seed
         As in :func:`predict`.
 
     Raises
@@ -151,13 +151,13 @@ def self_consistency(states: Tensor | np.ndarray, *, neighbours: int = 20, folds
     >>> self_consistency(circle) < 0.01 < 0.5 < self_consistency(circle[..., :1])
     True
     """
-    h = _validate.samples(states, "states", ndim=3).cpu()
+    h = validation.samples(states, "states", ndim=3).cpu()
     trajectories, times = h.shape[:2]
     if trajectories < 2 or times < 2:
         raise ValueError(f"states: got shape {tuple(h.shape)}, expected two trajectories and two times at least")
     groups = np.repeat(np.arange(trajectories), times - 1)
     present, steps = h[:, :-1].flatten(0, 1), h.double().diff(dim=1).flatten(0, 1).numpy(force=True)
-    residual = steps - predict(present, steps, groups, neighbours=neighbours, folds=folds, seed=seed)
+    residual = steps - predict(present, steps, groups, neighbors=neighbors, folds=folds, seed=seed)
     size = h.double().norm(dim=(0, 1)).numpy(force=True)
     white = _whitening(steps, size, torch.finfo(h.dtype).eps)
     if not white.size:
@@ -167,7 +167,7 @@ def self_consistency(states: Tensor | np.ndarray, *, neighbours: int = 20, folds
 
 def _pair(x: object, y: object) -> tuple[Array, Array, float]:
     """Return both in float64, and the precision of x."""
-    inputs, targets = _validate.samples(x, "x", minimum=2), _validate.samples(y, "y", minimum=2)
+    inputs, targets = validation.samples(x, "x", minimum=2), validation.samples(y, "y", minimum=2)
     if len(inputs) != len(targets):
         raise ValueError(f"x, y: got {len(inputs)} and {len(targets)} samples, expected the same number in both")
     eps = float(torch.finfo(inputs.dtype).eps)
@@ -184,7 +184,7 @@ def _folds(groups: object, n: int, folds: int, seed: int) -> NDArray[np.int64]:
     known, group = np.unique(labels, return_inverse=True)
     if len(known) < 2:
         raise ValueError("groups: got one group, expected two at least")
-    order = np.random.default_rng(_validate.integer(seed, "seed", 0)).permutation(len(known))
+    order = np.random.default_rng(validation.integer(seed, "seed", 0)).permutation(len(known))
     return (order % min(folds, len(known)))[group]
 
 
@@ -197,21 +197,21 @@ def _whitened(x: Array, eps: float) -> Array:
 
 
 def _whitening(x: Array, size: Array, eps: float) -> Array:
-    """Return the matrix (p, kept) that takes x, centred, to variance 1.
+    """Return the matrix (p, kept) that takes x, centered, to variance 1.
 
     Columns of x are good to eps times ``size``, (p,), their norms or those of what they are differences of.
     """
-    centred = x - x.mean(0)
-    scale = np.linalg.norm(centred, axis=0)
+    centered = x - x.mean(0)
+    scale = np.linalg.norm(centered, axis=0)
     scale = np.where(scale > 10 * eps * size, scale, np.inf)
-    _, s, vh = np.linalg.svd(centred / scale, full_matrices=False)
+    _, s, vh = np.linalg.svd(centered / scale, full_matrices=False)
     rounding = np.linalg.norm(vh * (eps * size / scale), axis=1)
     kept = s > np.maximum(10 * rounding, max(FLAT, 10 * eps) * s[:1])
     return np.asarray(len(x) ** 0.5 * vh[kept].T / s[kept] / scale[:, None])
 
 
 def _local(at: Array, x: Array, y: Array, distance: Array) -> Array:
-    """Return weighted ridge fits at ``at`` (m, p) from neighbours x (m, k, p), y (m, k, q)."""
+    """Return weighted ridge fits at ``at`` (m, p) from neighbors x (m, k, p), y (m, k, q)."""
     largest = np.maximum(distance[:, -1:], np.finfo(np.float64).tiny) * (1 + 1e-9)
     weight = ((1 - (distance / largest) ** 3) ** 3)[..., None]
     weight = weight / weight.sum(1, keepdims=True)

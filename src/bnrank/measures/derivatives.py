@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures import kinks
 from bnrank.measures.backward import Layers, sweep
 from bnrank.measures.kinks import Watch
@@ -42,25 +42,25 @@ class Points:
 
     def __init__(
         self,
-        module: nn.Module,
+        net: nn.Module,
         x: Tensor | np.ndarray,
         chunk: int | None = None,
         dtype: torch.dtype = torch.float64,
         tangent: Tensor | np.ndarray | None = None,
     ) -> None:
-        module = unwrap(module)
-        self.x = example(module, x).detach()
+        net = unwrap(net)
+        self.x = example(net, x).detach()
         if not self.x.is_floating_point():
             raise TypeError(f"x: got dtype {self.x.dtype}, expected floating point to differentiate by")
-        check_finite(module)
-        self.chunk = None if chunk is None else _validate.integer(chunk, "chunk")
+        check_finite(net)
+        self.chunk = None if chunk is None else validation.integer(chunk, "chunk")
         self.layers: Layers | None = None
         self.function: Functional | None = None
-        if is_plain_mlp(module):
-            self.layers = Layers.of(module, dtype)
+        if is_plain_mlp(net):
+            self.layers = Layers.of(net, dtype)
             self.x = self.x.to(self.layers.weights[0].device)
         else:
-            self.function = Functional(module, dtype)
+            self.function = Functional(net, dtype)
             self.x = self.x.to(self.function.device)
         self.tangent: Tensor | None = None
         if tangent is not None:
@@ -83,7 +83,7 @@ class Points:
         values, traces = [], []
         for jacobian, part in self.jacobians(watch, compact=True, trace=trace):
             if not bool(torch.isfinite(jacobian).all()):
-                raise _validate.RangeError("module: its Jacobian has NaN or infinite entries, expected finite ones")
+                raise validation.RangeError("net: its Jacobian has NaN or infinite entries, expected finite ones")
             found = torch.linalg.svdvals(jacobian.double())
             if self.layers is not None:  # the rest, left out of a compact Jacobian, is 0
                 m = self.layers.widths[0] if self.tangent is None else self.tangent.shape[-1]
@@ -124,9 +124,7 @@ class Points:
                 out = function(part).reshape(len(part), -1)
                 columns, ones = out.unbind(1), torch.ones_like(out[:, 0])
             if not out.requires_grad:
-                raise ValueError(
-                    f"module: the output of {type(function.module).__name__} cannot be differentiated in x"
-                )
+                raise ValueError(f"net: the output of {type(function.module).__name__} cannot be differentiated in x")
             rows = []
             for j in range(d_out):
                 (row,) = torch.autograd.grad(columns[j], part, ones, retain_graph=True, materialize_grads=True)
@@ -140,7 +138,7 @@ def orthonormal(tangent: object, n: int, d_in: int) -> Tensor:
     if isinstance(tangent, np.ndarray) and tangent.dtype.kind == "f":
         tangent = torch.from_numpy(np.ascontiguousarray(tangent))
     if not isinstance(tangent, Tensor) or not tangent.is_floating_point():
-        raise TypeError(f"tangent: got {_validate.describe(tangent)}, expected a floating-point Tensor or ndarray")
+        raise TypeError(f"tangent: got {validation.describe(tangent)}, expected a floating-point Tensor or ndarray")
     shape = tuple(tangent.shape)
     if len(shape) not in (2, 3) or shape[-2] != d_in or not 1 <= shape[-1] <= d_in or shape[:-2] not in ((), (n,)):
         raise ValueError(
@@ -172,7 +170,7 @@ def check_samplewise(function: Functional, x: Tensor) -> int:
     tolerance = 1e-6 if function.dtype == torch.float64 else 1e-3
     if together.shape != alone.shape or float((together - alone).abs().max()) > tolerance * scale:
         raise ValueError(
-            f"module: the output of {type(function.module).__name__} for one sample depends on the others in its "
-            "batch, expected a function of one sample (batch normalisation without running statistics?)"
+            f"net: the output of {type(function.module).__name__} for one sample depends on the others in its "
+            "batch, expected a function of one sample (batch normalization without running statistics?)"
         )
     return together.numel()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.backward import mlp_forward
 from bnrank.measures.derivatives import Points
 from bnrank.measures.kinks import KinkWarning, Watch
@@ -59,7 +59,7 @@ class JacobianRank:
 
 
 def jacobians(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     *,
     chunk: int | None = None,
@@ -75,7 +75,7 @@ def jacobians(
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module that treats samples one by one; in eval mode, left as it was.
     x : Tensor or ndarray
         Samples, (N, ...), floating point.
@@ -85,7 +85,7 @@ def jacobians(
         Precision.
     tangent : Tensor or ndarray, optional
         Basis of the tangent space of the data, columns of shape (d_in, m) or, one per sample, (N, d_in, m). It is
-        orthonormalised (Gram-Schmidt, so an orthonormal one is kept) to Q, and the result is the restriction
+        orthonormalized (Gram-Schmidt, so an orthonormal one is kept) to Q, and the result is the restriction
         Jf(x_i) Q, (n, d_out, m).
     kink_rtol : float or None
         A sample is near a kink if a preactivation z = w.a + b that depends on x (along the tangents) has
@@ -116,7 +116,7 @@ def jacobians(
     tensor([[[0.6000],
              [0.0000]]], dtype=torch.float64)
     """
-    return _warning(Points(module, x, chunk, dtype, tangent), _watch(kink_rtol))
+    return _warning(Points(net, x, chunk, dtype, tangent), _watch(kink_rtol))
 
 
 def _warning(points: Points, watch: Watch | None) -> Iterator[Tensor]:
@@ -127,7 +127,7 @@ def _warning(points: Points, watch: Watch | None) -> Iterator[Tensor]:
 
 
 def singular_values(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     *,
     chunk: int | None = None,
@@ -151,14 +151,14 @@ def singular_values(
     tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
     """
     watch = _watch(kink_rtol)
-    values, _ = Points(module, x, chunk, dtype, tangent).singular_values(watch)
+    values, _ = Points(net, x, chunk, dtype, tangent).singular_values(watch)
     if watch is not None:
         watch.warn(2)
     return values
 
 
 def rank(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     rtol: float = 1e-6,
     *,
@@ -197,19 +197,19 @@ def rank(
     """
     rtol = relative_tolerance(rtol)
     watch = _watch(kink_rtol)
-    values, _ = Points(module, x, chunk, dtype, tangent).singular_values(watch)
+    values, _ = Points(net, x, chunk, dtype, tangent).singular_values(watch)
     if watch is not None:
         watch.warn(2)
     counts = (values > rtol * values[:, :1]).sum(1)
     most = int(counts.max())
     margin = values[:, max(most - 1, 0)] / values[:, 0].clamp(min=torch.finfo(torch.float64).tiny)
     witness = int(margin.argmax())  # where fewer values count, the margin is at most rtol
-    point = example(module, x)[witness].detach().clone()
+    point = example(net, x)[witness].detach().clone()
     return JacobianRank(most, witness, point, values[witness].cpu(), rtol)
 
 
 def log_pseudo_determinant(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     rank: int | None = None,
     *,
@@ -248,7 +248,7 @@ def log_pseudo_determinant(
     True
     """
     watch = _watch(kink_rtol)
-    values, _ = Points(module, x, chunk, dtype, tangent).singular_values(watch)
+    values, _ = Points(net, x, chunk, dtype, tangent).singular_values(watch)
     if watch is not None:
         watch.warn(2)
     return log_pseudo_determinant_of(values, rank, rtol)
@@ -257,7 +257,7 @@ def log_pseudo_determinant(
 def log_pseudo_determinant_of(values: Tensor, rank: int | None = None, rtol: float = 1e-6) -> Tensor:
     """Return log |.|_+, (N,), of matrices with the given singular values, (N, K) descending."""
     if rank is not None:
-        rank = _validate.integer(rank, "rank", 0)
+        rank = validation.integer(rank, "rank", 0)
         if rank > values.shape[1]:
             raise ValueError(f"rank: got {rank}, expected at most min(d_in, d_out) = {values.shape[1]}")
         return values[:, :rank].log().sum(1)
@@ -266,7 +266,7 @@ def log_pseudo_determinant_of(values: Tensor, rank: int | None = None, rtol: flo
 
 
 def schatten(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     depth: int | None = None,
     *,
@@ -310,16 +310,16 @@ def schatten(
     tensor([13.], dtype=torch.float64)
     """
     rtol = relative_tolerance(rtol)
-    depth = _depth(module) if depth is None else _validate.integer(depth, "depth")
+    depth = _depth(net) if depth is None else validation.integer(depth, "depth")
     watch = _watch(kink_rtol)
-    values, _ = Points(module, x, chunk, dtype, tangent).singular_values(watch)
+    values, _ = Points(net, x, chunk, dtype, tangent).singular_values(watch)
     if watch is not None:
         watch.warn(2)
     return torch.where(values > rtol * values[:, :1], values, 0.0).pow(2 / depth).sum(1)
 
 
 def near_kinks(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     rtol: float = KINK_RTOL,
     *,
@@ -342,18 +342,18 @@ def near_kinks(
     >>> near_kinks(torch.nn.ReLU(), torch.tensor([[2.0, -1.0], [2.0, 0.0]]))
     tensor([False,  True])
     """
-    watch = Watch(_validate.number(rtol, "rtol", 0.0))
-    Points(module, x, chunk, dtype, tangent).look(watch)
+    watch = Watch(validation.number(rtol, "rtol", 0.0))
+    Points(net, x, chunk, dtype, tangent).look(watch)
     return watch.found
 
 
-def _depth(module: nn.Module) -> int:
+def _depth(net: nn.Module) -> int:
     try:
-        return as_mlp(module).depth
+        return as_mlp(net).depth
     except TypeError as error:
-        reason = str(error).removeprefix("module: ")
+        reason = str(error).removeprefix("net: ")
         raise ValueError(f"depth: got None, expected L of a module that is no chain of layers ({reason})") from error
 
 
 def _watch(kink_rtol: float | None) -> Watch | None:
-    return None if kink_rtol is None else Watch(_validate.number(kink_rtol, "kink_rtol", 0.0))
+    return None if kink_rtol is None else Watch(validation.number(kink_rtol, "kink_rtol", 0.0))

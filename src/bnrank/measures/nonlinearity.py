@@ -12,7 +12,7 @@ __all__ = ["ratio"]
 
 
 def ratio(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     *,
     chunk: int = 4096,
@@ -22,12 +22,12 @@ def ratio(
     """Return ||Z_l - sigma(Z_l)||_F / ||Z_l||_F over the sample for every layer (T27; Jacot2023a figure 1).
 
     Z_l = a~_l(X), (N, n_l). 0 where the nonlinearity acts as the identity, as inside a bottleneck. In modules other
-    than MLP sigma(Z_l) is what enters the next layer read, so that normalisation or a skip connection in between
+    than MLP sigma(Z_l) is what enters the next layer read, so that normalization or a skip connection in between
     counts as well.
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module with linear or convolutional layers.
     x : Tensor or ndarray
         Samples, (N, ...).
@@ -58,10 +58,10 @@ def ratio(
     >>> ratio(net, torch.ones(3, 1))                       # one of two equal entries is set to 0
     {'layers.0': 0.7071067811865476, 'layers.1': nan}
     """
-    reading = read(module, x) if reading is None else reading
+    reading = read(net, x) if reading is None else reading
     changed = np.zeros(len(reading.layers))
     total = np.zeros(len(reading.layers))
-    for part in capture(module, x, reading, chunk, dtype):
+    for part in capture(net, x, reading, chunk, dtype):
         for i, (z, a) in enumerate(zip(part.preactivations[:-1], part.activations[:-1], strict=True)):
             z, a = z.flatten(1).double(), a.flatten(1).double()
             total[i] += float((z * z).sum())

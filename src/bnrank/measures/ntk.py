@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures import mixed
 from bnrank.measures.backward import Layers, sweep
 from bnrank.measures.derivatives import Points, check_samplewise
@@ -29,7 +29,7 @@ MAX_ENTRIES = 2**28  # of the parameter Jacobian held by gram for modules other 
 
 
 def trace(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     *,
     chunk: int | None = None,
@@ -44,7 +44,7 @@ def trace(
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module; in eval mode, left as it was.
     x : Tensor or ndarray
         Samples, (N, ...).
@@ -71,18 +71,18 @@ def trace(
     >>> trace(net, torch.ones(1, 3))
     tensor([8.], dtype=torch.float64)
     """
-    module, x = _checked(module, x)
+    net, x = _checked(net, x)
     if chunk is not None:
-        chunk = _validate.integer(chunk, "chunk")
-    if is_plain_mlp(module):
-        pieces = sweep(Layers.of(module, dtype), x, chunk=chunk, jacobian=False, trace=True)
+        chunk = validation.integer(chunk, "chunk")
+    if is_plain_mlp(net):
+        pieces = sweep(Layers.of(net, dtype), x, chunk=chunk, jacobian=False, trace=True)
         return _finite(torch.cat([t for _, t in pieces if t is not None]))
-    function = with_gradients(Functional(module, dtype))
+    function = with_gradients(Functional(net, dtype))
     return _finite(torch.cat([(rows * rows).sum((1, 2)) for rows in parameter_jacobians(function, x, chunk)]))
 
 
 def trace_and_singular_values(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     *,
     chunk: int | None = None,
@@ -125,16 +125,16 @@ def trace_and_singular_values(
     >>> trace_and_singular_values(net, torch.ones(1, 2))
     (tensor([4.], dtype=torch.float64), tensor([[4., 3.]], dtype=torch.float64))
     """
-    module, x = _checked(module, x)
-    watch = None if kink_rtol is None else Watch(_validate.number(kink_rtol, "kink_rtol", 0.0))
-    points = Points(module, x, chunk, dtype, tangent)
+    net, x = _checked(net, x)
+    watch = None if kink_rtol is None else Watch(validation.number(kink_rtol, "kink_rtol", 0.0))
+    points = Points(net, x, chunk, dtype, tangent)
     values, traces = points.singular_values(watch, trace=True)
     if watch is not None:
         watch.warn(2)
-    return (trace(module, x, chunk=chunk, dtype=dtype) if traces is None else _finite(traces)), values
+    return (trace(net, x, chunk=chunk, dtype=dtype) if traces is None else _finite(traces)), values
 
 
-def gram(module: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.float64) -> Tensor:
+def gram(net: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.float64) -> Tensor:
     """Return the kernel between all pairs of samples, Theta(x_i, x_j).
 
     Over all parameters, as in :func:`trace`. MLPs: sum_l (a_{l-1}(x).a_{l-1}(x') + 1) J_l(x) J_l(x')^T with
@@ -163,11 +163,11 @@ def gram(module: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torc
     tensor([[1., 0.],
             [0., 1.]], dtype=torch.float64)
     """
-    module, x = _checked(module, x)
-    if is_plain_mlp(module):
-        layers = Layers.of(module, dtype)
+    net, x = _checked(net, x)
+    if is_plain_mlp(net):
+        layers = Layers.of(net, dtype)
         found = layers.forward(x)
-        n, d_out = x.shape[0], module.widths[-1]
+        n, d_out = x.shape[0], net.widths[-1]
         one = 1.0 if layers.biases else 0.0
         kernel = torch.zeros(n, n, d_out, d_out, dtype=dtype, device=found.inputs[0].device)
         for a, g in zip(found.inputs, layers.to_output(found.slopes), strict=True):
@@ -175,7 +175,7 @@ def gram(module: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torc
             products = (rows @ rows.T).reshape(n, d_out, n, d_out).permute(0, 2, 1, 3)
             kernel += (a @ a.T + one)[:, :, None, None] * products
         return kernel
-    function = with_gradients(Functional(module, dtype))
+    function = with_gradients(Functional(net, dtype))
     d_out, count = sizes(function, x)
     if x.shape[0] * d_out * count > MAX_ENTRIES:
         raise ValueError(
@@ -187,10 +187,10 @@ def gram(module: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torc
 
 
 def top_eigenvalue(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     *,
-    normalised: bool = False,
+    normalized: bool = False,
     rtol: float = 1e-10,
     chunk: int | None = None,
     seed: int = 0,
@@ -201,7 +201,7 @@ def top_eigenvalue(
     iterations on J J^T or J^T J, whichever is smaller: MLPs by one pass backwards and one forwards each, other modules
     by backward passes and their derivative. In float64.
 
-    At parameters that fit the data exactly, twice the normalised value is the largest eigenvalue of the Hessian of
+    At parameters that fit the data exactly, twice the normalized value is the largest eigenvalue of the Hessian of
     C = (1/N) sum_i ||f(x_i) - y_i||^2; gradient descent with step eta can stay there only if
     (2/N) ||J||_op^2 <= 2 / eta.
 
@@ -209,7 +209,7 @@ def top_eigenvalue(
     ----------
     module, x
         As in :func:`trace`.
-    normalised : bool
+    normalized : bool
         Divide by N.
     rtol : float
         Relative accuracy: the iteration ends when the residual of the eigenpair, a bound on the error of the
@@ -237,18 +237,18 @@ def top_eigenvalue(
     >>> round(top_eigenvalue(net, torch.diag(torch.tensor([3.0, 4.0]))), 9)
     16.0
     """
-    module, x = _checked(module, x)
+    net, x = _checked(net, x)
     rtol = relative_tolerance(rtol)
-    seed = _validate.integer(seed, "seed", 0)
+    seed = validation.integer(seed, "seed", 0)
     if chunk is not None:
-        chunk = _validate.integer(chunk, "chunk")
+        chunk = validation.integer(chunk, "chunk")
     jacobian: ByLayers | Products
-    if is_plain_mlp(module):
-        layers = Layers.of(module, torch.float64)
+    if is_plain_mlp(net):
+        layers = Layers.of(net, torch.float64)
         jacobian = ByLayers(layers, x, chunk)
         like = layers.weights[0]
     else:
-        function = with_gradients(Functional(module))
+        function = with_gradients(Functional(net))
         x = x.to(function.device)
         check_samplewise(function, x)
         jacobian = Products(function, x, chunk)
@@ -259,11 +259,11 @@ def top_eigenvalue(
     else:
         start = like.new_zeros(jacobian.count)
         value = largest_eigenvalue(lambda v: jacobian.backward(jacobian.forward(v)), start, rtol, seed)
-    return value / jacobian.n if normalised else value
+    return value / jacobian.n if normalized else value
 
 
 def mixed_derivative_norm(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     *,
     rtol: float = 1e-10,
@@ -283,7 +283,7 @@ def mixed_derivative_norm(
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module that can be differentiated three times; in eval mode, left as it was.
     x : Tensor or ndarray
         Samples, (N, ...), floating point.
@@ -314,31 +314,31 @@ def mixed_derivative_norm(
     >>> mixed_derivative_norm(net, torch.ones(1, 1))
     tensor([48.], dtype=torch.float64)
     """
-    module, x = _checked(module, x)
+    net, x = _checked(net, x)
     if not x.is_floating_point():
         raise TypeError(f"x: got dtype {x.dtype}, expected floating point to differentiate by")
     rtol = relative_tolerance(rtol)
-    seed = _validate.integer(seed, "seed", 0)
+    seed = validation.integer(seed, "seed", 0)
     if chunk is not None:
-        chunk = _validate.integer(chunk, "chunk")
-    if is_plain_mlp(module):
-        return _finite(mixed.by_layers(Layers.of(module, torch.float64), x, rtol, chunk, seed))
-    function = with_gradients(Functional(module))
+        chunk = validation.integer(chunk, "chunk")
+    if is_plain_mlp(net):
+        return _finite(mixed.by_layers(Layers.of(net, torch.float64), x, rtol, chunk, seed))
+    function = with_gradients(Functional(net))
     x = x.to(function.device, torch.float64)
     check_samplewise(function, x)
     norms = [mixed.at_sample(function, sample[None], rtol, seed) for sample in x]
     return _finite(torch.tensor(norms, dtype=torch.float64, device=function.device))
 
 
-def _checked(module: nn.Module, x: Tensor | np.ndarray) -> tuple[nn.Module, Tensor]:
-    module = unwrap(module)
-    x = example(module, x).detach()
-    check_finite(module)
-    check_unshared(module)
-    return module, x
+def _checked(net: nn.Module, x: Tensor | np.ndarray) -> tuple[nn.Module, Tensor]:
+    net = unwrap(net)
+    x = example(net, x).detach()
+    check_finite(net)
+    check_unshared(net)
+    return net, x
 
 
 def _finite(values: Tensor) -> Tensor:
     if not bool(torch.isfinite(values).all()):
-        raise _validate.RangeError("module: its derivatives by the parameters overflow, expected finite ones")
+        raise validation.RangeError("net: its derivatives by the parameters overflow, expected finite ones")
     return values.double()

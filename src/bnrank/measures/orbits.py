@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.functional import example
 from bnrank.networks.reading import capture, read
 
@@ -49,8 +49,8 @@ def rotations(v: Tensor | np.ndarray, axis: Tensor | np.ndarray, count: int = 32
     >>> points[0, :, 0].tolist(), points.norm(dim=2).round(decimals=9).tolist()
     ([3.0, 3.0, 3.0, 3.0, 3.0], [[5.0, 5.0, 5.0, 5.0, 5.0]])
     """
-    v = _validate.samples(v, "v")
-    count, seed = _validate.integer(count, "count"), _validate.integer(seed, "seed", 0)
+    v = validation.samples(v, "v")
+    count, seed = validation.integer(count, "count"), validation.integer(seed, "seed", 0)
     if v.shape[1] < 2:
         raise ValueError(f"v: got shape {tuple(v.shape)}, expected (m, d) with d of at least 2")
     w = _direction(axis, v.shape[1]).to(v.device)
@@ -104,12 +104,12 @@ def collapse(values: Tensor | np.ndarray) -> float:
     return _share(float((h - means[:, :, None]).square().sum()), means, h.shape[2])
 
 
-def collapse_by_layer(module: nn.Module, points: Tensor | np.ndarray, chunk: int = 4096) -> np.ndarray:
+def collapse_by_layer(net: nn.Module, points: Tensor | np.ndarray, chunk: int = 4096) -> np.ndarray:
     """Return :func:`collapse` of the inputs and of the activations a_l of every layer of a network.
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module with linear or convolutional layers; it is left as it was.
     points : Tensor or ndarray
         Points on orbits, (orbits, points, d), as :func:`rotations` draws them, or strata of such, as in
@@ -136,12 +136,12 @@ def collapse_by_layer(module: nn.Module, points: Tensor | np.ndarray, chunk: int
     """
     h = _points(points, "points")
     strata, orbits, count = h.shape[:3]
-    flat = example(module, h.flatten(0, 2))
-    reading = read(module, flat)
+    flat = example(net, h.flatten(0, 2))
+    reading = read(net, flat)
     within = np.zeros(len(reading.layers) + 1)
     means: list[list[Tensor]] = [[] for _ in within]
-    whole = count * max(1, _validate.integer(chunk, "chunk") // count)  # whole orbits, of which no more is kept
-    for given, part in zip(flat.split(whole), capture(module, flat, reading, whole), strict=True):
+    whole = count * max(1, validation.integer(chunk, "chunk") // count)  # whole orbits, of which no more is kept
+    for given, part in zip(flat.split(whole), capture(net, flat, reading, whole), strict=True):
         for i, layer in enumerate((given, *part.activations)):
             orbit = layer.flatten(1).double().cpu().unflatten(0, (-1, count))
             mean = orbit.mean(1)
@@ -159,11 +159,11 @@ def _direction(axis: object, d: int) -> Tensor:
         direction = None
     if direction is None or direction.is_complex() or direction.dtype == torch.bool:
         raise TypeError(
-            f"axis: got {_validate.describe(axis)}, expected a torch.Tensor or numpy.ndarray of real numbers"
+            f"axis: got {validation.describe(axis)}, expected a torch.Tensor or numpy.ndarray of real numbers"
         )
     direction = direction.double()
     if tuple(direction.shape) != (d,) or not bool(torch.isfinite(direction).all()) or not bool(direction.any()):
-        raise ValueError(f"axis: got {_validate.describe(axis)}, expected ({d},), finite and not 0")
+        raise ValueError(f"axis: got {validation.describe(axis)}, expected ({d},), finite and not 0")
     direction = direction / direction.abs().max()  # whose norm neither overflows nor is 0
     return direction / direction.norm()
 
@@ -178,11 +178,11 @@ def _share(within: float, means: Tensor, count: int) -> float:
 
 def _points(value: object, name: str) -> Tensor:
     """Return (strata, orbits, points, features); one stratum where none are given."""
-    h = _validate.samples(value, name, ndim=None)
+    h = validation.samples(value, name, ndim=None)
     h = h[None] if h.ndim == 3 else h
     if h.ndim != 4 or h.shape[1] < 2 or h.shape[2] < 2:
         raise ValueError(
-            f"{name}: got {_validate.describe(value)}, expected (orbits, points, features) or (strata, orbits, "
+            f"{name}: got {validation.describe(value)}, expected (orbits, points, features) or (strata, orbits, "
             "points, features), two orbits and two points at least"
         )
     return h

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.ndimage import median_filter
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.spectra import rank, relative_tolerance, weight_singular_values
 
 __all__ = ["Plateau", "find", "layer_ranks", "stable_ranks"]
@@ -170,8 +170,8 @@ def find(
         raise ValueError(f"times: got {when[row]:g} after {when[row - 1]:g} in row {row}, expected no decrease")
     drop = _between(drop, "drop", 0.0, 0.5)
     least = _between(least, "least", 0.001, 1.0)
-    rest = _validate.number(rest, "rest", 0.0, strict=True)
-    smooth = _validate.integer(smooth, "smooth")
+    rest = validation.number(rest, "rest", 0.0, strict=True)
+    smooth = validation.integer(smooth, "smooth")
     curve = _monotone(when, values, least, smooth)
     if norms is not None:
         norms = _running_mean(norms, smooth)
@@ -182,12 +182,12 @@ def find(
     return tuple(_plateaus(curve, _distinct(curve, candidates, drop, rest), drop, when, values, norms))
 
 
-def layer_ranks(module: nn.Module, rtol: float = 0.1) -> tuple[int, ...]:
+def layer_ranks(net: nn.Module, rtol: float = 0.1) -> tuple[int, ...]:
     """Return the number of singular values above ``rtol`` times the largest of its layer, for every layer.
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         With linear layers (:func:`bnrank.measures.spectra.weight_singular_values`).
     rtol : float
         In [0, 1).
@@ -209,10 +209,10 @@ def layer_ranks(module: nn.Module, rtol: float = 0.1) -> tuple[int, ...]:
     (2, 3)
     """
     rtol = relative_tolerance(rtol)
-    return tuple(rank(values, rtol).rank for values in weight_singular_values(module).values())
+    return tuple(rank(values, rtol).rank for values in weight_singular_values(net).values())
 
 
-def stable_ranks(module: nn.Module) -> tuple[float, ...]:
+def stable_ranks(net: nn.Module) -> tuple[float, ...]:
     """Return the stable rank ||W_l||_F^2 / ||W_l||_op^2 = sum_i s_i^2 / s_1^2 of every layer.
 
     A rank without a threshold: at least 1, at most the rank. In a wide layer it also sees the bulk: n^2 entries of
@@ -220,7 +220,7 @@ def stable_ranks(module: nn.Module) -> tuple[float, ...]:
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         With linear layers.
 
     Returns
@@ -239,7 +239,7 @@ def stable_ranks(module: nn.Module) -> tuple[float, ...]:
     >>> stable_ranks(bnrank.networks.from_layers([torch.diag(torch.tensor([2.0, 1.0])), torch.eye(2)], slope=0.0))
     (1.25, 2.0)
     """
-    spectra = weight_singular_values(module).values()
+    spectra = weight_singular_values(net).values()
     return tuple(float((s / s[0]).square().sum()) if s[0] > 0 else math.nan for s in spectra)
 
 
@@ -249,9 +249,9 @@ def _rows(value: object, name: str) -> Array:
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}: got {_validate.describe(value)}, expected numbers, shape (T,)") from error
+        raise TypeError(f"{name}: got {validation.describe(value)}, expected numbers, shape (T,)") from error
     if array.ndim != 1 or not array.size:
-        raise ValueError(f"{name}: got {_validate.describe(array)}, expected one number per row, shape (T,)")
+        raise ValueError(f"{name}: got {validation.describe(array)}, expected one number per row, shape (T,)")
     if not np.isfinite(array).all():
         row = int(np.argmin(np.isfinite(array)))
         raise ValueError(f"{name}: got {array[row]} in row {row}, expected finite numbers")
@@ -261,7 +261,7 @@ def _rows(value: object, name: str) -> Array:
 
 
 def _between(value: object, name: str, low: float, high: float) -> float:
-    result = _validate.number(value, name, low, strict=low == 0)
+    result = validation.number(value, name, low, strict=low == 0)
     if result >= high:
         raise ValueError(f"{name}: got {result:g}, expected a number below {high:g}")
     return result

@@ -111,7 +111,7 @@ class Products:
                 out = self.function(part).flatten()
             if not out.requires_grad:
                 name = type(self.function.module).__name__
-                raise ValueError(f"module: the output of {name} does not depend on its parameters")
+                raise ValueError(f"net: the output of {name} does not depend on its parameters")
             yield out
 
     def backward(self, u: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def check_connected(function: Functional, tensors: Iterable[Tensor]) -> None:
 
 
 def _once_only(function: Functional, reason: str) -> ValueError:
-    return ValueError(f"module: {type(function.module).__name__} cannot be differentiated as often as needed: {reason}")
+    return ValueError(f"net: {type(function.module).__name__} cannot be differentiated as often as needed: {reason}")
 
 
 def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, rtol: float, seed: int) -> float:
@@ -212,7 +212,7 @@ def with_gradients(function: Functional) -> Functional:
     """Let all floating-point parameters of a function require gradients; refuse if there are none."""
     floating = [p.requires_grad_(True) for p in function.parameters.values() if p.is_floating_point()]
     if not floating:
-        raise ValueError(f"module: {type(function.module).__name__} has no parameters, expected at least one")
+        raise ValueError(f"net: {type(function.module).__name__} has no parameters, expected at least one")
     return function
 
 
@@ -234,7 +234,7 @@ def parameter_jacobians(function: Functional, x: Tensor, chunk: int | None) -> I
     directions = torch.eye(d_out, dtype=function.dtype, device=function.device)
     for piece in x.split(chunk or max(1, CHUNK_ENTRIES // (d_out * count))):
         try:
-            yield _vectorised(function, piece)
+            yield _vectorized(function, piece)
         except (RuntimeError, ValueError):  # an operation without a batching rule: the same numbers, one by one
             rows = []
             for i in range(piece.shape[0]):
@@ -242,12 +242,12 @@ def parameter_jacobians(function: Functional, x: Tensor, chunk: int | None) -> I
                     out = function(piece[i : i + 1]).flatten()
                 if not out.requires_grad:
                     name = type(function.module).__name__
-                    raise ValueError(f"module: the output of {name} does not depend on its parameters") from None
+                    raise ValueError(f"net: the output of {name} does not depend on its parameters") from None
                 rows.append(torch.stack([backward(out, direction) for direction in directions]))
             yield torch.stack(rows)
 
 
-def _vectorised(function: Functional, x: Tensor) -> Tensor:
+def _vectorized(function: Functional, x: Tensor) -> Tensor:
     names = [name for name, p in function.parameters.items() if p.requires_grad]
 
     def output(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank._version import __version__
 from bnrank.measures import bottleneck, jacobian, kinks, nonlinearity, ntk, spectra
 from bnrank.measures.frequencies import profiled
@@ -129,12 +129,12 @@ def profile(
     x = example(net, x, minimum=2)
     settings = _Settings(
         spectra.relative_tolerance(rtol),
-        _validate.number(threshold, "threshold", 0.0),
+        validation.number(threshold, "threshold", 0.0),
         near,
-        _validate.integer(chunk, "chunk"),
-        _validate.integer(jacobian_samples, "jacobian_samples"),
-        _validate.integer(keep, "keep"),
-        _validate.choice(method, "method", spectra.METHODS),
+        validation.integer(chunk, "chunk"),
+        validation.integer(jacobian_samples, "jacobian_samples"),
+        validation.integer(keep, "keep"),
+        validation.choice(method, "method", spectra.METHODS),
         dtype,
     )
     reading = read(net, x)
@@ -170,7 +170,7 @@ def describe(profile: xr.Dataset) -> list[str]:
     >>> from torch import nn
     >>> ds = profile(nn.Sequential(nn.Linear(2, 3), nn.PReLU(), nn.Linear(3, 1)), torch.eye(2))
     >>> describe(ds)
-    ['skipped 1 (PReLU): activation with a learnt slope and no weight matrix']
+    ['skipped 1 (PReLU): activation with a learned slope and no weight matrix']
     """
     lines = [
         f"skipped {s['name'] or 'the module itself'} ({s['type']}): {s['reason']}" for s in _json(profile, "skipped")
@@ -238,7 +238,7 @@ def _by_layer(
         "bnrank_version": version,
         "how": (
             f"forward passes in eval mode, {settings.chunk} samples at a time; spectra in float64, activations and "
-            f"preactivations by {settings.method} over chunks, not centred, values below {activations.floor:g} of the "
+            f"preactivations by {settings.method} over chunks, not centered, values below {activations.floor:g} of the "
             "largest are rounding noise"
         ),
     }
@@ -325,11 +325,11 @@ def _squared_norm(tensor: Tensor | None) -> float:
 def _target(y: Tensor | np.ndarray, n: int, d_out: int) -> Tensor:
     y = torch.as_tensor(y)
     if y.is_floating_point():
-        y = _validate.samples(y, "y", ndim=None if y.ndim > 2 else 2).flatten(1)
+        y = validation.samples(y, "y", ndim=None if y.ndim > 2 else 2).flatten(1)
         if y.shape[1] != d_out:
             raise ValueError(f"y: got {y.shape[1]} outputs per sample, expected {d_out} as in the network's output")
     elif y.ndim != 1 or y.dtype == torch.bool or y.is_complex():
-        raise TypeError(f"y: got {_validate.describe(y)}, expected (N, d_out) floating point or (N,) class numbers")
+        raise TypeError(f"y: got {validation.describe(y)}, expected (N, d_out) floating point or (N,) class numbers")
     elif y.numel() and (int(y.min()) < 0 or int(y.max()) >= d_out):
         raise ValueError(f"y: got class numbers from {int(y.min())} to {int(y.max())}, expected 0 to {d_out - 1}")
     if y.shape[0] != n:

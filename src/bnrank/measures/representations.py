@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.functional import example
 from bnrank.networks.reading import capture, read
 
 __all__ = ["METRICS", "Kernels", "Layout", "distance", "distances", "kernels", "layout"]
 
-METRICS = ("bures", "affine-invariant", "log-euclidean", "angle", "centred-angle")
+METRICS = ("bures", "affine-invariant", "log-euclidean", "angle", "centered-angle")
 VALUES = ("preactivations", "activations")
 SAME_RANGE = 1e-6  # sine of the largest angle between two ranges that count as one
 
@@ -47,16 +47,16 @@ class Kernels:
         return [torch.linalg.svdvals(f) for f in self.factors]
 
 
-def kernels(module: nn.Module, x: Tensor | np.ndarray, *, values: str = "preactivations", chunk: int = 4096) -> Kernels:
+def kernels(net: nn.Module, x: Tensor | np.ndarray, *, values: str = "preactivations", chunk: int = 4096) -> Kernels:
     """Return the kernels K_l(x_i, x_j) = (1/N) <a~_l(x_i), a~_l(x_j)> of the input and of every layer.
 
     Permutations and any other orthogonal changes of a layer's neurons leave them as they are: they are what a
     representation is up to the symmetries that cost no norm. With the 1/N their traces are mean squared norms, and
-    their non-zero eigenvalues are those of (1/N) sum_i a~_l(x_i) a~_l(x_i)^T. Nothing is centred.
+    their non-zero eigenvalues are those of (1/N) sum_i a~_l(x_i) a~_l(x_i)^T. Nothing is centered.
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module with linear or convolutional layers.
     x : Tensor or ndarray
         Samples, (N, ...); anything with more dimensions is flattened to (N, features).
@@ -87,15 +87,15 @@ def kernels(module: nn.Module, x: Tensor | np.ndarray, *, values: str = "preacti
     >>> [round(3 * float(k[0, 0]), 9) for k in found.matrices()]                       # 16^(2 l / 4)
     [1.0, 4.0, 16.0, 64.0, 256.0]
     """
-    _validate.choice(values, "values", VALUES)
-    x = example(module, x)
-    reading = read(module, x)
-    parts = [getattr(part, values) for part in capture(module, x, reading, chunk)]
+    validation.choice(values, "values", VALUES)
+    x = example(net, x)
+    reading = read(net, x)
+    parts = [getattr(part, values) for part in capture(net, x, reading, chunk)]
     found = [x, *(torch.cat(pieces) for pieces in zip(*parts, strict=True))]
     names = ("input", *(layer.name for layer in reading.layers))
     for name, value in zip(names, found, strict=True):
         if not bool(torch.isfinite(value).all()):
-            raise ValueError(f"module: {values} of {name!r} have NaN or infinite entries, expected finite ones")
+            raise ValueError(f"net: {values} of {name!r} have NaN or infinite entries, expected finite ones")
     scale = 1 / math.sqrt(len(x))
     return Kernels(names, tuple(scale * value.detach().flatten(1).to(torch.float64) for value in found))
 
@@ -116,7 +116,7 @@ def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bure
     "log-euclidean"     ||log A - log B||_F on the common range, infinite where the ranges differ. The same as
                         "affine-invariant" where A and B commute; else at most as large.
     "angle"             arccos(<A, B>_F / (||A||_F ||B||_F)), in radians; scale-free: a metric between rays of kernels.
-    "centred-angle"     the same after taking the mean off the columns of F and G; its cosine is linear CKA.
+    "centered-angle"     the same after taking the mean off the columns of F and G; its cosine is linear CKA.
     ==================  ============================================================================================
 
     Parameters
@@ -140,7 +140,7 @@ def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bure
     ------
     TypeError, ValueError
         If an argument is out of range, the numbers of samples differ, or an angle is asked for with a kernel that is 0
-        or, for "centred-angle", a representation that is constant up to rounding.
+        or, for "centered-angle", a representation that is constant up to rounding.
 
     Notes
     -----
@@ -159,7 +159,7 @@ def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bure
     >>> round(distance(f[:, :1], f[:, 1:], "angle"), 6)
     1.570796
     """
-    metric = _validate.choice(metric, "metric", METRICS)
+    metric = validation.choice(metric, "metric", METRICS)
     rtol = relative_tolerance(rtol)
     f, g = _factor(a, "a"), _factor(b, "b")
     if len(f) != len(g):
@@ -168,8 +168,8 @@ def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bure
         return _bures(f, g)
     if metric == "affine-invariant" or metric == "log-euclidean":
         return _logarithmic(f, g, metric, rtol)
-    if metric == "centred-angle":
-        f, g = _centred(f, "a"), _centred(g, "b")
+    if metric == "centered-angle":
+        f, g = _centered(f, "a"), _centered(g, "b")
     return _angle(f, g)
 
 
@@ -212,9 +212,9 @@ class Layout:
     Attributes
     ----------
     points : ndarray
-        (K, dims), centred at 0; in every coordinate the entry of largest size is positive.
+        (K, dims), centered at 0; in every coordinate the entry of largest size is positive.
     eigenvalues : ndarray
-        All K eigenvalues of the doubly centred matrix, descending. Negative ones say that no points in any number of
+        All K eigenvalues of the doubly centered matrix, descending. Negative ones say that no points in any number of
         dimensions have these distances.
     share : float
         The eigenvalues drawn over the sum of all absolute values: 1 where the drawing is exact.
@@ -228,7 +228,7 @@ class Layout:
 def layout(distances: np.ndarray, dims: int = 2) -> Layout:
     """Draw points in ``dims`` dimensions with about the given distances (classical multidimensional scaling).
 
-    With J = I - 11^T / K the matrix -J D^2 J / 2 holds the inner products of centred points that have the distances
+    With J = I - 11^T / K the matrix -J D^2 J / 2 holds the inner products of centered points that have the distances
     D, where there are any; the points drawn are its leading eigenvectors times the roots of their eigenvalues.
 
     Parameters
@@ -251,15 +251,15 @@ def layout(distances: np.ndarray, dims: int = 2) -> Layout:
     ([1.0, 2.0, 6.0], 1.0)
     """
     d = np.asarray(distances, dtype=np.float64)
-    dims = _validate.integer(dims, "dims")
+    dims = validation.integer(dims, "dims")
     if d.ndim != 2 or d.shape[0] != d.shape[1] or d.size == 0 or not np.isfinite(d).all() or (d < 0).any():
-        raise ValueError(f"distances: got {_validate.describe(d)}, expected (K, K), finite and non-negative")
+        raise ValueError(f"distances: got {validation.describe(d)}, expected (K, K), finite and non-negative")
     if np.abs(d - d.T).max() > 1e-9 * d.max() or np.abs(np.diag(d)).max() > 1e-9 * d.max():
         raise ValueError("distances: got a matrix that is not symmetric with 0 on the diagonal")
     if dims > len(d):
         raise ValueError(f"dims: got {dims}, expected at most the number of points, {len(d)}")
-    centring = np.eye(len(d)) - 1 / len(d)
-    values, vectors = np.linalg.eigh(-0.5 * centring @ d**2 @ centring)
+    centering = np.eye(len(d)) - 1 / len(d)
+    values, vectors = np.linalg.eigh(-0.5 * centering @ d**2 @ centering)
     values, vectors = values[::-1], vectors[:, ::-1]
     points = vectors[:, :dims] * np.sqrt(np.maximum(values[:dims], 0))
     largest = points[np.abs(points).argmax(0), np.arange(dims)]
@@ -269,14 +269,14 @@ def layout(distances: np.ndarray, dims: int = 2) -> Layout:
 
 
 def _factor(value: Tensor | np.ndarray, name: str) -> Tensor:
-    return _validate.samples(value, name).detach().to(torch.float64)
+    return validation.samples(value, name).detach().to(torch.float64)
 
 
-def _centred(f: Tensor, name: str) -> Tensor:
-    centred = f - f.mean(0)
-    if float(centred.norm()) <= 10 * torch.finfo(torch.float64).eps * float(f.norm()):
-        raise ValueError(f"{name}: got a representation that is constant, whose centred kernel is 0 and has no angle")
-    return centred
+def _centered(f: Tensor, name: str) -> Tensor:
+    centered = f - f.mean(0)
+    if float(centered.norm()) <= 10 * torch.finfo(torch.float64).eps * float(f.norm()):
+        raise ValueError(f"{name}: got a representation that is constant, whose centered kernel is 0 and has no angle")
+    return centered
 
 
 def _bures(f: Tensor, g: Tensor) -> float:

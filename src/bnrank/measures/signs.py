@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 
 __all__ = ["SignTrace"]
 
@@ -152,10 +152,10 @@ class SignTrace:
         if not self._looks:
             raise ValueError("nothing recorded yet, so there is no sign to compare with")
         if step is not None:
-            since = _validate.integer(step, "step", 0)
+            since = validation.integer(step, "step", 0)
             before = [look.step <= since for look in self._looks]
         else:
-            limit = _validate.number(time, "time")
+            limit = validation.number(time, "time")
             if any(math.isnan(look.time) for look in self._looks):
                 raise ValueError("time: the times of the recorded rows are not known; give step")
             before = [look.time <= limit for look in self._looks]

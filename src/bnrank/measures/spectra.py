@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.convolution import conv_singular_values, layer_singular_values
 from bnrank.networks.functional import example
 from bnrank.networks.reading import Reading, Skipped, capture, read
@@ -94,7 +94,7 @@ def rank(singular_values: Tensor | np.ndarray | Sequence[float], rtol: float = 1
     """
     values = np.asarray(torch.as_tensor(singular_values).detach().cpu(), dtype=np.float64)
     if values.ndim != 1 or bool((values < 0).any()):
-        raise ValueError(f"singular_values: got {_validate.describe(values)}, expected (K,), all non-negative")
+        raise ValueError(f"singular_values: got {validation.describe(values)}, expected (K,), all non-negative")
     rtol = relative_tolerance(rtol)
     values = values[~np.isnan(values)]
     threshold = rtol * float(values.max(initial=0.0))
@@ -103,7 +103,7 @@ def rank(singular_values: Tensor | np.ndarray | Sequence[float], rtol: float = 1
 
 def relative_tolerance(rtol: object, name: str = "rtol") -> float:
     """Return a relative tolerance, a number in [0, 1)."""
-    value = _validate.number(rtol, name, 0.0)
+    value = validation.number(rtol, name, 0.0)
     if value >= 1:
         raise ValueError(f"{name}: got {value:g}, expected a number in [0, 1)")
     return value
@@ -118,7 +118,7 @@ def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
 
 
 def weight_singular_values(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray | None = None,
     size: int | Sequence[int] | None = None,
     reading: Reading | None = None,
@@ -131,7 +131,7 @@ def weight_singular_values(
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module with linear or convolutional layers.
     x : Tensor or ndarray, optional
         Samples, (N, ...): gives the order of the layers and the sizes of the images.
@@ -158,13 +158,13 @@ def weight_singular_values(
     >>> weight_singular_values(net)["layers.1"]
     tensor([0., 0.], dtype=torch.float64)
     """
-    reading = read(module, x) if reading is None else reading
+    reading = read(net, x) if reading is None else reading
     values: dict[str, Tensor] = {}
     notes: dict[str, str] = {}
     skipped = list(reading.skipped)
     for layer in reading.layers:
         if layer.kind == "linear":
-            values[layer.name] = singular_values(layer.weight, f"module: the weight of layer {layer.name!r}")
+            values[layer.name] = singular_values(layer.weight, f"net: the weight of layer {layer.name!r}")
             continue
         found, note = layer_singular_values(layer, size)
         if found is None:
@@ -198,7 +198,7 @@ class Accumulator:
     """
 
     def __init__(self, method: str = "qr") -> None:
-        self.method = _validate.choice(method, "method", METHODS)
+        self.method = validation.choice(method, "method", METHODS)
         self.rows = 0
         self._state: Tensor | None = None
 
@@ -228,7 +228,7 @@ class Accumulator:
 
 
 def activation_singular_values(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     *,
     method: str = "qr",
@@ -238,14 +238,14 @@ def activation_singular_values(
 ) -> Spectra:
     """Return the singular values of N^{-1/2} a_l(X) for every layer l.
 
-    a_l(X), (N, n_l), has one sample per row and is not centred. In an MLP a_l = sigma(a~_l) and a_L = f(x). In any
-    other module it is the tensor that enters the next layer read, whatever stands in between (normalisation,
+    a_l(X), (N, n_l), has one sample per row and is not centered. In an MLP a_l = sigma(a~_l) and a_L = f(x). In any
+    other module it is the tensor that enters the next layer read, whatever stands in between (normalization,
     pooling, a sum), and the module's output for the last one. Tensors with more dimensions are flattened to
     (N, features), so an image of C x H x W is one vector.
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module with linear or convolutional layers.
     x : Tensor or ndarray
         Samples, (N, ...).
@@ -277,11 +277,11 @@ def activation_singular_values(
     >>> {name: len(s) for name, s in activation_singular_values(net, torch.ones(20, 3)).items()}
     {'layers.0': 6, 'layers.1': 2}
     """
-    return _through_layers(module, x, "activations", method, chunk, dtype, reading)
+    return _through_layers(net, x, "activations", method, chunk, dtype, reading)
 
 
 def preactivation_singular_values(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     *,
     method: str = "qr",
@@ -302,11 +302,11 @@ def preactivation_singular_values(
     >>> torch.allclose(values, weight_singular_values(net)["layers.0"])
     True
     """
-    return _through_layers(module, x, "preactivations", method, chunk, dtype, reading)
+    return _through_layers(net, x, "preactivations", method, chunk, dtype, reading)
 
 
 def _through_layers(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     which: str,
     method: str,
@@ -314,17 +314,17 @@ def _through_layers(
     dtype: torch.dtype,
     reading: Reading | None,
 ) -> Spectra:
-    _validate.choice(method, "method", METHODS)
-    x = example(module, x)
-    reading = read(module, x) if reading is None else reading
+    validation.choice(method, "method", METHODS)
+    x = example(net, x)
+    reading = read(net, x) if reading is None else reading
     samples = x.shape[0]
-    widths = [int(t[0].numel()) for t in getattr(next(iter(capture(module, x[:2], reading, 2, dtype))), which)]
+    widths = [int(t[0].numel()) for t in getattr(next(iter(capture(net, x[:2], reading, 2, dtype))), which)]
     held = [width * (width if method == "gram" else min(width, samples)) for width in widths]
     skipped = list(reading.skipped)
     values: dict[str, Tensor] = {}
     for group in _groups(held, MAX_ENTRIES):
         pieces = {i: Accumulator(method) for i in group}
-        for part in capture(module, x, reading, chunk, dtype):
+        for part in capture(net, x, reading, chunk, dtype):
             for i, accumulator in pieces.items():
                 accumulator.add(getattr(part, which)[i].flatten(1))
         for i, accumulator in pieces.items():
@@ -332,7 +332,7 @@ def _through_layers(
             try:
                 values[name] = accumulator.singular_values() / math.sqrt(samples)
             except ValueError as error:
-                raise ValueError(f"module: {which} of layer {name!r}: {error}") from error
+                raise ValueError(f"net: {which} of layer {name!r}: {error}") from error
     for layer, width, entries in zip(reading.layers, widths, held, strict=True):
         if entries > MAX_ENTRIES:
             reason = (

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.functional import unwrap
 
 __all__ = ["Convergence", "Parameters", "changed", "changed_since", "directional_convergence", "stable_since"]
@@ -88,7 +88,7 @@ def changed_since(networks: Sequence[Parameters], times: Sequence[float] | Array
     [{'w': 0.5}, {'w': 0.5}, {'w': 0.0}]
     """
     signs, when = _sequence(networks, times)
-    t = _validate.number(t, "t")
+    t = validation.number(t, "t")
     if t > when[-1]:
         raise ValueError(f"t: got {t:g}, expected at most the last time, {when[-1]:g}")
     start = max(int(np.searchsorted(when, t)) - 1, 0)
@@ -244,7 +244,7 @@ def _parameters(network: Parameters, name: str) -> dict[str, Tensor]:
     elif isinstance(network, Mapping) and all(isinstance(tensor, Tensor) for tensor in network.values()):
         named = network
     else:
-        raise TypeError(f"{name}: got {_validate.describe(network)}, expected a torch.nn.Module or named tensors")
+        raise TypeError(f"{name}: got {validation.describe(network)}, expected a torch.nn.Module or named tensors")
     held = {key: tensor.detach().to("cpu", torch.float64) for key, tensor in named.items()}
     if not any(tensor.numel() for tensor in held.values()):
         raise ValueError(f"{name}: got no parameters, expected at least one")
@@ -257,7 +257,7 @@ def _parameters(network: Parameters, name: str) -> dict[str, Tensor]:
 def _times(times: Sequence[float] | Array, count: int) -> Array:
     when = np.asarray(times, dtype=float)
     if when.shape != (count,):
-        raise ValueError(f"times: got {_validate.describe(when)}, expected one per network, ({count},)")
+        raise ValueError(f"times: got {validation.describe(when)}, expected one per network, ({count},)")
     if np.isnan(when).any() or bool((np.diff(when) < 0).any()):
         raise ValueError("times: got NaN or a decrease, expected numbers in non-decreasing order")
     return when

@@ -15,14 +15,14 @@ _PASSED = (nn.Identity, nn.Dropout)
 _Pair = tuple[Tensor, Tensor | None]
 
 
-def as_mlp(module: nn.Module, *, multiply_out: bool = False) -> MLP:
+def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
     """Return an MLP in float64 that computes what the module computes in eval mode, with the same parameters.
 
     Layers without biases among layers with biases get biases 0, so that ||theta||^2 stays the same.
 
     Parameters
     ----------
-    module : MLP or torch.nn.Sequential
+    net : MLP or torch.nn.Sequential
         A Sequential, perhaps of Sequentials, may hold Linear, ReLU, LeakyReLU, Identity and Dropout, and a Flatten in
         front. Between any two Linear there must be the same activation, or none.
     multiply_out : bool
@@ -49,59 +49,59 @@ def as_mlp(module: nn.Module, *, multiply_out: bool = False) -> MLP:
     >>> as_mlp(torch.nn.Sequential(*factored, torch.nn.ReLU(), torch.nn.Linear(4, 2)), multiply_out=True).widths
     [3, 4, 2]
     """
-    module = unwrap(module)
-    if is_plain_mlp(module):
-        return _copy([w.detach() for w in module.weights], [b.detach() for b in module.biases], module.slope)
-    if isinstance(module, MLP):
-        raise TypeError("module: got an MLP that was changed, expected each layer a Linear with parameters of its own")
-    layers, slopes = _read(module)
+    net = unwrap(net)
+    if is_plain_mlp(net):
+        return _copy([w.detach() for w in net.weights], [b.detach() for b in net.biases], net.slope)
+    if isinstance(net, MLP):
+        raise TypeError("net: got an MLP that was changed, expected each layer a Linear with parameters of its own")
+    layers, slopes = _read(net)
     if len(set(slopes)) > 1 and not multiply_out:
         with_one = {slope for slope in slopes if slope is not None}
         hint = "; multiply_out=True takes Linear in a row for their product" if len(with_one) == 1 else ""
         said = [1.0 if slope is None else slope for slope in slopes]
-        raise TypeError(f"module: got activations of slopes {said}, expected the same between all layers{hint}")
+        raise TypeError(f"net: got activations of slopes {said}, expected the same between all layers{hint}")
     held = [p for layer in layers for p in (layer.weight, layer.bias) if p is not None]
     if len({id(p) for p in held}) < len(held):
-        raise TypeError("module: got a parameter shared between layers, expected each layer to have its own")
+        raise TypeError("net: got a parameter shared between layers, expected each layer to have its own")
     pairs: list[_Pair] = [
         (layer.weight.detach(), None if layer.bias is None else layer.bias.detach()) for layer in layers
     ]
     if len(set(slopes)) > 1:
         pairs, slopes = _multiplied(pairs, slopes)
         if len(set(slopes)) > 1:
-            raise TypeError(f"module: got activations of slopes {slopes}, expected the same between all layers")
+            raise TypeError(f"net: got activations of slopes {slopes}, expected the same between all layers")
     some = any(b is not None for _, b in pairs)
     biases = [w.new_zeros(len(w)) if b is None else b for w, b in pairs] if some else []
     slope = slopes[0] if slopes else 0.0
     return _copy([w for w, _ in pairs], biases, 1.0 if slope is None else slope)
 
 
-def _read(module: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
+def _read(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
     """Return the linear layers and the slope of what stands between each and the next, None for nothing."""
     layers: list[nn.Linear] = []
     slopes: list[float | None] = []
     slope: float | None = None  # what stands between the last linear layer and the next
-    for name, part in _flat(module):
+    for name, part in _flat(net):
         if type(part) is nn.Linear:
             if layers:
                 slopes.append(slope)
             elif slope is not None:
-                raise TypeError("module: got an activation before the first Linear, expected a Linear first")
+                raise TypeError("net: got an activation before the first Linear, expected a Linear first")
             layers.append(part)
             slope = None
         elif type(part) in (nn.ReLU, nn.LeakyReLU):
             if slope is not None:
-                raise TypeError(f"module: got two activations in a row at {name}, expected one")
+                raise TypeError(f"net: got two activations in a row at {name}, expected one")
             slope = part.negative_slope if isinstance(part, nn.LeakyReLU) else 0.0
         elif not (type(part) in _PASSED or (type(part) is nn.Flatten and not layers)):
             raise TypeError(
-                f"module: got {name} ({type(part).__name__}), expected a bnrank.MLP or a Sequential of Linear, ReLU, "
+                f"net: got {name} ({type(part).__name__}), expected a bnrank.MLP or a Sequential of Linear, ReLU, "
                 "LeakyReLU, Identity and Dropout"
             )
     if not layers:
-        raise TypeError(f"module: got {type(module).__name__} without a Linear, expected at least one")
+        raise TypeError(f"net: got {type(net).__name__} without a Linear, expected at least one")
     if slope is not None:
-        raise TypeError("module: got an activation after the last Linear, expected the output to be linear")
+        raise TypeError("net: got an activation after the last Linear, expected the output to be linear")
     return layers, slopes
 
 
@@ -117,7 +117,7 @@ def _multiplied(pairs: list[_Pair], slopes: list[float | None]) -> tuple[list[_P
             continue
         if weight.shape[1] != len(before):
             raise TypeError(
-                f"module: got weights {tuple(before.shape)} and {tuple(weight.shape)}, expected each to take "
+                f"net: got weights {tuple(before.shape)} and {tuple(weight.shape)}, expected each to take "
                 "what the one before gives"
             )
         wide = weight.double()
@@ -132,13 +132,13 @@ def _copy(weights: list[Tensor], biases: list[Tensor], slope: float) -> MLP:
     try:
         return from_layers(weights, biases, slope).to(weights[0].device)
     except ValueError as error:
-        raise TypeError(f"module: {error}") from error
+        raise TypeError(f"net: {error}") from error
 
 
-def _flat(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    if type(module) is not nn.Sequential:
-        yield prefix or type(module).__name__, module
+def _flat(net: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    if type(net) is not nn.Sequential:
+        yield prefix or type(net).__name__, net
         return
-    for name, part in module._modules.items():  # named_children leaves out what is there twice
+    for name, part in net._modules.items():  # named_children leaves out what is there twice
         if part is not None:
             yield from _flat(part, f"{prefix}.{name}" if prefix else name)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.stack import Stack, activation, check_slope
 
 __all__ = ["CircularConvolutional"]
@@ -82,7 +82,7 @@ class CircularConvolutional(Stack):
             raise ValueError("channels: got none, expected one number per convolution, the last for the output")
         image = sizes[1:]
         one = not isinstance(kernel, Iterable)
-        taps = [_validate.integer(kernel, "kernel")] * len(image) if one else _integers(kernel, "kernel")
+        taps = [validation.integer(kernel, "kernel")] * len(image) if one else _integers(kernel, "kernel")
         if len(taps) != len(image) or any(k > n for k, n in zip(taps, image, strict=True)):
             expected = f"one integer or {len(image)}, none larger than the image {tuple(image)}"
             raise ValueError(f"kernel: got {kernel if one else tuple(taps)}, expected {expected}")
@@ -97,7 +97,7 @@ class CircularConvolutional(Stack):
                 parts[f"activation{i}"] = activation(slope)
         if flatten:
             parts["flatten"] = nn.Flatten()
-        super().__init__(parts, init=init, seed=_validate.integer(seed, "seed", 0))
+        super().__init__(parts, init=init, seed=validation.integer(seed, "seed", 0))
         self.settings = {
             "shape": sizes,
             "channels": widths,
@@ -110,5 +110,5 @@ class CircularConvolutional(Stack):
 
 def _integers(values: Any, name: str) -> list[int]:
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{name}: got {_validate.describe(values)}, expected a sequence of integers")
-    return [_validate.integer(value, f"{name}[{i}]") for i, value in enumerate(values)]
+        raise TypeError(f"{name}: got {validation.describe(values)}, expected a sequence of integers")
+    return [validation.integer(value, f"{name}[{i}]") for i, value in enumerate(values)]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.stack import Stack, activation, check_slope, linear
 
 __all__ = ["Convolutional", "LinearConvolutional"]
@@ -78,15 +78,15 @@ class Convolutional(Stack):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         sizes, widths = _integers(shape, "shape"), _integers(channels, "channels")
-        tails, d_out = _integers(tail, "tail"), _validate.integer(d_out, "d_out")
+        tails, d_out = _integers(tail, "tail"), validation.integer(d_out, "d_out")
         if len(sizes) not in (2, 3):
             raise ValueError(f"shape: got {tuple(sizes)}, expected (channels, length) or (channels, height, width)")
         if not widths:
             raise ValueError("channels: got none, expected one number per convolution")
         kernel, stride, pool = (
-            _validate.integer(value, name) for value, name in ((kernel, "kernel"), (stride, "stride"), (pool, "pool"))
+            validation.integer(value, name) for value, name in ((kernel, "kernel"), (stride, "stride"), (pool, "pool"))
         )
-        padding, slope, bias = _validate.choice(padding, "padding", PADDINGS), check_slope(slope), bool(bias)
+        padding, slope, bias = validation.choice(padding, "padding", PADDINGS), check_slope(slope), bool(bias)
         kinds: Any = ((nn.Conv1d, nn.AvgPool1d), (nn.Conv2d, nn.AvgPool2d))[len(sizes) - 2]
         around = 0 if padding == "none" else (kernel - 1) // 2
         mode = "circular" if padding == "circular" else "zeros"
@@ -110,7 +110,7 @@ class Convolutional(Stack):
         for i, (before, after) in enumerate(itertools.pairwise(all_widths), 1):
             parts[f"tail{i}"] = linear(before, after, bias, dtype)
         parts["output"] = linear(all_widths[-1], d_out, bias, dtype)
-        super().__init__(parts, init=init, seed=_validate.integer(seed, "seed", 0))
+        super().__init__(parts, init=init, seed=validation.integer(seed, "seed", 0))
         self.settings = {
             "shape": sizes,
             "channels": widths,
@@ -163,5 +163,5 @@ class LinearConvolutional(Convolutional):
 
 def _integers(values: Any, name: str) -> list[int]:
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{name}: got {_validate.describe(values)}, expected a sequence of integers")
-    return [_validate.integer(value, f"{name}[{i}]") for i, value in enumerate(values)]
+        raise TypeError(f"{name}: got {validation.describe(values)}, expected a sequence of integers")
+    return [validation.integer(value, f"{name}[{i}]") for i, value in enumerate(values)]

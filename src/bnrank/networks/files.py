@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from bnrank import _files, _validate
+from bnrank._core import files, validation
 from bnrank._version import __version__
 from bnrank.networks.blueprints import KINDS, blueprint, build
 from bnrank.networks.mlp import MLP, make
@@ -110,7 +110,7 @@ def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] 
             f"path: {path} holds a network that was compressed; "
             f"load it with bnrank.discovery.load_compressed({str(path)!r})"
         )
-    return _from_foreign(path, tensors, _validate.slope(slope), order)
+    return _from_foreign(path, tensors, validation.slope(slope), order)
 
 
 def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.Module:
@@ -145,7 +145,7 @@ def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.
     except Exception as error:
         raise ValueError(f"spec: {spec!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
-        raise TypeError(f"spec: {spec!r} returned {_validate.describe(module)}, expected a torch.nn.Module")
+        raise TypeError(f"spec: {spec!r} returned {validation.describe(module)}, expected a torch.nn.Module")
     if weights is not None:
         tensors, _ = _read_safetensors(Path(weights), "weights")
         try:
@@ -160,7 +160,7 @@ def _write(path: Path, data: bytes) -> None:
         raise ValueError(f"path: got {str(path)!r}, expected a path in a folder that exists")
     if path.is_dir():
         raise ValueError(f"path: got {str(path)!r}, which is a folder, expected a file name")
-    _files.write_atomically(path, data)
+    files.write_atomically(path, data)
 
 
 def _read_safetensors(path: Path, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -199,7 +199,7 @@ def _from_own(path: Path, tensors: Mapping[str, Tensor], text: str) -> MLP | Sta
             other.load_state_dict(dict(tensors))
             return other
         arguments = {key: settings[key] for key in ("widths", "slope", "bias", "init", "seed")}
-        widths = [_validate.integer(width, "widths") for width in arguments["widths"]]
+        widths = [validation.integer(width, "widths") for width in arguments["widths"]]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"path: {path} has damaged metadata: {error!r}") from error
     expected: dict[str, tuple[int, ...]] = {
@@ -278,7 +278,7 @@ def _one_dtype(path: Path, tensors: Mapping[str, Tensor]) -> torch.dtype:
 def _find_function(spec: str) -> Callable[[], Any]:
     if not isinstance(spec, str):
         raise TypeError(
-            f"spec: got {_validate.describe(spec)}, expected 'file.py:function' or 'package.module:function'"
+            f"spec: got {validation.describe(spec)}, expected 'file.py:function' or 'package.module:function'"
         )
     source, colon, name = spec.rpartition(":")
     if not colon or not source or not name:
@@ -286,7 +286,7 @@ def _find_function(spec: str) -> Callable[[], Any]:
     namespace = _run_file(Path(source), spec) if source.endswith(".py") else _import(source, spec)
     function = getattr(namespace, name, None)
     if not callable(function):
-        near = _validate.suggest(name, [key for key, value in vars(namespace).items() if callable(value)])
+        near = validation.suggest(name, [key for key, value in vars(namespace).items() if callable(value)])
         raise ValueError(f"spec: got {spec!r}, but {source} has no function {name!r}{near}")
     return function
 

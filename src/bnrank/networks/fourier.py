@@ -10,7 +10,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.circular import CircularConvolutional
 
 __all__ = ["in_fourier_space"]
@@ -53,7 +53,7 @@ def in_fourier_space(net: CircularConvolutional) -> nn.Sequential:
     True
     """
     if not isinstance(net, CircularConvolutional):
-        raise TypeError(f"net: got {_validate.describe(net)}, expected a CircularConvolutional")
+        raise TypeError(f"net: got {validation.describe(net)}, expected a CircularConvolutional")
     image = tuple(net.settings["shape"][1:])
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for name, part in net.named_children():

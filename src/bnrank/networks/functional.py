@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.mlp import MLP, LinearNetwork
 
 __all__ = ["Functional", "aliases", "check_finite", "check_unshared", "example", "is_plain_mlp", "unwrap"]
@@ -38,8 +38,8 @@ class Functional:
         forward fails on x in this precision or does not return one tensor.
     """
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype = torch.float64) -> None:
-        self.module = unwrap(module)
+    def __init__(self, net: nn.Module, dtype: torch.dtype = torch.float64) -> None:
+        self.module = unwrap(net)
         self.dtype = dtype
         self.parameters = {n: self._cast(p) for n, p in self.module.named_parameters()}
         self.buffers = {n: self._cast(b) for n, b in self.module.named_buffers()}
@@ -63,18 +63,18 @@ class Functional:
                 out = torch.func.functional_call(self.module, held, (x,), tie_weights=False)
             except Exception as error:
                 raise ValueError(
-                    f"module: {type(self.module).__name__} failed on x of shape {tuple(x.shape)} in {self.dtype}: "
+                    f"net: {type(self.module).__name__} failed on x of shape {tuple(x.shape)} in {self.dtype}: "
                     f"{error}. If its forward holds tensors of another precision that are neither parameters nor "
                     "buffers, register them as buffers or pass dtype=torch.float32"
                 ) from error
         if not isinstance(out, Tensor):
             raise ValueError(
-                f"module: {type(self.module).__name__} returns {type(out).__name__}, expected one tensor; "
+                f"net: {type(self.module).__name__} returns {type(out).__name__}, expected one tensor; "
                 "wrap it in a module that returns the tensor of interest"
             )
         if out.ndim == 0 or out.shape[0] != x.shape[0]:
             raise ValueError(
-                f"module: the output has shape {tuple(out.shape)} for {x.shape[0]} samples, expected (N, ...)"
+                f"net: the output has shape {tuple(out.shape)} for {x.shape[0]} samples, expected (N, ...)"
             )
         return out
 
@@ -83,67 +83,67 @@ class Functional:
         return tensor.to(self.dtype, copy=True) if tensor.is_floating_point() else tensor.clone()
 
 
-def example(module: nn.Module, x: object, minimum: int = 1) -> Tensor:
-    """Return x as samples for ``module``: floating point (N, ...), finite, or integers for modules that embed them."""
-    if isinstance(module, MLP):
-        return _validate.samples(x, "x", features=module.widths[0], minimum=minimum)
+def example(net: nn.Module, x: object, minimum: int = 1) -> Tensor:
+    """Return x as samples for ``net``: floating point (N, ...), finite, or integers for modules that embed them."""
+    if isinstance(net, MLP):
+        return validation.samples(x, "x", features=net.widths[0], minimum=minimum)
     if isinstance(x, np.ndarray) and x.dtype.kind in "iu":
         x = torch.from_numpy(x)
     if isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool:
         if x.ndim == 0 or x.numel() == 0 or x.shape[0] < minimum:
             raise ValueError(f"x: got shape {tuple(x.shape)}, expected (N, ...) with at least {minimum} sample(s)")
         return x
-    return _validate.samples(x, "x", ndim=None, minimum=minimum)
+    return validation.samples(x, "x", ndim=None, minimum=minimum)
 
 
-def is_plain_mlp(module: nn.Module) -> TypeGuard[MLP]:
+def is_plain_mlp(net: nn.Module) -> TypeGuard[MLP]:
     """Say whether a module is an MLP as it was made, so that closed forms hold.
 
     No subclass, no replaced layer or forward, no hook that could change a layer's output, no parameter more or less
     than its weights and biases, none used twice and none sharing memory with another.
     """
-    if type(module) not in (MLP, LinearNetwork) or not isinstance(module, MLP):
+    if type(net) not in (MLP, LinearNetwork) or not isinstance(net, MLP):
         return False
-    if len(module.layers) != len(module.widths) - 1:
+    if len(net.layers) != len(net.widths) - 1:
         return False
-    for layer, n_in, n_out in zip(module.layers, module.widths, module.widths[1:], strict=False):
+    for layer, n_in, n_out in zip(net.layers, net.widths, net.widths[1:], strict=False):
         if type(layer) is not nn.Linear:
             return False
         weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
-        if weight is None or weight.shape != (n_out, n_in) or (bias is not None) != module.bias:
+        if weight is None or weight.shape != (n_out, n_in) or (bias is not None) != net.bias:
             return False
-    expected = (2 if module.bias else 1) * len(module.layers)
-    changed = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in module.modules())
-    return not changed and len(list(module.parameters())) == expected and not _overlapping(module)
+    expected = (2 if net.bias else 1) * len(net.layers)
+    changed = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in net.modules())
+    return not changed and len(list(net.parameters())) == expected and not _overlapping(net)
 
 
-def check_finite(module: nn.Module) -> None:
+def check_finite(net: nn.Module) -> None:
     """Raise ValueError, naming them, if parameters have NaN or infinite entries."""
-    bad = [name for name, p in unwrap(module).named_parameters() if not bool(torch.isfinite(p).all())]
+    bad = [name for name, p in unwrap(net).named_parameters() if not bool(torch.isfinite(p).all())]
     if bad:
         shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-        raise ValueError(f"module: got NaN or infinite entries in {shown}, expected finite parameters")
+        raise ValueError(f"net: got NaN or infinite entries in {shown}, expected finite parameters")
 
 
-def check_unshared(module: nn.Module) -> None:
+def check_unshared(net: nn.Module) -> None:
     """Raise ValueError, naming them, if different parameters lie in the same memory.
 
     One parameter used in several places is fine, it counts once. Two parameters over the same memory (``p.data =
     q.data``) are neither one nor two.
     """
-    pairs = _overlapping(unwrap(module))
+    pairs = _overlapping(unwrap(net))
     if pairs:
         shown = ", ".join(f"{a} and {b}" for a, b in pairs[:5])
         raise ValueError(
-            f"module: got different parameters in the same memory ({shown}), expected one parameter used twice, "
+            f"net: got different parameters in the same memory ({shown}), expected one parameter used twice, "
             "as in b.weight = a.weight, or separate ones"
         )
 
 
-def _overlapping(module: nn.Module) -> list[tuple[str, str]]:
+def _overlapping(net: nn.Module) -> list[tuple[str, str]]:
     """Return the names of parameters whose memory overlaps, in pairs."""
     spans = []
-    for name, p in module.named_parameters():
+    for name, p in net.named_parameters():
         if p.layout is torch.strided and p.device.type != "meta" and p.numel() and not is_lazy(p):
             extent = 1 + sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
             spans.append((str(p.device), p.data_ptr(), p.data_ptr() + extent * p.element_size(), name))
@@ -151,25 +151,25 @@ def _overlapping(module: nn.Module) -> list[tuple[str, str]]:
     return [(a[3], b[3]) for a, b in itertools.pairwise(spans) if a[0] == b[0] and b[1] < a[2]]
 
 
-def unwrap(module: nn.Module) -> nn.Module:
+def unwrap(net: nn.Module) -> nn.Module:
     """Return the module itself, out of ``torch.compile``; refuse what is no module or has no shapes yet."""
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"module: got {_validate.describe(module)}, expected a torch.nn.Module")
-    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise ValueError(f"module: got a {type(module).__name__} wrapper, expected the module inside it, .module")
-    original = getattr(module, "_orig_mod", None)  # torch.compile
-    module = original if isinstance(original, nn.Module) else module
-    lazy = [name for name, p in [*module.named_parameters(), *module.named_buffers()] if is_lazy(p)]
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net: got {validation.describe(net)}, expected a torch.nn.Module")
+    if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ValueError(f"net: got a {type(net).__name__} wrapper, expected the module inside it, .module")
+    original = getattr(net, "_orig_mod", None)  # torch.compile
+    net = original if isinstance(original, nn.Module) else net
+    lazy = [name for name, p in [*net.named_parameters(), *net.named_buffers()] if is_lazy(p)]
     if lazy:
-        raise ValueError(f"module: parameters without a shape yet ({', '.join(lazy)}); run it once on data first")
-    return module
+        raise ValueError(f"net: parameters without a shape yet ({', '.join(lazy)}); run it once on data first")
+    return net
 
 
-def aliases(module: nn.Module) -> dict[str, str]:
+def aliases(net: nn.Module) -> dict[str, str]:
     """Return the further places that hold a parameter or buffer, with the name it goes by; each place once."""
     first: dict[int, str] = {}
     further = {}
-    for prefix, sub in module.named_modules():  # one that is there twice comes once: torch does not undo the second
+    for prefix, sub in net.named_modules():  # one that is there twice comes once: torch does not undo the second
         for own, tensor in [*sub._parameters.items(), *sub._buffers.items()]:
             if tensor is None:
                 continue
@@ -181,9 +181,9 @@ def aliases(module: nn.Module) -> dict[str, str]:
 
 
 @contextmanager
-def _eval_mode(module: nn.Module) -> Iterator[None]:
+def _eval_mode(net: nn.Module) -> Iterator[None]:
     """Run in eval mode; afterwards modes are as before, and so is what hooks or forwards set as attributes."""
-    before = [(sub, sub.training, dict(vars(sub))) for sub in module.modules()]
+    before = [(sub, sub.training, dict(vars(sub))) for sub in net.modules()]
     try:
         for sub, _, _ in before:
             sub.training = False

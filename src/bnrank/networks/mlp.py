@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 
 __all__ = ["MLP", "LinearNetwork", "from_layers", "leaky_relu", "make"]
 
@@ -70,15 +70,15 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(widths, Iterable) or isinstance(widths, str):
-            raise TypeError(f"widths: got {_validate.describe(widths)}, expected a sequence [d_in, ..., d_out]")
+            raise TypeError(f"widths: got {validation.describe(widths)}, expected a sequence [d_in, ..., d_out]")
         widths = list(widths)
         if len(widths) < 2:
             raise ValueError(f"widths: got {widths}, expected at least two, [d_in, ..., d_out]")
-        self.widths = [_validate.integer(width, f"widths[{i}]") for i, width in enumerate(widths)]
-        self.slope = _validate.slope(slope)
+        self.widths = [validation.integer(width, f"widths[{i}]") for i, width in enumerate(widths)]
+        self.slope = validation.slope(slope)
         self.bias = bool(bias)
         self.init = _validate_init(init)
-        self.seed = _validate.integer(seed, "seed", 0)
+        self.seed = validation.integer(seed, "seed", 0)
         self.layers = nn.ModuleList(
             nn.utils.skip_init(nn.Linear, n_in, n_out, bias=self.bias, dtype=dtype)
             for n_in, n_out in zip(self.widths, self.widths[1:], strict=False)
@@ -214,5 +214,5 @@ def from_layers(weights: Sequence[Tensor], biases: Sequence[Tensor] = (), slope:
 
 def _validate_init(init: str | float) -> str | float:
     if isinstance(init, str):
-        return _validate.choice(init, "init", ["he"])
-    return _validate.number(init, "init", 0.0)
+        return validation.choice(init, "init", ["he"])
+    return validation.number(init, "init", 0.0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.functional import Functional, example, unwrap
 
 __all__ = ["Captured", "Layer", "Reading", "Skipped", "capture", "read"]
@@ -26,14 +26,14 @@ _BASES: tuple[tuple[type[nn.Module], str], ...] = (
 _REASONS: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
     (
         (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm),
-        "normalisation layer, scales each feature by itself and has no weight matrix",
+        "normalization layer, scales each feature by itself and has no weight matrix",
     ),
     ((nn.Embedding, nn.EmbeddingBag), "look-up table, its input is an index and not a vector"),
     ((nn.RNNBase, nn.RNNCellBase), "recurrent layer, its weights act once per time step"),
     ((nn.MultiheadAttention,), "attention layer, its weights act inside a softmax of the input"),
     ((nn.modules.conv._ConvTransposeNd,), "transposed convolution, which bnrank does not read"),
     ((nn.Bilinear,), "bilinear layer, it has two inputs"),
-    ((nn.PReLU,), "activation with a learnt slope and no weight matrix"),
+    ((nn.PReLU,), "activation with a learned slope and no weight matrix"),
 )
 
 
@@ -117,7 +117,7 @@ class Captured:
         return (*self.inputs[1:], self.output)
 
 
-def read(module: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
+def read(net: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
     """Read a module into its linear and convolutional layers.
 
     Everything else that owns parameters is listed in ``skipped`` with the reason; modules without parameters
@@ -125,7 +125,7 @@ def read(module: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module. It is left as it was: hooks removed, modes, buffers and random state untouched.
     x : Tensor or ndarray, optional
         Samples, (N, ...). The first two are run through the module: layers then come in order of execution, with
@@ -140,7 +140,7 @@ def read(module: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
     Raises
     ------
     TypeError, ValueError
-        If ``module`` is no module, has lazy parameters without a shape, or cannot be run on ``x``.
+        If ``net`` is no module, has lazy parameters without a shape, or cannot be run on ``x``.
 
     Examples
     --------
@@ -152,8 +152,8 @@ def read(module: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
     >>> [(s.name, s.type) for s in reading.skipped]
     [('1', 'BatchNorm1d')]
     """
-    module = unwrap(module)
-    candidates, skipped = _candidates(module)
+    net = unwrap(net)
+    candidates, skipped = _candidates(net)
     if x is None:
         for name, layer in list(candidates.items()):
             if _overrides_forward(layer):
@@ -163,7 +163,7 @@ def read(module: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
             Layer(i, name, _kind(layer) or "", layer) for i, (name, layer) in enumerate(candidates.items(), start=1)
         ]
         return Reading(tuple(layers), tuple(skipped))
-    calls = _trial_run(module, example(module, x)[:2], candidates)
+    calls = _trial_run(net, example(net, x)[:2], candidates)
     found: list[Layer] = []
     for name, runs in sorted(calls.items(), key=lambda item: item[1][0].order if item[1] else -1):
         reason = _reason_of_runs(runs)
@@ -176,7 +176,7 @@ def read(module: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
 
 
 def capture(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     reading: Reading | None = None,
     chunk: int = 4096,
@@ -189,7 +189,7 @@ def capture(
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module.
     x : Tensor or ndarray
         Samples, (N, ...).
@@ -217,21 +217,21 @@ def capture(
     >>> [tuple(part.preactivations[0].shape) for part in parts]
     [(4, 8), (4, 8), (2, 8)]
     """
-    x = example(module, x)
-    chunk = _validate.integer(chunk, "chunk")
-    reading = read(module, x) if reading is None else reading
-    inside = dict(unwrap(module).named_modules())
+    x = example(net, x)
+    chunk = validation.integer(chunk, "chunk")
+    reading = read(net, x) if reading is None else reading
+    inside = dict(unwrap(net).named_modules())
     if any(inside.get(layer.name) is not layer.module for layer in reading.layers):
         raise ValueError(
-            f"reading: got one of another module, expected what read(module, x) returns for {type(module).__name__}"
+            f"reading: got one of another module, expected what read(module, x) returns for {type(net).__name__}"
         )
     if not reading.layers:
         why = "; ".join(f"{s.name or 'the module itself'} ({s.type}): {s.reason}" for s in reading.skipped)
         raise ValueError(
-            f"module: found no linear or convolutional layer in {type(module).__name__}, expected at least one"
+            f"net: found no linear or convolutional layer in {type(net).__name__}, expected at least one"
             + (f". Skipped: {why}" if why else "")
         )
-    return _captured(Functional(module, dtype), x, reading.layers, chunk)
+    return _captured(Functional(net, dtype), x, reading.layers, chunk)
 
 
 def _captured(function: Functional, x: Tensor, layers: Sequence[Layer], chunk: int) -> Iterator[Captured]:
@@ -249,9 +249,9 @@ def _captured(function: Functional, x: Tensor, layers: Sequence[Layer], chunk: i
             out = function(x[rows])
         for layer in layers:
             if layer.name in again:
-                raise ValueError(f"module: layer {layer.name!r} runs more than once; read it with an x to skip it")
+                raise ValueError(f"net: layer {layer.name!r} runs more than once; read it with an x to skip it")
             if layer.name not in seen:
-                raise ValueError(f"module: layer {layer.name!r} did not run on samples {start} to {rows.stop - 1} of x")
+                raise ValueError(f"net: layer {layer.name!r} did not run on samples {start} to {rows.stop - 1} of x")
         pairs = [seen[layer.name] for layer in layers]
         yield Captured(rows, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs), out)
 
@@ -266,7 +266,7 @@ class _Run:
     batched: bool
 
 
-def _trial_run(module: nn.Module, x: Tensor, candidates: dict[str, nn.Module]) -> dict[str, list[_Run]]:
+def _trial_run(net: nn.Module, x: Tensor, candidates: dict[str, nn.Module]) -> dict[str, list[_Run]]:
     calls: dict[str, list[_Run]] = {name: [] for name in candidates}
     order = iter(range(2**31))
 
@@ -278,7 +278,7 @@ def _trial_run(module: nn.Module, x: Tensor, candidates: dict[str, nn.Module]) -
         shapes = tuple(before.shape[1:]), tuple(after.shape[1:])
         calls[name].append(_Run(next(order), before.shape[0], *shapes, faithful, batched))
 
-    function = Functional(module)
+    function = Functional(net)
     with torch.no_grad(), _hooks(candidates, note):
         function(x)
     return calls
@@ -297,24 +297,24 @@ def _reason_of_runs(runs: list[_Run]) -> str | None:
     return None
 
 
-def _candidates(module: nn.Module) -> tuple[dict[str, nn.Module], list[Skipped]]:
+def _candidates(net: nn.Module) -> tuple[dict[str, nn.Module], list[Skipped]]:
     names: dict[int, list[str]] = {}
-    for name, sub in module.named_modules(remove_duplicate=False):
+    for name, sub in net.named_modules(remove_duplicate=False):
         names.setdefault(id(sub), []).append(name)
     owners: dict[int, list[str]] = {}
-    for name, sub in module.named_modules():
+    for name, sub in net.named_modules():
         for parameter in _own(sub).values():
             owners.setdefault(parameter.data_ptr() or id(parameter), []).append(name)
     candidates: dict[str, nn.Module] = {}
     skipped: list[Skipped] = []
     attention: list[str] = []
-    for name, sub in module.named_modules():
+    for name, sub in net.named_modules():
         if isinstance(sub, nn.MultiheadAttention):
             attention.append(f"{name}." if name else "")
-        parametrised = parametrize.is_parametrized(sub)
-        if (not _own(sub) and not parametrised) or isinstance(sub, parametrize.ParametrizationList):
-            continue  # what is parametrised is reported at the layer it belongs to
-        if _kind(sub) is None or parametrised:
+        parametrized = parametrize.is_parametrized(sub)
+        if (not _own(sub) and not parametrized) or isinstance(sub, parametrize.ParametrizationList):
+            continue  # what is parametrized is reported at the layer it belongs to
+        if _kind(sub) is None or parametrized:
             skipped.append(_skip(name, sub, _reason_of_type(sub)))
         elif any(name.startswith(prefix) for prefix in attention):
             skipped.append(_skip(name, sub, "belongs to an attention layer, which uses its weight without calling it"))
@@ -328,7 +328,7 @@ def _candidates(module: nn.Module) -> tuple[dict[str, nn.Module], list[Skipped]]
 def _reason_of_type(sub: nn.Module) -> str:
     if parametrize.is_parametrized(sub):
         which = ", ".join(cast(nn.ModuleDict, sub.parametrizations).keys())
-        return f"parametrised ({which}); torch.nn.utils.parametrize.remove_parametrizations makes it a plain layer"
+        return f"parametrized ({which}); torch.nn.utils.parametrize.remove_parametrizations makes it a plain layer"
     for types, reason in _REASONS:
         if isinstance(sub, types):
             return reason

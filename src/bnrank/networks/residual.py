@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.mlp import leaky_relu
 from bnrank.networks.stack import Diagonal, Draw, Drawn, Stack, check_init, check_slope, linear
 
@@ -69,8 +69,8 @@ class Block(Drawn):
         out: int | None = None,
     ) -> None:
         super().__init__()
-        self.width, self.hidden = _validate.integer(width, "width"), _validate.integer(hidden, "hidden")
-        self.out = self.width if out is None else _validate.integer(out, "out")
+        self.width, self.hidden = validation.integer(width, "width"), validation.integer(hidden, "hidden")
+        self.out = self.width if out is None else validation.integer(out, "out")
         if self.out != self.width and self.kind != "free":
             raise ValueError(f"out: got {out} for width {width}, but only a FreeBlock may give another width")
         self.slope = check_slope(slope)
@@ -193,18 +193,18 @@ class ResNet(Stack):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if isinstance(tail, str) or not isinstance(tail, Iterable):
-            raise TypeError(f"tail: got {_validate.describe(tail)}, expected a sequence of widths")
-        widths = [_validate.integer(w, f"tail[{i}]") for i, w in enumerate(tail)]
-        d_in, d_out = _validate.integer(d_in, "d_in"), _validate.integer(d_out, "d_out")
-        width, hidden = _validate.integer(width, "width"), _validate.integer(hidden, "hidden")
-        blocks, bias = _validate.integer(blocks, "blocks"), bool(bias)
+            raise TypeError(f"tail: got {validation.describe(tail)}, expected a sequence of widths")
+        widths = [validation.integer(w, f"tail[{i}]") for i, w in enumerate(tail)]
+        d_in, d_out = validation.integer(d_in, "d_in"), validation.integer(d_out, "d_out")
+        width, hidden = validation.integer(width, "width"), validation.integer(hidden, "hidden")
+        blocks, bias = validation.integer(blocks, "blocks"), bool(bias)
         parts: dict[str, nn.Module] = {"input": linear(d_in, width, bias, dtype)}
         for i in range(blocks):
             parts[f"block{i + 1}"] = self.block(width, hidden, slope, after, bias, dtype=dtype)
         for i, (n_in, n_out) in enumerate(itertools.pairwise([width, *widths])):
             parts[f"tail{i + 1}"] = linear(n_in, n_out, bias, dtype)
         parts["output"] = linear([width, *widths][-1], d_out, bias, dtype)
-        super().__init__(parts, init=init, seed=_validate.integer(seed, "seed", 0))
+        super().__init__(parts, init=init, seed=validation.integer(seed, "seed", 0))
         self.settings = {
             "d_in": d_in,
             "d_out": d_out,

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.mlp import MLP
 
 __all__ = ["Diagonal", "Draw", "Drawn", "Stack", "activation", "check_init", "check_slope", "linear"]
@@ -41,7 +41,7 @@ class Drawn(nn.Module):
             If an argument is out of range, or a parameter belongs to no module whose draw is known: Linear, Conv,
             `Diagonal` or `MLP`.
         """
-        seed = _validate.integer(seed, "seed", 0)
+        seed = validation.integer(seed, "seed", 0)
         init = check_init(self.init if init is None else init)
         draw = Draw(torch.Generator().manual_seed(seed), init)
         draw(self, 1.0)
@@ -66,7 +66,7 @@ class Diagonal(nn.Module):
 
     def __init__(self, n: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(_validate.integer(n, "n"), dtype=dtype))
+        self.weight = nn.Parameter(torch.ones(validation.integer(n, "n"), dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return weight * x."""
@@ -123,7 +123,7 @@ class Stack(nn.Sequential, Drawn):
             named = {str(i): part for i, part in enumerate(parts)}
         for name, part in named.items():
             if not isinstance(part, nn.Module):
-                raise TypeError(f"parts: got {_validate.describe(part)} as {name}, expected torch.nn.Modules")
+                raise TypeError(f"parts: got {validation.describe(part)} as {name}, expected torch.nn.Modules")
         super().__init__(OrderedDict(named))
         self.init = check_init(init)
         self.seed = None
@@ -144,8 +144,8 @@ class Stack(nn.Sequential, Drawn):
 def check_init(init: object) -> str | float:
     """Return ``init`` if it is "he" or a number of at least 0."""
     if isinstance(init, str):
-        return _validate.choice(init, "init", ["he"])
-    return _validate.number(init, "init", 0.0)
+        return validation.choice(init, "init", ["he"])
+    return validation.number(init, "init", 0.0)
 
 
 def linear(n_in: int, n_out: int, bias: bool, dtype: torch.dtype) -> nn.Linear:
@@ -160,7 +160,7 @@ def activation(slope: float) -> nn.Module:
 
 def check_slope(slope: object, name: str = "slope") -> float:
     """Return the slope of an activation, in (-1, 1), or 1 for none."""
-    return 1.0 if isinstance(slope, int | float) and slope == 1 else _validate.slope(slope, name)
+    return 1.0 if isinstance(slope, int | float) and slope == 1 else validation.slope(slope, name)
 
 
 class Draw:
@@ -178,20 +178,20 @@ class Draw:
         self.generator, self.init = generator, init
         self.reached: set[int] = set()
 
-    def __call__(self, module: nn.Module, reads: float) -> float:
+    def __call__(self, net: nn.Module, reads: float) -> float:
         """Draw a module that reads what sigma_s gives, s = ``reads``; return the slope that the next one reads."""
-        if isinstance(module, nn.ReLU | nn.LeakyReLU):
-            return float(getattr(module, "negative_slope", 0.0))
-        if isinstance(module, _LAYERS):
-            self._layer(module, reads)
+        if isinstance(net, nn.ReLU | nn.LeakyReLU):
+            return float(getattr(net, "negative_slope", 0.0))
+        if isinstance(net, _LAYERS):
+            self._layer(net, reads)
             return 1.0
-        if isinstance(module, MLP):
-            for layer in module.layers:
-                self(layer, module.slope)
+        if isinstance(net, MLP):
+            for layer in net.layers:
+                self(layer, net.slope)
             return 1.0
-        if isinstance(module, Drawn):
-            return module._draw(self, reads)
-        for part in module.children():
+        if isinstance(net, Drawn):
+            return net._draw(self, reads)
+        for part in net.children():
             reads = self(part, reads)
         return reads
 

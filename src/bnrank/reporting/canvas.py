@@ -1,4 +1,4 @@
-"""What the plots share: colours of singular values, checks of the Datasets they draw."""
+"""What the plots share: colors of singular values, checks of the Datasets they draw."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.reporting.sections import bottleneck
 
 __all__ = ["index_key", "lines", "log_if_wide", "position", "shade", "variable"]
@@ -28,30 +28,30 @@ def variable(dataset: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarra
 
 def position(history: xr.Dataset, member: object) -> int:
     """Return the position of a member, checked against the history."""
-    result = _validate.integer(member, "member", 0)
+    result = validation.integer(member, "member", 0)
     members = history.sizes.get("member", 0)
     if result >= members:
         raise ValueError(f"member: got {result}, expected a position below {members}")
     return result
 
 
-def colours(count: int) -> list[Any]:
-    """Return one colour per singular value, dark for the largest (viridis without its palest part)."""
+def colors(count: int) -> list[Any]:
+    """Return one color per singular value, dark for the largest (viridis without its palest part)."""
     return [colormaps["viridis"](position) for position in np.linspace(0, 0.88, count)]
 
 
 def lines(ax: Axes, x: Any, spectrum: np.ndarray[Any, Any], marker: str | None = "o") -> None:
     """Draw a spectrum of shape (len(x), index) as one line per index, the largest on top."""
-    shades = colours(spectrum.shape[1])
+    shades = colors(spectrum.shape[1])
     for i in range(spectrum.shape[1]):
         ax.plot(x, spectrum[:, i], color=shades[i], marker=marker, markersize=3, linewidth=1.4, zorder=3 - 0.01 * i)
 
 
 def index_key(axes: Any, count: int) -> None:
-    """Add a colour key from the index of a singular value to its colour, at the right of the axes."""
+    """Add a color key from the index of a singular value to its color, at the right of the axes."""
     bounds = np.arange(0.5, count + 1)
     norm = BoundaryNorm(bounds, count)
-    mappable = ScalarMappable(norm=norm, cmap=ListedColormap(colours(count)))
+    mappable = ScalarMappable(norm=norm, cmap=ListedColormap(colors(count)))
     every = list(axes) if isinstance(axes, np.ndarray) else [axes]
     bar = every[0].figure.colorbar(mappable, ax=every, ticks=range(1, count + 1), aspect=30, pad=0.015)
     bar.ax.invert_yaxis()

@@ -5,8 +5,8 @@ const shorten = (name) => (name.length > 24 ? `${name.slice(0, 23)}…` : name);
 const plain = (name) => escapeText(shorten(name));
 const numbered = (values) => values.map((_, i) => i + 1);
 const brief = (value) => (value >= 1e5 ? value.toExponential(1) : short(value));
-const heat = (t) => [[0, t.grid], [0.5, indexColour(5, 11)], [1, indexColour(0, 11)]];
-const shadesOf = () => Array.from({ length: 11 }, (_, i) => [i / 10, indexColour(10 - i, 11)]);
+const heat = (t) => [[0, t.grid], [0.5, indexColor(5, 11)], [1, indexColor(0, 11)]];
+const shadesOf = () => Array.from({ length: 11 }, (_, i) => [i / 10, indexColor(10 - i, 11)]);
 const bar = (title) => ({ title: { text: title, side: "top" }, thickness: 12, outlinewidth: 0, nticks: 6 });
 const banded = (t, x0, x1) =>
   ({ type: "rect", yref: "paper", y0: 0, y1: 1, x0, x1, fillcolor: t.shade, line: { width: 0 }, layer: "below" });
@@ -55,18 +55,18 @@ function heldOutCard({ heldOut: { loss, error }, count, interval }) {
   const shown = card("Held-out loss by number of components"), x = loss.map((_, i) => i);
   noted(shown, `Bars: one standard error. Ring: the number used.${interval ? " Shaded: the interval." : ""}`);
   shown.redraw = () => {
-    const t = theme(), colour = memberColour(0), most = greatest(loss);
+    const t = theme(), color = memberColor(0), most = greatest(loss);
     const log = loss.every((value) => value > 0) && most > 15 * Math.min(...loss);
     const y = log ? loss.map((value) => Math.max(value, 1e-6 * most)) : loss;
     const bars = { type: "data", array: error, color: t.muted, thickness: 1.2, width: 4 };
     const curve = {
-      x, y, error_y: bars, mode: "lines+markers", line: { color: colour, width: 1.6 }, marker: { size: 5 },
+      x, y, error_y: bars, mode: "lines+markers", line: { color: color, width: 1.6 }, marker: { size: 5 },
       customdata: loss.map((value, i) => `${short(value)} ± ${short(error[i])}`),
       hovertemplate: "k = %{x}<br>%{customdata}<extra></extra>",
     };
     const ring = {
       x: [count], y: [y[count]], mode: "markers", hoverinfo: "skip",
-      marker: { size: 15, color: "rgba(0,0,0,0)", line: { color: memberColour(1), width: 2.4 } },
+      marker: { size: 15, color: "rgba(0,0,0,0)", line: { color: memberColor(1), width: 2.4 } },
     };
     const tops = y.map((value, i) => value + (error[i] || 0));
     const axis = log ? logAxis("held-out loss", [...y, ...tops]) : valueAxis("held-out loss", tops, false);
@@ -89,7 +89,7 @@ function spectraCard({ spectra }) {
     const trace = {
       x: numbered(values), y: wide ? y : values, customdata: values.map(short), mode: "lines+markers",
       line: { color: t.line, width: 1.2 },
-      marker: { size: 9, color: values.map((_, i) => (i < count ? memberColour(0) : t.muted)) },
+      marker: { size: 9, color: values.map((_, i) => (i < count ? memberColor(0) : t.muted)) },
       hovertemplate: "index %{x}<br>%{customdata}<extra></extra>",
     };
     const annotations = gap ? [beside(t, `gap ${brief(gap)}`, count, values.length, 0.98)] : [];
@@ -105,7 +105,7 @@ function spectraCard({ spectra }) {
   return shown;
 }
 
-// Coordinates against each other; the only one, against an output. Colours are an output, or classes.
+// Coordinates against each other; the only one, against an output. Colors are an output, or classes.
 function coordinatesCard(found, outputs) {
   const { coordinates, classes } = found, k = coordinates.length;
   const names = coordinates.map((_, i) => [i, `z${i + 1}`]), redraw = () => shown.redraw();
@@ -113,7 +113,7 @@ function coordinatesCard(found, outputs) {
   const tools = k > 2 ? [across.label, up.label] : [];
   if (k > 1) up.list.value = 1;
   const title = k > 1 ? "Coordinates" : classes ? "Coordinate by class" : "Coordinate against output";
-  const chooser = outputs ? outputs.chooser(k > 1 ? "colour" : "output") : null;
+  const chooser = outputs ? outputs.chooser(k > 1 ? "color" : "output") : null;
   const shown = card(title, ...tools, ...(chooser ? [chooser] : []));
   const key = classes && k > 1 ? make("ul", { class: "key", "aria-label": "classes" }) : null;
   shown.plot.classList.add("tall");
@@ -127,7 +127,7 @@ function coordinatesCard(found, outputs) {
     }
     const { name, seen } = found.outputs[outputs.at];
     if (k === 1) {
-      const marker = { size: 6, color: memberColour(0), opacity: 0.75 };
+      const marker = { size: 6, color: memberColor(0), opacity: 0.75 };
       const trace = { x, y: seen, mode: "markers", marker, hovertemplate: "%{x:.3g}, %{y:.4g}<extra></extra>" };
       return draw(shown.plot, [trace], layout(axes[0], { title: plain(name) }));
     }
@@ -145,7 +145,7 @@ function classDots({ classes, seen }, x, y, [one, other]) {
     const heights = y ? rows.map((row) => y[row]) : rows.map((_, i) => c + 0.5 * (((i * 0.618034) % 1) - 0.5));
     return {
       x: rows.map((row) => x[row]), y: heights, mode: "markers",
-      marker: { size: 7, color: memberColour(c), symbol: SYMBOLS[Math.floor(c / 7) % 6], opacity: 0.8 },
+      marker: { size: 7, color: memberColor(c), symbol: SYMBOLS[Math.floor(c / 7) % 6], opacity: 0.8 },
       hovertemplate: `${plain(name)}<br>%{x:.3g}${y ? ", %{y:.3g}" : ""}<extra></extra>`,
     };
   });
@@ -156,7 +156,7 @@ function classDots({ classes, seen }, x, y, [one, other]) {
 function paintClasses(key, classes) {
   key.replaceChildren(...classes.map((name, c) => {
     const mark = make("i", {});
-    mark.style.color = memberColour(c);
+    mark.style.color = memberColor(c);
     mark.style.borderTopStyle = ["solid", "dashed", "dotted"][Math.floor(c / 7) % 3];
     return make("li", {}, mark, name);
   }));
@@ -174,7 +174,7 @@ function predictedCard({ outputs }, chosen) {
     const room = 0.04 * (high - low) || 1, range = [low - room, high + room];
     const diagonal = { x: range, y: range, mode: "lines", line: { color: t.muted, width: 1.2, dash: "dot" }, hoverinfo: "skip" };
     const trace = {
-      x: seen, y: predicted, mode: "markers", marker: { size: 6, color: memberColour(0), opacity: 0.7 },
+      x: seen, y: predicted, mode: "markers", marker: { size: 6, color: memberColor(0), opacity: 0.7 },
       hovertemplate: "seen %{x:.4g}<br>predicted %{y:.4g}<extra></extra>",
     };
     const label = plain(name);
@@ -188,7 +188,7 @@ function predictedCard({ outputs }, chosen) {
 function confusionCard({ classes, confusion }) {
   const shown = card("Predicted against seen"), names = classes.map(plain);
   shown.plot.classList.add("tall");
-  noted(shown, "Rows that were fitted; colour: share of the rows of the class.");
+  noted(shown, "Rows that were fitted; color: share of the rows of the class.");
   const shares = confusion.map((row) => row.map((n) => (100 * n) / Math.max(1, row.reduce((a, b) => a + b, 0))));
   const hover = confusion.map((row, i) => row.map((n, j) => `seen ${names[i]}<br>predicted ${names[j]}<br>${n} rows`));
   const every = Math.ceil(classes.length / 20), at = classes.map((_, i) => i).filter((i) => i % every === 0);
@@ -240,7 +240,7 @@ function compressedView(root, { left, steps, tolerance }) {
   const redraw = () => {
     const t = theme(), names = left.map(([name]) => name), values = left.map(([, value]) => value);
     const bars = {
-      type: "bar", orientation: "h", x: values, y: names, marker: { color: memberColour(0) }, text: values.map((v) => `${short(v)} %`),
+      type: "bar", orientation: "h", x: values, y: names, marker: { color: memberColor(0) }, text: values.map((v) => `${short(v)} %`),
       textposition: "outside", textangle: 0, cliponaxis: false, hovertemplate: "%{y}: %{x:.4g} %<extra></extra>",
     };
     const range = [0, 1.2 * Math.max(100, greatest(values))];
@@ -248,7 +248,7 @@ function compressedView(root, { left, steps, tolerance }) {
     if (!changes) return;
     const y = steps.map(([, change]) => change), x = numbered(steps);
     const trace = {
-      x, y, mode: "lines+markers", line: { color: memberColour(0), width: 1.8 }, marker: { size: 8 },
+      x, y, mode: "lines+markers", line: { color: memberColor(0), width: 1.8 }, marker: { size: 8 },
       text: steps.map(([kind]) => kind), hovertemplate: "step %{x}: %{text}<br>%{y:.4g} %<extra></extra>",
     };
     const names2 = { tickmode: "array", tickvals: x, ticktext: steps.map(([kind], i) => `${i + 1}: ${kind}`) };
@@ -278,7 +278,7 @@ function fieldsCard({ title, values, of, count, candidate, ratio, threshold: bar
     const gap = ratio !== null && candidate > 0 && candidate < values.length;
     const trace = {
       x: numbered(values), y, mode: "markers", customdata: values.map(short),
-      marker: { size: 8, color: values.map((_, i) => (i < count ? memberColour(2) : t.muted)) },
+      marker: { size: 8, color: values.map((_, i) => (i < count ? memberColor(2) : t.muted)) },
       hovertemplate: "field %{x}<br>%{customdata}<extra></extra>",
     };
     const annotations = [written(t, `${short(bar)}, ${thresholdIs}`, {

@@ -9,6 +9,7 @@ from html import escape
 import numpy as np
 from torch import nn
 
+from bnrank._core.text import cell
 from bnrank.discovery.compression.certificate import Accuracy, Certificate
 from bnrank.discovery.compression.judging import Change
 from bnrank.discovery.compression.result import Compressed
@@ -18,7 +19,6 @@ from bnrank.discovery.symmetries.result import Symmetries
 from bnrank.discovery.symmetries.wording import field_text
 from bnrank.reporting.discovery_payload import classes, describes_itself, score
 from bnrank.reporting.markup import details, table
-from bnrank.reporting.tables import cell
 
 __all__ = ["headline", "tables"]
 
@@ -130,7 +130,7 @@ def _compressed_headline(found: Compressed) -> str:
     if not found.changed:
         return _head("Returned as it is", "warn", found.reason or "nothing could be left out")
     said = f"{before:,} parameters became {after:,}, {before / max(after, 1):.3g} times fewer"
-    change = f"change on held-out samples {_percent(certificate.held_out.centred)} of the spread of the outputs"
+    change = f"change on held-out samples {_percent(certificate.held_out.centered)} of the spread of the outputs"
     verdict = "within" if certificate.met else "NOT within"
     how = f"{change}, {verdict} the tolerance of {_percent(certificate.tol)}"
     return _head(said, "good" if certificate.met else "bad", how)
@@ -221,7 +221,7 @@ def _change(where: str, change: Change, accuracy: Accuracy | None) -> dict[str, 
         "measured on": where,
         "samples": change.samples,
         "of the outputs, %": 100 * change.relative,
-        "of their spread, %": 100 * change.centred,
+        "of their spread, %": 100 * change.centered,
         "largest, %": 100 * change.worst,
     }
     if not math.isnan(change.decisions):

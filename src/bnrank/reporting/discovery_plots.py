@@ -1,4 +1,4 @@
-"""A still picture of what a fit found: held-out loss, coordinates coloured by an output, sensitivities."""
+"""A still picture of what a fit found: held-out loss, coordinates colored by an output, sensitivities."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from bnrank import _validate
-from bnrank._canvas import OKABE_ITO, axes_for, dress
+from bnrank._core import validation
+from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.reporting.discovery_payload import classes
 from bnrank.reporting.sections import found_in
@@ -22,9 +22,9 @@ _NAMED = 30  # inputs whose names there is room for
 
 
 def discovered(found: object, axes: Any = None, *, output: int = 0, coordinates: tuple[int, int] = (1, 2)) -> Any:
-    """Draw what a fit found: held-out loss against k, coordinates coloured by an output, and sensitivities.
+    """Draw what a fit found: held-out loss against k, coordinates colored by an output, and sensitivities.
 
-    A single coordinate is drawn against the output; of a classifier the colours are the classes.
+    A single coordinate is drawn against the output; of a classifier the colors are the classes.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def discovered(found: object, axes: Any = None, *, output: int = 0, coordinates:
     axes : three Axes, optional
         Where to draw; default: side by side in a new figure.
     output : int
-        Which output gives the colours, counted from 0.
+        Which output gives the colors, counted from 0.
     coordinates : pair of int
         Which coordinates are drawn, across and up, counted from 1, the most influential.
 
@@ -59,11 +59,11 @@ def discovered(found: object, axes: Any = None, *, output: int = 0, coordinates:
     """
     summary = found_in(found)
     if not isinstance(summary, Summary):
-        raise TypeError(f"found: got {_validate.describe(found)}, expected a fitted bottleneck estimator or a Summary")
-    output = _validate.integer(output, "output", 0)
+        raise TypeError(f"found: got {validation.describe(found)}, expected a fitted bottleneck estimator or a Summary")
+    output = validation.integer(output, "output", 0)
     if output >= summary.outputs:
         raise ValueError(f"output: got {output}, expected a number below {summary.outputs}, that of the outputs")
-    pair = [_validate.integer(j, f"coordinates[{i}]") for i, j in enumerate(coordinates)]
+    pair = [validation.integer(j, f"coordinates[{i}]") for i, j in enumerate(coordinates)]
     if len(pair) != 2 or (summary.n_components > 1 and max(pair) > summary.n_components):
         raise ValueError(f"coordinates: got {coordinates}, expected two of 1, ..., {summary.n_components}")
     axes = axes_for(axes, (1, 3), (13.0, 3.9))
@@ -104,8 +104,8 @@ def _coordinates(ax: Axes, summary: Summary, output: int, i: int, j: int) -> Non
         for c, name in enumerate(labels):
             rows = seen == name
             heights = c + 0.5 * ((np.arange(rows.sum()) * 0.618034) % 1 - 0.5) if k == 1 else up[rows]
-            colour, marker = OKABE_ITO[c % 7], _MARKERS[c // 7 % len(_MARKERS)]
-            ax.scatter(across[rows], heights, s=16, color=colour, marker=marker, label=name)
+            color, marker = OKABE_ITO[c % 7], _MARKERS[c // 7 % len(_MARKERS)]
+            ax.scatter(across[rows], heights, s=16, color=color, marker=marker, label=name)
         if k > 1 and len(labels) <= 12:
             ax.legend(frameon=False, fontsize=8)
         if k == 1:
@@ -119,7 +119,7 @@ def _coordinates(ax: Axes, summary: Summary, output: int, i: int, j: int) -> Non
         return
     dots = ax.scatter(across, up, s=16, c=values, cmap="viridis_r")
     ax.figure.colorbar(dots, ax=ax, aspect=30, pad=0.02, label=name)
-    dress(ax, f"z{i + 1}", f"z{j + 1}", f"Coordinates coloured by {name}")
+    dress(ax, f"z{i + 1}", f"z{j + 1}", f"Coordinates colored by {name}")
 
 
 def _sensitivity(ax: Axes, summary: Summary) -> None:

@@ -1,4 +1,4 @@
-// How the page draws: elements, colours that follow the colour scheme, axes, traces. discovery.js and views.js come after it.
+// How the page draws: elements, colors that follow the color scheme, axes, traces. discovery.js and views.js come after it.
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 const COARSE = matchMedia("(pointer: coarse)"); // there a drag scrolls the page
 const VIRIDIS = [
@@ -46,20 +46,20 @@ function theme() {
 }
 
 // The largest singular value has the strongest contrast with the background in either scheme.
-function indexColour(i, count) {
+function indexColor(i, count) {
   const t = count < 2 ? 0 : i / (count - 1);
   const at = (DARK.matches ? 1 - 0.72 * t : 0.86 * t) * (VIRIDIS.length - 1);
   const k = Math.min(Math.floor(at), VIRIDIS.length - 2);
   return `rgb(${VIRIDIS[k].map((c, j) => Math.round(c + (at - k) * (VIRIDIS[k + 1][j] - c))).join(",")})`;
 }
-const memberColour = (i) => MEMBERS[DARK.matches ? "dark" : "light"][i % 7];
+const memberColor = (i) => MEMBERS[DARK.matches ? "dark" : "light"][i % 7];
 
 // ---- plots --------------------------------------------------------------------------------------------------------
 
 function themedAxis(axis, t) {
   const title = typeof axis.title === "string" ? { text: axis.title } : axis.title;
-  const colours = { gridcolor: t.grid, zerolinecolor: t.line, linecolor: t.line, tickcolor: t.line };
-  return { ...colours, automargin: true, ...axis, title: { standoff: 8, ...title } };
+  const colors = { gridcolor: t.grid, zerolinecolor: t.line, linecolor: t.line, tickcolor: t.line };
+  return { ...colors, automargin: true, ...axis, title: { standoff: 8, ...title } };
 }
 
 function layout(x, y, more = {}) {
@@ -112,7 +112,7 @@ function spectrumTraces(x, rows, log, most, xname) {
   return Array.from({ length: count }, (_, i) => ({
     x, y: rows.map((row) => shown(row[i])), customdata: rows.map((row) => short(row[i])),
     mode: x.length > 40 ? "lines" : "lines+markers",
-    line: { color: indexColour(i, count), width: 1.8 }, marker: { size: 5 }, name: `s${i + 1}`,
+    line: { color: indexColor(i, count), width: 1.8 }, marker: { size: 5 }, name: `s${i + 1}`,
     hovertemplate: `${xname} %{x}<br>s<sub>${i + 1}</sub> = %{customdata}<extra></extra>`,
   })).reverse();
 }
@@ -140,7 +140,7 @@ function indexKey(count) {
     const n = count();
     list.replaceChildren(...Array.from({ length: n }, (_, i) => {
       const mark = make("i", {});
-      mark.style.color = indexColour(i, n);
+      mark.style.color = indexColor(i, n);
       return make("li", {}, mark, `s${i + 1}`);
     }));
   };

@@ -14,8 +14,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap, PowerNorm
 from matplotlib.ticker import MaxNLocator
 
-from bnrank import _validate
-from bnrank._canvas import axes_for, dress
+from bnrank._core import validation
+from bnrank._core.axes import axes_for, dress
 from bnrank.measures.frequencies import label
 from bnrank.reporting.canvas import shade, variable
 
@@ -26,7 +26,7 @@ MOST_STEPS = 9  # values of |w| that get a step of the key each; more share a co
 
 
 def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, most: int = 200) -> Axes:
-    """Draw the singular values of circular convolutions over the layers, coloured by frequency (F6).
+    """Draw the singular values of circular convolutions over the layers, colored by frequency (F6).
 
     One line for every frequency and channel, dark for |w| = 0. Lines of the frequencies that the bottleneck keeps are
     thick and named at their ends; ± stands for a pair w and -w, whose values are the same. The layers of the bottleneck
@@ -66,12 +66,12 @@ def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, most: int 
     shade(ax, profile)
     named: list[tuple[float, float, str, Any]] = []
     for line in reversed(drawn):
-        colour = _colours(_place(line.modulus, modulus[-1]))
+        color = _colors(_place(line.modulus, modulus[-1]))
         width, size = (2.0, 4.0) if line.kept else (0.9, 2.0)
-        ax.plot(layer, line.values, color=colour, linewidth=width, marker="o", markersize=size, zorder=2 + line.kept)
+        ax.plot(layer, line.values, color=color, linewidth=width, marker="o", markersize=size, zorder=2 + line.kept)
         if line.kept:
             last = int(np.flatnonzero(np.isfinite(line.values))[-1])
-            named.append((float(layer[last]), float(line.values[last]), line.label, colour))
+            named.append((float(layer[last]), float(line.values[last]), line.label, color))
     if "threshold" in profile.attrs:
         threshold = float(profile.attrs["threshold"])
         named.append((float(layer[-1]), threshold, f"threshold {threshold:g}", "0.35"))
@@ -127,7 +127,7 @@ def frequency_lines(profile: xr.Dataset, most: int = 200) -> list[Line]:
     ValueError
         As :func:`frequency_spectra`.
     """
-    most = _validate.integer(most, "most")
+    most = validation.integer(most, "most")
     values = variable(profile, "frequency_singular_values", ("layer", "frequency", "channel"))
     kept = {entry["frequency"]: int(entry["channels"]) for entry in kept_frequencies(profile)["frequencies"]}
     found = []
@@ -148,26 +148,26 @@ def kept_frequencies(profile: xr.Dataset) -> dict[str, Any]:
 
 
 def _place(modulus: Any, top: float) -> Any:
-    """Where |w| stands between 0 and 1 on the colour map; the root sets the low frequencies apart."""
+    """Where |w| stands between 0 and 1 on the color map; the root sets the low frequencies apart."""
     return np.sqrt(modulus / (top or 1.0))
 
 
-def _colours(places: Any) -> Any:
+def _colors(places: Any) -> Any:
     """Viridis without its palest part, dark for 0."""
     return colormaps["viridis"](0.88 * np.asarray(places))
 
 
 def _key(ax: Axes, every: np.ndarray[Any, Any]) -> None:
-    """Add a key from |w| to its colour: in steps where there are few values, else continuous."""
+    """Add a key from |w| to its color: in steps where there are few values, else continuous."""
     figure: Any = ax.figure
     top = float(every[-1])
     if len(every) <= MOST_STEPS:
-        shades = ListedColormap(_colours(_place(every, top)))
+        shades = ListedColormap(_colors(_place(every, top)))
         mappable = ScalarMappable(BoundaryNorm(np.arange(len(every) + 1) - 0.5, len(every)), shades)
         bar = figure.colorbar(mappable, ax=ax, ticks=range(len(every)), aspect=30, pad=0.02)
         bar.ax.set_yticklabels([f"{value:.3g}" for value in every])
     else:
-        mappable = ScalarMappable(PowerNorm(0.5, 0, top), ListedColormap(_colours(np.linspace(0, 1, 256))))
+        mappable = ScalarMappable(PowerNorm(0.5, 0, top), ListedColormap(_colors(np.linspace(0, 1, 256))))
         bar = figure.colorbar(mappable, ax=ax, ticks=MaxNLocator(integer=True, nbins=8), aspect=30, pad=0.02)
     bar.ax.tick_params(length=0, labelsize=8)
     bar.ax.minorticks_off()
@@ -188,14 +188,14 @@ def _name(ax: Axes, named: list[tuple[float, float, str, Any]], right: float) ->
         heights[i] = min(heights[i], most)
     left = ax.get_xlim()[0]
     span = right - left
-    for (x, y, text, colour), height in zip(ends, heights, strict=True):
+    for (x, y, text, color), height in zip(ends, heights, strict=True):
         ax.annotate(
             "",
             (right + 0.05 * span, height),
             (x, y),
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 0},
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 0},
         )
-        ax.text(right + 0.055 * span, height, text, color=colour, fontsize=9, va="center", ha="left")
+        ax.text(right + 0.055 * span, height, text, color=color, fontsize=9, va="center", ha="left")
     if named:
         widest = max(len(text) for *_, text, _ in named)
         ax.set_xlim(left, right=right + span * (0.07 + 0.0165 * widest))

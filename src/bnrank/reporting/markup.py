@@ -16,7 +16,7 @@ import xarray as xr
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-from bnrank import _validate
+from bnrank._core import text, validation
 from bnrank.measures.frequencies import label as label_of_frequency
 from bnrank.reporting import tables
 from bnrank.reporting.frequency_plots import kept_frequencies
@@ -55,8 +55,8 @@ def table(rows: Sequence[Mapping[str, object]], caption: str, whole: bool = Fals
     """
     if not rows:
         return ""
-    headings, cells = tables.grid(rows)
-    classes = [" class=num" if numeric else "" for numeric in tables.numeric_columns(headings, cells)]
+    headings, cells = text.grid(rows)
+    classes = [" class=num" if numeric else "" for numeric in text.numeric_columns(headings, cells)]
     head = "".join(f"<th scope=col{kind}>{escape(text)}</th>" for text, kind in zip(headings, classes, strict=True))
     body = ""
     for line in cells:
@@ -107,8 +107,8 @@ def _verdict_table(rows: Sequence[Mapping[str, object]], caption: str) -> str:
         source = f"<div class=note>{escape(str(row['source']))}</div>"
         numbers = ""
         if row["relation"]:
-            sides = f"{tables.cell(row['left'])} {typeset(str(row['relation']))} {tables.cell(row['right'])}"
-            numbers = f"{sides}<div class=note>slack {tables.cell(row['slack'])}</div>"
+            sides = f"{text.cell(row['left'])} {typeset(str(row['relation']))} {text.cell(row['right'])}"
+            numbers = f"{sides}<div class=note>slack {text.cell(row['slack'])}</div>"
         remarks = escape(typeset(str(row["remarks"])))
         body += f"<tr><td class=stated>{about}{formula}{source}</td><td>{_mark('status', str(row['status']))}</td>"
         body += f"<td class=num>{numbers}</td><td class=remarks>{remarks}</td></tr>"
@@ -248,7 +248,7 @@ def drawn(value: Any, caption: str, kind: str = "svg", **options: Any) -> bytes:
     figure = value.figure if isinstance(value, Artist) else value
     if not isinstance(figure, Figure):
         raise TypeError(
-            f"figures[{caption!r}]: got {_validate.describe(value)}, expected a matplotlib figure or axes, "
+            f"figures[{caption!r}]: got {validation.describe(value)}, expected a matplotlib figure or axes, "
             "or a plotly figure"
         )
     buffer = io.BytesIO()
@@ -264,8 +264,8 @@ _MIME = {".png": "image/png", ".svg": "image/svg+xml"}
 def _css_width(png: bytes) -> int:
     """Return the width in CSS pixels that a PNG asks for by its density, as many as it has where it asks for none."""
     pixels, at = int.from_bytes(png[16:20], "big"), png.find(b"pHYs", 0, 4096)
-    per_metre = int.from_bytes(png[at + 4 : at + 8], "big") if at > 0 else 0
-    return round(pixels * 96 / (per_metre * 0.0254)) if per_metre else pixels
+    per_meter = int.from_bytes(png[at + 4 : at + 8], "big") if at > 0 else 0
+    return round(pixels * 96 / (per_meter * 0.0254)) if per_meter else pixels
 
 
 _VERDICT_COLUMNS = {"statement": "", "status": "", "left and right side": " class=num", "remarks": ""}
@@ -275,7 +275,7 @@ _PER_SAMPLE = {"log_pseudo_determinant": "log |Jf|₊ (median)", "ntk_trace": "N
 
 
 def _mark(heading: str, text: str) -> str:
-    """Escape a cell; results and statuses get a mark, so that colour is not all that tells them apart."""
+    """Escape a cell; results and statuses get a mark, so that color is not all that tells them apart."""
     kind = _STATUS.get(text) if heading in ("result", "status") else None
     return f'<span class="mark {kind}">{escape(text)}</span>' if kind else escape(text)
 
@@ -285,7 +285,7 @@ def _plain(value: object) -> object:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} = {tables.cell(entry)}" for key, entry in flatten_settings(value).items())
+        return ", ".join(f"{key} = {text.cell(entry)}" for key, entry in flatten_settings(value).items())
     if isinstance(value, float) and math.isinf(value):
         return "∞" if value > 0 else "-∞"
     return value

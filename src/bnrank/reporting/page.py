@@ -12,7 +12,7 @@ from typing import Any
 
 import plotly.offline
 
-from bnrank import _files, _validate
+from bnrank._core import files, validation
 from bnrank._version import __version__
 from bnrank.reporting import discovery_markup, discovery_payload, markup, payload
 from bnrank.reporting.sections import Section, found_in, sections_from
@@ -119,7 +119,7 @@ def _section(section: Section, key: str, data: dict[str, Any], budget: int, alon
     if alone:
         head = f'<section id={key} aria-label="{escape(section.title)}">'
     else:
-        head = f"<section id={key} aria-labelledby={key}-title><h2 id={key}-title>{escape(section.title)}</h2>"
+        head = f"<section id={key} aria-labeledby={key}-title><h2 id={key}-title>{escape(section.title)}</h2>"
     return f"{head}{contents_of(section, key, data, budget)}</section>"
 
 
@@ -160,7 +160,7 @@ def _asset(name: str) -> str:
 
 def _target(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"path: got {_validate.describe(path)}, expected the name of a file to write")
+        raise TypeError(f"path: got {validation.describe(path)}, expected the name of a file to write")
     return Path(path)
 
 
@@ -168,7 +168,7 @@ def write(target: Path, text: str) -> Path:
     """Write to a temporary file beside ``target``, then put it in place; a ValueError names a file that cannot be."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _files.write_atomically(target, text)
+        files.write_atomically(target, text)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"path: got {str(target)!r}, expected a file that can be written ({reason})") from error

@@ -11,7 +11,7 @@ import numpy as np
 import plotly.io
 import xarray as xr
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.frequencies import label as frequency_label
 from bnrank.reporting.frequency_plots import frequency_lines
 from bnrank.reporting.sections import bottleneck
@@ -208,7 +208,7 @@ def figure(value: Any) -> dict[str, Any]:
 def tolerance(dataset: xr.Dataset) -> float:
     """Return the absolute threshold above which a singular value counts: attribute ``threshold``, else 0.1."""
     value = dataset.attrs.get("threshold", RANK_TOLERANCE)
-    return _validate.number(value.item() if isinstance(value, np.ndarray) else value, "threshold", 0.0)
+    return validation.number(value.item() if isinstance(value, np.ndarray) else value, "threshold", 0.0)
 
 
 def _add_spectra(result: dict[str, Any], spectra: xr.DataArray, max_steps: int) -> None:

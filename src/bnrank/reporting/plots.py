@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from bnrank import _validate
-from bnrank._canvas import OKABE_ITO, axes_for, dress
+from bnrank._core import validation
+from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank.reporting.canvas import (
     index_key,
     lines,
@@ -76,7 +76,7 @@ def bottleneck_spectra(profile: xr.Dataset, axes: Any = None, *, top: int = 10) 
     ]
     ratio = variable(profile, "nonlinearity", ("layer",))
     axes = axes_for(axes, (1, 3), (12.5, 3.8))
-    top = _validate.integer(top, "top")
+    top = validation.integer(top, "top")
     layer = profile["layer"].values
     labels = (SPECTRA["activation_singular_values"], SPECTRA["weight_singular_values"])
     for ax, spectrum, label in zip(axes, spectra, labels, strict=False):
@@ -98,7 +98,7 @@ def bottleneck_spectra(profile: xr.Dataset, axes: Any = None, *, top: int = 10) 
 def norm_versus_depth(
     depths: Any, norms: Any, ranks: Any, costs: Any, cost_threshold: float = 0.1, ax: Axes | None = None
 ) -> Axes:
-    """Draw the parameter norm against depth, coloured by the rank of the middle weight (F4a).
+    """Draw the parameter norm against depth, colored by the rank of the middle weight (F4a).
 
     Dots are runs with training cost below the threshold, crosses the others. Through the dots of each rank that
     were seen at two depths or more goes a least-squares line, whose slope the legend gives: within a rank range the
@@ -133,26 +133,26 @@ def norm_versus_depth(
     for name, value in runs.items():
         if value.ndim != 1 or value.shape != runs["depths"].shape or not value.size:
             expected = f"one entry per run, shape {runs['depths'].shape}"
-            raise ValueError(f"{name}: got {_validate.describe(value)}, expected {expected}")
-    threshold = _validate.number(cost_threshold, "cost_threshold")
+            raise ValueError(f"{name}: got {validation.describe(value)}, expected {expected}")
+    threshold = validation.number(cost_threshold, "cost_threshold")
     ax = axes_for(ax, (1, 1), (7.2, 4.8))[0]
     fitted = runs["costs"] < threshold
     handles = []
     for rank in np.unique(runs["ranks"][np.isfinite(runs["ranks"])]):
-        colour = OKABE_ITO[int(rank - 1) % len(OKABE_ITO)]
+        color = OKABE_ITO[int(rank - 1) % len(OKABE_ITO)]
         mine = runs["ranks"] == rank
         label = f"rank {rank:g}"
         for marker, which in (("o", mine & fitted), ("x", mine & ~fitted)):
-            ax.scatter(runs["depths"][which], runs["norms"][which], color=colour, marker=marker, s=34, zorder=3)
+            ax.scatter(runs["depths"][which], runs["norms"][which], color=color, marker=marker, s=34, zorder=3)
         good = mine & fitted & np.isfinite(runs["norms"])
         fit = len(np.unique(runs["depths"][good])) >= 2
         if fit:
             slope, intercept = np.polyfit(runs["depths"][good], runs["norms"][good], 1)
             ends = np.array([runs["depths"][good].min(), runs["depths"][good].max()])
-            ax.plot(ends, slope * ends + intercept, color=colour, linewidth=1.6, alpha=0.7)
+            ax.plot(ends, slope * ends + intercept, color=color, linewidth=1.6, alpha=0.7)
             label += f": slope {slope:.2f}"
         label += f" ({mine.sum()} run{'s' if mine.sum() != 1 else ''})"
-        handles.append(Line2D([], [], color=colour, marker="o", linewidth=1.6 if fit else 0, label=label))
+        handles.append(Line2D([], [], color=color, marker="o", linewidth=1.6 if fit else 0, label=label))
     for marker, sign in (("o", "<"), ("x", "≥")):
         key = f"training cost {sign} {threshold:g}"
         handles.append(Line2D([], [], color="0.35", marker=marker, linestyle="none", label=key))
@@ -197,7 +197,7 @@ def weight_spectra(trials: Any, axes: Any = None, *, top: int = 10) -> Any:
         named = {f"trial {i}": entry for i, entry in enumerate(trials, 1)}
     if not named:
         raise ValueError("trials: got none, expected at least one profile or array of shape (layer, index)")
-    top = _validate.integer(top, "top")
+    top = validation.integer(top, "top")
     spectra = []
     for title, entry in named.items():
         if isinstance(entry, xr.Dataset):
@@ -206,7 +206,7 @@ def weight_spectra(trials: Any, axes: Any = None, *, top: int = 10) -> Any:
         else:
             values = np.asarray(entry, dtype=float)
             if values.ndim != 2:
-                raise ValueError(f"trials[{title!r}]: got {_validate.describe(values)}, expected shape (layer, index)")
+                raise ValueError(f"trials[{title!r}]: got {validation.describe(values)}, expected shape (layer, index)")
             layer = np.arange(1, len(values) + 1)
         spectra.append((title, layer, values[:, :top]))
     columns = min(len(spectra), 4)

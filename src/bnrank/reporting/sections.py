@@ -12,7 +12,7 @@ import xarray as xr
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.summary import Summary
@@ -106,19 +106,19 @@ class Section:
 
     def __post_init__(self) -> None:
         if not isinstance(self.title, str):
-            raise TypeError(f"title: got {_validate.describe(self.title)}, expected a str")
+            raise TypeError(f"title: got {validation.describe(self.title)}, expected a str")
         for dataset in self.histories.values():
             _require(dataset, "history", ("member", "step"))
         for dataset in self.profiles.values():
             _require(dataset, "profile", ("layer",))
         if self.verdicts is not None and not isinstance(self.verdicts, Verdicts):
-            raise TypeError(f"verdicts: got {_validate.describe(self.verdicts)}, expected what bnrank.check returns")
+            raise TypeError(f"verdicts: got {validation.describe(self.verdicts)}, expected what bnrank.check returns")
         if self.found is not None and found_in(self.found) is None:
-            raise TypeError(f"found: got {_validate.describe(self.found)}, expected {_DISCOVERED}")
+            raise TypeError(f"found: got {validation.describe(self.found)}, expected {_DISCOVERED}")
         for i, claim in enumerate(self.claims):
             if not isinstance(claim, Claim):
                 raise TypeError(
-                    f"claims[{i}]: got {_validate.describe(claim)}, expected .name, .passed, .measured and .expected"
+                    f"claims[{i}]: got {validation.describe(claim)}, expected .name, .passed, .measured and .expected"
                 )
 
     @property
@@ -254,7 +254,7 @@ def _section(source: object, name: str | None) -> Section:
         title = name or str(getattr(source, "name", "") or label_of(history, "Training run"))
         return Section(title, history=history, settings=getattr(source, "settings", None))
     raise TypeError(
-        f"source: got {_validate.describe(source)}, expected a profile or history (xarray.Dataset), a run, "
+        f"source: got {validation.describe(source)}, expected a profile or history (xarray.Dataset), a run, "
         f"verdicts, {_DISCOVERED}, a Section, or several of these"
     )
 
@@ -274,7 +274,7 @@ def _by_label(value: object, name: str) -> dict[str, xr.Dataset]:
     if isinstance(value, xr.Dataset):
         return {label_of(value, name): value}
     if not isinstance(value, Mapping) or not all(isinstance(dataset, xr.Dataset) for dataset in value.values()):
-        raise TypeError(f"{name}: got {_validate.describe(value)}, expected an xarray.Dataset or a mapping to Datasets")
+        raise TypeError(f"{name}: got {validation.describe(value)}, expected an xarray.Dataset or a mapping to some")
     return {str(label): dataset for label, dataset in value.items()}
 
 

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from bnrank import _validate
-from bnrank._canvas import OKABE_ITO, axes_for, dress
+from bnrank._core import validation
+from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank.reporting.canvas import (
     index_key,
     lines,
@@ -100,7 +100,7 @@ def plateaus(
 
 
 def _stages(axes: Any, step: Any, found: Sequence[Any], marks: Mapping[str, int]) -> None:
-    """Shade and number plateaus in all panels, and draw labelled lines."""
+    """Shade and number plateaus in all panels, and draw labeled lines."""
     for plateau in found:
         begin, end = step[plateau.begin_row], step[plateau.end_row]
         for ax in axes:
@@ -146,7 +146,7 @@ def spectra_over_steps(
     top : int
         Singular values, at most.
     key : bool
-        Whether to add the colour key.
+        Whether to add the color key.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def spectra_over_steps(
         If the history lacks the variable, or the layer or the member is not in it.
     """
     member = position(history, member)
-    top = _validate.integer(top, "top")
+    top = validation.integer(top, "top")
     spectra = variable(history, "weight_singular_values", ("member", "step", "layer", "index"))
     known = history["layer"].values.tolist()
     if layer not in known:
@@ -199,9 +199,9 @@ def training_curves(
     status = history.coords["status"].values if "status" in history.coords else [""] * len(members)
     for ax, name, curves in zip(axes, quantities, values, strict=True):
         for i, curve in enumerate(curves):
-            colour, dash = OKABE_ITO[i % len(OKABE_ITO)], ("-", "--", ":", "-.")[i // len(OKABE_ITO) % 4]
+            color, dash = OKABE_ITO[i % len(OKABE_ITO)], ("-", "--", ":", "-.")[i // len(OKABE_ITO) % 4]
             label = f"member {members[i]}" + (f" ({status[i]})" if status[i] in ("diverged", "interrupted") else "")
-            ax.plot(history["step"].values, curve, color=colour, linestyle=dash, linewidth=1.4, label=label)
+            ax.plot(history["step"].values, curve, color=color, linestyle=dash, linewidth=1.4, label=label)
         dress(ax, "step", CURVES.get(name, name), name.replace("_", " ").capitalize())
         log_if_wide(ax, curves)
     axes[-1].legend(

@@ -7,14 +7,14 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from bnrank._canvas import OKABE_ITO, axes_for, dress
+from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank.theory.verdict import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
 
 __all__ = ["about_rows", "summary", "tightness", "typeset", "verdict_rows"]
 
 _SIGNS = {"<=": "≤", "->": "→", "||": "‖", "sum_": "Σ_", "^2": "²", "Theta": "Θ", "theta": "θ", "lambda": "λ"}
 _SIGNS |= {"Omega": "Ω", "sigma": "σ", " o ": " ∘ ", "a~": "ã"}
-_COLOURS = {HOLDS: OKABE_ITO[0], INCONCLUSIVE: OKABE_ITO[5], VIOLATED: OKABE_ITO[1]}
+_COLORS = {HOLDS: OKABE_ITO[0], INCONCLUSIVE: OKABE_ITO[5], VIOLATED: OKABE_ITO[1]}
 
 
 def verdict_rows(verdicts: Verdicts) -> list[dict[str, object]]:
@@ -107,16 +107,16 @@ def tightness(verdicts: Verdicts, axes: Any = None) -> Axes:
     floor = min([r for r in ratios if r > 0], default=1.0)
     low = min(0.5, 10 ** math.floor(math.log10(max(floor, 1e-6))))
     for row, (verdict, ratio) in enumerate(zip(drawn, ratios, strict=True)):
-        ax.plot([low, max(ratio, low)], [row, row], color=_COLOURS[verdict.status], linewidth=2.2, alpha=0.55)
-        ax.plot(max(ratio, low), row, "o", color=_COLOURS[verdict.status], markersize=6, zorder=3)
+        ax.plot([low, max(ratio, low)], [row, row], color=_COLORS[verdict.status], linewidth=2.2, alpha=0.55)
+        ax.plot(max(ratio, low), row, "o", color=_COLORS[verdict.status], markersize=6, zorder=3)
     ax.axvline(1.0, color="0.25", linewidth=1.2)
     ax.set_xscale("log")
     ax.set_xlim(low * 0.9, max([1.3, *(1.2 * r for r in ratios)]))
     ax.set_yticks(range(len(drawn)), [f"{v.id}  {v.name}" for v in drawn], fontsize=9)
     ax.set_ylim(len(drawn) - 0.4, -0.6)
-    present = [status for status in _COLOURS if any(v.status == status for v in drawn)]
+    present = [status for status in _COLORS if any(v.status == status for v in drawn)]
     if present != [HOLDS]:
-        handles = [ax.plot([], [], "o", color=_COLOURS[status], label=status)[0] for status in present]
+        handles = [ax.plot([], [], "o", color=_COLORS[status], label=status)[0] for status in present]
         ax.legend(handles=handles, fontsize=9, frameon=False, loc="lower left")
     dress(ax, "left side / right side", "", "How tight the inequalities are (1 is equality)")
     return ax
@@ -140,7 +140,7 @@ def drawable(verdict: Verdict) -> bool:
     return (
         verdict.relation == "<="
         and not verdict.vacuous
-        and verdict.status in _COLOURS
+        and verdict.status in _COLORS
         and math.isfinite(verdict.left)
         and math.isfinite(verdict.right)
         and verdict.left >= 0

@@ -49,14 +49,14 @@ function drawCurves({ set, state, parts, now, pick }) {
   const positive = values.flat().filter((v) => v > 0);
   const traces = values.map((y, i) => ({
     x: set.curveSteps, y: y.map((v) => (v > 0 ? v : null)), mode: "lines", name: set.members[i].name,
-    line: { color: memberColour(i), dash: DASHES[Math.floor(i / 7) % 4], width: i === state.member ? 3 : 1.4 },
+    line: { color: memberColor(i), dash: DASHES[Math.floor(i / 7) % 4], width: i === state.member ? 3 : 1.4 },
     opacity: i === state.member ? 1 : 0.6,
     hovertemplate: `${escapeText(set.members[i].name)}<br>step %{x}<br>%{y:.4g}<extra></extra>`,
   }));
   draw(parts.curves.plot, traces, layout(stepAxis(), logAxis(set.titles[state.curve], positive), { shapes: now }));
   parts.members.replaceChildren(...set.members.map((m, i) => {
     const mark = make("i", {});
-    mark.style.color = memberColour(i);
+    mark.style.color = memberColor(i);
     mark.style.borderTopStyle = ["solid", "dashed", "dotted", "dashed"][Math.floor(i / 7) % 4];
     const text = m.name + (["diverged", "interrupted"].includes(m.status) ? ` (${m.status})` : "");
     const attributes = { type: "button", "aria-pressed": i === state.member, title: m.facts, onclick: () => pick(i) };
@@ -239,19 +239,19 @@ function profileView(root, { sets, titles }) {
 function drawNonlinearity(plot, { layers, names, nonlinearity }, log, shapes) {
   const trace = {
     x: layers, y: nonlinearity, text: layerNames({ layers, names }), mode: "lines+markers",
-    line: { color: memberColour(0), width: 2 }, hovertemplate: "%{text}<br>%{y:.4g}<extra></extra>",
+    line: { color: memberColor(0), width: 2 }, hovertemplate: "%{text}<br>%{y:.4g}<extra></extra>",
   };
   draw(plot, [trace], layout(layerAxis(layers), valueAxis("‖Z − σ(Z)‖ / ‖Z‖", nonlinearity, log), { shapes }));
 }
 
-// A line per frequency and channel, coloured by |w|; those that the bottleneck keeps are thick and named at the right.
+// A line per frequency and channel, colored by |w|; those that the bottleneck keeps are thick and named at the right.
 function drawFrequencies(shown, { layers, names, frequencies, tolerance }, log, shaded) {
   const t = theme(), { lines, moduli, of } = frequencies;
   const values = lines.flatMap((line) => line.values), top = greatest(values) || 1, floor = top * 1e-7;
-  const colour = (modulus) => indexColour(100 * Math.sqrt(modulus / (last(moduli) || 1)), 101);
+  const color = (modulus) => indexColor(100 * Math.sqrt(modulus / (last(moduli) || 1)), 101);
   const traces = lines.map(({ values: line, name, channel, modulus, kept }) => ({
     x: layers, y: line.map((v) => (v === null ? null : log ? Math.max(v, floor) : v)), mode: "lines+markers",
-    line: { color: colour(modulus), width: kept ? 2.6 : 1 }, marker: { size: kept ? 6 : 3 },
+    line: { color: color(modulus), width: kept ? 2.6 : 1 }, marker: { size: kept ? 6 : 3 },
     text: layerNames({ layers, names }), customdata: line.map(short),
     hovertemplate: `%{text}<br>frequency ${escapeText(name)}<br>s<sub>${channel}</sub> = %{customdata}<extra></extra>`,
   })).reverse();
@@ -264,7 +264,7 @@ function drawFrequencies(shown, { layers, names, frequencies, tolerance }, log, 
   const heights = spread(ends.map((end) => end.y), 0.07 * room, log ? axis.range[1] : axis.range[1] - 0.03 * room);
   const annotations = ends.map(({ line, x, y }, i) => ({
     x, y, ax: beside, ay: heights[i], axref: "x", ayref: "y", text: escapeText(line.label), xanchor: "left", arrowhead: 0,
-    arrowwidth: 1, arrowcolor: colour(line.modulus), font: { color: colour(line.modulus), size: 12 },
+    arrowwidth: 1, arrowcolor: color(line.modulus), font: { color: color(line.modulus), size: 12 },
   }));
   const letters = Math.max(0, ...ends.map((end) => end.line.label.length)); // the names stand in the margin
   const margin = { l: 58, r: letters ? 24 + 7 * letters : 14, t: 12, b: 46 };
@@ -278,7 +278,7 @@ function drawFrequencies(shown, { layers, names, frequencies, tolerance }, log, 
   const whole = Array.from({ length: Math.floor(last(moduli) / apart) + 1 }, (_, i) => i * apart);
   shown.keys.replaceChildren(...(moduli.length <= 9 ? moduli : whole).map((modulus) => {
     const mark = make("i", {});
-    mark.style.color = colour(modulus);
+    mark.style.color = color(modulus);
     return make("li", {}, mark, `|w| = ${short(modulus)}`);
   }));
   const left = of > lines.length ? ` The ${lines.length} of ${of} lines with the largest values are shown.` : "";
@@ -297,7 +297,7 @@ function spread(heights, step, most) {
 function drawFrequencyRanks(shown, { layers, names, frequencies }) {
   shown.plot.classList.add("tall");
   const { ranked, rank, hidden } = frequencies, top = Math.max(1, greatest(rank.flat()));
-  const shades = Array.from({ length: 11 }, (_, i) => [i / 10, indexColour(10 - i, 11)]);
+  const shades = Array.from({ length: 11 }, (_, i) => [i / 10, indexColor(10 - i, 11)]);
   const trace = {
     type: "heatmap", x: layers, y: ranked.map((_, i) => i), z: rank, zmin: 0, zmax: top, colorscale: shades,
     xgap: 1, ygap: 1, text: rank.map(() => layerNames({ layers, names })),
@@ -314,17 +314,17 @@ function drawFrequencyRanks(shown, { layers, names, frequencies }) {
 
 // The median over the samples, and the range between the smallest and the largest value as a band.
 function drawJacobian(plot, { median, low, high }) {
-  const x = median.map((_, i) => i + 1), colour = memberColour(0);
+  const x = median.map((_, i) => i + 1), color = memberColor(0);
   const most = greatest(high), floor = most * 1e-12;
   const clip = (values) => values.map((value) => (value === null ? null : Math.max(value, floor)));
   const least = Math.max(floor, Math.min(...clip(low).filter((value) => value !== null)));
   const edge = { x, mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
   const middle = {
-    x, y: clip(median), mode: "lines+markers", line: { color: colour, width: 2 },
+    x, y: clip(median), mode: "lines+markers", line: { color: color, width: 2 },
     customdata: x.map((_, i) => [short(median[i]), short(low[i]), short(high[i])]),
     hovertemplate: "index %{x}<br>median %{customdata[0]}<br>from %{customdata[1]} to %{customdata[2]}<extra></extra>",
   };
-  const band = [{ ...edge, y: clip(low) }, { ...edge, y: clip(high), fill: "tonexty", fillcolor: `${colour}33` }];
+  const band = [{ ...edge, y: clip(low) }, { ...edge, y: clip(high), fill: "tonexty", fillcolor: `${color}33` }];
   const axis = countAxis("index", x);
   draw(plot, [...band, middle], layout(axis, logAxis("singular value of Jf(x)", [least, most])));
 }

@@ -9,7 +9,7 @@ from bnrank.tasks.falling_ball import ball_images, falling_ball
 from bnrank.tasks.images import digits, handwritten_digits, mnist, parse_idx, two_digits
 from bnrank.tasks.kernel_targets import TorusTarget, lattice_sum, on_torus, torus_map
 from bnrank.tasks.low_rank import ShallowReLU, bottleneck_spectra_map, low_rank_map
-from bnrank.tasks.matrix_factorisation import RankOneFactorisation, matrix_factorisation, rank_one_factorisation
+from bnrank.tasks.matrix_factorization import RankOneFactorisation, matrix_factorization, rank_one_factorization
 from bnrank.tasks.separable import separable
 from bnrank.tasks.shapes import circle, inverted_s, s_shapes
 from bnrank.tasks.tables import load_table
@@ -37,13 +37,13 @@ __all__ = [
     "lattice_sum",
     "load_table",
     "low_rank_map",
-    "matrix_factorisation",
+    "matrix_factorization",
     "mnist",
     "on_torus",
     "parse_idx",
     "planar_curve",
     "polyline",
-    "rank_one_factorisation",
+    "rank_one_factorization",
     "s_shapes",
     "separable",
     "torus_map",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from bnrank import _validate
+from bnrank._core import validation
 
 __all__ = ["streams"]
 
@@ -21,5 +21,5 @@ def streams(seed: int, count: int) -> list[torch.Generator]:
     TypeError, ValueError
         If ``seed`` is not an integer of at least 0.
     """
-    states = np.random.SeedSequence(_validate.integer(seed, "seed", 0)).generate_state(count, np.uint32)
+    states = np.random.SeedSequence(validation.integer(seed, "seed", 0)).generate_state(count, np.uint32)
     return [torch.Generator().manual_seed(int(state)) for state in states]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.tasks._random import streams
 from bnrank.tasks.low_rank import ShallowReLU
 from bnrank.tasks.task import Task, Truth
@@ -64,9 +64,9 @@ def planar_curve(
     (torch.Size([50, 2]), True, 1, 1.0)
     """
     settings = dict(locals())
-    n, n_test = _validate.integer(n, "n", 2), _validate.integer(n_test, "n_test", 0)
-    width = _validate.integer(width, "width")
-    target = _validate.number(x_norm_squared, "x_norm_squared", 0.0, strict=True)
+    n, n_test = validation.integer(n, "n", 2), validation.integer(n_test, "n_test", 0)
+    width = validation.integer(width, "width")
+    target = validation.number(x_norm_squared, "x_norm_squared", 0.0, strict=True)
     for_g, for_z, for_z_test = streams(seed, 3)
     z = torch.randn(n, 1, generator=for_z, dtype=torch.float64).float()
     z_test = torch.randn(n_test, 1, generator=for_z_test, dtype=torch.float64).float()
@@ -115,7 +115,7 @@ def autoencoder(task: Task) -> Task:
     ('digits, autoencoder', 'mse', 64, 64)
     """
     if not isinstance(task, Task):
-        raise TypeError(f"task: got {_validate.describe(task)}, expected a bnrank.tasks.Task")
+        raise TypeError(f"task: got {validation.describe(task)}, expected a bnrank.tasks.Task")
     x = task.x.flatten(1)
     x_test = None if task.x_test is None else task.x_test.flatten(1)
     truth = task.truth
@@ -158,10 +158,10 @@ def polyline(g: ShallowReLU, lower: float, upper: float) -> Tensor:
             [3., 0.]], dtype=torch.float64)
     """
     if not isinstance(g, ShallowReLU):
-        raise TypeError(f"g: got {_validate.describe(g)}, expected a bnrank.tasks.ShallowReLU")
+        raise TypeError(f"g: got {validation.describe(g)}, expected a bnrank.tasks.ShallowReLU")
     if g.w1.shape[1] != 1:
         raise ValueError(f"g: got a function of {g.w1.shape[1]} latents, expected one")
-    lower, upper = _validate.number(lower, "lower"), _validate.number(upper, "upper")
+    lower, upper = validation.number(lower, "lower"), validation.number(upper, "upper")
     if lower >= upper:
         raise ValueError(f"lower, upper: got {lower:g} and {upper:g}, expected the first below the second")
     w, b = g.w1.double().flatten(), g.b1.double()
@@ -195,7 +195,7 @@ def crosses_itself(corners: Tensor) -> bool:
     >>> crosses_itself(corners), crosses_itself(corners[:3])
     (True, False)
     """
-    corners = _validate.samples(corners, "corners", features=2, minimum=2).double()
+    corners = validation.samples(corners, "corners", features=2, minimum=2).double()
     start, side = corners[:-1], corners[1:] - corners[:-1]
     if bool((side.norm(dim=1) <= SAME * corners.abs().max()).any()):
         return True
@@ -237,8 +237,8 @@ def distances_to_polyline(x: Tensor, corners: Tensor) -> Tensor:
     >>> distances_to_polyline(torch.tensor([[1.0, 0.5], [-3.0, 4.0], [3.0, 1.0]]), line)
     tensor([0.5000, 5.0000, 1.0000], dtype=torch.float64)
     """
-    corners = _validate.samples(corners, "corners", minimum=2).double()
-    x = _validate.samples(x, "x", features=corners.shape[1]).double()
+    corners = validation.samples(corners, "corners", minimum=2).double()
+    x = validation.samples(x, "x", features=corners.shape[1]).double()
     start, side = corners[:-1], corners[1:] - corners[:-1]
     length = side.square().sum(1)
     found = []
@@ -250,7 +250,7 @@ def distances_to_polyline(x: Tensor, corners: Tensor) -> Tensor:
 
 
 def _curve(width: int, z: Tensor, target: float, generator: torch.Generator) -> ShallowReLU | None:
-    """Draw g, centred and scaled on z; None where it is constant there."""
+    """Draw g, centered and scaled on z; None where it is constant there."""
     w1, b1, w2 = (torch.randn(s, generator=generator, dtype=torch.float64) for s in ((width, 1), (width,), (2, width)))
     mean = ShallowReLU(w1, b1, w2)(z).mean(0)
     one = torch.ones(1, dtype=torch.float64)

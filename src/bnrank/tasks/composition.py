@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.tasks._random import streams
 from bnrank.tasks.task import Task
 
@@ -31,8 +31,8 @@ def block_norms(x: Tensor, inner: int) -> Tensor:
     >>> block_norms(torch.tensor([[1.0, 1.0, 3.0, 0.0]]), 2)
     tensor([[0.0000, 3.5000]])
     """
-    x = _validate.samples(x, "x")
-    inner = _validate.integer(inner, "inner")
+    x = validation.samples(x, "x")
+    inner = validation.integer(inner, "inner")
     if inner > x.shape[1]:
         raise ValueError(f"inner: got {inner}, expected at most the number of inputs, {x.shape[1]}")
     blocks = x.tensor_split(inner, 1)
@@ -87,12 +87,12 @@ def composition(
     >>> task.x.shape, task.y.shape
     (torch.Size([100, 12]), torch.Size([100, 10]))
     """
-    n, n_test = _validate.integer(n, "n"), _validate.integer(n_test, "n_test", 0)
-    d_in, d_out = _validate.integer(d_in, "d_in"), _validate.integer(d_out, "d_out")
-    inner = _validate.integer(inner, "inner")
+    n, n_test = validation.integer(n, "n"), validation.integer(n_test, "n_test", 0)
+    d_in, d_out = validation.integer(d_in, "d_in"), validation.integer(d_out, "d_out")
+    inner = validation.integer(inner, "inner")
     if inner > d_in:
         raise ValueError(f"inner: got {inner}, expected at most d_in = {d_in}")
-    frequency = _validate.number(frequency, "frequency", 0.0, strict=True)
+    frequency = validation.number(frequency, "frequency", 0.0, strict=True)
     for_h, train, test = streams(seed, 3)
     w = frequency * torch.randn(d_out, inner, generator=for_h, dtype=torch.float64)
     phases = 2 * math.pi * torch.rand(d_out, generator=for_h, dtype=torch.float64)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.tasks._random import streams
 from bnrank.tasks.task import Task, Truth
 
@@ -51,9 +51,9 @@ def ball_images(positions: Tensor, size: int, width: float = 1.5) -> Tensor:
     tensor([[1.0000, 0.1400, 0.0000, 0.1400],
             [0.0100, 0.6100, 0.6100, 0.0100]])
     """
-    size, width = _validate.integer(size, "size", 2), _validate.number(width, "width", 0.0, strict=True)
+    size, width = validation.integer(size, "size", 2), validation.number(width, "width", 0.0, strict=True)
     if not isinstance(positions, Tensor) or not positions.is_floating_point():
-        raise TypeError(f"positions: got {_validate.describe(positions)}, expected a floating-point torch.Tensor")
+        raise TypeError(f"positions: got {validation.describe(positions)}, expected a floating-point torch.Tensor")
     if positions.ndim < 1 or positions.shape[-1] not in (1, 2):
         raise ValueError(f"positions: got shape {tuple(positions.shape)}, expected (..., 1) or (..., 2)")
     pixels = torch.arange(size, dtype=positions.dtype, device=positions.device)
@@ -143,15 +143,15 @@ def falling_ball(
     (torch.Size([5, 2, 8, 8]), torch.Size([5, 128]), 4)
     """
     settings = dict(locals())
-    n, n_test = _validate.integer(n, "n"), _validate.integer(n_test, "n_test", 0)
-    size, frames = _validate.integer(size, "size", 2), _validate.integer(frames, "frames")
-    d = _validate.integer(dimensions, "dimensions")
+    n, n_test = validation.integer(n, "n"), validation.integer(n_test, "n_test", 0)
+    size, frames = validation.integer(size, "size", 2), validation.integer(frames, "frames")
+    d = validation.integer(dimensions, "dimensions")
     if d > 2:
         raise ValueError(f"dimensions: got {d}, expected 1 or 2")
-    gravity = _validate.number(gravity, "gravity")
-    speed = size / 2 if speed is None else _validate.number(speed, "speed", 0.0)
-    width = _validate.number(width, "width", 0.0, strict=True)
-    within = _validate.choice(within, "within", WITHIN)
+    gravity = validation.number(gravity, "gravity")
+    speed = size / 2 if speed is None else validation.number(speed, "speed", 0.0)
+    width = validation.number(width, "width", 0.0, strict=True)
+    within = validation.choice(within, "within", WITHIN)
     fall = torch.tensor([gravity, 0.0][:d], dtype=torch.float64)
 
     def latents(count: int, extent: float, generator: torch.Generator) -> Tensor:

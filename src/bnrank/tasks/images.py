@@ -15,7 +15,7 @@ import pooch
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.tasks._random import streams
 from bnrank.tasks.task import MissingDataError, Task
 
@@ -159,8 +159,8 @@ def handwritten_digits(
     try:
         return mnist(n, n_test, seed, download=False, standardize=standardize)
     except MissingDataError:
-        n = None if n is None else min(_validate.integer(n, "n"), DIGITS_TRAIN)
-        n_test = None if n_test is None else min(_validate.integer(n_test, "n_test", 0), DIGITS_TEST)
+        n = None if n is None else min(validation.integer(n, "n"), DIGITS_TRAIN)
+        n_test = None if n_test is None else min(validation.integer(n_test, "n_test", 0), DIGITS_TEST)
         return digits(n, n_test, seed, standardize=standardize)
 
 
@@ -182,7 +182,7 @@ def two_digits(
     Returns
     -------
     Task
-        x (images, 784), or (images, 64) where only the small set is there, float32, standardised by the mean and the
+        x (images, 784), or (images, 64) where only the small set is there, float32, standardized by the mean and the
         standard deviation over all pixels of all ten digits; y (images, 1), -1 or +1, loss "logistic"; the name says
         which, "mnist 0 and 1" or "digits 0 and 1".
 
@@ -198,7 +198,7 @@ def two_digits(
     >>> task.loss, task.y.shape, sorted(set(task.y.flatten().tolist()))
     ('logistic', torch.Size([100, 1]), [-1.0, 1.0])
     """
-    a, b = _validate.integer(a, "a", 0), _validate.integer(b, "b", 0)
+    a, b = validation.integer(a, "a", 0), validation.integer(b, "b", 0)
     if a == b or max(a, b) > 9:
         raise ValueError(f"a, b: got {a} and {b}, expected two different digits, 0 to 9")
     whole = handwritten_digits(seed=seed, n_test=0 if images_test == 0 else None)
@@ -349,6 +349,6 @@ def _task(
 def _choose(count: int | None, available: int, name: str, minimum: int, generator: torch.Generator) -> np.ndarray:
     if count is None:
         return np.arange(available)
-    if _validate.integer(count, name, minimum) > available:
+    if validation.integer(count, name, minimum) > available:
         raise ValueError(f"{name}: got {count}, expected at most the {available} there are")
     return torch.randperm(available, generator=generator)[:count].numpy()

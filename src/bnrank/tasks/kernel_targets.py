@@ -12,7 +12,7 @@ from scipy.integrate import quad
 from scipy.special import gamma
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.tasks._random import streams
 from bnrank.tasks.task import Task, Truth
 
@@ -56,8 +56,8 @@ def lattice_sum(d: int, power: float) -> float:
     >>> abs(lattice_sum(1, 2.0) - torch.pi**2 / 3) < 1e-12
     True
     """
-    d = _validate.integer(d, "d")
-    s = _validate.number(power, "power", d, strict=True) / 2
+    d = validation.integer(d, "d")
+    s = validation.number(power, "power", d, strict=True) / 2
     if power > NEAREST:
         return 2.0 * d
     n = np.arange(1, 8)
@@ -119,7 +119,7 @@ class TorusTarget:
         ValueError
             If the n largest are not all within the cutoff, or the sum is below 1e-13, where rounding decides it.
         """
-        n = _validate.integer(n, "n", 0)
+        n = validation.integer(n, "n", 0)
         squares = (self.coefficients.abs() ** 2).ravel().numpy()
         sizes = np.repeat(np.sort(squares[squares > 0])[::-1], 2)
         largest = sizes[:n]
@@ -196,15 +196,15 @@ def torus_map(
     >>> task.x.shape, task.y.shape, task.truth.latents.shape
     (torch.Size([100, 4]), torch.Size([100, 2]), torch.Size([100, 2]))
     """
-    n, d, n_test = _validate.integer(n, "n"), _validate.integer(d, "d"), _validate.integer(n_test, "n_test", 0)
+    n, d, n_test = validation.integer(n, "n"), validation.integer(d, "d"), validation.integer(n_test, "n_test", 0)
     if isinstance(alphas, str) or not isinstance(alphas, Sequence) or not alphas:
-        raise TypeError(f"alphas: got {_validate.describe(alphas)}, expected a sequence of numbers > 0")
-    decays = [_validate.number(alpha, f"alphas[{i}]", 0.0, strict=True) for i, alpha in enumerate(alphas)]
+        raise TypeError(f"alphas: got {validation.describe(alphas)}, expected a sequence of numbers > 0")
+    decays = [validation.number(alpha, f"alphas[{i}]", 0.0, strict=True) for i, alpha in enumerate(alphas)]
     if cutoff is None:
         if d not in CUTOFFS:
             raise ValueError(f"cutoff: got None, expected an integer for d = {d}; there are defaults for d = 1 to 4")
         cutoff = CUTOFFS[d]
-    cutoff = _validate.integer(cutoff, "cutoff")
+    cutoff = validation.integer(cutoff, "cutoff")
     for_phases, train, test = streams(seed, 3)
     targets = torus_targets(d, decays, cutoff, for_phases)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.tasks._random import streams
 from bnrank.tasks.task import Task, Truth
 
@@ -127,12 +127,12 @@ def low_rank_map(
     2
     """
     settings = dict(locals())
-    n, d_in = _validate.integer(n, "n"), _validate.integer(d_in, "d_in")
-    d_out, width = _validate.integer(d_out, "d_out"), _validate.integer(width, "width")
+    n, d_in = validation.integer(n, "n"), validation.integer(d_in, "d_in")
+    d_out, width = validation.integer(d_out, "d_out"), validation.integer(width, "width")
     latent = _at_most(latent, "latent", d_in=d_in, width=width)
     rank = _at_most(rank, "rank", latent=latent, d_out=d_out)
-    n_test = _validate.integer(n_test, "n_test", 0)
-    noise = _validate.number(noise, "noise", 0.0)
+    n_test = validation.integer(n_test, "n_test", 0)
+    noise = validation.number(noise, "noise", 0.0)
     for_g, for_h, for_z, for_z_test, for_noise = streams(seed, 5)
 
     z, z_test = _normal((n, latent), for_z).float(), _normal((n_test, latent), for_z_test).float()
@@ -174,7 +174,7 @@ def bottleneck_spectra_map(rank: int = 4, seed: int = 0, *, n: int = 500, n_test
 
 
 def _at_most(value: int, name: str, **limits: int) -> int:
-    value = _validate.integer(value, name)
+    value = validation.integer(value, name)
     for limit_name, limit in limits.items():
         if value > limit:
             raise ValueError(f"{name}: got {value}, expected at most {limit_name} = {limit}")
@@ -196,7 +196,7 @@ def _scaled(function: ShallowReLU, z: Tensor, target: float | None, name: str) -
     """Fold into W2 the scalar that makes the mean squared norm over z equal to the target."""
     if target is None:
         return function
-    target = _validate.number(target, name, 0.0, strict=True)
+    target = validation.number(target, name, 0.0, strict=True)
     drawn = float(function(z.double()).square().sum(1).mean())
     if drawn == 0:
         raise ValueError(f"{name}: the drawn function is 0 on all samples, expected a larger width or another seed")

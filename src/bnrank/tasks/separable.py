@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.tasks._random import streams
 from bnrank.tasks.task import Task
 
@@ -48,8 +48,8 @@ def separable(n: int = 100, d: int = 10, margin: float = 0.5, seed: int = 0, *, 
     >>> bool((task.y[:, 0] * (task.x.double() @ u) > 0.4999).all())
     True
     """
-    n, d, n_test = _validate.integer(n, "n", 2), _validate.integer(d, "d"), _validate.integer(n_test, "n_test", 0)
-    margin = _validate.number(margin, "margin", 0.0, strict=True)
+    n, d, n_test = validation.integer(n, "n", 2), validation.integer(d, "d"), validation.integer(n_test, "n_test", 0)
+    margin = validation.number(margin, "margin", 0.0, strict=True)
     of_direction, train, test = streams(seed, 3)
     u = torch.randn(d, generator=of_direction, dtype=torch.float64)
     u /= u.norm()

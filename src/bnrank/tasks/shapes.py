@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.tasks._random import streams
 from bnrank.tasks.task import Task
 
@@ -33,7 +33,7 @@ def inverted_s(t: Tensor) -> Tensor:
             [ 0.5000,  0.5000]])
     """
     if not isinstance(t, Tensor) or not t.is_floating_point():
-        raise TypeError(f"t: got {_validate.describe(t)}, expected a floating-point torch.Tensor")
+        raise TypeError(f"t: got {validation.describe(t)}, expected a floating-point torch.Tensor")
     return torch.stack([torch.sin(math.pi * t) / 2, t], -1)
 
 
@@ -50,7 +50,7 @@ def s_shapes(
 
     A sample of class c is inverted_s(t) + (spacing (c - (classes - 1) / 2), 0) + noise N(0, I_2) with t uniform on
     [-1, 1]; sample i has class i mod ``classes``. The S shapes are :func:`inverted_s` (the source gives no formula);
-    at the default spacing no straight line separates two neighbours, while curves that never meet do: tripoints
+    at the default spacing no straight line separates two neighbors, while curves that never meet do: tripoints
     are a choice of the network, not of the data.
 
     Parameters
@@ -64,7 +64,7 @@ def s_shapes(
     seed : int
         Training and test samples come from separate streams of it.
     spacing : float
-        Distance between neighbouring shapes. From 0.69 on, slanted straight lines separate them where noise is 0.
+        Distance between neighboring shapes. From 0.69 on, slanted straight lines separate them where noise is 0.
 
     Returns
     -------
@@ -84,10 +84,10 @@ def s_shapes(
     (torch.Size([200, 2]), 4, [0, 1, 2, 3, 0])
     """
     settings = dict(locals())
-    classes = _validate.integer(classes, "classes", 2)
-    n, n_test = _validate.integer(n, "n", classes), _validate.integer(n_test, "n_test", 0)
-    noise = _validate.number(noise, "noise", 0.0)
-    spacing = _validate.number(spacing, "spacing", 0.0, strict=True)
+    classes = validation.integer(classes, "classes", 2)
+    n, n_test = validation.integer(n, "n", classes), validation.integer(n_test, "n_test", 0)
+    noise = validation.number(noise, "noise", 0.0)
+    spacing = validation.number(spacing, "spacing", 0.0, strict=True)
 
     def draw(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         labels = torch.arange(count) % classes
@@ -140,7 +140,7 @@ def circle(points: int = 8, dtype: torch.dtype = torch.float32) -> Task:
     >>> task.x[[0, 2, 4, 6]].int().tolist()
     [[0, 1], [1, 0], [0, -1], [-1, 0]]
     """
-    points = _validate.integer(points, "points", 2)
+    points = validation.integer(points, "points", 2)
     if points % 2:
         raise ValueError(f"points: got {points}, expected an even number: the signs alternate around the circle")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.tasks.task import LOSSES, MissingDataError, Task
 
 __all__ = ["load_table"]
@@ -65,7 +65,7 @@ def load_table(path: str | Path, targets: str | Sequence[str] | None = None, los
     """
     path = Path(path)
     if loss is not None:
-        _validate.choice(loss, "loss", LOSSES)
+        validation.choice(loss, "loss", LOSSES)
     readers = {".npz": _read_npz, ".csv": _read_csv}
     if path.suffix.lower() not in readers:
         raise ValueError(f"path: got {path.name!r}, expected a file name ending in .npz or .csv")
@@ -138,7 +138,7 @@ def _read_csv(path: Path, targets: list[str]) -> dict[str, np.ndarray]:
         if name not in header:
             raise ValueError(
                 f"targets: got {name!r}, expected columns of {path.name}, which has {columns}"
-                f"{_validate.suggest(name, header)}"
+                f"{validation.suggest(name, header)}"
             )
     if len(targets) == len(header):
         raise ValueError(f"targets: got every column of {path.name}, expected at least one to be left for x")
@@ -169,7 +169,7 @@ def _labels(values: np.ndarray, name: str) -> np.ndarray:
     """Return class numbers as int64, shape (N,); (N, 1) and whole floats will do."""
     flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if flat.ndim != 1 or not np.isfinite(flat).all() or (flat != np.floor(flat)).any():
-        raise ValueError(f"{name}: got {_validate.describe(values)}, expected one whole number per sample")
+        raise ValueError(f"{name}: got {validation.describe(values)}, expected one whole number per sample")
     return flat.astype(np.int64)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 
 __all__ = ["MissingDataError", "Task", "Truth", "signs"]
 
@@ -89,18 +89,18 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _validate.choice(self.loss, "loss", LOSSES)
+        validation.choice(self.loss, "loss", LOSSES)
         set_ = object.__setattr__
-        set_(self, "x", _validate.samples(self.x, "x", ndim=None))
+        set_(self, "x", validation.samples(self.x, "x", ndim=None))
         if (self.x_test is None) != (self.y_test is None):
             raise ValueError("x_test, y_test: got one without the other, expected both or neither")
         if self.loss == "mse":
             if isinstance(self.y, Tensor | np.ndarray) and self.y.ndim == 1:
                 raise ValueError(
-                    f"y: got {_validate.describe(self.y)}, expected (N, d_out); for class numbers pass "
+                    f"y: got {validation.describe(self.y)}, expected (N, d_out); for class numbers pass "
                     "loss='cross_entropy', for one quantity y.reshape(-1, 1)"
                 )
-            set_(self, "y", _validate.samples(self.y, "y"))
+            set_(self, "y", validation.samples(self.y, "y"))
         elif self.loss == "logistic":
             set_(self, "y", signs(self.y, "y").to(self.x.dtype))
         else:
@@ -110,14 +110,14 @@ class Task:
             _check_range(self.y, "y", int(self.classes or 0))
         _same_length(self.x, self.y, "x", "y")
         if self.x_test is not None and self.y_test is not None:
-            set_(self, "x_test", _validate.samples(self.x_test, "x_test", ndim=None))
+            set_(self, "x_test", validation.samples(self.x_test, "x_test", ndim=None))
             if self.x_test.shape[1:] != self.x.shape[1:]:
                 raise ValueError(
                     f"x_test: got samples of shape {tuple(self.x_test.shape[1:])}, "
                     f"expected {tuple(self.x.shape[1:])} as in x"
                 )
             if self.loss == "mse":
-                set_(self, "y_test", _validate.samples(self.y_test, "y_test", features=self.y.shape[1]))
+                set_(self, "y_test", validation.samples(self.y_test, "y_test", features=self.y.shape[1]))
             elif self.loss == "logistic":
                 set_(self, "y_test", signs(self.y_test, "y_test").to(self.x.dtype))
             else:
@@ -150,10 +150,10 @@ def signs(y: object, name: str) -> Tensor:
         If they are no numbers of shape (N,) or (N, 1), or others than -1 and +1.
     """
     if not isinstance(y, Tensor | np.ndarray) or (isinstance(y, np.ndarray) and y.dtype.kind not in "iuf"):
-        raise TypeError(f"{name}: got {_validate.describe(y)}, expected a torch.Tensor or numpy.ndarray of -1 and +1")
+        raise TypeError(f"{name}: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray of -1 and +1")
     labels = torch.as_tensor(y)
     if labels.dtype == torch.bool or labels.is_complex():
-        raise TypeError(f"{name}: got {_validate.describe(y)}, expected numbers -1 and +1")
+        raise TypeError(f"{name}: got {validation.describe(y)}, expected numbers -1 and +1")
     if labels.numel() == 0 or tuple(labels.shape[1:]) not in ((), (1,)) or labels.ndim == 0:
         raise ValueError(
             f"{name}: got shape {tuple(labels.shape)}, expected labels (N,) or (N, 1) for 'logistic', whose "
@@ -170,7 +170,7 @@ def signs(y: object, name: str) -> Tensor:
 def _labels(y: Tensor, name: str) -> Tensor:
     y = torch.as_tensor(y)
     if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
-        raise TypeError(f"{name}: got {_validate.describe(y)}, expected class numbers, integers of shape (N,)")
+        raise TypeError(f"{name}: got {validation.describe(y)}, expected class numbers, integers of shape (N,)")
     if y.numel() == 0:
         raise ValueError(f"{name}: got an empty array, expected class numbers, integers of shape (N,)")
     return y.long()

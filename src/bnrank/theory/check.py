@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import STATEMENTS
 from bnrank.theory.verdict import NotApplicable, Verdicts
@@ -18,7 +18,7 @@ __all__ = ["check"]
 
 
 def check(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     y: Tensor | np.ndarray | None = None,
     ridge: float | None = None,
@@ -32,7 +32,7 @@ def check(
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module with finite parameters. Most statements are about a chain of linear layers with one activation
         sigma_s between them (a :class:`bnrank.MLP`, or a Sequential of Linear and ReLU or LeakyReLU); on other modules
         they are not applicable.
@@ -42,7 +42,7 @@ def check(
         Targets, (N, d_out), for the mean squared error of theory.md section 0; class numbers, (N,), integers, for the
         cross-entropy.
     ridge : float, optional
-        lambda of the loss C + lambda ||theta||^2 (biases penalised) that the network was trained with.
+        lambda of the loss C + lambda ||theta||^2 (biases penalized) that the network was trained with.
     only : str or sequence of str, optional
         Ids of the statements wanted, such as "T4".
     rtol : float
@@ -73,11 +73,11 @@ def check(
     >>> [(v.id, v.status) for v in verdicts]
     [('T4', 'holds'), ('T14', 'not applicable'), ('T14', 'not applicable')]
     """
-    facts = Facts(module, x, y, ridge, rtol=rtol, seed=seed, max_samples=max_samples)
+    facts = Facts(net, x, y, ridge, rtol=rtol, seed=seed, max_samples=max_samples)
     wanted = STATEMENTS
     if only is not None:
         known = list(dict.fromkeys(s.id for s in STATEMENTS))
-        ids = [_validate.choice(i, "only", known) for i in ([only] if isinstance(only, str) else _listed(only))]
+        ids = [validation.choice(i, "only", known) for i in ([only] if isinstance(only, str) else _listed(only))]
         wanted = tuple(s for s in STATEMENTS if s.id in ids)
     verdicts = tuple(statement(facts) for statement in wanted)
     return Verdicts(verdicts, _about(facts))
@@ -85,7 +85,7 @@ def check(
 
 def _listed(only: Any) -> Iterable[Any]:
     if not isinstance(only, Iterable):
-        raise TypeError(f"only: got {_validate.describe(only)}, expected ids of statements, such as 'T4'")
+        raise TypeError(f"only: got {validation.describe(only)}, expected ids of statements, such as 'T4'")
     return only
 
 

@@ -43,11 +43,11 @@ def extreme_rays(points: Array) -> Array:
     [[1.0, 0.0], [0.6, 0.8]]
     """
     k = points.shape[1]
-    centre = points.mean(0)
-    heights = points @ centre / np.linalg.norm(centre)  # positive: no negative inner products
+    center = points.mean(0)
+    heights = points @ center / np.linalg.norm(center)  # positive: no negative inner products
     if k == 1:
         return points[:1]
-    section = (points / heights[:, None]) @ null_space(centre[None])
+    section = (points / heights[:, None]) @ null_space(center[None])
     if k == 2:
         return points[[int(section.argmin()), int(section.argmax())]]
     if k <= MAX_HULL:
@@ -111,7 +111,7 @@ def _inside(vectors: Array, rays: Array, slack: float) -> Array:
 def _lowest(form: Array, bases: list[Array], rays: Array) -> tuple[Array, float]:
     """Return vectors of the dual cone where the form is negative, and a lower bound on it over unit vectors there.
 
-    A minimiser over the cone is an eigenvector of the form restricted to the span of some face.
+    A minimizer over the cone is an eigenvector of the form restricted to the span of some face.
     """
     found: list[Array] = [np.zeros((0, len(form)))]
     least = 0.0
@@ -132,7 +132,7 @@ def _lowest(form: Array, bases: list[Array], rays: Array) -> tuple[Array, float]
 def cutting_planes(rays: Array, tol: float) -> tuple[Array | None, Array | None]:
     """Return a separating form, or an isometry, or neither.
 
-    Minimise Tr S over |S_ab| <= 1 with b^T S b >= 0 for the vectors b held: 0 means that the identity is a sum of
+    Minimize Tr S over |S_ab| <= 1 with b^T S b >= 0 for the vectors b held: 0 means that the identity is a sum of
     their squares. Else add the b where S is most negative; if S, lifted by its least value there, still has a negative
     trace, it separates.
 

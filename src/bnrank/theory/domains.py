@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.spectra import relative_tolerance
 from bnrank.theory.cones import alternating_projections, cutting_planes, extreme_rays, into_quadrant
 
@@ -32,7 +32,7 @@ class Planarity:
         Dimension of the affine span, k or k - 1. It bounds Rank_BN(id) of the points' convex hull from above.
     singular_values : Tensor
         Of N^{-1/2} X, (min(N, d),), descending.
-    centred_singular_values : Tensor
+    centered_singular_values : Tensor
         The same of X less its mean.
     rtol : float
         Values above ``rtol`` times the largest of ``singular_values`` count.
@@ -41,12 +41,12 @@ class Planarity:
     k: int
     affine: int
     singular_values: Tensor
-    centred_singular_values: Tensor
+    centered_singular_values: Tensor
     rtol: float
 
     def planar(self, k: int) -> bool:
         """Say whether the linear span has dimension at most k, as a k-planar domain has."""
-        return self.k <= _validate.integer(k, "k", 0)
+        return self.k <= validation.integer(k, "k", 0)
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,12 @@ def planarity(x: Tensor | np.ndarray, rtol: float = 1e-6) -> Planarity:
     >>> found.k, found.affine
     (2, 1)
     """
-    points = _validate.samples(x, "x").detach().to(torch.float64)
+    points = validation.samples(x, "x").detach().to(torch.float64)
     rtol = relative_tolerance(rtol)
     values = torch.linalg.svdvals(points) / math.sqrt(len(points))
-    centred = torch.linalg.svdvals(points - points.mean(0)) / math.sqrt(len(points))
+    centered = torch.linalg.svdvals(points - points.mean(0)) / math.sqrt(len(points))
     least = max(rtol, torch.finfo(torch.float64).eps * max(points.shape)) * values[0]
-    return Planarity(int((values > least).sum()), int((centred > least).sum()), values, centred, rtol)
+    return Planarity(int((values > least).sum()), int((centered > least).sum()), values, centered, rtol)
 
 
 def tangent_bound(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
@@ -160,7 +160,7 @@ def tangent_bound(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
     >>> round(tangent_bound(e[:, :1], e[:, 1:]), 6)               # a right angle: log 2
     0.693147
     """
-    first, second = (_validate.samples(v, n).detach().double().cpu().numpy() for v, n in ((a, "a"), (b, "b")))
+    first, second = (validation.samples(v, n).detach().double().cpu().numpy() for v, n in ((a, "a"), (b, "b")))
     if first.shape != second.shape:
         raise ValueError(f"b: got shape {second.shape}, expected that of a, {first.shape}")
     for name, basis in (("a", first), ("b", second)):
@@ -189,7 +189,7 @@ def completely_positive(
     tol : float
         Cosines and entries within ``tol`` of 0 are taken for 0.
     rtol : float
-        Singular values of the normalised points above ``rtol`` times the largest make the span.
+        Singular values of the normalized points above ``rtol`` times the largest make the span.
     seed : int
         Of the alternating projections.
 
@@ -212,9 +212,9 @@ def completely_positive(
     >>> completely_positive(torch.tensor([[1.0], [-1.0]])).pair
     (0, 1)
     """
-    given = _validate.samples(x, "x")
-    tol, rtol = _validate.number(tol, "tol", 0.0, strict=True), relative_tolerance(rtol)
-    rng = np.random.default_rng(_validate.integer(seed, "seed", 0))
+    given = validation.samples(x, "x")
+    tol, rtol = validation.number(tol, "tol", 0.0, strict=True), relative_tolerance(rtol)
+    rng = np.random.default_rng(validation.integer(seed, "seed", 0))
     points = given.detach().double().cpu().numpy()
     sizes = np.abs(points).max(1, keepdims=True)
     kept = np.flatnonzero(sizes[:, 0] > 0)

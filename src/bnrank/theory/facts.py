@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures import jacobian, ntk
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, unwrap
@@ -67,7 +67,7 @@ class Facts:
 
     def __init__(
         self,
-        module: nn.Module,
+        net: nn.Module,
         x: Any,
         y: Any = None,
         ridge: float | None = None,
@@ -77,15 +77,15 @@ class Facts:
         max_samples: int | None = None,
     ) -> None:
         self._taken: dict[str, Any] = {}
-        self.module = unwrap(module)
+        self.module = unwrap(net)
         check_finite(self.module)
         check_unshared(self.module)
-        self.ridge = None if ridge is None else _validate.number(ridge, "ridge", 0.0)
-        self.rtol = _validate.number(rtol, "rtol", 0.0)
-        self.seed = _validate.integer(seed, "seed", 0)
+        self.ridge = None if ridge is None else validation.number(ridge, "ridge", 0.0)
+        self.rtol = validation.number(rtol, "rtol", 0.0)
+        self.seed = validation.integer(seed, "seed", 0)
         self._all_x = example(self.module, x).detach()
         self.samples = len(self._all_x)
-        limit = self.samples if max_samples is None else _validate.integer(max_samples, "max_samples")
+        limit = self.samples if max_samples is None else validation.integer(max_samples, "max_samples")
         rows = torch.linspace(0, self.samples - 1, min(limit, self.samples)).round().long()
         self.x: Tensor = self._all_x[rows]
         if self.x.is_floating_point():
@@ -104,10 +104,12 @@ class Facts:
         outputs = self.outputs.shape[1]
         if isinstance(y, Tensor) and y.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
             if y.ndim != 1 or y.numel() == 0 or int(y.min()) < 0 or int(y.max()) >= outputs:
-                raise ValueError(f"y: got {_validate.describe(y)}, expected class numbers (N,) from 0 to {outputs - 1}")
+                raise ValueError(
+                    f"y: got {validation.describe(y)}, expected class numbers (N,) from 0 to {outputs - 1}"
+                )
             targets = y.detach().long()
         else:
-            targets = _validate.samples(y, "y", ndim=None).detach().to(torch.float64).flatten(1)
+            targets = validation.samples(y, "y", ndim=None).detach().to(torch.float64).flatten(1)
             if targets.shape[1] != outputs:
                 raise ValueError(f"y: got {targets.shape[1]} columns, expected {outputs}, the network's outputs")
         if len(targets) != self.samples:
@@ -140,7 +142,7 @@ class Facts:
         """Singular values of Jf(x_i), (N, min(d_in, d_out)), descending; NotApplicable where f has no Jacobian."""
         try:
             return jacobian.singular_values(self.module, self.x, kink_rtol=None)
-        except _validate.RangeError:
+        except validation.RangeError:
             raise
         except (TypeError, ValueError) as error:
             raise NotApplicable("f can be differentiated in x, sample by sample", str(error)) from error
@@ -172,7 +174,7 @@ class Facts:
         """||theta||^2, over all parameters."""
         total = sum(float((p * p).sum()) for p in self.function.parameters.values())
         if total < SMALLEST and any(bool((p != 0).any()) for p in self.function.parameters.values()):
-            raise _validate.RangeError(f"module: its squared norm is below {SMALLEST:g}, where float64 loses digits")
+            raise validation.RangeError(f"net: its squared norm is below {SMALLEST:g}, where float64 loses digits")
         return total
 
     @cached_property
@@ -187,7 +189,7 @@ class Facts:
         try:
             return as_mlp(self.module)
         except TypeError as error:
-            return str(error).removeprefix("module: ")
+            return str(error).removeprefix("net: ")
 
     @property
     def chain(self) -> MLP:

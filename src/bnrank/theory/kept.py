@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.graph.tracing import trace
 from bnrank.theory.invariants import classes, conserved, finding, linear_end
 from bnrank.theory.invariants.patterns import Pair
@@ -17,7 +17,7 @@ __all__ = ["findings_and_tail", "gradient", "loss_of", "patterns"]
 VALUES = 4  # at most, whose activation patterns are looked at
 
 
-def findings_and_tail(module: nn.Module, x: Tensor) -> tuple[finding.Findings, Tail] | str:
+def findings_and_tail(net: nn.Module, x: Tensor) -> tuple[finding.Findings, Tail] | str:
     """Return what gradient flow conserves and the linear tail; where the module cannot be traced, the reason.
 
     Examples
@@ -28,15 +28,15 @@ def findings_and_tail(module: nn.Module, x: Tensor) -> tuple[finding.Findings, T
     """
     try:
         with torch.inference_mode(False):
-            x, parameters = x.clone(), dict(module.named_parameters())
-            graph = trace(module, x)
+            x, parameters = x.clone(), dict(net.named_parameters())
+            graph = trace(net, x)
             parts = classes.blocks(graph, parameters)
-            found = finding.of_graph(graph, module, x, verify=False, parts=parts)
+            found = finding.of_graph(graph, net, x, verify=False, parts=parts)
             return found, Tail(*linear_end.layers(graph, parameters, parts[0]))
-    except _validate.RangeError:
+    except validation.RangeError:
         raise
     except (TypeError, ValueError) as error:
-        return str(error).removeprefix("module: ")
+        return str(error).removeprefix("net: ")
 
 
 def loss_of(x: Tensor, y: Tensor | None, outputs: int) -> tuple[str, Tensor, str]:
@@ -55,7 +55,7 @@ def loss_of(x: Tensor, y: Tensor | None, outputs: int) -> tuple[str, Tensor, str
     return "cross_entropy", y, "C = mean cross-entropy"
 
 
-def gradient(module: nn.Module, x: Tensor, y: Tensor, loss: str) -> dict[str, Tensor]:
+def gradient(net: nn.Module, x: Tensor, y: Tensor, loss: str) -> dict[str, Tensor]:
     """Return the gradient of a loss by the parameters' names, in float64.
 
     Examples
@@ -64,12 +64,12 @@ def gradient(module: nn.Module, x: Tensor, y: Tensor, loss: str) -> dict[str, Te
     >>> float(gradient(nn.Linear(1, 1, bias=False), one, one, "mse")["weight"]) != 0
     True
     """
-    if not any(p.is_floating_point() for p in module.parameters()):
+    if not any(p.is_floating_point() for p in net.parameters()):
         raise NotApplicable("the network has parameters")
-    return conserved.gradient(module, x, lambda outputs: conserved.cost(outputs.flatten(1), y, loss))[1]
+    return conserved.gradient(net, x, lambda outputs: conserved.cost(outputs.flatten(1), y, loss))[1]
 
 
-def patterns(found: finding.Findings, module: nn.Module, x: Tensor) -> dict[str, Tensor]:
+def patterns(found: finding.Findings, net: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """Return which channels have the same activation pattern, (n, n), by the findings' names; of a few of them.
 
     Examples
@@ -81,6 +81,6 @@ def patterns(found: finding.Findings, module: nn.Module, x: Tensor) -> dict[str,
     pairs = [q for q in found.having("pair") if isinstance(q, Pair)]
     rows = torch.linspace(0, len(pairs) - 1, min(VALUES, len(pairs))).round().long().tolist()
     try:
-        return {pairs[i].name: pairs[i].pairs(module, x) for i in rows}
+        return {pairs[i].name: pairs[i].pairs(net, x) for i in rows}
     except ValueError as error:
         raise NotApplicable("the activations are those of the computation graph", str(error)) from error

@@ -15,7 +15,7 @@ from sklearn.kernel_ridge import KernelRidge
 from sklearn.model_selection import GridSearchCV, KFold
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.spectra import relative_tolerance
 
 __all__ = ["KERNELS", "KernelJacobians", "Selected", "jacobian_ranks", "select"]
@@ -121,7 +121,7 @@ def jacobian_ranks(
     length_scale : float, optional
         h; by default the median distance between inputs.
     points : Tensor or ndarray, optional
-        Where the Jacobian is taken, (P, d_in); by default the midpoints of neighbouring rows of x, at most 100 of them.
+        Where the Jacobian is taken, (P, d_in); by default the midpoints of neighboring rows of x, at most 100 of them.
         A Laplace kernel has no derivative at the inputs themselves.
     rtol : float
         Singular values of Jacobians above ``rtol`` times the largest count.
@@ -147,22 +147,22 @@ def jacobian_ranks(
     >>> int(jacobian_ranks(x, y).ranks.min())                     # the true function has rank 1
     2
     """
-    shape = RADIAL[_validate.choice(kernel, "kernel", KERNELS)]
-    inputs = _validate.samples(x, "x", minimum=2).detach().double().cpu().numpy()
-    outputs = _validate.samples(y, "y").detach().double().cpu().numpy()
+    shape = RADIAL[validation.choice(kernel, "kernel", KERNELS)]
+    inputs = validation.samples(x, "x", minimum=2).detach().double().cpu().numpy()
+    outputs = validation.samples(y, "y").detach().double().cpu().numpy()
     if len(inputs) != len(outputs):
         raise ValueError(f"y: got {len(outputs)} samples, expected as many as x has, {len(inputs)}")
-    ridge = _validate.number(ridge, "ridge", 0.0, strict=True)
+    ridge = validation.number(ridge, "ridge", 0.0, strict=True)
     rtol, data_rtol = relative_tolerance(rtol), relative_tolerance(data_rtol)
     distances = cdist(inputs, inputs)
     if length_scale is None:
         length_scale = _typical_distance(inputs)
-    length_scale = _validate.number(length_scale, "length_scale", 0.0, strict=True)
+    length_scale = validation.number(length_scale, "length_scale", 0.0, strict=True)
     if points is None:
         rows = np.linspace(0, len(inputs) - 2, min(100, len(inputs) - 1)).round().astype(int)
         places = (inputs[rows] + inputs[rows + 1]) / 2
     else:
-        places = _validate.samples(points, "points", features=inputs.shape[1]).detach().double().cpu().numpy()
+        places = validation.samples(points, "points", features=inputs.shape[1]).detach().double().cpu().numpy()
 
     regression = KernelRidge(alpha=ridge, kernel="precomputed")
     regression.fit(shape[0](distances / length_scale), outputs)
@@ -197,7 +197,7 @@ class Selected:
     model : sklearn.kernel_ridge.KernelRidge
         The fit to all samples, outputs less ``mean``.
     mean : ndarray
-        Mean of the outputs, (d_out,), or 0 where they were not centred.
+        Mean of the outputs, (d_out,), or 0 where they were not centered.
     """
 
     kernel: str
@@ -210,7 +210,7 @@ class Selected:
 
     def predict(self, x: Tensor | np.ndarray) -> Array:
         """Return the outputs at inputs (P, d_in), (P, d_out), float64."""
-        inputs = _validate.samples(x, "x", features=self.model.n_features_in_).detach().double().cpu().numpy()
+        inputs = validation.samples(x, "x", features=self.model.n_features_in_).detach().double().cpu().numpy()
         return np.asarray(self.model.predict(inputs) + self.mean)
 
 
@@ -223,7 +223,7 @@ def select(
     scales: Sequence[float] = SCALES,
     folds: int = 5,
     seed: int = 0,
-    centre: bool = True,
+    center: bool = True,
 ) -> Selected:
     """Choose kernel, length scale and ridge by cross-validation on the samples, and fit them all.
 
@@ -245,7 +245,7 @@ def select(
         From 2 to N.
     seed : int
         Of the folds.
-    centre : bool
+    center : bool
         Whether the mean of the outputs is taken off before and added after; not so in :func:`jacobian_ranks`.
 
     Returns
@@ -266,27 +266,27 @@ def select(
     >>> bool(abs(best.predict(torch.tensor([[0.5]]))[0, 0] - torch.sin(torch.tensor(0.5))) < 1e-3)
     True
     """
-    inputs = _validate.samples(x, "x", minimum=2).detach().double().cpu().numpy()
-    outputs = _validate.samples(y, "y").detach().double().cpu().numpy()
+    inputs = validation.samples(x, "x", minimum=2).detach().double().cpu().numpy()
+    outputs = validation.samples(y, "y").detach().double().cpu().numpy()
     if len(inputs) != len(outputs):
         raise ValueError(f"y: got {len(outputs)} samples, expected as many as x has, {len(inputs)}")
     lists = {"kernels": kernels, "ridges": ridges, "scales": scales}
     for name, values in lists.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise TypeError(f"{name}: got {_validate.describe(values)}, expected a sequence with something in it")
-    names = [_validate.choice(name, f"kernels[{i}]", KERNELS) for i, name in enumerate(kernels)]
-    alphas = [_validate.number(ridge, f"ridges[{i}]", 0.0, strict=True) for i, ridge in enumerate(ridges)]
-    factors = [_validate.number(scale, f"scales[{i}]", 0.0, strict=True) for i, scale in enumerate(scales)]
-    if (folds := _validate.integer(folds, "folds", 2)) > len(inputs):
+            raise TypeError(f"{name}: got {validation.describe(values)}, expected a sequence with something in it")
+    names = [validation.choice(name, f"kernels[{i}]", KERNELS) for i, name in enumerate(kernels)]
+    alphas = [validation.number(ridge, f"ridges[{i}]", 0.0, strict=True) for i, ridge in enumerate(ridges)]
+    factors = [validation.number(scale, f"scales[{i}]", 0.0, strict=True) for i, scale in enumerate(scales)]
+    if (folds := validation.integer(folds, "folds", 2)) > len(inputs):
         raise ValueError(f"folds: got {folds}, expected at most the number of samples, {len(inputs)}")
     lengths = [factor * _typical_distance(inputs) for factor in factors]
     tried = [(FITTED[name](length), name, length) for name in names for length in lengths]
-    mean = outputs.mean(0) * centre
+    mean = outputs.mean(0) * center
     search = GridSearchCV(
         KernelRidge(),
         {"kernel": [kernel for kernel, _, _ in tried], "alpha": alphas},
         scoring="neg_mean_squared_error",
-        cv=KFold(folds, shuffle=True, random_state=_validate.integer(seed, "seed", 0)),
+        cv=KFold(folds, shuffle=True, random_state=validation.integer(seed, "seed", 0)),
     ).fit(inputs, outputs - mean)
     ridge = search.best_params_["alpha"]
     name, length = next((n, h) for kernel, n, h in tried if kernel is search.best_params_["kernel"])

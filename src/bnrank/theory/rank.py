@@ -1,4 +1,4 @@
-"""Brackets of the rank of a nonlinear function: Jacobian rank below, an explicit factorisation above."""
+"""Brackets of the rank of a nonlinear function: Jacobian rank below, an explicit factorization above."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures import jacobian, regions
 from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, example, unwrap
 from bnrank.networks.mlp import MLP, from_layers
-from bnrank.theory.factorisation import Basis, Cut, cuts
+from bnrank.theory.factorization import Basis, Cut, cuts
 
 __all__ = ["RankBracket", "bracket"]
 
@@ -34,7 +34,7 @@ class RankBracket:
     lower : int
         Rank JF(witness), the largest found.
     upper : int
-        Inner dimension of the factorisation.
+        Inner dimension of the factorization.
     domain : str
         "everywhere": F is f on all inputs, to the precision of the parameters, and the bracket is one of f itself. "on
         the data": F is f on x, to within ``error``, and on every input whose representation at the cut lies in the
@@ -121,7 +121,7 @@ def bracket(
     limit: int = 100_000,
     seed: int = 0,
 ) -> RankBracket:
-    """Bracket the rank of the network function between a Jacobian and an explicit factorisation f = h o g (T5, T18).
+    """Bracket the rank of the network function between a Jacobian and an explicit factorization f = h o g (T5, T18).
 
     Above: f is cut where its representation is narrowest. A cut at a representation a, on the data within
     mu + Q z, z in R^k, gives g = Q^T (a - mu) and h = the rest of the network after mu + Q z. Of all cuts (input,
@@ -186,14 +186,14 @@ def bracket(
     if not x.is_floating_point():
         raise TypeError(f"x: got dtype {x.dtype}, expected floating point to differentiate by")
     rtol = relative_tolerance(rtol)
-    domain = _validate.choice(domain, "domain", DOMAINS)
-    segments = _validate.integer(segments, "segments", 0)
-    limit = _validate.integer(limit, "limit")
-    seed = _validate.integer(seed, "seed", 0)
+    domain = validation.choice(domain, "domain", DOMAINS)
+    segments = validation.integer(segments, "segments", 0)
+    limit = validation.integer(limit, "limit")
+    seed = validation.integer(seed, "seed", 0)
     dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
     if tolerance is None:
         tolerance = max(1e-9, 100 * torch.finfo(dtype).eps)
-    tolerance = _validate.number(tolerance, "tolerance", 0.0)
+    tolerance = validation.number(tolerance, "tolerance", 0.0)
 
     function = Functional(net)
     with torch.no_grad():
@@ -249,10 +249,10 @@ def _terms(net: nn.Module, x: Tensor, size: float) -> float:
 
 
 def _everywhere(places: list[Cut], f: Tensor, allowed: float) -> _Candidate:
-    """Return the least factorisation that holds for all inputs; of equals one that cuts between neurons.
+    """Return the least factorization that holds for all inputs; of equals one that cuts between neurons.
 
     The rank of a weight is decided by its own rounding, which may be all that a product of weights consists of: so a
-    factorisation through the image of a weight counts only if it is f on the data.
+    factorization through the image of a weight counts only if it is f on the data.
     """
 
     def dimension(basis: Basis) -> int:
@@ -266,7 +266,7 @@ def _everywhere(places: list[Cut], f: Tensor, allowed: float) -> _Candidate:
 
 
 def _on_data(places: list[Cut], f: Tensor, allowed: float, known: _Candidate) -> _Candidate:
-    """Return the least factorisation that is f on the data to within ``allowed``, or the known one if none is less.
+    """Return the least factorization that is f on the data to within ``allowed``, or the known one if none is less.
 
     Of equals the one with the least error; errors below a tenth of ``allowed`` are rounding, which must not decide.
     """

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures import ntk, regions
 from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.chain import as_mlp
@@ -106,7 +106,7 @@ def output_error(net: MLP, x: Tensor) -> float:
 
 
 def sharpness_bound(
-    module: nn.Module, x: Tensor | np.ndarray, step: float | None = None, *, ridge: float = 0.0
+    net: nn.Module, x: Tensor | np.ndarray, step: float | None = None, *, ridge: float = 0.0
 ) -> Sharpness:
     """Return the largest curvature of the loss at parameters that fit the data, against 2 / step.
 
@@ -115,7 +115,7 @@ def sharpness_bound(
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module.
     x : Tensor or ndarray
         Samples, (N, ...): all that the loss is over.
@@ -142,10 +142,10 @@ def sharpness_bound(
     >>> round(found.curvature, 9), found.limit, found.stable
     (8.0, 10.0, True)
     """
-    ridge = _validate.number(ridge, "ridge", 0.0)
+    ridge = validation.number(ridge, "ridge", 0.0)
     if step is not None:
-        step = _validate.number(step, "step", 0.0, strict=True)
-    curvature = 2 * ntk.top_eigenvalue(module, x, normalised=True) + 2 * ridge
+        step = validation.number(step, "step", 0.0, strict=True)
+    curvature = 2 * ntk.top_eigenvalue(net, x, normalized=True) + 2 * ridge
     largest = 2 / curvature if curvature else math.inf
     if step is None:
         return Sharpness(curvature, largest, None, math.nan, None)
@@ -240,7 +240,7 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
     """
     check_finite(net)
     chain, rtol = as_mlp(net), relative_tolerance(rtol)
-    samples = _validate.samples(x, "x", ndim=None).detach().flatten(1).double().to(chain.weights[0].device)
+    samples = validation.samples(x, "x", ndim=None).detach().flatten(1).double().to(chain.weights[0].device)
     weights, layers, norms = [], [], []
     for number, weight in enumerate(chain.weights, start=1):
         u, s, v = torch.linalg.svd(weight.detach(), full_matrices=False)
@@ -256,7 +256,7 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
     with torch.no_grad():
         outputs, error = network(samples), output_error(network, samples)
         if not math.isfinite(error):
-            raise _validate.RangeError("the outputs are beyond the range of floats")
+            raise validation.RangeError("the outputs are beyond the range of floats")
         path, width = shortest_path_bounds(outputs, error=error), diameter(samples)
     excess = sum(float((p.detach() ** 2).sum()) for p in network.parameters()) - chain.depth
     z, _ = rank_one_parts(network, samples, layers[0])

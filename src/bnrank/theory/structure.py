@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures import jacobian, ntk
 from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.chain import as_mlp
@@ -399,7 +399,7 @@ def _chain(net: nn.Module) -> MLP:
 
 def _point(x: Any) -> Tensor:
     x = torch.as_tensor(x)
-    x = _validate.samples(x[None] if x.ndim == 1 else x, "x")
+    x = validation.samples(x[None] if x.ndim == 1 else x, "x")
     if len(x) != 1:
         raise ValueError(f"x: got shape {tuple(x.shape)}, expected one sample, (d_in,) or (1, d_in)")
     return x.detach().to(torch.float64)
@@ -409,7 +409,7 @@ def _rank(rank: int | None, path: Path, rtol: float) -> int:
     found = path.rank(relative_tolerance(rtol))
     if rank is None:
         return found
-    if _validate.integer(rank, "rank", 0) > found:
+    if validation.integer(rank, "rank", 0) > found:
         raise ValueError(f"rank: got {rank}, expected at most the rank of Jf(x), {found}")
     return rank
 
@@ -420,7 +420,7 @@ def _at_most(values: Tensor, limit: float, size: float) -> tuple[int, ...]:
 
 
 def _fraction(p: float) -> float:
-    p = _validate.number(p, "p", 0.0, strict=True)
+    p = validation.number(p, "p", 0.0, strict=True)
     if p >= 1:
         raise ValueError(f"p: got {p:g}, expected a number in (0, 1)")
     return p

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures import jacobian, regions
 from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.chain import as_mlp
@@ -112,7 +112,7 @@ class LineClasses:
 
 
 def rank_bound(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     generators: Sequence[Any],
     *,
@@ -126,7 +126,7 @@ def rank_bound(
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module on vectors.
     x : Tensor or ndarray
         Samples, (N, d_in).
@@ -157,8 +157,8 @@ def rank_bound(
     >>> found.invariant, found.ranks.tolist(), found.bounds.tolist()
     (True, [1], [1])
     """
-    samples = _validate.samples(x, "x").detach().double()
-    rtol, tol = relative_tolerance(rtol), _validate.number(tol, "tol", 0.0)
+    samples = validation.samples(x, "x").detach().double()
+    rtol, tol = relative_tolerance(rtol), validation.number(tol, "tol", 0.0)
     fields = _closed([_field(g, f"generators[{i}]", samples.shape[1]) for i, g in enumerate(generators)])
     if not len(fields):
         raise ValueError("generators: got none, or only zeros, expected at least one")
@@ -168,7 +168,7 @@ def rank_bound(
     spread = torch.linalg.svdvals(vectors)
     dimensions = (spread > rtol * spread[:, :1].clamp(min=1e-300)).sum(1)
     ranks, worst, start = [], 0.0, 0
-    for part in jacobian.jacobians(module, samples):
+    for part in jacobian.jacobians(net, samples):
         part = part.cpu()
         values = torch.linalg.svdvals(part)
         ranks.append((values > rtol * values[:, :1]).sum(1))
@@ -181,7 +181,7 @@ def rank_bound(
     return SymmetryBound(torch.cat(ranks), bounds, dimensions, worst, worst <= tol, fields, rtol, tol)
 
 
-def projection(module: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) -> Projections:
+def projection(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) -> Projections:
     """Return how far Jf is from a projection at samples of an autoencoder.
 
     An autoencoder with f(x) = x on data of dimension k, and rank Jf = k, is near each sample an affine projection onto
@@ -189,7 +189,7 @@ def projection(module: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6)
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module with as many outputs as inputs.
     x : Tensor or ndarray
         Samples, (N, ...).
@@ -214,14 +214,14 @@ def projection(module: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6)
     >>> found.defects.item(), found.ranks.item(), found.errors.item()
     (0.0, 1, 0.0)
     """
-    samples, rtol = example(module, x), relative_tolerance(rtol)
+    samples, rtol = example(net, x), relative_tolerance(rtol)
     with torch.no_grad():
-        outputs = Functional(module)(samples).flatten(1).cpu()
+        outputs = Functional(net)(samples).flatten(1).cpu()
     inputs = samples.detach().flatten(1).double().cpu()
     if outputs.shape != inputs.shape:
-        raise ValueError(f"module: got {outputs.shape[1]} outputs, expected as many as inputs, {inputs.shape[1]}")
+        raise ValueError(f"net: got {outputs.shape[1]} outputs, expected as many as inputs, {inputs.shape[1]}")
     defects, ranks = [], []
-    for part in jacobian.jacobians(module, samples):
+    for part in jacobian.jacobians(net, samples):
         values = torch.linalg.svdvals(part)
         ranks.append((values > rtol * values[:, :1]).sum(1).cpu())
         size = part.flatten(1).norm(dim=1)
@@ -303,7 +303,7 @@ def classes_on_line(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-
         )
     if chain.widths[-1] < 2:
         raise ValueError("net: got 1 output, expected one per class, at least 2")
-    z, tail = rank_one_parts(chain, _validate.samples(x, "x", ndim=None).flatten(1).double(), layer)
+    z, tail = rank_one_parts(chain, validation.samples(x, "x", ndim=None).flatten(1).double(), layer)
     lower, upper = float(z.min()), float(z.max())
     if lower == upper:
         raise ValueError(f"x: got samples with one and the same z = {lower:g}, expected a range")
@@ -372,7 +372,7 @@ def _field(generator: Any, name: str, d: int) -> Tensor:
             continue
         tensor = torch.as_tensor(value, dtype=torch.float64)
         if tuple(tensor.shape) != shape or not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{name}: got {_validate.describe(tensor)}, expected finite A {(d, d)} and b {(d,)}")
+            raise ValueError(f"{name}: got {validation.describe(tensor)}, expected finite A {(d, d)} and b {(d,)}")
         part.copy_(tensor)
     return field
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 
 __all__ = [
     "PathBounds",
@@ -82,7 +82,7 @@ def shortest_path_bounds(y: Tensor | np.ndarray, *, error: float = 0.0) -> PathB
 
     Up to 12 different points: the shortest path, by dynamic programming. Of more: from below, the spanning tree bound
     min over trees of the length with weights p added at both ends of an edge, less 2 sum p, plus the two smallest p,
-    with p raised by subgradient steps; from above, the nearest neighbour path, improved by reversals (2-opt) up to
+    with p raised by subgradient steps; from above, the nearest neighbor path, improved by reversals (2-opt) up to
     2,048 points.
 
     Parameters
@@ -112,13 +112,13 @@ def shortest_path_bounds(y: Tensor | np.ndarray, *, error: float = 0.0) -> PathB
     >>> bounds.lower, bounds.upper, bounds.exact
     (5.0, 5.0, True)
     """
-    error = _validate.number(error, "error", 0.0)
-    given, exponent = _scaled(_validate.samples(y, "y").detach().double().cpu().numpy())
+    error = validation.number(error, "error", 0.0)
+    given, exponent = _scaled(validation.samples(y, "y").detach().double().cpu().numpy())
     points, where = np.unique(given, axis=0, return_inverse=True)
     if len(points) <= EXACT:
         order = _shortest(cdist(points, points))
     else:
-        order = _nearest_neighbours(points)
+        order = _nearest_neighbors(points)
         if len(points) <= MATRIX:
             order = _reversals(order, cdist(points, points))
     upper = float(np.linalg.norm(np.diff(points[order], axis=0), axis=1).sum())
@@ -134,7 +134,7 @@ def shortest_path_bounds(y: Tensor | np.ndarray, *, error: float = 0.0) -> PathB
 def diameter(x: Tensor | np.ndarray) -> float:
     """Return the largest distance between two points, exactly.
 
-    Points go in descending distance from the centre; two whose distances from it add up to less than the best so far
+    Points go in descending distance from the center; two whose distances from it add up to less than the best so far
     are not compared.
 
     Parameters
@@ -160,7 +160,7 @@ def diameter(x: Tensor | np.ndarray) -> float:
     >>> diameter(torch.tensor([[0.0, 0.0], [3.0, 4.0], [1.0, 1.0]]))
     5.0
     """
-    points, exponent = _scaled(_validate.samples(x, "x").detach().double().cpu().numpy())
+    points, exponent = _scaled(validation.samples(x, "x").detach().double().cpu().numpy())
     points = points - points.mean(0)
     radii = np.linalg.norm(points, axis=1)
     order = np.argsort(-radii)
@@ -214,8 +214,8 @@ def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int, *, err
     >>> tsp_bound(x, y, 4).slope                                  # the path visits 0 and 1 once each
     1.0
     """
-    depth = _validate.integer(depth, "depth")
-    inputs, outputs = _validate.samples(x, "x"), _validate.samples(y, "y")
+    depth = validation.integer(depth, "depth")
+    inputs, outputs = validation.samples(x, "x"), validation.samples(y, "y")
     if len(inputs) != len(outputs):
         raise ValueError(f"y: got {len(outputs)} samples, expected as many as x has, {len(inputs)}")
     path, width = shortest_path_bounds(outputs, error=error), diameter(inputs)
@@ -260,8 +260,8 @@ def samples_for_rank(k: int, depth: int, constant: float, rate: float) -> float:
     >>> round(samples_for_rank(2, 3, 0.0, 1.0), 9)
     8.0
     """
-    k, depth = _validate.integer(k, "k", 2), _validate.integer(depth, "depth")
-    constant, rate = _validate.number(constant, "constant"), _validate.number(rate, "rate", 0.0, strict=True)
+    k, depth = validation.integer(k, "k", 2), validation.integer(depth, "depth")
+    constant, rate = validation.number(constant, "constant"), validation.number(rate, "rate", 0.0, strict=True)
     if k + constant / depth <= 0:
         raise ValueError(f"constant: got {constant}, expected more than -k L = {-k * depth}")
     power = math.log((k + constant / depth) / rate) * k * depth / (2 * k - 2)
@@ -279,7 +279,7 @@ def _unscaled(length: float, exponent: int, name: str) -> float:
     try:
         return math.ldexp(length, exponent)
     except OverflowError:
-        raise _validate.RangeError(f"{name}: got points farther apart than the largest float, about 1.8e308") from None
+        raise validation.RangeError(f"{name}: got points farther apart than the largest float, about 1.8e308") from None
 
 
 def _shortest(distances: Array) -> NDArray[np.int64]:
@@ -305,7 +305,7 @@ def _shortest(distances: Array) -> NDArray[np.int64]:
     return np.array(order)
 
 
-def _nearest_neighbours(points: Array) -> NDArray[np.int64]:
+def _nearest_neighbors(points: Array) -> NDArray[np.int64]:
     """Return a path that goes to the nearest point not yet visited, from an end of the longest axis."""
     left = np.ones(len(points), dtype=bool)
     order = [int(points[:, int(np.ptp(points, axis=0).argmax())].argmin())]

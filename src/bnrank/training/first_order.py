@@ -1,4 +1,4 @@
-"""Optimisers that take one step from each gradient: Adam and plain gradient descent."""
+"""Optimizers that take one step from each gradient: Adam and plain gradient descent."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bnrank.training.workers import Workers
 __all__ = ["SCHEDULES", "Adam", "GradientDescent", "Objective", "Optimizer"]
 
 SMALL = 1 << 20  # parameters of an ensemble below which sharing out an update costs more than it gains
-SCHEDULES = ("constant", "cosine", "linear", "normalised")
+SCHEDULES = ("constant", "cosine", "linear", "normalized")
 
 
 class Objective(Protocol):
-    """What an optimiser sees of an ensemble: a row of parameters and a gradient per member."""
+    """What an optimizer sees of an ensemble: a row of parameters and a gradient per member."""
 
     theta: Tensor
     gradient: Tensor
@@ -31,7 +31,7 @@ class Objective(Protocol):
 
 
 class Optimizer(Protocol):
-    """What the training loop asks of an optimiser.
+    """What the training loop asks of an optimizer.
 
     After every evaluation of the objective the loop calls :meth:`digest`, reads :attr:`point` and
     :meth:`statistics` where it records, and calls :meth:`move`, which writes the next parameters to evaluate.
@@ -52,7 +52,7 @@ class Optimizer(Protocol):
         """Write the next parameters to evaluate into the objective."""
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Return regularised loss and norm of its gradient at ``point``, each (members,), float64."""
+        """Return regularized loss and norm of its gradient at ``point``, each (members,), float64."""
 
     def data_gradient(self, member: int) -> Tensor:
         """Return dC/dtheta, without the ridge, at one member's ``point``, shape (size,), right after :meth:`digest`."""
@@ -82,7 +82,7 @@ class GradientDescent:
     steps : int
         Length of the schedule.
     schedule : str
-        eta as a function of the step: "constant", "cosine" (to 0), "linear" (to 0), or "normalised":
+        eta as a function of the step: "constant", "cosine" (to 0), "linear" (to 0), or "normalized":
         eta ||theta|| / ||gradient||, so that every step is eta times as long as theta. This follows the gradient flow
         in another time, in which the plateau around the saddle at the origin is short from any scale (T35).
     """
@@ -101,7 +101,7 @@ class GradientDescent:
         """Do nothing: the gradient is used where it is."""
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Return regularised loss and norm of its gradient at ``point``, each (members,), float64."""
+        """Return regularized loss and norm of its gradient at ``point``, each (members,), float64."""
         theta, gradient = self.objective.theta, self.objective.gradient
         loss = torch.empty(len(theta), dtype=torch.float64)
         norm = torch.empty(len(theta), dtype=torch.float64)
@@ -122,7 +122,7 @@ class GradientDescent:
     def pace(self, member: int, step: int) -> tuple[float | None, float | None]:
         """Return the size of the step that follows, and the sum of those before, None where that is not known."""
         gradient = self.objective.gradient[member]
-        if self.schedule == "normalised":
+        if self.schedule == "normalized":
             gradient = torch.add(gradient, self.objective.theta[member], alpha=2 * float(self.ridge[member]))
         time = float(self.time[member])
         return self._rate(member, step, gradient), None if math.isnan(time) else time
@@ -145,7 +145,7 @@ class GradientDescent:
     def _rate(self, member: int, step: int, gradient: Tensor) -> float:
         """Return the step size, given the gradient with the ridge in it."""
         rate, done = float(self.lr[member]), step / max(self.steps, 1)
-        if self.schedule == "normalised":
+        if self.schedule == "normalized":
             norm = float(squared_norm(gradient).sqrt())
             return rate * float(squared_norm(self.objective.theta[member]).sqrt()) / norm if norm > 0 else 0.0
         return (

@@ -21,8 +21,8 @@ import torch
 import xarray as xr
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bnrank import _validate
-from bnrank._files import prepare_folder, write_atomically
+from bnrank._core import validation
+from bnrank._core.files import prepare_folder, write_atomically
 from bnrank._version import __version__
 from bnrank.networks import MLP
 from bnrank.tasks import Task
@@ -108,7 +108,7 @@ def sweep(
     {'depth': 2, 'width': 1, 'size': 1, 'ridge': 2, 'seed': 1}
     """
     if not isinstance(task, Task):
-        raise TypeError(f"task: got {_validate.describe(task)}, expected a bnrank.tasks.Task")
+        raise TypeError(f"task: got {validation.describe(task)}, expected a bnrank.tasks.Task")
     axes: dict[str, list[Any]] = {
         "depth": _axis(depths, "depths", 1),
         "width": _axis(widths, "widths", 1),
@@ -126,9 +126,9 @@ def sweep(
     unknown = set(options) - set(OPTIONS)
     if unknown:
         name = sorted(unknown)[0]
-        raise TypeError(f"options: got {name!r}, which train does not have{_validate.suggest(name, OPTIONS)}")
-    _validate.choice(options.get("optimizer", "auto"), "optimizer", OPTIMIZERS)
-    network = {"slope": _validate.slope(slope), "bias": bool(bias), "init": init}
+        raise TypeError(f"options: got {name!r}, which train does not have{validation.suggest(name, OPTIONS)}")
+    validation.choice(options.get("optimizer", "auto"), "optimizer", OPTIMIZERS)
+    network = {"slope": validation.slope(slope), "bias": bool(bias), "init": init}
     groups = [
         _Group(depth, width, size, tuple(axes["ridge"]), tuple(axes["seed"]), network, options)
         for depth, width, size in itertools.product(axes["depth"], axes["width"], axes["size"])
@@ -180,7 +180,7 @@ def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -
         _store_failure(group, folder, error)
         return
     _store(group, folder, result)
-    (folder / CHECKPOINT).unlink(missing_ok=True)  # as large as the optimiser's memory, and of no more use
+    (folder / CHECKPOINT).unlink(missing_ok=True)  # as large as the optimizer's memory, and of no more use
 
 
 def _store_failure(group: _Group, folder: Path, error: BaseException) -> None:
@@ -226,7 +226,7 @@ def _run_all(
         number = bar.add_task("training ensembles", total=len(groups), completed=len(groups) - len(waiting))
         threads = torch.get_num_threads()
         if executor is None:
-            processes = min(threads, len(waiting)) if processes is None else _validate.integer(processes, "processes")
+            processes = min(threads, len(waiting)) if processes is None else validation.integer(processes, "processes")
         if executor is None and (processes is None or processes <= 1):
             for group in waiting:
                 _train_group(group, task, group.path(task, folder), None)
@@ -296,8 +296,8 @@ def _assemble(groups: list[_Group], task: Task, folder: Path, axes: dict[str, li
 def _axis(values: Sequence[int], name: str, minimum: int) -> list[int]:
     values = values.tolist() if isinstance(values, np.ndarray) else values
     if not isinstance(values, list | tuple | range) or not len(values):
-        raise ValueError(f"{name}: got {_validate.describe(values)}, expected a list of integers")
-    result = [_validate.integer(value, f"{name}[{i}]", minimum) for i, value in enumerate(values)]
+        raise ValueError(f"{name}: got {validation.describe(values)}, expected a list of integers")
+    result = [validation.integer(value, f"{name}[{i}]", minimum) for i, value in enumerate(values)]
     if len(set(result)) != len(result):
         raise ValueError(f"{name}: got {result}, expected every value once")
     return result
@@ -306,5 +306,5 @@ def _axis(values: Sequence[int], name: str, minimum: int) -> list[int]:
 def _reals(values: Sequence[float], name: str) -> list[float]:
     values = values.tolist() if isinstance(values, np.ndarray) else values
     if not isinstance(values, list | tuple) or not len(values):
-        raise ValueError(f"{name}: got {_validate.describe(values)}, expected a list of numbers")
-    return [_validate.number(value, f"{name}[{i}]", 0.0) for i, value in enumerate(values)]
+        raise ValueError(f"{name}: got {validation.describe(values)}, expected a list of numbers")
+    return [validation.number(value, f"{name}[{i}]", 0.0) for i, value in enumerate(values)]

@@ -17,7 +17,7 @@ BLOCK = 1024  # samples that are differentiated at once
 
 
 class ModuleObjective:
-    """C(f_theta) and its gradient for every member of an ensemble, vectorised with `vmap`.
+    """C(f_theta) and its gradient for every member of an ensemble, vectorized with `vmap`.
 
     The same attributes and methods as `MLPObjective`; see there. Batching changes the order of summation inside
     matrix products, so that a member agrees with a solo run to rounding (1e-6 relative in float32 per step), not
@@ -34,7 +34,7 @@ class ModuleObjective:
     members : int
         Number of members.
     workers : Workers
-        Unused: vectorised operations use PyTorch's own threads.
+        Unused: vectorized operations use PyTorch's own threads.
     """
 
     def __init__(self, net: nn.Module, x: Tensor, y: Tensor, loss: str, members: int, workers: Workers) -> None:
@@ -91,7 +91,7 @@ class ModuleObjective:
 
 
 def refuse_untrainable(net: nn.Module) -> None:
-    """Raise if a layer cannot be trained in a vectorised, deterministic ensemble, naming it and the reason."""
+    """Raise if a layer cannot be trained in a vectorized, deterministic ensemble, naming it and the reason."""
     for name, module in net.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

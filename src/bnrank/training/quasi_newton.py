@@ -94,7 +94,7 @@ class LBFGS:
             torch.add(search.x, search.direction, alpha=search.t, out=self.objective.theta[i])
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Return regularised loss and norm of its gradient at ``point``, each (members,), float64."""
+        """Return regularized loss and norm of its gradient at ``point``, each (members,), float64."""
         loss = torch.tensor([search.f for search in self.searches], dtype=torch.float64)
         norm = torch.stack([squared_norm(search.g).sqrt() for search in self.searches])
         return loss, norm

@@ -20,10 +20,10 @@ from bnrank.training.workers import Workers
 __all__ = ["Recorder", "top_singular_values"]
 
 SERIES = {
-    "loss": ("C + lambda ||theta||^2", "regularised loss"),
+    "loss": ("C + lambda ||theta||^2", "regularized loss"),
     "cost": ("C", "data cost"),
     "parameter_norm": ("||theta||^2", "squared norm of all parameters"),
-    "gradient_norm": ("||grad (C + lambda ||theta||^2)||", "norm of the gradient of the regularised loss"),
+    "gradient_norm": ("||grad (C + lambda ||theta||^2)||", "norm of the gradient of the regularized loss"),
     "balance_residual": ("1", "imbalance of incoming and outgoing norms (T14), in [0, 1]"),
 }
 

@@ -15,13 +15,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bnrank import _validate
-from bnrank._files import atomic_path, prepare_folder, write_atomically
+from bnrank._core import validation
+from bnrank._core.files import atomic_path, prepare_folder, write_atomically
 from bnrank.networks.blueprints import blueprint, build
 from bnrank.networks.mlp import MLP
 from bnrank.training.settings import Settings, by_hand
 
-__all__ = ["Run", "summarise"]
+__all__ = ["Run", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Run:
     ----------
     history : xarray.Dataset
         Over (member, step): ``loss`` C + lambda ||theta||^2, ``cost`` C, ``parameter_norm`` ||theta||^2,
-        ``gradient_norm`` of the regularised loss and ``balance_residual`` (T14); ``weight_singular_values`` over
+        ``gradient_norm`` of the regularized loss and ``balance_residual`` (T14); ``weight_singular_values`` over
         (member, step, layer, index). NaN once a member has stopped. Coordinates seed, ridge, lr, status per member.
     summary : xarray.Dataset
         Over member: ``status``, ``steps`` and the last finite value of each of the above. Status is "finished" (all
@@ -75,7 +75,7 @@ class Run:
         TypeError, ValueError
             If there is no such member.
         """
-        member = _validate.integer(member, "member", 0)
+        member = validation.integer(member, "member", 0)
         if member >= self.members:
             raise ValueError(f"member: got {member}, expected 0 to {self.members - 1}")
         net = copy.deepcopy(self.net).to(getattr(torch, self.settings.dtype))
@@ -151,7 +151,7 @@ class Run:
         return cls(history, summary, settings, seconds, net, parameters)
 
 
-def summarise(history: xr.Dataset) -> xr.Dataset:
+def summarize(history: xr.Dataset) -> xr.Dataset:
     """Return every member's last recorded values, and the step they belong to, over member."""
     known = np.isfinite(history["loss"].values)
     last = np.where(known.any(axis=1), known.shape[1] - 1 - known[:, ::-1].argmax(axis=1), 0)

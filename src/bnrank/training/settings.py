@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks import MLP
 from bnrank.networks.functional import is_plain_mlp, unwrap
 from bnrank.networks.stack import Drawn
@@ -40,7 +40,7 @@ class Settings:
     data, start : str
         SHA-256 of the data and of the initial parameters.
     ridge, lr, seeds : tuple
-        One entry per member; lr is empty where the optimiser chooses its own steps.
+        One entry per member; lr is empty where the optimizer chooses its own steps.
     """
 
     network: str
@@ -85,7 +85,7 @@ class Settings:
         A run may be made longer, unless its step size depends on its length.
         """
         mine, theirs = asdict(self), asdict(other)
-        if self.schedule in ("constant", "normalised"):
+        if self.schedule in ("constant", "normalized"):
             mine.pop("steps")
         hashes = {"data": "other data", "start": "other initial parameters"}
         return [
@@ -116,23 +116,23 @@ class Settings:
         """Check every argument and fill in what was left open."""
         members = len(start.seeds)
         if batch_size is not None:
-            batch_size = _validate.integer(batch_size, "batch_size")
+            batch_size = validation.integer(batch_size, "batch_size")
             if batch_size > task.n:
                 raise ValueError(f"batch_size: got {batch_size}, expected at most the number of samples, {task.n}")
         optimizer = _optimizer(optimizer, start.net, batch_size)
         if optimizer in LEARNING_RATES:
             rates = tuple(
-                _validate.per_member(LEARNING_RATES[optimizer] if lr is None else lr, "lr", members, 0.0, strict=True)
+                validation.per_member(LEARNING_RATES[optimizer] if lr is None else lr, "lr", members, 0.0, strict=True)
             )
         elif lr is not None:
             raise ValueError(f"lr: got {lr}, but {optimizer!r} chooses its own steps; leave lr out or use 'adam'")
         else:
             rates = ()
-        schedule = _validate.choice(schedule, "schedule", SCHEDULES)
+        schedule = validation.choice(schedule, "schedule", SCHEDULES)
         if schedule != "constant" and not rates:
             raise ValueError(f"schedule: got {schedule!r}, but {optimizer!r} chooses its own steps; leave it out")
-        if schedule == "normalised" and optimizer != "gd":
-            raise ValueError(f"schedule: 'normalised' needs optimizer 'gd', got {optimizer!r}")
+        if schedule == "normalized" and optimizer != "gd":
+            raise ValueError(f"schedule: 'normalized' needs optimizer 'gd', got {optimizer!r}")
         if stop_gradient and batch_size:
             raise ValueError("stop_gradient: the whole gradient is not computed with mini-batches; leave it at 0")
         if stop_balance and not by_hand(start.net):
@@ -146,19 +146,19 @@ class Settings:
             loss=task.loss,
             data=digest(task.x, task.y),
             start=digest(start.theta),
-            ridge=tuple(_validate.per_member(ridge, "ridge", members)),
+            ridge=tuple(validation.per_member(ridge, "ridge", members)),
             lr=rates,
             seeds=start.seeds,
             optimizer=optimizer,
             schedule=schedule,
-            steps=_validate.integer(steps, "steps", 0),
+            steps=validation.integer(steps, "steps", 0),
             batch_size=batch_size,
             dtype=str(dtype).removeprefix("torch."),
             device=_device(device),
-            record_every=_validate.integer(record_every, "record_every"),
-            top_k=_validate.integer(top_k, "top_k"),
-            stop_gradient=_validate.number(stop_gradient, "stop_gradient", 0.0),
-            stop_balance=_validate.number(stop_balance, "stop_balance", 0.0),
+            record_every=validation.integer(record_every, "record_every"),
+            top_k=validation.integer(top_k, "top_k"),
+            stop_gradient=validation.number(stop_gradient, "stop_gradient", 0.0),
+            stop_balance=validation.number(stop_balance, "stop_balance", 0.0),
         )
 
 
@@ -187,7 +187,7 @@ def starting_points(
     count = _count_members(members, [seed, init, *settings_per_member])
     batches = [list(range(count))] if batch_size else []  # members of one module differ in the order of their batches
     if not isinstance(net, nn.Module) and not callable(net):
-        raise TypeError(f"net: got {_validate.describe(net)}, expected an nn.Module or a function seed -> nn.Module")
+        raise TypeError(f"net: got {validation.describe(net)}, expected an nn.Module or a function seed -> nn.Module")
     if isinstance(net, nn.Module):
         template = copy.deepcopy(unwrap(net))
         fresh = (seed is not None and isinstance(template, DRAWN)) or init is not None
@@ -205,7 +205,7 @@ def starting_points(
         seeds = _seeds(seed, count, 0)
         template = _call(net, seeds[0])
         if not isinstance(template, nn.Module):
-            raise TypeError(f"net: the function returned {_validate.describe(template)}, expected an nn.Module")
+            raise TypeError(f"net: the function returned {validation.describe(template)}, expected an nn.Module")
         fresh = init is not None
         if fresh and not isinstance(template, DRAWN):
             raise ValueError(f"init: a {type(template).__name__} draws its own parameters; leave init out")
@@ -248,7 +248,7 @@ def _call(function: Callable[..., nn.Module], seed: int) -> nn.Module:
 
 
 def _optimizer(optimizer: str, net: nn.Module, batch_size: int | None) -> str:
-    optimizer = _validate.choice(optimizer, "optimizer", OPTIMIZERS)
+    optimizer = validation.choice(optimizer, "optimizer", OPTIMIZERS)
     if optimizer == "auto":
         optimizer = "adam" if batch_size else "adam+kfac-lbfgs" if by_hand(net) else "adam+lbfgs"
     if batch_size and "lbfgs" in optimizer:
@@ -270,7 +270,7 @@ def _device(device: str) -> str:
 
 def _count_members(members: int | None, values: Sequence[Any]) -> int:
     if members is not None:
-        return _validate.integer(members, "members")
+        return validation.integer(members, "members")
     return max([1, *(len(entries) for entries in map(_entries, values) if entries)])
 
 
@@ -279,8 +279,8 @@ def _seeds(seed: int | Sequence[int] | None, count: int, default: int) -> tuple[
     if entries is not None:
         if len(entries) != count:
             raise ValueError(f"seed: got {len(entries)} values, expected one or one per member ({count})")
-        return tuple(_validate.integer(s, f"seed[{i}]", 0) for i, s in enumerate(entries))
-    first = default if seed is None else _validate.integer(seed, "seed", 0)
+        return tuple(validation.integer(s, f"seed[{i}]", 0) for i, s in enumerate(entries))
+    first = default if seed is None else validation.integer(seed, "seed", 0)
     return tuple(first + i for i in range(count))
 
 
@@ -319,7 +319,7 @@ def _check_shapes(net: nn.Module, task: Task) -> None:
         except RuntimeError as error:
             raise ValueError(f"net: cannot take x of shape {tuple(task.x.shape)}: {error}") from error
     if not isinstance(output, Tensor):
-        raise ValueError(f"net: gives {_validate.describe(output)}, expected one tensor")
+        raise ValueError(f"net: gives {validation.describe(output)}, expected one tensor")
     if output.shape != (2, task.d_out):
         raise ValueError(f"net: gives outputs of shape {tuple(output.shape[1:])}, expected ({task.d_out},)")
 

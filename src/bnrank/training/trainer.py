@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
-from bnrank._files import discard_partial, prepare_folder
+from bnrank._core import validation
+from bnrank._core.files import discard_partial, prepare_folder
 from bnrank._version import __version__
 from bnrank.tasks import Task
 from bnrank.training import checkpoint
@@ -26,7 +26,7 @@ from bnrank.training.objective_module import ModuleObjective
 from bnrank.training.progress import bar, interruptions
 from bnrank.training.quasi_newton import LBFGS
 from bnrank.training.recorder import Recorder
-from bnrank.training.run import Run, summarise
+from bnrank.training.run import Run, summarize
 from bnrank.training.settings import Settings, Start, by_hand, starting_points
 from bnrank.training.warm_start import WarmStarted
 from bnrank.training.watching import Watcher, check, tell
@@ -100,8 +100,8 @@ def train(
     batch_size : int, optional
         Mini-batches of so many samples in shuffled epochs; all samples at once without it. The recorded cost is then
         the mean over the batches since the row before, and the gradient norm is given for the last row only.
-    schedule : {"constant", "cosine", "linear", "normalised"}
-        How the step size of "adam" and "gd" goes over ``steps``; "normalised" ("gd" only) is
+    schedule : {"constant", "cosine", "linear", "normalized"}
+        How the step size of "adam" and "gd" goes over ``steps``; "normalized" ("gd" only) is
         lr ||theta|| / ||gradient||: gradient flow in a time in which plateaus are short (T35).
     dtype : torch.float32 or torch.float64
         Precision to train in.
@@ -150,7 +150,7 @@ def train(
     True
     """
     if not isinstance(task, Task):
-        raise TypeError(f"task: got {_validate.describe(task)}, expected a bnrank.tasks.Task")
+        raise TypeError(f"task: got {validation.describe(task)}, expected a bnrank.tasks.Task")
     check(watch)
     if task.n < 2:
         raise ValueError("task: got 1 sample, expected at least 2")
@@ -173,7 +173,7 @@ def train(
     )
     if checkpoint_every is None:
         checkpoint_every = max(1, steps // 20)
-    checkpoint_every = _validate.integer(checkpoint_every, "checkpoint_every")
+    checkpoint_every = validation.integer(checkpoint_every, "checkpoint_every")
     folder = None if out is None else prepare_folder(out)
     if folder is not None:
         discard_partial(folder)
@@ -409,5 +409,5 @@ class _Trainer:
             "notes": json.dumps(self.recorder.notes),
         }
         history = self.recorder.dataset(coords, attrs)
-        summary = summarise(history)
+        summary = summarize(history)
         return Run(history, summary, settings, self.seconds, self.start.net, self.final)

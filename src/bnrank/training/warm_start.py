@@ -61,7 +61,7 @@ class WarmStarted:
         self.moves += 1
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Return regularised loss and norm of its gradient at ``point``, each (members,), float64."""
+        """Return regularized loss and norm of its gradient at ``point``, each (members,), float64."""
         return self.current.statistics()
 
     def data_gradient(self, member: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.training.first_order import Optimizer
 
 __all__ = ["Watcher", "check", "tell"]
@@ -41,7 +41,7 @@ class Watcher(Protocol):
         step : int
             Steps taken so far.
         time : float or None
-            The sum of the step sizes so far for gradient descent, t for a flow; None for other optimisers.
+            The sum of the step sizes so far for gradient descent, t for a flow; None for other optimizers.
         parameters : mapping
             The trained parameters by their names in ``net.named_parameters()``. They are views, valid during the call
             only, and not to be written to: clone what is kept.
@@ -61,7 +61,7 @@ class Watcher(Protocol):
 def check(watch: object) -> None:
     """Raise TypeError if this is no watcher; None is fine."""
     if watch is not None and (isinstance(watch, type) or not callable(getattr(watch, "observe", None))):
-        raise TypeError(f"watch: got {_validate.describe(watch)}, expected an object with a method observe")
+        raise TypeError(f"watch: got {validation.describe(watch)}, expected an object with a method observe")
 
 
 def tell(
@@ -89,7 +89,7 @@ def tell(
     step : int
         Steps taken.
     members : mapping
-        From a member's position in the optimiser to its number.
+        From a member's position in the optimizer to its number.
     ridge : sequence of float
         lambda by member number.
     whole : bool

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.discovery.compression.chain import CONVOLUTIONS
 from bnrank.networks.functional import Functional
 from bnrank.networks.mlp import MLP
@@ -50,10 +50,10 @@ def array(value: Any, name: str) -> Any:
     return np.array(value.to_numpy(dtype=np.int64 if whole else np.float64))
 
 
-def samples(module: nn.Module, value: Any, name: str, minimum: int = 1) -> Tensor:
+def samples(net: nn.Module, value: Any, name: str, minimum: int = 1) -> Tensor:
     """Return samples for a module: floating point (N, ...), finite, or integers for one that embeds them."""
     value = array(value, name)
-    features = module.widths[0] if isinstance(module, MLP) else None
+    features = net.widths[0] if isinstance(net, MLP) else None
     if features is None and isinstance(value, np.ndarray) and value.dtype.kind in "iu":
         value = torch.from_numpy(value)
     if features is None and isinstance(value, Tensor) and _whole(value):
@@ -61,7 +61,7 @@ def samples(module: nn.Module, value: Any, name: str, minimum: int = 1) -> Tenso
             shape = tuple(value.shape)
             raise ValueError(f"{name}: got shape {shape}, expected (N, ...) with at least {minimum} sample(s)")
         return value
-    return _validate.samples(value, name, features=features, ndim=None if features is None else 2, minimum=minimum)
+    return validation.samples(value, name, features=features, ndim=None if features is None else 2, minimum=minimum)
 
 
 def _whole(value: Tensor) -> bool:
@@ -72,7 +72,7 @@ def classes(y: Any, count: int, name: str) -> Tensor:
     """Return classes, integers from 0, one per sample."""
     y = array(y, name)
     if not isinstance(y, Tensor | np.ndarray):
-        raise TypeError(f"{name}: got {_validate.describe(y)}, expected a Tensor or ndarray of integers")
+        raise TypeError(f"{name}: got {validation.describe(y)}, expected a Tensor or ndarray of integers")
     if isinstance(y, np.ndarray) and y.dtype.kind not in "iufbc":
         raise TypeError(f"{name}: got dtype {y.dtype}, expected integers from 0, the places of the outputs")
     labels = torch.as_tensor(y).detach().cpu()
@@ -109,10 +109,10 @@ def outputs(function: Functional, x: Tensor, name: str, chunk: int = 1024) -> Te
             raise _explained(function.module, x, name, error.__cause__) from error
 
 
-def _explained(module: nn.Module, x: Tensor, name: str, cause: BaseException) -> Exception:
+def _explained(net: nn.Module, x: Tensor, name: str, cause: BaseException) -> Exception:
     """Return the error that says why a module fails on samples."""
-    own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    function = Functional(module, own)
+    own = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
+    function = Functional(net, own)
     kind = f"dtype {x.dtype}, on which the module fails"
     if not x.is_floating_point() and _runs(function, x.to(own)):
         return TypeError(f"{name}: got {kind}, expected floating point; convert it with .float()")
@@ -120,7 +120,7 @@ def _explained(module: nn.Module, x: Tensor, name: str, cause: BaseException) ->
         return TypeError(f"{name}: got {kind}, expected integers; convert it with .long()")
     if _runs(function, x):
         return ValueError(
-            f"module: it runs on {name} in {own}, but not in torch.float64, in which everything is computed: {cause}"
+            f"net: it runs on {name} in {own}, but not in torch.float64, in which everything is computed: {cause}"
         )
     came = f"got samples of shape {tuple(x.shape[1:])} and dtype {x.dtype}"
     return ValueError(f"{name}: the module fails on it: {came}{_refusing(function, x)}: {cause}")
@@ -158,21 +158,21 @@ def _refusing(function: Functional, x: Tensor) -> str:
     return f", but {layer} ({type(sub).__name__}) expects {wanted} and is given {tuple(shape[1:])}"
 
 
-def check_spread(module: nn.Module, x: Tensor, kept: Tensor, found: tuple[Tensor, Tensor]) -> None:
+def check_spread(net: nn.Module, x: Tensor, kept: Tensor, found: tuple[Tensor, Tensor]) -> None:
     """Refuse samples on which the outputs do not vary, as there is no spread that a change could be relative to.
 
     A module that is constant on samples that differ is fine: it is replaced by the constant.
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Its precision says what is round-off.
     x, kept : Tensor
         All samples, and those held out.
     found : tuple of Tensor
         The outputs on both, (N, outputs).
     """
-    own = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float64)
+    own = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
     if _equal(x):
         raise ValueError(f"x: got {len(x)} equal samples, expected different ones: the spread of the outputs is 0")
     if not _varies(found[1], own) and (_varies(found[0], own) or _equal(kept)):

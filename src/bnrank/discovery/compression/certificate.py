@@ -74,7 +74,7 @@ class Certificate:
     @property
     def met(self) -> bool:
         """Whether the change, relative to the spread of the outputs, is at most ``tol`` on x and on held-out data."""
-        return max(self.on_x.centred, self.held_out.centred) <= self.tol
+        return max(self.on_x.centered, self.held_out.centered) <= self.tol
 
     @property
     def speedup(self) -> float:
@@ -135,7 +135,9 @@ class Certificate:
         lines = []
         for label, found in (("on x", self.on_x), ("held out", self.held_out)):
             line = f"change {label} ({found.samples} samples): {_percent(found.relative)} of the outputs, "
-            spread = "their spread is 0" if math.isinf(found.centred) else f"{_percent(found.centred)} of their spread"
+            spread = (
+                "their spread is 0" if math.isinf(found.centered) else f"{_percent(found.centered)} of their spread"
+            )
             line += f"{spread}, largest {_percent(found.worst)}"
             if not math.isnan(found.decisions):
                 line += f", largest output another in {_percent(found.decisions)}"

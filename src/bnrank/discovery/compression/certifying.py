@@ -81,9 +81,9 @@ def certified(
     )
 
 
-def _like(module: nn.Module, x: Tensor) -> Tensor:
+def _like(net: nn.Module, x: Tensor) -> Tensor:
     """Return x on the module's device and, where it is no integers, in its precision."""
-    first = next(module.parameters(), None)
+    first = next(net.parameters(), None)
     if first is None:
         return x
     return x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)

@@ -55,9 +55,9 @@ class Stretch:
         Of the submodule that they are; "" for the whole module.
     parts : tuple of torch.nn.Module
         In order, copies in eval mode: Linear, convolutions, and whatever stands between. Dropout and identities are
-        left out, and batch normalisation is folded into the layer before it.
+        left out, and batch normalization is folded into the layer before it.
     folded : int
-        How many normalisations were folded.
+        How many normalizations were folded.
     """
 
     name: str
@@ -97,7 +97,7 @@ def trace(parts: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     return values
 
 
-def stretches(module: nn.Module, x: Tensor) -> tuple[list[Stretch], list[Untouched]]:
+def stretches(net: nn.Module, x: Tensor) -> tuple[list[Stretch], list[Untouched]]:
     """Find the stretches of a module, and what is in none.
 
     A ``nn.Sequential`` (nested ones as one) or an MLP is a stretch, with what is in it and cannot be read as a part
@@ -106,7 +106,7 @@ def stretches(module: nn.Module, x: Tensor) -> tuple[list[Stretch], list[Untouch
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         In float64 and eval mode.
     x : Tensor
         Two samples or more, which are run through the module.
@@ -124,11 +124,11 @@ def stretches(module: nn.Module, x: Tensor) -> tuple[list[Stretch], list[Untouch
     >>> [type(part).__name__ for part in found[0].parts]
     ['Linear', 'ReLU', 'Linear']
     """
-    uses = Counter(id(p) for m in set(module.modules()) for p in m._parameters.values() if p is not None)
-    calls = _calls(module, x)
+    uses = Counter(id(p) for m in set(net.modules()) for p in m._parameters.values() if p is not None)
+    calls = _calls(net, x)
     found: list[Stretch] = []
     left: list[Untouched] = []
-    for name, sub in _candidates(module, ""):
+    for name, sub in _candidates(net, ""):
         parts = list(_flat(sub))
         again = any(is_linear(part) and calls.get(id(part), 0) > 1 for part in parts)
         shared = again or any(uses[id(p)] > 1 for p in sub.parameters())
@@ -148,45 +148,45 @@ def stretches(module: nn.Module, x: Tensor) -> tuple[list[Stretch], list[Untouch
     return found, left
 
 
-def _candidates(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    if _sequential(module) or is_plain_mlp(module) or is_linear(module):
-        yield name, module
+def _candidates(net: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    if _sequential(net) or is_plain_mlp(net) or is_linear(net):
+        yield name, net
         return
-    children = [(child, sub) for child, sub in module.named_children() if any(True for _ in sub.parameters())]
-    if module._parameters or not children or isinstance(module, nn.MultiheadAttention):
-        yield name, module  # owns parameters that nobody can replace
-    if not isinstance(module, nn.MultiheadAttention):
+    children = [(child, sub) for child, sub in net.named_children() if any(True for _ in sub.parameters())]
+    if net._parameters or not children or isinstance(net, nn.MultiheadAttention):
+        yield name, net  # owns parameters that nobody can replace
+    if not isinstance(net, nn.MultiheadAttention):
         for child, sub in children:
             yield from _candidates(sub, f"{name}.{child}" if name else child)
 
 
-def _sequential(module: nn.Module) -> bool:
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not hooked(module)
+def _sequential(net: nn.Module) -> bool:
+    return isinstance(net, nn.Sequential) and type(net).forward is nn.Sequential.forward and not hooked(net)
 
 
-def hooked(module: nn.Module) -> bool:
+def hooked(net: nn.Module) -> bool:
     """Say whether a module's call does something else than its class says."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    return bool(net._forward_hooks or net._forward_pre_hooks or "forward" in vars(net))
 
 
-def _flat(module: nn.Module) -> Iterator[nn.Module]:
-    if _sequential(module):
-        for part in module._modules.values():
+def _flat(net: nn.Module) -> Iterator[nn.Module]:
+    if _sequential(net):
+        for part in net._modules.values():
             if part is not None:
                 yield from _flat(part)
-    elif is_plain_mlp(module):
-        layers = list(module.layers)
+    elif is_plain_mlp(net):
+        layers = list(net.layers)
         for layer in layers[:-1]:
             yield layer
-            if module.slope != 1:
-                yield activation(module.slope)
+            if net.slope != 1:
+                yield activation(net.slope)
         yield layers[-1]
-    elif not isinstance(module, _DROPPED) or hooked(module):
-        yield module
+    elif not isinstance(net, _DROPPED) or hooked(net):
+        yield net
 
 
 def _without_norms(parts: list[nn.Module]) -> tuple[list[nn.Module], int]:
-    """Fold every batch normalisation into the layer before it, which does not change the function in eval mode."""
+    """Fold every batch normalization into the layer before it, which does not change the function in eval mode."""
     merged: list[nn.Module] = []
     folded = 0
     for part in parts:
@@ -202,15 +202,15 @@ def _without_norms(parts: list[nn.Module]) -> tuple[list[nn.Module], int]:
     return merged, folded
 
 
-def _why_unread(module: nn.Module) -> str:
-    if type(module) in CONVOLUTIONS and cast(Any, module).groups != 1:
+def _why_unread(net: nn.Module) -> str:
+    if type(net) in CONVOLUTIONS and cast(Any, net).groups != 1:
         return "grouped convolution, whose channels do not mix"
-    if hooked(module):
+    if hooked(net):
         return "has forward hooks, which could change its output"
-    return f"{type(module).__name__} is no Linear, convolution or Sequential of them"
+    return f"{type(net).__name__} is no Linear, convolution or Sequential of them"
 
 
-def _calls(module: nn.Module, x: Tensor) -> dict[int, int]:
+def _calls(net: nn.Module, x: Tensor) -> dict[int, int]:
     """Count how often each submodule is called with one tensor and returns one, in a pass over x."""
     counts: Counter[int] = Counter()
 
@@ -219,17 +219,17 @@ def _calls(module: nn.Module, x: Tensor) -> dict[int, int]:
         batched = plain and len(given[0]) == len(x) == len(out)
         counts[id(sub)] += 1 if batched else 2
 
-    handles = [sub.register_forward_hook(note) for sub in set(module.modules())]
+    handles = [sub.register_forward_hook(note) for sub in set(net.modules())]
     try:
         with torch.no_grad():
-            module(x.clone())
+            net(x.clone())
     finally:
         for handle in handles:
             handle.remove()
     return dict(counts)
 
 
-def neighbours(parts: Sequence[nn.Module]) -> list[tuple[int, int]]:
+def neighbors(parts: Sequence[nn.Module]) -> list[tuple[int, int]]:
     """Return the places of every linear part and of the next."""
     places = [i for i, part in enumerate(parts) if is_linear(part)]
     return list(itertools.pairwise(places))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.functional import example
 
 __all__ = ["Latency", "latency", "multiply_adds", "parameters"]
@@ -53,7 +53,7 @@ class Latency:
     least: float
 
 
-def parameters(module: nn.Module) -> int:
+def parameters(net: nn.Module) -> int:
     """Count the entries of all parameters, those used twice once.
 
     Examples
@@ -61,15 +61,15 @@ def parameters(module: nn.Module) -> int:
     >>> parameters(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
     26
     """
-    return sum(p.numel() for p in module.parameters())
+    return sum(p.numel() for p in net.parameters())
 
 
-def multiply_adds(module: nn.Module, x: Tensor) -> int:
+def multiply_adds(net: nn.Module, x: Tensor) -> int:
     """Count the multiply-adds of linear and convolutional layers for one sample; biases and the rest not counted.
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module; layers that run more than once count as often. What other modules do inside, and what is written
         with functions, does not count.
     x : Tensor
@@ -88,13 +88,13 @@ def multiply_adds(module: nn.Module, x: Tensor) -> int:
         entries = out[0].numel() if out.ndim > 1 else out.numel()
         count += entries * layer.weight[0].numel()
 
-    layers = {sub for sub in module.modules() if isinstance(sub, _COUNTED)}
+    layers = {sub for sub in net.modules() if isinstance(sub, _COUNTED)}
     handles = [layer.register_forward_hook(note) for layer in layers]
-    modes = [(sub, sub.training) for sub in module.modules()]
+    modes = [(sub, sub.training) for sub in net.modules()]
     try:
-        module.eval()
+        net.eval()
         with torch.no_grad():
-            module(x[:1].clone())
+            net(x[:1].clone())
     finally:
         for handle in handles:
             handle.remove()
@@ -133,7 +133,7 @@ def latency(modules: Sequence[nn.Module], x: Tensor, *, batch: int = 256, repeat
     >>> slow.median > fast.median, slow.batch
     (True, 64)
     """
-    batch, repeats = _validate.integer(batch, "batch"), _validate.integer(repeats, "repeats")
+    batch, repeats = validation.integer(batch, "batch"), validation.integer(repeats, "repeats")
     x = example(modules[0], x)
     rows = torch.arange(batch) % len(x)
     runners = []

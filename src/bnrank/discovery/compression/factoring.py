@@ -71,6 +71,6 @@ def _rank(part: Any, fitted: AffineFit, entries: int, threshold: float, whole: C
 
 
 def _alone(parts: Parts, i: int) -> bool:
-    """Say whether no linear part stands right before or after part i: such two are a factorisation already."""
+    """Say whether no linear part stands right before or after part i: such two are a factorization already."""
     around = itertools.chain(parts[max(i - 1, 0) : i], parts[i + 1 : i + 2])
     return not any(is_linear(part) for part in around)

@@ -24,7 +24,7 @@ class Change:
     ----------
     relative : float
         ||f^(X) - f(X)||_F / ||f(X)||_F.
-    centred : float
+    centered : float
         ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, never less; infinite where f is constant on the samples and f^ is
         not the same constant.
     worst : float
@@ -36,7 +36,7 @@ class Change:
     """
 
     relative: float
-    centred: float
+    centered: float
     worst: float
     decisions: float
     samples: int

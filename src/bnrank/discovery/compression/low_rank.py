@@ -48,7 +48,7 @@ class AffineFit:
 def fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None, ridge: float | None = None) -> AffineFit:
     r"""Fit affine maps of every rank by ridge regression and a singular value decomposition.
 
-    Ridge regression of Z2 on Z1, both centred, gives the prediction F; of F M^{1/2} the first k principal coordinates
+    Ridge regression of Z2 on Z1, both centered, gives the prediction F; of F M^{1/2} the first k principal coordinates
     are kept, and Z2 is written from them. The ridge is the largest with a leave-one-out error (in closed form) within
     one standard error of the least, so that directions in which the samples hardly vary are not extrapolated along.
 
@@ -76,8 +76,8 @@ def fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None, ridge: float | Non
     (True, True)
     """
     mean1, mean2 = z1.mean(0), z2.mean(0)
-    centred, y = z1 - mean1, z2 - mean2
-    u, s, vt = _svd(centred)
+    centered, y = z1 - mean1, z2 - mean2
+    u, s, vt = _svd(centered)
     keep = s > ROUNDING * s[0] if len(s) and s[0] > 0 else torch.zeros_like(s, dtype=torch.bool)
     u, s, vt = u[:, keep], s[keep], vt[keep]
     if not len(s):

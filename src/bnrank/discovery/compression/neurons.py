@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.chain import CONVOLUTIONS, Parts, convolution, neighbours, run
+from bnrank.discovery.compression.chain import CONVOLUTIONS, Parts, convolution, neighbors, run
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.low_rank import with_weight
 from bnrank.discovery.compression.pricing import Counts, cheapest, share
@@ -91,7 +91,7 @@ def rankings(judge: Judge, parts: Parts, whole: Counts) -> list[Ranking]:
     """
     values, metrics = judge.trace(parts), judge.metrics(parts)
     found = []
-    for i, j in neighbours(parts):
+    for i, j in neighbors(parts):
         rows = unit_rows(parts, i, j, values[i + 1], values[j])
         if rows is None or j not in metrics:
             continue
@@ -264,7 +264,7 @@ def without_superfluous(parts: Parts, x: Tensor, rtol: float = 1e-9) -> tuple[Pa
     """
     new, removed, merged = _pruned_runs(list(parts), rtol)
     with torch.no_grad():
-        for i, j in neighbours(new):
+        for i, j in neighbors(new):
             values = x[:2]
             given = run(new[: i + 1], values)
             read = run(new[i + 1 : j], given)

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import nn
 
-from bnrank import _files, _validate
+from bnrank._core import files, validation
 from bnrank._version import __version__
 
 __all__ = ["describe", "load", "rebuild", "replace", "save"]
@@ -78,18 +78,18 @@ def rebuild(layers: Sequence[Mapping[str, Any]]) -> nn.Sequential:
             parts.append(kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in arguments.items()}))
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"layers: got {_validate.describe(layer)}, expected a layer of torch: {error!r}"
+                f"layers: got {validation.describe(layer)}, expected a layer of torch: {error!r}"
             ) from error
     return nn.Sequential(*parts)
 
 
-def replace(module: nn.Module, name: str, stretch: nn.Module) -> nn.Module:
+def replace(net: nn.Module, name: str, stretch: nn.Module) -> nn.Module:
     """Return the module with a submodule replaced, in place; the stretch itself for the name ""."""
     if not name:
         return stretch
     parent, _, own = name.rpartition(".")
-    setattr(module.get_submodule(parent), own, stretch)
-    return module
+    setattr(net.get_submodule(parent), own, stretch)
+    return net
 
 
 def save(network: nn.Module, plan: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
@@ -110,18 +110,18 @@ def save(network: nn.Module, plan: Mapping[str, Any], path: str | os.PathLike[st
         )
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in network.state_dict().items()}
     metadata = {"format": "pt", _KEY: json.dumps({"plan": dict(plan), "version": __version__})}
-    _files.write_atomically(path, to_bytes(tensors, metadata))
+    files.write_atomically(path, to_bytes(tensors, metadata))
     return path
 
 
-def load(path: str | os.PathLike[str], module: nn.Module | None = None) -> nn.Module:
+def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Module:
     """Load a network that :meth:`Compressed.save` wrote.
 
     Parameters
     ----------
     path : path
         A safetensors file.
-    module : torch.nn.Module, optional
+    net : torch.nn.Module, optional
         A module of the architecture that was compressed, needed where only stretches of it were replaced; it is copied.
 
     Returns
@@ -132,7 +132,7 @@ def load(path: str | os.PathLike[str], module: nn.Module | None = None) -> nn.Mo
     Raises
     ------
     ValueError
-        If the file is missing, damaged or none of :meth:`Compressed.save`, or ``module`` is missing or does not fit.
+        If the file is missing, damaged or none of :meth:`Compressed.save`, or ``net`` is missing or does not fit.
     """
     path = Path(path)
     if not path.is_file():
@@ -146,9 +146,9 @@ def load(path: str | os.PathLike[str], module: nn.Module | None = None) -> nn.Mo
         raise ValueError(f"path: {path} is no complete file of a compressed network: {error!r}") from error
     if plan is None:
         raise ValueError(f"path: {path} holds tensors, but no compressed network that Compressed.save wrote")
-    if "" not in plan and module is None:
-        raise ValueError(f"module: got none, but {path} holds stretches {', '.join(plan)} of a larger module")
-    network = copy.deepcopy(module) if module is not None else nn.Module()
+    if "" not in plan and net is None:
+        raise ValueError(f"net: got none, but {path} holds stretches {', '.join(plan)} of a larger module")
+    network = copy.deepcopy(net) if net is not None else nn.Module()
     try:
         for name, layers in plan.items():
             network = replace(network, name, rebuild(layers))

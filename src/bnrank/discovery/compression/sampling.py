@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.discovery.compression.arguments import LEAST, array, classes, samples
 from bnrank.discovery.compression.chain import Stretch, trace
 
 __all__ = ["ENRICH", "Parted", "affordable", "enriched", "entering", "split"]
 
 ENTRIES = 2e7  # of all values of a stretch over the deciding samples: 160 MB
-ENRICH = 1000  # samples that fits are made on; fewer are joined by points on lines through neighbours
-REACH = 1.0  # how far on these lines, beyond either neighbour, in units of their distance
-NEIGHBOURS = 5
+ENRICH = 1000  # samples that fits are made on; fewer are joined by points on lines through neighbors
+REACH = 1.0  # how far on these lines, beyond either neighbor, in units of their distance
+NEIGHBORS = 5
 
 
 class Parted(NamedTuple):
@@ -42,7 +42,7 @@ class Parted(NamedTuple):
     y_kept: Tensor | None
 
 
-def split(module: nn.Module, x: Tensor, y: Any, held_out: Any, seed: int) -> Parted:
+def split(net: nn.Module, x: Tensor, y: Any, held_out: Any, seed: int) -> Parted:
     """Return the samples that decide and those that are held out, a share of x or others."""
     y = None if y is None else classes(y, len(x), "y")
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
@@ -50,11 +50,11 @@ def split(module: nn.Module, x: Tensor, y: Any, held_out: Any, seed: int) -> Par
     if isinstance(held_out, tuple):
         if len(held_out) != 2 or y is None:
             raise ValueError("held_out: got a tuple, expected samples, or samples and classes where y is given, too")
-        kept = samples(module, held_out[0], "held_out[0]", LEAST)
+        kept = samples(net, held_out[0], "held_out[0]", LEAST)
         held_out, y_kept = kept, classes(held_out[1], len(kept), "held_out[1]")
     held_out = array(held_out, "held_out")
     if isinstance(held_out, Tensor | np.ndarray):
-        kept = samples(module, held_out, "held_out", LEAST)
+        kept = samples(net, held_out, "held_out", LEAST)
         if kept.shape[1:] != x.shape[1:]:
             raise ValueError(
                 f"held_out: got samples of shape {tuple(kept.shape[1:])}, expected {tuple(x.shape[1:])} as in x"
@@ -62,7 +62,7 @@ def split(module: nn.Module, x: Tensor, y: Any, held_out: Any, seed: int) -> Par
         if kept.is_floating_point() != x.is_floating_point():
             raise TypeError(f"held_out: got dtype {kept.dtype}, expected samples like x, of dtype {x.dtype}")
         return Parted(x, y, x[order], kept, y_kept)
-    share = _validate.number(held_out, "held_out", 0.0, strict=True)
+    share = validation.number(held_out, "held_out", 0.0, strict=True)
     if share >= 1:
         raise ValueError(f"held_out: got {share:g}, expected samples or a share of x in (0, 1)")
     count = min(max(2, round(share * len(x))), len(x) - 4)
@@ -70,13 +70,13 @@ def split(module: nn.Module, x: Tensor, y: Any, held_out: Any, seed: int) -> Par
 
 
 def enriched(x: Tensor, fitted: int, least: int, seed: int) -> Tensor:
-    """Put samples between neighbours in front of the fitted ones, until there are so many."""
+    """Put samples between neighbors in front of the fitted ones, until there are so many."""
     count = least - fitted
     if count <= 0 or not x.is_floating_point():
         return x
     generator = torch.Generator().manual_seed(seed)
     own = x[:fitted].flatten(1)
-    near = torch.cdist(own, own).topk(min(NEIGHBOURS + 1, fitted), largest=False).indices[:, 1:]
+    near = torch.cdist(own, own).topk(min(NEIGHBORS + 1, fitted), largest=False).indices[:, 1:]
     i = torch.randint(0, fitted, (count,), generator=generator)
     j = near[i, torch.randint(0, near.shape[1], (count,), generator=generator)]
     u = torch.rand((count, 1), generator=generator, dtype=torch.float64) * (1 + 2 * REACH) - REACH
@@ -84,24 +84,24 @@ def enriched(x: Tensor, fitted: int, least: int, seed: int) -> Tensor:
     return torch.cat([between.reshape(count, *x.shape[1:]), x])
 
 
-def affordable(module: nn.Module, found: list[Stretch], x: Tensor, most: int) -> int:
+def affordable(net: nn.Module, found: list[Stretch], x: Tensor, most: int) -> int:
     """Return how many samples may decide: at most so many, and no more values of a stretch than memory is spent on."""
     entries = 1
     with torch.no_grad():
         for stretch in found:
-            values = trace(stretch.parts, entering(module, stretch.name, x[:2]))
+            values = trace(stretch.parts, entering(net, stretch.name, x[:2]))
             entries = max(entries, sum(value[0].numel() for value in values))
     return min(most, max(64, int(ENTRIES / entries)))
 
 
-def entering(module: nn.Module, name: str, x: Tensor) -> Tensor:
+def entering(net: nn.Module, name: str, x: Tensor) -> Tensor:
     """Return what enters a submodule, "" for the module itself, on x."""
     if not name:
         return x
     seen: list[Tensor] = []
-    handle = module.get_submodule(name).register_forward_pre_hook(lambda _, given: seen.append(given[0].clone()))
+    handle = net.get_submodule(name).register_forward_pre_hook(lambda _, given: seen.append(given[0].clone()))
     try:
-        module(x.clone())
+        net(x.clone())
     finally:
         handle.remove()
     return seen[0]

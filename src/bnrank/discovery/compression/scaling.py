@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.chain import Parts, neighbours, run
+from bnrank.discovery.compression.chain import Parts, neighbors, run
 from bnrank.discovery.compression.low_rank import with_weight
 from bnrank.discovery.compression.neurons import ACTIVATIONS, by_unit, unit_rows
 
@@ -46,7 +46,7 @@ def balanced(parts: Parts, x: Tensor) -> Parts:
     with torch.no_grad():
         values = x[:2]
         pairs = []
-        for i, j in neighbours(parts):
+        for i, j in neighbors(parts):
             given = run(parts[: i + 1], values)
             between = [part for part in parts[i + 1 : j] if type(part) in ACTIVATIONS]
             homogeneous = all(type(part) in (nn.ReLU, nn.LeakyReLU) for part in between)

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.discovery.compression import costs, plans
 from bnrank.discovery.compression.arguments import LEAST, check_classes, check_spread, outputs
 from bnrank.discovery.compression.arguments import samples as given
@@ -34,7 +34,7 @@ SELECTING = 0.25  # of the deciding samples
 
 
 def compress(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray | pd.DataFrame,
     tol: float = 0.01,
     *,
@@ -64,13 +64,13 @@ def compress(
 
     What decides: the samples not held out, three quarters of them for fits and the others to judge the fits, where a
     standard error is added to the mean square. Fewer than 1000 for fits are joined by points on lines through
-    neighbours, up to their distance beyond either of them; the module is asked what it gives there, and the change
+    neighbors, up to their distance beyond either of them; the module is asked what it gives there, and the change
     must be small there too. Fifteen percent of the tolerance are left for new samples. The held-out samples decide
     nothing. Everything is computed in float64.
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module; it is not changed. What can be compressed are stretches of Linear and convolutions with anything
         between, in eval mode; the rest stays and is listed.
     x : Tensor, ndarray or DataFrame
@@ -125,15 +125,15 @@ def compress(
     >>> found.certificate.met, found.certificate.parameters < found.certificate.parameters_before / 5
     (True, True)
     """
-    x = given(unwrap(module), x, "x", LEAST)
-    tol = _validate.number(tol, "tol", 0.0, strict=True)
+    x = given(unwrap(net), x, "x", LEAST)
+    tol = validation.number(tol, "tol", 0.0, strict=True)
     if tol >= 1:
         raise ValueError(f"tol: got {tol:g}, expected 0 < tol < 1, a share of the spread of the outputs")
-    tune, samples = _validate.integer(tune, "tune", 0), _validate.integer(samples, "samples", LEAST)
-    batch, repeats = _validate.integer(batch, "batch"), _validate.integer(repeats, "repeats")
-    seed = _validate.integer(seed, "seed", 0)
-    check_finite(module)
-    original = unwrap(module)
+    tune, samples = validation.integer(tune, "tune", 0), validation.integer(samples, "samples", LEAST)
+    batch, repeats = validation.integer(batch, "batch"), validation.integer(repeats, "repeats")
+    seed = validation.integer(seed, "seed", 0)
+    check_finite(net)
+    original = unwrap(net)
     parted = split(original, x, y, held_out, seed)
     function = Functional(original)
     reference = outputs(function, x, "x"), outputs(function, parted.kept, "held_out")
@@ -152,7 +152,7 @@ def compress(
     search = _Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
     search = _smallest(search, work, found, MARGIN * tol)
     new = search.new
-    network = _finished(original, new) if new else module
+    network = _finished(original, new) if new else net
     whole = (found[0].parts, new.get("", found[0].parts)) if len(found) == 1 and not found[0].name else None
     certificate = certified(original, network, parted, tol, reference, whole, batch, repeats)
     reason = "; ".join(search.reasons) if found else "no linear or convolutional layer that could be replaced"
@@ -297,7 +297,7 @@ def _cut(judge: Judge, stretch: Stretch, limit: float, tune: int) -> Cut:
 def _fold_step(stretch: Stretch) -> list[Step]:
     if not stretch.folded:
         return []
-    return [Step("fold", stretch.name, f"{stretch.folded} batch normalisation(s) into the layers before", 0.0)]
+    return [Step("fold", stretch.name, f"{stretch.folded} batch normalization(s) into the layers before", 0.0)]
 
 
 def _finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:

@@ -16,7 +16,7 @@ PATIENCE = 4  # judgements without a better one
 
 
 def tuned(judge: Judge, parts: Parts, steps: int) -> tuple[Parts, float]:
-    """Minimise the mean squared difference of the outputs over the samples that fits are made on, by L-BFGS.
+    """Minimize the mean squared difference of the outputs over the samples that fits are made on, by L-BFGS.
 
     Parameters
     ----------

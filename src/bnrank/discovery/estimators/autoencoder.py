@@ -69,7 +69,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
             wanted = count.number
         self._learn(x, scale, data, wanted, count)
         rebuilt = self._outputs_of(x)
-        self._summarise(x, x, rebuilt, _kept(x, rebuilt), self._input_names(x.shape[1]))
+        self._summarize(x, x, rebuilt, _kept(x, rebuilt), self._input_names(x.shape[1]))
         return self
 
     def inverse_transform(self, Z: Any) -> np.ndarray:

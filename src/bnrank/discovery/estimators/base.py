@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.discovery.estimators import saving
 from bnrank.discovery.estimators.budget import FEW, Budget, budget
 from bnrank.discovery.estimators.checking import constant_columns, read_table
@@ -122,7 +122,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         if not np.ptp(data.x, axis=0).any():
             raise ValueError("X: got 1 row(s) that differ, expected at least 2")
         plan = budget(data.different, data.x.shape[1], data.outputs, data.most)
-        changes: dict[str, Any] = {"tolerance": _validate.number(self.tolerance, "tolerance", 0.0)}
+        changes: dict[str, Any] = {"tolerance": validation.number(self.tolerance, "tolerance", 0.0)}
         for name, minimum in [("depth", 2), ("width", 1), ("seeds", 1), ("steps", 1)]:
             value = getattr(self, name)
             if value != "auto":
@@ -133,7 +133,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         if changes["width"] < wanted:
             raise ValueError(f"width: got {changes['width']}, expected at least {wanted}, the number of components")
         if not isinstance(self.ridges, str):
-            values = [_validate.number(r, f"ridges[{i}]", 0.0, strict=True) for i, r in enumerate(self.ridges)]
+            values = [validation.number(r, f"ridges[{i}]", 0.0, strict=True) for i, r in enumerate(self.ridges)]
             if not values:
                 raise ValueError("ridges: got none, expected at least one, or 'auto'")
             changes |= {"ridges": tuple(dict.fromkeys(values)), "grow": False}
@@ -150,9 +150,9 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     def _wanted(self, d_in: int, d_out: int, outputs: str) -> int | None:
         """Return n_components as a number, or None for "auto"; refuse what no function of these sizes can have."""
         if isinstance(self.n_components, str):
-            _validate.choice(self.n_components, "n_components", ["auto"])
+            validation.choice(self.n_components, "n_components", ["auto"])
             return None
-        wanted = _validate.integer(self.n_components, "n_components")
+        wanted = validation.integer(self.n_components, "n_components")
         if wanted > d_in:
             raise ValueError(f"n_components: got {wanted}, expected at most {d_in}, the number of inputs")
         if wanted > d_out:
@@ -262,7 +262,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             return np.repeat(self._outputs_of(np.zeros((1, self.n_features_in_))), len(z), axis=0)
         return _in_chunks(self.decoder_, z)
 
-    def _summarise(
+    def _summarize(
         self, x: np.ndarray, seen: np.ndarray, predicted: np.ndarray, score: float, outputs: list[str]
     ) -> None:
         rows = np.linspace(0, len(x) - 1, min(len(x), 1000)).astype(int)
@@ -306,14 +306,14 @@ def _in_chunks(net: MLP, x: np.ndarray) -> np.ndarray:
 def _integer_or_auto(value: Any, name: str, minimum: int) -> int:
     if isinstance(value, str):
         raise ValueError(f"{name}: got {value!r}, expected an integer of at least {minimum}, or 'auto'")
-    return _validate.integer(value, name, minimum)
+    return validation.integer(value, name, minimum)
 
 
 @contextlib.contextmanager
 def voice(progress: bool | str) -> Iterator[Callable[[str], None]]:
     """Say what is being done: on a terminal in one line that changes, else ("auto": not at all) line by line."""
     if isinstance(progress, str):
-        _validate.choice(progress, "progress", ["auto"])
+        validation.choice(progress, "progress", ["auto"])
     if progress == "auto" and not sys.stderr.isatty():
         progress = False
     if not progress:

@@ -69,7 +69,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         scale = scaling(x, None, classes=count)
         self._learn(x, scale, Data(scale.x(x), numbers, count), wanted)
         predicted = self.classes_[self._outputs_of(x).argmax(axis=1)]
-        self._summarise(
+        self._summarize(
             x, labels, predicted, float(np.mean(predicted == labels)), [str(name) for name in self.classes_]
         )
         return self

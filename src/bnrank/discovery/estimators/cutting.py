@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bnrank.discovery.estimators.linear import sample_losses
 from bnrank.networks.mlp import MLP, from_layers
-from bnrank.theory.factorisation import Cut, cuts
+from bnrank.theory.factorization import Cut, cuts
 
 __all__ = ["Truncation", "changes", "project", "truncate"]
 

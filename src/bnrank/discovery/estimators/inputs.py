@@ -21,7 +21,7 @@ DEAD = 1e-9  # spread, relative to the largest, below which a combination of inp
 class InputDirections:
     """The combinations of inputs that f depends on, most important first.
 
-    With x = centre + S u, u of covariance 1 on the rows given, they are the principal directions of the derivative in
+    With x = center + S u, u of covariance 1 on the rows given, they are the principal directions of the derivative in
     u, those of mean_i S^T Jf(x_i)^T Jf(x_i) S: their number does not change with the coordinates of x, and combinations
     that hardly vary on the rows come last, whatever f does along them. A function of one output has a bottleneck of
     dimension 1 whatever it is; the number of directions still tells functions apart. It is that of the central mean
@@ -52,8 +52,8 @@ class InputDirections:
 
     def __init__(self, net: MLP, x: Tensor) -> None:
         net, x = net.double(), x.double()
-        self.centre = x.mean(0)
-        _, s, vt = torch.linalg.svd((x - self.centre) / len(x) ** 0.5, full_matrices=False)
+        self.center = x.mean(0)
+        _, s, vt = torch.linalg.svd((x - self.center) / len(x) ** 0.5, full_matrices=False)
         varies = s > DEAD * max(float(s[0]), 1e-300)
         up = vt[varies] * s[varies, None]
         some = x[:: max(1, len(x) // ROWS)]
@@ -67,7 +67,7 @@ class InputDirections:
 
     def project(self, x: Tensor, number: int) -> Tensor:
         """Return x with all combinations but the first so many at their means."""
-        return self.centre + (x - self.centre) @ self.down[:, :number] @ self.up[:number]
+        return self.center + (x - self.center) @ self.down[:, :number] @ self.up[:number]
 
 
 def number_of_directions(path: Path, ridge: float) -> int:

@@ -23,7 +23,7 @@ INVERSE_RIDGES = (0.01, 1.0, 100.0)  # scikit-learn's C
 
 @dataclass(frozen=True)
 class LinearMap:
-    """x -> B (x - centre) + level, with the principal directions V of its values and their standard deviations.
+    """x -> B (x - center) + level, with the principal directions V of its values and their standard deviations.
 
     Without x the best values are not ``level`` where they are logits, but ``constant``, the logarithms of the
     frequencies of the classes. A class that is not there counts as there once, here and in ``level``: a class of one
@@ -31,7 +31,7 @@ class LinearMap:
     """
 
     b: np.ndarray
-    centre: np.ndarray
+    center: np.ndarray
     level: np.ndarray
     v: np.ndarray
     spectrum: np.ndarray
@@ -39,7 +39,7 @@ class LinearMap:
 
     def losses(self, x: np.ndarray, y: np.ndarray, top: int, classes: int = 0) -> np.ndarray:
         """Return the loss of every row of the map cut to ranks 0, 1, ..., top: shape (top + 1, N)."""
-        made = ((x - self.centre) @ self.b.T @ self.v[:, :top]).T
+        made = ((x - self.center) @ self.b.T @ self.v[:, :top]).T
         if not classes:  # V is orthonormal: each rank changes one coordinate of y
             seen = ((y - self.level) @ self.v[:, :top]).T
             gains = np.cumsum(np.square(seen) - np.square(seen - made), axis=0)
@@ -55,7 +55,7 @@ class LinearMap:
     def network(self, rank: int) -> MLP:
         """Return the map cut to a rank, as V (V^T B x) + c of inner dimension max(rank, 1), float64."""
         v = self.v[:, : max(rank, 1)] * (rank > 0)
-        bias = self.level - v @ (v.T @ (self.b @ self.centre)) if rank else self.constant
+        bias = self.level - v @ (v.T @ (self.b @ self.center)) if rank else self.constant
         down = torch.from_numpy(v.T @ self.b)
         return from_layers([down, torch.from_numpy(v)], [torch.zeros(len(down)), torch.from_numpy(bias)], 1.0)
 
@@ -144,19 +144,19 @@ def sample_losses(values: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray
 
 
 def _maps(x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int) -> Iterator[LinearMap]:
-    centre = x.mean(axis=0)
+    center = x.mean(axis=0)
     fits: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
     if classes:
-        fits = lambda: _logistic(x - centre, y, ridges, classes)  # noqa: E731
+        fits = lambda: _logistic(x - center, y, ridges, classes)  # noqa: E731
     else:
-        fits = lambda: _least_squares(x - centre, y, ridges)  # noqa: E731
+        fits = lambda: _least_squares(x - center, y, ridges)  # noqa: E731
     for b, level in fits():
-        _, values, vt = np.linalg.svd((x - centre) @ b.T, full_matrices=False)
+        _, values, vt = np.linalg.svd((x - center) @ b.T, full_matrices=False)
         v = vt.T
         if v.shape[1] < v.shape[0]:  # fewer rows than outputs
             v = np.hstack([v, np.zeros((v.shape[0], v.shape[0] - v.shape[1]))])
         constant = _log_frequencies(y, classes) if classes else level
-        yield LinearMap(b, centre, level, v, values / np.sqrt(len(x)), constant)
+        yield LinearMap(b, center, level, v, values / np.sqrt(len(x)), constant)
 
 
 def _log_frequencies(y: np.ndarray, classes: int) -> np.ndarray:

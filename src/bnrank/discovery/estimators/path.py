@@ -20,7 +20,7 @@ from bnrank.networks.mlp import MLP
 from bnrank.tasks import Task
 from bnrank.training import Run, train
 
-__all__ = ["Data", "Fit", "Path", "apart", "centre_logits", "explore", "finished", "train_members"]
+__all__ = ["Data", "Fit", "Path", "apart", "center_logits", "explore", "finished", "train_members"]
 
 STEP = 10**0.5  # between ridges
 LARGEST, SMALLEST = 1.0, 1e-5
@@ -259,7 +259,7 @@ def train_members(
         network = finished(run, i)
         assert isinstance(network, MLP)
         if data.classes:
-            centre_logits(network)
+            center_logits(network)
         others = None if held_out is None else (torch.from_numpy(held_out.x), held_out.y)
         found = bottleneck.detect(weight_singular_values(network))
         fits.append(
@@ -293,7 +293,7 @@ def finished(run: Run, member: int = 0) -> nn.Module:
     return run.network(member)
 
 
-def centre_logits(net: MLP) -> None:
+def center_logits(net: MLP) -> None:
     """Take from the logits their mean, in place: probabilities do not see it, but principal directions would."""
     with torch.no_grad():
         for parameter in (net.weights[-1], net.biases[-1]):

@@ -10,7 +10,7 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_array, check_consistent_length
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.checking import names_of, refuse_tables_by_name
 from bnrank.discovery.estimators.path import Data
@@ -137,7 +137,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to inputs (N, d_in) and outputs (N, d_out) or (N,)."""
         x = self._begin(X)
-        _validate.choice(self.outputs, "outputs", ["auto", "jointly", "each"])
+        validation.choice(self.outputs, "outputs", ["auto", "jointly", "each"])
         values = _read_outputs(y)
         check_consistent_length(x, values)
         self._one_dimensional = values.ndim == 1
@@ -146,7 +146,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         scale = scaling(x, table, self.outputs)
         self._learn(x, scale, Data(scale.x(x), scale.y(table)), wanted)
         predicted, names = self._shape(self._outputs_of(x)), names_of(y, "y", table.shape[1])
-        self._summarise(x, values, predicted, float(r2_score(values, predicted)), names)
+        self._summarize(x, values, predicted, float(r2_score(values, predicted)), names)
         return self
 
     def predict(self, X: Any) -> np.ndarray:

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from bnrank import _validate
-from bnrank._files import write_atomically
+from bnrank._core import validation
+from bnrank._core.files import write_atomically
 from bnrank._version import __version__
 from bnrank.discovery.estimators.counting import Trial
 from bnrank.discovery.estimators.summary import Summary
@@ -115,7 +115,7 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         fields = {f.name: _pack(getattr(value, f.name), f"{name}.{f.name}", tensors) for f in dataclasses.fields(value)}
         return {"record": type(value).__name__, "fields": fields}
     raise TypeError(
-        f"{name.removeprefix('p.')}: got {_validate.describe(value)}, expected a value that can be written down"
+        f"{name.removeprefix('p.')}: got {validation.describe(value)}, expected a value that can be written down"
     )
 
 

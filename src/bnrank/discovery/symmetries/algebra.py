@@ -1,4 +1,4 @@
-"""Lie algebras of affine fields: brackets, centres, the lengths they keep, and the blocks they act on."""
+"""Lie algebras of affine fields: brackets, centers, the lengths they keep, and the blocks they act on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = [
     "bracket_defect",
     "brackets",
     "casimir",
-    "centre",
+    "center",
     "commutant",
     "invariant_metric",
     "nilpotent",
@@ -67,7 +67,7 @@ def only_constants(family: Family) -> bool:
     return isinstance(family, AffineFields) and not bool(family.basis[..., :-1].any())
 
 
-def centre(fields: Tensor, rtol: float) -> Tensor:
+def center(fields: Tensor, rtol: float) -> Tensor:
     """Return the point c with A c + b nearest to 0 for all fields, nearest to the origin of those, (q,)."""
     matrices = fields[..., :-1].flatten(0, 1)
     return -torch.linalg.pinv(matrices, rtol=rtol) @ fields[..., -1].flatten()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 __all__ = ["SPAN", "Coordinates", "whitened"]
 
-SPAN = 1e-6  # of the largest standard deviation of standardised columns: directions below it the data do not span
+SPAN = 1e-6  # of the largest standard deviation of standardized columns: directions below it the data do not span
 ROUNDING = 1e-10  # of its mean: a column with a smaller standard deviation is constant
 
 
@@ -62,7 +62,7 @@ class Coordinates:
         """Return coordinates of the quotient by the directions z = ignored, (q, m) orthonormal.
 
         Fields of the quotient are written in x without a part along the directions divided out, in the metric of
-        standardised columns.
+        standardized columns.
         """
         if ignored.shape[1] == 0:
             return self
@@ -75,7 +75,7 @@ class Coordinates:
         """Return the metric, (q, q), that lengths of x have here, of the shortest of the vectors x that z stands for.
 
         ``lengths`` (d,) are the units of the columns: all ones for Euclidean length, ``spread`` for that of
-        standardised columns.
+        standardized columns.
         """
         lengths = torch.ones_like(self.spread) if lengths is None else lengths
         out = self.lifted(lengths) / lengths[:, None]
@@ -86,7 +86,7 @@ class Coordinates:
         lengths = torch.ones_like(self.spread) if lengths is None else lengths
         return _across(self.out, self.divided_out, lengths) * lengths[:, None]
 
-    def standardised(self, fields: Tensor) -> Tensor:
+    def standardized(self, fields: Tensor) -> Tensor:
         """Return fields of x, (k, d, d + 1), in the units of the columns."""
         return fields * torch.cat([self.spread, self.spread.new_ones(1)]) / self.spread[:, None]
 
@@ -115,8 +115,8 @@ def whitened(x: Tensor) -> Coordinates:
     spread = (x - mean).square().mean(0).sqrt()
     varying = spread > ROUNDING * mean.abs()
     spread = torch.where(varying, spread, 1.0)
-    standardised = torch.where(varying, (x - mean) / spread, 0.0)
-    _, s, v = torch.linalg.svd(standardised / len(x) ** 0.5, full_matrices=False)
+    standardized = torch.where(varying, (x - mean) / spread, 0.0)
+    _, s, v = torch.linalg.svd(standardized / len(x) ** 0.5, full_matrices=False)
     kept = s > SPAN * s[0]
     basis, s = v[kept].T, s[kept]
     out = spread[:, None] * basis * s

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.discovery.symmetries.coordinates import Coordinates
 
 __all__ = ["AffineFields", "Family", "SampledFields", "affine", "constant", "family", "rotations"]
@@ -107,7 +107,7 @@ class SampledFields:
             value = torch.as_tensor(function(x.clone())).detach().double()
             if value.shape != x.shape or not bool(torch.isfinite(value).all()):
                 raise ValueError(
-                    f"{label}: returned {_validate.describe(value)} for x of shape {tuple(x.shape)}, expected one "
+                    f"{label}: returned {validation.describe(value)} for x of shape {tuple(x.shape)}, expected one "
                     "finite vector per sample, of the same shape"
                 )
             values.append(value)
@@ -151,7 +151,7 @@ def rotations(dimension: int) -> list[Tensor]:
     [[0.0, 1.0], [-1.0, 0.0]]
     """
     found = []
-    for i, j in itertools.combinations(range(_validate.integer(dimension, "dimension", 2)), 2):
+    for i, j in itertools.combinations(range(validation.integer(dimension, "dimension", 2)), 2):
         matrix = torch.zeros(dimension, dimension, dtype=torch.float64)
         matrix[i, j], matrix[j, i] = 1.0, -1.0
         found.append(matrix)
@@ -169,11 +169,11 @@ def family(fields: object, coordinates: Coordinates, x: Tensor) -> Family:
         If they are no fields on x, or none is left on the data.
     """
     if isinstance(fields, str):
-        _validate.choice(fields, "fields", ("affine",))
+        validation.choice(fields, "fields", ("affine",))
         return affine(coordinates.dimension)
     if not isinstance(fields, Sequence) or not len(fields):
         raise TypeError(
-            f"fields: got {_validate.describe(fields)}, expected 'affine' or a sequence of fields, each a matrix A, a "
+            f"fields: got {validation.describe(fields)}, expected 'affine' or a sequence of fields, each a matrix A, a "
             "pair (A, b) or a function from x (N, d) to (N, d)"
         )
     d = x.shape[1]
@@ -208,7 +208,7 @@ def _matrix(field: Any, name: str, d: int) -> Tensor:
         parts = [torch.as_tensor(part, dtype=torch.float64) for part in (matrix, shift)]
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"{name}: got {_validate.describe(field)}, expected a matrix A {(d, d)}, a pair (A, b) or a function"
+            f"{name}: got {validation.describe(field)}, expected a matrix A {(d, d)}, a pair (A, b) or a function"
         ) from error
     if tuple(parts[0].shape) != (d, d) or tuple(parts[1].shape) != (d,):
         raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.discovery.symmetries.coordinates import Coordinates
 from bnrank.discovery.symmetries.finding import EXACT
 from bnrank.discovery.symmetries.models import outputs_of
@@ -44,7 +44,7 @@ class FiniteTest:
         rms_i ||f(A x_i + b) - f(x_i)|| / rms_ij ||f(x_i) - f(x_j)||: 0 for a symmetry, about 1 for a map that has
         nothing to do with f.
     distance : float
-        Median distance of images to the nearest sample, over that of samples to their nearest, in standardised columns.
+        Median distance of images to the nearest sample, over that of samples to their nearest, in standardized columns.
     verdict : str
         "exact"; "approximate": up to 0.1, and up to 1.5 times the relative error of f where that is known;
         "undetermined": more than 0.1, but no more than 1.5 times the error, which could hide a symmetry as well as its
@@ -113,14 +113,14 @@ def given_maps(given: Sequence[Any], d: int) -> list[tuple[str, str, Tensor]]:
         If one is no such map.
     """
     if isinstance(given, str | Tensor) or not isinstance(given, Sequence):
-        raise TypeError(f"maps: got {_validate.describe(given)}, expected a sequence of matrices A or pairs (A, b)")
+        raise TypeError(f"maps: got {validation.describe(given)}, expected a sequence of matrices A or pairs (A, b)")
     found: list[tuple[str, str, Tensor]] = []
     for i, one in enumerate(given):
         matrix, shift = one if isinstance(one, tuple | list) and len(one) == 2 else (one, torch.zeros(d))
         try:
             parts = [torch.as_tensor(part, dtype=torch.float64) for part in (matrix, shift)]
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"maps[{i}]: got {_validate.describe(one)}, expected A {(d, d)} or (A, b)") from error
+            raise TypeError(f"maps[{i}]: got {validation.describe(one)}, expected A {(d, d)} or (A, b)") from error
         if tuple(parts[0].shape) != (d, d) or tuple(parts[1].shape) != (d,):
             raise ValueError(
                 f"maps[{i}]: got shapes {tuple(parts[0].shape)} and {tuple(parts[1].shape)}, expected A {(d, d)} and "
@@ -133,14 +133,14 @@ def given_maps(given: Sequence[Any], d: int) -> list[tuple[str, str, Tensor]]:
 
 
 def tested(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor,
     coordinates: Coordinates,
     maps: Sequence[tuple[str, str, Tensor]],
     error: float | None,
 ) -> tuple[FiniteTest, ...]:
     """Test maps on samples (N, d); flips of pairs of which each is a symmetry are left out."""
-    before = outputs_of(module, x)
+    before = outputs_of(net, x)
     size = math.sqrt(2 * float((before - before.mean(0)).square().sum()) / len(x))
     scaled = x / coordinates.spread
     own = torch.cdist(scaled[:LOOKED_AT], scaled)
@@ -153,7 +153,7 @@ def tested(
         if kind == "sign flip" and len(parts) == 2 and single.issuperset(parts):
             continue
         images = x @ both[:, :-1].T + both[:, -1]
-        change = math.sqrt(float((outputs_of(module, images) - before).square().sum()) / len(x)) / size
+        change = math.sqrt(float((outputs_of(net, images) - before).square().sum()) / len(x)) / size
         near = torch.cdist(images[:LOOKED_AT] / coordinates.spread, scaled).min(1).values
         distance = float(near.median()) / max(usual, 1e-300)
         verdict = "off the data" if distance > NEAR else _verdict(change, error)
@@ -179,14 +179,14 @@ def _reflections(
     piece: Piece, coordinates: Coordinates, names: Sequence[str], add: Callable[[str, str, Tensor, Tensor], None]
 ) -> None:
     """Add the reflection of one direction that is turned, and of the axis where there is one."""
-    if piece.metric != "Euclidean" or piece.centre is None:
+    if piece.metric != "Euclidean" or piece.center is None:
         return
     eye = torch.eye(len(piece.space), dtype=piece.space.dtype)
     direction = combination(upright(piece.space[:, 0]), names)
     unit = piece.space / piece.space.norm(dim=0)
-    add("reflection", f"reflection of {direction}", eye - 2 * torch.outer(unit[:, 0], unit[:, 0]), piece.centre)
+    add("reflection", f"reflection of {direction}", eye - 2 * torch.outer(unit[:, 0], unit[:, 0]), piece.center)
     hull = torch.linalg.qr(coordinates.out)[0]
     if unit.shape[1] == hull.shape[1] - 1:
         axis = hull @ torch.linalg.svd(hull.T @ unit)[0][:, -1]
         text = f"reflection of the axis {combination(upright(axis), names)}"
-        add("reflection", text, eye - 2 * torch.outer(axis, axis), piece.centre)
+        add("reflection", text, eye - 2 * torch.outer(axis, axis), piece.center)

@@ -21,7 +21,7 @@ FLOWS = 8  # random one-parameter groups that are carried out
 INSIDE = 0.95  # share of the samples that are nearer to the mean than an image may be
 
 
-def change(module: nn.Module, x: Tensor, field: Tensor, where: Coordinates | None = None) -> float:
+def change(net: nn.Module, x: Tensor, field: Tensor, where: Coordinates | None = None) -> float:
     """Return rms_i ||f(exp(v) x_i) - f(x_i)|| / rms_ij ||f(x_i) - f(x_j)|| for a field v, [A b] (d, d + 1).
 
     With coordinates ``where`` of the data, only of samples whose images are no farther from the mean than 95 percent of
@@ -37,32 +37,30 @@ def change(module: nn.Module, x: Tensor, field: Tensor, where: Coordinates | Non
     2.0
     """
     flow = torch.linalg.matrix_exp(torch.nn.functional.pad(field, (0, 0, 0, 1)))[:-1]
-    before, images = outputs_of(module, x), x @ flow[:, :-1].T + flow[:, -1]
+    before, images = outputs_of(net, x), x @ flow[:, :-1].T + flow[:, -1]
     size = float((before - before.mean(0)).square().sum() / len(x))
     inside = torch.ones(len(x), dtype=torch.bool)
     if where is not None:
         inside = where.of(images).norm(dim=1) <= where.of(x).norm(dim=1).quantile(INSIDE)
     if 3 * int(inside.sum()) < len(x):
         return math.nan
-    changes = (outputs_of(module, images[inside]) - before[inside]).square().sum(1)
+    changes = (outputs_of(net, images[inside]) - before[inside]).square().sum(1)
     return (float(changes.mean()) / (2 * size)) ** 0.5
 
 
-def shuffled(
-    module: nn.Module, tested: Sample, directions: Tensor, values: Tensor, generator: torch.Generator
-) -> float:
+def shuffled(net: nn.Module, tested: Sample, directions: Tensor, values: Tensor, generator: torch.Generator) -> float:
     """Return the change of f when coordinates ``values`` (N, m) along ``directions`` (d, m) go to other samples.
 
     Directions along each of which f changes little can matter much together; this moves along all.
     """
     order = torch.randperm(len(values), generator=generator)
-    before = outputs_of(module, tested.x)
-    after = outputs_of(module, tested.x + (values[order] - values) @ directions.T)
+    before = outputs_of(net, tested.x)
+    after = outputs_of(net, tested.x + (values[order] - values) @ directions.T)
     return float((after - before).norm() / (before - before.mean(0)).norm()) / 2**0.5
 
 
 def carried_out(
-    module: nn.Module, found: Found, family: Family, where: Coordinates, tested: Sample, error: float | None, seed: int
+    net: nn.Module, found: Found, family: Family, where: Coordinates, tested: Sample, error: float | None, seed: int
 ) -> Found:
     """Move samples along approximate symmetries, and refuse these if f changes by more than 1.5 times its error.
 
@@ -78,12 +76,12 @@ def carried_out(
     generator = torch.Generator().manual_seed(seed)
     if only_constants(family):
         directions = family.combined(vectors)[..., -1].T
-        most = shuffled(module, tested, where.out @ directions, tested.z @ directions, generator)
+        most = shuffled(net, tested, where.out @ directions, tested.z @ directions, generator)
         words = f"shuffling these coordinates among samples changes f by {most:.2g}; its error is {error:.2g}"
     else:
         weights = torch.randn(FLOWS, len(vectors), generator=generator, dtype=torch.float64)
         fields = where.to_x(family.combined(weights / weights.norm(dim=1, keepdim=True) @ vectors))
-        changes = [change(module, tested.x, field, where) for field in fields]
+        changes = [change(net, tested.x, field, where) for field in fields]
         most = max((size for size in changes if not math.isnan(size)), default=math.nan)
         words = f"samples moved by one standard deviation along them change f by {most:.2g}; its error is {error:.2g}"
     if doubtful:

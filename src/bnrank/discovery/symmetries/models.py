@@ -11,7 +11,7 @@ import torch
 from sklearn.pipeline import Pipeline
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.functional import Functional, unwrap
 
 __all__ = ["Mean", "disagreement", "module_of", "outputs_of", "relative_error", "with_columns"]
@@ -73,7 +73,7 @@ def module_of(model: object, x: Tensor | None = None) -> nn.Module:
             return unwrap(module)
         raise TypeError(f"model: as_module() of {type(model).__name__} returned {type(module).__name__}, no nn.Module")
     raise TypeError(
-        f"model: got {_validate.describe(model)}, expected a torch.nn.Module, a fitted estimator with as_module(), a "
+        f"model: got {validation.describe(model)}, expected a torch.nn.Module, a fitted estimator with as_module(), a "
         "Pipeline that ends in one, or a list of such"
     )
 
@@ -104,7 +104,7 @@ def _agree(expected: np.ndarray, found: np.ndarray, rounding: np.ndarray) -> boo
     return bool((np.abs(expected - found).max(0) <= AFFINE * np.abs(found - found.mean(0)).max(0) + rounding).all())
 
 
-def _alone(model: Pipeline, points: np.ndarray, centre: np.ndarray, matrix: np.ndarray, rounding: np.ndarray) -> bool:
+def _alone(model: Pipeline, points: np.ndarray, center: np.ndarray, matrix: np.ndarray, rounding: np.ndarray) -> bool:
     """Say whether the steps are affine in every column of x by itself, the others at their mean.
 
     A column of small values may be bent where one of large values that goes into the same sums hides it.
@@ -114,7 +114,7 @@ def _alone(model: Pipeline, points: np.ndarray, centre: np.ndarray, matrix: np.n
     probes = np.repeat(mean[None, None], len(values), 0).repeat(d, 1)  # value, column that moves, column
     probes[:, np.arange(d), np.arange(d)] = values
     found = _transformed(model, probes.reshape(-1, d)).reshape(len(values), d, -1)
-    expected = centre + (values - mean)[:, :, None] * matrix.T
+    expected = center + (values - mean)[:, :, None] * matrix.T
     return all(_agree(expected[:, j], found[:, j], rounding) for j in range(d))
 
 
@@ -131,28 +131,28 @@ def _transformed(model: Pipeline, points: np.ndarray) -> np.ndarray:
 class _Columns(nn.Module):
     """A module whose outputs, one number per sample, get a second dimension."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.module = module
+        self.module = net
 
     def forward(self, x: Tensor) -> Tensor:
         return self.module(x)[:, None]
 
 
-def with_columns(module: nn.Module, x: Tensor) -> nn.Module:
+def with_columns(net: nn.Module, x: Tensor) -> nn.Module:
     """Return a module with outputs (N, d_out), of one that may return (N,)."""
     with torch.no_grad():
-        return _Columns(module) if Functional(module)(x[:2]).ndim == 1 else module
+        return _Columns(net) if Functional(net)(x[:2]).ndim == 1 else net
 
 
-def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
+def outputs_of(net: nn.Module, x: Tensor) -> Tensor:
     """Return f(x), (N, d_out), float64, in pieces of 4096 samples."""
-    function = Functional(module)
+    function = Functional(net)
     with torch.no_grad():
         return torch.cat([function(part).reshape(len(part), -1).double().cpu() for part in x.split(CHUNK)])
 
 
-def relative_error(module: nn.Module, x: Tensor, y: Tensor) -> float:
+def relative_error(net: nn.Module, x: Tensor, y: Tensor) -> float:
     """Return rms ||f(x_i) - y_i|| / rms ||y_i - mean y||.
 
     Raises
@@ -160,7 +160,7 @@ def relative_error(module: nn.Module, x: Tensor, y: Tensor) -> float:
     ValueError
         If y is not of the shape of the outputs, or constant.
     """
-    outputs, y = outputs_of(module, x), y.flatten(1).double()
+    outputs, y = outputs_of(net, x), y.flatten(1).double()
     if outputs.shape != y.shape:
         raise ValueError(f"y: got shape {tuple(y.shape)}, expected that of the outputs, {tuple(outputs.shape)}")
     spread = float((y - y.mean(0)).square().sum())
@@ -169,9 +169,9 @@ def relative_error(module: nn.Module, x: Tensor, y: Tensor) -> float:
     return (float((outputs - y).square().sum()) / spread) ** 0.5
 
 
-def disagreement(module: Mean, x: Tensor) -> float:
+def disagreement(net: Mean, x: Tensor) -> float:
     """Return the standard deviation of the members' outputs, over that of their mean along x."""
-    outputs = _stacked([outputs_of(member, x) for member in module.members])
+    outputs = _stacked([outputs_of(member, x) for member in net.members])
     mean = outputs.mean(0)
     spread = float((mean - mean.mean(0)).square().sum())
     between = float((outputs - mean).square().sum()) / (len(outputs) - 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bnrank.discovery.symmetries import algebra
 from bnrank.discovery.symmetries.coordinates import Coordinates
-from bnrank.discovery.symmetries.pieces import Piece, Search, centres, common, scaled, sparse
+from bnrank.discovery.symmetries.pieces import Piece, Search, centers, common, scaled, sparse
 from bnrank.discovery.symmetries.turning import rotated
 from bnrank.discovery.symmetries.wording import SMALL, combination, echelon, field_text, point_text
 
@@ -62,12 +62,12 @@ def named(
 
 
 def _rest(fields: Tensor, ideal: Tensor, where: Coordinates) -> Tensor:
-    """Return the part of the span of fields that is orthogonal, in standardised columns, to that of the ideal ones."""
+    """Return the part of the span of fields that is orthogonal, in standardized columns, to that of the ideal ones."""
     if not len(ideal):
         return fields
     left = len(fields) - len(ideal)
-    basis = torch.linalg.qr(where.standardised(where.to_x(ideal)).flatten(1).T)[0]
-    turn = torch.linalg.svd(where.standardised(where.to_x(fields)).flatten(1) @ basis)[0]
+    basis = torch.linalg.qr(where.standardized(where.to_x(ideal)).flatten(1).T)[0]
+    turn = torch.linalg.svd(where.standardized(where.to_x(fields)).flatten(1) @ basis)[0]
     flat = turn[:, len(fields) - left :].T @ fields.flatten(1)
     return torch.linalg.qr(flat.T)[0].T.reshape(left, *fields.shape[1:])
 
@@ -75,11 +75,11 @@ def _rest(fields: Tensor, ideal: Tensor, where: Coordinates) -> Tensor:
 def _scalings(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
     """Return the fields that stretch columns of x about a point."""
     where, d = search.coordinates, len(search.names)
-    for _, centre in centres(fields, search):
+    for _, center in centers(fields, search):
         family = torch.zeros(d, d, d + 1, dtype=fields.dtype)
         index = torch.arange(d)
         family[index, index, index] = 1.0
-        family[index, index, -1] = -centre
+        family[index, index, -1] = -center
         mapped = where.from_x(family)
         ideal = common(fields, mapped, search.bar)
         if not len(ideal) or not search.holds(ideal):
@@ -88,8 +88,8 @@ def _scalings(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
         weights = _whole(echelon(weights))
         ideal = torch.einsum("ad,dij->aij", weights, mapped)
         text = "; ".join(_scaling_text(row, search.names) for row in weights)
-        text += f" about {point_text(centre, search.names, where.spread)}"
-        piece = Piece("scaling", text, where.to_x(ideal), search.residual(ideal), centre.new_zeros(d, 0), centre)
+        text += f" about {point_text(center, search.names, where.spread)}"
+        piece = Piece("scaling", text, where.to_x(ideal), search.residual(ideal), center.new_zeros(d, 0), center)
         return [piece], ideal
     return [], fields[:0]
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from bnrank._canvas import OKABE_ITO, axes_for, dress
+from bnrank._core.axes import OKABE_ITO, axes_for, dress
 
 if TYPE_CHECKING:
     from bnrank.discovery.symmetries.result import Symmetries
@@ -49,7 +49,7 @@ def _values(found: Symmetries, ax: Axes) -> None:
 def _maps(found: Symmetries, ax: Axes) -> None:
     dress(ax, "change of f", "", f"{len(found.held)} of {len(found.finite)} finite symmetries hold")
     shown = sorted(found.finite, key=lambda test: test.change)[:MOST_BARS]
-    colours = {"exact": BELOW, "approximate": BELOW, "off the data": AWAY, "undetermined": AWAY, "no": ABOVE}
-    ax.barh(range(len(shown)), [test.change for test in shown], color=[colours[test.verdict] for test in shown])
+    colors = {"exact": BELOW, "approximate": BELOW, "off the data": AWAY, "undetermined": AWAY, "no": ABOVE}
+    ax.barh(range(len(shown)), [test.change for test in shown], color=[colors[test.verdict] for test in shown])
     ax.set_yticks(range(len(shown)), [f"{test.text} ({test.verdict})" for test in shown], fontsize=7)
     ax.invert_yaxis()

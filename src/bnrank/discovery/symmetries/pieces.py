@@ -12,7 +12,7 @@ from bnrank.discovery.symmetries import algebra
 from bnrank.discovery.symmetries.coordinates import Coordinates
 from bnrank.discovery.symmetries.wording import echelon
 
-__all__ = ["Piece", "Search", "centres", "common", "scaled", "sparse"]
+__all__ = ["Piece", "Search", "centers", "common", "scaled", "sparse"]
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Piece:
     space : Tensor
         Of rotations: basis of the directions that are turned, (d, n); of translations: the directions, (d, k). Else
         (d, 0).
-    centre : Tensor or None
+    center : Tensor or None
         A point of x that rotations and scalings leave where it is, (d,).
     metric : str
-        Of rotations: the lengths they keep, "Euclidean", "standardised", "covariance" or "ellipsoid". Else "".
+        Of rotations: the lengths they keep, "Euclidean", "standardized", "covariance" or "ellipsoid". Else "".
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Piece:
     generators: Tensor
     residual: float
     space: Tensor
-    centre: Tensor | None = None
+    center: Tensor | None = None
     metric: str = ""
 
     def __len__(self) -> int:
@@ -77,11 +77,11 @@ def common(fields: Tensor, family: Tensor, bar: float) -> Tensor:
     return (left[:, cosines >= bar].T @ basis).reshape(-1, *fields.shape[1:])
 
 
-def centres(fields: Tensor, search: Search) -> list[tuple[Tensor, Tensor]]:
+def centers(fields: Tensor, search: Search) -> list[tuple[Tensor, Tensor]]:
     """Return points that the fields may leave where they are, in z and in x: x = 0, the mean of the data, the best."""
     where = search.coordinates
     zero = torch.zeros_like(where.mean)
-    best = algebra.centre(fields, 1e-6 if search.exact else 0.3)
+    best = algebra.center(fields, 1e-6 if search.exact else 0.3)
     return [
         (where.of(zero[None])[0], zero),
         (best.new_zeros(where.dimension), where.mean),
@@ -94,7 +94,7 @@ def sparse(fields: Tensor, where: Coordinates) -> Tensor:
 
     It is the echelon basis in units of the columns, where entries of different columns can be compared.
     """
-    within = where.standardised(fields)
+    within = where.standardized(fields)
     reduced = echelon(within.flatten(1)).reshape(within.shape)
     units = torch.cat([where.spread, where.spread.new_ones(1)])
     return scaled(reduced * where.spread[:, None] / units, where.spread)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.discovery.symmetries.coordinates import Coordinates, whitened
 from bnrank.discovery.symmetries.finding import Sample
 from bnrank.discovery.symmetries.models import Mean, disagreement, module_of, relative_error, with_columns
@@ -70,12 +70,14 @@ def read(
     """
     max_samples, resamples, seed = settings
     y, x_test, y_test = (_array(value, name) for value, name in zip(targets, ("y", "x_test", "y_test"), strict=True))
-    points = _validate.samples(_array(x, "x"), "x", minimum=4).detach()
+    points = validation.samples(_array(x, "x"), "x", minimum=4).detach()
     module = with_columns(module_of(model, points), points)
-    resamples, seed = _validate.integer(resamples, "resamples", 0), _validate.integer(seed, "seed", 0)
-    limit = _validate.integer(max_samples, "max_samples", 4)
+    resamples, seed = validation.integer(resamples, "resamples", 0), validation.integer(seed, "seed", 0)
+    limit = validation.integer(max_samples, "max_samples", 4)
     labels = _names(names, model, x, points.shape[1])
-    held = None if x_test is None else _validate.samples(x_test, "x_test", features=points.shape[1], minimum=2).detach()
+    held = (
+        None if x_test is None else validation.samples(x_test, "x_test", features=points.shape[1], minimum=2).detach()
+    )
     error = _error(module, points, y, held, y_test, error)
     if len(points) > limit:
         points = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:limit]]
@@ -110,45 +112,45 @@ def _names(names: Sequence[str] | None, model: object, x: object, d: int) -> tup
         first = 0 if hasattr(model, "predict") else 1  # scikit-learn's names, which summaries have too, begin with x0
         return tuple(f"x{i + first}" for i in range(d))
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"names: got {_validate.describe(names)}, expected a sequence of strings")
+        raise TypeError(f"names: got {validation.describe(names)}, expected a sequence of strings")
     if len(names) != d:
         raise ValueError(f"names: got {len(names)}, expected one per column, {d}")
     if len(set(names)) < d:
-        raise ValueError(f"names: got {_validate.describe(list(names))}, expected a different one for every column")
+        raise ValueError(f"names: got {validation.describe(list(names))}, expected a different one for every column")
     return tuple(names)
 
 
 def _error(
-    module: nn.Module, x: Tensor, y: object, x_test: Tensor | None, y_test: object, error: float | None
+    net: nn.Module, x: Tensor, y: object, x_test: Tensor | None, y_test: object, error: float | None
 ) -> float | None:
     if error is not None:
-        return _validate.number(error, "error", 0.0)
+        return validation.number(error, "error", 0.0)
     if y_test is not None:
         if x_test is None:
             raise ValueError("y_test: got values without x_test, expected both")
-        return relative_error(module, x_test, _targets(y_test, "y_test", len(x_test)))
+        return relative_error(net, x_test, _targets(y_test, "y_test", len(x_test)))
     if y is not None:
-        return relative_error(module, x, _targets(y, "y", len(x)))
-    if isinstance(module, Mean) and len(module.members) > 1:
-        return disagreement(module, x if x_test is None else x_test)
+        return relative_error(net, x, _targets(y, "y", len(x)))
+    if isinstance(net, Mean) and len(net.members) > 1:
+        return disagreement(net, x if x_test is None else x_test)
     return None
 
 
 def _targets(value: object, name: str, n: int) -> Tensor:
     if isinstance(value, Tensor | np.ndarray) and value.ndim == 1:
         value = value[:, None]
-    y = _validate.samples(value, name, ndim=None).detach().cpu()
+    y = validation.samples(value, name, ndim=None).detach().cpu()
     if len(y) != n:
         raise ValueError(f"{name}: got {len(y)} rows, expected one per sample, {n}")
     return y
 
 
-def _sample(module: nn.Module, x: Tensor, where: Coordinates) -> Sample:
+def _sample(net: nn.Module, x: Tensor, where: Coordinates) -> Sample:
     parts = []
-    for part in jacobian.jacobians(module, x, kink_rtol=None):
+    for part in jacobian.jacobians(net, x, kink_rtol=None):
         inside = part.cpu() @ where.out
         if not bool(torch.isfinite(inside).all()):
-            raise _validate.RangeError("model: its Jacobian has NaN or infinite entries, expected finite ones")
+            raise validation.RangeError("model: its Jacobian has NaN or infinite entries, expected finite ones")
         parts.append(torch.linalg.qr(inside)[1] if inside.shape[1] > inside.shape[2] else inside)
     points = x.double().cpu()
     return Sample(points, where.of(points), _shortened(torch.cat(parts)))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.discovery.symmetries import fields as families
 from bnrank.discovery.symmetries import finite as finite_tests
 from bnrank.discovery.symmetries.coordinates import Coordinates
@@ -132,7 +132,7 @@ def symmetries(
     """
     given = read(model, x, (y, x_test, y_test), error, names, (max_samples, resamples, seed))
     if not isinstance(finite, bool):
-        raise TypeError(f"finite: got {_validate.describe(finite)}, expected True or False")
+        raise TypeError(f"finite: got {validation.describe(finite)}, expected True or False")
     family = families.family(fields, given.where, given.sample.x)
     moves = finite_tests.given_maps(maps, len(given.names))
     pieces: list[Piece] = []

@@ -12,7 +12,7 @@ from torch import Tensor
 from bnrank.discovery.symmetries import algebra
 from bnrank.discovery.symmetries.blocks import rotation_blocks
 from bnrank.discovery.symmetries.coordinates import Coordinates
-from bnrank.discovery.symmetries.pieces import Piece, Search, centres, common, sparse
+from bnrank.discovery.symmetries.pieces import Piece, Search, centers, common, sparse
 from bnrank.discovery.symmetries.wording import SMALL, axes_of, combination, field_text, point_text, readable, upright
 
 __all__ = ["rotated"]
@@ -25,13 +25,13 @@ def rotated(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
     where = search.coordinates
     metrics: list[tuple[str, Tensor]] = [
         ("Euclidean", _euclidean(search).T @ _euclidean(search)),
-        ("standardised", where.metric(where.spread)),
+        ("standardized", where.metric(where.spread)),
         ("covariance", torch.eye(where.dimension, dtype=fields.dtype)),
     ]
     if search.exact:
         found = algebra.invariant_metric(fields[..., :-1], where.metric(where.spread), 1e-5)
         metrics += [] if found is None else [("ellipsoid", found)]
-    points = centres(fields, search)
+    points = centers(fields, search)
     best: tuple[list[Piece], Tensor] = ([], fields[:0])
     for name, metric in metrics:
         for point in points:
@@ -52,13 +52,13 @@ def rotated(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
 def _euclidean(search: Search) -> Tensor:
     """Return the vectors of x that the axes of z stand for, (d, q), to measure Euclidean lengths by.
 
-    Of a quotient by directions known exactly, the shortest ones; else the shortest in standardised columns, since a
+    Of a quotient by directions known exactly, the shortest ones; else the shortest in standardized columns, since a
     small error of a direction matters much where columns have different units.
     """
     return search.coordinates.lifted() if search.exact else search.coordinates.out
 
 
-def _lengths(fields: Tensor, centre: Tensor, search: Search) -> Tensor | None:
+def _lengths(fields: Tensor, center: Tensor, search: Search) -> Tensor | None:
     """Return units of the columns, (d,), in which the fields turn pairs of columns into each other; None without pairs.
 
     A field dx_i = a x_j, dx_j = -b x_i with a b > 0 keeps (x_i / l_i)^2 + (x_j / l_j)^2, l_i / l_j = (a / b)^(1/2).
@@ -70,8 +70,8 @@ def _lengths(fields: Tensor, centre: Tensor, search: Search) -> Tensor | None:
         if j in reached:
             continue
         pair = fields.new_zeros(2, d, d + 1)
-        pair[0, i, j], pair[0, i, -1] = 1.0, -centre[j]
-        pair[1, j, i], pair[1, j, -1] = 1.0, -centre[i]
+        pair[0, i, j], pair[0, i, -1] = 1.0, -center[j]
+        pair[1, j, i], pair[1, j, -1] = 1.0, -center[i]
         scale = where.spread[[i, j]] / where.spread[[j, i]]
         mapped = where.from_x(pair * scale[:, None, None])
         ideal = common(fields, mapped, search.bar)
@@ -89,7 +89,7 @@ def _turning(
 ) -> tuple[list[Piece], Tensor]:
     """Return the rotations about a point, in a metric (q, q), that the fields have in common with all of them."""
     root, inverse = _roots(metric)
-    (point, centre), where = about, search.coordinates
+    (point, center), where = about, search.coordinates
     turns = inverse @ _planes(torch.eye(len(root), dtype=root.dtype)) @ root
     ideal = common(fields, algebra.about(turns, point), search.bar)
     if not len(ideal):
@@ -104,19 +104,19 @@ def _turning(
         if search.holds(group):
             kept.append(group)
             space = lift @ basis
-            text = _text(space, centre, name, where, search.names)
-            pieces.append(Piece("rotation", text, where.to_x(group), search.residual(group), space, centre, name))
+            text = _text(space, center, name, where, search.names)
+            pieces.append(Piece("rotation", text, where.to_x(group), search.residual(group), space, center, name))
     if kept and sum(len(group) for group in kept) >= len(ideal):
         return pieces, torch.cat(kept)
     if not search.holds(ideal):
         return [], fields[:0]
     written = sparse(where.to_x(ideal), where)
-    text = f"rotations, {name} lengths kept, about {point_text(centre, search.names, where.spread)}: " + "; ".join(
+    text = f"rotations, {name} lengths kept, about {point_text(center, search.names, where.spread)}: " + "; ".join(
         field_text(field, search.names, where.spread) for field in written
     )
     left, sizes, _ = torch.linalg.svd(lift @ algebra.casimir(matrices) / units[:, None], full_matrices=False)
     turned = left[:, sizes > 1e-3 * sizes[0]] * units[:, None]
-    return [Piece("rotation", text, written, search.residual(ideal), turned, centre, name)], ideal
+    return [Piece("rotation", text, written, search.residual(ideal), turned, center, name)], ideal
 
 
 def _planes(basis: Tensor) -> Tensor:
@@ -153,14 +153,14 @@ def _ellipsoid(space: Tensor, names: Sequence[str], units: Tensor) -> str:
     return f"squared length {combination(terms / terms[0], products, 1 / scales)}"
 
 
-def _text(space: Tensor, centre: Tensor, metric: str, where: Coordinates, names: Sequence[str]) -> str:
+def _text(space: Tensor, center: Tensor, metric: str, where: Coordinates, names: Sequence[str]) -> str:
     """Say which directions are turned, in which lengths, about which point."""
     n, q = space.shape[1], where.dimension
     units = torch.ones_like(where.spread) if metric == "Euclidean" else where.spread
     axes = axes_of(space / units[:, None])
     lengths = {
         "Euclidean": "",
-        "standardised": " (of standardised columns)",
+        "standardized": " (of standardized columns)",
         "covariance": " (in the metric of the covariance)",
         "ellipsoid": " (of an ellipsoid)",
     }[metric]
@@ -179,5 +179,5 @@ def _text(space: Tensor, centre: Tensor, metric: str, where: Coordinates, names:
     else:
         shown = ", ".join(combination(column / column.norm(), names, units) for column in space.T)
         words = f"rotation in the plane of {shown}" if n == 2 else f"all rotations of the space of {shown}"
-    point = point_text(centre, names, where.spread, axes)
+    point = point_text(center, names, where.spread, axes)
     return f"{words}{lengths}, through {point}: {math.comb(n, 2)} generator{'s'[: n != 2]}"

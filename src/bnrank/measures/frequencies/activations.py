@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.frequencies.grid import Grid, assemble, grid, none_found, places, skip
 from bnrank.measures.spectra import MAX_ENTRIES
 from bnrank.networks.functional import example
@@ -23,7 +23,7 @@ PROBE = 64  # samples from which it is seen whether a flat tensor is an image
 
 
 def activation_power(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     *,
     which: str = "activations",
@@ -39,7 +39,7 @@ def activation_power(
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module with convolutions.
     x : Tensor or ndarray
         Samples, (N, ...).
@@ -74,7 +74,7 @@ def activation_power(
     >>> bool(abs(power[-1].sum() - float(net(x).square().sum()) / 9) < 1e-4)
     True
     """
-    layers, place, skipped, parts = _images(module, x, which, chunk, dtype, reading)
+    layers, place, skipped, parts = _images(net, x, which, chunk, dtype, reading)
     sums = [torch.zeros(()) for _ in layers]
     for images in parts:
         sums = [total + z.abs().square().sum(0) for total, z in zip(sums, images, strict=True)]
@@ -84,7 +84,7 @@ def activation_power(
 
 
 def activation_singular_values(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     *,
     which: str = "activations",
@@ -121,12 +121,12 @@ def activation_singular_values(
     >>> dict(activation_singular_values(net, torch.randn(9, 1, 6)).sizes)
     {'layer': 2, 'frequency': 4, 'channel': 3}
     """
-    layers, place, skipped, parts = _images(module, x, which, chunk, dtype, reading)
+    layers, place, skipped, parts = _images(net, x, which, chunk, dtype, reading)
     held: list[Tensor] = []  # per layer R factors, (frequency, min(rows so far, channels), channels)
     for images in parts:
         pieces = [z.permute(1, 0, 2) for z in images]
         if sum(2 * len(z) * z.shape[2] ** 2 for z in pieces) > MAX_ENTRIES:
-            raise ValueError(f"module: its {which} by frequency need more than {MAX_ENTRIES} numbers at a time")
+            raise ValueError(f"net: its {which} by frequency need more than {MAX_ENTRIES} numbers at a time")
         joined = [torch.cat([r, z], 1) for r, z in zip(held, pieces, strict=True)] if held else pieces
         held = [torch.linalg.qr(z, mode="r")[1] if z.shape[1] > z.shape[2] else z for z in joined]
     rows = [(torch.linalg.svdvals(r) / math.sqrt(len(x))).cpu().numpy() for r in held]
@@ -134,13 +134,13 @@ def activation_singular_values(
 
 
 def _images(
-    module: nn.Module, x: object, which: str, chunk: int, dtype: torch.dtype, reading: Reading | None
+    net: nn.Module, x: object, which: str, chunk: int, dtype: torch.dtype, reading: Reading | None
 ) -> tuple[list[Layer], Grid, list[Skipped], Iterator[list[Tensor]]]:
     """Convolutions that give images, their frequencies, all others, and transforms (n, frequency, channel) of each."""
-    _validate.choice(which, "which", WHICH)
-    x = example(module, x)
-    reading = read(module, x) if reading is None else reading
-    probe = next(iter(capture(module, x[:PROBE], reading, PROBE, dtype)))
+    validation.choice(which, "which", WHICH)
+    x = example(net, x)
+    reading = read(net, x) if reading is None else reading
+    probe = next(iter(capture(net, x[:PROBE], reading, PROBE, dtype)))
     skipped = list(reading.skipped)
     chosen: list[tuple[int, tuple[int, ...]]] = []
     place: Grid | None = None
@@ -165,10 +165,10 @@ def _images(
         images = [getattr(part, which)[i].double().reshape(-1, *shape) for i, shape in chosen]
         for (i, _), image in zip(chosen, images, strict=True):
             if not bool(torch.isfinite(image).all()):
-                raise ValueError(f"module: {which} of layer {reading.layers[i].name!r}: got NaN or infinite entries")
+                raise ValueError(f"net: {which} of layer {reading.layers[i].name!r}: got NaN or infinite entries")
         return [torch.fft.fftn(image, dim=dims, norm="ortho").movedim(1, -1)[at] for image in images]
 
-    parts = map(transform, capture(module, x, reading, chunk, dtype))
+    parts = map(transform, capture(net, x, reading, chunk, dtype))
     return [reading.layers[i] for i, _ in chosen], place, skipped, parts
 
 

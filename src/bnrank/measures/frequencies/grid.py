@@ -13,7 +13,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.reading import Layer, Skipped
 
 __all__ = ["Grid", "assemble", "checked", "grid", "label", "none_found", "places", "skip"]
@@ -68,7 +68,7 @@ def grid(size: int | Sequence[int]) -> Grid:
     >>> grid((3, 3)).names
     ('(0, 0)', '(0, 1)', '(1, 0)', '(1, 1)', '(1, -1)')
     """
-    sizes = tuple(_validate.integer(n, "size") for n in (size if isinstance(size, Sequence) else [size]))
+    sizes = tuple(validation.integer(n, "size") for n in (size if isinstance(size, Sequence) else [size]))
     if not sizes:
         raise ValueError("size: got none, expected one integer per dimension")
     found: dict[tuple[int, ...], int] = {}
@@ -137,7 +137,7 @@ def checked(values: object) -> xr.DataArray:
     """Return an array over (layer, frequency, channel) with the dimensions in this order; refuse others."""
     dims = ("layer", "frequency", "channel")
     if not isinstance(values, xr.DataArray):
-        raise TypeError(f"values: got {_validate.describe(values)}, expected an xarray.DataArray over {dims}")
+        raise TypeError(f"values: got {validation.describe(values)}, expected an xarray.DataArray over {dims}")
     if set(values.dims) != set(dims) or "multiplicity" not in values.coords:
         raise ValueError(f"values: got dimensions {values.dims}, expected {dims} and the coordinate multiplicity")
     return values.transpose(*dims)
@@ -152,5 +152,5 @@ def none_found(skipped: Sequence[Skipped]) -> ValueError:
     """Return the error of a module without any layer that has frequencies."""
     why = "; ".join(f"{s.name or 'the module itself'} ({s.type}): {s.reason}" for s in skipped)
     return ValueError(
-        "module: found no convolution with frequencies, expected at least one" + f". Skipped: {why}" * bool(why)
+        "net: found no convolution with frequencies, expected at least one" + f". Skipped: {why}" * bool(why)
     )

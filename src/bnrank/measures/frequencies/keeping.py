@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures import bottleneck
 from bnrank.measures.frequencies.grid import checked, label
 from bnrank.measures.frequencies.weights import rank
@@ -118,7 +118,7 @@ def kept(
         if found.start is None or found.end is None:
             return Kept(None, None, (), found.reason)
         start, end = (int(values["layer"][i - 1]) for i in (found.start, found.end))
-    start, end = _validate.integer(start, "start"), _validate.integer(end, "end")
+    start, end = validation.integer(start, "start"), validation.integer(end, "end")
     inside = rank(values.sel(layer=(values["layer"] >= start) & (values["layer"] <= end)), threshold)
     if not inside.sizes["layer"]:
         raise ValueError(

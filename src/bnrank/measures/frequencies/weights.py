@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.convolution import layer_blocks
 from bnrank.measures.frequencies.grid import Grid, assemble, checked, grid, none_found, places, skip
 from bnrank.networks.reading import Layer, Reading, read
@@ -17,7 +17,7 @@ __all__ = ["of_reading", "rank", "weight_singular_values"]
 
 
 def weight_singular_values(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray | None = None,
     size: int | Sequence[int] | None = None,
     reading: Reading | None = None,
@@ -30,7 +30,7 @@ def weight_singular_values(
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module with convolutions.
     x : Tensor or ndarray, optional
         Samples, (N, ...): gives the order of the layers and the sizes of the images.
@@ -62,7 +62,7 @@ def weight_singular_values(
     >>> weight_singular_values(net, size=4).squeeze().to_series().round(3).to_dict()        # |cos(pi w / 4)|
     {'0': 1.0, '1': 0.707, '2': 0.0}
     """
-    return of_reading(read(module, x) if reading is None else reading, size)
+    return of_reading(read(net, x) if reading is None else reading, size)
 
 
 def of_reading(reading: Reading, size: int | Sequence[int] | None = None) -> xr.DataArray:
@@ -120,7 +120,7 @@ def rank(values: xr.DataArray, threshold: float = 0.1) -> xr.DataArray:
     (array([[2., 2., 2.]]), 10.0)
     """
     values = checked(values)
-    threshold = _validate.number(threshold, "threshold", 0.0)
+    threshold = validation.number(threshold, "threshold", 0.0)
     counts = (values > threshold).sum("channel").where(values.notnull().any("channel"))
     return counts.assign_attrs(long_name=f"number of singular values above {threshold:g}", units="1")
 

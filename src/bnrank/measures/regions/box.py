@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.regions.cells import Ball, Cell, Cells, Polytope
 from bnrank.measures.regions.inputs import pairs
 from bnrank.measures.regions.line import sweep_lines
@@ -62,10 +62,10 @@ class _Polygons:
 
 @dataclass(frozen=True)
 class _Polytopes:
-    """Cells in coordinates y, x = centre + half y."""
+    """Cells in coordinates y, x = center + half y."""
 
     cells: list[Cell]
-    centre: Array
+    center: Array
     half: Array
 
     def shape(self, index: int) -> dict[str, Any]:
@@ -73,8 +73,8 @@ class _Polytopes:
         cell = self.cells[index]
         rows = cell.rows / self.half
         lengths = np.linalg.norm(rows, axis=1)
-        vertices = self.centre + self.half * cell.vertices if isinstance(cell, Polytope) else None
-        return _shape(rows / lengths[:, None], (cell.sides + rows @ self.centre) / lengths, vertices)
+        vertices = self.center + self.half * cell.vertices if isinstance(cell, Polytope) else None
+        return _shape(rows / lengths[:, None], (cell.sides + rows @ self.center) / lengths, vertices)
 
     def sizes(self) -> Array:
         """Refuse to return volumes."""
@@ -125,7 +125,7 @@ def enumerate(
 
     Notes
     -----
-    A part stays with its neighbour if, in units of half the sides of the box, it reaches less than 1e-9 beyond the kink
+    A part stays with its neighbor if, in units of half the sides of the box, it reaches less than 1e-9 beyond the kink
     (vertices), no ball of radius 1e-9 fits in (linear programmes), or it reaches less than 1e-12 beyond (intervals and
     polygons, "auto" for up to 2 inputs). A preactivation is 0 as in :func:`along_line` and :func:`in_plane`.
 
@@ -141,8 +141,8 @@ def enumerate(
     layers = read(net)
     d = layers.d_in
     bounds = pairs(box, "box", d)
-    rtol, limit = relative_tolerance(rtol), _validate.integer(limit, "limit")
-    method = _validate.choice(method, "method", ["auto", "vertices", "linear programmes"])
+    rtol, limit = relative_tolerance(rtol), validation.integer(limit, "limit")
+    method = validation.choice(method, "method", ["auto", "vertices", "linear programmes"])
     if method == "vertices" and d > MOST:
         raise ValueError(
             f"method: got 'vertices' for d_in = {d}, expected 'linear programmes' for more than {MOST} inputs"
@@ -158,12 +158,12 @@ def enumerate(
         patterns, maps, complete = swept.patterns, swept.maps, swept.complete
     else:
         kind: type[Cell] = Polytope if method == "vertices" or (method == "auto" and d <= FAST) else Ball
-        centre, half = bounds.mean(1), np.diff(bounds)[:, 0] / 2
-        start = np.vstack([centre, np.diag(half), half])
+        center, half = bounds.mean(1), np.diff(bounds)[:, 0] / 2
+        start = np.vstack([center, np.diag(half), half])
         swept_cells = sweep(layers, start[None], Cells([kind.cube(d)]), limit)
         cells = [cell for part in swept_cells.shapes for cell in part.cells]
-        geometry = _Polytopes(cells, centre, half)
-        points = centre + half * np.stack([cell.centre() for cell in cells])
+        geometry = _Polytopes(cells, center, half)
+        points = center + half * np.stack([cell.center() for cell in cells])
         patterns, maps, complete = swept_cells.patterns, swept_cells.maps, swept_cells.complete
     note = "The rank is Rank_J over the box: all of its regions are seen."
     if not complete:

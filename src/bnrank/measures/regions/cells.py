@@ -14,7 +14,7 @@ from bnrank.measures.regions.maps import Array
 
 __all__ = ["TOUCH", "Ball", "Cell", "Cells", "Polytope"]
 
-TOUCH = 1e-9  # in coordinates of [-1, 1]: what reaches less far beyond a kink is left with its neighbour
+TOUCH = 1e-9  # in coordinates of [-1, 1]: what reaches less far beyond a kink is left with its neighbor
 SOLVER = {"presolve": False, "primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
 
@@ -33,7 +33,7 @@ class Cell(Protocol):
     def cube(cls, dimensions: int) -> Self:
         """Return [-1, 1]^dimensions."""
 
-    def centre(self) -> Array:
+    def center(self) -> Array:
         """Return a point in the interior."""
 
     def crossed(self, rows: Array, values: Array) -> Array:
@@ -55,9 +55,9 @@ class Cells:
     def __getitem__(self, part: slice) -> Cells:
         return Cells(self.cells[part])
 
-    def centres(self) -> Array:
+    def centers(self) -> Array:
         """Return a point in the interior of each, (pieces, dimensions)."""
-        return np.stack([cell.centre() for cell in self.cells])
+        return np.stack([cell.center() for cell in self.cells])
 
     def cut(self, z: Array, size: Array, most: int) -> tuple[Array, Cells]:
         """Cut at the zeros of z, one neuron at a time; stop after ``most`` pieces and one more."""
@@ -96,7 +96,7 @@ class Polytope:
         corners = 1.0 - 2 * (np.arange(2**dimensions)[:, None] >> np.arange(dimensions) & 1)
         return cls(np.vstack([eye, -eye]), np.ones(2 * dimensions), corners, np.hstack([corners > 0, corners < 0]))
 
-    def centre(self) -> Array:
+    def center(self) -> Array:
         """Return the mean of the vertices."""
         return self.vertices.mean(0)
 
@@ -148,8 +148,8 @@ class Ball:
         eye = np.eye(dimensions)
         return cls(np.vstack([eye, -eye]), np.ones(2 * dimensions), np.zeros(dimensions), 1.0)
 
-    def centre(self) -> Array:
-        """Return the centre of the ball."""
+    def center(self) -> Array:
+        """Return the center of the ball."""
         return self.middle
 
     def crossed(self, rows: Array, values: Array) -> Array:
@@ -183,7 +183,7 @@ def _product(a: Array, b: Array) -> Array:
 
 
 def _largest_ball(rows: Array, sides: Array) -> tuple[Array, float]:
-    """Return centre and radius of the largest ball in rows y <= sides; a radius below 0 where there is none."""
+    """Return center and radius of the largest ball in rows y <= sides; a radius below 0 where there is none."""
     d = rows.shape[1]
     found = linprog(
         np.append(np.zeros(d), -1.0),

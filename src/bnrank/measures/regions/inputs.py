@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.regions.maps import Array
 
 __all__ = ["pairs", "plane", "vector"]
@@ -51,7 +51,7 @@ def _numbers(value: object, name: str, expected: str) -> Array:
             raise ValueError
         array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}: got {_validate.describe(value)}, expected numbers, {expected}") from error
+        raise TypeError(f"{name}: got {validation.describe(value)}, expected numbers, {expected}") from error
     if not np.isfinite(array).all():
         raise ValueError(f"{name}: got NaN or infinite entries, expected finite ones")
     return array

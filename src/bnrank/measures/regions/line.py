@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.regions.inputs import vector
 from bnrank.measures.regions.maps import Array, Layers, differ, read
 from bnrank.measures.regions.region import Regions
@@ -102,7 +102,7 @@ def along_lines(
     starts, ends : Tensor or ndarray
         The ends of the segments, (segments, d_in).
     merge : bool
-        Whether neighbouring pieces with the same affine map become one, a linear piece of f; if not, there is one for
+        Whether neighboring pieces with the same affine map become one, a linear piece of f; if not, there is one for
         each activation pattern. A neuron that has no effect downstream makes the difference.
     rtol : float
         Singular values above ``rtol`` times the largest of the same Jacobian count.
@@ -137,7 +137,7 @@ def along_lines(
     """
     layers = read(net)
     firsts, seconds = (
-        _validate.samples(value, name, features=layers.d_in).detach().cpu().double().numpy()
+        validation.samples(value, name, features=layers.d_in).detach().cpu().double().numpy()
         for value, name in ((starts, "starts"), (ends, "ends"))
     )
     if len(firsts) != len(seconds):
@@ -158,7 +158,7 @@ def sweep_lines(layers: Layers, starts: Array, ends: Array, limit: int) -> tuple
 
 
 def _along(layers: Layers, starts: Array, ends: Array, merge: bool, rtol: float, limit: int) -> Regions:
-    rtol, limit = relative_tolerance(rtol), _validate.integer(limit, "limit")
+    rtol, limit = relative_tolerance(rtol), validation.integer(limit, "limit")
     empty = np.flatnonzero((starts == ends).all(1))
     if len(empty):
         where = "" if len(starts) == 1 else f" in segment {empty[0]}"

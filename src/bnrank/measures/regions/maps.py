@@ -104,7 +104,7 @@ def spectra(layers: Layers, patterns: Array, rtol: float) -> tuple[Array, Array]
     errors = [np.zeros(0)]
     for product, error in jacobians(layers, patterns):
         if not np.isfinite(product).all():
-            raise ValueError("module: its Jacobian has NaN or infinite entries, expected finite ones")
+            raise ValueError("net: its Jacobian has NaN or infinite entries, expected finite ones")
         values.append(np.linalg.svd(product, compute_uv=False))
         errors.append(error)
     spectrum, error = np.concatenate(values), np.concatenate(errors)

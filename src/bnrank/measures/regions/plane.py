@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.regions.inputs import plane
 from bnrank.measures.regions.maps import Array, Layers, read
 from bnrank.measures.regions.region import Regions
@@ -79,7 +79,7 @@ def in_plane(
     -----
     A preactivation w.a + b is 0 if it is below 1e-12 (||w|| ||a|| + |b|), where a may be any of the previous
     activations and their changes along u and v across the rectangle. So a part that reaches less than 5e-13 of the
-    rectangle beyond a kink stays with its neighbour.
+    rectangle beyond a kink stays with its neighbor.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def in_plane(
     """
     layers = read(net)
     start, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
-    rtol, limit = relative_tolerance(rtol), _validate.integer(limit, "limit")
+    rtol, limit = relative_tolerance(rtol), validation.integer(limit, "limit")
     swept, polygons, points = sweep_plane(layers, start, axes, rectangle, limit)
     geometry = _Geometry(polygons)
     cut = cut_off(swept.complete, limit)
@@ -115,11 +115,11 @@ def sweep_plane(
     layers: Layers, origin: Array, axes: Array, bounds: Array, limit: int
 ) -> tuple[Swept[Polygons], Polygons, Array]:
     """Return the regions in a rectangle of the plane, their polygons in its coordinates, and points inside them."""
-    centre, half = bounds.mean(1), np.diff(bounds)[:, 0] / 2
+    center, half = bounds.mean(1), np.diff(bounds)[:, 0] / 2
     scaled = half[:, None] * axes
-    start = np.vstack([origin + centre @ axes, scaled, beside(scaled)])
+    start = np.vstack([origin + center @ axes, scaled, beside(scaled)])
     square = Polygons(np.array([[[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]]), np.array([4]))
     swept = sweep(layers, start[None], square, limit)
     found = Polygons.joined(swept.shapes)
-    points = start[0] + found.centres() @ scaled
-    return swept, Polygons(centre + half * found.vertices, found.counts), points
+    points = start[0] + found.centers() @ scaled
+    return swept, Polygons(center + half * found.vertices, found.counts), points

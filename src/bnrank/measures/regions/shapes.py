@@ -36,7 +36,7 @@ class Intervals:
     def __getitem__(self, part: slice) -> Intervals:
         return Intervals(self.ends[part], self.lines[part])
 
-    def centres(self) -> Array:
+    def centers(self) -> Array:
         """Return the midpoints, (pieces, 1)."""
         return cast(Array, self.ends.mean(1, keepdims=True))
 
@@ -91,7 +91,7 @@ class Polygons:
         padded = [np.pad(p.vertices, ((0, 0), (0, most - p.vertices.shape[1]), (0, 0)), mode="edge") for p in parts]
         return cls(np.concatenate(padded), np.concatenate([part.counts for part in parts]))
 
-    def centres(self) -> Array:
+    def centers(self) -> Array:
         """Return the means of the vertices, (pieces, 2)."""
         real = np.arange(self.vertices.shape[1]) < self.counts[:, None]
         return cast(Array, np.einsum("pvk,pv->pk", self.vertices, real / self.counts[:, None]))

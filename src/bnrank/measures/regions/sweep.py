@@ -7,7 +7,7 @@ from typing import Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.regions.maps import Array, Layers, fingerprints
 
 __all__ = ["Shapes", "Swept", "beside", "cut_off", "sweep"]
@@ -32,7 +32,7 @@ class Shapes(Protocol):
         Values up to size[p, i] are taken for 0. After more than ``most`` new pieces it may stop.
         """
 
-    def centres(self) -> Array:
+    def centers(self) -> Array:
         """Return the coordinates of a point in the interior of each piece, (pieces, dimensions)."""
 
 
@@ -122,7 +122,7 @@ def _activate(z: Array, size: Array, shapes: Shapes, slope: float) -> tuple[Arra
     """Return the activations of a layer and the signs of its neurons; signs 0 where there are no kinks."""
     if slope == 1:
         return z, np.zeros((len(z), z.shape[2]), np.int8)
-    value = z[:, 0] + np.einsum("pk,pki->pi", shapes.centres(), z[:, 1:-1])
+    value = z[:, 0] + np.einsum("pk,pki->pi", shapes.centers(), z[:, 1:-1])
     value = np.where(np.abs(value) > size, value, z[:, -1])
     signs = np.where(np.abs(value) > size, np.sign(value), 0).astype(np.int8)
     return z * np.where(signs > 0, 1.0, slope)[:, None], signs
@@ -135,8 +135,8 @@ def _affine(layers: Layers, depth: int, a: Array) -> Array:
         z = (a.reshape(-1, a.shape[-1]) @ weight.T).reshape(*a.shape[:-1], len(weight))
         z[:, 0] += layers.biases[depth]
     if not np.abs(z).max() < HUGE:
-        raise _validate.RangeError(
-            f"module: layer {depth + 1} has values of 1e150 and more there, or NaN, expected smaller ones"
+        raise validation.RangeError(
+            f"net: layer {depth + 1} has values of 1e150 and more there, or NaN, expected smaller ones"
         )
     return z
 

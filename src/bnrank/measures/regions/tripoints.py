@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.regions.inputs import plane
 from bnrank.measures.regions.maps import CHUNK_ENTRIES, Array, Layers, read
 from bnrank.measures.regions.plane import sweep_plane
@@ -144,25 +144,25 @@ def tripoints(
     """
     layers = read(net)
     start, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
-    limit = _validate.integer(limit, "limit")
+    limit = validation.integer(limit, "limit")
     if len(layers.weights[-1]) < 2:
         raise ValueError("net: got one output, expected one output per class, two at least")
     swept, polygons, _ = sweep_plane(layers, start, axes, rectangle, limit)
-    centre, half = rectangle.mean(1), np.diff(rectangle)[:, 0] / 2
-    scaled = Polygons((polygons.vertices - centre) / half, polygons.counts)
-    found = _Partition.of(layers, start + centre @ axes, half[:, None] * axes, scaled)
+    center, half = rectangle.mean(1), np.diff(rectangle)[:, 0] / 2
+    scaled = Polygons((polygons.vertices - center) / half, polygons.counts)
+    found = _Partition.of(layers, start + center @ axes, half[:, None] * axes, scaled)
     spots, classes = found.tripoints()
     ends, beside = found.boundaries()
     labels, counts = np.array(found.labels), np.array([len(corners) for corners in found.corners])
-    corners = centre + half * np.concatenate(found.corners)
+    corners = center + half * np.concatenate(found.corners)
     areas = _areas(corners, counts)
-    points = centre + half * spots
+    points = center + half * spots
     return ClassRegions(
         points=torch.from_numpy(points),
         inputs=torch.from_numpy(start + points @ axes),
         classes=classes,
         cell_classes=torch.from_numpy(labels),
-        boundaries=torch.from_numpy(centre + half * ends),
+        boundaries=torch.from_numpy(center + half * ends),
         boundary_classes=torch.from_numpy(beside),
         areas=torch.from_numpy(np.bincount(labels + 1, areas, len(layers.weights[-1]) + 1)[1:]),
         tied=float(areas[labels < 0].sum()),
@@ -203,7 +203,7 @@ class _Partition:
         chunk = max(1, CHUNK_ENTRIES // (polygons.vertices.shape[1] * widest))
         for first in range(0, len(polygons), chunk):
             part = polygons[first : first + chunk]
-            values, size = _outputs(layers, *(origin + at @ axes for at in (part.vertices, part.centres())))
+            values, size = _outputs(layers, *(origin + at @ axes for at in (part.vertices, part.centers())))
             top = values >= values.max(2, keepdims=True) - size[:, None, None]
             for i, (winning, number) in enumerate(zip(top.all(1), top.sum(2).max(1), strict=True)):
                 corners, n = part.corners(i), part.counts[i]

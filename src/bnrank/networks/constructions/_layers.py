@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite, unwrap
 from bnrank.networks.mlp import MLP, from_layers
@@ -59,7 +59,7 @@ def read(module: nn.Module, name: str) -> Layers:
         check_finite(module)
         net = as_mlp(module)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {str(error).removeprefix('module: ')}") from error
+        raise type(error)(f"{name}: {str(error).removeprefix('net: ')}") from error
     found = [p.dtype for p in unwrap(module).parameters() if p.is_floating_point()]
     dtype = functools.reduce(torch.promote_types, found)
     weights, biases = [w.detach() for w in net.weights], [b.detach() for b in net.biases]
@@ -104,7 +104,7 @@ def activation_slope(value: object) -> float:
 
 def _slope(value: object) -> float:
     try:
-        return _validate.slope(value)
+        return validation.slope(value)
     except ValueError as error:
         raise ValueError(f"{error}, 1 is no activation") from error
 
@@ -114,7 +114,7 @@ def array(value: object, name: str, shape: str, ndim: int | Sequence[int]) -> Te
     ndims = [ndim] if isinstance(ndim, int) else list(ndim)
     tensor = torch.from_numpy(np.ascontiguousarray(value)) if _is_numeric(value) else value
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-        raise TypeError(f"{name}: got {_validate.describe(value)}, expected floating-point numbers of shape {shape}")
+        raise TypeError(f"{name}: got {validation.describe(value)}, expected floating-point numbers of shape {shape}")
     if tensor.ndim not in ndims or 0 in tensor.shape:
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {shape}")
     if not bool(torch.isfinite(tensor).all()):

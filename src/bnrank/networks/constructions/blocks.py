@@ -1,4 +1,4 @@
-"""Identity blocks, composition, parallel sums and the network of a factorisation through a bottleneck."""
+"""Identity blocks, composition, parallel sums and the network of a factorization through a bottleneck."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.constructions._layers import (
     DOUBLE,
     Layers,
@@ -67,7 +67,7 @@ def identity(k: int, depth: int, slope: float = 0.0, signed: bool = False) -> ML
     >>> identity(2, 5)(x).tolist(), identity(2, 5, signed=True)(x).tolist()
     ([[2.0, 0.0]], [[2.0, -1.0]])
     """
-    k, depth = _validate.integer(k, "k"), _validate.integer(depth, "depth")
+    k, depth = validation.integer(k, "k"), validation.integer(depth, "depth")
     slope, eye = activation_slope(slope), torch.eye(k, dtype=DOUBLE)
     return Layers(two_sided(eye, depth, slope) if signed else [eye] * depth, [], slope).network()
 
@@ -226,7 +226,7 @@ def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | N
     after, before = together(read(h, "h"), read(g, "g"), ("h", "g"))
     k = _fits(after, before)
     least = before.depth + after.depth - (lower is None)
-    depth = _validate.integer(depth, "depth", least)
+    depth = validation.integer(depth, "depth", least)
     eye = torch.eye(k, dtype=DOUBLE, device=after.device)
     if lower is None:
         middle = Layers(two_sided(eye, depth - least + 1, after.slope), [], after.slope)
@@ -248,7 +248,7 @@ def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | N
 
 def _bounds(lower: Tensor | float, k: int) -> Tensor:
     if isinstance(lower, int | float):
-        return torch.full((k,), _validate.number(lower, "lower"), dtype=DOUBLE)
+        return torch.full((k,), validation.number(lower, "lower"), dtype=DOUBLE)
     bounds = array(lower, "lower", f"({k},)", 1).to(DOUBLE)
     if len(bounds) != k:
         raise ValueError(f"lower: got shape {tuple(bounds.shape)}, expected ({k},), one per output of g")

@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 from scipy.spatial import ConvexHull, QhullError
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.constructions._layers import DOUBLE, Layers, activation_slope, array
 from bnrank.networks.constructions.linear import spectrum
 from bnrank.networks.mlp import MLP
@@ -88,8 +88,8 @@ def completely_positive(
     >>> torch.allclose(net(x), x @ a.T), net.widths == [2, *[4] * 19, 2]
     (True, True)
     """
-    matrix, depth = array(a, "a", "(d_out, d_in)", 2), _validate.integer(depth, "depth")
-    domain, slope = _validate.samples(x, "x", features=matrix.shape[1]).detach(), activation_slope(slope)
+    matrix, depth = array(a, "a", "(d_out, d_in)", 2), validation.integer(depth, "depth")
+    domain, slope = validation.samples(x, "x", features=matrix.shape[1]).detach(), activation_slope(slope)
     dtype = torch.promote_types(matrix.dtype, domain.dtype)
     u, s, vh = spectrum(matrix, rtol)
     domain, matrix = domain.to(matrix.device, DOUBLE), matrix.to(DOUBLE)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.constructions._layers import DOUBLE, Layers, read, two_sided
 from bnrank.networks.mlp import MLP, leaky_relu
 
@@ -66,10 +66,10 @@ def deepen(net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, *, 
     ([5, 20, 3, 3, 3, 3, 3, 3, 20, 2], True)
     """
     layers = read(net, "net")
-    depth = _validate.integer(depth, "depth", layers.depth)
-    rtol = _validate.number(rtol, "rtol", 0.0)
+    depth = validation.integer(depth, "depth", layers.depth)
+    rtol = validation.number(rtol, "rtol", 0.0)
     if x is not None:
-        x = _validate.samples(x, "x", features=layers.weights[0].shape[1]).detach().to(layers.device, DOUBLE)
+        x = validation.samples(x, "x", features=layers.weights[0].shape[1]).detach().to(layers.device, DOUBLE)
     return inserted(layers, depth, x, rtol).network()
 
 

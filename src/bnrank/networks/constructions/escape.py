@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.constructions._layers import DOUBLE, read
 from bnrank.networks.mlp import MLP
 
@@ -23,7 +23,7 @@ def deepen_escape(net: nn.Module, depth: int, x: Tensor | np.ndarray, g: Tensor 
 
         L0 = sum_i |W_L[:, i]| |W_{L-1}[i, :]| c_i,
 
-    c_i the contribution with outgoing column and incoming row normalised. The neuron with the least c_i is kept, both
+    c_i the contribution with outgoing column and incoming row normalized. The neuron with the least c_i is kept, both
     its factors get the norm sqrt(sum_i |W_L[:, i]| |W_{L-1}[i, :]|), the other neurons of that layer go, layers of one
     neuron of weight 1 are put after it, and all is scaled to the sphere ||theta||^2 = ``depth``.
 
@@ -69,9 +69,9 @@ def deepen_escape(net: nn.Module, depth: int, x: Tensor | np.ndarray, g: Tensor 
     if layers.biases or layers.slope != 0 or layers.depth < 2:
         found = f"biases: {bool(layers.biases)}, slope {layers.slope:g}, depth {layers.depth}"
         raise ValueError(f"net: got {found}, expected a ReLU network without biases of depth at least 2")
-    depth = _validate.integer(depth, "depth", layers.depth)
-    x = _validate.samples(x, "x", features=layers.weights[0].shape[1]).detach()
-    g = _validate.samples(g, "g", features=len(layers.weights[-1])).detach()
+    depth = validation.integer(depth, "depth", layers.depth)
+    x = validation.samples(x, "x", features=layers.weights[0].shape[1]).detach()
+    g = validation.samples(g, "g", features=len(layers.weights[-1])).detach()
     if len(g) != len(x):
         raise ValueError(f"g: got {len(g)} samples, expected as many as x has, {len(x)}")
     dtype = torch.promote_types(layers.dtype, torch.promote_types(x.dtype, g.dtype))
@@ -84,8 +84,8 @@ def deepen_escape(net: nn.Module, depth: int, x: Tensor | np.ndarray, g: Tensor 
     if not float(contributions.sum()) < 0:
         raise ValueError(f"net: got L0 = {float(contributions.sum()):.6g} on x and g, expected it below 0")
     sizes = last.norm(dim=0) * before.norm(dim=1)
-    normalised = torch.where(sizes > 0, contributions / sizes.clamp(min=torch.finfo(DOUBLE).tiny), torch.inf)
-    kept = int(normalised.argmin())
+    normalized = torch.where(sizes > 0, contributions / sizes.clamp(min=torch.finfo(DOUBLE).tiny), torch.inf)
+    kept = int(normalized.argmin())
     root = sizes.sum().sqrt()
     row, column = before[kept] / before[kept].norm(), last[:, kept] / last[:, kept].norm()
     ones = [torch.ones(1, 1, dtype=DOUBLE, device=layers.device)] * (depth - layers.depth)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.constructions._layers import DOUBLE, Layers
 from bnrank.networks.mlp import MLP
 
@@ -58,8 +58,8 @@ def diverging_geodesic(depth: int, gamma: float = 0.75, a: float = 1.0) -> MLP:
     >>> round(sum(float((p * p).sum().detach()) for p in net.parameters()) - 3000, 2)         # 12 / sqrt(1000) = 0.38
     0.39
     """
-    depth, a = _validate.integer(depth, "depth", 2), _validate.number(a, "a", 0.0)
-    gamma = _validate.number(gamma, "gamma")
+    depth, a = validation.integer(depth, "depth", 2), validation.number(a, "a", 0.0)
+    gamma = validation.number(gamma, "gamma")
     if not 0.5 < gamma < 1:
         raise ValueError(f"gamma: got {gamma:g}, expected a number in the open interval (1/2, 1)")
     before, after = (depth - 2) // 2, depth - 2 - (depth - 2) // 2

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.constructions._layers import DOUBLE, Layers
 from bnrank.networks.mlp import MLP
 
@@ -93,12 +93,12 @@ def line_interpolant(
     >>> net.widths, torch.allclose(net(x), y, atol=1e-9)
     ([5, 1, 1, 1, 1, 1, 1, 1, 1, 29, 2], True)
     """
-    method = method if method is None else _validate.choice(method, "method", list(_METHODS))
-    depth = _validate.integer(depth, "depth", 4 if method == "steps" else 3)
-    slope, seed = _validate.slope(slope), _validate.integer(seed, "seed", 0)
+    method = method if method is None else validation.choice(method, "method", list(_METHODS))
+    depth = validation.integer(depth, "depth", 4 if method == "steps" else 3)
+    slope, seed = validation.slope(slope), validation.integer(seed, "seed", 0)
     if method == "steps" and slope != 0:
         raise ValueError(f"slope: got {slope:g}, expected 0 with method 'steps'")
-    x, y = _validate.samples(x, "x").detach(), _validate.samples(y, "y").detach()
+    x, y = validation.samples(x, "x").detach(), validation.samples(y, "y").detach()
     if len(x) != len(y):
         raise ValueError(f"y: got {len(y)} samples, expected as many as x has, {len(x)}")
     points, values = _distinct(x.to(DOUBLE), y.to(x.device, DOUBLE))

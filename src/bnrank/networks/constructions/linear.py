@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.constructions._layers import DOUBLE, Layers, array
 from bnrank.networks.mlp import MLP
 
@@ -52,7 +52,7 @@ def linear(a: Tensor | np.ndarray, depth: int, *, rtol: float | None = None) -> 
     >>> sum(float((p * p).sum().detach()) for p in net.parameters())     # 3 * 8^(2/3)
     12.0
     """
-    matrix, depth = array(a, "a", "(d_out, d_in)", 2), _validate.integer(depth, "depth")
+    matrix, depth = array(a, "a", "(d_out, d_in)", 2), validation.integer(depth, "depth")
     u, s, vh = spectrum(matrix, rtol)
     if depth == 1:
         return Layers([matrix.to(DOUBLE)], [], 1.0, matrix.dtype, matrix.device).network()
@@ -67,7 +67,7 @@ def spectrum(matrix: Tensor, rtol: float | None) -> tuple[Tensor, Tensor, Tensor
     """Return the singular value decomposition in float64 without the values that count as 0."""
     if rtol is None:
         rtol = max(matrix.shape) * torch.finfo(matrix.dtype).eps
-    rtol = _validate.number(rtol, "rtol", 0.0)
+    rtol = validation.number(rtol, "rtol", 0.0)
     u, s, vh = torch.linalg.svd(matrix.to(DOUBLE), full_matrices=False)
     keep = s > rtol * s[0]
     return u[:, keep], s[keep], vh[keep]
@@ -106,7 +106,7 @@ def diagonal(w: Tensor | np.ndarray, depth: int) -> MLP:
     >>> net(torch.ones(1, 2)).item(), net.weights[1].tolist()
     (-5.0, [[2.0, -3.0]])
     """
-    vector, depth = array(w, "w", "(d,)", 1), _validate.integer(depth, "depth")
+    vector, depth = array(w, "w", "(d,)", 1), validation.integer(depth, "depth")
     root = vector.to(DOUBLE).abs() ** (1 / depth)
     weights = [*[torch.diag(root)] * (depth - 1), (vector.to(DOUBLE).sign() * root)[None]]
     return Layers(weights, [], 1.0, vector.dtype, vector.device).network()

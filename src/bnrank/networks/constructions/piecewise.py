@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.constructions._layers import DOUBLE, Layers, array, read
 from bnrank.networks.mlp import MLP
 
@@ -202,7 +202,7 @@ def with_slope(net: nn.Module, slope: float) -> MLP:
     >>> leaky.slope, leaky.widths, torch.allclose(leaky(x), net(x), atol=1e-6)
     (0.3, [3, 16, 16, 2], True)
     """
-    layers, s = read(net, "net"), _validate.slope(slope)
+    layers, s = read(net, "net"), validation.slope(slope)
     r = layers.slope
     if r == s:
         return layers.network()

@@ -110,7 +110,7 @@ def _check_unshared(nodes: Mapping[str, Node], uses: Mapping[str, Sequence[Use]]
                 aliases = [name for name, p in every.items() if p is every[parameter]]
                 also = f" (registered as {', '.join(aliases)})" if len(aliases) > 1 else ""
                 raise ValueError(
-                    f"module: shared weights: {parameter}{also} is used in {a!r} and in {b!r}; expected every "
+                    f"net: shared weights: {parameter}{also} is used in {a!r} and in {b!r}; expected every "
                     "parameter in one place, since the conserved quantities of shared weights are others"
                 )
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.graph.unrolling import Ints
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class SignTree:
 
     def __call__(self, h: Tensor | NDArray[Any]) -> Tensor:
         """Return mu(h), float64 (N, outputs), for h of shape (N, paths); gradients flow to h."""
-        h = _validate.samples(h, "h", features=len(self.leaves)).double()
+        h = validation.samples(h, "h", features=len(self.leaves)).double()
         path = np.full(len(self.parents), -1, dtype=np.int64)
         path[self.leaves] = np.arange(len(self.leaves))
         entries = h.T

@@ -9,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Patch, PathPatch, Polygon
 from matplotlib.path import Path
 
-from bnrank import _canvas
+from bnrank._core import axes as canvas
 
 if TYPE_CHECKING:
     from bnrank.networks.graph.layers import LayerGraph, Node
 
 __all__ = ["draw"]
 
-_BLUE, _RED, _GREEN, _PINK, _SKY, _ORANGE, _ = _canvas.OKABE_ITO
+_BLUE, _RED, _GREEN, _PINK, _SKY, _ORANGE, _ = canvas.OKABE_ITO
 _KINDS = {
     "input": ("white", "input"),
     "linear": (_BLUE, "linear"),
@@ -39,7 +39,7 @@ _LONGEST = 22  # letters of a label
 def draw(graph: LayerGraph, axes: Any = None) -> Axes:
     """Draw a graph; see `LayerGraph.draw`."""
     layout = _Layout(graph)
-    ax: Axes = _canvas.axes_for(axes, (1, 1), layout.size)[0]
+    ax: Axes = canvas.axes_for(axes, (1, 1), layout.size)[0]
     for node in graph:
         for name in dict.fromkeys(node.inputs):
             _edge(ax, layout, name, node.name)
@@ -188,10 +188,10 @@ def _factors(node: Node) -> str:
 def _box(ax: Axes, layout: _Layout, node: Node, last: bool) -> None:
     x, y = layout.place(node.name)
     wide, tall = layout.wide, layout.tall
-    colour = _KINDS[node.op][0]
+    color = _KINDS[node.op][0]
     style = "round,pad=0,rounding_size=0.06"
     corner = (x - wide / 2, y - tall / 2)
-    ax.add_patch(FancyBboxPatch(corner, wide, tall, style, facecolor=colour, edgecolor="0.25", linewidth=0.8, zorder=3))
+    ax.add_patch(FancyBboxPatch(corner, wide, tall, style, facecolor=color, edgecolor="0.25", linewidth=0.8, zorder=3))
     given: dict[str, Any] = {"ha": "center", "rotation": 90 if layout.upright else 0, "zorder": 4}
     letters = "white" if node.op in _WHITE else "black"
     ax.text(x, y, layout.labels[node.name], va="center", size=8, color=letters, linespacing=1.05, **given)

@@ -13,7 +13,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from numpy.typing import NDArray
 
-from bnrank import _canvas
+from bnrank._core import axes as canvas
 
 if TYPE_CHECKING:
     from bnrank.networks.graph.decomposition import SignTree
@@ -25,7 +25,7 @@ EDGE_LIMIT = 2000
 NAMED = 40  # vertices with names, at most
 WEIGHED = 30  # edges with numbers, at most
 STRETCH = 2.5  # vertices of short columns are apart, at most, in place of 1
-POSITIVE, NEGATIVE = _canvas.OKABE_ITO[0], _canvas.OKABE_ITO[1]
+POSITIVE, NEGATIVE = canvas.OKABE_ITO[0], canvas.OKABE_ITO[1]
 SHADES, OTHERS = {1.0: "white", 0.0: "0.75"}, "#f0e6c8"  # linear and ReLU; other slopes
 
 Array = NDArray[np.float64]
@@ -43,7 +43,7 @@ def draw_graph(graph: NeuronGraph, axes: Any = None) -> Axes:
     names, headings = _names(graph.vertices, columns)
     texts = [f"{weight:.2g}" for weight in graph.weights] if len(graph.edges) <= WEIGHED else None
     ends = np.stack([wiring.sources, wiring.targets], 1)
-    ax = _canvas.axes_for(axes, (1, 1), _size(columns, heights))[0]
+    ax = canvas.axes_for(axes, (1, 1), _size(columns, heights))[0]
     _draw(ax, columns, heights, ends, graph.weights, graph.learnable, graph.slopes, names, texts)
     for column, heading in headings.items():
         ax.text(column, 1.0, heading, fontsize=8, ha="center", va="bottom", transform=ax.get_xaxis_transform())
@@ -70,7 +70,7 @@ def draw_tree(tree: SignTree, axes: Any = None) -> Axes:
     ends = np.stack([inner, tree.parents[inner]], 1)
     weights = tree.signs[inner].astype(np.float64)
     texts = [f"{sign:+d}" for sign in tree.signs[inner]] if len(inner) <= WEIGHED else None
-    ax = _canvas.axes_for(axes, (1, 1), _size(columns, heights))[0]
+    ax = canvas.axes_for(axes, (1, 1), _size(columns, heights))[0]
     _draw(ax, columns, heights, ends, weights, np.ones(len(inner), bool), tree.slopes, names, texts)
     return ax
 
@@ -85,7 +85,7 @@ def _size(columns: Ints, heights: Array) -> tuple[float, float]:
 
 
 def _heights(columns: Ints, sources: Ints, targets: Ints, coordinates: Ints) -> Array:
-    """Return places in the columns such that edges cross little: each vertex near the mean of its neighbours.
+    """Return places in the columns such that edges cross little: each vertex near the mean of its neighbors.
 
     Inputs are in the order of their coordinates, the constant is below everything.
     """
@@ -134,17 +134,17 @@ def _draw(
         middle = (places[u] + places[v]) / 2 + [0, bend]
         reach.append((middle[1] + (places[u] + places[v])[1] / 2) / 2)
         curve = Path([places[u], middle, places[v]], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
-        colour = "0.6" if weights[e] == 0 else POSITIVE if weights[e] > 0 else NEGATIVE
+        color = "0.6" if weights[e] == 0 else POSITIVE if weights[e] > 0 else NEGATIVE
         width = thin + (thick - thin) * abs(weights[e]) / largest
         style = "solid" if learnable[e] else (0, (4, 2))
         ax.add_patch(
-            PathPatch(curve, facecolor="none", edgecolor=colour, linewidth=width, linestyle=style, zorder=1, alpha=0.8)
+            PathPatch(curve, facecolor="none", edgecolor=color, linewidth=width, linestyle=style, zorder=1, alpha=0.8)
         )
         if texts is not None:
             at = 0.28 + 0.14 * (e % 2)  # not all at one height, where lines cross
             spot = (1 - at) ** 2 * places[u] + 2 * at * (1 - at) * middle + at**2 * places[v]
             ax.text(
-                spot[0], spot[1], texts[e], fontsize=7, color=colour, ha="center", va="center", zorder=2, bbox=_PLAIN
+                spot[0], spot[1], texts[e], fontsize=7, color=color, ha="center", va="center", zorder=2, bbox=_PLAIN
             )
     shades = [SHADES.get(float(s), OTHERS) for s in slopes]
     size = 420 if named else 60
@@ -185,9 +185,9 @@ def _bend(places: Array, u: int, v: int) -> float:
 
 def _explain(ax: Axes, weights: Array, learnable: NDArray[np.bool_], slopes: Array) -> None:
     shown = []
-    for colour, there, text in ((POSITIVE, weights > 0, "positive"), (NEGATIVE, weights < 0, "negative")):
+    for color, there, text in ((POSITIVE, weights > 0, "positive"), (NEGATIVE, weights < 0, "negative")):
         if there.any():
-            shown.append(Line2D([], [], color=colour, linewidth=2, label=text))
+            shown.append(Line2D([], [], color=color, linewidth=2, label=text))
     if not learnable.all():
         shown.append(Line2D([], [], color="0.4", linestyle=(0, (4, 2)), label="fixed"))
     others = ", ".join(f"{s:g}" for s in sorted(set(slopes.tolist()) - set(SHADES)))

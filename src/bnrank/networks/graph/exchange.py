@@ -11,7 +11,7 @@ import networkx as nx
 import numpy as np
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 
 if TYPE_CHECKING:
     from bnrank.networks.graph.neurons import NeuronGraph
@@ -41,7 +41,7 @@ def natural_order(names: Iterable[Hashable]) -> list[Hashable]:
 def read(make: Callable[..., NeuronGraph], graph: nx.DiGraph) -> NeuronGraph:
     """Return the weighted DAG that a networkx graph describes; see `NeuronGraph.from_networkx`."""
     if not isinstance(graph, nx.Graph):
-        raise TypeError(f"graph: got {_validate.describe(graph)}, expected a networkx.DiGraph")
+        raise TypeError(f"graph: got {validation.describe(graph)}, expected a networkx.DiGraph")
     if not graph.is_directed():
         raise ValueError("graph: got an undirected graph, expected a networkx.DiGraph")
     if graph.is_multigraph():
@@ -100,7 +100,7 @@ def _outputs(graph: nx.DiGraph) -> tuple[Hashable, ...]:
     if not given:
         return tuple(natural_order(v for v, degree in graph.out_degree() if degree == 0))
     for vertex, place in given.items():
-        _validate.integer(place, f"output of vertex {vertex!r}", 0)
+        validation.integer(place, f"output of vertex {vertex!r}", 0)
     if sorted(given.values()) != list(range(len(given))):
         raise ValueError(f"output: got the places {sorted(given.values())}, expected 0 to {len(given) - 1}, each once")
     return tuple(sorted(given, key=lambda vertex: given[vertex]))
@@ -116,10 +116,10 @@ def _check_known(attributes: dict[str, Any], where: str, known: tuple[str, ...])
 def _number(value: Any, name: str) -> float:
     if isinstance(value, np.ndarray | np.generic | Tensor) and value.ndim == 0:
         value = value.item()
-    return _validate.number(value, name)
+    return validation.number(value, name)
 
 
 def _truth(value: object, name: str) -> bool:
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name}: got {_validate.describe(value)}, expected True or False")
+        raise TypeError(f"{name}: got {validation.describe(value)}, expected True or False")
     return bool(value)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.graph.layers import LayerGraph, Node
 from bnrank.networks.graph.neurons import NeuronGraph, Origin
 
@@ -28,11 +28,11 @@ def neurons(graph: LayerGraph, parameters: Mapping[str, Tensor], limit: int = ED
 
     The vertices are entries of values, named (node, flat index), and "constant", from which the biases come. Entries of
     parameters are edges, learnable where the graph trains them, with their origin; sums, averages and reorderings are
-    fixed edges. A vertex that only passes on a value is merged with its neighbour: a layer and the activation after
+    fixed edges. A vertex that only passes on a value is merged with its neighbor: a layer and the activation after
     it are one vertex, named after the layer. Entries that are 0 whatever the input, and those that reach no output, are
     left out. Two edges between the same vertices are kept apart by a vertex (node, flat index, k) of slope 1.
 
-    Slopes that are learnt (PReLU) become fixed numbers.
+    Slopes that are learned (PReLU) become fixed numbers.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def neurons(graph: LayerGraph, parameters: Mapping[str, Tensor], limit: int = ED
 
     Source: LeJegelka2022, section 2; T42.
     """
-    _validate.integer(limit, "limit")
+    validation.integer(limit, "limit")
     for node in graph:
         if node.op == "outside":
             raise ValueError(f"graph: {node.name} is outside the theory: {node.reason or node.text}")
@@ -74,7 +74,7 @@ def neurons(graph: LayerGraph, parameters: Mapping[str, Tensor], limit: int = ED
     for node in graph:
         for name in (node.weight, node.bias):
             if name and name not in values:
-                near = _validate.suggest(name, values)
+                near = validation.suggest(name, values)
                 raise ValueError(f"parameters: {name!r}, which {node.name} uses, is missing{near}")
     total = sum(part.count for node in graph for part in _parts(graph, node, values))
     if total > limit:
@@ -334,5 +334,5 @@ def _slopes(node: Node, values: Mapping[str, NDArray[np.float64]]) -> list[float
         return [1.0] * node.size
     if not np.isnan(node.slope):
         return [float(node.slope)] * node.size
-    learnt = values[node.weight].reshape(-1)
-    return np.repeat(learnt, node.size // len(learnt)).tolist()
+    learned = values[node.weight].reshape(-1)
+    return np.repeat(learned, node.size // len(learned)).tolist()

@@ -68,10 +68,10 @@ class Follower(fx.Tracer):
         """Return the value of the module's output; refuse what is not one tensor that depends on the input."""
         held = self.values.get(result.node) if isinstance(result, fx.Proxy) else result
         if isinstance(held, Tensor) or (isinstance(held, Value) and held.node is None):
-            raise ValueError(f"module: {name} returns a tensor that does not depend on its input")
+            raise ValueError(f"net: {name} returns a tensor that does not depend on its input")
         if not isinstance(held, Value):
             raise ValueError(
-                f"module: {name} returns {type(held).__name__} while torch.fx follows it, expected one tensor; "
+                f"net: {name} returns {type(held).__name__} while torch.fx follows it, expected one tensor; "
                 "isinstance(x, torch.Tensor) is false then"
             )
         return held
@@ -101,7 +101,7 @@ class Follower(fx.Tracer):
         except NameError:
             if any(True for _ in mod.parameters()):
                 raise RefusedError(
-                    f"module: forward calls a {type(mod).__name__} that is not registered as a submodule{where()}; "
+                    f"net: forward calls a {type(mod).__name__} that is not registered as a submodule{where()}; "
                     "keep it as an attribute, or in a ModuleList"
                 ) from None
             name = f"made_{len(self.made)}"
@@ -157,12 +157,12 @@ class Follower(fx.Tracer):
     def _refuse_number(self, held: list[Value]) -> None:
         if any(v.node is not None for v in held):
             raise RefusedError(
-                f"module: control flow or a number depends on the data{where()}; one graph must hold for every input: "
+                f"net: control flow or a number depends on the data{where()}; one graph must hold for every input: "
                 "take the decision outside the module, or write it with activations"
             )
         if names := sorted({name for v in held for name in v.sources}):
             raise RefusedError(
-                f"module: a number is taken out of {', '.join(names)}{where()}; no gradient would flow to it"
+                f"net: a number is taken out of {', '.join(names)}{where()}; no gradient would flow to it"
             )
 
     def _constant(self, tensor: Tensor, raw: bool = False) -> Value:
@@ -236,7 +236,7 @@ class Follower(fx.Tracer):
             else:
                 continue
             raise RefusedError(
-                f"module: forward changes {what} in place, by {name}{where()}; expected a forward that writes only to "
+                f"net: forward changes {what} in place, by {name}{where()}; expected a forward that writes only to "
                 "what it computed"
             )
 
@@ -324,7 +324,7 @@ class Follower(fx.Tracer):
             near = [v for v in made if memory.same_memory(v.tensor, value.tensor)]
             new = next((v for v in near if any(memory.same_place(v.tensor, c.tensor) for c in changed)), None)
             if new is None:
-                raise RefusedError(f"module: {name} changes a value in place{where()}, which bnrank does not follow")
+                raise RefusedError(f"net: {name} changes a value in place{where()}, which bnrank does not follow")
             for other in self.alive:
                 if other is new or other.node == new.node or not memory.same_memory(other.tensor, new.tensor):
                     continue
@@ -332,7 +332,7 @@ class Follower(fx.Tracer):
                     other.node, other.batch, other.merged = new.node, new.batch, new.merged
                     continue
                 if other.node is None:
-                    raise RefusedError(f"module: {name} changes a part of a tensor of fixed numbers in place{where()}")
+                    raise RefusedError(f"net: {name} changes a part of a tensor of fixed numbers in place{where()}")
                 own = dataclasses.replace(other)
                 shown = memory.written(other.tensor, new.tensor)
                 moved = reordering.reorder([own, new], shown, other.tensor, self._view)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.functional import unwrap
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Node:
     weight_shape : tuple of int
         Of a "diagonal": the shape in which its weight broadcasts, e.g. (1, C, 1, 1).
     slope : float
-        s of an activation sigma_s, any number: 0 is ReLU, 1 the identity, -1 the absolute value; NaN where it is learnt
+        s of an activation sigma_s, any number: 0 is ReLU, 1 the identity, -1 the absolute value; NaN where learned
         (PReLU; then ``weight`` names it, one number or one per channel, the first dimension).
     factors : tuple of float
         Of an "add", one per input: (1, 1) is a sum, (1, -1) a difference, (2,) twice the input.
@@ -166,7 +166,7 @@ class LayerGraph:
 
     def __getitem__(self, name: str) -> Node:
         if name not in self._by_name:
-            raise KeyError(f"no node {name!r}{_validate.suggest(name, self._by_name)}")
+            raise KeyError(f"no node {name!r}{validation.suggest(name, self._by_name)}")
         return self._by_name[name]
 
     @property
@@ -179,12 +179,12 @@ class LayerGraph:
         """Return the nodes that take the value of a node, each once."""
         return tuple(node for node in self.nodes if name in node.inputs)
 
-    def neurons(self, module: nn.Module | None = None, limit: int = 20_000) -> NeuronGraph:
+    def neurons(self, net: nn.Module | None = None, limit: int = 20_000) -> NeuronGraph:
         """Return the graph with a vertex per neuron, for small networks (theory.md T42).
 
         Parameters
         ----------
-        module : torch.nn.Module, optional
+        net : torch.nn.Module, optional
             The network to take the weights from; those it was traced with if none is given.
         limit : int
             Most edges, counted before vertices are merged.
@@ -197,8 +197,8 @@ class LayerGraph:
         from bnrank.networks.graph import expand
 
         held = self.parameters
-        if module is not None:
-            held = {name: p.detach() for name, p in unwrap(module).named_parameters()}
+        if net is not None:
+            held = {name: p.detach() for name, p in unwrap(net).named_parameters()}
         return expand.neurons(self, held, limit)
 
     def count(self) -> int:
@@ -218,7 +218,7 @@ class LayerGraph:
         return self.neurons().decompose()
 
     def draw(self, axes: Any = None) -> Axes:
-        """Draw the operations from left to right, in the order in which they run, coloured by kind.
+        """Draw the operations from left to right, in the order in which they run, colored by kind.
 
         A value that is used again later is an arc over what lies between. Below an operation stands the shape of its
         value, where it changes. Graphs of more than 9 steps have upright labels.

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.graph import balances, cutting, decomposition, exchange
 from bnrank.networks.graph.decomposition import SignTree
 from bnrank.networks.graph.wiring import Edge, Vertex, Wiring, few
@@ -150,7 +150,7 @@ class NeuronGraph:
         for key, value in weights.items():
             if isinstance(key, str):
                 if key not in parameters:
-                    near = _validate.suggest(key, parameters)
+                    near = validation.suggest(key, parameters)
                     raise ValueError(f"weights: got the name {key!r}, expected a parameter of this graph{near}")
                 entries = _array(value).reshape(-1)
                 mine = [(e, o[1]) for e, o in enumerate(self.origins) if o is not None and o[0] == key]
@@ -318,8 +318,8 @@ class NeuronGraph:
         return len(self.vertices)
 
     def __repr__(self) -> str:
-        learnt = int(self.learnable.sum())
-        return f"NeuronGraph({len(self)} vertices, {len(self.edges)} edges, {learnt} learnable)"
+        learned = int(self.learnable.sum())
+        return f"NeuronGraph({len(self)} vertices, {len(self.edges)} edges, {learned} learnable)"
 
     @cached_property
     def shared(self) -> NDArray[np.bool_]:
@@ -336,7 +336,7 @@ class NeuronGraph:
                 continue
             if not (isinstance(origin, tuple) and len(origin) == 2 and isinstance(origin[0], str)):
                 raise TypeError(f"origin of edge {self.edges[e]!r}: got {origin!r}, expected (name, flat index)")
-            _validate.integer(origin[1], f"origin of edge {self.edges[e]!r}", 0)
+            validation.integer(origin[1], f"origin of edge {self.edges[e]!r}", 0)
             other = first.setdefault(origin, e)
             if self.weights[e] != self.weights[other]:
                 raise ValueError(
@@ -351,20 +351,20 @@ class NeuronGraph:
             raise ValueError(f"{name}: got {edge!r}, expected an edge (source, target) of this graph") from None
 
     def _points(self, x: object) -> Tensor:
-        x = _validate.samples(x, "x", ndim=None)
-        return _validate.samples(x.flatten(1), "x", features=self.wiring.features).cpu().double()
+        x = validation.samples(x, "x", ndim=None)
+        return validation.samples(x.flatten(1), "x", features=self.wiring.features).cpu().double()
 
     def _factors(self, weights: Tensor | None) -> Tensor:
         if weights is None:
             return torch.tensor(self.weights)
         if not isinstance(weights, Tensor) or weights.shape != (len(self.edges),):
             raise ValueError(
-                f"weights: got {_validate.describe(weights)}, expected a tensor with one per edge ({len(self.edges)})"
+                f"weights: got {validation.describe(weights)}, expected a tensor with one per edge ({len(self.edges)})"
             )
         return weights.double()
 
     def _few_enough(self, limit: int) -> None:
-        if self.count() > _validate.integer(limit, "limit", 0):
+        if self.count() > validation.integer(limit, "limit", 0):
             raise ValueError(f"limit: the graph has {_big(self.count())} paths, more than {limit}")
 
 

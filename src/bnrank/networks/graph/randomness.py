@@ -43,7 +43,7 @@ def drawn(run: Callable[[], Any]) -> tuple[Any, bool]:
         return result, _state() != before
 
 
-def steps(module: nn.Module, x: Tensor) -> str:
+def steps(net: nn.Module, x: Tensor) -> str:
     """Return "" if a module carries out the same operations under every seed, else the first one that differs.
 
     It is run 32 times, as it is: a copy. What happens less often than that may not be seen.
@@ -51,10 +51,10 @@ def steps(module: nn.Module, x: Tensor) -> str:
     first: list[str] | None = None
     for seed in range(DRAWS):
         with generators(seed), torch.no_grad(), _Names() as names:
-            module(x.clone())
+            net(x.clone())
         if first is None:
             first = names.found
-            _, again = drawn(lambda: module(x.clone()))
+            _, again = drawn(lambda: net(x.clone()))
             if not again:
                 return ""
         if names.found != first:

@@ -19,7 +19,7 @@ _MODULES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
             nn.LocalResponseNorm,
             nn.CrossMapLRN2d,
         ),
-        "normalisation: divides by a function of the values",
+        "normalization: divides by a function of the values",
     ),
     ((nn.MultiheadAttention,), "attention: products of values inside a softmax"),
     ((nn.Embedding, nn.EmbeddingBag), "look-up table: its input is an index and not a vector"),
@@ -30,7 +30,7 @@ _MODULES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
     ((nn.LPPool1d, nn.LPPool2d, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d), "pooling that bnrank does not read"),
 )
 _FUNCTIONS = {
-    "normalisation: divides by a function of the values": (
+    "normalization: divides by a function of the values": (
         "batch_norm layer_norm group_norm instance_norm rms_norm normalize local_response_norm norm var std rsqrt"
     ),
     "attention: products of values inside a softmax": "scaled_dot_product_attention multi_head_attention_forward",
@@ -69,7 +69,7 @@ def of_parameters(call: Call) -> str | None:
         return None
     if parametrize.is_parametrized(call.module):
         which = ", ".join(call.module.parametrizations.keys())  # type: ignore[operator, union-attr]
-        return f"parametrised ({which}); torch.nn.utils.parametrize.remove_parametrizations makes it a plain layer"
+        return f"parametrized ({which}); torch.nn.utils.parametrize.remove_parametrizations makes it a plain layer"
     own = {name for name, p in call.module._parameters.items() if p is not None}
     if "weight" not in own:
         return f"its weight is computed from other parameters ({', '.join(sorted(own))})"

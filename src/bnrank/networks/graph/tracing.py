@@ -24,7 +24,7 @@ __all__ = ["samples", "trace"]
 SEEDS = (20_001, 20_002, 20_003)
 
 
-def trace(module: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
+def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     """Return the computation graph of a module, an operation per node.
 
     The module is followed by ``torch.fx`` in eval mode, in float64, on a copy and on two samples, whose values are
@@ -35,7 +35,7 @@ def trace(module: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any feedforward module of one tensor that returns one tensor; it is not changed.
     example : Tensor or ndarray
         Samples (N, ...) such as the module takes, at least one; only their shape matters.
@@ -57,43 +57,43 @@ def trace(module: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     >>> [(node.name, node.op, node.weight) for node in graph]
     [('input', 'input', ''), ('0', 'linear', '0.weight'), ('1', 'activation', ''), ('2', 'linear', '2.weight')]
     """
-    module = functional.unwrap(module)
-    _check(module)
-    x = samples(module, example)
+    net = functional.unwrap(net)
+    _check(net)
+    x = samples(net, example)
     x = torch.cat([x, x]) if len(x) < SAMPLES else x[:SAMPLES]
-    (follower, output), random = randomness.drawn(lambda: _follow(module, x, training=False))
+    (follower, output), random = randomness.drawn(lambda: _follow(net, x, training=False))
     with randomness.generators():
-        _verify(module, x, follower, output)
-    nodes = assembling.finish(follower.nodes, str(output.node), follower.uses, module)
+        _verify(net, x, follower, output)
+    nodes = assembling.finish(follower.nodes, str(output.node), follower.uses, net)
     if random:
-        _check_draws(module, x, nodes)
+        _check_draws(net, x, nodes)
     with randomness.generators():
-        _check_training(module, x, nodes)
+        _check_training(net, x, nodes)
     return LayerGraph(
         nodes,
         nodes[-1].name,
-        frozenset(name for name, p in module.named_parameters() if p.requires_grad),
+        frozenset(name for name, p in net.named_parameters() if p.requires_grad),
         assembling.outside(nodes),
-        {name: p.detach() for name, p in module.named_parameters()},
-        type(module).__name__,
+        {name: p.detach() for name, p in net.named_parameters()},
+        type(net).__name__,
     )
 
 
-def samples(module: nn.Module, example: Tensor | np.ndarray) -> Tensor:
+def samples(net: nn.Module, example: Tensor | np.ndarray) -> Tensor:
     """Return samples (N, ...) for a module; errors name the argument ``example``."""
     try:
-        return functional.example(module, example)
+        return functional.example(net, example)
     except (TypeError, ValueError) as error:
         raise type(error)(f"example: {str(error).removeprefix('x: ')}") from None
 
 
-def _follow(module: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Value]:
-    root = Root(_copy(module, training))
+def _follow(net: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Value]:
+    root = Root(_copy(net, training))
     follower = Follower(root, x.detach().cpu().to(torch.float64) if x.is_floating_point() else x.cpu())
     if not training:
         try:
             with torch.no_grad(), randomness.generators():
-                functional.Functional(module)(x)  # whose errors are about the module, not about tracing it
+                functional.Functional(net)(x)  # whose errors are about the module, not about tracing it
         except ValueError as error:
             text = str(error).replace("failed on x of", "failed on samples of")
             text = text.replace(" or pass dtype=torch.float32", "; leave out casts of values to another precision")
@@ -105,15 +105,15 @@ def _follow(module: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Val
             raise ValueError(str(error)) from error
         except Exception as error:
             raise ValueError(
-                f"module: {type(module).__name__} cannot be traced{where(error)}: {error}. The graph is read by "
+                f"net: {type(net).__name__} cannot be traced{where(error)}: {error}. The graph is read by "
                 "torch.fx, for which isinstance(x, torch.Tensor) is false and x.data_ptr() has no value"
             ) from error
-    return follower, follower.output(root.output, type(module).__name__)
+    return follower, follower.output(root.output, type(net).__name__)
 
 
-def _verify(module: nn.Module, x: Tensor, follower: Follower, output: Value) -> None:
+def _verify(net: nn.Module, x: Tensor, follower: Follower, output: Value) -> None:
     """Refuse a graph whose output or gradients are not the module's own."""
-    function = functional.Functional(module)
+    function = functional.Functional(net)
     names = [name for name, p in function.parameters.items() if p.is_floating_point()]
     for name in names:
         function.parameters[name].requires_grad_()
@@ -121,7 +121,7 @@ def _verify(module: nn.Module, x: Tensor, follower: Follower, output: Value) -> 
         expected = function(x)
         if output.batch != 0 or not agree(output.tensor.detach(), expected.detach().cpu()):
             raise ValueError(
-                f"module: the graph of {type(module).__name__} does not give its output; forward hooks or state that "
+                f"net: the graph of {type(net).__name__} does not give its output; forward hooks or state that "
                 "is kept between calls change it, remove them"
             )
         if not (names and expected.requires_grad and expected.is_floating_point()):
@@ -131,7 +131,7 @@ def _verify(module: nn.Module, x: Tensor, follower: Follower, output: Value) -> 
         try:
             wanted = torch.autograd.grad(known, [function.parameters[name] for name in names], allow_unused=True)
         except RuntimeError as error:
-            raise ValueError(f"module: {type(module).__name__} has no gradient: {error}") from error
+            raise ValueError(f"net: {type(net).__name__} has no gradient: {error}") from error
         found: Sequence[Tensor | None] = [None] * len(names)
         if output.tensor.requires_grad:
             held = [follower.weights[name] for name in names]
@@ -143,47 +143,47 @@ def _verify(module: nn.Module, x: Tensor, follower: Follower, output: Value) -> 
             wrong.append(name)
     if wrong:
         raise ValueError(
-            f"module: the gradient of {', '.join(wrong[:3])} is not that of the graph of {type(module).__name__}; "
+            f"net: the gradient of {', '.join(wrong[:3])} is not that of the graph of {type(net).__name__}; "
             "backward hooks change it, remove them"
         )
 
 
-def _check_training(module: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
+def _check_training(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
     """Refuse a module that is another function while training, where that can be seen."""
-    held, given = _copy(module, training=True), _double(x)
+    held, given = _copy(net, training=True), _double(x)
     try:
         with randomness.generators():
-            follower, output = _follow(module, x, training=True)
-        found = assembling.finish(follower.nodes, str(output.node), follower.uses, module)
+            follower, output = _follow(net, x, training=True)
+        found = assembling.finish(follower.nodes, str(output.node), follower.uses, net)
         differs = randomness.steps(held, given)
     except ValueError:
         return  # what runs while evaluating need not run while training, as batch norm on one entry per channel
     first = next((b for a, b in zip(nodes, found, strict=False) if (a.name, a.op) != (b.name, b.op)), found[-1])
     if [(node.name, node.op, node.inputs) for node in nodes] != [(n.name, n.op, n.inputs) for n in found]:
         raise ValueError(
-            f"module: {type(module).__name__} does something else while training than in eval mode, near "
+            f"net: {type(net).__name__} does something else while training than in eval mode, near "
             f"{first.name!r} ({first.text}); expected the same graph: set the probability of dropping to 0"
         )
     if differs:
-        raise _random(module, f"which operations it carries out while training ({differs})")
+        raise _random(net, f"which operations it carries out while training ({differs})")
 
 
-def _check_draws(module: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
+def _check_draws(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
     """Refuse a module whose graph is another one after other random numbers."""
     for seed in SEEDS:
         with randomness.generators(seed):
-            follower, output = _follow(module, x, training=False)
-            found = assembling.finish(follower.nodes, str(output.node), follower.uses, module)
+            follower, output = _follow(net, x, training=False)
+            found = assembling.finish(follower.nodes, str(output.node), follower.uses, net)
         if len(found) != len(nodes):
-            raise _random(module, "which operations it carries out")
+            raise _random(net, "which operations it carries out")
         for one, other in zip(nodes, found, strict=True):
             if repr(one) != repr(other) or not (_equal(one.index, other.index) and _equal(one.windows, other.windows)):
-                raise _random(module, f"what it does at {one.name!r} ({one.text})")
+                raise _random(net, f"what it does at {one.name!r} ({one.text})")
 
 
-def _random(module: nn.Module, what: str) -> ValueError:
+def _random(net: nn.Module, what: str) -> ValueError:
     return ValueError(
-        f"module: {type(module).__name__} draws random numbers that decide {what}; expected the same graph in every "
+        f"net: {type(net).__name__} draws random numbers that decide {what}; expected the same graph in every "
         "call: set the probability to 0, or draw once and keep the draw in a buffer"
     )
 
@@ -192,37 +192,37 @@ def _equal(a: np.ndarray | None, b: np.ndarray | None) -> bool:
     return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
-def _check(module: nn.Module) -> None:
+def _check(net: nn.Module) -> None:
     try:
-        functional.check_unshared(module)
+        functional.check_unshared(net)
     except ValueError as error:
         raise ValueError(f"{str(error).partition(', expected')[0]}, expected separate ones") from None
-    if getattr(getattr(module, "forward", None), "__name__", "") == "_forward_unimplemented":
-        raise ValueError(f"module: {type(module).__name__} has no forward, expected a module that can be called")
-    for name, sub in module.named_modules():
+    if getattr(getattr(net, "forward", None), "__name__", "") == "_forward_unimplemented":
+        raise ValueError(f"net: {type(net).__name__} has no forward, expected a module that can be called")
+    for name, sub in net.named_modules():
         place = f"{name!r} ({type(sub).__name__})" if name else type(sub).__name__
         if isinstance(sub, nn.RNNBase | nn.RNNCellBase):
             raise ValueError(
-                f"module: {place} is recurrent, its weights act once per time step; expected a feedforward module"
+                f"net: {place} is recurrent, its weights act once per time step; expected a feedforward module"
             )
         if isinstance(sub, torch.jit.ScriptModule):
-            raise ValueError(f"module: {place} is scripted, which torch.fx does not follow; pass the original module")
+            raise ValueError(f"net: {place} is scripted, which torch.fx does not follow; pass the original module")
     needed = [
         name
-        for name, p in inspect.signature(module.forward).parameters.items()
+        for name, p in inspect.signature(net.forward).parameters.items()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
     if len(needed) > 1:
         raise ValueError(
-            f"module: the forward of {type(module).__name__} needs {len(needed)} arguments ({', '.join(needed)}), "
+            f"net: the forward of {type(net).__name__} needs {len(needed)} arguments ({', '.join(needed)}), "
             "expected one tensor; wrap it in a module that fixes the others"
         )
 
 
-def _copy(module: nn.Module, training: bool) -> nn.Module:
+def _copy(net: nn.Module, training: bool) -> nn.Module:
     """Return a copy in float64, without the user's hooks, with all parameters contiguous."""
     memo: dict[int, Any] = {}
-    for sub in module.modules():
+    for sub in net.modules():
         for key, value in vars(sub).items():
             if key.endswith("_hooks") and isinstance(value, dict):
                 memo[id(value)] = OrderedDict((k, hook) for k, hook in value.items() if _is_torch(hook))
@@ -236,9 +236,9 @@ def _copy(module: nn.Module, training: bool) -> nn.Module:
             if buffer is not None and id(buffer) not in memo:
                 memo[id(buffer)] = _double(buffer)
     try:
-        copied = deepcopy(module, memo)
+        copied = deepcopy(net, memo)
     except Exception as error:
-        raise ValueError(f"module: {type(module).__name__} cannot be copied: {error}") from error
+        raise ValueError(f"net: {type(net).__name__} cannot be copied: {error}") from error
     for sub in copied.modules():
         sub.training = training
     return copied

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.graph.unrolling import Ints, Unrolled, unroll
 
 __all__ = ["Edge", "Vertex", "Wiring", "few"]
@@ -60,7 +60,7 @@ class Wiring:
         for name, known in (("edges", (v for e in edges for v in e)), ("inputs", inputs), ("outputs", outputs)):
             for vertex in known:
                 if vertex not in self.position:
-                    near = _validate.suggest(vertex, map(str, vertices))
+                    near = validation.suggest(vertex, map(str, vertices))
                     raise ValueError(f"{name}: got the unknown vertex {vertex!r}{near}")
         self.sources = np.array([self.position[u] for u, _ in edges], dtype=np.int64)
         self.targets = np.array([self.position[v] for _, v in edges], dtype=np.int64)
@@ -88,9 +88,9 @@ class Wiring:
         self.coordinates = np.full(len(self.vertices), -2, dtype=np.int64)
         for vertex, coordinate in inputs.items():
             if isinstance(coordinate, str):
-                _validate.choice(coordinate, f"input of vertex {vertex!r}", ("constant",))
+                validation.choice(coordinate, f"input of vertex {vertex!r}", ("constant",))
             number = (
-                -1 if isinstance(coordinate, str) else _validate.integer(coordinate, f"input of vertex {vertex!r}", 0)
+                -1 if isinstance(coordinate, str) else validation.integer(coordinate, f"input of vertex {vertex!r}", 0)
             )
             self.coordinates[self.position[vertex]] = number
         entered = np.zeros(len(self.vertices), bool)

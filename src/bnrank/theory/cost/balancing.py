@@ -169,7 +169,7 @@ def least(weights: list[Array], biases: list[Array], alive: list[Mask]) -> tuple
     where = [np.ix_(rows, columns) for columns, rows in itertools.pairwise(masks)][first:]
     live = [w[index] for w, index in zip(weights[first:], where, strict=True)]
     held = [b[mask] for b, mask in zip(biases[first:], alive[first:], strict=False)]
-    state, steps, sweeps = _minimise(Chain(live, held))
+    state, steps, sweeps = _minimize(Chain(live, held))
     for target, index, weight in zip(result.weights[first:], where, state.chain.weights, strict=True):
         target[index] = weight
     for target, mask, bias in zip(result.biases[first:], alive[first:], state.chain.biases, strict=False):
@@ -247,7 +247,7 @@ def _log_ratio(above: Array, below: Array) -> Array:
         return np.log(a / b) + (i - j) * LN2
 
 
-def _minimise(chain: Chain) -> tuple[_State, int, int]:
+def _minimize(chain: Chain) -> tuple[_State, int, int]:
     """Return the balanced state, and the numbers of Newton steps and sweeps."""
     state = best = _State(chain, [(np.ones(n), np.zeros(n, int)) for n in chain.widths])
     steps = sweeps = idle = 0

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.jacobian import log_pseudo_determinant_of
 from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.mlp import MLP
 from bnrank.theory.cost.closed_forms import schatten
-from bnrank.theory.cost.search import Domain, Found, Function, maximise
+from bnrank.theory.cost.search import Domain, Found, Function, maximize
 
 __all__ = ["LowerBound", "R1LowerBound", "lower_bound", "r1_lower_bound"]
 
@@ -85,7 +85,7 @@ class R1LowerBound(Certified):
 
 
 def lower_bound(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     depth: int | None = None,
     *,
@@ -100,7 +100,7 @@ def lower_bound(
 
     R(f; Omega, L) is the least ||theta||^2 of a fully connected network of depth L, with an activation of slopes in
     [-1, 1], that equals f on Omega (Jacot2023a section 3, Jacot2023b section 3). The points x are those of ``domain``,
-    and Omega is the box, or any set that contains a neighbourhood of the samples: on isolated points alone a function
+    and Omega is the box, or any set that contains a neighborhood of the samples: on isolated points alone a function
     has no Jacobian, and any values can be had at rank 1. The bound holds wherever f is differentiable; points where a
     neuron is at its kink are left out.
 
@@ -110,7 +110,7 @@ def lower_bound(
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any module of one sample at a time. Its function counts, not its parameters: the norm of a module whose layers
         are no full matrices is no upper bound on R. Of a convolution the dense matrix counts, in which every entry of
         the kernel stands once per output position.
@@ -150,7 +150,7 @@ def lower_bound(
     (8.0, True)
     """
     rtol = relative_tolerance(rtol)
-    function = Function(module, x)
+    function = Function(net, x)
     depth = function.depth(depth)
 
     def cost(values: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def lower_bound(
 
 
 def r1_lower_bound(
-    module: nn.Module,
+    net: nn.Module,
     x: Tensor | np.ndarray,
     rank: int | None = None,
     *,
@@ -207,9 +207,9 @@ def r1_lower_bound(
     (3.583518938, 1, '')
     """
     rtol = relative_tolerance(rtol)
-    function = Function(module, x)
+    function = Function(net, x)
     if rank is not None:
-        rank = _validate.integer(rank, "rank", 0)
+        rank = validation.integer(rank, "rank", 0)
 
     def regularity(values: Tensor) -> Tensor:
         ranks = (values > rtol * values[:, :1]).sum(1)
@@ -243,14 +243,14 @@ def _search(
     seed: object,
 ) -> tuple[Domain, Found | None]:
     where = Domain.of(domain, function.x)
-    found = maximise(
+    found = maximize(
         function,
         where,
         objective,
-        _validate.integer(starts, "starts"),
-        _validate.integer(rounds, "rounds", 0),
-        _validate.integer(max_regions, "max_regions", 0),
-        _validate.integer(seed, "seed", 0),
+        validation.integer(starts, "starts"),
+        validation.integer(rounds, "rounds", 0),
+        validation.integer(max_regions, "max_regions", 0),
+        validation.integer(seed, "seed", 0),
     )
     return where, found
 

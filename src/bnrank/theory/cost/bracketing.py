@@ -57,7 +57,7 @@ class CostBracket:
 
     @property
     def domain(self) -> str | Tensor:
-        """Omega: "data" for any neighbourhood of the samples, or a box (d, 2)."""
+        """Omega: "data" for any neighborhood of the samples, or a box (d, 2)."""
         return self.lower.domain
 
     @property
@@ -177,7 +177,7 @@ def _signs(net: MLP, domain: Domain, samples: Tensor, max_regions: int) -> list[
 
 
 def _signs_near(net: MLP, samples: Tensor) -> list[Tensor]:
-    """Return the same for neighbourhoods of the samples."""
+    """Return the same for neighborhoods of the samples."""
     signs, a, silent = [], samples, torch.zeros_like(samples, dtype=torch.bool)  # silent: 0 all around the sample
     for layer in net.layers[:-1]:
         weight, bias = _parameters(layer)
@@ -247,7 +247,7 @@ def _affine(net: MLP, signs: list[Tensor], domain: Domain) -> MLP:
         weights = [matrix] if depth == 1 else [matrix.new_zeros(1, matrix.shape[1]), *hidden]
         return from_layers(weights, [*(w.new_zeros(len(w)) for w in weights[:-1]), offset], net.slope).to(u.device)
     beside = MARGIN * (1 + torch.maximum(domain.lower.abs(), domain.upper.abs())) * (domain.name == "data")
-    lower, upper = domain.lower - beside, domain.upper + beside  # a neighbourhood of the samples
+    lower, upper = domain.lower - beside, domain.upper + beside  # a neighborhood of the samples
     low = vt.clamp(min=0) @ lower + vt.clamp(max=0) @ upper
     high = vt.clamp(min=0) @ upper + vt.clamp(max=0) @ lower
     flip = torch.where(high.clamp(min=0) < (-low).clamp(min=0), -1.0, 1.0).to(s)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.spectra import relative_tolerance
 
 __all__ = ["Corrections", "diagonal", "linear", "linear_corrections", "remainder_bound"]
@@ -64,7 +64,7 @@ def linear(a: Any, depth: int, *, rtol: float | None = None) -> float:
     >>> linear([[4.0, 0.0], [0.0, 9.0]], depth=4)            # 4 (4^{1/2} + 9^{1/2})
     20.0
     """
-    depth = _validate.integer(depth, "depth")
+    depth = validation.integer(depth, "depth")
     return schatten(_singular_values(a, rtol), depth)
 
 
@@ -93,7 +93,7 @@ def diagonal(w: Any, depth: int) -> float:
     >>> diagonal([4.0, 0.0, -9.0], depth=2)                  # 2 (4 + 9)
     26.0
     """
-    depth = _validate.integer(depth, "depth")
+    depth = validation.integer(depth, "depth")
     w = _array(w, "w")
     if w.ndim != 1:
         raise ValueError(f"w: got shape {tuple(w.shape)}, expected a vector (d,)")
@@ -159,7 +159,7 @@ def remainder_bound(a: Any, depth: int, *, rtol: float | None = None) -> float:
     >>> abs(linear(a, depth) - (depth * r0 + r1 + r2 / depth)) <= remainder_bound(a, depth)
     True
     """
-    depth = _validate.integer(depth, "depth")
+    depth = validation.integer(depth, "depth")
     u = 2 * _singular_values(a, rtol).log()
     return float((u.abs() ** 3 * torch.exp(u.clamp(min=0) / depth)).sum()) / (6 * depth**2)
 
@@ -176,9 +176,9 @@ def _array(value: Any, name: str) -> Tensor:
         try:
             array = torch.as_tensor(np.asarray(value))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"{name}: got {_validate.describe(value)}, expected an array of real numbers") from error
+            raise TypeError(f"{name}: got {validation.describe(value)}, expected an array of real numbers") from error
     if array.is_complex() or array.dtype == torch.bool:
-        raise TypeError(f"{name}: got {_validate.describe(value)}, expected real numbers")
+        raise TypeError(f"{name}: got {validation.describe(value)}, expected real numbers")
     if array.numel() == 0:
         raise ValueError(f"{name}: got an empty array of shape {tuple(array.shape)}, expected at least one entry")
     if not array.is_floating_point():

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from bnrank import _validate
+from bnrank._core import validation
 
 __all__ = ["Expansion", "expand"]
 
@@ -19,7 +19,7 @@ Array = NDArray[Any]  # float64
 LEVEL = 0.95  # of the intervals
 ALPHA = 0.01  # a misfit as large as this or larger comes about by chance this often
 DRIFT = 0.25  # of the slope over the depths: less than that passes for what the terms left out do
-SCATTER = 0.25  # of the depth: the norms of neighbouring ranks are about the depth apart
+SCATTER = 0.25  # of the depth: the norms of neighboring ranks are about the depth apart
 ROUNDING = 1e-10  # of the largest norm
 
 
@@ -70,7 +70,7 @@ class Expansion:
         """
         at = np.asarray(depth, dtype=float)
         if not bool((at > 0).all()):
-            raise ValueError(f"depth: got {_validate.describe(depth)}, expected positive numbers")
+            raise ValueError(f"depth: got {validation.describe(depth)}, expected positive numbers")
         norm = at * self.R0 + self.R1 + self.R2 / at
         return float(norm) if norm.ndim == 0 else norm
 
@@ -90,7 +90,7 @@ def expand(
     The fit is refused (``fits`` is False)
 
     - with ``sigma``: if chi^2 = sum of squared residuals / sigma^2 is too large for n - 3 degrees of freedom;
-    - without: if a norm is off by more than L / 4. Neighbouring ranks are about L apart, so these are not norms of one
+    - without: if a norm is off by more than L / 4. Neighboring ranks are about L apart, so these are not norms of one
       rank: a mixture, or a collapse. Also if the misfit is significant and matters: over the depths the slope, R2 / L
       apart, drifts by more than 1/4. Significant by an F test of lack of fit against the scatter at repeated depths,
       or, if no depth is repeated, by a test of a term in L^2.
@@ -128,7 +128,7 @@ def expand(
     False
     """
     L, y = _pairs(depths, norms)
-    known = None if sigma is None else _validate.number(sigma, "sigma", 0.0, strict=True)
+    known = None if sigma is None else validation.number(sigma, "sigma", 0.0, strict=True)
     columns = np.stack([L, np.ones_like(L), 1 / L], 1)
     estimate, gaps, inverse = _least_squares(columns, y)
     freedom = len(y) - 3
@@ -195,7 +195,7 @@ def _pairs(depths: Any, norms: Any) -> tuple[Array, Array]:
     L, y = np.asarray(depths), np.asarray(norms)
     for values, name in ((L, "depths"), (y, "norms")):
         if values.dtype.kind not in "iuf" or values.ndim != 1:
-            raise TypeError(f"{name}: got {_validate.describe(values)}, expected a sequence of numbers")
+            raise TypeError(f"{name}: got {validation.describe(values)}, expected a sequence of numbers")
         if not np.isfinite(values).all():
             raise ValueError(f"{name}: got NaN or infinite entries, expected finite numbers")
     if len(L) != len(y):

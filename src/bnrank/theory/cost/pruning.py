@@ -9,7 +9,7 @@ import torch
 from scipy.spatial.distance import cdist
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite
 from bnrank.networks.mlp import MLP, from_layers
@@ -101,13 +101,13 @@ def prune(net: nn.Module, x: Tensor | np.ndarray | None = None, *, rtol: float =
     """
     check_finite(net)
     mlp = as_mlp(net)
-    rtol = _validate.number(rtol, "rtol", 0.0)
+    rtol = validation.number(rtol, "rtol", 0.0)
     work = _Work(mlp, rtol)
     before = work.norm
     work.until_nothing_changes(None)
     everywhere = work.changes
     if x is not None:
-        samples = _validate.samples(x, "x", features=mlp.widths[0]).detach().cpu().double().numpy()
+        samples = validation.samples(x, "x", features=mlp.widths[0]).detach().cpu().double().numpy()
         work.until_nothing_changes(samples)
     dtype = next(p.dtype for p in net.parameters() if p.is_floating_point())
     weights, biases = ([torch.from_numpy(p) for p in of] for of in (work.weights, work.biases))

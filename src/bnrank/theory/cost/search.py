@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures import jacobian, regions
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite, example
 from bnrank.networks.mlp import MLP, leaky_relu
 
-__all__ = ["Domain", "Found", "Function", "maximise"]
+__all__ = ["Domain", "Found", "Function", "maximize"]
 
 KEPT = 8  # best points from which the search goes on
 PATIENCE = 3  # times without a better point
@@ -36,30 +36,30 @@ Objective = Callable[[Tensor], Tensor]  # (n, K) singular values -> (n,) scores
 class Function:
     """A module as a function of flat points, with the singular values of its Jacobian; a chain where it is one."""
 
-    def __init__(self, module: nn.Module, x: Any) -> None:
-        check_finite(module)
-        samples = example(module, x).detach()
+    def __init__(self, net: nn.Module, x: Any) -> None:
+        check_finite(net)
+        samples = example(net, x).detach()
         if not samples.is_floating_point():
             raise TypeError(f"x: got dtype {samples.dtype}, expected floating point to differentiate by")
         try:
-            self.chain: MLP | None = as_mlp(module)
+            self.chain: MLP | None = as_mlp(net)
             self.reason = ""
         except TypeError as error:
-            self.chain, self.reason = None, str(error).removeprefix("module: ")
-        self.module = module
+            self.chain, self.reason = None, str(error).removeprefix("net: ")
+        self.module = net
         self.shape = samples.shape[1:]
         device = "cpu" if self.chain is None else self.chain.weights[0].device
         self.x = samples.to(device, torch.float64).flatten(1)
         if self.chain is not None:
-            _validate.samples(self.x, "x", features=self.chain.widths[0])
+            validation.samples(self.x, "x", features=self.chain.widths[0])
 
     def depth(self, depth: int | None) -> int:
         """Return the depth asked for, or that of the chain."""
         if depth is not None:
-            return _validate.integer(depth, "depth")
+            return validation.integer(depth, "depth")
         if self.chain is None:
             raise TypeError(
-                f"module: {self.reason}; to bound R(f; Omega, L) of another function give the depth L. The bound is on "
+                f"net: {self.reason}; to bound R(f; Omega, L) of another function give the depth L. The bound is on "
                 "||theta||^2 of fully connected networks: of a convolution its dense matrix counts, where every entry "
                 "of the kernel stands once per output position"
             )
@@ -97,12 +97,12 @@ class Domain:
     def of(cls, domain: Any, x: Tensor) -> Domain:
         """Read ``"data"``, ``"box"`` (the bounding box of x) or an array (d, 2)."""
         if isinstance(domain, str):
-            name = _validate.choice(domain, "domain", ["box", "data"])
+            name = validation.choice(domain, "domain", ["box", "data"])
             return cls(name, *_widened(x.amin(0), x.amax(0)))
         try:
             box = torch.as_tensor(np.asarray(domain, dtype=np.float64), device=x.device)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"domain: got {_validate.describe(domain)}, expected 'box', 'data' or (d, 2)") from error
+            raise TypeError(f"domain: got {validation.describe(domain)}, expected 'box', 'data' or (d, 2)") from error
         if box.shape != (x.shape[1], 2):
             raise ValueError(f"domain: got shape {tuple(box.shape)}, expected ({x.shape[1]}, 2), lower and upper ends")
         if not bool(torch.isfinite(box).all()) or bool((box[:, 0] > box[:, 1]).any()):
@@ -137,7 +137,7 @@ class Found:
     exact: bool
 
 
-def maximise(
+def maximize(
     function: Function, domain: Domain, objective: Objective, starts: int, rounds: int, max_regions: int, seed: int
 ) -> Found | None:
     """Return a differentiable point of the domain where the objective is large; None if there is none.
@@ -166,7 +166,7 @@ def maximise(
         if idle == PATIENCE:
             break
         best = float(scores[0])
-        new = torch.cat([domain.clip(_neighbours(function, domain, point, generator)) for point in points])
+        new = torch.cat([domain.clip(_neighbors(function, domain, point, generator)) for point in points])
         points, scores = torch.cat([points, new]), torch.cat([scores, objective(function.singular_values(new))])
         looked_at += len(new)
     return _best(function, domain, objective, points, exact=False, looked_at=looked_at)
@@ -252,7 +252,7 @@ def _starts(function: Function, domain: Domain, count: int, generator: torch.Gen
     return torch.cat([even(count), pieces.points.to(x)])
 
 
-def _neighbours(function: Function, domain: Domain, point: Tensor, generator: torch.Generator) -> Tensor:
+def _neighbors(function: Function, domain: Domain, point: Tensor, generator: torch.Generator) -> Tensor:
     """Return points across the nearest kinks, and at random distances, from a thousandth of the box to all of it."""
     draw = torch.randn(STEPS, len(point), generator=generator, dtype=torch.float64)
     radius = 10 ** (-3 * torch.rand(STEPS, 1, generator=generator, dtype=torch.float64))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.mlp import MLP, from_layers, make
 from bnrank.tasks import Task
 from bnrank.theory.cost.balancing import Array, least, live_neurons
@@ -83,7 +83,7 @@ def solve(
     one is brought to interpolate by Gauss-Newton corrections of least norm, theta += J^T (J J^T)^+ (y - f), J the
     Jacobian of the outputs in theta; those that fail are trained on without ridge and tried again. They are pruned on
     the samples and balanced. The best three are polished: a step towards the point of least norm that satisfies the
-    linearised constraints, J^T (J J^T)^+ (J theta + y - f), then corrections and balancing, while the norm falls. Where
+    linearized constraints, J^T (J J^T)^+ (J theta + y - f), then corrections and balancing, while the norm falls. Where
     the optimum is on ReLU kinks at the samples, this stops short of it (by 1e-4 of the norm on three points).
 
     Parameters
@@ -127,14 +127,14 @@ def solve(
     >>> round(found.norm, 5), found.interpolates
     (3.0, True)
     """
-    x = _validate.samples(x, "x").detach().cpu().double()
-    y = _validate.samples(y, "y").detach().cpu().double()
+    x = validation.samples(x, "x").detach().cpu().double()
+    y = validation.samples(y, "y").detach().cpu().double()
     if len(x) != len(y):
         raise ValueError(f"x, y: got {len(x)} and {len(y)} samples, expected the same number in both")
-    depth, width = _validate.integer(depth, "depth"), _validate.integer(width, "width")
-    starts, seed = _validate.integer(starts, "starts"), _validate.integer(seed, "seed", 0)
-    steps, polish = _validate.integer(steps, "steps"), _validate.integer(polish, "polish", 0)
-    tol = _validate.number(tol, "tol", 0.0)
+    depth, width = validation.integer(depth, "depth"), validation.integer(width, "width")
+    starts, seed = validation.integer(starts, "starts"), validation.integer(seed, "seed", 0)
+    steps, polish = validation.integer(steps, "steps"), validation.integer(polish, "polish", 0)
+    tol = validation.number(tol, "tol", 0.0)
     size = float(y.abs().max())
     points, values = _distinct(x, y, tol * size)
     net = make([x.shape[1], *[width] * (depth - 1), y.shape[1]], slope, bias, seed=seed, dtype=torch.float64)
@@ -207,7 +207,7 @@ class _Net:
         chain, _, _ = least(self.weights, self.biases[:-1], live_neurons(self.weights, self.biases))
         return _Net(chain.weights, [*chain.biases, *self.biases[-1:]], self.slope)
 
-    def linearised(self, x: Array) -> tuple[Array, Array]:
+    def linearized(self, x: Array) -> tuple[Array, Array]:
         """Return the outputs, (N, d_out), and their Jacobian in theta, (N d_out, P)."""
         inputs, slopes = [x], []
         for l, weight in enumerate(self.weights):  # noqa: E741
@@ -312,7 +312,7 @@ class _Search:
         part, now = 1.0, start
         for _ in range(iterations):
             theta = now.net.theta
-            outputs, jacobian = now.net.linearised(self.x)
+            outputs, jacobian = now.net.linearized(self.x)
             step = _shortest(jacobian, jacobian @ theta + (self.y - outputs).ravel()) - theta
             while part > 1e-3:
                 trial = self._corrected(now.net.at(theta + part * step))
@@ -336,7 +336,7 @@ class _Search:
 
     def _corrected(self, net: _Net) -> _Start:
         """Bring a network to interpolate, or as near as it comes."""
-        outputs, jacobian = net.linearised(self.x)
+        outputs, jacobian = net.linearized(self.x)
         for _ in range(CORRECTIONS):
             gap = (self.y - outputs).ravel()
             if float(np.abs(gap).max()) <= self.exact / 10:
@@ -345,7 +345,7 @@ class _Search:
             for part in (1.0, 0.5, 0.25, 0.125):
                 nearer = net.at(theta + part * step)
                 with np.errstate(over="ignore", invalid="ignore"):  # a step too long, which is not taken
-                    found = nearer.linearised(self.x)
+                    found = nearer.linearized(self.x)
                     better = float(np.linalg.norm(self.y - found[0])) < float(np.linalg.norm(gap))
                 if better:
                     net, (outputs, jacobian) = nearer, found

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures.jacobian import mlp_forward
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite, example
@@ -97,10 +97,10 @@ def two_point(
     chain = as_mlp(net)
     if chain.slope != 0:
         raise ValueError(f"net: got an activation of slope {chain.slope:g}, expected ReLU, slope 0")
-    max_pairs = _validate.integer(max_pairs, "max_pairs")
-    generator = torch.Generator().manual_seed(_validate.integer(seed, "seed", 0))
+    max_pairs = validation.integer(max_pairs, "max_pairs")
+    generator = torch.Generator().manual_seed(validation.integer(seed, "seed", 0))
     first = example(chain, x)
-    second = first if y is None else _validate.samples(y, "y", features=chain.widths[0])
+    second = first if y is None else validation.samples(y, "y", features=chain.widths[0])
     limit = int((1 + (1 + 8 * max_pairs) ** 0.5) / 2) if y is None else int(max_pairs**0.5)
     rows = _some(len(first), max(limit, 2 if y is None else 1), generator)
     columns = rows if y is None else _some(len(second), max(max_pairs // len(rows), 1), generator)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.constructions import deepen_escape
 from bnrank.networks.mlp import MLP, from_layers
@@ -29,9 +29,9 @@ def deepen(
     then layers of one neuron of weight 1, and ||theta||^2 = ``depth``. Which neuron of the last hidden layer stays:
 
     - with data, from an :class:`EscapeDirection` or as ``x`` and ``g``: the one whose contribution to L0, with its
-      weights normalised, is least. The speed of any network is then that before, at least
+      weights normalized, is least. The speed of any network is then that before, at least
       (:func:`bnrank.networks.constructions.deepen_escape`);
-    - without: the one with the largest |W_L[:, i]| |W_{L-1}[i, :]|. At an escape direction all normalised
+    - without: the one with the largest |W_L[:, i]| |W_{L-1}[i, :]|. At an escape direction all normalized
       contributions agree, so that no data are needed; of another network the speed may fall.
 
     Parameters
@@ -79,7 +79,7 @@ def deepen(
     if mlp.biases or mlp.slope != 0 or mlp.depth < 2:
         found = f"biases: {bool(mlp.biases)}, slope {mlp.slope:g}, depth {mlp.depth}"
         raise ValueError(f"net: got {found}, expected a ReLU network without biases of depth at least 2")
-    depth = _validate.integer(depth, "depth", mlp.depth)
+    depth = validation.integer(depth, "depth", mlp.depth)
     *rest, before, last = [w.detach() for w in mlp.weights]
     sizes = last.norm(dim=0) * before.norm(dim=1)
     if not float(sizes.max()) > 0:

@@ -43,7 +43,7 @@ class Batch:
         ]
         self._buffers: dict[int, list[list[Array]]] = {}
         self._extra = [np.empty_like(w) for w in self._weights] if len(self._blocks) > 1 else None
-        self.normalise()
+        self.normalize()
 
     @property
     def weights(self) -> list[Array]:
@@ -55,7 +55,7 @@ class Batch:
         """-dL0/dW_l of what :meth:`speeds` was last called on, as the weights; views."""
         return [*self._ascent[:-1], self._ascent[-1].transpose(0, 2, 1)]
 
-    def normalise(self) -> None:
+    def normalize(self) -> None:
         """Scale every layer to norm 1; a layer of zeros stays so."""
         for w in self._weights:
             norm = np.sqrt(np.einsum("mij,mij->m", w, w))
@@ -101,7 +101,7 @@ class Batch:
         for w, d in zip(self._weights, self._ascent, strict=True):
             d *= scale
             w += d
-        self.normalise()
+        self.normalize()
 
     def _block(self, x: Array, g: Array, out: list[Array]) -> None:
         """Write the gradients on one block of samples to ``out``."""

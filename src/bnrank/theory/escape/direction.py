@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.mlp import MLP
 from bnrank.theory.escape import reading
 from bnrank.training.losses import gradient_at_zero
@@ -218,18 +218,18 @@ def output_gradient(
     """
     if isinstance(y, np.ndarray):
         if y.dtype.kind not in "biuf":
-            raise TypeError(f"y: got {_validate.describe(y)}, expected numbers")
+            raise TypeError(f"y: got {validation.describe(y)}, expected numbers")
         y = torch.from_numpy(np.ascontiguousarray(y))
     if not isinstance(y, Tensor):
-        raise TypeError(f"y: got {_validate.describe(y)}, expected a torch.Tensor or numpy.ndarray")
+        raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray")
     if y.ndim == 0 or len(y) == 0:
         raise ValueError(f"y: got shape {tuple(y.shape)}, expected at least one sample")
     if outputs is not None:
-        outputs = _validate.integer(outputs, "outputs")
+        outputs = validation.integer(outputs, "outputs")
     if not callable(loss):
-        _validate.choice(loss, "loss", ["mse", "cross_entropy"])
+        validation.choice(loss, "loss", ["mse", "cross_entropy"])
     if loss == "mse":
-        y = _validate.samples(y, "y").detach().double()
+        y = validation.samples(y, "y").detach().double()
         if outputs not in (None, y.shape[1]):
             raise ValueError(f"outputs: got {outputs}, expected {y.shape[1]}, the columns of y")
         return gradient_at_zero("mse", y)
@@ -241,7 +241,7 @@ def output_gradient(
 
 def _classes(y: Tensor, outputs: int | None) -> int:
     if y.ndim != 1 or y.is_floating_point() or y.dtype is torch.bool:
-        raise TypeError(f"y: got {_validate.describe(y)}, expected class numbers: integers, shape (N,)")
+        raise TypeError(f"y: got {validation.describe(y)}, expected class numbers: integers, shape (N,)")
     least, most = int(y.min()), int(y.max())
     if least < 0 or (outputs is not None and most >= outputs):
         limit = "0 or more" if outputs is None else f"0 to {outputs - 1}"
@@ -255,7 +255,7 @@ def _by_autograd(loss: Callable[[Tensor, Tensor], Tensor] | str, y: Tensor, outp
     with torch.enable_grad():
         value = loss(zero, y.double() if y.is_floating_point() else y)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        raise TypeError(f"loss: got {_validate.describe(value)} from it, expected a scalar tensor that depends on f")
+        raise TypeError(f"loss: got {validation.describe(value)} from it, expected a scalar tensor that depends on f")
     (gradient,) = torch.autograd.grad(value.reshape(()), zero)
     if not bool(torch.isfinite(gradient).all()):
         raise ValueError("loss: got a gradient at zero output that is not finite, expected one that is")

@@ -13,7 +13,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.mlp import leaky_relu
 from bnrank.theory.escape.one_neuron import OneNeuron, fastest
 from bnrank.theory.escape.passes import Pass, bias_free
@@ -47,7 +47,7 @@ class JoinRate:
         Size of what of the growing mode is in the small weights already.
     size : float
         Where growth ends: the A at which the neuron A v*, A u*, added alone, lowers the loss most, with downstream
-        layers linearised; at most the size of the chain in these layers, sqrt(s_1(W_l) s_1(W_{l+1})).
+        layers linearized; at most the size of the chain in these layers, sqrt(s_1(W_l) s_1(W_{l+1})).
     predicted_exit : float
         log(size / amplitude) / kappa, the time until growth ends; inf where nothing grows. NaN where that is undecided:
         no growing neuron was found, but the bracket does not exclude one, or one of the two layers is zero, so that
@@ -72,7 +72,7 @@ class JoinRate:
 
         Where nothing grows inf, where that is undecided NaN, as in ``predicted_exit``.
         """
-        amplitude = _validate.number(amplitude, "amplitude", 0.0)
+        amplitude = validation.number(amplitude, "amplitude", 0.0)
         if amplitude >= self.size > 0:
             return 0.0
         if self.kappa <= 0:
@@ -115,7 +115,7 @@ def join_rate(
 
         kappa_l <= max_v || sum_i sigma(v . a_i) c_i || + max_v || sum_i |sigma(v . a_i)| r_i ||
 
-    with centres c_i and radii r_i of what delta_{l+1,i} can be. It is valid, and seldom close. Where no sample is
+    with centers c_i and radii r_i of what delta_{l+1,i} can be. It is valid, and seldom close. Where no sample is
     silent, sum_i delta_{2,i} x_i^T = 0 at the saddle, and -v* is as fast as v*: neurons may join on both sides.
 
     The amplitude is read off the weights. The chain is the pair v_1, c_1 of the top right singular vector of W_l and
@@ -176,13 +176,13 @@ def join_rate(
     """
     mlp = bias_free(net)
     depth = len(mlp.weights)
-    asked = range(1, depth) if layers is None else [_validate.integer(layer, "layers") for layer in layers]
+    asked = range(1, depth) if layers is None else [validation.integer(layer, "layers") for layer in layers]
     if not len(asked) or max(asked) > depth - 1:
         raise ValueError(f"layers: got {list(asked)}, expected hidden layers, from 1 to {depth - 1}")
-    starts, seed = _validate.integer(starts, "starts"), _validate.integer(seed, "seed", 0)
-    compress = _validate.number(compress, "compress", 0.0)
-    samples = _validate.samples(x, "x", features=mlp.widths[0]).detach().cpu().double()
-    here = Pass(mlp, loss, samples, y, _validate.number(kink, "kink", 0.0))
+    starts, seed = validation.integer(starts, "starts"), validation.integer(seed, "seed", 0)
+    compress = validation.number(compress, "compress", 0.0)
+    samples = validation.samples(x, "x", features=mlp.widths[0]).detach().cpu().double()
+    here = Pass(mlp, loss, samples, y, validation.number(kink, "kink", 0.0))
     search = functools.partial(fastest, slope=mlp.slope, starts=starts, steps=100, seed=seed, compress=compress)
     per_layer = {layer: _rate(here, layer, search, seed) for layer in asked}
     layer = max(per_layer, key=lambda number: per_layer[number].lower)
@@ -242,13 +242,13 @@ def exit_time(
 def _rate(here: Pass, layer: int, search: Callable[..., OneNeuron], seed: int) -> OneNeuron:
     """Return kappa_l; where samples sit on kinks above layer l, of one-sided changes."""
     inputs = here.activations[layer - 1].numpy()
-    centre, radius = here.delta_range(layer + 1)
+    center, radius = here.delta_range(layer + 1)
     found = search(inputs, here.delta(layer + 1).numpy())
     if not radius.any():
         return found
     width = here.weights[layer].shape[0]
     if width == 1:  # u is 1 or -1
-        tried = [_one_sided(here, layer, torch.tensor([u], dtype=centre.dtype), search) for u in (1.0, -1.0)]
+        tried = [_one_sided(here, layer, torch.tensor([u], dtype=center.dtype), search) for u in (1.0, -1.0)]
         best = max(tried, key=lambda neuron: neuron.lower)
         return replace(best, upper=max(neuron.upper for neuron in tried), exact=all(neuron.exact for neuron in tried))
     other = search(inputs, here.delta(layer + 1, open_kinks=True).numpy())
@@ -256,7 +256,7 @@ def _rate(here: Pass, layer: int, search: Callable[..., OneNeuron], seed: int) -
     columns += _starts(here, layer, [found.direction, other.direction], columns, seed)
     best = max((_one_sided(here, layer, u, search) for u in _distinct(columns)), key=lambda neuron: neuron.lower)
     spread = search(inputs, radius.numpy(), slope=-abs(here.slope)).upper  # |sigma_s| = sigma_{-|s|}
-    upper = max(search(inputs, centre.numpy()).upper + spread, best.lower)
+    upper = max(search(inputs, center.numpy()).upper + spread, best.lower)
     return replace(best, upper=upper, exact=False, method="sides")
 
 

@@ -1,4 +1,4 @@
-"""How fast the norm grows along an escape direction, in closed form (T37 with the normalisation of E2).
+"""How fast the norm grows along an escape direction, in closed form (T37 with the normalization of E2).
 
 Near the origin the loss is C(0) + L0(theta), L0 homogeneous of degree L, the depth (T34). Along an escape direction of
 speed s, which is -L0 where ||theta||^2 = L, gradient flow stays on the ray and r = ||theta|| obeys
@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 
 __all__ = ["blow_up_time", "norm_at", "time_to"]
 
@@ -176,7 +176,7 @@ def _blow_up(r0: np.ndarray, speed: np.ndarray, depth: int) -> np.ndarray:
 
 
 def _depth(depth: object) -> int:
-    depth = _validate.integer(depth, "depth")
+    depth = validation.integer(depth, "depth")
     if depth == 1:
         raise ValueError(
             "depth: got 1, expected at least 2; one layer has no saddle at the origin, where its gradient is not zero"
@@ -190,7 +190,9 @@ def _finite(value: Numbers, name: str) -> np.ndarray:
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}: got {_validate.describe(value)}, expected a number or an array of numbers") from error
+        raise TypeError(
+            f"{name}: got {validation.describe(value)}, expected a number or an array of numbers"
+        ) from error
     if not np.isfinite(array).all():
         raise ValueError(f"{name}: got {array[~np.isfinite(array)][0]}, expected finite numbers")
     return array
@@ -215,7 +217,7 @@ def _speed(value: Numbers) -> np.ndarray:
 
 def _in_range(values: np.ndarray, name: str, given: np.ndarray) -> np.ndarray:
     if not np.isfinite(values).all():
-        raise _validate.RangeError(f"{name}: got {_validate.describe(given)}, for which the result exceeds 1.8e308")
+        raise validation.RangeError(f"{name}: got {validation.describe(given)}, for which the result exceeds 1.8e308")
     return values
 
 

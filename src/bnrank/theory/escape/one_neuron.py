@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.theory.escape.one_neuron_bounds import branch_and_bound, norm_bound
 from bnrank.theory.escape.one_neuron_search import ascend, best_on_circle, sizes, values_at
 
@@ -129,13 +129,13 @@ def rank_one_speed(
             raise ValueError(f"{name}: got zeros only, so the loss is flat at the origin to first order; no speed")
     size = float(np.abs(samples).max()) * float(np.abs(gradient).max())
     if not SMALLEST <= size <= 1 / SMALLEST:
-        raise _validate.RangeError(
+        raise validation.RangeError(
             f"x, g: the largest entries have the product {size:g}, expected {SMALLEST:g} to {1 / SMALLEST:g}: float64 "
             "may not hold the speed; bring x or g to another scale, the speed is proportional to both"
         )
-    starts, steps = _validate.integer(starts, "starts"), _validate.integer(steps, "steps")
-    rtol = _validate.number(rtol, "rtol", 0.0, strict=True)
-    cones, seed = _validate.integer(cones, "cones", 0), _validate.integer(seed, "seed", 0)
+    starts, steps = validation.integer(starts, "starts"), validation.integer(steps, "steps")
+    rtol = validation.number(rtol, "rtol", 0.0, strict=True)
+    cones, seed = validation.integer(cones, "cones", 0), validation.integer(seed, "seed", 0)
     return fastest(samples, gradient, slope, starts, steps, rtol, cones, seed)
 
 
@@ -167,7 +167,7 @@ def one_neuron_speed(
     tensor([1., 0.], dtype=torch.float64)
     """
     samples, gradient, slope = _data(x, g, slope)
-    directions = _validate.samples(directions, "directions", features=samples.shape[1])
+    directions = validation.samples(directions, "directions", features=samples.shape[1])
     v = directions.detach().cpu().double().numpy()
     largest = np.abs(v).max(1, keepdims=True)
     if not largest.all():
@@ -201,7 +201,7 @@ def fastest(
     found = _fastest(x, g, slope, starts, steps, rtol, cones, seed, compress, signed)
     lower, upper = found.lower * (x_unit * g_unit), found.upper * (x_unit * g_unit)
     if not math.isfinite(upper):
-        raise _validate.RangeError(
+        raise validation.RangeError(
             f"the speed is too large for float64: {found.lower:g} times {x_unit:g} times {g_unit:g}"
         )
     return replace(found, lower=lower, upper=upper)
@@ -312,9 +312,9 @@ def _rows_of(matrix: np.ndarray, rtol: float = 0.0) -> tuple[np.ndarray, float]:
 
 
 def _data(x: object, g: object, slope: object) -> tuple[np.ndarray, np.ndarray, float]:
-    samples = _validate.samples(x, "x").detach().cpu().double().numpy()
-    gradient = _validate.samples(g, "g").detach().cpu().double().numpy()
+    samples = validation.samples(x, "x").detach().cpu().double().numpy()
+    gradient = validation.samples(g, "g").detach().cpu().double().numpy()
     if len(gradient) != len(samples):
         raise ValueError(f"g: got {len(gradient)} samples, expected as many as x has, {len(samples)}")
-    number = _validate.number(slope, "slope")
-    return samples, gradient, 1.0 if number == 1 else _validate.slope(slope)
+    number = validation.number(slope, "slope")
+    return samples, gradient, 1.0 if number == 1 else validation.slope(slope)

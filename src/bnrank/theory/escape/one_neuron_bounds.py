@@ -25,7 +25,7 @@ def norm_bound(x: np.ndarray, g: np.ndarray, slope: float) -> float:
 
         v^T ((1 + tau) p^2 X^T G G^T X + (1 + 1/tau) q^2 ||G||_op^2 X^T X) v,
 
-    whose largest eigenvalue is minimised over tau. It is at most (p ||G^T X||_op + q ||G||_op ||X||_op)^2, the largest
+    whose largest eigenvalue is minimized over tau. It is at most (p ||G^T X||_op + q ||G||_op ||X||_op)^2, the largest
     two norms apart. With one output, ||G||_op is replaced by the larger of the norms of the positive and the negative
     part of G, as |X v| >= 0. The bound max(1, |s|) ||G||_op ||X||_op is never better.
 

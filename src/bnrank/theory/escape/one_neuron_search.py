@@ -158,12 +158,12 @@ def _polish(
         near = np.abs(z) <= NEAR * lengths
         if turn % 3 == 0 and 0 < near.sum() <= ACTIVE * x.shape[1]:  # along the kinks nearby
             free = _orthogonal_to(x[near])
-            centre, along = free @ (free.T @ v), free @ (free.T @ gradient)
+            center, along = free @ (free.T @ v), free @ (free.T @ gradient)
         elif turn % 3 == 2:
-            centre, along = v, rng.normal(size=v.shape)
+            center, along = v, rng.normal(size=v.shape)
         else:
-            centre, along = v, gradient
-        for candidate in _on_great_circle(x, c, slope, centre, along):
+            center, along = v, gradient
+        for candidate in _on_great_circle(x, c, slope, center, along):
             new = float(sizes(values_at(x, g, candidate[:, None], slope), signed)[0])
             if new > value:
                 value, v = new, candidate
@@ -174,21 +174,21 @@ def _polish(
 
 
 def _on_great_circle(
-    x: np.ndarray, c: np.ndarray, slope: float, centre: np.ndarray, along: np.ndarray
+    x: np.ndarray, c: np.ndarray, slope: float, center: np.ndarray, along: np.ndarray
 ) -> list[np.ndarray]:
-    """Return the centre, on the sphere, and the best v on the great circle through it in a direction, weights c."""
-    size = np.linalg.norm(centre)
+    """Return the center, on the sphere, and the best v on the great circle through it in a direction, weights c."""
+    size = np.linalg.norm(center)
     if size < 0.5:
         return []
-    centre = centre / size
-    tangent = along - centre * (centre @ along)
+    center = center / size
+    tangent = along - center * (center @ along)
     length = np.linalg.norm(tangent)
     if length <= 1e-12 * np.linalg.norm(along):
-        return [centre]
+        return [center]
     tangent /= length
-    angle = best_on_circle(np.stack([x @ centre, x @ tangent], 1), c[:, None], slope, signed=True)
-    found = math.cos(angle) * centre + math.sin(angle) * tangent
-    return [centre, found / np.linalg.norm(found)]
+    angle = best_on_circle(np.stack([x @ center, x @ tangent], 1), c[:, None], slope, signed=True)
+    found = math.cos(angle) * center + math.sin(angle) * tangent
+    return [center, found / np.linalg.norm(found)]
 
 
 def _orthogonal_to(rows: np.ndarray) -> np.ndarray:

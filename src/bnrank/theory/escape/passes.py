@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import MLP, leaky_relu
 from bnrank.training.losses import cost_and_gradient
@@ -49,7 +49,7 @@ class Pass:
             self._kinks.append(z.abs() <= kink * z.abs().max())
         self.outputs = self.activations[-1] @ self.weights[-1].T
         if not bool(torch.isfinite(self.outputs).all()):
-            raise _validate.RangeError(
+            raise validation.RangeError(
                 "x: got samples at which the outputs of net overflow; bring them to a smaller scale"
             )
         self.at_outputs = gradient_at(loss, self.outputs, y)
@@ -62,7 +62,7 @@ class Pass:
         return self._back(layer, derivatives)
 
     def delta_range(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return centre and radius, (N, n_l), of intervals with dC/d(preactivation of a layer) for any sides of kinks.
+        """Return center and radius, (N, n_l), of intervals with dC/d(preactivation of a layer) for any sides of kinks.
 
         Side by side for every neuron and sample: what one kink leaves possible is not weighed against another.
         """
@@ -133,21 +133,21 @@ def gradient_at(loss: str | Callable[..., Any], outputs: Tensor, y: object) -> T
     if isinstance(y, np.ndarray):
         y = torch.from_numpy(y)
     if not isinstance(y, Tensor):
-        raise TypeError(f"y: got {_validate.describe(y)}, expected a torch.Tensor or numpy.ndarray")
+        raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray")
     y = y.detach().cpu()
     if callable(loss):
         leaf = outputs.clone().requires_grad_()
         with torch.enable_grad():
             cost = loss(leaf, y.double() if y.is_floating_point() else y)
             if not isinstance(cost, Tensor) or cost.numel() != 1:
-                raise ValueError(f"loss: got {_validate.describe(cost)} from it, expected a tensor of one number")
+                raise ValueError(f"loss: got {validation.describe(cost)} from it, expected a tensor of one number")
             return torch.autograd.grad(cost.reshape(()), leaf)[0]
-    _validate.choice(loss, "loss", NAMED)
+    validation.choice(loss, "loss", NAMED)
     count, width = outputs.shape
     if loss == "mse":
-        y = _validate.samples(y, "y", features=width).double()
+        y = validation.samples(y, "y", features=width).double()
     elif y.ndim != 1 or y.is_floating_point() or (y.numel() and not 0 <= int(y.min()) <= int(y.max()) < width):
-        raise ValueError(f"y: got {_validate.describe(y)}, expected class numbers from 0 to {width - 1}, shape (N,)")
+        raise ValueError(f"y: got {validation.describe(y)}, expected class numbers from 0 to {width - 1}, shape (N,)")
     if len(y) != count:
         raise ValueError(f"y: got {len(y)} samples, expected as many as x has, {count}")
     gradient = outputs[None].clone()

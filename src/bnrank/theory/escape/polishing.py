@@ -57,7 +57,7 @@ def reduce(weights: Sequence[Array], dead: float = 1e-6, angle: float = 1e-4) ->
             factor[group, number] = size[group] / max(float(np.linalg.norm(size[group])), np.finfo(float).tiny)
         result[layer], result[layer + 1] = factor.T @ rows, columns @ factor
         factors.append(factor)
-    return _normalised(result), [*factors, np.eye(len(weights[-1]))]
+    return _normalized(result), [*factors, np.eye(len(weights[-1]))]
 
 
 def grow(weights: Sequence[Array], factors: Sequence[Array]) -> list[Array]:
@@ -106,7 +106,7 @@ def snap(weights: Sequence[Array], x: Array, g: Array, slope: float) -> tuple[li
     return grow(best, factors), stands
 
 
-def _normalised(weights: Sequence[Array]) -> list[Array]:
+def _normalized(weights: Sequence[Array]) -> list[Array]:
     return [w / max(float(np.linalg.norm(w)), np.finfo(float).tiny) for w in weights]
 
 
@@ -178,4 +178,4 @@ def _newton(weights: Sequence[Array], x: Array, g: Array, slope: float, at: Stat
         else:
             break
         v, now = v + size * move, tried
-    return _normalised([w.numpy() for w in equations.split(v)[0]])
+    return _normalized([w.numpy() for w in equations.split(v)[0]])

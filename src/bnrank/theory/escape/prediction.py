@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import from_layers
 from bnrank.theory.escape.direction import speed
@@ -80,7 +80,7 @@ def first_escape(
 
     Notes
     -----
-    Source: T37 with E2's normalisation.
+    Source: T37 with E2's normalization.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def first_escape(
     True
     """
     if not isinstance(flow, Flow):
-        raise TypeError(f"flow: got {_validate.describe(flow)}, expected the result of bnrank.flow")
+        raise TypeError(f"flow: got {validation.describe(flow)}, expected the result of bnrank.flow")
     if end is None:
         if not flow.plateaus or not flow.plateaus[0].left:
             raise ValueError("flow: it has not left a plateau; follow it for longer")
@@ -104,7 +104,7 @@ def first_escape(
     net = as_mlp(flow.networks[flow.network_rows.index(row)])
     radius = np.sqrt(flow.parameter_norm)
     if rank is not None:
-        rank = _validate.integer(rank, "rank")
+        rank = validation.integer(rank, "rank")
         net = from_layers([_leading(w.detach(), rank) for w in net.weights], slope=net.slope)
         values = flow.history["weight_singular_values"].values[0]
         if rank > values.shape[2]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.chain import as_mlp
 
 __all__ = ["data", "network", "scaled"]
@@ -18,8 +18,8 @@ Array = np.ndarray
 
 def data(x: Tensor | Array, g: Tensor | Array) -> tuple[Array, Array]:
     """Return X, (N, d_in), and G, (N, d_out), in float64; neither may be zero."""
-    x = _validate.samples(x, "x")
-    g = _validate.samples(g, "g")
+    x = validation.samples(x, "x")
+    g = validation.samples(g, "g")
     if len(g) != len(x):
         raise ValueError(f"g: got {len(g)} samples, expected as many as x has, {len(x)}")
     result = []
@@ -39,7 +39,7 @@ def scaled(x: Array, g: Array) -> tuple[Array, Array, float]:
     x_norm, g_norm = float(np.linalg.norm(x)), float(np.linalg.norm(g))
     units = x_largest * g_largest * (x_norm * g_norm)
     if not np.finfo(float).tiny <= units < math.inf:
-        raise _validate.RangeError(
+        raise validation.RangeError(
             f"x, g: got largest entries {x_largest:.3g} and {g_largest:.3g}, expected ||X|| ||G||, the unit of the "
             "speed, between 2.2e-308 and 1.8e308; multiply x or g by a number, and the speed is multiplied by it"
         )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.mlp import from_layers
 from bnrank.theory.escape import polishing, reading
 from bnrank.theory.escape.descent import Batch
@@ -47,7 +47,7 @@ def find(
     tolerance: float = 1e-8,
     polish: bool = True,
 ) -> EscapeDirection:
-    """Maximise the escape speed s = -L0(theta) = -sum(G * f_theta(X)) on ||theta||^2 = L, from many starts.
+    """Maximize the escape speed s = -L0(theta) = -sum(G * f_theta(X)) on ||theta||^2 = L, from many starts.
 
     At a maximum all layers have ||W_l||_F = 1, so the search is on the product of unit spheres. All starts move
     together in projected gradient steps: ``step`` times the gradient over its mean norm per layer, constant over the
@@ -115,22 +115,22 @@ def find(
     0.414214
     """
     x_, g_ = reading.data(x, g)
-    depth = _validate.integer(depth, "depth")
+    depth = validation.integer(depth, "depth")
     if depth == 1:
         raise ValueError(
             "depth: got 1, expected at least 2. At depth 1 the outputs are linear in the weights, the gradient at the "
             "origin is not 0, and there is no saddle to escape from"
         )
     widths = _widths(depth, width, x_.shape[1], g_.shape[1])
-    starts = _validate.integer(starts, "starts", 0)
-    steps = _validate.integer(steps, "steps", 0)
-    slope = 1.0 if slope == 1 else _validate.slope(slope)
-    _validate.choice(start, "start", STARTS)
-    step = _validate.number(step, "step", 0.0, strict=True)
+    starts = validation.integer(starts, "starts", 0)
+    steps = validation.integer(steps, "steps", 0)
+    slope = 1.0 if slope == 1 else validation.slope(slope)
+    validation.choice(start, "start", STARTS)
+    step = validation.number(step, "step", 0.0, strict=True)
     if last_step is not None:
-        last_step = _validate.number(last_step, "last_step", 0.0, strict=True)
-    tolerance = _validate.number(tolerance, "tolerance", 0.0)
-    seeds = np.random.SeedSequence(_validate.integer(seed, "seed", 0)).spawn(starts + 1)
+        last_step = validation.number(last_step, "last_step", 0.0, strict=True)
+    tolerance = validation.number(tolerance, "tolerance", 0.0)
+    seeds = np.random.SeedSequence(validation.integer(seed, "seed", 0)).spawn(starts + 1)
     rank_one = start == "rank one"
     given = [_given(net, f"initial[{i}]", widths, slope) for i, net in enumerate(initial)]
     if not starts + len(given):
@@ -193,9 +193,9 @@ def _widths(depth: int, width: int | Sequence[int], inputs: int, outputs: int) -
             raise ValueError(
                 f"width: got {len(width)} widths, expected one number, or {depth - 1}: one per hidden layer"
             )
-        hidden = [_validate.integer(w, f"width[{i}]") for i, w in enumerate(width)]
+        hidden = [validation.integer(w, f"width[{i}]") for i, w in enumerate(width)]
     else:
-        hidden = [_validate.integer(width, "width")] * (depth - 1)
+        hidden = [validation.integer(width, "width")] * (depth - 1)
     return [inputs, *hidden, outputs]
 
 

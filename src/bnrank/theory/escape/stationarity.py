@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import lsq_linear
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.theory.escape import reading, ties
 from bnrank.theory.escape.ties import Ties
 
@@ -19,7 +19,7 @@ __all__ = ["KINK_RTOL", "Stationarity", "examine", "of_weights", "residual"]
 Array = np.ndarray
 KINK_RTOL = 1e-6
 BLOCK = 1 << 24  # entries of the activations, and of the matrix of derivatives, that are held at a time
-MOST = 3000  # kinks that are optimised over
+MOST = 3000  # kinks that are optimized over
 FEW = 100  # kinks up to which more starts are tried
 EXACT = 300  # kinks up to which a bounded problem is solved by an active-set method
 STEPS = 50
@@ -28,7 +28,7 @@ ENOUGH = 1e-12  # relative residual
 
 @dataclass(frozen=True)
 class Stationarity:
-    """The residual of T36 and the kinks it was minimised over.
+    """The residual of T36 and the kinks it was minimized over.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ def residual(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: fl
 
 def examine(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: float = KINK_RTOL) -> Stationarity:
     """Return the residual with all that :class:`Stationarity` has; arguments and errors as in :func:`residual`."""
-    kink_rtol = _validate.number(kink_rtol, "kink_rtol", 0.0)
+    kink_rtol = validation.number(kink_rtol, "kink_rtol", 0.0)
     x_, g_ = reading.data(x, g)
     weights, slope = reading.network(net, x_.shape[1], g_.shape[1])
     return of_weights(weights, x_, g_, slope, kink_rtol)
@@ -275,7 +275,7 @@ def _norm(parts: Sequence[Array]) -> float:
 
 
 def _least(near: _Samples, kinks: list[_Kinks], tied: Ties, rest: list[Array]) -> tuple[Array, float]:
-    """Minimise || rest + ascent(alphas) || from several starts: with kinks in several layers there are local minima."""
+    """Minimize || rest + ascent(alphas) || from several starts: with kinks in several layers there are local minima."""
     count, free, slope = len(tied.groups), len(tied.first), near.slope
     layers = sum(bool(len(k.neurons)) for k in kinks)
     starts = [np.full(free, (1 + slope) / 2)]
@@ -355,7 +355,7 @@ def _bounded(
 
 
 def _projected(gram: Array, right: Array, low: Array, high: Array, steps: int = 1000) -> Array:
-    """Minimise m^T gram m / 2 - right^T m within bounds by accelerated projected gradient steps, restarted (FISTA)."""
+    """Minimize m^T gram m / 2 - right^T m within bounds by accelerated projected gradient steps, restarted (FISTA)."""
     largest = float(np.abs(gram).sum(1).max())  # of the eigenvalues, at most
     if not largest > 0:
         return np.zeros_like(low)

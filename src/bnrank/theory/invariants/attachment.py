@@ -1,4 +1,4 @@
-"""What follows the steps of a torch optimiser for a monitor."""
+"""What follows the steps of a torch optimizer for a monitor."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Remarks:
 
 
 class Attachment:
-    """Hooks in an optimiser that add rows to a track while it steps.
+    """Hooks in an optimizer that add rows to a track while it steps.
 
     Nothing that goes wrong in them ends the training: recording stops, with a warning and a remark that say why.
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.functional import Functional, example, unwrap
 
 __all__ = ["Conserved", "Piece", "Term", "cost", "gradient"]
@@ -139,23 +139,23 @@ class Conserved:
         """Of its value."""
         return {"vertex": (self.size,), "layer": ()}.get(self.kind, (self.size, self.size))
 
-    def value(self, module: nn.Module) -> Tensor:
+    def value(self, net: nn.Module) -> Tensor:
         """Return the quantity at the module's parameters, in float64.
 
         The module is the one it was found for, or one with parameters of the same names and shapes; a ValueError names
         what differs.
         """
-        return self.of(self._checked(module))
+        return self.of(self._checked(net))
 
-    def _checked(self, module: nn.Module) -> dict[str, Tensor]:
+    def _checked(self, net: nn.Module) -> dict[str, Tensor]:
         """Return a module's parameters, if it can be the one that the quantity was found for."""
-        named: dict[str, Tensor] = dict(unwrap(module).named_parameters())
+        named: dict[str, Tensor] = dict(unwrap(net).named_parameters())
         shapes = {name: tuple(p.shape) for name, p in named.items()}
         for name in dict.fromkeys([*self.every, *shapes] if self.every else []):
             if shapes.get(name) != self.every.get(name):
                 came, expected = (str(s.get(name, "no such parameter")) for s in (shapes, self.every))
                 raise ValueError(
-                    f"module: got {name}: {came}, expected {expected}, as for {self.name!r} when it was found"
+                    f"net: got {name}: {came}, expected {expected}, as for {self.name!r} when it was found"
                 )
         return named
 
@@ -172,12 +172,12 @@ class Conserved:
         sums = self._squares(parameters, parameters, signed=False)
         return sums if self.kind in ("vertex", "layer") else torch.outer(sums.sqrt(), sums.sqrt())
 
-    def rate(self, module: nn.Module, x: Tensor, y: Tensor, loss: Loss = "mse") -> Tensor:
+    def rate(self, net: nn.Module, x: Tensor, y: Tensor, loss: Loss = "mse") -> Tensor:
         """Return dQ/dt along the gradient flow of a loss, -2 B(theta, grad C), by autograd in float64.
 
         Parameters
         ----------
-        module : torch.nn.Module
+        net : torch.nn.Module
             The module the quantity was found for; it is left as it is and run in eval mode.
         x, y : Tensor
             Samples, and what the loss compares the outputs with.
@@ -191,8 +191,8 @@ class Conserved:
         Tensor
             The shape of the value: 0 up to rounding, or T47 for a pair with different activation patterns.
         """
-        self._checked(module)
-        weights, flow = gradient(module, example(module, x), lambda outputs: cost(outputs, y, loss))
+        self._checked(net)
+        weights, flow = gradient(net, example(net, x), lambda outputs: cost(outputs, y, loss))
         return -2 * self.between(weights, flow)
 
     def _form(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, signed: bool) -> Tensor:
@@ -239,11 +239,11 @@ class Conserved:
 
 
 def gradient(
-    module: nn.Module, x: Tensor, function: Callable[[Tensor], Tensor]
+    net: nn.Module, x: Tensor, function: Callable[[Tensor], Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the parameters in float64 and the gradient of a function of the outputs at them, by name."""
     with torch.inference_mode(False), torch.enable_grad():
-        network = Functional(module)
+        network = Functional(net)
         weights = {name: p.requires_grad_() for name, p in network.parameters.items() if p.is_floating_point()}
         value = function(network(x))
         gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
@@ -258,11 +258,11 @@ def cost(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
     if callable(loss):
         value = loss(outputs, y)
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise ValueError(f"loss: returned {_validate.describe(value)}, expected a tensor with one number")
+            raise ValueError(f"loss: returned {validation.describe(value)}, expected a tensor with one number")
         return value.reshape(())
-    _validate.choice(loss, "loss", LOSSES)
+    validation.choice(loss, "loss", LOSSES)
     if not isinstance(y, Tensor):
-        raise TypeError(f"y: got {_validate.describe(y)}, expected a tensor")
+        raise TypeError(f"y: got {validation.describe(y)}, expected a tensor")
     y = y.to(outputs.device)
     if loss == "cross_entropy":
         classes = outputs.shape[1] if outputs.ndim > 1 else 0
@@ -270,7 +270,7 @@ def cost(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
         whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
         if not whole or tuple(y.shape) != shape or not bool(((y >= 0) & (y < classes)).all()):
             raise ValueError(
-                f"y: got {_validate.describe(y)}, expected class numbers from 0 to {classes - 1} of shape {shape} for "
+                f"y: got {validation.describe(y)}, expected class numbers from 0 to {classes - 1} of shape {shape} for "
                 "the loss 'cross_entropy'"
             )
         y = y.long()

@@ -144,7 +144,7 @@ def _ratio(a: Array, b: Array) -> Array:
 
 @dataclass(frozen=True)
 class StepRule:
-    """How an optimiser's step splits.
+    """How an optimizer's step splits.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ class StepRule:
 
 
 def rule_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> StepRule:
-    """Read off a torch optimiser how the step it is about to take splits; ``names`` by the ids of the parameters."""
+    """Read off a torch optimizer how the step it is about to take splits; ``names`` by the ids of the parameters."""
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         unlike = f"{kind} is not gradient descent"

@@ -8,13 +8,13 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from bnrank._canvas import OKABE_ITO, axes_for, dress
+from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank.theory.invariants.squares import Array
 
 __all__ = ["plot"]
 
-MOST = 7  # quantities with a colour and a label; the others are grey
-PARTS = {  # name -> label, colour, line
+MOST = 7  # quantities with a color and a label; the others are gray
+PARTS = {  # name -> label, color, line
     "drift": ("drift", "#000000", "-"),
     "by_step": ("by step size", OKABE_ITO[0], "--"),
     "by_decay": ("by weight decay", OKABE_ITO[1], "-."),
@@ -50,18 +50,18 @@ def _clock(history: xr.Dataset) -> tuple[Array, str]:
 
 
 def _drifts(ax: Axes, history: xr.Dataset, x: Array) -> None:
-    """Draw one line per quantity, the largest drifts in colour."""
+    """Draw one line per quantity, the largest drifts in color."""
     relative = history["relative"].values
     largest = np.nanmax(np.where(np.isnan(relative), 0.0, relative), axis=0, initial=0.0)
     order = np.argsort(-largest, kind="stable")
-    few = len(order) <= MOST + 1  # a single grey line would not be worth it
+    few = len(order) <= MOST + 1  # a single gray line would not be worth it
     shown = order if few else order[:MOST]
     for i in order[len(shown) :][::-1]:
         _line(ax, x, relative[:, i], color="0.75", linewidth=0.9, zorder=1.5)
     for place, i in enumerate(shown):
-        colour = OKABE_ITO[place % len(OKABE_ITO)]
+        color = OKABE_ITO[place % len(OKABE_ITO)]
         name = str(history["quantity"].values[i])
-        _line(ax, x, relative[:, i], color=colour, linewidth=1.6, label=name, linestyle="-" if place < 7 else "--")
+        _line(ax, x, relative[:, i], color=color, linewidth=1.6, label=name, linestyle="-" if place < 7 else "--")
     if not few:
         ax.plot([], [], color="0.75", linewidth=0.9, label=f"{len(order) - MOST} others")
     _log(ax, relative[:, shown])
@@ -77,7 +77,7 @@ def _parts(ax: Axes, history: xr.Dataset, x: Array) -> None:
         each = np.divide(drift, relative, out=np.zeros_like(drift), where=relative > 0)
         scale = np.sqrt(np.nansum(each**2, axis=1))
     drawn: list[Array] = []
-    for name, (text, colour, line) in PARTS.items():
+    for name, (text, color, line) in PARTS.items():
         if name == "rest" and len(drawn) < 2:  # nothing is split: the rest is the drift
             break
         values = chosen["drift" if name == "drift" else f"norm_{name}"].values
@@ -85,7 +85,7 @@ def _parts(ax: Axes, history: xr.Dataset, x: Array) -> None:
             total = np.sqrt(np.sum(values**2, axis=1))
             part = np.divide(total, scale, out=np.full_like(total, np.nan), where=scale > 0)
         if np.nanmax(np.where(np.isnan(part), 0, part), initial=0.0) > 0:
-            _line(ax, x, part, color=colour, linestyle=line, linewidth=2.2 if name == "drift" else 1.6, label=text)
+            _line(ax, x, part, color=color, linestyle=line, linewidth=2.2 if name == "drift" else 1.6, label=text)
             drawn.append(part)
     if drawn:
         _log(ax, np.stack(drawn, axis=1))
@@ -95,11 +95,11 @@ def _parts(ax: Axes, history: xr.Dataset, x: Array) -> None:
 def _tail(ax: Axes, history: xr.Dataset, x: Array) -> None:
     names = [str(name) for name in history["layer"].values]
     for i, name in enumerate(names):
-        colour = OKABE_ITO[i % len(OKABE_ITO)]
-        _line(ax, x, history["ratio"].values[:, i], color=colour, label=f"ratio, {name}")
+        color = OKABE_ITO[i % len(OKABE_ITO)]
+        _line(ax, x, history["ratio"].values[:, i], color=color, label=f"ratio, {name}")
         if i < len(names) - 1:
             text = f"alignment, {name} to {names[i + 1]}"
-            _line(ax, x, history["alignment"].values[:, i], color=colour, linestyle="--", label=text)
+            _line(ax, x, history["alignment"].values[:, i], color=color, linestyle="--", label=text)
     ax.set_ylim(0, 1.03)
     ax.legend(fontsize=8, frameon=False)
 

@@ -351,7 +351,7 @@ def _key(*words: str) -> int:
 
 
 def mixed(values: Array | np.uint64) -> Array:
-    """Return 64 bits that look random for every number (the finaliser of splitmix64)."""
+    """Return 64 bits that look random for every number (the finalizer of splitmix64)."""
     z = np.atleast_1d(np.asarray(values)).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -120,7 +120,7 @@ class Findings(Sequence[Conserved]):
         return "every hidden value is tied to the input or the output through maps that are not trained"
 
 
-def find(module: nn.Module, example: Tensor | np.ndarray, *, verify: bool = True) -> Findings:
+def find(net: nn.Module, example: Tensor | np.ndarray, *, verify: bool = True) -> Findings:
     """Return every quantity of T44 to T46 that gradient flow conserves for an architecture, with the reason.
 
     Each hidden value is multiplied by g = exp(s S), what writes it by g and what reads it by the inverse of g. Where
@@ -137,7 +137,7 @@ def find(module: nn.Module, example: Tensor | np.ndarray, *, verify: bool = True
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any feedforward module that :func:`bnrank.graph.trace` takes. It is left as it is.
     example : Tensor or ndarray
         Samples, (N, ...).
@@ -172,21 +172,21 @@ def find(module: nn.Module, example: Tensor | np.ndarray, *, verify: bool = True
     with torch.inference_mode(False):
         if isinstance(example, Tensor) and example.is_inference():
             example = example.clone()
-        return of_graph(trace(module, example), module, example, verify=verify)
+        return of_graph(trace(net, example), net, example, verify=verify)
 
 
 def of_graph(
     graph: LayerGraph,
-    module: nn.Module,
+    net: nn.Module,
     example: Tensor | np.ndarray,
     *,
     verify: bool = True,
     parts: tuple[list[Block], Entries] | None = None,
 ) -> Findings:
     """Return what :func:`find` returns, for a graph, and its blocks, that are already there."""
-    module = unwrap(module)
-    check_unshared(module)
-    parameters = dict(module.named_parameters())
+    net = unwrap(net)
+    check_unshared(net)
+    parameters = dict(net.named_parameters())
     found, entries = parts or blocks(graph, parameters)
     items: list[Conserved] = []
     for block in found:
@@ -196,7 +196,7 @@ def of_graph(
     items += _layers(entries, stages(entries, found), found)
     findings = Findings(_named(items), graph)
     if verify:
-        _verify(findings, module, example)
+        _verify(findings, net, example)
     return findings
 
 
@@ -315,7 +315,7 @@ def _named(items: list[Conserved]) -> list[Conserved]:
     return result
 
 
-def _verify(findings: Findings, module: nn.Module, example: Tensor | np.ndarray) -> None:
+def _verify(findings: Findings, net: nn.Module, example: Tensor | np.ndarray) -> None:
     """Compute the rate of every quantity along the gradient of a random function of the outputs."""
     items = [item for item in findings if item.kind != "pair"]
     if not items:
@@ -325,7 +325,7 @@ def _verify(findings: Findings, module: nn.Module, example: Tensor | np.ndarray)
         generator = torch.Generator().manual_seed(0)
         return (outputs * torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs.device)).sum()
 
-    leaves, flow = gradient(module, samples(module, example)[:2], random)
+    leaves, flow = gradient(net, samples(net, example)[:2], random)
     if not all(bool(g.isfinite().all()) for g in flow.values()):
         raise ValueError(
             "example: the gradient there is not finite, so what is found cannot be verified; pass other samples, or "

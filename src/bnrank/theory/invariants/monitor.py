@@ -13,7 +13,7 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank._version import __version__
 from bnrank.networks.functional import unwrap
 from bnrank.theory.invariants import drift_plot
@@ -75,7 +75,7 @@ class Monitor:
     and ``watch=monitor`` for :func:`bnrank.train` and :func:`bnrank.flow`, where each recorded row is one here.
     Quantities of kind "pair" are left out: they are conserved only where activation patterns agree.
     A row costs a pass over the weights for Q(theta) and one for Q(Delta'), and a copy of them unless it is SGD.
-    ``time`` is the sum of the learning rates of the optimiser's first parameter group.
+    ``time`` is the sum of the learning rates of the optimizer's first parameter group.
     Nothing that goes wrong while recording ends the training: recording stops, with a warning and a note.
     A parameter that is frozen or unfrozen midway is followed as before. What it enters is not conserved while it is
     frozen, so verdicts are "not applicable" then.
@@ -103,20 +103,18 @@ class Monitor:
     ('vertex 0 | 2', True)
     """
 
-    def __init__(
-        self, module: nn.Module, example: Tensor, *, every: int = 20, matrices_every: int | None = None
-    ) -> None:
-        self.every = _validate.integer(every, "every")
-        self.module = unwrap(module)
+    def __init__(self, net: nn.Module, example: Tensor, *, every: int = 20, matrices_every: int | None = None) -> None:
+        self.every = validation.integer(every, "every")
+        self.module = unwrap(net)
         example = example[:2] if isinstance(example, Tensor | np.ndarray) and example.ndim else example
         self.findings: Findings = find(self.module, example)
         chosen = [q for q in self.findings if q.kind in ("vertex", "layer")]
         matrices = [q for q in self.findings if q.kind == "matrix"]
         if matrices_every is None:
             matrices_every = OFTEN if all(q.size <= LARGE for q in matrices) else SELDOM
-        self.matrices_every = _validate.integer(matrices_every, "matrices_every", 0)
+        self.matrices_every = validation.integer(matrices_every, "matrices_every", 0)
         if not chosen and not matrices:
-            raise ValueError(f"module: {self.findings}")
+            raise ValueError(f"net: {self.findings}")
         diagonals = [_diagonal(q) for q in matrices]
         self.quantities: tuple[Conserved, ...] = (*diagonals, *chosen, *(matrices if self.matrices_every else ()))
         self._forms = Forms([*diagonals, *chosen])
@@ -135,17 +133,17 @@ class Monitor:
         return self._remarks.notes
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Monitor:
-        """Record while this optimiser steps, from its next step on; return the monitor, a context that detaches.
+        """Record while this optimizer steps, from its next step on; return the monitor, a context that detaches.
 
         Raises
         ------
         TypeError, ValueError
-            If it is no torch optimiser (then call :meth:`record` yourself), lacks parameters that enter a conserved
+            If it is no torch optimizer (then call :meth:`record` yourself), lacks parameters that enter a conserved
             quantity (they are named), or the monitor is attached already.
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
-                f"optimizer: got {_validate.describe(optimizer)}, expected a torch.optim.Optimizer; "
+                f"optimizer: got {validation.describe(optimizer)}, expected a torch.optim.Optimizer; "
                 "of any other, call monitor.record() yourself"
             )
         if self._attachment is not None:
@@ -163,7 +161,7 @@ class Monitor:
         return self
 
     def missing(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        """Return the names of the parameters that enter a conserved quantity and that an optimiser does not hold."""
+        """Return the names of the parameters that enter a conserved quantity and that an optimizer does not hold."""
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         return [name for name, p in self._live().items() if id(p) not in held]
 
@@ -196,7 +194,7 @@ class Monitor:
         self.detach()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the optimiser: a copy is not attached."""
+        """Leave out the optimizer: a copy is not attached."""
         own = self._attachment
         now = {} if own is None else {"_step": own.step, "_time": own.time}
         return {**self.__dict__, **now, "_attachment": None}
@@ -218,7 +216,7 @@ class Monitor:
         lr: float | None = None,
         ridge: float = 0.0,
     ) -> None:
-        """Record a row by hand, in a loop whose optimiser is not torch's.
+        """Record a row by hand, in a loop whose optimizer is not torch's.
 
         Parameters
         ----------
@@ -235,7 +233,7 @@ class Monitor:
         Raises
         ------
         TypeError, ValueError
-            If the monitor is attached to an optimiser, or an argument is wrong.
+            If the monitor is attached to an optimizer, or an argument is wrong.
         """
         if self._attachment is not None:
             kind = type(self._attachment.optimizer).__name__
@@ -268,7 +266,7 @@ class Monitor:
         TypeError, ValueError
             If parameters are missing, or rows do not come in order.
         """
-        step, member = _validate.integer(step, "step", 0), _validate.integer(member, "member", 0)
+        step, member = validation.integer(step, "step", 0), validation.integer(member, "member", 0)
         track = self._track(member)
         if track.step is not None and step <= track.step:
             if step == track.step:
@@ -331,7 +329,7 @@ class Monitor:
             self._attachment.catch_up()
         found = {member: track for member, track in sorted(self._tracks.items()) if track.steps}
         if not found:
-            raise ValueError("nothing recorded yet: attach an optimiser and step, or call record()")
+            raise ValueError("nothing recorded yet: attach an optimizer and step, or call record()")
         return found
 
     def _about(self) -> dict[str, Any]:
@@ -401,7 +399,7 @@ class Monitor:
         T48 is judged with the constants of the first row; its bound is for gradient flow, so where the conserved
         quantities have drifted by more than the tolerance it may fail and is then "not applicable".
         """
-        tolerance = _validate.number(tolerance, "tolerance", 0.0, strict=True)
+        tolerance = validation.number(tolerance, "tolerance", 0.0, strict=True)
         return judge_all(
             self._recorded(),
             self.quantities,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.theory.invariants.monitor import Monitor
 
 __all__ = ["MonitorCallback"]
@@ -50,7 +50,7 @@ class MonitorCallback(Callback):
     TypeError
         If it is no monitor.
     ValueError
-        When training starts, if no optimiser holds the parameters that enter a conserved quantity.
+        When training starts, if no optimizer holds the parameters that enter a conserved quantity.
     """
 
     def __init__(self, monitor: Monitor) -> None:
@@ -61,11 +61,11 @@ class MonitorCallback(Callback):
             )
         super().__init__()
         if not isinstance(monitor, Monitor):
-            raise TypeError(f"monitor: got {_validate.describe(monitor)}, expected a bnrank.invariants.Monitor")
+            raise TypeError(f"monitor: got {validation.describe(monitor)}, expected a bnrank.invariants.Monitor")
         self.monitor = monitor
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Attach to the optimiser that holds the parameters."""
+        """Attach to the optimizer that holds the parameters."""
         optimizers = trainer.optimizers
         if not optimizers:
             raise ValueError("optimizer: the LightningModule has none, expected one that holds the module's parameters")

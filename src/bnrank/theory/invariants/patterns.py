@@ -45,32 +45,32 @@ class Pair(Conserved):
     entry_of: Array = field(repr=False, compare=False)
     graph: LayerGraph = field(repr=False, compare=False)
 
-    def slopes(self, module: nn.Module, x: Tensor) -> Tensor:
+    def slopes(self, net: nn.Module, x: Tensor) -> Tensor:
         """Return the activation patterns: the derivatives of the activations, (N, n, places), float64.
 
         1 where a preactivation is positive, the slope where it is negative. At 0 it is what autograd takes: the slope
         for ReLU, LeakyReLU and PReLU, 1 for ``clamp(min=0)``, 0 for ``abs``.
         """
-        return self._gathered(self._values(module, x)[1])
+        return self._gathered(self._values(net, x)[1])
 
-    def pairs(self, module: nn.Module, x: Tensor) -> Tensor:
+    def pairs(self, net: nn.Module, x: Tensor) -> Tensor:
         """Return which pairs u, v have the same pattern on every sample, (n, n), bool, False on the diagonal.
 
         For these the entry (u, v) is conserved, as long as that stays so. The pattern is that of :meth:`slopes`.
         """
-        patterns = self.slopes(module, x).transpose(0, 1).flatten(1)
+        patterns = self.slopes(net, x).transpose(0, 1).flatten(1)
         label = torch.from_numpy(np.unique(patterns.cpu().numpy(), axis=0, return_inverse=True)[1].reshape(-1))
         parts = torch.from_numpy(self.parts)
         same = (label[:, None] == label) & (parts[:, None] == parts)
         return same.fill_diagonal_(False)
 
-    def closed_form_rate(self, module: nn.Module, x: Tensor, y: Tensor, loss: Loss = "mse") -> Tensor:
+    def closed_form_rate(self, net: nn.Module, x: Tensor, y: Tensor, loss: Loss = "mse") -> Tensor:
         """Return dQ/dt by T47, (n, n), in float64: sum_i (D_ui - D_vi)(g_vi p_ui - g_ui p_vi).
 
         The sum is over samples, activations and places; p are preactivations, g = dC/d(activation), D the derivatives
         of :meth:`slopes`. Arguments as for :meth:`rate`.
         """
-        values = self._values(module, x, y, loss)
+        values = self._values(net, x, y, loss)
         p, d, g = (self._gathered(v).transpose(0, 1).flatten(1) for v in values)
         a, b = (d * p) @ g.T, (d * g) @ p.T
         rate = a + a.T - b - b.T
@@ -85,14 +85,14 @@ class Pair(Conserved):
         return table[:, index.to(table.device)]
 
     def _values(
-        self, module: nn.Module, x: Tensor, y: Tensor | None = None, loss: Loss = "mse"
+        self, net: nn.Module, x: Tensor, y: Tensor | None = None, loss: Loss = "mse"
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """Return preactivations, the slopes there and, with targets, dC/d(activation), (N, *shape) each, by node."""
-        self._checked(module)
-        x = example(module, x)
+        self._checked(net)
+        x = example(net, x)
         watch = _Watch()
         with torch.inference_mode(False), torch.enable_grad():
-            function = Functional(module)
+            function = Functional(net)
             leaves = [p.requires_grad_() for p in function.parameters.values() if p.is_floating_point()]
             if x.is_floating_point():
                 x = x.to(torch.float64, copy=True).requires_grad_()
@@ -105,7 +105,7 @@ class Pair(Conserved):
         nodes = [node for node in self.graph if node.op == "activation"]
         if len(calls) != len(nodes):
             raise ValueError(
-                f"module: got {len(calls)} activations when run, expected {len(nodes)}, those of the graph that the "
+                f"net: got {len(calls)} activations when run, expected {len(nodes)}, those of the graph that the "
                 "quantity was found with; find the invariants of this module"
             )
         before, slopes, after = {}, {}, {}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.functional import unwrap
 from bnrank.networks.graph.tracing import trace
 from bnrank.theory.invariants import linear_end
@@ -135,24 +135,24 @@ class Tail:
         following = [layer.factor for layer in self.layers]
         return tuple(rank * math.prod(following[j + 1 :]) for j in range(len(following)))
 
-    def constants(self, module: nn.Module | Mapping[str, Tensor]) -> Constants:
+    def constants(self, net: nn.Module | Mapping[str, Tensor]) -> Constants:
         """Return the eigenvalues of the conserved matrices between and inside the layers, computed in float64."""
-        named = _named(module, self)
+        named = _named(net, self)
         inside = (layer.inside(named) for layer in self.layers)
         return Constants(
             tuple(torch.linalg.eigvalsh(matrix) for matrix in self.between(named)),
             tuple(tuple(tuple(torch.linalg.eigvalsh(e) for e in chain) for chain in chains) for chains in inside),
         )
 
-    def between(self, module: nn.Module | Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def between(self, net: nn.Module | Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the conserved matrices D_j = in - out between the layers, float64."""
-        named = _named(module, self)
+        named = _named(net, self)
         pairs = zip(self.layers, self.layers[1:], strict=False)
         return tuple(layer.before(following, named) for layer, following in pairs)
 
-    def ratios(self, module: nn.Module | Mapping[str, Tensor]) -> tuple[float, ...]:
+    def ratios(self, net: nn.Module | Mapping[str, Tensor]) -> tuple[float, ...]:
         """Return ||W_j||_op^2 / ||W_j||_F^2 of every layer's written form, in (0, 1]; NaN for a layer that is 0."""
-        named = _named(module, self)
+        named = _named(net, self)
         found = []
         for layer in self.layers:
             values = squares(layer.written(named))
@@ -161,14 +161,14 @@ class Tail:
 
     def bounds(
         self,
-        module: nn.Module | Mapping[str, Tensor],
+        net: nn.Module | Mapping[str, Tensor],
         start: nn.Module | Mapping[str, Tensor] | Constants | None = None,
     ) -> tuple[Bound, ...]:
         """Return both sides of T48 for every layer.
 
         Parameters
         ----------
-        module : torch.nn.Module or mapping of str to Tensor
+        net : torch.nn.Module or mapping of str to Tensor
             The network, or its named parameters, now.
         start : torch.nn.Module, mapping or Constants, optional
             Where the training began, or its :meth:`constants`. With it the bound follows from the gradient flow, and
@@ -184,7 +184,7 @@ class Tail:
         TypeError, ValueError
             If a parameter is missing or has another shape.
         """
-        named = _named(module, self)
+        named = _named(net, self)
         if not isinstance(start, Constants):
             start = self.constants(named if start is None else start)
         factors, constant = self.factors(named), 0.0
@@ -201,10 +201,10 @@ class Tail:
 
     def alignments(
         self,
-        module: nn.Module | Mapping[str, Tensor],
+        net: nn.Module | Mapping[str, Tensor],
         start: nn.Module | Mapping[str, Tensor] | Constants | None = None,
     ) -> tuple[Alignment, ...]:
-        """Return |<v_{j+1}, u_j>| of neighbouring layers, and what the conserved matrix between them makes of it.
+        """Return |<v_{j+1}, u_j>| of neighboring layers, and what the conserved matrix between them makes of it.
 
         With s the greatest less the least eigenvalue of D_j, and without a bias, 1 - value^2 <= (s / 2)^2 /
         (s_1^2 - s_2^2 - s / 2)^2, s_1 and s_2 the first singular values of the written form, where the denominator is
@@ -213,7 +213,7 @@ class Tail:
 
         Parameters are those of :meth:`bounds`.
         """
-        named = _named(module, self)
+        named = _named(net, self)
         if not isinstance(start, Constants):
             start = self.constants(named if start is None else start)
         found = []
@@ -237,15 +237,15 @@ def _angle(opposite: float, hypotenuse: float) -> float:
     return math.asin(opposite / hypotenuse) if hypotenuse > opposite else math.pi / 2
 
 
-def _named(module: Any, of: Tail) -> Mapping[str, Tensor]:
+def _named(net: Any, of: Tail) -> Mapping[str, Tensor]:
     """Return the tail's parameters by name, after checking that they are there."""
-    if isinstance(module, Mapping):
-        named: Mapping[str, Tensor] = module
-    elif isinstance(module, nn.Module):
-        named = dict(unwrap(module).named_parameters())
+    if isinstance(net, Mapping):
+        named: Mapping[str, Tensor] = net
+    elif isinstance(net, nn.Module):
+        named = dict(unwrap(net).named_parameters())
     else:
         raise TypeError(
-            f"module: got {_validate.describe(module)}, expected a torch.nn.Module or a mapping of names to parameters"
+            f"net: got {validation.describe(net)}, expected a torch.nn.Module or a mapping of names to parameters"
         )
     for layer in of.layers:
         for branch in layer.branches:
@@ -255,14 +255,14 @@ def _named(module: Any, of: Tail) -> Mapping[str, Tensor]:
                     if not name:
                         continue
                     if name not in named:
-                        raise ValueError(f"module: got no parameter {name}, which is in the tail")
+                        raise ValueError(f"net: got no parameter {name}, which is in the tail")
                     if named[name].numel() != size:
-                        came = _validate.describe(named[name])
-                        raise ValueError(f"module: got {name} as {came}, expected {size} entries")
+                        came = validation.describe(named[name])
+                        raise ValueError(f"net: got {name} as {came}, expected {size} entries")
     return named
 
 
-def tail(module: nn.Module, example: Any) -> Tail:
+def tail(net: nn.Module, example: Any) -> Tail:
     """Return the linear layers that a network ends in.
 
     They are the longest chain of learnable fully connected layers, convolutions and free residual blocks
@@ -272,7 +272,7 @@ def tail(module: nn.Module, example: Any) -> Tail:
 
     Parameters
     ----------
-    module : torch.nn.Module
+    net : torch.nn.Module
         Any feedforward module that :func:`bnrank.graph.trace` takes. It is left as it is.
     example : Tensor or ndarray
         Samples, (N, ...).
@@ -296,5 +296,5 @@ def tail(module: nn.Module, example: Any) -> Tail:
     >>> found.names, found.why
     (('2', '3', '4'), 'before it: ReLU (1)')
     """
-    graph = trace(module, example)
-    return Tail(*linear_end.layers(graph, dict(unwrap(module).named_parameters())))
+    graph = trace(net, example)
+    return Tail(*linear_end.layers(graph, dict(unwrap(net).named_parameters())))

@@ -111,7 +111,7 @@ class Track:
             return unknown, unknown[1:], None
 
     def _alignments(self, parameters: Mapping[str, Tensor]) -> tuple[float, ...]:
-        """Return |<v_{j+1}, u_j>| of the first singular vectors of neighbouring layers, without what bounds it."""
+        """Return |<v_{j+1}, u_j>| of the first singular vectors of neighboring layers, without what bounds it."""
         pairs = itertools.pairwise(self.tail.layers)
         return tuple(
             abs(float(_first(layer.written(parameters)) @ _first(following.read(parameters).T)))

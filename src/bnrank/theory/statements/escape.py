@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.theory.facts import Facts
 from bnrank.theory.localized import Deeper, Localized
 from bnrank.theory.verdict import Inconclusive, NotApplicable, Sides, Statement, Verdicts, statement
@@ -228,10 +228,10 @@ def check(found: Any) -> Verdicts:
     missing = [name for name in ("network", "x", "g") if not hasattr(found, name)]
     if missing:
         raise TypeError(
-            f"found: got {_validate.describe(found)} without {', '.join(missing)}, expected what escape.find returns"
+            f"found: got {validation.describe(found)} without {', '.join(missing)}, expected what escape.find returns"
         )
     facts = Facts(found.network, found.x)
-    g = _validate.samples(found.g, "g", features=facts.outputs.shape[1]).detach().to(torch.float64)
+    g = validation.samples(found.g, "g", features=facts.outputs.shape[1]).detach().to(torch.float64)
     if len(g) != facts.samples:
         raise ValueError(f"g: got {len(g)} samples, expected as many as x has, {facts.samples}")
     facts = facts.altered(output_gradient=g)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.measures import regions
 from bnrank.networks.constructions import line_interpolant
 from bnrank.networks.mlp import MLP, from_layers
@@ -157,7 +157,7 @@ def stable_at(step: float) -> Statement:
     >>> stable_at(0.5)(facts).status, stable_at(2.0)(facts).status
     ('holds', 'violated')
     """
-    step = _validate.number(step, "step", 0.0, strict=True)
+    step = validation.number(step, "step", 0.0, strict=True)
 
     @within_range()
     def sides(facts: Facts) -> Sides:

@@ -125,7 +125,7 @@ def _second_correction(facts: Facts) -> Sides:
     if gap > ALIGNED * scale:
         raise NotApplicable("R1 of the layers adds up to R1 of the product", f"they differ by {gap:.2g}")
     left, right = math.sqrt(2) * float(product.norm()), math.sqrt(2) * sum(float(logs.norm()) for logs in factors)
-    # log s(A) is majorised by the sum of log s(W_l) and of the logs of cosines, which add up to -gap / 2
+    # log s(A) is majorized by the sum of log s(W_l) and of the logs of cosines, which add up to -gap / 2
     allowed = gap / math.sqrt(2) + 1e-9 * scale
     size = max(left, right, scale)
     assumptions = ("a linear network", "equal R0", f"R1 adds up to {gap:.1e}")

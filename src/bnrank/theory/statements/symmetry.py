@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.mlp import from_layers
 from bnrank.theory import domains, kernels, symmetry
 from bnrank.theory.facts import Facts
@@ -180,7 +180,7 @@ def symmetric_under(generators: Sequence[Any], *, tol: float = 1e-6) -> Statemen
     >>> symmetric_under([along])(Facts(net, torch.ones(4, 2))).status
     'holds'
     """
-    tol = _validate.number(tol, "tol", 0.0)
+    tol = validation.number(tol, "tol", 0.0)
 
     @within_range()
     def sides(facts: Facts) -> Sides:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks import MLP
 from bnrank.networks.functional import Functional
 from bnrank.networks.mlp import leaky_relu
@@ -132,7 +132,9 @@ class AutogradCost:
 
     def _scalar(self, cost: Any) -> Tensor:
         if not isinstance(cost, Tensor) or cost.numel() != 1:
-            raise ValueError(f"loss: the function returned {_validate.describe(cost)}, expected a tensor of one number")
+            raise ValueError(
+                f"loss: the function returned {validation.describe(cost)}, expected a tensor of one number"
+            )
         return cost.reshape(())
 
 

@@ -15,8 +15,8 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
-from bnrank import _validate
-from bnrank._files import discard_partial, prepare_folder
+from bnrank._core import validation
+from bnrank._core.files import discard_partial, prepare_folder
 from bnrank.measures import plateaus
 from bnrank.networks.functional import is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP
@@ -211,7 +211,7 @@ def flow(
         max_networks=max_networks,
     )
     if checkpoint_every is not None:
-        checkpoint_every = _validate.integer(checkpoint_every, "checkpoint_every")
+        checkpoint_every = validation.integer(checkpoint_every, "checkpoint_every")
     folder = None if out is None else prepare_folder(out)
     if folder is not None:
         discard_partial(folder)
@@ -285,14 +285,14 @@ def _limits(
     if t_after is not None and not skip_plateau:
         raise ValueError("t_after: there is a hand-over with skip_plateau=True only; give t_end")
     if stop is not None and not callable(stop):
-        raise TypeError(f"stop: got {_validate.describe(stop)}, expected a function of a row")
+        raise TypeError(f"stop: got {validation.describe(stop)}, expected a function of a row")
     return Limits(
-        t_end=math.inf if t_end is None else _validate.number(t_end, "t_end", 0.0, strict=True),
-        t_after=math.inf if t_after is None else _validate.number(t_after, "t_after", 0.0, strict=True),
-        evaluations=math.inf if max_evaluations is None else _validate.integer(max_evaluations, "max_evaluations"),
+        t_end=math.inf if t_end is None else validation.number(t_end, "t_end", 0.0, strict=True),
+        t_after=math.inf if t_after is None else validation.number(t_after, "t_after", 0.0, strict=True),
+        evaluations=math.inf if max_evaluations is None else validation.integer(max_evaluations, "max_evaluations"),
         seconds=math.inf
         if max_minutes is None
-        else 60 * _validate.number(max_minutes, "max_minutes", 0.0, strict=True),
+        else 60 * validation.number(max_minutes, "max_minutes", 0.0, strict=True),
         stop=stop,
     )
 

@@ -16,7 +16,7 @@ LIPSCHITZ = {"mse": 2.0, "cross_entropy": 0.5, "logistic": 0.25}  # constants of
 
 
 class Origin:
-    """The neighbourhood of the origin, where the gradient at the outputs is nearly G = grad C(0) (T34).
+    """The neighborhood of the origin, where the gradient at the outputs is nearly G = grad C(0) (T34).
 
     The criterion is ||grad C(Y) - G||_F / ||G||_F at the outputs Y. For "mse", "cross_entropy" and "logistic" it is at
     most c ||Y||_F / ||G||_F with c = 2/N, 1/(2N) and 1/(4N), the Lipschitz constants of grad C, and

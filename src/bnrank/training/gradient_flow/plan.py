@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite, check_unshared, example, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP
@@ -93,22 +93,22 @@ class Plan:
         max_networks: int | None,
     ) -> Plan:
         """Check every argument and fill in what was left open."""
-        method = _validate.choice(method, "method", METHODS)
-        time = _validate.choice(time, "time", TIMES)
+        method = validation.choice(method, "method", METHODS)
+        time = validation.choice(time, "time", TIMES)
         precision = torch.finfo(dtype).eps
         if rtol is None:
             rtol = RTOL.get(method, 1e-6 if dtype == torch.float64 else 1e-4)
-        rtol = _validate.number(rtol, "rtol", 0.0, strict=True)
+        rtol = validation.number(rtol, "rtol", 0.0, strict=True)
         if method != "euler" and not 10 * precision <= rtol < 1:
             raise ValueError(f"rtol: got {rtol:g}, expected a number from {10 * precision:.2g} ({dtype}) up to 1")
         if method == "euler":
             if step is None:
                 raise ValueError("step: method 'euler' takes steps of a fixed length; give it, step=0.1 for instance")
-            step = _validate.number(step, "step", 0.0, strict=True)
+            step = validation.number(step, "step", 0.0, strict=True)
         elif step is not None:
             raise ValueError(f"step: {method!r} chooses its own steps; leave it out or use method='euler'")
         if batch_size is not None:
-            batch_size = _validate.integer(batch_size, "batch_size")
+            batch_size = validation.integer(batch_size, "batch_size")
             if method != "euler":
                 raise ValueError(
                     f"batch_size: error control, as in method {method!r}, means nothing against the noise of "
@@ -122,17 +122,17 @@ class Plan:
         _refuse_unused("relative", relative, method == "euler", "for 'euler'")
         _refuse_unused("growth", growth, skip_plateau, "with skip_plateau=True")
         _refuse_unused("negligible", negligible, skip_plateau, "with skip_plateau=True")
-        growth = _validate.number(GROWTH.get(method, 4.0) if growth is None else growth, "growth", 1.0, strict=True)
-        negligible = _validate.number(1e-4 if negligible is None else negligible, "negligible", 0.0, strict=True)
+        growth = validation.number(GROWTH.get(method, 4.0) if growth is None else growth, "growth", 1.0, strict=True)
+        negligible = validation.number(1e-4 if negligible is None else negligible, "negligible", 0.0, strict=True)
         if negligible > MOST_NEGLIGIBLE:
             raise ValueError(f"negligible: got {negligible:g}, expected at most {MOST_NEGLIGIBLE:g}")
-        record_every = _validate.integer(record_every, "record_every")
+        record_every = validation.integer(record_every, "record_every")
         shapes = [p.shape for p in net.parameters() if p.requires_grad]
         size = sum(math.prod(shape) for shape in shapes)
         if spectra_every is None:
             large = max(min(shape) for shape in shapes if len(shape) > 1) > 128 if any(map(_matrix, shapes)) else False
             spectra_every = record_every * (10 if large else 1)
-        spectra_every = _validate.integer(spectra_every, "spectra_every")
+        spectra_every = validation.integer(spectra_every, "spectra_every")
         if spectra_every % record_every:
             raise ValueError(f"spectra_every: got {spectra_every}, expected a multiple of record_every, {record_every}")
         if max_networks is None:
@@ -146,21 +146,21 @@ class Plan:
             start=digest(*[p.detach() for p in net.parameters()]),
             method=method,
             rtol=rtol,
-            kinks=_validate.number(1e-4 if kinks is None else kinks, "kinks", 0.0),
+            kinks=validation.number(1e-4 if kinks is None else kinks, "kinks", 0.0),
             step=math.inf if step is None else step,
-            relative=_validate.number(0.05 if relative is None else relative, "relative", 0.0, strict=True),
+            relative=validation.number(0.05 if relative is None else relative, "relative", 0.0, strict=True),
             growth=growth,
             time=time,
             skip_plateau=bool(skip_plateau),
             negligible=negligible,
             batch_size=batch_size,
-            seed=_validate.integer(seed, "seed", 0),
+            seed=validation.integer(seed, "seed", 0),
             dtype=str(dtype).removeprefix("torch."),
             device=device,
             record_every=record_every,
             spectra_every=spectra_every,
-            top_k=_validate.integer(top_k, "top_k"),
-            max_networks=_validate.integer(max_networks, "max_networks", 2),
+            top_k=validation.integer(top_k, "top_k"),
+            max_networks=validation.integer(max_networks, "max_networks", 2),
         )
 
     def to_json(self) -> str:
@@ -218,13 +218,13 @@ def data(
 ) -> tuple[Tensor, Tensor]:
     """Return x and y, checked against the loss and the network's outputs, on the device."""
     if not callable(loss):
-        _validate.choice(loss, "loss", LOSSES)
+        validation.choice(loss, "loss", LOSSES)
     inputs = example(net, x)
     inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
     if isinstance(y, np.ndarray) and y.dtype.kind in "iufb":
         y = torch.from_numpy(np.ascontiguousarray(y))
     if not isinstance(y, Tensor):
-        raise TypeError(f"y: got {_validate.describe(y)}, expected a torch.Tensor or numpy.ndarray")
+        raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray")
     if y.ndim == 0 or len(y) != len(inputs):
         raise ValueError(f"y: got shape {tuple(y.shape)}, expected one entry per sample of x, {len(inputs)}")
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
@@ -238,7 +238,7 @@ def data(
         y = y.to(dtype)
     elif loss == "cross_entropy":
         if y.is_floating_point() or y.dtype == torch.bool or y.ndim != 1:
-            raise ValueError(f"y: got {_validate.describe(y)}, expected class numbers (N,) for 'cross_entropy'")
+            raise ValueError(f"y: got {validation.describe(y)}, expected class numbers (N,) for 'cross_entropy'")
         y = y.to(torch.int64)
         if int(y.min()) < 0 or int(y.max()) >= width[-1]:
             raise ValueError(f"y: got classes {int(y.min())} to {int(y.max())}, expected 0 to {width[-1] - 1}")

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bnrank._files import atomic_path
+from bnrank._core.files import atomic_path
 from bnrank.training.gradient_flow.plan import Plan
 from bnrank.training.settings import digest
 

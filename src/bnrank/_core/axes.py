@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from bnrank import _validate
+from bnrank._core import validation
 
 __all__ = ["OKABE_ITO", "axes_for", "dress"]
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-"""Seven colours that colour-blind readers can tell apart (Okabe and Ito 2008; yellow left out, too pale for lines)."""
+"""Seven colors that color-blind readers can tell apart (Okabe and Ito 2008; yellow left out, too pale for lines)."""
 
 
 def axes_for(axes: Any, shape: tuple[int, int], size: tuple[float, float], count: int | None = None) -> Any:
@@ -28,7 +28,7 @@ def axes_for(axes: Any, shape: tuple[int, int], size: tuple[float, float], count
         return made[:count]
     given = np.array([axes] if isinstance(axes, Axes) else list(np.ravel(np.asarray(axes, dtype=object))), dtype=object)
     if len(given) != count or not all(isinstance(ax, Axes) for ax in given):
-        raise ValueError(f"axes: got {_validate.describe(axes)}, expected {count} matplotlib axes")
+        raise ValueError(f"axes: got {validation.describe(axes)}, expected {count} matplotlib axes")
     return given
 
 

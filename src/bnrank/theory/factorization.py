@@ -75,15 +75,15 @@ class Cut:
     def _decomposition(self) -> tuple[Tensor, Tensor, Tensor]:
         """Origin, singular values and directions of the values."""
         origin = self.values.mean(0) if self.affine else torch.zeros_like(self.values[0])
-        centred = self.values - origin
-        if len(centred) > centred.shape[1]:
-            centred = torch.linalg.qr(centred, mode="r")[1]
-        _, values, directions = torch.linalg.svd(centred, full_matrices=False)
+        centered = self.values - origin
+        if len(centered) > centered.shape[1]:
+            centered = torch.linalg.qr(centered, mode="r")[1]
+        _, values, directions = torch.linalg.svd(centered, full_matrices=False)
         return origin, values, directions.T
 
     @property
     def spread(self) -> Tensor:
-        """Singular values of the representation (centred where it may be), descending."""
+        """Singular values of the representation (centered where it may be), descending."""
         return self._decomposition[1]
 
     def principal(self, k: int) -> Basis:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bnrank
-from bnrank.tasks import matrix_factorisation, rank_one_factorisation
+from bnrank.tasks import matrix_factorization, rank_one_factorization
 
 
 def plain_cost(descent, v):
@@ -28,7 +28,7 @@ def plain_descent(descent, v, steps):
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(d=st.integers(2, 12), lr=st.floats(1e-3, 0.08), noise=st.sampled_from([0.0, 0.3]), seed=st.integers(0, 10**9))
 def test_trajectories_are_gradient_descent(d, lr, noise, seed):
-    descent = rank_one_factorisation(d, lr, noise, seed)
+    descent = rank_one_factorization(d, lr, noise, seed)
     v = torch.randn(3, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) / d**0.5
     states = descent.trajectory(v, 6)
     expected = torch.stack([plain_descent(descent, row, 6) for row in v])
@@ -40,7 +40,7 @@ def test_trajectories_are_gradient_descent(d, lr, noise, seed):
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(d=st.integers(2, 20), lr=st.floats(1e-3, 0.1), seed=st.integers(0, 10**9))
 def test_statistics_step_exactly_without_noise(d, lr, seed):
-    descent = rank_one_factorisation(d, lr, seed=seed)
+    descent = rank_one_factorization(d, lr, seed=seed)
     v = torch.randn(20, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) / d**0.5
     u = descent.statistics(v)
     assert u == pytest.approx(torch.stack([(v @ descent.w) ** 2, (v**2).sum(1) - (v @ descent.w) ** 2], 1), abs=1e-14)
@@ -52,7 +52,7 @@ def test_statistics_step_exactly_without_noise(d, lr, seed):
 
 def test_small_steps_have_the_limit_in_print():
     """d(w^T v)^2 = -8 (||v||^2 - 1) (w^T v)^2 dt and d||Pv||^2 = -8 ||v||^2 ||Pv||^2 dt (Jacot2023b section 5)."""
-    descent = rank_one_factorisation(lr=1e-7)
+    descent = rank_one_factorization(lr=1e-7)
     u = torch.tensor([[0.3, 0.8], [1.7, 0.2]], dtype=torch.float64)
     r = u.sum(1)
     rate = (descent.step_statistics(u) - u) / descent.lr
@@ -60,21 +60,21 @@ def test_small_steps_have_the_limit_in_print():
 
 
 def test_what_is_drawn():
-    descent = rank_one_factorisation(9, noise=0.5, seed=4)
+    descent = rank_one_factorization(9, noise=0.5, seed=4)
     assert descent.w.norm().item() == pytest.approx(1, abs=1e-15)
     assert descent.across.norm().item() == pytest.approx(1, abs=1e-15)
     assert abs((descent.w @ descent.across).item()) < 1e-15
-    errors = torch.stack([rank_one_factorisation(9, noise=0.5, seed=seed).error for seed in range(200)])
+    errors = torch.stack([rank_one_factorization(9, noise=0.5, seed=seed).error for seed in range(200)])
     assert errors.square().sum((1, 2)).mean().item() == pytest.approx(0.25, rel=0.05)
     assert not torch.equal(errors[0], errors[0].T)
-    assert not rank_one_factorisation(9).error.any()
-    assert torch.equal(rank_one_factorisation(9, lr=0.01, seed=4).w, descent.w)
+    assert not rank_one_factorization(9).error.any()
+    assert torch.equal(rank_one_factorization(9, lr=0.01, seed=4).w, descent.w)
 
 
 @pytest.mark.parametrize("start", ["even", "gaussian"])
 def test_the_task_is_what_gradient_descent_costs(start):
-    task = matrix_factorisation(50, 5, 4, 0.04, noise=0.1, seed=2, n_test=20, start=start, radius=1.0)
-    descent = rank_one_factorisation(5, 0.04, 0.1, 2)
+    task = matrix_factorization(50, 5, 4, 0.04, noise=0.1, seed=2, n_test=20, start=start, radius=1.0)
+    descent = rank_one_factorization(5, 0.04, 0.1, 2)
     for x, y in ((task.x, task.y), (task.x_test, task.y_test)):
         paths = torch.stack([plain_descent(descent, v, 4) for v in x.double()])
         costs = torch.stack([torch.stack([plain_cost(descent, v) for v in path[1:]]) for path in paths])
@@ -83,20 +83,20 @@ def test_the_task_is_what_gradient_descent_costs(start):
     assert task.y.var(0, correction=0).mean().item() == pytest.approx(1, rel=1e-5)
     assert task.truth is None
     assert {task.x.dtype, task.y.dtype} == {torch.float32}
-    raw = matrix_factorisation(50, 5, 4, 0.04, noise=0.1, seed=2, n_test=0, start=start, radius=1.0, y_variance=None)
+    raw = matrix_factorization(50, 5, 4, 0.04, noise=0.1, seed=2, n_test=0, start=start, radius=1.0, y_variance=None)
     assert torch.equal(raw.x, task.x)
     assert raw.x_test is None
     assert raw.y * float(scale) == pytest.approx(task.y, rel=1e-5)
 
 
 def test_the_truth_gives_the_outputs():
-    task = matrix_factorisation(80, 7, 6, seed=1, n_test=30)
+    task = matrix_factorization(80, 7, 6, seed=1, n_test=30)
     truth = task.truth
     assert truth.rank == 2
     for u, x, y in ((truth.latents, task.x, task.y), (truth.latents_test, task.x_test, task.y_test)):
         assert truth.y_of_latents(u) == pytest.approx(y, abs=1e-5)
         assert truth.y_of_latents(u).dtype == u.dtype == torch.float32
-        descent = rank_one_factorisation(7, 0.03, seed=1)
+        descent = rank_one_factorization(7, 0.03, seed=1)
         other = truth.x_of_latents(u)  # another point of the orbit, with the same costs
         assert (other - x).norm(dim=1).min() > 1e-3
         assert descent.cost(descent.trajectory(other, 6)) == pytest.approx(
@@ -106,16 +106,16 @@ def test_the_truth_gives_the_outputs():
     ranks = torch.linalg.matrix_rank(jacobian, rtol=1e-3)  # 1 at u = 0 and less than a thousandth from it
     assert ranks.max() == 2
     assert (ranks == 2).double().mean() > 0.9
-    assert matrix_factorisation(10, steps=1).truth.rank == 1
+    assert matrix_factorization(10, steps=1).truth.rank == 1
 
 
 def test_even_starts_cover_the_quotient_evenly():
-    task = matrix_factorisation(20_000, 10, 1, lr=0.01, n_test=0, radius=2.0)
+    task = matrix_factorization(20_000, 10, 1, lr=0.01, n_test=0, radius=2.0)
     u = task.truth.latents.double()
     r, phi = u.sum(1).sqrt() / 2, torch.atan2(u[:, 1].sqrt(), u[:, 0].sqrt()) / (torch.pi / 2)
     for values in (r, phi):
         assert torch.histc(values, 10, 0, 1) == pytest.approx(2000, abs=250)
-    w = rank_one_factorisation(10, 0.01).w
+    w = rank_one_factorization(10, 0.01).w
     assert abs((task.x.double() @ w).sign().mean().item()) < 0.03
     rest = task.x.double() - (task.x.double() @ w)[:, None] * w
     rest /= rest.norm(dim=1, keepdim=True)
@@ -123,19 +123,19 @@ def test_even_starts_cover_the_quotient_evenly():
 
 
 def test_gaussian_starts():
-    task = matrix_factorisation(20_000, 10, 1, lr=0.005, n_test=0, radius=2.0, start="gaussian")
+    task = matrix_factorization(20_000, 10, 1, lr=0.005, n_test=0, radius=2.0, start="gaussian")
     assert (task.x.double().T @ task.x.double() / 20_000) == pytest.approx(torch.eye(10) * 4 / 30, abs=0.008)
 
 
 def test_draws_depend_on_the_seed_alone():
     before = torch.get_rng_state()
-    long, short = matrix_factorisation(50, n_test=9), matrix_factorisation(20, n_test=9, steps=3)
+    long, short = matrix_factorization(50, n_test=9), matrix_factorization(20, n_test=9, steps=3)
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(long.x_test, short.x_test)
     assert not torch.equal(long.x[:9], long.x_test)
-    assert not torch.equal(matrix_factorisation(20, seed=1).x, short.x)
+    assert not torch.equal(matrix_factorization(20, seed=1).x, short.x)
     assert short.settings["steps"] == 3
-    assert bnrank.tasks.matrix_factorisation is matrix_factorisation
+    assert bnrank.tasks.matrix_factorization is matrix_factorization
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ def test_draws_depend_on_the_seed_alone():
 )
 def test_bad_arguments(changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        matrix_factorisation(**{"n": 20, **changes})
+        matrix_factorization(**{"n": 20, **changes})
 
 
 def test_bad_states():
-    descent = rank_one_factorisation(4)
+    descent = rank_one_factorization(4)
     with pytest.raises(ValueError, match=r"v: got Tensor of shape \(2, 3\).*expected floating point \(..., 4\)"):
         descent.step(torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"v: .*int64"):

@@ -1,4 +1,4 @@
-"""Gradient descent on a rank-one factorisation: what it costs over time depends on two numbers of its start (F5)."""
+"""Gradient descent on a rank-one factorization: what it costs over time depends on two numbers of its start (F5)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bnrank import _validate
+from bnrank._core import validation
 from bnrank.tasks._random import streams
 from bnrank.tasks.task import Task, Truth
 
-__all__ = ["STARTS", "RankOneFactorisation", "matrix_factorisation", "rank_one_factorisation"]
+__all__ = ["STARTS", "RankOneFactorisation", "matrix_factorization", "rank_one_factorization"]
 
 STARTS = ("even", "gaussian")
 
@@ -47,7 +47,7 @@ class RankOneFactorisation:
     Examples
     --------
     >>> import torch
-    >>> descent = rank_one_factorisation(d=3, lr=0.1)
+    >>> descent = rank_one_factorization(d=3, lr=0.1)
     >>> u = torch.tensor([[0.5, 0.25]], dtype=torch.float64)
     >>> v = descent.representative(u)
     >>> torch.allclose(descent.statistics(descent.step(v)), descent.step_statistics(u), atol=1e-15)
@@ -78,7 +78,7 @@ class RankOneFactorisation:
     def trajectory(self, v: Tensor, steps: int) -> Tensor:
         """Return v(0), ..., v(steps), (..., steps + 1, d)."""
         states = [self._vectors(v)]
-        for _ in range(_validate.integer(steps, "steps", 0)):
+        for _ in range(validation.integer(steps, "steps", 0)):
             states.append(self.step(states[-1]))
         return torch.stack(states, -2).to(v.dtype)
 
@@ -108,14 +108,14 @@ class RankOneFactorisation:
 
     def _vectors(self, v: Tensor) -> Tensor:
         if not isinstance(v, Tensor) or not v.is_floating_point() or v.ndim < 1 or v.shape[-1] != len(self.w):
-            raise ValueError(f"v: got {_validate.describe(v)}, expected floating point (..., {len(self.w)})")
+            raise ValueError(f"v: got {validation.describe(v)}, expected floating point (..., {len(self.w)})")
         return v.double()
 
 
-def rank_one_factorisation(d: int = 6, lr: float = 0.03, noise: float = 0.0, seed: int = 0) -> RankOneFactorisation:
+def rank_one_factorization(d: int = 6, lr: float = 0.03, noise: float = 0.0, seed: int = 0) -> RankOneFactorisation:
     """Draw w, uniform on the unit sphere, and E, with independent entries N(0, (noise/d)^2), so E||E||_F^2 = noise^2.
 
-    The same ``d``, ``noise`` and ``seed`` give the w and E of :func:`matrix_factorisation`.
+    The same ``d``, ``noise`` and ``seed`` give the w and E of :func:`matrix_factorization`.
 
     Raises
     ------
@@ -124,13 +124,13 @@ def rank_one_factorisation(d: int = 6, lr: float = 0.03, noise: float = 0.0, see
 
     Examples
     --------
-    >>> descent = rank_one_factorisation(d=4, seed=3)
+    >>> descent = rank_one_factorization(d=4, seed=3)
     >>> round(descent.w.norm().item(), 12), abs(round((descent.w @ descent.across).item(), 12))
     (1.0, 0.0)
     """
-    d = _validate.integer(d, "d", 2)
-    lr = _validate.number(lr, "lr", 0.0, strict=True)
-    noise = _validate.number(noise, "noise", 0.0)
+    d = validation.integer(d, "d", 2)
+    lr = validation.number(lr, "lr", 0.0, strict=True)
+    noise = validation.number(noise, "noise", 0.0)
     for_w, for_across, for_error = streams(seed, 3)
     w, across = _normal((d,), for_w), _normal((d,), for_across)
     w = w / w.norm()
@@ -139,7 +139,7 @@ def rank_one_factorisation(d: int = 6, lr: float = 0.03, noise: float = 0.0, see
     return RankOneFactorisation(w, across / across.norm(), error, lr)
 
 
-def matrix_factorisation(
+def matrix_factorization(
     n: int = 1000,
     d: int = 6,
     steps: int = 20,
@@ -200,7 +200,7 @@ def matrix_factorisation(
     Examples
     --------
     >>> import torch
-    >>> task = matrix_factorisation(n=100, d=10, steps=5)
+    >>> task = matrix_factorization(n=100, d=10, steps=5)
     >>> task.x.shape, task.y.shape, task.truth.rank
     (torch.Size([100, 10]), torch.Size([100, 5]), 2)
     >>> u = task.truth.latents
@@ -208,11 +208,11 @@ def matrix_factorisation(
     True
     """
     settings = dict(locals())
-    n, n_test = _validate.integer(n, "n"), _validate.integer(n_test, "n_test", 0)
-    steps = _validate.integer(steps, "steps")
-    start = _validate.choice(start, "start", STARTS)
-    radius = _validate.number(radius, "radius", 0.0, strict=True)
-    descent = rank_one_factorisation(d, lr, noise, seed)
+    n, n_test = validation.integer(n, "n"), validation.integer(n_test, "n_test", 0)
+    steps = validation.integer(steps, "steps")
+    start = validation.choice(start, "start", STARTS)
+    radius = validation.number(radius, "radius", 0.0, strict=True)
+    descent = rank_one_factorization(d, lr, noise, seed)
     _, _, _, for_x, for_x_test = streams(seed, 5)
     x, x_test = (_starts(descent, count, start, radius, g).float() for count, g in ((n, for_x), (n_test, for_x_test)))
     largest = float(torch.cat([x, x_test]).double().square().sum(1).max())
@@ -223,7 +223,7 @@ def matrix_factorisation(
         )
     scale = 1.0
     if y_variance is not None:
-        scale = _scale(_costs(descent, x, steps), _validate.number(y_variance, "y_variance", 0.0, strict=True))
+        scale = _scale(_costs(descent, x, steps), validation.number(y_variance, "y_variance", 0.0, strict=True))
     truth = None
     if not noise:
         truth = Truth(
@@ -238,7 +238,7 @@ def matrix_factorisation(
         y=(scale * _costs(descent, x, steps)).float(),
         x_test=x_test if n_test else None,
         y_test=(scale * _costs(descent, x_test, steps)).float() if n_test else None,
-        name="matrix_factorisation",
+        name="matrix_factorization",
         truth=truth,
         settings=settings,
     )
@@ -246,7 +246,7 @@ def matrix_factorisation(
 
 def _pair(u: Tensor) -> Tensor:
     if not isinstance(u, Tensor) or not u.is_floating_point() or u.ndim < 1 or u.shape[-1] != 2:
-        raise ValueError(f"u: got {_validate.describe(u)}, expected floating point (..., 2)")
+        raise ValueError(f"u: got {validation.describe(u)}, expected floating point (..., 2)")
     return u.double()
 
 

@@ -1,0 +1,1 @@
+"""Arguments, files and axes: what every room uses."""

@@ -1,0 +1,195 @@
+"""One format on disk: tensors and plain values in a safetensors file, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from bnrank._core.files import write_atomically
+from bnrank._version import __version__
+
+__all__ = ["Stored", "checked_path", "load", "read", "save"]
+
+SUFFIX = ".safetensors"
+KEY = "bnrank"
+PICKLE_SUFFIXES = {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The contents of a file.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    kind : str
+        What it holds, e.g. "network" or "checkpoint"; "" for a file that bnrank did not write.
+    about : dict
+        Plain values.
+    tensors : dict of str to Tensor
+        Arrays.
+    version : str
+        The version of bnrank that wrote it; "" for a file that bnrank did not write.
+    """
+
+    path: Path
+    kind: str
+    about: dict[str, Any]
+    tensors: dict[str, Tensor]
+    version: str
+
+
+def save(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor | np.ndarray], about: Mapping[str, Any], kind: str
+) -> Path:
+    """Write tensors and plain values to a file, replacing it if it exists, and return its path.
+
+    Parameters
+    ----------
+    path : path
+        A name ending in ``.safetensors``, in an existing folder.
+    tensors : mapping of str to Tensor or ndarray
+        Arrays of numbers.
+    about : mapping
+        Values that JSON can represent.
+    kind : str
+        What the file holds; `load` checks it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the path has another ending, is a folder, lies in a folder that does not exist or cannot be written to, or
+        if ``about`` has values that JSON cannot represent.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = save(Path(folder) / "a.safetensors", {"x": torch.ones(2)}, {"n": 2}, "example")
+    ...     stored = load(path, "example")
+    >>> stored.about["n"], stored.tensors["x"].tolist()
+    (2, [1.0, 1.0])
+    """
+    path = checked_path(path)
+    plain = {name: _plain(tensor) for name, tensor in tensors.items()}
+    text = json.dumps({"kind": kind, "version": __version__, "about": dict(about)})
+    metadata = {"format": "pt", KEY: text, "digest": _digest(plain, text)}
+    try:
+        write_atomically(path, to_bytes(plain, metadata))
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ValueError(f"path: cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+    return path
+
+
+def load(path: str | os.PathLike[str], kind: str | None = None, *, name: str = "path") -> Stored:
+    """Return the contents of a file written by `save`.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    kind : str, optional
+        What it must hold.
+    name : str
+        The caller's argument, for errors.
+
+    Raises
+    ------
+    ValueError
+        If the file is missing, damaged, a pickle, not written by bnrank, or of another kind.
+    """
+    stored = read(path, name=name)
+    expected = f", expected a {kind}" if kind else ""
+    if not stored.kind:
+        raise ValueError(f"{name}: {stored.path} is a safetensors file that bnrank did not write{expected}")
+    if kind is not None and stored.kind != kind:
+        raise ValueError(f"{name}: {stored.path} holds a {stored.kind}{expected}")
+    return stored
+
+
+def read(path: str | os.PathLike[str], *, name: str = "path") -> Stored:
+    """Return the contents of any safetensors file, such as a state dict that another program wrote.
+
+    Raises
+    ------
+    ValueError
+        If the file is missing, damaged or a pickle.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{name}: got {str(path)!r}, expected a file that exists")
+    _refuse_pickle(path, name)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+            metadata = file.metadata() or {}
+        if KEY not in metadata:
+            return Stored(path, "", {}, tensors, "")
+        if metadata.get("digest") != _digest(tensors, metadata[KEY]):
+            raise ValueError("its contents differ from what was written")
+        text = json.loads(metadata[KEY])
+        return Stored(path, str(text["kind"]), dict(text["about"]), tensors, str(text["version"]))
+    except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{name}: {path} ({path.stat().st_size} bytes) is damaged or not a safetensors file: {error}"
+        ) from error
+
+
+def checked_path(path: str | os.PathLike[str], name: str = "path") -> Path:
+    """Return a path that a file can be written to.
+
+    Raises
+    ------
+    ValueError
+        If it does not end in ``.safetensors``, is a folder, or lies in a folder that does not exist.
+    """
+    path = Path(path)
+    if path.suffix != SUFFIX:
+        raise ValueError(f"{name}: got {path.name!r}, expected a name ending in {SUFFIX}")
+    if path.is_dir():
+        raise ValueError(f"{name}: got {str(path)!r}, which is a folder, expected a file name")
+    if not path.parent.is_dir():
+        raise ValueError(f"{name}: got {str(path)!r}, expected a path in a folder that exists")
+    return path
+
+
+def _plain(tensor: Tensor | np.ndarray) -> Tensor:
+    if isinstance(tensor, np.ndarray):
+        tensor = torch.from_numpy(np.ascontiguousarray(tensor))
+    return tensor.detach().cpu().contiguous().clone()
+
+
+def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    """Return the SHA-256 of the text and of name, dtype, shape and raw bytes of every tensor."""
+    result = hashlib.sha256(text.encode())
+    for key in sorted(tensors):
+        tensor = tensors[key]
+        result.update(f"\n{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        result.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return result.hexdigest()
+
+
+def _refuse_pickle(path: Path, name: str) -> None:
+    with path.open("rb") as file:
+        head = file.read(9)  # of a safetensors file: the length of its header in 8 bytes, any of them, and a brace
+    protocol = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
+    pickled = head[:2] == b"PK" or (protocol and head[8:] != b"{")
+    if path.suffix.lower() in PICKLE_SUFFIXES or pickled:
+        raise ValueError(
+            f"{name}: {path} is a pickle{'' if pickled else ' by its name'}, and opening one can run any code. Where "
+            "the model is trusted and loaded, write it with\n"
+            '    safetensors.torch.save_file(model.state_dict(), "model.safetensors")\n'
+            "and give that file instead"
+        )
