@@ -14,11 +14,13 @@ from bnrank.discovery.compression import multiply_adds
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import functools
+
 from benchmarks.against import compression, compression_cases, compression_peers, compression_picture, trials
 
+import helpers
 
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+normal = functools.partial(helpers.normal, dtype=torch.float32)
 
 
 def chain(seed=0):
@@ -52,7 +54,7 @@ def dense_oracle(net, x, removed):
 
 @pytest.mark.parametrize(("make", "shape"), KINDS)
 def test_neurons_of_least_norm_are_taken_out_and_the_rest_computes_the_same(make, shape):
-    net, x = make(), draw(7, *shape)
+    net, x = make(), normal(7, *shape)
     small = compression_peers.neurons(net, x, 0.6)
     removed = []
     for layer in compression_peers.layers(net)[:-1]:
@@ -65,7 +67,7 @@ def test_neurons_of_least_norm_are_taken_out_and_the_rest_computes_the_same(make
 
 
 def test_single_entries_of_least_size_become_zero_and_are_not_counted():
-    net, x = chain(), draw(3, 6)
+    net, x = chain(), normal(3, 6)
     small = compression_peers.finished(compression_peers.entries(net, x, 0.25))
     before = torch.cat([p.flatten() for p in net.parameters()])
     least = before.abs().sort().values[len(before) - round(0.25 * len(before))]
@@ -81,7 +83,7 @@ def test_single_entries_of_least_size_become_zero_and_are_not_counted():
 @pytest.mark.parametrize("name", ["truncated SVD", "truncated SVD on data"])
 def test_factors_are_the_layers_projected_on_the_first_axes(make, shape, name):
     """Against the SVD of W, and of W C^{1/2} with C formed, layer by layer and for inputs as the layer sees them."""
-    net, x = make(), draw(500, *shape)
+    net, x = make(), normal(500, *shape)
     made = compression_peers.layers(compression_peers.PEERS[name].shrink(net, x, 0.55))
     given = x
     pairs = 0
@@ -145,7 +147,7 @@ def ranks(net, cut):
 def test_torch_pruning_takes_neurons_out_for_good():
     pytest.importorskip("torch_pruning")
     for make, shape in KINDS:
-        net, x = make(), draw(5, *shape)
+        net, x = make(), normal(5, *shape)
         sizes = [
             compression_peers.costs(compression_peers.graph_pruned(net, x, kept), x)[0] for kept in (0.9, 0.5, 0.2)
         ]
@@ -154,7 +156,7 @@ def test_torch_pruning_takes_neurons_out_for_good():
 
 
 def test_fine_tuning_lowers_the_error_keeps_zeros_and_leaves_the_network_alone():
-    net, x = chain(), draw(60, 6)
+    net, x = chain(), normal(60, 6)
     for name in ("magnitude, single entries", "magnitude, neurons", "truncated SVD"):
         cut = compression_peers.PEERS[name].shrink(net, x, 0.4)
         before = compression_peers.finished(cut)
@@ -199,7 +201,7 @@ def measured():
         layer.weight.data = w + 0.02 * torch.randn(w.shape, generator=generator)
         layer.bias.data = torch.zeros(len(w))
     net.requires_grad_(False)
-    x, held_out = draw(100, 8, seed=1), draw(80, 8, seed=2)
+    x, held_out = normal(100, 8, seed=1), normal(80, 8, seed=2)
     trained = compression_cases.Trained(net, x, held_out, net(held_out).argmax(1), "planted")
     patch = pytest.MonkeyPatch()
     patch.setattr(compression, "TOLERANCES", (0.01, 0.02, 0.05))

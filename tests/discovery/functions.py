@@ -6,10 +6,6 @@ from torch import nn
 DOUBLE = torch.float64
 
 
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
-
-
 class Function(nn.Module):
     def __init__(self, function):
         super().__init__()

@@ -7,27 +7,24 @@ from torch import nn
 
 import bnrank
 from bnrank.discovery.compression import compress, load, parameters, rebuild
+from helpers import normal
 
 QUICK = {"repeats": 2, "batch": 16}
 
 
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def bottlenecked(width=30, depth=7, k=2, d_in=8, d_out=5, seed=0):
     """x -> |u.x| for k directions u, then layers that pass on k non-negative numbers, then a nonlinear read-out."""
-    u = draw(k, d_in, seed=seed)
+    u = normal(k, d_in, seed=seed)
     first = torch.zeros(width, d_in, dtype=torch.float64)
     first[:k], first[k : 2 * k] = u, -u
     second = torch.zeros(width, width, dtype=torch.float64)
-    mix = torch.linalg.qr(draw(width, k, seed=seed + 1))[0].abs()
+    mix = torch.linalg.qr(normal(width, k, seed=seed + 1))[0].abs()
     second[:, :k] = second[:, k : 2 * k] = mix
     inner = mix @ torch.linalg.pinv(mix)
-    out = draw(width, width, seed=seed + 2) @ inner
+    out = normal(width, width, seed=seed + 2) @ inner
     biases = [torch.zeros(width, dtype=torch.float64) for _ in range(depth - 1)] + [torch.zeros(d_out).double()]
-    biases[-2] = draw(width, seed=seed + 3)
-    last = draw(d_out, width, seed=seed + 4)
+    biases[-2] = normal(width, seed=seed + 3)
+    last = normal(d_out, width, seed=seed + 4)
     return bnrank.networks.from_layers([first, second, *[inner] * (depth - 4), out, last], biases)
 
 
@@ -38,7 +35,7 @@ def relative(a, b, centered=False):
 
 @pytest.fixture(scope="module")
 def planted():
-    net, x = bottlenecked(), draw(600, 8, seed=9)
+    net, x = bottlenecked(), normal(600, 8, seed=9)
     return net, x, compress(net, x, 0.01, **QUICK)
 
 
@@ -55,7 +52,7 @@ def test_a_planted_bottleneck_is_collapsed_to_its_rank(planted):
 
 def test_the_function_stays_on_samples_that_nobody_saw(planted):
     net, _, found = planted
-    fresh = draw(3000, 8, seed=77)
+    fresh = normal(3000, 8, seed=77)
     assert relative(found.network(fresh), net(fresh), centered=True) <= 0.01
 
 
@@ -76,9 +73,9 @@ def test_the_certificate_says_what_an_oracle_measures(planted):
 
 
 def test_held_out_samples_decide_nothing():
-    net, x = bottlenecked(width=16, depth=5), draw(60, 8)
-    a = compress(net, x, 0.01, held_out=draw(8, 8, seed=1), **QUICK)
-    b = compress(net, x, 0.01, held_out=100 * draw(9, 8, seed=2), **QUICK)
+    net, x = bottlenecked(width=16, depth=5), normal(60, 8)
+    a = compress(net, x, 0.01, held_out=normal(8, 8, seed=1), **QUICK)
+    b = compress(net, x, 0.01, held_out=100 * normal(9, 8, seed=2), **QUICK)
     assert all(torch.equal(p, q) for p, q in zip(a.network.parameters(), b.network.parameters(), strict=True))
     assert (a.certificate.held_out.samples, b.certificate.held_out.samples) == (8, 9)
 
@@ -86,7 +83,7 @@ def test_held_out_samples_decide_nothing():
 def test_the_bound_holds_near_the_samples(planted):
     net, x, found = planted
     bound = found.certificate.bound
-    direction = draw(600, 8, seed=5)
+    direction = normal(600, 8, seed=5)
     for distance in (0.0, 0.1, 3.0):
         moved = x + distance * direction / direction.norm(dim=1, keepdim=True)
         with torch.no_grad():
@@ -120,9 +117,9 @@ def test_the_same_seed_gives_the_same_bits_and_the_module_stays_as_it_was():
     net = bottlenecked(width=16, depth=5).train()
     before = copy.deepcopy(net.state_dict())
     state = torch.get_rng_state()
-    first = compress(net, draw(60, 8), 0.01, **QUICK)
+    first = compress(net, normal(60, 8), 0.01, **QUICK)
     with torch.no_grad():
-        second = compress(net, draw(60, 8), 0.01, **QUICK)
+        second = compress(net, normal(60, 8), 0.01, **QUICK)
     assert all(torch.equal(a, b) for a, b in zip(first.network.parameters(), second.network.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), before.values(), strict=True))
     assert torch.equal(torch.get_rng_state(), state)
@@ -132,14 +129,14 @@ def test_the_same_seed_gives_the_same_bits_and_the_module_stays_as_it_was():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_precision_is_kept(dtype):
-    found = compress(bottlenecked(width=16, depth=5).to(dtype), draw(60, 8).float(), 0.01, **QUICK)
+    found = compress(bottlenecked(width=16, depth=5).to(dtype), normal(60, 8).float(), 0.01, **QUICK)
     assert {p.dtype for p in found.network.parameters()} == {dtype}
     assert found.certificate.met
 
 
 def test_a_network_without_bottleneck_is_returned_as_it_is_with_the_reason():
     net = bnrank.MLP([8, 8, 8, 8], seed=3).double()
-    found = compress(net, draw(300, 8), 1e-4, **QUICK)
+    found = compress(net, normal(300, 8), 1e-4, **QUICK)
     assert found.network is net
     assert not found.changed
     assert "no bottleneck" in found.reason
@@ -150,18 +147,18 @@ def test_a_network_without_bottleneck_is_returned_as_it_is_with_the_reason():
 
 
 def test_a_linear_network_becomes_one_map_of_its_rank():
-    product = draw(6, 2) @ draw(2, 10, seed=1)
+    product = normal(6, 2) @ normal(2, 10, seed=1)
     u, s, v = torch.linalg.svd(product, full_matrices=False)
     net = nn.Sequential(
         nn.Linear(10, 30, bias=False), nn.Linear(30, 30, bias=False), nn.Linear(30, 6, bias=False)
     ).double()
     with torch.no_grad():
-        net[0].weight.copy_(torch.linalg.qr(draw(30, 6, seed=2))[0] @ v)
+        net[0].weight.copy_(torch.linalg.qr(normal(30, 6, seed=2))[0] @ v)
         net[1].weight.copy_(torch.eye(30))
-        net[2].weight.copy_(u * s @ torch.linalg.qr(draw(30, 6, seed=2))[0].T)
-    found = compress(net, draw(100, 10), 1e-3, **QUICK)
+        net[2].weight.copy_(u * s @ torch.linalg.qr(normal(30, 6, seed=2))[0].T)
+    found = compress(net, normal(100, 10), 1e-3, **QUICK)
     assert [tuple(p.weight.shape) for p in found.network] == [(2, 10), (6, 2)]
-    fresh = draw(50, 10, seed=8)
+    fresh = normal(50, 10, seed=8)
     assert relative(found.network(fresh), net(fresh)) < 1e-6
 
 
@@ -188,7 +185,7 @@ def bottlenecked_parts():
 
 def test_stretches_of_a_larger_module_are_replaced_and_the_rest_listed(tmp_path):
     torch.manual_seed(0)
-    net, x = Larger().double().eval(), draw(150, 8)
+    net, x = Larger().double().eval(), normal(150, 8)
     found = compress(net, x, 0.01, **QUICK)
     assert list(found.plan) == ["body"]
     assert found.certificate.met
@@ -197,7 +194,7 @@ def test_stretches_of_a_larger_module_are_replaced_and_the_rest_listed(tmp_path)
     assert set(untouched) == {"", "recurrent", "twice"}
     assert "runs 2 times" in untouched["twice"]
     assert found.certificate.rank is None
-    fresh = draw(100, 8, seed=5)
+    fresh = normal(100, 8, seed=5)
     with torch.no_grad():
         assert relative(found.network(fresh), net(fresh), centered=True) < 0.02
         assert torch.equal(net.body[1](torch.tensor([-1.0])), torch.tensor([0.0]))
@@ -208,7 +205,7 @@ def test_stretches_of_a_larger_module_are_replaced_and_the_rest_listed(tmp_path)
 def test_shared_parameters_stay():
     layer = nn.Linear(8, 8)
     net = nn.Sequential(layer, nn.ReLU(), layer).double()
-    found = compress(net, draw(40, 8), 0.5, **QUICK)
+    found = compress(net, normal(40, 8), 0.5, **QUICK)
     assert found.network is net
     assert "more than one place" in found.untouched[0].reason
 
@@ -226,41 +223,41 @@ def test_tuning_lowers_the_change_and_needs_no_more_parameters():
 
 
 def test_one_output_and_a_constant_network():
-    one = compress(bottlenecked(d_out=1), draw(100, 8), 0.01, **QUICK)
+    one = compress(bottlenecked(d_out=1), normal(100, 8), 0.01, **QUICK)
     assert np.isnan(one.certificate.on_x.decisions)
     assert one.certificate.met
     constant = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
     with torch.no_grad():
         constant[0].weight.zero_()
-    found = compress(constant, draw(30, 3), 0.01, **QUICK)
-    assert torch.allclose(found.network(draw(5, 3)), constant(draw(5, 3)))
+    found = compress(constant, normal(30, 3), 0.01, **QUICK)
+    assert torch.allclose(found.network(normal(5, 3)), constant(normal(5, 3)))
     assert found.certificate.on_x.relative < 1e-12
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"x": draw(7, 8)}, ValueError, "x: got 7 sample"),
+        ({"x": normal(7, 8)}, ValueError, "x: got 7 sample"),
         ({"x": [[1.0]]}, TypeError, "x: got"),
         ({"x": torch.full((20, 8), torch.nan)}, ValueError, "x: got NaN"),
-        ({"x": draw(20, 3)}, ValueError, "expected"),
+        ({"x": normal(20, 3)}, ValueError, "expected"),
         ({"tol": 0.0}, ValueError, "tol"),
         ({"tol": "1%"}, TypeError, "tol"),
         ({"held_out": 1.0}, ValueError, "held_out"),
-        ({"held_out": draw(5, 3)}, ValueError, "expected"),
+        ({"held_out": normal(5, 3)}, ValueError, "expected"),
         ({"tune": -1}, ValueError, "tune"),
         ({"y": torch.zeros(19, dtype=torch.long)}, ValueError, r"y: got shape \(19,\)"),
         ({"y": torch.zeros(20)}, TypeError, "y: got dtype"),
         ({"y": [0] * 20}, TypeError, "y: got"),
         ({"y": torch.full((20,), -1)}, ValueError, "y: got the class -1"),
         ({"y": torch.full((20,), 5)}, ValueError, "y: got the class 5"),
-        ({"held_out": (draw(5, 8), torch.zeros(5).long())}, ValueError, "held_out: got a tuple"),
+        ({"held_out": (normal(5, 8), torch.zeros(5).long())}, ValueError, "held_out: got a tuple"),
         ({"module": "net"}, TypeError, "module"),
         ({"batch": 0}, ValueError, "batch"),
     ],
 )
 def test_bad_input_is_refused_by_name(arguments, error, match):
-    given = {"module": bottlenecked(width=16, depth=5), "x": draw(20, 8), **arguments}
+    given = {"module": bottlenecked(width=16, depth=5), "x": normal(20, 8), **arguments}
     with pytest.raises(error, match=match):
         compress(**given)
 
@@ -270,7 +267,7 @@ def test_parameters_that_are_not_finite_are_refused():
     with torch.no_grad():
         net.weights[1][0, 0] = torch.inf
     with pytest.raises(ValueError, match=r"layers\.1\.weight"):
-        compress(net, draw(20, 8))
+        compress(net, normal(20, 8))
 
 
 def test_damaged_files_are_refused(planted, tmp_path):
@@ -302,9 +299,9 @@ def as_chain(network):
 def test_the_rank_counts_what_a_sample_passes_through_wherever_it_is_narrow():
     """Not the rank of the collapse: without one, and with a layer that is narrower than it."""
     narrow = bnrank.MLP([8, 6, 3, 6, 5], seed=1).double()
-    found = compress(narrow, draw(200, 8), 1e-6, **QUICK)
+    found = compress(narrow, normal(200, 8), 1e-6, **QUICK)
     assert (found.certificate.rank_before, found.certificate.rank) == (3, 3)
-    assert found.certificate.jacobian_rank == bnrank.jacobian.rank(narrow, draw(200, 8)[:64], 1e-6).rank
+    assert found.certificate.jacobian_rank == bnrank.jacobian.rank(narrow, normal(200, 8)[:64], 1e-6).rank
 
 
 def test_classes_give_accuracies_and_decide_nothing(planted):

@@ -1,18 +1,20 @@
 """What compression is given: what it refuses, by name and before the work, and tables of data."""
 
+import functools
+
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import helpers
 from bnrank.discovery.compression import arguments, compress, load, search
 
+normal = functools.partial(helpers.normal, dtype=torch.float32)
+
+
 QUICK = {"repeats": 2, "batch": 16}
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def perceptron(d_in=6):
@@ -45,7 +47,7 @@ def embedding():
     return nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 2))
 
 
-X = draw(40, 6)
+X = normal(40, 6)
 LABELS = torch.arange(40) % 3
 
 
@@ -54,8 +56,8 @@ LABELS = torch.arange(40) % 3
     [
         (perceptron(), X[:, :5], {}, ValueError, r"^x: the module fails on it.*\(5,\).*layer 0 .*expects 6 features"),
         (perceptron(), (9 * X).long(), {}, TypeError, r"^x: got dtype torch.int64.*expected floating point"),
-        (Convolving(), draw(20, 3, 5, 5), {}, ValueError, r"^x: .*layer body\.0 \(Conv2d\) expects 1 channel and"),
-        (embedding(), draw(20, 3), {}, TypeError, "^x: got dtype torch.float32.*expected integers"),
+        (Convolving(), normal(20, 3, 5, 5), {}, ValueError, r"^x: .*layer body\.0 \(Conv2d\) expects 1 channel and"),
+        (embedding(), normal(20, 3), {}, TypeError, "^x: got dtype torch.float32.*expected integers"),
         (embedding(), torch.full((20, 3), 10), {}, ValueError, "^x: the module fails on it.*index out of range"),
         (Single(), X, {}, ValueError, "^module: it runs on x in torch.float32, but not in torch.float64"),
         (perceptron(), X[:1].repeat(30, 1), {}, ValueError, "^x: got 30 equal samples.*spread of the outputs is 0"),

@@ -9,10 +9,7 @@ from bnrank.discovery.compression.frequencies import equivariant_fit
 from bnrank.discovery.compression.judging import Judge, channel_rows
 from bnrank.discovery.compression.low_rank import dense, fit, pair, pointwise_pair
 from bnrank.discovery.compression.pricing import cost, counts
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from helpers import normal
 
 
 def brute_force_reduced_rank(z1, z2, k, metric):
@@ -26,17 +23,17 @@ def brute_force_reduced_rank(z1, z2, k, metric):
 @settings(derandomize=True, max_examples=15, deadline=None)
 @given(n1=st.integers(1, 6), n2=st.integers(1, 6), k=st.integers(0, 6), seed=st.integers(0, 1000))
 def test_without_noise_the_fit_is_reduced_rank_regression(n1, n2, k, seed):
-    z1 = draw(60, n1, seed=seed)
-    z2 = z1 @ draw(n1, n2, seed=seed + 1) + draw(n2, seed=seed + 2)
-    metric = draw(n2, n2, seed=seed + 3) + 3 * torch.eye(n2)
+    z1 = normal(60, n1, seed=seed)
+    z2 = z1 @ normal(n1, n2, seed=seed + 1) + normal(n2, seed=seed + 2)
+    metric = normal(n2, n2, seed=seed + 3) + 3 * torch.eye(n2)
     a, b, c = fit(z1, z2, metric).at(k)
     assert torch.allclose(c + z1 @ a.T @ b.T, brute_force_reduced_rank(z1, z2, k, metric), atol=1e-6)
     assert a.shape[0] == min(k, n1, n2)
 
 
 def test_tails_are_what_each_rank_leaves_out_in_the_metric():
-    z1 = draw(80, 5)
-    z2, metric = z1 @ draw(5, 4, seed=1), torch.diag(torch.tensor([1.0, 5.0, 0.1, 2.0]).double())
+    z1 = normal(80, 5)
+    z2, metric = z1 @ normal(5, 4, seed=1), torch.diag(torch.tensor([1.0, 5.0, 0.1, 2.0]).double())
     fitted = fit(z1, z2, metric)
     for k in range(5):
         a, b, c = fitted.at(k)
@@ -47,18 +44,18 @@ def test_tails_are_what_each_rank_leaves_out_in_the_metric():
 
 
 def test_directions_in_which_the_samples_hardly_vary_are_not_extrapolated_along():
-    z1 = draw(40, 10) * torch.tensor([1.0, 1.0] + [1e-5] * 8)
-    noisy = z1[:, :1] + 0.01 * draw(40, 1, seed=1)
+    z1 = normal(40, 10) * torch.tensor([1.0, 1.0] + [1e-5] * 8)
+    noisy = z1[:, :1] + 0.01 * normal(40, 1, seed=1)
     a, b, _ = fit(z1, noisy).at(1)
     assert float((b @ a).norm()) < 2
     assert float(torch.linalg.lstsq(z1, noisy).solution.norm()) > 20  # what least squares does
 
 
 def test_constant_values_give_rank_zero():
-    fitted = fit(torch.ones(9, 3).double(), draw(9, 2))
+    fitted = fit(torch.ones(9, 3).double(), normal(9, 2))
     a, b, c = fitted.at(4)
     assert (a.shape, b.shape, fitted.tails.shape) == ((0, 3), (2, 0), (1,))
-    assert torch.allclose(c, draw(9, 2).mean(0))
+    assert torch.allclose(c, normal(9, 2).mean(0))
 
 
 CONVOLUTIONS = [
@@ -72,9 +69,9 @@ CONVOLUTIONS = [
 @pytest.mark.parametrize(("layer", "shape"), CONVOLUTIONS)
 def test_dense_is_the_matrix_of_the_layer(layer, shape):
     layer = layer.double()
-    x = draw(4, *shape)
+    x = normal(4, *shape)
     out = layer(x).flatten(1)
-    rows = draw(5, out.shape[1], seed=3)
+    rows = normal(5, out.shape[1], seed=3)
     weight, shift = dense(layer, rows, shape)
     assert torch.allclose(x.flatten(1) @ weight.T + shift, out @ rows.T, atol=1e-10)
 
@@ -82,7 +79,7 @@ def test_dense_is_the_matrix_of_the_layer(layer, shape):
 @pytest.mark.parametrize(("layer", "shape"), CONVOLUTIONS)
 def test_pairs_of_full_rank_are_the_layer_itself(layer, shape):
     layer = layer.double()
-    x = draw(200, *shape)
+    x = normal(200, *shape)
     with torch.no_grad():
         out = layer(x)
         flat = out.flatten(1)
@@ -96,9 +93,9 @@ def test_pairs_of_full_rank_are_the_layer_itself(layer, shape):
 
 def test_a_circular_convolution_with_few_frequencies_is_found_from_few_samples():
     """12 samples of 3 x 6 x 6 values: far too few for a map between all pixels, enough frequency by frequency."""
-    x = draw(12, 3, 6, 6)
+    x = normal(12, 3, 6, 6)
     first = nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular").double()
-    matrix = draw(3, 3, seed=4)
+    matrix = normal(3, 3, seed=4)
 
     def planted(z):  # frequencies 0 and (0, +-1), all channels mixed
         waves = torch.fft.fft2(z)
@@ -107,7 +104,7 @@ def test_a_circular_convolution_with_few_frequencies_is_found_from_few_samples()
         return torch.einsum("oc,nchw->nohw", matrix, torch.fft.ifft2(keep).real) + 1.0
 
     with torch.no_grad():
-        z1, fresh = first(x), first(draw(50, 3, 6, 6, seed=5))
+        z1, fresh = first(x), first(normal(50, 3, 6, 6, seed=5))
     fitted = equivariant_fit([first, nn.ReLU(), first], z1, planted(z1))
     a, b, c = fitted.at(3 + 2 * 3)
     assert fitted.reading.shape[0] == 9 or float(fitted.tails[9]) < 1e-5 * float(fitted.tails[0])
@@ -122,7 +119,7 @@ def test_a_circular_convolution_with_few_frequencies_is_found_from_few_samples()
     "part", [nn.Conv1d(2, 2, 3, padding=1), nn.Conv1d(2, 2, 1, stride=2), nn.MaxPool1d(2), nn.Conv1d(2, 2, 3)]
 )
 def test_what_does_not_commute_with_translations_is_not_fitted_by_frequency(part):
-    assert equivariant_fit([part], draw(8, 2, 6), draw(8, 2, 6)) is None
+    assert equivariant_fit([part], normal(8, 2, 6), normal(8, 2, 6)) is None
 
 
 LAYERS = [
@@ -134,11 +131,11 @@ LAYERS = [
 @pytest.mark.parametrize(("net", "shape"), LAYERS)
 def test_a_layer_is_cut_to_the_rank_of_least_cost_and_squared_change(net, shape):
     """Against all ranks built one by one; their changes are those to first order, in the metric of the output."""
-    parts, x = tuple(part.double() for part in net), draw(80, *shape)
+    parts, x = tuple(part.double() for part in net), normal(80, *shape)
     with torch.no_grad():
         sizes = (0.6 ** torch.arange(len(parts[0].weight))).reshape(-1, *[1] * len(shape))
-        parts[0].weight.copy_(sizes * draw(*parts[0].weight.shape, seed=1))
-        parts[-1].weight.copy_(draw(*parts[-1].weight.shape, seed=2))
+        parts[0].weight.copy_(sizes * normal(*parts[0].weight.shape, seed=1))
+        parts[-1].weight.copy_(normal(*parts[-1].weight.shape, seed=2))
         outputs = net(x)
     flat = lambda value: value.flatten(1)  # noqa: E731
     judge = Judge((x, flat, outputs), (x[:3], flat, outputs[:3]), outputs)

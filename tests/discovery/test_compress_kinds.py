@@ -6,12 +6,9 @@ from torch import nn
 
 import bnrank
 from bnrank.discovery.compression import compress, load
+from helpers import normal
 
 QUICK = {"repeats": 2, "batch": 16}
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def change(after, before, x):
@@ -31,7 +28,7 @@ def low_pass(n, taps):
 def circular(n=9, channels=6, depth=6):
     """Circular convolutions; those in the middle mix 2 directions of channels at 3 frequencies, far from any kink."""
     net = bnrank.networks.CircularConvolutional((2, n), [channels] * (depth - 1) + [3], kernel=n, seed=1).double()
-    mix = torch.linalg.qr(draw(channels, 2, seed=2))[0]
+    mix = torch.linalg.qr(normal(channels, 2, seed=2))[0]
     with torch.no_grad():
         for i in range(2, depth):
             net.get_submodule(f"conv{i}").weight.copy_((mix @ mix.T)[:, :, None] * low_pass(n, n))
@@ -41,14 +38,14 @@ def circular(n=9, channels=6, depth=6):
 
 
 def test_convolutions_on_a_circle_collapse_to_their_frequencies(tmp_path):
-    net, x = circular(), draw(60, 2, 9)
+    net, x = circular(), normal(60, 2, 9)
     found = compress(net, x, 0.01, **QUICK)
     step = next(step for step in found.steps if step.kind == "collapse")
     assert "frequency by frequency" in step.what
     assert step.rank == 6  # 2 channels times 1 + 2 dimensions
     assert found.certificate.met
     assert found.certificate.multiply_adds < found.certificate.multiply_adds_before / 3
-    assert change(found.network, net, draw(500, 2, 9, seed=5)) < 0.01
+    assert change(found.network, net, normal(500, 2, 9, seed=5)) < 0.01
     assert found.certificate.bound is not None
     loaded = load(found.save(tmp_path / "small.safetensors"))
     assert torch.equal(loaded(x), found.network(x))
@@ -68,7 +65,7 @@ def test_batch_normalization_is_folded_and_channels_go():
         nn.Dropout(0.5),
         nn.Linear(8, 3),
     ).double()
-    x = draw(200, 1, 8, 8)
+    x = normal(200, 1, 8, 8)
     with torch.no_grad():
         net[0].weight[4:] = 0.5 * net[0].weight[:4]
         net(x)  # running statistics
@@ -81,18 +78,18 @@ def test_batch_normalization_is_folded_and_channels_go():
     assert found.network[0].out_channels == 4
     assert not any(isinstance(part, nn.BatchNorm2d | nn.Dropout) for part in found.network)
     assert found.certificate.met
-    assert change(found.network, net, draw(300, 1, 8, 8, seed=3)) < 0.02
+    assert change(found.network, net, normal(300, 1, 8, 8, seed=3)) < 0.02
 
 
 def test_a_convolution_of_low_rank_becomes_two():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv1d(12, 24, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(24 * 6, 2)).double()
     with torch.no_grad():
-        net[0].weight.copy_((draw(24, 3) @ draw(3, 36, seed=1)).reshape(24, 12, 3))
-    found = compress(net, draw(400, 12, 6), 1e-3, **QUICK)
+        net[0].weight.copy_((normal(24, 3) @ normal(3, 36, seed=1)).reshape(24, 12, 3))
+    found = compress(net, normal(400, 12, 6), 1e-3, **QUICK)
     convolutions = [part for part in found.network if isinstance(part, nn.Conv1d)]
     assert [(c.out_channels, c.kernel_size) for c in convolutions] == [(3, (3,)), (24, (1,))]
-    assert change(found.network, net, draw(400, 12, 6, seed=2)) < 1e-3
+    assert change(found.network, net, normal(400, 12, 6, seed=2)) < 1e-3
 
 
 class OneByOne(nn.Module):
@@ -108,13 +105,13 @@ def test_layers_that_code_calls_one_by_one_are_factored():
     torch.manual_seed(0)
     net = OneByOne().double()
     with torch.no_grad():
-        net.first.weight.copy_(draw(60, 2) @ draw(2, 20, seed=1) / 10)
+        net.first.weight.copy_(normal(60, 2) @ normal(2, 20, seed=1) / 10)
         net.second.weight.mul_(0.3)
-    found = compress(net, draw(300, 20), 0.01, **QUICK)
+    found = compress(net, normal(300, 20), 0.01, **QUICK)
     assert isinstance(found.network, OneByOne)
     assert found.network.first[0].out_features == 2
     assert found.certificate.met
-    assert change(found.network, net, draw(500, 20, seed=4)) < 0.01
+    assert change(found.network, net, normal(500, 20, seed=4)) < 0.01
 
 
 class ReadsAWeight(OneByOne):
@@ -126,8 +123,8 @@ def test_a_layer_whose_weight_is_read_elsewhere_stays():
     torch.manual_seed(0)
     net = ReadsAWeight().double()
     with torch.no_grad():
-        net.first.weight.copy_(draw(60, 2) @ draw(2, 20, seed=1) / 10)
-    found = compress(net, draw(100, 20), 0.01, **QUICK)
+        net.first.weight.copy_(normal(60, 2) @ normal(2, 20, seed=1) / 10)
+    found = compress(net, normal(100, 20), 0.01, **QUICK)
     assert list(found.plan) == ["first"]
     assert [(u.name, "cannot be run" in u.reason) for u in found.untouched] == [("second", True)]
 
@@ -137,7 +134,7 @@ def test_a_part_that_cannot_be_read_stays_within_its_stretch():
     net = nn.Sequential(nn.Linear(6, 20), nn.LayerNorm(20), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2)).double()
     with torch.no_grad():
         net[2].weight[8:], net[2].bias[8:] = 0.0, 1.0
-    found = compress(net, draw(200, 6), 0.01, **QUICK)
+    found = compress(net, normal(200, 6), 0.01, **QUICK)
     assert [(u.name, u.type) for u in found.untouched] == [("", "LayerNorm")]
     assert found.network[2].out_features <= 8
     assert found.certificate.bound is None
@@ -160,14 +157,14 @@ def test_parts_that_work_in_place_do_no_harm():
     ).double()
     with torch.no_grad():
         net[3].weight[8:], net[3].bias[8:] = 0.0, 1.0
-    x = draw(200, 20)
+    x = normal(200, 20)
     before = x.clone()
     found = compress(net, x, 0.01, **QUICK)
     assert torch.equal(x, before)
     assert found.certificate.met
     assert found.certificate.parameters < found.certificate.parameters_before
     with torch.no_grad():
-        wanted, fresh = net(draw(50, 20, seed=2)), found.network(draw(50, 20, seed=2))
+        wanted, fresh = net(normal(50, 20, seed=2)), found.network(normal(50, 20, seed=2))
     assert float((fresh - wanted).norm() / (wanted - wanted.mean(0)).norm()) < 0.02
 
 
@@ -176,11 +173,11 @@ def test_sequences_keep_their_shape():
     net = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 4)).double()
     with torch.no_grad():
         net[0].weight[10:], net[0].bias[10:] = net[0].weight[:10], net[0].bias[:10]
-    x = draw(50, 5, 6)
+    x = normal(50, 5, 6)
     found = compress(net, x, 0.01, **QUICK)
     assert found.certificate.parameters < found.certificate.parameters_before
     assert found.network(x).shape == (50, 5, 4)
-    assert change(found.network, net, draw(80, 5, 6, seed=3)) < 0.01
+    assert change(found.network, net, normal(80, 5, 6, seed=3)) < 0.01
 
 
 def test_embedded_integers_are_taken():

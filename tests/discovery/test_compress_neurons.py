@@ -9,10 +9,7 @@ from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.neurons import _forward_selection, narrowed, rankings, without_superfluous
 from bnrank.discovery.compression.pricing import cost, counts
 from bnrank.discovery.compression.scaling import balanced
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from helpers import normal
 
 
 def judge(parts, x):
@@ -40,7 +37,7 @@ def conv_net(channels=6, seed=0):
 
 
 def test_forward_selection_takes_at_each_step_the_unit_that_leaves_least():
-    rows, needed = draw(40, 6), draw(6, 6, seed=1) @ draw(6, 6, seed=1).T
+    rows, needed = normal(40, 6), normal(6, 6, seed=1) @ normal(6, 6, seed=1).T
     order, left = _forward_selection(rows, needed)
     root = torch.linalg.cholesky(needed)
 
@@ -61,12 +58,12 @@ def test_forward_selection_takes_at_each_step_the_unit_that_leaves_least():
 
 def test_units_that_are_linear_in_others_on_the_samples_go_and_nothing_changes():
     """8 neurons of which 5 are positive combinations of 3 active everywhere."""
-    x = draw(50, 4).abs()
-    basis = draw(3, 4, seed=1).abs()
+    x = normal(50, 4).abs()
+    basis = normal(3, 4, seed=1).abs()
     first = nn.Linear(4, 8).double()
     last = nn.Linear(8, 2).double()
     with torch.no_grad():
-        first.weight.copy_(torch.cat([basis, draw(5, 3, seed=2).abs() @ basis]))
+        first.weight.copy_(torch.cat([basis, normal(5, 3, seed=2).abs() @ basis]))
         first.bias.fill_(1.0)
     parts = (first, nn.ReLU(), last)
     found = judge(parts, x)
@@ -86,10 +83,10 @@ READ = [
 
 @pytest.mark.parametrize(("net", "shape"), READ)
 def test_a_units_price_is_what_its_removal_saves(net, shape):
-    parts, x = tuple(part.double() for part in net), draw(30, *shape)
+    parts, x = tuple(part.double() for part in net), normal(30, *shape)
     with torch.no_grad():
-        parts[0].weight.copy_(draw(*parts[0].weight.shape, seed=1))
-        parts[-1].weight.copy_(draw(*parts[-1].weight.shape, seed=2))
+        parts[0].weight.copy_(normal(*parts[0].weight.shape, seed=1))
+        parts[-1].weight.copy_(normal(*parts[-1].weight.shape, seed=2))
     found, whole = judge(parts, x), counts(parts, x)
     ranked = rankings(found, parts, whole)
     slim, kept = narrowed(found, parts, ranked, 3.0)
@@ -100,11 +97,11 @@ def test_a_units_price_is_what_its_removal_saves(net, shape):
 
 def test_as_many_units_stay_as_make_price_and_squared_change_least():
     parts = tuple(part.double() for part in READ[0][0])
-    x = draw(60, 4)
+    x = normal(60, 4)
     with torch.no_grad():
-        parts[0].weight.copy_(draw(9, 4, seed=1) * 0.5 ** torch.arange(9)[:, None])
+        parts[0].weight.copy_(normal(9, 4, seed=1) * 0.5 ** torch.arange(9)[:, None])
         parts[0].bias.zero_()
-        parts[2].weight.copy_(draw(3, 9, seed=2))
+        parts[2].weight.copy_(normal(3, 9, seed=2))
     found = judge(parts, x)
     whole = counts(parts, x)
     ranking = rankings(found, parts, whole)[0]
@@ -123,7 +120,7 @@ def test_channels_that_repeat_others_are_narrowed_away(place):
     with torch.no_grad():
         net[place].weight[4:] = 0.7 * net[place].weight[1:3]
         net[place].bias[4:] = 0.7 * net[place].bias[1:3]
-    x = draw(30, 2, 8, 8)
+    x = normal(30, 2, 8, 8)
     parts = tuple(net)
     found = judge(parts, x)
     slim, kept = narrowed(found, parts, rankings(found, parts, counts(parts, x)), 1e-3)
@@ -132,7 +129,7 @@ def test_channels_that_repeat_others_are_narrowed_away(place):
 
 
 def test_constants_go_into_biases_only_where_the_reader_does_not_pad():
-    x = draw(10, 1, 6)
+    x = normal(10, 1, 6)
     for padding in (0, 1):
         first, last = nn.Conv1d(1, 3, 1).double(), nn.Conv1d(3, 1, 3, padding=padding).double()
         with torch.no_grad():
@@ -151,7 +148,7 @@ def test_dead_and_parallel_channels_and_neurons_go_exactly():
         net[0].bias[2] = 3 * net[0].bias[1]
         net[3].weight[0], net[3].bias[0] = 0.0, 1.5
         net[6].weight[:, 4:8] = 0.0  # channel 1 of the second convolution is not read
-    parts, x = tuple(net), draw(5, 2, 8, 8)
+    parts, x = tuple(net), normal(5, 2, 8, 8)
     slim, removed, merged = without_superfluous(parts, x)
     assert (removed, merged) == (2, 1)
     assert [slim[0].out_channels, slim[3].out_channels, slim[6].in_features] == [5, 4, 16]
@@ -166,7 +163,7 @@ def test_runs_of_linear_layers_are_pruned_between_other_parts():
         net[2].weight[3] = 2 * net[2].weight[1]
         net[2].bias[3] = 2 * net[2].bias[1]
         net[4].weight[:, 0] = 0.0
-    x = draw(6, 3)
+    x = normal(6, 3)
     slim, removed, merged = without_superfluous(tuple(net), x)
     assert (removed, merged) == (1, 1)
     assert slim[2].out_features == 4
@@ -176,7 +173,7 @@ def test_runs_of_linear_layers_are_pruned_between_other_parts():
 def test_the_metric_is_the_mean_square_of_the_jacobians():
     parts = (nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
     parts = tuple(part.double() for part in parts)
-    x = draw(7, 3)
+    x = normal(7, 3)
     metrics = judge(parts, x).metrics(parts)
     for i in (0, 2, 4):
         with torch.no_grad():
@@ -194,7 +191,7 @@ def test_balancing_keeps_the_function_and_evens_the_norms():
         parts[0].weight.mul_(1e3)
         parts[0].bias.mul_(1e3)
         parts[3].weight.mul_(1e-3)
-    x = draw(4, 2, 8, 8)
+    x = normal(4, 2, 8, 8)
     even = balanced(parts, x)
     assert torch.allclose(run(even, x), run(parts, x), rtol=1e-9)
     into = even[0].weight.flatten(1).square().sum(1) + even[0].bias.square()
@@ -204,10 +201,10 @@ def test_balancing_keeps_the_function_and_evens_the_norms():
 
 def test_units_are_left_alone_where_parts_between_mix_them():
     parts = (nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    assert rankings(judge([p.double() for p in parts], draw(9, 3)), parts, (1, 1, 1)) == []
+    assert rankings(judge([p.double() for p in parts], normal(9, 3)), parts, (1, 1, 1)) == []
     kinds = itertools.chain([nn.Softmax(1)], [nn.Flatten(0)])
     for kind in kinds:
         parts = tuple(p.double() for p in (nn.Linear(3, 4), kind, nn.Linear(4, 2)))
         if isinstance(kind, nn.Flatten):
             continue
-        assert rankings(judge(parts, draw(9, 3)), parts, (1, 1, 1)) == []
+        assert rankings(judge(parts, normal(9, 3)), parts, (1, 1, 1)) == []

@@ -8,12 +8,9 @@ from bnrank.discovery.compression import collapse, compress, parameters, search,
 from bnrank.discovery.compression.chain import Stretch
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.stages import Cut, Step
+from helpers import normal
 
 QUICK = {"repeats": 2, "batch": 16}
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def made(*parts):
@@ -34,11 +31,11 @@ def convolutions():
 def test_too_many_values_are_said_in_good_grammar(layers, words, monkeypatch):
     monkeypatch.setattr(collapse, "LARGEST", 0)
     parts = [part for _ in range(layers) for part in (nn.Linear(5, 5), nn.ReLU())][:-1]
-    assert words in compress(made(*parts), draw(60, 5), 1e-5, **QUICK).reason
+    assert words in compress(made(*parts), normal(60, 5), 1e-5, **QUICK).reason
 
 
 def test_it_is_said_why_every_channel_stays_and_the_number_is_right():
-    net, x = convolutions(), draw(200, 2, 8)
+    net, x = convolutions(), normal(200, 2, 8)
     found = compress(net, x, 1e-4, **QUICK)
     assert all(step.kind != "narrow" for step in found.steps)
     assert "every channel stays: none is linear in others within the 0.00765 percent allowed" in found.reason
@@ -51,7 +48,7 @@ def test_it_is_said_why_every_channel_stays_and_the_number_is_right():
 
 def test_neurons_that_can_go_are_not_said_to_stay():
     wide = made(nn.Linear(3, 12), nn.Softplus(), nn.Linear(12, 12), nn.Softplus(), nn.Linear(12, 3))
-    found = compress(wide, draw(300, 3), 0.05, **QUICK)
+    found = compress(wide, normal(300, 3), 0.05, **QUICK)
     assert any(step.kind == "narrow" for step in found.steps)
     assert "stays" not in found.reason
 
@@ -72,7 +69,7 @@ def test_the_change_by_the_nearest_neuron_is_what_its_ranking_says():
 
 
 def judged(net, samples=60):
-    x = draw(samples, net[0].in_features)
+    x = normal(samples, net[0].in_features)
     with torch.no_grad():
         y = net(x)
     rest = lambda value: value  # noqa: E731
@@ -103,7 +100,7 @@ class Two(nn.Module):
 
 
 def test_tuning_one_stretch_does_not_keep_the_next_large(monkeypatch):
-    net, x, cut = Two().double(), draw(200, 4), search._cut
+    net, x, cut = Two().double(), normal(200, 4), search._cut
     plain = compress(net, x, 0.05, **QUICK)
 
     def greedy(judge, stretch, limit, tune):

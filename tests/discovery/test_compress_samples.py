@@ -9,12 +9,9 @@ from torch import nn
 from bnrank.discovery.compression import compress, sampling, search
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.sampling import enriched, split
+from helpers import normal
 
 QUICK = {"repeats": 1, "batch": 8}
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def perceptron(*widths, spread=1.0):
@@ -22,8 +19,8 @@ def perceptron(*widths, spread=1.0):
     for i, (n, m) in enumerate(itertools.pairwise(widths)):
         layer = nn.Linear(n, m).double()
         with torch.no_grad():
-            layer.weight.copy_(spread * draw(m, n, seed=i) / n**0.5)
-            layer.bias.copy_(spread * draw(m, seed=100 + i) / n**0.5)
+            layer.weight.copy_(spread * normal(m, n, seed=i) / n**0.5)
+            layer.bias.copy_(spread * normal(m, seed=100 + i) / n**0.5)
         parts += [layer, nn.ReLU()]
     return nn.Sequential(*parts[:-1])
 
@@ -45,9 +42,9 @@ def test_every_sample_decides_or_is_held_out_and_none_does_both(n, share, count)
 
 
 def test_samples_held_out_of_x_decide_nothing():
-    net, x = perceptron(5, 12, 12, 4), draw(60, 5)
+    net, x = perceptron(5, 12, 12, 4), normal(60, 5)
     other = x.clone()
-    other[parts_of_60()[2]] = 5 * draw(12, 5, seed=1)
+    other[parts_of_60()[2]] = 5 * normal(12, 5, seed=1)
     found, same = compress(net, x, 0.2, **QUICK), compress(net, other, 0.2, **QUICK)
     assert found.changed
     assert found.steps == same.steps
@@ -57,7 +54,7 @@ def test_samples_held_out_of_x_decide_nothing():
 
 def test_points_between_lie_on_lines_through_fitted_neighbors():
     """The fitted samples have a last entry of 0, the others of 1."""
-    x = torch.cat([draw(16, 2, 2), torch.zeros(16, 2, 1)], 2)
+    x = torch.cat([normal(16, 2, 2), torch.zeros(16, 2, 1)], 2)
     x[10:, :, 2] = 1.0
     found = enriched(x, fitted=10, least=200, seed=3)
     assert found.shape == (206, 2, 3)
@@ -95,7 +92,7 @@ def judges(monkeypatch):
 
 def test_fits_see_fitted_samples_and_points_between_them_only(judges):
     """The last entry marks what a sample is for: 0 fits, 1 judges the fits, 2 is held out."""
-    net, x = perceptron(5, 6, 3), draw(60, 5)
+    net, x = perceptron(5, 6, 3), normal(60, 5)
     for mark, places in enumerate(parts_of_60()):
         x[places, 4] = float(mark)
     compress(net, x, 0.1, **QUICK)
@@ -152,7 +149,7 @@ class Steep(nn.Module):
     ("end", "spread", "seed"), [(torch.exp, 2.0, 6), (lambda h: h.abs() ** 3, 1.0, 5)], ids=["exp", "cube"]
 )
 def test_the_tolerance_is_met_where_points_between_spread_more_than_the_samples(end, spread, seed):
-    held_out = draw(300, 20, seed=66)
-    found = compress(Steep(end, spread).double(), draw(60, 20, seed=seed), 0.1, held_out=held_out, **QUICK)
+    held_out = normal(300, 20, seed=66)
+    found = compress(Steep(end, spread).double(), normal(60, 20, seed=seed), 0.1, held_out=held_out, **QUICK)
     assert found.changed
     assert found.certificate.met

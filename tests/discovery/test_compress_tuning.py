@@ -12,10 +12,7 @@ from bnrank.discovery.compression.chain import Stretch
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.stages import Cut, Step
 from bnrank.discovery.compression.tuning import tuned
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from helpers import normal
 
 
 def made(*parts):
@@ -23,7 +20,7 @@ def made(*parts):
     net = nn.Sequential(*parts).double()
     with torch.no_grad():
         for i, p in enumerate(net.parameters()):
-            p.copy_(draw(*p.shape, seed=i) / p[0].numel() ** 0.5)
+            p.copy_(normal(*p.shape, seed=i) / p[0].numel() ** 0.5)
     return net
 
 
@@ -42,12 +39,12 @@ class Recorded(Judge):
 def judged(noise, away=0.0, samples=(10, 40)):
     """Return a judge of outputs with noise where fits are made, and parts that are ``away`` from those without."""
     net, rest = made(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 3)), nn.Identity()
-    x, kept = draw(samples[0], 4), draw(samples[1], 4, seed=1)
+    x, kept = normal(samples[0], 4), normal(samples[1], 4, seed=1)
     parts = tuple(copy.deepcopy(net))
     with torch.no_grad():
-        y, y_kept = net(x) + noise * draw(samples[0], 3, seed=2), net(kept)
+        y, y_kept = net(x) + noise * normal(samples[0], 3, seed=2), net(kept)
         for i, part in enumerate(parts[::2]):
-            part.weight += away * draw(*part.weight.shape, seed=3 + i)
+            part.weight += away * normal(*part.weight.shape, seed=3 + i)
     return Recorded((x, rest, y), (kept, rest, y_kept), torch.cat([y, y_kept])), parts
 
 
@@ -105,7 +102,7 @@ def test_the_squared_change_may_grow_to_the_share_of_the_parameters_looked_at(mo
         return cut(judge, stretch, limit, tune)
 
     monkeypatch.setattr(search, "_cut", recorded)
-    found = compress(Three().double(), draw(60, 4), 0.2, repeats=1, batch=8)
+    found = compress(Three().double(), normal(60, 4), 0.2, repeats=1, batch=8)
     spent = 0.85 * 0.2
     assert limits == pytest.approx(
         {"first": math.sqrt(0.60) * spent, "second": math.sqrt(0.69) * spent, "third": spent}

@@ -14,8 +14,9 @@ import oracles
 from bnrank.discovery.symmetries import rotations, symmetries
 from bnrank.tasks import matrix_factorization, rank_one_factorization
 from bnrank.tasks.matrix_factorization import RankOneFactorisation
+from helpers import normal
 
-from .functions import DOUBLE, Function, columns, normal
+from .functions import DOUBLE, Function, columns
 
 
 def span_cosines(found, truth):

@@ -15,8 +15,9 @@ from bnrank.discovery.symmetries.flows import carried_out, change
 from bnrank.discovery.symmetries.models import module_of
 from bnrank.discovery.symmetries.wording import combination, echelon, field_text
 from bnrank.tasks import Task
+from helpers import normal
 
-from .functions import DOUBLE, normal
+from .functions import DOUBLE
 
 
 def turns(n, places, dimension):

@@ -13,8 +13,9 @@ from bnrank.discovery.symmetries.pieces import sparse
 from bnrank.discovery.symmetries.problem import _shortened, read
 from bnrank.discovery.symmetries.search import _orbit
 from bnrank.discovery.symmetries.wording import combination, point_text
+from helpers import normal
 
-from .functions import DOUBLE, Function, columns, normal
+from .functions import DOUBLE, Function, columns
 
 UNITS = torch.tensor([1e4, 1e-4, 1.0, 1e2, 1e-3, 3.0], dtype=DOUBLE)
 

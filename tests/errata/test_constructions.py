@@ -9,10 +9,7 @@ from bnrank.measures import jacobian
 from bnrank.networks import MLP
 from bnrank.networks.constructions import completely_positive, cross, diverging_geodesic, with_slope
 from bnrank.networks.mlp import leaky_relu
-
-
-def norm(net):
-    return sum(float((p.detach() ** 2).sum()) for p in net.parameters())
+from helpers import norm
 
 
 def uniform(n, seed=0):

@@ -12,10 +12,7 @@ from scipy.linalg import hadamard
 
 from bnrank.networks.mlp import MLP, from_layers, leaky_relu
 from bnrank.tasks import bottleneck_spectra_map
-
-
-def draw(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from helpers import normal
 
 
 def jacobian(function, x):
@@ -149,7 +146,7 @@ def test_e16_brackets_in_the_depth_formula():
 
     assert {d for d in range(1, 17) if printed(d) == depth_of_fplf(d)} == {1, 2, 4, 8, 16}
     assert all(printed(d) == depth_of_fplf(d) + 1 for d in (3, 5, 6, 7, 9, 15))  # one layer too many
-    affine, x = draw(4, 4, seed=0), draw(200, 3, seed=1)
+    affine, x = normal(4, 4, seed=0), normal(200, 3, seed=1)
     net = max_of_four(affine)
     assert net.depth == depth_of_fplf(3) == printed(3) - 1
     expected = (x @ affine[:, :3].T + affine[:, 3]).max(1).values
@@ -196,7 +193,7 @@ def test_e16_the_count_of_monomials():
 def test_e16_the_activation_is_applied_twice(slope, differs):
     """The slides have alpha_l = sigma(W_l alpha_{l-1} + b_l) and f = W_L sigma(alpha_{L-1}) + b_L."""
     net = MLP([3, 8, 8, 2], slope=slope, seed=0, dtype=torch.float64)
-    x = draw(50, 3, seed=0)
+    x = normal(50, 3, seed=0)
     alpha = x
     for w, b in zip(net.weights[:-1], net.biases[:-1], strict=True):
         alpha = leaky_relu(alpha @ w.T + b, slope)
@@ -222,15 +219,15 @@ def descend(v, w, steps, eta, e=0.0):
 
 def test_e16_both_pairs_of_summary_statistics_close():
     """Slides: (|w^T v|, ||(I - w w^T) v||); paper: their squares. Either evolves on its own."""
-    w = draw(20, seed=0)
+    w = normal(20, seed=0)
     w = w / w.norm()
-    v = draw(6, 20, seed=1) * 0.2
+    v = normal(6, 20, seed=1) * 0.2
     gradient = torch.autograd.functional.jacobian(
         lambda u: (torch.outer(u, u) - torch.outer(w, w)).square().sum(), v[0]
     )
     torch.testing.assert_close(v[:1] - 1e-3 * gradient, descend(v[:1], w, 1, 1e-3))
 
-    rotated = draw(6, 20, seed=2)  # same statistics, other directions off the axis, other signs along it
+    rotated = normal(6, 20, seed=2)  # same statistics, other directions off the axis, other signs along it
     off = rotated - (rotated @ w)[:, None] * w
     u = statistics(v, w)
     twin = -torch.sign(v @ w)[:, None] * u[:, :1] * w + off / off.norm(dim=1, keepdim=True) * u[:, 1:]
@@ -253,7 +250,7 @@ def test_e16_both_pairs_of_summary_statistics_close():
         statistics(descend(alone, w, 50, 0.01), w)[:, 0] - statistics(descend(v, w, 50, 0.01), w)[:, 0]
     ).abs().max() > 0.01
 
-    noise = draw(20, 20, seed=3)
+    noise = normal(20, 20, seed=3)
     noise = 0.1 * (noise + noise.T) / 2
     with_noise = [statistics(descend(start, w, 300, 0.01, noise), w) for start in (v, twin)]
     assert (with_noise[0] - with_noise[1]).abs().max() > 0.01  # closed up to O(||E||) only
@@ -324,7 +321,7 @@ def test_e23_the_bound_on_activations_needs_its_maximum():
 
 def test_e24_the_jacobian_has_derivatives_of_the_activation():
     net = MLP([3, 6, 6, 2], slope=0.3, seed=0, dtype=torch.float64)
-    x = draw(3, seed=2)
+    x = normal(3, seed=2)
     printed = corrected = torch.eye(3, dtype=torch.float64)
     a = x
     for w, b in zip(net.weights[:-1], net.biases[:-1], strict=True):
@@ -348,7 +345,7 @@ def kernel_ridge(x, y, scale=1.0, ridge=1e-2):
 
 
 def test_e24_sign_of_the_kernel_jacobian():
-    x, y, point = draw(20, 2, seed=0), draw(20, 5, seed=1), draw(2, seed=2)
+    x, y, point = normal(20, 2, seed=0), normal(20, 5, seed=1), normal(2, seed=2)
     predictor, coefficients = kernel_ridge(x, y)
     distance = (x - point).norm(dim=1)
     derivative = -distance * torch.exp(-(distance**2) / 2)  # k' of k(r) = e^{-r^2 / 2}
@@ -360,9 +357,9 @@ def test_e24_sign_of_the_kernel_jacobian():
 
 @pytest.mark.parametrize(("d_in", "rank_x", "d_out"), [(2, 2, 5), (4, 4, 4), (5, 2, 6), (5, 5, 3)])
 def test_e24_rank_of_the_kernel_jacobian(d_in, rank_x, d_out):
-    x = draw(20, rank_x, seed=0) @ draw(rank_x, d_in, seed=1)
-    predictor, _ = kernel_ridge(x, draw(20, d_out, seed=3), scale=2.0)
-    rank = int(torch.linalg.matrix_rank(jacobian(predictor, draw(d_in, seed=2)), rtol=1e-9))
+    x = normal(20, rank_x, seed=0) @ normal(rank_x, d_in, seed=1)
+    predictor, _ = kernel_ridge(x, normal(20, d_out, seed=3), scale=2.0)
+    rank = int(torch.linalg.matrix_rank(jacobian(predictor, normal(d_in, seed=2)), rtol=1e-9))
     printed = min(rank_x + 1, 20, d_out)
     assert rank == min(d_in, printed)
     assert (rank == printed) == (printed <= d_in)

@@ -14,11 +14,9 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import nn
 
+from helpers import normal
+
 SIGNS = torch.tensor([1.0, -1, 1, 1, -1], dtype=torch.float64)
-
-
-def draw(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def rate(quantity, network, parameters):
@@ -52,7 +50,7 @@ def admitted(edges):
 
 
 def test_e20_definition_7_admits_sets_without_the_invariance():
-    x = draw(5, 2, seed=0)
+    x = normal(5, 2, seed=0)
     last_layer = (("h1", "y"), ("h2", "y"))
 
     def network(w1, w2):
@@ -65,7 +63,7 @@ def test_e20_definition_7_admits_sets_without_the_invariance():
 
             return squares(edges) - squares(last_layer)
 
-        return abs(rate(difference, network, [draw(2, 2, seed=1), draw(1, 2, seed=2)]).item())
+        return abs(rate(difference, network, [normal(2, 2, seed=1), normal(1, 2, seed=2)]).item())
 
     sets = [edges for size in range(1, 6) for edges in itertools.combinations(EDGES, size) if admitted(edges)]
     drifts = {edges: drift(edges) for edges in sets}
@@ -82,13 +80,17 @@ def test_e20_definition_7_admits_sets_without_the_invariance():
 def test_e20_case_6_holds_for_free_blocks_only(skip):
     """A convolution, then a -> Z relu(Y a) + D a: W2^T W2 - W1 W1^T with W2 = [Y; D], one column per channel."""
     channels, positions, hidden, size = 3, 4, 5, 12
-    x = draw(5, 2, 6, seed=3)
-    last = draw(size, seed=4)
-    parameters = [draw(channels, 2, 3, seed=5), 0.5 * draw(hidden, size, seed=6), 0.5 * draw(size, hidden, seed=7)]
+    x = normal(5, 2, 6, seed=3)
+    last = normal(size, seed=4)
+    parameters = [
+        normal(channels, 2, 3, seed=5),
+        0.5 * normal(hidden, size, seed=6),
+        0.5 * normal(size, hidden, seed=7),
+    ]
     if skip == "free":
-        parameters.append(0.5 * draw(size, size, seed=8))
+        parameters.append(0.5 * normal(size, size, seed=8))
     elif skip == "diagonal":
-        parameters.append(draw(size, seed=8))
+        parameters.append(normal(size, seed=8))
 
     def skipped(d):
         return torch.eye(size, dtype=torch.float64) if not d else torch.diag(d[0]) if d[0].ndim == 1 else d[0]

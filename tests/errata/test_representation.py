@@ -10,15 +10,12 @@ from bnrank.networks.mlp import from_layers
 from bnrank.theory.cost.bounds import r1_lower_bound
 from bnrank.theory.cost.closed_forms import linear, linear_corrections
 from bnrank.theory.cost.two_point import two_point
+from helpers import norm
 
 
 def chain(scale, depth, slope=0.0):
     """The scalar network x -> scale sigma(x), all weights equal."""
     return from_layers([torch.full((1, 1), scale ** (1 / depth), dtype=torch.float64)] * depth, slope=slope)
-
-
-def norm(net):
-    return sum(float((p.detach() ** 2).sum()) for p in net.parameters())
 
 
 def jacobian(net, x):

@@ -8,10 +8,7 @@ import torch
 import bnrank
 from bnrank.networks.mlp import from_layers, make
 from bnrank.theory import structure
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from helpers import normal
 
 
 def parameter_norm(net):

@@ -10,6 +10,7 @@ from bnrank.figures import autoencoders
 from bnrank.figures import f03_autoencoders as f03
 from bnrank.figures.autoencoders import OfCurve, OfImages
 from bnrank.tasks import Task
+from helpers import failing
 
 
 def of_curve(**changes):
@@ -19,10 +20,6 @@ def of_curve(**changes):
 
 def flat(**changes):
     return of_curve(**{"depth": 2, "ratio": 0.7, "ones": 0.0, "twos": 1.0, "defect": 0.2, **changes})
-
-
-def failing(claims):
-    return [i for i, claim in enumerate(claims) if not claim.passed]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from bnrank.figures import rates
 from bnrank.figures.measuring import held_out, relative_error
 from bnrank.figures.rates import Course, Decay
 from bnrank.tasks import composition, torus_map
+from helpers import failing
 
 SIZES = np.array([64.0, 128.0, 256.0, 512.0])
 SPREAD = np.array([[0.9], [1.0], [1.1]])
@@ -23,10 +24,6 @@ def course(exponent, name="kernel", factor=1.0):
 def decay(d, alpha, off=0.0, missing=0.01):
     errors = 3 * SIZES ** -(alpha / d * (1 + off) * SPREAD)
     return Decay("", SIZES, errors, "", d, alpha, SIZES ** -(alpha / d), missing)
-
-
-def failing(claims):
-    return [i for i, claim in enumerate(claims) if not claim.passed]
 
 
 def test_exponents_and_intervals_of_planted_courses():

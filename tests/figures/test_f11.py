@@ -7,6 +7,7 @@ import pytest
 import xarray as xr
 
 from bnrank.figures import f11_width as f11
+from helpers import passed
 
 
 def planted(shares=(0.0, 0.3, 0.7, 1.0), runs=50, top=0.4999, widths=(4, 8, 16, 32)):
@@ -17,10 +18,6 @@ def planted(shares=(0.0, 0.3, 0.7, 1.0), runs=50, top=0.4999, widths=(4, 8, 16, 
         {"speed": (("width", "run"), speed), "settled": (("width", "run"), speed)},
         coords={"width": list(widths), "run": np.arange(runs)},
     )
-
-
-def passed(claims):
-    return [claim.passed for claim in claims]
 
 
 def test_claims_hold_on_planted_speeds():

@@ -14,6 +14,7 @@ from bnrank.figures.tails import Course, Steps
 from bnrank.tasks import Task, separable
 from bnrank.theory.invariants.finding import find
 from bnrank.theory.invariants.tail import tail
+from helpers import passed
 
 TIMES = np.array([0.0, 1e2, 1e4, 1e6])
 SIZES = np.array([0.2, 0.1, 0.05])
@@ -44,10 +45,6 @@ def course(**changes):
 
 def one_off(values, row, value):
     return np.where(np.arange(len(values)) == row, value, values)
-
-
-def passed(claims):
-    return [claim.passed for claim in claims]
 
 
 def test_rank_one_claims_hold_on_planted_courses():

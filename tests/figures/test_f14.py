@@ -14,6 +14,7 @@ from bnrank.measures.representations import Kernels, distance, kernels
 from bnrank.networks import MLP
 from bnrank.networks.constructions import diverging_geodesic, linear
 from bnrank.tasks import low_rank_map
+from helpers import failing
 
 STEPS = np.abs(np.subtract.outer(np.arange(5.0), np.arange(5.0)))
 
@@ -40,10 +41,6 @@ def all_lines(**changes):
         "trained with a ridge, rank 2": {"norm": 20.0},
     }
     return [line(title, **(planted | changes.get(title, {}))) for title, planted in held.items()]
-
-
-def failing(claims):
-    return [i for i, claim in enumerate(claims) if not claim.passed]
 
 
 @pytest.mark.parametrize(

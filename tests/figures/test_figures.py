@@ -12,6 +12,7 @@ from bnrank.figures import f01_bottleneck_spectra as f01
 from bnrank.figures import f04_norm_and_depth as f04
 from bnrank.figures import f09_first_escape as f09
 from bnrank.figures.base import Claim, Figure, Outcome, middle
+from helpers import passed
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +32,6 @@ def planted_profile(depth=13, rank=4, tail=0.01, bent=0.01, norm=6.5, height=1.2
         },
         coords={"layer": np.arange(1, depth + 1), "index": np.arange(1, 11)},
     )
-
-
-def passed(claims):
-    return [claim.passed for claim in claims]
 
 
 def test_f1_claims_hold_on_a_planted_bottleneck_and_report_its_numbers():

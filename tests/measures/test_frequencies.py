@@ -15,13 +15,10 @@ import bnrank
 from bnrank import frequencies, spectra
 from bnrank.measures.frequencies import profiled
 from bnrank.networks import CircularConvolutional
+from helpers import normal
 from oracles import circular_convolution_matrix, layer_values
 
 SHAPES = [((2, 5), 3), ((2, 6), 6), ((3, 4, 4), 3), ((2, 3, 4), [2, 4])]
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def network(shape, channels=(3, 4, 2), kernel=3, **arguments):

@@ -1,4 +1,5 @@
 import copy
+import functools
 import math
 
 import pytest
@@ -6,13 +7,12 @@ import torch
 from torch import nn
 
 import bnrank
+import helpers
 from bnrank.measures import backward, jacobian, ntk
 from oracles import input_jacobian
 from oracles import ntk as dense_ntk
 
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+normal = functools.partial(helpers.normal, dtype=torch.float32)
 
 
 class Residual(nn.Module):

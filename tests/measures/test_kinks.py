@@ -8,10 +8,7 @@ import bnrank
 from bnrank.measures import describe, jacobian, ntk, profile
 from bnrank.measures.jacobian import KinkWarning
 from bnrank.tasks import circle
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from helpers import normal
 
 
 def one_neuron(slope=0.0, bias=0.0):

@@ -1,3 +1,4 @@
+import functools
 import math
 
 import pytest
@@ -7,11 +8,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bnrank
+import helpers
 from bnrank.measures import balance, nonlinearity
 
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+normal = functools.partial(helpers.normal, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("chunk", [3, 100])

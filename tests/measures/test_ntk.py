@@ -1,14 +1,15 @@
+import functools
+
 import pytest
 import torch
 from torch import nn
 
 import bnrank
+import helpers
 from bnrank.measures import ntk
 from oracles import ntk as dense_ntk
 
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+normal = functools.partial(helpers.normal, dtype=torch.float32)
 
 
 class Unvectorizable(nn.Module):

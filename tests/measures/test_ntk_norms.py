@@ -8,12 +8,9 @@ from torch import nn
 
 import bnrank
 from bnrank.measures import jacobian, mixed, ntk, products
+from helpers import normal
 from oracles import float64
 from oracles import ntk as dense_ntk
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def mlp(widths, slope=0.0, bias=True, seed=0):

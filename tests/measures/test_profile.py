@@ -1,3 +1,4 @@
+import functools
 import importlib
 import json
 
@@ -8,13 +9,13 @@ import xarray as xr
 from torch import nn
 
 import bnrank
+import helpers
 from bnrank.measures import bottleneck, describe, jacobian, nonlinearity, ntk, profile, spectra
 
+normal = functools.partial(helpers.normal, dtype=torch.float32)
+
+
 module = importlib.import_module("bnrank.measures.profile")
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def convolutional():

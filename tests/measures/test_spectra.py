@@ -11,11 +11,8 @@ from torch import nn
 import bnrank
 from bnrank.measures import spectra
 from bnrank.networks import read
+from helpers import normal
 from oracles import circular_convolution_matrix, float64, layer_values, spectrum
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def flat(values):

@@ -7,22 +7,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from bnrank.networks import from_layers
+from helpers import normal
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=25)
 SLOPES = st.sampled_from([0.0, 0.3, -0.5, 1.0])
 
 
-def norm(net):
-    return sum(float((p.detach().double() ** 2).sum()) for p in net.parameters())
-
-
 def layer_norms(net):
     biases = net.biases or [torch.zeros(1)] * net.depth
     return [float((w.detach() ** 2).sum() + (b.detach() ** 2).sum()) for w, b in zip(net.weights, biases, strict=True)]
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def network(widths, slope=0.0, bias=True, seed=0):

@@ -29,10 +29,6 @@ def seeded(make, seed=0):
     return module
 
 
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 class BasicBlock(nn.Module):
     """As in torchvision, with normalization or without."""
 

@@ -8,11 +8,7 @@ from torch import nn
 
 import bnrank
 from bnrank.networks import LinearNetwork, as_mlp, from_layers, load, save
-
-
-def norm(module):
-    return sum(float((p.detach().double() ** 2).sum()) for p in module.parameters())
-
+from helpers import norm
 
 ACT = nn.ReLU()  # one instance at two places, as people write it
 CHAINS = {

@@ -8,7 +8,8 @@ from torch import nn
 
 from bnrank.networks import LinearNetwork, from_layers
 from bnrank.networks.constructions import add, bottleneck, compose, identity
-from networks.constructed import QUICK, SLOPES, close, layer_norms, network, networks, norm, normal
+from helpers import norm, normal
+from networks.constructed import QUICK, SLOPES, close, layer_norms, network, networks
 
 
 @QUICK

@@ -11,7 +11,8 @@ from torch import nn
 from bnrank.networks import from_layers
 from bnrank.networks.constructions import deepen
 from bnrank.networks.mlp import leaky_relu
-from networks.constructed import QUICK, close, network, networks, norm, normal
+from helpers import norm, normal
+from networks.constructed import QUICK, close, network, networks
 
 
 def representations(net, x):

@@ -9,7 +9,8 @@ from torch import nn
 from bnrank.networks import from_layers
 from bnrank.networks.constructions import deepen_escape
 from bnrank.tasks import circle
-from networks.constructed import QUICK, close, network, norm, normal
+from helpers import norm, normal
+from networks.constructed import QUICK, close, network
 
 
 def speed(net, x, g):

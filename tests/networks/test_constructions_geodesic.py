@@ -7,7 +7,8 @@ import torch
 
 from bnrank.measures import jacobian
 from bnrank.networks.constructions import diverging_geodesic
-from networks.constructed import close, norm, normal
+from helpers import norm, normal
+from networks.constructed import close
 
 
 def exact(x, a):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bnrank.measures import balance, jacobian
 from bnrank.networks.constructions import line_interpolant
-from networks.constructed import QUICK, close, norm, normal
+from helpers import norm, normal
+from networks.constructed import QUICK, close
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*kink")  # straight lines are joined at the points
 

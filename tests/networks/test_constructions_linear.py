@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from bnrank.networks import LinearNetwork
 from bnrank.networks.constructions import completely_positive, deepen, diagonal, linear
 from bnrank.networks.mlp import leaky_relu
-from networks.constructed import QUICK, close, norm, normal
+from helpers import norm, normal
+from networks.constructed import QUICK, close
 
 
 def planted(rank, m, d, seed=0):

@@ -11,7 +11,8 @@ from torch import nn
 
 from bnrank.measures import jacobian
 from bnrank.networks.constructions import cross, max_of_affine, with_slope
-from networks.constructed import QUICK, close, network, networks, norm, normal
+from helpers import norm, normal
+from networks.constructed import QUICK, close, network, networks
 
 
 def smaller(x):

@@ -1,17 +1,18 @@
+import functools
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
 
 import bnrank
+import helpers
 from bnrank.measures import jacobian, ntk
 from bnrank.networks.functional import Functional, check_unshared, is_plain_mlp
 from oracles import input_jacobian
 from oracles import ntk as dense_ntk
 
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+normal = functools.partial(helpers.normal, dtype=torch.float32)
 
 
 def mlp():

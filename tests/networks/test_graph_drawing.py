@@ -10,7 +10,8 @@ from torch import nn
 
 import bnrank
 from bnrank.networks.graph import trace
-from networks.graph_modules import Branches, DenseNet, ResNet, Skips, TransformerBlock, draw, seeded
+from helpers import normal
+from networks.graph_modules import Branches, DenseNet, ResNet, Skips, TransformerBlock, seeded
 
 NETS = {
     "mlp": (lambda: bnrank.MLP([3, 5, 2]), (3,)),
@@ -27,7 +28,7 @@ NETS = {
 
 def drawn(name):
     make, shape = NETS[name]
-    graph = trace(seeded(make), draw(2, *shape))
+    graph = trace(seeded(make), normal(2, *shape))
     ax = graph.draw()
     canvas = FigureCanvasAgg(ax.figure)
     canvas.draw()
@@ -85,7 +86,7 @@ def test_draws_into_given_axes():
 
 
 def test_table():
-    text = str(trace(seeded(TransformerBlock), draw(2, 5, 4)))
+    text = str(trace(seeded(TransformerBlock), normal(2, 5, 4)))
     lines = text.splitlines()
     assert lines[0] == "TransformerBlock: 9 nodes"
     assert lines[1].split() == ["node", "does", "takes", "gives", "parameters"]
@@ -109,10 +110,10 @@ def test_unknown_nodes_are_named():
 
 def test_neuron_by_neuron():
     net = bnrank.MLP([2, 3, 2], bias=False, seed=1, dtype=torch.float64)
-    graph = trace(net, draw(4, 2))
+    graph = trace(net, normal(4, 2))
     assert graph.count() == 2 * 3 * 2
     assert len(graph.paths()) == 12
-    x = draw(5, 2)
+    x = normal(5, 2)
     mu = graph.decompose()
     with torch.no_grad():
         np.testing.assert_allclose(np.asarray(mu(graph.enumerate(x))), net(x).numpy(), atol=1e-10)

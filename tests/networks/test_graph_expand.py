@@ -11,11 +11,8 @@ from torch.nn import functional
 from bnrank.networks.graph.expand import neurons
 from bnrank.networks.graph.layers import LayerGraph, Node
 from bnrank.networks.graph.tracing import trace
+from helpers import normal
 from networks.neuron_graphs import rate, velocity
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def filled(module, seed=1):

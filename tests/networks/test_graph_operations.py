@@ -6,7 +6,8 @@ from torch.nn import functional
 
 from bnrank.networks.graph import Node, trace
 from bnrank.networks.graph.operations import apply
-from networks.graph_modules import Of, draw, seeded
+from helpers import normal
+from networks.graph_modules import Of, seeded
 from networks.graph_oracle import evaluate
 
 P = nn.Parameter
@@ -47,7 +48,7 @@ AVERAGES = {
 @pytest.mark.parametrize("name", AVERAGES)
 def test_averages(name):
     module, shape = AVERAGES[name]
-    graph = read(module, draw(3, *shape))
+    graph = read(module, normal(3, *shape))
     assert [node.op for node in graph] == ["input", "average"]
     node = graph.nodes[1]
     positions = np.prod([shape[d] for d in node.dims])
@@ -75,16 +76,16 @@ MAXIMA = {
 @pytest.mark.parametrize("name", MAXIMA)
 def test_maxima(name):
     module, shape = MAXIMA[name]
-    graph = read(module, -1 - draw(3, *shape).abs())  # padding is no zero: all entries are less
+    graph = read(module, -1 - normal(3, *shape).abs())  # padding is no zero: all entries are less
     assert [node.op for node in graph] == ["input", "maximum"]
     assert set(np.unique(graph.nodes[1].windows)) <= {0.0, 1.0}
 
 
 def test_windows_that_are_too_large_are_left_out():
-    graph = trace(nn.AvgPool2d(2, 1), draw(2, 1, 50, 50))
+    graph = trace(nn.AvgPool2d(2, 1), normal(2, 1, 50, 50))
     assert graph.nodes[1].windows is None
     with pytest.raises(ValueError, match="fields say"):
-        apply(graph.nodes[1], [draw(2, 1, 50, 50)], {})
+        apply(graph.nodes[1], [normal(2, 1, 50, 50)], {})
 
 
 ORDERS = {
@@ -120,7 +121,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_reorderings(name):
-    graph = read(ORDERS[name], draw(5, 2, 3, 4))
+    graph = read(ORDERS[name], normal(5, 2, 3, 4))
     assert graph.outside == ()
     assert {node.op for node in graph} <= {"input", "index", "add"}
 
@@ -138,7 +139,10 @@ ONE_NUMBER = {
 def test_values_of_one_number_per_sample_are_reordered(name):
     function = ONE_NUMBER[name]
     graph = read(
-        lambda m, x: m.b(function(m.a(x))), draw(4, 2), a=nn.Linear(2, 3), b=nn.Linear(function(draw(1, 3)).shape[1], 2)
+        lambda m, x: m.b(function(m.a(x))),
+        normal(4, 2),
+        a=nn.Linear(2, 3),
+        b=nn.Linear(function(normal(1, 3)).shape[1], 2),
     )
     assert not graph.outside
 
@@ -164,7 +168,7 @@ def test_outputs_that_are_allocated_first(name, all_of_it):
             out[:, 2:] = 0
         return m.b(out)
 
-    graph = read(forward, draw(4, 2), a=nn.Linear(2, 2), b=nn.Linear(4, 3))
+    graph = read(forward, normal(4, 2), a=nn.Linear(2, 2), b=nn.Linear(4, 3))
     assert not graph.outside
     ops = [node.op for node in graph]
     assert (ops.count("linear"), ops.count("activation")) == (2, int(all_of_it))
@@ -176,7 +180,7 @@ def test_numbers_that_are_allocated_and_not_written_over_are_outside():
         out[:, :2] = m.a(x)
         return m.b(out)
 
-    graph = read(forward, draw(4, 2), a=nn.Linear(2, 2), b=nn.Linear(4, 3))
+    graph = read(forward, normal(4, 2), a=nn.Linear(2, 2), b=nn.Linear(4, 3))
     assert [o.reason for o in graph.outside] == ["puts in numbers that do not come from the input"]
 
 
@@ -195,7 +199,7 @@ CASTS = {
 @pytest.mark.parametrize("name", CASTS)
 def test_casts(name):
     function, ops = CASTS[name]
-    graph = trace(seeded(lambda: Of(function, a=nn.Linear(2, 3), b=nn.Linear(3, 2))), draw(4, 2))
+    graph = trace(seeded(lambda: Of(function, a=nn.Linear(2, 3), b=nn.Linear(3, 2))), normal(4, 2))
     assert [node.op for node in graph] == ops
     if name == "int":
         assert graph.outside[0].reason == "no gradient flows through a cast to int32"
@@ -221,7 +225,7 @@ BY_DATA = {
 def test_which_entries_depends_on_the_data(name):
     forward = BY_DATA[name]
     module = seeded(lambda: Of(lambda m, x: m.d(torch.relu(forward(m, x))), **{k: nn.Linear(3, 3) for k in "abd"}))
-    graph = trace(module, draw(4, 3))
+    graph = trace(module, normal(4, 3))
     assert graph.outside[-1].reason == "which entries it takes depends on the data"
     assert [node.name for node in graph if node.op == "linear"] == ["a", "b", "d"]
 
@@ -232,25 +236,25 @@ def test_an_entry_is_written_to_another():
         h[:, 0] = h[:, 1]
         return m.b(h)
 
-    graph = read(forward, draw(4, 2), a=nn.Linear(2, 3), b=nn.Linear(3, 2))
+    graph = read(forward, normal(4, 2), a=nn.Linear(2, 3), b=nn.Linear(3, 2))
     assert not graph.outside
 
 
 def test_what_changes_nothing_is_no_node():
-    graph = read(nn.Sequential(nn.Identity(), nn.Dropout(0.0), Of(lambda m, x: x.contiguous().clone())), draw(3, 4))
+    graph = read(nn.Sequential(nn.Identity(), nn.Dropout(0.0), Of(lambda m, x: x.contiguous().clone())), normal(3, 4))
     assert [node.op for node in graph] == ["input"]
     assert graph.output == "input"
 
 
 def test_an_index_takes_only_what_it_needs():
-    graph = read(lambda m, x: torch.cat([m.a(x), m.b(x)], 1)[:, 5:], draw(3, 4), a=nn.Linear(4, 5), b=nn.Linear(4, 2))
+    graph = read(lambda m, x: torch.cat([m.a(x), m.b(x)], 1)[:, 5:], normal(3, 4), a=nn.Linear(4, 5), b=nn.Linear(4, 2))
     assert graph.nodes[-1].inputs == ("cat",)
     swapped = read(
-        lambda m, x: torch.cat([m.a(x), m.b(x)], 1).flip(1), draw(3, 4), a=nn.Linear(4, 1), b=nn.Linear(4, 2)
+        lambda m, x: torch.cat([m.a(x), m.b(x)], 1).flip(1), normal(3, 4), a=nn.Linear(4, 1), b=nn.Linear(4, 2)
     )
     assert swapped["cat"].index.tolist() == [0, 1, 2]
     assert swapped["flip"].index.tolist() == [2, 1, 0]
-    padded = read(lambda m, x: F.pad(x, (1, 1)), draw(3, 2))
+    padded = read(lambda m, x: F.pad(x, (1, 1)), normal(3, 2))
     assert padded.nodes[1].index.tolist() == [-1, 0, 1, -1]
 
 
@@ -272,12 +276,12 @@ def test_an_index_takes_only_what_it_needs():
     ],
 )
 def test_sums_and_multiples(function, factors):
-    graph = read(function, draw(3, 4), a=nn.Linear(4, 4))
+    graph = read(function, normal(3, 4), a=nn.Linear(4, 4))
     assert sorted(graph.nodes[-1].factors) == sorted(factors)
 
 
 def test_sum_broadcasts():
-    graph = read(lambda m, x: m.a(x) + x.mean(1, keepdim=True), draw(3, 4), a=nn.Linear(4, 4))
+    graph = read(lambda m, x: m.a(x) + x.mean(1, keepdim=True), normal(3, 4), a=nn.Linear(4, 4))
     assert [node.op for node in graph] == ["input", "linear", "average", "index", "add"]
     assert graph["add_expand"].index.tolist() == [0, 0, 0, 0]
 
@@ -293,7 +297,7 @@ def test_sum_broadcasts():
 )
 def test_diagonals(function, shape):
     attributes = {"d": P(torch.zeros(2)), "s": P(torch.tensor(2.0))}
-    node = read(function, draw(3, 2, 4, 4), **attributes).nodes[-1]
+    node = read(function, normal(3, 2, 4, 4), **attributes).nodes[-1]
     assert (node.op, node.weight_shape) == ("diagonal", shape)
 
 
@@ -325,7 +329,7 @@ OUTSIDE = {
 def test_outside_with_its_reason(reason):
     held = {**TWO, "w": P(torch.zeros(4, 4)), "d": P(torch.zeros(4)), "s": P(torch.zeros(2, 1))}
     held["mask"] = torch.eye(4)[0]
-    graph = trace(seeded(lambda: Of(lambda m, x: OUTSIDE[reason](m, x), **held)), draw(2, 4))
+    graph = trace(seeded(lambda: Of(lambda m, x: OUTSIDE[reason](m, x), **held)), normal(2, 4))
     assert any(reason in o.reason for o in graph.outside), graph.outside
     assert graph["a"].op == "linear"
 
@@ -341,7 +345,7 @@ def test_outside_with_its_reason(reason):
     ],
 )
 def test_what_exchanges_samples_is_outside(function):
-    graph = trace(seeded(lambda: Of(lambda m, x: m.a(function(m, x)), a=nn.Linear(4, 2))), draw(2, 4))
+    graph = trace(seeded(lambda: Of(lambda m, x: m.a(function(m, x)), a=nn.Linear(4, 2))), normal(2, 4))
     assert "outside" in [node.op for node in graph]
     assert any("samples" in o.reason for o in graph.outside)
 
@@ -354,7 +358,7 @@ def test_attention_by_hand_is_outside_and_what_comes_after_is_read():
         mixed = torch.bmm(weights, heads[2]).view(n, 2, length, 2).transpose(1, 2).reshape(n, length, 4)
         return m.b(mixed) + x
 
-    graph = trace(seeded(lambda: Of(forward, a=nn.Linear(4, 12), b=nn.Linear(4, 4))), draw(3, 5, 4))
+    graph = trace(seeded(lambda: Of(forward, a=nn.Linear(4, 12), b=nn.Linear(4, 4))), normal(3, 5, 4))
     assert [o.name for o in graph.outside] == ["bmm", "softmax", "bmm_1"]
     assert (graph["b"].op, graph["add"].op, graph["b"].shape) == ("linear", "add", (5, 4))
     assert graph["bmm_1"].shape == (2, 5, 2)
@@ -378,7 +382,7 @@ MODULES = {
 def test_modules_outside(kind):
     module, reason = MODULES[kind]
     net = nn.Sequential(nn.Linear(4, 4), module, nn.Linear(4, 2)).double()
-    graph = trace(net, draw(3, 4))
+    graph = trace(net, normal(3, 4))
     assert [node.op for node in graph] == ["input", "linear", "outside", "linear"]
     (outside,) = graph.outside
     assert (outside.name, outside.type) == ("1", kind)
@@ -386,7 +390,7 @@ def test_modules_outside(kind):
 
 
 def test_transposed_convolution_is_outside():
-    (outside,) = trace(nn.Sequential(nn.ConvTranspose1d(2, 2, 3)).double(), draw(2, 2, 5)).outside
+    (outside,) = trace(nn.Sequential(nn.ConvTranspose1d(2, 2, 3)).double(), normal(2, 2, 5)).outside
     assert "transposed" in outside.reason
 
 
@@ -410,7 +414,7 @@ def test_embedding_is_outside():
 def test_computed_weights_are_outside(change, held):
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).double()
     change(net[0])
-    graph = trace(net, draw(3, 4))
+    graph = trace(net, normal(3, 4))
     assert [node.op for node in graph] == ["input", "outside", "activation", "linear"]
     assert "parametri" in graph.outside[0].reason or "computed from" in graph.outside[0].reason
     assert any(name.startswith(held) for name in graph["0"].held)
@@ -427,7 +431,7 @@ class Reversal(torch.autograd.Function):
 
 
 def test_a_function_with_a_gradient_of_its_own_is_outside():
-    graph = read(lambda m, x: m.b(Reversal.apply(m.a(x))), draw(3, 4), **TWO)
+    graph = read(lambda m, x: m.b(Reversal.apply(m.a(x))), normal(3, 4), **TWO)
     assert [node.op for node in graph] == ["input", "linear", "outside", "linear"]
     assert "gradient" in graph.outside[0].reason
     assert Reversal.apply(torch.ones(2)).tolist() == [1, 1]  # as it was
@@ -439,7 +443,7 @@ def test_no_grad_in_forward_is_outside():
             h = m.a(x)
         return m.b(h)
 
-    graph = trace(seeded(lambda: Of(forward, **TWO)), draw(3, 4))
+    graph = trace(seeded(lambda: Of(forward, **TWO)), normal(3, 4))
     assert [node.op for node in graph] == ["input", "outside", "linear"]
     assert graph["a"].held == ("a.bias", "a.weight")
 
@@ -452,7 +456,7 @@ def test_a_subclass_that_does_something_else_is_followed():
     class Plain(nn.Linear):
         pass
 
-    graph = read(seeded(lambda: nn.Sequential(Plain(3, 4), Scaled(4, 2))), draw(3, 3))
+    graph = read(seeded(lambda: nn.Sequential(Plain(3, 4), Scaled(4, 2))), normal(3, 3))
     assert [node.op for node in graph] == ["input", "linear", "linear", "add"]
 
 

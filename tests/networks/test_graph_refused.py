@@ -8,7 +8,8 @@ from torch.nn import functional
 
 import bnrank
 from bnrank.networks.graph import trace
-from networks.graph_modules import Of, draw, seeded
+from helpers import normal
+from networks.graph_modules import Of, seeded
 
 
 def of(function, **attributes):
@@ -73,7 +74,7 @@ REFUSED = {
 def test_refused_with_a_reason(message):
     module = REFUSED[message]()
     with pytest.raises(ValueError, match="net: ") as caught:
-        trace(module, draw(4, 3))
+        trace(module, normal(4, 3))
     assert message in str(caught.value)
 
 
@@ -107,7 +108,7 @@ def test_random_graphs_are_refused(function, state):
         torch.manual_seed(state)
         before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
         with pytest.raises(ValueError, match=r"draws random numbers that decide|something else while training"):
-            trace(module, draw(2, 3))
+            trace(module, normal(2, 3))
         assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
     assert random.getstate() == before[2]
@@ -115,13 +116,13 @@ def test_random_graphs_are_refused(function, state):
 
 @pytest.mark.parametrize("noise", [lambda h: h + torch.randn(4), lambda h: functional.dropout(h, 0.3)])
 def test_noise_is_outside_and_not_refused(noise):
-    graph = trace(of(lambda m, x: m.b(noise(m.a(x))), a=nn.Linear(3, 4), b=nn.Linear(4, 2)), draw(2, 3))
+    graph = trace(of(lambda m, x: m.b(noise(m.a(x))), a=nn.Linear(3, 4), b=nn.Linear(4, 2)), normal(2, 3))
     assert [node.op for node in graph] == ["input", "linear", "outside", "linear"]
 
 
 def test_the_line_is_that_of_the_user():
     with pytest.raises(ValueError, match=r"test_graph_refused\.py, line \d+ \(if x\.sum\(\) > 0:\)"):
-        trace(of(branching, **linear()), draw(4, 3))
+        trace(of(branching, **linear()), normal(4, 3))
 
 
 @pytest.mark.parametrize("given", [None, "text", torch.zeros(0, 3), torch.full((2, 3), torch.nan)])
@@ -133,24 +134,24 @@ def test_errors_name_the_argument(given):
 def test_words_of_refusals():
     for module in (nn.ModuleList([nn.Linear(3, 2)]), nn.Module()):
         with pytest.raises(ValueError, match="has no forward"):
-            trace(module, draw(2, 3))
+            trace(module, normal(2, 3))
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     net[1].weight.data = net[0].weight.data
     with pytest.raises(ValueError, match=r"same memory .* expected separate ones$"):
-        trace(net, draw(2, 3))
+        trace(net, normal(2, 3))
     with pytest.raises(ValueError, match="leave out casts of values to another precision") as caught:
-        trace(of(lambda m, x: m.a(x.float()), **linear()), draw(2, 3))
+        trace(of(lambda m, x: m.a(x.float()), **linear()), normal(2, 3))
     assert "dtype=" not in str(caught.value)
     assert "failed on samples of shape" in str(caught.value)
 
 
 def test_no_module():
     with pytest.raises(TypeError, match="net: got"):
-        trace("net", draw(2, 3))
+        trace("net", normal(2, 3))
     with pytest.raises(ValueError, match="example: got"):
-        trace(bnrank.MLP([3, 2]), draw(2, 4))
+        trace(bnrank.MLP([3, 2]), normal(2, 4))
     with pytest.raises(ValueError, match="failed on samples"):
-        trace(nn.Linear(3, 2), draw(2, 4))
+        trace(nn.Linear(3, 2), normal(2, 4))
 
 
 def tied():
@@ -187,7 +188,7 @@ def partly():
 )
 def test_shared_weights_are_named(make, names):
     with pytest.raises(ValueError, match="net: ") as caught:
-        trace(make(), draw(2, 3).float())
+        trace(make(), normal(2, 3).float())
     for name in names:
         assert name in str(caught.value)
 
@@ -196,33 +197,33 @@ def test_parts_of_a_parameter_that_do_not_overlap_are_not_shared():
     module = of(
         lambda m, x: functional.linear(x, m.w[:2]) + functional.linear(x, m.w[2:]), w=nn.Parameter(torch.zeros(4, 3))
     )
-    graph = trace(module, draw(2, 3))
+    graph = trace(module, normal(2, 3))
     assert [node.op for node in graph] == ["input", "outside", "outside", "add"]
 
 
 def test_shared_weights_in_a_dead_end_are_no_matter():
     module = of(lambda m, x: (m.a(m.b(x)), m.b(x))[1], a=nn.Linear(3, 3), b=nn.Linear(3, 3))
     with pytest.raises(ValueError, match=r"shared weights: b\.weight is used in 'b' and in 'b_1'"):
-        trace(of(lambda m, x: m.b(x) + m.b(x), b=nn.Linear(3, 3)), draw(2, 3))
-    assert [node.name for node in trace(module, draw(2, 3))] == ["input", "b_1"]
+        trace(of(lambda m, x: m.b(x) + m.b(x), b=nn.Linear(3, 3)), normal(2, 3))
+    assert [node.name for node in trace(module, normal(2, 3))] == ["input", "b_1"]
 
 
 def test_hooks_that_change_the_output_are_refused_and_others_are_not_run_on_the_copy():
     seen = []
     module = seeded(lambda: nn.Sequential(nn.Linear(3, 2), nn.LeakyReLU()))
     module[0].register_forward_hook(lambda m, args, out: seen.append(out.detach().numpy()))
-    assert [node.op for node in trace(module, draw(2, 3))] == ["input", "linear", "activation"]
+    assert [node.op for node in trace(module, normal(2, 3))] == ["input", "linear", "activation"]
     assert all(out.shape == (2, 2) for out in seen)
     module[0].register_forward_hook(lambda m, args, out: 2 * out)
     with pytest.raises(ValueError, match="forward hooks"):
-        trace(module, draw(2, 3))
+        trace(module, normal(2, 3))
 
 
 def test_hooks_that_change_the_gradient_are_refused():
     module = seeded(lambda: nn.Sequential(nn.Linear(3, 2), nn.LeakyReLU()))
     module[1].register_full_backward_hook(lambda m, before, after: tuple(2 * g for g in before))
     with pytest.raises(ValueError, match=r"gradient of 0\.weight"):
-        trace(module, draw(2, 3))
+        trace(module, normal(2, 3))
 
 
 def test_the_module_is_left_as_it_was():
@@ -233,7 +234,7 @@ def test_the_module_is_left_as_it_was():
     hook = module[0].register_forward_hook(lambda m, args, out: None)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     attributes = [dict(vars(sub)) for sub in module.modules()]
-    state, x = torch.get_rng_state(), draw(4, 3).float()
+    state, x = torch.get_rng_state(), normal(4, 3).float()
     kept = x.clone()
     trace(module, x)
     assert torch.equal(state, torch.get_rng_state())
@@ -257,5 +258,5 @@ def test_buffers_that_forward_counts_in_are_left_alone():
             return self.a(x)
 
     module = Counting().double()
-    assert [node.op for node in trace(module, draw(2, 3))] == ["input", "linear"]
+    assert [node.op for node in trace(module, normal(2, 3))] == ["input", "linear"]
     assert module.calls == 0

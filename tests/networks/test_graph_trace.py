@@ -11,7 +11,8 @@ from torch.nn import functional
 
 import bnrank
 from bnrank.networks.graph import trace
-from networks.graph_modules import BasicBlock, Branches, DenseNet, Of, ResNet, Skips, TransformerBlock, draw, seeded
+from helpers import normal
+from networks.graph_modules import BasicBlock, Branches, DenseNet, Of, ResNet, Skips, TransformerBlock, seeded
 from networks.graph_oracle import evaluate
 
 P = nn.Parameter
@@ -35,7 +36,7 @@ def assert_graph_computes(module, x, graph=None):
 
 def test_mlp_node_by_node():
     net = bnrank.MLP([3, 5, 4, 2], slope=0.2, seed=1, dtype=torch.float64)
-    graph = assert_graph_computes(net, draw(6, 3))
+    graph = assert_graph_computes(net, normal(6, 3))
     assert [node.name for node in graph] == ["input", "layers_0", "leaky_relu", "layers_1", "leaky_relu_1", "layers_2"]
     assert ops(graph) == ["input", "linear", "activation", "linear", "activation", "linear"]
     assert [node.inputs for node in graph] == [(), *((node.name,) for node in graph.nodes[:-1])]
@@ -52,7 +53,7 @@ def test_mlp_node_by_node():
 
 
 def test_linear_network_has_no_activations():
-    graph = assert_graph_computes(bnrank.LinearNetwork([3, 4, 2], seed=1, dtype=torch.float64), draw(5, 3))
+    graph = assert_graph_computes(bnrank.LinearNetwork([3, 4, 2], seed=1, dtype=torch.float64), normal(5, 3))
     assert ops(graph) == ["input", "linear", "linear"]
     assert graph.nodes[1].bias == ""
 
@@ -74,7 +75,7 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_positively_homogeneous_activations(name):
     activation, slope = ACTIVATIONS[name]
-    graph = assert_graph_computes(nn.Sequential(nn.Linear(3, 4).double(), activation), draw(5, 3))
+    graph = assert_graph_computes(nn.Sequential(nn.Linear(3, 4).double(), activation), normal(5, 3))
     assert ops(graph) == ["input", "linear", "activation"]
     assert graph.nodes[-1].slope == slope
 
@@ -82,7 +83,7 @@ def test_positively_homogeneous_activations(name):
 @pytest.mark.parametrize("count", [1, 4])
 def test_learned_slopes(count):
     module = seeded(lambda: nn.Sequential(nn.Conv1d(2, 4, 2), nn.PReLU(count)))
-    node = assert_graph_computes(module, draw(3, 2, 5)).nodes[-1]
+    node = assert_graph_computes(module, normal(3, 2, 5)).nodes[-1]
     assert math.isnan(node.slope)
     assert node.weight == "1.weight"
 
@@ -103,7 +104,7 @@ CONVOLUTIONS = {
 def test_convolutions(name):
     make, shape = CONVOLUTIONS[name]
     module = seeded(make)
-    graph = assert_graph_computes(module, draw(3, *shape))
+    graph = assert_graph_computes(module, normal(3, *shape))
     assert ops(graph) == ["input", "conv"]
     node = graph.nodes[1]
     assert node.groups == module.groups
@@ -121,7 +122,7 @@ def test_other_paddings_are_a_reordering_before(mode):
     padding = "same" if "same" in mode else 2
     kind = mode.split()[0] if mode != "same" else "zeros"
     module = seeded(lambda: nn.Conv1d(2, 3, 4, padding=padding, padding_mode=kind))
-    graph = assert_graph_computes(module, draw(3, 2, 6))
+    graph = assert_graph_computes(module, normal(3, 2, 6))
     assert ops(graph) == ["input", "index", "conv"]
     assert graph.nodes[2].padding == (0,)
     assert (-1 in graph.nodes[1].index) == (kind == "zeros")
@@ -135,7 +136,7 @@ def test_functional_convolution_with_a_parameter():
             b=P(torch.zeros(3)),
         )
     )
-    graph = assert_graph_computes(module, draw(2, 2, 5, 5))
+    graph = assert_graph_computes(module, normal(2, 2, 5, 5))
     assert ops(graph) == ["input", "conv"]
     assert (graph.nodes[1].weight, graph.nodes[1].bias) == ("w", "b")
 
@@ -154,7 +155,7 @@ def test_functional_convolution_with_a_parameter():
 )
 def test_products_with_parameters(function, transposed):
     module = seeded(lambda: Of(function, w=P(torch.zeros(4, 3)), v=P(torch.zeros(3, 4)), b=P(torch.zeros(4))))
-    graph = assert_graph_computes(module, draw(5, 3))
+    graph = assert_graph_computes(module, normal(5, 3))
     assert ops(graph) == ["input", "linear"]
     node = graph.nodes[1]
     assert (node.transposed, node.weight, node.bias) == (transposed, "v" if transposed else "w", "b")
@@ -164,16 +165,16 @@ def test_an_added_parameter_is_a_bias_only_of_a_layer_used_nowhere_else():
     module = seeded(
         lambda: Of(lambda m, x: (lambda h: (h + m.b) + h)(x @ m.w), w=P(torch.ones(3, 4)), b=P(torch.ones(4)))
     )
-    graph = trace(module, draw(5, 3))
+    graph = trace(module, normal(5, 3))
     assert ops(graph) == ["input", "linear", "outside", "add"]
     assert graph["matmul"].bias == ""
     assert graph["add"].held == ("b",)
     module = seeded(lambda: Of(lambda m, x: m.l(x + m.b), l=nn.Linear(3, 2), b=P(torch.ones(3))))
-    assert "adds b" in trace(module, draw(5, 3)).outside[0].reason
+    assert "adds b" in trace(module, normal(5, 3)).outside[0].reason
 
 
 def test_residual_blocks_with_every_skip():
-    graph = assert_graph_computes(seeded(Skips), draw(5, 4))
+    graph = assert_graph_computes(seeded(Skips), normal(5, 4))
     assert ops(graph).count("linear") == 7
     assert ops(graph).count("add") == 3
     (diagonal,) = (node for node in graph if node.op == "diagonal")
@@ -185,7 +186,7 @@ def test_residual_blocks_with_every_skip():
 
 
 def test_resnet_node_by_node():
-    graph = assert_graph_computes(seeded(lambda: ResNet([4, 6])), draw(2, 2, 8, 8))
+    graph = assert_graph_computes(seeded(lambda: ResNet([4, 6])), normal(2, 2, 8, 8))
     assert ops(graph) == [
         *["input", "conv", "activation", "maximum"],
         *["conv", "activation", "conv", "add", "activation"],
@@ -201,7 +202,7 @@ def test_resnet_node_by_node():
 
 def test_batch_norm_is_outside_and_the_rest_is_read():
     module = seeded(lambda: ResNet([4], norm=True))
-    graph = trace(module, draw(2, 2, 8, 8))
+    graph = trace(module, normal(2, 2, 8, 8))
     assert [(o.name, o.type) for o in graph.outside] == [
         ("layers.0.bn1", "BatchNorm2d"),
         ("layers.0.bn2", "BatchNorm2d"),
@@ -212,18 +213,18 @@ def test_batch_norm_is_outside_and_the_rest_is_read():
 
 
 def test_densenet():
-    graph = assert_graph_computes(seeded(DenseNet), draw(5, 4))
+    graph = assert_graph_computes(seeded(DenseNet), normal(5, 4))
     assert graph["cat_2"].inputs == ("input", "leaky_relu", "leaky_relu_1", "leaky_relu_2")
     assert np.array_equal(graph["cat_2"].index, np.arange(13))
 
 
 def test_branches():
-    graph = assert_graph_computes(seeded(Branches), draw(5, 4))
+    graph = assert_graph_computes(seeded(Branches), normal(5, 4))
     assert [node.factors for node in graph if node.op == "add"] == [(1, 1), (1, 1), (1, -1), (1, 1)]
 
 
 def test_transformer_block():
-    graph = trace(seeded(TransformerBlock), draw(3, 5, 4))
+    graph = trace(seeded(TransformerBlock), normal(3, 5, 4))
     assert [o.name for o in graph.outside] == ["norm1", "attention", "norm2"]
     assert "attention" in graph.outside[1].reason
     assert (graph["up"].shape, graph["relu"].op, graph["down"].shape) == ((5, 8), "activation", (5, 4))
@@ -233,7 +234,7 @@ def test_transformer_block():
 @pytest.mark.parametrize("first", [False, True])
 def test_torchs_own_transformer_layer_is_followed(first):
     module = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, norm_first=first).double()
-    graph = trace(module, draw(3, 5, 4))
+    graph = trace(module, normal(3, 5, 4))
     assert {o.name for o in graph.outside} == {"self_attn", "norm1", "norm2"}
     assert [n.weight for n in graph if n.op == "linear"] == ["linear1.weight", "linear2.weight"]
 
@@ -264,12 +265,12 @@ def _activation_seen_elsewhere(m, x):
 @pytest.mark.parametrize("function", [_changed_in_place, _relu_of_a_view, _activation_seen_elsewhere])
 def test_later_users_see_a_change_in_place(function):
     module = seeded(lambda: Of(function, a=nn.Linear(3, 4), b=nn.Linear(3, 4)))
-    assert_graph_computes(module, draw(5, 3))
+    assert_graph_computes(module, normal(5, 3))
 
 
 def test_change_in_place_node_by_node():
     module = seeded(lambda: Of(_activation_seen_elsewhere, a=nn.Linear(3, 4)))
-    graph = trace(module, draw(5, 3))
+    graph = trace(module, normal(5, 3))
     assert graph["mul"].inputs == ("relu",)
     assert graph["add"].inputs == ("mul", "relu")
 
@@ -284,30 +285,30 @@ def test_in_place_activation_of_a_block_reaches_its_skip():
             h = self.a(x)
             return h + self.b(self.relu(h))
 
-    graph = assert_graph_computes(seeded(Block), draw(5, 3))
+    graph = assert_graph_computes(seeded(Block), normal(5, 3))
     assert graph["add"].inputs == ("relu", "b")
 
 
 def test_two_calls_of_an_activation_are_two_nodes():
     relu = nn.ReLU()
     module = seeded(lambda: nn.Sequential(nn.Linear(3, 4), relu, nn.Linear(4, 4), relu))
-    assert ops(assert_graph_computes(module, draw(5, 3))) == ["input", "linear", "activation", "linear", "activation"]
+    assert ops(assert_graph_computes(module, normal(5, 3))) == ["input", "linear", "activation", "linear", "activation"]
 
 
 def test_dead_ends_are_left_out():
     module = seeded(lambda: Of(lambda m, x: (m.a(x), m.b(x))[1], a=nn.Linear(3, 4), b=nn.Linear(3, 2)))
-    assert [node.name for node in trace(module, draw(5, 3))] == ["input", "b"]
+    assert [node.name for node in trace(module, normal(5, 3))] == ["input", "b"]
 
 
 def test_frozen_parameters_are_not_trained():
     module = seeded(lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
     module[0].weight.requires_grad_(False)
-    assert trace(module, draw(5, 3)).trained == {"0.bias", "1.weight", "1.bias"}
+    assert trace(module, normal(5, 3)).trained == {"0.bias", "1.weight", "1.bias"}
 
 
 def test_parameters_are_those_of_the_moment_not_copies():
     module = seeded(lambda: nn.Linear(3, 2))
-    graph = trace(module, draw(5, 3))
+    graph = trace(module, normal(5, 3))
     assert graph.parameters["weight"].data_ptr() == module.weight.data_ptr()
     assert not graph.parameters["weight"].requires_grad
 
@@ -320,7 +321,7 @@ def test_control_flow_on_shapes_is_followed():
             x = x.reshape(n * length, width)
         return m.l(x).view(n, length, -1)
 
-    graph = assert_graph_computes(seeded(lambda: Of(forward, l=nn.Linear(4, 2))), draw(3, 5, 4))
+    graph = assert_graph_computes(seeded(lambda: Of(forward, l=nn.Linear(4, 2))), normal(3, 5, 4))
     assert ops(graph) == ["input", "linear"]
     assert graph["l"].shape == (5, 2)
 
@@ -328,7 +329,7 @@ def test_control_flow_on_shapes_is_followed():
 @pytest.mark.parametrize("samples", [1, 2, 7])
 def test_one_sample_is_enough(samples):
     net = bnrank.MLP([3, 4, 2], dtype=torch.float64)
-    assert trace(net, draw(samples, 3)) == trace(net, draw(2, 3))
+    assert trace(net, normal(samples, 3)) == trace(net, normal(2, 3))
 
 
 def test_numpy_and_float32():
@@ -365,7 +366,7 @@ def test_any_sequence_of_layers(names, seed):
             }
             modules.append(simple.get(name) or Of(functions[name]))
     module = seeded(lambda: nn.Sequential(*modules), seed)
-    assert_graph_computes(module, draw(3, 4, seed=seed))
+    assert_graph_computes(module, normal(3, 4, seed=seed))
 
 
 IMAGES = ["conv", "strided", "circular", "grouped", "relu", "in place", "average", "maximum", "block", "pad"]
@@ -389,7 +390,7 @@ def test_any_convolutional_network(names, flat, seed):
         "pad": lambda: nn.ReflectionPad2d((0, 1, 1, 0)),
     }
     head = [nn.Flatten(), nn.LazyLinear(2)] if flat else [nn.AdaptiveAvgPool2d((1, 2))]
-    x = draw(2, 2, 4, 4, seed=seed)
+    x = normal(2, 2, 4, 4, seed=seed)
 
     def make():
         first = nn.Conv2d(2, 2, 1)  # what comes next may work in place

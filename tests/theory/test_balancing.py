@@ -13,12 +13,9 @@ import bnrank
 from bnrank.measures.balance import residual
 from bnrank.networks.mlp import from_layers
 from bnrank.theory.cost.balancing import balance, balancing
+from helpers import norm
 
 SLOPES = [0.0, 0.3, -0.5, 1.0]
-
-
-def norm(net):
-    return float(sum((p.detach().double() ** 2).sum() for p in net.parameters()))
 
 
 def network(widths, slope=0.0, bias=True, seed=0, spread=0.0, density=1.0):

@@ -15,14 +15,11 @@ from bnrank.networks.mlp import LinearNetwork, from_layers, make
 from bnrank.theory.cost.bounds import LowerBound, lower_bound, r1_lower_bound
 from bnrank.theory.cost.closed_forms import linear, linear_corrections
 from bnrank.theory.cost.two_point import two_point
+from helpers import norm, normal
 from oracles import circular_convolution_matrix, input_jacobian
 
 quick = settings(max_examples=15, deadline=None, derandomize=True)
 slopes = st.sampled_from([0.0, 0.3, -0.5])
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def network(widths, slope=0.0, bias=True, seed=0):
@@ -32,10 +29,6 @@ def network(widths, slope=0.0, bias=True, seed=0):
         for i, b in enumerate(net.biases):
             b.copy_(normal(len(b), seed=seed + i))
     return net
-
-
-def norm(net):
-    return sum(float((p.detach().double() ** 2).sum()) for p in net.parameters())
 
 
 def cost_at(net, x, depth):

@@ -13,12 +13,9 @@ from bnrank.networks.mlp import LinearNetwork, from_layers, make
 from bnrank.theory.cost.bounds import lower_bound
 from bnrank.theory.cost.bracketing import _ranges, bracket
 from bnrank.theory.cost.closed_forms import linear
+from helpers import norm, normal
 
 quick = settings(max_examples=20, deadline=None, derandomize=True)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def matrix(*rows):
@@ -35,10 +32,6 @@ def network(widths, slope=0.0, bias=True, seed=0, spread=1.0):
         for i, b in enumerate(net.biases):
             b.copy_(spread * normal(len(b), seed=seed + i))
     return net
-
-
-def norm(net):
-    return sum(float((p.detach().double() ** 2).sum()) for p in net.parameters())
 
 
 def points_of(box, n=300):

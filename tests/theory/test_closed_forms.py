@@ -8,13 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnrank.theory.cost.closed_forms import diagonal, linear, linear_corrections, remainder_bound
+from helpers import normal
 
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 seeds, depths = st.integers(0, 10**6), st.integers(1, 12)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def optimal_layers(a, depth):

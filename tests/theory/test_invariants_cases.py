@@ -5,11 +5,8 @@ import torch
 from torch import nn
 
 from bnrank.theory.invariants import find
+from helpers import normal
 from theory.architectures import Net, conv, conv2, fc, relu
-
-
-def draw(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def squares(w):
@@ -33,7 +30,7 @@ def block(d, n=4, *, bend=False):
         skipped = h if d == "identity" else m.d * h if d == "diagonal" else m.d(h)
         return skipped + m.z(relu(m.y(h)) if bend else m.y(h))
 
-    held = {"diagonal": draw(n, seed=1), "free": fc(n, n)}
+    held = {"diagonal": normal(n, seed=1), "free": fc(n, n)}
     return Net(forward, y=fc(n, 3), z=fc(3, n), **({"d": held[d]} if d in held else {}))
 
 
@@ -238,7 +235,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_no_case_of_t45_is_not_called_one(name):
     net, label = OTHERS[name]
-    said = {i for q in find(net.double(), draw(1, 3, seed=0)) for i in q.ids if i.startswith(("T45", "T44-"))}
+    said = {i for q in find(net.double(), normal(1, 3, seed=0)) for i in q.ids if i.startswith(("T45", "T44-"))}
     assert said == {label}
 
 
@@ -248,7 +245,7 @@ def test_cases_of_t45_have_their_flattenings(name):
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         net = make().double()
-    found = [q for q in find(net, draw(1, *shape, seed=0)) if q.kind == kind and statement in q.ids]
+    found = [q for q in find(net, normal(1, *shape, seed=0)) if q.kind == kind and statement in q.ids]
     expected = formula({n: p.detach() for n, p in net.named_parameters()})
     values = [q.value(net) for q in found]
     expected = expected.diagonal() if kind == "vertex" else expected
@@ -261,10 +258,10 @@ def test_grouped_convolutions_conserve_all_of_each_group():
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         net = seq(conv(2, 6, 2), conv(6, 4, 1, groups=2), flat(), fc(8, 2)).double()
-    q = find(net, draw(1, 2, 3, seed=0))["matrix 0 | 1"]
+    q = find(net, normal(1, 2, 3, seed=0))["matrix 0 | 1"]
     assert "2 groups" in q.reason
     theta = {n: p.detach() for n, p in net.named_parameters()}
-    loss = ((net(draw(6, 2, 3, seed=1)) - draw(6, 2, seed=2)) ** 2).sum() / 6
+    loss = ((net(normal(6, 2, 3, seed=1)) - normal(6, 2, seed=2)) ** 2).sum() / 6
     flow = dict(zip(theta, torch.autograd.grad(loss, list(net.parameters())), strict=True))
 
     def form(a, b):

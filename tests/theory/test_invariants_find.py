@@ -12,24 +12,21 @@ import bnrank
 from bnrank.networks.graph.tracing import trace
 from bnrank.theory.invariants import Conserved, Findings, find
 from bnrank.theory.invariants.finding import of_graph
+from helpers import normal
 from theory.architectures import ZOO, Net, blocks, build, conv2, fc, frozen, relu
 
 seq, flat = nn.Sequential, nn.Flatten
 LOSSES = ("mse", "cross_entropy", "logistic", "own")
 
 
-def draw(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def data(net, shape, loss, seed):
     """Samples, targets, and the loss written out once more."""
-    x = draw(6, *shape, seed=seed)
+    x = normal(6, *shape, seed=seed)
     outputs = net(x).detach()
     if loss == "cross_entropy":
         y = torch.randint(0, outputs.shape[1], (6,), generator=torch.Generator().manual_seed(seed))
         return x, y, lambda f, y: -torch.log_softmax(f, 1)[torch.arange(6), y].mean()
-    y = draw(*outputs.shape, seed=seed + 1)
+    y = normal(*outputs.shape, seed=seed + 1)
     if loss == "logistic":
         return x, y.sign(), lambda f, y: torch.log(1 + torch.exp(-y * f)).sum() / 6
     if loss == "own":
@@ -48,7 +45,7 @@ def test_rates_along_the_gradient_are_zero(name):
     net, shape = build(name)
     net.eval()
     theta = {n: p.detach() for n, p in net.named_parameters()}
-    found = find(net, draw(2, *shape, seed=0), verify=False)
+    found = find(net, normal(2, *shape, seed=0), verify=False)
     assert (len(found) == 0) == (name == "one layer")
     moving = {}
     for seed, loss in enumerate(LOSSES):
@@ -71,7 +68,7 @@ def test_rates_along_the_gradient_are_zero(name):
 
 def test_a_relu_leaves_the_off_diagonal_to_pairs():
     net, _ = build("mlp")
-    found = find(net, draw(1, 2, seed=0))
+    found = find(net, normal(1, 2, seed=0))
     matrix = net[0].weight.detach() @ net[0].weight.detach().T - net[2].weight.detach().T @ net[2].weight.detach()
     torch.testing.assert_close(found["vertex 0 | 2"].value(net), matrix.diagonal())
     torch.testing.assert_close(found["pair 0 | 2"].value(net), matrix - matrix.diagonal().diag())
@@ -82,7 +79,7 @@ def test_a_relu_leaves_the_off_diagonal_to_pairs():
 
 def test_layers_are_differences_of_two_cuts():
     net, _ = build("mlp with biases")
-    found = find(net, draw(1, 2, seed=0))
+    found = find(net, normal(1, 2, seed=0))
     layers = found.having("layer")
     assert [q.name for q in layers] == ["layer 0 | 2", "layer 2 | 4"]
     assert [q.cuts for q in layers] == [
@@ -91,7 +88,7 @@ def test_layers_are_differences_of_two_cuts():
     ]
     for name in ("mlp with biases", "identity blocks", "diagonal blocks", "free blocks", "convolutions, zeros"):
         net, shape = build(name)
-        found = find(net, draw(1, *shape, seed=0))
+        found = find(net, normal(1, *shape, seed=0))
         p = {n: t.detach() for n, t in net.named_parameters()}
         assert found.having("layer")
         for q in found.having("layer"):
@@ -103,14 +100,14 @@ def test_layers_are_differences_of_two_cuts():
 
 def test_cuts_go_through_whole_residual_blocks():
     """A path along the skip crosses neither Y nor Z, so no cut lies inside an identity block (E20)."""
-    found = find(build("identity blocks")[0], draw(1, 2, seed=0))
+    found = find(build("identity blocks")[0], normal(1, 2, seed=0))
     assert [q.name for q in found.having("layer")] == ["layer u | v"]
-    assert not find(build("skip from the input to the output")[0], draw(1, 2, seed=0)).having("layer")
+    assert not find(build("skip from the input to the output")[0], normal(1, 2, seed=0)).having("layer")
 
 
 def test_nothing_is_cut_where_a_path_goes_around_outside_the_theory():
     net = Net(lambda m, x: m.b(relu(m.a(x))) + torch.sigmoid(x), a=fc(2, 3), b=fc(3, 2)).double()
-    found = find(net, draw(1, 2, seed=0))
+    found = find(net, normal(1, 2, seed=0))
     assert [q.kind for q in found] == ["vertex", "pair"]
     assert found.outside[0].reason
 
@@ -142,7 +139,7 @@ def test_says_why_nothing_is_conserved(net, why):
 
 def test_findings_are_a_sequence_by_number_and_name():
     net, _ = build("mlp")
-    found = find(net, draw(1, 2, seed=0))
+    found = find(net, normal(1, 2, seed=0))
     assert isinstance(found, Findings)
     assert isinstance(found[0], Conserved)
     assert found["vertex 0 | 2"] is found[0]
@@ -161,8 +158,8 @@ def test_findings_are_a_sequence_by_number_and_name():
 
 def test_quadratic_form():
     net, _ = build("leaky, then linear")
-    a, b = ({n: draw(*p.shape, seed=seed) for n, p in net.named_parameters()} for seed in (1, 2))
-    for q in find(net, draw(1, 2, seed=0)):
+    a, b = ({n: normal(*p.shape, seed=seed) for n, p in net.named_parameters()} for seed in (1, 2))
+    for q in find(net, normal(1, 2, seed=0)):
         torch.testing.assert_close(q.between(a, a), q.of(a))
         torch.testing.assert_close(q.between(a, b), q.between(b, a))
         total = {n: a[n] + b[n] for n in a}
@@ -174,14 +171,14 @@ def test_quadratic_form():
         assert not q.of({n: v.clone().requires_grad_() for n, v in a.items()}).requires_grad
         if q.kind != "pair":
             assert (q.scale(a) >= q.of(a).abs()).all()
-    q = find(net, draw(1, 2, seed=0))["matrix 2 | 3"]
+    q = find(net, normal(1, 2, seed=0))["matrix 2 | 3"]
     with pytest.raises(ValueError, match=r"got no 3\.weight"):
         q.of({"2.weight": a["2.weight"]})
 
 
 def test_a_number_per_position_takes_up_the_scaling_of_what_reads_that_position():
     net, shape = build("number per position, fc behind")
-    found = [q for q in find(net, draw(1, *shape, seed=0)) if q.kind == "vertex" and "t" in q.parameters]
+    found = [q for q in find(net, normal(1, *shape, seed=0)) if q.kind == "vertex" and "t" in q.parameters]
     t, c = net.t.detach().flatten(), net.c.weight.detach().reshape(2, 3, 2)
     expected = t.square() - c.square().sum((0, 2))
     torch.testing.assert_close(torch.cat([q.value(net) for q in found]), expected)
@@ -199,7 +196,7 @@ def test_a_number_per_position_takes_up_the_scaling_of_what_reads_that_position(
 )
 def test_another_module_is_refused(other, what):
     net = seq(fc(2, 4), nn.ReLU(), fc(4, 2))
-    x, y = draw(3, 2, seed=0), draw(3, 2, seed=1)
+    x, y = normal(3, 2, seed=0), normal(3, 2, seed=1)
     found = find(net, x)
     assert len(found) == 3
     for q in found:
@@ -227,7 +224,7 @@ def test_another_module_is_refused(other, what):
 )
 def test_targets_that_do_not_fit_the_loss(loss, y, message):
     net = seq(fc(2, 4), nn.ReLU(), fc(4, 2))
-    x = draw(3, 2, seed=0)
+    x = normal(3, 2, seed=0)
     with pytest.raises((TypeError, ValueError), match=message):
         find(net, x)[0].rate(net, x, y, loss)
 
@@ -253,7 +250,7 @@ def test_the_module_is_left_as_it_is():
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_works_where_gradients_are_off(context):
     net, _ = build("mlp")
-    x, y = draw(3, 2, seed=0), draw(3, 2, seed=1)
+    x, y = normal(3, 2, seed=0), normal(3, 2, seed=1)
     expected = [q.rate(net, x, y) for q in find(net, x)]
     with context():
         for q, rate in zip(find(net, x.clone()), expected, strict=True):
@@ -263,23 +260,23 @@ def test_works_where_gradients_are_off(context):
 def test_a_wrong_claim_is_caught():
     """The graph says that there is no activation: then the matrix would be conserved."""
     net, _ = build("mlp")
-    graph = trace(net, draw(1, 2, seed=0))
+    graph = trace(net, normal(1, 2, seed=0))
     lying = dataclasses.replace(
         graph, nodes=tuple(dataclasses.replace(n, slope=1.0) if n.op == "activation" else n for n in graph)
     )
     with pytest.raises(RuntimeError, match="error in bnrank"):
-        of_graph(lying, net, draw(2, 2, seed=0))
-    assert of_graph(lying, net, draw(2, 2, seed=0), verify=False).having("matrix")
+        of_graph(lying, net, normal(2, 2, seed=0))
+    assert of_graph(lying, net, normal(2, 2, seed=0), verify=False).having("matrix")
 
 
 def test_refuses_what_it_cannot_compute():
     net, _ = build("mlp")
-    x = draw(3, 2, seed=0)
+    x = normal(3, 2, seed=0)
     q = find(net, x)[0]
     with pytest.raises(ValueError, match="loss: got 'mae'"):
         q.rate(net, x, x, "mae")
     with pytest.raises(ValueError, match=r"y: got shape \(3, 5\)"):
-        q.rate(net, x, draw(3, 5, seed=0))
+        q.rate(net, x, normal(3, 5, seed=0))
     with pytest.raises(ValueError, match="loss: returned"):
         q.rate(net, x, x, lambda f, y: f)
     with pytest.raises(TypeError, match="module"):
@@ -292,23 +289,23 @@ def test_refuses_what_it_cannot_compute():
 
 def test_what_nothing_reads_is_said_to_be_so():
     net = Net(lambda m, x: m.b(m.a(x)[:, 1:]), a=fc(2, 3), b=fc(2, 2)).double()
-    found = find(net, draw(1, 2, seed=0))
+    found = find(net, normal(1, 2, seed=0))
     assert [q.name for q in found] == ["vertex a | nothing", "matrix a | b", "layer a | b"]
     assert "nothing reads it" in found[0].reason
     assert found[0].ids == ("no gradient",)
     net = Net(lambda m, x: m.b(functional.pad(relu(m.a(x))[:, 2:], (0, 2))), a=fc(2, 4), b=fc(4, 2)).double()
-    found = find(net, draw(1, 2, seed=0))
+    found = find(net, normal(1, 2, seed=0))
     still = [q for q in found if "nothing" in q.name]
     assert [q.name for q in still] == ["vertex a | nothing", "matrix nothing | b"]
     assert all(q.ids == ("no gradient",) and "no gradient" in q.reason for q in still)
     net = Net(lambda m, x: m.b(m.a(x)[:, 1:]), a=fc(2, 3), b=fc(2, 2)).double()
-    found = find(net, draw(1, 2, seed=0))
+    found = find(net, normal(1, 2, seed=0))
     torch.testing.assert_close(found[0].value(net), net.a.weight[:1].detach().square().sum(1))
 
 
 def test_frozen_parameters_do_not_enter():
     net, _ = build("frozen first")
-    found = find(net, draw(1, 2, seed=0))
+    found = find(net, normal(1, 2, seed=0))
     assert {n for q in found for n in q.parameters} == {"2.weight", "3.weight"}
 
 
@@ -347,7 +344,7 @@ def test_doctest_names_are_public():
 
 
 def test_linear_stream_is_one_matrix():
-    found = find(blocks("identity", linear=True).double(), draw(1, 2, seed=0))
+    found = find(blocks("identity", linear=True).double(), normal(1, 2, seed=0))
     q = found.having("matrix")[0]
     assert q.ids == ("T44-T45, identity stream",)
     assert q.layers == (("u.weight", "z1.weight", "z2.weight"), ("y1.weight", "y2.weight", "v.weight"))

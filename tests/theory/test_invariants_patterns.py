@@ -8,11 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from bnrank.theory.invariants import find
+from helpers import normal
 from theory.architectures import Net, blocks, build, conv, conv2, dense, fc, relu
-
-
-def draw(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def made(make, seed=0):
@@ -78,7 +75,7 @@ NETS = {
 def test_pairs_drift_at_the_rate_of_t47(name, loss):
     make, shape = NETS[name]
     net = made(make)
-    x, y = draw(6, *shape, seed=1), draw(6, 2, seed=2)
+    x, y = normal(6, *shape, seed=1), normal(6, 2, seed=2)
     y = y.sign() if loss == "logistic" else y
     pairs = find(net, x).having("pair")
     assert pairs
@@ -97,7 +94,7 @@ def test_pairs_drift_at_the_rate_of_t47(name, loss):
 def test_t47_written_out():
     """One hidden layer, mse: sums over samples, entry by entry."""
     net = made(NETS["leaky"][0])
-    x, y = draw(6, 2, seed=1), draw(6, 2, seed=2)
+    x, y = normal(6, 2, seed=1), normal(6, 2, seed=2)
     (q,) = find(net, x).having("pair")
     p = x @ net[0].weight.T
     g = 2 / 6 * (net(x) - y) @ net[2].weight
@@ -126,7 +123,7 @@ AT_KINKS = {
 def test_at_a_kink_the_slope_is_that_of_the_gradient(name):
     """Preactivations that are 0: a dead neuron, sparse data, an activation after a ReLU."""
     bend, slope = AT_KINKS[name]
-    x, y = draw(8, 3, seed=1), draw(8, 2, seed=2)
+    x, y = normal(8, 3, seed=1), normal(8, 2, seed=2)
     x[::2, 0] = 0
     for before in (lambda h: h, relu):
         net = made(lambda: Net(lambda m, x: m.c(bend(before(m.a(x)))), a=fc(3, 5), c=fc(5, 2)))  # noqa: B023
@@ -145,7 +142,7 @@ def test_neurons_with_the_same_pattern():
     """Two neurons always on, two always off, one that changes: the first four are conserved in pairs."""
     net = made(lambda: nn.Sequential(fc(2, 5, True), nn.ReLU(), fc(5, 2)))
     net[0].bias.data = torch.tensor([9.0, 9, -9, -9, 0], dtype=torch.float64)
-    x, y = draw(8, 2, seed=1), draw(8, 2, seed=2)
+    x, y = normal(8, 2, seed=1), normal(8, 2, seed=2)
     (q,) = find(net, x).having("pair")
     same = torch.zeros(5, 5, dtype=torch.bool)
     same[0, 1] = same[1, 0] = same[2, 3] = same[3, 2] = True
@@ -167,7 +164,7 @@ def test_neurons_with_the_same_pattern():
 def test_convolutions_compare_every_position():
     net = made(lambda: nn.Sequential(conv(1, 3, 2), nn.ReLU(), nn.Flatten(), fc(12, 2)))
     net[0].weight.data[1] = 2 * net[0].weight.data[0]  # the same pattern everywhere
-    x = draw(6, 1, 5, seed=1)
+    x = normal(6, 1, 5, seed=1)
     (q,) = find(net, x).having("pair")
     assert q.slopes(net, x).shape == (6, 3, 4)
     same = q.pairs(net, x)
@@ -178,7 +175,7 @@ def test_convolutions_compare_every_position():
 def test_different_groups_are_no_pairs():
     net = made(NETS["groups"][0])
     net[0].weight.data[:] = net[0].weight.data[0]
-    x = draw(6, 1, 5, seed=1)
+    x = normal(6, 1, 5, seed=1)
     (q,) = find(net, x).having("pair")
     group = torch.arange(4) // 2
     assert torch.equal(q.pairs(net, x), (group[:, None] == group) & ~torch.eye(4, dtype=torch.bool))
@@ -186,7 +183,7 @@ def test_different_groups_are_no_pairs():
 
 def test_module_is_left_as_it_is_and_gradients_may_be_off():
     net = made(NETS["in place"][0]).train()
-    x, y = draw(6, 2, seed=1), draw(6, 2, seed=2)
+    x, y = normal(6, 2, seed=1), normal(6, 2, seed=2)
     kept = x.clone()
     (q,) = find(net, x).having("pair")
     expected = q.closed_form_rate(net, x, y)
@@ -202,7 +199,7 @@ def test_module_is_left_as_it_is_and_gradients_may_be_off():
 
 def test_refuses_another_module():
     net, _ = build("mlp")
-    x = draw(3, 2, seed=0)
+    x = normal(3, 2, seed=0)
     q = find(net, x).having("pair")[0]
     with pytest.raises(ValueError, match="got 1 activations when run, expected 2"):
         q.pairs(nn.Sequential(fc(2, 3), nn.Identity(), fc(3, 2), nn.ReLU(), fc(2, 2)), x)

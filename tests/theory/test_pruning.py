@@ -12,12 +12,9 @@ import bnrank
 from bnrank.networks.mlp import from_layers
 from bnrank.theory.cost.balancing import balancing
 from bnrank.theory.cost.pruning import prune
+from helpers import norm
 
 SLOPES = [0.0, 0.3, -0.5, 1.0]
-
-
-def norm(net):
-    return float(sum((p.detach().double() ** 2).sum() for p in net.parameters()))
 
 
 def random(widths, slope=0.0, bias=True, seed=0):

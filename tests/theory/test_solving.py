@@ -11,17 +11,9 @@ from bnrank.measures.balance import residual
 from bnrank.networks import LinearNetwork
 from bnrank.theory.cost.pruning import prune
 from bnrank.theory.cost.solving import _Training, solve
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
+from helpers import norm, normal
 
 LINE = torch.linspace(-1, 1, 7, dtype=torch.float64).reshape(-1, 1)
-
-
-def norm(net):
-    return float(sum((p.detach() ** 2).sum() for p in net.parameters()))
 
 
 def jacobian_bound(net, x):
@@ -45,7 +37,7 @@ def check(found, x, y):
 
 
 def test_the_identity_on_non_negative_data_costs_its_dimension_per_layer():
-    x = draw(12, 2).abs()
+    x = normal(12, 2).abs()
     found = solve(x, x, depth=3, width=4, starts=2, steps=100)
     check(found, x, x)
     assert 6 * (1 - 1e-9) <= found.norm < 6.001
@@ -53,8 +45,8 @@ def test_the_identity_on_non_negative_data_costs_its_dimension_per_layer():
 
 @pytest.mark.parametrize("depth", [3, 4])
 def test_linear_data_cost_what_the_linear_map_costs(depth):
-    a = draw(3, 2) @ draw(2, 4, seed=1)
-    x = draw(10, 4, seed=2)
+    a = normal(3, 2) @ normal(2, 4, seed=1)
+    x = normal(10, 4, seed=2)
     found = solve(x, x @ a.T, depth, width=3, slope=1.0, bias=False, starts=3, steps=80)
     check(found, x, x @ a.T)
     cost = depth * float((torch.linalg.svdvals(a)[:2] ** (2 / depth)).sum())  # T2
@@ -64,7 +56,7 @@ def test_linear_data_cost_what_the_linear_map_costs(depth):
 
 @pytest.mark.parametrize(("bias", "seed"), [(False, 0), (True, 1)])
 def test_one_point(bias, seed):
-    x, y = draw(1, 3, seed=seed), draw(1, 2, seed=seed + 10)
+    x, y = normal(1, 3, seed=seed), normal(1, 2, seed=seed + 10)
     found = solve(x, y, depth=3, width=3, bias=bias, starts=4, steps=100)
     check(found, x, y)
     without = 3 * float(y.norm() / x.norm()) ** (2 / 3)  # one neuron per layer, aligned with x and y
@@ -111,7 +103,7 @@ def test_no_other_search_finds_less():
 
 
 def test_starts_that_fail_are_trained_on():
-    x, y = draw(5, 2), draw(5, 1, seed=1)
+    x, y = normal(5, 2), normal(5, 1, seed=1)
     found = solve(x, y, depth=2, width=6, bias=False, starts=4, steps=150, polish=5)
     check(found, x, y)
 
@@ -124,7 +116,7 @@ def test_networks_are_pruned_and_balanced_without_polish():
 
 
 def test_starts_are_scaled_back_to_the_units_of_the_data():
-    x, y = 30 * draw(6, 2), 1e-3 * draw(6, 1, seed=1)
+    x, y = 30 * normal(6, 2), 1e-3 * normal(6, 1, seed=1)
     training = _Training(bnrank.MLP([2, 5, 5, 1], dtype=torch.float64), x, y, steps=20)
     (start,) = training.with_ridges([3])
     with torch.no_grad():
@@ -134,7 +126,7 @@ def test_starts_are_scaled_back_to_the_units_of_the_data():
 
 
 def test_homogeneity_in_the_data():
-    x, y = draw(5, 2), draw(5, 1, seed=1)
+    x, y = normal(5, 2), normal(5, 1, seed=1)
     arguments = {"depth": 2, "width": 8, "bias": False, "starts": 3, "steps": 80}
     one, scaled = solve(x, y, **arguments), solve(100 * x, 1e-3 * y, **arguments)
     check(one, x, y)
@@ -143,7 +135,7 @@ def test_homogeneity_in_the_data():
 
 
 def test_the_same_seed_gives_the_same_network_and_more_polish_a_lower_norm():
-    x, y = draw(6, 2), draw(6, 2, seed=1)
+    x, y = normal(6, 2), normal(6, 2, seed=1)
     state = torch.random.get_rng_state()
     rough, first, second = (solve(x, y, 2, 8, starts=3, steps=40, polish=n) for n in (0, 10, 10))
     assert torch.equal(state, torch.random.get_rng_state())
@@ -164,7 +156,7 @@ def test_other_slopes(slope):
 
 
 def test_one_layer_is_the_shortest_linear_interpolation():
-    x, y = draw(3, 5), draw(3, 2, seed=1)
+    x, y = normal(3, 5), normal(3, 2, seed=1)
     found = solve(x, y, depth=1, width=7, starts=2, steps=20)
     check(found, x, y)
     shortest = np.linalg.pinv(np.c_[x.numpy(), np.ones(3)]) @ y.numpy()
@@ -182,7 +174,7 @@ def test_zero_and_constant_data():
 
 
 def test_what_cannot_be_interpolated_is_said():
-    narrow = solve(draw(20, 2), draw(20, 1, seed=1), depth=2, width=2, starts=2, steps=50)
+    narrow = solve(normal(20, 2), normal(20, 1, seed=1), depth=2, width=2, starts=2, steps=50)
     assert not narrow.interpolates
     assert narrow.norms == (math.inf, math.inf)
     assert narrow.error > 0.1
@@ -215,4 +207,4 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="tol: got -1"):
         solve(LINE, LINE, 2, 2, tol=-1)
     with pytest.raises(ValueError, match="x: got 3000 samples"):
-        solve(draw(3000, 10), draw(3000, 10), 3, 100)
+        solve(normal(3000, 10), normal(3000, 10), 3, 100)

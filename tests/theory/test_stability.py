@@ -14,13 +14,10 @@ from bnrank.networks.constructions import line_interpolant
 from bnrank.networks.mlp import from_layers
 from bnrank.theory.stability import growth_bound, largest_trace, output_error, sharpness_bound
 from bnrank.theory.tours import diameter, shortest_path_bounds
+from helpers import normal
 from oracles import float64, parameter_jacobian
 
 DOUBLE = torch.float64
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
 
 def loss_of(net, x, y, ridge=0.0):

@@ -13,6 +13,7 @@ from bnrank.theory import stability, tours
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import interpolation, symmetry
 from bnrank.theory.statements.interpolation import STATEMENTS, stable_at
+from helpers import normal
 
 DOUBLE = torch.float64
 BY_NAME = {s.name: s for s in STATEMENTS}
@@ -22,10 +23,6 @@ NORM = BY_NAME["norm of rank-one functions"]
 SLOPE = BY_NAME["slope of rank-one functions"]
 LAYER = BY_NAME["an almost rank-one layer (reported, not judged)"]
 GROWTH = BY_NAME["the NTK of rank-one functions grows"]
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,12 @@ from bnrank.theory.cost.closed_forms import linear, remainder_bound
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import representation
 from bnrank.theory.verdict import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED
+from helpers import normal
 
 NAMES = {s.name: s for s in representation.STATEMENTS}
 ALWAYS = ["representation cost", "Jacobian bound", "pseudo-determinant bound", "bound on every singular value"]
 LINEAR = ["cost of a linear map", "expansion of the cost of a linear map"]
 RIDGE = 3e-3
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def random_facts(seed=0, slope=0.0, bias=True, widths=(3, 5, 4, 2), scale=1.0, **kwargs):

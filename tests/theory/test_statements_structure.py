@@ -10,16 +10,13 @@ import bnrank
 from bnrank.networks.mlp import from_layers, make
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import convolutions, ranks, structure
+from helpers import normal
 from oracles import circular_convolution_matrix
 
 STATEMENTS = [*ranks.STATEMENTS, *structure.STATEMENTS, *convolutions.STATEMENTS]
 SLOPES = [0.0, 0.3, -0.5, 0.95, 1.0]
 BY_NAME = {f"{s.id} {s.name}": s for s in STATEMENTS}
 T5, T6, T18, T11, T21, LINEAR, T22, T23, T24, T25, SEGMENT, ENERGY, FREQUENCIES = STATEMENTS
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def network(widths, slope=0.0, bias=True, scale=1.0, seed=0):

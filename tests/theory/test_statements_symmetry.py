@@ -12,6 +12,7 @@ from bnrank.networks.mlp import from_layers
 from bnrank.theory import domains, kernels
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.symmetry import STATEMENTS, symmetric_under
+from helpers import normal
 
 DOUBLE = torch.float64
 BY_NAME = {s.name: s for s in STATEMENTS}
@@ -19,10 +20,6 @@ IDENTITY = BY_NAME["networks that are the identity on the data"]
 KERNEL = BY_NAME["kernel ridge regression on the data overestimates the rank"]
 TRANSLATIONS = BY_NAME["rank and symmetry: translations"]
 DENOISING = BY_NAME["autoencoders of the rank of the data project onto them"]
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
 
 def all_statuses(facts):

@@ -10,6 +10,7 @@ from torch import nn
 from bnrank.networks.mlp import from_layers, make
 from bnrank.theory import structure
 from bnrank.theory.path import Path
+from helpers import normal
 from oracles import input_jacobian, layer_values, parameter_jacobian
 
 SLOPES = [0.0, 0.3, -0.5, 0.95, 1.0]
@@ -21,10 +22,6 @@ networks = {
     "scale": st.floats(0.3, 2.0),
     "seed": st.integers(0, 10**6),
 }
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def network(widths, slope=0.0, bias=True, scale=1.0, seed=0):

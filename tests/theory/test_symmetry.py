@@ -11,12 +11,9 @@ import bnrank
 from bnrank.networks.constructions import line_interpolant
 from bnrank.networks.mlp import from_layers
 from bnrank.theory.symmetry import classes_on_line, narrowest_layer, projection, rank_bound, rank_one_parts
+from helpers import normal
 
 DOUBLE = torch.float64
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
 
 def rotations(d, *planes):
