@@ -177,7 +177,7 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
     for key in sorted(tensors):
         tensor = tensors[key]
         result.update(f"\n{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        result.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+        result.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return result.hexdigest()
 
 

@@ -55,8 +55,8 @@ def reproduce(
         how = "" if figure.name in running else ", not run" if outcome.error else ", stored before"
         took = "" if outcome.error and not outcome.seconds else f", {figures.duration(outcome.seconds)}"
         title = f"{figure.label}, {scale} scale{took}{how}"
-        text = f": {escape(outcome.error)}" if outcome.error else ""
-        terminal.console.print(f"[bold]{title}[/]{text}", highlight=False, soft_wrap=True)
+        error = f": {escape(outcome.error)}" if outcome.error else ""
+        terminal.console.print(f"[bold]{title}[/]{error}", highlight=False, soft_wrap=True)
         if not outcome.error:
             terminal.console.print(text.table(tables.claim_rows(outcome.claims)))
 
