@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bnrank
-from bnrank.measures.plateaus import Plateau, find, layer_ranks, stable_ranks
+from bnrank.measures.plateaus import Plateau, find
 
 RATE = 2.0
 
@@ -190,27 +189,6 @@ def test_bad_input():
             find(t, loss, **{option: value})
     with pytest.raises(ValueError, match="smooth: got 0"):
         find(t, loss, smooth=0)
-
-
-def test_ranks_of_layers():
-    generator = torch.Generator().manual_seed(0)
-
-    def planted(values, rows, columns):
-        u = torch.linalg.qr(torch.randn(rows, len(values), generator=generator, dtype=torch.float64))[0]
-        v = torch.linalg.qr(torch.randn(columns, len(values), generator=generator, dtype=torch.float64))[0]
-        return u @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ v.T
-
-    weights = [planted([3.0, 1.0, 0.29], 6, 4), planted([2.0, 1e-3], 5, 6), torch.zeros(3, 5, dtype=torch.float64)]
-    net = bnrank.networks.from_layers(weights, slope=0.0)
-    assert layer_ranks(net) == (2, 1, 0)
-    assert layer_ranks(net, rtol=0.05) == (3, 1, 0)
-    assert layer_ranks(net, rtol=1e-4) == (3, 2, 0)
-    first, second, third = stable_ranks(net)
-    assert first == pytest.approx((9 + 1 + 0.29**2) / 9)
-    assert second == pytest.approx(1 + 0.25e-6)
-    assert math.isnan(third)
-    with pytest.raises(ValueError, match="rtol: got 1"):
-        layer_ranks(net, rtol=1.0)
 
 
 def test_plateaus_are_records():

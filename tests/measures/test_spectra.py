@@ -1,4 +1,5 @@
 import itertools
+import math
 import re
 
 import numpy as np
@@ -142,7 +143,7 @@ def test_pieces_put_together_equal_the_whole(n, features, rank, chunk, seed):
         found = pieces.singular_values()
         assert found.shape == whole.shape
         assert torch.allclose(found, whole, rtol=1e-6, atol=atol * max(1.0, float(whole[0])))
-    assert spectra.rank(whole, 1e-10).rank == min(n, features, rank)
+    assert spectra.rank(whole, 1e-10) == min(n, features, rank)
 
 
 def test_qr_sees_what_gram_cannot():
@@ -206,18 +207,38 @@ def test_memory_is_bounded_by_several_passes_and_a_limit(monkeypatch):
 @given(k=st.integers(1, 5), scale=st.floats(1e-6, 1e6), seed=st.integers(0, 99))
 def test_a_planted_rank_is_found_at_every_scale(k, scale, seed):
     z = scale * normal(30, k, seed=seed) @ normal(k, 8, seed=seed + 1)
-    found = spectra.rank(torch.linalg.svdvals(z), rtol=1e-9)
-    assert (found.rank, found.rtol) == (k, 1e-9)
-    assert found.threshold == pytest.approx(1e-9 * float(torch.linalg.svdvals(z)[0]))
+    assert spectra.rank(torch.linalg.svdvals(z), rtol=1e-9) == k
 
 
 def test_rank_of_nothing_and_with_padding():
-    assert spectra.rank([0.0, 0.0]).rank == 0
-    assert spectra.rank(np.array([1.0, 0.5, np.nan])).rank == 2
+    assert spectra.rank([0.0, 0.0]) == 0
+    assert spectra.rank(np.array([1.0, 0.5, np.nan])) == 2
     with pytest.raises(ValueError, match="rtol: got 1"):
         spectra.rank([1.0], rtol=1.0)
     with pytest.raises(ValueError, match="non-negative"):
         spectra.rank([-1.0])
+
+
+def test_ranks_of_layers():
+    generator = torch.Generator().manual_seed(0)
+
+    def planted(values, rows, columns):
+        u = torch.linalg.qr(torch.randn(rows, len(values), generator=generator, dtype=torch.float64))[0]
+        v = torch.linalg.qr(torch.randn(columns, len(values), generator=generator, dtype=torch.float64))[0]
+        return u @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ v.T
+
+    weights = [planted([3.0, 1.0, 0.29], 6, 4), planted([2.0, 1e-3], 5, 6), torch.zeros(3, 5, dtype=torch.float64)]
+    net = bnrank.networks.from_layers(weights, slope=0.0)
+    found = spectra.weight_singular_values(net)
+    assert found.ranks() == (2, 1, 0)
+    assert found.ranks(rtol=0.05) == (3, 1, 0)
+    assert found.ranks(rtol=1e-4) == (3, 2, 0)
+    first, second, third = found.stable_ranks()
+    assert first == pytest.approx((9 + 1 + 0.29**2) / 9)
+    assert second == pytest.approx(1 + 0.25e-6)
+    assert math.isnan(third)
+    with pytest.raises(ValueError, match="rtol: got 1"):
+        found.ranks(rtol=1.0)
 
 
 def test_errors_name_the_argument_or_the_layer():

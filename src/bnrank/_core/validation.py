@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["RangeError", "choice", "describe", "integer", "number", "per_member", "samples", "slope", "suggest"]
+__all__ = ["RangeError", "choice", "describe", "integer", "number", "per_member", "rtol", "samples", "slope", "suggest"]
 
 
 class RangeError(ValueError, OverflowError):
@@ -58,6 +58,14 @@ def number(value: object, name: str, minimum: float = -math.inf, *, strict: bool
     if not math.isfinite(value) or value < minimum or (strict and value == minimum):
         raise ValueError(f"{name}: got {value}, expected {expected}")
     return float(value)
+
+
+def rtol(value: object, name: str = "rtol") -> float:
+    """Return a relative tolerance, a number in [0, 1)."""
+    result = number(value, name, 0.0)
+    if result >= 1:
+        raise ValueError(f"{name}: got {result:g}, expected a number in [0, 1)")
+    return result
 
 
 def slope(value: object, name: str = "slope") -> float:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.measures import jacobian
-from bnrank.measures.denoising import Denoising, denoising, distances_to_samples, effective_rank
+from bnrank.measures.denoising import Denoising, denoising, distances_to_samples
+from bnrank.measures.spectra import effective_rank
 from bnrank.networks import MLP
 from bnrank.tasks import Task, autoencoder, distances_to_polyline, handwritten_digits, mnist, planar_curve, polyline
 from bnrank.theory.symmetry import projection

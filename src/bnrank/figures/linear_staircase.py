@@ -13,7 +13,7 @@ import torch
 from scipy.integrate import quad, solve_ivp
 from torch import Tensor
 
-from bnrank.measures import plateaus
+from bnrank.measures import plateaus, spectra
 from bnrank.networks import MLP, from_layers
 from bnrank.tasks import handwritten_digits
 from bnrank.training.gradient_flow import Flow, flow
@@ -201,7 +201,7 @@ def staircase(net: MLP, task: Reduced, modes: int, skip: bool) -> Staircase:
     escapes = np.array([crossing(times, seen[:, k], HALF * s[k], len(path.history.layer)) for k in range(len(s))])
     found = plateaus.find(path.times_since_handover, path.loss, path.gradient_norm, least=0.005)
     stairs = Staircase(path, times, seen, escapes, found)
-    ranked = [plateaus.layer_ranks(stairs.network(p), HALF) for p in found]
+    ranked = [spectra.weight_singular_values(stairs.network(p)).ranks(HALF) for p in found]
     found = tuple(_with_ranks(p, ranks) for p, ranks in zip(found, ranked, strict=True))
     return Staircase(path, times, seen, escapes, found)
 

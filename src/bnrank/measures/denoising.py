@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.functional import Functional, example
 
-__all__ = ["Denoising", "denoising", "distances_to_samples", "effective_rank"]
+__all__ = ["Denoising", "denoising", "distances_to_samples"]
 
 
 @dataclass(frozen=True)
@@ -128,29 +128,3 @@ def distances_to_samples(points: Tensor, x: Tensor) -> Tensor:
     x = validation.samples(x, "x").double()
     points = validation.samples(points, "points", features=x.shape[1]).double()
     return torch.cdist(points, x, compute_mode="donot_use_mm_for_euclid_dist").min(1).values
-
-
-def effective_rank(singular_values: Tensor | np.ndarray) -> Tensor:
-    """Return (sum_i s_i)^2 / sum_i s_i^2 along the last axis: r for r equal values, 1 for one; 0 where all are 0.
-
-    Unlike a rank it needs no tolerance, which matters where the spectrum has no gap.
-
-    Raises
-    ------
-    ValueError
-        If there is no value, or one that is negative, NaN or infinite.
-
-    Examples
-    --------
-    >>> import torch
-    >>> effective_rank(torch.tensor([[2.0, 2.0, 2.0], [5.0, 0.0, 0.0]]))
-    tensor([3., 1.], dtype=torch.float64)
-    """
-    values = torch.as_tensor(singular_values).double()
-    if values.ndim == 0 or values.numel() == 0 or not bool((torch.isfinite(values) & (values >= 0)).all()):
-        raise ValueError(
-            f"singular_values: got {validation.describe(values)}, expected (..., m) of finite numbers of at least 0"
-        )
-    largest = values.amax(-1, keepdim=True)
-    values = values / torch.where(largest > 0, largest, 1.0)  # squares of what is large or small are not finite or 0
-    return values.sum(-1).square() / values.square().sum(-1).clamp(min=1.0)

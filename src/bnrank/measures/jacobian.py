@@ -13,7 +13,6 @@ from bnrank._core import validation
 from bnrank.measures.backward import mlp_forward
 from bnrank.measures.derivatives import Points
 from bnrank.measures.kinks import KinkWarning, Watch
-from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import example
 
@@ -195,7 +194,7 @@ def rank(
     >>> found.rank, found.witness
     (1, 1)
     """
-    rtol = relative_tolerance(rtol)
+    rtol = validation.rtol(rtol)
     watch = _watch(kink_rtol)
     values, _ = Points(net, x, chunk, dtype, tangent).singular_values(watch)
     if watch is not None:
@@ -261,7 +260,7 @@ def log_pseudo_determinant_of(values: Tensor, rank: int | None = None, rtol: flo
         if rank > values.shape[1]:
             raise ValueError(f"rank: got {rank}, expected at most min(d_in, d_out) = {values.shape[1]}")
         return values[:, :rank].log().sum(1)
-    counted = values > relative_tolerance(rtol) * values[:, :1]
+    counted = values > validation.rtol(rtol) * values[:, :1]
     return torch.where(counted, values, 1.0).log().sum(1)
 
 
@@ -309,7 +308,7 @@ def schatten(
     >>> schatten(net, torch.ones(1, 2))                       # singular values 4 and 9, L = 2
     tensor([13.], dtype=torch.float64)
     """
-    rtol = relative_tolerance(rtol)
+    rtol = validation.rtol(rtol)
     depth = _depth(net) if depth is None else validation.integer(depth, "depth")
     watch = _watch(kink_rtol)
     values, _ = Points(net, x, chunk, dtype, tangent).singular_values(watch)

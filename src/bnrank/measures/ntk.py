@@ -20,7 +20,6 @@ from bnrank.measures.products import (
     sizes,
     with_gradients,
 )
-from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
 
 __all__ = ["gram", "mixed_derivative_norm", "top_eigenvalue", "trace", "trace_and_singular_values"]
@@ -238,7 +237,7 @@ def top_eigenvalue(
     16.0
     """
     net, x = _checked(net, x)
-    rtol = relative_tolerance(rtol)
+    rtol = validation.rtol(rtol)
     seed = validation.integer(seed, "seed", 0)
     if chunk is not None:
         chunk = validation.integer(chunk, "chunk")
@@ -317,7 +316,7 @@ def mixed_derivative_norm(
     net, x = _checked(net, x)
     if not x.is_floating_point():
         raise TypeError(f"x: got dtype {x.dtype}, expected floating point to differentiate by")
-    rtol = relative_tolerance(rtol)
+    rtol = validation.rtol(rtol)
     seed = validation.integer(seed, "seed", 0)
     if chunk is not None:
         chunk = validation.integer(chunk, "chunk")

@@ -1,4 +1,4 @@
-"""Plateaus of a loss curve: the stretches in which it stands nearly still, and the ranks of a network there."""
+"""Plateaus of a loss curve: the segments of time in which it hardly changes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.ndimage import median_filter
-from torch import Tensor, nn
+from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.measures.spectra import rank, relative_tolerance, weight_singular_values
 
-__all__ = ["Plateau", "find", "layer_ranks", "stable_ranks"]
+__all__ = ["Plateau", "find"]
 
 Array = np.ndarray
 BINS = 4  # levels per smallest fall that counts
@@ -40,7 +39,7 @@ class Plateau:
     time, loss, gradient_norm : float
         What stands in that row; the norm is NaN where none was given.
     ranks : tuple of int
-        Rank of every layer there, where a caller fills it in (:func:`layer_ranks`).
+        Rank of every layer there, where a caller fills it in (:meth:`bnrank.spectra.Spectra.ranks`).
     """
 
     number: int
@@ -180,67 +179,6 @@ def find(
         return tuple(_plateaus(curve, candidates, drop, when, values, norms))
     candidates = _slow_levels(curve, max(BINS, math.ceil(BINS / least)))
     return tuple(_plateaus(curve, _distinct(curve, candidates, drop, rest), drop, when, values, norms))
-
-
-def layer_ranks(net: nn.Module, rtol: float = 0.1) -> tuple[int, ...]:
-    """Return the number of singular values above ``rtol`` times the largest of its layer, for every layer.
-
-    Parameters
-    ----------
-    net : torch.nn.Module
-        With linear layers (:func:`bnrank.measures.spectra.weight_singular_values`).
-    rtol : float
-        In [0, 1).
-
-    Returns
-    -------
-    tuple of int
-        One per layer, in their order; 0 for a layer of zeros.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a weight is not finite or ``rtol`` is out of range.
-
-    Examples
-    --------
-    >>> import torch, bnrank
-    >>> layer_ranks(bnrank.networks.from_layers([torch.diag(torch.tensor([5.0, 1.0, 0.1])), torch.eye(3)], slope=0.0))
-    (2, 3)
-    """
-    rtol = relative_tolerance(rtol)
-    return tuple(rank(values, rtol).rank for values in weight_singular_values(net).values())
-
-
-def stable_ranks(net: nn.Module) -> tuple[float, ...]:
-    """Return the stable rank ||W_l||_F^2 / ||W_l||_op^2 = sum_i s_i^2 / s_1^2 of every layer.
-
-    A rank without a threshold: at least 1, at most the rank. In a wide layer it also sees the bulk: n^2 entries of
-    size eps add 1 to it where n eps reaches s_1.
-
-    Parameters
-    ----------
-    net : torch.nn.Module
-        With linear layers.
-
-    Returns
-    -------
-    tuple of float
-        One per layer, in their order; NaN for a layer of zeros.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a weight is not finite.
-
-    Examples
-    --------
-    >>> import torch, bnrank
-    >>> stable_ranks(bnrank.networks.from_layers([torch.diag(torch.tensor([2.0, 1.0])), torch.eye(2)], slope=0.0))
-    (1.25, 2.0)
-    """
-    spectra = weight_singular_values(net).values()
-    return tuple(float((s / s[0]).square().sum()) if s[0] > 0 else math.nan for s in spectra)
 
 
 def _rows(value: object, name: str) -> Array:

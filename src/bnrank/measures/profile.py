@@ -128,7 +128,7 @@ def profile(
     """
     x = example(net, x, minimum=2)
     settings = _Settings(
-        spectra.relative_tolerance(rtol),
+        validation.rtol(rtol),
         validation.number(threshold, "threshold", 0.0),
         near,
         validation.integer(chunk, "chunk"),

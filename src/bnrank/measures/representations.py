@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.functional import example
 from bnrank.networks.reading import capture, read
 
@@ -160,7 +159,7 @@ def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bure
     1.570796
     """
     metric = validation.choice(metric, "metric", METRICS)
-    rtol = relative_tolerance(rtol)
+    rtol = validation.rtol(rtol)
     f, g = _factor(a, "a"), _factor(b, "b")
     if len(f) != len(g):
         raise ValueError(f"b: got {len(g)} samples, expected {len(f)}, as many as a has")

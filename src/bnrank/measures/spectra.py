@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,19 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.linalg import effective_rank, rank, stable_rank
 from bnrank.measures.convolution import conv_singular_values, layer_singular_values
 from bnrank.networks.functional import example
 from bnrank.networks.reading import Reading, Skipped, capture, read
 
 __all__ = [
     "Accumulator",
-    "Rank",
     "Spectra",
     "activation_singular_values",
     "conv_singular_values",
+    "effective_rank",
     "preactivation_singular_values",
     "rank",
     "singular_values",
+    "stable_rank",
     "weight_singular_values",
 ]
 
@@ -57,56 +58,25 @@ class Spectra(dict[str, Tensor]):
         self.notes = dict(notes or {})
         self.floor = floor
 
+    def ranks(self, rtol: float = 0.1) -> tuple[int, ...]:
+        """Return the number of singular values above ``rtol`` times the largest of the layer, for every layer.
 
-@dataclass(frozen=True)
-class Rank:
-    """A numerical rank and the tolerance it was counted with: values above ``threshold`` = ``rtol`` x the largest."""
+        Examples
+        --------
+        >>> Spectra({"a": torch.tensor([5.0, 1.0, 0.1]), "b": torch.ones(3)}).ranks()
+        (2, 3)
+        """
+        return tuple(int(rank(values, rtol)) for values in self.values())
 
-    rank: int
-    rtol: float
-    threshold: float
+    def stable_ranks(self) -> tuple[float, ...]:
+        """Return the stable rank ||W_l||_F^2 / ||W_l||_op^2 of every layer; NaN for a layer of zeros.
 
-
-def rank(singular_values: Tensor | np.ndarray | Sequence[float], rtol: float = 1e-6) -> Rank:
-    """Count the singular values above ``rtol`` times the largest.
-
-    Parameters
-    ----------
-    singular_values : array of shape (K,)
-        Non-negative, in any order; NaN entries (padding) do not count.
-    rtol : float
-        Relative tolerance, in [0, 1).
-
-    Returns
-    -------
-    Rank
-        The rank with its tolerance; 0 if all are zero.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the values are not one list of non-negative numbers, or ``rtol`` is out of range.
-
-    Examples
-    --------
-    >>> rank([3.0, 1.0, 1e-9]).rank
-    2
-    """
-    values = np.asarray(torch.as_tensor(singular_values).detach().cpu(), dtype=np.float64)
-    if values.ndim != 1 or bool((values < 0).any()):
-        raise ValueError(f"singular_values: got {validation.describe(values)}, expected (K,), all non-negative")
-    rtol = relative_tolerance(rtol)
-    values = values[~np.isnan(values)]
-    threshold = rtol * float(values.max(initial=0.0))
-    return Rank(int((values > threshold).sum()), rtol, threshold)
-
-
-def relative_tolerance(rtol: object, name: str = "rtol") -> float:
-    """Return a relative tolerance, a number in [0, 1)."""
-    value = validation.number(rtol, name, 0.0)
-    if value >= 1:
-        raise ValueError(f"{name}: got {value:g}, expected a number in [0, 1)")
-    return value
+        Examples
+        --------
+        >>> Spectra({"a": torch.tensor([2.0, 1.0]), "b": torch.ones(2)}).stable_ranks()
+        (1.25, 2.0)
+        """
+        return tuple(float(stable_rank(values)) for values in self.values())
 
 
 def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:

@@ -12,7 +12,6 @@ from scipy.linalg import subspace_angles
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.measures.spectra import relative_tolerance
 from bnrank.theory.cones import alternating_projections, cutting_planes, extreme_rays, into_quadrant
 
 __all__ = ["CompletePositivity", "Planarity", "completely_positive", "planarity", "tangent_bound"]
@@ -123,7 +122,7 @@ def planarity(x: Tensor | np.ndarray, rtol: float = 1e-6) -> Planarity:
     (2, 1)
     """
     points = validation.samples(x, "x").detach().to(torch.float64)
-    rtol = relative_tolerance(rtol)
+    rtol = validation.rtol(rtol)
     values = torch.linalg.svdvals(points) / math.sqrt(len(points))
     centered = torch.linalg.svdvals(points - points.mean(0)) / math.sqrt(len(points))
     least = max(rtol, torch.finfo(torch.float64).eps * max(points.shape)) * values[0]
@@ -213,7 +212,7 @@ def completely_positive(
     (0, 1)
     """
     given = validation.samples(x, "x")
-    tol, rtol = validation.number(tol, "tol", 0.0, strict=True), relative_tolerance(rtol)
+    tol, rtol = validation.number(tol, "tol", 0.0, strict=True), validation.rtol(rtol)
     rng = np.random.default_rng(validation.integer(seed, "seed", 0))
     points = given.detach().double().cpu().numpy()
     sizes = np.abs(points).max(1, keepdims=True)

@@ -16,7 +16,6 @@ from sklearn.model_selection import GridSearchCV, KFold
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.measures.spectra import relative_tolerance
 
 __all__ = ["KERNELS", "KernelJacobians", "Selected", "jacobian_ranks", "select"]
 
@@ -153,7 +152,7 @@ def jacobian_ranks(
     if len(inputs) != len(outputs):
         raise ValueError(f"y: got {len(outputs)} samples, expected as many as x has, {len(inputs)}")
     ridge = validation.number(ridge, "ridge", 0.0, strict=True)
-    rtol, data_rtol = relative_tolerance(rtol), relative_tolerance(data_rtol)
+    rtol, data_rtol = validation.rtol(rtol), validation.rtol(data_rtol)
     distances = cdist(inputs, inputs)
     if length_scale is None:
         length_scale = _typical_distance(inputs)

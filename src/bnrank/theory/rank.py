@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.measures import jacobian, regions
-from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, example, unwrap
 from bnrank.networks.mlp import MLP, from_layers
@@ -185,7 +184,7 @@ def bracket(
     x = example(net, x).detach().clone()  # the module may work in place
     if not x.is_floating_point():
         raise TypeError(f"x: got dtype {x.dtype}, expected floating point to differentiate by")
-    rtol = relative_tolerance(rtol)
+    rtol = validation.rtol(rtol)
     domain = validation.choice(domain, "domain", DOMAINS)
     segments = validation.integer(segments, "segments", 0)
     limit = validation.integer(limit, "limit")

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.measures import ntk, regions
-from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite
 from bnrank.networks.mlp import MLP, from_layers, leaky_relu
@@ -239,7 +238,7 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
     (4.0, 256.0)
     """
     check_finite(net)
-    chain, rtol = as_mlp(net), relative_tolerance(rtol)
+    chain, rtol = as_mlp(net), validation.rtol(rtol)
     samples = validation.samples(x, "x", ndim=None).detach().flatten(1).double().to(chain.weights[0].device)
     weights, layers, norms = [], [], []
     for number, weight in enumerate(chain.weights, start=1):

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.measures import jacobian, ntk
-from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite, example
 from bnrank.networks.mlp import MLP
@@ -406,7 +405,7 @@ def _point(x: Any) -> Tensor:
 
 
 def _rank(rank: int | None, path: Path, rtol: float) -> int:
-    found = path.rank(relative_tolerance(rtol))
+    found = path.rank(validation.rtol(rtol))
     if rank is None:
         return found
     if validation.integer(rank, "rank", 0) > found:

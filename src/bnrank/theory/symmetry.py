@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.measures import jacobian, regions
-from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, example
 from bnrank.networks.mlp import MLP, from_layers
@@ -158,7 +157,7 @@ def rank_bound(
     (True, [1], [1])
     """
     samples = validation.samples(x, "x").detach().double()
-    rtol, tol = relative_tolerance(rtol), validation.number(tol, "tol", 0.0)
+    rtol, tol = validation.rtol(rtol), validation.number(tol, "tol", 0.0)
     fields = _closed([_field(g, f"generators[{i}]", samples.shape[1]) for i, g in enumerate(generators)])
     if not len(fields):
         raise ValueError("generators: got none, or only zeros, expected at least one")
@@ -214,7 +213,7 @@ def projection(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) ->
     >>> found.defects.item(), found.ranks.item(), found.errors.item()
     (0.0, 1, 0.0)
     """
-    samples, rtol = example(net, x), relative_tolerance(rtol)
+    samples, rtol = example(net, x), validation.rtol(rtol)
     with torch.no_grad():
         outputs = Functional(net)(samples).flatten(1).cpu()
     inputs = samples.detach().flatten(1).double().cpu()
@@ -294,7 +293,7 @@ def classes_on_line(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-
     ([0, 1, 2], [1.0, 3.0])
     """
     check_finite(net)
-    chain, rtol = as_mlp(net), relative_tolerance(rtol)
+    chain, rtol = as_mlp(net), validation.rtol(rtol)
     layer, ratio = narrowest_layer(chain.weights)
     if ratio > rtol:
         raise ValueError(

@@ -18,7 +18,6 @@ from bnrank.measures.regions.plane import sweep_plane
 from bnrank.measures.regions.region import Regions
 from bnrank.measures.regions.shapes import Polygons
 from bnrank.measures.regions.sweep import cut_off, sweep
-from bnrank.measures.spectra import relative_tolerance
 
 __all__ = ["enumerate"]
 
@@ -141,7 +140,7 @@ def enumerate(
     layers = read(net)
     d = layers.d_in
     bounds = pairs(box, "box", d)
-    rtol, limit = relative_tolerance(rtol), validation.integer(limit, "limit")
+    rtol, limit = validation.rtol(rtol), validation.integer(limit, "limit")
     method = validation.choice(method, "method", ["auto", "vertices", "linear programmes"])
     if method == "vertices" and d > MOST:
         raise ValueError(

@@ -15,7 +15,6 @@ from bnrank.measures.regions.maps import Array, Layers, differ, read
 from bnrank.measures.regions.region import Regions
 from bnrank.measures.regions.shapes import Intervals
 from bnrank.measures.regions.sweep import beside, cut_off, sweep
-from bnrank.measures.spectra import relative_tolerance
 
 __all__ = ["along_line", "along_lines", "sweep_lines"]
 
@@ -158,7 +157,7 @@ def sweep_lines(layers: Layers, starts: Array, ends: Array, limit: int) -> tuple
 
 
 def _along(layers: Layers, starts: Array, ends: Array, merge: bool, rtol: float, limit: int) -> Regions:
-    rtol, limit = relative_tolerance(rtol), validation.integer(limit, "limit")
+    rtol, limit = validation.rtol(rtol), validation.integer(limit, "limit")
     empty = np.flatnonzero((starts == ends).all(1))
     if len(empty):
         where = "" if len(starts) == 1 else f" in segment {empty[0]}"

@@ -15,7 +15,6 @@ from bnrank.measures.regions.maps import Array, Layers, read
 from bnrank.measures.regions.region import Regions
 from bnrank.measures.regions.shapes import Polygons
 from bnrank.measures.regions.sweep import Swept, beside, cut_off, sweep
-from bnrank.measures.spectra import relative_tolerance
 
 __all__ = ["in_plane", "sweep_plane"]
 
@@ -92,7 +91,7 @@ def in_plane(
     """
     layers = read(net)
     start, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
-    rtol, limit = relative_tolerance(rtol), validation.integer(limit, "limit")
+    rtol, limit = validation.rtol(rtol), validation.integer(limit, "limit")
     swept, polygons, points = sweep_plane(layers, start, axes, rectangle, limit)
     geometry = _Geometry(polygons)
     cut = cut_off(swept.complete, limit)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.measures.jacobian import log_pseudo_determinant_of
-from bnrank.measures.spectra import relative_tolerance
 from bnrank.networks.mlp import MLP
 from bnrank.theory.cost.closed_forms import schatten
 from bnrank.theory.cost.search import Domain, Found, Function, maximize
@@ -149,7 +148,7 @@ def lower_bound(
     >>> round(bound, 9), bound.exact                            # slope 4 between 2 and 3: 2 * 4
     (8.0, True)
     """
-    rtol = relative_tolerance(rtol)
+    rtol = validation.rtol(rtol)
     function = Function(net, x)
     depth = function.depth(depth)
 
@@ -206,7 +205,7 @@ def r1_lower_bound(
     >>> round(bound, 9), bound.rank, bound.assumes              # 2 log 6
     (3.583518938, 1, '')
     """
-    rtol = relative_tolerance(rtol)
+    rtol = validation.rtol(rtol)
     function = Function(net, x)
     if rank is not None:
         rank = validation.integer(rank, "rank", 0)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.measures.spectra import relative_tolerance
 
 __all__ = ["Corrections", "diagonal", "linear", "linear_corrections", "remainder_bound"]
 
@@ -194,6 +193,6 @@ def _singular_values(a: Any, rtol: float | None) -> Tensor:
     if a.ndim > 2:
         raise ValueError(f"a: got shape {tuple(a.shape)}, expected a matrix (d_out, d_in)")
     a = a.reshape(-1, 1) if a.ndim < 2 else a
-    tolerance = max(a.shape) * torch.finfo(a.dtype).eps if rtol is None else relative_tolerance(rtol)
+    tolerance = max(a.shape) * torch.finfo(a.dtype).eps if rtol is None else validation.rtol(rtol)
     values = torch.linalg.svdvals(a.to(torch.float64))
     return values[values > tolerance * values[0]]

@@ -1,0 +1,177 @@
+"""Singular values: which count, and the numbers computed from them. All functions act along the last axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnrank._core import validation
+
+__all__ = ["counted", "effective_rank", "log_pseudo_determinant", "rank", "schatten", "stable_rank", "tails"]
+
+Values = Tensor | np.ndarray | Sequence[float]
+
+
+def rank(values: Values, rtol: float = 1e-6, atol: float = 0.0) -> Tensor:
+    """Return the number of singular values above ``rtol`` times the largest, for each matrix.
+
+    Parameters
+    ----------
+    values : array of shape (..., K)
+        Non-negative, in any order along the last axis; NaN entries (padding) do not count.
+    rtol : float
+        Relative tolerance, in [0, 1).
+    atol : float
+        Values up to ``atol`` do not count either.
+
+    Returns
+    -------
+    Tensor
+        (...), int64; 0 where all values are zero.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value is negative or ``rtol`` is out of range.
+
+    Examples
+    --------
+    >>> rank([3.0, 1.0, 1e-9])
+    tensor(2)
+    >>> rank(torch.tensor([[3.0, 1.0], [0.0, 0.0]])).tolist()
+    [2, 0]
+    """
+    values = _checked(values)
+    return _counts(values, rtol, atol).sum(-1)
+
+
+def counted(values: Values, rtol: float = 1e-6, atol: float = 0.0) -> Tensor:
+    """Return the singular values with those that do not count for the rank set to 0. See `rank` for the arguments.
+
+    Examples
+    --------
+    >>> counted([3.0, 1.0, 1e-9])
+    tensor([3., 1., 0.], dtype=torch.float64)
+    """
+    values = _checked(values)
+    return torch.where(_counts(values, rtol, atol), values, 0.0)
+
+
+def log_pseudo_determinant(values: Values, rank: int | None = None, rtol: float = 1e-6) -> Tensor:
+    """Return log |A|_+, the sum of the natural logarithms of the non-zero singular values, for each matrix (T7).
+
+    Parameters
+    ----------
+    values : array of shape (..., K)
+        Singular values, descending if ``rank`` is given.
+    rank : int, optional
+        Take the first ``rank`` values of each matrix; the result is -inf where one of them is 0.
+    rtol : float
+        Without ``rank``: take those above ``rtol`` times the largest; the result is 0 (the empty product) where all
+        are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range.
+
+    Examples
+    --------
+    >>> log_pseudo_determinant([1.0, 1.0, 0.0])
+    tensor(0., dtype=torch.float64)
+    """
+    values = _checked(values)
+    if rank is not None:
+        rank = validation.integer(rank, "rank", 0)
+        if rank > values.shape[-1]:
+            raise ValueError(f"rank: got {rank}, expected at most min(d_in, d_out) = {values.shape[-1]}")
+        return values[..., :rank].log().sum(-1)
+    return torch.where(_counts(values, rtol), values, 1.0).log().sum(-1)
+
+
+def schatten(values: Values, depth: float, rtol: float = 1e-12) -> Tensor:
+    """Return sum_k s_k^{2/L} for L = ``depth``, the Schatten norm ||A||_{2/L}^{2/L}, for each matrix (T4).
+
+    Values up to ``rtol`` times the largest count as 0: the rounding error of a zero, 1e-17, has the power 0.04 at
+    L = 24.
+
+    Examples
+    --------
+    >>> schatten([9.0, 4.0, 1e-17], depth=4)
+    tensor(5., dtype=torch.float64)
+    """
+    return counted(values, rtol).pow(2 / depth).sum(-1)
+
+
+def effective_rank(values: Values) -> Tensor:
+    """Return (sum_i s_i)^2 / sum_i s_i^2: r for r equal values, 1 for one; 0 where all are 0.
+
+    Unlike a rank it needs no tolerance, which matters where the spectrum has no gap.
+
+    Raises
+    ------
+    ValueError
+        If there is no value, or one that is negative, NaN or infinite.
+
+    Examples
+    --------
+    >>> effective_rank(torch.tensor([[2.0, 2.0, 2.0], [5.0, 0.0, 0.0]]))
+    tensor([3., 1.], dtype=torch.float64)
+    """
+    values = _checked(values).double()
+    if not values.numel() or not bool(torch.isfinite(values).all()):
+        raise ValueError(
+            f"singular_values: got {validation.describe(values)}, expected (..., K), finite and non-negative"
+        )
+    largest = _largest(values)
+    values = values / torch.where(largest > 0, largest, 1.0)  # squares of what is large or small overflow or vanish
+    return values.sum(-1).square() / values.square().sum(-1).clamp(min=1.0)
+
+
+def stable_rank(values: Values) -> Tensor:
+    """Return ||A||_F^2 / ||A||_op^2 = sum_i s_i^2 / s_1^2 of each matrix, at least 1; NaN where all values are 0.
+
+    In a wide layer it also sees the bulk: n^2 entries of size eps add 1 to it where n eps reaches s_1.
+
+    Examples
+    --------
+    >>> stable_rank([2.0, 1.0])
+    tensor(1.2500, dtype=torch.float64)
+    """
+    values = _checked(values)
+    return (values / _largest(values)).square().sum(-1)
+
+
+def tails(values: Values) -> Tensor:
+    """Return the sums of squares sum_{i > k} s_i^2 for k = 0, ..., K, shape (..., K + 1); the last one is 0.
+
+    Examples
+    --------
+    >>> tails([2.0, 1.0])
+    tensor([5., 1., 0.], dtype=torch.float64)
+    """
+    squares = torch.nn.functional.pad(_checked(values).square(), (0, 1))
+    return squares.flip(-1).cumsum(-1).flip(-1)
+
+
+def _checked(values: Values) -> Tensor:
+    plain = not isinstance(values, Tensor | np.ndarray)
+    values = torch.as_tensor(values, dtype=torch.float64 if plain else None).detach()
+    if values.ndim == 0 or bool((values < 0).any()):
+        raise ValueError(f"singular_values: got {validation.describe(values)}, expected (..., K), all non-negative")
+    return values
+
+
+def _counts(values: Tensor, rtol: float, atol: float = 0.0) -> Tensor:
+    rtol = validation.rtol(rtol)
+    return values > (rtol * _largest(values)).clamp(min=atol)
+
+
+def _largest(values: Tensor) -> Tensor:
+    """Return the largest value along the last axis, NaN aside, (..., 1)."""
+    if not values.shape[-1]:
+        return values.new_zeros((*values.shape[:-1], 1))
+    return values.nan_to_num(nan=0.0, posinf=torch.inf).amax(-1, keepdim=True)
