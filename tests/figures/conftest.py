@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from bnrank import cli, figures
-from bnrank.figures import store
+from bnrank.figures.harness import store
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import plotly.graph_objects
 import xarray as xr
 from matplotlib.figure import Figure as Canvas
 
-from bnrank.figures.base import Claim, Figure, Outcome
+from bnrank.figures.harness.figure import Claim, Figure, Outcome
 from bnrank.reporting import Section
 
 PASSED = Claim("one is one", True, 1.0, "1")

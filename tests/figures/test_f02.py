@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bnrank
-from bnrank.figures import f02_class_regions as f02
+from bnrank.figures.f02_class_regions import figure as f02
 from bnrank.measures.regions import tripoints
 from bnrank.networks.mlp import from_layers
 from bnrank.tasks import Task

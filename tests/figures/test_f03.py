@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from bnrank.figures import autoencoders
-from bnrank.figures import f03_autoencoders as f03
-from bnrank.figures.autoencoders import OfCurve, OfImages
+from bnrank.figures.f03_autoencoders import computation as autoencoders
+from bnrank.figures.f03_autoencoders import figure as f03
+from bnrank.figures.f03_autoencoders.computation import OfCurve, OfImages
 from bnrank.tasks import Task
 from helpers import failing
 

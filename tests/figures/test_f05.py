@@ -8,9 +8,9 @@ import torch
 import xarray as xr
 
 import bnrank
-from bnrank.figures import f05_symmetry_learning as f05
-from bnrank.figures import rotations
-from bnrank.figures.rotations import BEFORE, FULL, LINE, PLANE, TRUE, Learned
+from bnrank.figures.f05_symmetry_learning import computation as rotations
+from bnrank.figures.f05_symmetry_learning import figure as f05
+from bnrank.figures.f05_symmetry_learning.computation import BEFORE, FULL, LINE, PLANE, TRUE, Learned
 from bnrank.measures.bottleneck import detect
 from bnrank.tasks import matrix_factorization, rank_one_factorization
 

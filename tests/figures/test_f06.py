@@ -9,9 +9,9 @@ import torch
 import xarray as xr
 from torch import nn
 
-from bnrank.figures import ball as computing
-from bnrank.figures import f06_falling_ball as f06
-from bnrank.figures.ball import Ball, Read, Readout
+from bnrank.figures.f06_falling_ball import computation as computing
+from bnrank.figures.f06_falling_ball import figure as f06
+from bnrank.figures.f06_falling_ball.computation import Ball, Read, Readout
 from bnrank.tasks import falling_ball
 
 DEPTH = 6

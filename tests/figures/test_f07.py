@@ -5,10 +5,10 @@ import pytest
 import torch
 from scipy import stats
 
-from bnrank.figures import f07_kernel_rates as f07
-from bnrank.figures import rates
-from bnrank.figures.measuring import held_out, relative_error
-from bnrank.figures.rates import Course, Decay
+from bnrank.figures.f07_kernel_rates import computation as rates
+from bnrank.figures.f07_kernel_rates import figure as f07
+from bnrank.figures.f07_kernel_rates.computation import Course, Decay
+from bnrank.figures.harness.measurement import held_out, relative_error
 from bnrank.tasks import composition, torus_map
 from helpers import failing
 

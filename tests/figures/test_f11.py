@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from bnrank.figures import f11_width as f11
+from bnrank.figures.f11_escape_width import figure as f11
 from helpers import passed
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bnrank.figures import f12_one_neuron as f12
+from bnrank.figures.f12_one_neuron import figure as f12
 from bnrank.theory.escape.one_neuron import rank_one_speed
 
 ANGLES = np.linspace(0, 2 * np.pi, 97)

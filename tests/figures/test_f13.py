@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.figures import f13_low_rank_tails as f13
-from bnrank.figures import tails
-from bnrank.figures.tails import Course, Steps
+from bnrank.figures.f13_low_rank_tails import computation as tails
+from bnrank.figures.f13_low_rank_tails import figure as f13
+from bnrank.figures.f13_low_rank_tails.computation import Course, Steps
 from bnrank.tasks import Task, separable
 from bnrank.theory.invariants.finding import find
 from bnrank.theory.invariants.tail import tail

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from bnrank.figures import f14_geodesics as f14
-from bnrank.figures import geodesics
-from bnrank.figures.geodesics import Family, Line, Trained
+from bnrank.figures.f14_geodesics import computation as geodesics
+from bnrank.figures.f14_geodesics import figure as f14
+from bnrank.figures.f14_geodesics.computation import Family, Line, Trained
 from bnrank.measures.representations import Kernels, distance, kernels
 from bnrank.networks import MLP
 from bnrank.networks.constructions import diverging_geodesic, linear

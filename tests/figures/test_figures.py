@@ -8,10 +8,10 @@ import pytest
 import xarray as xr
 
 from bnrank import figures
-from bnrank.figures import f01_bottleneck_spectra as f01
-from bnrank.figures import f04_norm_and_depth as f04
-from bnrank.figures import f09_first_escape as f09
-from bnrank.figures.base import Claim, Figure, Outcome, middle
+from bnrank.figures.f01_bottleneck_spectra import figure as f01
+from bnrank.figures.f04_norm_and_depth import figure as f04
+from bnrank.figures.f09_first_escape import figure as f09
+from bnrank.figures.harness.figure import Claim, Figure, Outcome, middle
 from helpers import passed
 
 

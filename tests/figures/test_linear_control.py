@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy.integrate import solve_ivp
 
-from bnrank.figures import f09_linear as f9l
-from bnrank.figures import linear_staircase as linear
+from bnrank.figures.f09_linear_control import computation as linear
+from bnrank.figures.f09_linear_control import figure as f9l
 from bnrank.networks import LinearNetwork, from_layers
 
 DEPTH, WIDTH, START, MODES = 4, 6, 0.15, 2

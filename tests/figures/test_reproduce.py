@@ -16,8 +16,8 @@ import xarray as xr
 
 import bnrank
 from bnrank import figures
-from bnrank.figures import store
-from bnrank.figures.base import Outcome
+from bnrank.figures.harness import store
+from bnrank.figures.harness.figure import Outcome
 from bnrank.reporting import Section
 from bnrank.training.progress import interruptions
 
@@ -237,7 +237,7 @@ SCRIPT = """
     import bnrank
     from bnrank import cli, figures, tasks
     from bnrank.figures import store
-    from bnrank.figures.base import Claim, Figure, Outcome
+    from bnrank.figures.harness.figure import Claim, Figure, Outcome
 
     store.code_digest = lambda: "that of the test"
     PASSED = Claim("one is one", True, 1.0, "1")

@@ -10,8 +10,8 @@ import pytest
 
 import bnrank
 from bnrank import figures
-from bnrank.figures import requirements, store
-from bnrank.figures.base import Claim, Outcome
+from bnrank.figures.harness import requirements, store
+from bnrank.figures.harness.figure import Claim, Outcome
 from bnrank.tasks import images
 
 from .reproduce_common import PASSED, drawn, page_of, part_of, planted, row_of

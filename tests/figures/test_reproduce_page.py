@@ -10,8 +10,8 @@ import pytest
 
 import bnrank
 from bnrank import figures
-from bnrank.figures import gallery, requirements, store
-from bnrank.figures.base import Claim, Figure, Outcome
+from bnrank.figures.harness import gallery, requirements, store
+from bnrank.figures.harness.figure import Claim, Figure, Outcome
 
 from .reproduce_common import FAILED, PASSED, drawn, page_of, part_of, planted, raises, rich_outcome, row_of, words
 

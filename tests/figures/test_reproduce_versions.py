@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bnrank import figures
-from bnrank.figures import store
+from bnrank.figures.harness import store
 
 from .reproduce_common import page_of, part_of, planted, raises, rich_outcome, row_of
 
@@ -151,8 +151,8 @@ def test_the_digest_is_of_the_source_files(tmp_path, monkeypatch):
     found = []
     for text in ("x = 1\n", "x = 2\n", "x = 1\n"):
         package = tmp_path / str(len(found)) / "bnrank"
-        (package / "figures").mkdir(parents=True)
+        (package / "figures" / "harness").mkdir(parents=True)
         (package / "a.py").write_text(text)
-        monkeypatch.setattr(store, "__file__", str(package / "figures" / "store.py"))
+        monkeypatch.setattr(store, "__file__", str(package / "figures" / "harness" / "store.py"))
         found.append(store.code_digest.__wrapped__())
     assert found[0] == found[2] != found[1]

@@ -8,8 +8,8 @@ import pytest
 import torch
 import xarray as xr
 
-from bnrank.figures import f10_depth_four as f10
-from bnrank.figures import joins, saddles
+from bnrank.figures.f09_first_escape import joins, saddles
+from bnrank.figures.f10_depth_four import figure as f10
 from bnrank.measures.plateaus import Plateau
 from bnrank.networks import from_layers
 from bnrank.reporting import plots

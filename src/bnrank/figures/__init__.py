@@ -9,28 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from bnrank._core import validation
-from bnrank.figures import (
-    f01_bottleneck_spectra,
-    f02_class_regions,
-    f03_autoencoders,
-    f04_norm_and_depth,
-    f05_symmetry_learning,
-    f06_falling_ball,
-    f07_kernel_rates,
-    f08_kernel_jacobians,
-    f09_first_escape,
-    f09_linear,
-    f10_depth_four,
-    f11_width,
-    f12_one_neuron,
-    f13_low_rank_tails,
-    f14_geodesics,
-    store,
-)
-from bnrank.figures.base import SCALES, Claim, Figure, Outcome
 from bnrank.figures.demo import Demo, run_demo
-from bnrank.figures.gallery import OUT, Entry, duration, entries
-from bnrank.figures.reproduction import go
+from bnrank.figures.f01_bottleneck_spectra import figure as f01
+from bnrank.figures.f02_class_regions import figure as f02
+from bnrank.figures.f03_autoencoders import figure as f03
+from bnrank.figures.f04_norm_and_depth import figure as f04
+from bnrank.figures.f05_symmetry_learning import figure as f05
+from bnrank.figures.f06_falling_ball import figure as f06
+from bnrank.figures.f07_kernel_rates import figure as f07
+from bnrank.figures.f08_kernel_jacobians import figure as f08
+from bnrank.figures.f09_first_escape import figure as f09
+from bnrank.figures.f09_linear_control import figure as f09l
+from bnrank.figures.f10_depth_four import figure as f10
+from bnrank.figures.f11_escape_width import figure as f11
+from bnrank.figures.f12_one_neuron import figure as f12
+from bnrank.figures.f13_low_rank_tails import figure as f13
+from bnrank.figures.f14_geodesics import figure as f14
+from bnrank.figures.harness import store
+from bnrank.figures.harness.figure import SCALES, Claim, Figure, Outcome
+from bnrank.figures.harness.gallery import OUT, Entry, duration, entries
+from bnrank.figures.harness.reproduction import go
 
 __all__ = [
     "FIGURES",
@@ -49,24 +47,7 @@ __all__ = [
 ]
 
 FIGURES = tuple(
-    module.FIGURE
-    for module in (
-        f01_bottleneck_spectra,
-        f02_class_regions,
-        f03_autoencoders,
-        f04_norm_and_depth,
-        f05_symmetry_learning,
-        f06_falling_ball,
-        f07_kernel_rates,
-        f08_kernel_jacobians,
-        f09_first_escape,
-        f09_linear,
-        f10_depth_four,
-        f11_width,
-        f12_one_neuron,
-        f13_low_rank_tails,
-        f14_geodesics,
-    )
+    module.FIGURE for module in (f01, f02, f03, f04, f05, f06, f07, f08, f09, f09l, f10, f11, f12, f13, f14)
 )
 
 

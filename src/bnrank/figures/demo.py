@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bnrank.figures import f09_first_escape
+from bnrank.figures.f09_first_escape import figure as f09_first_escape
 from bnrank.measures import profile
 from bnrank.networks import MLP
 from bnrank.reporting import Section, plots, report

@@ -1,0 +1,140 @@
+"""The pictures of F2: class regions with their boundaries, data and tripoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure as Picture
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from bnrank._core.axes import OKABE_ITO, dress
+from bnrank.tasks import Task
+
+if TYPE_CHECKING:
+    from bnrank.figures.f02_class_regions.figure import Classifier
+
+__all__ = ["draw_every_seed", "draw_further_out", "draw_regions"]
+
+CLASSES = (OKABE_ITO[0], OKABE_ITO[5], OKABE_ITO[2], OKABE_ITO[3], OKABE_ITO[4], OKABE_ITO[1])
+KINDS = ((OKABE_ITO[1], "--"), (OKABE_ITO[1], "-"), (OKABE_ITO[0], "--"), (OKABE_ITO[0], "-"))
+RING: dict[str, Any] = {"marker": "o", "mfc": "white", "mec": "black", "ls": ""}
+
+
+def draw_regions(found: Sequence[Classifier], task: Task, times: float) -> Picture:
+    """Draw the class regions of one network of each kind, with the data."""
+    rows = max(1, len(found) // 2)
+    picture = Picture(figsize=(10.5, 4.1 * rows + 0.5), layout="constrained")
+    axes = picture.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
+    for letter, ax, c in zip("ABCDEFGH", axes.ravel(), found, strict=False):
+        _regions(ax, c, times, task)
+        x, y = task.x.numpy().T
+        colors = [CLASSES[k % len(CLASSES)] for k in task.y.tolist()]
+        ax.scatter(x, y, s=7, c=colors, edgecolors="black", linewidths=0.25, zorder=3)
+        ax.plot(*c.regions.points.numpy().T, **RING, ms=9, mew=1.6, zorder=4)
+        number = c.within(times)
+        count = f"{number} tripoint{'' if number == 1 else 's'}" if number else "no tripoint"
+        dress(
+            ax, "$x_1$" if ax in axes[-1] else "", "$x_2$" if ax in axes[:, 0] else "", f"{letter}: {c.kind}; {count}"
+        )
+        ax.grid(False)
+    picture.legend(handles=_legend(len(set(task.y.tolist())), True), loc="outside lower center", ncols=7, frameon=False)
+    return picture
+
+
+def draw_every_seed(found: Sequence[Classifier], task: Task, times: float, most: int = 5) -> Picture:
+    """Draw regions and tripoints of every network, a row per kind."""
+    kinds = list(dict.fromkeys(c.kind for c in found))
+    seeds = list(dict.fromkeys(c.seed for c in found))[:most]
+    picture = Picture(figsize=(2.35 * len(seeds) + 0.5, 2.0 * len(kinds) + 0.5), layout="constrained")
+    axes = picture.subplots(len(kinds), len(seeds), squeeze=False, sharex=True, sharey=True)
+    for row, kind in zip(axes, kinds, strict=True):
+        for ax, seed in zip(row, seeds, strict=True):
+            (c,) = (c for c in found if c.kind == kind and c.seed == seed)
+            _regions(ax, c, times, task)
+            ax.plot(*c.regions.points.numpy().T, **RING, ms=6, mew=1.2, zorder=4)
+            ax.set_xticks([])
+            ax.set_yticks([])
+        row[0].set_ylabel(kind.replace(", ", "\n"), fontsize=10)
+    for ax, seed in zip(axes[0], seeds, strict=True):
+        ax.set_title(f"seed {seed}", fontsize=10)
+    picture.legend(
+        handles=_legend(len(set(task.y.tolist())), False), loc="outside lower center", ncols=7, frameon=False
+    )
+    return picture
+
+
+def draw_further_out(found: Sequence[Classifier], times: float, far: float) -> Picture:
+    """Draw how many tripoints there are within a reach, and how close to a line the activations of a layer are."""
+    picture = Picture(figsize=(11.5, 4.6), layout="constrained")
+    left, right = picture.subplots(1, 2)
+    kinds = list(dict.fromkeys(c.kind for c in found))
+    reaches = np.geomspace(0.5, far, 400)
+    for (color, dash), kind in zip(KINDS, kinds, strict=False):
+        of_kind = [c for c in found if c.kind == kind]
+        counts = np.array([[c.within(r) for r in reaches] for c in of_kind])
+        left.plot(reaches, counts.mean(0), color=color, linestyle=dash, linewidth=2, label=kind)
+        spread = np.array([c.spread for c in of_kind])
+        layers = np.arange(1, spread.shape[1] + 1)
+        marker, face = "o" if len(layers) == 1 else "", {} if dash == "-" else {"mfc": "white"}
+        for i, values in enumerate(spread):
+            label = kind if i == 0 else None
+            right.plot(layers, values, color=color, linestyle=dash, linewidth=1.4, marker=marker, label=label, **face)
+    left.axvline(times, color="0.35", linestyle=":", linewidth=1.3)
+    left.annotate(
+        "claims", (times, 1), (4, -4), xycoords=("data", "axes fraction"), textcoords="offset points", va="top"
+    )
+    left.set_xscale("log")
+    ticks = [t for t in (0.5, 1, 2, 3, 5, 10, 20) if t <= far]
+    left.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    left.minorticks_off()
+    left.set_ylim(bottom=-0.1)
+    dress(left, "reach (multiple of the data's box)", "tripoints within reach, per network", "Mean over the seeds")
+    title = "Activations of each network: 0 on a line"
+    dress(right, "hidden layer", "$s_2/s_1$ of centered activations", title)
+    right.set_ylim(0, None)
+    right.xaxis.get_major_locator().set_params(integer=True)
+    handles, labels = left.get_legend_handles_labels()
+    picture.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    return picture
+
+
+def _regions(ax: Axes, c: Classifier, times: float, task: Task) -> None:
+    """Fill the cells and draw the boundaries between classes."""
+    low, high = task.x.double().amin(0).numpy(), task.x.double().amax(0).numpy()
+    center, half = (low + high) / 2, (high - low) / 2
+    cells = [
+        (cell.numpy(), label)
+        for cell, label in zip(c.regions.cells, c.regions.cell_classes.tolist(), strict=True)
+        if _spans(cell.numpy(), center, times * half)
+    ]
+    colors = [(0.92, 0.92, 0.92) if label < 0 else _pale(CLASSES[label % len(CLASSES)]) for _, label in cells]
+    ax.add_collection(PolyCollection([cell for cell, _ in cells], facecolors=colors, edgecolors=colors, linewidths=0.3))
+    ax.add_collection(LineCollection(list(c.regions.boundaries.numpy()), colors="black", linewidths=1.1))
+    ax.set_xlim(*(center[0] + times * half[0] * np.array([-1, 1])))
+    ax.set_ylim(*(center[1] + times * half[1] * np.array([-1, 1])))
+    ax.set_aspect("equal")
+
+
+def _spans(cell: Any, center: Any, half: Any) -> bool:
+    """Say whether the bounding box of a cell meets the rectangle."""
+    return bool((cell.min(0) <= center + half).all() and (cell.max(0) >= center - half).all())
+
+
+def _pale(color: str) -> tuple[float, float, float]:
+    red, green, blue = (0.55 + 0.45 * value for value in to_rgb(color))
+    return red, green, blue
+
+
+def _legend(classes: int, data: bool) -> list[Any]:
+    fills = [Patch(facecolor=_pale(CLASSES[k % len(CLASSES)]), label=f"class {k + 1}") for k in range(classes)]
+    lines = [Line2D([], [], color="black", linewidth=1.1, label="boundary")]
+    lines.append(Line2D([], [], **RING, ms=8, mew=1.5, label="tripoint"))
+    if data:
+        lines.append(Line2D([], [], marker="o", ls="", ms=3.5, mfc="0.6", mec="black", mew=0.4, label="sample"))
+    return [*fills, *lines]

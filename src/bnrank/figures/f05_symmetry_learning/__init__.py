@@ -1,0 +1,1 @@
+"""F5: a learned rotation symmetry."""

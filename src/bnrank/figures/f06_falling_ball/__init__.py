@@ -1,0 +1,1 @@
+"""F6: a falling ball."""

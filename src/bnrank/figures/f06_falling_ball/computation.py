@@ -1,0 +1,298 @@
+"""What F6 computes: a circular network that predicts a falling ball, and what its hidden layers know of the ball."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor, nn
+
+from bnrank.figures.harness.measurement import held_out, relative_error
+from bnrank.measures import profile
+from bnrank.measures.frequencies import Kept, grid, kept, weight_singular_values
+from bnrank.networks import CircularConvolutional
+from bnrank.networks.fourier import in_fourier_space
+from bnrank.networks.reading import capture
+from bnrank.tasks import Task, falling_ball
+from bnrank.training import train
+
+__all__ = ["NOISE", "PAIRS", "Ball", "Read", "Readout", "bottleneck", "follow", "inside", "kept_only", "read_out"]
+
+PAIRS = 2  # of frequency 1 along each axis: "two freq. 1 pairs", for position and velocity
+NOISE = 1e-3  # power that a readout has to hold its own against, as a share of that of the layer
+PROFILED = 300  # samples that a network is profiled on
+
+
+class Read(NamedTuple):
+    """What is read of an angle on samples not fitted to, in radians; R^2 is 1 - sum (difference)^2 / sum (true)^2."""
+
+    true: np.ndarray
+    read: np.ndarray
+    r2: float
+
+
+@dataclass(frozen=True)
+class Readout:
+    """What one layer's preactivations say of the ball through their components at one frequency w along each axis.
+
+    The position q_t is read by a complex linear map from the channels' Fourier coefficients at w to
+    exp(-2 pi i w q_t / n): it is the phase of what comes out. The velocity is the difference of two such phases at
+    consecutive times.
+
+    Attributes
+    ----------
+    linear : ndarray
+        R^2 of the complex maps for t = -1, 0, 1, ..., the least of the axes.
+    time : int
+        t such that the maps of t and t + 1 are best, the worse of them, where they were fitted.
+    position, velocity : tuple of Read
+        Of w q_t and of w (q_{t+1} - q_t), as angles, one per axis.
+    """
+
+    linear: np.ndarray
+    time: int
+    position: tuple[Read, ...]
+    velocity: tuple[Read, ...]
+
+    @property
+    def known(self) -> tuple[float, float]:
+        """R^2 of position and of velocity, the least of the axes."""
+        return min(part.r2 for part in self.position), min(part.r2 for part in self.velocity)
+
+
+@dataclass(frozen=True)
+class Ball:
+    """A trained network and what was measured of it.
+
+    Attributes
+    ----------
+    title : str
+        What the torus is, in words.
+    task, network : Task, Module
+        The data and the network, in float64.
+    profile : Dataset
+        Of `bnrank.profile`: singular values by frequency, nonlinearity, kept frequencies.
+    history : Dataset
+        Of the training.
+    explained : float
+        Share of the variance of the outputs that the network explains, on balls all over the torus.
+    readouts, controls : list of Readout
+        Of every layer, at frequency 1 and at frequency 2.
+    only : float
+        ``explained`` where the bottleneck passes on nothing but the frequencies it keeps, in all its layers at once.
+    without : float
+        ``explained`` where a layer of the bottleneck loses the frequencies with |w| = 1, the largest of the layers.
+    every : list of list of int
+        The layers of the bottleneck of every member, in the order of their seeds.
+    """
+
+    title: str
+    task: Task
+    network: nn.Module
+    profile: xr.Dataset
+    history: xr.Dataset
+    explained: float
+    readouts: list[Readout]
+    controls: list[Readout]
+    only: float
+    without: float
+    every: list[list[int]]
+
+
+def follow(
+    dimensions: int,
+    progress: bool,
+    out: Path,
+    *,
+    size: int,
+    speed: float | None,
+    gravity: float,
+    width: float,
+    frames: int,
+    samples: int,
+    tests: int,
+    channels: int,
+    depth: int,
+    ridge: Sequence[float],
+    steps: Sequence[int],
+    members: int,
+    seed: int,
+) -> Ball:
+    """Train a circular network on a falling ball and measure the member of least loss.
+
+    The balls it is trained on start within one pixel: as network and data commute with translations, all their
+    translates would add nothing. Those it is tested on are all over the torus. With several ridges training goes on
+    from one to the next; a large one from the start would leave nothing but the mean image.
+    """
+    task = falling_ball(
+        samples, size, dimensions, frames, gravity, seed, speed=speed, width=width, within="pixel", n_test=tests
+    )
+
+    nets: dict[int, CircularConvolutional] = {
+        seed + i: CircularConvolutional(
+            task.x.shape[1:], [channels] * (depth - 1) + [frames], kernel=size, seed=seed + i
+        )
+        for i in range(members)
+    }
+    for stage, (each, count) in enumerate(zip(ridge, steps, strict=True), 1):
+        run = train(
+            lambda own: in_fourier_space(nets[own]),
+            task,
+            ridge=each,
+            steps=count,
+            optimizer="auto" if stage == 1 else "lbfgs",
+            members=members,
+            seed=seed,
+            record_every=max(1, count // 50),
+            out=out / f"{stage}",
+            progress=progress,
+        )
+        for i, net in enumerate(nets.values()):
+            net.load_state_dict(run.network(i).state_dict())
+    network = nets[seed + int(run.summary.loss.argmin("member"))].double()
+    every = [inside(bottleneck(weight_singular_values(net, size=size))) for net in nets.values()]
+    x, y = (part.double() for part in held_out(task))
+    measured = profile(network, x[:PROFILED], y[:PROFILED], jacobian_samples=2)
+    places, held = grid([size] * dimensions), bottleneck(measured.frequency_singular_values)
+    layers, names = inside(held), [each.frequency for each in held.frequencies]
+    whole = [w for w, length in zip(places.vectors, places.modulus, strict=True) if length != 1]
+    only = [w for w, name in zip(places.vectors, places.names, strict=True) if name in names]
+    return Ball(
+        (f"ring of {size} pixels" if dimensions == 1 else f"torus of {size} x {size} pixels")
+        + (f", least loss of {members}" if members > 1 else ""),
+        task,
+        network,
+        measured,
+        _of_network(run.history, network, depth),
+        _explained(kept_only(network, x, (), ()), y),
+        read_out(network, task, 1),
+        read_out(network, task, 2),
+        _explained(kept_only(network, x, only, layers), y) if layers else math.nan,
+        max((_explained(kept_only(network, x, whole, [layer]), y) for layer in layers), default=math.nan),
+        every,
+    )
+
+
+def _of_network(history: xr.Dataset, network: nn.Module, depth: int) -> xr.Dataset:
+    """Return a history that says which network it is of; the one in Fourier space has nothing to say."""
+    settings = json.loads(history.attrs["settings"])
+    settings["network"] = f"{type(network).__name__}({network.extra_repr()}), trained in Fourier space"
+    return history.assign_attrs(settings=json.dumps(settings, indent=1), depth=depth, skipped="[]")
+
+
+def bottleneck(values: xr.DataArray, threshold: float = 0.1, near: tuple[float, float] = (0.5, 2.0)) -> Kept:
+    """Return the longest run of layers that keep two pairs of frequency 1 along each axis and nothing beyond (T27).
+
+    That is: at each |w| = 1 two singular values lie in ``near``, and all others at |w| > 0 are at most ``threshold``.
+    Frequency 0 decides nothing: it says nothing of where the ball is, and lifts what has to be non-negative. Its
+    channels are counted all the same.
+    """
+    modulus = values["modulus"].values
+    ones, others = np.nan_to_num(values.values[:, modulus == 1]), np.nan_to_num(values.values[:, modulus > 1])
+    low, high = near
+    clear = ((ones[..., :PAIRS] >= low) & (ones[..., :PAIRS] <= high)).all((1, 2))
+    clear &= (ones[..., PAIRS:] <= threshold).all((1, 2)) & (others <= threshold).all((1, 2))
+    runs = [
+        [int(layer) for layer, _ in run]
+        for key, run in groupby(zip(values["layer"].values, clear, strict=True), itemgetter(1))
+        if key
+    ]
+    longest = max(runs, key=len, default=[])
+    if not longest:
+        return Kept(None, None, (), f"no layer has {PAIRS} values near 1 at each |w| = 1 and none beyond")
+    return kept(values, longest[0], longest[-1], threshold=threshold)
+
+
+def inside(found: Kept) -> list[int]:
+    """Return the layers of a bottleneck, counted from 1."""
+    return [] if found.start is None or found.end is None else list(range(found.start, found.end + 1))
+
+
+def kept_only(network: nn.Module, x: Tensor, frequencies: Collection[Sequence[int]], layers: Collection[int]) -> Tensor:
+    """Return the outputs where the preactivations of some layers lose all frequencies but some w (and -w)."""
+    names = {f"conv{layer}" for layer in layers}
+    with torch.no_grad():
+        for name, part in network.named_children():
+            x = part(x)
+            if name in names:
+                space = tuple(range(2, x.ndim))
+                mask = torch.zeros(x.shape[2:], dtype=x.dtype)
+                for w in frequencies:
+                    mask[tuple(w)] = mask[tuple(-a for a in w)] = 1
+                x = torch.fft.ifftn(torch.fft.fftn(x, dim=space) * mask, dim=space).real
+    return x
+
+
+def read_out(network: nn.Module, task: Task, frequency: int) -> list[Readout]:
+    """Read position and velocity from the preactivations of all layers; maps are fitted on half of the test samples.
+
+    White noise of `NOISE` times the power of the layer is added to every coefficient: what is far weaker than that does
+    not count as known.
+    """
+    x = held_out(task)[0].double()
+    places = angles(task, frequency)
+    (flow,) = capture(network, x, chunk=len(x))
+    return [_read(images, places, frequency) for images in flow.preactivations]
+
+
+def angles(task: Task, frequency: int = 1) -> Tensor:
+    """Return the angles 2 pi w q_t / n of the test balls at t = -1, 0, ..., shape (time, sample, axis)."""
+    if task.truth is None:
+        raise ValueError("task: got one without its truth, expected tasks.falling_ball")
+    d, n = task.x.ndim - 2, task.x.shape[-1]
+    cosine, sine, velocity = task.truth.latents_test.split(d, 1)
+    fall = torch.tensor([float(task.settings["gravity"]), 0.0][:d], dtype=torch.float64)
+    t = torch.arange(-1, task.y.shape[1] // n**d + 1, dtype=torch.float64)[:, None, None]
+    return frequency * (torch.atan2(sine, cosine) + 2 * math.pi / n * (t * velocity + t * (t + 1) / 2 * fall))
+
+
+def _read(images: Tensor, places: Tensor, frequency: int) -> Readout:
+    samples, axes = places.shape[1:]
+    half = samples // 2
+    transformed = torch.fft.fftn(images, dim=tuple(range(2, images.ndim)), norm="ortho")
+    noise = NOISE * float(images.square().flatten(1).sum(1).mean())
+    generator = torch.Generator().manual_seed(0)
+    wanted, read = torch.exp(-1j * places), torch.zeros(places.shape, dtype=torch.complex128)
+    for axis in range(axes):
+        at = [0] * axes
+        at[axis] = frequency
+        z = transformed[(slice(None), slice(None), *at)]
+        z = z + math.sqrt(noise) * torch.randn(z.shape, dtype=z.dtype, generator=generator)
+        read[:, :, axis] = (z @ torch.linalg.lstsq(z[:half], wanted[:, :half, axis].T).solution).T
+    error = (read - wanted).abs().square()
+    fitted, linear = (1 - part.mean(1).amax(1) for part in (error[:, :half], error[:, half:]))
+    first = int(torch.minimum(fitted[:-1], fitted[1:]).argmax())
+    before, after = read[first, half:], read[first + 1, half:]
+    position, step = places[first, half:], (places[first + 1] - places[first])[half:]
+    return Readout(
+        linear.numpy(),
+        first - 1,
+        tuple(_compare(position[:, k], -before[:, k].angle()) for k in range(axes)),
+        tuple(_compare(step[:, k], (before[:, k] * after[:, k].conj()).angle()) for k in range(axes)),
+    )
+
+
+def _compare(true: Tensor, read: Tensor) -> Read:
+    """Compare angles; both are given in (-pi, pi] around the circular mean of the true ones."""
+    middle = torch.exp(1j * true).mean().angle()
+    true = _wrapped(true - middle)
+    apart = _wrapped(read - middle - true)
+    r2 = 1 - float(apart.square().sum() / true.square().sum())
+    return Read(true.numpy(), (true + apart).numpy(), r2)
+
+
+def _wrapped(angle: Tensor) -> Tensor:
+    return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
+
+
+def _explained(found: Tensor, y: Tensor) -> float:
+    return 1 - relative_error(found, y)

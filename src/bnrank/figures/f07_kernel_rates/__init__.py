@@ -1,0 +1,1 @@
+"""F7: learning rates of kernels and deep networks."""

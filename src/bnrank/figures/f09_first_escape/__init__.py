@@ -1,0 +1,1 @@
+"""F9: the first escape from the origin."""

@@ -1,0 +1,194 @@
+"""Part of F9: how long a saddle that is a chain of single neurons lasts, against the scale of the small weights."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure as Picture
+from scipy.optimize import minimize
+from torch import Tensor
+
+from bnrank._core.axes import OKABE_ITO, dress
+from bnrank.figures.harness.figure import Claim
+from bnrank.networks import MLP, from_layers
+from bnrank.tasks import Task
+from bnrank.theory.escape import join_rate
+from bnrank.training.gradient_flow import flow
+
+__all__ = ["Chain", "Exits", "chain", "claims", "draw", "measure", "surrounded"]
+
+SAMPLES, COMPONENTS, WIDTH, NORM = 200, 10, 20, 3.0
+SHARE = 0.1  # s_2 / s_1 of W_1 at which the saddle counts as left
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A saddle of the mean-square cost with one neuron per layer.
+
+    Attributes
+    ----------
+    weights : list of Tensor
+        W_1 (1, d_in), ..., W_L (d_out, 1), of equal norm.
+    x, y : Tensor
+        The data.
+    cost, gradient : float
+        C and the largest entry of grad C there.
+    """
+
+    weights: list[Tensor]
+    x: Tensor
+    y: Tensor
+    cost: float
+    gradient: float
+
+
+@dataclass(frozen=True)
+class Exits:
+    """Exits from a saddle, for some scales of the small weights.
+
+    Attributes
+    ----------
+    kappa : float
+        The rate with which a new neuron grows (:func:`bnrank.escape.join_rate`).
+    scales, times, rates : tuple of float
+        Standard deviations of the small weights; when s_2 / s_1 of W_1 is 0.1; growth rates of s_2 seen before.
+    curves : list of (times, s_2 / s_1)
+        Of W_1, per scale.
+    deeper : float
+        Largest s_2 of a layer after the first at an exit, over its initial value.
+    """
+
+    kappa: float
+    scales: tuple[float, ...]
+    times: tuple[float, ...]
+    rates: tuple[float, ...]
+    curves: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+    deeper: float
+
+    @property
+    def slope(self) -> float:
+        """Time of exit per unit of log(1/scale), by least squares."""
+        return float(np.polyfit(np.log(1 / np.array(self.scales)), self.times, 1)[0])
+
+
+def chain(task: Task, depth: int, seed: int = 0) -> Chain:
+    """Find a saddle with one neuron per layer, on the first ten principal components of a few digits.
+
+    Such a network is v sigma(w . x) with ||w|| = ||v|| spread over its layers, and its saddle a minimum of that.
+    """
+    x, labels = task.x[:SAMPLES].double(), task.y[:SAMPLES]
+    x = x - x.mean(0)
+    x = x @ torch.linalg.svd(x, full_matrices=False)[2][:COMPONENTS].T
+    x = x * (NORM / x.square().sum(1).mean().sqrt())
+    y = torch.nn.functional.one_hot(labels, task.d_out).double()
+    features = x.shape[1]
+
+    def cost(point: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+        w, v = torch.from_numpy(point[:features]), torch.from_numpy(point[features:])
+        z = x @ w
+        error = z.relu()[:, None] * v - y
+        delta = 2 * error / len(x)
+        gradient = torch.cat([x.T @ ((delta @ v) * (z > 0)), delta.T @ z.relu()])
+        return float(error.square().sum()) / len(x), gradient.numpy()
+
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(8):
+        start = torch.randn(features + task.d_out, generator=generator, dtype=torch.float64).numpy() * 0.3
+        options = {"maxiter": 3000, "maxfun": 6000, "maxcor": 30, "ftol": 1e-16, "gtol": 1e-9}
+        found.append(minimize(cost, start, jac=True, method="L-BFGS-B", options=options))
+    best = min(found, key=lambda result: result.fun)
+    w, v = torch.from_numpy(best.x[:features]), torch.from_numpy(best.x[features:])
+    size = float(w.norm() * v.norm()) ** (1 / depth)
+    inner = [torch.full((1, 1), size, dtype=torch.float64) for _ in range(depth - 2)]
+    weights = [(size * w / w.norm())[None], *inner, (size * v / v.norm())[:, None]]
+    return Chain(weights, x, y, float(best.fun), float(np.abs(best.jac).max()))
+
+
+def surrounded(saddle: Chain, scale: float, width: int = WIDTH, seed: int = 0) -> MLP:
+    """Return a network of the given width: the chain, and N(0, scale^2) in all other weights."""
+    generator = torch.Generator().manual_seed(seed)
+    depth = len(saddle.weights)
+    widths = [saddle.x.shape[1], *[width] * (depth - 1), saddle.y.shape[1]]
+    weights = [
+        scale * torch.randn(n_out, n_in, generator=generator, dtype=torch.float64)
+        for n_in, n_out in itertools.pairwise(widths)
+    ]
+    for full, own in zip(weights, saddle.weights, strict=True):
+        full[: own.shape[0], : own.shape[1]] = own
+    return from_layers(weights, slope=0.0)
+
+
+def measure(task: Task, depth: int, scales: Sequence[float], step: float = 0.4, seed: int = 0) -> Exits:
+    """Follow the flow away from the saddle for every scale of the small weights."""
+    saddle = chain(task, depth, seed)
+    kappa = join_rate(from_layers(saddle.weights), "mse", saddle.x, saddle.y, layers=[1], seed=seed).kappa
+    times, rates, curves, deeper = [], [], [], 0.0
+    for scale in scales:
+        run = flow(
+            surrounded(saddle, scale, seed=seed + 1),
+            "mse",
+            saddle.x,
+            saddle.y,
+            math.log(1 / scale) / kappa,
+            method="euler",
+            step=step,
+            record_every=20,
+            top_k=2,
+            max_networks=2,
+        )
+        values = run.history["weight_singular_values"].values[0]
+        second, first = values[:, 0, 1], values[:, 0, 0]
+        share = second / first
+        row = int(np.argmax(share > SHARE)) if (share > SHARE).any() else len(share) - 1
+        times.append(float(run.times[row]) if share[row] > SHARE else math.inf)
+        growing = (second > 4 * second[0]) & (share < SHARE) & (np.arange(len(share)) < row)
+        fitted = np.polyfit(run.times[growing], np.log(second[growing]), 1)[0] if growing.sum() > 3 else math.nan
+        rates.append(float(fitted))
+        curves.append((run.times[: row + 60], share[: row + 60]))
+        deeper = max(deeper, float((values[row, 1:, 1] / values[0, 1:, 1]).max()))
+    return Exits(kappa, tuple(scales), tuple(times), tuple(rates), curves, deeper)
+
+
+def claims(exits: Exits) -> tuple[Claim, ...]:
+    """Compare times and rates with log(1/scale) / kappa."""
+    slope, seen = exits.slope * exits.kappa, exits.rates[-1] / exits.kappa
+    return (
+        Claim(
+            "exit from a one-neuron saddle by joins: time per log(1/scale), times kappa",
+            0.9 < slope < 1.1,
+            slope,
+            "between 0.9 and 1.1",
+        ),
+        Claim("growth rate of s_2(W_1) before the exit, over kappa", 0.9 < seen < 1.1, seen, "between 0.9 and 1.1"),
+        Claim(
+            "at that exit deeper layers have no second one: growth of s_2 in layers 2 to L",
+            exits.deeper < 2,
+            exits.deeper,
+            "< 2",
+        ),
+    )
+
+
+def draw(exits: Exits) -> Picture:
+    """Draw s_2 / s_1 of W_1 over time for every scale, and the times of exit against the scale."""
+    picture = Picture(figsize=(10.5, 3.8), layout="constrained")
+    left, right = picture.subplots(1, 2)
+    for i, (scale, (times, share)) in enumerate(zip(exits.scales, exits.curves, strict=True)):
+        left.semilogy(times, share, color=OKABE_ITO[i % len(OKABE_ITO)], label=f"{scale:.0e}")
+    left.axhline(SHARE, color="0.5", linewidth=1, linestyle="--")
+    dress(left, "time since the start at the saddle", "s₂ / s₁ of W₁", "New neurons join in the first layer")
+    left.legend(title="small weights", frameon=False, fontsize=9)
+    log = np.log(1 / np.array(exits.scales))
+    right.plot(log, exits.times, "o", color=OKABE_ITO[0], label=f"seen: slope {exits.slope:.4g}")
+    middle = float(np.mean(np.array(exits.times) - log / exits.kappa))
+    right.plot(log, middle + log / exits.kappa, color=OKABE_ITO[1], label=f"slope 1/κ = {1 / exits.kappa:.4g}")
+    dress(right, "log(1 / scale of the small weights)", "time of exit", "The plateau lasts log(1/scale) / κ")
+    right.legend(frameon=False, fontsize=9)
+    return picture

@@ -1,0 +1,1 @@
+"""F9L: the linear control of F9."""

@@ -1,0 +1,1 @@
+"""F11: escape directions against width."""

@@ -1,0 +1,1 @@
+"""F12: the escape speed of one neuron against its direction."""

@@ -1,0 +1,1 @@
+"""F13: linear last layers of rank one."""

@@ -1,0 +1,1 @@
+"""F14: kernels along depth."""

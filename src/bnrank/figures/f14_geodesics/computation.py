@@ -1,0 +1,366 @@
+"""What F14 computes: kernels along the depth of linear, of trained and of diverging networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from bnrank.figures.harness.figure import middle
+from bnrank.measures.nonlinearity import ratio
+from bnrank.measures.representations import Kernels, distance, distances, kernels
+from bnrank.networks import MLP, LinearNetwork
+from bnrank.networks.constructions import completely_positive, diverging_geodesic, linear
+from bnrank.tasks import Task, low_rank_map
+from bnrank.theory.cost.two_point import two_point
+from bnrank.training import train
+
+__all__ = [
+    "Family",
+    "Line",
+    "Trained",
+    "apart",
+    "cheapest_stretch",
+    "diverging",
+    "family",
+    "lines",
+    "read_line",
+    "read_trained",
+    "trained",
+]
+
+FULL = ((2.0, 1.0, 0.0, 0.0), (0.0, 2.0, 1.0, 0.0), (0.0, 0.0, 1.5, 0.5), (0.5, 0.0, 0.0, 1.0))
+LOW = ((3.0, 1.0, 0.0, 0.0), (0.0, 2.0, 1.0, 0.0), (3.0, 3.0, 1.0, 0.0), (1.5, 0.5, 0.0, 0.0))  # rank 2
+ZERO = 1e-8  # singular values up to this times the largest are none
+CORNERS = ((1.0, 0.25, 0.5), (0.25, 1.0, 0.5))  # one point on either side of the kink of T31
+
+
+@dataclass(frozen=True)
+class Line:
+    """Kernels along the depth of a network that is linear on its data, A_l = W_l ... W_1.
+
+    Attributes
+    ----------
+    title : str
+        Which network.
+    rank : int
+        k = rank A_L.
+    logs : ndarray
+        Eigenvalues of log(A_l^T A_l) on the range of A^T, l = 0..L, (L + 1, k), descending.
+    bent : float
+        max_l ||log A_l^T A_l - (l/L) log A^T A||_F / ||log A^T A||_F there.
+    distances : ndarray
+        Affine-invariant distances of the kernels at the samples, from the first layer of rank k on.
+    mixed : float
+        max_l ||K_l - (1 - l/L) K_0 - (l/L) K_L||_F / ||K_L||_F.
+    norm : float
+        ||theta||^2.
+    kernels : Kernels
+        At the samples, layers 0..L.
+    """
+
+    title: str
+    rank: int
+    logs: np.ndarray
+    bent: float
+    distances: np.ndarray
+    mixed: float
+    norm: float
+    kernels: Kernels
+
+    @property
+    def off(self) -> float:
+        """The largest | d(K_l, K_m) - |l - m| / n d(first, last) | / d(first, last), n steps in all."""
+        d, n = self.distances, len(self.distances) - 1
+        if not np.isfinite(d).all():  # kernels of different ranges
+            return float("inf")
+        layers = np.arange(n + 1)
+        return float(np.abs(d / d[0, -1] - np.abs(layers[:, None] - layers) / n).max())
+
+    @property
+    def length(self) -> float:
+        """The sum of the steps over the distance of the ends: 1 for a shortest path."""
+        ends = float(self.distances[0, -1])
+        return float(np.diag(self.distances, 1).sum()) / ends if np.isfinite(ends) else float("inf")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Kernels along the depth of a ReLU network, before training or after it.
+
+    Attributes
+    ----------
+    depth : int
+        L.
+    loss, cost, norm : float
+        C + lambda ||theta||^2, C and ||theta||^2.
+    kernels : Kernels
+        Of the preactivations at the training samples, layers 0..L.
+    angles, bures : ndarray
+        Distances of consecutive kernels, (L,).
+    values : ndarray
+        Singular values of N^(-1/2) a~_l(X), (L + 1, 10), padded with 0.
+    bent : ndarray
+        Nonlinearity ratios ||Z - sigma(Z)||_F / ||Z||_F of layers 1..L-1.
+    start : Trained, optional
+        The same network before training; None for that one itself.
+    """
+
+    depth: int
+    loss: float
+    cost: float
+    norm: float
+    kernels: Kernels
+    angles: np.ndarray
+    bures: np.ndarray
+    values: np.ndarray
+    bent: np.ndarray
+    start: Trained | None = None
+
+    @property
+    def inner(self) -> slice:
+        """The steps of ``angles`` that end in the middle third."""
+        layers = middle(self.depth)
+        return slice(layers[0] - 1, layers[-1])
+
+    @property
+    def share(self) -> float:
+        """The part of the path's length, in angles, that lies in the middle third."""
+        return float(self.angles[self.inner].sum() / self.angles.sum())
+
+    @property
+    def jumps(self) -> float:
+        """The largest step of the first sixth or that of the last, the smaller one, over the middle's mean step."""
+        sixth = max(1, self.depth // 6)
+        ends = min(self.angles[:sixth].max(), self.angles[-sixth:].max())
+        return float(ends / self.angles[self.inner].mean())
+
+
+@dataclass(frozen=True)
+class Family:
+    """T31's network at many depths, of one gamma or of one total stretch u = (L - 2) eps.
+
+    Attributes
+    ----------
+    title : str
+        Which.
+    gamma : float
+        eps = L^-gamma; NaN where u is fixed.
+    stretch : ndarray
+        u, (depths,).
+    depths : ndarray
+        L, (depths,).
+    excess : ndarray
+        ||theta||^2 - 3 L, (depths,).
+    growth : ndarray
+        log of the largest eigenvalue of the kernel at layer L/2 over that of the input's, (depths,).
+    errors : ndarray
+        Largest error of the function at the samples, (depths,).
+    floors : ndarray
+        T10's bound on ||theta||^2 less 3 L with the network's own C; NaN at depths where it was not computed.
+    courses : tuple of ndarray
+        ``growth`` at the layers 0..L, per depth.
+    """
+
+    title: str
+    gamma: float
+    stretch: np.ndarray
+    depths: np.ndarray
+    excess: np.ndarray
+    growth: np.ndarray
+    errors: np.ndarray
+    floors: np.ndarray
+    courses: tuple[np.ndarray, ...]
+
+
+def lines(folder: Path, progress: bool, depth: int, width: int, ridge: float, steps: int) -> list[Line]:
+    """Return optimal, T7's and trained networks of a map of rank 4, then optimal and trained ones of rank 2."""
+    x = 2 * torch.rand(100, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    full, low = torch.tensor(FULL, dtype=torch.float64), torch.tensor(LOW, dtype=torch.float64)
+    found = [
+        read_line("optimal (T8)", linear(full, depth), x),
+        read_line("completely positive (T7)", completely_positive(full, depth, torch.eye(4)), x),
+    ]
+    for a, word in ((full, ""), (low, ", rank 2")):
+        if word:
+            found.append(read_line("optimal (T8)" + word, linear(a, depth), x))
+        run = train(
+            LinearNetwork([4, *[width] * (depth - 1), 4], bias=False),
+            Task(x, x @ a.T, loss="mse", name="linear map"),
+            ridge=ridge,
+            steps=steps,
+            seed=0,
+            dtype=torch.float64,
+            record_every=50,
+            stop_gradient=1e-12,
+            out=folder / f"linear{word.replace(', ', '-').replace(' ', '-')}",
+            progress=progress,
+        )
+        found.append(read_line("trained with a ridge" + word, cast(MLP, run.network(0)), x))
+    return found
+
+
+def read_line(title: str, net: MLP, x: Tensor) -> Line:
+    """Measure how straight the kernels of a network are that is linear at the samples, (N, d_in), float64."""
+    product, maps = torch.eye(x.shape[1], dtype=torch.float64), []
+    for weight in net.weights:
+        product = weight.detach().to(torch.float64) @ product
+        maps.append(product)
+    _, s, vh = torch.linalg.svd(product)
+    rank = int((s > ZERO * s[0]).sum())
+    logs = torch.stack([torch.zeros(rank, rank, dtype=torch.float64), *(_log(m @ vh[:rank].T) for m in maps)])
+    ratios = torch.linspace(0, 1, len(logs), dtype=torch.float64)[:, None, None]
+    bent = (logs - ratios * logs[-1]).flatten(1).norm(dim=1).max() / logs[-1].norm()
+    found = kernels(net, x)
+    first = 0 if rank == x.shape[1] else 1
+    k = found.matrices()
+    mixed = (k - (1 - ratios) * k[0] - ratios * k[-1]).flatten(1).norm(dim=1).max() / k[-1].norm()
+    return Line(
+        title,
+        rank,
+        torch.linalg.eigvalsh(logs).flip(1).numpy(),
+        float(bent),
+        distances(found.factors[first:], "affine-invariant", rtol=ZERO),
+        float(mixed),
+        _norm(net),
+        found,
+    )
+
+
+def _log(a: Tensor) -> Tensor:
+    """Return log(A^T A) of a matrix with independent columns."""
+    _, s, vh = torch.linalg.svd(a, full_matrices=False)
+    return (vh.T * (2 * s.log())) @ vh
+
+
+def _norm(net: MLP) -> float:
+    return math.fsum(float(p.detach().double().square().sum()) for p in net.parameters())
+
+
+def trained(
+    folder: Path,
+    progress: bool,
+    *,
+    samples: int,
+    depths: Sequence[int],
+    width: int,
+    ridge: float,
+    gain: float,
+    steps: Sequence[int],
+    members: int,
+    seed: int,
+) -> list[Trained]:
+    """Train networks on F4's data, each depth from draws of its own; keep the member of least loss, and its start.
+
+    Hidden weights have the deviation of He's times gain^(1/L), so that outputs begin about ``gain`` times larger:
+    as He draws them, outputs of deep narrow networks are so small that the ridge takes the weights to 0 first (F4).
+    """
+    task = low_rank_map(samples)
+    found = []
+    for i, (depth, count) in enumerate(zip(depths, steps, strict=True)):
+        init, first = math.sqrt(2 / width) * gain ** (1 / depth), seed + i * members
+        widths = [task.d_in, *[width] * (depth - 1), task.d_out]
+        run = train(
+            MLP(widths, init=init, seed=first),
+            task,
+            ridge=ridge,
+            steps=count,
+            members=members,
+            seed=first,
+            record_every=max(1, count // 20),
+            out=folder / f"depth-{depth}",
+            progress=progress,
+        )
+        best = int(run.summary.loss.argmin("member"))
+        history = run.history.isel(member=best)
+        start = read_trained(MLP(widths, init=init, seed=first + best), task.x, history.isel(step=0))
+        end = read_trained(cast(MLP, run.network(best)), task.x, history.isel(step=-1))
+        found.append(replace(end, start=start))
+    return found
+
+
+def read_trained(net: MLP, x: Tensor, row: xr.Dataset) -> Trained:
+    """Measure the kernels of a network at x; ``row`` is what was recorded of it."""
+    held = kernels(net, x)
+    values = torch.stack([torch.nn.functional.pad(s[:10], (0, max(0, 10 - len(s)))) for s in held.singular_values()])
+    pairs = list(zip(held.factors[:-1], held.factors[1:], strict=True))
+    return Trained(
+        net.depth,
+        float(row.loss),
+        float(row.cost),
+        float(row.parameter_norm),
+        held,
+        np.array([distance(a, b, "angle") for a, b in pairs]),
+        np.array([distance(a, b, "bures") for a, b in pairs]),
+        values.numpy(),
+        np.array([float(v) for v in ratio(net, x).values()]),
+    )
+
+
+def apart(one: Trained, other: Trained) -> np.ndarray:
+    """Return the angles between the kernels of two depths at the ratios l / L of the first, (L + 1,)."""
+    scale = other.depth / one.depth
+    pairs = ((held, other.kernels.factors[round(layer * scale)]) for layer, held in enumerate(one.kernels.factors))
+    return np.array([distance(a, b, "angle") for a, b in pairs])
+
+
+def diverging(depths: Sequence[int], gammas: Sequence[float], stretches: Sequence[float], floor: int) -> list[Family]:
+    """Return T31's networks, diverging (eps = L^-gamma) and bounded (u fixed); T10's bound up to depth ``floor``."""
+    free = [family(rf"$\gamma$ = {gamma:g}", depths, gamma, None, floor) for gamma in gammas]
+    return free + [family(f"bounded, u = {u:g}", depths, math.nan, u, floor) for u in stretches]
+
+
+def cheapest_stretch(depths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the u of least ||theta||^2 among T31's networks (even L, a = 1) at every depth, and that norm less 3 L.
+
+    Setting the derivative to 0 gives e^-u = 12 u / L to leading order, so u grows like log L - log log L and the norm
+    is about 3 L + 12 (u^2 + 2 u) / L: less than with any eps = L^-gamma, and the representations diverge all the same.
+    """
+    found = []
+    for depth in depths:
+        u = np.linspace(0, math.log(depth), 20_001)
+        eps = u / (depth - 2)
+        layers = 4 * np.sinh(eps) ** 2 + 2 * np.sinh(2 * eps) ** 2  # 2 cosh 2 eps + cosh 4 eps - 3
+        norm = (depth - 2) * layers + 2 * np.exp(-u) + np.exp(-2 * u)
+        found.append((u[norm.argmin()], norm.min()))
+    best, least = np.array(found).T
+    return best, least
+
+
+def family(title: str, depths: Sequence[int], gamma: float, stretch: float | None, floor: int) -> Family:
+    """Build the networks of one family and measure them."""
+    x = torch.rand(64, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    f = torch.cat([x[:, :2], x[:, 2:] + (x[:, :1] - x[:, 1:2]).relu()], 1)
+    rows: list[tuple[float, ...]] = []
+    courses = []
+    for depth in depths:
+        power = gamma if stretch is None else math.log((depth - 2) / stretch) / math.log(depth)
+        net = diverging_geodesic(depth, power)
+        course, out = _course(net, x)
+        bound = float(two_point(net, torch.tensor(CORNERS, dtype=torch.float64))) if depth <= floor else math.nan
+        u = (depth - 2) * depth**-power
+        error = float((out - f).abs().max())
+        rows.append((u, _norm(net) - 3 * depth, float(course[depth // 2]), error, bound - 3 * depth))
+        courses.append(course)
+    u, excess, growth, errors, floors = np.array(rows).T
+    return Family(title, gamma, u, np.array(depths), excess, growth, errors, floors, tuple(courses))
+
+
+def _course(net: MLP, x: Tensor) -> tuple[np.ndarray, Tensor]:
+    """Return log of the kernels' largest eigenvalues over the input's at layers 0..L, and the outputs."""
+    grams, a = [x.T @ x], x
+    for layer, weight in enumerate(net.weights):
+        z = (a if layer == 0 else a.relu()) @ weight.detach().T
+        grams.append(z.T @ z)
+        a = z
+    wide = max(len(g) for g in grams)
+    top = torch.linalg.eigvalsh(torch.stack([torch.nn.functional.pad(g, (0, wide - len(g)) * 2) for g in grams]))
+    logs = top[:, -1].log()
+    return (logs - logs[0]).numpy(), a

@@ -1,0 +1,1 @@
+"""What every figure shares: claims, settings, storage, the page of all figures."""

@@ -1,0 +1,256 @@
+"""The page of all figures that a folder holds: an overview, then per figure pictures, claims, how to run it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from bnrank.figures.harness import store
+from bnrank.figures.harness.figure import Figure, Outcome
+from bnrank.reporting import Section, markup, page, payload
+from bnrank.reporting.sections import flatten_settings
+from bnrank.reporting.verdicts import typeset
+
+__all__ = ["OUT", "Entry", "duration", "entries", "write"]
+
+PAGE = "index.html"
+OUT = "reproduction"  # the folder where none is given
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A figure on the page.
+
+    Attributes
+    ----------
+    figure : Figure
+        Which one.
+    outcome : Outcome or None
+        What is stored of it.
+    begun : bool
+        Whether it was begun and has no outcome.
+    damaged : str
+        Why its outcome cannot be opened, if there is one.
+    refused : str
+        Why it was not run when it was asked for.
+    other : list of str
+        In what the stored outcome is not one of this version.
+    """
+
+    figure: Figure
+    outcome: Outcome | None
+    begun: bool = False
+    damaged: str = ""
+    refused: str = ""
+    other: Sequence[str] = ()
+
+    @property
+    def kind(self) -> str:
+        """Good, bad or warn, as the marks of the page are called."""
+        if self.outcome is None or self.other:
+            return "bad" if self.refused or self.damaged else "warn"
+        if not self.outcome.error and not self.outcome.claims:
+            return "warn"
+        return "good" if self.outcome.passed else "bad"
+
+    @property
+    def result(self) -> str:
+        """Say in a few words what came out."""
+        if self.refused and self.outcome is None:
+            return "not run: see below"
+        if self.outcome is None:
+            return "damaged" if self.damaged else "begun, not finished" if self.begun else "not run yet"
+        if self.outcome.error:
+            return "failed"
+        undecided = sum(claim.passed is None for claim in self.outcome.claims)
+        failed = sum(not claim.passed for claim in self.outcome.claims) - undecided
+        results = [f"{failed} fail{'s' if failed == 1 else ''}"] if failed else []
+        results += [f"{undecided} not decided"] if undecided else []
+        result = ", ".join(results) or ("all pass" if self.outcome.claims else "no claims")
+        return f"{result} (other version)" if self.other else result
+
+    @property
+    def claims(self) -> str:
+        """Say how many claims pass."""
+        if self.outcome is None or self.outcome.error or not self.outcome.claims:
+            return "–"
+        return f"{sum(bool(claim.passed) for claim in self.outcome.claims)} of {len(self.outcome.claims)}"
+
+    @property
+    def time(self) -> str:
+        """Say how long it took."""
+        return "–" if self.outcome is None else duration(self.outcome.seconds)
+
+
+def entries(
+    folder: Path,
+    scale: str,
+    figures: Sequence[Figure],
+    refused: Mapping[str, str] | None = None,
+    failed: Mapping[str, Outcome] | None = None,
+) -> list[Entry]:
+    """Return what a folder holds of each figure; for those in ``failed``, the outcome of that name instead."""
+    found = []
+    for figure in figures:
+        own, damaged = folder / figure.name, ""
+        outcome = (failed or {}).get(figure.name)
+        try:
+            outcome = outcome or Outcome.open(own)
+        except ValueError as error:
+            damaged = str(error) if store.is_there(own / store.CLAIMS) else ""
+        other = store.differences(own, figure.stamp(scale))
+        found.append(Entry(figure, outcome, own.is_dir(), damaged, (refused or {}).get(figure.name, ""), other))
+    return found
+
+
+def write(
+    folder: Path,
+    scale: str,
+    figures: Sequence[Figure],
+    refused: Mapping[str, str] | None = None,
+    failed: Mapping[str, Outcome] | None = None,
+) -> Path:
+    """Write the page of all figures into a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the folders of the figures are.
+    scale : str
+        Their scale.
+    figures : sequence of Figure
+        Those that the page has, whether stored or not.
+    refused : mapping, optional
+        Name -> why a figure was not run when it was asked for.
+    failed : mapping, optional
+        Name -> the outcome of a figure that failed just now, whether it could be stored or not.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be written.
+    """
+    found = entries(folder, scale, figures, refused, failed)
+    histories = [h for e in found if e.outcome for s in e.outcome.sections for h in s.histories.values()]
+    data: dict[str, Any] = {}
+    budget = payload.spectra_budget(histories)
+    body = "".join([_overview(found), *(_figure(entry, folder.parent, scale, data, budget) for entry in found)])
+    text = page.compose(f"Figures of the theory, {scale} scale", _head(found, scale), body, data)
+    return page.write(folder / PAGE, text)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words.
+
+    Examples
+    --------
+    >>> duration(0.02), duration(35.6), duration(125), duration(7260)
+    ('under 1 s', '36 s', '2 min 5 s', '2 h 1 min')
+    """
+    if seconds < 1:
+        return "under 1 s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _head(found: Sequence[Entry], scale: str) -> str:
+    ran = [entry for entry in found if entry.outcome is not None and not entry.outcome.error]
+    done = [entry.outcome for entry in ran if entry.outcome is not None and not entry.other]
+    claims = [claim for outcome in done for claim in outcome.claims]
+    passed, seconds = sum(bool(claim.passed) for claim in claims), sum(outcome.seconds for outcome in done)
+    other = f" Not counted: {len(ran) - len(done)} made by another version." if len(ran) > len(done) else ""
+    sizes = {
+        "quick": "small networks and data, minutes on two cores",
+        "paper": "networks and data of the sources' sizes",
+    }
+    return (
+        f"<p>{len(done)} of {len(found)} figures have run, in {duration(seconds)} together; {passed} of {len(claims)} "
+        f"claims pass.{other} {sizes[scale].capitalize()}. Each claim is a number measured on what was computed, and "
+        "what the number had to be.</p>"
+    )
+
+
+def _overview(found: Sequence[Entry]) -> str:
+    rows = ""
+    for entry in found:
+        figure = entry.figure
+        link = f'<a href="#{figure.id}">{escape(figure.title)}</a><div class=note>{escape(figure.name)}</div>'
+        mark = f'<span class="mark {entry.kind}">{escape(entry.result)}</span>'
+        rows += f"<tr><td>{escape(figure.id)}</td><td class=named>{link}</td><td>{mark}</td>"
+        rows += f"<td class=num>{entry.claims}</td><td class=num>{entry.time}</td></tr>"
+    heads = (("id", ""), ("figure", ""), ("result", ""), ("claims that pass", " class=num"), ("time", " class=num"))
+    head = "".join(f"<th scope=col{kind}>{name}</th>" for name, kind in heads)
+    return (
+        "<section id=overview aria-labeledby=overview-title><h2 id=overview-title>Overview</h2>"
+        '<div class="scroll whole" tabindex=0 role=region aria-label="All figures"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def _figure(entry: Entry, out: Path, scale: str, data: dict[str, Any], budget: int) -> str:
+    """Return the part of the page on a figure: pictures, what the source shows, claims, how to run it, and the rest."""
+    figure, outcome, key = entry.figure, entry.outcome, entry.figure.id
+    parts = [f"<section id={key} aria-labeledby={key}-title><h2 id={key}-title>{key}. {escape(figure.title)}</h2>"]
+    facts = [figure.source]
+    if outcome is not None and not outcome.error:
+        facts.append(f"{entry.claims} claims pass" if outcome.claims else "no claims")
+    if outcome is not None:
+        facts += [f"took {entry.time}", f"bnrank {outcome.version}, source files {outcome.code[:8]}"]
+    parts.append(f"<p class=note>{escape(' · '.join(facts))}</p>")
+    if entry.refused:
+        parts.append(_said("Not run", entry.refused))
+    elif entry.other and outcome is not None:
+        parts.append(_said("Made by another version", "; ".join(entry.other)))
+    if entry.damaged:
+        parts.append(_said("Damaged", entry.damaged))
+    elif outcome is None and not entry.refused:
+        state = "It was begun and did not finish; run again, it goes on." if entry.begun else "It has not been run yet."
+        parts.append(f"<p><span class='mark warn'>{state}</span></p>")
+    if outcome is not None and outcome.error:
+        first, _, rest = outcome.error.partition("\n")
+        parts += [_said("Failed", first), _folded("Where it failed", f"<pre>{escape(rest)}</pre>") if rest else ""]
+    if outcome is not None:
+        parts += [_picture(figure, outcome, name, path) for name, path in outcome.pictures.items()]
+    sees = typeset(figure.sees[:1].upper() + figure.sees[1:])
+    parts.append(f"<h3>{'What the source shows' if figure.printed else 'What must be seen'}</h3><p>{escape(sees)}.</p>")
+    if outcome is not None:
+        claims = [replace(c, name=typeset(c.name), expected=typeset(c.expected)) for c in outcome.claims]
+        parts.append(markup.claims(Section(figure.title, claims=claims)))
+    command = f"bnrank reproduce {key}" + ("" if scale == "quick" else f" --scale {scale}")
+    command += "" if str(out) == OUT else f" --out {shlex.quote(str(out))}"
+    parts.append(f"<p>To run it alone: <code>{escape(command)}</code></p>")
+    if outcome is not None:
+        for i, section in enumerate(outcome.sections, 1):
+            parts.append(_folded(section.title, page.contents_of(section, f"{key}-{i}", data, budget), "h3"))
+        parts.append(_settings(figure, outcome, scale))
+    return "".join([*parts, "</section>"])
+
+
+def _settings(figure: Figure, outcome: Outcome, scale: str) -> str:
+    """Return the settings of an outcome, and at quick scale beside them those of paper scale that differ."""
+    shown = flatten_settings(outcome.settings)
+    paper = flatten_settings(figure.settings["paper"]) if scale == "quick" else {}
+    differ = {k: v for k, v in paper.items() if k in shown and store.plain(v) != store.plain(shown[k])}
+    return markup.settings(Section(figure.title, settings=shown), beside={"paper scale": differ})
+
+
+def _picture(figure: Figure, outcome: Outcome, name: str, path: Path) -> str:
+    caption = outcome.captions.get(name) or name.replace("-", " ").capitalize()
+    vector = path.with_suffix(".svg")
+    return markup.picture(vector if vector.exists() else path, caption, alt=f"{figure.id}, {figure.title}: {caption}")
+
+
+def _said(what: str, text: str) -> str:
+    lines = "<br>".join(escape(line) for line in text.splitlines())
+    return f"<p><span class='mark bad'>{escape(what)}</span>: {lines}</p>"
+
+
+def _folded(title: str, body: str, heading: str = "") -> str:
+    inner = f"<{heading}>{escape(title)}</{heading}>" if heading else escape(title)
+    return f"<details><summary>{inner}</summary>{body}</details>"
