@@ -8,7 +8,7 @@ import pytest
 from bnrank import report
 from bnrank.reporting import Section
 from bnrank.reporting.verdicts import about_rows, drawable, summary, tightness, verdict_rows
-from bnrank.theory.verdict import Verdict, Verdicts
+from bnrank.theory.verdicts import Verdict, Verdicts
 
 TIGHT = Verdict("T4", "Jacobian bound", "L sum s^(2/L) <= ||theta||^2", "Jacot2023a", "holds", 1.0, 2.0, slack=1.0)
 BAD = Verdict("T7", "R1 <lower> bound", "a <= b", "Jacot2023b", "violated", 3.0, 2.0, slack=-1.0, note="sample 3")

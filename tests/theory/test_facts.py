@@ -10,7 +10,7 @@ import bnrank
 import oracles
 from bnrank.networks import LinearNetwork
 from bnrank.theory.facts import Facts
-from bnrank.theory.verdict import NotApplicable
+from bnrank.theory.verdicts import NotApplicable
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(30, 3, generator=GENERATOR)

@@ -19,7 +19,7 @@ from bnrank.theory.facts import Facts
 from bnrank.theory.localized import localized, nonnegative_part
 from bnrank.theory.statements import escape
 from bnrank.theory.statements.escape import STATEMENTS, check
-from bnrank.theory.verdict import NotApplicable
+from bnrank.theory.verdicts import NotApplicable
 
 D = torch.float64
 BY_NAME = {s.name: s for s in STATEMENTS}

@@ -11,7 +11,7 @@ from bnrank.networks.mlp import from_layers, make
 from bnrank.theory.cost.closed_forms import linear, remainder_bound
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import representation
-from bnrank.theory.verdict import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED
+from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED
 from helpers import normal
 
 NAMES = {s.name: s for s in representation.STATEMENTS}
@@ -45,7 +45,7 @@ def trained(request):
 
 
 def oracle(facts):
-    values = torch.linalg.svdvals(torch.stack([torch.autograd.functional.jacobian(facts.module, x) for x in facts.x]))
+    values = torch.linalg.svdvals(torch.stack([torch.autograd.functional.jacobian(facts.net, x) for x in facts.x]))
     return torch.where(values > facts.rtol * values[:, :1], values, 0.0)
 
 
@@ -279,14 +279,14 @@ def test_degenerate_networks_break_nothing():
     constant = Facts(steady, normal(1, 2))
     deep = random_facts(0, widths=(2, *[2] * 30, 1), scale=0.5)
     single = random_facts(0)
-    for facts in (zero, constant, deep, Facts(single.module.float(), single.x, rtol=0.0)):
+    for facts in (zero, constant, deep, Facts(single.net.float(), single.x, rtol=0.0)):
         for name in ALWAYS:
             assert NAMES[name](facts).status == HOLDS
 
 
 def test_a_sequential_is_read_as_the_chain_it_is():
     facts = random_facts(2)
-    layers = [m for layer in facts.module.layers for m in (layer, nn.ReLU())][:-1]
+    layers = [m for layer in facts.net.layers for m in (layer, nn.ReLU())][:-1]
     same = Facts(nn.Sequential(nn.Flatten(), *layers), facts.x[:, :, None])
     for name in [*ALWAYS, "two-point bound"]:
         assert NAMES[name](same).left == pytest.approx(NAMES[name](facts).left)

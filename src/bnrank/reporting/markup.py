@@ -22,7 +22,7 @@ from bnrank.reporting import tables
 from bnrank.reporting.frequency_plots import kept_frequencies
 from bnrank.reporting.sections import Section, bottleneck, flatten_settings
 from bnrank.reporting.verdicts import about_rows, drawable, summary, tightness, typeset, verdict_rows
-from bnrank.theory.verdict import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED
+from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED
 
 __all__ = [
     "claims",

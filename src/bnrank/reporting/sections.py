@@ -17,7 +17,7 @@ from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.symmetries.result import Symmetries
-from bnrank.theory.verdict import Verdicts
+from bnrank.theory.verdicts import Verdicts
 
 __all__ = ["Claim", "Section", "bottleneck", "flatten_settings", "found_in", "label_of", "sections_from"]
 

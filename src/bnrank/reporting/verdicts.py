@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
-from bnrank.theory.verdict import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
+from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
 
 __all__ = ["about_rows", "summary", "tightness", "typeset", "verdict_rows"]
 

@@ -10,7 +10,7 @@ from bnrank.networks.graph.tracing import trace
 from bnrank.theory.invariants import classes, conserved, finding, linear_end
 from bnrank.theory.invariants.patterns import Pair
 from bnrank.theory.invariants.tail import Tail
-from bnrank.theory.verdict import NotApplicable
+from bnrank.theory.verdicts import NotApplicable
 
 __all__ = ["findings_and_tail", "gradient", "loss_of", "patterns"]
 

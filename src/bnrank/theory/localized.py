@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bnrank.networks.constructions import deepen_escape
 from bnrank.networks.mlp import MLP
-from bnrank.theory.verdict import NotApplicable
+from bnrank.theory.verdicts import NotApplicable
 
 __all__ = ["Deeper", "Localized", "localized", "nonnegative_part", "one_deeper"]
 

@@ -11,7 +11,7 @@ from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.squares import Array
 from bnrank.theory.invariants.tail import Tail
 from bnrank.theory.invariants.track import Track
-from bnrank.theory.verdict import (
+from bnrank.theory.verdicts import (
     HOLDS,
     INCONCLUSIVE,
     NOT_APPLICABLE,

@@ -26,7 +26,7 @@ from bnrank.theory.invariants.histories import dataset, table
 from bnrank.theory.invariants.squares import Forms
 from bnrank.theory.invariants.tail import Tail, tail
 from bnrank.theory.invariants.track import Track
-from bnrank.theory.verdict import Verdicts
+from bnrank.theory.verdicts import Verdicts
 
 __all__ = ["Monitor"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from bnrank.measures.convolution import conv_singular_values, layer_singular_values
 from bnrank.networks.reading import Layer, read
 from bnrank.theory.facts import Facts
-from bnrank.theory.verdict import NotApplicable, Sides, Statement, statement
+from bnrank.theory.verdicts import NotApplicable, Sides, Statement, statement
 
 __all__ = ["STATEMENTS"]
 
@@ -67,7 +67,7 @@ STATEMENTS: tuple[Statement, ...] = (_energy, _frequencies)
 def _circular(facts: Facts) -> list[tuple[Layer, Tensor]]:
     """Return the layers that are circular convolutions on images as large as the kernel, with all singular values."""
     found, why = [], "no convolutional layer"
-    for layer in read(facts.module, facts.x).layers:
+    for layer in read(facts.net, facts.x).layers:
         if layer.kind == "linear" or layer.input_shape is None:
             continue
         conv, n = cast(Any, layer.module), layer.input_shape[1:]

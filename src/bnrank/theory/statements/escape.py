@@ -12,7 +12,7 @@ import torch
 from bnrank._core import validation
 from bnrank.theory.facts import Facts
 from bnrank.theory.localized import Deeper, Localized
-from bnrank.theory.verdict import Inconclusive, NotApplicable, Sides, Statement, Verdicts, statement
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, Verdicts, statement
 
 __all__ = ["STATEMENTS", "check"]
 
@@ -236,7 +236,7 @@ def check(found: Any) -> Verdicts:
         raise ValueError(f"g: got {len(g)} samples, expected as many as x has, {facts.samples}")
     facts = facts.altered(output_gradient=g)
     verdicts = tuple(each(facts) for each in STATEMENTS)
-    about: dict[str, object] = {"network": type(facts.module).__name__, "samples": facts.samples}
+    about: dict[str, object] = {"network": type(facts.net).__name__, "samples": facts.samples}
     try:
         about |= {"depth": facts.depth, "widths": list(facts.chain.widths), "speed": facts.localized.sphere_speed}
     except NotApplicable as reason:

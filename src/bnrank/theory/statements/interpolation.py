@@ -15,7 +15,7 @@ from bnrank.theory.cost.search import rounded
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.shared import counted_values, vectors, within_range
 from bnrank.theory.tours import TourBound, tsp_bound
-from bnrank.theory.verdict import Inconclusive, NotApplicable, Sides, Statement, statement
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, statement
 
 __all__ = ["STATEMENTS", "stable_at"]
 
@@ -165,7 +165,7 @@ def stable_at(step: float) -> Statement:
         if facts.data_loss > FITTED * size:
             raise NotApplicable("the network fits its targets", f"C = {facts.data_loss:.3g}, mean ||y||^2 = {size:.3g}")
         _all_samples(facts)
-        found = stability.sharpness_bound(facts.module, facts.x, step, ridge=facts.ridge or 0.0)
+        found = stability.sharpness_bound(facts.net, facts.x, step, ridge=facts.ridge or 0.0)
         residual = (facts.data_loss / size) ** 0.5 if size else 0.0
         note = f"gradient descent stays there for steps up to {found.largest_step:.4g}"
         return Sides(found.curvature, found.limit, "<=", 1e-9 + residual, assumptions=("f(X) = Y",), note=note)

@@ -12,7 +12,7 @@ from bnrank.networks.graph.layers import LayerGraph
 from bnrank.theory.facts import Facts
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.patterns import Pair
-from bnrank.theory.verdict import Inconclusive, NotApplicable, Sides, Statement, statement
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, statement
 
 __all__ = ["STATEMENTS"]
 
@@ -36,7 +36,7 @@ def _paths(facts: Facts) -> Sides:
     if weights > PATHS:
         raise NotApplicable("a network of few paths", f"{weights} weights and a path through each, more than {PATHS}")
     try:
-        neurons = graph.neurons(facts.module, limit=PATHS)
+        neurons = graph.neurons(facts.net, limit=PATHS)
     except ValueError as error:
         raise NotApplicable("a small network without parts outside the theory", str(error)) from error
     count = neurons.count()
@@ -122,7 +122,7 @@ def _different_patterns(facts: Facts) -> Sides:
             continue
         number += int(mask.sum()) // 2
         rate, size = _rate(facts, pair)
-        closed = pair.closed_form_rate(facts.module, facts.few[0], y, loss)
+        closed = pair.closed_form_rate(facts.net, facts.few[0], y, loss)
         size = torch.maximum(size, torch.maximum(rate.abs(), closed.abs())) + _floor(facts)
         found.append(_furthest(pair.name, rate, closed, size, mask))
     if not found:

@@ -9,7 +9,7 @@ from bnrank.measures import regions
 from bnrank.theory import rank
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import FEW, ROWS, evenly, looked, sample_paths
-from bnrank.theory.verdict import NotApplicable, Sides, Statement, statement
+from bnrank.theory.verdicts import NotApplicable, Sides, Statement, statement
 
 __all__ = ["STATEMENTS"]
 
@@ -29,7 +29,7 @@ def _bracket(facts: Facts) -> Sides:
         raise NotApplicable("f can be differentiated in x", f"x has dtype {facts.x.dtype}")
     try:
         values = facts.jacobian_values
-        found = rank.bracket(facts.module, facts.x[evenly(len(facts.x), ROWS)], facts.rtol, domain="everywhere")
+        found = rank.bracket(facts.net, facts.x[evenly(len(facts.x), ROWS)], facts.rtol, domain="everywhere")
     except ValueError as error:
         raise NotApplicable("f can be differentiated in x, sample by sample", str(error)) from error
     floors = _floors(facts) * torch.ones(len(values), dtype=values.dtype, device=values.device)
@@ -82,13 +82,13 @@ def _regions(facts: Facts) -> Sides:
     low, high = x.min(0).values, x.max(0).values
     margin = 1e-3 * (high - low) + 1e-3 * (1 + x.abs().max())
     box = torch.stack([low - margin, high + margin], 1).cpu()
-    found = regions.enumerate(facts.module, box, rtol=facts.rtol, limit=MAX_REGIONS)
+    found = regions.enumerate(facts.net, box, rtol=facts.rtol, limit=MAX_REGIONS)
     if not found.complete:
         raise NotApplicable(f"at most {MAX_REGIONS} regions in the box around the data", "there are more")
     values = facts.jacobian_values
     floors = _floors(facts) * torch.ones(len(values), dtype=values.dtype, device=values.device)
     counts = (values > torch.maximum(floors, (1 + 1e-6) * max(facts.rtol, LEAST) * values[:, 0])[:, None]).sum(1)
-    inside = ~facts.beside_kinks
+    inside = ~facts.near_kinks
     if not bool(inside.any()):
         raise NotApplicable("some sample is off the kinks", "all are on kinks")
     note = f"{len(found)} regions in the box around the data, {int(inside.sum())} samples off the kinks"

@@ -13,7 +13,7 @@ from bnrank.theory.cost.search import rounded
 from bnrank.theory.cost.two_point import two_point
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.shared import counted_values
-from bnrank.theory.verdict import NotApplicable, Sides, Statement, statement
+from bnrank.theory.verdicts import NotApplicable, Sides, Statement, statement
 
 __all__ = ["STATEMENTS"]
 

@@ -8,7 +8,7 @@ import torch
 
 from bnrank.theory.facts import Facts
 from bnrank.theory.path import Path, paths
-from bnrank.theory.verdict import NotApplicable
+from bnrank.theory.verdicts import NotApplicable
 
 __all__ = ["FEW", "ROWS", "evenly", "looked", "sample_paths", "smooth_rows"]
 
@@ -27,9 +27,9 @@ def smooth_rows(facts: Facts, limit: int = ROWS, *, parameters: bool = False) ->
     Next to a kink two evaluations of the same Jacobian may take different sides. With ``parameters`` f must be
     differentiable in theta as well.
     """
-    beside = facts.beside_kinks
+    beside = facts.near_kinks
     if parameters:
-        beside = beside | facts.beside_parameter_kinks.to(beside.device)
+        beside = beside | facts.near_parameter_kinks.to(beside.device)
     rows = (~beside).nonzero()[:, 0].tolist()
     if not rows:
         raise NotApplicable("some sample is off the kinks", f"all {len(facts.x)} are on kinks")

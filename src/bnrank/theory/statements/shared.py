@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnrank.theory.cost.search import rounded
 from bnrank.theory.facts import Facts
-from bnrank.theory.verdict import Inconclusive, NotApplicable
+from bnrank.theory.verdicts import Inconclusive, NotApplicable
 
 __all__ = ["counted_values", "vectors", "within_range"]
 
@@ -56,7 +56,7 @@ def within_range() -> Iterator[None]:
     >>> with within_range():
     ...     np.float64(1e300) * np.float64(1e300)
     Traceback (most recent call last):
-    bnrank.theory.verdict.Inconclusive: values leave the range of floats: overflow encountered in scalar multiply
+    bnrank.theory.verdicts.Inconclusive: values leave the range of floats: overflow encountered in scalar multiply
     """
     try:
         with np.errstate(over="raise"):

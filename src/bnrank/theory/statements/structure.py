@@ -20,7 +20,7 @@ from bnrank.theory.structure import (
     next_values,
     weight_structure_of,
 )
-from bnrank.theory.verdict import Inconclusive, NotApplicable, Sides, Statement, statement
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, statement
 
 __all__ = ["STATEMENTS"]
 
@@ -107,7 +107,7 @@ def _linearity(facts: Facts) -> Sides:
     source="Jacot2023b theorem 7",
 )
 def _activations(facts: Facts) -> Sides:
-    found, flags = [], biased(facts.module)
+    found, flags = [], biased(facts.net)
     squares = [float((w**2).sum()) for w in facts.weights]
     for row, path in sample_paths(facts, parameters=True):
         norms = [float((a[row] ** 2).sum()) + flag for a, flag in zip(facts.inputs, flags, strict=True)]
@@ -167,7 +167,7 @@ def _preactivations(facts: Facts) -> Sides:
     source="Jacot2023b appendix C",
 )
 def _trace(facts: Facts) -> Sides:
-    flags, found = biased(facts.module), []
+    flags, found = biased(facts.net), []
     for row, path in sample_paths(facts, FEW, parameters=True):
         total = 0.0
         for a, backward, flag in zip(facts.inputs, _to_output(path), flags, strict=True):
@@ -206,7 +206,7 @@ def _mixed(facts: Facts) -> Sides:
     source="Jacot2023b proposition 9",
 )
 def _segment(facts: Facts) -> Sides:
-    depth, factor, flags = facts.depth, _factor(facts), biased(facts.module)
+    depth, factor, flags = facts.depth, _factor(facts), biased(facts.net)
     found = []
     for row, path in sample_paths(facts, parameters=True):
         u = path.decomposition[2][:, :1]

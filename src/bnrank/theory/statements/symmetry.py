@@ -14,7 +14,7 @@ from bnrank.theory import domains, kernels, symmetry
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import evenly
 from bnrank.theory.statements.shared import vectors, within_range
-from bnrank.theory.verdict import Inconclusive, NotApplicable, Sides, Statement, statement
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, statement
 
 __all__ = ["STATEMENTS", "symmetric_under"]
 
@@ -184,7 +184,7 @@ def symmetric_under(generators: Sequence[Any], *, tol: float = 1e-6) -> Statemen
 
     @within_range()
     def sides(facts: Facts) -> Sides:
-        found = symmetry.rank_bound(facts.module, vectors(facts), generators, rtol=max(facts.rtol, 10 * tol), tol=tol)
+        found = symmetry.rank_bound(facts.net, vectors(facts), generators, rtol=max(facts.rtol, 10 * tol), tol=tol)
         if not found.invariant:
             raise NotApplicable("f is invariant", f"||Jf v|| = {found.invariance:.3g} ||Jf|| ||v|| at most")
         row = int((found.bounds - found.ranks).argmin())

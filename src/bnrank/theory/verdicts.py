@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 import torch
 
+from bnrank._core import text
+from bnrank._core.results import Printed
+
 if TYPE_CHECKING:
-    from bnrank.theory.facts import Facts
+    import pandas as pd
 
 __all__ = [
     "HOLDS",
@@ -23,26 +28,29 @@ __all__ = [
     "Statement",
     "Verdict",
     "Verdicts",
+    "closest",
     "statement",
+    "statements_in",
 ]
 
 HOLDS = "holds"
 VIOLATED = "violated"
 NOT_APPLICABLE = "not applicable"
 INCONCLUSIVE = "inconclusive"
+ORDER = (VIOLATED, INCONCLUSIVE, HOLDS)  # of the statuses of one statement at several places, the worst first
 
 ROUNDING = 1e-12  # of the larger side: a difference that float64 alone explains
 
 
 class NotApplicable(Exception):  # noqa: N818
-    """An assumption of a statement fails; raised inside a statement."""
+    """Raised by a statement of which an assumption fails."""
 
     def __init__(self, assumption: str, detail: str = "") -> None:
         super().__init__(f"{assumption}: {detail}" if detail else assumption)
 
 
 class Inconclusive(Exception):  # noqa: N818
-    """The two sides cannot be told apart, or one of them cannot be had; raised inside a statement."""
+    """Raised by a statement of which a side cannot be evaluated."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +60,24 @@ class Sides:
     Attributes
     ----------
     left, right : float
-        The two numbers compared; of a statement about many samples or layers, those where it is closest to failing.
+        The two numbers compared.
     relation : str
         "<=" or "=".
     tolerance : float
-        Relative to max(|left|, |right|, scale): a failure by less is put down to numerical error, and an equation
-        up to it holds.
+        Relative to max(|left|, |right|, scale). An inequality that fails by less is inconclusive; an equation whose
+        sides differ by less holds.
     scale : float
-        Absolute size of what was summed to get the sides, where cancellation may leave them smaller than their error.
+        Absolute size of the terms that the sides are sums of: after cancellation the sides may be smaller than their
+        rounding error.
     assumptions : tuple of str
-        What was checked and found true before comparing.
+        The assumptions that were checked and are true.
     note : str
-        Where, on how many samples, with which constants.
+        Which sample or layer, how many of them were compared, and the constants.
     explained : float
-        Of an equation: a difference beyond the tolerance, up to this (absolute), is explained by something else than a
-        violation, such as a gradient that is not quite 0; the verdict is then inconclusive.
+        Of an equation: an absolute difference, larger than the tolerance allows, that something other than a violation
+        explains, such as a gradient that is not exactly 0. The verdict is then inconclusive.
     vacuous : str
-        Of a bound that cannot fail, because the right side is at least the largest value that the left side can have:
-        why; else empty.
+        Why the bound cannot fail (it is at least the largest value possible of the left side); else empty.
     """
 
     left: float
@@ -84,8 +92,8 @@ class Sides:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What came of a statement on a network.
+class Verdict(Printed):
+    """The verdict on one statement.
 
     Attributes
     ----------
@@ -94,29 +102,28 @@ class Verdict:
     name : str
         Its name in words, e.g. "Jacobian bound".
     formula : str
-        What is compared, left side and right side.
+        The formula compared, left side and right side.
     source : str
-        Where it comes from: paper key and number.
+        Paper key and number.
     status : str
-        "holds", "violated", "not applicable" (an assumption fails: see ``reason``) or "inconclusive" (within numerical
-        error, or a side cannot be had: see ``reason``).
+        "holds", "violated", "not applicable" (``reason`` names the assumption that fails) or "inconclusive"
+        (``reason`` says why: within numerical error, or a side that cannot be evaluated).
     left, right : float
         The two sides; NaN where they were not computed.
     relation : str
         "<=" or "=".
     slack : float
-        right - left for "<=", so that negative means violated; -|left - right| for "=".
+        right - left for "<=", negative where violated; -|left - right| for "=".
     tolerance : float
-        The relative tolerance of the comparison.
+        Relative tolerance of the comparison.
     assumptions : tuple of str
-        What was checked and found true.
+        The assumptions that were checked and are true.
     reason : str
-        The assumption that fails, or why it is inconclusive.
+        The assumption that fails, or why the verdict is inconclusive.
     note : str
-        Where, on how many samples, with which constants.
+        Which sample or layer, how many of them were compared, and the constants.
     vacuous : str
-        Of a statement that holds because it says nothing here (its bound is at least the largest value possible): why;
-        else empty.
+        Why a statement that holds cannot fail here (its bound is at least the largest value possible); else empty.
     """
 
     id: str
@@ -136,8 +143,13 @@ class Verdict:
 
     @property
     def label(self) -> str:
-        """The status as it is shown: "holds (vacuous)" where the statement says nothing, else the status."""
+        """The status, with "(vacuous)" after it where the bound cannot fail."""
         return f"{self.status} (vacuous)" if self.vacuous else self.status
+
+    def __str__(self) -> str:
+        sides = "" if math.isnan(self.left) else f", {self.left:.6g} {self.relation} {self.right:.6g}"
+        remarks = "; ".join(filter(None, (self.reason, self.vacuous, self.note)))
+        return f"{self.id}, {self.name}: {self.label}{sides}{f' ({remarks})' if remarks else ''}"
 
 
 def judge(sides: Sides) -> tuple[str, float, str]:
@@ -163,6 +175,33 @@ def judge(sides: Sides) -> tuple[str, float, str]:
     return VIOLATED, slack, ""
 
 
+def closest(candidates: Iterable[Sides]) -> Sides:
+    """Return the sides that are closest to failing: those of the worst status, and of these those of least slack.
+
+    Slack is measured in units of the largest of both sides and the scale.
+
+    Raises
+    ------
+    NotApplicable
+        If there are none.
+
+    Examples
+    --------
+    >>> closest([Sides(1.0, 2.0, note="layer 1"), Sides(1.0, 1.5, note="layer 2")]).note
+    'layer 2'
+    """
+
+    def order(sides: Sides) -> tuple[int, float]:
+        status, slack, _ = judge(sides)
+        size = max((abs(v) for v in (sides.left, sides.right, sides.scale) if math.isfinite(v)), default=0.0)
+        return ORDER.index(status), 0.0 if math.isnan(slack) else slack / (size or 1.0) + sides.tolerance
+
+    found = list(candidates)
+    if not found:
+        raise NotApplicable("there is something to compare")
+    return min(found, key=order)
+
+
 @dataclass(frozen=True)
 class Statement:
     """A statement of the theory as code.
@@ -172,45 +211,48 @@ class Statement:
     id, name, formula, source : str
         As in :class:`Verdict`.
     sides : callable
-        Takes the :class:`~bnrank.theory.facts.Facts` of a network and returns :class:`Sides`; raises
-        :class:`NotApplicable` or :class:`Inconclusive`.
+        Takes the :class:`~bnrank.theory.facts.Facts` of a network and returns :class:`Sides`, or one for each sample or
+        layer, of which the verdict is on those closest to failing. It raises :class:`NotApplicable` or
+        :class:`Inconclusive`.
     """
 
     id: str
     name: str
     formula: str
     source: str
-    sides: Callable[[Facts], Sides]
+    sides: Callable[[Any], Sides | Iterable[Sides]]
 
-    def __call__(self, facts: Facts) -> Verdict:
-        """Return the verdict on a network."""
+    def __call__(self, facts: Any) -> Verdict:
+        """Return the verdict on the facts of a network."""
         verdict = Verdict(self.id, self.name, self.formula, self.source, NOT_APPLICABLE)
         try:
-            sides = self.sides(facts)
+            with np.errstate(over="raise"):
+                found = self.sides(facts)
+                sides = found if isinstance(found, Sides) else closest(found)
         except NotApplicable as failed:
             return replace(verdict, reason=str(failed))
         except Inconclusive as unclear:
             return replace(verdict, status=INCONCLUSIVE, reason=str(unclear))
-        except (OverflowError, torch.linalg.LinAlgError) as error:  # values beyond the range of floats
-            return replace(verdict, status=INCONCLUSIVE, reason=str(error))
+        except (ArithmeticError, torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
+            return replace(verdict, status=INCONCLUSIVE, reason=f"values leave the range of floats: {error}")
         status, slack, reason = judge(sides)
+        same = ("relation", "tolerance", "assumptions", "note")
         return replace(
             verdict,
             status=status,
             left=float(sides.left),
             right=float(sides.right),
-            relation=sides.relation,
             slack=slack,
-            tolerance=sides.tolerance,
-            assumptions=sides.assumptions,
             reason=reason,
-            note=sides.note,
             vacuous=sides.vacuous if status == HOLDS else "",
+            **{name: getattr(sides, name) for name in same},
         )
 
 
-def statement(id: str, name: str, formula: str, *, source: str) -> Callable[[Callable[[Facts], Sides]], Statement]:
-    """Make a :class:`Statement` of a function that computes both sides.
+def statement(
+    id: str, name: str, formula: str, *, source: str
+) -> Callable[[Callable[[Any], Sides | Iterable[Sides]]], Statement]:
+    """Return a decorator that makes a :class:`Statement` of a function of facts.
 
     Examples
     --------
@@ -220,15 +262,16 @@ def statement(id: str, name: str, formula: str, *, source: str) -> Callable[[Cal
     >>> norms.id
     'T0'
     """
+    return lambda sides: Statement(id, name, formula, source, sides)
 
-    def wrap(sides: Callable[[Facts], Sides]) -> Statement:
-        return Statement(id, name, formula, source, sides)
 
-    return wrap
+def statements_in(module: ModuleType) -> tuple[Statement, ...]:
+    """Return the statements that a module defines, in their order in the file."""
+    return tuple(value for value in vars(module).values() if isinstance(value, Statement))
 
 
 @dataclass(frozen=True)
-class Verdicts(Sequence[Verdict]):
+class Verdicts(Printed, Sequence[Verdict]):
     """The verdicts on one network, in the order of the statements.
 
     ``verdicts["T4"]`` is the first verdict of that id; ``print(verdicts)`` shows a table.
@@ -236,7 +279,7 @@ class Verdicts(Sequence[Verdict]):
     Attributes
     ----------
     verdicts : tuple of Verdict
-        All of them.
+        All verdicts.
     about : dict
         The network, the data and the tolerances: depth, widths, slope, samples, parameter norm, rank ...
     """
@@ -268,7 +311,7 @@ class Verdicts(Sequence[Verdict]):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many verdicts have each status; those that hold vacuously count as "holds"."""
+        """Number of verdicts of each status; those that hold vacuously count as "holds"."""
         return {status: len(self.having(status)) for status in (HOLDS, VIOLATED, NOT_APPLICABLE, INCONCLUSIVE)}
 
     @property
@@ -276,12 +319,24 @@ class Verdicts(Sequence[Verdict]):
         """Whether no statement is violated."""
         return not self.having(VIOLATED)
 
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per verdict and a column for each of its attributes."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(verdict) for verdict in self.verdicts])
+
     def __str__(self) -> str:
-        rows = [("id", "statement", "status", "left", "", "right", "slack", "why")]
-        for v in self.verdicts:
-            numbers = [format(n, ".6g") if not math.isnan(n) else "" for n in (v.left, v.right, v.slack)]
-            relation = v.relation if numbers[0] else ""
-            why = v.reason or v.vacuous
-            rows.append((v.id, v.name, v.label, numbers[0], relation, numbers[1], numbers[2], why))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows)
+        rows = [
+            {
+                "id": v.id,
+                "statement": v.name,
+                "status": v.label,
+                "left": v.left,
+                "": "" if math.isnan(v.left) else v.relation,
+                "right": v.right,
+                "slack": v.slack,
+                "remarks": v.reason or v.vacuous,
+            }
+            for v in self.verdicts
+        ]
+        return text.render(rows)

@@ -1,20 +1,38 @@
-"""Every statement of the theory on one network."""
+"""All statements of the theory, and their verdicts on one network."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.theory.facts import Facts
-from bnrank.theory.statements import STATEMENTS
-from bnrank.theory.verdict import NotApplicable, Verdicts
+from bnrank.theory.statements import (
+    convolutions,
+    escape,
+    interpolation,
+    invariances,
+    ranks,
+    representation,
+    structure,
+    symmetry,
+)
+from bnrank.theory.verdicts import NotApplicable, Statement, Verdicts, statements_in
 
-__all__ = ["check"]
+__all__ = ["STATEMENTS", "check"]
+
+TOPICS = (representation, convolutions, ranks, structure, interpolation, symmetry, escape, invariances)
+
+
+def _number(statement: Statement) -> tuple[int, str]:
+    return int("".join(c for c in statement.id if c.isdigit())), statement.id
+
+
+STATEMENTS: tuple[Statement, ...] = tuple(sorted((s for topic in TOPICS for s in statements_in(topic)), key=_number))
+"""All statements, in the order of their ids."""
 
 
 def check(
@@ -28,38 +46,37 @@ def check(
     seed: int = 0,
     max_samples: int = 500,
 ) -> Verdicts:
-    """Check every statement of the theory that applies to a network, and compute both of its sides.
+    """Return the verdicts of all statements of the theory on a network, with both sides of each.
 
     Parameters
     ----------
     net : torch.nn.Module
         Any module with finite parameters. Most statements are about a chain of linear layers with one activation
-        sigma_s between them (a :class:`bnrank.MLP`, or a Sequential of Linear and ReLU or LeakyReLU); on other modules
-        they are not applicable.
+        sigma_s between them (a :class:`bnrank.MLP`, or a Sequential of Linear and ReLU or LeakyReLU), and not
+        applicable to other modules.
     x : Tensor or ndarray
         Samples, (N, ...).
     y : Tensor or ndarray, optional
-        Targets, (N, d_out), for the mean squared error of theory.md section 0; class numbers, (N,), integers, for the
-        cross-entropy.
+        Targets, (N, d_out), for the mean squared error; or class numbers, (N,), integers, for the cross-entropy.
     ridge : float, optional
         lambda of the loss C + lambda ||theta||^2 (biases penalized) that the network was trained with.
     only : str or sequence of str, optional
-        Ids of the statements wanted, such as "T4".
+        Ids of statements, such as "T4". Default: all.
     rtol : float
         Singular values above ``rtol`` times the largest count for a rank.
     seed : int
-        Of random searches and pairs of samples.
+        Random seed of searches and pairs of samples.
     max_samples : int
-        Of more samples, so many evenly spaced ones are looked at; the loss and its gradient take all of them.
+        Limit on the samples that statements are checked on, evenly spaced. The loss and its gradient use all samples.
 
     Returns
     -------
     Verdicts
         One verdict per statement: "holds", "violated", "not applicable" (``reason`` names the assumption that fails) or
-        "inconclusive" (within numerical error, or a side that cannot be had), with left side, right side, slack,
-        assumptions and source. A bound that cannot fail, as it is above all values possible, "holds", and its ``label``
-        is "holds (vacuous)". A theorem is never violated by a network that fulfils its assumptions: a violation says
-        that an assumption that cannot be checked fails, or that something is computed wrongly.
+        "inconclusive" (within numerical error, or a side that cannot be evaluated), with left side, right side, slack,
+        assumptions and source. The ``label`` of a bound that cannot fail here is "holds (vacuous)". A network that
+        satisfies all assumptions of a theorem cannot violate it: a violation means that an assumption that cannot be
+        checked fails, or that a number is wrong.
 
     Raises
     ------
@@ -76,32 +93,27 @@ def check(
     facts = Facts(net, x, y, ridge, rtol=rtol, seed=seed, max_samples=max_samples)
     wanted = STATEMENTS
     if only is not None:
+        if not isinstance(only, Iterable):
+            raise TypeError(f"only: got {validation.describe(only)}, expected ids of statements, such as 'T4'")
         known = list(dict.fromkeys(s.id for s in STATEMENTS))
-        ids = [validation.choice(i, "only", known) for i in ([only] if isinstance(only, str) else _listed(only))]
+        ids = [validation.choice(i, "only", known) for i in ([only] if isinstance(only, str) else only)]
         wanted = tuple(s for s in STATEMENTS if s.id in ids)
-    verdicts = tuple(statement(facts) for statement in wanted)
-    return Verdicts(verdicts, _about(facts))
-
-
-def _listed(only: Any) -> Iterable[Any]:
-    if not isinstance(only, Iterable):
-        raise TypeError(f"only: got {validation.describe(only)}, expected ids of statements, such as 'T4'")
-    return only
+    return Verdicts(tuple(statement(facts) for statement in wanted), _about(facts))
 
 
 def _about(facts: Facts) -> dict[str, object]:
-    about: dict[str, object] = {"network": type(facts.module).__name__}
+    about: dict[str, object] = {"network": type(facts.net).__name__}
     try:
         chain = facts.chain
         about |= {"depth": chain.depth, "widths": list(chain.widths), "slope": chain.slope, "biases": chain.bias}
     except NotApplicable as reason:
         about["not a chain"] = str(reason)
-    about |= {"samples": facts.samples, "samples looked at": len(facts.x)}
+    about |= {"samples": facts.samples, "samples checked": len(facts.x)}
     with suppress(OverflowError):
         about["‖θ‖²"] = facts.parameter_norm
     with suppress(NotApplicable, OverflowError):
         about["largest rank of Jf"] = facts.rank
-        about["samples on a kink"] = int(facts.beside_kinks.sum())
+        about["samples on a kink"] = int(facts.near_kinks.sum())
     if facts.ridge is not None:
         about["ridge"] = facts.ridge
     with suppress(NotApplicable, OverflowError):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bnrank.theory.verdict import (
+from bnrank.theory.verdicts import (
     Inconclusive,
     NotApplicable,
     Sides,

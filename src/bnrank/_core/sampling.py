@@ -1,0 +1,19 @@
+"""Which rows stand for all of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["evenly_spaced"]
+
+
+def evenly_spaced(count: int, limit: int) -> Tensor:
+    """Return at most ``limit`` evenly spaced integers from 0 to ``count`` - 1, both ends included.
+
+    Examples
+    --------
+    >>> evenly_spaced(10, 4), evenly_spaced(2, 4)
+    (tensor([0, 3, 6, 9]), tensor([0, 1]))
+    """
+    return torch.linspace(0, count - 1, min(limit, count)).round().long()
