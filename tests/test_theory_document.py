@@ -1,4 +1,4 @@
-"""docs/theory.md has an entry for every id that the code uses, and each entry names a source, code and tests that exist."""
+"""docs/theory.md has an entry for each id in the code, and each entry names a source, code and tests that exist."""
 
 import ast
 import functools
@@ -53,7 +53,9 @@ def functions_in(path):
 def test_every_statement_figure_and_erratum_has_one_entry():
     headings = HEADING.findall(TEXT)
     assert len(headings) == len(set(headings))
-    errata = re.findall(r"^### (E\d+)\. ", (ROOT / "docs" / "errata.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    errata = re.findall(
+        r"^### (E\d+)\. ", (ROOT / "docs" / "errata.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     expected = [f"T{i}" for i in range(1, 50)] + ["T17b"] + [f"F{i}" for i in range(1, 15)] + ["F9L"] + errata
     assert set(headings) == set(expected)
 

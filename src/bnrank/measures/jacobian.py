@@ -68,7 +68,7 @@ def jacobians(
 ) -> Iterator[Tensor]:
     """Iterate over Jf(x_i), chunks of shape (n, d_out, d_in) in the order of the samples.
 
-    MLPs: the product W_L D_{L-1} ... D_1 W_1 (theory.md section 0), from its narrower end, at kinks with the derivative
+    MLPs: the product W_L D_{L-1} ... D_1 W_1 (docs/theory.md), from its narrower end, at kinks with the derivative
     s that PyTorch takes. Other modules: one backward pass per output. Inputs and outputs with more dimensions are
     flattened. Parameters that are shared make no difference.
 

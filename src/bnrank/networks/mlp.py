@@ -26,7 +26,7 @@ class MLP(nn.Module):
     r"""Fully connected network of depth L with activation sigma_s between layers and none after the last.
 
     a_0 = x, a~_l = W_l a_{l-1} + b_l, a_l = sigma_s(a~_l), f(x) = a~_L, for layers l = 1..L
-    (theory.md section 0; Jacot2023a section 2).
+    (Jacot2023a section 2).
 
     Parameters
     ----------

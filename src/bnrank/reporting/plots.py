@@ -164,7 +164,7 @@ def norm_versus_depth(
 
 
 def weight_spectra(trials: Any, axes: Any = None, *, top: int = 10) -> Any:
-    """Draw the singular values of the weights over the layers, one panel per trial, on one scale (F4b).
+    """Draw the singular values of the weights over the layers, one panel per trial, on one scale (F4).
 
     Parameters
     ----------

@@ -97,7 +97,7 @@ def low_rank_map(
         to the two scalars, whatever ``n``, ``n_test`` and ``noise``.
     x_norm_squared, y_norm_squared : float or None
         Mean of ||x||^2 and ||y||^2 (sum over features, mean over the training samples, before noise), reached by one
-        fixed scalar each, folded into W2 of g and h. None leaves them as drawn. (theory.md section 9: unit scales.)
+        fixed scalar each, folded into W2 of g and h. None leaves them as drawn.
     noise : float
         Standard deviation of Gaussian noise added to each entry of the training outputs; test outputs stay clean.
     bias : bool

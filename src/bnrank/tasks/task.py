@@ -54,7 +54,7 @@ class Task:
         Outputs of shape (N, d_out) for "mse"; class numbers of shape (N,), int64, for "cross_entropy"; -1 and +1 of
         shape (N, 1), in the precision of x, for "logistic", where (N,) and integers are taken too.
     loss : "mse", "cross_entropy" or "logistic"
-        "mse" is (1/N) sum_i ||f(x_i) - y_i||^2 (theory.md section 0); "logistic" is
+        "mse" is (1/N) sum_i ||f(x_i) - y_i||^2 (docs/theory.md); "logistic" is
         (1/N) sum_i log(1 + exp(-y_i f(x_i))), for two classes and a scalar output (T48).
     name : str
         What the task is called in reports.

@@ -110,7 +110,7 @@ def sharpness_bound(
     """Return the largest curvature of the loss at parameters that fit the data, against 2 / step.
 
     Gradient descent with step eta cannot stay at a minimum with f(x_i) = y_i where (2/N) ||J_theta f||_op^2 > 2 / eta
-    (T26; Jacot2023b section 4, with the factor of the loss of theory.md section 0: E14).
+    (T26; Jacot2023b section 4, with the factor of the loss of docs/theory.md: E14).
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
     ----------
     loss : "mse", "cross_entropy" or "logistic"
         "mse": C = (1/n) sum_i ||f(x_i) - y_i||^2, sum over outputs, mean over samples, no factor 1/2.
-        "cross_entropy": C = (1/n) sum_i -log softmax(f(x_i))[y_i] (theory.md section 0).
+        "cross_entropy": C = (1/n) sum_i -log softmax(f(x_i))[y_i] (docs/theory.md).
         "logistic": C = (1/n) sum_i log(1 + exp(-y_i f(x_i))) of a scalar output (T48).
     output : Tensor
         f(x), shape (members, B, d_out), for all samples or a block of them. Overwritten.
@@ -58,7 +58,7 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
 def gradient_at_zero(loss: str, y: Tensor, outputs: int | None = None) -> Tensor:
     """Return G, the gradient of the cost with respect to the outputs where these are zero, in float64.
 
-    "mse": G = -2 Y / N; "cross_entropy": G = (softmax(0) - Y) / N with one-hot Y (theory.md T34); "logistic":
+    "mse": G = -2 Y / N; "cross_entropy": G = (softmax(0) - Y) / N with one-hot Y (T34); "logistic":
     G = -Y / (2 N).
 
     Parameters

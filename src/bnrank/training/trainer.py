@@ -64,7 +64,7 @@ def train(
 ) -> Run:
     r"""Train an ensemble of networks of one architecture on C(f_theta) + lambda ||theta||^2.
 
-    C is (1/N) sum_i ||f(x_i) - y_i||^2, the mean cross-entropy (theory.md section 0), or the logistic loss
+    C is (1/N) sum_i ||f(x_i) - y_i||^2, the mean cross-entropy (docs/theory.md), or the logistic loss
     (1/N) sum_i log(1 + exp(-y_i f(x_i))); the ridge lambda is part of the loss (coupled L2) and acts on weights and
     biases alike. A member of an ensemble of MLPs has, bit by bit on one
     machine, the run it would have alone; of any other module to rounding, about 1e-6 relative per step in float32.

@@ -11,7 +11,7 @@ __all__ = ["FEW", "Budget", "budget", "folds_of"]
 FEW = 30  # rows, below which only linear maps are fitted
 ROWS = 4000  # all that the path over ridges looks at
 DEEP, SHALLOW = 12, 4  # depths
-STEPS = 500  # evaluations in which a network of depth 12 on a few hundred rows settles (theory.md section 9)
+STEPS = 500  # evaluations in which a network of depth 12 on a few hundred rows settles
 
 
 @dataclass(frozen=True)

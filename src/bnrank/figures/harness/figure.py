@@ -166,7 +166,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of theory.md section 7.
+    """One figure of docs/theory.md.
 
     Attributes
     ----------

@@ -180,7 +180,7 @@ class LayerGraph:
         return tuple(node for node in self.nodes if name in node.inputs)
 
     def neurons(self, net: nn.Module | None = None, limit: int = 20_000) -> NeuronGraph:
-        """Return the graph with a vertex per neuron, for small networks (theory.md T42).
+        """Return the graph with a vertex per neuron, for small networks (T42).
 
         Parameters
         ----------
@@ -214,7 +214,7 @@ class LayerGraph:
         return self.neurons().enumerate(x)
 
     def decompose(self) -> SignTree:
-        """Return mu, the tree of signs with f(x; w) = mu(h(x; w)) (theory.md T42); see `NeuronGraph.decompose`."""
+        """Return mu, the tree of signs with f(x; w) = mu(h(x; w)) (T42); see `NeuronGraph.decompose`."""
         return self.neurons().decompose()
 
     def draw(self, axes: Any = None) -> Axes:

@@ -86,7 +86,7 @@ def flow(
         Where to start; left as it is. MLPs, and Sequentials that are MLPs in effect when the plateau is skipped, are
         differentiated by hand, other modules by autograd in eval mode. Parameters without a gradient stay fixed.
     loss : "mse", "cross_entropy", "logistic" or callable
-        C, a mean over samples (theory.md section 0); a function takes outputs (N, d_out) and y to one number, a tensor.
+        C, a mean over samples (docs/theory.md); a function takes outputs (N, d_out) and y to one number, a tensor.
     x, y : Tensor or ndarray
         Data, (N, d_in) and (N, d_out), class numbers (N,), or for "logistic" labels -1 and +1, (N, 1) or (N,).
     t_end : float, optional
