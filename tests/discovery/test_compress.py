@@ -192,7 +192,7 @@ def test_stretches_of_a_larger_module_are_replaced_and_the_rest_listed(tmp_path)
     assert parameters(found.network.body) < parameters(net.body) / 5
     untouched = {u.name: u.reason for u in found.untouched}
     assert set(untouched) == {"", "recurrent", "twice"}
-    assert "runs 2 times" in untouched["twice"]
+    assert "called 2 times" in untouched["twice"]
     assert found.certificate.rank is None
     fresh = normal(100, 8, seed=5)
     with torch.no_grad():

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from bnrank.discovery.compression import collapse, compress, parameters, search, stages
-from bnrank.discovery.compression.chain import Stretch
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.stages import Cut, Step
+from bnrank.networks import Segment
 from helpers import normal
 
 QUICK = {"repeats": 2, "batch": 16}
@@ -84,7 +84,7 @@ def test_fewer_layers_do_not_make_up_for_more_parameters_when_tuning(monkeypatch
     large = Cut(tuple(wide), (Step("narrow", "", "", 0.15),), 0.5, 0.15)
     monkeypatch.setattr(search, "cut_down", lambda judge, parts, name, tol: small if tol <= 0.1 else large)
     monkeypatch.setattr(search, "tuned", lambda judge, parts, steps: (parts, 0.01))
-    found = search._cut(judged(net), Stretch("", tuple(net)), 0.1, 5)
+    found = search._cut(judged(net), Segment("", tuple(net)), 0.1, 5)
     assert parameters(nn.Sequential(*found.parts)) == parameters(net)
     assert [step.kind for step in found.steps] == ["factor", "tune"]
 
@@ -103,9 +103,9 @@ def test_tuning_one_stretch_does_not_keep_the_next_large(monkeypatch):
     net, x, cut = Two().double(), normal(200, 4), search._cut
     plain = compress(net, x, 0.05, **QUICK)
 
-    def greedy(judge, stretch, limit, tune):
-        """Where there is tuning, the first stretch uses up what the second would need."""
-        return cut(judge, stretch, 1e-12 if tune and stretch.name == "second" else limit, 0)
+    def greedy(judge, segment, limit, tune):
+        """Where there is tuning, the first segment uses up what the second would need."""
+        return cut(judge, segment, 1e-12 if tune and segment.name == "second" else limit, 0)
 
     monkeypatch.setattr(search, "_cut", greedy)
     found = compress(net, x, 0.05, tune=5, **QUICK)

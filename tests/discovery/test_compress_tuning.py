@@ -1,4 +1,4 @@
-"""What tuning keeps, and how much of the tolerance each stretch may spend."""
+"""What tuning keeps, and how much of the tolerance each segment may spend."""
 
 import copy
 import math
@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from bnrank.discovery.compression import compress, search
-from bnrank.discovery.compression.chain import Stretch
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.stages import Cut, Step
 from bnrank.discovery.compression.tuning import tuned
+from bnrank.networks import Segment
 from helpers import normal
 
 
@@ -76,7 +76,7 @@ def test_a_tuning_that_does_not_lower_the_change_is_not_kept(after, monkeypatch)
     monkeypatch.setattr(search, "cut_down", lambda judge, parts, name, tol: wide if tol <= 0.1 else narrow)
     monkeypatch.setattr(search, "tuned", lambda judge, parts, steps: (tuple(other), after))
     judge, _ = judged(0.0)
-    found = search._cut(judge, Stretch("", tuple(net)), 0.1, 5)
+    found = search._cut(judge, Segment("", tuple(net)), 0.1, 5)
     assert found.parts == tuple(small)
     assert (found.change, [step.kind for step in found.steps]) == (0.08, ["narrow"])
 
@@ -97,9 +97,9 @@ class Three(nn.Module):
 def test_the_squared_change_may_grow_to_the_share_of_the_parameters_looked_at(monkeypatch):
     limits, cut = {}, search._cut
 
-    def recorded(judge, stretch, limit, tune):
-        limits[stretch.name] = limit
-        return cut(judge, stretch, limit, tune)
+    def recorded(judge, segment, limit, tune):
+        limits[segment.name] = limit
+        return cut(judge, segment, limit, tune)
 
     monkeypatch.setattr(search, "_cut", recorded)
     found = compress(Three().double(), normal(60, 4), 0.2, repeats=1, batch=8)

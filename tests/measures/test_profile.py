@@ -70,7 +70,7 @@ def test_a_convolutional_network_with_labels_and_what_was_left_out():
     assert np.allclose(ds.weight_singular_values.values[0, : len(weights["0"])], weights["0"])
     assert [s["name"] for s in json.loads(ds.attrs["skipped"])] == ["2"]
     assert describe(ds) == [
-        "skipped 2 (BatchNorm2d): normalization layer, scales each feature by itself and has no weight matrix",
+        "skipped 2 (BatchNorm2d): normalization: divides by a function of the values",
         "3: computed for circular padding, the layer pads with zeros",
         "3: frequencies: with stride (2, 2) those that alias share their singular values",
     ]

@@ -177,7 +177,7 @@ def test_a_first_dimension_that_is_not_the_samples_is_noticed():
 def test_capture_equals_one_pass_of_a_float64_copy(chunk):
     x = torch.randn(10, 3, generator=generator())
     net = nn.Sequential(nn.Linear(3, 6), nn.ReLU(inplace=True), nn.BatchNorm1d(6), nn.Linear(6, 4), nn.Tanh())
-    parts = list(capture(net, x, chunk=chunk))
+    parts = list(capture(net, x, chunk_size=chunk))
     copied = float64(net)
     expected = layer_values(copied, [copied[0], copied[3]], x)
     for i in range(2):
@@ -212,7 +212,7 @@ def test_nothing_is_left_changed(fail, dtype):
         with pytest.raises(ValueError, match="failed on x"):
             list(capture(net, torch.randn(5, 4, generator=generator()), read(net, x)))
     else:
-        for part in capture(net, x, chunk=2):
+        for part in capture(net, x, chunk_size=2):
             assert same(before, snapshot(net))  # between chunks too
             assert part.output.dtype == torch.float64
             assert not part.output.requires_grad
@@ -260,8 +260,8 @@ def test_errors_name_the_argument():
         read(bnrank.MLP([3, 2]), torch.full((4, 3), torch.nan))
     with pytest.raises(ValueError, match=r"found no linear or convolutional layer.*BatchNorm1d"):
         capture(nn.Sequential(nn.BatchNorm1d(3)), x)
-    with pytest.raises(ValueError, match="chunk: got 0"):
-        capture(bnrank.MLP([3, 2]), x, chunk=0)
+    with pytest.raises(ValueError, match="chunk_size: got 0"):
+        capture(bnrank.MLP([3, 2]), x, chunk_size=0)
     with pytest.raises(ValueError, match=r"parameters without a shape yet \(weight, bias\)"):
         read(nn.LazyLinear(3))
     with pytest.raises(ValueError, match="returns tuple"):

@@ -1,12 +1,13 @@
 """What is trained or brought in."""
 
 from bnrank.networks import constructions, graph
-from bnrank.networks.chain import as_mlp
+from bnrank.networks.chain import Chain, as_mlp, read_chain
 from bnrank.networks.circular import CircularConvolutional
 from bnrank.networks.convolutional import Convolutional, LinearConvolutional
 from bnrank.networks.files import load, load_module, save
 from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
-from bnrank.networks.reading import Captured, Layer, Reading, Skipped, capture, read
+from bnrank.networks.reading import Captured, Layer, Reading, Segment, capture, read
+from bnrank.networks.reasons import Skipped
 from bnrank.networks.residual import (
     DiagonalBlock,
     FreeBlock,
@@ -20,6 +21,7 @@ from bnrank.networks.stack import Stack
 __all__ = [
     "MLP",
     "Captured",
+    "Chain",
     "CircularConvolutional",
     "Convolutional",
     "DiagonalBlock",
@@ -32,6 +34,7 @@ __all__ = [
     "ResNetDiagonal",
     "ResNetFree",
     "ResNetIdentity",
+    "Segment",
     "Skipped",
     "Stack",
     "as_mlp",
@@ -42,5 +45,6 @@ __all__ = [
     "load",
     "load_module",
     "read",
+    "read_chain",
     "save",
 ]

@@ -1,18 +1,68 @@
-"""A module read as one chain of linear layers with the same activation between them."""
+"""Chains: linear layers with the same activation between them, read from a module or turned into one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from bnrank.networks.functional import is_plain_mlp, unwrap
+from bnrank.networks.functional import check_finite, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP, from_layers
+from bnrank.networks.reading import parts_of
 
-__all__ = ["as_mlp"]
+__all__ = ["Chain", "as_mlp", "read_chain"]
 
-_PASSED = (nn.Identity, nn.Dropout)
-_Pair = tuple[Tensor, Tensor | None]
+_Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Weights and biases in float64, with the precision and the device of their network.
+
+    Attributes
+    ----------
+    weights : list of Tensor
+        W_1, ..., W_L, (n_l, n_{l-1}).
+    biases : list of Tensor
+        b_1, ..., b_L, (n_l,), or none.
+    slope : float
+        s of the activation between the layers; 1 without one.
+    dtype, device
+        Precision and device of the network that was read, in which `network` returns one.
+    """
+
+    weights: list[Tensor]
+    biases: list[Tensor]
+    slope: float
+    dtype: torch.dtype = torch.float64
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def depth(self) -> int:
+        """L, the number of weight layers."""
+        return len(self.weights)
+
+    @property
+    def norm(self) -> float:
+        """||theta||^2."""
+        return sum(float((value * value).sum()) for value in [*self.weights, *self.biases])
+
+    def biased(self) -> Chain:
+        """Return the chain with biases, 0 where it has none."""
+        return self if self.biases else replace(self, biases=[w.new_zeros(len(w)) for w in self.weights])
+
+    def arrays(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return weights and biases as NumPy arrays."""
+        return [w.cpu().numpy() for w in self.weights], [b.cpu().numpy() for b in self.biases]
+
+    def network(self) -> MLP:
+        """Return the chain as an MLP (a :class:`~bnrank.networks.LinearNetwork` where the slope is 1)."""
+        return from_layers(self.weights, self.biases, self.slope).to(self.device, self.dtype)
 
 
 def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
@@ -23,10 +73,10 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        A Sequential, perhaps of Sequentials, may hold Linear, ReLU, LeakyReLU, Identity and Dropout, and a Flatten in
+        A Sequential, possibly nested, may hold Linear, ReLU, LeakyReLU, Identity, Dropout and MLPs, and a Flatten in
         front. Between any two Linear there must be the same activation, or none.
     multiply_out : bool
-        Take Linear in a row, as in a factored layer, for one, their product, where there are activations elsewhere. The
+        Replace consecutive Linear, as in a factored layer, by their product where there are activations elsewhere. The
         function is the same, the parameters and their norm are not.
 
     Returns
@@ -37,7 +87,7 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
     Raises
     ------
     TypeError
-        If the module is no such chain; the message says what is in the way.
+        If the module is no such chain; the message names the obstacle.
 
     Examples
     --------
@@ -50,38 +100,67 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
     [3, 4, 2]
     """
     net = unwrap(net)
+    slopes: list[float | None]
     if is_plain_mlp(net):
-        return _copy([w.detach() for w in net.weights], [b.detach() for b in net.biases], net.slope)
-    if isinstance(net, MLP):
+        layers, slopes = [cast(nn.Linear, layer) for layer in net.layers], [net.slope]
+    elif isinstance(net, MLP):
         raise TypeError("net: got an MLP that was changed, expected each layer a Linear with parameters of its own")
-    layers, slopes = _read(net)
-    if len(set(slopes)) > 1 and not multiply_out:
-        with_one = {slope for slope in slopes if slope is not None}
-        hint = "; multiply_out=True takes Linear in a row for their product" if len(with_one) == 1 else ""
-        said = [1.0 if slope is None else slope for slope in slopes]
-        raise TypeError(f"net: got activations of slopes {said}, expected the same between all layers{hint}")
-    held = [p for layer in layers for p in (layer.weight, layer.bias) if p is not None]
-    if len({id(p) for p in held}) < len(held):
-        raise TypeError("net: got a parameter shared between layers, expected each layer to have its own")
-    pairs: list[_Pair] = [
-        (layer.weight.detach(), None if layer.bias is None else layer.bias.detach()) for layer in layers
-    ]
-    if len(set(slopes)) > 1:
+    else:
+        layers, slopes = _layers(net)
+    pairs = [_pair(layer) for layer in layers]
+    if len(set(slopes)) > 1 and multiply_out:
         pairs, slopes = _multiplied(pairs, slopes)
-        if len(set(slopes)) > 1:
-            raise TypeError(f"net: got activations of slopes {slopes}, expected the same between all layers")
-    some = any(b is not None for _, b in pairs)
-    biases = [w.new_zeros(len(w)) if b is None else b for w, b in pairs] if some else []
+    if len(set(slopes)) > 1:
+        kinds = {slope for slope in slopes if slope is not None}
+        hint = "" if multiply_out or len(kinds) > 1 else "; multiply_out=True replaces consecutive Linear by a product"
+        found = [1.0 if slope is None else slope for slope in slopes]
+        raise TypeError(f"net: got activations of slopes {found}, expected the same between all layers{hint}")
     slope = slopes[0] if slopes else 0.0
-    return _copy([w for w, _ in pairs], biases, 1.0 if slope is None else slope)
+    biases = [b for _, b in pairs] if any(layer.bias is not None for layer in layers) else []
+    try:
+        made = from_layers([w for w, _ in pairs], biases, 1.0 if slope is None else slope)
+    except ValueError as error:
+        raise TypeError(f"net: {error}") from error
+    return made.to(pairs[0][0].device)
 
 
-def _read(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
-    """Return the linear layers and the slope of what stands between each and the next, None for nothing."""
+def read_chain(net: nn.Module, name: str = "net", *, multiply_out: bool = False) -> Chain:
+    """Return the layers of a chain with finite parameters.
+
+    Parameters
+    ----------
+    net, multiply_out
+        As in `as_mlp`.
+    name : str
+        The caller's argument, for errors.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the module is no such chain, or a parameter is not finite.
+
+    Examples
+    --------
+    >>> chain = read_chain(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)))
+    >>> chain.depth, chain.slope, chain.dtype
+    (2, 0.0, torch.float32)
+    """
+    try:
+        check_finite(net)
+        mlp = as_mlp(net, multiply_out=multiply_out)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {str(error).removeprefix('net: ')}") from error
+    dtype = functools.reduce(torch.promote_types, (p.dtype for p in net.parameters() if p.is_floating_point()))
+    weights, biases = [w.detach() for w in mlp.weights], [b.detach() for b in mlp.biases]
+    return Chain(weights, biases, mlp.slope, dtype, weights[0].device)
+
+
+def _layers(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
+    """Return the linear layers and the slopes between them, None where there is no activation."""
     layers: list[nn.Linear] = []
     slopes: list[float | None] = []
-    slope: float | None = None  # what stands between the last linear layer and the next
-    for name, part in _flat(net):
+    slope: float | None = None  # of the activation since the last linear layer
+    for name, part in parts_of(net, through_hooks=True):
         if type(part) is nn.Linear:
             if layers:
                 slopes.append(slope)
@@ -93,52 +172,37 @@ def _read(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
             if slope is not None:
                 raise TypeError(f"net: got two activations in a row at {name}, expected one")
             slope = part.negative_slope if isinstance(part, nn.LeakyReLU) else 0.0
-        elif not (type(part) in _PASSED or (type(part) is nn.Flatten and not layers)):
+        elif type(part) is not nn.Flatten or layers:
+            kind = type(part).__name__
             raise TypeError(
-                f"net: got {name} ({type(part).__name__}), expected a bnrank.MLP or a Sequential of Linear, ReLU, "
-                "LeakyReLU, Identity and Dropout"
+                f"net: got {name or kind} ({kind}), expected a bnrank.MLP or a Sequential of Linear, ReLU, LeakyReLU, "
+                "Identity and Dropout"
             )
     if not layers:
         raise TypeError(f"net: got {type(net).__name__} without a Linear, expected at least one")
     if slope is not None:
         raise TypeError("net: got an activation after the last Linear, expected the output to be linear")
+    held = [p for layer in layers for p in layer.parameters()]
+    if len({id(p) for p in held}) < len(held):
+        raise TypeError("net: got a parameter shared between layers, expected each layer to have its own")
     return layers, slopes
 
 
-def _multiplied(pairs: list[_Pair], slopes: list[float | None]) -> tuple[list[_Pair], list[float | None]]:
-    """Multiply layers with nothing between them, in float64."""
+def _pair(layer: nn.Linear) -> _Pair:
+    weight = layer.weight.detach().double()
+    return weight, weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().double()
+
+
+def _multiplied(pairs: list[_Pair], slopes: Sequence[float | None]) -> tuple[list[_Pair], list[float | None]]:
+    """Multiply consecutive layers without an activation between them."""
     merged = [pairs[0]]
-    left: list[float | None] = []
     for (weight, bias), slope in zip(pairs[1:], slopes, strict=True):
         before, shift = merged[-1]
         if slope is not None:
             merged.append((weight, bias))
-            left.append(slope)
-            continue
-        if weight.shape[1] != len(before):
-            raise TypeError(
-                f"net: got weights {tuple(before.shape)} and {tuple(weight.shape)}, expected each to take "
-                "what the one before gives"
-            )
-        wide = weight.double()
-        both = None if shift is None else wide @ shift.double()
-        if bias is not None:
-            both = bias.double() if both is None else both + bias.double()
-        merged[-1] = wide @ before.double(), both
-    return [(w.double(), None if b is None else b.double()) for w, b in merged], left
-
-
-def _copy(weights: list[Tensor], biases: list[Tensor], slope: float) -> MLP:
-    try:
-        return from_layers(weights, biases, slope).to(weights[0].device)
-    except ValueError as error:
-        raise TypeError(f"net: {error}") from error
-
-
-def _flat(net: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    if type(net) is not nn.Sequential:
-        yield prefix or type(net).__name__, net
-        return
-    for name, part in net._modules.items():  # named_children leaves out what is there twice
-        if part is not None:
-            yield from _flat(part, f"{prefix}.{name}" if prefix else name)
+        elif weight.shape[1] == len(before):
+            merged[-1] = weight @ before, weight @ shift + bias
+        else:
+            shapes = f"{tuple(before.shape)} and {tuple(weight.shape)}"
+            raise TypeError(f"net: got weights {shapes}, expected each to take what the one before gives")
+    return merged, [slope for slope in slopes if slope is not None]

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from bnrank._core import validation
 from bnrank.networks.mlp import MLP, LinearNetwork
 
-__all__ = ["Functional", "aliases", "check_finite", "check_unshared", "example", "is_plain_mlp", "unwrap"]
+__all__ = ["Functional", "aliases", "check_finite", "check_unshared", "example", "hooked", "is_plain_mlp", "unwrap"]
 
 
 class Functional:
@@ -113,8 +113,12 @@ def is_plain_mlp(net: nn.Module) -> TypeGuard[MLP]:
         if weight is None or weight.shape != (n_out, n_in) or (bias is not None) != net.bias:
             return False
     expected = (2 if net.bias else 1) * len(net.layers)
-    changed = any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in net.modules())
-    return not changed and len(list(net.parameters())) == expected and not _overlapping(net)
+    return not any(map(hooked, net.modules())) and len(list(net.parameters())) == expected and not _overlapping(net)
+
+
+def hooked(net: nn.Module) -> bool:
+    """Return whether a module's call does something other than its class's forward."""
+    return bool(net._forward_hooks or net._forward_pre_hooks or "forward" in vars(net))
 
 
 def check_finite(net: nn.Module) -> None:

@@ -1,8 +1,10 @@
-"""Reading any module into its layers, and what flows through them, without leaving a trace on the module."""
+"""Reading any module into its layers, its segments, and the values that flow through them, without changing it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,28 +15,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from bnrank._core import validation
-from bnrank.networks.functional import Functional, example, unwrap
+from bnrank.networks import reasons
+from bnrank.networks.functional import Functional, example, hooked, is_plain_mlp, unwrap
+from bnrank.networks.reasons import Skipped
+from bnrank.networks.stack import activation
 
-__all__ = ["Captured", "Layer", "Reading", "Skipped", "capture", "read"]
+__all__ = ["Captured", "Layer", "Reading", "Segment", "Skipped", "capture", "parts_of", "read"]
 
-_BASES: tuple[tuple[type[nn.Module], str], ...] = (
-    (nn.Linear, "linear"),
-    (nn.Conv1d, "conv1d"),
-    (nn.Conv2d, "conv2d"),
-    (nn.Conv3d, "conv3d"),
-)
-_REASONS: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
-    (
-        (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm),
-        "normalization layer, scales each feature by itself and has no weight matrix",
-    ),
-    ((nn.Embedding, nn.EmbeddingBag), "look-up table, its input is an index and not a vector"),
-    ((nn.RNNBase, nn.RNNCellBase), "recurrent layer, its weights act once per time step"),
-    ((nn.MultiheadAttention,), "attention layer, its weights act inside a softmax of the input"),
-    ((nn.modules.conv._ConvTransposeNd,), "transposed convolution, which bnrank does not read"),
-    ((nn.Bilinear,), "bilinear layer, it has two inputs"),
-    ((nn.PReLU,), "activation with a learned slope and no weight matrix"),
-)
+_KINDS: dict[Any, str] = {nn.Linear: "linear", nn.Conv1d: "conv1d", nn.Conv2d: "conv2d", nn.Conv3d: "conv3d"}
+_NEUTRAL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # in eval mode
 
 
 @dataclass(frozen=True)
@@ -74,20 +63,45 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """A module with parameters that was not read as a layer, and why."""
+class Segment:
+    """Parts of a module that run one after another, so that they can be replaced together.
+
+    Attributes
+    ----------
+    name : str
+        The submodule's name; "" for the whole module.
+    parts : tuple of torch.nn.Module
+        In order: layers, activations and anything else. Dropout and identities are left out.
+    names : tuple of str
+        The name of each part.
+    folded : int
+        Number of batch normalizations that were folded into the layers before them; 0 as read.
+    """
 
     name: str
-    type: str
-    reason: str
+    parts: tuple[nn.Module, ...]
+    names: tuple[str, ...] = ()
+    folded: int = 0
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The layers of a module and everything with parameters that is not among them."""
+    """The contents of a module.
+
+    Attributes
+    ----------
+    layers : tuple of Layer
+        Linear and convolutional layers, counted from 1.
+    skipped : tuple of Skipped
+        Everything else that owns parameters.
+    segments : tuple of Segment
+        Outermost ``nn.Sequential`` modules and MLPs, and single layers elsewhere, in order of registration. A segment
+        shares no parameter with other places and, where the module was read with an example, runs exactly once.
+    """
 
     layers: tuple[Layer, ...]
     skipped: tuple[Skipped, ...]
+    segments: tuple[Segment, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,34 +169,54 @@ def read(net: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
     net = unwrap(net)
     candidates, skipped = _candidates(net)
     if x is None:
-        for name, layer in list(candidates.items()):
+        plain = {}
+        for name, layer in candidates.items():
             if _overrides_forward(layer):
                 skipped.append(_skip(name, layer, "its class overrides forward; give an example x to check it"))
-                del candidates[name]
-        layers = [
-            Layer(i, name, _kind(layer) or "", layer) for i, (name, layer) in enumerate(candidates.items(), start=1)
-        ]
-        return Reading(tuple(layers), tuple(skipped))
-    calls = _trial_run(net, example(net, x)[:2], candidates)
+            else:
+                plain[name] = layer
+        layers = [Layer(i, name, _KINDS[_base(sub)], sub) for i, (name, sub) in enumerate(plain.items(), start=1)]
+        return Reading(tuple(layers), tuple(skipped), tuple(_segments(net, layers, None)))
+    runs = _trial_run(net, example(net, x)[:2])
     found: list[Layer] = []
-    for name, runs in sorted(calls.items(), key=lambda item: item[1][0].order if item[1] else -1):
-        reason = _reason_of_runs(runs)
+    for name, layer in sorted(candidates.items(), key=lambda item: runs[item[1]][0].order if runs[item[1]] else -1):
+        reason = _reason_of_runs(runs[layer])
         if reason:
-            skipped.append(_skip(name, candidates[name], reason))
+            skipped.append(_skip(name, layer, reason))
         else:
-            kind = _kind(candidates[name]) or ""
-            found.append(Layer(len(found) + 1, name, kind, candidates[name], runs[0].before, runs[0].after))
-    return Reading(tuple(found), tuple(skipped))
+            run = runs[layer][0]
+            found.append(Layer(len(found) + 1, name, _KINDS[_base(layer)], layer, run.before, run.after))
+    return Reading(tuple(found), tuple(skipped), tuple(_segments(net, found, runs)))
+
+
+def parts_of(net: nn.Module, name: str = "", *, through_hooks: bool = False) -> Iterator[tuple[str, nn.Module]]:
+    """Iterate over the parts of a module that run one after another, with their names.
+
+    Sequential modules, nested ones too, and MLPs are taken apart; dropout and identities are left out. Any other
+    module is one part, and so is a module with hooks, which could change its output, unless ``through_hooks``.
+    """
+    inside = f"{name}." if name else ""
+    if _sequential(net, through_hooks):
+        for child, part in net._modules.items():  # named_children omits repeated modules
+            if part is not None:
+                yield from parts_of(part, inside + child, through_hooks=through_hooks)
+    elif is_plain_mlp(net):
+        for i, layer in enumerate(net.layers):
+            if i and net.slope != 1:
+                yield f"{inside}activation{i}", activation(net.slope)
+            yield f"{inside}layers.{i}", layer
+    elif type(net) not in _NEUTRAL or (hooked(net) and not through_hooks):
+        yield name, net
 
 
 def capture(
     net: nn.Module,
     x: Tensor | np.ndarray,
     reading: Reading | None = None,
-    chunk: int = 4096,
+    chunk_size: int = 4096,
     dtype: torch.dtype = torch.float64,
 ) -> Iterator[Captured]:
-    """Iterate over what enters and leaves every layer, a chunk of samples at a time.
+    """Iterate over what enters and leaves every layer, block by block.
 
     The module is run in eval mode, without gradients, on copies of its parameters in ``dtype``; between two chunks
     and afterwards it is as it was before.
@@ -195,7 +229,7 @@ def capture(
         Samples, (N, ...).
     reading : Reading, optional
         Which layers; ``read(module, x)`` by default.
-    chunk : int
+    chunk_size : int
         Samples per forward pass; bounds the memory.
     dtype : torch.dtype
         Precision of the forward pass.
@@ -213,12 +247,12 @@ def capture(
     Examples
     --------
     >>> import torch, bnrank
-    >>> parts = list(capture(bnrank.MLP([3, 8, 2]), torch.ones(10, 3), chunk=4))
+    >>> parts = list(capture(bnrank.MLP([3, 8, 2]), torch.ones(10, 3), chunk_size=4))
     >>> [tuple(part.preactivations[0].shape) for part in parts]
     [(4, 8), (4, 8), (2, 8)]
     """
     x = example(net, x)
-    chunk = validation.integer(chunk, "chunk")
+    chunk_size = validation.integer(chunk_size, "chunk_size")
     reading = read(net, x) if reading is None else reading
     inside = dict(unwrap(net).named_modules())
     if any(inside.get(layer.name) is not layer.module for layer in reading.layers):
@@ -226,62 +260,71 @@ def capture(
             f"reading: got one of another module, expected what read(module, x) returns for {type(net).__name__}"
         )
     if not reading.layers:
-        why = "; ".join(f"{s.name or 'the module itself'} ({s.type}): {s.reason}" for s in reading.skipped)
+        why = "; ".join(map(str, reading.skipped))
         raise ValueError(
             f"net: found no linear or convolutional layer in {type(net).__name__}, expected at least one"
             + (f". Skipped: {why}" if why else "")
         )
-    return _captured(Functional(net, dtype), x, reading.layers, chunk)
+    return _captured(Functional(net, dtype), x, reading.layers, chunk_size)
 
 
-def _captured(function: Functional, x: Tensor, layers: Sequence[Layer], chunk: int) -> Iterator[Captured]:
-    for start in range(0, x.shape[0], chunk):
-        rows = slice(start, min(start + chunk, x.shape[0]))
-        seen: dict[str, tuple[Tensor, Tensor]] = {}
-        again: list[str] = []
+def _captured(function: Functional, x: Tensor, layers: Sequence[Layer], chunk_size: int) -> Iterator[Captured]:
+    for start in range(0, len(x), chunk_size):
+        rows = slice(start, min(start + chunk_size, len(x)))
+        seen: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {layer.module: [] for layer in layers}
 
-        def note(name: str, before: Tensor, after: Tensor, seen: Any = seen, again: list[str] = again) -> None:
-            if name in seen:
-                again.append(name)
-            seen[name] = before.clone(), after.clone()  # a later in-place operation must not reach them
+        def note(part: nn.Module, before: Tensor, after: Tensor, seen: Any = seen) -> None:
+            seen[part].append((before.clone(), after.clone()))  # a later in-place operation must not reach them
 
-        with torch.no_grad(), _hooks({layer.name: layer.module for layer in layers}, note):
+        with torch.no_grad(), _hooks(seen, note):
             out = function(x[rows])
         for layer in layers:
-            if layer.name in again:
-                raise ValueError(f"net: layer {layer.name!r} runs more than once; read it with an x to skip it")
-            if layer.name not in seen:
+            if not seen[layer.module]:
                 raise ValueError(f"net: layer {layer.name!r} did not run on samples {start} to {rows.stop - 1} of x")
-        pairs = [seen[layer.name] for layer in layers]
+            if len(seen[layer.module]) > 1:
+                raise ValueError(f"net: layer {layer.name!r} runs more than once; read it with an x to skip it")
+        pairs = [seen[layer.module][0] for layer in layers]
         yield Captured(rows, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs), out)
 
 
 @dataclass(frozen=True)
 class _Run:
     order: int
-    samples: int
     before: tuple[int, ...]
     after: tuple[int, ...]
-    faithful: bool
-    batched: bool
+    samples: int
+    faithful: bool  # it computes what its base class does
+    batched: bool  # its first dimension is that of the samples
+
+    @property
+    def plain(self) -> bool:
+        return self.faithful and self.batched
 
 
-def _trial_run(net: nn.Module, x: Tensor, candidates: dict[str, nn.Module]) -> dict[str, list[_Run]]:
-    calls: dict[str, list[_Run]] = {name: [] for name in candidates}
-    order = iter(range(2**31))
+_Runs = dict[nn.Module, list[_Run]]
 
-    def note(name: str, before: Tensor, after: Tensor) -> None:
-        layer = candidates[name]
-        faithful = not _overrides_forward(layer) or _is_plain(layer, before, after)
-        dimensions = 2 if _kind(layer) == "linear" else cast(Tensor, layer.weight).ndim
-        batched = before.shape[0] == x.shape[0] and before.ndim >= dimensions
+
+def _trial_run(net: nn.Module, x: Tensor) -> _Runs:
+    """Run a module on two samples and record the calls of all submodules."""
+    runs: _Runs = defaultdict(list)
+    order = itertools.count()
+
+    def note(part: nn.Module, before: Any, after: Any) -> None:
+        if not isinstance(before, Tensor) or not isinstance(after, Tensor) or not before.ndim or not after.ndim:
+            runs[part].append(_Run(next(order), (), (), 0, False, False))
+            return
+        base = _base(part)
+        dimensions = 1 if base is None else 2 if base is nn.Linear else cast(Tensor, part.weight).ndim
+        faithful = base is None or not _overrides_forward(part) or _is_plain(part, before, after)
+        batched = len(before) == len(x) == len(after) and before.ndim >= dimensions
         shapes = tuple(before.shape[1:]), tuple(after.shape[1:])
-        calls[name].append(_Run(next(order), before.shape[0], *shapes, faithful, batched))
+        runs[part].append(_Run(next(order), *shapes, len(before), faithful, batched))
 
     function = Functional(net)
-    with torch.no_grad(), _hooks(candidates, note):
+    hookable = [part for part in net.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    with torch.no_grad(), _hooks(hookable, note):
         function(x)
-    return calls
+    return runs
 
 
 def _reason_of_runs(runs: list[_Run]) -> str | None:
@@ -297,83 +340,97 @@ def _reason_of_runs(runs: list[_Run]) -> str | None:
     return None
 
 
+def _segments(net: nn.Module, layers: Sequence[Layer], runs: _Runs | None) -> Iterator[Segment]:
+    uses = Counter(id(p) for part in net.modules() for p in part._parameters.values() if p is not None)
+    single = {layer.module for layer in layers}
+    for name, sub in _outermost(net, single):
+        names, parts = zip(*parts_of(sub, name), strict=True)
+        shared = any(uses[id(p)] > 1 for p in sub.parameters())
+        if runs is not None:
+            shared |= any(len(runs[part]) > 1 for part in parts if _base(part) is not None)
+            shared |= len(runs[sub]) != 1 or not runs[sub][0].plain
+        if not shared:
+            yield Segment(name, parts, names)
+
+
+def _outermost(net: nn.Module, single: set[nn.Module], name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Iterate over the outermost submodules that are segments of at least one part."""
+    if _sequential(net) or is_plain_mlp(net) or net in single:
+        if any(True for _ in parts_of(net)):
+            yield name, net
+    elif not isinstance(net, nn.MultiheadAttention):
+        for child, sub in net.named_children():
+            yield from _outermost(sub, single, f"{name}.{child}" if name else child)
+
+
+def _sequential(net: nn.Module, through_hooks: bool = False) -> bool:
+    plain = isinstance(net, nn.Sequential) and type(net).forward is nn.Sequential.forward and "forward" not in vars(net)
+    return plain and (through_hooks or not hooked(net))
+
+
 def _candidates(net: nn.Module) -> tuple[dict[str, nn.Module], list[Skipped]]:
-    names: dict[int, list[str]] = {}
-    for name, sub in net.named_modules(remove_duplicate=False):
-        names.setdefault(id(sub), []).append(name)
-    owners: dict[int, list[str]] = {}
-    for name, sub in net.named_modules():
-        for parameter in _own(sub).values():
-            owners.setdefault(parameter.data_ptr() or id(parameter), []).append(name)
+    names, owners = defaultdict(list), defaultdict(list)
+    for name, part in net.named_modules(remove_duplicate=False):
+        names[part].append(name)
+    for name, part in net.named_modules():
+        for parameter in _own(part).values():
+            owners[parameter.data_ptr() or id(parameter)].append(name)
     candidates: dict[str, nn.Module] = {}
     skipped: list[Skipped] = []
     attention: list[str] = []
-    for name, sub in net.named_modules():
-        if isinstance(sub, nn.MultiheadAttention):
+    for name, part in net.named_modules():
+        if isinstance(part, nn.MultiheadAttention):
             attention.append(f"{name}." if name else "")
-        parametrized = parametrize.is_parametrized(sub)
-        if (not _own(sub) and not parametrized) or isinstance(sub, parametrize.ParametrizationList):
-            continue  # what is parametrized is reported at the layer it belongs to
-        if _kind(sub) is None or parametrized:
-            skipped.append(_skip(name, sub, _reason_of_type(sub)))
+        parametrized = parametrize.is_parametrized(part)
+        if (not _own(part) and not parametrized) or isinstance(part, parametrize.ParametrizationList):
+            continue  # a parametrization is reported at its layer
+        if _base(part) is None or parametrized:
+            skipped.append(_skip(name, part, _reason_of_type(part)))
         elif any(name.startswith(prefix) for prefix in attention):
-            skipped.append(_skip(name, sub, "belongs to an attention layer, which uses its weight without calling it"))
-        elif reason := _reason_of_parameters(name, sub, names[id(sub)], owners):
-            skipped.append(_skip(name, sub, reason))
+            skipped.append(_skip(name, part, "belongs to an attention layer, which uses its weight without calling it"))
+        elif reason := reasons.of_parameters(part) or _reason_of_sharing(name, part, names[part], owners):
+            skipped.append(_skip(name, part, reason))
         else:
-            candidates[name] = sub
+            candidates[name] = part
     return candidates, skipped
 
 
-def _reason_of_type(sub: nn.Module) -> str:
-    if parametrize.is_parametrized(sub):
-        which = ", ".join(cast(nn.ModuleDict, sub.parametrizations).keys())
-        return f"parametrized ({which}); torch.nn.utils.parametrize.remove_parametrizations makes it a plain layer"
-    for types, reason in _REASONS:
-        if isinstance(sub, types):
-            return reason
-    held = ", ".join(_own(sub))
-    if any(True for _ in sub.children()):
+def _reason_of_type(part: nn.Module) -> str:
+    if parametrize.is_parametrized(part):
+        return reasons.of_parameters(part) or ""
+    held = ", ".join(_own(part))
+    if reason := reasons.of_type(part):
+        return reason
+    if any(True for _ in part.children()):
         return f"parameters registered on the module itself: {held}"
     return f"not a linear or convolutional layer (parameters: {held})"
 
 
-def _reason_of_parameters(name: str, sub: nn.Module, names: list[str], owners: dict[int, list[str]]) -> str | None:
-    own = _own(sub)
-    if "weight" not in own:
-        return f"its weight is computed from other parameters ({', '.join(own)})"
-    if extra := sorted(set(own) - {"weight", "bias"}):
-        return f"has parameters besides weight and bias: {', '.join(extra)}"
+def _reason_of_sharing(name: str, part: nn.Module, names: list[str], owners: dict[int, list[str]]) -> str | None:
     if len(names) > 1:
-        return f"shared: the same module is registered as {', '.join(map(repr, names))}"
-    for key, parameter in own.items():
+        return f"shared: the same module is used in more than one place, {', '.join(map(repr, names))}"
+    for key, parameter in _own(part).items():
         others = [owner for owner in owners[parameter.data_ptr() or id(parameter)] if owner != name]
         if others:
             return f"its {key} is shared with {', '.join(map(repr, others))}"
     return None
 
 
-def _own(sub: nn.Module) -> dict[str, nn.Parameter]:
-    return {key: p for key, p in sub._parameters.items() if p is not None}
+def _own(part: nn.Module) -> dict[str, nn.Parameter]:
+    return {key: p for key, p in part._parameters.items() if p is not None}
 
 
-def _kind(sub: nn.Module) -> str | None:
-    return next((kind for base, kind in _BASES if isinstance(sub, base)), None)
-
-
-def _base(sub: nn.Module) -> Any:
-    return next(base for base, _ in _BASES if isinstance(sub, base))
+def _base(part: nn.Module) -> Any:
+    return next((base for base in _KINDS if isinstance(part, base)), None)
 
 
 def _overrides_forward(layer: nn.Module) -> bool:
-    base = _base(layer)
-    if "forward" in vars(layer):
-        return True
-    return any(getattr(type(layer), key, None) is not getattr(base, key, None) for key in ("forward", "_conv_forward"))
+    base, methods = _base(layer), ("forward", "_conv_forward")
+    return "forward" in vars(layer) or any(getattr(type(layer), m, 0) is not getattr(base, m, 0) for m in methods)
 
 
 def _is_plain(layer: nn.Module, before: Tensor, after: Tensor) -> bool:
-    base = _base(layer)
+    base: Any = _base(layer)
     if base is nn.Linear:
         plain = nn.Linear.forward(cast(nn.Linear, layer), before)
     else:
@@ -381,22 +438,22 @@ def _is_plain(layer: nn.Module, before: Tensor, after: Tensor) -> bool:
     return plain.shape == after.shape and torch.allclose(plain, after, rtol=1e-9, atol=1e-12)
 
 
-def _skip(name: str, sub: nn.Module, reason: str) -> Skipped:
-    return Skipped(name, type(sub).__name__, reason)
+def _skip(name: str, part: nn.Module, reason: str) -> Skipped:
+    return Skipped(name, type(part).__name__, reason)
 
 
 @contextmanager
-def _hooks(layers: dict[str, nn.Module], note: Callable[[str, Tensor, Tensor], None]) -> Iterator[None]:
-    def hook_of(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> None:
-            note(name, args[0] if args else kwargs["input"], output)
+def _hooks(parts: Iterable[nn.Module], note: Callable[[nn.Module, Any, Any], None]) -> Iterator[None]:
+    """Call ``note(part, input, output)`` whenever one of the parts runs; input None where it is not one tensor."""
 
-        return hook
+    def hook(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        given = args if args else tuple(kwargs.values())
+        note(part, given[0] if len(given) == 1 else None, output)
 
     handles = []
     try:
-        for name, layer in layers.items():
-            handles.append(layer.register_forward_hook(hook_of(name), with_kwargs=True))
+        for part in parts:
+            handles.append(part.register_forward_hook(hook, with_kwargs=True))
         yield
     finally:
         for handle in handles:

@@ -2,7 +2,6 @@
 
 from bnrank.discovery.compression.bounds import Bound
 from bnrank.discovery.compression.certificate import Accuracy, Certificate
-from bnrank.discovery.compression.chain import Untouched
 from bnrank.discovery.compression.costs import Latency, latency, multiply_adds, parameters
 from bnrank.discovery.compression.judging import Change
 from bnrank.discovery.compression.plans import load, rebuild
@@ -18,7 +17,6 @@ __all__ = [
     "Compressed",
     "Latency",
     "Step",
-    "Untouched",
     "compress",
     "latency",
     "load",

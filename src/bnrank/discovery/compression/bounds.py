@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.chain import CONVOLUTIONS, hooked
+from bnrank.discovery.compression.chain import CONVOLUTIONS
 from bnrank.measures.convolution import conv_singular_values
+from bnrank.networks.functional import hooked
 
 __all__ = ["Bound", "lipschitz"]
 

@@ -35,10 +35,10 @@ class Certificate:
         Over samples that decided nothing.
     bound : Bound or None
         On all inputs near the samples; None where a part has no known Lipschitz constant, or the module is more than
-        one stretch.
+        one segment.
     rank : int or None
         The fewest numbers that a sample passes through on its way: f^ = h o g with this inner dimension, so that its
-        bottleneck rank is no larger, on all inputs (T18). None where the module is more than one stretch.
+        bottleneck rank is no larger, on all inputs (T18). None where the module is more than one segment.
     parameters_before, parameters : int
         Entries of all parameters.
     multiply_adds_before, multiply_adds : int

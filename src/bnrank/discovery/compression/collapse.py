@@ -31,11 +31,11 @@ class Collapse:
     by : str
         "samples", or "frequency" where the map was fitted frequency by frequency.
     parts : tuple of torch.nn.Module
-        Of the whole stretch afterwards.
+        Of the whole segment afterwards.
     change : float
         What the judge measured.
     cost : float
-        Of the whole stretch, see :func:`~bnrank.discovery.compression.pricing.cost`.
+        Of the whole segment, see :func:`~bnrank.discovery.compression.pricing.cost`.
     """
 
     first: int
@@ -55,7 +55,7 @@ class Collapsing:
     judge : Judge
         Measures changes.
     parts : tuple of torch.nn.Module
-        Of the stretch.
+        Of the segment.
     whole : tuple of int
         What shares of cost refer to, see :func:`~bnrank.discovery.compression.pricing.counts`.
     """

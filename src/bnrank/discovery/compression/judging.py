@@ -75,12 +75,12 @@ def _ratio(part: float, whole: float) -> float:
 
 
 class Judge:
-    """The samples on which it is decided what a stretch may be replaced by.
+    """The samples on which it is decided what a segment may be replaced by.
 
     Parameters
     ----------
     fitted, selected : tuple of (Tensor, callable, Tensor)
-        Of the samples that fits are made on and of those that they are judged on: what enters the stretch, the rest of
+        Of the samples that fits are made on and of those that they are judged on: what enters the segment, the rest of
         the module from what leaves it, and the module's output before compression.
     given : Tensor
         The module's output on those of both that were given, (N, outputs): not the points between them.
@@ -167,7 +167,7 @@ class Judge:
         return (2.0 * signs - 1) / math.sqrt(PROBES)
 
     def trace(self, parts: Sequence[nn.Module]) -> list[Tensor]:
-        """Return what enters the stretch and what each part gives, on the samples that fits are made on."""
+        """Return what enters the segment and what each part gives, on the samples that fits are made on."""
         if self._trace is None or self._trace[0] is not parts:
             with torch.no_grad():
                 self._trace = parts, trace(parts, self.x)

@@ -249,7 +249,7 @@ def without_superfluous(parts: Parts, x: Tensor, rtol: float = 1e-9) -> tuple[Pa
     Parameters
     ----------
     parts : tuple of torch.nn.Module
-        Of a stretch.
+        Of a segment.
     x : Tensor
         Samples that enter it; only shapes matter.
     rtol : float

@@ -83,12 +83,12 @@ def rebuild(layers: Sequence[Mapping[str, Any]]) -> nn.Sequential:
     return nn.Sequential(*parts)
 
 
-def replace(net: nn.Module, name: str, stretch: nn.Module) -> nn.Module:
-    """Return the module with a submodule replaced, in place; the stretch itself for the name ""."""
+def replace(net: nn.Module, name: str, segment: nn.Module) -> nn.Module:
+    """Return the module with a submodule replaced, in place; the segment itself for the name ""."""
     if not name:
-        return stretch
+        return segment
     parent, _, own = name.rpartition(".")
-    setattr(net.get_submodule(parent), own, stretch)
+    setattr(net.get_submodule(parent), own, segment)
     return net
 
 
@@ -101,7 +101,7 @@ def save(network: nn.Module, plan: Mapping[str, Any], path: str | os.PathLike[st
         raise ValueError(f"path: got {str(path)!r}, expected a path in a folder that exists")
     if not plan:
         raise ValueError(
-            "network: nothing was compressed, expected a network with replaced stretches; save the module itself"
+            "network: nothing was compressed, expected a network with replaced segments; save the module itself"
         )
     unknown = [name or "the module" for name, layers in plan.items() if layers is None]
     if unknown:
@@ -122,7 +122,7 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Modul
     path : path
         A safetensors file.
     net : torch.nn.Module, optional
-        A module of the architecture that was compressed, needed where only stretches of it were replaced; it is copied.
+        A module of the architecture that was compressed, needed where only segments of it were replaced; it is copied.
 
     Returns
     -------
@@ -147,7 +147,7 @@ def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Modul
     if plan is None:
         raise ValueError(f"path: {path} holds tensors, but no compressed network that Compressed.save wrote")
     if "" not in plan and net is None:
-        raise ValueError(f"net: got none, but {path} holds stretches {', '.join(plan)} of a larger module")
+        raise ValueError(f"net: got none, but {path} holds segments {', '.join(plan)} of a larger module")
     network = copy.deepcopy(net) if net is not None else nn.Module()
     try:
         for name, layers in plan.items():

@@ -1,4 +1,4 @@
-"""The one number that says how much of a stretch is left, which every step of the search saves on."""
+"""The one number that says how much of a segment is left, which every step of the search saves on."""
 
 from __future__ import annotations
 

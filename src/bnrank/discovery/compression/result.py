@@ -11,9 +11,9 @@ from typing import Any
 from torch import nn
 
 from bnrank.discovery.compression.certificate import Certificate
-from bnrank.discovery.compression.chain import Untouched
 from bnrank.discovery.compression.plans import save
 from bnrank.discovery.compression.stages import Step
+from bnrank.networks import Skipped
 
 __all__ = ["Compressed"]
 
@@ -25,25 +25,25 @@ class Compressed:
     Attributes
     ----------
     network : torch.nn.Module
-        A ``nn.Sequential`` of torch layers where the module was one stretch; else the module's copy with its stretches
+        A ``nn.Sequential`` of torch layers where the module was one segment; else the module's copy with its segments
         replaced by such. The module itself where nothing was done.
     certificate : Certificate
         Changes, bound, parameters, multiply-adds and latency, before and after.
     steps : tuple of Step
         What was done, in order.
-    untouched : tuple of Untouched
+    untouched : tuple of Skipped
         What was left as it is, each with the reason.
     reason : str
-        Why no bottleneck was collapsed, by stretch; empty where one was in every stretch.
+        Why no bottleneck was collapsed, by segment; empty where one was in every segment.
     plan : mapping
-        From the name of every stretch that was replaced to its layers, as plain values: see
+        From the name of every segment that was replaced to its layers, as plain values: see
         :func:`~bnrank.discovery.compression.plans.rebuild`.
     """
 
     network: nn.Module
     certificate: Certificate
     steps: tuple[Step, ...]
-    untouched: tuple[Untouched, ...]
+    untouched: tuple[Skipped, ...]
     reason: str
     plan: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -58,7 +58,7 @@ class Compressed:
         Raises
         ------
         TypeError, ValueError
-            If a part of a stretch is no layer of torch that can be built from plain values, or the path is not fit.
+            If a part of a segment is no layer of torch that can be built from plain values, or the path is not fit.
         """
         return save(self.network, self.plan, path)
 

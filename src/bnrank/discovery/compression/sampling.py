@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.compression.arguments import LEAST, array, classes, samples
-from bnrank.discovery.compression.chain import Stretch, trace
+from bnrank.discovery.compression.chain import trace
+from bnrank.networks import Segment
 
 __all__ = ["ENRICH", "Parted", "affordable", "enriched", "entering", "split"]
 
-ENTRIES = 2e7  # of all values of a stretch over the deciding samples: 160 MB
+ENTRIES = 2e7  # of all values of a segment over the deciding samples: 160 MB
 ENRICH = 1000  # samples that fits are made on; fewer are joined by points on lines through neighbors
 REACH = 1.0  # how far on these lines, beyond either neighbor, in units of their distance
 NEIGHBORS = 5
@@ -84,12 +85,12 @@ def enriched(x: Tensor, fitted: int, least: int, seed: int) -> Tensor:
     return torch.cat([between.reshape(count, *x.shape[1:]), x])
 
 
-def affordable(net: nn.Module, found: list[Stretch], x: Tensor, most: int) -> int:
-    """Return how many samples may decide: at most so many, and no more values of a stretch than memory is spent on."""
+def affordable(net: nn.Module, found: list[Segment], x: Tensor, most: int) -> int:
+    """Return how many samples may decide: at most so many, and no more values of a segment than memory is spent on."""
     entries = 1
     with torch.no_grad():
-        for stretch in found:
-            values = trace(stretch.parts, entering(net, stretch.name, x[:2]))
+        for segment in found:
+            values = trace(segment.parts, entering(net, segment.name, x[:2]))
             entries = max(entries, sum(value[0].numel() for value in values))
     return min(most, max(64, int(ENTRIES / entries)))
 

@@ -25,7 +25,7 @@ def balanced(parts: Parts, x: Tensor) -> Parts:
     Parameters
     ----------
     parts : tuple of torch.nn.Module
-        Of a stretch.
+        Of a segment.
     x : Tensor
         Samples that enter it; only shapes matter.
 

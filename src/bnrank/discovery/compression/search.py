@@ -17,13 +17,14 @@ from bnrank.discovery.compression import costs, plans
 from bnrank.discovery.compression.arguments import LEAST, check_classes, check_spread, outputs
 from bnrank.discovery.compression.arguments import samples as given
 from bnrank.discovery.compression.certifying import certified
-from bnrank.discovery.compression.chain import Parts, Stretch, Untouched, is_linear, stretches
+from bnrank.discovery.compression.chain import Parts, segments
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.pricing import counts
 from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.compression.sampling import ENRICH, affordable, enriched, entering, split
 from bnrank.discovery.compression.stages import Cut, Step, cut_down
 from bnrank.discovery.compression.tuning import tuned
+from bnrank.networks import Segment, Skipped
 from bnrank.networks.functional import Functional, check_finite, unwrap
 
 __all__ = ["compress"]
@@ -49,7 +50,7 @@ def compress(
     r"""Cut a trained module down to its bottleneck, as far as its output allows.
 
     In a network with a bottleneck a run of layers computes, on the data, a linear map of small rank k (T21 to T23,
-    T27). Every stretch of the module (a ``nn.Sequential``, an MLP, a single layer) is cut down so:
+    T27). Every segment of the module (a ``nn.Sequential``, an MLP, a single layer) is cut down so:
 
     1. dead, constant and parallel neurons and channels go, which changes no output;
     2. the run of layers whose replacement saves most becomes one affine map of rank k: the least-squares map from the
@@ -71,7 +72,7 @@ def compress(
     Parameters
     ----------
     net : torch.nn.Module
-        Any module; it is not changed. What can be compressed are stretches of Linear and convolutions with anything
+        Any module; it is not changed. What can be compressed are segments of Linear and convolutions with anything
         between, in eval mode; the rest stays and is listed.
     x : Tensor, ndarray or DataFrame
         Samples like those that the network is for, (N, ...), at least 8; more are better, and such as it was not
@@ -143,7 +144,7 @@ def compress(
     work = copy.deepcopy(original).double().eval().requires_grad_(True)
     deciding = parted.deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
     with torch.no_grad():
-        found, untouched = stretches(work, deciding[:2])
+        found, untouched = segments(work, deciding[:2])
     most = affordable(work, found, deciding, samples)
     deciding = deciding[:most]
     selecting = max(1, round(SELECTING * len(deciding)))
@@ -163,7 +164,7 @@ def compress(
 
 @dataclass
 class _Search:
-    """Stretches cut down one after another, and what was done.
+    """Segments cut down one after another, and what was done.
 
     Attributes
     ----------
@@ -176,7 +177,7 @@ class _Search:
     tune : int
         Iterations.
     new : dict
-        From names of stretches to what replaces them.
+        From names of segments to what replaces them.
     """
 
     x: Tensor
@@ -187,43 +188,39 @@ class _Search:
     new: dict[str, Parts] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
-    untouched: list[Untouched] = field(default_factory=list)
+    untouched: list[Skipped] = field(default_factory=list)
 
-    def cut(self, work: nn.Module, found: list[Stretch], tol: float) -> None:
-        """Cut the stretches of a module, which is changed.
+    def cut(self, work: nn.Module, found: list[Segment], tol: float) -> None:
+        """Cut the segments of a module, which is changed.
 
         The squared change may have grown, after each, to the share of the parameters that were looked at by then.
         """
-        sizes = [costs.parameters(nn.Sequential(*stretch.parts)) for stretch in found]
+        sizes = [costs.parameters(nn.Sequential(*segment.parts)) for segment in found]
         done = 0
-        for stretch, size in zip(found, sizes, strict=True):
+        for segment, size in zip(found, sizes, strict=True):
             done += size
             limit = tol * (done / max(sum(sizes), 1)) ** 0.5
             try:
-                judge = _judge(work, stretch, self.x, self.reference, self.fitted, self.real)
-                judge(stretch.parts)
+                judge = _judge(work, segment, self.x, self.reference, self.fitted, self.real)
+                judge(segment.parts)
             except (AttributeError, TypeError, RuntimeError) as error:
                 why = f"the module cannot be run with another module in its place: {error}"
-                self.untouched.append(Untouched(stretch.name, "stretch", why))
+                self.untouched.append(Skipped(segment.name, "segment", why))
                 continue
-            cut = _cut(judge, stretch, limit, self.tune)
-            own = _fold_step(stretch) + list(cut.steps)
+            cut = _cut(judge, segment, limit, self.tune)
+            own = _fold_step(segment) + list(cut.steps)
             if cut.reason:
-                self.reasons.append(f"{stretch.name}: {cut.reason}" if stretch.name else cut.reason)
+                self.reasons.append(f"{segment.name}: {cut.reason}" if segment.name else cut.reason)
             if own and cut.change <= limit:
                 self.steps += own
-                self.new[stretch.name] = cut.parts
-                work = plans.replace(work, stretch.name, nn.Sequential(*cut.parts))
-            for part in self.new.get(stretch.name, stretch.parts):
-                if not is_linear(part) and costs.parameters(part):
-                    kind = type(part).__name__
-                    self.untouched.append(Untouched(stretch.name, kind, "part of a stretch that cannot be read"))
+                self.new[segment.name] = cut.parts
+                work = plans.replace(work, segment.name, nn.Sequential(*cut.parts))
 
 
-def _smallest(search: _Search, work: nn.Module, found: list[Stretch], tol: float) -> _Search:
-    """Run a search; with tuning and several stretches without tuning, too, and take that one where it is smaller.
+def _smallest(search: _Search, work: nn.Module, found: list[Segment], tol: float) -> _Search:
+    """Run a search; with tuning and several segments without tuning, too, and take that one where it is smaller.
 
-    What tuning of one stretch does to the change decides how much is left to the next.
+    What tuning of one segment does to the change decides how much is left to the next.
     """
     if not search.tune or len(found) < 2:
         search.cut(work, found, tol)
@@ -240,7 +237,7 @@ def _no_larger(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 class _Given(nn.Module):
-    """Stands for a stretch of which the output is given."""
+    """Stands for a segment of which the output is given."""
 
     value: Tensor
 
@@ -248,16 +245,16 @@ class _Given(nn.Module):
         return self.value
 
 
-def _judge(work: nn.Module, stretch: Stretch, x: Tensor, reference: Tensor, fitted: int, real: int) -> Judge:
+def _judge(work: nn.Module, segment: Segment, x: Tensor, reference: Tensor, fitted: int, real: int) -> Judge:
     with torch.no_grad():
-        given = entering(work, stretch.name, x).detach()
+        given = entering(work, segment.name, x).detach()
     rows = slice(0, fitted), slice(fitted, None)
-    first, second = ((given[r], _rest(work, stretch.name, x[r]), reference[r].flatten(1)) for r in rows)
+    first, second = ((given[r], _rest(work, segment.name, x[r]), reference[r].flatten(1)) for r in rows)
     return Judge(first, second, reference[-real:])
 
 
 def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the map from what leaves a stretch to the module's output, on given samples."""
+    """Return the map from what leaves a segment to the module's output, on given samples."""
     if not name:
         return lambda value: value.flatten(1)
     stub = _Given()
@@ -270,23 +267,23 @@ def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
     return rest
 
 
-def _cut(judge: Judge, stretch: Stretch, limit: float, tune: int) -> Cut:
-    """Cut a stretch down; with tuning, to the largest multiple of the limit that tuning brings back within it.
+def _cut(judge: Judge, segment: Segment, limit: float, tune: int) -> Cut:
+    """Cut a segment down; with tuning, to the largest multiple of the limit that tuning brings back within it.
 
     Of what is tuned that counts which has no more parameters and multiply-adds than without tuning: fewer layers could
     make up for more of them in the price that everything else is chosen by.
     """
-    plain = cut_down(judge, stretch.parts, stretch.name, limit)
+    plain = cut_down(judge, segment.parts, segment.name, limit)
     if not tune:
         return plain
     outcomes = [plain]
     size = counts(plain.parts, judge.x)[:2]
     for factor in TUNED:
-        cut = plain if factor == 1 else cut_down(judge, stretch.parts, stretch.name, factor * limit)
+        cut = plain if factor == 1 else cut_down(judge, segment.parts, segment.name, factor * limit)
         if not cut.steps or not _no_larger(counts(cut.parts, judge.x)[:2], size):
             continue
         parts, found = tuned(judge, cut.parts, tune)
-        step = Step("tune", stretch.name, f"at most {tune} iterations of L-BFGS at fixed size", found)
+        step = Step("tune", segment.name, f"at most {tune} iterations of L-BFGS at fixed size", found)
         if found < cut.change:
             cut = Cut(parts, (*cut.steps, step), cut.cost, found, cut.reason)
         if cut.change <= limit:
@@ -294,20 +291,20 @@ def _cut(judge: Judge, stretch: Stretch, limit: float, tune: int) -> Cut:
     return min(outcomes, key=lambda c: (c.cost, c.change))
 
 
-def _fold_step(stretch: Stretch) -> list[Step]:
-    if not stretch.folded:
+def _fold_step(segment: Segment) -> list[Step]:
+    if not segment.folded:
         return []
-    return [Step("fold", stretch.name, f"{stretch.folded} batch normalization(s) into the layers before", 0.0)]
+    return [Step("fold", segment.name, f"{segment.folded} batch normalization(s) into the layers before", 0.0)]
 
 
 def _finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
-    """Return a network in the module's precision, on its device and in its mode, with new stretches."""
+    """Return a network in the module's precision, on its device and in its mode, with new segments."""
     network = copy.deepcopy(original)
     first = next(p for p in original.parameters() if p.is_floating_point())
     for name, parts in new.items():
         own = [copy.deepcopy(part).to(first.device, first.dtype) for part in parts]
-        stretch = nn.Sequential(*own).requires_grad_(True)
-        for p in stretch.parameters():
+        segment = nn.Sequential(*own).requires_grad_(True)
+        for p in segment.parameters():
             p.grad = None
-        network = plans.replace(network, name, stretch)
+        network = plans.replace(network, name, segment)
     return network.train(original.training)

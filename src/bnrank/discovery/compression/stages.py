@@ -1,4 +1,4 @@
-"""The order in which a stretch is cut down: collapse, narrow, factor, each within a share of the tolerance."""
+"""The order in which a segment is cut down: collapse, narrow, factor, each within a share of the tolerance."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NARROW_SHARES = (0.6, 0.9)
 
 @dataclass(frozen=True)
 class Step:
-    """One thing done to a stretch.
+    """One thing done to a segment.
 
     Attributes
     ----------
     kind : str
         "fold", "prune", "collapse", "narrow", "factor" or "tune".
     where : str
-        The stretch, "" for the whole module, and linear parts in it, counted from 1 as they were before the step.
+        The segment, "" for the whole module, and linear parts in it, counted from 1 as they were before the step.
     what : str
         In words.
     change : float
@@ -52,7 +52,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Cut:
-    """A stretch cut down, what was done, and what was not.
+    """A segment cut down, what was done, and what was not.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Cut:
 
 
 def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
-    """Find the cheapest replacement of a stretch within the tolerance.
+    """Find the cheapest replacement of a segment within the tolerance.
 
     Exact removals come first. Then runs of layers are collapsed within a share of the tolerance, what remains is
     narrowed, and what remains then is factored, for several shares; the cheapest outcome wins.

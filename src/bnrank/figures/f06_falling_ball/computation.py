@@ -240,7 +240,7 @@ def read_out(network: nn.Module, task: Task, frequency: int) -> list[Readout]:
     """
     x = held_out(task)[0].double()
     places = angles(task, frequency)
-    (flow,) = capture(network, x, chunk=len(x))
+    (flow,) = capture(network, x, chunk_size=len(x))
     return [_read(images, places, frequency) for images in flow.preactivations]
 
 

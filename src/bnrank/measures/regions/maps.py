@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from bnrank.networks.chain import as_mlp
-from bnrank.networks.functional import check_finite
+from bnrank.networks.chain import read_chain
 
 __all__ = [
     "CHUNK_ENTRIES",
@@ -60,11 +59,8 @@ class Layers(NamedTuple):
 
 def read(net: nn.Module) -> Layers:
     """Return the layers of a chain of linear layers; refuse other modules and parameters that are not finite."""
-    mlp = as_mlp(net, multiply_out=True)  # regions are the function's, whatever its parameters
-    check_finite(net)
-    weights = [weight.detach().cpu().numpy() for weight in mlp.weights]
-    biases = [bias.detach().cpu().numpy() for bias in mlp.biases] or [np.zeros(len(weight)) for weight in weights]
-    return Layers(weights, biases, mlp.slope)
+    chain = read_chain(net, multiply_out=True).biased()  # regions are the function's, whatever its parameters
+    return Layers(*chain.arrays(), chain.slope)
 
 
 def jacobians(layers: Layers, patterns: Array) -> Iterator[tuple[Array, Array]]:

@@ -1,12 +1,10 @@
 """Networks made by hand: what the theory says exists, with the function and the norm it says (T29 to T33)."""
 
 from bnrank.networks.constructions.blocks import add, bottleneck, compose, identity
-from bnrank.networks.constructions.completely_positive import completely_positive
-from bnrank.networks.constructions.deepening import deepen
-from bnrank.networks.constructions.escape import deepen_escape
+from bnrank.networks.constructions.deepening import deepen, deepen_escape
 from bnrank.networks.constructions.geodesic import diverging_geodesic
 from bnrank.networks.constructions.interpolant import line_interpolant
-from bnrank.networks.constructions.linear import diagonal, linear
+from bnrank.networks.constructions.linear_maps import completely_positive, diagonal, linear
 from bnrank.networks.constructions.piecewise import cross, max_of_affine, with_slope
 
 __all__ = [

@@ -8,16 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.constructions._layers import (
-    DOUBLE,
-    Layers,
-    activation_slope,
-    array,
-    read,
-    together,
-    two_sided,
-)
-from bnrank.networks.constructions.deepening import inserted
+from bnrank.networks.chain import Chain, read_chain
+from bnrank.networks.constructions._arguments import DOUBLE, activation_slope, array, together
+from bnrank.networks.constructions.deepening import inserted, two_sided
 from bnrank.networks.mlp import MLP
 
 __all__ = ["add", "bottleneck", "compose", "identity"]
@@ -69,7 +62,7 @@ def identity(k: int, depth: int, slope: float = 0.0, signed: bool = False) -> ML
     """
     k, depth = validation.integer(k, "k"), validation.integer(depth, "depth")
     slope, eye = activation_slope(slope), torch.eye(k, dtype=DOUBLE)
-    return Layers(two_sided(eye, depth, slope) if signed else [eye] * depth, [], slope).network()
+    return Chain(two_sided(eye, depth, slope) if signed else [eye] * depth, [], slope).network()
 
 
 def compose(h: nn.Module, g: nn.Module) -> MLP:
@@ -106,19 +99,19 @@ def compose(h: nn.Module, g: nn.Module) -> MLP:
     >>> net.depth, torch.allclose(net(x), h(g(x)))
     (4, True)
     """
-    after, before = together(read(h, "h"), read(g, "g"), ("h", "g"))
+    after, before = together(read_chain(h, "h"), read_chain(g, "g"), ("h", "g"))
     _fits(after, before)
     return _composed(after, before).network()
 
 
-def _fits(h: Layers, g: Layers) -> int:
+def _fits(h: Chain, g: Chain) -> int:
     k, width = len(g.weights[-1]), h.weights[0].shape[1]
     if k != width:
         raise ValueError(f"h: got {width} inputs, expected as many as g has outputs, {k}")
     return k
 
 
-def _composed(h: Layers, g: Layers) -> Layers:
+def _composed(h: Chain, g: Chain) -> Chain:
     weights = [*g.weights[:-1], h.weights[0] @ g.weights[-1], *h.weights[1:]]
     biases = h.biases and [*g.biases[:-1], h.weights[0] @ g.biases[-1] + h.biases[0], *h.biases[1:]]
     return replace(h, weights=weights, biases=biases)
@@ -159,7 +152,7 @@ def add(f: nn.Module, g: nn.Module) -> MLP:
     >>> net.widths, torch.allclose(net(x), f(x) + g(x))
     ([3, 13, 2], True)
     """
-    left, right = together(read(f, "f"), read(g, "g"), ("f", "g"))
+    left, right = together(read_chain(f, "f"), read_chain(g, "g"), ("f", "g"))
     for what, end, axis in (("inputs", 0, 1), ("outputs", -1, 0)):
         a, b = left.weights[end].shape[axis], right.weights[end].shape[axis]
         if a != b:
@@ -178,7 +171,7 @@ def add(f: nn.Module, g: nn.Module) -> MLP:
     return replace(left, weights=[first, *middle, last], biases=biases).network()
 
 
-def _pairs(f: Layers, g: Layers) -> list[tuple[list[Tensor], list[Tensor]]]:
+def _pairs(f: Chain, g: Chain) -> list[tuple[list[Tensor], list[Tensor]]]:
     return [(f.weights, g.weights), (f.biases, g.biases)]
 
 
@@ -223,13 +216,13 @@ def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | N
     >>> net.depth, torch.allclose(net(x), h(g(x)), atol=1e-5), net.widths[2:30] == [2] * 27 + [20]
     (30, True, True)
     """
-    after, before = together(read(h, "h"), read(g, "g"), ("h", "g"))
+    after, before = together(read_chain(h, "h"), read_chain(g, "g"), ("h", "g"))
     k = _fits(after, before)
     least = before.depth + after.depth - (lower is None)
     depth = validation.integer(depth, "depth", least)
     eye = torch.eye(k, dtype=DOUBLE, device=after.device)
     if lower is None:
-        middle = Layers(two_sided(eye, depth - least + 1, after.slope), [], after.slope)
+        middle = Chain(two_sided(eye, depth - least + 1, after.slope), [], after.slope)
         middle = middle.biased() if after.biases else middle
         return _composed(
             after, _composed(replace(after, weights=middle.weights, biases=middle.biases), before)

@@ -1,4 +1,4 @@
-"""Deeper networks of the same function."""
+"""Deeper networks of the same function, or with the same speed of escape from the origin."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.constructions._layers import DOUBLE, Layers, read, two_sided
+from bnrank.networks.chain import Chain, read_chain
+from bnrank.networks.constructions._arguments import DOUBLE
 from bnrank.networks.mlp import MLP, leaky_relu
 
-__all__ = ["deepen"]
+__all__ = ["deepen", "deepen_escape", "inserted", "two_sided"]
 
 
 def deepen(net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, *, rtol: float = 1e-12) -> MLP:
@@ -65,7 +66,7 @@ def deepen(net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, *, 
     >>> deeper.widths, torch.allclose(deeper(x), net(x), atol=1e-5)
     ([5, 20, 3, 3, 3, 3, 3, 3, 20, 2], True)
     """
-    layers = read(net, "net")
+    layers = read_chain(net, "net")
     depth = validation.integer(depth, "depth", layers.depth)
     rtol = validation.number(rtol, "rtol", 0.0)
     if x is not None:
@@ -73,7 +74,7 @@ def deepen(net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, *, 
     return inserted(layers, depth, x, rtol).network()
 
 
-def inserted(layers: Layers, depth: int, x: Tensor | None = None, rtol: float = 1e-12) -> Layers:
+def inserted(layers: Chain, depth: int, x: Tensor | None = None, rtol: float = 1e-12) -> Chain:
     """Return the layers with the cheapest insertion that brings them to the depth; x in float64."""
     extra = depth - layers.depth
     if extra == 0:
@@ -93,7 +94,7 @@ def inserted(layers: Layers, depth: int, x: Tensor | None = None, rtol: float = 
     return best
 
 
-def _places(layers: Layers, x: Tensor | None, rtol: float) -> Iterator[tuple[int, Tensor, bool]]:
+def _places(layers: Chain, x: Tensor | None, rtol: float) -> Iterator[tuple[int, Tensor, bool]]:
     """Yield a place l = 0..L (hidden layers first), a basis of what passes there, and whether sigma keeps it."""
     linear, relu, last = layers.slope == 1, layers.slope == 0, layers.depth
     values = None if x is None else _values(layers, x)
@@ -106,7 +107,7 @@ def _places(layers: Layers, x: Tensor | None, rtol: float) -> Iterator[tuple[int
             yield place, vh[s > rtol * s[0]].T, linear or bool((values[place] >= 0).all())
 
 
-def _values(layers: Layers, x: Tensor) -> list[Tensor]:
+def _values(layers: Chain, x: Tensor) -> list[Tensor]:
     """Return a_0, ..., a_{L-1} and f on the samples."""
     values = [x]
     for i, weight in enumerate(layers.weights):
@@ -115,7 +116,7 @@ def _values(layers: Layers, x: Tensor) -> list[Tensor]:
     return values
 
 
-def _put(layers: Layers, place: int, steps: list[Tensor]) -> Layers:
+def _put(layers: Chain, place: int, steps: list[Tensor]) -> Chain:
     zeros = [step.new_zeros(len(step)) for step in steps]
     return replace(
         layers,
@@ -124,7 +125,7 @@ def _put(layers: Layers, place: int, steps: list[Tensor]) -> Layers:
     )
 
 
-def _split(layers: Layers, place: int, steps: list[Tensor]) -> Layers:
+def _split(layers: Chain, place: int, steps: list[Tensor]) -> Chain:
     """Insert layers of which the last (at the output: the first) merges with the layer next to it."""
     weights, biases = list(layers.weights), list(layers.biases)
     if place < layers.depth:
@@ -134,3 +135,98 @@ def _split(layers: Layers, place: int, steps: list[Tensor]) -> Layers:
     if biases:
         biases[-1] = steps[0] @ biases[-1]
     return _put(replace(layers, weights=weights, biases=biases), place, steps[1:])
+
+
+def two_sided(basis: Tensor, depth: int, slope: float) -> list[Tensor]:
+    """Return layers of the projection U U^T, U (n, k) orthonormal, exact for both signs: 2k neurons z_+, z_- each."""
+    k = basis.shape[1]
+    if depth == 1:
+        return [basis @ basis.T]
+    eye = torch.eye(k, dtype=basis.dtype, device=basis.device)
+    if slope == 1:
+        return [basis.T, *[eye] * (depth - 2), basis]
+    into, out = torch.cat([basis.T, -basis.T]), torch.cat([basis, -basis], 1)
+    if depth == 2:
+        return [into, out / (1 + slope)]
+    parts = torch.cat([torch.cat([eye, slope * eye], 1), torch.cat([slope * eye, eye], 1)]) / (1 - slope**2)
+    both = torch.eye(2 * k, dtype=basis.dtype, device=basis.device)
+    return [into, parts, *[both] * (depth - 3), out]
+
+
+def deepen_escape(net: nn.Module, depth: int, x: Tensor | np.ndarray, g: Tensor | np.ndarray) -> MLP:
+    """Return a deeper network that escapes from the origin at least as fast, rank one from layer L - 1 on.
+
+    L0(theta) = Tr[G^T f_theta(X)] is the loss near the origin to first order, G its gradient at zero output, and
+    s = -L0 on the sphere ||theta||^2 = L the escape speed. L0 is a sum over the neurons of the last hidden layer,
+
+        L0 = sum_i |W_L[:, i]| |W_{L-1}[i, :]| c_i,
+
+    c_i the contribution with outgoing column and incoming row normalized. The neuron with the least c_i is kept, both
+    its factors get the norm sqrt(sum_i |W_L[:, i]| |W_{L-1}[i, :]|), the other neurons of that layer go, layers of one
+    neuron of weight 1 are put after it, and all is scaled to the sphere ||theta||^2 = ``depth``.
+
+    The speed is that of the network, scaled to its sphere, if all c_i agree and the norm does not shrink,
+    as at every escape direction; else it is larger.
+
+    Parameters
+    ----------
+    net : MLP or torch.nn.Sequential
+        ReLU, without biases, with a hidden layer at least; of any norm; left as it is.
+    depth : int
+        New depth, at least that of the network.
+    x : Tensor or ndarray
+        Samples, (N, d_in).
+    g : Tensor or ndarray
+        G, (N, d_out), with the factors of the loss, such as 1/N.
+
+    Returns
+    -------
+    MLP
+        Of widths n_0, ..., n_{L-2}, 1, ..., 1, d_out, in the highest precision of what came.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, the network has biases, another slope or no hidden layer, or its speed is not
+        positive.
+
+    Notes
+    -----
+    Source: T33, T39 with the pair of E18; Bantzis2025, Proposition 3.2.
+
+    Examples
+    --------
+    >>> import bnrank, torch
+    >>> x, g = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[-1.0], [0.5]])
+    >>> net = bnrank.networks.from_layers([torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0]])])
+    >>> deeper = deepen_escape(net, 5, x, g)
+    >>> -float((g * deeper(x.double())).sum().detach())                                        # as it was at depth 2
+    1.0
+    """
+    layers = read_chain(net, "net")
+    if layers.biases or layers.slope != 0 or layers.depth < 2:
+        found = f"biases: {bool(layers.biases)}, slope {layers.slope:g}, depth {layers.depth}"
+        raise ValueError(f"net: got {found}, expected a ReLU network without biases of depth at least 2")
+    depth = validation.integer(depth, "depth", layers.depth)
+    x = validation.samples(x, "x", features=layers.weights[0].shape[1]).detach()
+    g = validation.samples(g, "g", features=len(layers.weights[-1])).detach()
+    if len(g) != len(x):
+        raise ValueError(f"g: got {len(g)} samples, expected as many as x has, {len(x)}")
+    dtype = torch.promote_types(layers.dtype, torch.promote_types(x.dtype, g.dtype))
+    a, g = x.to(layers.device, DOUBLE), g.to(layers.device, DOUBLE)
+    to_sphere = (layers.depth / layers.norm) ** 0.5 if layers.norm else 1.0
+    *rest, before, last = [w * to_sphere for w in layers.weights]
+    for weight in rest:
+        a = torch.relu(a @ weight.T)
+    contributions = ((g @ last) * torch.relu(a @ before.T)).sum(0)
+    if not float(contributions.sum()) < 0:
+        raise ValueError(f"net: got L0 = {float(contributions.sum()):.6g} on x and g, expected it below 0")
+    sizes = last.norm(dim=0) * before.norm(dim=1)
+    normalized = torch.where(sizes > 0, contributions / sizes.clamp(min=torch.finfo(DOUBLE).tiny), torch.inf)
+    kept = int(normalized.argmin())
+    root = sizes.sum().sqrt()
+    row, column = before[kept] / before[kept].norm(), last[:, kept] / last[:, kept].norm()
+    ones = [torch.ones(1, 1, dtype=DOUBLE, device=layers.device)] * (depth - layers.depth)
+    deeper = replace(layers, weights=[*rest, root * row[None], *ones, root * column[:, None]], dtype=dtype)
+    scale = (depth / deeper.norm) ** 0.5
+    return replace(deeper, weights=[w * scale for w in deeper.weights]).network()

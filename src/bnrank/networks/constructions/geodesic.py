@@ -7,7 +7,8 @@ import math
 import torch
 
 from bnrank._core import validation
-from bnrank.networks.constructions._layers import DOUBLE, Layers
+from bnrank.networks.chain import Chain
+from bnrank.networks.constructions._arguments import DOUBLE
 from bnrank.networks.mlp import MLP
 
 __all__ = ["diverging_geodesic"]
@@ -76,4 +77,4 @@ def diverging_geodesic(depth: int, gamma: float = 0.75, a: float = 1.0) -> MLP:
         torch.cat([eye, column], 1),
         *[torch.diag(torch.exp(-back * direction))] * after,
     ]
-    return Layers(weights, [], 0.0).network()
+    return Chain(weights, [], 0.0).network()

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.constructions._layers import DOUBLE, Layers
+from bnrank.networks.chain import Chain
+from bnrank.networks.constructions._arguments import DOUBLE
 from bnrank.networks.mlp import MLP
 
 __all__ = ["line_interpolant"]
@@ -212,6 +212,7 @@ def _constant(y: Tensor, layers: int) -> list[tuple[Tensor, Tensor]]:
 
 def _best_gain(line: _Line, cost: Callable[[float], float]) -> float:
     """Return the r > 0 with the least r^2 (1 + t_1^2) + cost(r), a convex function of log r."""
+    from scipy.optimize import minimize_scalar
 
     def norm(log_r: float) -> float:
         return math.exp(2 * log_r) * (1 + line.start**2) + cost(math.exp(log_r))
@@ -227,7 +228,7 @@ def _through(
     weights = [gain * line.direction[None], *[hold] * (depth - 1 - len(hidden))]
     biases = [hold.new_tensor([-gain * line.start]), *[hold.new_zeros(1)] * (len(weights) - 1)]
     weights, biases = [*weights, *[w for w, _ in hidden]], [*biases, *[b for _, b in hidden]]
-    return Layers(weights, biases, slope, dtype, hold.device).network()
+    return Chain(weights, biases, slope, dtype, hold.device).network()
 
 
 def _miss(net: MLP, x: Tensor, y: Tensor) -> float:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.constructions._layers import DOUBLE, Layers, array, read
+from bnrank.networks.chain import Chain, read_chain
+from bnrank.networks.constructions._arguments import DOUBLE, array
 from bnrank.networks.mlp import MLP
 
 __all__ = ["cross", "max_of_affine", "with_slope"]
@@ -46,7 +47,7 @@ def cross() -> MLP:
     # rows: quadrants ++, --, +-, -+; columns: the parts (x0 - x1)_+, (x0 - x1)_-, (x0 + x1)_+, (x0 + x1)_-
     second = torch.tensor([[-1, -1, 1, 0], [-1, -1, 0, 1], [1, 0, -1, -1], [0, 1, -1, -1]], dtype=DOUBLE) / 2
     third = torch.tensor([[1, -1, 1, -1], [1, -1, -1, 1]], dtype=DOUBLE)
-    return Layers([first, second, third], [], 0.0).network()
+    return Chain([first, second, third], [], 0.0).network()
 
 
 def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray | None = None) -> MLP:
@@ -121,9 +122,7 @@ def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray
     last = [c[:, None] for c in coefficients.to(device, DOUBLE).T]
     if most == 1:
         weight = torch.cat(last, 1) @ torch.cat(maps)
-        return Layers(
-            [weight], [torch.cat(last, 1) @ torch.cat(shifts)] if shifts else [], 0.0, dtype, device
-        ).network()
+        return Chain([weight], [torch.cat(last, 1) @ torch.cat(shifts)] if shifts else [], 0.0, dtype, device).network()
     match, winners = _round(most)
     weights = [torch.cat([match.to(device) @ m for m in maps])]
     while len(winners) > 1:
@@ -137,7 +136,7 @@ def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray
             torch.cat([_round(most)[0].to(device) @ s for s in shifts]),
             *[w.new_zeros(len(w)) for w in weights[1:]],
         ]
-    return Layers(weights, biases, 0.0, dtype, device).network()
+    return Chain(weights, biases, 0.0, dtype, device).network()
 
 
 def _round(m: int) -> tuple[Tensor, Tensor]:
@@ -202,7 +201,7 @@ def with_slope(net: nn.Module, slope: float) -> MLP:
     >>> leaky.slope, leaky.widths, torch.allclose(leaky(x), net(x), atol=1e-6)
     (0.3, [3, 16, 16, 2], True)
     """
-    layers, s = read(net, "net"), validation.slope(slope)
+    layers, s = read_chain(net, "net"), validation.slope(slope)
     r = layers.slope
     if r == s:
         return layers.network()

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from bnrank.networks.graph.layers import Node, Outside
+from bnrank.networks.graph.layers import Node
+from bnrank.networks.reasons import Skipped
 
 __all__ = ["Use", "finish", "outside", "text"]
 
@@ -115,13 +116,13 @@ def _check_unshared(nodes: Mapping[str, Node], uses: Mapping[str, Sequence[Use]]
                 )
 
 
-def outside(nodes: Iterable[Node]) -> tuple[Outside, ...]:
+def outside(nodes: Iterable[Node]) -> tuple[Skipped, ...]:
     """Return what is outside the theory, each operation once."""
-    found: dict[str, Outside] = {}
+    found: dict[str, Skipped] = {}
     for node in nodes:
         if node.op == "outside":
             name = node.module or node.name
-            found.setdefault(name, Outside(name, node.text.partition("(")[0], node.reason))
+            found.setdefault(name, Skipped(name, node.text.partition("(")[0], node.reason))
     return tuple(found.values())
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.functional import unwrap
+from bnrank.networks.reasons import Skipped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from bnrank.networks.graph.neurons import NeuronGraph
     from bnrank.networks.graph.wiring import Vertex
 
-__all__ = ["OPERATIONS", "LayerGraph", "Node", "Outside"]
+__all__ = ["OPERATIONS", "LayerGraph", "Node"]
 
 OPERATIONS = {
     "input": "the module's input",
@@ -123,15 +124,6 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Outside:
-    """A part of a module that the theory does not cover, and why."""
-
-    name: str
-    type: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class LayerGraph:
     """The computation graph of a module, in an order in which every node comes after those it takes values from.
 
@@ -143,7 +135,7 @@ class LayerGraph:
         The node whose value the module returns.
     trained : frozenset of str
         Names of the parameters that require a gradient; the others are fixed numbers.
-    outside : tuple of Outside
+    outside : tuple of Skipped
         What is outside the theory; its nodes have the operation "outside".
     parameters : mapping of str to Tensor
         The module's parameters when it was traced, detached: the same memory, not copies.
@@ -154,7 +146,7 @@ class LayerGraph:
     nodes: tuple[Node, ...]
     output: str
     trained: frozenset[str]
-    outside: tuple[Outside, ...] = ()
+    outside: tuple[Skipped, ...] = ()
     parameters: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
     name: str = ""
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.networks.functional import check_unshared, unwrap
-from bnrank.networks.graph.layers import LayerGraph, Outside
+from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.tracing import samples, trace
+from bnrank.networks.reasons import Skipped
 from bnrank.theory.invariants.classes import Block, blocks, numbers
 from bnrank.theory.invariants.conserved import Conserved, Piece, Term, gradient
 from bnrank.theory.invariants.entries import Entries, Slot
@@ -35,7 +36,7 @@ class Findings(Sequence[Conserved]):
     ----------
     graph : LayerGraph
         The module's computation graph.
-    outside : tuple of Outside
+    outside : tuple of Skipped
         Parts of the module that the theory does not cover, each with its reason.
     """
 
@@ -44,7 +45,7 @@ class Findings(Sequence[Conserved]):
         self.graph = graph
 
     @property
-    def outside(self) -> tuple[Outside, ...]:
+    def outside(self) -> tuple[Skipped, ...]:
         """Parts of the module that the theory does not cover, each with its reason."""
         return self.graph.outside
 

@@ -1,4 +1,4 @@
-"""Linear maps by ReLU networks on completely positive domains."""
+"""Linear maps: linear and diagonal networks of least norm, and ReLU networks on completely positive domains."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import math
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
-from scipy.spatial import ConvexHull, QhullError
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.constructions._layers import DOUBLE, Layers, activation_slope, array
-from bnrank.networks.constructions.linear import spectrum
+from bnrank.networks.chain import Chain
+from bnrank.networks.constructions._arguments import DOUBLE, activation_slope, array
 from bnrank.networks.mlp import MLP
 
-__all__ = ["completely_positive"]
+__all__ = ["completely_positive", "diagonal", "linear"]
 
 NEGATIVE = 1e-12  # cosines from minus this on count as non-negative
 ISOMETRY = 1e-10  # entries of O^T O - P up to this count as 0
@@ -23,6 +21,105 @@ MAX_POINTS = 300  # samples among the candidates for rows of an isometry
 MAX_RAYS = 60  # facets of which all sums of two are candidates, too
 MIXTURES = 2000  # random combinations of facets among the candidates
 MAX_HULL = 5  # dimension up to which facets are looked for
+
+
+def linear(a: Tensor | np.ndarray, depth: int, *, rtol: float | None = None) -> MLP:
+    """Return the linear network x -> A x of least norm, ||theta||^2 = L sum_i s_i(A)^(2/L).
+
+    With A = U S V^T of rank k, W_1 = S^(1/L) V^T, W_l = S^(1/L), W_L = U S^(1/L): hidden width k (1 if A = 0), and
+    representations with the kernels x^T (A^T A)^(l/L) y, a straight line in log space. At depth 1 it is A itself.
+
+    Parameters
+    ----------
+    a : Tensor or ndarray
+        A, (d_out, d_in).
+    depth : int
+        L.
+    rtol : float, optional
+        Singular values up to ``rtol`` times the largest count as 0; by default max(d_out, d_in) times the rounding
+        unit of the matrix's precision. It matters: at depth 40 a value of 1e-16 would cost as much as one of 0.16.
+
+    Returns
+    -------
+    LinearNetwork
+        Without biases, in the precision of ``a``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range.
+
+    Notes
+    -----
+    Source: T32, T2, T8; Jacot2023a section 1, Jacot2023b section 2.
+
+    Examples
+    --------
+    >>> import torch
+    >>> net = linear(torch.tensor([[8.0, 0.0], [0.0, 0.0]]), 3)
+    >>> net.widths, net(torch.tensor([[1.0, 5.0]])).tolist()
+    ([2, 1, 1, 2], [[8.0, 0.0]])
+    >>> sum(float((p * p).sum().detach()) for p in net.parameters())     # 3 * 8^(2/3)
+    12.0
+    """
+    matrix, depth = array(a, "a", "(d_out, d_in)", 2), validation.integer(depth, "depth")
+    u, s, vh = spectrum(matrix, rtol)
+    if depth == 1:
+        return Chain([matrix.to(DOUBLE)], [], 1.0, matrix.dtype, matrix.device).network()
+    if len(s) == 0:
+        u, s, vh = u.new_zeros(len(u), 1), s.new_zeros(1), vh.new_zeros(1, vh.shape[1])
+    root = s ** (1 / depth)
+    weights = [root[:, None] * vh, *[torch.diag(root)] * (depth - 2), u * root]
+    return Chain(weights, [], 1.0, matrix.dtype, matrix.device).network()
+
+
+def spectrum(matrix: Tensor, rtol: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the singular value decomposition in float64 without the values that count as 0."""
+    if rtol is None:
+        rtol = max(matrix.shape) * torch.finfo(matrix.dtype).eps
+    rtol = validation.number(rtol, "rtol", 0.0)
+    u, s, vh = torch.linalg.svd(matrix.to(DOUBLE), full_matrices=False)
+    keep = s > rtol * s[0]
+    return u[:, keep], s[keep], vh[keep]
+
+
+def diagonal(w: Tensor | np.ndarray, depth: int) -> MLP:
+    """Return the diagonal linear network x -> w^T x of least norm, ||theta||^2 = L sum_i |w_i|^(2/L).
+
+    W_1 = ... = W_{L-1} = diag(|w_i|^(1/L)), and W_L is the row of the numbers sign(w_i) |w_i|^(1/L).
+
+    Parameters
+    ----------
+    w : Tensor or ndarray
+        The vector w, (d,).
+    depth : int
+        L.
+
+    Returns
+    -------
+    LinearNetwork
+        Of hidden width d, without biases, in the precision of ``w``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range.
+
+    Notes
+    -----
+    Source: T32, T2; Jacot2023a section 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> net = diagonal(torch.tensor([4.0, -9.0]), 2)
+    >>> net(torch.ones(1, 2)).item(), net.weights[1].tolist()
+    (-5.0, [[2.0, -3.0]])
+    """
+    vector, depth = array(w, "w", "(d,)", 1), validation.integer(depth, "depth")
+    root = vector.to(DOUBLE).abs() ** (1 / depth)
+    weights = [*[torch.diag(root)] * (depth - 1), (vector.to(DOUBLE).sign() * root)[None]]
+    return Chain(weights, [], 1.0, vector.dtype, vector.device).network()
 
 
 def completely_positive(
@@ -102,7 +199,7 @@ def completely_positive(
         factors.append(factor)
         pinvs.append((vh.T / (1 - p + p * s**2)) @ vh @ factor.T)
     weights = [w @ pinv for w, pinv in zip([*factors[1:], matrix], pinvs, strict=True)] if factors else []
-    return Layers([*(factors[:1] or [matrix]), *weights], [], slope, dtype, matrix.device).network()
+    return Chain([*(factors[:1] or [matrix]), *weights], [], slope, dtype, matrix.device).network()
 
 
 def _isometry(points: Tensor, basis: Tensor, what: str, name: str, given: Tensor | np.ndarray | None) -> Tensor:
@@ -125,6 +222,8 @@ def _isometry(points: Tensor, basis: Tensor, what: str, name: str, given: Tensor
 
 def _found(points: Tensor, basis: Tensor, what: str) -> Tensor:
     """Return O, (m, k), with O^T O = I and O z >= 0 for the rows z of points."""
+    from scipy.optimize import nnls
+
     norms, k = points.norm(dim=1), points.shape[1]
     z = points[norms > NEGATIVE * norms.max()]
     if len(z) == 0:
@@ -178,6 +277,8 @@ def _mixtures(rays: list[Tensor]) -> Tensor | list[Tensor]:
 
 def _facets(z: Tensor, axis: Tensor) -> list[Tensor]:
     """Return the inner normals of the cone's facets, in few dimensions, where it has an inside."""
+    from scipy.spatial import ConvexHull, QhullError
+
     k = len(axis)
     if k == 1 or k > MAX_HULL:
         return []

@@ -1,0 +1,74 @@
+"""Why a part of a module is not read: one table for layers, graphs and compression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+__all__ = ["Skipped", "of_parameters", "of_type"]
+
+_TYPES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
+    (
+        (
+            nn.modules.batchnorm._NormBase,
+            nn.LayerNorm,
+            nn.GroupNorm,
+            nn.RMSNorm,
+            nn.LocalResponseNorm,
+            nn.CrossMapLRN2d,
+        ),
+        "normalization: divides by a function of the values",
+    ),
+    ((nn.Embedding, nn.EmbeddingBag), "look-up table: its input is an index and not a vector"),
+    ((nn.RNNBase, nn.RNNCellBase), "recurrent: its weights act once per time step"),
+    ((nn.MultiheadAttention,), "attention: products of values inside a softmax"),
+    ((nn.modules.conv._ConvTransposeNd,), "transposed convolution, which bnrank does not read"),
+    ((nn.Bilinear, nn.CosineSimilarity, nn.PairwiseDistance), "has two inputs"),
+    ((nn.PReLU,), "activation with a learned slope and no weight matrix"),
+    ((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d), "softmax is not positively homogeneous"),
+    ((nn.RReLU,), "its slope is random while training"),
+    ((nn.LPPool1d, nn.LPPool2d, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d), "pooling that bnrank does not read"),
+)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A part of a module that is not read.
+
+    Attributes
+    ----------
+    name : str
+        The submodule's name, "" for the module itself, or that of an operation.
+    type : str
+        Its class.
+    reason : str
+        Why.
+    """
+
+    name: str
+    type: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name or 'the module itself'} ({self.type}): {self.reason}"
+
+
+def of_type(part: nn.Module) -> str | None:
+    """Return why modules of a class are not read, or None."""
+    return next((reason for types, reason in _TYPES if isinstance(part, types)), None)
+
+
+def of_parameters(part: nn.Module) -> str | None:
+    """Return why the parameters of a layer are not those of a plain layer, or None."""
+    if parametrize.is_parametrized(part):
+        which = ", ".join(cast(nn.ModuleDict, part.parametrizations).keys())
+        return f"parametrized ({which}); torch.nn.utils.parametrize.remove_parametrizations makes it a plain layer"
+    own = [key for key, p in part._parameters.items() if p is not None]
+    if "weight" not in own:
+        return f"its weight is computed from other parameters ({', '.join(sorted(own))})"
+    if extra := sorted({*own} - {"weight", "bias"}):
+        return f"has parameters besides weight and bias: {', '.join(extra)}"
+    return None
