@@ -252,12 +252,12 @@ def test_one_output_and_a_constant_network():
         ({"y": torch.full((20,), -1)}, ValueError, "y: got the class -1"),
         ({"y": torch.full((20,), 5)}, ValueError, "y: got the class 5"),
         ({"held_out": (normal(5, 8), torch.zeros(5).long())}, ValueError, "held_out: got a tuple"),
-        ({"module": "net"}, TypeError, "module"),
+        ({"net": "net"}, TypeError, "net"),
         ({"batch": 0}, ValueError, "batch"),
     ],
 )
 def test_bad_input_is_refused_by_name(arguments, error, match):
-    given = {"module": bottlenecked(width=16, depth=5), "x": normal(20, 8), **arguments}
+    given = {"net": bottlenecked(width=16, depth=5), "x": normal(20, 8), **arguments}
     with pytest.raises(error, match=match):
         compress(**given)
 

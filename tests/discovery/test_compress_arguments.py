@@ -59,7 +59,7 @@ LABELS = torch.arange(40) % 3
         (Convolving(), normal(20, 3, 5, 5), {}, ValueError, r"^x: .*layer body\.0 \(Conv2d\) expects 1 channel and"),
         (embedding(), normal(20, 3), {}, TypeError, "^x: got dtype torch.float32.*expected integers"),
         (embedding(), torch.full((20, 3), 10), {}, ValueError, "^x: the module fails on it.*index out of range"),
-        (Single(), X, {}, ValueError, "^module: it runs on x in torch.float32, but not in torch.float64"),
+        (Single(), X, {}, ValueError, "^net: it runs on x in torch.float32, but not in torch.float64"),
         (perceptron(), X[:1].repeat(30, 1), {}, ValueError, "^x: got 30 equal samples.*spread of the outputs is 0"),
         (perceptron(), X, {"held_out": X[:1]}, ValueError, r"^held_out: got 1 sample\(s\), expected at least 8"),
         (perceptron(), X, {"held_out": X[:1].repeat(20, 1)}, ValueError, "^held_out: the spread.* 20 samples.*is 0"),
