@@ -55,9 +55,15 @@ class Layers:
     slope: float
 
     @classmethod
-    def of(cls, net: MLP, dtype: torch.dtype) -> Layers:
-        """Read an MLP, in the given precision."""
-        return cls([w.detach().to(dtype) for w in net.weights], [b.detach().to(dtype) for b in net.biases], net.slope)
+    def of(cls, net: MLP, dtype: torch.dtype, *, copy: bool = False) -> Layers:
+        """Return the parameters of an MLP in the given precision, on request as copies even if it is their own."""
+        weights, biases = ([p.detach().to(dtype, copy=copy) for p in group] for group in (net.weights, net.biases))
+        return cls(weights, biases, net.slope)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return self.weights[0].device
 
     @property
     def widths(self) -> list[int]:
@@ -109,7 +115,7 @@ def sweep(
     layers: Layers,
     x: Tensor,
     *,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     jacobian: bool = True,
     trace: bool = False,
     compact: bool = False,
@@ -124,7 +130,7 @@ def sweep(
         The network.
     x : Tensor
         Samples, (N, d_in).
-    chunk : int, optional
+    chunk_size : int, optional
         Samples in a piece; by default as many as keep it within 2^20 numbers. Within a piece the products of a block
         of samples are made in the same two buffers.
     jacobian, trace : bool
@@ -154,7 +160,7 @@ def sweep(
     rows = first.shape[0] if by_output else m
     size = max(widths[1:-1], default=1)
     block = max(1, BLOCK_ENTRIES // (rows * size), BLOCK_ROWS // rows)
-    piece = chunk or max(block, PIECE_ENTRIES // (2 * sum(widths) + first.shape[0] * max(m, last.shape[1])))
+    piece = chunk_size or max(block, PIECE_ENTRIES // (2 * sum(widths) + first.shape[0] * max(m, last.shape[1])))
     buffers = [first.new_empty(min(block, piece, len(x)) * rows * size) for _ in range(2)]
     bases = tangent.split(piece) if tangent is not None and each else None
     for i, part in enumerate(x.split(piece)):

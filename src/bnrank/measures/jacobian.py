@@ -1,40 +1,35 @@
-"""Jacobians of the network function at the samples: spectra, rank, log pseudo-determinant and Schatten norm."""
+"""Jacobians of the network function at samples: matrices, spectra, rank, log pseudo-determinant, Schatten norm."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
-from bnrank.measures.backward import mlp_forward
-from bnrank.measures.derivatives import Points
+from bnrank._core import linalg, validation
+from bnrank._core.results import Printed
+from bnrank.measures import kinks, ntk
+from bnrank.measures.backward import Layers, sweep
 from bnrank.measures.kinks import KinkWarning, Watch
+from bnrank.measures.products import check_samplewise
 from bnrank.networks.chain import as_mlp
-from bnrank.networks.functional import example
+from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
 
-__all__ = [
-    "JacobianRank",
-    "KinkWarning",
-    "jacobians",
-    "log_pseudo_determinant",
-    "log_pseudo_determinant_of",
-    "mlp_forward",
-    "near_kinks",
-    "rank",
-    "schatten",
-    "singular_values",
-]
+__all__ = ["KINK_RTOL", "Jacobian", "JacobianRank", "KinkWarning"]
 
 KINK_RTOL = 1e-12
+CHUNK_ENTRIES = 2**24  # float64 numbers of the largest intermediate tensor of modules other than MLP: 128 MiB
+INDEPENDENT = 1e-10  # least singular value, over the largest, of a basis with columns of length 1
 
 
 @dataclass(frozen=True)
-class JacobianRank:
-    """Largest rank of the Jacobian over a sample, with its witness.
+class JacobianRank(Printed):
+    """Largest rank of the Jacobian over a sample, with the point where it is attained.
 
     Attributes
     ----------
@@ -45,59 +40,56 @@ class JacobianRank:
     point : Tensor
         That sample.
     singular_values : Tensor
-        Of Jf(point), (min(d_in, d_out),).
+        Singular values of Jf(point), (min(d_in, d_out),).
     rtol : float
-        Values above ``rtol`` times the largest at the same sample count.
+        Singular values above ``rtol`` times the largest at the same sample count.
     """
 
     rank: int
     witness: int
-    point: Tensor
-    singular_values: Tensor
+    point: Tensor = field(repr=False)
+    singular_values: Tensor = field(repr=False)
     rtol: float
 
+    def __str__(self) -> str:
+        shown = ", ".join(f"{s:.3g}" for s in self.singular_values[: self.rank + 2].tolist())
+        more = ", ..." if len(self.singular_values) > self.rank + 2 else ""
+        return f"rank {self.rank} at sample {self.witness} (rtol {self.rtol:g}); singular values {shown}{more}"
 
-def jacobians(
-    net: nn.Module,
-    x: Tensor | np.ndarray,
-    *,
-    chunk: int | None = None,
-    dtype: torch.dtype = torch.float64,
-    tangent: Tensor | np.ndarray | None = None,
-    kink_rtol: float | None = KINK_RTOL,
-) -> Iterator[Tensor]:
-    """Iterate over Jf(x_i), chunks of shape (n, d_out, d_in) in the order of the samples.
+
+class Jacobian(Printed):
+    """The Jacobians Jf(x_i) of a module at samples, computed when first accessed and cached.
 
     MLPs: the product W_L D_{L-1} ... D_1 W_1 (docs/theory.md), from its narrower end, at kinks with the derivative
     s that PyTorch takes. Other modules: one backward pass per output. Inputs and outputs with more dimensions are
-    flattened. Parameters that are shared make no difference.
+    flattened. Shared parameters are supported. Parameters are copied: training the module later changes nothing here.
 
     Parameters
     ----------
     net : torch.nn.Module
-        Any module that treats samples one by one; in eval mode, left as it was.
+        Any module that treats samples independently; evaluated in eval mode and left unchanged.
     x : Tensor or ndarray
         Samples, (N, ...), floating point.
-    chunk : int, optional
-        Samples at a time; by default a number that bounds the memory (MLPs: 2^20 numbers, others: 2^24).
-    dtype : torch.dtype
-        Precision.
     tangent : Tensor or ndarray, optional
         Basis of the tangent space of the data, columns of shape (d_in, m) or, one per sample, (N, d_in, m). It is
-        orthonormalized (Gram-Schmidt, so an orthonormal one is kept) to Q, and the result is the restriction
-        Jf(x_i) Q, (n, d_out, m).
+        orthonormalized (Gram-Schmidt, which keeps an orthonormal basis) to Q, and Jf(x_i) is restricted to
+        Jf(x_i) Q, (d_out, m).
     kink_rtol : float or None
         A sample is near a kink if a preactivation z = w.a + b that depends on x (along the tangents) has
-        |z| <= kink_rtol (sum_j |w_j| |a_j| + |b|); 0 means on it. Of modules other than MLP the arguments of relu and
-        the like are looked at, against the largest argument of the same operation. One :class:`KinkWarning` per call,
-        after the last chunk, says how many there are. None: they are not looked for.
+        |z| <= kink_rtol (sum_j |w_j| |a_j| + |b|); 0 means on it. For modules other than MLP, the arguments of relu and
+        similar operations are compared with the largest argument of the same operation. The first computation issues
+        one :class:`KinkWarning` with their number. None: no search for kinks.
+    chunk_size : int, optional
+        Samples per block; by default a number that bounds the memory (MLPs: 2^20 numbers, others: 2^24).
+    dtype : torch.dtype
+        Precision of the passes.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, the module has NaN or infinite parameters or cannot be run on x, its output is
-        not differentiable in x, the output for one sample depends on the others, or the tangents are linearly
-        dependent.
+        If an argument is out of range, the module has NaN or infinite parameters or the tangents are linearly
+        dependent; on first access, if the module cannot be run on x, its output is not differentiable in x, or the
+        output for one sample depends on the others.
 
     Warns
     -----
@@ -107,252 +99,320 @@ def jacobians(
     Examples
     --------
     >>> import torch
-    >>> x = torch.tensor([[2.0, -1.0]])
-    >>> next(jacobians(torch.nn.ReLU(), x))
+    >>> J = Jacobian(torch.nn.ReLU(), torch.tensor([[2.0, -1.0]]))
+    >>> J.matrices
     tensor([[[1., 0.],
              [0., 0.]]], dtype=torch.float64)
-    >>> next(jacobians(torch.nn.ReLU(), x, tangent=torch.tensor([[3.0], [4.0]])))
+    >>> print(J)
+    Jacobian of ReLU at 1 sample of 2 inputs: rank 1 at sample 0 (rtol 1e-06); singular values 1, 0
+    >>> Jacobian(torch.nn.ReLU(), torch.tensor([[2.0, -1.0]]), tangent=torch.tensor([[3.0], [4.0]])).matrices
     tensor([[[0.6000],
              [0.0000]]], dtype=torch.float64)
     """
-    return _warning(Points(net, x, chunk, dtype, tangent), _watch(kink_rtol))
+
+    def __init__(
+        self,
+        net: nn.Module,
+        x: Tensor | np.ndarray,
+        *,
+        tangent: Tensor | np.ndarray | None = None,
+        kink_rtol: float | None = KINK_RTOL,
+        chunk_size: int | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self.net = net = unwrap(net)
+        self.x = example(net, x).detach()
+        if not self.x.is_floating_point():
+            raise TypeError(f"x: got dtype {self.x.dtype}, expected floating point to differentiate by")
+        check_finite(net)
+        self.dtype = dtype
+        self.kink_rtol = None if kink_rtol is None else validation.number(kink_rtol, "kink_rtol", 0.0)
+        self.chunk_size = None if chunk_size is None else validation.integer(chunk_size, "chunk_size")
+        self._function: Layers | Functional = (
+            Layers.of(net, dtype, copy=True) if is_plain_mlp(net) else Functional(net, dtype)
+        )
+        self._x = self.x.to(self._function.device)
+        self.tangent: Tensor | None = None
+        if tangent is not None:
+            self.tangent = _orthonormal(tangent, len(self.x), self.x[0].numel()).to(self._x.device, dtype)
+        self._matrices: Tensor | None = None
+        self._singular_values: Tensor | None = None
+        self._ntk_trace: Tensor | None = None
+        self._near_kinks: Tensor | None = None
+
+    def __str__(self) -> str:
+        n, d_in = len(self.x), self.x[0].numel()
+        where = f"{n} sample{'s' if n > 1 else ''} of {d_in} inputs"
+        tangent = "" if self.tangent is None else f", on {self.tangent.shape[-1]} tangents"
+        return f"Jacobian of {type(self.net).__name__} at {where}{tangent}: {self.rank()}"
+
+    def chunks(self) -> Iterator[Tensor]:
+        """Iterate over Jf(x_i) in blocks (n, d_out, d_in), in the order of the samples; nothing is cached."""
+        return (matrix for matrix, _ in self._blocks())
+
+    @property
+    def matrices(self) -> Tensor:
+        """Jf(x_i), (N, d_out, d_in), with tangents Jf(x_i) Q, (N, d_out, m)."""
+        if self._matrices is None:
+            self._matrices = torch.cat(list(self.chunks()))
+        return self._matrices
+
+    @property
+    def singular_values(self) -> Tensor:
+        """Singular values of Jf(x_i), (N, min(d_in, d_out)), with tangents (N, min(m, d_out)), float64, descending.
+
+        Examples
+        --------
+        >>> Jacobian(torch.nn.Softplus(), torch.zeros(1, 3)).singular_values
+        tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
+        """
+        if self._singular_values is None:
+            self._measure(trace=False)
+        assert self._singular_values is not None
+        return self._singular_values
+
+    @property
+    def ntk_trace(self) -> Tensor:
+        """Tr Theta(x_i, x_i), (N,), float64 (see :func:`bnrank.ntk.trace`); tangents make no difference.
+
+        For MLPs a single backward pass gives both this and ``singular_values`` if this is accessed first: the products
+        J(a~_l -> f), from the output down, have the norms that the trace is made of; the last of them, times W_1, is
+        the Jacobian.
+
+        Examples
+        --------
+        >>> import bnrank
+        >>> net = bnrank.MLP([2, 2], bias=False)
+        >>> _ = net.weights[0].data.copy_(torch.diag(torch.tensor([3.0, 4.0])))
+        >>> J = Jacobian(net, torch.ones(1, 2))
+        >>> J.ntk_trace, J.singular_values
+        (tensor([4.], dtype=torch.float64), tensor([[4., 3.]], dtype=torch.float64))
+        """
+        if self._ntk_trace is None and isinstance(self._function, Layers) and self._singular_values is None:
+            self._measure(trace=True)
+        if self._ntk_trace is None:
+            self._ntk_trace = ntk.trace(self.net, self.x, chunk_size=self.chunk_size, dtype=self.dtype)
+        return self._ntk_trace
+
+    def rank(self, rtol: float = 1e-6) -> JacobianRank:
+        """Return the largest rank of the Jacobian over the samples, with the sample where it is attained (T18).
+
+        With tangents to the domain Omega, the rank of Jf on T_x Omega.
+
+        Parameters
+        ----------
+        rtol : float
+            Singular values above ``rtol`` times the largest at the same sample count.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If ``rtol`` is not in [0, 1).
+
+        Examples
+        --------
+        >>> found = Jacobian(torch.nn.ReLU(), torch.tensor([[-1.0, -1.0], [2.0, -1.0]])).rank()
+        >>> found.rank, found.witness
+        (1, 1)
+        """
+        rtol = validation.rtol(rtol)
+        values = self.singular_values
+        rank = int(linalg.rank(values, rtol).max())
+        margin = values[:, max(rank - 1, 0)] / values[:, 0].clamp(min=torch.finfo(torch.float64).tiny)
+        witness = int(margin.argmax())  # where fewer values count, the margin is at most rtol
+        return JacobianRank(rank, witness, self.x[witness].clone(), values[witness].cpu(), rtol)
+
+    def log_pseudo_determinant(self, rank: int | None = None, *, rtol: float = 1e-6) -> Tensor:
+        """Return log |Jf(x_i)|_+, the sum of the logs of the non-zero singular values, (N,), float64 (T7).
+
+        Parameters
+        ----------
+        rank : int, optional
+            Take the largest ``rank`` singular values of every sample; -inf where one of them is 0.
+        rtol : float
+            Without ``rank``: take those above ``rtol`` times the largest; 0 (the empty product) where all are 0.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If ``rank`` or ``rtol`` is out of range.
+
+        Examples
+        --------
+        >>> Jacobian(torch.nn.Softplus(), torch.zeros(1, 3)).log_pseudo_determinant() / 3       # log 0.5
+        tensor([-0.6931], dtype=torch.float64)
+        """
+        return linalg.log_pseudo_determinant(self.singular_values, rank, rtol)
+
+    def schatten(self, depth: int | None = None, *, rtol: float = 1e-12) -> Tensor:
+        """Return sum_k s_k(Jf(x_i))^{2/L}, the Schatten norm ||Jf||_{2/L}^{2/L}, (N,), float64 (T4).
+
+        L times it is at most ||theta||^2 of any network of depth L that computes f.
+
+        Parameters
+        ----------
+        depth : int, optional
+            L; by default the number of weight layers if the module is a chain of them.
+        rtol : float
+            Singular values up to ``rtol`` times the largest of the same sample count as 0.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If ``rtol`` is out of range, or ``depth`` is missing for a module that is no chain.
+
+        Examples
+        --------
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
+        >>> for layer in net:
+        ...     _ = layer.weight.data.copy_(torch.diag(torch.tensor([2.0, 3.0])))
+        >>> Jacobian(net, torch.ones(1, 2)).schatten()                # singular values 4 and 9, L = 2
+        tensor([13.], dtype=torch.float64)
+        """
+        depth = self._depth() if depth is None else validation.integer(depth, "depth")
+        return linalg.schatten(self.singular_values, depth, rtol)
+
+    def near_kinks(self, rtol: float | None = None) -> Tensor:
+        """Return which samples are near a kink, where the Jacobian is that of one side only, (N,), bool.
+
+        Needs forward passes only.
+
+        Parameters
+        ----------
+        rtol : float, optional
+            Tolerance as ``kink_rtol``, which is the default (1e-12 where that is None).
+
+        Examples
+        --------
+        >>> Jacobian(torch.nn.ReLU(), torch.tensor([[2.0, -1.0], [2.0, 0.0]])).near_kinks()
+        tensor([False,  True])
+        """
+        if rtol is None and self._near_kinks is not None:
+            return self._near_kinks
+        default = KINK_RTOL if self.kink_rtol is None else self.kink_rtol
+        watch = Watch(default if rtol is None else validation.number(rtol, "rtol", 0.0))
+        if isinstance(self._function, Layers):
+            for _ in self._sweep(watch, jacobian=False):
+                pass
+        else:
+            check_samplewise(self._function, self._x)
+            for part, basis in self._parts(self._function, self.chunk_size or 4096):
+                watch.add(kinks.of_module(self._function, part, watch.rtol, basis))
+        return watch.found
+
+    def _measure(self, trace: bool) -> None:
+        """Compute the singular values and, for MLPs, the NTK traces if requested."""
+        layers = self._function if isinstance(self._function, Layers) else None
+        values, traces = [], []
+        blocks = self._blocks(compact=True, trace=trace) if self._matrices is None else iter([(self._matrices, None)])
+        for matrix, part in blocks:
+            if not bool(torch.isfinite(matrix).all()):
+                raise validation.RangeError("net: its Jacobian has NaN or infinite entries, expected finite ones")
+            found = torch.linalg.svdvals(matrix.double())
+            if layers is not None:  # the rest, left out of a compact Jacobian, is 0
+                m = layers.widths[0] if self.tangent is None else self.tangent.shape[-1]
+                found = nn.functional.pad(found, (0, min(m, layers.widths[-1]) - found.shape[1]))
+            values.append(found)
+            if part is not None:
+                traces.append(part)
+        self._singular_values = torch.cat(values)
+        if traces:
+            self._ntk_trace = ntk.finite(torch.cat(traces))
+
+    def _blocks(self, *, compact: bool = False, trace: bool = False) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Iterate over Jf(x_i) Q and (MLPs) the NTK trace, (n,); warn once of kinks. See `sweep` for ``compact``."""
+        watch = None if self.kink_rtol is None or self._near_kinks is not None else Watch(self.kink_rtol)
+        if isinstance(self._function, Layers):
+            yield from self._sweep(watch, compact=compact, trace=trace)
+        else:
+            yield from ((matrix, None) for matrix in self._automatic(self._function, watch))
+        if watch is not None:
+            self._near_kinks = watch.found
+            message = kinks.describe(watch.found, watch.rtol)
+            if message:
+                warnings.warn(f"x: {message}", KinkWarning, _level_of_caller())
+
+    def _sweep(
+        self, watch: Watch | None, *, jacobian: bool = True, compact: bool = False, trace: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        assert isinstance(self._function, Layers)
+        return sweep(
+            self._function,
+            self._x,
+            chunk_size=self.chunk_size,
+            jacobian=jacobian,
+            trace=trace,
+            compact=compact,
+            tangent=self.tangent,
+            watch=watch,
+        )
+
+    def _parts(self, function: Functional, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Iterate over samples in the function's precision, with their tangents."""
+        for begin in range(0, len(self._x), size):
+            here = slice(begin, begin + size)
+            basis = self.tangent[here] if self.tangent is not None and self.tangent.ndim == 3 else self.tangent
+            yield self._x[here].to(function.dtype), basis
+
+    def _automatic(self, function: Functional, watch: Watch | None) -> Iterator[Tensor]:
+        """Iterate over Jf(x_i) Q by automatic differentiation."""
+        d_out = check_samplewise(function, self._x)
+        size = self.chunk_size or max(1, CHUNK_ENTRIES // (self._x[0].numel() * d_out))
+        for piece, basis in self._parts(function, size):
+            if watch is not None:
+                watch.add(kinks.of_module(function, piece, watch.rtol, basis))
+            part = piece.clone().requires_grad_(True)
+            with torch.enable_grad():
+                out = function(part).reshape(len(part), -1)
+                columns, ones = out.unbind(1), torch.ones_like(out[:, 0])
+            if not out.requires_grad:
+                raise ValueError(f"net: the output of {type(function.module).__name__} cannot be differentiated in x")
+            rows = [
+                torch.autograd.grad(column, part, ones, retain_graph=True, materialize_grads=True)[0].flatten(1)
+                for column in columns
+            ]
+            matrix = torch.stack(rows, 1)
+            yield matrix if basis is None else matrix @ basis
+
+    def _depth(self) -> int:
+        try:
+            return as_mlp(self.net).depth
+        except TypeError as error:
+            reason = str(error).removeprefix("net: ")
+            raise ValueError(f"depth: got None, expected L of a module that is no chain of layers ({reason})") from error
 
 
-def _warning(points: Points, watch: Watch | None) -> Iterator[Tensor]:
-    for jacobian, _ in points.jacobians(watch):
-        yield jacobian
-    if watch is not None:
-        watch.warn(2)
+def _level_of_caller() -> int:
+    """Return the ``stacklevel`` of the first caller outside the library."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "bnrank":
+        level, frame = level + 1, frame.f_back
+    return level
 
 
-def singular_values(
-    net: nn.Module,
-    x: Tensor | np.ndarray,
-    *,
-    chunk: int | None = None,
-    dtype: torch.dtype = torch.float64,
-    tangent: Tensor | np.ndarray | None = None,
-    kink_rtol: float | None = KINK_RTOL,
-) -> Tensor:
-    """Return the singular values of Jf(x_i), or of Jf(x_i) Q with tangents, for every sample.
-
-    Parameters, errors and warnings are those of :func:`jacobians`.
-
-    Returns
-    -------
-    Tensor
-        (N, min(d_in, d_out)), with tangents (N, min(m, d_out)), float64, descending.
-
-    Examples
-    --------
-    >>> import torch
-    >>> singular_values(torch.nn.Softplus(), torch.zeros(1, 3))
-    tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
-    """
-    watch = _watch(kink_rtol)
-    values, _ = Points(net, x, chunk, dtype, tangent).singular_values(watch)
-    if watch is not None:
-        watch.warn(2)
-    return values
-
-
-def rank(
-    net: nn.Module,
-    x: Tensor | np.ndarray,
-    rtol: float = 1e-6,
-    *,
-    chunk: int | None = None,
-    dtype: torch.dtype = torch.float64,
-    tangent: Tensor | np.ndarray | None = None,
-    kink_rtol: float | None = KINK_RTOL,
-) -> JacobianRank:
-    """Return the largest rank of the Jacobian over the sample, with the sample where it is attained (T18).
-
-    With tangents to the domain Omega, the rank of Jf on T_x Omega.
-
-    Parameters
-    ----------
-    module, x, chunk, dtype, tangent, kink_rtol
-        As in :func:`jacobians`.
-    rtol : float
-        Singular values above ``rtol`` times the largest at the same sample count.
-
-    Returns
-    -------
-    JacobianRank
-        Rank, witness, singular values and tolerance.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`jacobians`, or if ``rtol`` is not in [0, 1).
-
-    Examples
-    --------
-    >>> import torch
-    >>> found = rank(torch.nn.ReLU(), torch.tensor([[-1.0, -1.0], [2.0, -1.0]]))
-    >>> found.rank, found.witness
-    (1, 1)
-    """
-    rtol = validation.rtol(rtol)
-    watch = _watch(kink_rtol)
-    values, _ = Points(net, x, chunk, dtype, tangent).singular_values(watch)
-    if watch is not None:
-        watch.warn(2)
-    counts = (values > rtol * values[:, :1]).sum(1)
-    most = int(counts.max())
-    margin = values[:, max(most - 1, 0)] / values[:, 0].clamp(min=torch.finfo(torch.float64).tiny)
-    witness = int(margin.argmax())  # where fewer values count, the margin is at most rtol
-    point = example(net, x)[witness].detach().clone()
-    return JacobianRank(most, witness, point, values[witness].cpu(), rtol)
-
-
-def log_pseudo_determinant(
-    net: nn.Module,
-    x: Tensor | np.ndarray,
-    rank: int | None = None,
-    *,
-    rtol: float = 1e-6,
-    chunk: int | None = None,
-    dtype: torch.dtype = torch.float64,
-    tangent: Tensor | np.ndarray | None = None,
-    kink_rtol: float | None = KINK_RTOL,
-) -> Tensor:
-    """Return log |Jf(x_i)|_+, the sum of the logs of the non-zero singular values, for every sample (T7).
-
-    Parameters
-    ----------
-    module, x, chunk, dtype, tangent, kink_rtol
-        As in :func:`jacobians`.
-    rank : int, optional
-        Take the largest ``rank`` singular values of every sample; -inf where one of them is 0.
-    rtol : float
-        Without ``rank``: take those above ``rtol`` times the largest; 0 (the empty product) where all are 0.
-
-    Returns
-    -------
-    Tensor
-        (N,), float64. Natural logarithm.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`jacobians`, or if ``rank`` or ``rtol`` is out of range.
-
-    Examples
-    --------
-    >>> import torch, math
-    >>> values = log_pseudo_determinant(torch.nn.Softplus(), torch.zeros(1, 3))
-    >>> math.isclose(values.item(), 3 * math.log(0.5))
-    True
-    """
-    watch = _watch(kink_rtol)
-    values, _ = Points(net, x, chunk, dtype, tangent).singular_values(watch)
-    if watch is not None:
-        watch.warn(2)
-    return log_pseudo_determinant_of(values, rank, rtol)
-
-
-def log_pseudo_determinant_of(values: Tensor, rank: int | None = None, rtol: float = 1e-6) -> Tensor:
-    """Return log |.|_+, (N,), of matrices with the given singular values, (N, K) descending."""
-    if rank is not None:
-        rank = validation.integer(rank, "rank", 0)
-        if rank > values.shape[1]:
-            raise ValueError(f"rank: got {rank}, expected at most min(d_in, d_out) = {values.shape[1]}")
-        return values[:, :rank].log().sum(1)
-    counted = values > validation.rtol(rtol) * values[:, :1]
-    return torch.where(counted, values, 1.0).log().sum(1)
-
-
-def schatten(
-    net: nn.Module,
-    x: Tensor | np.ndarray,
-    depth: int | None = None,
-    *,
-    rtol: float = 1e-12,
-    chunk: int | None = None,
-    dtype: torch.dtype = torch.float64,
-    tangent: Tensor | np.ndarray | None = None,
-    kink_rtol: float | None = KINK_RTOL,
-) -> Tensor:
-    """Return sum_k s_k(Jf(x_i))^{2/L}, the Schatten norm ||Jf||_{2/L}^{2/L}, for every sample (T4).
-
-    L times it is at most ||theta||^2 of any network of depth L that computes f.
-
-    Parameters
-    ----------
-    module, x, chunk, dtype, tangent, kink_rtol
-        As in :func:`jacobians`.
-    depth : int, optional
-        L; by default the number of weight layers, where the module is a chain of them.
-    rtol : float
-        Singular values up to ``rtol`` times the largest of the same sample count as 0: what rounding leaves of a zero,
-        1e-17, has the power 0.04 at L = 24.
-
-    Returns
-    -------
-    Tensor
-        (N,), float64.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`jacobians`, or if ``rtol`` is out of range, or ``depth`` is missing for a module that is no chain.
-
-    Examples
-    --------
-    >>> import torch
-    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
-    >>> for layer in net:
-    ...     _ = layer.weight.data.copy_(torch.diag(torch.tensor([2.0, 3.0])))
-    >>> schatten(net, torch.ones(1, 2))                       # singular values 4 and 9, L = 2
-    tensor([13.], dtype=torch.float64)
-    """
-    rtol = validation.rtol(rtol)
-    depth = _depth(net) if depth is None else validation.integer(depth, "depth")
-    watch = _watch(kink_rtol)
-    values, _ = Points(net, x, chunk, dtype, tangent).singular_values(watch)
-    if watch is not None:
-        watch.warn(2)
-    return torch.where(values > rtol * values[:, :1], values, 0.0).pow(2 / depth).sum(1)
-
-
-def near_kinks(
-    net: nn.Module,
-    x: Tensor | np.ndarray,
-    rtol: float = KINK_RTOL,
-    *,
-    chunk: int | None = None,
-    dtype: torch.dtype = torch.float64,
-    tangent: Tensor | np.ndarray | None = None,
-) -> Tensor:
-    """Say which samples are near a kink, where the Jacobian is that of one side only, by forward passes alone.
-
-    Parameters and errors are those of :func:`jacobians`, ``rtol`` is its ``kink_rtol``.
-
-    Returns
-    -------
-    Tensor
-        (N,), bool.
-
-    Examples
-    --------
-    >>> import torch
-    >>> near_kinks(torch.nn.ReLU(), torch.tensor([[2.0, -1.0], [2.0, 0.0]]))
-    tensor([False,  True])
-    """
-    watch = Watch(validation.number(rtol, "rtol", 0.0))
-    Points(net, x, chunk, dtype, tangent).look(watch)
-    return watch.found
-
-
-def _depth(net: nn.Module) -> int:
-    try:
-        return as_mlp(net).depth
-    except TypeError as error:
-        reason = str(error).removeprefix("net: ")
-        raise ValueError(f"depth: got None, expected L of a module that is no chain of layers ({reason})") from error
-
-
-def _watch(kink_rtol: float | None) -> Watch | None:
-    return None if kink_rtol is None else Watch(validation.number(kink_rtol, "kink_rtol", 0.0))
+def _orthonormal(tangent: object, n: int, d_in: int) -> Tensor:
+    """Return the Gram-Schmidt basis of the columns, float64, (d_in, m) or (N, d_in, m); refuse dependent ones."""
+    if isinstance(tangent, np.ndarray) and tangent.dtype.kind == "f":
+        tangent = torch.from_numpy(np.ascontiguousarray(tangent))
+    if not isinstance(tangent, Tensor) or not tangent.is_floating_point():
+        raise TypeError(f"tangent: got {validation.describe(tangent)}, expected a floating-point Tensor or ndarray")
+    shape = tuple(tangent.shape)
+    if len(shape) not in (2, 3) or shape[-2] != d_in or not 1 <= shape[-1] <= d_in or shape[:-2] not in ((), (n,)):
+        raise ValueError(
+            f"tangent: got shape {shape}, expected columns (d_in, m) or (N, d_in, m) with d_in = {d_in}, N = {n} and "
+            f"1 <= m <= {d_in}"
+        )
+    basis = tangent.detach().double()
+    if not bool(torch.isfinite(basis).all()):
+        raise ValueError("tangent: got NaN or infinite entries, expected finite ones")
+    largest = basis.abs().amax(-2, keepdim=True)
+    basis = basis / torch.where(largest > 0, largest, 1.0)  # so that no square under- or overflows
+    lengths = torch.linalg.vector_norm(basis, dim=-2, keepdim=True)
+    basis = basis / torch.where(lengths > 0, lengths, 1.0)
+    values = torch.linalg.svdvals(basis).reshape(-1, shape[-1])
+    dependent = (values[:, -1] <= INDEPENDENT * values[:, 0]).nonzero().flatten()
+    if len(dependent):
+        where = f" at sample {int(dependent[0])}" if len(shape) == 3 else ""
+        raise ValueError(f"tangent: got linearly dependent columns{where}, expected a basis")
+    q, r = torch.linalg.qr(basis)
+    return q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).unsqueeze(-2)

@@ -14,14 +14,14 @@ __all__ = ["at_sample", "by_layers"]
 FORMED = 256  # d_in d_out up to which the matrix is formed
 
 
-def by_layers(layers: Layers, x: Tensor, rtol: float, chunk: int | None, seed: int) -> Tensor:
+def by_layers(layers: Layers, x: Tensor, rtol: float, chunk_size: int | None, seed: int) -> Tensor:
     """Return the norms of sum_l J a_{l-1}^T J a_{l-1} (x) J(a~_l -> f) J(a~_l -> f)^T, (N,), of an MLP."""
     d_in, d_out = layers.widths[0], layers.widths[-1]
     size = d_in * d_out
     formed = size <= FORMED
     numbers = sum(layers.widths) * (d_in + d_out) + len(layers.weights) * (d_in**2 + d_out**2) + size**2 * formed
     norms = []
-    for part in x.split(chunk or max(1, CHUNK_ENTRIES // (4 * numbers))):
+    for part in x.split(chunk_size or max(1, CHUNK_ENTRIES // (4 * numbers))):
         slopes = layers.forward(part).slopes
         down = [g.expand(len(part), -1, -1) for g in layers.to_output(slopes)]
         outer = torch.stack([g @ g.mT for g in down], 1)  # (n, L, d_out, d_out)

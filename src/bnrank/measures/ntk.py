@@ -9,12 +9,10 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.measures import mixed
 from bnrank.measures.backward import Layers, sweep
-from bnrank.measures.derivatives import Points, check_samplewise
-from bnrank.measures.jacobian import KINK_RTOL
-from bnrank.measures.kinks import Watch
 from bnrank.measures.products import (
     ByLayers,
     Products,
+    check_samplewise,
     largest_eigenvalue,
     parameter_jacobians,
     sizes,
@@ -22,7 +20,7 @@ from bnrank.measures.products import (
 )
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
 
-__all__ = ["gram", "mixed_derivative_norm", "top_eigenvalue", "trace", "trace_and_singular_values"]
+__all__ = ["gram", "mixed_derivative_norm", "top_eigenvalue", "trace"]
 
 MAX_ENTRIES = 2**28  # of the parameter Jacobian held by gram for modules other than MLP: 2 GiB
 
@@ -31,7 +29,7 @@ def trace(
     net: nn.Module,
     x: Tensor | np.ndarray,
     *,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     r"""Return Tr Theta(x_i, x_i) for every sample, without the kernel.
@@ -47,7 +45,7 @@ def trace(
         Any module; in eval mode, left as it was.
     x : Tensor or ndarray
         Samples, (N, ...).
-    chunk : int, optional
+    chunk_size : int, optional
         Samples at a time; by default a number that bounds the memory (MLPs: 2^20 numbers, others: 2^24).
     dtype : torch.dtype
         Precision of the passes.
@@ -71,66 +69,13 @@ def trace(
     tensor([8.], dtype=torch.float64)
     """
     net, x = _checked(net, x)
-    if chunk is not None:
-        chunk = validation.integer(chunk, "chunk")
+    if chunk_size is not None:
+        chunk_size = validation.integer(chunk_size, "chunk_size")
     if is_plain_mlp(net):
-        pieces = sweep(Layers.of(net, dtype), x, chunk=chunk, jacobian=False, trace=True)
-        return _finite(torch.cat([t for _, t in pieces if t is not None]))
+        pieces = sweep(Layers.of(net, dtype), x, chunk_size=chunk_size, jacobian=False, trace=True)
+        return finite(torch.cat([t for _, t in pieces if t is not None]))
     function = with_gradients(Functional(net, dtype))
-    return _finite(torch.cat([(rows * rows).sum((1, 2)) for rows in parameter_jacobians(function, x, chunk)]))
-
-
-def trace_and_singular_values(
-    net: nn.Module,
-    x: Tensor | np.ndarray,
-    *,
-    chunk: int | None = None,
-    dtype: torch.dtype = torch.float64,
-    tangent: Tensor | np.ndarray | None = None,
-    kink_rtol: float | None = KINK_RTOL,
-) -> tuple[Tensor, Tensor]:
-    """Return :func:`trace` and :func:`bnrank.jacobian.singular_values`, for MLPs from one backward pass.
-
-    The products J(a~_l -> f), from the output down, have the norms that the trace is made of; the last of them, times
-    W_1, is the Jacobian.
-
-    Parameters
-    ----------
-    module, x, chunk, dtype, tangent, kink_rtol
-        As in :func:`bnrank.jacobian.jacobians`. The trace does not depend on the tangents.
-
-    Returns
-    -------
-    trace : Tensor
-        Tr Theta(x_i, x_i), (N,), float64.
-    singular_values : Tensor
-        Of Jf(x_i), (N, min(d_in, d_out)), float64, descending.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`trace` and :func:`bnrank.jacobian.jacobians`.
-
-    Warns
-    -----
-    KinkWarning
-        If samples lie near a kink.
-
-    Examples
-    --------
-    >>> import torch, bnrank
-    >>> net = bnrank.MLP([2, 2], bias=False)
-    >>> _ = net.weights[0].data.copy_(torch.diag(torch.tensor([3.0, 4.0])))
-    >>> trace_and_singular_values(net, torch.ones(1, 2))
-    (tensor([4.], dtype=torch.float64), tensor([[4., 3.]], dtype=torch.float64))
-    """
-    net, x = _checked(net, x)
-    watch = None if kink_rtol is None else Watch(validation.number(kink_rtol, "kink_rtol", 0.0))
-    points = Points(net, x, chunk, dtype, tangent)
-    values, traces = points.singular_values(watch, trace=True)
-    if watch is not None:
-        watch.warn(2)
-    return (trace(net, x, chunk=chunk, dtype=dtype) if traces is None else _finite(traces)), values
+    return finite(torch.cat([(rows * rows).sum((1, 2)) for rows in parameter_jacobians(function, x, chunk_size)]))
 
 
 def gram(net: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -142,7 +87,7 @@ def gram(net: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.f
 
     Parameters
     ----------
-    module, x, dtype
+    net, x, dtype
         As in :func:`trace`.
 
     Returns
@@ -191,7 +136,7 @@ def top_eigenvalue(
     *,
     normalized: bool = False,
     rtol: float = 1e-10,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     seed: int = 0,
 ) -> float:
     """Return the largest eigenvalue of Theta(X, X), the (N d_out) x (N d_out) matrix, without forming it (T26, E14).
@@ -206,14 +151,14 @@ def top_eigenvalue(
 
     Parameters
     ----------
-    module, x
+    net, x
         As in :func:`trace`.
     normalized : bool
         Divide by N.
     rtol : float
         Relative accuracy: the iteration ends when the residual of the eigenpair, a bound on the error of the
         eigenvalue, is ``rtol`` times it. The error is then usually far smaller.
-    chunk : int, optional
+    chunk_size : int, optional
         Samples at a time.
     seed : int
         Of the vector the iteration starts from.
@@ -239,18 +184,18 @@ def top_eigenvalue(
     net, x = _checked(net, x)
     rtol = validation.rtol(rtol)
     seed = validation.integer(seed, "seed", 0)
-    if chunk is not None:
-        chunk = validation.integer(chunk, "chunk")
+    if chunk_size is not None:
+        chunk_size = validation.integer(chunk_size, "chunk_size")
     jacobian: ByLayers | Products
     if is_plain_mlp(net):
         layers = Layers.of(net, torch.float64)
-        jacobian = ByLayers(layers, x, chunk)
+        jacobian = ByLayers(layers, x, chunk_size)
         like = layers.weights[0]
     else:
         function = with_gradients(Functional(net))
         x = x.to(function.device)
         check_samplewise(function, x)
-        jacobian = Products(function, x, chunk)
+        jacobian = Products(function, x, chunk_size)
         like = jacobian.parameters[0].detach()
     rows = jacobian.n * jacobian.d_out
     if rows <= jacobian.count:
@@ -266,7 +211,7 @@ def mixed_derivative_norm(
     x: Tensor | np.ndarray,
     *,
     rtol: float = 1e-10,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     seed: int = 0,
 ) -> Tensor:
     """Return ||d^2_{xy} Theta(x_i, x_i)||_op for every sample (T25).
@@ -288,7 +233,7 @@ def mixed_derivative_norm(
         Samples, (N, ...), floating point.
     rtol : float
         Relative accuracy of Lanczos iterations, as in :func:`top_eigenvalue`.
-    chunk : int, optional
+    chunk_size : int, optional
         Samples at a time (MLPs).
     seed : int
         Of the vectors the iterations start from.
@@ -318,26 +263,27 @@ def mixed_derivative_norm(
         raise TypeError(f"x: got dtype {x.dtype}, expected floating point to differentiate by")
     rtol = validation.rtol(rtol)
     seed = validation.integer(seed, "seed", 0)
-    if chunk is not None:
-        chunk = validation.integer(chunk, "chunk")
+    if chunk_size is not None:
+        chunk_size = validation.integer(chunk_size, "chunk_size")
     if is_plain_mlp(net):
-        return _finite(mixed.by_layers(Layers.of(net, torch.float64), x, rtol, chunk, seed))
+        return finite(mixed.by_layers(Layers.of(net, torch.float64), x, rtol, chunk_size, seed))
     function = with_gradients(Functional(net))
     x = x.to(function.device, torch.float64)
     check_samplewise(function, x)
     norms = [mixed.at_sample(function, sample[None], rtol, seed) for sample in x]
-    return _finite(torch.tensor(norms, dtype=torch.float64, device=function.device))
+    return finite(torch.tensor(norms, dtype=torch.float64, device=function.device))
 
 
 def _checked(net: nn.Module, x: Tensor | np.ndarray) -> tuple[nn.Module, Tensor]:
     net = unwrap(net)
     x = example(net, x).detach()
-    check_finite(net)
+    checkfinite(net)
     check_unshared(net)
     return net, x
 
 
-def _finite(values: Tensor) -> Tensor:
+def finite(values: Tensor) -> Tensor:
+    """Return values in float64; raise RangeError if one is NaN or infinite."""
     if not bool(torch.isfinite(values).all()):
         raise validation.RangeError("net: its derivatives by the parameters overflow, expected finite ones")
     return values.double()

@@ -18,6 +18,7 @@ __all__ = [
     "ByLayers",
     "Products",
     "check_connected",
+    "check_samplewise",
     "largest_eigenvalue",
     "parameter_jacobians",
     "sizes",
@@ -41,15 +42,15 @@ class ByLayers:
         The network.
     x : Tensor
         Samples, (N, d_in).
-    chunk : int, optional
+    chunk_size : int, optional
         Samples at a time. Activations are kept if they are no more than 2^25 numbers, else made again every time.
     """
 
-    def __init__(self, layers: Layers, x: Tensor, chunk: int | None) -> None:
+    def __init__(self, layers: Layers, x: Tensor, chunk_size: int | None) -> None:
         self.layers, self.n, self.d_out = layers, len(x), layers.widths[-1]
         self.count = sum(p.numel() for p in (*layers.weights, *layers.biases))
         per_sample = 2 * sum(layers.widths)
-        self.parts = x.split(chunk or max(1, CHUNK_ENTRIES // (4 * per_sample)))
+        self.parts = x.split(chunk_size or max(1, CHUNK_ENTRIES // (4 * per_sample)))
         self.kept = [layers.forward(part) for part in self.parts] if len(x) * per_sample <= KEPT_ENTRIES else None
 
     def _forwards(self) -> Iterator[Forward]:
@@ -94,14 +95,14 @@ class Products:
         The module, its parameters requiring gradients; each counts once, however often it is used.
     x : Tensor
         Samples, (N, ...).
-    chunk : int, optional
+    chunk_size : int, optional
         Samples at a time.
     """
 
-    def __init__(self, function: Functional, x: Tensor, chunk: int | None) -> None:
+    def __init__(self, function: Functional, x: Tensor, chunk_size: int | None) -> None:
         self.function, self.n = function, len(x)
         self.d_out, self.count = sizes(function, x)
-        self.parts = x.split(chunk or max(1, CHUNK_ENTRIES // (64 * max(self.d_out, x[0].numel()))))
+        self.parts = x.split(chunk_size or max(1, CHUNK_ENTRIES // (64 * max(self.d_out, x[0].numel()))))
         self.parameters = [p for p in function.parameters.values() if p.requires_grad]
         self.connected = False
 
@@ -216,13 +217,28 @@ def with_gradients(function: Functional) -> Functional:
     return function
 
 
+def check_samplewise(function: Functional, x: Tensor) -> int:
+    """Return d_out; raise if the output for a sample depends on the other samples, as with batch statistics."""
+    with torch.no_grad():
+        together = function(x[:2])[:1]
+        alone = function(x[:1]) if x.shape[0] > 1 else together
+    scale = float(together.abs().max()) + float(alone.abs().max())
+    tolerance = 1e-6 if function.dtype == torch.float64 else 1e-3
+    if together.shape != alone.shape or float((together - alone).abs().max()) > tolerance * scale:
+        raise ValueError(
+            f"net: the output of {type(function.module).__name__} for one sample depends on the others in its "
+            "batch, expected a function of one sample (batch normalization without running statistics?)"
+        )
+    return together.numel()
+
+
 def sizes(function: Functional, x: Tensor) -> tuple[int, int]:
     """Return d_out and the number of parameters."""
     with torch.no_grad():
         return function(x[:1]).numel(), sum(p.numel() for p in function.parameters.values() if p.requires_grad)
 
 
-def parameter_jacobians(function: Functional, x: Tensor, chunk: int | None) -> Iterator[Tensor]:
+def parameter_jacobians(function: Functional, x: Tensor, chunk_size: int | None) -> Iterator[Tensor]:
     """Iterate over df/dtheta at the samples, (n, d_out, P)."""
     d_out, count = sizes(function, x)
     parameters = [p for p in function.parameters.values() if p.requires_grad]
@@ -232,7 +248,7 @@ def parameter_jacobians(function: Functional, x: Tensor, chunk: int | None) -> I
         return torch.cat([g.flatten() for g in gradients])
 
     directions = torch.eye(d_out, dtype=function.dtype, device=function.device)
-    for piece in x.split(chunk or max(1, CHUNK_ENTRIES // (d_out * count))):
+    for piece in x.split(chunk_size or max(1, CHUNK_ENTRIES // (d_out * count))):
         try:
             yield _vectorized(function, piece)
         except (RuntimeError, ValueError):  # an operation without a batching rule: the same numbers, one by one
