@@ -6,8 +6,9 @@ Start with :class:`bnrank.MLP` or any ``nn.Module`` of your own, :mod:`bnrank.ta
 
 from bnrank import discovery, figures, measures, networks, reporting, tasks, theory, training
 from bnrank._version import __version__
-from bnrank.measures import balance, frequencies, jacobian, nonlinearity, ntk, profile, regions, spectra
+from bnrank.measures import balance, frequencies, nonlinearity, ntk, profile, regions, spectra
 from bnrank.measures.bottleneck import find as bottleneck
+from bnrank.measures.jacobian import Jacobian
 from bnrank.networks import MLP, LinearNetwork, constructions, graph, load, save
 from bnrank.reporting import Section, plots, report
 from bnrank.tasks import Task
@@ -17,6 +18,7 @@ from bnrank.training import Flow, Run, flow, sweep, train
 __all__ = [
     "MLP",
     "Flow",
+    "Jacobian",
     "LinearNetwork",
     "Run",
     "Section",
@@ -34,7 +36,6 @@ __all__ = [
     "frequencies",
     "graph",
     "invariants",
-    "jacobian",
     "load",
     "measures",
     "networks",

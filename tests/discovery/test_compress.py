@@ -288,7 +288,7 @@ def test_the_ranks_on_the_certificate_are_those_of_the_networks(planted):
     bracket = bnrank.rank.bracket(as_chain(found.network), x, domain="everywhere")
     assert (certificate.jacobian_rank, certificate.rank) == (bracket.lower, bracket.upper) == (2, 2)
     assert certificate.rank_before == min(net.widths)
-    assert certificate.jacobian_rank_before == bnrank.jacobian.rank(net, x[:64], 1e-6).rank
+    assert certificate.jacobian_rank_before == bnrank.Jacobian(net, x[:64]).rank(1e-6).rank
     assert "bottleneck rank after: at most 2, on all inputs, Jacobians of rank 2" in str(certificate)
 
 
@@ -301,7 +301,7 @@ def test_the_rank_counts_what_a_sample_passes_through_wherever_it_is_narrow():
     narrow = bnrank.MLP([8, 6, 3, 6, 5], seed=1).double()
     found = compress(narrow, normal(200, 8), 1e-6, **QUICK)
     assert (found.certificate.rank_before, found.certificate.rank) == (3, 3)
-    assert found.certificate.jacobian_rank == bnrank.jacobian.rank(narrow, normal(200, 8)[:64], 1e-6).rank
+    assert found.certificate.jacobian_rank == bnrank.Jacobian(narrow, normal(200, 8)[:64]).rank(1e-6).rank
 
 
 def test_classes_give_accuracies_and_decide_nothing(planted):

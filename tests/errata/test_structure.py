@@ -34,7 +34,7 @@ def test_e4_the_corrected_bound_holds_on_random_relu_networks():
         net = make([3, 5, 5, 2][: 2 + seed % 3], 0.0 if seed % 2 else 1.0, seed=seed, dtype=torch.float64)
         x = normal(5, 3, seed=seed)
         norms = bnrank.ntk.mixed_derivative_norm(net, x)
-        steep = bnrank.jacobian.singular_values(net, x)[:, 0]
+        steep = bnrank.Jacobian(net, x).singular_values[:, 0]
         ratios += (norms / (net.depth * steep ** (2 - 2 / net.depth))).tolist()
     ratios = [r for r in ratios if math.isfinite(r)]
     assert min(ratios) >= 1 - 1e-9

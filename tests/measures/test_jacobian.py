@@ -8,7 +8,8 @@ from torch import nn
 
 import bnrank
 import helpers
-from bnrank.measures import backward, jacobian, ntk
+from bnrank import Jacobian
+from bnrank.measures import backward, ntk
 from oracles import input_jacobian
 from oracles import ntk as dense_ntk
 
@@ -44,9 +45,9 @@ def test_jacobians_equal_those_of_autograd(name, chunk):
     net, shape = NETWORKS[name]
     x = normal(9, *shape)
     expected = input_jacobian(net, x)
-    found = torch.cat(list(jacobian.jacobians(net, x, chunk=chunk)))
+    found = Jacobian(net, x, chunk_size=chunk).matrices
     assert torch.allclose(found, expected, atol=1e-12)
-    values = jacobian.singular_values(net, x, chunk=chunk)
+    values = Jacobian(net, x, chunk_size=chunk).singular_values
     assert values.shape == (9, min(expected.shape[1:]))
     assert torch.allclose(values, torch.linalg.svdvals(expected), atol=1e-12)
 
@@ -56,7 +57,7 @@ def test_jacobians_equal_those_of_autograd(name, chunk):
 def test_kinks_are_taken_as_pytorch_takes_them(slope):
     net = bnrank.MLP([2, 4, 4, 2], slope=slope, seed=0)
     x = torch.zeros(3, 2)  # all preactivations are 0
-    assert torch.allclose(torch.cat(list(jacobian.jacobians(net, x))), input_jacobian(net, x))
+    assert torch.allclose(Jacobian(net, x).matrices, input_jacobian(net, x))
 
 
 class Doubled(bnrank.MLP):
@@ -69,7 +70,7 @@ def test_closed_forms_are_for_plain_mlps_only():
     nn.utils.parametrizations.orthogonal(changed.layers[0])
     for net in (Doubled([3, 4, 2], seed=0), changed):
         x = normal(5, 3)
-        assert torch.allclose(torch.cat(list(jacobian.jacobians(net, x))), input_jacobian(net, x))
+        assert torch.allclose(Jacobian(net, x).matrices, input_jacobian(net, x))
         assert torch.allclose(ntk.gram(net, x), dense_ntk(net, x))
 
 
@@ -84,13 +85,13 @@ def planted(k, d=6):
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_a_planted_rank_is_found_with_a_witness(k):
     x = normal(40, 6)
-    found = jacobian.rank(planted(k), x)
+    found = Jacobian(planted(k), x).rank()
     ranks = torch.linalg.matrix_rank(input_jacobian(planted(k), x), rtol=1e-6)
     assert found.rank == k == int(ranks.max())
     assert int(ranks[found.witness]) == k
     assert torch.equal(found.point, x[found.witness])
     assert found.rtol == 1e-6
-    values = jacobian.singular_values(planted(k), x)
+    values = Jacobian(planted(k), x).singular_values
     assert torch.equal(found.singular_values, values[found.witness])
     full = ranks == k
     assert values[found.witness, k - 1] / values[found.witness, 0] == (values[:, k - 1] / values[:, 0])[full].max()
@@ -100,63 +101,81 @@ def test_the_tolerance_decides():
     net = bnrank.MLP([2, 2], bias=False)
     with torch.no_grad():
         net.weights[0].copy_(torch.diag(torch.tensor([1.0, 1e-3])))
-    assert jacobian.rank(net, torch.ones(1, 2)).rank == 2
-    assert jacobian.rank(net, torch.ones(1, 2), rtol=1e-2).rank == 1
+    assert Jacobian(net, torch.ones(1, 2)).rank().rank == 2
+    assert Jacobian(net, torch.ones(1, 2)).rank(rtol=1e-2).rank == 1
     x = torch.ones(3, 2)
-    assert torch.allclose(jacobian.log_pseudo_determinant(net, x), torch.tensor(math.log(1e-3)).double())
-    assert torch.allclose(jacobian.log_pseudo_determinant(net, x, rtol=1e-2), torch.zeros(3).double())
-    assert torch.allclose(jacobian.log_pseudo_determinant(net, x, rank=1), torch.zeros(3).double())
+    assert torch.allclose(Jacobian(net, x).log_pseudo_determinant(), torch.tensor(math.log(1e-3)).double())
+    assert torch.allclose(Jacobian(net, x).log_pseudo_determinant(rtol=1e-2), torch.zeros(3).double())
+    assert torch.allclose(Jacobian(net, x).log_pseudo_determinant(rank=1), torch.zeros(3).double())
 
 
 def test_a_constant_network_has_rank_zero_and_the_empty_product():
     net, x = bnrank.MLP([3, 4, 2], init=0.0), normal(5, 3)
-    assert jacobian.rank(net, x).rank == 0
-    assert torch.equal(jacobian.log_pseudo_determinant(net, x), torch.zeros(5).double())
-    assert torch.equal(jacobian.log_pseudo_determinant(net, x, rank=1), torch.full((5,), -math.inf).double())
+    assert Jacobian(net, x).rank().rank == 0
+    assert torch.equal(Jacobian(net, x).log_pseudo_determinant(), torch.zeros(5).double())
+    assert torch.equal(Jacobian(net, x).log_pseudo_determinant(rank=1), torch.full((5,), -math.inf).double())
 
 
 def test_the_pseudo_determinant_is_multiplicative_for_square_linear_maps():
     a, b = bnrank.MLP([4, 4], seed=1), bnrank.MLP([4, 4], seed=2)
     x = normal(3, 4)
-    together = jacobian.log_pseudo_determinant(nn.Sequential(a, b), x)
+    together = Jacobian(nn.Sequential(a, b), x).log_pseudo_determinant()
     assert torch.allclose(
-        together, jacobian.log_pseudo_determinant(a, x) + jacobian.log_pseudo_determinant(b, x), atol=1e-9
+        together, Jacobian(a, x).log_pseudo_determinant() + Jacobian(b, x).log_pseudo_determinant(), atol=1e-9
     )
 
 
 def test_samples_that_depend_on_each_other_are_refused():
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False))
     with pytest.raises(ValueError, match="net: "):
-        jacobian.singular_values(net, normal(5, 3))
+        Jacobian(net, normal(5, 3)).rank()
 
     class Mean(nn.Module):
         def forward(self, x):
             return x - x.mean(0)
 
     with pytest.raises(ValueError, match="depends on the others in its batch"):
-        jacobian.singular_values(Mean(), normal(5, 3))
+        Jacobian(Mean(), normal(5, 3)).rank()
 
 
 def test_errors_name_the_argument():
     net, x = bnrank.MLP([3, 2]), normal(4, 3)
     with pytest.raises(ValueError, match="rank: got 3, expected at most"):
-        jacobian.log_pseudo_determinant(net, x, rank=3)
+        Jacobian(net, x).log_pseudo_determinant(rank=3)
     with pytest.raises(ValueError, match="rtol: got 2"):
-        jacobian.rank(net, x, rtol=2.0)
-    with pytest.raises(ValueError, match="chunk: got 0"):
-        jacobian.singular_values(net, x, chunk=0)
+        Jacobian(net, x).rank(rtol=2.0)
+    with pytest.raises(ValueError, match="chunk_size: got 0"):
+        Jacobian(net, x, chunk_size=0).rank()
     with pytest.raises(TypeError, match=r"x: got dtype torch.int64"):
-        jacobian.singular_values(nn.Sequential(nn.Embedding(3, 2)), torch.ones(2, 2, dtype=torch.int64))
+        Jacobian(nn.Sequential(nn.Embedding(3, 2)), torch.ones(2, 2, dtype=torch.int64)).rank()
     with torch.no_grad():
         net.weights[0][0, 0] = torch.nan
     with pytest.raises(ValueError, match="NaN or infinite"):
-        jacobian.singular_values(net, x)
+        Jacobian(net, x).rank()
+
+
+def test_everything_is_computed_once_from_parameters_copied_at_the_start(monkeypatch):
+    net, x = bnrank.MLP([3, 5, 2], seed=0, dtype=torch.float64), normal(4, 3)
+    for module in (net, nn.Sequential(net)):
+        expected = input_jacobian(module, x)
+        together = Jacobian(module, x)
+        with torch.no_grad():
+            net.weights[0].mul_(2.0)
+        assert torch.allclose(together.matrices, expected)
+        with monkeypatch.context() as patched:
+            patched.setattr(Jacobian, "_blocks", None)
+            values = together.singular_values
+            assert torch.allclose(values, torch.linalg.svdvals(expected))
+            assert together.matrices is together.matrices
+            assert together.rank().rank == 2
+        assert not together.near_kinks().any()
+        assert str(together).startswith(f"Jacobian of {type(module).__name__} at 4 samples of 3 inputs: rank 2 at")
 
 
 def test_gradients_and_parameters_are_left_alone():
     net, x = Residual(), normal(4, 5)
     x.requires_grad_(True)
-    jacobian.singular_values(net, x)
+    Jacobian(net, x).rank()
     assert x.grad is None
     assert all(p.grad is None and p.requires_grad for p in net.parameters())
 
@@ -187,12 +206,13 @@ def test_one_pass_gives_what_autograd_gives(widths, slope, bias, monkeypatch):
         expected = torch.linalg.svdvals(input_jacobian(net, x))
         diagonal = torch.einsum("iiaa->i", dense_ntk(net, x))
         for chunk in (None, 1, 3):
-            traces, values = ntk.trace_and_singular_values(net, x, chunk=chunk)
+            together = Jacobian(net, x, chunk_size=chunk)
+            traces, values = together.ntk_trace, together.singular_values
             assert values.shape == (n, min(widths[0], widths[-1]))
             assert values.dtype == traces.dtype == torch.float64
-            for found in (values, jacobian.singular_values(net, x, chunk=chunk)):
+            for found in (values, Jacobian(net, x, chunk_size=chunk).singular_values):
                 assert torch.allclose(found, expected, rtol=1e-11, atol=1e-13)
-            for found in (traces, ntk.trace(net, x, chunk=chunk)):
+            for found in (traces, ntk.trace(net, x, chunk_size=chunk)):
                 assert torch.allclose(found, diagonal, rtol=1e-12)
 
 
@@ -221,11 +241,12 @@ def test_neurons_that_are_dead_at_all_samples_are_left_out_and_change_nothing(mo
         return multiply(a, b, out=out)
 
     monkeypatch.setattr(torch, "mm", recorded)
-    assert torch.allclose(next(jacobian.jacobians(net, x)), expected)
+    assert torch.allclose(next(Jacobian(net, x).chunks()), expected)
     assert products[0][0] < 9
     assert products[1][0] <= 6
     for measured in (net, dead(net)):
-        traces, values = ntk.trace_and_singular_values(measured, x)
+        together = Jacobian(measured, x)
+        traces, values = together.ntk_trace, together.singular_values
         assert torch.allclose(values, torch.linalg.svdvals(input_jacobian(measured, x)))
         assert torch.allclose(traces, torch.einsum("iiaa->i", dense_ntk(measured, x)))
     assert torch.allclose(ntk.trace(net, x), diagonal)
@@ -242,9 +263,9 @@ def dead(net):
 def test_bounds_on_the_memory():
     """More samples do not make larger pieces; a given chunk is the size of a piece."""
     net = mlp([20, 100, 100, 20])
-    pieces = [len(j) for j in jacobian.jacobians(net, normal(5000, 20))]
+    pieces = [len(j) for j in Jacobian(net, normal(5000, 20)).chunks()]
     assert max(pieces) <= 2**20 // (2 * 240)
-    assert [len(j) for j in jacobian.jacobians(net, normal(50, 20), chunk=20)] == [20, 20, 10]
+    assert [len(j) for j in Jacobian(net, normal(50, 20), chunk_size=20).chunks()] == [20, 20, 10]
 
 
 # Tangents --------------------------------------------------------------------------------------------------------
@@ -266,27 +287,28 @@ def test_restricted_to_a_tangent_space(name, m, each):
     count = min(m, full.shape[1])
     expected = torch.linalg.svdvals(full @ projection)[:, :count]
     for chunk in (None, 4):
-        found = jacobian.singular_values(net, x, tangent=basis, chunk=chunk)
+        found = Jacobian(net, x, tangent=basis, chunk_size=chunk).singular_values
         assert found.shape == (9, count)
         assert torch.allclose(found, expected, atol=1e-12)
-        restricted = torch.cat(list(jacobian.jacobians(net, x, tangent=basis.numpy(), chunk=chunk)))
+        restricted = torch.cat(list(Jacobian(net, x, tangent=basis.numpy(), chunk_size=chunk).chunks()))
         assert restricted.shape == (9, full.shape[1], m)
         assert torch.allclose(torch.linalg.svdvals(restricted), expected, atol=1e-12)
-    traces, values = ntk.trace_and_singular_values(net, x, tangent=basis)
+    together = Jacobian(net, x, tangent=basis)
+    traces, values = together.ntk_trace, together.singular_values
     assert torch.allclose(values, expected, atol=1e-12)
     assert torch.allclose(traces, ntk.trace(net, x))
-    assert jacobian.rank(net, x, tangent=basis).rank == int((expected > 1e-6 * expected[:, :1]).sum(1).max())
-    assert torch.allclose(jacobian.schatten(net, x, 2, tangent=basis), expected.sum(1))
+    assert Jacobian(net, x, tangent=basis).rank().rank == int((expected > 1e-6 * expected[:, :1]).sum(1).max())
+    assert torch.allclose(Jacobian(net, x, tangent=basis).schatten(2), expected.sum(1))
     logs = torch.where(expected > 1e-6 * expected[:, :1], expected, 1.0).log().sum(1)
-    assert torch.allclose(jacobian.log_pseudo_determinant(net, x, tangent=basis), logs)
+    assert torch.allclose(Jacobian(net, x, tangent=basis).log_pseudo_determinant(), logs)
 
 
 def test_an_orthonormal_basis_is_taken_as_it_is():
     net, x = mlp([4, 7, 6, 3]), normal(5, 4)
     basis = torch.linalg.qr(normal(4, 2).double()).Q * torch.tensor([1.0, -1.0])
-    found = torch.cat(list(jacobian.jacobians(net, x, tangent=basis)))
+    found = Jacobian(net, x, tangent=basis).matrices
     assert torch.allclose(found, input_jacobian(net, x) @ basis, atol=1e-13)
-    square = torch.cat(list(jacobian.jacobians(net, x, tangent=torch.eye(4))))
+    square = torch.cat(list(Jacobian(net, x, tangent=torch.eye(4)).chunks()))
     assert torch.allclose(square, input_jacobian(net, x), atol=1e-13)
 
 
@@ -296,8 +318,8 @@ def test_the_rank_on_the_data_is_below_the_rank_in_space():
     with torch.no_grad():
         net.weights[0].copy_(torch.eye(2))
     x = torch.ones(3, 2)
-    assert jacobian.rank(net, x).rank == 2
-    assert jacobian.rank(net, x, tangent=torch.ones(2, 1)).rank == 1
+    assert Jacobian(net, x).rank().rank == 2
+    assert Jacobian(net, x, tangent=torch.ones(2, 1)).rank().rank == 1
 
 
 @pytest.mark.parametrize(
@@ -317,15 +339,14 @@ def test_the_rank_on_the_data_is_below_the_rank_in_space():
 )
 def test_tangents_that_span_nothing_are_refused(tangent, error, message):
     with pytest.raises(error, match=message):
-        jacobian.singular_values(mlp([4, 3, 2]), normal(3, 4), tangent=tangent)
+        Jacobian(mlp([4, 3, 2]), normal(3, 4), tangent=tangent).rank()
 
 
 def test_tiny_and_huge_tangents_are_tangents():
     net, x = mlp([4, 7, 3]), normal(3, 4)
     basis = torch.eye(4).double()[:, :2] * torch.tensor([1e-250, 1e250], dtype=torch.float64)
-    assert torch.allclose(
-        jacobian.singular_values(net, x, tangent=basis), jacobian.singular_values(net, x, tangent=torch.eye(4)[:, :2])
-    )
+    plain = Jacobian(net, x, tangent=torch.eye(4)[:, :2])
+    assert torch.allclose(Jacobian(net, x, tangent=basis).singular_values, plain.singular_values)
 
 
 # Schatten --------------------------------------------------------------------------------------------------------
@@ -334,38 +355,38 @@ def test_tiny_and_huge_tangents_are_tangents():
 def test_the_schatten_norm_is_the_sum_of_powers():
     net, x = mlp([4, 7, 6, 3]), normal(5, 4)
     values = torch.linalg.svdvals(input_jacobian(net, x))
-    assert torch.allclose(jacobian.schatten(net, x), (values ** (2 / 3)).sum(1))
-    assert torch.allclose(jacobian.schatten(nn.Sequential(net), x, 5), (values ** (2 / 5)).sum(1))
+    assert torch.allclose(Jacobian(net, x).schatten(), (values ** (2 / 3)).sum(1))
+    assert torch.allclose(Jacobian(nn.Sequential(net), x).schatten(5), (values ** (2 / 5)).sum(1))
     chain = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 4))
-    values = jacobian.singular_values(chain, x)
-    assert torch.allclose(jacobian.schatten(chain, x), values.sum(1))
+    values = Jacobian(chain, x).singular_values
+    assert torch.allclose(Jacobian(chain, x).schatten(), values.sum(1))
     with pytest.raises(ValueError, match="depth: got None, expected L of a module that is no chain"):
-        jacobian.schatten(Residual(), normal(4, 5))
+        Jacobian(Residual(), normal(4, 5)).schatten()
     with pytest.raises(ValueError, match="depth: got 0"):
-        jacobian.schatten(net, x, 0)
+        Jacobian(net, x).schatten(0)
 
 
 def test_rounding_does_not_count_as_a_small_singular_value():
     net, x = planted(2), normal(10, 6)
-    values = jacobian.singular_values(net, x)
+    values = Jacobian(net, x).singular_values
     assert float(values[:, 2:].max()) > 0  # rounding
     depth = 24
-    assert torch.allclose(jacobian.schatten(net, x, depth), (values[:, :2] ** (2 / depth)).sum(1))
-    assert (jacobian.schatten(net, x, depth, rtol=0.0) > jacobian.schatten(net, x, depth)).all()
-    assert torch.equal(jacobian.schatten(bnrank.MLP([3, 4, 2], init=0.0), normal(5, 3)), torch.zeros(5).double())
+    assert torch.allclose(Jacobian(net, x).schatten(depth), (values[:, :2] ** (2 / depth)).sum(1))
+    assert (Jacobian(net, x).schatten(depth, rtol=0.0) > Jacobian(net, x).schatten(depth)).all()
+    assert torch.equal(Jacobian(bnrank.MLP([3, 4, 2], init=0.0), normal(5, 3)).schatten(), torch.zeros(5).double())
 
 
 def test_the_schatten_norm_is_below_the_parameters():
     """T4, with equality for balanced linear networks."""
     net, x = mlp([4, 7, 6, 3]), normal(50, 4)
     norm = sum(float((p.detach() ** 2).sum()) for p in net.parameters())
-    assert 3 * float(jacobian.schatten(net, x).max()) <= norm
+    assert 3 * float(Jacobian(net, x).schatten().max()) <= norm
     linear = bnrank.networks.LinearNetwork([3, 3, 3, 3, 3], dtype=torch.float64)
     with torch.no_grad():
         for weight in linear.weights:
             weight.copy_(torch.diag(torch.tensor([2.0, 1.0, 0.5]).double()))
     norm = sum(float((p.detach() ** 2).sum()) for p in linear.parameters())
-    assert 4 * float(jacobian.schatten(linear, normal(1, 3))) == pytest.approx(norm)
+    assert 4 * float(Jacobian(linear, normal(1, 3)).schatten()) == pytest.approx(norm)
 
 
 def test_every_public_function_refuses_what_is_not_finite():
@@ -375,14 +396,14 @@ def test_every_public_function_refuses_what_is_not_finite():
         name = next(iter(dict(module.named_parameters())))
         x = normal(4, 3)
         for call in (
-            lambda: jacobian.jacobians(module, x),  # noqa: B023
-            lambda: jacobian.singular_values(module, x),  # noqa: B023
-            lambda: jacobian.rank(module, x),  # noqa: B023
-            lambda: jacobian.log_pseudo_determinant(module, x),  # noqa: B023
-            lambda: jacobian.schatten(module, x, 2),  # noqa: B023
-            lambda: jacobian.near_kinks(module, x),  # noqa: B023
+            lambda: Jacobian(module, x).chunks(),  # noqa: B023
+            lambda: Jacobian(module, x).singular_values,  # noqa: B023
+            lambda: Jacobian(module, x).rank(),  # noqa: B023
+            lambda: Jacobian(module, x).log_pseudo_determinant(),  # noqa: B023
+            lambda: Jacobian(module, x).schatten(2),  # noqa: B023
+            lambda: Jacobian(module, x).near_kinks(),  # noqa: B023
             lambda: ntk.trace(module, x),  # noqa: B023
-            lambda: ntk.trace_and_singular_values(module, x),  # noqa: B023
+            lambda: Jacobian(module, x).ntk_trace,  # noqa: B023
             lambda: ntk.gram(module, x),  # noqa: B023
             lambda: ntk.top_eigenvalue(module, x),  # noqa: B023
             lambda: ntk.mixed_derivative_norm(module, x),  # noqa: B023
@@ -394,7 +415,7 @@ def test_every_public_function_refuses_what_is_not_finite():
         for weight in huge.weights:
             weight.fill_(1e300)
     with pytest.raises(ValueError, match="its Jacobian has NaN or infinite entries"):
-        jacobian.singular_values(huge, normal(4, 3))
+        Jacobian(huge, normal(4, 3)).rank()
     with pytest.raises(ValueError, match="overflow"):
         ntk.trace(huge, normal(4, 3))
 
@@ -407,5 +428,5 @@ class SquaredLength(nn.Module):
 def test_a_module_of_one_output_may_leave_the_axis_out_and_gradients_may_be_off_outside():
     x = normal(6, 3).double()
     with torch.no_grad():
-        (found,) = jacobian.jacobians(SquaredLength(), x)
+        (found,) = Jacobian(SquaredLength(), x).chunks()
     torch.testing.assert_close(found, 2 * x[:, None])

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.measures import describe, jacobian, ntk, profile
+from bnrank import Jacobian
+from bnrank.measures import describe, profile
 from bnrank.measures.jacobian import KinkWarning
 from bnrank.tasks import circle
 from helpers import normal
@@ -34,14 +35,14 @@ WRAPS = [lambda net: net, as_modules]
 @pytest.mark.parametrize("slope", [0.0, 0.3, -0.5])
 def test_samples_on_a_kink_are_found_and_counted_once_per_call(wrap, slope):
     net = wrap(one_neuron(slope))
-    assert jacobian.near_kinks(net, POINTS).tolist() == [False, True, True, False]
+    assert Jacobian(net, POINTS).near_kinks().tolist() == [False, True, True, False]
     calls = [
-        lambda: list(jacobian.jacobians(net, POINTS, chunk=1)),
-        lambda: jacobian.singular_values(net, POINTS, chunk=2),
-        lambda: jacobian.rank(net, POINTS),
-        lambda: jacobian.log_pseudo_determinant(net, POINTS),
-        lambda: jacobian.schatten(net, POINTS, 2),
-        lambda: ntk.trace_and_singular_values(net, POINTS),
+        lambda: list(Jacobian(net, POINTS, chunk_size=1).chunks()),
+        lambda: Jacobian(net, POINTS, chunk_size=2).singular_values,
+        lambda: Jacobian(net, POINTS).rank(),
+        lambda: Jacobian(net, POINTS).log_pseudo_determinant(),
+        lambda: Jacobian(net, POINTS).schatten(2),
+        lambda: Jacobian(net, POINTS).ntk_trace if wrap is WRAPS[0] else Jacobian(net, POINTS).rank(),
     ]
     for call in calls:
         with pytest.warns(KinkWarning, match="x: 2 of 4 samples lie within 1e-12 .* first is row 1") as caught:
@@ -56,12 +57,12 @@ def test_the_tolerance_is_relative_to_the_terms(wrap):
     x = torch.tensor([[scale, -scale * (1 + 1e-9)]], dtype=torch.float64)
     net = wrap(one_neuron())
     # Of a module the preactivation itself is the largest argument: only 0 is near.
-    assert jacobian.near_kinks(net, x, rtol=1e-8).item() == (wrap is WRAPS[0])
-    assert not jacobian.near_kinks(net, x, rtol=1e-10).item()
-    assert not jacobian.near_kinks(net, x, rtol=0.0).item()
-    assert jacobian.near_kinks(net, torch.tensor([[1.0, -1.0]]), rtol=0.0).item()
+    assert Jacobian(net, x).near_kinks(rtol=1e-8).item() == (wrap is WRAPS[0])
+    assert not Jacobian(net, x).near_kinks(rtol=1e-10).item()
+    assert not Jacobian(net, x).near_kinks(rtol=0.0).item()
+    assert Jacobian(net, torch.tensor([[1.0, -1.0]])).near_kinks(rtol=0.0).item()
     shifted = wrap(one_neuron(bias=-scale))
-    assert jacobian.near_kinks(shifted, torch.tensor([[scale, 0.0]]), rtol=0.0).item()
+    assert Jacobian(shifted, torch.tensor([[scale, 0.0]])).near_kinks(rtol=0.0).item()
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
@@ -77,44 +78,44 @@ def test_a_preactivation_that_is_0_around_x_is_no_kink(wrap):
         first[1] = first[0]
         second[2] = torch.tensor([1.0, -1.0, 0.0, 0.0])
     for net in nets.values():
-        assert not jacobian.near_kinks(wrap(net), normal(5, 3)).any()
-        assert not jacobian.near_kinks(wrap(net), normal(5, 3), dtype=torch.float32).any()
+        assert not Jacobian(wrap(net), normal(5, 3)).near_kinks().any()
+        assert not Jacobian(wrap(net), normal(5, 3), dtype=torch.float32).near_kinks().any()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            jacobian.singular_values(wrap(net), normal(5, 3))
+            Jacobian(wrap(net), normal(5, 3)).rank()
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_no_bias_at_the_origin_and_no_activation_at_all(wrap):
     x = torch.zeros(2, 3)
-    assert jacobian.near_kinks(wrap(bnrank.MLP([3, 5, 2], bias=False)), x).all()
-    assert not jacobian.near_kinks(wrap(bnrank.networks.LinearNetwork([3, 5, 2])), x).any()
-    assert not jacobian.near_kinks(wrap(bnrank.MLP([3, 2])), x).any()
+    assert Jacobian(wrap(bnrank.MLP([3, 5, 2], bias=False)), x).near_kinks().all()
+    assert not Jacobian(wrap(bnrank.networks.LinearNetwork([3, 5, 2])), x).near_kinks().any()
+    assert not Jacobian(wrap(bnrank.MLP([3, 2])), x).near_kinks().any()
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_along_tangents_inside_the_kink_nothing_jumps(wrap):
     net, x = wrap(one_neuron()), torch.tensor([[1.0, -1.0], [2.0, -2.0]])
     along, across = torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0], [0.0]])
-    assert not jacobian.near_kinks(net, x, tangent=along).any()
-    assert jacobian.near_kinks(net, x, tangent=across).all()
-    assert jacobian.near_kinks(net, x, tangent=torch.stack([along, across])).tolist() == [False, True]
+    assert not Jacobian(net, x, tangent=along).near_kinks().any()
+    assert Jacobian(net, x, tangent=across).near_kinks().all()
+    assert Jacobian(net, x, tangent=torch.stack([along, across])).near_kinks().tolist() == [False, True]
     with pytest.warns(KinkWarning):
-        jacobian.singular_values(net, x, tangent=across)
+        Jacobian(net, x, tangent=across).rank()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert jacobian.singular_values(net, x, tangent=along).max() < 1e-15
+        assert Jacobian(net, x, tangent=along).singular_values.max() < 1e-15
 
 
 def test_nothing_is_looked_for_without_a_tolerance():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        jacobian.singular_values(one_neuron(), POINTS, kink_rtol=None)
-        ntk.trace_and_singular_values(one_neuron(), POINTS, kink_rtol=None)
+        Jacobian(one_neuron(), POINTS, kink_rtol=None).rank()
+        assert Jacobian(one_neuron(), POINTS, kink_rtol=None).ntk_trace.any()
     with pytest.raises(ValueError, match="kink_rtol: got -1"):
-        jacobian.singular_values(one_neuron(), POINTS, kink_rtol=-1.0)
+        Jacobian(one_neuron(), POINTS, kink_rtol=-1.0).rank()
     with pytest.raises(TypeError, match="rtol: got 'a'"):
-        jacobian.near_kinks(one_neuron(), POINTS, rtol="a")
+        Jacobian(one_neuron(), POINTS).near_kinks(rtol="a")
 
 
 class Function(nn.Module):
@@ -156,13 +157,13 @@ def test_operations_with_a_kink(name, dtype):
     function, kink = FUNCTIONS[name]
     x = 0.1 + normal(6, 2).abs() / 10 + 8
     x[3, 1] = kink
-    found = jacobian.near_kinks(Function(function), x, dtype=dtype)
+    found = Jacobian(Function(function), x, dtype=dtype).near_kinks()
     assert found.tolist() == [name not in SMOOTH and i == 3 for i in range(6)]
 
 
 def test_a_kink_of_parameters_alone_is_none():
     net = Function(lambda x: x * torch.relu(torch.zeros(4, dtype=x.dtype)).sum())
-    assert not jacobian.near_kinks(net, normal(6, 2)).any()
+    assert not Jacobian(net, normal(6, 2)).near_kinks().any()
 
 
 def test_convolutions_and_attention():
@@ -171,9 +172,9 @@ def test_convolutions_and_attention():
     with torch.no_grad():
         x[1, 0, 1] = 0.0
         net[0].weight[0, 0] = torch.tensor([0.0, 1.0])
-    assert jacobian.near_kinks(net, x).tolist() == [False, True, False]
+    assert Jacobian(net, x).near_kinks().tolist() == [False, True, False]
     attention = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 5, batch_first=True), nn.Flatten())
-    assert not jacobian.near_kinks(attention, normal(3, 2, 4)).any()
+    assert not Jacobian(attention, normal(3, 2, 4)).near_kinks().any()
 
 
 def test_a_profile_has_a_note_instead_of_a_warning():
@@ -182,7 +183,7 @@ def test_a_profile_has_a_note_instead_of_a_warning():
     with torch.no_grad():
         net.weights[0].copy_(0.5 * torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]))
         net.weights[1].copy_(0.5 * torch.tensor([[1.0, -1.0, 1.0, -1.0]]))
-    assert jacobian.near_kinks(net, x).tolist() == [True, False] * 4
+    assert Jacobian(net, x).near_kinks().tolist() == [True, False] * 4
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dataset = profile(net, x.roll(-1, 0), jacobian_samples=4)  # rows 0, 2, 5, 7

@@ -60,7 +60,7 @@ def test_gram_and_trace_equal_the_parameter_jacobian(name):
     assert torch.allclose(found, expected, atol=1e-10)
     diagonal = torch.einsum("iiaa->i", expected)
     for chunk in (None, 1, 4):
-        assert torch.allclose(ntk.trace(net, x, chunk=chunk), diagonal, atol=1e-10)
+        assert torch.allclose(ntk.trace(net, x, chunk_size=chunk), diagonal, atol=1e-10)
 
 
 def test_every_parameter_counts_trainable_or_not_and_tied_ones_once():
@@ -101,8 +101,8 @@ def test_trace_scales_as_a_homogeneous_function():
 def test_errors_name_the_argument(monkeypatch):
     with pytest.raises(ValueError, match="no parameters"):
         ntk.trace(nn.ReLU(), normal(4, 3))
-    with pytest.raises(ValueError, match="chunk: got 0"):
-        ntk.trace(bnrank.MLP([3, 2]), normal(4, 3), chunk=0)
+    with pytest.raises(ValueError, match="chunk_size: got 0"):
+        ntk.trace(bnrank.MLP([3, 2]), normal(4, 3), chunk_size=0)
     with pytest.raises(ValueError, match="failed on x"):
         ntk.trace(nn.Sequential(nn.Linear(3, 2)), normal(4, 4))
     monkeypatch.setattr(ntk, "MAX_ENTRIES", 100)

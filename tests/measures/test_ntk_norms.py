@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bnrank
-from bnrank.measures import jacobian, mixed, ntk, products
+from bnrank import Jacobian
+from bnrank.measures import mixed, ntk, products
 from helpers import normal
 from oracles import float64
 from oracles import ntk as dense_ntk
@@ -79,7 +80,9 @@ def test_the_top_eigenvalue_is_that_of_the_whole_matrix(name, dense, monkeypatch
             continue  # a Lanczos method needs more than two dimensions
         expected = float(torch.linalg.eigvalsh(matrix)[-1])
         assert ntk.top_eigenvalue(net, x) == pytest.approx(expected, rel=1e-10)
-        assert ntk.top_eigenvalue(net, x, chunk=4, seed=1, normalized=True) == pytest.approx(expected / n, rel=1e-10)
+        assert ntk.top_eigenvalue(net, x, chunk_size=4, seed=1, normalized=True) == pytest.approx(
+            expected / n, rel=1e-10
+        )
 
 
 def test_more_samples_than_parameters_or_than_are_kept(monkeypatch):
@@ -89,7 +92,7 @@ def test_more_samples_than_parameters_or_than_are_kept(monkeypatch):
     assert ntk.top_eigenvalue(net, x) == pytest.approx(expected, rel=1e-12)
     assert ntk.top_eigenvalue(nn.Sequential(net), x) == pytest.approx(expected, rel=1e-12)
     monkeypatch.setattr(products, "KEPT_ENTRIES", 0)
-    assert ntk.top_eigenvalue(net, x, chunk=64) == pytest.approx(expected, rel=1e-12)
+    assert ntk.top_eigenvalue(net, x, chunk_size=64) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["[3, 7, 6, 2], -0.5, True", "tied", "smooth", "convolution"])
@@ -210,7 +213,7 @@ def test_the_mixed_norm_is_that_of_the_second_derivatives(name, dense, monkeypat
     net, shape = NETWORKS[name]
     x = normal(3, *shape)
     expected = [float(torch.linalg.matrix_norm(m, 2)) ** 2 for m in second_derivatives(net, x)]
-    assert ntk.mixed_derivative_norm(net, x, chunk=2).tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert ntk.mixed_derivative_norm(net, x, chunk_size=2).tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["smooth", "tied", "attention", "[3, 7, 6, 2], -0.5, True"])
@@ -237,7 +240,7 @@ def test_it_is_the_derivative_of_the_kernel(name):
 def test_the_lower_bound_of_t25(widths, slope, bias, seed):
     net, x = mlp(widths, slope, bias, seed), normal(5, widths[0], seed=seed)
     depth = len(widths) - 1
-    bound = depth * jacobian.singular_values(net, x)[:, 0] ** (2 - 2 / depth)
+    bound = depth * Jacobian(net, x).singular_values[:, 0] ** (2 - 2 / depth)
     assert (ntk.mixed_derivative_norm(net, x) >= bound * (1 - 1e-9)).all()
 
 
@@ -256,8 +259,8 @@ def test_errors_name_what_is_wrong():
     for call in (ntk.top_eigenvalue, ntk.mixed_derivative_norm):
         with pytest.raises(ValueError, match="no parameters"):
             call(nn.ReLU(), x)
-        with pytest.raises(ValueError, match="chunk: got 0"):
-            call(net, x, chunk=0)
+        with pytest.raises(ValueError, match="chunk_size: got 0"):
+            call(net, x, chunk_size=0)
         with pytest.raises(ValueError, match="rtol: got 1"):
             call(net, x, rtol=1.0)
         with pytest.raises(ValueError, match="seed: got -1"):

@@ -10,7 +10,8 @@ from torch import nn
 
 import bnrank
 import helpers
-from bnrank.measures import bottleneck, describe, jacobian, nonlinearity, ntk, profile, spectra
+from bnrank import Jacobian
+from bnrank.measures import bottleneck, describe, nonlinearity, ntk, profile, spectra
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 
@@ -52,9 +53,9 @@ def test_every_variable_is_what_its_measure_says(chunk):
     assert list(ds.weight_rank.values) == [int((s > 0.1).sum()) for s in spectra.weight_singular_values(net).values()]
     total = sum(float((p.detach().double() ** 2).sum()) for p in net.parameters())
     assert float(ds.parameter_norm.sum()) == pytest.approx(total)
-    assert np.allclose(ds.jacobian_singular_values.values[:, :3], jacobian.singular_values(net, rows))
+    assert np.allclose(ds.jacobian_singular_values.values[:, :3], Jacobian(net, rows).singular_values)
     assert np.isnan(ds.jacobian_singular_values.values[:, 3:]).all()
-    assert np.allclose(ds.log_pseudo_determinant, jacobian.log_pseudo_determinant(net, rows))
+    assert np.allclose(ds.log_pseudo_determinant, Jacobian(net, rows).log_pseudo_determinant())
     assert np.allclose(ds.ntk_trace, ntk.trace(net, rows))
     assert float(ds.cost) == pytest.approx(float(((net(x) - y) ** 2).sum(1).mean()), rel=1e-5)
     assert ds.cost.attrs["loss"] == "mse"

@@ -211,10 +211,10 @@ def test_rank_over_a_box_is_more_than_over_a_sample():
     # x -> (relu(x), relu(y - 0.99)): full rank in a corner that few samples hit
     net = from_layers([torch.eye(2), torch.eye(2)], [torch.tensor([0.0, -0.99]), torch.zeros(2)])
     x = normal(20, 2) / 10
-    assert bnrank.jacobian.rank(net, x).rank == 1
+    assert bnrank.Jacobian(net, x).rank().rank == 1
     found = regions.enumerate(net, (-1, 1))
     assert found.rank == 2
-    assert bnrank.jacobian.rank(net, found.witness.point[None]).rank == 2
+    assert bnrank.Jacobian(net, found.witness.point[None]).rank().rank == 2
 
 
 def test_the_interval_of_one_input():

@@ -165,7 +165,7 @@ def test_a_line_inside_a_kink_takes_a_jacobian_that_f_has():
     )
     pieces = regions.along_line(net, [-1.0, 0.0], [1.0, 0.0])
     with pytest.warns(UserWarning, match="kink"):
-        assert bnrank.jacobian.rank(net, pieces.points).rank == 1
+        assert bnrank.Jacobian(net, pieces.points).rank().rank == 1
     assert len(pieces) == 1
     assert pieces.rank == 0
     assert pieces[0].pattern.tolist() in ([1, 1, -1], [1, -1, 1])

@@ -135,7 +135,7 @@ def test_saved_traced_and_measured(tmp_path, shape, kernel):
         np.testing.assert_allclose(found[np.isfinite(found)], torch.linalg.svdvals(values.flatten(1)) / 5**0.5)
     assert [node.op for node in bnrank.graph.trace(net, x).nodes].count("conv") == 3
     direct = torch.func.vmap(torch.func.jacrev(lambda s: net(s[None])[0]))(x).flatten(2)
-    torch.testing.assert_close(bnrank.jacobian.singular_values(net, x), torch.linalg.svdvals(direct.detach()))
+    torch.testing.assert_close(bnrank.Jacobian(net, x).singular_values, torch.linalg.svdvals(direct.detach()))
 
 
 @pytest.mark.parametrize("shape", [(1, 6), (1, 4, 4)])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bnrank.measures import jacobian
+from bnrank import Jacobian
 from bnrank.networks.constructions import diverging_geodesic
 from helpers import norm, normal
 from networks.constructed import close
@@ -47,7 +47,7 @@ def test_the_norm_tends_to_three_per_layer():
         assert rest[0] > rest[1] > rest[2] > 0
         last = 2 * math.exp(-(1600 ** (1 - gamma)))  # vanishes faster than any power
         assert rest[2] == pytest.approx(12 * 1600 ** (1 - 2 * gamma) + last, rel=0.01)
-    jacobians = next(jacobian.jacobians(diverging_geodesic(100), normal(20, 3).abs()))
+    jacobians = next(Jacobian(diverging_geodesic(100), normal(20, 3).abs()).chunks())
     assert close(torch.linalg.det(jacobians), torch.ones(20), 1e-12)
 
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bnrank.measures import balance, jacobian
+from bnrank import Jacobian
+from bnrank.measures import balance
 from bnrank.networks.constructions import line_interpolant
 from helpers import norm, normal
 from networks.constructed import QUICK, close
@@ -63,7 +64,7 @@ def test_steps_go_through_the_points_and_are_flat_there(n, d, m, depth, seed):
     assert close(net(x), y, 1e-13)
     assert net.depth == depth
     assert net.widths[1 : depth - 2] == [1] * (depth - 3)
-    assert not jacobian.singular_values(net, x).any()
+    assert not Jacobian(net, x).singular_values.any()
 
 
 @pytest.mark.parametrize(("method", "formula", "least"), [("dots", dots_norm, 3), ("steps", steps_norm, 4)])
@@ -138,14 +139,14 @@ def test_the_steepest_place_is_as_steep_as_a_traveling_salesman_makes_it():
             net = line_interpolant(x, y, 8, method=method)
             u = net.weights[0].detach()[0]
             along = x.mean(0) + torch.linspace(-4, 4, 4001, dtype=torch.float64)[:, None] * u / u.norm()
-            steepest = float(jacobian.singular_values(net, along)[:, 0].max())
+            steepest = float(Jacobian(net, along).singular_values[:, 0].max())
             assert steepest > bound
             assert norm(net) > 8 * bound ** (2 / 8)
 
 
 def test_the_jacobian_has_rank_one_at_the_points():
     net = line_interpolant(normal(20, 4), normal(20, 3, seed=1), 6)
-    assert jacobian.rank(net, normal(20, 4)).rank == 1
+    assert Jacobian(net, normal(20, 4)).rank().rank == 1
 
 
 def test_equal_samples_need_equal_values():

@@ -7,7 +7,8 @@ from torch.nn.utils import prune
 
 import bnrank
 import helpers
-from bnrank.measures import jacobian, ntk
+from bnrank import Jacobian
+from bnrank.measures import ntk
 from bnrank.networks.functional import Functional, check_unshared, is_plain_mlp
 from oracles import input_jacobian
 from oracles import ntk as dense_ntk
@@ -97,8 +98,9 @@ def test_closed_forms_are_not_taken_of_a_changed_mlp(change):
     assert not is_plain_mlp(net)
     expected = input_jacobian(net, x)
     kernel = dense_ntk(net, x)
-    traces, values = ntk.trace_and_singular_values(net, x)
-    assert torch.allclose(torch.cat(list(jacobian.jacobians(net, x))), expected)
+    jacobian = Jacobian(net, x)
+    traces, values = jacobian.ntk_trace, jacobian.singular_values
+    assert torch.allclose(jacobian.matrices, expected)
     assert torch.allclose(values, torch.linalg.svdvals(expected))
     assert torch.allclose(traces, torch.einsum("iiaa->i", kernel))
     assert torch.allclose(ntk.trace(net, x), torch.einsum("iiaa->i", kernel))
@@ -139,11 +141,11 @@ def test_different_parameters_in_the_same_memory_are_refused_by_name(change):
         ntk.gram,
         ntk.top_eigenvalue,
         ntk.mixed_derivative_norm,
-        ntk.trace_and_singular_values,
+        lambda net, x: Jacobian(net, x).ntk_trace,
     ):
         with pytest.raises(ValueError, match=r"same memory \(layers\.0\.weight and layers\.1\.(weight|bias)\)"):
             call(net, x)
-    assert torch.allclose(torch.cat(list(jacobian.jacobians(net, x))), input_jacobian(net, x))
+    assert torch.allclose(Jacobian(net, x).matrices, input_jacobian(net, x))
 
 
 def test_neighbors_in_one_memory_are_separate():
@@ -167,7 +169,7 @@ def test_a_call_leaves_everything_as_it_was(change):
     function = Functional(net)
     function(normal(3, 4))
     torch.func.vmap(torch.func.jacrev(lambda s: function(s[None])[0]))(normal(3, 4))
-    jacobian.near_kinks(net, normal(3, 4))
+    Jacobian(net, normal(3, 4)).near_kinks()
     for module, attributes, parameters, buffers in before:
         for was, now in ((attributes, vars(module)), (parameters, module._parameters), (buffers, module._buffers)):
             assert was.keys() == now.keys()

@@ -92,7 +92,7 @@ def test_the_exact_maximum_is_that_of_a_fine_grid(seed, slope):
 
 
 def cost_of_grid(net, grid):
-    values = bnrank.jacobian.singular_values(net, grid, kink_rtol=None)
+    values = bnrank.Jacobian(net, grid, kink_rtol=None).singular_values
     return net.depth * torch.where(values > 1e-10 * values[:, :1], values, 0.0).pow(2 / net.depth).sum(1)
 
 

@@ -91,7 +91,7 @@ NETWORKS = {
 def test_no_statement_is_violated(name, rtol):
     net, x, y, ridge = NETWORKS[name]()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", bnrank.jacobian.KinkWarning)
+        warnings.simplefilter("ignore", bnrank.measures.KinkWarning)
         verdicts = bnrank.check(net, x, y, ridge, rtol=rtol)
     assert [v.id for v in verdicts] == [s.id for s in STATEMENTS]
     assert not verdicts.having("violated"), str(verdicts)

@@ -26,7 +26,7 @@ def points(n, d, seed=0, positive=False):
 
 def check(net, x, *arguments, **options):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", bnrank.jacobian.KinkWarning)
+        warnings.simplefilter("ignore", bnrank.measures.KinkWarning)
         verdicts = bnrank.check(net, x, *arguments, **options)
     assert verdicts.ok, str(verdicts)
     return verdicts

@@ -104,7 +104,7 @@ def test_t18_enumerates_the_regions(monkeypatch):
     verdict = T18(Facts(net, x))
     assert (verdict.status, verdict.left, verdict.right) == ("holds", 1.0, 2.0)  # no sample is in a region of rank 2
     sides = [torch.linspace(float(low), float(high), 80) for low, high in zip(x.min(0)[0], x.max(0)[0], strict=True)]
-    assert bnrank.jacobian.rank(net, torch.cartesian_prod(*sides)).rank == 2
+    assert bnrank.Jacobian(net, torch.cartesian_prod(*sides)).rank().rank == 2
     assert "regions in the box around the data, 40 samples off the kinks" in verdict.note
     monkeypatch.setattr(ranks, "MAX_REGIONS", 5)
     assert "at most 5 regions" in T18(Facts(net, x)).reason

@@ -6,7 +6,6 @@ from bnrank.measures import (
     denoising,
     dependence,
     frequencies,
-    jacobian,
     nonlinearity,
     ntk,
     orbits,
@@ -16,16 +15,20 @@ from bnrank.measures import (
     spectra,
     stable_signs,
 )
+from bnrank.measures.jacobian import Jacobian, JacobianRank
+from bnrank.measures.kinks import KinkWarning
 from bnrank.measures.profile import describe, profile
 
 __all__ = [
+    "Jacobian",
+    "JacobianRank",
+    "KinkWarning",
     "balance",
     "bottleneck",
     "denoising",
     "dependence",
     "describe",
     "frequencies",
-    "jacobian",
     "nonlinearity",
     "ntk",
     "orbits",

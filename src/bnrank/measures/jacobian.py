@@ -323,7 +323,8 @@ class Jacobian(Printed):
         """Iterate over Jf(x_i) Q and (MLPs) the NTK trace, (n,); warn once of kinks. See `sweep` for ``compact``."""
         watch = None if self.kink_rtol is None or self._near_kinks is not None else Watch(self.kink_rtol)
         if isinstance(self._function, Layers):
-            yield from self._sweep(watch, compact=compact, trace=trace)
+            found = self._sweep(watch, compact=compact, trace=trace)
+            yield from ((matrix, traces) for matrix, traces in found if matrix is not None)
         else:
             yield from ((matrix, None) for matrix in self._automatic(self._function, watch))
         if watch is not None:
@@ -334,7 +335,7 @@ class Jacobian(Printed):
 
     def _sweep(
         self, watch: Watch | None, *, jacobian: bool = True, compact: bool = False, trace: bool = False
-    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+    ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
         assert isinstance(self._function, Layers)
         return sweep(
             self._function,
@@ -379,7 +380,9 @@ class Jacobian(Printed):
             return as_mlp(self.net).depth
         except TypeError as error:
             reason = str(error).removeprefix("net: ")
-            raise ValueError(f"depth: got None, expected L of a module that is no chain of layers ({reason})") from error
+            raise ValueError(
+                f"depth: got None, expected L of a module that is no chain of layers ({reason})"
+            ) from error
 
 
 def _level_of_caller() -> int:

@@ -277,7 +277,7 @@ def mixed_derivative_norm(
 def _checked(net: nn.Module, x: Tensor | np.ndarray) -> tuple[nn.Module, Tensor]:
     net = unwrap(net)
     x = example(net, x).detach()
-    checkfinite(net)
+    check_finite(net)
     check_unshared(net)
     return net, x
 

@@ -13,10 +13,11 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
 from bnrank._version import __version__
-from bnrank.measures import bottleneck, jacobian, kinks, nonlinearity, ntk, spectra
+from bnrank.measures import bottleneck, kinks, nonlinearity, ntk, spectra
 from bnrank.measures.frequencies import profiled
+from bnrank.measures.jacobian import KINK_RTOL, Jacobian
 from bnrank.networks.functional import Functional, example, is_plain_mlp, unwrap
 from bnrank.networks.reading import Reading, Skipped, capture, read
 
@@ -268,7 +269,6 @@ def _by_sample(
     closed = is_plain_mlp(unwrap(net))
     values: Tensor | None = None
     traces: Tensor | None = None
-    quiet: dict[str, Any] = {"dtype": settings.dtype, "kink_rtol": None}
     if not x.is_floating_point():
         skipped.append(
             _unmeasured(net, "jacobian_singular_values: x holds integers, there is nothing to differentiate by")
@@ -277,22 +277,23 @@ def _by_sample(
         skipped.append(_too_much(net, "jacobian_singular_values", work, MAX_JACOBIAN_WORK, n))
     else:
         name = "jacobian_singular_values"
-        if closed:
-            both = _attempt(net, skipped, name, lambda: ntk.trace_and_singular_values(net, rows, **quiet))
-            traces, values = (None, None) if both is None else both
-        else:
-            values = _attempt(net, skipped, name, lambda: jacobian.singular_values(net, rows, **quiet))
-        if values is not None:
-            near = jacobian.near_kinks(net, rows, dtype=settings.dtype).cpu()
-            if bool(near.any()):
-                notes.append({"name": name, "note": kinks.describe(near, jacobian.KINK_RTOL, numbers)})
+
+        def differentiate() -> tuple[Jacobian, Tensor | None, Tensor]:
+            J = Jacobian(net, rows, dtype=settings.dtype, kink_rtol=None)
+            return J, J.ntk_trace if closed else None, J.singular_values
+
+        found = _attempt(net, skipped, name, differentiate)
+        if found is not None:
+            J, traces, values = found
+            note = kinks.describe(J.near_kinks().cpu(), KINK_RTOL, numbers)
+            notes += [{"name": name, "note": note}] if note else []
     if traces is None and not closed and n * d_out * count > MAX_NTK_WORK:
         skipped.append(_too_much(net, "ntk_trace", n * d_out * count, MAX_NTK_WORK, n))
     elif traces is None:
         traces = _attempt(net, skipped, "ntk_trace", lambda: ntk.trace(net, rows, dtype=settings.dtype))
     if values is not None:
         measured["jacobian_singular_values"] = values.cpu().numpy()
-        determinant = jacobian.log_pseudo_determinant_of(values, rtol=settings.rtol)
+        determinant = linalg.log_pseudo_determinant(values, rtol=settings.rtol)
         measured["log_pseudo_determinant"] = determinant.cpu().numpy()
     if traces is not None:
         measured["ntk_trace"] = traces.cpu().numpy()

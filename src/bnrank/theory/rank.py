@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.measures import jacobian, regions
+from bnrank.measures import regions
+from bnrank.measures.backward import mlp_forward
+from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, example, unwrap
 from bnrank.networks.mlp import MLP, from_layers
@@ -208,7 +210,7 @@ def bracket(
     with torch.no_grad():
         error = float((Functional(h)(Functional(g)(x)).flatten(1) - f).abs().max())
     on_data = best is not globally
-    own = jacobian.singular_values(net, x, kink_rtol=None)
+    own = Jacobian(net, x, kink_rtol=None).singular_values
     lowest = _lowest(_merged(h, g), None, x, upper, rtol, seed) if on_data else _lowest(net, own, x, upper, rtol, seed)
     searched = [regions.enumerate(_merged(h, g), box, rtol=rtol, limit=limit)] if box is not None else []
     if segments:
@@ -243,7 +245,7 @@ def _terms(net: nn.Module, x: Tensor, size: float) -> float:
         chain = as_mlp(net, multiply_out=True)
     except TypeError:
         return size
-    last = jacobian.mlp_forward(chain, x.flatten(1), torch.float64)[0][-1]
+    last = mlp_forward(chain, x.flatten(1), torch.float64)[0][-1]
     return max(size, float((last.abs() @ chain.weights[-1].detach().abs().T).max()))
 
 
@@ -308,13 +310,13 @@ def _merged(h: nn.Module, g: nn.Module) -> nn.Module:
 
 def _lowest(factored: nn.Module, known: Tensor | None, x: Tensor, upper: int, rtol: float, seed: int) -> _Witness:
     """Return the largest rank of the Jacobian, of known singular values or not, at samples that are next to no kink."""
-    rows = (~jacobian.near_kinks(factored, x)).nonzero()[:, 0].to(x.device)
+    rows = (~Jacobian(factored, x).near_kinks()).nonzero()[:, 0].to(x.device)
     points, moved = x[rows], not len(rows)
     if moved:
         draw = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         points = x.double() + 1e-6 * max(float(x.abs().max()), 1e-300) * draw.to(x.device)
     if moved or known is None:
-        values = jacobian.singular_values(factored, points, kink_rtol=None)[:, :upper]
+        values = Jacobian(factored, points, kink_rtol=None).singular_values[:, :upper]
     else:
         values = known[rows.to(known.device), :upper]
     counts = (values > rtol * values[:, :1]).sum(1)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.measures import jacobian, ntk
+from bnrank.measures import ntk
+from bnrank.measures.backward import mlp_forward
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite, example
 from bnrank.networks.mlp import MLP
@@ -383,7 +384,7 @@ def exp(value: float) -> float:
 def _forward(net: MLP, x: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Return W_1..W_L, a_0..a_{L-1} and the diagonals of D_1..D_{L-1}."""
     weights = [w.detach() for w in net.weights]
-    inputs, slopes = jacobian.mlp_forward(net, x.to(weights[0].device), torch.float64)
+    inputs, slopes = mlp_forward(net, x.to(weights[0].device), torch.float64)
     return weights, inputs, slopes
 
 

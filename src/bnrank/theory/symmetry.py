@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.measures import jacobian, regions
+from bnrank.measures import regions
+from bnrank.measures.backward import mlp_forward
+from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, example
 from bnrank.networks.mlp import MLP, from_layers
@@ -167,7 +169,7 @@ def rank_bound(
     spread = torch.linalg.svdvals(vectors)
     dimensions = (spread > rtol * spread[:, :1].clamp(min=1e-300)).sum(1)
     ranks, worst, start = [], 0.0, 0
-    for part in jacobian.jacobians(net, samples):
+    for part in Jacobian(net, samples).chunks():
         part = part.cpu()
         values = torch.linalg.svdvals(part)
         ranks.append((values > rtol * values[:, :1]).sum(1))
@@ -220,7 +222,7 @@ def projection(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) ->
     if outputs.shape != inputs.shape:
         raise ValueError(f"net: got {outputs.shape[1]} outputs, expected as many as inputs, {inputs.shape[1]}")
     defects, ranks = [], []
-    for part in jacobian.jacobians(net, samples):
+    for part in Jacobian(net, samples).chunks():
         values = torch.linalg.svdvals(part)
         ranks.append((values > rtol * values[:, :1]).sum(1).cpu())
         size = part.flatten(1).norm(dim=1)
@@ -333,7 +335,7 @@ def rank_one_parts(net: MLP, x: Tensor, layer: int) -> tuple[Tensor, MLP]:
     """Return z = v . a_{l-1}(x), (N,), and the network h of f = h o z, with s_1 u v^T for the weight of the layer."""
     weights, biases = [w.detach() for w in net.weights], [b.detach() for b in net.biases]
     u, s, v = torch.linalg.svd(weights[layer - 1], full_matrices=False)
-    inputs, _ = jacobian.mlp_forward(net, x, torch.float64)
+    inputs, _ = mlp_forward(net, x, torch.float64)
     tail = from_layers([u[:, :1] * s[0], *weights[layer:]], biases[layer - 1 :], net.slope)
     return inputs[layer - 1] @ v[0], tail
 

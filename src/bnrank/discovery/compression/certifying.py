@@ -12,7 +12,7 @@ from bnrank.discovery.compression.certificate import Accuracy, Certificate
 from bnrank.discovery.compression.chain import Parts, trace
 from bnrank.discovery.compression.judging import change
 from bnrank.discovery.compression.sampling import Parted
-from bnrank.measures import jacobian
+from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.functional import Functional, unwrap
 
 __all__ = ["certified"]
@@ -110,10 +110,10 @@ def _ranks(parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor) -> tu
         return upper, None
     with torch.enable_grad():
         some = x[:points]
-        some = some[~jacobian.near_kinks(net, some).cpu()]
+        some = some[~Jacobian(net, some).near_kinks().cpu()]
         if not len(some):
             return upper, None
-        found = jacobian.singular_values(net, some, kink_rtol=None)
+        found = Jacobian(net, some, kink_rtol=None).singular_values
     return upper, int((found > RTOL * found[:, :1]).sum(1).max())
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank.measures.jacobian import jacobians
+from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.mlp import MLP, from_layers
 
 __all__ = ["Coordinates", "coordinates", "sensitivity"]
@@ -76,7 +76,7 @@ def coordinates(net: MLP, x: Tensor, layer: int, k: int) -> Coordinates:
     decoder = _decoder(net, weights, biases, layer, up, origin)
     z = (values - origin) @ down.T
     some = z[:: max(1, len(z) // ROWS)]
-    gram = sum((j.mT @ j).sum(0) for j in jacobians(decoder, some, kink_rtol=None)) / len(some)
+    gram = sum((j.mT @ j).sum(0) for j in Jacobian(decoder, some, kink_rtol=None).chunks()) / len(some)
     strength, axes = torch.linalg.eigh(gram)
     axes = axes.flip(1)
     axes = axes * _signs(z @ axes, x)
@@ -108,7 +108,7 @@ def sensitivity(encoder: MLP, x: Tensor, spread: Tensor) -> np.ndarray:
         (k, d_in).
     """
     some = x[:: max(1, len(x) // ROWS)].double()
-    squares = sum(j.square().sum(0) for j in jacobians(encoder, some, kink_rtol=None)) / len(some)
+    squares = sum(j.square().sum(0) for j in Jacobian(encoder, some, kink_rtol=None).chunks()) / len(some)
     return (torch.as_tensor(squares).sqrt() * spread).numpy()
 
 

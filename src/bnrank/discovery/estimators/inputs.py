@@ -9,7 +9,7 @@ from torch import Tensor
 from bnrank.discovery.estimators.counting import by_group, least_within_error
 from bnrank.discovery.estimators.linear import sample_losses
 from bnrank.discovery.estimators.path import Path, apart
-from bnrank.measures.jacobian import jacobians
+from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.mlp import MLP
 
 __all__ = ["InputDirections", "number_of_directions"]
@@ -57,7 +57,7 @@ class InputDirections:
         varies = s > DEAD * max(float(s[0]), 1e-300)
         up = vt[varies] * s[varies, None]
         some = x[:: max(1, len(x) // ROWS)]
-        gram = torch.as_tensor(sum((j.mT @ j).sum(0) for j in jacobians(net, some, kink_rtol=None))) / len(some)
+        gram = torch.as_tensor(sum((j.mT @ j).sum(0) for j in Jacobian(net, some, kink_rtol=None).chunks())) / len(some)
         values, directions = torch.linalg.eigh(up @ gram @ up.T)
         directions = directions.flip(1)
         self.down = (vt[varies].T / s[varies]) @ directions

@@ -15,7 +15,7 @@ from bnrank._core import validation
 from bnrank.discovery.symmetries.coordinates import Coordinates, whitened
 from bnrank.discovery.symmetries.finding import Sample
 from bnrank.discovery.symmetries.models import Mean, disagreement, module_of, relative_error, with_columns
-from bnrank.measures import jacobian
+from bnrank.measures.jacobian import Jacobian
 
 __all__ = ["Problem", "read"]
 
@@ -147,7 +147,7 @@ def _targets(value: object, name: str, n: int) -> Tensor:
 
 def _sample(net: nn.Module, x: Tensor, where: Coordinates) -> Sample:
     parts = []
-    for part in jacobian.jacobians(net, x, kink_rtol=None):
+    for part in Jacobian(net, x, kink_rtol=None).chunks():
         inside = part.cpu() @ where.out
         if not bool(torch.isfinite(inside).all()):
             raise validation.RangeError("model: its Jacobian has NaN or infinite entries, expected finite ones")

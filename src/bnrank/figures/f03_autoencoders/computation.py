@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank.measures import jacobian
 from bnrank.measures.denoising import Denoising, denoising, distances_to_samples
+from bnrank.measures.jacobian import Jacobian
 from bnrank.measures.spectra import effective_rank
 from bnrank.networks import MLP
 from bnrank.tasks import Task, autoencoder, distances_to_polyline, handwritten_digits, mnist, planar_curve, polyline
@@ -231,7 +231,7 @@ def _of_images(run: Run, member: int, task: Task, depth: int, noise: float, look
     network, last = run.network(member), run.summary.isel(member=member)
     unseen = denoising(network, task.x_test, noise, seed=NOISE_SEED)
     seen = denoising(network, task.x[: len(task.x_test)], noise, seed=NOISE_SEED)
-    spectra = jacobian.singular_values(network, task.x_test[:looked_at])
+    spectra = Jacobian(network, task.x_test[:looked_at]).singular_values
     spread = float((task.x - task.x.mean(0)).square().sum(1).mean())
     with torch.no_grad():
         errors = [float((network(x) - x).square().sum(1).mean()) / spread for x in (task.x, task.x_test)]

@@ -15,7 +15,7 @@ from torch import Tensor
 from bnrank._core.axes import OKABE_ITO, dress
 from bnrank.figures.harness.figure import Claim, Figure, Outcome
 from bnrank.figures.harness.measurement import held_out, relative_error
-from bnrank.measures import jacobian
+from bnrank.measures.jacobian import Jacobian
 from bnrank.networks import MLP
 from bnrank.reporting import Section
 from bnrank.tasks import Task, low_rank_map
@@ -123,7 +123,7 @@ def _network(
     trained, (x, y) = run.network(), held_out(task)
     with torch.no_grad():
         error, cost = relative_error(trained(x), y), relative_error(trained(task.x), task.y)
-    values = jacobian.singular_values(trained, places).double().numpy()
+    values = Jacobian(trained, places).singular_values.double().numpy()
     assert task.truth is not None
     return Predictor(
         NETWORK, noise, values, task.truth.rank, error, cost, f"depth {depth}, width {width}, ridge {ridge:.3g}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.measures.jacobian import log_pseudo_determinant_of
+from bnrank._core.linalg import log_pseudo_determinant
 from bnrank.networks.mlp import MLP
 from bnrank.theory.cost.closed_forms import schatten
 from bnrank.theory.cost.search import Domain, Found, Function, maximize
@@ -212,13 +212,13 @@ def r1_lower_bound(
 
     def regularity(values: Tensor) -> Tensor:
         ranks = (values > rtol * values[:, :1]).sum(1)
-        return RANK_FIRST * ranks + 2 * log_pseudo_determinant_of(values, None, rtol)
+        return RANK_FIRST * ranks + 2 * log_pseudo_determinant(values, rtol=rtol)
 
     where, found = _search(function, domain, regularity, starts, rounds, max_regions, seed)
     evidence = _evidence(function, where, found)
     values = evidence["singular_values"]
     found_rank = int((values > rtol * values[:1]).sum())
-    value = 2 * float(log_pseudo_determinant_of(values[None], None, rtol))
+    value = 2 * float(log_pseudo_determinant(values, rtol=rtol))
     if rank is not None and found_rank != rank:
         raise ValueError(
             f"rank: got {rank}, but the largest rank of the Jacobian found is {found_rank}, at "

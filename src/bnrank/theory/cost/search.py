@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.measures import jacobian, regions
+from bnrank.measures import regions
+from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite, example
 from bnrank.networks.mlp import MLP, leaky_relu
@@ -68,8 +69,8 @@ class Function:
     def singular_values(self, points: Tensor) -> Tensor:
         """Return the singular values of Jf at flat points, (n, K), descending."""
         if self.chain is not None:
-            return jacobian.singular_values(self.chain, points, kink_rtol=None)
-        return jacobian.singular_values(self.module, points.reshape(-1, *self.shape), kink_rtol=None).cpu()
+            return Jacobian(self.chain, points, kink_rtol=None).singular_values
+        return Jacobian(self.module, points.reshape(-1, *self.shape), kink_rtol=None).singular_values.cpu()
 
     def certified(self, point: Tensor) -> Tensor | None:
         """Return lower bounds on the singular values of Jf at a point; None where f has a kink."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.measures.jacobian import mlp_forward
+from bnrank.measures.backward import mlp_forward
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite, example
 from bnrank.networks.mlp import MLP
