@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from bnrank._core import linalg, validation
 from bnrank._core.sampling import evenly_spaced
-from bnrank.measures import jacobian, ntk
+from bnrank.measures import ntk
+from bnrank.measures.backward import mlp_forward
+from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, unwrap
 from bnrank.networks.mlp import MLP
@@ -139,7 +141,7 @@ class Facts:
     def jacobian_values(self) -> Tensor:
         """Singular values of Jf(x_i), (n, min(d_in, d_out)), descending; NotApplicable where f has no Jacobian."""
         try:
-            return jacobian.singular_values(self.net, self.x, kink_rtol=None)
+            return Jacobian(self.net, self.x, kink_rtol=None).singular_values
         except validation.RangeError:
             raise
         except (TypeError, ValueError) as error:
@@ -153,7 +155,7 @@ class Facts:
     @cached_property
     def near_kinks(self) -> Tensor:
         """Whether each sample lies within 1e-9 (relative) of a kink, (n,), bool: the Jacobian there is one-sided."""
-        return jacobian.near_kinks(self.net, self.x, KINK_RTOL)
+        return Jacobian(self.net, self.x).near_kinks(KINK_RTOL)
 
     @cached_property
     def ranks(self) -> Tensor:
@@ -223,7 +225,7 @@ class Facts:
 
     @cached_property
     def _forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        return jacobian.mlp_forward(self.chain, self.x.flatten(1), torch.float64)
+        return mlp_forward(self.chain, self.x.flatten(1), torch.float64)
 
     @cached_property
     def inputs(self) -> list[Tensor]:
