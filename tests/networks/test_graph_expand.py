@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from bnrank.networks.graph.expand import neurons
-from bnrank.networks.graph.layers import LayerGraph, Node
+from bnrank.networks.graph.layers import LayerGraph
+from bnrank.networks.graph.nodes import Node
 from bnrank.networks.graph.tracing import trace
 from helpers import normal
 from networks.neuron_graphs import rate, velocity

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from bnrank.networks.graph import Node, trace
-from bnrank.networks.graph.operations import apply
+from bnrank.networks.graph.nodes import apply
 from helpers import normal
 from networks.graph_modules import Of, seeded
 from networks.graph_oracle import evaluate

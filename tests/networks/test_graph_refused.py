@@ -62,7 +62,6 @@ REFUSED = {
     "needs 2 arguments (input1, input2)": lambda: nn.Bilinear(3, 3, 2),
     "returns tuple": lambda: of(lambda m, x: (m.a(x), x), **linear()),
     "does not depend on its input": lambda: of(lambda m, x: torch.ones(len(x), 2)),
-    "isinstance": lambda: of(lambda m, x: m.a(x) if isinstance(x, torch.Tensor) else None, **linear()),
     "does something else while training": lambda: nn.Sequential(nn.Linear(3, 2), DropPath()),
     "is scripted": lambda: torch.jit.script(nn.Linear(3, 2)),
     "without a shape": lambda: nn.LazyLinear(2),
@@ -76,6 +75,15 @@ def test_refused_with_a_reason(message):
     with pytest.raises(ValueError, match="net: ") as caught:
         trace(module, normal(4, 3))
     assert message in str(caught.value)
+
+
+def test_the_type_and_the_memory_of_the_input_may_be_read():
+    def forward(m, x):
+        assert isinstance(x, torch.Tensor)
+        assert x.data_ptr() != 0
+        return m.a(x)
+
+    assert [node.op for node in trace(of(forward, **linear()), normal(4, 3))] == ["input", "linear"]
 
 
 def permuted(m, x):

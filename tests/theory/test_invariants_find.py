@@ -279,7 +279,7 @@ def test_refuses_what_it_cannot_compute():
         q.rate(net, x, normal(3, 5, seed=0))
     with pytest.raises(ValueError, match="loss: returned"):
         q.rate(net, x, x, lambda f, y: f)
-    with pytest.raises(TypeError, match="module"):
+    with pytest.raises(TypeError, match="net: got 'net'"):
         find("net", x)
     shared = seq(fc(2, 2), nn.ReLU(), fc(2, 2))
     shared[2].weight = shared[0].weight

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from bnrank.networks.graph.layers import Node
+from bnrank.networks.graph.nodes import Node
 from bnrank.networks.reasons import Skipped
 
 __all__ = ["Use", "finish", "outside", "text"]

@@ -6,17 +6,18 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-import networkx as nx
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.graph.unrolling import Ints
+from bnrank.networks.graph import drawing_neurons
+from bnrank.networks.graph.wiring import Ints, Wiring, propagate
 
 if TYPE_CHECKING:
-    from bnrank.networks.graph.neurons import NeuronGraph
+    import networkx as nx
+    from matplotlib.axes import Axes
 
 __all__ = ["SignTree", "sign_tree"]
 
@@ -84,21 +85,16 @@ class SignTree:
     def __call__(self, h: Tensor | NDArray[Any]) -> Tensor:
         """Return mu(h), float64 (N, outputs), for h of shape (N, paths); gradients flow to h."""
         h = validation.samples(h, "h", features=len(self.leaves)).double()
-        path = np.full(len(self.parents), -1, dtype=np.int64)
-        path[self.leaves] = np.arange(len(self.leaves))
-        entries = h.T
-        passed, parents = h.new_zeros(0, len(h)), np.zeros(0, dtype=np.int64)
-        for depth in reversed(range(len(self.starts) - 1)):
-            part = slice(self.starts[depth], self.starts[depth + 1])
-            value = h.new_zeros(int(self.starts[depth + 1] - self.starts[depth]), len(h))
-            leaf = np.flatnonzero(path[part] >= 0)
-            if len(leaf):
-                value = value.index_copy(0, torch.from_numpy(leaf), entries[torch.from_numpy(path[part][leaf])])
-            value = value.index_add(0, torch.from_numpy(parents - self.starts[depth]), passed)
-            slopes = torch.from_numpy(self.slopes[part])[:, None]
-            value = torch.where(value > 0, value, slopes * value)
-            passed, parents = value * torch.from_numpy(self.signs[part])[:, None], self.parents[part]
-        return value.T
+        start = h.new_zeros(len(self), len(h)).index_copy(0, torch.from_numpy(self.leaves), h.T)
+        inner = np.flatnonzero(self.parents >= 0)
+        signs, slopes = torch.from_numpy(self.signs[inner]), torch.from_numpy(self.slopes)
+        values = propagate(start, inner, self.parents[inner], signs, slopes, len(self.starts) - 2 - self.depths)
+        return values[: self.starts[1]].T
+
+    @property
+    def depths(self) -> Ints:
+        """Number of edges from every node to its root, (nodes,)."""
+        return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
 
     def __eq__(self, other: object) -> bool:
         """Say whether another tree has the same parents, signs, slopes and leaves."""
@@ -122,37 +118,47 @@ class SignTree:
         Nodes are numbered as here; "input" is the number of the path, "label" the vertex at which the node's path
         starts.
         """
+        import networkx as nx
+
         tree = nx.DiGraph()
-        path = {node: p for p, node in enumerate(self.leaves.tolist())}
         for node, slope in enumerate(self.slopes.tolist()):
             tree.add_node(node, slope=slope, label=self.labels[node])
-            if node in path:
-                tree.nodes[node]["input"] = path[node]
-            if node < self.starts[1]:
-                tree.nodes[node]["output"] = node
+        nx.set_node_attributes(tree, {node: p for p, node in enumerate(self.leaves.tolist())}, "input")
+        nx.set_node_attributes(tree, {node: node for node in range(self.starts[1])}, "output")
         for node, (parent, sign) in enumerate(zip(self.parents.tolist(), self.signs.tolist(), strict=True)):
             if parent >= 0:
                 tree.add_edge(node, parent, weight=float(sign), learnable=False)
         return tree
 
-    def draw(self, axes: Any = None) -> Any:
+    def draw(self, axes: Any = None) -> Axes:
         """Draw the trees from left (entries of h) to right (outputs); see `NeuronGraph.draw`."""
-        from bnrank.networks.graph import drawing_neurons
+        inner = np.flatnonzero(self.parents >= 0)
+        path = {node: f"$h_{{{p}}}$" for p, node in enumerate(self.leaves.tolist())}
+        return drawing_neurons.draw(
+            drawing_neurons.Picture(
+                *drawing_neurons.tree_places(self.parents, self.depths, self.leaves),
+                np.stack([inner, self.parents[inner]], 1),
+                self.signs[inner].astype(np.float64),
+                np.ones(len(inner), bool),
+                self.slopes,
+                [path.get(v) or drawing_neurons.shortened(label) for v, label in enumerate(self.labels)],
+                "+.0f",
+            ),
+            axes,
+        )
 
-        return drawing_neurons.draw_tree(self, axes)
 
-
-def sign_tree(graph: NeuronGraph) -> SignTree:
+def sign_tree(wiring: Wiring, weights: NDArray[np.float64], slopes: NDArray[np.float64]) -> SignTree:
     """Return the tree of the signs of a graph's weights."""
-    tree = graph.wiring.unrolled
-    signs = np.where(graph.weights < 0, -1, 1)
+    tree = wiring.unrolled
+    signs = np.where(weights < 0, -1, 1)
     own = np.where(tree.edges < 0, 1, signs[tree.edges] if len(signs) else 1)
     own[tree.leaves] = tree.products(torch.from_numpy(signs.astype(np.float64))).numpy().astype(np.int64)
-    names: tuple[Hashable | None, ...] = (*graph.vertices, None)
+    names: tuple[Hashable | None, ...] = (*wiring.vertices, None)
     return SignTree(
         parents=tree.parents,
         signs=cast(Ints, own.astype(np.int64)),
-        slopes=np.append(graph.slopes, 1.0)[tree.vertices],
+        slopes=np.append(slopes, 1.0)[tree.vertices],
         leaves=tree.leaves,
         starts=tree.starts,
         labels=tuple(names[vertex] for vertex in tree.vertices),

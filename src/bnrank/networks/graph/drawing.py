@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Patch, PathPatch, Polygon
 from matplotlib.path import Path
 
 from bnrank._core import axes as canvas
-
-if TYPE_CHECKING:
-    from bnrank.networks.graph.layers import LayerGraph, Node
+from bnrank.networks.graph.nodes import Graph, Node
 
 __all__ = ["draw"]
 
@@ -36,7 +34,7 @@ _LINE = 26  # columns of a line, about
 _LONGEST = 22  # letters of a label
 
 
-def draw(graph: LayerGraph, axes: Any = None) -> Axes:
+def draw(graph: Graph, axes: Any = None) -> Axes:
     """Draw a graph; see `LayerGraph.draw`."""
     layout = _Layout(graph)
     ax: Axes = canvas.axes_for(axes, (1, 1), layout.size)[0]
@@ -64,7 +62,7 @@ class _Layout:
     Long graphs are broken into lines, where a single value is all that goes on.
     """
 
-    def __init__(self, graph: LayerGraph) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.columns = _columns(graph)
         self.lanes = _lanes(graph, self.columns)
         self.labels = {node.name: _label(node) for node in graph}
@@ -112,7 +110,7 @@ class _Layout:
         return min(0.14 + 0.1 * span, 1.6)
 
 
-def _breaks(graph: LayerGraph, columns: Mapping[str, int], count: int) -> list[int]:
+def _breaks(graph: Graph, columns: Mapping[str, int], count: int) -> list[int]:
     """Return the columns that lines begin with, not all lines of the same length."""
     lines = -(-count // _LINE)
     crossing = [0] * (count + 1)
@@ -130,14 +128,14 @@ def _breaks(graph: LayerGraph, columns: Mapping[str, int], count: int) -> list[i
     return starts
 
 
-def _columns(graph: LayerGraph) -> dict[str, int]:
+def _columns(graph: Graph) -> dict[str, int]:
     columns: dict[str, int] = {}
     for node in graph:
         columns[node.name] = max((columns[name] + 1 for name in node.inputs), default=0)
     return columns
 
 
-def _lanes(graph: LayerGraph, columns: Mapping[str, int]) -> dict[str, int]:
+def _lanes(graph: Graph, columns: Mapping[str, int]) -> dict[str, int]:
     """Return 0 for a longest path to the output; elsewhere lanes in which nothing is in a branch's way."""
     lanes = {graph.output: 0}
     node = graph[graph.output]

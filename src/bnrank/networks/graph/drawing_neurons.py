@@ -3,85 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
-from matplotlib.lines import Line2D
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
 from numpy.typing import NDArray
 
 from bnrank._core import axes as canvas
+from bnrank.networks.graph.wiring import Wiring
 
 if TYPE_CHECKING:
-    from bnrank.networks.graph.decomposition import SignTree
-    from bnrank.networks.graph.neurons import NeuronGraph
+    from matplotlib.axes import Axes
 
-__all__ = ["draw_graph", "draw_tree"]
+__all__ = ["Picture", "draw", "graph_names", "graph_places", "shortened", "tree_places"]
 
 EDGE_LIMIT = 2000
-NAMED = 40  # vertices with names, at most
-WEIGHED = 30  # edges with numbers, at most
-STRETCH = 2.5  # vertices of short columns are apart, at most, in place of 1
+MAX_NAMED = 40  # vertices with names
+MAX_WEIGHED = 30  # edges with numbers
+SPREAD = 2.5  # largest distance between the vertices of a short column, 1 in the tallest
 POSITIVE, NEGATIVE = canvas.OKABE_ITO[0], canvas.OKABE_ITO[1]
 SHADES, OTHERS = {1.0: "white", 0.0: "0.75"}, "#f0e6c8"  # linear and ReLU; other slopes
+_PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def draw_graph(graph: NeuronGraph, axes: Any = None) -> Axes:
-    """Draw a network; see `NeuronGraph.draw`."""
-    wiring = graph.wiring
-    _check_size(len(graph.edges), "edges")
+@dataclass(frozen=True)
+class Picture:
+    """A weighted DAG to draw: vertices in columns at heights, edges by the numbers of their ends.
+
+    Attributes
+    ----------
+    columns, heights : ndarray
+        (vertices,).
+    ends : ndarray
+        (edges, 2).
+    weights, learnable : ndarray
+        (edges,).
+    slopes : ndarray
+        (vertices,).
+    names : list of str
+        Of the vertices.
+    format : str
+        Of the weights.
+    headings : dict
+        From columns to texts.
+    """
+
+    columns: Ints
+    heights: Array
+    ends: Ints
+    weights: Array
+    learnable: NDArray[np.bool_]
+    slopes: Array
+    names: list[str]
+    format: str = ".2g"
+    headings: dict[int, str] = field(default_factory=dict)
+
+
+def graph_places(wiring: Wiring) -> tuple[Ints, Array]:
+    """Return the columns and heights of the vertices of a graph."""
+    _check_size(len(wiring.edges))
     columns = wiring.levels.copy()
-    sinks = np.setdiff1d(wiring.outputs, wiring.sources)
-    columns[sinks] = columns.max()
-    heights = _heights(columns, wiring.sources, wiring.targets, wiring.coordinates)
-    names, headings = _names(graph.vertices, columns)
-    texts = [f"{weight:.2g}" for weight in graph.weights] if len(graph.edges) <= WEIGHED else None
-    ends = np.stack([wiring.sources, wiring.targets], 1)
-    ax = canvas.axes_for(axes, (1, 1), _size(columns, heights))[0]
-    _draw(ax, columns, heights, ends, graph.weights, graph.learnable, graph.slopes, names, texts)
-    for column, heading in headings.items():
-        ax.text(column, 1.0, heading, fontsize=8, ha="center", va="bottom", transform=ax.get_xaxis_transform())
-    return ax
+    columns[np.setdiff1d(wiring.outputs, wiring.sources)] = columns.max()
+    return columns, _heights(columns, wiring.sources, wiring.targets, wiring.coordinates)
 
 
-def draw_tree(tree: SignTree, axes: Any = None) -> Axes:
-    """Draw sign trees; see `SignTree.draw`."""
-    _check_size(len(tree) - int(tree.starts[1]), "edges")
-    depths = np.searchsorted(tree.starts, np.arange(len(tree)), side="right") - 1
+def tree_places(parents: Ints, depths: Ints, leaves: Ints) -> tuple[Ints, Array]:
+    """Return the columns and heights of the nodes of trees: leaves below each other, a node amid its children."""
+    _check_size(int((parents >= 0).sum()))
     columns = depths.max() - depths
-    columns[tree.leaves] = 0  # entries of h in one column
-    heights = np.full(len(tree), np.nan)
-    heights[tree.leaves] = -np.arange(len(tree.leaves))
-    for depth in reversed(range(len(tree.starts) - 2)):
-        below = slice(tree.starts[depth + 1], tree.starts[depth + 2])
-        for node in range(tree.starts[depth], tree.starts[depth + 1]):
-            children = heights[below][tree.parents[below] == node]
-            if len(children):
-                heights[node] = children.mean()
-    path = {node: p for p, node in enumerate(tree.leaves.tolist())}
-    names = [f"$h_{{{path[v]}}}$" if v in path else _shortened(tree.labels[v]) for v in range(len(tree))]
-    inner = np.flatnonzero(tree.parents >= 0)
-    ends = np.stack([inner, tree.parents[inner]], 1)
-    weights = tree.signs[inner].astype(np.float64)
-    texts = [f"{sign:+d}" for sign in tree.signs[inner]] if len(inner) <= WEIGHED else None
-    ax = canvas.axes_for(axes, (1, 1), _size(columns, heights))[0]
-    _draw(ax, columns, heights, ends, weights, np.ones(len(inner), bool), tree.slopes, names, texts)
-    return ax
+    columns[leaves] = 0  # entries of h in one column
+    total, count = np.zeros(len(parents)), np.zeros(len(parents))
+    total[leaves], count[leaves] = -np.arange(len(leaves)), 1
+    for node in range(len(parents) - 1, -1, -1):  # children come after their parents
+        total[node], count[node] = total[node] / max(count[node], 1), 1
+        if parents[node] >= 0:
+            total[parents[node]] += total[node]
+            count[parents[node]] += 1
+    return columns, total
 
 
-def _check_size(size: int, what: str) -> None:
+def _check_size(size: int) -> None:
     if size > EDGE_LIMIT:
-        raise ValueError(f"draw: got {size} {what}, expected at most {EDGE_LIMIT}; more cannot be seen")
-
-
-def _size(columns: Ints, heights: Array) -> tuple[float, float]:
-    return float(np.clip(1.9 * (columns.max() + 1), 4, 16)), float(np.clip(0.65 * (np.ptp(heights) + 2), 2.5, 12))
+        raise ValueError(f"draw: got {size} edges, expected at most {EDGE_LIMIT}; more cannot be seen")
 
 
 def _heights(columns: Ints, sources: Ints, targets: Ints, coordinates: Ints) -> Array:
@@ -108,60 +114,54 @@ def _heights(columns: Ints, sources: Ints, targets: Ints, coordinates: Ints) -> 
             heights[order] = (len(column) - 1) / 2 - np.arange(len(column))
     tallest = max(map(len, members))
     for column in members:
-        heights[column] *= np.clip((tallest - 1) / max(1, len(column) - 1), 1, STRETCH)
+        heights[column] *= np.clip((tallest - 1) / max(1, len(column) - 1), 1, SPREAD)
     heights[below] = heights[rows].min(initial=0) - 1 - np.arange(len(below))
     return heights
 
 
-def _draw(
-    ax: Axes,
-    columns: Ints,
-    heights: Array,
-    ends: Ints,
-    weights: Array,
-    learnable: NDArray[np.bool_],
-    slopes: Array,
-    names: list[str],
-    texts: list[str] | None,
-) -> None:
+def draw(picture: Picture, axes: Any = None) -> Axes:
+    """Draw a picture; see `NeuronGraph.draw`."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    columns, heights, weights = picture.columns, picture.heights, picture.weights
+    wide, tall = np.clip(1.9 * (columns.max() + 1), 4, 16), np.clip(0.65 * (np.ptp(heights) + 2), 2.5, 12)
+    ax: Axes = canvas.axes_for(axes, (1, 1), (float(wide), float(tall)))[0]
     places = np.stack([columns.astype(np.float64), heights], 1)
-    named = len(columns) <= NAMED
+    named = len(columns) <= MAX_NAMED
     largest = np.abs(weights).max(initial=0) or 1.0
     reach = [heights.min(), heights.max()]
-    thick, thin = (3.0, 0.5) if len(ends) <= 200 else (1.6, 0.2)
-    for e, (u, v) in enumerate(ends.tolist()):
+    thick, thin = (3.0, 0.5) if len(picture.ends) <= 200 else (1.6, 0.2)
+    for e, (u, v) in enumerate(picture.ends.tolist()):
         bend = _bend(places, u, v)
         middle = (places[u] + places[v]) / 2 + [0, bend]
         reach.append((middle[1] + (places[u] + places[v])[1] / 2) / 2)
         curve = Path([places[u], middle, places[v]], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
         color = "0.6" if weights[e] == 0 else POSITIVE if weights[e] > 0 else NEGATIVE
         width = thin + (thick - thin) * abs(weights[e]) / largest
-        style = "solid" if learnable[e] else (0, (4, 2))
+        style = "solid" if picture.learnable[e] else (0, (4, 2))
         ax.add_patch(
             PathPatch(curve, facecolor="none", edgecolor=color, linewidth=width, linestyle=style, zorder=1, alpha=0.8)
         )
-        if texts is not None:
+        if len(weights) <= MAX_WEIGHED:
             at = 0.28 + 0.14 * (e % 2)  # not all at one height, where lines cross
             spot = (1 - at) ** 2 * places[u] + 2 * at * (1 - at) * middle + at**2 * places[v]
-            ax.text(
-                spot[0], spot[1], texts[e], fontsize=7, color=color, ha="center", va="center", zorder=2, bbox=_PLAIN
-            )
-    shades = [SHADES.get(float(s), OTHERS) for s in slopes]
+            text = format(weights[e], picture.format)
+            ax.text(spot[0], spot[1], text, fontsize=7, color=color, ha="center", va="center", zorder=2, bbox=_PLAIN)
+    shades = [SHADES.get(float(s), OTHERS) for s in picture.slopes]
     size = 420 if named else 60
-    marks: PathCollection = ax.scatter(
-        places[:, 0], places[:, 1], s=size, c=shades, edgecolors="black", linewidths=0.8, zorder=3
-    )
+    marks = ax.scatter(places[:, 0], places[:, 1], s=size, c=shades, edgecolors="black", linewidths=0.8, zorder=3)
     marks.set_clip_on(False)
     if named:
-        for (x, y), name in zip(places, names, strict=True):
+        for (x, y), name in zip(places, picture.names, strict=True):
             ax.text(x, y, name, fontsize=5.5 if len(name) > 5 else 7, ha="center", va="center", zorder=4)
     ax.set_xlim(-0.4, columns.max() + 0.4)
     ax.set_ylim(min(reach) - 0.6, max(reach) + 0.6)
     ax.set_axis_off()
-    _explain(ax, weights, learnable, slopes)
-
-
-_PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
+    _explain(ax, weights, picture.learnable, picture.slopes)
+    for column, heading in picture.headings.items():
+        ax.text(column, 1.0, heading, fontsize=8, ha="center", va="bottom", transform=ax.get_xaxis_transform())
+    return ax
 
 
 def _bend(places: Array, u: int, v: int) -> float:
@@ -184,6 +184,8 @@ def _bend(places: Array, u: int, v: int) -> float:
 
 
 def _explain(ax: Axes, weights: Array, learnable: NDArray[np.bool_], slopes: Array) -> None:
+    from matplotlib.lines import Line2D
+
     shown = []
     for color, there, text in ((POSITIVE, weights > 0, "positive"), (NEGATIVE, weights < 0, "negative")):
         if there.any():
@@ -204,7 +206,7 @@ def _explain(ax: Axes, weights: Array, learnable: NDArray[np.bool_], slopes: Arr
     ax.legend(handles=shown, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=len(shown), frameon=False, fontsize=8)
 
 
-def _names(vertices: tuple[Hashable, ...], columns: Ints) -> tuple[list[str], dict[int, str]]:
+def graph_names(vertices: tuple[Hashable, ...], columns: Ints) -> tuple[list[str], dict[int, str]]:
     """Return names to stand in the vertices, and headings of the columns that are of one node of a layer graph."""
     nodes: dict[int, set[str | None]] = {}
     for vertex, column in zip(vertices, columns.tolist(), strict=True):
@@ -215,11 +217,12 @@ def _names(vertices: tuple[Hashable, ...], columns: Ints) -> tuple[list[str], di
     names = []
     for vertex, column in zip(vertices, columns.tolist(), strict=True):
         under = isinstance(vertex, tuple) and headings.get(column) is not None
-        names.append(", ".join(map(str, vertex[1:])) if under else _shortened(vertex))  # type: ignore[index]
+        names.append(", ".join(map(str, vertex[1:])) if under else shortened(vertex))  # type: ignore[index]
     return names, {column: name for column, name in headings.items() if name is not None}
 
 
-def _shortened(vertex: Hashable) -> str:
+def shortened(vertex: Hashable) -> str:
+    """Return a vertex's name, cut to the size of a vertex."""
     if vertex == "constant":
         return "const"
     if isinstance(vertex, tuple) and len(vertex) >= 2:

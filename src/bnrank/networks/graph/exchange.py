@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
 from torch import Tensor
 
 from bnrank._core import validation
 
 if TYPE_CHECKING:
-    from bnrank.networks.graph.neurons import NeuronGraph
+    import networkx as nx
 
-__all__ = ["natural_order", "read", "write"]
+__all__ = ["natural_order", "read"]
 
 NODE_ATTRIBUTES = ("slope", "input", "output")
 EDGE_ATTRIBUTES = ("weight", "learnable", "origin")
@@ -38,8 +37,10 @@ def natural_order(names: Iterable[Hashable]) -> list[Hashable]:
         return listed
 
 
-def read(make: Callable[..., NeuronGraph], graph: nx.DiGraph) -> NeuronGraph:
-    """Return the weighted DAG that a networkx graph describes; see `NeuronGraph.from_networkx`."""
+def read(graph: nx.DiGraph) -> dict[str, Any]:
+    """Return the arguments of `NeuronGraph` that a networkx graph describes; see `NeuronGraph.from_networkx`."""
+    import networkx as nx
+
     if not isinstance(graph, nx.Graph):
         raise TypeError(f"graph: got {validation.describe(graph)}, expected a networkx.DiGraph")
     if not graph.is_directed():
@@ -54,13 +55,13 @@ def read(make: Callable[..., NeuronGraph], graph: nx.DiGraph) -> NeuronGraph:
     for source, target, attributes in graph.edges(data=True):
         _check_known(attributes, f"edge {(source, target)!r}", EDGE_ATTRIBUTES)
 
-    inputs = {v: a["input"] for v, a in graph.nodes(data=True) if a.get("input") is not None}
+    inputs = {v: i for v, i in graph.nodes(data="input") if i is not None}
     if not inputs:
         inputs = {v: i for i, v in enumerate(natural_order(v for v, degree in graph.in_degree() if degree == 0))}
     outputs = _outputs(graph)
     linear = set(inputs) | set(outputs)
     edges = list(graph.edges(data=True))
-    return make(
+    return dict(
         vertices=tuple(graph.nodes),
         edges=tuple((source, target) for source, target, _ in edges),
         weights=[_number(a.get("weight", 1.0), f"weight of edge {(u, v)!r}") for u, v, a in edges],
@@ -75,28 +76,8 @@ def read(make: Callable[..., NeuronGraph], graph: nx.DiGraph) -> NeuronGraph:
     )
 
 
-def write(graph: NeuronGraph) -> nx.DiGraph:
-    """Return a weighted DAG as a networkx graph with every attribute that is read."""
-    result = nx.DiGraph()
-    place = {vertex: i for i, vertex in enumerate(graph.outputs)}
-    for vertex, slope in zip(graph.vertices, graph.slopes.tolist(), strict=True):
-        attributes: dict[str, Any] = {"slope": slope}
-        if vertex in graph.inputs:
-            attributes["input"] = graph.inputs[vertex]
-        if vertex in place:
-            attributes["output"] = place[vertex]
-        result.add_node(vertex, **attributes)
-    columns = zip(graph.edges, graph.weights.tolist(), graph.learnable.tolist(), graph.origins, strict=True)
-    for (source, target), weight, learnable, origin in columns:
-        attributes = {"weight": weight, "learnable": learnable}
-        if origin is not None:
-            attributes["origin"] = origin
-        result.add_edge(source, target, **attributes)
-    return result
-
-
 def _outputs(graph: nx.DiGraph) -> tuple[Hashable, ...]:
-    given = {v: a["output"] for v, a in graph.nodes(data=True) if a.get("output") is not None}
+    given = {v: i for v, i in graph.nodes(data="output") if i is not None}
     if not given:
         return tuple(natural_order(v for v, degree in graph.out_degree() if degree == 0))
     for vertex, place in given.items():

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.graph.layers import LayerGraph, Node
 from bnrank.networks.graph.neurons import NeuronGraph, Origin
+from bnrank.networks.graph.nodes import Graph, Node
 
 __all__ = ["EDGE_LIMIT", "neurons"]
 
@@ -23,7 +23,7 @@ CONSTANT = -1
 Ints = NDArray[np.int64]
 
 
-def neurons(graph: LayerGraph, parameters: Mapping[str, Tensor], limit: int = EDGE_LIMIT) -> NeuronGraph:
+def neurons(graph: Graph, parameters: Mapping[str, Tensor], limit: int = EDGE_LIMIT) -> NeuronGraph:
     """Return a layer graph as a weighted DAG of neurons.
 
     The vertices are entries of values, named (node, flat index), and "constant", from which the biases come. Entries of
@@ -96,7 +96,7 @@ class _Part:
     parameter: str = ""
 
 
-def _parts(graph: LayerGraph, node: Node, values: Mapping[str, NDArray[np.float64]]) -> Iterator[_Part]:
+def _parts(graph: Graph, node: Node, values: Mapping[str, NDArray[np.float64]]) -> Iterator[_Part]:
     """Yield the edges into a node's entries."""
     size, entries = node.size, np.arange(node.size)
     before = graph[node.inputs[0]] if node.inputs else None
@@ -182,7 +182,7 @@ def _average(node: Node, before: Node) -> _Part:
     return _Part(node.inputs[0], kept * len(at), make)
 
 
-def _reordered(graph: LayerGraph, node: Node) -> Iterator[_Part]:
+def _reordered(graph: Graph, node: Node) -> Iterator[_Part]:
     assert node.index is not None
     index, start = np.asarray(node.index).reshape(-1), 0
     for name in node.inputs:
@@ -210,7 +210,7 @@ def _spread_bias(node: Node, bias: NDArray[np.float64]) -> Ints:
 class _Draft:
     """Vertices and edges by number, until what only passes on a value is merged."""
 
-    def __init__(self, graph: LayerGraph, values: Mapping[str, NDArray[np.float64]]) -> None:
+    def __init__(self, graph: Graph, values: Mapping[str, NDArray[np.float64]]) -> None:
         self.names: list[Hashable] = []
         self.slopes: list[float] = []
         self.edges: list[tuple[int, int, float, bool, Origin | None]] = []

@@ -1,22 +1,40 @@
-"""torch.fx with the values of two samples carried along: every operation is carried out, read and verified."""
+"""A module run on two samples with every operation of torch intercepted: carried out, read and verified."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-import operator
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, fx, nn
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from bnrank.networks.graph import assembling, memory, operations, reordering
-from bnrank.networks.graph.layers import Node
-from bnrank.networks.graph.proxies import Proxy, RefusedError, name_of, setitem, where
-from bnrank.networks.graph.values import NO_SAMPLES, Call, UnreadError, Value, agree, leaves, replace
+from bnrank.networks.graph import assembling, operations, reordering
+from bnrank.networks.graph.nodes import Node, apply
+from bnrank.networks.graph.values import (
+    NO_SAMPLES,
+    Call,
+    Emit,
+    UnreadError,
+    Value,
+    addresses,
+    agree,
+    function_name,
+    leaves,
+    replace,
+    same_memory,
+    same_place,
+    written,
+)
 
-__all__ = ["Follower", "Root"]
+__all__ = ["Follower", "RefusedError", "where"]
 
 _FOLLOWED = (
     nn.Sequential,
@@ -26,135 +44,103 @@ _FOLLOWED = (
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
 )
-_COMPUTED = "parameters read past torch.fx"
-_NUMBERS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "bool", "int", "float", "index", "array")
-_CASTS = ("bool", "int", "float")  # of tensors, as methods
+_COMPUTED = "parameters computed outside torch functions"
+_NUMBERS = "item tolist numpy equal allclose is_nonzero __bool__ __int__ __float__ __index__ __contains__ __array__"
 _NEW = tuple(f"new_{kind}" for kind in ("zeros", "ones", "full", "empty", "tensor"))
 _FRESH = (*_NEW, "zeros_like", "ones_like", "full_like", "empty_like", "zeros", "empty")
 
 
-class Root(nn.Module):
-    """Takes one tensor, whatever else the module's forward could take."""
+class RefusedError(ValueError):
+    """An error of bnrank, raised inside the module's forward."""
 
-    def __init__(self, module: nn.Module) -> None:
+
+class Follower(TorchFunctionMode):
+    """Runs a module, of which it gets a copy, on two samples and collects ``nodes`` and ``uses``."""
+
+    def __init__(self, net: nn.Module, x: Tensor) -> None:
         super().__init__()
-        self.module = module
-        self.output: Any = None
-
-    def forward(self, x: Any) -> Any:
-        """Run the module."""
-        self.output = self.module(x)
-        return x
-
-
-class Follower(fx.Tracer):
-    """Follows a module, of which it gets a copy, on two samples; ``nodes`` and ``uses`` are what it finds."""
-
-    def __init__(self, root: Root, x: Tensor) -> None:
-        super().__init__()
-        self.x = x
-        self.names = {id(p): name for name, p in root.module.named_parameters()}
-        self.weights = {name: p for name, p in root.module.named_parameters()}
-        self.values: dict[fx.Node, Any] = {}
+        self.net = net
+        self.weights = dict(net.named_parameters())
+        self.names = {id(p): name for name, p in self.weights.items()}
+        self.places = {id(module): name for name, module in net.named_modules()}
+        self.values: dict[int, Value] = {}  # by the id of the tensor
         self.alive: list[Value] = []
+        self.made: list[nn.Module] = []
         self.nodes: dict[str, Node] = {}
         self.uses: dict[str, list[assembling.Use]] = {}
-        self.made: set[str] = set()
+        self.scope = [""]
         self.count = 0
-        self.running = False  # the user's functions, on tensors
-        self.working = False  # for an operation, and not in the user's forward
+        self.working = False  # inside an operation
+        x = x.clone()
+        if x.is_floating_point():
+            x = x.requires_grad_().clone()
+        self.input = self._keep(self._emit("input", "input", [], x, 0, text="input"))
 
-    def output(self, result: Any, name: str) -> Value:
-        """Return the value of the module's output; refuse what is not one tensor that depends on the input."""
-        held = self.values.get(result.node) if isinstance(result, fx.Proxy) else result
-        if isinstance(held, Tensor) or (isinstance(held, Value) and held.node is None):
-            raise ValueError(f"net: {name} returns a tensor that does not depend on its input")
-        if not isinstance(held, Value):
-            raise ValueError(
-                f"net: {name} returns {type(held).__name__} while torch.fx follows it, expected one tensor; "
-                "isinstance(x, torch.Tensor) is false then"
-            )
-        return held
+    def follow(self) -> Value:
+        """Run the module and return the value of its output: one tensor that depends on the input."""
+        with self._patched(), self:
+            result = self.net(self.input.tensor)
+        name = type(self.net).__name__
+        if not isinstance(result, Tensor):
+            raise RefusedError(f"net: {name} returns {type(result).__name__}, expected one tensor")
+        value = self.values.get(id(result))
+        if value is None or value.node is None:
+            raise RefusedError(f"net: {name} returns a tensor that does not depend on its input")
+        return value
 
-    # what fx asks
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Intercept a function or method of torch."""
+        if self.working:
+            return func(*args, **(kwargs or {}))
+        self._check_numbers(func, args)
+        return self._carry_out(function_name(func), _setitem if func is Tensor.__setitem__ else func, args, kwargs)
 
-    def proxy(self, node: fx.Node) -> Proxy:
-        """Return what stands for a node in the module's forward."""
-        return Proxy(node, self)
+    @contextmanager
+    def _patched(self) -> Iterator[None]:
+        """Intercept calls of submodules and of autograd functions."""
+        call, function = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
 
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Say whether a submodule is one operation: torch's own, unless it only runs others."""
-        if isinstance(m, (Root, *_FOLLOWED)) or "forward" in vars(m):
-            return False
-        if isinstance(m, nn.modules.conv._ConvNd) and not _torch(getattr(m, "_conv_forward", None)):
-            return False
-        return _torch(type(m).forward)
+        def run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            run = functools.partial(call, module)
+            return run(*args, **kwargs) if self.working else self._call(module, run, args, kwargs)
 
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
-        """Return a submodule's attribute: itself while an operation is carried out."""
-        return attr_val if self.running else super().getattr(attr, attr_val, parameter_proxy_cache)
+        def run_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            run = function.__get__(None, cls)
+            if self.working:
+                return run(*args, **kwargs)
+            return self._carry_out(f"{cls.__name__} (autograd.Function)", run, args, kwargs)
 
-    def path_of_module(self, mod: nn.Module) -> str:
-        """Return a submodule's name; one that forward makes gets a name, if it has no parameters."""
+        setattr(nn.Module, "__call__", run_module)  # noqa: B010
+        setattr(torch.autograd.Function, "apply", classmethod(run_function))  # noqa: B010
         try:
-            return super().path_of_module(mod)
-        except NameError:
-            if any(True for _ in mod.parameters()):
-                raise RefusedError(
-                    f"net: forward calls a {type(mod).__name__} that is not registered as a submodule{where()}; "
-                    "keep it as an attribute, or in a ModuleList"
-                ) from None
-            name = f"made_{len(self.made)}"
-            self.made.add(name)
-            self.root.add_module(name, mod.eval())
-            if self.submodule_paths is not None:
-                self.submodule_paths[mod] = name
-            return name
-
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Follow a submodule, or record it."""
-        return forward(*args, **kwargs) if self.running else super().call_module(m, forward, args, kwargs)
-
-    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
-        """Record an operation, carry it out and read it; numbers and shapes are returned as they are."""
-        outer, self.working = self.working, True
-        try:
-            return self._record(kind, target, args, kwargs, *rest, **more)
+            yield
         finally:
-            self.working = outer
+            setattr(nn.Module, "__call__", call)  # noqa: B010
+            setattr(torch.autograd.Function, "apply", function)  # noqa: B010
 
-    def _record(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
-        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
-        if kind == "placeholder":
-            x = self.x.clone()
-            if x.is_floating_point():
-                x = x.requires_grad_().clone()
-            held: Any = self._emit("input", "input", [], x, 0, text="input")
-            self.alive.append(held)
-        elif kind == "get_attr":
-            held = self._constant(self._runner(operator.attrgetter(target))(self.root))
-        elif target in (operator.getitem, getattr) and not isinstance(first := self._values(args[0]), Value):
-            held = target(first, args[1])
-        else:
-            held = self._carry_out(kind, target, self._values(args), self._values(kwargs))
-        if not leaves(held, Value):
-            return held
-        self.values[proxy.node] = held
-        return proxy
+    def _call(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Follow a submodule, or carry it out as one operation."""
+        if id(module) not in self.places:
+            if any(True for _ in module.parameters()):
+                raise RefusedError(
+                    f"net: forward calls a {type(module).__name__} that is not registered as a submodule{where()}; "
+                    "keep it as an attribute, or in a ModuleList"
+                )
+            self.places[id(module)] = ""
+            self.made.append(module.eval())
+        place = self.places[id(module)]
+        if _is_operation(module):
+            return self._carry_out(type(module).__name__, run, args, kwargs, module, place)
+        self.scope.append(place)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self.scope.pop()
 
-    # what it does
-
-    def tensors(self, tree: Any) -> Any:
-        """Return tensors in place of proxies and values."""
-        held = self.values[tree.node] if isinstance(tree, fx.Proxy) else tree
-        return replace(held, lambda leaf: leaf.tensor if isinstance(leaf, Value) else leaf)
-
-    def number(self, proxy: fx.Proxy) -> Any:
-        """Return a tensor that is about to become a number or a truth value; refuse if it depends on the data."""
-        self._refuse_number(leaves(self.values[proxy.node], Value))
-        return self.tensors(proxy)
-
-    def _refuse_number(self, held: list[Value]) -> None:
+    def _check_numbers(self, func: Any, args: Any) -> None:
+        if getattr(func, "__name__", "") not in _NUMBERS.split():
+            return
+        held = [self._value(tensor) for tensor in leaves(args, Tensor)]
         if any(v.node is not None for v in held):
             raise RefusedError(
                 f"net: control flow or a number depends on the data{where()}; one graph must hold for every input: "
@@ -165,71 +151,66 @@ class Follower(fx.Tracer):
                 f"net: a number is taken out of {', '.join(names)}{where()}; no gradient would flow to it"
             )
 
-    def _constant(self, tensor: Tensor, raw: bool = False) -> Value:
+    def _value(self, tensor: Tensor) -> Value:
+        """Return the value of a tensor; one that was not seen before is a parameter or a fixed tensor."""
+        if id(tensor) in self.values:
+            return self.values[id(tensor)]
         computed = frozenset([_COMPUTED]) if tensor.requires_grad else frozenset()
         sources = frozenset([self.names[id(tensor)]]) if id(tensor) in self.names else computed
-        value = Value(tensor, sources=sources, raw=raw)
+        return self._keep(Value(tensor, sources=sources, raw=True))
+
+    def _keep(self, value: Value) -> Value:
+        self.values[id(value.tensor)] = value
         self.alive.append(value)
         return value
 
-    def _values(self, tree: Any) -> Any:
-        def one(leaf: Any) -> Any:
-            if isinstance(leaf, fx.Proxy):
-                return self.values[leaf.node]
-            return self._constant(leaf, raw=True) if isinstance(leaf, Tensor) else leaf
+    def _carry_out(
+        self,
+        name: str,
+        run: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        module: nn.Module | None = None,
+        place: str = "",
+    ) -> Any:
+        """Carry out an operation, read it, and return its result."""
+        self.working = True
+        try:
+            given = replace((args, kwargs or {}), lambda leaf: self._value(leaf) if isinstance(leaf, Tensor) else leaf)
+            held: list[Value] = leaves(given, Value)
+            if name not in _FRESH and all(v.node is None and v.raw and not v.sources for v in held):
+                return run(*args, **(kwargs or {}))
+            return self._recorded(Call(name, given[0], given[1], None, run, module, self.weights), held, place)
+        finally:
+            self.working = False
 
-        return replace(tree, one)
-
-    def _runner(self, target: Any, module: nn.Module | None = None) -> Callable[..., Any]:
-        """Return what carries out an operation, unseen by fx."""
-        function = setitem if target == "__setitem__" else target
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self.running = True
-            try:
-                if module is not None:
-                    return module(*args, **kwargs)  # weight_norm, spectral_norm and prune have hooks
-                if isinstance(function, str):
-                    return getattr(args[0], function)(*args[1:], **kwargs)
-                return function(*args, **kwargs)
-            finally:
-                self.running = False
-
-        return run
-
-    def _carry_out(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
-        held: list[Value] = leaves((args, kwargs), Value)
-        module = self.root.get_submodule(target) if kind == "call_module" else None
-        name = type(module).__name__ if module is not None else name_of(target, args)
-        run = self._runner(target, module)
-        if (name in _NUMBERS and target not in _CASTS) or getattr(target, "__module__", "") == "math":
-            self._refuse_number(held)
+    def _recorded(self, call: Call, held: list[Value], place: str) -> Any:
         versions = [v.tensor._version for v in held]
         before = {id(v): v.before() for v in held if v.node is not None or not (v.sources or v.raw)}
-        result = run(*self.tensors(args), **self.tensors(kwargs))
+        args, kwargs = replace((call.args, call.kwargs), lambda leaf: leaf.tensor if isinstance(leaf, Value) else leaf)
+        result = call.result = call.run(*args, **kwargs)
         if not leaves(result, Tensor):
             return result
-        if name in _FRESH and "empty" in name:
-            result.zero_()  # whatever is there is written over, or the module is not defined
+        if call.name in _FRESH and "empty" in call.name:
+            result.zero_()  # every entry is overwritten, or the module is not defined
         changed = [v for v, version in zip(held, versions, strict=True) if v.tensor._version != version]
-        self._check_changes(changed, name if module is None else target.removeprefix("module."))
-        then_args, then_kwargs = replace((args, kwargs), lambda leaf: before.get(id(leaf), leaf))
-        call = Call(name, then_args, then_kwargs, result, run, module, self.weights)
-        if not call.values or name in _FRESH:
-            sources = frozenset() if name in _FRESH else frozenset(call.held)
-            made = replace(result, lambda leaf: Value(leaf, sources=sources) if isinstance(leaf, Tensor) else leaf)
+        self._check_changes(changed, call.name if call.module is None else place)
+        call.args, call.kwargs = replace((call.args, call.kwargs), lambda leaf: before.get(id(leaf), leaf))
+        if not call.values or call.name in _FRESH:
+            sources = frozenset() if call.name in _FRESH else frozenset(call.held)
+            made = [Value(tensor, sources=sources) for tensor in leaves(result, Tensor)]
         else:
-            place = "" if module is None or target in self.made else target.removeprefix("module").removeprefix(".")
-            made = self._read(call, place)
-            self._redirect(changed, leaves(made, Value), name)
-        self.alive += leaves(made, Value)
-        return made
+            made = leaves(self._read(call, place), Value)
+            self._redirect(changed, made, call.name)
+        for value in made:
+            self._keep(value)
+        return result
 
     def _check_changes(self, changed: list[Value], name: str) -> None:
         for value in changed:
             if value.sources:
                 what = f"the parameter {', '.join(value.sources)}"
-            elif memory.same_memory(value.tensor, self.alive[0].tensor):
+            elif same_memory(value.tensor, self.input.tensor):
                 what = "its input"
             elif value.raw:
                 what = "a buffer, or a tensor that does not come from its input,"
@@ -245,9 +226,8 @@ class Follower(fx.Tracer):
         self.count += 1
         label = assembling.text(call.module) if call.module is not None else call.name
         base = place.replace(".", "_") or label.partition("(")[0].strip().lower()
-        scope = str(self.scope.module_path).removeprefix("module").removeprefix(".")
-        if call.module is None and scope:
-            base = f"{scope.replace('.', '_')}_{base}"
+        if call.module is None and self.scope[-1]:
+            base = f"{self.scope[-1].replace('.', '_')}_{base}"
         made: dict[str, Value] = {}
 
         def emit(op: str, inputs: Any, tensor: Tensor, batch: int, merged: int = 1, **fields: Any) -> Value:
@@ -271,18 +251,11 @@ class Follower(fx.Tracer):
             del self.nodes[name], self.uses[name]
         fields: dict[str, Any] = {"text": label, "module": place, "reason": reason, "held": tuple(sorted(call.held))}
         inputs = list({v.node: v for v in call.values}.values())
-
-        numbers = itertools.count()
-
-        def outside(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            layout = reordering.layout(call, next(numbers))
-            value = self._emit(base, "outside", inputs, leaf, *layout, **fields)
-            self.uses[str(value.node)] = self._all_uses(call)
-            return value
-
-        return replace(call.result, outside)
+        outside = []
+        for number, tensor in enumerate(leaves(call.result, Tensor)):
+            outside.append(self._emit(base, "outside", inputs, tensor, *reordering.layout(call, number), **fields))
+            self.uses[str(outside[-1].node)] = self._all_uses(call)
+        return outside
 
     def _verify(self, call: Call, made: Mapping[str, Value]) -> None:
         """Refuse nodes whose fields do not give their values."""
@@ -293,17 +266,16 @@ class Follower(fx.Tracer):
             node = self.nodes[name]
             if node.op in ("bias", "cast") or (node.op in ("average", "maximum") and node.windows is None):
                 continue
-            found = operations.apply(node, [values[other] for other in node.inputs], weights)
-            if not agree(found, values[name]):
+            if not agree(apply(node, [values[other] for other in node.inputs], weights), values[name]):
                 raise UnreadError(f"{call.name} does something else than its name and parameters say")
 
     def _all_uses(self, call: Call) -> list[assembling.Use]:
-        """Return which parameters a call takes, and which entries where it takes a view of them."""
+        """Return the parameters of a call, with the entries where it takes a view of them."""
         found = [assembling.Use(self.count, name) for name in call.owned]
         for value in call.constants:
             for name in sorted(value.sources):
-                view = name in self.weights and memory.same_memory(self.weights[name], value.tensor)
-                entries = np.unique(memory.addresses(value.tensor)) if view else None
+                view = name in self.weights and same_memory(self.weights[name], value.tensor)
+                entries = np.unique(addresses(value.tensor)) if view else None
                 found.append(assembling.Use(self.count, name, entries))
         return found
 
@@ -319,28 +291,45 @@ class Follower(fx.Tracer):
         return value
 
     def _redirect(self, changed: list[Value], made: list[Value], name: str) -> None:
-        """Let everything that lies in the memory of a value that was changed in place see the change."""
+        """Update every value that shares memory with one that was changed in place."""
         for value in changed:
-            near = [v for v in made if memory.same_memory(v.tensor, value.tensor)]
-            new = next((v for v in near if any(memory.same_place(v.tensor, c.tensor) for c in changed)), None)
+            near = [v for v in made if same_memory(v.tensor, value.tensor)]
+            new = next((v for v in near if any(same_place(v.tensor, c.tensor) for c in changed)), None)
             if new is None:
                 raise RefusedError(f"net: {name} changes a value in place{where()}, which bnrank does not follow")
+            emit: Emit = functools.partial(self._emit, f"{new.node}_view", text="view")
             for other in self.alive:
-                if other is new or other.node == new.node or not memory.same_memory(other.tensor, new.tensor):
+                if other is new or other.node == new.node or not same_memory(other.tensor, new.tensor):
                     continue
-                if memory.same_place(other.tensor, new.tensor):
+                if same_place(other.tensor, new.tensor):
                     other.node, other.batch, other.merged = new.node, new.batch, new.merged
                     continue
                 if other.node is None:
                     raise RefusedError(f"net: {name} changes a part of a tensor of fixed numbers in place{where()}")
-                own = dataclasses.replace(other)
-                shown = memory.written(other.tensor, new.tensor)
-                moved = reordering.reorder([own, new], shown, other.tensor, self._view)
+                shown = written(other.tensor, new.tensor)
+                moved = reordering.reorder([dataclasses.replace(other), new], shown, other.tensor, emit)
                 other.node, other.batch, other.merged = moved.node, moved.batch, moved.merged
 
-    def _view(self, op: str, inputs: Any, tensor: Tensor, batch: int, merged: int = 1, **fields: Any) -> Value:
-        return self._emit(f"{inputs[-1].node}_view", op, inputs, tensor, batch, merged, text="view", **fields)
+
+def where(error: BaseException | None = None) -> str:
+    """Return the line of the user's code that a trace has reached, or that an error came from."""
+    frames = list(traceback.extract_stack() if error is None else traceback.extract_tb(error.__traceback__))
+    own = str(Path(__file__).parent)
+    starts = [i for i, frame in enumerate(frames) if frame.filename.startswith(own) and frame.name == "follow"]
+    frames = frames[starts[-1] + 1 :] if starts else frames
+    found = [frame for frame in frames if not frame.filename.startswith((own, str(Path(torch.__file__).parent)))]
+    return f" at {found[-1].filename}, line {found[-1].lineno} ({found[-1].line})" if found else ""
 
 
-def _torch(function: Any) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("torch.nn.")
+def _setitem(target: Tensor, key: Any, value: Any) -> Tensor:
+    target[key] = value
+    return target
+
+
+def _is_operation(module: nn.Module) -> bool:
+    """Say whether a submodule is one operation: a module of torch, unless it only runs others."""
+    if isinstance(module, _FOLLOWED) or "forward" in vars(module):
+        return False
+    forward = getattr(module, "_conv_forward", None) if isinstance(module, nn.modules.conv._ConvNd) else None
+    functions = [f for f in (type(module).forward, forward) if f is not None]
+    return all(str(getattr(f, "__module__", "")).startswith("torch.nn.") for f in functions)

@@ -7,18 +7,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import networkx as nx
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.graph import balances, cutting, decomposition, exchange
+from bnrank.networks.graph import decomposition, drawing_neurons, exchange
 from bnrank.networks.graph.decomposition import SignTree
 from bnrank.networks.graph.wiring import Edge, Vertex, Wiring, few
+
+if TYPE_CHECKING:
+    import networkx as nx
+    from matplotlib.axes import Axes
 
 __all__ = ["Edge", "NeuronGraph", "Origin", "Vertex"]
 
@@ -128,11 +131,20 @@ class NeuronGraph:
         TypeError, ValueError
             As for the class; for undirected and multigraphs; and for attributes that look misspelt.
         """
-        return exchange.read(cls, graph)
+        return cls(**exchange.read(graph))
 
     def to_networkx(self) -> nx.DiGraph:
-        """Return the network as a networkx graph, every attribute written out; `from_networkx` gives it back."""
-        return exchange.write(self)
+        """Return the network as a networkx graph with all attributes; `from_networkx` gives it back."""
+        import networkx as nx
+
+        result = nx.DiGraph()
+        result.add_nodes_from(zip(self.vertices, ({"slope": slope} for slope in self.slopes.tolist()), strict=True))
+        nx.set_node_attributes(result, dict(self.inputs), "input")
+        nx.set_node_attributes(result, {vertex: i for i, vertex in enumerate(self.outputs)}, "output")
+        columns = zip(self.edges, self.weights.tolist(), self.learnable.tolist(), self.origins, strict=True)
+        for edge, weight, learnable, origin in columns:
+            result.add_edge(*edge, weight=weight, learnable=learnable, **({"origin": origin} if origin else {}))
+        return result
 
     def with_weights(self, weights: object) -> NeuronGraph:
         """Return the same graph with other weights.
@@ -238,14 +250,14 @@ class NeuronGraph:
         Source: LeJegelka2022, Lemma 1; T42.
         """
         self._few_enough(limit)
-        return decomposition.sign_tree(self)
+        return decomposition.sign_tree(self.wiring, self.weights, self.slopes)
 
     def is_cut(self, edges: Iterable[Edge]) -> bool:
         """Say whether every path, those from the constant included, goes along exactly one of the edges.
 
         That is what T46 needs; Definition 7 of LeJegelka2022 asks for less (E20).
         """
-        return cutting.is_cut(self.wiring, {self._edge(edge, "edges") for edge in edges})
+        return self.wiring.is_cut({self._edge(edge, "edges") for edge in edges})
 
     def cuts(self) -> tuple[frozenset[Edge], ...]:
         """Return nested cuts of learnable edges, from the inputs to the outputs.
@@ -257,7 +269,7 @@ class NeuronGraph:
 
         Source: T46, in place of Definition 7 (E20).
         """
-        return cutting.level_cuts(self)
+        return self.wiring.level_cuts(self.learnable)
 
     def layer_invariant(self, cut_a: Iterable[Edge], cut_b: Iterable[Edge]) -> float:
         """Return the sum of squares of one cut's weights minus that of another's, constant under gradient flow (T46).
@@ -270,8 +282,22 @@ class NeuronGraph:
         ValueError
             If either is no cut, has an edge that is not learnable, or one that shares its weight with an edge outside.
         """
-        chosen = [{self._edge(edge, name) for edge in cut} for name, cut in (("cut_a", cut_a), ("cut_b", cut_b))]
-        return balances.squares(self, chosen[0], "cut_a") - balances.squares(self, chosen[1], "cut_b")
+        return self._squares(cut_a, "cut_a") - self._squares(cut_b, "cut_b")
+
+    def _squares(self, cut: Iterable[Edge], name: str) -> float:
+        """Return the sum of squares of a cut's weights."""
+        chosen = sorted({self._edge(edge, name) for edge in cut})
+        fixed = next((e for e in chosen if not self.learnable[e]), None)
+        if fixed is not None:
+            raise ValueError(f"{name}: the edge {self.edges[fixed]!r} is not learnable")
+        if not self.wiring.is_cut(set(chosen)):
+            raise ValueError(f"{name}: got {len(chosen)} edges that not every path crosses exactly once")
+        once = {self.origins[e] or e: e for e in chosen}
+        for e, origin in enumerate(self.origins):
+            if origin in once and e not in chosen and self.through(self.edges[e]):
+                shared = f"{origin} with {self.edges[once[origin]]!r}"
+                raise ValueError(f"{name}: the edge {self.edges[e]!r} is not in it, but shares {shared}")
+        return float(np.sum(self.weights[list(once.values())] ** 2))
 
     def vertex_invariants(self) -> dict[Vertex, float]:
         """Return the sum of squared in-weights minus squared out-weights, constant under gradient flow (T44).
@@ -279,9 +305,15 @@ class NeuronGraph:
         Of the vertices that are neither input nor output and whose edges are all learnable and share their weights with
         no other edge; a bias counts as an in-edge. What holds for shared weights, as of convolutions, is not here.
         """
-        return balances.vertices(self)
+        wiring, size = self.wiring, self.weights**2
+        values = np.bincount(wiring.targets, size, len(self)) - np.bincount(wiring.sources, size, len(self))
+        kept = wiring.coordinates < -1
+        kept[wiring.outputs] = False
+        held = ~self.learnable | self.shared
+        kept[wiring.sources[held]] = kept[wiring.targets[held]] = False
+        return {self.vertices[v]: float(values[v]) for v in np.flatnonzero(kept)}
 
-    def draw(self, axes: Any = None) -> Any:
+    def draw(self, axes: Any = None) -> Axes:
         """Draw the network from left (inputs) to right, vertices by the length of the longest path from an input.
 
         Blue edges have positive weights, orange ones negative, dashed ones are fixed; widths are as |w|. Names and
@@ -297,9 +329,11 @@ class NeuronGraph:
         ValueError
             If there are too many edges to be seen.
         """
-        from bnrank.networks.graph import drawing_neurons
-
-        return drawing_neurons.draw_graph(self, axes)
+        columns, heights = drawing_neurons.graph_places(self.wiring)
+        names, headings = drawing_neurons.graph_names(self.vertices, columns)
+        ends = np.stack([self.wiring.sources, self.wiring.targets], 1)
+        weights = (ends, self.weights, self.learnable, self.slopes)
+        return drawing_neurons.draw(drawing_neurons.Picture(columns, heights, *weights, names, headings=headings), axes)
 
     def __eq__(self, other: object) -> bool:
         """Say whether another graph has the same vertices, edges and attributes, in the same order."""

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.networks.graph import reasons
-from bnrank.networks.graph.applying import apply
-from bnrank.networks.graph.memory import same_order
 from bnrank.networks.graph.pooling import mean, numbers, pool
 from bnrank.networks.graph.reordering import MIXES, reorder
-from bnrank.networks.graph.values import NO_SAMPLES, Call, Emit, UnreadError, Value, leaves, replace
+from bnrank.networks.graph.values import NO_SAMPLES, Call, Emit, UnreadError, Value, leaves, replace, same_order
 
-__all__ = ["apply", "read"]
+__all__ = ["read"]
 
 _INDEX = """
 flatten unflatten ravel reshape reshape_as view view_as permute transpose swapaxes swapdims movedim moveaxis t T mT H mH
@@ -226,7 +224,9 @@ def _added_parameter(call: Call, emit: Emit, value: Value, other: Value) -> Valu
 
 def _product(call: Call, emit: Emit) -> Value:
     a, b = call.get(0, "input"), call.get(1, "other")
-    if call.name in ("div", "divide", "true_divide", "truediv"):
+    if call.name == "rdiv":
+        raise UnreadError("divides by a value")
+    if call.name in ("div", "divide", "true_divide"):
         if call.kwargs.get("rounding_mode") is not None:
             raise UnreadError("rounds")
         if not _depends(a) or _depends(b):
@@ -336,7 +336,7 @@ def _is_zero(value: Any) -> bool:
 
 _SPATIAL = (_conv, mean, pool)
 _SUMS = "add sub subtract rsub neg negative"
-_PRODUCTS = "mul multiply div divide true_divide truediv"
+_PRODUCTS = "mul multiply div divide true_divide rdiv"
 _ACTIVATIONS = "relu leaky_relu abs absolute clamp clip clamp_min threshold prelu"
 _POOLS = [f"{a}{kind}_pool{k}d" for a in ("", "adaptive_") for kind in ("avg", "max") for k in (1, 2, 3)]
 _FUNCTIONS: dict[str, Callable[[Call, Emit], Any]] = {

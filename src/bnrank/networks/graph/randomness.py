@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bnrank.networks.graph.proxies import name_of
+from bnrank.networks.graph.values import function_name
 
 __all__ = ["drawn", "generators", "steps"]
 
@@ -80,5 +80,5 @@ class _Names(TorchFunctionMode):
         """Run a function."""
         result = func(*args, **(kwargs or {}))
         shape = "x".join(map(str, result.shape)) if isinstance(result, Tensor) else ""
-        self.found.append(f"{name_of(func, args)} {shape}".strip())
+        self.found.append(f"{function_name(func)} {shape}".strip())
         return result

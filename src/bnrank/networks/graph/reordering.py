@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank.networks.graph.randomness import generators
@@ -24,7 +22,7 @@ from bnrank.networks.graph.values import (
     replace,
 )
 
-__all__ = ["MIXES", "gather", "layout", "reorder"]
+__all__ = ["MIXES", "layout", "reorder"]
 
 MIXES = "mixes samples, or has no dimension for them"
 
@@ -135,10 +133,3 @@ def _needed(values: list[Value], index: Tensor) -> tuple[list[Value], Tensor]:
             moved[index >= start + size] -= size
         start += size
     return kept or values[:1], moved
-
-
-def gather(inputs: Sequence[Tensor], index: NDArray[np.int64], shape: Sequence[int]) -> Tensor:
-    """Return the entries of the inputs (N, ...) that an index names, as (N, *shape); 0 for -1."""
-    flat = torch.cat([a.reshape(len(a), -1) for a in inputs], 1)  # a value of one number per sample is (N,)
-    padded = torch.cat([flat, flat.new_zeros(len(flat), 1)], 1)  # -1 is the last
-    return padded[:, torch.from_numpy(index)].reshape(len(flat), *shape)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from bnrank.networks import functional
 from bnrank.networks.graph import assembling, randomness
-from bnrank.networks.graph.following import Follower, Root
-from bnrank.networks.graph.layers import LayerGraph, Node
-from bnrank.networks.graph.proxies import Preallocated, RefusedError, functions_recorded, where
+from bnrank.networks.graph.following import Follower, RefusedError, where
+from bnrank.networks.graph.layers import LayerGraph
+from bnrank.networks.graph.nodes import Node
 from bnrank.networks.graph.values import SAMPLES, Value, agree
 
 __all__ = ["samples", "trace"]
@@ -27,11 +27,10 @@ SEEDS = (20_001, 20_002, 20_003)
 def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     """Return the computation graph of a module, an operation per node.
 
-    The module is followed by ``torch.fx`` in eval mode, in float64, on a copy and on two samples, whose values are
-    kept for every operation: that is how reorderings and pooling are read, whatever they are called, and how every
-    node is verified. Linear and convolutional layers, positively homogeneous activations, sums, learnable diagonals,
-    pooling and reorderings are read; anything else is a node "outside" with the reason, and what lies around it is
-    read still.
+    A copy of the module runs in eval mode, in float64, on two samples. The values of every operation tell reorderings
+    and pooling, whatever they are called, and verify every node. Linear and convolutional layers, positively
+    homogeneous activations, sums, learnable diagonals, pooling and reorderings are read. Anything else is a node
+    "outside" with the reason; the rest of the graph is still analyzed.
 
     Parameters
     ----------
@@ -88,8 +87,7 @@ def samples(net: nn.Module, example: Tensor | np.ndarray) -> Tensor:
 
 
 def _follow(net: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Value]:
-    root = Root(_copy(net, training))
-    follower = Follower(root, x.detach().cpu().to(torch.float64) if x.is_floating_point() else x.cpu())
+    follower = Follower(_copy(net, training), x.detach().cpu().to(torch.float64) if x.is_floating_point() else x.cpu())
     if not training:
         try:
             with torch.no_grad(), randomness.generators():
@@ -98,17 +96,13 @@ def _follow(net: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Value]
             text = str(error).replace("failed on x of", "failed on samples of")
             text = text.replace(" or pass dtype=torch.float32", "; leave out casts of values to another precision")
             raise ValueError(text) from error.__cause__
-    with torch.enable_grad(), functions_recorded(), Preallocated(follower):
+    with torch.enable_grad():
         try:
-            follower.trace(root)
+            return follower, follower.follow()
         except RefusedError as error:
             raise ValueError(str(error)) from error
         except Exception as error:
-            raise ValueError(
-                f"net: {type(net).__name__} cannot be traced{where(error)}: {error}. The graph is read by "
-                "torch.fx, for which isinstance(x, torch.Tensor) is false and x.data_ptr() has no value"
-            ) from error
-    return follower, follower.output(root.output, type(net).__name__)
+            raise ValueError(f"net: {type(net).__name__} cannot be traced{where(error)}: {error}") from error
 
 
 def _verify(net: nn.Module, x: Tensor, follower: Follower, output: Value) -> None:
@@ -206,7 +200,7 @@ def _check(net: nn.Module) -> None:
                 f"net: {place} is recurrent, its weights act once per time step; expected a feedforward module"
             )
         if isinstance(sub, torch.jit.ScriptModule):
-            raise ValueError(f"net: {place} is scripted, which torch.fx does not follow; pass the original module")
+            raise ValueError(f"net: {place} is scripted, which cannot be followed; pass the original module")
     needed = [
         name
         for name, p in inspect.signature(net.forward).parameters.items()

@@ -7,12 +7,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bnrank.networks.graph.memory import same_memory
-
-__all__ = ["NO_SAMPLES", "SAMPLES", "Call", "Emit", "UnreadError", "Value", "agree", "canonical", "leaves", "replace"]
+__all__ = [
+    "NO_SAMPLES",
+    "SAMPLES",
+    "Call",
+    "Emit",
+    "UnreadError",
+    "Value",
+    "addresses",
+    "agree",
+    "canonical",
+    "function_name",
+    "leaves",
+    "replace",
+    "same_memory",
+    "same_order",
+    "same_place",
+    "written",
+]
 
 SAMPLES = 2
 """How many samples a module is traced on: two, so that what mixes them is seen."""
@@ -191,3 +208,48 @@ def agree(a: Tensor, b: Tensor) -> bool:
     coarse = torch.finfo(b.dtype).eps > 1e-9 if b.is_floating_point() else False  # a module that casts
     rtol, atol = (16 * torch.finfo(b.dtype).eps, 1e-3 * torch.finfo(b.dtype).eps) if coarse else (1e-9, 1e-12)
     return torch.allclose(a, b, rtol=rtol, atol=atol * (1 + largest), equal_nan=True)
+
+
+def function_name(function: Any) -> str:
+    """Return the name of a function or method of torch, without underscores and the i of operators in place."""
+    if getattr(function, "__name__", "") == "__get__":  # of an attribute
+        return str(function.__self__.__name__)
+    return str(getattr(function, "__name__", type(function).__name__)).strip("_")
+
+
+def same_memory(a: Tensor, b: Tensor) -> bool:
+    """Say whether two tensors are views of the same memory."""
+    return bool(a.numel() and b.numel()) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def same_place(a: Tensor, b: Tensor) -> bool:
+    """Say whether two tensors are the same view of the same memory."""
+    return same_memory(a, b) and a.storage_offset() == b.storage_offset() and same_order(a, b)
+
+
+def same_order(a: Tensor, b: Tensor) -> bool:
+    """Say whether two tensors of the same beginning lay out their entries alike."""
+    if a.shape != b.shape or a.data_ptr() != b.data_ptr():
+        return False
+    return all(x == y or n == 1 for x, y, n in zip(a.stride(), b.stride(), a.shape, strict=True))
+
+
+def addresses(tensor: Tensor) -> NDArray[np.int64]:
+    """Return where in its memory every entry of a tensor lies."""
+    found = np.full(tuple(tensor.shape), tensor.storage_offset(), dtype=np.int64)
+    for d, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        found += (np.arange(size) * stride).reshape([-1 if i == d else 1 for i in range(tensor.ndim)])
+    return found
+
+
+def written(shown: Tensor, by: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Return what gives, of the entries of two tensors over the same memory, ``shown`` once ``by`` is written."""
+    places = [torch.from_numpy(addresses(tensor)) for tensor in (shown, by)]
+
+    def seen(entries: Sequence[Tensor]) -> Tensor:
+        memory = torch.zeros(1 + max(int(place.max()) for place in places), dtype=torch.float64)
+        for place, numbers in zip(places, entries, strict=True):
+            memory[place.flatten()] = numbers.flatten()
+        return memory[places[0]]
+
+    return seen

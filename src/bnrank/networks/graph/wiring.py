@@ -1,22 +1,23 @@
-"""The part of a weighted DAG that its weights have no part in: order, levels, numbers of paths."""
+"""The structure of a weighted DAG without its weights: order, levels, numbers of paths, cuts and the tree of paths."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
-import networkx as nx
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.graph.unrolling import Ints, Unrolled, unroll
 
-__all__ = ["Edge", "Vertex", "Wiring", "few"]
+__all__ = ["Edge", "Ints", "Unrolled", "Vertex", "Wiring", "few", "propagate"]
 
 Vertex = Hashable
 Edge = tuple[Vertex, Vertex]
+Ints = NDArray[np.int64]
 
 
 class Wiring:
@@ -36,8 +37,6 @@ class Wiring:
         Numbers of the outputs.
     levels : ndarray
         Length of the longest path from a vertex without in-edges, (vertices,).
-    incoming : tuple of ndarray
-        Numbers of the edges by target, and where those of each vertex begin, (edges,) and (vertices + 1,).
     """
 
     def __init__(
@@ -64,37 +63,40 @@ class Wiring:
                     raise ValueError(f"{name}: got the unknown vertex {vertex!r}{near}")
         self.sources = np.array([self.position[u] for u, _ in edges], dtype=np.int64)
         self.targets = np.array([self.position[v] for _, v in edges], dtype=np.int64)
-        graph = nx.DiGraph()
-        graph.add_nodes_from(range(len(vertices)))
-        graph.add_edges_from(zip(self.sources.tolist(), self.targets.tolist(), strict=True))
-        self.levels = np.zeros(len(vertices), dtype=np.int64)
-        try:
-            for level, numbers in enumerate(nx.topological_generations(graph)):
-                self.levels[numbers] = level
-        except nx.NetworkXUnfeasible:
-            cycle = [vertices[u] for u, _ in nx.find_cycle(graph)]
-            raise ValueError(
-                f"edges: got the cycle {' -> '.join(map(repr, [*cycle, cycle[0]]))}, expected a directed acyclic graph"
-            ) from None
+        self.levels = self._levels()
         self._check_inputs(inputs)
         if not outputs or len(set(outputs)) < len(outputs):
             raise ValueError(f"outputs: got {few(outputs) or 'none'}, expected at least one vertex, each once")
         self.outputs = np.array([self.position[v] for v in outputs], dtype=np.int64)
-        by_target = np.argsort(self.targets, kind="stable")
-        first = np.searchsorted(self.targets[by_target], np.arange(len(vertices) + 1))
-        self.incoming = (by_target, first)
+        order = np.argsort(self.levels[self.targets], kind="stable")
+        self._forward = np.stack([order, self.sources[order], self.targets[order]], 1).tolist()
+
+    def _levels(self) -> Ints:
+        import networkx as nx
+
+        graph = nx.DiGraph()
+        graph.add_nodes_from(range(len(self.vertices)))
+        graph.add_edges_from(zip(self.sources.tolist(), self.targets.tolist(), strict=True))
+        levels = np.zeros(len(self.vertices), dtype=np.int64)
+        try:
+            for level, numbers in enumerate(nx.topological_generations(graph)):
+                levels[numbers] = level
+        except nx.NetworkXUnfeasible:
+            cycle = [self.vertices[u] for u, _ in nx.find_cycle(graph)]
+            raise ValueError(
+                f"edges: got the cycle {' -> '.join(map(repr, [*cycle, cycle[0]]))}, expected a directed acyclic graph"
+            ) from None
+        return levels
 
     def _check_inputs(self, inputs: Mapping[Vertex, int | str]) -> None:
         self.coordinates = np.full(len(self.vertices), -2, dtype=np.int64)
         for vertex, coordinate in inputs.items():
+            name = f"input of vertex {vertex!r}"
             if isinstance(coordinate, str):
-                validation.choice(coordinate, f"input of vertex {vertex!r}", ("constant",))
-            number = (
-                -1 if isinstance(coordinate, str) else validation.integer(coordinate, f"input of vertex {vertex!r}", 0)
-            )
+                validation.choice(coordinate, name, ("constant",))
+            number = -1 if isinstance(coordinate, str) else validation.integer(coordinate, name, 0)
             self.coordinates[self.position[vertex]] = number
-        entered = np.zeros(len(self.vertices), bool)
-        entered[self.targets] = True
+        entered = np.isin(np.arange(len(self.vertices)), self.targets)
         wrong = np.flatnonzero((self.coordinates >= -1) & entered)
         if len(wrong):
             raise ValueError(f"inputs: {self.vertices[wrong[0]]!r} has in-edges, expected a vertex without")
@@ -115,115 +117,189 @@ class Wiring:
     @cached_property
     def ending(self) -> list[int]:
         """Number of paths from inputs to every vertex."""
-        counts = [int(c >= -1) for c in self.coordinates.tolist()]
-        for u, v in self._forward:
-            counts[v] += counts[u]
-        return counts
+        return self._count(np.flatnonzero(self.coordinates >= -1), [(u, v) for _, u, v in self._forward])
 
     @cached_property
     def reaching(self) -> list[int]:
         """Number of paths from every vertex to outputs."""
-        counts = [0] * len(self.vertices)
-        for v in self.outputs.tolist():
-            counts[v] = 1
-        for u, v in reversed(self._forward):
-            counts[u] += counts[v]
+        return self._count(self.outputs, [(v, u) for _, u, v in reversed(self._forward)])
+
+    def _count(self, starts: Ints, edges: Iterable[tuple[int, int]]) -> list[int]:
+        counts: list[int] = np.isin(np.arange(len(self.vertices)), starts).astype(int).tolist()
+        for u, v in edges:
+            counts[v] += counts[u]
         return counts
 
-    @cached_property
-    def _forward(self) -> list[tuple[int, int]]:
-        """Edges such that all that enter a vertex come before those that leave it."""
-        order = np.argsort(self.levels[self.targets], kind="stable")
-        return list(zip(self.sources[order].tolist(), self.targets[order].tolist(), strict=True))
-
-    def crossings(self, chosen: set[int]) -> tuple[list[int], list[int]]:
-        """Return the least and greatest number of chosen edges on paths from inputs to each vertex."""
-        crossed = np.zeros(len(self.edges), np.int64)
-        crossed[list(chosen)] = 1
-        order = np.argsort(self.levels[self.targets], kind="stable")
+    def is_cut(self, chosen: set[int]) -> bool:
+        """Say whether every path contains exactly one of the edges, given by their numbers; linear in the edges."""
         never = len(self.edges) + 1
-        least = np.where(self.coordinates >= -1, 0, never).tolist()
+        fewest = np.where(self.coordinates >= -1, 0, never).tolist()
         most = np.where(self.coordinates >= -1, 0, -never).tolist()
-        for (u, v), own in zip(self._forward, crossed[order].tolist(), strict=True):
-            least[v] = min(least[v], least[u] + own)
-            most[v] = max(most[v], most[u] + own)
-        return least, most
+        for e, u, v in self._forward:
+            fewest[v] = min(fewest[v], fewest[u] + (e in chosen))
+            most[v] = max(most[v], most[u] + (e in chosen))
+        return all(fewest[v] == most[v] == 1 for v in self.outputs.tolist())
 
-    def walk(self) -> Iterator[tuple[Vertex, ...]]:
-        """Yield the paths as tuples of vertices, in the order of their last edge, then the last but one, ..."""
-        order, first = self.incoming
-        for output in self.outputs.tolist():
-            stack: list[tuple[int, tuple[Vertex, ...]]] = [(output, (self.vertices[output],))]
-            while stack:
-                vertex, path = stack.pop()
-                if self.coordinates[vertex] >= -1:
-                    yield path
-                for e in order[first[vertex] : first[vertex + 1]][::-1].tolist():
-                    source = int(self.sources[e])
-                    stack.append((source, (self.vertices[source], *path)))
+    def level_cuts(self, learnable: NDArray[np.bool_]) -> tuple[frozenset[Edge], ...]:
+        """Return the cuts of learnable edges between consecutive levels.
+
+        Every path contains exactly one edge of a set if and only if the set is where a potential phi goes from 0 to 1:
+        phi(v) is the number of edges of the set on the way to v, the same on every way, 0 at inputs and 1 at outputs.
+        It is constant along fixed edges. So vertices joined by one are merged, as are all inputs, all outputs, and
+        every cycle that this creates, since phi never falls. A DAG from the inputs to the outputs remains, and
+        phi_k = 1 from level k on.
+        """
+        import networkx as nx
+
+        live = [ends > 0 and reaches > 0 for ends, reaches in zip(self.ending, self.reaching, strict=True)]
+        edges = [(e, u, v) for e, u, v in sorted(self._forward) if live[u] and live[v]]
+        joined = nx.DiGraph([(u, v) for _, u, v in edges])
+        joined.add_edges_from((v, u) for e, u, v in edges if not learnable[e])
+        start, end = len(self.vertices), len(self.vertices) + 1
+        inputs = [v for v in np.flatnonzero(self.coordinates >= -1).tolist() if live[v]]
+        for hub, members in ((start, inputs), (end, self.outputs.tolist())):
+            joined.add_edges_from(edge for v in members for edge in ((hub, v), (v, hub)))
+        merged = nx.condensation(joined)
+        component = merged.graph["mapping"]
+        if component[start] == component[end]:
+            return ()
+        level = {c: k for k, generation in enumerate(nx.topological_generations(merged)) for c in generation}
+        cuts: list[list[Edge]] = [[] for _ in range(level[component[end]])]
+        for e, u, v in edges:
+            for k in range(level[component[u]], level[component[v]]):
+                cuts[k].append(self.edges[e])
+        return tuple(map(frozenset, cuts))
 
     @cached_property
     def unrolled(self) -> Unrolled:
-        """The tree of path ends; as large as there are many paths."""
-        return unroll(self)
+        """The tree of path ends; its size is the number of paths times their length."""
+        return _unroll(self)
 
-    @cached_property
-    def plan(self) -> list[tuple[Ints, list[tuple[int, Ints, Ints, Ints]]]]:
-        """What evaluation does level by level.
-
-        The vertices of the level; and per level that it reads from: that level, the edges, the places of their sources
-        in it, the places of their targets in this one.
-        """
-        place = np.empty(len(self.vertices), dtype=np.int64)
-        depths = np.arange(int(self.levels.max()) + 2)
-        order = np.argsort(self.levels, kind="stable")
-        ends = np.searchsorted(self.levels[order], depths)
-        entering, leaving = self.levels[self.targets], self.levels[self.sources]
-        edges = np.lexsort((leaving, entering))
-        edge_ends = np.searchsorted(entering[edges], depths)
-        plan = []
-        for level in range(len(depths) - 1):
-            members = order[ends[level] : ends[level + 1]]
-            place[members] = np.arange(len(members))
-            here = edges[edge_ends[level] : edge_ends[level + 1]]
-            cuts = np.flatnonzero(np.diff(leaving[here])) + 1
-            reads = [
-                (int(leaving[part[0]]), part, place[self.sources[part]], place[self.targets[part]])
-                for part in np.split(here, cuts)
-                if len(part)
-            ]
-            plan.append((members, reads))
-        return plan
+    def walk(self) -> Iterator[tuple[Vertex, ...]]:
+        """Yield the paths as tuples of vertices, in the order of their last edge, then the last but one, ..."""
+        parents, vertices = self.unrolled.parents.tolist(), self.unrolled.vertices.tolist()
+        for node in self.unrolled.leaves.tolist():
+            path = []
+            while (node := parents[node]) >= 0:
+                path.append(self.vertices[vertices[node]])
+            yield tuple(path)
 
     def evaluate(self, x: Tensor, weights: Tensor, slopes: Tensor) -> Tensor:
         """Return the outputs, (N, outputs), for x (N, features); gradients flow to x, weights and slopes."""
-        held = torch.cat([x, x.new_ones(len(x), 1)], 1).T
-        values: list[Tensor] = []
-        for members, reads in self.plan:
-            coordinates = self.coordinates[members]
-            own = np.flatnonzero(coordinates >= -1)
-            value = x.new_zeros(len(members), len(x))
-            if len(own):
-                value = value.index_copy(0, torch.from_numpy(own), held[torch.from_numpy(coordinates[own])])
-            for below, edges, source, target in reads:
-                sent = values[below][torch.from_numpy(source)] * weights[torch.from_numpy(edges)][:, None]
-                value = value.index_add(0, torch.from_numpy(target), sent)
-            values.append(torch.where(value > 0, value, slopes[torch.from_numpy(members)][:, None] * value))
-        place = {v: (level, i) for level, (members, _) in enumerate(self.plan) for i, v in enumerate(members.tolist())}
-        picked = [place[v] for v in self.outputs.tolist()]
-        return torch.stack([values[level][i] for level, i in picked], 1)
+        held = torch.cat([x, x.new_zeros(len(x), 1), x.new_ones(len(x), 1)], 1).T
+        start = held[torch.from_numpy(self.coordinates)]  # the last is the constant, the last but one elsewhere
+        return propagate(start, self.sources, self.targets, weights, slopes, self.levels)[self.outputs].T
+
+
+def propagate(start: Tensor, sources: Ints, targets: Ints, weights: Tensor, slopes: Tensor, levels: Ints) -> Tensor:
+    """Return the values of a weighted DAG, (vertices, N): sigma_s(start + weighted sum over the in-edges).
+
+    Parameters
+    ----------
+    start : Tensor
+        (vertices, N).
+    sources, targets : ndarray
+        Numbers of the vertices, (edges,).
+    weights, slopes : Tensor
+        (edges,) and (vertices,).
+    levels : ndarray
+        (vertices,), larger at the target of every edge than at its source.
+    """
+    values, depths = start.clone(), np.arange(1, levels.max(initial=0) + 1)
+    vertices, edges = (np.argsort(level, kind="stable") for level in (levels, levels[targets]))
+    for members, coming in zip(
+        np.split(vertices, np.searchsorted(levels[vertices], depths)),
+        np.split(edges, np.searchsorted(levels[targets[edges]], depths)),
+        strict=True,
+    ):
+        sent = values[torch.from_numpy(sources[coming])] * weights[torch.from_numpy(coming)][:, None]
+        into, here = torch.from_numpy(np.searchsorted(members, targets[coming])), torch.from_numpy(members)
+        value = values[here].index_add(0, into, sent)
+        values.index_copy_(0, here, torch.where(value > 0, value, slopes[here][:, None] * value))
+    return values
+
+
+@dataclass(frozen=True, eq=False)
+class Unrolled:
+    """The tree of all path ends: a node is a path from some vertex to an output.
+
+    A node whose vertex is an input is a whole path; it has one child, the entry of h that belongs to the path. Nodes
+    are in order of their depth, roots (the outputs) first.
+
+    Attributes
+    ----------
+    vertices : ndarray
+        The vertex that each node's path starts at, -1 for entries of h, (nodes,).
+    parents : ndarray
+        -1 for the roots, (nodes,).
+    edges : ndarray
+        The edge from each node's vertex to its parent's, -1 for roots and entries of h, (nodes,).
+    starts : ndarray
+        Where each depth begins, and the number of nodes, (depths + 1,).
+    leaves : ndarray
+        The node that is the entry of h of each path, (paths,). Paths are in the order of their last edge, then the last
+        but one, ..., output after output.
+    """
+
+    vertices: Ints
+    parents: Ints
+    edges: Ints
+    starts: Ints
+    leaves: Ints
+
+    def products(self, factors: Tensor) -> Tensor:
+        """Return the product of factors (edges,) along the path of each entry of h, (paths,); gradients flow."""
+        depths = []
+        here = factors.new_ones(int(self.starts[1]))
+        for depth in range(1, len(self.starts) - 1):
+            part = slice(self.starts[depth], self.starts[depth + 1])
+            edges = torch.from_numpy(self.edges[part])
+            own = torch.where(edges < 0, 1.0, factors[edges.clamp_min(0)] if len(factors) else 1.0)
+            here = here[torch.from_numpy(self.parents[part] - self.starts[depth - 1])] * own
+            depths.append(here)
+        return torch.cat(depths)[torch.from_numpy(self.leaves - self.starts[1])]
+
+
+def _unroll(wiring: Wiring) -> Unrolled:
+    """Return the tree of path ends."""
+    reached = zip(wiring.ending, wiring.reaching, strict=True)
+    ending = np.array([n if to_outputs else 0 for n, to_outputs in reached], dtype=np.int64)
+    is_input = wiring.coordinates >= -1
+    order = np.argsort(wiring.targets, kind="stable")  # by target
+    first = np.searchsorted(wiring.targets[order], np.arange(len(is_input) + 1))
+    degree = np.diff(first)
+    sizes = np.concatenate([[0], np.cumsum(ending[wiring.sources[order]])])
+    before = sizes[:-1] - np.repeat(sizes[first[:-1]], degree)  # paths that end in earlier edges into the same vertex
+
+    vertex = wiring.outputs
+    parent, edge = np.full_like(vertex, -1), np.full_like(vertex, -1)
+    offset = np.cumsum(ending[vertex]) - ending[vertex]
+    levels, starts, leaves = [], [0], np.full(int(ending[vertex].sum()), -1, dtype=np.int64)
+    while len(vertex):
+        nodes = starts[-1] + np.arange(len(vertex))
+        starts.append(starts[-1] + len(vertex))
+        levels.append((vertex, parent, edge))
+        leaf = vertex < 0
+        leaves[offset[leaf]] = nodes[leaf]
+        ends = ~leaf & is_input[vertex]
+        children = np.where(leaf, 0, np.where(ends, 1, degree[vertex]))
+        row = np.repeat(np.arange(len(nodes)), children)
+        within = np.arange(len(row)) - np.repeat(np.cumsum(children) - children, children)
+        slot = np.where(ends[row], 0, first[vertex[row]] + within)
+        edge = np.where(ends[row], -1, order[slot] if len(order) else -1)
+        offset = offset[row] + np.where(ends[row], 0, before[slot] if len(order) else 0)
+        vertex = np.where(ends[row], -1, wiring.sources[edge] if len(order) else -1)
+        parent = nodes[row]
+    vertices, parents, edges = (np.concatenate(column) for column in zip(*levels, strict=True))
+    return Unrolled(vertices, parents, edges, np.array(starts, dtype=np.int64), leaves)
 
 
 def few(names: tuple[Vertex, ...]) -> str:
-    """Write a few names."""
+    """Return up to eight names as text."""
     text = ", ".join(map(repr, names[:8]))
     return text + (f", ... ({len(names)})" if len(names) > 8 else "")
 
 
 def _twice(items: tuple[Hashable, ...]) -> Hashable:
     seen: set[Hashable] = set()
-    for item in items:
-        if item in seen:
-            return item
-        seen.add(item)
-    return None
+    return next(item for item in items if item in seen or seen.add(item))  # type: ignore[func-returns-value]

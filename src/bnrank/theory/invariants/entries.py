@@ -12,7 +12,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from bnrank.networks.graph.layers import LayerGraph, Node
+from bnrank.networks.graph.layers import LayerGraph
+from bnrank.networks.graph.nodes import Node
 
 __all__ = ["Entries", "Slot", "mixed", "shared_factors"]
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from bnrank.networks.graph.layers import LayerGraph, Node
+from bnrank.networks.graph.layers import LayerGraph
+from bnrank.networks.graph.nodes import Node
 from bnrank.theory.invariants.classes import Block, blocks
 from bnrank.theory.invariants.flattenings import Layer, Map
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bnrank.networks.graph.layers import LayerGraph, Node
+from bnrank.networks.graph.layers import LayerGraph
+from bnrank.networks.graph.nodes import Node
 from bnrank.theory.invariants.classes import Block
 from bnrank.theory.invariants.conserved import Term
 

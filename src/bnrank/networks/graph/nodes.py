@@ -1,0 +1,219 @@
+"""The nodes of a computation graph, and the value that each gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d, conv2d, conv3d, linear, pad, prelu
+
+from bnrank._core import text, validation
+from bnrank.networks.reasons import Skipped
+
+__all__ = ["OPERATIONS", "Graph", "Node", "apply"]
+
+OPERATIONS = {
+    "input": "the module's input",
+    "linear": "W a + b along the last dimension",
+    "conv": "convolution, channels along the first dimension",
+    "activation": "sigma_s, entry by entry",
+    "add": "sum of the inputs, each times a number",
+    "diagonal": "entry by entry times a learnable vector",
+    "average": "mean, sum or average pooling: fixed weights along some dimensions, the same for all others",
+    "maximum": "max pooling: positively homogeneous, the same for every channel",
+    "index": "entries of the inputs in another order: flatten, reshape, permute, cat, chunk, pad",
+    "outside": "anything else: outside the theory",
+}
+"""What a node does."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operation and the value it gives.
+
+    Attributes
+    ----------
+    name : str
+        Unique, e.g. "layers_0".
+    op : str
+        One of `OPERATIONS`.
+    inputs : tuple of str
+        Names of the nodes whose values it takes, in order; the same one may come twice.
+    shape : tuple of int
+        Of the value of one sample, without the dimension of the samples.
+    module : str
+        The submodule's name, "" for a function.
+    weight, bias : str
+        Names of its parameters as in ``module.named_parameters()``, "" for none. A "linear" weight is (out, in) unless
+        ``transposed``, a "conv" weight (out, in / groups, *kernel), a "diagonal" weight is reshaped to
+        ``weight_shape`` and broadcasts against the values (N, *shape).
+    transposed : bool
+        Of a "linear": its weight is (in, out), as in ``a @ W``.
+    weight_shape : tuple of int
+        Of a "diagonal": the shape in which its weight broadcasts, e.g. (1, C, 1, 1).
+    slope : float
+        s of an activation sigma_s, any number: 0 is ReLU, 1 the identity, -1 the absolute value; NaN where learned
+        (PReLU; then ``weight`` names it, one number or one per channel, the first dimension).
+    factors : tuple of float
+        Of an "add", one per input: (1, 1) is a sum, (1, -1) a difference, (2,) twice the input.
+    index : ndarray or None
+        Of an "index": for every entry of the value, flattened, the entry of the inputs (flattened and laid end to end)
+        it is equal to, or -1 where it is 0 whatever the input.
+    stride, padding, dilation, kernel : tuple of int
+        Of a "conv", and of pooling with a window of its own, per spatial dimension; empty for the mean over dimensions
+        and adaptive pooling, which ``windows`` describes.
+    padding_mode : str
+        "zeros" or "circular" of a "conv". Reflected and replicated padding, and uneven padding, are an "index" before a
+        "conv" without padding.
+    groups : int
+        Of a "conv".
+    dims : tuple of int
+        Of an "average" or "maximum": the dimensions of one sample's input that it acts along; all others, the channels
+        among them, are left alone.
+    windows : ndarray or None
+        Of an "average" or "maximum": (positions out, positions in), positions along ``dims``, flattened in order. The
+        weight of every position of the input in every position of the value: for one sample's input a the value is
+        ``a.movedim(dims, last).flatten(-len(dims)) @ windows.T``, reshaped; for "maximum" 1 where the position is in
+        the window. None where it was too large to build (more than 2^22 entries).
+    held : tuple of str
+        Names of the parameters that an "outside" uses.
+    text : str
+        What it is called in drawings and reasons, e.g. "Linear(3, 5)".
+    reason : str
+        Of an "outside", why.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    shape: tuple[int, ...]
+    module: str = ""
+    weight: str = ""
+    bias: str = ""
+    slope: float = 1.0
+    factors: tuple[float, ...] = ()
+    index: np.ndarray | None = field(default=None, repr=False, compare=False)
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    kernel: tuple[int, ...] = ()
+    padding_mode: str = "zeros"
+    groups: int = 1
+    windows: np.ndarray | None = field(default=None, repr=False, compare=False)
+    text: str = ""
+    reason: str = ""
+    transposed: bool = False
+    weight_shape: tuple[int, ...] = ()
+    dims: tuple[int, ...] = ()
+    held: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of entries of the value of one sample."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes of a computation graph; see `LayerGraph`."""
+
+    nodes: tuple[Node, ...]
+    output: str
+    trained: frozenset[str]
+    outside: tuple[Skipped, ...] = ()
+    parameters: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    name: str = ""
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __getitem__(self, name: str) -> Node:
+        if name not in self._by_name:
+            raise KeyError(f"no node {name!r}{validation.suggest(name, self._by_name)}")
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    def consumers(self, name: str) -> tuple[Node, ...]:
+        """Return the nodes that take the value of a node, each once."""
+        return tuple(node for node in self.nodes if name in node.inputs)
+
+    def __str__(self) -> str:
+        """Return a table of the nodes with their inputs, shapes and parameters, and what is outside."""
+        rows = []
+        for node in self.nodes:
+            does = node.text if node.op in ("input", "outside") else f"{node.op} {node.text}".strip()
+            held = [node.weight, node.bias] if node.op != "outside" else list(node.held)
+            names = ", ".join(name if name in self.trained else f"{name} (fixed)" for name in held if name)
+            cells = (node.name, does, ", ".join(node.inputs), "x".join(map(str, node.shape)) or "1", names)
+            rows.append(dict(zip(("node", "does", "takes", "gives", "parameters"), cells, strict=True)))
+        lines = [f"{self.name}: {len(self)} nodes", text.render(rows)]
+        if self.outside:
+            lines += ["outside the theory:", *(f"  {o.name} ({o.type}): {o.reason}" for o in self.outside)]
+        return "\n".join(lines)
+
+
+def apply(node: Node, inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]) -> Tensor:
+    """Return the value (N, *shape) of a node from the values of its inputs, from its fields alone.
+
+    Parameters
+    ----------
+    node : Node
+        Any but "input" and "outside".
+    inputs : sequence of Tensor
+        (N, *shape) each.
+    parameters : mapping of str to Tensor
+        By name, in the inputs' precision.
+
+    Raises
+    ------
+    ValueError
+        If the node is "input" or "outside", or pooling whose windows were too large to build.
+    """
+    a = inputs[0] if inputs else torch.empty(0)
+    weight, bias = parameters.get(node.weight), parameters.get(node.bias)
+    if node.op == "linear" and weight is not None:
+        return linear(a, weight.T if node.transposed else weight, bias)
+    if node.op == "conv" and weight is not None:
+        padding: Any = node.padding
+        if node.padding_mode == "circular":
+            a, padding = pad(a, [p for p in reversed(padding) for _ in range(2)], mode="circular"), 0
+        conv: Any = (conv1d, conv2d, conv3d)[len(node.kernel) - 1]
+        return conv(a, weight, bias, node.stride, padding, node.dilation, node.groups)
+    if node.op == "activation":
+        if weight is not None:
+            return prelu(a, weight)
+        return torch.where(a < 0, node.slope * a, a)
+    if node.op == "add":
+        return sum((factor * value for factor, value in zip(node.factors, inputs, strict=True)), torch.zeros_like(a))
+    if node.op == "diagonal" and weight is not None:
+        return a * weight.reshape(node.weight_shape)
+    if node.op in ("average", "maximum") and node.windows is not None:
+        windows = torch.as_tensor(node.windows, dtype=a.dtype)
+        last = tuple(range(a.ndim - len(node.dims), a.ndim))
+        moved = a.movedim([d + 1 for d in node.dims], last).flatten(-len(node.dims))
+        if node.op == "average":
+            return (moved @ windows.T).reshape(-1, *node.shape)
+        outside = torch.zeros_like(windows).masked_fill(windows == 0, -math.inf)
+        return torch.stack([(moved + row).amax(-1) for row in outside], -1).reshape(-1, *node.shape)
+    if node.op == "index" and node.index is not None:
+        return _gather(inputs, node.index, node.shape)
+    raise ValueError(f"node: got {node.name!r} ({node.op}), expected one whose value its fields say")
+
+
+def _gather(inputs: Sequence[Tensor], index: np.ndarray, shape: Sequence[int]) -> Tensor:
+    """Return the entries of the inputs (N, ...) that an index names, as (N, *shape); 0 for -1."""
+    flat = torch.cat([a.reshape(len(a), -1) for a in inputs], 1)  # a value of one number per sample is (N,)
+    padded = torch.cat([flat, flat.new_zeros(len(flat), 1)], 1)  # -1 is the last
+    return padded[:, torch.from_numpy(index)].reshape(len(flat), *shape)
