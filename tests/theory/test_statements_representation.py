@@ -11,10 +11,10 @@ from bnrank.networks.mlp import from_layers, make
 from bnrank.theory.cost.closed_forms import linear, remainder_bound
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import representation
-from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED
+from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED, statements_in
 from helpers import normal
 
-NAMES = {s.name: s for s in representation.STATEMENTS}
+NAMES = {s.name: s for s in statements_in(representation)}
 ALWAYS = ["representation cost", "Jacobian bound", "pseudo-determinant bound", "bound on every singular value"]
 LINEAR = ["cost of a linear map", "expansion of the cost of a linear map"]
 RIDGE = 3e-3
@@ -240,7 +240,7 @@ def test_each_missing_assumption_is_named():
     convolution = Facts(nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2)), x[:, None])
     tokens = Facts(nn.Embedding(3, 2), torch.tensor([0, 2]))
     for facts in (convolution, tokens):
-        for statement in representation.STATEMENTS:
+        for statement in statements_in(representation):
             verdict = statement(facts)
             assert verdict.status == NOT_APPLICABLE
             assert "chain of linear layers" in verdict.reason

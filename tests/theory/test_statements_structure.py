@@ -10,13 +10,24 @@ import bnrank
 from bnrank.networks.mlp import from_layers, make
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import convolutions, ranks, structure
+from bnrank.theory.structure import segment_kernels
+from bnrank.theory.verdicts import statements_in
 from helpers import normal
 from oracles import circular_convolution_matrix
 
-STATEMENTS = [*ranks.STATEMENTS, *structure.STATEMENTS, *convolutions.STATEMENTS]
+STATEMENTS = [s for topic in (ranks, structure, convolutions) for s in statements_in(topic)]
 SLOPES = [0.0, 0.3, -0.5, 0.95, 1.0]
 BY_NAME = {f"{s.id} {s.name}": s for s in STATEMENTS}
-T5, T6, T18, T11, T21, LINEAR, T22, T23, T24, T25, SEGMENT, ENERGY, FREQUENCIES = STATEMENTS
+T5, T6, T18 = ranks._bracket, ranks._chain, ranks._regions
+T11, T21, LINEAR, T22, T23 = (
+    structure._volumes,
+    structure._isometries,
+    structure._linearity,
+    structure._activations,
+    structure._preactivations,
+)
+T24, T25, SEGMENT = structure._trace, structure._mixed, structure._segment
+ENERGY, FREQUENCIES = convolutions._energy, convolutions._frequencies
 
 
 def network(widths, slope=0.0, bias=True, scale=1.0, seed=0):
@@ -68,8 +79,8 @@ def test_a_trained_network_holds_all_that_applies(trained):
         assert verdict.status == expected, verdict
         assert verdict.reason if expected == "not applicable" else verdict.note
     assert "convolution" in found[f"T28 {ENERGY.name}"].reason
-    assert "16 of 120 samples looked at" in found[f"T21 {T21.name}"].note
-    assert "4 of 120 samples looked at" in found[f"T24 {T24.name}"].note
+    assert "16 of 120 samples checked" in found[f"T21 {T21.name}"].note
+    assert "4 of 120 samples checked" in found[f"T24 {T24.name}"].note
 
 
 PLANTED = {
@@ -248,9 +259,8 @@ def test_t28_sees_a_wrong_spectrum(monkeypatch):
 def test_the_segment_stays_on_one_pattern(slope):
     net, x = network([3, 6, 6, 2], slope, seed=3), normal(8, 3)
     facts = Facts(net, x)
-    path = structure.Path(facts.weights, [d[0] for d in facts.slopes])
-    u = path.decomposition[2][:, 0]
-    length = structure._reach(facts, [a[0] for a in facts.inputs], [u, *(f @ u for f in path.forward[:-1])])
+    u = facts.paths[0].decomposition[2][:, 0]
+    length, _ = segment_kernels(facts, 0)
     assert length > 0
     patterns = []
     for t in torch.linspace(0, length, 7, dtype=torch.float64):

@@ -11,10 +11,13 @@ from bnrank.networks import constructions
 from bnrank.networks.mlp import from_layers
 from bnrank.theory import domains, kernels
 from bnrank.theory.facts import Facts
-from bnrank.theory.statements.symmetry import STATEMENTS, symmetric_under
+from bnrank.theory.statements import symmetry
+from bnrank.theory.statements.symmetry import symmetric_under
+from bnrank.theory.verdicts import statements_in
 from helpers import normal
 
 DOUBLE = torch.float64
+STATEMENTS = statements_in(symmetry)
 BY_NAME = {s.name: s for s in STATEMENTS}
 IDENTITY = BY_NAME["networks that are the identity on the data"]
 KERNEL = BY_NAME["kernel ridge regression on the data overestimates the rank"]

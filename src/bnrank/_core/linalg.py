@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from bnrank._core import validation
 
-__all__ = ["counted", "effective_rank", "log_pseudo_determinant", "rank", "schatten", "stable_rank", "tails"]
+__all__ = ["counted", "effective_rank", "exp", "log_pseudo_determinant", "rank", "schatten", "stable_rank", "tails"]
 
 Values = Tensor | np.ndarray | Sequence[float]
 
@@ -143,6 +144,17 @@ def stable_rank(values: Values) -> Tensor:
     """
     values = _checked(values)
     return (values / _largest(values)).square().sum(-1)
+
+
+def exp(value: float) -> float:
+    """Return e^value of a number, infinite where it is beyond the range of floats.
+
+    Examples
+    --------
+    >>> exp(0.0), exp(1e4)
+    (1.0, inf)
+    """
+    return math.exp(value) if value < 709 else math.inf
 
 
 def tails(values: Values) -> Tensor:

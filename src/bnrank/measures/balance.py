@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from bnrank.networks.functional import is_plain_mlp
 
-__all__ = ["Balance", "between", "residual"]
+__all__ = ["Balance", "between", "norms", "residual"]
 
 _HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Dropout)
 
@@ -81,12 +80,7 @@ def between(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Balan
     >>> between([torch.tensor([[3.0]]), torch.tensor([[1.0]])], []).residual
     0.8
     """
-    incoming, outgoing = [], []
-    for number, (weight, following) in enumerate(itertools.pairwise(weights)):
-        bias = biases[number] if biases else None
-        weight = weight.detach().double()
-        incoming.append((weight * weight).sum(1) + (0.0 if bias is None else bias.detach().double() ** 2))
-        outgoing.append((following.detach().double() ** 2).sum(0))
+    incoming, outgoing = norms(weights, biases)
     per_neuron = tuple((a - b).abs() for a, b in zip(incoming, outgoing, strict=True))
     above = torch.tensor([float(r.sum()) for r in per_neuron], dtype=torch.float64)
     below = torch.tensor([float((a + b).sum()) for a, b in zip(incoming, outgoing, strict=True)], dtype=torch.float64)
@@ -94,6 +88,23 @@ def between(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Balan
     total = float(below.sum())
     overall = 0.0 if total == 0 else float(above.sum()) / total  # NaN and infinite weights give NaN
     return Balance(per_neuron, per_layer, overall)
+
+
+def norms(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return ||W_l[i,:]||^2 + b_l[i]^2 and ||W_{l+1}[:,i]||^2 of every hidden neuron, for l = 1..L-1, each (n_l,).
+
+    Examples
+    --------
+    >>> import torch
+    >>> norms([torch.tensor([[3.0]]), torch.tensor([[1.0]])], [])
+    ([tensor([9.], dtype=torch.float64)], [tensor([1.], dtype=torch.float64)])
+    """
+    layers = [weight.detach().double() for weight in weights]
+    incoming, outgoing = [(w * w).sum(1) for w in layers[:-1]], [(w * w).sum(0) for w in layers[1:]]
+    for number, bias in enumerate(biases[:-1]):
+        if bias is not None:
+            incoming[number] = incoming[number] + bias.detach().double() ** 2
+    return incoming, outgoing
 
 
 def _chain(net: nn.Module) -> list[nn.Linear]:

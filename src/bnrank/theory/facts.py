@@ -22,6 +22,7 @@ from bnrank.theory import kept
 from bnrank.theory.invariants.finding import Findings
 from bnrank.theory.invariants.tail import Tail
 from bnrank.theory.localized import Deeper, Localized, localized, one_deeper
+from bnrank.theory.path import Path
 from bnrank.theory.verdicts import NotApplicable
 from bnrank.training.losses import cost_and_gradient, gradient_at_zero
 
@@ -84,7 +85,7 @@ class Facts:
         check_finite(self.net)
         check_unshared(self.net)
         self.ridge = None if ridge is None else validation.number(ridge, "ridge", 0.0)
-        self.rtol = validation.number(rtol, "rtol", 0.0)
+        self.rtol = validation.rtol(rtol)
         self.seed = validation.integer(seed, "seed", 0)
         self.all_x = example(self.net, x).detach()
         self.samples = len(self.all_x)
@@ -236,6 +237,26 @@ class Facts:
     def slopes(self) -> list[Tensor]:
         """The diagonals of D_1, ..., D_{L-1} at the samples, each (n, n_l); s at a kink."""
         return self._forward[1]
+
+    @cached_property
+    def biased(self) -> Tensor:
+        """1 for each layer with a bias, else 0, (L,)."""
+        layers = [layer for layer in self.net.modules() if isinstance(layer, nn.Linear)]
+        return torch.tensor([float(layer.bias is not None) for layer in layers]).to(self.weights[0])
+
+    @cached_property
+    def squared_inputs(self) -> Tensor:
+        """||a_{l-1}(x_i)||^2, plus 1 where layer l has a bias, (n, L)."""
+        return torch.stack([(a * a).sum(1) for a in self.inputs], 1) + self.biased
+
+    @cached_property
+    def paths(self) -> list[Path]:
+        """The linear maps that the chain applies at each sample, see :class:`~bnrank.theory.path.Path`."""
+        return [Path(self.weights, [d[i] for d in self.slopes]) for i in range(len(self.x))]
+
+    def log_volume(self, row: int, k: int) -> float:
+        """Return log |Jf(x_row)|_+ of the first k singular values."""
+        return float(linalg.log_pseudo_determinant(self.jacobian_values[row], k))
 
     @cached_property
     def near_parameter_kinks(self) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-__all__ = ["Narrow", "Path", "biased", "paths"]
+from bnrank._core import linalg
+
+__all__ = ["Narrow", "Path"]
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,18 @@ class Path:
         return self.push(torch.eye(first.shape[1], dtype=first.dtype, device=first.device))
 
     @cached_property
+    def to_output(self) -> list[Tensor]:
+        """J(a~_1 -> f), ..., J(a~_L -> f), each (d_out, n_l)."""
+        last = self.weights[-1]
+        found = [torch.eye(len(last), dtype=last.dtype, device=last.device)]
+        for weight, d in zip(self.weights[:0:-1], self.slopes[::-1], strict=True):
+            found.append(found[-1] @ weight * d)
+        return found[::-1]
+
+    @cached_property
     def backward(self) -> list[Tensor]:
         """J(a_1 -> f), ..., J(a_{L-1} -> f), each (d_out, n_l)."""
-        found: list[Tensor] = []
-        for i in range(len(self.slopes) - 1, -1, -1):
-            weight = self.weights[i + 1]
-            found.insert(0, weight if not found else (found[0] * self.slopes[i + 1]) @ weight)
-        return found
+        return [g @ weight for g, weight in zip(self.to_output[1:], self.weights[1:], strict=True)]
 
     @cached_property
     def jacobian(self) -> Tensor:
@@ -56,7 +63,7 @@ class Path:
         d_out, d_in = len(self.weights[-1]), self.weights[0].shape[1]
         if d_out > d_in or not self.slopes:
             return self.forward[-1]
-        return (self.backward[0] * self.slopes[0]) @ self.weights[0]
+        return self.to_output[0] @ self.weights[0]
 
     @cached_property
     def decomposition(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,12 +91,23 @@ class Path:
         return torch.finfo(torch.float64).eps * total
 
     def rank(self, rtol: float) -> int:
-        """Count the singular values of Jf(x) above ``rtol`` times the largest and above 10 times the rounding error."""
-        values = self.decomposition[1]
-        return int((values > max(rtol * float(values[0]), 10 * self.noise)).sum())
+        """Return the number of singular values of Jf(x) above ``rtol`` times the largest and 10 times the rounding error."""
+        return int(linalg.rank(self.decomposition[1], rtol, 10 * self.noise))
+
+    def volume_error(self, k: int) -> float:
+        """Return a bound on the rounding error of log |Jf(x)|_+ for the first k singular values."""
+        return float((self.noise / self.decomposition[1][:k]).sum())
+
+    def kernel(self, squares: Tensor) -> Tensor:
+        """Return Theta(x, x) = sum_l squares_l J(a~_l -> f) J(a~_l -> f)^T, (d_out, d_out) (T24).
+
+        ``squares`` are ||a_{l-1}(x)||^2, plus 1 where layer l has a bias, (L,).
+        """
+        last = self.to_output[-1]
+        return sum((s * (g @ g.T) for s, g in zip(squares, self.to_output, strict=True)), start=torch.zeros_like(last))
 
     def narrow(self, k: int) -> Narrow:
-        """Follow the span M_0 of the first k right singular vectors of Jf(x) through the layers."""
+        """Return the images in every layer of M_0, the span of the first k right singular vectors of Jf(x)."""
         basis = self.decomposition[2][:, :k]
         left, values, right, kept, volumes = [], [], [], [], [0.0]
         bases = [basis]
@@ -131,13 +149,3 @@ class Narrow:
     right: tuple[Tensor, ...]
     kept: tuple[float, ...]
     volumes: tuple[float, ...]
-
-
-def paths(weights: Sequence[Tensor], slopes: Sequence[Tensor], rows: Iterable[int]) -> list[Path]:
-    """Return what a chain applies at some samples, from W_l and the diagonals of D_l at all samples, (N, n_l)."""
-    return [Path(weights, [d[i] for d in slopes]) for i in rows]
-
-
-def biased(net: nn.Module) -> list[bool]:
-    """Say of each layer of a chain whether it has a bias."""
-    return [layer.bias is not None for layer in net.modules() if isinstance(layer, nn.Linear)]

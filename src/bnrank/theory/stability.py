@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
 from bnrank.measures import ntk, regions
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite
 from bnrank.networks.mlp import MLP, from_layers, leaky_relu
-from bnrank.theory.symmetry import rank_one_parts
+from bnrank.theory.symmetry import nearest_rank_one, rank_one_parts
 from bnrank.theory.tours import PathBounds, diameter, shortest_path_bounds
 
 __all__ = ["GrowthBound", "Sharpness", "growth_bound", "largest_trace", "output_error", "sharpness_bound"]
@@ -242,13 +242,12 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
     samples = validation.samples(x, "x", ndim=None).detach().flatten(1).double().to(chain.weights[0].device)
     weights, layers, norms = [], [], []
     for number, weight in enumerate(chain.weights, start=1):
-        u, s, v = torch.linalg.svd(weight.detach(), full_matrices=False)
-        if len(s) == 1 or s[1] <= rtol * s[0]:
+        truncated, s = nearest_rank_one(weight)
+        one = len(s) == 1 or bool(s[1] <= rtol * s[0])
+        weights.append(truncated if one else weight.detach())
+        if one:
             layers.append(number)
             norms.append(float(s[0]) or math.inf)
-            weights.append(s[0] * u[:, :1] @ v[:1])
-        else:
-            weights.append(weight.detach())
     if not layers:
         raise ValueError("net: got no weight of rank one, expected at least one layer with s_2 <= rtol s_1")
     network = from_layers(weights, [b.detach() for b in chain.biases], chain.slope).to(samples.device)
@@ -264,7 +263,7 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
     if path.lower > 0 and width > 0:
         inverse = float(torch.tensor([-2 * math.log(norm) for norm in norms], dtype=torch.float64).logsumexp(0))
         power = -excess + 4 * math.log(path.lower) - 2 * math.log(width) + inverse - math.log(64)
-        bound = math.exp(power) if power < 700 else math.inf
+        bound = linalg.exp(power)
     if bool((start == end).all()):
         measured = float(ntk.trace(network, start[None]))
     else:

@@ -1,4 +1,4 @@
-"""Inside a deep network of small norm: weights near partial isometries, bounded representations (T11, T21 to T23)."""
+"""Inside a deep network of small norm: weights near partial isometries, bounded representations (T11, T21 to T25)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
-from bnrank.measures import ntk
-from bnrank.measures.backward import mlp_forward
+from bnrank._core import linalg, validation
+from bnrank._core.results import Printed
 from bnrank.networks.chain import as_mlp
-from bnrank.networks.functional import check_finite, example
-from bnrank.networks.mlp import MLP
-from bnrank.theory.path import Path, biased, paths
+from bnrank.networks.functional import example
+from bnrank.theory.facts import Facts
 
 __all__ = [
     "ActivationBound",
@@ -29,8 +27,8 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class WeightStructure:
-    """How far every layer is from a partial isometry of rank k in the directions that matter at a point (T21).
+class WeightStructure(Printed):
+    """The distance of every layer to a partial isometry of rank k, in the directions that matter at a point (T21).
 
     sum_l (weights_l + nonlinearity_l + biases_l) <= slack = ||theta||^2 - k L - 2 log |Jf(x)|_+.
 
@@ -81,6 +79,9 @@ class WeightStructure:
         """The right-hand side, ||theta||^2 - k L - 2 log |Jf(x)|_+."""
         return self.parameter_norm - self.rank * self.depth - 2 * self.log_pseudo_determinant
 
+    def __str__(self) -> str:
+        return f"rank {self.rank}, {self.depth} layers: distances add up to {self.total:.4g} <= {self.slack:.4g}"
+
     def bound(self, p: float) -> float:
         """Return slack / (p L), which at least (1 - p) L of the ``terms`` do not exceed."""
         return self.slack / (_fraction(p) * self.depth)
@@ -91,7 +92,7 @@ class WeightStructure:
 
 
 @dataclass(frozen=True)
-class _Bound:
+class _Bound(Printed):
     rank: int
     values: Tensor
     ntk_trace: float
@@ -119,6 +120,9 @@ class _Bound:
         """Whether the constant for balanced weights covers these; it does if they are balanced (T14)."""
         return self.log_growth <= self.log_balanced_growth + 1e-9 * max(1.0, abs(self.log_balanced_growth))
 
+    def __str__(self) -> str:
+        return f"rank {self.rank}, {len(self.values)} layers: values add up to {self.total:.4g} <= {self.bound:.4g}"
+
     def layers_within(self, p: float) -> tuple[int, ...]:
         """Return the layers, from 1, whose value is at most ``bound`` / (p L): at least (1 - p) L of them."""
         return _at_most(self.values, self.bound / (_fraction(p) * len(self.values)), float(self.values.max()))
@@ -129,7 +133,7 @@ class _Bound:
 
 @dataclass(frozen=True)
 class ActivationBound(_Bound):
-    """How large the representations of a point can be, given its NTK (T22).
+    """The bound on the norms of the representations of a point, given its NTK (T22).
 
     ``total`` <= ``bound`` = Tr Theta(x, x) G / (k |Jf(x)|_+^{2/k}).
 
@@ -150,12 +154,12 @@ class ActivationBound(_Bound):
     """
 
     def _with(self, log_growth: float) -> float:
-        return self.ntk_trace / self.rank * exp(log_growth - 2 * self.log_pseudo_determinant / self.rank)
+        return self.ntk_trace / self.rank * linalg.exp(log_growth - 2 * self.log_pseudo_determinant / self.rank)
 
 
 @dataclass(frozen=True)
 class PreactivationBound(_Bound):
-    """How near the representations of the data are to k dimensions (T23).
+    """The bound on the distance of the representations of the data to k dimensions (T23).
 
     ``total`` <= ``bound`` = (slack Tr G / (k min |Jf|_+^{2/k}))^{1/2}.
 
@@ -179,11 +183,11 @@ class PreactivationBound(_Bound):
 
     def _with(self, log_growth: float) -> float:
         squared = max(self.slack, 0.0) * self.ntk_trace / self.rank
-        return math.sqrt(squared) * exp(log_growth / 2 - self.log_pseudo_determinant / self.rank)
+        return math.sqrt(squared) * linalg.exp(log_growth / 2 - self.log_pseudo_determinant / self.rank)
 
 
 def weight_structure(net: nn.Module, x: Any, rank: int | None = None, rtol: float = 1e-6) -> WeightStructure:
-    """Return every layer's distance to a partial isometry at a point, and what bounds their sum (T21).
+    """Return the distance of every layer to a partial isometry at a point, with the bound on their sum (T21).
 
     With M_0 the span of the first k right singular vectors of Jf(x) (its row space where k is the rank),
     M_l = J a_l(x) M_0 and W_l P_{M_{l-1}} = U_l S_l V_l^T,
@@ -197,7 +201,7 @@ def weight_structure(net: nn.Module, x: Any, rank: int | None = None, rtol: floa
     x : Tensor or ndarray
         One sample, (d_in,) or (1, d_in).
     rank : int, optional
-        k, at most rank Jf(x), which is the default. The statement holds for every such k; the right-hand side is least
+        k, at most rank Jf(x), which is the default. The statement holds for every such k; the right-hand side is smallest
         when k counts the singular values of Jf(x) above e^{-L/2}.
     rtol : float
         Singular values above ``rtol`` times the largest count for the rank of Jf(x).
@@ -227,21 +231,16 @@ def weight_structure(net: nn.Module, x: Any, rank: int | None = None, rtol: floa
     >>> found.rank, found.weights.tolist(), round(found.slack, 3)             # 8 - 2 - 2 log 4
     (1, [1.0, 1.0], 3.227)
     """
-    chain, x = _chain(net), _point(x)
-    weights, _, slopes = _forward(chain, x)
-    path = Path(weights, [d[0] for d in slopes])
-    k = _rank(rank, path, rtol)
-    biases = [b.detach() for b in chain.biases]
-    norm = _squared_norm(chain)
-    return weight_structure_of(path, biases, norm, float(path.decomposition[1][:k].log().sum()), k)
+    facts = _facts(net, _point(x), rtol)
+    return weight_structure_at(facts, 0, _rank(rank, facts, 0))
 
 
 def activation_bound(net: nn.Module, x: Any, rank: int | None = None, rtol: float = 1e-6) -> ActivationBound:
-    """Return the norms of the representations of a point and what bounds their sum (T22).
+    """Return the norms of the representations of a point, with the bound on their sum (T22).
 
     sum_l (||a_{l-1}(x)||^2 + 1) <= Tr Theta(x, x) G / (k |Jf(x)|_+^{2/k}), Theta over all parameters, without the + 1
     for layers without biases. G = max{1, max_l (q_l / k)^l} with q_l = (||W_1||_F^2 + ... + ||W_l||_F^2) / l always; in
-    a balanced network (T14) the norms do not decrease with l, q_l <= ||theta||^2 / L, and G = max{1, e^{c1/k}} will do.
+    a balanced network (T14) the norms do not decrease with l, q_l <= ||theta||^2 / L, and G = max{1, e^{c1/k}} suffices.
 
     Parameters
     ----------
@@ -273,26 +272,19 @@ def activation_bound(net: nn.Module, x: Any, rank: int | None = None, rtol: floa
     >>> found.total, found.bound                                              # 9 + 9, attained
     (18.0, 18.0)
     """
-    chain, x = _chain(net), _point(x)
-    weights, inputs, slopes = _forward(chain, x)
-    path = Path(weights, [d[0] for d in slopes])
-    k = _rank(rank, path, rtol)
+    facts = _facts(net, _point(x), rtol)
+    k = _rank(rank, facts, 0)
     if k == 0:
         raise ValueError("x: got a point where Jf(x) = 0, expected one where the rank is at least 1")
-    squares = [float((a * a).sum()) + b for a, b in zip(inputs, biased(net), strict=True)]
-    trace = float(ntk.trace(net, x.reshape(1, -1)))
-    norm = _squared_norm(chain)
-    determinant = float(path.decomposition[1][:k].log().sum())
-    growth = log_growths([float((w**2).sum()) for w in weights], norm, k)
-    return ActivationBound(k, torch.tensor(squares, dtype=torch.float64), trace, determinant, *growth)
+    return activation_bound_at(facts, 0, k)
 
 
 def preactivation_bound(net: nn.Module, x: Any, rank: int | None = None, rtol: float = 1e-6) -> PreactivationBound:
-    """Return s_{k+1} of the preactivations of the data in every layer and what bounds their sum (T23).
+    """Return s_{k+1} of the preactivations of the data in every layer, with the bound on their sum (T23).
 
     sum_l s_{k+1}(N^{-1/2} a~_l(X)) <= ((c1 - 2 log max_i |Jf(x_i)|_+) (1/N) Tr Theta(X, X) G
-    / (k min_i |Jf(x_i)|_+^{2/k}))^{1/2}, with G as in :func:`activation_bound`; so at least (1 - p) L layers have no
-    more than that over p L.
+    / (k min_i |Jf(x_i)|_+^{2/k}))^{1/2}, with G as in :func:`activation_bound`. In at least (1 - p) L layers s_{k+1} is
+    at most this bound over p L.
 
     Parameters
     ----------
@@ -301,7 +293,7 @@ def preactivation_bound(net: nn.Module, x: Any, rank: int | None = None, rtol: f
     x : Tensor or ndarray
         Samples, (N, d_in).
     rank : int, optional
-        k, at most the least rank of Jf(x_i), which is the default.
+        k, at most the smallest rank of Jf(x_i), which is the default.
 
     Returns
     -------
@@ -325,76 +317,99 @@ def preactivation_bound(net: nn.Module, x: Any, rank: int | None = None, rtol: f
     >>> found.total <= found.bound
     True
     """
-    chain = _chain(net)
-    x = example(chain, x).to(torch.float64)
-    weights, inputs, slopes = _forward(chain, x)
-    found = paths(weights, slopes, range(len(x)))
-    k = min(_rank(rank, path, rtol) for path in found)
+    facts = _facts(net, x, rtol)
+    rows = range(len(facts.x))
+    k = min(_rank(rank, facts, row) for row in rows)
     if k == 0:
         raise ValueError("x: got a point where Jf(x) = 0, expected only points where the rank is at least 1")
-    norm = _squared_norm(chain)
-    determinants = torch.stack([path.decomposition[1][:k].log().sum() for path in found])
-    growth = log_growths([float((w**2).sum()) for w in weights], norm, k)
+    return preactivation_bound_at(facts, rows, k)
+
+
+def volume_splits(facts: Facts, row: int, k: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the singular values of J a_l P_{M_0} and of J(a_l -> f) P_{M_l} for l = 1..L-1 at a sample (T11).
+
+    M_0 is spanned by the first k right singular vectors of Jf(x), M_l = J a_l(x) M_0. For every l the logarithms of the
+    first k values of both add up to log |Jf(x)|_+.
+    """
+    path = facts.paths[row]
+    bases = path.narrow(k).bases
+    images = zip(path.push(bases[0]), path.backward, bases[1:], strict=False)
+    return [(torch.linalg.svdvals(image), torch.linalg.svdvals(back @ basis)) for image, back, basis in images]
+
+
+def weight_structure_at(facts: Facts, row: int, k: int) -> WeightStructure:
+    """Return :func:`weight_structure` at a sample of the facts, for a rank k."""
+    path, narrow = facts.paths[row], facts.paths[row].narrow(k)
+    terms = [
+        [float(((w - u @ v.T) ** 2).sum()) for w, u, v in zip(path.weights, narrow.left, narrow.right, strict=True)],
+        [*(k - kept for kept in narrow.kept), 0.0],
+        [float((b**2).sum()) for b in facts.biases] or [0.0] * facts.depth,
+    ]
+    weights, nonlinearity, biases = torch.tensor(terms, dtype=torch.float64)
+    volume = facts.log_volume(row, k)
+    return WeightStructure(k, facts.parameter_norm, volume, weights, nonlinearity, biases, narrow.left, narrow.right)
+
+
+def activation_bound_at(facts: Facts, row: int, k: int) -> ActivationBound:
+    """Return :func:`activation_bound` at a sample of the facts, for a rank k >= 1."""
+    trace, squares = float(facts.ntk_trace[row]), facts.squared_inputs[row].cpu()
+    return ActivationBound(k, squares, trace, facts.log_volume(row, k), *log_growths(facts, k))
+
+
+def preactivation_bound_at(facts: Facts, rows: Sequence[int], k: int) -> PreactivationBound:
+    """Return :func:`preactivation_bound` at samples of the facts, for a rank k >= 1."""
+    chosen, found = list(rows), []
+    for i, (weight, a) in enumerate(zip(facts.weights, facts.inputs, strict=True)):
+        z = a[chosen] @ weight.T + (facts.biases[i] if facts.biases else 0.0)
+        values = torch.linalg.svdvals(z)
+        found.append(float(values[k]) / math.sqrt(len(z)) if k < len(values) else 0.0)
+    volumes = [facts.log_volume(row, k) for row in chosen]
     return PreactivationBound(
         k,
-        next_values(weights, [b.detach() for b in chain.biases], inputs, k),
-        float(ntk.trace(net, x).mean()),
-        float(determinants.min()),
-        *growth,
-        norm - k * chain.depth - 2 * float(determinants.max()),
+        torch.tensor(found, dtype=torch.float64),
+        float(facts.ntk_trace[chosen].mean()),
+        min(volumes),
+        *log_growths(facts, k),
+        facts.parameter_norm - k * facts.depth - 2 * max(volumes),
     )
 
 
-def weight_structure_of(path: Path, biases: Sequence[Tensor], norm: float, volume: float, k: int) -> WeightStructure:
-    """Return T21's terms at one point, of a given ||theta||^2, log |Jf|_+ and k."""
-    narrow = path.narrow(k)
-    weights = [
-        float(((w - u @ v.T) ** 2).sum()) for w, u, v in zip(path.weights, narrow.left, narrow.right, strict=True)
-    ]
-    linear = [*(k - kept for kept in narrow.kept), 0.0]
-    held = [float((b**2).sum()) for b in biases] or [0.0] * len(weights)
-    first, second, third = (torch.tensor(part, dtype=torch.float64) for part in (weights, linear, held))
-    return WeightStructure(k, norm, volume, first, second, third, narrow.left, narrow.right)
+def segment_kernels(facts: Facts, row: int) -> tuple[float, Tensor]:
+    """Return the length of a segment from a sample without a kink, and ||Theta||_op at both of its ends (T25).
+
+    The segment goes along the first right singular vector of Jf(x), 0.9 of the way to the next kink; its length is
+    1 + ||x|| where there is none, and 0 where the sample is next to one.
+    """
+    path = facts.paths[row]
+    u = path.decomposition[2][:, :1]
+    along = [image[:, 0] for image in (u, *path.push(u)[:-1])]
+    before = [a[row] for a in facts.inputs]
+    length = 1.0 + float(before[0].norm())
+    for i, weight in enumerate(facts.weights[:-1] if facts.slope != 1 else []):
+        bias = facts.biases[i] if facts.biases else weight.new_zeros(len(weight))
+        z, step = weight @ before[i] + bias, weight @ along[i]
+        size = weight.abs() @ before[i].abs() + bias.abs()
+        if bool(((z.abs() <= 1e-9 * size) & (step != 0)).any()):
+            return 0.0, z.new_zeros(2)
+        crossing = -z / step
+        ahead = crossing[(crossing > 0) & (step != 0)]
+        length = min([length, *(0.9 * ahead).tolist()])
+    ends = [torch.stack([(a + t * d).square().sum() for a, d in zip(before, along, strict=True)]) for t in (0, length)]
+    return length, torch.stack([torch.linalg.matrix_norm(path.kernel(end + facts.biased), 2) for end in ends])
 
 
-def next_values(weights: Sequence[Tensor], biases: Sequence[Tensor], inputs: Sequence[Tensor], k: int) -> Tensor:
-    """Return s_{k+1}(N^{-1/2} a~_l(X)) for l = 1..L, (L,); 0 where there are no more than k."""
-    found = []
-    for i, (weight, a) in enumerate(zip(weights, inputs, strict=True)):
-        z = a @ weight.T + (biases[i] if len(biases) else 0.0)
-        values = torch.linalg.svdvals(z)
-        found.append(float(values[k]) / math.sqrt(len(a)) if k < len(values) else 0.0)
-    return torch.tensor(found, dtype=torch.float64)
-
-
-def log_growths(squares: Sequence[float], norm: float, k: int) -> tuple[float, float]:
-    """Return log max{1, max_l (q_l / k)^l} for ||W_l||_F^2, and log max{1, e^{c1/k}} for ||theta||^2."""
+def log_growths(facts: Facts, k: int) -> tuple[float, float]:
+    """Return log max{1, max_l (q_l / k)^l}, q_l the mean of the first l ||W_l||_F^2, and log max{1, e^{c1/k}} (T22)."""
     growth = total = 0.0
-    for number, square in enumerate(squares, start=1):
-        total += square
+    for number, weight in enumerate(facts.weights, start=1):
+        total += float((weight**2).sum())
         growth = max(growth, number * math.log(total / number / k)) if total > 0 else growth
-    return growth, max(0.0, norm / k - len(squares))
+    return growth, max(0.0, facts.parameter_norm / k - facts.depth)
 
 
-def exp(value: float) -> float:
-    """Return e^value, infinite where it is too large for a float."""
-    return math.exp(value) if value < 709 else math.inf
-
-
-def _forward(net: MLP, x: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return W_1..W_L, a_0..a_{L-1} and the diagonals of D_1..D_{L-1}."""
-    weights = [w.detach() for w in net.weights]
-    inputs, slopes = mlp_forward(net, x.to(weights[0].device), torch.float64)
-    return weights, inputs, slopes
-
-
-def _squared_norm(net: MLP) -> float:
-    return sum(float((p.detach() ** 2).sum()) for p in net.parameters())
-
-
-def _chain(net: nn.Module) -> MLP:
-    check_finite(net)
-    return as_mlp(net)
+def _facts(net: nn.Module, x: Any, rtol: float) -> Facts:
+    """Return the facts of a chain; TypeError where the network is none."""
+    return Facts(net, example(as_mlp(net), x), rtol=rtol)
 
 
 def _point(x: Any) -> Tensor:
@@ -405,8 +420,8 @@ def _point(x: Any) -> Tensor:
     return x.detach().to(torch.float64)
 
 
-def _rank(rank: int | None, path: Path, rtol: float) -> int:
-    found = path.rank(validation.rtol(rtol))
+def _rank(rank: int | None, facts: Facts, row: int) -> int:
+    found = facts.paths[row].rank(facts.rtol)
     if rank is None:
         return found
     if validation.integer(rank, "rank", 0) > found:

@@ -24,6 +24,7 @@ __all__ = [
     "SymmetryBound",
     "classes_on_line",
     "narrowest_layer",
+    "nearest_rank_one",
     "projection",
     "rank_bound",
 ]
@@ -231,7 +232,7 @@ def projection(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) ->
 
 
 def narrowest_layer(weights: Sequence[Tensor]) -> tuple[int, float]:
-    """Return the layer whose weight is nearest to rank one, counted from 1, and its s_2 / s_1 (0 where W_l is 0).
+    """Return the number of the matrix nearest to rank one, counted from 1, and its s_2 / s_1 (0 where it is 0).
 
     Parameters
     ----------
@@ -257,6 +258,20 @@ def narrowest_layer(weights: Sequence[Tensor]) -> tuple[int, float]:
         ratios.append(float(values[1] / values[0]) if len(values) > 1 and values[0] > 0 else 0.0)
     layer = int(np.argmin(ratios))
     return layer + 1, ratios[layer]
+
+
+def nearest_rank_one(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the nearest matrix of rank one, s_1 u v^T, and the singular values.
+
+    Examples
+    --------
+    >>> import torch
+    >>> nearest_rank_one(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))[0].abs()
+    tensor([[2., 0.],
+            [0., 0.]])
+    """
+    u, s, v = torch.linalg.svd(weight.detach(), full_matrices=False)
+    return s[0] * u[:, :1] @ v[:1], s
 
 
 def classes_on_line(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) -> LineClasses:

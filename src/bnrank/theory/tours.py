@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
 
 __all__ = [
     "PathBounds",
@@ -265,7 +265,7 @@ def samples_for_rank(k: int, depth: int, constant: float, rate: float) -> float:
     if k + constant / depth <= 0:
         raise ValueError(f"constant: got {constant}, expected more than -k L = {-k * depth}")
     power = math.log((k + constant / depth) / rate) * k * depth / (2 * k - 2)
-    return math.exp(power) if power < 700 else math.inf
+    return linalg.exp(power)
 
 
 def _scaled(points: Array) -> tuple[Array, int]:

@@ -4,49 +4,39 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bnrank.measures.convolution import conv_singular_values, layer_singular_values
-from bnrank.networks.reading import Layer, read
+from bnrank.networks.reading import read
 from bnrank.theory.facts import Facts
-from bnrank.theory.verdicts import NotApplicable, Sides, Statement, statement
-
-__all__ = ["STATEMENTS"]
+from bnrank.theory.verdicts import NotApplicable, Sides, statement
 
 MAX_WORK = 2 * 10**10  # operations for the singular values of one convolution
+SOURCE = "Jacot2023c, circular convolutional networks"
 
 
 @statement(
     "T28",
     "energy of a circular convolution",
     "sum_{w,i} s_{w,i}^2 = n^2 ||K||_F^2 (with stride: output positions for n^2)",
-    source="Jacot2023c, circular convolutional networks",
+    source=SOURCE,
 )
-def _energy(facts: Facts) -> Sides:
-    found = []
+def _energy(facts: Facts) -> Iterator[Sides]:
     for layer, values in _circular(facts):
-        positions = math.prod(cast(tuple[int, ...], layer.output_shape)[1:])
+        positions = math.prod(layer.output_shape[1:])
         right = positions * float((layer.weight.detach().double() ** 2).sum())
-        found.append(
-            Sides(float((values**2).sum()), right, "=", 1e-9, note=f"layer {layer.name!r}, {positions} positions")
-        )
-    return max(found, key=lambda s: abs(s.left - s.right) / max(s.left, s.right, 1e-300))
+        yield Sides(float((values**2).sum()), right, "=", note=f"layer {layer.name!r}, {positions} positions")
 
 
-@statement(
-    "T28",
-    "frequencies w and -w",
-    "s_{w,i} = s_{-w,i}",
-    source="Jacot2023c, circular convolutional networks",
-)
-def _frequencies(facts: Facts) -> Sides:
+@statement("T28", "frequencies w and -w", "s_{w,i} = s_{-w,i}", source=SOURCE)
+def _frequencies(facts: Facts) -> list[Sides]:
     found = []
     for layer, _ in _circular(facts):
-        conv = cast(Any, layer.module)
-        n = cast(tuple[int, ...], layer.input_shape)[1:]
+        conv, n = layer.module, layer.input_shape[1:]
         if conv.groups > 1 or any(s > 1 for s in conv.stride):
             continue
         table = conv_singular_values(layer.weight, n, dilation=conv.dilation)
@@ -54,23 +44,20 @@ def _frequencies(facts: Facts) -> Sides:
             direct = _at_frequency(layer.weight, [-v for v in w], n, conv.dilation)
             off = int((table[w] - direct).abs().argmax())
             note = f"layer {layer.name!r}, frequency {w}, value {off + 1}"
-            scale = float(direct[0])
-            found.append(Sides(float(table[w][off]), float(direct[off]), "=", 1e-9, scale, note=note))
+            found.append(Sides(float(table[w][off]), float(direct[off]), "=", 1e-9, float(direct[0]), note=note))
     if not found:
         raise NotApplicable("there is a circular convolution without stride or groups on images larger than 1")
-    return max(found, key=lambda s: abs(s.left - s.right) / max(s.scale, 1e-300))
+    return found
 
 
-STATEMENTS: tuple[Statement, ...] = (_energy, _frequencies)
-
-
-def _circular(facts: Facts) -> list[tuple[Layer, Tensor]]:
+def _circular(facts: Facts) -> list[tuple[Any, Tensor]]:
     """Return the layers that are circular convolutions on images as large as the kernel, with all singular values."""
     found, why = [], "no convolutional layer"
     for layer in read(facts.net, facts.x).layers:
         if layer.kind == "linear" or layer.input_shape is None:
             continue
-        conv, n = cast(Any, layer.module), layer.input_shape[1:]
+        conv: Any = layer.module
+        n = layer.input_shape[1:]
         work = math.prod(n) * math.prod(layer.weight.shape[:2]) * min(layer.weight.shape[:2])
         if any(d * (k - 1) >= size for d, k, size in zip(conv.dilation, conv.kernel_size, n, strict=True)):
             why = f"layer {layer.name!r} has a kernel larger than its images"

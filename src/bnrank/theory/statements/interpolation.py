@@ -1,4 +1,4 @@
-"""Statements about fits of rank one: their cost, their tours, how stable they are (T12, T13, T15, T17b, T26)."""
+"""Statements about fits of rank one: their cost, tours and stability (T12, T13, T15, T17b, T26)."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import math
 
 import torch
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
 from bnrank.measures import regions
 from bnrank.networks.constructions import line_interpolant
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.theory import stability, symmetry
 from bnrank.theory.cost.search import rounded
 from bnrank.theory.facts import Facts
-from bnrank.theory.statements.shared import counted_values, vectors, within_range
+from bnrank.theory.statements.samples import counted_values, vectors
 from bnrank.theory.tours import TourBound, tsp_bound
 from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, statement
 
-__all__ = ["STATEMENTS", "stable_at"]
+__all__ = ["stable_at"]
 
-FITTED = 1e-6  # of the mean square of the targets: a mean squared error that counts as none
+FITTED = 1e-6  # mean squared error of a fit, relative to the mean square of the targets
 TINY = 1e-280  # products below it may have lost digits
+RANK_ONE = ("a weight has rank one",)
 
 
 @statement(
@@ -29,12 +30,10 @@ TINY = 1e-280  # products below it may have lost digits
     "L sum_k s_k(Jf)^{2/L} <= L + C_N, where the cost is at most that of a rank-one interpolant",
     source="Jacot2023a propositions 2 and 3",
 )
-@within_range()
 def _rank_one_cost(facts: Facts) -> Sides:
     bound, assumptions, note = _interpolation(facts)
-    values, power = facts.jacobian_values, 2 / facts.depth
-    sample = int((torch.where(values > facts.rtol * values[:, :1], values, 0.0) ** power).sum(1).argmax())
-    left = facts.depth * float((counted_values(facts, sample) ** power).sum())
+    sample = int(linalg.schatten(facts.jacobian_values, facts.depth, facts.rtol).argmax())
+    left = facts.depth * float(linalg.schatten(counted_values(facts, sample), facts.depth, 0.0))
     return Sides(left, bound, "<=", 1e-9, bound, assumptions, note)
 
 
@@ -44,12 +43,12 @@ def _rank_one_cost(facts: Facts) -> Sides:
     "s_2(Jf)^{2/L} <= (1 + C_N / L) / 2, where the cost is at most that of a rank-one interpolant",
     source="Jacot2023a section 4, after proposition 3",
 )
-@within_range()
 def _second_value(facts: Facts) -> Sides:
     if min(vectors(facts).shape[1], facts.outputs.shape[1]) < 2:
         raise NotApplicable("there are at least two inputs and two outputs")
     bound, assumptions, note = _interpolation(facts)
-    left = float(counted_values(facts, int(facts.jacobian_values[:, 1].argmax()))[1]) ** (2 / facts.depth)
+    second = counted_values(facts, int(facts.jacobian_values[:, 1].argmax()))[1:2]
+    left = float(second.sum()) ** (2 / facts.depth)
     return Sides(left, bound / (2 * facts.depth), "<=", 1e-9, 1.0, assumptions, note)
 
 
@@ -59,12 +58,11 @@ def _second_value(facts: Facts) -> Sides:
     "L (TSP(f(X)) / diam(X))^{2/L} <= ||theta||^2",
     source="Jacot2023a theorem 2",
 )
-@within_range()
 def _tour_norm(facts: Facts) -> Sides:
     net, _, note = _rank_one(facts)
     found = _tour(facts, net)
     note = f"TSP >= {found.path.lower:.6g} (a path of {found.path.upper:.6g}), diam {found.diameter:.6g}; {note}"
-    return Sides(found.parameter_norm, facts.parameter_norm, "<=", 1e-9, TINY, ("a weight has rank one",), note)
+    return Sides(found.parameter_norm, facts.parameter_norm, "<=", 1e-9, TINY, RANK_ONE, note)
 
 
 @statement(
@@ -73,7 +71,6 @@ def _tour_norm(facts: Facts) -> Sides:
     "TSP(f(X)) / diam(X) <= max ||Jf||_op, on the segment between the outermost samples",
     source="Jacot2023a theorem 2, proof",
 )
-@within_range()
 def _tour_slope(facts: Facts) -> Sides:
     net, layer, note = _rank_one(facts)
     x, found = vectors(facts), _tour(facts, net)
@@ -88,16 +85,15 @@ def _tour_slope(facts: Facts) -> Sides:
         middles = [first + float(t) * (last - first) for t in pieces.intervals.mean(1)]
         slopes = [s + rounded(net, middle)[1] for s, middle in zip(slopes, middles, strict=True)]
         note += "; right side with what rounding can have taken off"
-    return Sides(found.slope, max(slopes), "<=", 1e-9, TINY, ("a weight has rank one",), note)
+    return Sides(found.slope, max(slopes), "<=", 1e-9, TINY, RANK_ONE, note)
 
 
 @statement(
     "T15",
     "an almost rank-one layer (reported, not judged)",
-    "min_l s_2(Z_l) / s_1(Z_l) = O(L^{-1/4}), of which the print gives no constant: inconclusive or not applicable",
+    "min_l s_2(Z_l) / s_1(Z_l) = O(L^{-1/4}), for which the source gives no constant: inconclusive or not applicable",
     source="Jacot2023a proposition 4",
 )
-@within_range()
 def _bottleneck_layer(facts: Facts) -> Sides:
     if facts.depth == 1:
         raise NotApplicable("there is a hidden layer", "depth 1")
@@ -105,13 +101,9 @@ def _bottleneck_layer(facts: Facts) -> Sides:
     spread = facts.outputs - facts.outputs.mean(0)
     if float(spread.abs().max()) <= facts.rtol * float(facts.outputs.abs().max()):
         raise NotApplicable("the outputs are not constant")
-    ratios = []
-    for layer, a in enumerate(facts.inputs[1:], start=1):
-        values = torch.linalg.svdvals(a)
-        ratios.append((float(values[1] / values[0]) if len(values) > 1 and values[0] > 0 else 0.0, layer))
-    ratio, layer = min(ratios)
+    layer, ratio = symmetry.narrowest_layer(facts.inputs[1:])
     raise Inconclusive(
-        f"s_2/s_1 is least at layer {layer}, {ratio:.3g}, where L^(-1/4) = {facts.depth**-0.25:.3g}; the print names "
+        f"s_2/s_1 is smallest at layer {layer}, {ratio:.3g}, where L^(-1/4) = {facts.depth**-0.25:.3g}; the source names "
         "no constant, and its proof has gaps (E6)"
     )
 
@@ -122,7 +114,6 @@ def _bottleneck_layer(facts: Facts) -> Sides:
     "e^{-c1} TSP^4 sum_{l in S} ||W_l||_op^{-2} / (64 diam^2) <= max Tr Theta(x, x)",
     source="Jacot2023b theorem 10, with its constant",
 )
-@within_range()
 def _growth(facts: Facts) -> Sides:
     _rank_one(facts)
     found = stability.growth_bound(facts.chain, vectors(facts), rtol=facts.rtol)
@@ -132,11 +123,11 @@ def _growth(facts: Facts) -> Sides:
     )
     if not math.isfinite(found.bound) or not math.isfinite(found.measured):
         raise Inconclusive("the bound or the trace is beyond the range of floats")
-    return Sides(found.bound, found.measured, assumptions=("a weight has rank one",), note=note)
+    return Sides(found.bound, found.measured, assumptions=RANK_ONE, note=note)
 
 
 def stable_at(step: float) -> Statement:
-    """Return the statement T26 for a step size: a minimum that gradient descent stays at has curvature <= 2 / step.
+    """Return the statement T26 for a step size: gradient descent stays at a minimum only if its curvature is <= 2 / step.
 
     Parameters
     ----------
@@ -159,8 +150,7 @@ def stable_at(step: float) -> Statement:
     """
     step = validation.number(step, "step", 0.0, strict=True)
 
-    @within_range()
-    def sides(facts: Facts) -> Sides:
+        def sides(facts: Facts) -> Sides:
         size = float((facts.targets**2).sum(1).mean())
         if facts.data_loss > FITTED * size:
             raise NotApplicable("the network fits its targets", f"C = {facts.data_loss:.3g}, mean ||y||^2 = {size:.3g}")
@@ -177,11 +167,11 @@ def stable_at(step: float) -> Statement:
 
 def _all_samples(facts: Facts) -> None:
     if len(facts.x) < facts.samples:
-        raise NotApplicable("all samples are looked at", f"{len(facts.x)} of {facts.samples}")
+        raise NotApplicable("all samples are checked", f"{len(facts.x)} of {facts.samples}")
 
 
 def _interpolation(facts: Facts) -> tuple[float, tuple[str, ...], str]:
-    """Return L + C_N, after checking that the network costs no more than a rank-one interpolant, as minima do."""
+    """Return L + C_N, the assumption that the network costs no more than a rank-one interpolant, and a note."""
     x, y, ridge, depth = vectors(facts), facts.targets, facts.penalty, facts.depth
     _all_samples(facts)
     if depth < 3:
@@ -213,7 +203,7 @@ def _interpolation(facts: Facts) -> tuple[float, tuple[str, ...], str]:
 
 
 def _tour(facts: Facts, net: MLP) -> TourBound:
-    """Return what the shortest path through the outputs asks for, less what rounding can have added to it."""
+    """Return the bounds from the shortest path through the outputs, less their rounding error."""
     x = vectors(facts)
     with torch.no_grad():
         outputs, error = net(x), stability.output_error(net, x)
@@ -223,24 +213,12 @@ def _tour(facts: Facts, net: MLP) -> TourBound:
 
 
 def _rank_one(facts: Facts) -> tuple[MLP, int, str]:
-    """Return the network with a weight of exactly rank one where it has one nearly, and the layer."""
+    """Return the network with its narrowest weight made exactly rank one, that layer and a note."""
     layer, ratio = symmetry.narrowest_layer(facts.weights)
     if ratio > facts.rtol:
-        raise NotApplicable("BN-rank 1: a weight of rank one", f"s_2 / s_1 is {ratio:.3g} at least, in layer {layer}")
+        raise NotApplicable("BN-rank 1: a weight of rank one", f"s_2 / s_1 is at least {ratio:.3g}, in layer {layer}")
     weights = list(facts.weights)
-    u, s, v = torch.linalg.svd(weights[layer - 1], full_matrices=False)
-    weights[layer - 1] = s[0] * u[:, :1] @ v[:1]
-    note = f"f = h o z through layer {layer}" + (
-        f", less the rest of W_{layer} (s_2 / s_1 = {ratio:.1g})" if ratio else ""
-    )
-    return from_layers(weights, facts.biases, facts.slope).to(weights[0].device), layer, note
-
-
-STATEMENTS: tuple[Statement, ...] = (
-    _rank_one_cost,
-    _tour_norm,
-    _tour_slope,
-    _bottleneck_layer,
-    _second_value,
-    _growth,
-)
+    weights[layer - 1] = symmetry.nearest_rank_one(weights[layer - 1])[0]
+    rest = f", less the rest of W_{layer} (s_2 / s_1 = {ratio:.1g})" if ratio else ""
+    net = from_layers(weights, facts.biases, facts.slope).to(weights[0].device)
+    return net, layer, f"f = h o z through layer {layer}{rest}"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Iterator
 
+import torch
+
+from bnrank._core import linalg
+from bnrank._core.sampling import evenly_spaced
 from bnrank.measures import regions
 from bnrank.theory import rank
 from bnrank.theory.facts import Facts
-from bnrank.theory.statements.samples import FEW, ROWS, evenly, looked, sample_paths
-from bnrank.theory.verdicts import NotApplicable, Sides, Statement, statement
-
-__all__ = ["STATEMENTS"]
+from bnrank.theory.statements.samples import FEW, ROWS, smooth
+from bnrank.theory.verdicts import NotApplicable, Sides, statement
 
 MAX_REGIONS = 5000
 SMALL = 4, 24  # inputs and hidden neurons of the networks whose regions are enumerated, unless there are 2 inputs
-LEAST = 1e-9  # a singular value below this times the largest is not counted, whatever rtol: it may be rounding
+MIN_RTOL = 1e-9  # relative size of a singular value that may be rounding, whatever rtol
 
 
 @statement(
@@ -28,12 +29,11 @@ def _bracket(facts: Facts) -> Sides:
     if not facts.x.is_floating_point():
         raise NotApplicable("f can be differentiated in x", f"x has dtype {facts.x.dtype}")
     try:
-        values = facts.jacobian_values
-        found = rank.bracket(facts.net, facts.x[evenly(len(facts.x), ROWS)], facts.rtol, domain="everywhere")
+        rows = evenly_spaced(len(facts.x), ROWS)
+        found = rank.bracket(facts.net, facts.x[rows], facts.rtol, domain="everywhere")
     except ValueError as error:
         raise NotApplicable("f can be differentiated in x, sample by sample", str(error)) from error
-    floors = _floors(facts) * torch.ones(len(values), dtype=values.dtype, device=values.device)
-    counts = (values > torch.maximum(floors, max(facts.rtol, LEAST) * values[:, 0])[:, None]).sum(1)
+    counts = linalg.rank(facts.jacobian_values, max(facts.rtol, MIN_RTOL), _rounding(facts))
     note = (
         f"rank of the Jacobian at sample {int(counts.argmax())}; f is cut at the {found.place} after {found.layer} "
         f"layer(s) and is h o g to {found.relative_error:.1e} on the data"
@@ -47,22 +47,19 @@ def _bracket(facts: Facts) -> Sides:
     "rank Jf <= min(rank J a_l, rank J(a_l -> f))",
     source="Jacot2023a, properties of a rank",
 )
-def _chain(facts: Facts) -> Sides:
+def _chain(facts: Facts) -> Iterator[Sides]:
     if facts.depth == 1:
         raise NotApplicable("there is a hidden layer", "depth 1")
-    found = []
-    for row, path in sample_paths(facts, FEW):
-        values = facts.jacobian_values[row]
-        floor = max(max(facts.rtol, LEAST) * float(values[0]), 10 * path.noise)
-        left = int((values > floor).sum())
-        for i, (forward, backward) in enumerate(zip(path.forward, path.backward, strict=False), start=1):
+    for sample in smooth(facts, FEW):
+        values, path = facts.jacobian_values[sample.row], sample.path
+        floor = max(max(facts.rtol, MIN_RTOL) * float(values[0]), 10 * path.noise)
+        left = float((values > floor).sum())
+        for layer, pair in enumerate(zip(path.forward, path.backward, strict=False), start=1):
             # s_j(AB) <= s_1(A) s_j(B): what counts in the product counts in each factor above floor / norm of the other
-            halves = [torch.linalg.svdvals(m) for m in (forward, backward)]
-            for here, half, other in zip(("J a_l", "J(a_l -> f)"), halves, halves[::-1], strict=True):
-                limit = (1 - 1e-6) * floor / max(float(other[0]), 1e-300)
-                note = f"sample {row}, layer {i}, {here}; {looked(facts, FEW)}"
-                found.append(Sides(float(left), float((half > limit).sum()), tolerance=0.0, note=note))
-    return min(found, key=lambda sides: sides.right - sides.left)
+            before, after = (torch.linalg.svdvals(matrix) for matrix in pair)
+            for name, values, other in (("J a_l", before, after), ("J(a_l -> f)", after, before)):
+                right = float((values > (1 - 1e-6) * floor / max(float(other[0]), 1e-300)).sum())
+                yield Sides(left, right, tolerance=0.0, note=sample.note(f"layer {layer}, {name}"))
 
 
 @statement(
@@ -85,22 +82,17 @@ def _regions(facts: Facts) -> Sides:
     found = regions.enumerate(facts.net, box, rtol=facts.rtol, limit=MAX_REGIONS)
     if not found.complete:
         raise NotApplicable(f"at most {MAX_REGIONS} regions in the box around the data", "there are more")
-    values = facts.jacobian_values
-    floors = _floors(facts) * torch.ones(len(values), dtype=values.dtype, device=values.device)
-    counts = (values > torch.maximum(floors, (1 + 1e-6) * max(facts.rtol, LEAST) * values[:, 0])[:, None]).sum(1)
-    inside = ~facts.near_kinks
-    if not bool(inside.any()):
+    counts = linalg.rank(facts.jacobian_values, (1 + 1e-6) * max(facts.rtol, MIN_RTOL), _rounding(facts))
+    inside = counts[~facts.near_kinks]
+    if not len(inside):
         raise NotApplicable("some sample is off the kinks", "all are on kinks")
-    note = f"{len(found)} regions in the box around the data, {int(inside.sum())} samples off the kinks"
-    return Sides(float(counts[inside].max()), float(found.rank), tolerance=0.0, note=note)
+    note = f"{len(found)} regions in the box around the data, {len(inside)} samples off the kinks"
+    return Sides(float(inside.max()), float(found.rank), tolerance=0.0, note=note)
 
 
-STATEMENTS: tuple[Statement, ...] = (_bracket, _chain, _regions)
-
-
-def _floors(facts: Facts) -> Tensor:
-    """Return 10 times the rounding error of Jf, the largest at the samples looked at; 0 where f is no chain."""
+def _rounding(facts: Facts) -> float:
+    """Return 10 times the rounding error of Jf, the largest at the samples checked; 0 where f is no chain."""
     try:
-        return torch.tensor(max(10 * path.noise for _, path in sample_paths(facts, ROWS)), dtype=torch.float64)
+        return max(10 * sample.path.noise for sample in smooth(facts))
     except NotApplicable:
-        return torch.tensor(0.0, dtype=torch.float64)
+        return 0.0

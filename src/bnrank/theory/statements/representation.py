@@ -1,4 +1,4 @@
-"""Statements about the representation cost: T1 to T4, T7, T8, T10, T14, T17b."""
+"""Statements about the representation cost (T1 to T4, T7, T8, T10, T14, T17b)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import math
 import torch
 from torch import Tensor
 
+from bnrank._core import linalg
+from bnrank.measures import balance
 from bnrank.theory.cost.bracketing import bracket
-from bnrank.theory.cost.closed_forms import schatten
+from bnrank.theory.cost.closed_forms import linear, linear_corrections, remainder_bound
 from bnrank.theory.cost.search import rounded
 from bnrank.theory.cost.two_point import two_point
 from bnrank.theory.facts import Facts
-from bnrank.theory.statements.shared import counted_values
-from bnrank.theory.verdicts import NotApplicable, Sides, Statement, statement
+from bnrank.theory.statements.samples import counted_values
+from bnrank.theory.verdicts import NotApplicable, Sides, statement
 
-__all__ = ["STATEMENTS"]
-
-CHAIN = "a chain of linear layers with one activation, its slope in (-1, 1) or 1"
-STATIONARY = 1e-2  # ||grad C + 2 lambda theta|| / (||grad C|| + ||2 lambda theta||) up to which T14 is looked at
-BALANCED = 1e-4  # of the larger side, or of the average: up to which in and out count as equal
-ALIGNED = 1e-6  # of R1(W_l) summed over layers minus R1 of the product: up to which they count as equal
+CHAIN = ("a chain of linear layers with one activation, its slope in (-1, 1) or 1",)
+LINEAR = ("a linear network",)
+STATIONARY = 1e-2  # largest ||grad C + 2 lambda theta|| / (||grad C|| + ||2 lambda theta||) to which T14 applies
+BALANCED = 1e-4  # tolerance of in = out, relative to the larger side or the average
+ALIGNED = 1e-6  # tolerance of sum_l R1(W_l) = R1 of the product
 
 
 @statement(
@@ -38,7 +39,7 @@ def _cost(facts: Facts) -> Sides:
         f"{found.lower:.6g} <= R(f; Omega, {found.depth}) <= {found.upper:.6g} ({found.how}), Omega the bounding box "
         f"of the samples; lower bound from {found.lower.looked_at} points"
     )
-    return Sides(left, right, assumptions=(CHAIN,), note=note)
+    return Sides(left, right, assumptions=CHAIN, note=note)
 
 
 @statement(
@@ -48,9 +49,9 @@ def _cost(facts: Facts) -> Sides:
     source="Jacot2023b section 3 (Dai, Karzand, Srebro 2021)",
 )
 def _linear_cost(facts: Facts) -> Sides:
-    values = _product_values(facts)
-    note = f"rank A = {len(values)}, L = {facts.depth}"
-    return Sides(schatten(values, facts.depth), facts.parameter_norm, assumptions=("a linear network",), note=note)
+    product = _product(facts)
+    note = f"rank A = {linear_corrections(product, 0.0).R0}, L = {facts.depth}"
+    return Sides(linear(product, facts.depth, rtol=0.0), facts.parameter_norm, assumptions=LINEAR, note=note)
 
 
 @statement(
@@ -60,14 +61,12 @@ def _linear_cost(facts: Facts) -> Sides:
     source="Jacot2023b section 3",
 )
 def _expansion(facts: Facts) -> Sides:
-    values, depth = _product_values(facts), facts.depth
-    cost = schatten(facts.jacobian_values[0][: len(values)], depth)
-    u = 2 * values.log()
-    r1, r2 = float(u.sum()), float((u * u).sum()) / 2
-    bound = float((u.abs() ** 3 * torch.exp(u.clamp(min=0) / depth)).sum()) / (6 * depth**2)
-    remainder = abs(cost - (depth * len(values) + r1 + r2 / depth))
-    note = f"R = {cost:.6g}, R0 = {len(values)}, R1 = {r1:.6g}, R2 = {r2:.6g}, L = {depth}"
-    return Sides(remainder, bound, tolerance=1e-8, scale=cost, assumptions=("a linear network",), note=note)
+    product, depth = _product(facts), facts.depth
+    r0, r1, r2 = linear_corrections(product, 0.0)
+    cost = depth * float(linalg.schatten(facts.jacobian_values[0][:r0], depth, 0.0))
+    remainder = abs(cost - (depth * r0 + r1 + r2 / depth))
+    note = f"R = {cost:.6g}, R0 = {r0}, R1 = {r1:.6g}, R2 = {r2:.6g}, L = {depth}"
+    return Sides(remainder, remainder_bound(product, depth, rtol=0.0), "<=", 1e-8, cost, LINEAR, note)
 
 
 @statement(
@@ -78,15 +77,10 @@ def _expansion(facts: Facts) -> Sides:
 )
 def _jacobian_bound(facts: Facts) -> Sides:
     depth = facts.depth
-    counted = torch.where(facts.jacobian_values > facts.rtol * facts.jacobian_values[:, :1], facts.jacobian_values, 0.0)
-    i = int((counted ** (2 / depth)).sum(1).argmax())
-    values = _less_rounding(facts, i)
-    return Sides(
-        schatten(values, depth),
-        facts.parameter_norm,
-        assumptions=(CHAIN,),
-        note=_where(facts, i, f"rank {len(values)}"),
-    )
+    i = int(linalg.schatten(facts.jacobian_values, depth, facts.rtol).argmax())
+    values = counted_values(facts, i)
+    left, note = depth * float(linalg.schatten(values, depth, 0.0)), _where(facts, i, f"rank {len(values)}")
+    return Sides(left, facts.parameter_norm, assumptions=CHAIN, note=note)
 
 
 @statement(
@@ -96,15 +90,13 @@ def _jacobian_bound(facts: Facts) -> Sides:
     source="Jacot2023b theorem 3, at finite depth",
 )
 def _pseudo_determinant_bound(facts: Facts) -> Sides:
-    depth, values = facts.depth, facts.jacobian_values
-    logs = torch.where(values > facts.rtol * values[:, :1], values, 1.0).log()
-    terms = torch.where(values > facts.rtol * values[:, :1], depth + 2 * logs, 0.0)
-    i = int(terms.clamp(min=0).sum(1).argmax())
-    sums = (depth + 2 * _less_rounding(facts, i).log()).cumsum(0)
+    depth, counted = facts.depth, facts.counted_values
+    i = int((depth + 2 * counted.log()).clamp(min=0).sum(1).argmax())
+    sums = (depth + 2 * counted_values(facts, i).log()).cumsum(0)
     j = int(sums.argmax()) if len(sums) else 0
     left = float(sums[j]) if len(sums) else 0.0
     note = _where(facts, i, f"j = {j + 1} of {len(sums)}" if len(sums) else "Jf = 0")
-    return Sides(left, facts.parameter_norm, scale=float(sums.abs().sum()), assumptions=(CHAIN,), note=note)
+    return Sides(left, facts.parameter_norm, scale=float(sums.abs().sum()), assumptions=CHAIN, note=note)
 
 
 @statement(
@@ -114,23 +106,20 @@ def _pseudo_determinant_bound(facts: Facts) -> Sides:
     source="Jacot2023b proposition 4, for linear maps",
 )
 def _second_correction(facts: Facts) -> Sides:
-    product = _product_values(facts).log()
-    factors = [_counted(torch.linalg.svdvals(weight), facts.rtol).log() for weight in facts.weights]
-    ranks = [len(logs) for logs in factors]
-    if set(ranks) != {len(product)}:
-        raise NotApplicable("all layers have the rank of the product (equal R0)", f"ranks {ranks}, {len(product)}")
-    sums = [2 * float(logs.sum()) for logs in factors]
-    scale = max(1.0, *(2 * float(logs.abs().sum()) for logs in factors))
-    gap = abs(sum(sums) - 2 * float(product.sum()))
+    product = linear_corrections(_product(facts), 0.0)
+    factors = [linear_corrections(weight, facts.rtol) for weight in facts.weights]
+    ranks = [factor.R0 for factor in factors]
+    if set(ranks) != {product.R0}:
+        raise NotApplicable("all layers have the rank of the product (equal R0)", f"ranks {ranks}, {product.R0}")
+    scale = max(1.0, *(math.sqrt(2 * factor.R0 * factor.R2) for factor in factors))  # at least 2 sum_i |log s_i|
+    gap = abs(sum(factor.R1 for factor in factors) - product.R1)
     if gap > ALIGNED * scale:
         raise NotApplicable("R1 of the layers adds up to R1 of the product", f"they differ by {gap:.2g}")
-    left, right = math.sqrt(2) * float(product.norm()), math.sqrt(2) * sum(float(logs.norm()) for logs in factors)
+    left, right = math.sqrt(product.R2), sum(math.sqrt(factor.R2) for factor in factors)
     # log s(A) is majorized by the sum of log s(W_l) and of the logs of cosines, which add up to -gap / 2
-    allowed = gap / math.sqrt(2) + 1e-9 * scale
-    size = max(left, right, scale)
-    assumptions = ("a linear network", "equal R0", f"R1 adds up to {gap:.1e}")
-    note = f"R2 of the product {left**2:.6g}; rank {len(product)} in {len(ranks)} layers"
-    return Sides(left, right, tolerance=allowed / size, scale=scale, assumptions=assumptions, note=note)
+    tolerance = (gap / math.sqrt(2) + 1e-9 * scale) / max(left, right, scale)
+    note = f"R2 of the product {product.R2:.6g}; rank {product.R0} in {len(ranks)} layers"
+    return Sides(left, right, "<=", tolerance, scale, (*LINEAR, "equal R0", f"R1 adds up to {gap:.1e}"), note)
 
 
 @statement(
@@ -157,7 +146,7 @@ def _two_points(facts: Facts) -> Sides:
     source="Jacot2023a appendix; Jacot2023b section 4",
 )
 def _balanced_layers(facts: Facts) -> Sides:
-    incoming, outgoing = _both_sides(facts)
+    incoming, outgoing = _hidden_norms(facts)
     before, after = (torch.stack([v.sum() for v in side]) for side in (incoming, outgoing))
     return _balance(facts, before, after, [f"layer {layer}" for layer in range(1, facts.depth)])
 
@@ -169,7 +158,7 @@ def _balanced_layers(facts: Facts) -> Sides:
     source="Jacot2023a appendix; Jacot2023b section 4",
 )
 def _balanced_neurons(facts: Facts) -> Sides:
-    incoming, outgoing = _both_sides(facts)
+    incoming, outgoing = _hidden_norms(facts)
     names = [f"layer {layer}, neuron {i}" for layer, v in enumerate(incoming, 1) for i in range(len(v))]
     return _balance(facts, torch.cat(incoming), torch.cat(outgoing), names)
 
@@ -181,72 +170,42 @@ def _balanced_neurons(facts: Facts) -> Sides:
     source="Jacot2023a theorem 2 and section 4, for every k: follows from T4",
 )
 def _singular_value_bound(facts: Facts) -> Sides:
-    depth, values = facts.depth, facts.jacobian_values
-    k = torch.arange(1, values.shape[1] + 1).to(values)
+    depth, counted = facts.depth, facts.counted_values
+    k = torch.arange(1, counted.shape[1] + 1).to(counted)
     bounds = (facts.parameter_norm / (k * depth)) ** (depth / 2)
-    counted = torch.where(values > facts.rtol * values[:, :1], values, 0.0)
-    ratios = k * depth * counted ** (2 / depth)  # <= ||theta||^2
-    i = int(ratios.argmax()) // values.shape[1]
-    kept = _less_rounding(facts, i)
+    i = int((k * counted ** (2 / depth)).argmax()) // counted.shape[1]
+    kept = counted_values(facts, i)
     if not len(kept):
-        return Sides(0.0, float(bounds[0]), assumptions=(CHAIN,), note=_where(facts, i, "Jf = 0"))
+        return Sides(0.0, float(bounds[0]), assumptions=CHAIN, note=_where(facts, i, "Jf = 0"))
     j = int((k[: len(kept)] * kept ** (2 / depth)).argmax())
     note = _where(facts, i, f"k = {j + 1} of {len(kept)}")
-    return Sides(float(kept[j]), float(bounds[j]), assumptions=(CHAIN,), note=note)
-
-
-STATEMENTS: list[Statement] = [
-    _cost,
-    _linear_cost,
-    _expansion,
-    _jacobian_bound,
-    _pseudo_determinant_bound,
-    _second_correction,
-    _two_points,
-    _balanced_layers,
-    _balanced_neurons,
-    _singular_value_bound,
-]
+    return Sides(float(kept[j]), float(bounds[j]), assumptions=CHAIN, note=note)
 
 
 def _where(facts: Facts, sample: int, detail: str) -> str:
     return f"sample {sample}, the closest of {len(facts.jacobian_values)}; {detail}; L = {facts.depth}"
 
 
-def _counted(values: Tensor, rtol: float) -> Tensor:
-    """Return the singular values that count for the rank."""
-    return values[values > rtol * values[0]]
-
-
-def _less_rounding(facts: Facts, sample: int) -> Tensor:
-    """Return those singular values of Jf at a sample that count, less what rounding can have added."""
-    values = counted_values(facts, sample)
-    return values[values > 0]
-
-
-def _product_values(facts: Facts) -> Tensor:
-    """Return the singular values of W_L ... W_1 that count; for linear networks only."""
+def _product(facts: Facts) -> Tensor:
+    """Return a diagonal matrix with lower bounds on the singular values of W_L ... W_1; for linear networks only."""
     if facts.chain.slope != 1:
         raise NotApplicable("the network is linear (slope 1)", f"slope {facts.chain.slope:g}")
     product = facts.weights[0]
     for weight in facts.weights[1:]:
         product = weight @ product
     _, error, _ = rounded(facts.chain, facts.x[0].flatten())
-    return _counted((torch.linalg.svdvals(product) - error).clamp(min=0.0), facts.rtol)
+    return torch.diag(linalg.counted((torch.linalg.svdvals(product) - error).clamp(min=0.0), facts.rtol))
 
 
-def _both_sides(facts: Facts) -> tuple[list[Tensor], list[Tensor]]:
-    """Return of every hidden neuron, (n_l,) per layer, the squares of what comes in and of what goes out."""
+def _hidden_norms(facts: Facts) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the squared norms of the incoming and of the outgoing weights of every hidden neuron."""
     if facts.depth < 2:
         raise NotApplicable("there are hidden neurons", "the network has one layer")
-    incoming = [(w * w).sum(1) for w in facts.weights[:-1]]
-    if facts.biases:
-        incoming = [a + b * b for a, b in zip(incoming, facts.biases, strict=False)]
-    return incoming, [(w * w).sum(0) for w in facts.weights[1:]]
+    return balance.norms(facts.weights, facts.biases)
 
 
 def _balance(facts: Facts, incoming: Tensor, outgoing: Tensor, names: list[str]) -> Sides:
-    """Compare what comes in and goes out; a difference that the gradient of the loss allows is no violation."""
+    """Compare incoming and outgoing norms; the gradient of the loss explains a part of the difference."""
     # e^t in, e^-t out leaves f as it is: <grad, direction> = 2 lambda (in - out), ||direction||^2 = in + out
     penalty = facts.penalty
     if facts.stationarity > STATIONARY:

@@ -1,47 +1,90 @@
-"""Which samples a statement looks at, and the linear maps that a chain applies there."""
+"""The samples that statements are checked on, and their Jacobians less rounding."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
+from bnrank._core import linalg
+from bnrank._core.sampling import evenly_spaced
+from bnrank.theory.cost.search import rounded
 from bnrank.theory.facts import Facts
-from bnrank.theory.path import Path, paths
+from bnrank.theory.path import Path
 from bnrank.theory.verdicts import NotApplicable
 
-__all__ = ["FEW", "ROWS", "evenly", "looked", "sample_paths", "smooth_rows"]
+__all__ = ["FEW", "ROWS", "Sample", "counted_values", "smooth", "vectors"]
 
-ROWS = 16  # samples looked at where each takes decompositions of every layer
-FEW = 4  # samples looked at where each takes a backward pass per output
-
-
-def evenly(count: int, limit: int) -> list[int]:
-    """Return at most ``limit`` evenly spaced numbers below ``count``."""
-    return [int(i) for i in torch.linspace(0, count - 1, min(limit, count)).round()]
+ROWS = 16  # samples where each takes decompositions of every layer
+FEW = 4  # samples where each takes a backward pass per output
 
 
-def smooth_rows(facts: Facts, limit: int = ROWS, *, parameters: bool = False) -> list[int]:
-    """Return evenly spaced samples off the kinks, where f is differentiable; NotApplicable if there are none.
+@dataclass(frozen=True)
+class Sample:
+    """A sample off the kinks, with the linear maps that the chain applies there."""
 
-    Next to a kink two evaluations of the same Jacobian may take different sides. With ``parameters`` f must be
-    differentiable in theta as well.
+    row: int
+    facts: Facts
+    checked: int
+
+    @property
+    def path(self) -> Path:
+        """The linear maps of the chain at the sample."""
+        return self.facts.paths[self.row]
+
+    def note(self, detail: str = "") -> str:
+        """Return a note of the sample, a detail and the number of samples checked."""
+        where = f"sample {self.row}{f', {detail}' if detail else ''}"
+        return f"{where}; {self.checked} of {len(self.facts.x)} samples checked"
+
+
+def smooth(facts: Facts, limit: int = ROWS, *, parameters: bool = False) -> Iterator[Sample]:
+    """Return evenly spaced samples off the kinks, where f is differentiable in x, and with ``parameters`` in theta.
+
+    Next to a kink two evaluations of the same Jacobian may take different sides.
+
+    Raises
+    ------
+    NotApplicable
+        If all samples are on kinks.
     """
-    beside = facts.near_kinks
+    near = facts.near_kinks
     if parameters:
-        beside = beside | facts.near_parameter_kinks.to(beside.device)
-    rows = (~beside).nonzero()[:, 0].tolist()
-    if not rows:
+        near = near | facts.near_parameter_kinks.to(near.device)
+    rows = (~near).nonzero()[:, 0]
+    if not len(rows):
         raise NotApplicable("some sample is off the kinks", f"all {len(facts.x)} are on kinks")
-    return [rows[i] for i in evenly(len(rows), limit)]
+    chosen = rows[evenly_spaced(len(rows), limit)].tolist()
+    return (Sample(row, facts, len(chosen)) for row in chosen)
 
 
-def looked(facts: Facts, limit: int = ROWS, *, parameters: bool = False) -> str:
-    """Say how many samples were looked at."""
-    return f"{len(smooth_rows(facts, limit, parameters=parameters))} of {len(facts.x)} samples looked at"
+def vectors(facts: Facts) -> Tensor:
+    """Return the samples as vectors, (n, d); raises NotApplicable for class numbers and tokens.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> vectors(Facts(bnrank.MLP([2, 1]), torch.ones(3, 2))).shape
+    torch.Size([3, 2])
+    """
+    if not facts.x.is_floating_point():
+        raise NotApplicable("the inputs are vectors", f"dtype {facts.x.dtype}")
+    return facts.x.flatten(1)
 
 
-def sample_paths(facts: Facts, limit: int = ROWS, *, parameters: bool = False) -> Iterator[tuple[int, Path]]:
-    """Iterate over samples off the kinks with the maps that the chain applies there."""
-    rows = smooth_rows(facts, limit, parameters=parameters)
-    return zip(rows, paths(facts.weights, facts.slopes, rows), strict=True)
+def counted_values(facts: Facts, row: int) -> Tensor:
+    """Return lower bounds on the singular values of Jf at a sample that count for its rank, descending.
+
+    Rounding noise of 1e-17 is not small once it is raised to the power 2/L, so the rounding error is subtracted.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> net = bnrank.networks.from_layers([torch.diag(torch.tensor([2.0, 0.0]))])
+    >>> [round(v, 9) for v in counted_values(Facts(net, torch.ones(1, 2)), 0).tolist()]
+    [2.0]
+    """
+    _, error, _ = rounded(facts.chain, facts.x[row].flatten())
+    values = linalg.counted((facts.jacobian_values[row] - error).clamp(min=0.0), facts.rtol)
+    return values[values > 0]

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import cast
+from typing import NoReturn
 
 import torch
-from torch import Tensor
+from torch import nn
 
+from bnrank._core import linalg
 from bnrank.measures import balance, ntk
 from bnrank.theory.facts import Facts
-from bnrank.theory.path import Path, biased
-from bnrank.theory.statements.samples import FEW, looked, sample_paths, smooth_rows
+from bnrank.theory.path import Path
+from bnrank.theory.statements.samples import FEW, smooth
 from bnrank.theory.structure import (
-    ActivationBound,
-    PreactivationBound,
-    log_growths,
-    next_values,
-    weight_structure_of,
+    activation_bound_at,
+    preactivation_bound_at,
+    segment_kernels,
+    volume_splits,
+    weight_structure_at,
 )
-from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, statement
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, statement
 
-__all__ = ["STATEMENTS"]
+SLOPE = ("slope in (-1, 1) or 1",)
+SPREAD = ("norms spread over the layers as in a balanced network (T14): (q_l/k)^l <= max{1, e^{c1/k}} for all l",)
 
 
 @statement(
@@ -31,31 +34,23 @@ __all__ = ["STATEMENTS"]
     "log |Jf|_+ = log |J a_l P_{M_0}|_+ + log |J(a_l -> f) P_{M_l}|_+",
     source="Jacot2023b 3.3, additivity of R1 along the layers, at a point",
 )
-def _volumes(facts: Facts) -> Sides:
-    if facts.depth == 1:
-        raise NotApplicable("there is a hidden layer", "depth 1")
-    worst: tuple[float, Sides] | None = None
-    ranks = []
-    for row, path in sample_paths(facts):
-        s = path.decomposition[1]
-        k = int((s > max(max(facts.rtol, 1e-8) * float(s[0]), 1e8 * path.noise)).sum())
+def _volumes(facts: Facts) -> list[Sides]:
+    _require_hidden(facts)
+    found, ranks = [], []
+    for sample in smooth(facts):
+        k = int(linalg.rank(sample.path.decomposition[1], max(facts.rtol, 1e-8), 1e8 * sample.path.noise))
         ranks.append(k)
-        left = float(facts.jacobian_values[row, :k].log().sum())
-        bases = path.narrow(k).bases
-        for i, (image, backward) in enumerate(zip(path.push(bases[0]), path.backward, strict=False), start=1):
-            halves = [torch.linalg.svdvals(image), torch.linalg.svdvals(backward @ bases[i])]
+        for layer, halves in enumerate(volume_splits(facts, sample.row, k), start=1):
             if k == 0 or any(float(half[k - 1]) < 1e-8 * float(half[0]) for half in halves):
                 continue  # the logarithm is rounding
             logs = torch.cat([half[:k] for half in halves]).log()
-            right, scale = float(logs.sum()), k + float(logs.abs().sum())
-            if worst is None or abs(left - right) / scale > worst[0]:
-                note = f"sample {row}, layer {i}, rank {k}; {looked(facts)}"
-                worst = abs(left - right) / scale, Sides(left, right, "=", 1e-6, scale, note=note)
+            scale, note = k + float(logs.abs().sum()), sample.note(f"layer {layer}, rank {k}")
+            found.append(Sides(facts.log_volume(sample.row, k), float(logs.sum()), "=", 1e-6, scale, note=note))
     if not any(ranks):
-        raise NotApplicable("rank Jf(x) is at least 1", "Jf = 0 at every sample looked at")
-    if worst is None:
-        raise Inconclusive("Jf splits into ill-conditioned halves at every sample looked at")
-    return worst[1]
+        raise NotApplicable("rank Jf(x) is at least 1", "Jf = 0 at every sample checked")
+    if not found:
+        raise Inconclusive("Jf splits into ill-conditioned halves at every sample checked")
+    return found
 
 
 @statement(
@@ -65,21 +60,17 @@ def _volumes(facts: Facts) -> Sides:
     "<= ||theta||^2 - k L - 2 log |Jf|_+",
     source="Jacot2023b theorem 6, subspaces corrected (E12)",
 )
-def _isometries(facts: Facts) -> Sides:
-    found = []
-    for row, path in sample_paths(facts):
-        for k in _ranks(path, facts):
-            volume = float(facts.jacobian_values[row, :k].log().sum())
-            terms = weight_structure_of(path, facts.biases, facts.parameter_norm, volume, k)
-            scale = facts.parameter_norm + k * facts.depth + 2 * abs(volume)
-            tolerance = 1e-9 + 2 * _volume_error(path, k) / scale if scale else 1e-9
-            half = len(terms.layers_within(0.5))
-            note = (
-                f"sample {row}, k = {k}, c1 = {facts.parameter_norm - k * facts.depth:.4g}; "
-                f"{half} of {facts.depth} layers within {terms.bound(0.5):.3g}; {looked(facts)}"
+def _isometries(facts: Facts) -> Iterator[Sides]:
+    for sample in smooth(facts):
+        for k in _ranks(sample.path, facts):
+            terms = weight_structure_at(facts, sample.row, k)
+            scale = facts.parameter_norm + k * facts.depth + 2 * abs(terms.log_pseudo_determinant)
+            tolerance = 1e-9 + 2 * sample.path.volume_error(k) / scale if scale else 1e-9
+            note = sample.note(
+                f"k = {k}, c1 = {facts.parameter_norm - k * facts.depth:.4g}; {len(terms.layers_within(0.5))} of "
+                f"{facts.depth} layers within {terms.bound(0.5):.3g}"
             )
-            found.append(Sides(terms.total, terms.slack, "<=", tolerance, scale, ("slope in (-1, 1) or 1",), note))
-    return _closest(found)
+            yield Sides(terms.total, terms.slack, "<=", tolerance, scale, SLOPE, note)
 
 
 @statement(
@@ -88,16 +79,12 @@ def _isometries(facts: Facts) -> Sides:
     "0 <= k - ||D_l P_{W_l M_{l-1}}||_F^2",
     source="Jacot2023b theorem 6, proof",
 )
-def _linearity(facts: Facts) -> Sides:
-    if facts.depth == 1:
-        raise NotApplicable("there is a hidden layer", "depth 1")
-    found = []
-    for row, path in sample_paths(facts):
-        for k in _ranks(path, facts):
-            least, layer = min((k - kept, i) for i, kept in enumerate(path.narrow(k).kept, start=1))
-            note = f"sample {row}, layer {layer}, k = {k}; {looked(facts)}"
-            found.append(Sides(0.0, least, "<=", 1e-12, max(k, 1), ("slope in (-1, 1) or 1",), note))
-    return _closest(found)
+def _linearity(facts: Facts) -> Iterator[Sides]:
+    _require_hidden(facts)
+    for sample in smooth(facts):
+        for k in _ranks(sample.path, facts):
+            for layer, kept in enumerate(sample.path.narrow(k).kept, start=1):
+                yield Sides(0.0, k - kept, "<=", 1e-12, max(k, 1), SLOPE, sample.note(f"layer {layer}, k = {k}"))
 
 
 @statement(
@@ -106,21 +93,16 @@ def _linearity(facts: Facts) -> Sides:
     "sum_l (||a_{l-1}||^2 + 1) <= c max{1, e^{c1/k}} L / (k |Jf|_+^{2/k}), Tr Theta = c L",
     source="Jacot2023b theorem 7",
 )
-def _activations(facts: Facts) -> Sides:
-    found, flags = [], biased(facts.net)
-    squares = [float((w**2).sum()) for w in facts.weights]
-    for row, path in sample_paths(facts, parameters=True):
-        norms = [float((a[row] ** 2).sum()) + flag for a, flag in zip(facts.inputs, flags, strict=True)]
-        for k in filter(None, _ranks(path, facts)):
-            volume = float(facts.jacobian_values[row, :k].log().sum())
-            growth = log_growths(squares, facts.parameter_norm, k)
-            trace = float(facts.ntk_trace[row])
-            terms = ActivationBound(k, torch.tensor(norms, dtype=torch.float64), trace, volume, *growth)
+def _activations(facts: Facts) -> list[Sides]:
+    found = []
+    for sample in smooth(facts, parameters=True):
+        for k in filter(None, _ranks(sample.path, facts)):
+            terms = activation_bound_at(facts, sample.row, k)
+            tolerance = 1e-9 + 2 * sample.path.volume_error(k) / k
             if terms.spread:
-                note = f"sample {row}, k = {k}, c = {trace / facts.depth:.4g}; {looked(facts, parameters=True)}"
-                tolerance = 1e-9 + 2 * _volume_error(path, k) / k
-                found.append(Sides(terms.total, terms.balanced_bound, "<=", tolerance, 0.0, (_SPREAD,), note))
-    return _closest(found) if found else _unbalanced(facts)
+                note = sample.note(f"k = {k}, c = {terms.ntk_trace / facts.depth:.4g}")
+                found.append(Sides(terms.total, terms.balanced_bound, "<=", tolerance, 0.0, SPREAD, note))
+    return found or _unbalanced(facts)
 
 
 @statement(
@@ -130,34 +112,25 @@ def _activations(facts: Facts) -> Sides:
     source="Jacot2023b corollary 8, Theta over all parameters (E13)",
 )
 def _preactivations(facts: Facts) -> Sides:
-    everything = list(sample_paths(facts, parameters=True))
-    ranks = [path.rank(facts.rtol) for _, path in everything]
+    samples = list(smooth(facts, parameters=True))
+    ranks = [sample.path.rank(facts.rtol) for sample in samples]
     if not any(ranks):
-        raise NotApplicable("rank Jf(x) is at least 1", "Jf = 0 at every sample looked at")
+        raise NotApplicable("rank Jf(x) is at least 1", "Jf = 0 at every sample checked")
     k = max(sorted({r for r in ranks if r}), key=ranks.count)
-    kept = [(row, path) for (row, path), r in zip(everything, ranks, strict=True) if r == k]
-    rows = [row for row, _ in kept]
-    volumes = facts.jacobian_values[rows, :k].log().sum(1)
-    growth = log_growths([float((w**2).sum()) for w in facts.weights], facts.parameter_norm, k)
-    terms = PreactivationBound(
-        k,
-        next_values(facts.weights, facts.biases, [a[rows] for a in facts.inputs], k),
-        float(facts.ntk_trace[rows].mean()),
-        float(volumes.min()),
-        *growth,
-        facts.parameter_norm - k * facts.depth - 2 * float(volumes.max()),
-    )
+    kept = [sample for sample, r in zip(samples, ranks, strict=True) if r == k]
+    rows = [sample.row for sample in kept]
+    terms = preactivation_bound_at(facts, rows, k)
     if not terms.spread:
         _unbalanced(facts)
-    note = f"k = {k}, the commonest rank, at {len(rows)} of the {len(everything)} samples looked at"
     # c1 - 2 log |Jf|_+ is a difference of large numbers, and its root is taken
-    error = max(_volume_error(path, k) for _, path in kept)
-    rounding = 2 * error + 1e-14 * (facts.parameter_norm + k * facts.depth + 2 * float(volumes.abs().max()))
+    error = max(sample.path.volume_error(k) for sample in kept)
+    volumes = max(abs(facts.log_volume(row, k)) for row in rows)
+    rounding = 2 * error + 1e-14 * (facts.parameter_norm + k * facts.depth + 2 * volumes)
     right = terms.balanced_bound
     allowed = replace(terms, slack=max(terms.slack, 0.0) + rounding).balanced_bound * math.exp(error / k) - right
     scale = sum(float((a[rows] ** 2).sum(1).mean().sqrt()) for a in facts.inputs) + 1.0
-    tolerance = 1e-9 + allowed / max(scale, right)
-    return Sides(terms.total, right, "<=", tolerance, scale, (_SPREAD,), note)
+    note = f"k = {k}, the most common rank, at {len(rows)} of the {len(samples)} samples checked"
+    return Sides(terms.total, right, "<=", 1e-9 + allowed / max(scale, right), scale, SPREAD, note)
 
 
 @statement(
@@ -166,15 +139,12 @@ def _preactivations(facts: Facts) -> Sides:
     "sum_l (||a_{l-1}||^2 + 1) ||J(a~_l -> f)||_F^2 = ||df/dtheta||_F^2",
     source="Jacot2023b appendix C",
 )
-def _trace(facts: Facts) -> Sides:
-    flags, found = biased(facts.net), []
-    for row, path in sample_paths(facts, FEW, parameters=True):
-        total = 0.0
-        for a, backward, flag in zip(facts.inputs, _to_output(path), flags, strict=True):
-            total += (float((a[row] ** 2).sum()) + flag) * float((backward**2).sum())
-        exact = _squared_gradients(facts, row)
-        found.append(Sides(total, exact, "=", 1e-9, note=f"sample {row}; {looked(facts, FEW, parameters=True)}"))
-    return max(found, key=lambda s: abs(s.left - s.right) / max(s.left, s.right, 1e-300))
+def _trace(facts: Facts) -> Iterator[Sides]:
+    samples = list(smooth(facts, FEW, parameters=True))
+    exact = ntk.trace(nn.Sequential(facts.net), facts.x[[s.row for s in samples]])  # differentiated, no closed form
+    for sample, right in zip(samples, exact.tolist(), strict=True):
+        left = float(sample.path.kernel(facts.squared_inputs[sample.row]).trace())
+        yield Sides(left, right, "=", 1e-9, note=sample.note())
 
 
 @statement(
@@ -183,20 +153,16 @@ def _trace(facts: Facts) -> Sides:
     "L (t ||Jf||_op)^{2 - 2/L} <= ||d^2_xy Theta(x, x)||_op, t = 1 for slopes 0 and 1, else |slope|",
     source="Jacot2023b proposition 9, constant corrected (E4)",
 )
-def _mixed(facts: Facts) -> Sides:
-    depth, factor = facts.depth, _factor(facts)
-    rows = smooth_rows(facts, FEW, parameters=True)
+def _mixed(facts: Facts) -> Iterator[Sides]:
+    samples = list(smooth(facts, FEW, parameters=True))
     try:
-        norms = ntk.mixed_derivative_norm(facts.chain, facts.x.flatten(1)[rows])
+        norms = ntk.mixed_derivative_norm(facts.chain, facts.x.flatten(1)[[s.row for s in samples]])
     except ValueError as error:
         raise Inconclusive(f"the norm of d^2_xy Theta: {error}") from error
-    found = []
-    for row, norm in zip(rows, norms.tolist(), strict=True):
-        left = depth * (factor * float(facts.jacobian_values[row, 0])) ** (2 - 2 / depth)
-        found.append(
-            Sides(left, norm, "<=", 1e-8, note=f"sample {row}, t = {factor:g}; {looked(facts, FEW, parameters=True)}")
-        )
-    return _closest(found)
+    factor = _factor(facts)
+    for sample, norm in zip(samples, norms.tolist(), strict=True):
+        left = facts.depth * _steepness(facts, sample.row)
+        yield Sides(left, norm, "<=", 1e-8, note=sample.note(f"t = {factor:g}"))
 
 
 @statement(
@@ -205,67 +171,33 @@ def _mixed(facts: Facts) -> Sides:
     "(L/4) ||x - y||^2 (t ||Jf u||)^{2 - 2/L} <= max(||Theta(x, x)||_op, ||Theta(y, y)||_op), one pattern on [x, y]",
     source="Jacot2023b proposition 9",
 )
-def _segment(facts: Facts) -> Sides:
-    depth, factor, flags = facts.depth, _factor(facts), biased(facts.net)
+def _segment(facts: Facts) -> list[Sides]:
     found = []
-    for row, path in sample_paths(facts, parameters=True):
-        u = path.decomposition[2][:, :1]
-        before = [a[row] for a in facts.inputs]
-        along = [image[:, 0] for image in (u, *path.push(u)[:-1])]
-        length = _reach(facts, before, along)
-        if not length:
-            continue
-        kernels = []
-        for t in (0.0, length):
-            norms = [float(((a + t * d) ** 2).sum()) + flag for a, d, flag in zip(before, along, flags, strict=True)]
-            kernel = sum(norm * (b @ b.T) for norm, b in zip(norms, _to_output(path), strict=True))
-            kernels.append(float(torch.linalg.eigvalsh(cast(Tensor, kernel))[-1]))
-        left = depth / 4 * length**2 * (factor * float(facts.jacobian_values[row, 0])) ** (2 - 2 / depth)
-        note = f"from sample {row}, ||x - y|| = {length:.3g}, t = {factor:g}; {looked(facts, parameters=True)}"
-        found.append(Sides(left, max(kernels), "<=", 1e-8, note=note))
+    for sample in smooth(facts, parameters=True):
+        length, kernels = segment_kernels(facts, sample.row)
+        if length:
+            left = facts.depth / 4 * length**2 * _steepness(facts, sample.row)
+            note = sample.note(f"||x - y|| = {length:.3g}, t = {_factor(facts):g}")
+            found.append(Sides(left, float(kernels.max()), "<=", 1e-8, note=note))
     if not found:
-        raise NotApplicable("some sample is off the kinks", "all samples looked at are on kinks")
-    return _closest(found)
+        raise NotApplicable("some sample is off the kinks", "all samples checked are on kinks")
+    return found
 
 
-STATEMENTS: tuple[Statement, ...] = (
-    _volumes,
-    _isometries,
-    _linearity,
-    _activations,
-    _preactivations,
-    _trace,
-    _mixed,
-    _segment,
-)
-
-_SPREAD = "norms spread over the layers as in a balanced network (T14): (q_l/k)^l <= max{1, e^{c1/k}} for all l"
+def _require_hidden(facts: Facts) -> None:
+    if facts.depth == 1:
+        raise NotApplicable("there is a hidden layer", "depth 1")
 
 
 def _ranks(path: Path, facts: Facts) -> list[int]:
-    """Return rank Jf(x), and the k for which the right-hand side of T21 is least."""
+    """Return rank Jf(x), and the k for which the right-hand side of T21 is smallest."""
     rank = path.rank(facts.rtol)
     tightest = int((path.decomposition[1] > math.exp(-facts.depth / 2)).sum())
     return sorted({rank, min(rank, max(1, tightest))})
 
 
-def _volume_error(path: Path, k: int) -> float:
-    """Bound the rounding error of log |Jf|_+ of k values."""
-    return float((path.noise / path.decomposition[1][:k]).sum())
-
-
-def _closest(found: list[Sides]) -> Sides:
-    """Return the sides that are closest to failing."""
-
-    def slack(sides: Sides) -> float:
-        size = max((abs(v) for v in (sides.left, sides.right, sides.scale) if math.isfinite(v)), default=0.0)
-        return (sides.right - sides.left) / (size or 1.0) + sides.tolerance
-
-    return min(found, key=slack)
-
-
-def _unbalanced(facts: Facts) -> Sides:
-    """Say why a statement about balanced networks does not apply."""
+def _unbalanced(facts: Facts) -> NoReturn:
+    """Raise the reason why a statement about balanced networks does not apply."""
     if not bool((facts.jacobian_values > 0).any()):
         raise NotApplicable("rank Jf(x) is at least 1", "Jf = 0 at every sample")
     residual = balance.between(facts.weights, facts.biases).residual
@@ -274,41 +206,11 @@ def _unbalanced(facts: Facts) -> Sides:
     )
 
 
-def _to_output(path: Path) -> list[Tensor]:
-    """Return J(a~_l -> f) for l = 1..L, (d_out, n_l)."""
-    last = torch.eye(len(path.weights[-1]), dtype=torch.float64, device=path.weights[-1].device)
-    return [*(b * d for b, d in zip(path.backward, path.slopes, strict=True)), last]
-
-
-def _squared_gradients(facts: Facts, row: int) -> float:
-    """Return ||df(x)/dtheta||_F^2 by one backward pass per output."""
-    parameters = {n: p.clone().requires_grad_(p.is_floating_point()) for n, p in facts.function.parameters.items()}
-    held = [p for p in parameters.values() if p.requires_grad]
-    with torch.enable_grad():
-        outputs = facts.function.with_parameters(parameters, facts.x[row : row + 1]).flatten()
-    total = 0.0
-    for output in outputs:
-        parts = torch.autograd.grad(output, held, retain_graph=True, allow_unused=True, materialize_grads=True)
-        total += sum(float((part**2).sum()) for part in parts)
-    return total
-
-
 def _factor(facts: Facts) -> float:
     """Return t of T25."""
     return 1.0 if facts.slope in (0.0, 1.0) else abs(facts.slope)
 
 
-def _reach(facts: Facts, before: list[Tensor], along: list[Tensor]) -> float:
-    """Return 0.9 of the way to the next kink in a direction; 1 + ||x|| where there is none, 0 next to one."""
-    length = 1.0 + float(before[0].norm())
-    if facts.slope == 1:
-        return length
-    for i, weight in enumerate(facts.weights[:-1]):
-        z, step = weight @ before[i] + (facts.biases[i] if facts.biases else 0.0), weight @ along[i]
-        size = (weight.abs() @ before[i].abs()) + (facts.biases[i].abs() if facts.biases else 0.0)
-        if bool(((z.abs() <= 1e-9 * size) & (step != 0)).any()):
-            return 0.0
-        crossing = -z / step
-        ahead = crossing[(crossing > 0) & (step != 0)]
-        length = min([length, *(0.9 * ahead).tolist()])
-    return length
+def _steepness(facts: Facts, row: int) -> float:
+    """Return (t ||Jf||_op)^{2 - 2/L} at a sample."""
+    return (_factor(facts) * float(facts.jacobian_values[row, 0])) ** (2 - 2 / facts.depth)

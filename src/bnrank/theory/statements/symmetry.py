@@ -8,21 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
+from bnrank._core.sampling import evenly_spaced
 from bnrank.networks.mlp import from_layers
 from bnrank.theory import domains, kernels, symmetry
 from bnrank.theory.facts import Facts
-from bnrank.theory.statements.samples import evenly
-from bnrank.theory.statements.shared import vectors, within_range
+from bnrank.theory.statements.samples import vectors
 from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, statement
 
-__all__ = ["STATEMENTS", "symmetric_under"]
+__all__ = ["symmetric_under"]
 
-SAME = 1e-6  # of the largest sample: how far an output may be from its input for the network to be the identity
-ROWS, POINTS = 500, 20  # samples of which kernels are made, and places where their Jacobian is taken
-NOISE = 1e-3  # of the size of the targets: noise added where their Jacobian is not generic
-WITNESS = 1e-5  # of the largest sample: how far the network of norm k L may be from the identity
-LARGE = 1e150  # squares of what is larger leave the range of floats
+SAME = 1e-6  # largest ||f(x) - x|| of the identity, relative to the largest sample
+ROWS, POINTS = 500, 20  # samples that kernels are fitted to, and points where their Jacobian is taken
+NOISE = 1e-3  # relative size of the noise added to targets whose Jacobian is not generic
+WITNESS = 1e-5  # largest distance of the network of norm k L from the identity, relative to the largest sample
+LARGE = 1e150  # squares of larger numbers leave the range of floats
 
 
 @statement(
@@ -31,7 +31,6 @@ LARGE = 1e150  # squares of what is larger leave the range of floats
     "k L (1 - ||Jf U - U||)^{2/L} <= ||theta||^2, U a basis of span X, k = dim span X; some network has k L",
     source="Jacot2023b proposition 5, R1(id; Omega) = 0 on planar, completely positive domains",
 )
-@within_range()
 def _identity(facts: Facts) -> Sides:
     x, depth = vectors(facts), facts.depth
     size = float(x.norm(dim=1).max())
@@ -46,17 +45,17 @@ def _identity(facts: Facts) -> Sides:
     if found.isometry is None:
         raise Inconclusive(f"whether the data are completely positive: {found.reason}")
     basis = torch.linalg.svd(found.isometry, full_matrices=False)[2][: found.k].T.to(x)
-    rows = evenly(len(x), POINTS)
-    beside = [float(torch.linalg.matrix_norm(_jacobian(facts, i) @ basis - basis, 2)) for i in rows]
-    off = min(beside)
+    rows = evenly_spaced(len(x), POINTS).tolist()
+    errors = [float(torch.linalg.matrix_norm(facts.paths[i].jacobian @ basis - basis, 2)) for i in rows]
+    off = min(errors)
     if off > SAME:
-        raise NotApplicable("Jf is the identity on span X at a sample", f"||Jf U - U|| = {off:.3g} at least")
+        raise NotApplicable("Jf is the identity on span X at a sample", f"||Jf U - U|| = {off:.3g} or more")
     miss = _witness_miss(x, found.isometry, depth)
     if miss > WITNESS:
         raise Inconclusive(f"the network of norm k L misses the identity by {miss:.2g} of the largest sample")
     note = (
         f"k = {found.k}, {found.reason}; a network of norm k L misses the identity on X by {miss:.2g} of the largest "
-        f"sample; at sample {rows[beside.index(off)]}, ||Jf U - U|| = {off:.2g}"
+        f"sample; at sample {rows[errors.index(off)]}, ||Jf U - U|| = {off:.2g}"
     )
     left = found.k * depth * (1 - off) ** (2 / depth)
     return Sides(left, facts.parameter_norm, "<=", 1e-9, 1.0, ("f(x) = x on X", "X is completely positive"), note)
@@ -68,14 +67,13 @@ def _identity(facts: Facts) -> Sides:
     "min(rank X, d_out) <= rank of the Jacobian of kernel ridge regression on X and Y; no network enters",
     source="Jacot2023a appendix D.1",
 )
-@within_range()
 def _kernel_rank(facts: Facts) -> Sides:
     x, y = vectors(facts), facts.targets
     if len(x) < 2:
         raise NotApplicable("there are at least two samples")
     if float(x.abs().max()) > LARGE or float(y.abs().max()) > LARGE:
         raise Inconclusive(f"values beyond {LARGE:g}, of which squares leave the range of floats")
-    rows = torch.linspace(0, len(x) - 1, min(ROWS, len(x))).round().long()
+    rows = evenly_spaced(len(x), ROWS)
     x, y = x[rows], y[rows]
     points = ((x[1:] + x[:-1]) / 2)[:POINTS]
     found = kernels.jacobian_ranks(x, y, points=points, rtol=1e-12, data_rtol=max(facts.rtol, 1e-4))
@@ -101,18 +99,16 @@ def _kernel_rank(facts: Facts) -> Sides:
     "rank Jf <= d_in - dim ker W_1",
     source="Jacot2023b section 5, Rank_BN(f) <= dim Omega / G",
 )
-@within_range()
 def _translations(facts: Facts) -> Sides:
-    first = facts.weights[0]
-    values = torch.linalg.svdvals(first)
-    kept = int((values > max(first.shape) * torch.finfo(torch.float64).eps * values[0]).sum())
+    first, eps = facts.weights[0], torch.finfo(torch.float64).eps
+    kept = int(linalg.rank(torch.linalg.svdvals(first), max(first.shape) * eps))
     if kept == first.shape[1]:
         raise NotApplicable("a symmetry is known", "no generators are given, and W_1 has no kernel")
-    eps = sum(facts.chain.widths) * torch.finfo(torch.float64).eps
-    rounding = eps * float(torch.stack([torch.linalg.matrix_norm(w, 2) for w in facts.weights]).prod())
-    counted = facts.jacobian_values > (facts.rtol * facts.jacobian_values[:, :1]).clamp(min=rounding)
+    norms = torch.stack([torch.linalg.matrix_norm(w, 2) for w in facts.weights])
+    rounding = sum(facts.chain.widths) * eps * float(norms.prod())
+    rank = int(linalg.rank(facts.jacobian_values, facts.rtol, rounding).max())
     note = f"translations by the kernel of W_1, of dimension {first.shape[1] - kept}, leave f as it is"
-    return Sides(int(counted.sum(1).max()), kept, assumptions=("Jf v = 0 on the kernel of W_1",), note=note)
+    return Sides(rank, kept, assumptions=("Jf v = 0 on the kernel of W_1",), note=note)
 
 
 @statement(
@@ -121,16 +117,15 @@ def _translations(facts: Facts) -> Sides:
     "||J^2 - J|| <= ||J|| ||E|| ||(U + E)^+ J||, E = J U - U on directions U between samples of one region",
     source="Jacot2023a section 5, autoencoders",
 )
-@within_range()
-def _denoising(facts: Facts) -> Sides:
+def _denoising(facts: Facts) -> list[Sides]:
     x, outputs = vectors(facts), facts.outputs
     if outputs.shape != x.shape:
         raise NotApplicable("as many outputs as inputs", f"{outputs.shape[1]} of {x.shape[1]}")
     found, errors = [], []
     for rows in _same_region(facts):
-        jacobian = _jacobian(facts, rows[0])
+        jacobian = facts.paths[rows[0]].jacobian
         u, s, v = torch.linalg.svd(jacobian)
-        k = int((s > facts.rtol * s[0]).sum())
+        k = int(linalg.rank(s, facts.rtol))
         mixing, spread, directions = torch.linalg.svd(x[rows] - x[rows].mean(0), full_matrices=False)
         if not 0 < k <= len(spread) or float(spread[k - 1]) <= 1e-6 * float(spread[0]):
             continue
@@ -153,7 +148,7 @@ def _denoising(facts: Facts) -> Sides:
         if errors:
             raise NotApplicable("the autoencoder gives back its inputs", f"||E|| = {min(errors):.3g} at least")
         raise NotApplicable("some region holds more samples than its rank, in as many dimensions")
-    return min(found, key=lambda sides: sides.right - sides.left)
+    return found
 
 
 def symmetric_under(generators: Sequence[Any], *, tol: float = 1e-6) -> Statement:
@@ -182,7 +177,6 @@ def symmetric_under(generators: Sequence[Any], *, tol: float = 1e-6) -> Statemen
     """
     tol = validation.number(tol, "tol", 0.0)
 
-    @within_range()
     def sides(facts: Facts) -> Sides:
         found = symmetry.rank_bound(facts.net, vectors(facts), generators, rtol=max(facts.rtol, 10 * tol), tol=tol)
         if not found.invariant:
@@ -212,14 +206,3 @@ def _same_region(facts: Facts) -> list[list[int]]:
     _, where, counts = torch.unique(patterns, dim=0, return_inverse=True, return_counts=True)
     fullest = torch.argsort(counts, descending=True)[:10].tolist()
     return [torch.nonzero(where == i).flatten().tolist() for i in fullest if counts[i] > 1]
-
-
-def _jacobian(facts: Facts, row: int) -> Tensor:
-    """Return Jf(x_row) = W_L D_{L-1} ... W_1."""
-    product = facts.weights[0]
-    for weight, slopes in zip(facts.weights[1:], facts.slopes, strict=True):
-        product = weight @ (slopes[row][:, None] * product)
-    return product
-
-
-STATEMENTS: tuple[Statement, ...] = (_identity, _kernel_rank, _translations, _denoising)
