@@ -91,7 +91,7 @@ class Path:
         return torch.finfo(torch.float64).eps * total
 
     def rank(self, rtol: float) -> int:
-        """Return the number of singular values of Jf(x) above ``rtol`` times the largest and 10 times the rounding error."""
+        """Return the rank of Jf(x): its singular values above ``rtol`` times the largest and 10 times the noise."""
         return int(linalg.rank(self.decomposition[1], rtol, 10 * self.noise))
 
     def volume_error(self, k: int) -> float:

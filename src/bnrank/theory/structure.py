@@ -201,8 +201,8 @@ def weight_structure(net: nn.Module, x: Any, rank: int | None = None, rtol: floa
     x : Tensor or ndarray
         One sample, (d_in,) or (1, d_in).
     rank : int, optional
-        k, at most rank Jf(x), which is the default. The statement holds for every such k; the right-hand side is smallest
-        when k counts the singular values of Jf(x) above e^{-L/2}.
+        k, at most rank Jf(x), which is the default. The statement holds for every such k; the right-hand side is
+        smallest when k counts the singular values of Jf(x) above e^{-L/2}.
     rtol : float
         Singular values above ``rtol`` times the largest count for the rank of Jf(x).
 
@@ -240,7 +240,8 @@ def activation_bound(net: nn.Module, x: Any, rank: int | None = None, rtol: floa
 
     sum_l (||a_{l-1}(x)||^2 + 1) <= Tr Theta(x, x) G / (k |Jf(x)|_+^{2/k}), Theta over all parameters, without the + 1
     for layers without biases. G = max{1, max_l (q_l / k)^l} with q_l = (||W_1||_F^2 + ... + ||W_l||_F^2) / l always; in
-    a balanced network (T14) the norms do not decrease with l, q_l <= ||theta||^2 / L, and G = max{1, e^{c1/k}} suffices.
+    a balanced network (T14) the norms do not decrease with l, q_l <= ||theta||^2 / L, and G = max{1, e^{c1/k}} is
+    enough.
 
     Parameters
     ----------

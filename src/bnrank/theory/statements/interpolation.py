@@ -103,8 +103,8 @@ def _bottleneck_layer(facts: Facts) -> Sides:
         raise NotApplicable("the outputs are not constant")
     layer, ratio = symmetry.narrowest_layer(facts.inputs[1:])
     raise Inconclusive(
-        f"s_2/s_1 is smallest at layer {layer}, {ratio:.3g}, where L^(-1/4) = {facts.depth**-0.25:.3g}; the source names "
-        "no constant, and its proof has gaps (E6)"
+        f"s_2/s_1 is smallest at layer {layer}, {ratio:.3g}, where L^(-1/4) = {facts.depth**-0.25:.3g}; the source "
+        "names no constant, and its proof has gaps (E6)"
     )
 
 
@@ -127,7 +127,7 @@ def _growth(facts: Facts) -> Sides:
 
 
 def stable_at(step: float) -> Statement:
-    """Return the statement T26 for a step size: gradient descent stays at a minimum only if its curvature is <= 2 / step.
+    """Return the statement T26 for a step size: gradient descent stays at a minimum of curvature at most 2 / step.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def stable_at(step: float) -> Statement:
     """
     step = validation.number(step, "step", 0.0, strict=True)
 
-        def sides(facts: Facts) -> Sides:
+    def sides(facts: Facts) -> Sides:
         size = float((facts.targets**2).sum(1).mean())
         if facts.data_loss > FITTED * size:
             raise NotApplicable("the network fits its targets", f"C = {facts.data_loss:.3g}, mean ||y||^2 = {size:.3g}")

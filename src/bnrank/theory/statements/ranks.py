@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from bnrank._core import linalg
@@ -79,7 +80,8 @@ def _regions(facts: Facts) -> Sides:
     low, high = x.min(0).values, x.max(0).values
     margin = 1e-3 * (high - low) + 1e-3 * (1 + x.abs().max())
     box = torch.stack([low - margin, high + margin], 1).cpu()
-    found = regions.enumerate(facts.net, box, rtol=facts.rtol, limit=MAX_REGIONS)
+    with np.errstate(over="ignore"):  # it names values beyond the range of floats itself
+        found = regions.enumerate(facts.net, box, rtol=facts.rtol, limit=MAX_REGIONS)
     if not found.complete:
         raise NotApplicable(f"at most {MAX_REGIONS} regions in the box around the data", "there are more")
     counts = linalg.rank(facts.jacobian_values, (1 + 1e-6) * max(facts.rtol, MIN_RTOL), _rounding(facts))
