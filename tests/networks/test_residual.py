@@ -12,6 +12,7 @@ from torch import fx, nn
 
 import bnrank
 from bnrank import networks
+from bnrank._core import store
 from bnrank.networks import (
     MLP,
     DiagonalBlock,
@@ -279,12 +280,8 @@ def test_a_run_of_them_is_opened_without_the_code(tmp_path):
 
 
 def test_files_that_do_not_fit_and_stacks_are_refused(tmp_path):
-    import safetensors.torch
-
     path = bnrank.save(small(ResNetFree), tmp_path / "net.safetensors")
-    with safetensors.safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    safetensors.torch.save_file({"input.weight": torch.ones(2, 2)}, path, metadata)
+    store.save(path, {"input.weight": torch.ones(2, 2)}, store.load(path).about, "network")
     with pytest.raises(ValueError, match="tensors do not fit a ResNetFree"):
         bnrank.load(path)
     for wrong in ("ResNetOther", 3):

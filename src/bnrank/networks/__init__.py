@@ -2,9 +2,9 @@
 
 from bnrank.networks import constructions, graph
 from bnrank.networks.chain import Chain, as_mlp, read_chain
-from bnrank.networks.circular import CircularConvolutional
-from bnrank.networks.convolutional import Convolutional, LinearConvolutional
-from bnrank.networks.files import load, load_module, save
+from bnrank.networks.code import load_module
+from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional
+from bnrank.networks.files import load, save
 from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
 from bnrank.networks.reading import Captured, Layer, Reading, Segment, capture, read
 from bnrank.networks.reasons import Skipped

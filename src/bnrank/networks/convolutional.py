@@ -1,4 +1,4 @@
-"""Convolutions, one- and two-dimensional, then linear layers."""
+"""Convolutional networks: convolutions followed by linear layers, and image to image on a torus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from bnrank._core import validation
 from bnrank.networks.stack import Stack, activation, check_slope, linear
 
-__all__ = ["Convolutional", "LinearConvolutional"]
+__all__ = ["CircularConvolutional", "Convolutional", "LinearConvolutional"]
 
 PADDINGS = ("zeros", "circular", "none")
 
@@ -159,6 +159,99 @@ class LinearConvolutional(Convolutional):
     ) -> None:
         super().__init__(shape, channels, d_out, kernel, stride, padding, pool, tail, 1.0, bias, init, seed, dtype)
         self.settings = {name: value for name, value in self.settings.items() if name != "slope"}
+
+
+class CircularConvolutional(Stack):
+    """Image to image: L convolutions with circular padding, activation sigma_s between them and none at the end (F6).
+
+    Every image has the size of the input, and translating the input on the torus translates the output: the layers
+    are block diagonal in Fourier space (T28). A bias is one number per channel, at frequency 0.
+
+    Parts ``conv1``, ``activation1``, ``conv2``, ..., ``convL``, ``flatten``.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Of one sample: (channels, n) or (channels, height, width).
+    channels : sequence of int
+        Channels that each convolution gives, one entry per convolution: those of the hidden layers and, last, of the
+        output.
+    kernel : int or sequence of int
+        Of every convolution, in each dimension; odd or even, no larger than the image. Tap t of a dimension with k taps
+        reads the entry t - (k - 1) // 2 places further.
+    slope : float
+        s in (-1, 1), or 1 for a linear network.
+    bias : bool
+        Whether convolutions have biases.
+    flatten : bool
+        Whether the output is one vector per sample, (N, channels * n) or (N, channels * height * width), as
+        `bnrank.train` needs it, or has the form of an image.
+    init, seed, dtype
+        As in :class:`~bnrank.networks.stack.Drawn`, and the floating-point type.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, or the kernel is larger than the image; the message names it.
+
+    Notes
+    -----
+    Source: Jacot2023c (F6), T28.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.CircularConvolutional((1, 6, 6), [8, 8, 2], kernel=6, flatten=False)
+    >>> x = torch.randn(3, 1, 6, 6)
+    >>> net(x).shape
+    torch.Size([3, 2, 6, 6])
+    >>> torch.allclose(net(x.roll((1, 4), (2, 3))), net(x).roll((1, 4), (2, 3)), atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        channels: Sequence[int],
+        kernel: int | Sequence[int] = 3,
+        slope: float = 0.0,
+        bias: bool = True,
+        flatten: bool = True,
+        init: str | float = "he",
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        sizes, widths = _integers(shape, "shape"), _integers(channels, "channels")
+        if len(sizes) not in (2, 3):
+            raise ValueError(f"shape: got {tuple(sizes)}, expected (channels, n) or (channels, height, width)")
+        if not widths:
+            raise ValueError("channels: got none, expected one number per convolution, the last for the output")
+        image = sizes[1:]
+        one = not isinstance(kernel, Iterable)
+        taps = [validation.integer(kernel, "kernel")] * len(image) if one else _integers(kernel, "kernel")
+        if len(taps) != len(image) or any(k > n for k, n in zip(taps, image, strict=True)):
+            expected = f"one integer or {len(image)}, none larger than the image {tuple(image)}"
+            raise ValueError(f"kernel: got {kernel if one else tuple(taps)}, expected {expected}")
+        slope, bias, flatten = check_slope(slope), bool(bias), bool(flatten)
+        layer: Any = (nn.Conv1d, nn.Conv2d)[len(image) - 1]
+        parts: dict[str, nn.Module] = {}
+        for i, (before, after) in enumerate(itertools.pairwise([sizes[0], *widths]), 1):
+            parts[f"conv{i}"] = nn.utils.skip_init(
+                layer, before, after, tuple(taps), padding="same", bias=bias, padding_mode="circular", dtype=dtype
+            )
+            if slope != 1 and i < len(widths):
+                parts[f"activation{i}"] = activation(slope)
+        if flatten:
+            parts["flatten"] = nn.Flatten()
+        super().__init__(parts, init=init, seed=validation.integer(seed, "seed", 0))
+        self.settings = {
+            "shape": sizes,
+            "channels": widths,
+            "kernel": taps[0] if one else taps,
+            "slope": slope,
+            "bias": bias,
+            "flatten": flatten,
+        }
 
 
 def _integers(values: Any, name: str) -> list[int]:

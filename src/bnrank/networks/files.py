@@ -1,58 +1,89 @@
-"""Networks on disk: safetensors only, since a model file must not be able to run code."""
+"""Networks in files: the arguments a network is built from, as plain values, and its parameters."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import itertools
-import json
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from bnrank._core import files, validation
-from bnrank._version import __version__
-from bnrank.networks.blueprints import KINDS, blueprint, build
+from bnrank._core import store, validation
+from bnrank._core.store import Stored
+from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional
 from bnrank.networks.mlp import MLP, make
+from bnrank.networks.residual import ResNetDiagonal, ResNetFree, ResNetIdentity
 from bnrank.networks.stack import Stack
 
-__all__ = ["load", "load_module", "save"]
+__all__ = ["blueprint", "build", "load", "save"]
 
-_PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")
-_KEY = "bnrank"
-_COMPRESSED = "bnrank-compressed"  # a plan of discovery's, not a chain of layers
+_STACKS = (ResNetIdentity, ResNetDiagonal, ResNetFree, Convolutional, LinearConvolutional, CircularConvolutional)
+_KINDS: dict[str, Callable[..., MLP | Stack]] = {"MLP": make, **{kind.__name__: kind for kind in _STACKS}}
+
+
+def blueprint(net: nn.Module) -> dict[str, Any] | None:
+    """Return the arguments from which `build` makes a network like this one, or None.
+
+    None for any other module than an MLP or a residual or convolutional network of `bnrank.networks`, and for a
+    network with parts that were changed after it was built.
+    """
+    if isinstance(net, MLP):
+        settings = {"widths": net.widths, "slope": net.slope, "bias": net.bias}
+    elif type(net) in _STACKS and isinstance(net, Stack):
+        settings = dict(net.settings)
+    else:
+        return None
+    kind = "MLP" if isinstance(net, MLP) else type(net).__name__
+    plan = {"kind": kind, **settings, "init": net.init, "seed": net.seed}
+    return plan if isinstance(net, MLP) or _parts(net) == _parts(build(plan)) else None
+
+
+def build(plan: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> MLP | Stack:
+    """Return the network of a blueprint, drawn from its seed.
+
+    Raises
+    ------
+    TypeError, ValueError, KeyError
+        If it is not a blueprint.
+
+    Examples
+    --------
+    >>> from bnrank.networks import ResNetFree
+    >>> build(blueprint(ResNetFree(3, width=4, seed=7))).seed
+    7
+    """
+    arguments = dict(plan)
+    return _KINDS[arguments.pop("kind")](**arguments, dtype=dtype)
+
+
+def _parts(net: nn.Module) -> list[tuple[str, str, str, str]]:
+    """Return what of a network its arguments decide: name, class, settings and shapes of every part."""
+    return [
+        (name, type(part).__name__, part.extra_repr(), str([tuple(p.shape) for p in part.parameters(recurse=False)]))
+        for name, part in net.named_modules()
+    ]
 
 
 def save(net: nn.Module, path: str | os.PathLike[str]) -> Path:
-    """Save a network as one safetensors file, with what it takes to build it again as metadata.
+    """Write a network to a safetensors file and return its path.
 
-    The file appears complete or not at all: it is written under another name in the same folder and then renamed.
+    The file is written completely or not at all.
 
     Parameters
     ----------
     net : MLP, or a residual or convolutional network of `bnrank.networks`
         The network.
     path : path
-        Where to, ending in ``.safetensors``. An existing file is replaced.
-
-    Returns
-    -------
-    Path
-        The path.
+        A name ending in ``.safetensors``. An existing file is replaced.
 
     Raises
     ------
     TypeError, ValueError
-        If ``net`` is no such network, or the path has another ending or lies in a folder that does not exist.
+        If ``net`` is not such a network, or the path cannot be written to.
 
     Examples
     --------
@@ -65,158 +96,62 @@ def save(net: nn.Module, path: str | os.PathLike[str]) -> Path:
     plan = blueprint(net)
     if plan is None:
         raise TypeError(
-            f"net: got {type(net).__name__}, expected a bnrank.MLP or one of {', '.join(KINDS)}, "
+            f"net: got {type(net).__name__}, expected a bnrank.MLP or one of {', '.join(list(_KINDS)[1:])}, "
             "with the parts it was built with; save other modules "
             'with safetensors.torch.save_file(model.state_dict(), "model.safetensors")'
         )
-    path = Path(path)
-    if path.suffix != ".safetensors":
-        raise ValueError(f"path: got {path.name!r}, expected a name ending in .safetensors")
-    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in net.state_dict().items()}
-    _write(path, to_bytes(tensors, {"format": "pt", _KEY: json.dumps({**plan, "version": __version__})}))
-    return path
+    return store.save(path, net.state_dict(), {"plan": plan}, "network")
 
 
 def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] | None = None) -> MLP | Stack:
-    """Load a network saved by :func:`save`, or any safetensors state dict of a plain chain of linear layers.
+    """Return a network from a file of :func:`save`, or from any safetensors state dict of a chain of linear layers.
 
     Parameters
     ----------
     path : path
         A safetensors file. Pickles (.pt, .pth, ...) are refused, since opening one can run code.
     slope : float
-        Slope of the activation of a foreign state dict, which does not say; 0 is ReLU. Files of :func:`save` have
-        their own.
+        Slope of the activation of a foreign state dict, which does not contain it; 0 is ReLU.
     order : sequence of str, optional
-        Names of the weights of a foreign state dict, first layer first. Needed where the names carry no numbers
-        to sort them by.
+        Names of the weights of a foreign state dict, first layer first. Needed where the names contain no numbers
+        to sort by.
 
     Returns
     -------
-    MLP, or whatever network was saved
-        The network, in the precision of the file.
+    MLP, or the class that was saved
+        In the precision of the file.
 
     Raises
     ------
     ValueError
-        If the file is missing, a pickle, damaged, or no chain of 2-D weights; the message names the file.
+        If the file is missing, a pickle, damaged, or not a chain of 2-D weights; the message names the file.
     """
-    path = Path(path)
-    tensors, metadata = _read_safetensors(path, "path")
-    if _KEY in metadata:
-        return _from_own(path, tensors, metadata[_KEY])
-    if _COMPRESSED in metadata:
-        raise ValueError(
-            f"path: {path} holds a network that was compressed; "
-            f"load it with bnrank.discovery.load_compressed({str(path)!r})"
+    stored = store.read(path)
+    if not stored.kind:
+        return _from_foreign(stored.path, stored.tensors, validation.slope(slope), order)
+    if stored.kind == "compressed":
+        hint = f"load it with bnrank.discovery.load_compressed({str(path)!r})"
+        raise ValueError(f"path: {path} holds a network that was compressed; {hint}")
+    return _rebuilt(store.load(path, "network"))
+
+
+def _rebuilt(stored: Stored) -> MLP | Stack:
+    try:
+        net = build(stored.about["plan"], _one_dtype(stored.path, stored.tensors))
+        found, expected = (
+            {name: tuple(t.shape) for name, t in part.items()} for part in (stored.tensors, net.state_dict())
         )
-    return _from_foreign(path, tensors, validation.slope(slope), order)
-
-
-def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.Module:
-    """Build a module from code, and load its weights from a safetensors file.
-
-    Parameters
-    ----------
-    spec : str
-        ``"path/to/file.py:function"`` or ``"package.module:function"``, a function without arguments that returns
-        a ``torch.nn.Module``. Its code is run, so it must be trusted.
-    weights : path, optional
-        A safetensors file with the module's state dict.
-
-    Returns
-    -------
-    torch.nn.Module
-        The module.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the file, module or function is not there, fails, or returns something else, or the weights do not fit.
-
-    Examples
-    --------
-    >>> load_module("torch.nn:Identity")
-    Identity()
-    """
-    function = _find_function(spec)
-    try:
-        module = function()
-    except Exception as error:
-        raise ValueError(f"spec: {spec!r} raised {type(error).__name__}: {error}") from error
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"spec: {spec!r} returned {validation.describe(module)}, expected a torch.nn.Module")
-    if weights is not None:
-        tensors, _ = _read_safetensors(Path(weights), "weights")
-        try:
-            module.load_state_dict(tensors)
-        except RuntimeError as error:
-            raise ValueError(f"weights: {Path(weights)} does not fit {spec!r}: {error}") from error
-    return module
-
-
-def _write(path: Path, data: bytes) -> None:
-    if not path.parent.is_dir():
-        raise ValueError(f"path: got {str(path)!r}, expected a path in a folder that exists")
-    if path.is_dir():
-        raise ValueError(f"path: got {str(path)!r}, which is a folder, expected a file name")
-    files.write_atomically(path, data)
-
-
-def _read_safetensors(path: Path, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    if not path.is_file():
-        raise ValueError(f"{name}: got {str(path)!r}, expected a file that exists")
-    with path.open("rb") as file:
-        head = file.read(9)  # of a safetensors file: the length of its header in 8 bytes, any of them, and a brace
-    protocol = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
-    pickled = head[:2] == b"PK" or (protocol and head[8:] != b"{")
-    if path.suffix.lower() in _PICKLE_SUFFIXES or pickled:
-        raise ValueError(
-            f"{name}: {path} is a pickle{'' if pickled else ' by its name'}, and opening one can run any code. Where "
-            "the model is trusted and loaded, write it with\n"
-            '    safetensors.torch.save_file(model.state_dict(), "model.safetensors")\n'
-            "and give that file instead"
-        )
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-            return tensors, file.metadata() or {}
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise ValueError(
-            f"{name}: {path} ({path.stat().st_size} bytes) is not a complete safetensors file: {error}"
-        ) from error
-
-
-def _from_own(path: Path, tensors: Mapping[str, Tensor], text: str) -> MLP | Stack:
-    try:
-        settings = json.loads(text)
-        if "kind" in settings:
-            plan = {key: value for key, value in settings.items() if key != "version"}
-            other = build(plan, _one_dtype(path, tensors))
-            found = {name: tuple(t.shape) for name, t in tensors.items()}
-            if found != {name: tuple(t.shape) for name, t in other.state_dict().items()}:
-                raise ValueError(f"the tensors do not fit a {settings['kind']}: {found}")
-            other.load_state_dict(dict(tensors))
-            return other
-        arguments = {key: settings[key] for key in ("widths", "slope", "bias", "init", "seed")}
-        widths = [validation.integer(width, "widths") for width in arguments["widths"]]
+        if found != expected:
+            wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+            raise ValueError(f"tensors do not fit a {stored.about['plan']['kind']}: {', '.join(wrong)}")
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"path: {path} has damaged metadata: {error!r}") from error
-    expected: dict[str, tuple[int, ...]] = {
-        f"layers.{i}.weight": (n_out, n_in) for i, (n_in, n_out) in enumerate(itertools.pairwise(widths))
-    }
-    if arguments["bias"]:
-        expected |= {f"layers.{i}.bias": (n_out,) for i, n_out in enumerate(widths[1:])}
-    found = {name: tuple(t.shape) for name, t in tensors.items()}
-    if found != expected:
-        wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-        raise ValueError(f"path: {path} says widths {widths}, but these tensors do not fit: {', '.join(wrong)}")
-    try:
-        net = make(**arguments, dtype=_one_dtype(path, tensors))
-    except TypeError as error:
-        raise ValueError(f"path: {path} has damaged metadata: {error}") from error
-    net.load_state_dict(dict(tensors))
+        raise ValueError(f"path: {stored.path} has a damaged plan of its network: {error}") from error
+    net.load_state_dict(stored.tensors)
     return net
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(t.shape) for name, t in tensors.items()}
 
 
 def _from_foreign(path: Path, tensors: Mapping[str, Tensor], slope: float, order: Sequence[str] | None) -> MLP:
@@ -273,44 +208,3 @@ def _one_dtype(path: Path, tensors: Mapping[str, Tensor]) -> torch.dtype:
             f"path: {path} has dtypes {', '.join(sorted(map(str, dtypes)))}, expected one floating-point one"
         )
     return dtypes.pop()
-
-
-def _find_function(spec: str) -> Callable[[], Any]:
-    if not isinstance(spec, str):
-        raise TypeError(
-            f"spec: got {validation.describe(spec)}, expected 'file.py:function' or 'package.module:function'"
-        )
-    source, colon, name = spec.rpartition(":")
-    if not colon or not source or not name:
-        raise ValueError(f"spec: got {spec!r}, expected 'file.py:function' or 'package.module:function'")
-    namespace = _run_file(Path(source), spec) if source.endswith(".py") else _import(source, spec)
-    function = getattr(namespace, name, None)
-    if not callable(function):
-        near = validation.suggest(name, [key for key, value in vars(namespace).items() if callable(value)])
-        raise ValueError(f"spec: got {spec!r}, but {source} has no function {name!r}{near}")
-    return function
-
-
-def _run_file(path: Path, spec: str) -> ModuleType:
-    if not path.is_file():
-        raise ValueError(f"spec: got {spec!r}, expected a file that exists, {path} does not")
-    info = importlib.util.spec_from_file_location(f"bnrank_user_{path.stem}", path)
-    assert info is not None
-    assert info.loader is not None
-    module = importlib.util.module_from_spec(info)
-    sys.modules[info.name] = module  # dataclasses look their module up there
-    sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        info.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"spec: {path} raised {type(error).__name__} when run: {error}") from error
-    finally:
-        sys.path.remove(str(path.parent.resolve()))
-    return module
-
-
-def _import(name: str, spec: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise ValueError(f"spec: got {spec!r}, but importing {name} raised {type(error).__name__}: {error}") from error

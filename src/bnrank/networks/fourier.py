@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.circular import CircularConvolutional
+from bnrank.networks.convolutional import CircularConvolutional
 
 __all__ = ["in_fourier_space"]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank._core.files import atomic_path, prepare_folder, write_atomically
-from bnrank.networks.blueprints import blueprint, build
+from bnrank.networks.files import blueprint, build
 from bnrank.networks.mlp import MLP
 from bnrank.training.settings import Settings, by_hand
 

@@ -19,8 +19,8 @@ from bnrank._core.files import write_atomically
 from bnrank._version import __version__
 from bnrank.discovery.estimators.counting import Trial
 from bnrank.discovery.estimators.summary import Summary
-from bnrank.networks.blueprints import blueprint
-from bnrank.networks.mlp import MLP, make
+from bnrank.networks.files import blueprint, build
+from bnrank.networks.mlp import MLP
 
 __all__ = ["is_fitted", "load", "save"]
 
@@ -129,7 +129,7 @@ def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     if "network" in value:
         prefix = f"{value['name']}/"
         own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
-        net = make(**value["network"], dtype=next(iter(own.values())).dtype)
+        net = build(value["network"], next(iter(own.values())).dtype)
         net.load_state_dict(own)
         return net
     if "record" in value:

@@ -1,0 +1,100 @@
+"""Modules built by the user's code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from bnrank._core import store, validation
+
+__all__ = ["load_module"]
+
+
+def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.Module:
+    """Build a module from code, and load its weights from a safetensors file.
+
+    Parameters
+    ----------
+    spec : str
+        ``"path/to/file.py:function"`` or ``"package.module:function"``, a function without arguments that returns
+        a ``torch.nn.Module``. Its code is run, so it must be trusted.
+    weights : path, optional
+        A safetensors file with the module's state dict.
+
+    Returns
+    -------
+    torch.nn.Module
+        The module.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the file, module or function is not there, fails, or returns something else, or the weights do not fit.
+
+    Examples
+    --------
+    >>> load_module("torch.nn:Identity")
+    Identity()
+    """
+    function = _find_function(spec)
+    try:
+        module = function()
+    except Exception as error:
+        raise ValueError(f"spec: {spec!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"spec: {spec!r} returned {validation.describe(module)}, expected a torch.nn.Module")
+    if weights is not None:
+        try:
+            module.load_state_dict(store.read(weights, name="weights").tensors)
+        except RuntimeError as error:
+            raise ValueError(f"weights: {Path(weights)} does not fit {spec!r}: {error}") from error
+    return module
+
+
+def _find_function(spec: str) -> Callable[[], Any]:
+    if not isinstance(spec, str):
+        raise TypeError(
+            f"spec: got {validation.describe(spec)}, expected 'file.py:function' or 'package.module:function'"
+        )
+    source, colon, name = spec.rpartition(":")
+    if not colon or not source or not name:
+        raise ValueError(f"spec: got {spec!r}, expected 'file.py:function' or 'package.module:function'")
+    namespace = _run_file(Path(source), spec) if source.endswith(".py") else _import(source, spec)
+    function = getattr(namespace, name, None)
+    if not callable(function):
+        near = validation.suggest(name, [key for key, value in vars(namespace).items() if callable(value)])
+        raise ValueError(f"spec: got {spec!r}, but {source} has no function {name!r}{near}")
+    return function
+
+
+def _run_file(path: Path, spec: str) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"spec: got {spec!r}, expected a file that exists, {path} does not")
+    info = importlib.util.spec_from_file_location(f"bnrank_user_{path.stem}", path)
+    assert info is not None
+    assert info.loader is not None
+    module = importlib.util.module_from_spec(info)
+    sys.modules[info.name] = module  # dataclasses look their module up there
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        info.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"spec: {path} raised {type(error).__name__} when run: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent.resolve()))
+    return module
+
+
+def _import(name: str, spec: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise ValueError(f"spec: got {spec!r}, but importing {name} raised {type(error).__name__}: {error}") from error

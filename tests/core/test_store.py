@@ -1,0 +1,147 @@
+"""One format on disk: round trips, and every way in which a file can be wrong."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from bnrank import __version__
+from bnrank._core import store
+
+ABOUT = {"text": "é", "numbers": [1, 2.5, None], "nested": {"a": True}}
+
+
+def stored(folder, kind="example"):
+    tensors = {"x": torch.arange(6.0).reshape(2, 3), "n": np.array([1, 2]), "b": torch.tensor([True])}
+    return store.save(folder / "a.safetensors", tensors, ABOUT, kind)
+
+
+def test_round_trip(tmp_path):
+    path = stored(tmp_path)
+    found = store.load(path, "example")
+    assert (found.kind, found.about, found.version, found.path) == ("example", ABOUT, __version__, path)
+    assert found.tensors["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found.tensors["n"].dtype == torch.int64
+    assert found.tensors["b"].dtype == torch.bool
+    assert store.read(str(path)).about == ABOUT
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@given(
+    shape=st.lists(st.integers(0, 4), max_size=3),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]),
+    transposed=st.booleans(),
+)
+def test_tensors_of_any_shape_and_type_come_back(tmp_path, shape, dtype, transposed):
+    tensor = torch.arange(int(np.prod(shape))).reshape(shape).to(dtype)
+    tensor = tensor.T if transposed and tensor.ndim == 2 else tensor
+    back = store.load(store.save(tmp_path / "t.safetensors", {"t": tensor}, {}, "k")).tensors["t"]
+    assert back.dtype == dtype
+    assert torch.equal(back, tensor)
+
+
+def test_the_kind_is_checked(tmp_path):
+    path = stored(tmp_path, "network")
+    with pytest.raises(ValueError, match=r"out: .*a.safetensors holds a network, expected a checkpoint"):
+        store.load(path, "checkpoint", name="out")
+
+
+def test_a_file_of_another_program_is_read_and_not_loaded(tmp_path):
+    path = tmp_path / "foreign.safetensors"
+    save_file({"w": torch.ones(2)}, path, {"format": "pt"})
+    found = store.read(path)
+    assert (found.kind, found.about, found.version, found.tensors["w"].tolist()) == ("", {}, "", [1, 1])
+    with pytest.raises(ValueError, match="that bnrank did not write, expected a network"):
+        store.load(path, "network")
+
+
+def test_every_flipped_byte_is_noticed(tmp_path):
+    path = stored(tmp_path)
+    whole = path.read_bytes()
+    unchanged = store.load(path)
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            found = store.load(path, "example")
+        except ValueError as error:
+            assert "a.safetensors" in str(error)  # noqa: PT017
+        else:  # padding, or the name of the format
+            assert found.about == unchanged.about
+            assert all(torch.equal(found.tensors[key], value) for key, value in unchanged.tensors.items())
+
+
+def test_every_truncated_file_is_refused(tmp_path):
+    path = stored(tmp_path)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=r"path: .*a.safetensors .* is damaged or not a safetensors file"):
+            store.load(path)
+
+
+class Payload:
+    def __reduce__(self):
+        return pytest.fail, ("a pickle was run",)
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors", "a.joblib", "a"])
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_are_refused(tmp_path, name, protocol):
+    path = tmp_path / name
+    path.write_bytes(pickle.dumps(Payload(), protocol))
+    with pytest.raises(ValueError, match="is a pickle"):
+        store.read(path)
+
+
+def test_paths_that_cannot_be_written_to_are_refused(tmp_path, monkeypatch):
+    for path, message in [
+        (tmp_path / "a.pt", r"expected a name ending in .safetensors"),
+        (tmp_path / "none" / "a.safetensors", "in a folder that exists"),
+        (tmp_path / "folder.safetensors", "which is a folder"),
+    ]:
+        (tmp_path / "folder.safetensors").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match=message):
+            store.save(path, {}, {}, "k")
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(ValueError, match=r"path: cannot write .*Permission denied"):
+        store.save(tmp_path / "a.safetensors", {}, {}, "k")
+    with pytest.raises(ValueError, match="expected a file that exists"):
+        store.read(tmp_path / "a.safetensors")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_folder_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ValueError, match="cannot write"):
+        stored(tmp_path)
+    tmp_path.chmod(0o700)
+
+
+def test_values_that_json_cannot_represent_are_refused(tmp_path):
+    with pytest.raises(TypeError):
+        store.save(tmp_path / "a.safetensors", {}, {"tensor": torch.ones(1)}, "k")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failing_write_leaves_the_file_before(tmp_path, monkeypatch):
+    path = stored(tmp_path)
+    before = path.read_bytes()
+
+    def stop(_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", stop)
+    with pytest.raises(ValueError, match="disk full"):
+        store.save(path, {}, {}, "other")
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
