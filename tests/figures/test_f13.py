@@ -12,8 +12,8 @@ from bnrank.figures.f13_low_rank_tails import computation as tails
 from bnrank.figures.f13_low_rank_tails import figure as f13
 from bnrank.figures.f13_low_rank_tails.computation import Course, Steps
 from bnrank.tasks import Task, separable
+from bnrank.theory.invariants import tail
 from bnrank.theory.invariants.finding import find
-from bnrank.theory.invariants.tail import tail
 from helpers import passed
 
 TIMES = np.array([0.0, 1e2, 1e4, 1e6])

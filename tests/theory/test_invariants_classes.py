@@ -9,7 +9,7 @@ from torch import nn
 
 from bnrank.networks.graph.tracing import trace
 from bnrank.theory.invariants.classes import blocks
-from bnrank.theory.invariants.finding import find, of_graph
+from bnrank.theory.invariants.finding import find, with_blocks
 from theory.architectures import ZOO, Net, build, conv, fc, frozen
 
 # Dropout is off in eval mode, where the oracle would see the identity.
@@ -120,7 +120,7 @@ def test_pooling_windows_too_large_to_build():
         net, shape = build(name)
         graph = trace(net, torch.ones(1, *shape))
         without = dataclasses.replace(graph, nodes=tuple(dataclasses.replace(n, windows=None) for n in graph))
-        a, b = (of_graph(g, net, torch.ones(1, *shape)) for g in (graph, without))
+        a, b = (with_blocks(net, torch.ones(1, *shape), graph=g)[0] for g in (graph, without))
         assert a.names == b.names
         assert [q.shape for q in a] == [q.shape for q in b]
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 import bnrank
 from bnrank.networks.graph.tracing import trace
 from bnrank.theory.invariants import Conserved, Findings, find
-from bnrank.theory.invariants.finding import of_graph
+from bnrank.theory.invariants.finding import with_blocks
 from helpers import normal
 from theory.architectures import ZOO, Net, blocks, build, conv2, fc, frozen, relu
 
@@ -265,8 +265,8 @@ def test_a_wrong_claim_is_caught():
         graph, nodes=tuple(dataclasses.replace(n, slope=1.0) if n.op == "activation" else n for n in graph)
     )
     with pytest.raises(RuntimeError, match="error in bnrank"):
-        of_graph(lying, net, normal(2, 2, seed=0))
-    assert of_graph(lying, net, normal(2, 2, seed=0), verify=False).having("matrix")
+        with_blocks(net, normal(2, 2, seed=0), graph=lying)
+    assert with_blocks(net, normal(2, 2, seed=0), graph=lying, verify=False)[0].having("matrix")
 
 
 def test_refuses_what_it_cannot_compute():

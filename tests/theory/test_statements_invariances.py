@@ -6,10 +6,12 @@ from torch import nn
 
 import bnrank
 from bnrank.theory.facts import Facts
-from bnrank.theory.invariants.tail import Tail
+from bnrank.theory.invariants import Tail
 from bnrank.theory.statements import invariances
+from bnrank.theory.verdicts import statements_in
 
-PATHS, VERTICES, MATRICES, SAME, LAYERS, DIFFERENT, TAIL, STEP, RIDGE = invariances.STATEMENTS
+STATEMENTS = statements_in(invariances)
+PATHS, VERTICES, MATRICES, SAME, LAYERS, DIFFERENT, TAIL, STEP, RIDGE = STATEMENTS
 DOUBLE = torch.float64
 
 
@@ -83,7 +85,7 @@ def facts_of(name, targets="numbers", ridge=0.1):
 @pytest.mark.parametrize("name", ZOO)
 def test_they_hold_for_any_network_and_loss(name, targets):
     facts = facts_of(name, targets)
-    verdicts = {s: s(facts) for s in invariances.STATEMENTS}
+    verdicts = {s: s(facts) for s in STATEMENTS}
     assert {v.status for v in verdicts.values()} <= {"holds", "not applicable"}, verdicts
     assert verdicts[VERTICES].status == verdicts[LAYERS].status == verdicts[STEP].status == "holds"
     said = verdicts[VERTICES].note
@@ -225,7 +227,7 @@ def test_a_module_that_cannot_be_traced_says_why():
             return self.layer(torch.relu(self.layer(x)))
 
     facts = Facts(Recurrent(), normal(4, 3))
-    for statement in invariances.STATEMENTS[:-1]:
+    for statement in STATEMENTS[:-1]:
         found = statement(facts)
         assert found.status == "not applicable"
         assert found.reason.startswith("the computation graph of the network is known: ")
@@ -242,7 +244,7 @@ def test_at_a_minimum_the_gradient_is_noise_and_violates_nothing():
     for statement in (VERTICES, MATRICES, LAYERS, STEP):
         assert statement(facts).status == "holds"
     dead = Facts(bnrank.MLP([3, 4, 2], init=0.0), x, y)
-    for statement in invariances.STATEMENTS:
+    for statement in STATEMENTS:
         assert statement(dead).status in ("holds", "not applicable")
 
 

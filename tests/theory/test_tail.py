@@ -9,8 +9,8 @@ from torch import nn
 
 import bnrank
 from bnrank.networks.graph.tracing import trace
+from bnrank.theory.invariants import tail
 from bnrank.theory.invariants.finding import find
-from bnrank.theory.invariants.tail import tail
 
 DOUBLE = torch.float64
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import bnrank
+from bnrank.theory.invariants import tail
 from bnrank.theory.invariants.finding import find
 from bnrank.theory.invariants.flattenings import largest
-from bnrank.theory.invariants.tail import tail
 
 DOUBLE = torch.float64
 

@@ -18,9 +18,10 @@ from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, unwrap
 from bnrank.networks.mlp import MLP
-from bnrank.theory import kept
+from bnrank.theory.invariants import conserved
 from bnrank.theory.invariants.finding import Findings
-from bnrank.theory.invariants.tail import Tail
+from bnrank.theory.invariants.linear_tail import Tail, findings_and_tail
+from bnrank.theory.invariants.patterns import same_patterns
 from bnrank.theory.localized import Deeper, Localized, localized, one_deeper
 from bnrank.theory.path import Path
 from bnrank.theory.verdicts import NotApplicable
@@ -360,7 +361,12 @@ class Facts:
 
     @cached_property
     def _of_graph(self) -> tuple[Findings, Tail] | str:
-        return kept.findings_and_tail(self.net, self.all_x[:1])
+        try:
+            return findings_and_tail(self.net, self.all_x[:1], verify=False)
+        except validation.RangeError:
+            raise
+        except (TypeError, ValueError) as error:
+            return str(error).removeprefix("net: ")
 
     @property
     def _conserved(self) -> tuple[Findings, Tail]:
@@ -387,15 +393,20 @@ class Facts:
     @property
     def loss(self) -> tuple[str, Tensor, str]:
         """A loss at these samples, the values it compares the outputs with, and its formula; mean ||f||^2 without y."""
-        return kept.loss_of(*self.few, self.outputs.shape[1])
+        return conserved.loss_of(*self.few, self.outputs.shape[1])
 
     @cached_property
     def patterns(self) -> dict[str, Tensor]:
         """Which channels have the same activation pattern there, (n, n), by the findings' names; for four of them."""
-        return kept.patterns(self.findings, self.net, self.few[0])
+        try:
+            return same_patterns(self.findings, self.net, self.few[0])
+        except ValueError as error:
+            raise NotApplicable("the activations are those of the computation graph", str(error)) from error
 
     @cached_property
     def gradient(self) -> dict[str, Tensor]:
         """The gradient of that loss by the parameters' names, float64."""
         loss, y, _ = self.loss
-        return kept.gradient(self.net, self.few[0], y, loss)
+        if not any(p.is_floating_point() for p in self.net.parameters()):
+            raise NotApplicable("the network has parameters")
+        return conserved.gradient(self.net, self.few[0], lambda out: conserved.cost(out.flatten(1), y, loss))[1]

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from bnrank.measures import stable_signs
 from bnrank.networks import Convolutional, FreeBlock, Stack
 from bnrank.tasks import Task, two_digits
+from bnrank.theory.invariants import Tail, tail
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.finding import find
-from bnrank.theory.invariants.tail import Tail, tail
 from bnrank.training.gradient_flow import Flow, flow
 
 __all__ = ["ARCHITECTURES", "Course", "Steps", "Watched", "centered", "descend", "follow", "images", "network", "slope"]

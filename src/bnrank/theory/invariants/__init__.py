@@ -2,8 +2,8 @@
 
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.finding import Findings, find
+from bnrank.theory.invariants.linear_tail import Tail, tail
 from bnrank.theory.invariants.monitor import Monitor
 from bnrank.theory.invariants.patterns import Pair
-from bnrank.theory.invariants.tail import Tail, tail
 
 __all__ = ["Conserved", "Findings", "Monitor", "Pair", "Tail", "find", "tail"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.functional import Functional, example, unwrap
 
-__all__ = ["Conserved", "Piece", "Term", "cost", "gradient"]
+__all__ = ["Conserved", "Piece", "Term", "cost", "gradient", "loss_of"]
 
 Array = np.ndarray[Any, Any]
 Loss = str | Callable[[Tensor, Tensor], Tensor]
@@ -193,7 +193,20 @@ class Conserved:
         """
         self._checked(net)
         weights, flow = gradient(net, example(net, x), lambda outputs: cost(outputs, y, loss))
-        return -2 * self.between(weights, flow)
+        return self.rate_along(weights, flow)[0]
+
+    def rate_along(self, parameters: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return -2 B(theta, g), dQ/dt for g = grad C, and the size of the terms that cancel in it.
+
+        The size is the sum of the absolute values of the products; of a pair or matrix an upper bound of it.
+        """
+        rate = -2 * self.between(parameters, gradient)
+        if self.kind in ("vertex", "layer"):
+            products = {name: (parameters[name] * gradient[name]).abs().sqrt() for name in self.parameters}
+            return rate, 2 * self.scale(products)
+        weights, slopes = (self.scale(named).diagonal().sqrt() for named in (parameters, gradient))
+        outer = torch.outer(weights, slopes)
+        return rate, outer + outer.T
 
     def _form(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, signed: bool) -> Tensor:
         if self.kind in ("vertex", "layer"):
@@ -285,3 +298,19 @@ def cost(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
             raise ValueError("y: got other numbers than -1 and 1, which the loss 'logistic' expects")
         return nn.functional.softplus(-y * outputs).reshape(len(y), -1).sum(1).mean()
     return (outputs - y).square().reshape(len(y), -1).sum(1).mean()
+
+
+def loss_of(x: Tensor, y: Tensor | None, outputs: int) -> tuple[str, Tensor, str]:
+    """Return a loss, the values it compares the outputs with, and its formula; mean ||f||^2 without targets.
+
+    Examples
+    --------
+    >>> loss_of(torch.ones(2, 3), torch.tensor([0, 1]), 2)[2]
+    'C = mean cross-entropy'
+    """
+    if y is None:
+        formula = "C = mean ||f||^2, as no targets are given: it holds for any loss"
+        return "mse", torch.zeros(len(x), outputs, dtype=torch.float64), formula
+    if y.is_floating_point():
+        return "mse", y, "C = mean ||f - y||^2"
+    return "cross_entropy", y, "C = mean cross-entropy"

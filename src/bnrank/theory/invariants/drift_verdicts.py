@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from bnrank.theory.invariants.conserved import Conserved
+from bnrank.theory.invariants.linear_tail import Tail
 from bnrank.theory.invariants.squares import Array
-from bnrank.theory.invariants.tail import Tail
 from bnrank.theory.invariants.track import Track
 from bnrank.theory.verdicts import (
     HOLDS,

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bnrank._core import text
+from bnrank._core.results import Printed
 from bnrank.networks.functional import check_unshared, unwrap
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.tracing import samples, trace
@@ -22,14 +24,14 @@ from bnrank.theory.invariants.patterns import Pair
 from bnrank.theory.invariants.stages import Stage, stages
 from bnrank.theory.invariants.wording import STILL, Words, title, words
 
-__all__ = ["Findings", "find", "of_graph"]
+__all__ = ["Findings", "find", "quantities", "with_blocks"]
 
 Array = np.ndarray[Any, Any]
-TOLERANCE, ROUNDING = 1e-8, 1e-13
+RTOL, ROUNDING = 1e-8, 1e-13
 FLOW = "gradient flow; any loss, any data"
 
 
-class Findings(Sequence[Conserved]):
+class Findings(Printed, Sequence[Conserved]):
     """What :func:`find` returns: conserved quantities, by number or by name.
 
     Attributes
@@ -86,16 +88,16 @@ class Findings(Sequence[Conserved]):
         return f"Findings({', '.join(map(repr, self.names))})"
 
     def __str__(self) -> str:
-        lines = []
-        if self._items:
-            rows = [("quantity", "values", "statement", "why")]
-            for item in self._items:
-                size = " x ".join(map(str, item.shape)) or "1"
-                rows.append((item.name, size, ", ".join(item.ids), item.reason))
-            widths = [max(len(row[i]) for row in rows) for i in range(3)]
-            lines = ["  ".join([*(row[i].ljust(widths[i]) for i in range(3)), row[3]]) for row in rows]
-        else:
-            lines = [f"nothing is conserved: {self.why_nothing}"]
+        rows = [
+            {
+                "quantity": item.name,
+                "values": " x ".join(map(str, item.shape)) or "1",
+                "statement": ", ".join(item.ids),
+                "why": item.reason,
+            }
+            for item in self
+        ]
+        lines = [text.render(rows) if rows else f"nothing is conserved: {self.why_nothing}"]
         if self.outside:
             lines.append("outside the theory:")
             lines += [f"  {part.name} ({part.type}): {part.reason}" for part in self.outside]
@@ -170,43 +172,37 @@ def find(net: nn.Module, example: Tensor | np.ndarray, *, verify: bool = True) -
     >>> torch.allclose(found["matrix 2 | 3"].value(net), w1 @ w1.T - w2.T @ w2)
     True
     """
+    return with_blocks(net, example, verify=verify)[0]
+
+
+def with_blocks(
+    net: nn.Module, example: Tensor | np.ndarray, *, graph: LayerGraph | None = None, verify: bool = True
+) -> tuple[Findings, list[Block], Entries]:
+    """Return what :func:`find` returns, for a graph if it is given, with the blocks and entries it comes from."""
     with torch.inference_mode(False):
         if isinstance(example, Tensor) and example.is_inference():
             example = example.clone()
-        return of_graph(trace(net, example), net, example, verify=verify)
+        graph, net = trace(net, example) if graph is None else graph, unwrap(net)
+        check_unshared(net)
+        parameters = dict(net.named_parameters())
+        found, entries = blocks(graph, parameters)
+        items = [q for block in found for q in quantities(block, words(graph, block), entries)]
+        for block in numbers(graph, parameters, entries):
+            items += quantities(block, words(graph, block, number=True), entries)
+        items += _layers(entries, stages(entries, found), found)
+        findings = Findings(_named(items), graph)
+        if verify:
+            _verify(findings, net, example)
+        return findings, found, entries
 
 
-def of_graph(
-    graph: LayerGraph,
-    net: nn.Module,
-    example: Tensor | np.ndarray,
-    *,
-    verify: bool = True,
-    parts: tuple[list[Block], Entries] | None = None,
-) -> Findings:
-    """Return what :func:`find` returns, for a graph, and its blocks, that are already there."""
-    net = unwrap(net)
-    check_unshared(net)
-    parameters = dict(net.named_parameters())
-    found, entries = parts or blocks(graph, parameters)
-    items: list[Conserved] = []
-    for block in found:
-        items += _quantities(block, words(graph, block), entries)
-    for block in numbers(graph, parameters, entries):
-        items += _quantities(block, words(graph, block, number=True), entries)
-    items += _layers(entries, stages(entries, found), found)
-    findings = Findings(_named(items), graph)
-    if verify:
-        _verify(findings, net, example)
-    return findings
-
-
-def _quantities(block: Block, text: Words, entries: Entries) -> list[Conserved]:
+def quantities(block: Block, said: Words, entries: Entries) -> list[Conserved]:
+    """Return the conserved quantities of a block, in words given."""
     terms = _terms(block.terms, entries)
     common: dict[str, Any] = {
-        "biases": text.biases,
+        "biases": said.biases,
         "size": block.size,
-        "layers": text.layers,
+        "layers": said.layers,
         "terms": terms,
         "parts": block.parts,
         "every": _shapes(entries),
@@ -214,20 +210,20 @@ def _quantities(block: Block, text: Words, entries: Entries) -> list[Conserved]:
     alone = len(np.unique(block.parts)) == block.size
     activated = block.activations.shape[1] > 0
     if not (alone or activated or block.diagonal):
-        return [Conserved(f"matrix {text.name}", "matrix", (text.case,), reason=text.matrix, assumption=FLOW, **common)]
-    ids = ("T44", text.case) if text.case.startswith("T45 (") else (STILL if text.case == STILL else "T44",)
-    result = [Conserved(f"vertex {text.name}", "vertex", ids, reason=text.vertex, assumption=FLOW, **common)]
-    if activated and not (alone or block.diagonal or text.case == STILL):
+        return [Conserved(f"matrix {said.name}", "matrix", (said.case,), reason=said.matrix, assumption=FLOW, **common)]
+    ids = ("T44", said.case) if said.case.startswith("T45 (") else (STILL if said.case == STILL else "T44",)
+    result = [Conserved(f"vertex {said.name}", "vertex", ids, reason=said.vertex, assumption=FLOW, **common)]
+    if activated and not (alone or block.diagonal or said.case == STILL):
         numbers = block.activations
         nodes = entries.node_of(numbers)
         starts = np.array([entries.start[node.name] for node in entries.graph])
         names = tuple(node.name for node in entries.graph)
         result.append(
             Pair(
-                f"pair {text.name}",
+                f"pair {said.name}",
                 "pair",
                 ("T44", "T47"),
-                reason=text.pair,
+                reason=said.pair,
                 assumption="gradient flow; neurons u and v active on the same samples",
                 **common,
                 nodes=tuple(names[i] for i in np.unique(nodes)),
@@ -333,12 +329,10 @@ def _verify(findings: Findings, net: nn.Module, example: Tensor | np.ndarray) ->
             "verify=False"
         )
     for item in items:
-        rate = item.between(leaves, flow).abs()
-        a, b = (item.scale(t).diagonal() if item.kind == "matrix" else item.scale(t) for t in (leaves, flow))
-        bound = (a * b).sqrt() if item.kind != "matrix" else torch.outer(a, b).sqrt() / 2
-        bound = (bound if item.kind != "matrix" else bound + bound.T) + torch.finfo(torch.float64).tiny
-        if not bool((rate <= TOLERANCE * bound + ROUNDING * bound.max()).all()):
-            worst = (rate / bound).max()
+        rate, size = item.rate_along(leaves, flow)
+        bound = size + torch.finfo(torch.float64).tiny
+        if not bool((rate.abs() <= RTOL * bound + ROUNDING * bound.max()).all()):
+            worst = (rate.abs() / bound).max()
             raise RuntimeError(
                 f"{item.name}: its rate along a gradient is {worst:.1e} of its scale, expected 0. This is an error in "
                 "bnrank: please report it with the module; verify=False returns the quantities nevertheless"

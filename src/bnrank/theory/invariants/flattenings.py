@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from bnrank.theory.invariants.conserved import Conserved
 
 __all__ = ["Layer", "Map", "largest", "squares"]
 
@@ -80,11 +81,17 @@ class Layer:
         from different places).
     branches : tuple of tuple of Map
         The chains, the map that reads first.
+    inside : tuple of tuple of Conserved
+        The conserved matrices E = in - out of the values inside the chains, biases with in; per chain.
+    after : Conserved or None
+        The conserved matrix D = in - out of the value that it writes, biases with in; None for the output.
     """
 
     name: str
     kind: str
     branches: tuple[tuple[Map, ...], ...]
+    inside: tuple[tuple[Conserved, ...], ...] = ()
+    after: Conserved | None = None
 
     @property
     def factor(self) -> int:
@@ -113,22 +120,10 @@ class Layer:
         """Return the biases added to the value it writes, (channels, entries per channel), float64."""
         return torch.cat([branch[-1].bias_form(parameters) for branch in self.branches], 1)
 
-    def inside(self, parameters: Mapping[str, Tensor]) -> list[list[Tensor]]:
-        """Return the conserved matrices E = in - out of the values inside the chains, biases with in; per chain."""
-        return [
-            [_gram(a, parameters) - _transposed_gram([b], parameters) for a, b in itertools.pairwise(branch)]
-            for branch in self.branches
-        ]
-
-    def before(self, following: Layer, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return the conserved matrix D = in - out between this layer and the following one, biases with in."""
-        coming = sum((_gram(branch[-1], parameters) for branch in self.branches), torch.zeros((), dtype=torch.float64))
-        return coming - _transposed_gram([branch[0] for branch in following.branches], parameters)
-
     def added(self, inner: Sequence[Sequence[Tensor]], rank: int) -> float:
         """Return how much further the read form can be from rank r f than the written form from rank r, f the factor.
 
-        Distances are sums of squared singular values. ``inner`` are the eigenvalues of :meth:`inside`, r is ``rank``.
+        Distances are sums of squared singular values; ``inner`` are the eigenvalues of :attr:`inside`, r is ``rank``.
         Along a chain X_1, ..., X_m (first map first) E_i = X_i X_i^T + c_i c_i^T - X_{i+1}^T X_{i+1}; a written form of
         rank r has a read form of rank f r at most, f the map's factor; biases c_i only take away.
         """
@@ -170,13 +165,3 @@ def squares(matrix: Tensor) -> Tensor:
 def _taken(parameters: Mapping[str, Tensor], name: str, index: np.ndarray) -> Tensor:
     flat = parameters[name].detach().to(torch.float64).flatten()
     return flat[torch.from_numpy(index).to(flat.device)]
-
-
-def _gram(one: Map, parameters: Mapping[str, Tensor]) -> Tensor:
-    form, bias = one.written_form(parameters), one.bias_form(parameters)
-    return form @ form.T + bias @ bias.T
-
-
-def _transposed_gram(maps: Sequence[Map], parameters: Mapping[str, Tensor]) -> Tensor:
-    forms = [one.read_form(parameters) for one in maps]
-    return sum((form.T @ form for form in forms), torch.zeros((), dtype=torch.float64))

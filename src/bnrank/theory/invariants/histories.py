@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from bnrank._core import text
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.drift import Ledger
+from bnrank.theory.invariants.linear_tail import Tail
 from bnrank.theory.invariants.squares import Array
-from bnrank.theory.invariants.tail import Tail
 from bnrank.theory.invariants.track import Track
 
 __all__ = ["dataset", "table"]
@@ -34,6 +35,7 @@ TAIL = {
     "operator": ("theta^2", "||W||_op^2"),
     "bound": ("theta^2", "what ||W||_op^2 is at least by T48 from the first row's constants"),
 }
+SHARES = {"by step size": "by_step", "by weight decay": "by_decay", "rest": "rest"}
 
 
 def dataset(
@@ -51,21 +53,21 @@ def dataset(
     variables: dict[str, Any] = {}
     series = {member: track.series() for member, track in tracks.items()}
     for name in Ledger.NAMES:
-        units, text = MEASURES[name]
+        units, long = MEASURES[name]
         values = stacked({m: s[name] for m, s in series.items()}, (len(quantities),))
-        variables[name] = (("member", "row", "quantity"), values, {"units": units, "long_name": text})
+        variables[name] = (("member", "row", "quantity"), values, {"units": units, "long_name": long})
     names = next(iter(tracks.values())).signs.names
     wide = {m: _wide(track, len(names), len(tail)) for m, track in tracks.items()}
     about = "fraction of signs that differ from those of the row before that has them"
     changes = stacked({m: w["sign_changes"] for m, w in wide.items()}, (len(names),))
     variables["sign_changes"] = (("member", "row", "parameter"), changes, {"units": "1", "long_name": about})
-    for name, text in (("last", "the row before that has it"), ("first", "the first row")):
+    for name, other in (("last", "the row before that has it"), ("first", "the first row")):
         turned = stacked({m: w[f"turned_from_{name}"] for m, w in wide.items()}, ())
-        long = f"1 - cos of the angle of theta to that of {text}"
+        long = f"1 - cos of the angle of theta to that of {other}"
         variables[f"turned_from_{name}"] = (("member", "row"), turned, {"units": "1", "long_name": long})
-    for name, (units, text) in TAIL.items():
+    for name, (units, long) in TAIL.items():
         values = stacked({m: w[name] for m, w in wide.items()}, (len(tail),))
-        variables[name] = (("member", "row", "layer"), values, {"units": units, "long_name": text})
+        variables[name] = (("member", "row", "layer"), values, {"units": units, "long_name": long})
     steps = stacked({m: np.array(track.steps, dtype=float) for m, track in tracks.items()}, ())
     times = stacked({m: np.array(track.times) for m, track in tracks.items()}, ())
     about_time = {"units": "t", "long_name": "sum of the step sizes, or time of the flow"}
@@ -117,17 +119,13 @@ def table(tracks: Mapping[int, Track], quantities: Sequence[Conserved], about: M
     which = f" of member {member}, which drifts most of {len(tracks)}" if len(tracks) > 1 else ""
     clock = "" if math.isnan(track.times[-1]) else f", time {track.times[-1]:.4g}"
     lines = [f"{about['module']}{which}: {len(track.steps)} rows, step {track.steps[-1]}{clock}"]
-    cells: list[tuple[str, ...]] = [("conserved quantity", "relative drift", "by step size", "by weight decay", "rest")]
+    rows = []
     for i, q in enumerate(quantities):
         drift = latest["drift"][i]
-        shares = [_share(latest[name][i], drift) for name in Ledger.PARTS]
-        cells.append((q.name, f"{latest['relative'][i]:.2e}", *shares))
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    for row in cells:
-        first, *others = (
-            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join([first, *others]).rstrip())
+        row = {"conserved quantity": q.name, "relative drift": f"{latest['relative'][i]:.2e}"}
+        shares = {name: _share(latest[key][i], drift) for name, key in SHARES.items()}
+        rows.append(row | shares)
+    lines.append(text.render(rows))
     if track.ratios:
         ratios = ", ".join(f"{n} {r:.4f}" for n, r in zip(track.tail.names, track.ratios[-1], strict=True))
         lines.append(f"||W||_op^2 / ||W||_F^2 of the linear tail: {ratios}")

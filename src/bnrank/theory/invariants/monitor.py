@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank._version import __version__
 from bnrank.networks.functional import unwrap
-from bnrank.theory.invariants import drift_plot
+from bnrank.theory.invariants import drift_plot, lightning
 from bnrank.theory.invariants.attachment import Attachment, Remarks
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.drift import Ledger, predicted
 from bnrank.theory.invariants.drift_verdicts import judge_all
-from bnrank.theory.invariants.finding import Findings, find
+from bnrank.theory.invariants.finding import Findings
 from bnrank.theory.invariants.histories import dataset, table
+from bnrank.theory.invariants.linear_tail import Tail, findings_and_tail
 from bnrank.theory.invariants.squares import Forms
-from bnrank.theory.invariants.tail import Tail, tail
 from bnrank.theory.invariants.track import Track
 from bnrank.theory.verdicts import Verdicts
 
@@ -107,7 +107,9 @@ class Monitor:
         self.every = validation.integer(every, "every")
         self.module = unwrap(net)
         example = example[:2] if isinstance(example, Tensor | np.ndarray) and example.ndim else example
-        self.findings: Findings = find(self.module, example)
+        self.findings: Findings
+        self.tail: Tail
+        self.findings, self.tail = findings_and_tail(self.module, example)
         chosen = [q for q in self.findings if q.kind in ("vertex", "layer")]
         matrices = [q for q in self.findings if q.kind == "matrix"]
         if matrices_every is None:
@@ -119,7 +121,6 @@ class Monitor:
         self.quantities: tuple[Conserved, ...] = (*diagonals, *chosen, *(matrices if self.matrices_every else ()))
         self._forms = Forms([*diagonals, *chosen])
         self._matrices = Forms(matrices if self.matrices_every else [])
-        self.tail: Tail = tail(self.module, example)
         self._tracks: dict[int, Track] = {}
         self._attachment: Attachment | None = None
         self._step, self._time = 0, 0.0
@@ -173,9 +174,7 @@ class Monitor:
         ImportError
             If PyTorch Lightning is not installed.
         """
-        from bnrank.theory.invariants.monitor_lightning import MonitorCallback
-
-        return MonitorCallback(self)
+        return lightning.callback(self)
 
     def detach(self) -> None:
         """Stop recording; the present state becomes the last row. Does nothing where it is not attached."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,15 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from bnrank._core.sampling import evenly_spaced
 from bnrank.networks.functional import Functional, example
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.theory.invariants.conserved import Conserved, Loss, cost
 
-__all__ = ["Pair"]
+__all__ = ["Pair", "same_patterns"]
 
 Array = np.ndarray[Any, Any]
 ACTIVATIONS = {"relu", "leaky_relu", "prelu", "abs", "absolute", "clamp", "clip", "clamp_min", "threshold"}
 BOUNDED = {"clamp", "clip", "clamp_min", "threshold"}
+MAX_PAIRS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +124,12 @@ class Pair(Conserved):
                 slopes[node.name] = watch.slopes[i].movedim(where[0], 0)
                 after[node.name] = watch.after[i].movedim(where[0], 0)
         return before, slopes, after
+
+
+def same_patterns(quantities: Iterable[Conserved], net: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Return :meth:`Pair.pairs`, (n, n), by name, of up to four evenly spaced pairs among the quantities."""
+    found = [q for q in quantities if isinstance(q, Pair)]
+    return {found[i].name: found[i].pairs(net, x) for i in evenly_spaced(len(found), MAX_PAIRS).tolist()}
 
 
 class _Watch(TorchFunctionMode):

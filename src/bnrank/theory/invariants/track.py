@@ -16,8 +16,8 @@ from torch import Tensor
 
 from bnrank.measures.signs import SignTrace
 from bnrank.theory.invariants.drift import Ledger
+from bnrank.theory.invariants.linear_tail import Bound, Constants, Tail
 from bnrank.theory.invariants.squares import Array
-from bnrank.theory.invariants.tail import Bound, Constants, Tail
 
 __all__ = ["Track"]
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank.networks.graph.layers import LayerGraph
 from bnrank.theory.facts import Facts
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.patterns import Pair
-from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, statement
-
-__all__ = ["STATEMENTS"]
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, statement
 
 PATHS = 10_000  # of a network that is decomposed, and edges
 SAMPLES = 10  # it is decomposed at
-TOLERANCE = 1e-9  # of the sum of the absolute values of the products that a rate is a sum of
+RTOL = 1e-9  # of the sum of the absolute values of the products that a rate is a sum of
 NOISE = 1e-5  # of mean ||f||^2: times the tolerance, the rate that rounding of the loss's gradient can leave
-BEYOND = "values leave the range of floats"
 STEP = 0.1  # length of the gradient step of T49, in units of ||theta||
 
 
@@ -31,7 +27,7 @@ STEP = 0.1  # length of the gradient step of T49, in units of ||theta||
     source="LeJegelka2022 lemma 1",
 )
 def _paths(facts: Facts) -> Sides:
-    graph = _graph(facts)
+    graph = facts.findings.graph
     weights = sum(facts.function.parameters[node.weight].numel() for node in graph if node.op in ("linear", "conv"))
     if weights > PATHS:
         raise NotApplicable("a network of few paths", f"{weights} weights and a path through each, more than {PATHS}")
@@ -46,14 +42,11 @@ def _paths(facts: Facts) -> Sides:
         raise NotApplicable("a path leads from the input to the output", "there is none")
     x = facts.x[:SAMPLES]
     h, tree = neurons.enumerate(x), neurons.decompose()
-    given = facts.outputs[:SAMPLES].cpu()
     if not bool(h.isfinite().all()):
-        raise Inconclusive(BEYOND)
-    out = tree(h)
+        raise Inconclusive("values leave the range of floats")
     scale = float(h.abs().sum(1).max())
-    worst = int((out - given).abs().argmax())
     note = f"{count} paths, {len(tree)} nodes, {len(x)} samples; sum of |h_p| up to {scale:.3g}"
-    return Sides(float(out.flatten()[worst]), float(given.flatten()[worst]), "=", 1e-10, scale, note=note)
+    return _furthest(tree(h), facts.outputs[:SAMPLES].cpu(), torch.full((), scale), note, rtol=1e-10)
 
 
 @statement(
@@ -62,7 +55,7 @@ def _paths(facts: Facts) -> Sides:
     "d/dt (sum of squared in-weights - sum of squared out-weights) = 0 of every hidden vertex with learnable edges",
     source="LeJegelka2022 lemma 2, equation 4",
 )
-def _vertices(facts: Facts) -> Sides:
+def _vertices(facts: Facts) -> Iterator[Sides]:
     found = [q for q in facts.findings if q.kind in ("vertex", "matrix")]  # a vertex's is on the matrix's diagonal
     if not found:
         raise NotApplicable("the network has a conserved quantity of a vertex", _nothing(facts))
@@ -75,7 +68,7 @@ def _vertices(facts: Facts) -> Sides:
     "d/dt (W1 W1^T - W2^T W2) = 0 where nothing but learnable free linear maps touches a value",
     source="LeJegelka2022 theorem 1, corrected (E20)",
 )
-def _matrices(facts: Facts) -> Sides:
+def _matrices(facts: Facts) -> Iterator[Sides]:
     return _still(facts, _some(facts, "matrix"), "entries")
 
 
@@ -85,15 +78,11 @@ def _matrices(facts: Facts) -> Sides:
     "d/dt (W1 W1^T - W2^T W2)_uv = 0, u and v active on the same samples",
     source="LeJegelka2022 lemma 2, equation 5, and theorem 1",
 )
-def _same_patterns(facts: Facts) -> Sides:
-    pairs = _pairs(facts)
-    found = [(pair, mask) for pair, mask in pairs if bool(mask.any())]
-    number = sum(int(mask.sum()) // 2 for _, mask in found)
+def _same_patterns(facts: Facts) -> Iterator[Sides]:
+    found = [pair for pair in _pairs(facts) if bool(facts.patterns[pair.name].any())]
     if not found:
         raise NotApplicable(f"two channels are active on the same of the {len(facts.few[0])} samples", "no two are")
-    sides = _still(facts, [p for p, _ in found], "entries", {p.name: mask for p, mask in found})
-    where = f"of {_many(facts, len(pairs))}, active on the same of {len(facts.few[0])} samples"
-    return replace(sides, note=f"{number} pairs {where}; {sides.note}")
+    return _still(facts, found, f"entries of {_many(facts)}, pairs active on the same", facts.patterns)
 
 
 @statement(
@@ -102,7 +91,7 @@ def _same_patterns(facts: Facts) -> Sides:
     "d/dt (sum of squares over one cut - over another) = 0, each crossed exactly once by every path",
     source="LeJegelka2022 lemma 3, corrected (E20)",
 )
-def _layers(facts: Facts) -> Sides:
+def _layers(facts: Facts) -> Iterator[Sides]:
     return _still(facts, _some(facts, "layer"), "pairs of cuts")
 
 
@@ -112,25 +101,24 @@ def _layers(facts: Facts) -> Sides:
     "d/dt (in - out)_uv = sum_i (D_ui - D_vi)(g_vi p_ui - g_ui p_vi)",
     source="LeJegelka2022 lemma 4",
 )
-def _different_patterns(facts: Facts) -> Sides:
+def _different_patterns(facts: Facts) -> Iterator[Sides]:
     loss, y, formula = facts.loss
-    found, number, pairs = [], 0, _pairs(facts)
-    for pair, same in pairs:
+    masks = []
+    for pair in _pairs(facts):
+        same = facts.patterns[pair.name]
         parts = torch.from_numpy(np.asarray(pair.parts)).to(same.device)
         mask = (parts[:, None] == parts) & same.logical_not().fill_diagonal_(False)
-        if not bool(mask.any()):
-            continue
-        number += int(mask.sum()) // 2
-        rate, size = _rate(facts, pair)
+        masks.append((pair, mask))
+    number = sum(int(mask.sum()) // 2 for _, mask in masks)
+    if not number:
+        raise NotApplicable("two channels are active on different samples", f"none are, of {len(facts.few[0])} samples")
+    for pair, mask in masks:
+        rate, size = pair.rate_along(facts.function.parameters, facts.gradient)
         closed = pair.closed_form_rate(facts.net, facts.few[0], y, loss)
         size = torch.maximum(size, torch.maximum(rate.abs(), closed.abs())) + _floor(facts)
-        found.append(_furthest(pair.name, rate, closed, size, mask))
-    if not found:
-        raise NotApplicable("two channels are active on different samples", f"none are, of {len(facts.few[0])} samples")
-    worst = max(found)
-    where = f"of {_many(facts, len(pairs))} at {len(facts.few[0])} samples"
-    note = f"{worst.place}, the furthest of {number} pairs {where}; {_said(facts, formula)}"
-    return Sides(worst.left, worst.right, "=", TOLERANCE, worst.size, note=note)
+        note = f"{pair.name}, of {number} pairs of {_many(facts)}; {_said(facts, formula)}"
+        if bool(mask.any()):
+            yield _furthest(rate, closed, size, note, mask)
 
 
 @statement(
@@ -140,35 +128,23 @@ def _different_patterns(facts: Facts) -> Sides:
     "the least side of the last layer",
     source="LeJegelka2022 theorem 2, corrected (E20), constants as in docs/low-rank-tails.md",
 )
-def _tail(facts: Facts) -> Sides:
-    _graph(facts)
-    tail = facts.tail
+def _tail(facts: Facts) -> Iterator[Sides]:
+    tail, parameters = facts.tail, facts.function.parameters
     if len(tail) < 2:
         raise NotApplicable("the network ends in two linear layers or more", tail.why)
-    parameters = facts.function.parameters
     bounds = tail.bounds(parameters)[:-1]  # of the last one it says that a matrix of rank d has rank d
     names = {name for layer in tail.layers for name in layer.parameters}
     size = sum(float(parameters[name].square().sum()) for name in names)  # what kappa is rounded at, last layer too
-    least = max(1e-10 * size, torch.finfo().tiny)
-    shapes = [min(layer.written(parameters).shape) for layer in tail.layers]
-    biting = [b for b, side in zip(bounds, shapes, strict=False) if b.right * side > b.frobenius]
-    chosen = min(biting or bounds, key=lambda b: (b.left - b.right) / max(b.frobenius, least))
-    j = tail.names.index(chosen.layer)
-    note = (
-        f"{chosen.layer}, the closest of {len(biting or bounds)} layers of {len(tail)} ({tail.why}); d 2^N M = "
-        f"{chosen.factor}, N = {tail.blocks[j]}, M = {tail.multiplicities[j]:g}, kappa = {chosen.constant:.4g}, "
-        f"||W||_F^2 = {chosen.frobenius:.6g}"
-    )
-    trivial = chosen.frobenius / shapes[j]
-    return Sides(
-        chosen.right,
-        chosen.left,
-        "<=",
-        1e-10,
-        size,
-        note=note,
-        vacuous="" if biting else f"the bound is {chosen.right:.4g}, and ||W||_F^2 / {shapes[j]} = {trivial:.4g}",
-    )
+    trivial = [b.frobenius / min(one.written(parameters).shape) for b, one in zip(bounds, tail.layers, strict=False)]
+    tight = [b.right > least for b, least in zip(bounds, trivial, strict=True)]
+    for j, bound in enumerate(bounds):
+        note = (
+            f"{bound.layer}, of {len(tail)} layers ({tail.why}); d 2^N M = {bound.factor}, N = {tail.blocks[j]}, "
+            f"M = {tail.multiplicities[j]:g}, kappa = {bound.constant:.4g}, ||W||_F^2 = {bound.frobenius:.6g}"
+        )
+        vacuous = "" if tight[j] else f"the bound is {bound.right:.4g}, and ||W||_F^2 / rank >= {trivial[j]:.4g}"
+        if tight[j] or not any(tight):
+            yield Sides(bound.right, bound.left, "<=", 1e-10, size, note=note, vacuous=vacuous)
 
 
 @statement(
@@ -177,7 +153,7 @@ def _tail(facts: Facts) -> Sides:
     "Q(theta - eta g) = Q(theta) + eta^2 Q(g), Q = in - out, g = grad C",
     source="LeJegelka2022 section 4, for steps: T49",
 )
-def _step(facts: Facts) -> Sides:
+def _step(facts: Facts) -> Iterator[Sides]:
     return _stepped(facts, 0.0)
 
 
@@ -187,26 +163,8 @@ def _step(facts: Facts) -> Sides:
     "Q(theta - eta (g + 2 lambda theta)) = (1 - 2 eta lambda)^2 Q(theta) + eta^2 Q(g), Q = in - out, g = grad C",
     source="LeJegelka2022 section 4, for steps: T49",
 )
-def _ridge_step(facts: Facts) -> Sides:
+def _ridge_step(facts: Facts) -> Iterator[Sides]:
     return _stepped(facts, facts.penalty)
-
-
-STATEMENTS: tuple[Statement, ...] = (
-    _paths,
-    _vertices,
-    _matrices,
-    _same_patterns,
-    _layers,
-    _different_patterns,
-    _tail,
-    _step,
-    _ridge_step,
-)
-"""T42 and T44 to T49, for any module whose computation graph is known."""
-
-
-def _graph(facts: Facts) -> LayerGraph:
-    return facts.findings.graph
 
 
 def _some(facts: Facts, kind: str) -> list[Conserved]:
@@ -222,34 +180,20 @@ def _nothing(facts: Facts) -> str:
     return f"it has {', '.join(others)} only" if others else facts.findings.why_nothing
 
 
-def _pairs(facts: Facts) -> list[tuple[Pair, Tensor]]:
-    """Return pairs of channels that go through an activation, and which have the same pattern; of a few values."""
+def _pairs(facts: Facts) -> list[Pair]:
+    """Return up to four quantities of pairs of channels that go through an activation."""
     found = [q for q in facts.findings.having("pair") if isinstance(q, Pair) and q.name in facts.patterns]
     if not found:
         raise NotApplicable("two channels go through an activation", _nothing(facts))
-    return [(pair, facts.patterns[pair.name]) for pair in found]
+    return found
 
 
-def _many(facts: Facts, looked_at: int) -> str:
-    """Say at how many of the values that go through an activation was looked."""
-    number = len(facts.findings.having("pair"))
-    return f"{number} values" if number == looked_at else f"{looked_at} of {number} values"
-
-
-def _rate(facts: Facts, quantity: Conserved) -> tuple[Tensor, Tensor]:
-    """Return dQ/dt = -2 B(theta, grad C), and the sum of the absolute values of what cancels in it."""
-    theta, gradient = facts.function.parameters, facts.gradient
-    rate = -2 * quantity.between(theta, gradient)
-    if quantity.kind in ("vertex", "layer"):
-        products = {name: (theta[name] * gradient[name]).abs().sqrt() for name in quantity.parameters}
-        return rate, 2 * quantity.scale(products)
-    weights, slopes = (quantity.scale(t).diagonal().sqrt() for t in (theta, gradient))
-    outer = torch.outer(weights, slopes)
-    return rate, outer + outer.T
+def _many(facts: Facts) -> str:
+    return f"{len(facts.patterns)} of {len(facts.findings.having('pair'))} values at {len(facts.few[0])} samples"
 
 
 def _floor(facts: Facts) -> float:
-    """Return below which rates are noise: at a minimum the gradient is what rounding leaves of it."""
+    """Return the size of rates that rounding leaves at a minimum, where the gradient is noise."""
     outputs, y = facts.outputs, facts.loss[1]
     size = float(outputs.square().sum(1).mean())
     if y.is_floating_point():
@@ -257,23 +201,20 @@ def _floor(facts: Facts) -> float:
     return NOISE * size**0.5
 
 
-def _still(facts: Facts, found: list[Conserved], what: str, masks: dict[str, Tensor] | None = None) -> Sides:
-    """Return the rate that is furthest from 0, of what cancels in it."""
-    all_of_them, number = [], 0
+def _still(
+    facts: Facts, found: Sequence[Conserved], what: str, masks: dict[str, Tensor] | None = None
+) -> Iterator[Sides]:
+    """Yield the rate that is furthest from 0 of every quantity, relative to the terms that cancel in it."""
     for quantity in found:
-        rate, size = _rate(facts, quantity)
-        mask = torch.ones_like(rate, dtype=torch.bool)
-        if masks is not None and rate.ndim == 2:
-            mask = masks[quantity.name].to(rate.device)
-        number += int(mask.sum())
-        all_of_them.append(_furthest(quantity.name, rate, torch.zeros_like(rate), size + _floor(facts), mask))
-    worst = max(all_of_them)
-    note = f"{worst.place}: the furthest of {number} {what} of {len(found)} quantities; {_said(facts, facts.loss[2])}"
-    return Sides(worst.left, 0.0, "=", TOLERANCE, worst.size, note=note)
+        rate, size = quantity.rate_along(facts.function.parameters, facts.gradient)
+        mask = masks[quantity.name].to(rate.device) if masks is not None and rate.ndim == 2 else None
+        number = rate.numel() if mask is None else int(mask.sum())
+        note = f"{quantity.name}, {number} {what}; {_said(facts, facts.loss[2])}"
+        yield _furthest(rate, torch.zeros_like(rate), size + _floor(facts), note, mask)
 
 
-def _stepped(facts: Facts, ridge: float) -> Sides:
-    """Compare Q after a step with what T49 says, where it is furthest."""
+def _stepped(facts: Facts, ridge: float) -> Iterator[Sides]:
+    """Yield Q after a step and its value by T49, for every quantity."""
     theta, gradient = facts.function.parameters, facts.gradient
     found = [q for q in facts.findings if q.kind != "pair"]
     if not found:
@@ -286,39 +227,22 @@ def _stepped(facts: Facts, ridge: float) -> Sides:
         raise NotApplicable("the gradient is not 0")
     eta = min(1.0, STEP * norm / length) if norm else 1.0
     moved = {name: theta[name] - eta * direction[name] for name in names}
-    compared = []
     for quantity in found:
         right = (1 - 2 * eta * ridge) ** 2 * quantity.of(theta) + eta**2 * quantity.of(gradient)
         size = quantity.scale(theta) + eta**2 * quantity.scale(gradient) + _floor(facts)
-        compared.append(_furthest(quantity.name, quantity.of(moved), right, size))
-    worst = max(compared)
-    note = f"{worst.place}, the furthest of {len(found)} quantities; eta = {eta:.3g}; {_said(facts, facts.loss[2])}"
-    return Sides(worst.left, worst.right, "=", TOLERANCE, worst.size, note=note)
+        note = f"{quantity.name}, of {len(found)} quantities; eta = {eta:.3g}; {_said(facts, facts.loss[2])}"
+        yield _furthest(quantity.of(moved), right, size, note)
 
 
-@dataclass(frozen=True, order=True)
-class _Entry:
-    """An entry of a quantity and what it is compared with; the larger, the further they are apart."""
-
-    far: float
-    left: float
-    right: float
-    size: float
-    place: str
-
-
-def _furthest(name: str, left: Tensor, right: Tensor, size: Tensor, mask: Tensor | None = None) -> _Entry:
-    """Return the entry where two tensors are furthest apart, in units of a third."""
+def _furthest(
+    left: Tensor, right: Tensor, size: Tensor, note: str, mask: Tensor | None = None, rtol: float = RTOL
+) -> Sides:
+    """Return both sides at the entry where two tensors are furthest apart, relative to their size."""
     far = (left - right).abs() / size.clamp(min=torch.finfo(torch.float64).tiny)
-    far = far if mask is None else far.where(mask, -1.0)
-    if bool(far.isnan().any()):
-        raise Inconclusive(BEYOND)
-    i = int(far.argmax())
-    place = f", channel {i}" if left.ndim == 1 else ""
-    if left.ndim == 2:
-        place = f", channels {i // left.shape[1]} and {i % left.shape[1]}"
-    there = [float(t.flatten()[i]) for t in (far, left, right, size)]
-    return _Entry(there[0], there[1], there[2], there[3], name + place)
+    i = int((far if mask is None else far.where(mask, -1.0)).argmax())
+    sides = [float(t.expand_as(left).flatten()[i]) for t in (left, right, size)]
+    at = f"entry {tuple(map(int, np.unravel_index(i, left.shape)))} of " if left.ndim else ""
+    return Sides(sides[0], sides[1], "=", rtol, sides[2], note=at + note)
 
 
 def _said(facts: Facts, formula: str) -> str:

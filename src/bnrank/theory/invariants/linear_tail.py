@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.functional import unwrap
-from bnrank.networks.graph.tracing import trace
-from bnrank.theory.invariants import linear_end
+from bnrank.theory.invariants import finding, tail_search
+from bnrank.theory.invariants.finding import Findings
 from bnrank.theory.invariants.flattenings import Layer, largest, squares
 
-__all__ = ["Alignment", "Bound", "Constants", "Tail", "tail"]
+__all__ = ["Alignment", "Bound", "Constants", "Tail", "findings_and_tail", "tail"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,18 +137,14 @@ class Tail:
 
     def constants(self, net: nn.Module | Mapping[str, Tensor]) -> Constants:
         """Return the eigenvalues of the conserved matrices between and inside the layers, computed in float64."""
-        named = _named(net, self)
-        inside = (layer.inside(named) for layer in self.layers)
-        return Constants(
-            tuple(torch.linalg.eigvalsh(matrix) for matrix in self.between(named)),
-            tuple(tuple(tuple(torch.linalg.eigvalsh(e) for e in chain) for chain in chains) for chains in inside),
-        )
+        named, eigenvalues = _named(net, self), torch.linalg.eigvalsh
+        inside = (tuple(tuple(eigenvalues(q.of(named)) for q in chain) for chain in one.inside) for one in self.layers)
+        return Constants(tuple(map(eigenvalues, self.between(named))), tuple(inside))
 
     def between(self, net: nn.Module | Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the conserved matrices D_j = in - out between the layers, float64."""
         named = _named(net, self)
-        pairs = zip(self.layers, self.layers[1:], strict=False)
-        return tuple(layer.before(following, named) for layer, following in pairs)
+        return tuple(layer.after.of(named) for layer in self.layers if layer.after is not None)
 
     def ratios(self, net: nn.Module | Mapping[str, Tensor]) -> tuple[float, ...]:
         """Return ||W_j||_op^2 / ||W_j||_F^2 of every layer's written form, in (0, 1]; NaN for a layer that is 0."""
@@ -296,5 +292,17 @@ def tail(net: nn.Module, example: Any) -> Tail:
     >>> found.names, found.why
     (('2', '3', '4'), 'before it: ReLU (1)')
     """
-    graph = trace(net, example)
-    return Tail(*linear_end.layers(graph, dict(unwrap(net).named_parameters())))
+    return findings_and_tail(net, example, verify=False)[1]
+
+
+def findings_and_tail(net: nn.Module, example: Any, *, verify: bool = True) -> tuple[Findings, Tail]:
+    """Return what :func:`bnrank.invariants.find` and :func:`tail` return, from one trace.
+
+    Examples
+    --------
+    >>> found, last = findings_and_tail(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), torch.ones(1, 2))
+    >>> found.names, last.names
+    (('matrix 0 | 1', 'layer 0 | 1'), ('0', '1'))
+    """
+    found, parts, entries = finding.with_blocks(net, example, verify=verify)
+    return found, Tail(*tail_search.layers(found.graph, parts, entries))

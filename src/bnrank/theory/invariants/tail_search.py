@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
 
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node
-from bnrank.theory.invariants.classes import Block, blocks
+from bnrank.theory.invariants.classes import Block
+from bnrank.theory.invariants.conserved import Conserved
+from bnrank.theory.invariants.entries import Entries
+from bnrank.theory.invariants.finding import quantities
 from bnrank.theory.invariants.flattenings import Layer, Map
+from bnrank.theory.invariants.wording import words
 
 __all__ = ["layers"]
 
@@ -20,7 +23,7 @@ __all__ = ["layers"]
 class _Value:
     """A value whose channels may be mixed by any matrix, and the nodes whose weights write and read it."""
 
-    block: Block
+    matrix: Conserved
     writers: tuple[str, ...]
     readers: tuple[str, ...]
     written: Mapping[str, np.ndarray]
@@ -28,27 +31,34 @@ class _Value:
     biases: Mapping[str, np.ndarray]
 
 
-def layers(
-    graph: LayerGraph, parameters: Mapping[str, Tensor], parts: list[Block] | None = None
-) -> tuple[tuple[Layer, ...], str]:
-    """Return the layers of the linear tail, in order, and why it does not begin earlier; ``parts`` are its blocks."""
+def layers(graph: LayerGraph, parts: list[Block], entries: Entries) -> tuple[tuple[Layer, ...], str]:
+    """Return the layers of the linear tail, in order, and why it does not begin earlier.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+        What :func:`bnrank.graph.trace` returns.
+    parts, entries
+        What :func:`bnrank.theory.invariants.classes.blocks` returns for it.
+    """
     last, other = _sources(graph, graph.output)
     if other or not last:
         return (), f"the output comes out of {_said(graph, other[0] if other else graph.output)}"
     values: list[_Value] = []
     if not any(_sources(graph, graph[name].inputs[0])[1] for name in last):  # else nothing is before them
-        parts = blocks(graph, parameters)[0] if parts is None else parts
-        values = [v for v in map(_value, parts) if v is not None]
+        values = [v for v in (_value(block, entries) for block in parts) if v is not None]
     written = {name: value for value in values for name in value.writers}
     read = {name: value for value in values for name in value.readers}
     found: list[Layer] = []
     writers = tuple(dict.fromkeys(last))
     while True:
         chains, value, why = _back(graph, writers, written, read)
-        maps = tuple(tuple(_map(graph[n], parameters, written.get(n), read.get(n)) for n in chain) for chain in chains)
+        maps = tuple(tuple(_map(graph[n], entries, written.get(n), read.get(n)) for n in chain) for chain in chains)
+        inside = tuple(tuple(read[n].matrix for n in chain[1:]) for chain in chains)
+        after = written[writers[0]].matrix if found else None
         single = len(chains) == 1
         kind = graph[chains[0][0]].op if single else "free block" if value is not None else "sum"
-        found.append(Layer(_name([graph[n] for chain in chains for n in chain]), kind, maps))
+        found.append(Layer(_name([graph[n] for chain in chains for n in chain]), kind, maps, inside, after))
         if value is None:
             return tuple(reversed(found)), why
         writers = value.writers
@@ -87,7 +97,7 @@ def _back(
     return alone, None, "before it: values that come from different places"
 
 
-def _value(block: Block) -> _Value | None:
+def _value(block: Block, entries: Entries) -> _Value | None:
     """Return the value of a block whose whole matrix is conserved, or None."""
     if block.diagonal or block.activations.size or len(np.unique(block.parts)) > 1:
         return None
@@ -102,12 +112,13 @@ def _value(block: Block) -> _Value | None:
         places[slot.node] = channels
     if not written or not read or not set(biases) <= set(written):
         return None
-    return _Value(block, tuple(written), tuple(read), written, read, biases)
+    matrix = replace(quantities(block, words(entries.graph, block), entries)[0], kind="matrix")
+    return _Value(matrix, tuple(written), tuple(read), written, read, biases)
 
 
-def _map(node: Node, parameters: Mapping[str, Tensor], written: _Value | None, read: _Value | None) -> Map:
+def _map(node: Node, entries: Entries, written: _Value | None, read: _Value | None) -> Map:
     """Return the map of a node in the forms that the values it writes and reads ask for."""
-    shape = tuple(parameters[node.weight].shape)
+    shape = tuple(entries.parameters[node.weight].shape)
     index = np.arange(int(np.prod(shape))).reshape(shape[0], shape[1], -1)
     if node.transposed:
         index = index.transpose(1, 0, 2)
