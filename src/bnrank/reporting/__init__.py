@@ -1,6 +1,7 @@
-"""Tables, plots and the page."""
+"""Pages, charts, still pictures and tables of results."""
 
-from bnrank.reporting import plots, tables
+from bnrank.reporting import stills as plots
+from bnrank.reporting import tables
 from bnrank.reporting.page import report
 from bnrank.reporting.sections import Section
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import xarray as xr
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
@@ -19,7 +20,33 @@ from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.symmetries.result import Symmetries
 from bnrank.theory.verdicts import Verdicts
 
-__all__ = ["Claim", "Section", "bottleneck", "flatten_settings", "found_in", "label_of", "sections_from"]
+__all__ = [
+    "CURVES",
+    "SPECTRA",
+    "Claim",
+    "Section",
+    "bottleneck",
+    "flatten_settings",
+    "found_in",
+    "label_of",
+    "sections_from",
+    "threshold_of",
+]
+
+CURVES = {
+    "loss": "loss C + λ‖θ‖²",
+    "cost": "cost C",
+    "parameter_norm": "‖θ‖²",
+    "gradient_norm": "gradient norm",
+    "balance_residual": "balance residual",
+}
+"""Title of every curve of a history."""
+SPECTRA = {
+    "activation_singular_values": "activations, singular values / √N",
+    "preactivation_singular_values": "preactivations, singular values / √N",
+    "weight_singular_values": "weights, singular values",
+}
+"""Kind and quantity of every spectrum of a profile."""
 
 Discovered = Summary | Compressed | Symmetries
 
@@ -185,6 +212,11 @@ def bottleneck(profile: xr.Dataset) -> dict[str, Any]:
     if not isinstance(found, Mapping):
         found = {}
     return {key: found.get(key) for key in ("rank", "start", "end", "gap", "reason")}
+
+
+def threshold_of(dataset: xr.Dataset) -> float:
+    """Return the threshold above which a singular value counts: attribute ``threshold``, else 0.1 (F4)."""
+    return validation.number(np.asarray(dataset.attrs.get("threshold", 0.1)).item(), "threshold", 0.0)
 
 
 def flatten_settings(settings: object) -> dict[str, object]:

@@ -13,14 +13,14 @@ from matplotlib.ticker import MaxNLocator
 
 from bnrank._core import validation
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
-from bnrank.reporting.canvas import (
+from bnrank.reporting.sections import CURVES
+from bnrank.reporting.stills.canvas import (
     index_key,
     lines,
     log_if_wide,
     position,
     variable,
 )
-from bnrank.reporting.payload import CURVES
 
 __all__ = ["plateaus", "spectra_over_steps", "training_curves"]
 

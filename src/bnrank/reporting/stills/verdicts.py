@@ -1,4 +1,4 @@
-"""Verdicts of `bnrank.check` as rows of a table and as a picture of how tight each inequality is."""
+"""The tightness of inequalities as a still picture."""
 
 from __future__ import annotations
 
@@ -10,65 +10,9 @@ from matplotlib.axes import Axes
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
 
-__all__ = ["about_rows", "summary", "tightness", "typeset", "verdict_rows"]
+__all__ = ["drawable", "tightness"]
 
-_SIGNS = {"<=": "≤", "->": "→", "||": "‖", "sum_": "Σ_", "^2": "²", "Theta": "Θ", "theta": "θ", "lambda": "λ"}
-_SIGNS |= {"Omega": "Ω", "sigma": "σ", " o ": " ∘ ", "a~": "ã"}
 _COLORS = {HOLDS: OKABE_ITO[0], INCONCLUSIVE: OKABE_ITO[5], VIOLATED: OKABE_ITO[1]}
-
-
-def verdict_rows(verdicts: Verdicts) -> list[dict[str, object]]:
-    """Return one row per verdict: statement, formula, status, both sides, slack, what to know of it, source.
-
-    The status of a statement that cannot fail where it is applied is "holds (vacuous)".
-
-    Examples
-    --------
-    >>> import torch, bnrank
-    >>> rows = verdict_rows(bnrank.check(bnrank.MLP([3, 8, 2]), torch.randn(20, 3), only="T4"))
-    >>> rows[0]["id"], rows[0]["status"]
-    ('T4', 'holds')
-    """
-    return [
-        {
-            "id": verdict.id,
-            "statement": verdict.name,
-            "formula": verdict.formula,
-            "status": verdict.label,
-            "left": verdict.left,
-            "relation": verdict.relation if not math.isnan(verdict.left) else None,
-            "right": verdict.right,
-            "slack": verdict.slack,
-            "remarks": "; ".join(part for part in (verdict.reason, verdict.vacuous, verdict.note) if part),
-            "source": verdict.source,
-        }
-        for verdict in verdicts
-    ]
-
-
-def about_rows(verdicts: Verdicts) -> list[dict[str, object]]:
-    """Return one row per fact about the network and the data that the verdicts are on."""
-    return [
-        {"of the network and the data": key, "value": str(value) if isinstance(value, list) else value}
-        for key, value in verdicts.about.items()
-    ]
-
-
-def summary(verdicts: Verdicts) -> str:
-    """Return how many verdicts have each status, in words.
-
-    Examples
-    --------
-    >>> summary(Verdicts((), {}))
-    '0 hold, 0 violated, 0 inconclusive, 0 not applicable'
-    """
-    counts = verdicts.counts
-    empty = sum(bool(verdict.vacuous) for verdict in verdicts)
-    vacuously = f" ({empty} vacuous)" if empty else ""
-    return (
-        f"{counts[HOLDS]} hold{vacuously}, {counts[VIOLATED]} violated, {counts[INCONCLUSIVE]} inconclusive, "
-        f"{counts['not applicable']} not applicable"
-    )
 
 
 def tightness(verdicts: Verdicts, axes: Any = None) -> Axes:
@@ -122,21 +66,8 @@ def tightness(verdicts: Verdicts, axes: Any = None) -> Axes:
     return ax
 
 
-def typeset(text: str) -> str:
-    """Return a formula in plain letters with the signs of print.
-
-    Examples
-    --------
-    >>> typeset("L sum_k s_k^{2/L} <= ||theta||^2")
-    'L Σ_k s_k^{2/L} ≤ ‖θ‖²'
-    """
-    for plain, sign in _SIGNS.items():
-        text = text.replace(plain, sign)
-    return text
-
-
 def drawable(verdict: Verdict) -> bool:
-    """Say whether a verdict compares two numbers by "<=" whose ratio says how tight it is."""
+    """Return whether a verdict compares two numbers by "<=" whose ratio says how tight it is."""
     return (
         verdict.relation == "<="
         and not verdict.vacuous

@@ -1,8 +1,4 @@
-"""Still pictures (matplotlib) of profiles, histories and fits: F1, F4, F6, F9, what discovery found.
-
-Every function draws into the axes it is given, or into those of a new figure of its own, and returns the axes. No
-function goes through pyplot, so nothing stays open behind the caller's back; save with ``ax.figure.savefig(...)``.
-"""
+"""Still pictures of spectra per layer, and of the norm against depth (F1, F4)."""
 
 from __future__ import annotations
 
@@ -17,28 +13,15 @@ from matplotlib.ticker import MaxNLocator
 
 from bnrank._core import validation
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
-from bnrank.reporting.canvas import (
+from bnrank.reporting.sections import SPECTRA
+from bnrank.reporting.stills.canvas import (
     index_key,
     lines,
     shade,
     variable,
 )
-from bnrank.reporting.discovery_plots import discovered
-from bnrank.reporting.frequency_plots import frequency_spectra
-from bnrank.reporting.payload import SPECTRA
-from bnrank.reporting.training_plots import plateaus, spectra_over_steps, training_curves
 
-__all__ = [
-    "OKABE_ITO",
-    "bottleneck_spectra",
-    "discovered",
-    "frequency_spectra",
-    "norm_versus_depth",
-    "plateaus",
-    "spectra_over_steps",
-    "training_curves",
-    "weight_spectra",
-]
+__all__ = ["bottleneck_spectra", "norm_versus_depth", "weight_spectra"]
 
 
 def bottleneck_spectra(profile: xr.Dataset, axes: Any = None, *, top: int = 10) -> Any:

@@ -1,10 +1,9 @@
-"""Headline and tables of what discovery found: a fit, a compression, symmetries. All text is escaped."""
+"""Headline and tables of what discovery found: a fit, a compression, symmetries."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Iterable
 
 import numpy as np
 from torch import nn
@@ -17,22 +16,22 @@ from bnrank.discovery.estimators.counting import Trial
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.symmetries.result import Symmetries
 from bnrank.discovery.symmetries.wording import field_text
-from bnrank.reporting.discovery_payload import classes, describes_itself, score
-from bnrank.reporting.markup import details, table
+from bnrank.reporting.blocks import Block, Said, Text, details, table
+from bnrank.reporting.charts.discovery import classes, describes_itself, score
 
-__all__ = ["headline", "tables"]
+__all__ = ["headline", "rows_below"]
 
 MAX_GENERATORS = 100
 
 
-def headline(found: Summary | Compressed | Symmetries) -> str:
+def headline(found: Summary | Compressed | Symmetries) -> list[Block]:
     """Return what was found in one sentence, how sure it is, and what that rests on."""
     if isinstance(found, Summary):
         return _summary_headline(found)
     return _compressed_headline(found) if isinstance(found, Compressed) else _symmetries_headline(found)
 
 
-def tables(found: Summary | Compressed | Symmetries) -> str:
+def rows_below(found: Summary | Compressed | Symmetries) -> list[Block]:
     """Return what stands below the plots."""
     if isinstance(found, Summary):
         return _summary_tables(found)
@@ -42,7 +41,7 @@ def tables(found: Summary | Compressed | Symmetries) -> str:
 # a fit ----------------------------------------------------------------------------------------------------------------
 
 
-def _summary_headline(summary: Summary) -> str:
+def _summary_headline(summary: Summary) -> list[Block]:
     k, labels = summary.n_components, classes(summary)
     inputs = f"x ({_count(len(summary.inputs), 'column')})"
     if describes_itself(summary):
@@ -55,7 +54,9 @@ def _summary_headline(summary: Summary) -> str:
     if k:
         said = f"{_count(k, 'number')} {what} {goal}"
     elif summary.undetermined:
-        said = f"No number that {'describes' if describes_itself(summary) else 'carries'} {goal} was settled"
+        said = (
+            f"No latent variable that {'describes' if describes_itself(summary) else 'carries'} {goal} was established"
+        )
     else:
         said = f"Nothing was found that {'describes' if describes_itself(summary) else 'carries'} {goal}"
     reason = summary.reason.removeprefix("undetermined: ").removeprefix("nothing was found: ")
@@ -64,7 +65,7 @@ def _summary_headline(summary: Summary) -> str:
     return _head(said, _mark("good" if k else "warn", low, high), f"interval {low} to {high}: {reason}")
 
 
-def _summary_tables(summary: Summary) -> str:
+def _summary_tables(summary: Summary) -> list[Block]:
     labels = classes(summary)
     facts: dict[str, object] = {
         "model": summary.model,
@@ -72,7 +73,7 @@ def _summary_tables(summary: Summary) -> str:
         "inputs": len(summary.inputs),
         "outputs" if labels is None else "classes": summary.outputs if labels is None else len(labels),
         "R² on these rows" if labels is None else "accuracy on these rows": score(summary.score),
-        "most that could be seen": summary.bound,
+        "largest detectable rank": summary.bound,
         "input combinations": summary.n_input_directions,
         "ridge": summary.ridge,
     }
@@ -87,15 +88,12 @@ def _summary_tables(summary: Summary) -> str:
         }
         for j in range(summary.n_components)
     ]
-    notes = "".join(f"<p class=note>{escape(note)}</p>" for note in summary.notes)
-    return "".join(
-        [
-            table([facts], "The fit"),
-            table(coordinates, "Coordinates, most influential first"),
-            table(_stability_rows(summary.stability), "Count of every network trained", whole=True),
-            f"<div>{notes}</div>" if notes else "",
-        ]
-    )
+    return [
+        *table([facts], "The fit"),
+        *table(coordinates, "Coordinates, most influential first"),
+        *table(_stability_rows(summary.stability), "Count of every trained network", whole=True),
+        *(Text(note, "note") for note in summary.notes),
+    ]
 
 
 def _stability_rows(trials: Iterable[Trial]) -> list[dict[str, object]]:
@@ -116,7 +114,7 @@ def _stability_rows(trials: Iterable[Trial]) -> list[dict[str, object]]:
         if any(trial.weight_rank is not None for trial in group):
             row["ranks of weights"] = " ".join(cell(trial.weight_rank) for trial in group)
         row["held-out loss"] = float(np.mean(losses)) if losses else None
-        row["in the running"] = any(trial.considered for trial in group)
+        row["within one standard error"] = any(trial.considered for trial in group)
         rows.append(row)
     return rows
 
@@ -124,11 +122,11 @@ def _stability_rows(trials: Iterable[Trial]) -> list[dict[str, object]]:
 # a compression --------------------------------------------------------------------------------------------------------
 
 
-def _compressed_headline(found: Compressed) -> str:
+def _compressed_headline(found: Compressed) -> list[Block]:
     certificate = found.certificate
     after, before = certificate.parameters, certificate.parameters_before
     if not found.changed:
-        return _head("Returned as it is", "warn", found.reason or "nothing could be left out")
+        return _head("Returned unchanged", "warn", found.reason or "nothing could be removed")
     said = f"{before:,} parameters became {after:,}, {before / max(after, 1):.3g} times fewer"
     change = f"change on held-out samples {_percent(certificate.held_out.centered)} of the spread of the outputs"
     verdict = "within" if certificate.met else "NOT within"
@@ -136,7 +134,7 @@ def _compressed_headline(found: Compressed) -> str:
     return _head(said, "good" if certificate.met else "bad", how)
 
 
-def _compressed_tables(found: Compressed) -> str:
+def _compressed_tables(found: Compressed) -> list[Block]:
     certificate = found.certificate
     before, after = certificate.latency_before, certificate.latency
     costs = [
@@ -144,11 +142,11 @@ def _compressed_tables(found: Compressed) -> str:
         | {"ratio": certificate.parameters_before / max(certificate.parameters, 1)},
         _cost("multiply-adds per sample", f"{certificate.multiply_adds_before:,}", f"{certificate.multiply_adds:,}")
         | {"ratio": certificate.multiply_adds_before / max(certificate.multiply_adds, 1)},
-        _cost(f"least latency in ms, batch {after.batch}", f"{1e3 * before.least:.3f}", f"{1e3 * after.least:.3f}")
+        _cost(f"minimum latency in ms, batch {after.batch}", f"{1e3 * before.least:.3f}", f"{1e3 * after.least:.3f}")
         | {"ratio": certificate.speedup},
     ]
     timed = (
-        f"Latency: least of {after.repeats} rounds in turns{_unsure(certificate)}, "
+        f"Latency: minimum of {after.repeats} interleaved rounds{_unsure(certificate)}, "
         f"{_count(after.threads, 'thread')}, {after.device}, "
         f"{after.dtype}; quartiles {1e3 * before.low:.3f} to {1e3 * before.high:.3f} ms before, "
         f"{1e3 * after.low:.3f} to {1e3 * after.high:.3f} ms after."
@@ -162,29 +160,26 @@ def _compressed_tables(found: Compressed) -> str:
             "step": i,
             "kind": step.kind,
             "where": step.where or "the whole",
-            "what was done": step.what,
+            "action": step.what,
             "change so far, %": 100 * step.change,
         }
         for i, step in enumerate(found.steps, 1)
     ]
     left = [
-        {"left as it is": entry.name or "the module", "type": entry.type, "because": entry.reason}
+        {"unchanged": entry.name or "the module", "type": entry.type, "because": entry.reason}
         for entry in found.untouched
     ]
-    reason = f"<p>Not collapsed: {escape(found.reason)}</p>" if found.reason and found.changed else ""
     layers = _layer_rows(found.network)
-    return "".join(
-        [
-            table(steps, "What was done, in order", whole=True),
-            reason,
-            table(costs, "Certificate: cost before and after"),
-            f"<p class=note>{escape(timed)}</p>",
-            table(changes, f"Certificate: change, tolerance {_percent(certificate.tol)} of the spread"),
-            "".join(f"<p class=note>{escape(line)}</p>" for line in _bounds(found)),
-            table(left, f"What was left as it is, and why ({len(left)})"),
-            _folded(f"Layers of the network returned ({len(layers)})", layers, "Layers"),
-        ]
-    )
+    return [
+        *table(steps, "Steps, in order", whole=True),
+        *([Text(f"Not collapsed: {found.reason}")] if found.reason and found.changed else []),
+        *table(costs, "Certificate: cost before and after"),
+        Text(timed, "note"),
+        *table(changes, f"Certificate: change, tolerance {_percent(certificate.tol)} of the spread"),
+        *(Text(line, "note") for line in _bounds(found)),
+        *table(left, f"Unchanged layers, and why ({len(left)})"),
+        *details(f"Layers of the network returned ({len(layers)})", table(layers, "Layers")),
+    ]
 
 
 def _unsure(certificate: Certificate) -> str:
@@ -194,7 +189,7 @@ def _unsure(certificate: Certificate) -> str:
 def _bounds(found: Compressed) -> Iterable[str]:
     certificate = found.certificate
     yield (
-        f"Of new samples drawn alike, at most {_percent(certificate.share_beyond)} change by more than the largest "
+        f"For i.i.d. samples, at most {_percent(certificate.share_beyond)} change by more than the largest "
         "held-out change, with 95 percent confidence."
     )
     if certificate.rank is not None:
@@ -249,7 +244,7 @@ def _layer_rows(network: nn.Module) -> list[dict[str, object]]:
 _TRUST = {"exact": "good", "approximate": "good", "undetermined": "warn", "none": "warn"}
 
 
-def _symmetries_headline(found: Symmetries) -> str:
+def _symmetries_headline(found: Symmetries) -> list[Block]:
     low, high = found.interval
     count = f"{found.dimension} infinitesimal {'symmetry' if found.dimension == 1 else 'symmetries'}"
     said = f"{count} and {len(found.held)} of {len(found.finite)} finite ones tested"
@@ -258,7 +253,7 @@ def _symmetries_headline(found: Symmetries) -> str:
     return _head(said, _mark(_TRUST[found.status], low, high), how)
 
 
-def _symmetries_tables(found: Symmetries) -> str:
+def _symmetries_tables(found: Symmetries) -> list[Block]:
     pieces: list[dict[str, object]] = [
         {"kind": piece.kind, "what it does": piece.text, "generators": len(piece) or None, "residual": piece.residual}
         for piece in found.pieces
@@ -290,17 +285,15 @@ def _symmetries_tables(found: Symmetries) -> str:
     }
     kept, more = finite[: len(found.held)], finite[len(found.held) :]
     left = found.left_out.shape[1]
-    span = f"The data span {found.domain_dimension} of {len(names)} dimensions: nothing is said of the other {left}."
-    return "".join(
-        [
-            table(pieces, "Generators, by what they do", whole=True),
-            _folded(f"Every generator ({len(found.generators)})", generators, "Generators"),
-            table([facts], "What that says about f"),
-            f"<p class=note>{escape(span)}</p>" if left else "",
-            table(kept, f"Finite symmetries that f has ({len(kept)})"),
-            _folded(f"Tested and not found ({len(more)})", more, "Not symmetries"),
-        ]
-    )
+    span = f"The data span {found.domain_dimension} of {len(names)} dimensions; symmetries in the other {left} are not tested."
+    return [
+        *table(pieces, "Generators, by what they do", whole=True),
+        *details(f"Every generator ({len(found.generators)})", table(generators, "Generators")),
+        *table([facts], "Consequences for f"),
+        *([Text(span, "note")] if left else []),
+        *table(kept, f"Finite symmetries of f ({len(kept)})"),
+        *details(f"Tested and rejected ({len(more)})", table(more, "Not symmetries")),
+    ]
 
 
 def _mark(trust: str, low: int, high: int) -> str:
@@ -308,12 +301,8 @@ def _mark(trust: str, low: int, high: int) -> str:
     return "neutral" if trust == "good" and low < high else trust
 
 
-def _head(said: str, mark: str, how: str) -> str:
-    return f'<p class=headline>{escape(said)}</p><p><span class="mark {mark} wraps">{escape(how)}</span></p>'
-
-
-def _folded(title: str, rows: Sequence[Mapping[str, object]], caption: str) -> str:
-    return details(title, table(rows, caption)) if rows else ""
+def _head(said: str, mark: str, how: str) -> list[Block]:
+    return [Text(said, "headline"), Said(how, mark, wraps=True)]
 
 
 def _count(number: int, noun: str) -> str:

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from bnrank._core import validation
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank.discovery.estimators.summary import Summary
-from bnrank.reporting.discovery_payload import classes
+from bnrank.reporting.charts.discovery import classes
 from bnrank.reporting.sections import found_in
 
 __all__ = ["discovered"]

@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from bnrank._core import validation
 from bnrank._core.axes import axes_for, dress
 from bnrank.measures.frequencies import label
-from bnrank.reporting.canvas import shade, variable
+from bnrank.reporting.stills.canvas import shade, variable
 
 __all__ = ["Line", "frequency_lines", "frequency_spectra", "kept_frequencies"]
 

@@ -1,0 +1,277 @@
+"""What a page is made of below its headings: text, tables, pictures, charts. The templates turn blocks into HTML."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+from bnrank._core import text as tables
+from bnrank._core import validation
+from bnrank.reporting.charts.chart import View
+
+__all__ = [
+    "Block",
+    "Cell",
+    "Code",
+    "Details",
+    "Heading",
+    "Picture",
+    "Plot",
+    "Pre",
+    "Said",
+    "Table",
+    "Text",
+    "details",
+    "drawn",
+    "named_figures",
+    "paragraphs",
+    "picture",
+    "plots_in",
+    "table",
+]
+
+STATUS = {
+    "pass": "good",
+    "converged": "good",
+    "holds": "good",
+    "exact": "good",
+    "approximate": "good",
+    "fail": "bad",
+    "diverged": "bad",
+    "violated": "bad",
+    "interrupted": "warn",
+    "holds (vacuous)": "warn",
+    "inconclusive": "warn",
+    "off the data": "warn",
+    "undetermined": "warn",
+}
+"""Mark of a cell in a column "result" or "status"."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; ``style`` is "", "note" or "headline"."""
+
+    type: ClassVar[str] = "text"
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Said:
+    """Marked text (good, bad, warn or neutral), and lines after it."""
+
+    type: ClassVar[str] = "said"
+    text: str
+    mark: str
+    lines: Sequence[str] = ()
+    wraps: bool = False
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text, and a command."""
+
+    type: ClassVar[str] = "code"
+    text: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Pre:
+    """Text in lines as they are."""
+
+    type: ClassVar[str] = "pre"
+    text: str
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading within a section."""
+
+    type: ClassVar[str] = "heading"
+    text: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An entry of a table: text, a mark or a link, and what stands below it in small letters."""
+
+    text: str
+    mark: str = ""
+    kind: str = ""
+    lead: str = ""
+    formula: str = ""
+    note: str = ""
+    href: str = ""
+    wraps: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table."""
+
+    heading: str
+    numeric: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table in a box that scrolls, or is shown whole."""
+
+    type: ClassVar[str] = "table"
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    whole: bool = False
+    show_caption: bool = True
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image in the page."""
+
+    type: ClassVar[str] = "picture"
+    caption: str
+    mime: str
+    data: str
+    alt: str
+    width: int | None = None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Charts in a box of this id."""
+
+    type: ClassVar[str] = "view"
+    id: str
+    view: View
+
+
+@dataclass(frozen=True)
+class Details:
+    """Blocks folded away under a title."""
+
+    type: ClassVar[str] = "details"
+    title: str
+    blocks: Sequence[Block]
+    heading: bool = False
+
+
+Block = Text | Said | Code | Pre | Heading | Table | Picture | Plot | Details
+
+
+def paragraphs(text: str) -> list[Block]:
+    """Return plain text as paragraphs; an empty line starts a new one."""
+    parts = [part.strip() for part in text.replace("\r\n", "\n").split("\n\n")]
+    return [Text(part) for part in parts if part]
+
+
+def table(rows: Sequence[Mapping[str, object]], caption: str, whole: bool = False) -> list[Block]:
+    """Return rows as a table, or nothing without rows; numbers are right-aligned, statuses carry a mark.
+
+    A long table scrolls in its box unless ``whole``.
+    """
+    if not rows:
+        return []
+    headings, cells = tables.grid(rows)
+    columns = [Column(*pair) for pair in zip(headings, tables.numeric_columns(headings, cells), strict=True)]
+    lines = [[_cell(column, entry) for column, entry in zip(columns, line, strict=True)] for line in cells]
+    return [Table(caption, columns, lines, whole)]
+
+
+def _cell(column: Column, entry: str) -> Cell:
+    mark = STATUS.get(entry, "") if column.heading in ("result", "status") else ""
+    return Cell(entry, mark, "num" if column.numeric else "long" if len(entry) > 24 else "")
+
+
+def details(title: str, blocks: Sequence[Block], heading: bool = False) -> list[Block]:
+    """Return blocks folded away under a title, or nothing without blocks."""
+    return [Details(title, blocks, heading)] if blocks else []
+
+
+def plots_in(blocks: Iterable[Block]) -> Iterator[Plot]:
+    """Return all charts among blocks, folded ones included."""
+    for block in blocks:
+        if isinstance(block, Plot):
+            yield block
+        elif isinstance(block, Details):
+            yield from plots_in(block.blocks)
+
+
+# pictures ------------------------------------------------------------------------------------------------------------
+
+MIME = {".png": "image/png", ".svg": "image/svg+xml"}
+
+
+def named_figures(figures: Any) -> dict[str, Any]:
+    """Return figures by caption, from one figure, a sequence, or a mapping from caption to figure.
+
+    An array of axes, as the functions in `bnrank.plots` return it, stands for its figure.
+    """
+    if figures is None:
+        return {}
+    if isinstance(figures, Mapping) and "data" not in figures:
+        return {str(caption): entry for caption, entry in figures.items()}
+    if isinstance(figures, list | tuple):
+        return {f"Figure {i}": entry for i, entry in enumerate(figures, 1)}
+    return {"Figure": figures}
+
+
+def picture(value: Any, caption: str, alt: str = "") -> Picture:
+    """Return a matplotlib figure (or axes of it) as an SVG picture, or the picture in a PNG or SVG file.
+
+    Raises
+    ------
+    TypeError
+        If it is neither a matplotlib figure nor axes, nor the path of such a file.
+    """
+    width = None
+    if isinstance(value, Path) and value.suffix in MIME:
+        mime, content = MIME[value.suffix], value.read_bytes()
+        if mime == "image/png":
+            width = _css_width(content)
+    else:
+        mime, content = "image/svg+xml", drawn(value, caption)
+    return Picture(caption, mime, base64.b64encode(content).decode(), alt or caption, width)
+
+
+def drawn(value: Any, caption: str, kind: str = "svg", **options: Any) -> bytes:
+    """Return a matplotlib figure (or axes of it) as the content of an SVG or PNG file, the same for the same figure.
+
+    ``options`` go to ``savefig``.
+
+    Raises
+    ------
+    TypeError
+        If it is neither a matplotlib figure nor axes; the message names ``caption``.
+    """
+    if isinstance(value, np.ndarray) and value.size:
+        value = value.flat[0]
+    figure = value.figure if isinstance(value, Artist) else value
+    if not isinstance(figure, Figure):
+        raise TypeError(
+            f"figures[{caption!r}]: got {validation.describe(value)}, expected a matplotlib figure or axes, "
+            "or a plotly figure"
+        )
+    buffer = io.BytesIO()
+    metadata = {"Date": None} if kind == "svg" else None
+    with mpl.rc_context({"svg.hashsalt": "bnrank", "svg.fonttype": "path"}):
+        figure.savefig(buffer, format=kind, metadata=metadata, facecolor="white", **options)
+    return buffer.getvalue()
+
+
+def _css_width(png: bytes) -> int:
+    """Return the width of a PNG in CSS pixels: by its density where it has one, else in its own pixels."""
+    pixels, at = int.from_bytes(png[16:20], "big"), png.find(b"pHYs", 0, 4096)
+    per_meter = int.from_bytes(png[at + 4 : at + 8], "big") if at > 0 else 0
+    return round(pixels * 96 / (per_meter * 0.0254)) if per_meter else pixels

@@ -1,0 +1,255 @@
+"""Charts of a training history: curves, spectra at a step, ranks over training, one layer over training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from bnrank.reporting.charts.chart import (
+    DASHES,
+    Change,
+    Chart,
+    Control,
+    Group,
+    View,
+    count_axis,
+    floored,
+    index_key,
+    largest,
+    layout,
+    log_axis,
+    member_color,
+    numbers,
+    scale_changes,
+    spectrum_lines,
+    step_axis,
+    value_axis,
+    value_ranges,
+)
+from bnrank.reporting.sections import CURVES, threshold_of
+
+__all__ = ["spectra_budget", "view"]
+
+TOP = 10
+"""Singular values shown per layer."""
+MAX_STEPS = 200
+"""Positions of the slider, at most."""
+MAX_CURVE_STEPS = 500
+"""Points per training curve, at most."""
+MAX_MEMBERS = 32
+"""Members shown, at most."""
+MAX_NUMBERS = 300_000
+"""Singular values of all histories on one page, at most (about 2 MB)."""
+
+
+def spectra_budget(histories: list[xr.Dataset]) -> int:
+    """Return how many steps of each history a page can hold: MAX_STEPS, fewer with many members or layers."""
+    per_step = 0
+    for dataset in histories:
+        if "weight_singular_values" in dataset:
+            sizes = dataset["weight_singular_values"].sizes
+            per_step += min(sizes["member"], MAX_MEMBERS) * sizes["layer"] * min(sizes["index"], TOP)
+    return MAX_STEPS if per_step == 0 else int(np.clip(MAX_NUMBERS // per_step, 10, MAX_STEPS))
+
+
+def view(histories: Mapping[str, xr.Dataset], max_steps: int = MAX_STEPS) -> View:
+    """Return the charts of histories by label.
+
+    Parameters
+    ----------
+    histories : mapping from label to Dataset
+        Dimensions (member, step) and, for ``weight_singular_values``, (member, step, layer, index).
+    max_steps : int
+        Positions of the slider, at most; the first and the last step are kept.
+    """
+    return View("history", [_group(label, dataset, max_steps) for label, dataset in histories.items()])
+
+
+def _group(label: str, dataset: xr.Dataset, max_steps: int) -> Group:
+    notes: list[str] = []
+    chosen = _evenly(dataset.sizes["member"], MAX_MEMBERS)
+    if len(chosen) < dataset.sizes["member"]:
+        notes.append(f"{len(chosen)} of {dataset.sizes['member']} members are shown, evenly spaced")
+    kept = dataset.isel(member=chosen)
+    members = [_member(kept, i) for i in range(len(chosen))]
+    controls = [Control("member", "member", [", ".join(filter(None, member)) for member in members])]
+    charts = [chart] if (chart := _curves(kept, members, notes)) else []
+    spectra = kept.get("weight_singular_values")
+    steps: list[int] = []
+    ends: list[int] = []
+    if spectra is not None:
+        values, steps = _recorded(spectra, max_steps, notes)
+        if steps:
+            present = np.isfinite(values).any(axis=(2, 3))
+            ends = [int(np.flatnonzero(row).max(initial=0)) for row in present.T]
+            names = _layer_names(dataset)
+            charts += _spectra(values, steps, spectra["layer"].values.tolist(), names)
+            controls.append(Control("scale", "scale", ("linear", "log")))
+    stopped = [
+        f"{name} stopped ({status or 'no later values'}); its last recorded state, step {steps[end]:,}, is shown."
+        for (name, _, status), end in zip(members, ends, strict=False)
+    ]
+    left_out = f"Left out to keep the page small: {'; '.join(notes)}." if notes else ""
+    return Group(
+        label,
+        charts,
+        controls,
+        steps=steps,
+        ends=ends,
+        stopped=stopped,
+        threshold=threshold_of(dataset) if steps else None,
+        notes=left_out,
+    )
+
+
+def _curves(dataset: xr.Dataset, members: list[tuple[str, str, str]], notes: list[str]) -> Chart | None:
+    """Return one line per member of the chosen quantity; None without a quantity."""
+    rows = _evenly(dataset.sizes["step"], MAX_CURVE_STEPS)
+    if len(rows) < dataset.sizes["step"]:
+        notes.append(f"the curves show {len(rows)} of {dataset.sizes['step']} recorded steps")
+    names = [name for name in CURVES if name in dataset and set(dataset[name].dims) == {"member", "step"}]
+    if not names:
+        return None
+    values = {name: dataset[name].transpose("member", "step").values[:, rows].astype(float) for name in names}
+    values = {name: np.where(array > 0, array, np.nan) for name, array in values.items()}
+    x = numbers(dataset["step"].values[rows], 15)
+    count = len(members)
+    lines = [
+        go.Scatter(
+            x=x,
+            y=numbers(values[names[0]][i]),
+            mode="lines",
+            name=name,
+            line={"color": member_color(i), "dash": DASHES[i // 7 % 4], "width": 3 if i == 0 else 1.4},
+            opacity=1.0 if i == 0 else 0.6,
+            hovertemplate=f"{name}<br>step %{{x}}<br>%{{y:.4g}}<extra></extra>",
+        )
+        for i, (name, _, _) in enumerate(members)
+    ]
+    axes = [log_axis(CURVES[name], values[name]) for name in names]
+    changes = [
+        Change("y", ("curve",), [numbers(values[name]) for name in names]),
+        Change("layout.yaxis.range", ("curve",), [axis["range"] for axis in axes]),
+        Change("layout.yaxis.title.text", ("curve",), [CURVES[name] for name in names]),
+        Change("line.width", ("member",), [[3 if i == j else 1.4 for i in range(count)] for j in range(count)]),
+        Change("opacity", ("member",), [[1 if i == j else 0.6 for i in range(count)] for j in range(count)]),
+    ]
+    key = [
+        (member_color(i), name + (f" ({status})" if status in ("diverged", "interrupted") else ""))
+        for i, (name, _, status) in enumerate(members)
+    ]
+    return Chart(
+        "Training curves",
+        go.Figure(lines, layout(step_axis(), axes[0])),
+        key=key,
+        picks="member",
+        controls=[Control("curve", "quantity", [CURVES[name] for name in names])],
+        changes=changes,
+        marks=("step",),
+    )
+
+
+def _spectra(values: np.ndarray, steps: list[int], layers: list[int], names: list[str]) -> list[Chart]:
+    """Return the spectra at a step, the ranks over steps, and one layer over steps, of (step, member, layer, index)."""
+    top = [largest(values[:, m]) for m in range(values.shape[1])]
+    drawn = [
+        [[floored(values[s, m, :, i], top[m]) for i in reversed(range(values.shape[3]))] for m in range(len(top))]
+        for s in range(len(steps))
+    ]
+    x = layer_ticks(layers)
+    count = values.shape[3]
+    spectra = Chart(
+        "Weight spectra",
+        go.Figure(
+            spectrum_lines(layers, values[-1, 0], "layer %{x}"), layout(x, value_axis("singular value of W", values))
+        ),
+        key=index_key(count),
+        changes=[
+            Change("y", ("step", "member"), drawn),
+            Change("heading", ("step",), [f"Weight spectra at step {step:,}" for step in steps]),
+            *scale_changes([value_ranges(values[:, m]) for m in range(len(top))], ("member",)),
+        ],
+        marks=("threshold",),
+    )
+    bar = {"thickness": 12, "outlinewidth": 0, "tickformat": "d", "nticks": 6, "title": {"text": "rank", "side": "top"}}
+    heat = go.Heatmap(
+        x=steps,
+        y=layers,
+        z=[[0] * len(steps) for _ in layers],
+        zmin=0,
+        colorscale="Cividis",
+        hoverongaps=False,
+        colorbar=bar,
+        hovertemplate="step %{x}<br>layer %{y}<br>rank %{z}<extra></extra>",
+    )
+    ranks = Chart(
+        "Rank per layer over training",
+        go.Figure(heat, layout({**step_axis(), "showgrid": False}, {**x, "showgrid": False})),
+        size="tall",
+        marks=("step",),
+        derived="ranks",
+    )
+    middle = (len(layers) - 1) // 2
+    by_layer = [[value_ranges(values[:, m, layer]) for layer in range(len(layers))] for m in range(len(top))]
+    single = Chart(
+        "One layer over training",
+        go.Figure(
+            spectrum_lines(steps, values[:, 0, middle], "step %{x}"),
+            layout(step_axis(steps), value_axis("singular value of W", values)),
+        ),
+        key=index_key(count),
+        controls=[
+            Control(
+                "layer", "layer", [f"{i} ({n})" if n else str(i) for i, n in zip(layers, names, strict=True)], middle
+            )
+        ],
+        changes=scale_changes(by_layer, ("member", "layer")),
+        marks=("step", "threshold"),
+        derived="layer",
+    )
+    return [spectra, ranks, single]
+
+
+def layer_ticks(layers: list[int]) -> dict[str, Any]:
+    """Return the axis of layers."""
+    return count_axis("layer", len(layers), layers[0])
+
+
+def _recorded(spectra: xr.DataArray, max_steps: int, notes: list[str]) -> tuple[np.ndarray, list[int]]:
+    """Return the top values (step, member, layer, index) at the recorded steps, thinned out, and these steps."""
+    values = spectra.transpose("step", "member", "layer", "index").values[..., :TOP].astype(float)
+    recorded = np.flatnonzero(np.isfinite(values).any(axis=(1, 2, 3)))
+    chosen = recorded[_evenly(len(recorded), max_steps)]
+    if len(chosen) < len(recorded):
+        notes.append(f"the spectra show {len(chosen)} of {len(recorded)} recorded steps")
+    if len(chosen) and spectra.sizes["index"] > TOP:
+        notes.append(f"the {TOP} largest of {spectra.sizes['index']} recorded singular values are shown")
+    return values[chosen], numbers(spectra["step"].values[chosen], 15)
+
+
+def _member(dataset: xr.Dataset, i: int) -> tuple[str, str, str]:
+    """Return a member's name, its seed, ridge and step size where members differ, and its status."""
+    facts = []
+    for name in ("seed", "ridge", "lr"):
+        coordinate = dataset.coords.get(name)
+        if coordinate is not None and coordinate.dims == ("member",) and len(set(coordinate.values.tolist())) > 1:
+            facts.append(f"{name} {coordinate.values[i]:.4g}" if name != "seed" else f"seed {coordinate.values[i]}")
+    status = dataset.coords.get("status")
+    return f"member {dataset['member'].values[i]}", ", ".join(facts), "" if status is None else str(status.values[i])
+
+
+def _evenly(size: int, most: int) -> np.ndarray:
+    """Return at most ``most`` evenly spaced positions of ``range(size)``, the first and the last among them."""
+    if size <= most:
+        return np.arange(size)
+    return np.unique(np.linspace(0, size - 1, most).round().astype(int))
+
+
+def _layer_names(dataset: xr.Dataset) -> list[str]:
+    """Return the names of the layers, empty where there are none."""
+    names = dataset.coords.get("layer_name")
+    return [""] * dataset.sizes.get("layer", 0) if names is None else [str(name) for name in names.values]

@@ -1,0 +1,25 @@
+"""Still pictures (matplotlib) of profiles, histories, fits and verdicts.
+
+Every function draws into the axes it is given, or into those of a new figure, and returns the axes. No function uses
+pyplot, so no figure stays open; save with ``ax.figure.savefig(...)``.
+"""
+
+from bnrank._core.axes import OKABE_ITO
+from bnrank.reporting.stills.discovery import discovered
+from bnrank.reporting.stills.frequencies import frequency_spectra
+from bnrank.reporting.stills.spectra import bottleneck_spectra, norm_versus_depth, weight_spectra
+from bnrank.reporting.stills.training import plateaus, spectra_over_steps, training_curves
+from bnrank.reporting.stills.verdicts import tightness
+
+__all__ = [
+    "OKABE_ITO",
+    "bottleneck_spectra",
+    "discovered",
+    "frequency_spectra",
+    "norm_versus_depth",
+    "plateaus",
+    "spectra_over_steps",
+    "tightness",
+    "training_curves",
+    "weight_spectra",
+]
