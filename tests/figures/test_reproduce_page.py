@@ -150,12 +150,12 @@ def raises_text(text):
 
 
 def test_pictures_of_png_files_have_the_size_they_were_drawn_at(tmp_path):
-    from bnrank.reporting import markup
+    from bnrank.reporting import blocks
 
-    (tmp_path / "a.png").write_bytes(markup.drawn(drawn(), "a", "png", dpi=150))
-    assert "width=384 " in markup.picture(tmp_path / "a.png", "a")
+    (tmp_path / "a.png").write_bytes(blocks.drawn(drawn(), "a", "png", dpi=150))
+    assert blocks.picture(tmp_path / "a.png", "a").width == 384
     with pytest.raises(TypeError, match="figures"):
-        markup.picture(tmp_path / "a.pdf", "a")
+        blocks.picture(tmp_path / "a.pdf", "a")
 
 
 def test_the_command_says_what_runs_and_what_came_out_as_it_goes(command, plant, tmp_path):

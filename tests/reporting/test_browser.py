@@ -7,7 +7,9 @@ import plotly.graph_objects
 import pytest
 
 from bnrank.reporting import Section, plots, report
-from bnrank.reporting.page import compose, contents_of, write
+from bnrank.reporting.blocks import Details
+from bnrank.reporting.contents import contents
+from bnrank.reporting.page import Part, compose, write
 
 from .browser import chromium, show, why_absent
 from .conftest import make_history, make_profile
@@ -70,7 +72,9 @@ def use(driver, selector, value, event="change"):
 
 def spectra(driver):
     """The data of the plot of the weights' spectra at a step."""
-    return driver.execute_script("return document.querySelectorAll('#section-1-history .plot')[1].data.map((t) => t.y)")
+    return driver.execute_script(
+        "return document.querySelectorAll('#section-1-history .group:not([hidden]) .plot')[1].data.map((t) => t.y)"
+    )
 
 
 def test_every_plot_is_drawn(driver):
@@ -93,11 +97,10 @@ def test_plots_stay_inside_their_cards_without_a_resize(driver, tmp_path):
 
 
 def test_plots_that_are_folded_away_are_drawn_inside_their_box_once_it_is_opened(driver, tmp_path):
-    data = {}
-    body = contents_of(Section("S", history=make_history(), profile=make_profile()), "s", data, 10)
-    folded = f"<section id=part><details><summary>more</summary>{body}</details></section>"
-    driver.get(write(tmp_path / "p.html", compose("t", "", folded, data)).as_uri())
-    assert driver.execute_script(f"return document.querySelectorAll('{PLOTS}').length") == 0
+    body = contents(Section("S", history=make_history(), profile=make_profile()), "s", 10)
+    folded = Part("part", "part", [Details("more", body)])
+    driver.get(write(tmp_path / "p.html", compose("t", [], [folded])).as_uri())
+    assert driver.execute_script(f"return document.querySelectorAll('{PLOTS} .main-svg').length") == 0
     driver.execute_script("document.querySelector('details').open = true")
     wait_for(driver, f"return document.querySelectorAll('{PLOTS} .main-svg').length > 0")
     wait_for(
@@ -130,18 +133,21 @@ def test_play_moves_the_slider(driver):
 
 def test_the_member_and_the_history_can_be_chosen(driver):
     first = spectra(driver)
-    use(driver, "#section-1-history .controls label:nth-of-type(2) select", 2)
+    use(driver, "#section-1-history .group select[data-state=member]", 2)
     assert spectra(driver) != first
     note = driver.execute_script("return document.querySelector('#section-1-history [role=status]').textContent")
     assert note.startswith("member 2 stopped (diverged)")
-    use(driver, "#section-1-history .controls label:nth-of-type(1) select", 1)
-    assert {len(line) for line in spectra(driver)} == {12}
-    driver.execute_script("document.querySelectorAll('#section-1-history .key button')[3].click()")
+    driver.execute_script(
+        "const button = document.querySelectorAll('#section-1-history .key button')[3]; button.focus(); button.click()"
+    )
+    assert driver.execute_script("return document.querySelector('[data-state=member]').value") == "3"
     assert driver.execute_script("return document.activeElement.textContent").startswith("member 3")
+    use(driver, "#section-1-history select[data-group]", 1)
+    assert {len(line) for line in spectra(driver)} == {12}
 
 
 def test_log_scale_and_threshold(driver):
-    use(driver, "#section-1-history .controls label:nth-of-type(3) select", "log")
+    use(driver, "#section-1-history select[data-state=scale]", 1)
     kind = "return document.querySelectorAll('#section-1-history .plot')[1].layout.yaxis.type"
     assert driver.execute_script(kind) == "log"
     ranks = "return document.querySelectorAll('#section-1-history .plot')[2].data[0].z.map((row) => row.at(-1))"

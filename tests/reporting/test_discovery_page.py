@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from html import escape
 
 import matplotlib.colors
 import numpy as np
@@ -14,7 +15,8 @@ from torch import nn
 from bnrank._core.text import cell
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, compress, symmetries
 from bnrank.discovery.compression.certificate import Accuracy
-from bnrank.reporting import Section, discovery_payload, plots, report
+from bnrank.reporting import Section, plots, report
+from bnrank.reporting.charts import discovery as charts
 
 from .browser import why_absent
 from .conftest import make_summary
@@ -25,7 +27,23 @@ KEY = "section-1-found"
 
 def read(source, folder):
     page = Page(report(source, folder / "found.html"))
-    return page, page.data[KEY]
+    return page, {"kind": page.data[KEY]["kind"]} | {entry["title"]: entry for entry in titled(page)}
+
+
+def titled(page):
+    """The charts of what was found, each with its title and its changes by target."""
+    titles = re.findall(r'<div class="plot[^>]*aria-label="(.*?)">', page.source)
+    entries = [entry for key, view in page.data.items() for group in view["groups"] for entry in group["charts"]]
+    return [
+        entry
+        | {"title": title}
+        | {change["target"].replace("figure", "figures"): change["values"] for change in entry["changes"]}
+        for title, entry in zip(titles, entries, strict=True)
+    ]
+
+
+LOSS, SPECTRUM, COORDINATES = "Held-out loss by number of components", "Spectrum", "Coordinates"
+AGAINST, DEPENDS = "Predicted vs. observed", "What each coordinate depends on"
 
 
 def narrow_net(rank=2, seed=0):
@@ -73,7 +91,7 @@ def symmetric():
         ),
         (
             make_summary(0, undetermined=True, reason="undetermined: they differ"),
-            "No number that carries x (5 columns) to y (3 columns) was settled",
+            "No latent variable that carries x (5 columns) to y (3 columns) was established",
             "undetermined because they differ",
         ),
     ],
@@ -104,57 +122,70 @@ def test_a_score_of_rounding_error_is_zero(tmp_path):
     mean = summary.seen.mean(axis=0)
     summary = dataclasses.replace(summary, score=4.441e-17, predicted=mean + 1e-13 * (summary.seen - mean))
     page, shown = read(summary, tmp_path)
-    assert [output["r2"] for output in shown["outputs"]] == [0, 0]
+    assert [note.split(":")[-1] for note in shown[AGAINST]["note"]] == [" 0."] * 2
     assert "e-17" not in page.text
     facts = dict(zip(*(re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", page.source) for tag in ("th", "td")), strict=False))
     assert facts["R² on these rows"] == "0"
-    _, shown = read(make_summary(2, d_out=1), tmp_path)
-    assert shown["outputs"][0]["r2"] != 0
+    page, _ = read(make_summary(1, d_out=1), tmp_path)
+    assert float(re.search(r"R² of y0: (.*?)\.<", page.source)[1]) > 0
 
 
 def test_a_fit_shows_the_numbers_of_its_summary(tmp_path):
     summary = make_summary(3, d_in=4, d_out=6)
     page, shown = read(summary, tmp_path)
     assert shown["kind"] == "found"
-    assert (shown["count"], shown["interval"]) == (3, [3, 3])
-    np.testing.assert_allclose(shown["heldOut"]["loss"], summary.held_out, rtol=1e-4)
-    np.testing.assert_allclose(shown["heldOut"]["error"], summary.held_out_error, rtol=1e-4)
-    np.testing.assert_allclose(shown["coordinates"], summary.coordinates.T, rtol=1e-3)
-    np.testing.assert_allclose(shown["sensitivity"]["rows"], summary.sensitivity, rtol=1e-2)
-    at_bottleneck, of_inputs = shown["spectra"]
-    np.testing.assert_allclose(at_bottleneck["values"], summary.spectrum, rtol=1e-4)
-    assert (at_bottleneck["gap"], of_inputs["gap"]) == (pytest.approx(1.0 / 0.05), pytest.approx(0.4 / 0.1))
-    for i, output in enumerate(shown["outputs"]):
-        assert output["name"] == f"y{i}"
-        np.testing.assert_allclose(output["seen"], summary.seen[:, i], rtol=1e-3)
-        np.testing.assert_allclose(output["predicted"], summary.predicted[:, i], rtol=1e-3)
-        assert output["r2"] == pytest.approx(r2_score(summary.seen[:, i], summary.predicted[:, i]), abs=1e-3)
+    curve, used = shown[LOSS]["figure"]["data"]
+    assert used["x"] == [3]
+    assert [shown[LOSS]["figure"]["layout"]["shapes"][0][end] for end in ("x0", "x1")] == [2.5, 3.5]
+    np.testing.assert_allclose(curve["y"], summary.held_out, rtol=1e-4)
+    np.testing.assert_allclose(curve["error_y"]["array"], summary.held_out_error, rtol=1e-4)
+    for target in ("x", "y"):
+        drawn = [trace for (trace,) in shown[COORDINATES][target]]
+        np.testing.assert_allclose(drawn, summary.coordinates.T, rtol=1e-3)
+    np.testing.assert_allclose(shown[DEPENDS]["figure"]["data"][0]["z"], summary.sensitivity, rtol=1e-2)
+    np.testing.assert_allclose(shown[DEPENDS]["narrow"]["data"][0]["z"], summary.sensitivity.T, rtol=1e-2)
+    at_bottleneck, of_inputs = shown[SPECTRUM]["figure"], shown[SPECTRUM]["figures"][1]
+    np.testing.assert_allclose(at_bottleneck["data"][0]["y"], summary.spectrum, rtol=1e-4)
+    gaps = [figure["layout"]["annotations"][0]["text"] for figure in (at_bottleneck, of_inputs)]
+    assert gaps == [f"gap {1.0 / 0.05:.4g}", f"gap {summary.input_spectrum[2] / summary.input_spectrum[3]:.4g}"]
+    for i, (color,) in enumerate(shown[COORDINATES]["marker.color"]):
+        np.testing.assert_allclose(color, summary.seen[:, i], rtol=1e-3)
+        _, dots = shown[AGAINST]["figures"][i]["data"]
+        np.testing.assert_allclose(dots["x"], summary.seen[:, i], rtol=1e-3)
+        np.testing.assert_allclose(dots["y"], summary.predicted[:, i], rtol=1e-3)
+        said = shown[AGAINST]["note"][i]
+        assert said.startswith(f"Fitted rows; dotted: equality. R² of y{i}: ")
+        r2 = float(said.rpartition(": ")[2].rstrip("."))
+        assert r2 == pytest.approx(r2_score(summary.seen[:, i], summary.predicted[:, i]), abs=1e-3)
     for words in ("all folds but one", "0 1 2 3 3 3", "0 1 2 4 4 4", "1000 3", "Coordinates, most influential first"):
         assert words in page.text
-    assert "classes" not in shown
+    assert not {title for title in shown if "class" in title}
 
 
 def test_classes_give_colors_and_a_confusion_matrix(tmp_path):
     for labels in (("b", "a", "c"), (0.0, 1.0, 2.0), (False, True)):
         summary = make_summary(1, classes=labels)
         _, shown = read(summary, tmp_path)
-        assert shown["classes"] == list(map(str, labels))
-        assert [shown["classes"][i] for i in shown["seen"]] == [str(label) for label in summary.seen]
+        traces = shown["Coordinate by class"]["figure"]["data"]
+        assert [trace["hovertemplate"].split("<")[0] for trace in traces] == list(map(str, labels))
+        assert len({trace["marker"]["color"] for trace in traces}) == len(labels)
+        for trace, label in zip(traces, labels, strict=True):
+            own = summary.coordinates[[str(value) == str(label) for value in summary.seen], 0]
+            np.testing.assert_allclose(trace["x"], own, rtol=1e-3)
         names = [[str(label) for label in column] for column in (summary.seen, summary.predicted)]
         expected = confusion_matrix(*names, labels=list(map(str, labels)))
-        np.testing.assert_array_equal(shown["confusion"], expected)
-        assert "outputs" not in shown
+        np.testing.assert_array_equal(shown[AGAINST]["figure"]["data"][0]["text"], expected)
 
 
 def test_one_output_shows_the_combinations_of_inputs_first(tmp_path):
-    _, shown = read(make_summary(1, d_out=1), tmp_path)
-    assert [entry["label"] for entry in shown["spectra"]] == ["of input combinations", "at the bottleneck"]
+    page, _ = read(make_summary(1, d_out=1), tmp_path)
+    options = '<option value="0" selected>of input combinations</option><option value="1">at the bottleneck</option>'
+    assert options in page.source
 
 
 def test_nothing_found_has_neither_coordinates_nor_sensitivities(tmp_path):
     page, shown = read(make_summary(0), tmp_path)
-    assert shown["coordinates"] == shown["spectra"] == []
-    assert shown["sensitivity"] is None
+    assert set(shown) == {"kind", LOSS, AGAINST}
     assert "Coordinates, most influential first" not in page.text
 
 
@@ -162,13 +193,15 @@ def test_what_is_too_much_is_left_out_and_said(tmp_path):
     summary = make_summary(25, d_in=100, d_out=80, rows=50, n_input_directions=30)
     quiet = summary.seen * np.r_[np.zeros(30), np.ones(50)]
     page, shown = read(make_summary(25, d_in=100, d_out=80, rows=50, seen=quiet, n_input_directions=30), tmp_path)
-    assert [output["name"] for output in shown["outputs"]] == [f"y{i}" for i in range(30, 80)]
-    assert len(shown["coordinates"]) == discovery_payload.MAX_COORDINATES
-    kept = {int(name[1:]) for name in shown["sensitivity"]["inputs"]}
-    most = summary.sensitivity[: discovery_payload.MAX_COORDINATES].max(axis=0)
-    assert len(kept) == discovery_payload.MAX_INPUTS
+    titles = [text for (text,) in shown[COORDINATES]["marker.colorbar.title.text"]]
+    assert titles == [f"y{i}" for i in range(30, 80)]
+    assert len(shown[COORDINATES]["x"]) == charts.MAX_COORDINATES
+    kept = {int(name[1:]) for name in shown[DEPENDS]["figure"]["layout"]["xaxis"]["ticktext"]}
+    most = summary.sensitivity[: charts.MAX_COORDINATES].max(axis=0)
+    assert len(kept) == charts.MAX_INPUTS
     assert min(most[list(kept)]) >= max(most[list(set(range(100)) - kept)])
-    assert len(shown["notes"]) == 3
+    (left_out,) = re.findall("Left out of the plots: (.*?)\\.<", page.source)
+    assert len(left_out.split(";")) == 3
     assert len(page.source) < 6_000_000
 
 
@@ -177,7 +210,9 @@ def test_names_are_escaped(tmp_path):
     page, shown = read({EVIL: summary}, tmp_path)
     assert [tag for tag, _ in page.tags].count("script") == 3
     assert not any(tag == "img" and "onerror" in attributes for tag, attributes in page.tags)
-    assert shown["sensitivity"]["inputs"][0] == shown["outputs"][0]["name"] == EVIL
+    cut = escape(EVIL[:23] + "…", quote=False)
+    assert shown[DEPENDS]["figure"]["layout"]["xaxis"]["ticktext"][0] == cut
+    assert shown[COORDINATES]["marker.colorbar.title.text"][0] == [cut]
     assert page.source.count("<script>alert") == 0
 
 
@@ -186,7 +221,8 @@ def test_fitted_estimators_are_taken_and_unfitted_ones_are_refused(tmp_path):
     fitted = BottleneckRegressor(1, ridges=[0.01], seeds=1, steps=10).fit(x, x[:, :1] @ np.array([[1.0, -2.0]]))
     page, shown = read(fitted, tmp_path)
     assert "What BottleneckRegressor found" in page.text
-    np.testing.assert_allclose(shown["coordinates"][0], fitted.transform(x)[:, 0], rtol=1e-3, atol=1e-6)
+    dots = shown["Coordinate against output"]["figure"]["data"][0]
+    np.testing.assert_allclose(dots["x"], fitted.transform(x)[:, 0], rtol=1e-3, atol=1e-6)
     for source in ({"first": fitted}, [fitted.summary()], Section("s", found=fitted), [Section("s", found=fitted)]):
         assert read(source, tmp_path)[1] == shown
     for kind in (BottleneckRegressor, BottleneckClassifier, BottleneckAutoencoder):
@@ -212,10 +248,11 @@ def test_a_compression_shows_steps_certificate_and_what_was_left(tmp_path, compr
     certificate = compressed.certificate
     assert compressed.changed
     assert shown["kind"] == "compressed"
-    assert dict(shown["left"])["parameters"] == pytest.approx(
+    (bars,) = shown["Remaining cost (%)"]["figure"]["data"]
+    assert dict(zip(bars["y"], bars["x"], strict=True))["parameters"] == pytest.approx(
         100 * certificate.parameters / certificate.parameters_before, rel=1e-3
     )
-    assert [kind for kind, _ in shown["steps"]] == [step.kind for step in compressed.steps]
+    assert shown["Change after every step"]["figure"]["data"][0]["text"] == [step.kind for step in compressed.steps]
     assert f"{certificate.parameters_before:,} parameters became {certificate.parameters:,}" in page.text
     for words in ("within the tolerance of 5 %", "multiply-adds per sample", "latency in ms", "Linear(in_features=12"):
         assert words in page.text
@@ -258,18 +295,22 @@ def test_a_network_returned_as_it_is_says_why(tmp_path):
     found = compress(nn.Sequential(nn.Linear(3, 2)), torch.randn(60, 3), tol=1e-6)
     page, shown = read(found, tmp_path)
     assert not found.changed
-    assert "Returned as it is" in page.text
+    assert "Returned unchanged" in page.text
     assert found.reason in page.text
-    assert shown["steps"] == []
+    assert set(shown) == {"kind", "Remaining cost (%)"}
 
 
 def test_symmetries_show_generators_values_and_finite_ones(tmp_path, symmetric):
     page, shown = read(symmetric, tmp_path)
     assert shown["kind"] == "symmetries"
-    assert [entry["count"] for entry in shown["spectra"]] == [symmetric.translations.count, symmetric.fields.count]
-    for entry, part in zip(shown["spectra"], (symmetric.translations, symmetric.fields), strict=True):
-        np.testing.assert_allclose(entry["values"], part.values.numpy(), rtol=1e-4)
-        assert entry["threshold"] == 1e-6
+    figures = [entry["figure"] for entry in titled(page)]
+    for figure, part in zip(figures, (symmetric.translations, symmetric.fields), strict=True):
+        (dots,) = figure["data"]
+        np.testing.assert_allclose(dots["y"], np.maximum(part.values.numpy(), 1e-16), rtol=1e-4)
+        colors = dots["marker"]["color"]
+        assert len(set(colors[: part.count])) == 1
+        assert not set(colors[: part.count]) & set(colors[part.count :])
+        assert figure["layout"]["shapes"][0]["y0"] == 1e-6
     assert f"{symmetric.dimension} infinitesimal symmetries" in page.text
     for piece in symmetric.pieces:
         assert piece.text in page.text
@@ -291,10 +332,12 @@ def test_the_threshold_is_the_one_that_decided(symmetric):
     gap = dataclasses.replace(symmetric.fields.gap, exact=False, candidate=1, ratio=7.0)
     fields = dataclasses.replace(symmetric.fields, gap=gap, status="undetermined", values=torch.tensor([0.1, 0.7]))
     learned = dataclasses.replace(symmetric, fields=fields, translations=fields)
-    entries = discovery_payload.view(learned)["spectra"]
-    assert [(entry["threshold"], entry["count"], entry["ratio"]) for entry in entries] == [(0.05, 0, 7), (0.2, 0, 7)]
-    known = discovery_payload.view(dataclasses.replace(learned, error=0.01))["spectra"]
-    assert [entry["threshold"] for entry in known] == [0.2, 0.2]
+    entries = [chart.figure for chart in charts.view(learned).groups[0].charts]
+    assert [figure.layout.shapes[0].y0 for figure in entries] == [0.05, 0.2]
+    assert [figure.layout.annotations[1].text for figure in entries] == ["gap 7"] * 2
+    assert [len(set(figure.data[0].marker.color)) for figure in entries] == [1, 1]  # none counts
+    known = charts.view(dataclasses.replace(learned, error=0.01)).groups[0].charts
+    assert [chart.figure.layout.shapes[0].y0 for chart in known] == [0.2, 0.2]
 
 
 # ---- the still picture ----------------------------------------------------------------------------------------------
@@ -375,11 +418,11 @@ def test_the_pages_in_a_browser(tmp_path, compressed, symmetric):
         predicted = "return document.querySelectorAll('#section-1-found .plot')[3].data[1].x"
         assert driver.execute_script(colors) == driver.execute_script(predicted)
         first = driver.execute_script(colors)
-        use(driver, "#section-1-found .card:nth-child(3) label:nth-of-type(3) select", 1)
+        use(driver, "#section-1-found .card:nth-child(3) select[data-state=output]", 1)
         assert driver.execute_script(colors) == driver.execute_script(predicted) != first
         across = "return document.querySelectorAll('#section-1-found .plot')[2].data[0].x"
         before = driver.execute_script(across)
-        use(driver, "#section-1-found .card:nth-child(3) label:nth-of-type(1) select", 2)
+        use(driver, "#section-1-found .card:nth-child(3) select[data-state=across]", 2)
         assert driver.execute_script(across) != before
         heat = "return document.querySelectorAll('#section-6-found .plot')[4].data[0].z.length"
         assert driver.execute_script(heat) == 2

@@ -9,8 +9,8 @@ import pytest
 import xarray as xr
 
 from bnrank.reporting import plots, report
-from bnrank.reporting.frequency_plots import frequency_lines, frequency_spectra
-from bnrank.reporting.payload import profile as payload
+from bnrank.reporting.charts import profile as charts
+from bnrank.reporting.stills.frequencies import frequency_lines, frequency_spectra
 
 from .browser import chromium, show, why_absent
 from .conftest import make_profile
@@ -129,25 +129,29 @@ def test_bad_input_is_named(change, arguments, match):
 def test_what_the_page_shows(tmp_path, monkeypatch):
     ds = with_frequencies()
     page = Page(report(ds, tmp_path / "p.html"))
-    (data,) = page.data["section-1-profile"]["sets"]
-    found = data["frequencies"]
-    assert [(line["label"], line["kept"]) for line in found["lines"][:3]] == [
-        ("±(1, 0), s₁", True),
-        ("±(1, 0), s₂", True),
-        ("(0, 0)", True),
-    ]
-    assert found["lines"][0]["values"][0] is None
-    assert found["lines"][0]["values"][1] == pytest.approx(float(ds.frequency_singular_values[1, 2, 0]), rel=1e-4)
-    assert found["moduli"] == [0, 1, 1.4142]
-    assert (found["of"], found["hidden"], found["ranked"]) == (12, 0, ["(0, 0)", "±(0, 1)", "±(1, 0)", "±(1, 1)"])
-    assert found["rank"][2] == [None, 2, 2, 2, 2, 1]
+    lines, ranks = (
+        c["figure"] for c in page.groups("section-1-profile")[0]["charts"] if "frequency" in str(c["figure"])
+    )
+    names = [label["text"] for label in lines["layout"]["annotations"]]
+    assert sorted(names) == ["(0, 0)", "±(1, 0), s₁", "±(1, 0), s₂"]
+    *_, third, second, first = lines["data"]
+    assert [line["line"]["width"] for line in (first, second, third, lines["data"][-4])] == [2.6, 2.6, 2.6, 1]
+    assert "frequency ±(1, 0)<br>s<sub>1<" in first["hovertemplate"]
+    assert first["y"][0] is None
+    assert first["y"][1] == pytest.approx(float(ds.frequency_singular_values[1, 2, 0]), rel=1e-3)
+    assert len(lines["data"]) == 12
+    assert [value in page.text for value in ("|w| = 0", "|w| = 1", "|w| = 1.414")] == [True] * 3
+    assert [row[0] for row in ranks["data"][0]["customdata"]] == ["(0, 0)", "±(0, 1)", "±(1, 0)", "±(1, 1)"]
+    assert ranks["data"][0]["z"][2] == [None, 2, 2, 2, 2, 1]
     assert "(0, 0): 1; ±(1, 0): 2" in page.text
     assert "kept_frequencies" not in page.text
-    monkeypatch.setattr("bnrank.reporting.payload.MAX_LINES", 2)
-    monkeypatch.setattr("bnrank.reporting.payload.MAX_FREQUENCIES", 3)
-    cut = payload(ds, "a")["frequencies"]
-    assert (len(cut["lines"]), cut["of"], len(cut["rank"]), cut["hidden"]) == (2, 12, 3, 1)
-    assert "frequencies" not in payload(make_profile(), "b")
+    monkeypatch.setattr("bnrank.reporting.charts.profile.MAX_LINES", 2)
+    monkeypatch.setattr("bnrank.reporting.charts.profile.MAX_FREQUENCIES", 3)
+    lines, ranks = (c for c in charts.view({"a": ds}).groups[0].charts if "frequency" in c.title)
+    assert (len(lines.figure.data), len(ranks.figure.data[0].z)) == (2, 3)
+    assert "The 2 of 12 lines" in lines.note
+    assert ranks.note == "The 3 lowest of 4 frequencies."
+    assert not [c for c in charts.view({"b": make_profile()}).groups[0].charts if "frequency" in c.title]
 
 
 @pytest.mark.browser
@@ -169,7 +173,7 @@ def test_the_page_draws_them_on_both_scales(tmp_path):
             driver.execute_script(
                 "const e = document.querySelector('#section-2-profile select'); e.value = arguments[0];"
                 "e.dispatchEvent(new Event('change'))",
-                scale,
+                ("linear", "log").index(scale),
             )
             assert sorted(driver.execute_script(names)) == ["(0, 0)", "±(1, 0), s₁", "±(1, 0), s₂"]
             boxes = driver.execute_script(names.replace("e.textContent", "e.getBoundingClientRect().toJSON()"))

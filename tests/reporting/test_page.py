@@ -1,6 +1,7 @@
 import json
 import re
 import resource
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ import xarray as xr
 
 import bnrank
 from bnrank import measures
-from bnrank.reporting import Section, payload, plots, report
-from bnrank.reporting.sections import flatten_settings
+from bnrank.reporting import Section, plots, report
+from bnrank.reporting.charts import history as history_charts
+from bnrank.reporting.sections import CURVES, SPECTRA, flatten_settings
 
 from .conftest import make_history, make_profile
 
@@ -44,10 +46,27 @@ class Page(HTMLParser):
 
     @property
     def data(self):
-        return json.loads(re.search(r'id="bnrank-data">(.*?)</script>', self.source, re.S)[1])
+        return json.loads(re.search(r'id="bnrank-data">(.*?)</script>', self.source, re.S)[1])["views"]
+
+    def groups(self, key):
+        return self.data[key]["groups"]
 
 
-def test_the_page_asks_the_network_for_nothing(tmp_path, run, claims, profile):
+def chart(group, place):
+    """A chart of a group, and its changes by target."""
+    found = group["charts"][place]
+    return found, {change["target"]: change["values"] for change in found["changes"]}
+
+
+def hover_texts(value):
+    """All texts of figures that plotly reads as markup."""
+    if isinstance(value, dict):
+        keys = ("text", "hovertemplate", "name", "hovertext", "ticktext", "customdata")
+        return [entry for key, part in value.items() for entry in ([part] if key in keys else hover_texts(part))]
+    return [entry for part in value for entry in hover_texts(part)] if isinstance(value, list) else []
+
+
+def test_the_page_makes_no_web_requests(tmp_path, run, claims, profile):
     page = Page(report(run, tmp_path / "p.html", claims=claims, figures=plots.bottleneck_spectra(profile)))
     for tag, attributes in page.tags:
         for name in ("src", "href", "srcset", "action", "data", "poster"):
@@ -89,7 +108,10 @@ def test_profile_history_run_sections_and_mappings_are_accepted(tmp_path, histor
         assert {entry["kind"] for entry in page.data.values()} == kinds
     assert "one" in page.text
     assert "two" in page.text
-    assert [s["label"] for s in page.data["section-2-profile"]["sets"]] == ["a", "b"]
+    assert re.findall(r"<select data-group>(.*?)</select>", page.source) == [
+        '<option value="0">a</option><option value="1">b</option>'
+    ]
+    assert len(page.groups("section-2-profile")) == 2
 
 
 @pytest.mark.parametrize("source", [3, "page", None, {"a": 3}, [object()]])
@@ -116,34 +138,45 @@ def test_bad_sections_are_refused(tmp_path, history, profile):
 
 def test_the_numbers_are_the_datasets(tmp_path, history, profile):
     page = Page(report([history, profile], tmp_path / "p.html"))
-    shown = page.data["section-1-history"]["sets"][0]
-    np.testing.assert_allclose(shown["curves"]["cost"][1], history["cost"].values[1], rtol=1e-4)
+    (shown,) = page.groups("section-1-history")
+    cost = list(CURVES).index("cost")
+    np.testing.assert_allclose(chart(shown, 0)[1]["y"][cost][1], history["cost"].values[1], rtol=1e-4)
     assert shown["steps"] == history["step"].values.tolist()
+    spectra = chart(shown, 1)[1]["y"]  # [step][member][index, the smallest first][layer]
     for at, layer in ((0, 0), (60, 2), (119, 5)):
         values = history["weight_singular_values"].values[0, at, layer, :10]
-        np.testing.assert_allclose(shown["spectra"][at][0][layer], values[np.isfinite(values)], rtol=1e-3)
-    shown = page.data["section-2-profile"]["sets"][0]
-    for name, rows in shown["spectra"].items():
-        np.testing.assert_allclose(rows, profile[name].values[:, :10], rtol=1e-4)
-    np.testing.assert_allclose(
-        shown["jacobian"]["high"], profile["jacobian_singular_values"].max("sample")[:10], rtol=1e-4
-    )
-    assert shown["bottleneck"] == [4, 10]
+        drawn = [line[layer] for line in reversed(spectra[at][0]) if line[layer] is not None]
+        np.testing.assert_allclose(drawn, values[np.isfinite(values)], rtol=1e-3)
+    (shown,) = page.groups("section-2-profile")
+    for place, name in enumerate(SPECTRA):
+        figure = shown["charts"][place]["figure"]
+        rows = np.array([line["y"] for line in reversed(figure["data"])], dtype=float).T
+        np.testing.assert_allclose(rows, profile[name].values[:, :10], rtol=1e-3)
+        assert [figure["layout"]["shapes"][0][end] for end in ("x0", "x1")] == [3.5, 10.5]
+    band = shown["charts"][-1]["figure"]["data"][1]["y"]
+    np.testing.assert_allclose(band, profile["jacobian_singular_values"].max("sample")[:10], rtol=1e-4)
 
 
 def test_nan_and_infinity_become_null(tmp_path, history):
     history["loss"].values[0, 3] = np.inf
-    shown = Page(report(history, tmp_path / "p.html")).data["section-1-history"]["sets"][0]
-    assert shown["curves"]["loss"][0][3] is None
-    assert shown["curves"]["loss"][2][-1] is None
-    assert shown["spectra"][-1][2] == [[]] * 6  # member 2 has diverged: nothing to draw
+    (shown,) = Page(report(history, tmp_path / "p.html")).groups("section-1-history")
+    loss = chart(shown, 0)[1]["y"][0]
+    assert loss[0][3] is None
+    assert loss[2][-1] is None
+    spectra = chart(shown, 1)[1]["y"]
+    assert {value for line in spectra[-1][2] for value in line} == {None}  # member 2 has diverged: nothing to draw
+    assert shown["ends"] == [119, 119, 40, 119]
+    assert shown["stopped"][2].startswith("member 2 stopped (diverged)")
 
 
 def test_a_history_without_spectra_and_one_all_nan(tmp_path, history):
     for dataset in (history.drop_vars("weight_singular_values"), history * np.nan):
-        shown = Page(report(dataset, tmp_path / "p.html")).data["section-1-history"]["sets"][0]
-        assert shown["steps"] == shown["notes"] == []
-        assert "loss" in shown["curves"]
+        page = Page(report(dataset, tmp_path / "p.html"))
+        (shown,) = page.groups("section-1-history")
+        assert shown["steps"] == []
+        assert "Left out" not in page.text
+        assert len(shown["charts"]) == 1
+        assert ">loss C" in page.source
 
 
 def test_claims_show_pass_and_fail(tmp_path, claims, profile):
@@ -176,8 +209,12 @@ def test_hostile_text_is_only_text(tmp_path, profile, history):
     assert not [a for _, a in page.tags if "onerror" in a]
     own = page.source.replace(plotly.offline.get_plotlyjs(), "")
     assert "<script>alert" not in own
+    assert not re.search(
+        r"<(?!/?(?:sub|br|extra)\b)", json.dumps(hover_texts({k: v for k, v in page.data.items() if "figure" not in k}))
+    )
     assert "\u2028" not in re.search(r'id="bnrank-data">(.*?)</script>', own, re.S)[1]
-    assert page.data["section-1-profile"]["sets"][0]["names"][0] == EVIL  # and nothing is lost
+    names = page.groups("section-1-profile")[0]["charts"][0]["figure"]["data"][0]["text"]
+    assert names[0] == f"layer 1 ({escape(EVIL, quote=False)})"  # and nothing is lost
     assert EVIL.split("&")[0] in page.text
 
 
@@ -189,31 +226,33 @@ def test_placeholders_in_text_stay_text(tmp_path):
 
 def test_thinning_keeps_the_ends_and_says_what_was_left_out(tmp_path):
     long = make_history(steps=1500, members=1)
-    shown = payload.history(long, "long")
-    assert len(shown["steps"]) == payload.MAX_STEPS
-    assert len(shown["curveSteps"]) == payload.MAX_CURVE_STEPS
-    for steps in (shown["steps"], shown["curveSteps"]):
+    (shown,) = history_charts.view({"long": long}).groups
+    curves = shown.charts[0].figure.data[0].x
+    assert len(shown.steps) == history_charts.MAX_STEPS
+    assert len(curves) == history_charts.MAX_CURVE_STEPS
+    for steps in (shown.steps, curves):
         assert (steps[0], steps[-1]) == (0, long["step"].values[-1])
-    assert "the spectra show 200 of 1500 recorded steps" in shown["notes"]
-    assert "the curves show 500 of 1500 recorded steps" in shown["notes"]
+    assert "the spectra show 200 of 1500 recorded steps" in shown.notes
+    assert "the curves show 500 of 1500 recorded steps" in shown.notes
     wide = xr.concat([make_history(steps=20, members=1)] * 50, "member")
-    shown = payload.history(wide, "wide")
-    assert len(shown["members"]) == payload.MAX_MEMBERS
-    assert "32 of 50 members are shown, evenly spaced" in shown["notes"]
-    assert payload.spectra_budget([long]) == payload.MAX_STEPS
-    assert payload.spectra_budget([wide] * 20) < payload.MAX_STEPS
+    (shown,) = history_charts.view({"wide": wide}).groups
+    assert len(shown.controls[0].options) == history_charts.MAX_MEMBERS
+    assert "32 of 50 members are shown, evenly spaced" in shown.notes
+    assert history_charts.spectra_budget([long]) == history_charts.MAX_STEPS
+    assert history_charts.spectra_budget([wide] * 20) < history_charts.MAX_STEPS
 
 
 def test_steps_without_spectra_are_no_slider_positions(history):
     history["weight_singular_values"][:, 1::2] = np.nan
-    assert payload.history(history, "h")["steps"] == history["step"].values[::2].tolist()
+    assert history_charts.view({"h": history}).groups[0].steps == history["step"].values[::2].tolist()
 
 
 def test_a_history_without_steps_and_a_profile_without_names(tmp_path, history, profile):
     empty = history.isel(step=slice(0, 0))
     page = Page(report([empty, profile.drop_vars("layer_name")], tmp_path / "p.html"))
-    assert page.data["section-1-history"]["sets"][0]["curveSteps"] == []
-    assert page.data["section-2-profile"]["sets"][0]["names"] == [""] * 13
+    assert chart(page.groups("section-1-history")[0], 0)[0]["figure"]["data"][0]["x"] == []
+    lines = page.groups("section-2-profile")[0]["charts"][0]["figure"]["data"]
+    assert lines[0]["text"] == [f"layer {i}" for i in range(1, 14)]
 
 
 def test_what_the_measures_return_is_understood(tmp_path):
@@ -223,9 +262,9 @@ def test_what_the_measures_return_is_understood(tmp_path):
             weight.copy_(torch.eye(*weight.shape) * (torch.arange(weight.shape[1]) < 2))  # two dimensions pass
     measured = measures.profile(net, torch.rand(20, 6))
     page = Page(report(measured, tmp_path / "p.html"))
-    shown = page.data["section-1-profile"]["sets"][0]
-    assert shown["bottleneck"] == [1, 4]
-    assert shown["tolerance"] == measured.attrs["threshold"]
+    shapes = page.groups("section-1-profile")[0]["charts"][2]["figure"]["layout"]["shapes"]
+    assert [shapes[0][end] for end in ("x0", "x1")] == [0.5, 4.5]
+    assert shapes[1]["y0"] == measured.attrs["threshold"]
     assert re.search(
         r"Bottleneck profile layers bottleneck rank from layer to layer .* profile of MLP 4 2 1 4", page.text
     )
@@ -240,8 +279,8 @@ def test_a_page_stays_small(tmp_path):
 
 
 def test_member_labels_name_what_differs(history):
-    labels = payload.history(history, "h")["members"]
-    assert labels[1] == {"name": "member 1", "facts": "seed 1, lr 0.0015", "status": "finished"}  # one ridge for all
+    members = history_charts.view({"h": history}).groups[0].controls[0].options
+    assert members[1] == "member 1, seed 1, lr 0.0015, finished"  # one ridge for all
 
 
 def test_matplotlib_axes_and_figures_are_drawn_as_svg(tmp_path, profile):

@@ -7,7 +7,8 @@ import pytest
 
 from bnrank import report
 from bnrank.reporting import Section
-from bnrank.reporting.verdicts import about_rows, drawable, summary, tightness, verdict_rows
+from bnrank.reporting.stills.verdicts import drawable, tightness
+from bnrank.reporting.tables import about_rows, summary, verdict_rows
 from bnrank.theory.verdicts import Verdict, Verdicts
 
 TIGHT = Verdict("T4", "Jacobian bound", "L sum s^(2/L) <= ||theta||^2", "Jacot2023a", "holds", 1.0, 2.0, slack=1.0)

@@ -13,7 +13,7 @@ from bnrank.cli.arguments import Data, Member, ModelSpec, Slope, Targets, Weight
 from bnrank.cli.terminal import escape, say_where
 from bnrank.measures import describe, profile
 from bnrank.reporting import Section, report, tables
-from bnrank.reporting.verdicts import summary, verdict_rows
+from bnrank.reporting.tables import summary, verdict_rows
 from bnrank.theory.registry import check
 
 __all__ = ["check_command", "profile_command"]

@@ -26,7 +26,8 @@ from bnrank.reporting.blocks import (
     table,
 )
 from bnrank.reporting.charts import discovery, history, profile
-from bnrank.reporting.charts.chart import is_plotly, ready_made
+from bnrank.reporting.charts.chart import ready_made
+from bnrank.reporting.charts.parts import is_plotly
 from bnrank.reporting.findings import headline, rows_below
 from bnrank.reporting.sections import Section, bottleneck, flatten_settings, found_in
 from bnrank.reporting.stills.frequencies import kept_frequencies

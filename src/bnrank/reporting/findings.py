@@ -285,7 +285,7 @@ def _symmetries_tables(found: Symmetries) -> list[Block]:
     }
     kept, more = finite[: len(found.held)], finite[len(found.held) :]
     left = found.left_out.shape[1]
-    span = f"The data span {found.domain_dimension} of {len(names)} dimensions; symmetries in the other {left} are not tested."
+    span = f"The data span {found.domain_dimension} of {len(names)} dimensions; the other {left} are not tested."
     return [
         *table(pieces, "Generators, by what they do", whole=True),
         *details(f"Every generator ({len(found.generators)})", table(generators, "Generators")),

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages of profiles, histories, runs, verdicts and discoveries: no web requests, readable offline."""
+"""Self-contained HTML pages of profiles, histories, runs, verdicts and discoveries, readable offline."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import plotly.offline
 from bnrank._core import files, validation
 from bnrank._version import __version__
 from bnrank.reporting.blocks import Block, paragraphs, plots_in
-from bnrank.reporting.charts.chart import DARK, dump
 from bnrank.reporting.charts.history import spectra_budget
+from bnrank.reporting.charts.parts import DARK, dump
 from bnrank.reporting.contents import contents
 from bnrank.reporting.sections import Section, sections_from
 

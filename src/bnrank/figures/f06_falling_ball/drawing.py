@@ -16,7 +16,7 @@ from matplotlib.figure import Figure as Picture
 from bnrank._core.axes import OKABE_ITO, dress
 from bnrank.figures.f06_falling_ball.computation import Ball, Read, bottleneck, inside
 from bnrank.figures.harness.measurement import held_out
-from bnrank.reporting.frequency_plots import frequency_spectra
+from bnrank.reporting.stills.frequencies import frequency_spectra
 
 __all__ = ["draw_prediction", "draw_readout", "draw_spectra"]
 

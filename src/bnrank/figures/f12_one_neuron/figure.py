@@ -10,9 +10,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
+from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.harness.figure import Claim, Figure, Outcome
 from bnrank.reporting import Section
-from bnrank._core.axes import OKABE_ITO
 from bnrank.theory.escape.one_neuron import OneNeuron, one_neuron_speed, rank_one_speed
 
 __all__ = ["FIGURE", "claims", "closed_form", "draw", "make"]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
-from typing import Any
 
 from bnrank.figures.harness import store
 from bnrank.figures.harness.figure import Figure, Outcome
-from bnrank.reporting import Section, markup, page, payload
+from bnrank.reporting import Section, page
+from bnrank.reporting.blocks import Block, Cell, Code, Column, Heading, Pre, Said, Table, Text, details, picture
+from bnrank.reporting.charts.history import spectra_budget
+from bnrank.reporting.contents import claims as claims_table
+from bnrank.reporting.contents import contents, settings
+from bnrank.reporting.page import Part
 from bnrank.reporting.sections import flatten_settings
-from bnrank.reporting.verdicts import typeset
+from bnrank.reporting.tables import typeset
 
 __all__ = ["OUT", "Entry", "duration", "entries", "write"]
 
@@ -136,10 +139,9 @@ def write(
     """
     found = entries(folder, scale, figures, refused, failed)
     histories = [h for e in found if e.outcome for s in e.outcome.sections for h in s.histories.values()]
-    data: dict[str, Any] = {}
-    budget = payload.spectra_budget(histories)
-    body = "".join([_overview(found), *(_figure(entry, folder.parent, scale, data, budget) for entry in found)])
-    text = page.compose(f"Figures of the theory, {scale} scale", _head(found, scale), body, data)
+    budget = spectra_budget(histories)
+    parts = [_overview(found), *(_figure(entry, folder.parent, scale, budget) for entry in found)]
+    text = page.compose(f"Figures of the theory, {scale} scale", [_head(found, scale)], parts)
     return page.write(folder / PAGE, text)
 
 
@@ -159,7 +161,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _head(found: Sequence[Entry], scale: str) -> str:
+def _head(found: Sequence[Entry], scale: str) -> Text:
     ran = [entry for entry in found if entry.outcome is not None and not entry.outcome.error]
     done = [entry.outcome for entry in ran if entry.outcome is not None and not entry.other]
     claims = [claim for outcome in done for claim in outcome.claims]
@@ -169,88 +171,85 @@ def _head(found: Sequence[Entry], scale: str) -> str:
         "quick": "small networks and data, minutes on two cores",
         "paper": "networks and data of the sources' sizes",
     }
-    return (
-        f"<p>{len(done)} of {len(found)} figures have run, in {duration(seconds)} together; {passed} of {len(claims)} "
-        f"claims pass.{other} {sizes[scale].capitalize()}. Each claim is a number measured on what was computed, and "
-        "what the number had to be.</p>"
+    return Text(
+        f"{len(done)} of {len(found)} figures have run, in {duration(seconds)} together; {passed} of {len(claims)} "
+        f"claims pass.{other} {sizes[scale].capitalize()}. Each claim compares a measured number with a threshold."
     )
 
 
-def _overview(found: Sequence[Entry]) -> str:
-    rows = ""
-    for entry in found:
-        figure = entry.figure
-        link = f'<a href="#{figure.id}">{escape(figure.title)}</a><div class=note>{escape(figure.name)}</div>'
-        mark = f'<span class="mark {entry.kind}">{escape(entry.result)}</span>'
-        rows += f"<tr><td>{escape(figure.id)}</td><td class=named>{link}</td><td>{mark}</td>"
-        rows += f"<td class=num>{entry.claims}</td><td class=num>{entry.time}</td></tr>"
-    heads = (("id", ""), ("figure", ""), ("result", ""), ("claims that pass", " class=num"), ("time", " class=num"))
-    head = "".join(f"<th scope=col{kind}>{name}</th>" for name, kind in heads)
-    return (
-        "<section id=overview aria-labeledby=overview-title><h2 id=overview-title>Overview</h2>"
-        '<div class="scroll whole" tabindex=0 role=region aria-label="All figures"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
-    )
+def _overview(found: Sequence[Entry]) -> Part:
+    rows = [
+        [
+            Cell(entry.figure.id),
+            Cell(entry.figure.title, kind="named", href=f"#{entry.figure.id}", note=entry.figure.name),
+            Cell(entry.result, entry.kind),
+            Cell(entry.claims, kind="num"),
+            Cell(entry.time, kind="num"),
+        ]
+        for entry in found
+    ]
+    heads = (("id", False), ("figure", False), ("result", False), ("claims that pass", True), ("time", True))
+    table = Table("All figures", [Column(*head) for head in heads], rows, whole=True, show_caption=False)
+    return Part("overview", "Overview", [table])
 
 
-def _figure(entry: Entry, out: Path, scale: str, data: dict[str, Any], budget: int) -> str:
-    """Return the part of the page on a figure: pictures, what the source shows, claims, how to run it, and the rest."""
+def _figure(entry: Entry, out: Path, scale: str, budget: int) -> Part:
+    """Return the section of a figure: pictures, expected result, claims, command, data, settings."""
     figure, outcome, key = entry.figure, entry.outcome, entry.figure.id
-    parts = [f"<section id={key} aria-labeledby={key}-title><h2 id={key}-title>{key}. {escape(figure.title)}</h2>"]
     facts = [figure.source]
     if outcome is not None and not outcome.error:
         facts.append(f"{entry.claims} claims pass" if outcome.claims else "no claims")
     if outcome is not None:
         facts += [f"took {entry.time}", f"bnrank {outcome.version}, source files {outcome.code[:8]}"]
-    parts.append(f"<p class=note>{escape(' · '.join(facts))}</p>")
-    if entry.refused:
-        parts.append(_said("Not run", entry.refused))
-    elif entry.other and outcome is not None:
-        parts.append(_said("Made by another version", "; ".join(entry.other)))
-    if entry.damaged:
-        parts.append(_said("Damaged", entry.damaged))
-    elif outcome is None and not entry.refused:
-        state = "It was begun and did not finish; run again, it goes on." if entry.begun else "It has not been run yet."
-        parts.append(f"<p><span class='mark warn'>{state}</span></p>")
-    if outcome is not None and outcome.error:
-        first, _, rest = outcome.error.partition("\n")
-        parts += [_said("Failed", first), _folded("Where it failed", f"<pre>{escape(rest)}</pre>") if rest else ""]
+    blocks: list[Block] = [Text(" · ".join(facts), "note"), *_state(entry)]
     if outcome is not None:
-        parts += [_picture(figure, outcome, name, path) for name, path in outcome.pictures.items()]
+        blocks += [_picture(figure, outcome, name, path) for name, path in outcome.pictures.items()]
     sees = typeset(figure.sees[:1].upper() + figure.sees[1:])
-    parts.append(f"<h3>{'What the source shows' if figure.printed else 'What must be seen'}</h3><p>{escape(sees)}.</p>")
+    blocks += [Heading("Result in the source" if figure.printed else "Expected result"), Text(f"{sees}.")]
     if outcome is not None:
         claims = [replace(c, name=typeset(c.name), expected=typeset(c.expected)) for c in outcome.claims]
-        parts.append(markup.claims(Section(figure.title, claims=claims)))
+        blocks += claims_table(Section(figure.title, claims=claims))
     command = f"bnrank reproduce {key}" + ("" if scale == "quick" else f" --scale {scale}")
     command += "" if str(out) == OUT else f" --out {shlex.quote(str(out))}"
-    parts.append(f"<p>To run it alone: <code>{escape(command)}</code></p>")
+    blocks.append(Code("To run it alone", command))
     if outcome is not None:
         for i, section in enumerate(outcome.sections, 1):
-            parts.append(_folded(section.title, page.contents_of(section, f"{key}-{i}", data, budget), "h3"))
-        parts.append(_settings(figure, outcome, scale))
-    return "".join([*parts, "</section>"])
+            blocks += details(section.title, contents(section, f"{key}-{i}", budget), heading=True)
+        blocks += _settings(figure, outcome, scale)
+    return Part(key, f"{key}. {figure.title}", blocks)
 
 
-def _settings(figure: Figure, outcome: Outcome, scale: str) -> str:
-    """Return the settings of an outcome, and at quick scale beside them those of paper scale that differ."""
+def _state(entry: Entry) -> list[Block]:
+    """Return why a figure has no outcome, or none of this version."""
+    outcome = entry.outcome
+    blocks: list[Block] = []
+    if entry.refused:
+        blocks.append(_said("Not run", entry.refused))
+    elif entry.other and outcome is not None:
+        blocks.append(_said("Made by another version", "; ".join(entry.other)))
+    if entry.damaged:
+        blocks.append(_said("Damaged", entry.damaged))
+    elif outcome is None and not entry.refused:
+        blocks.append(Said("Interrupted; rerun to resume." if entry.begun else "It has not been run yet.", "warn"))
+    if outcome is not None and outcome.error:
+        first, _, rest = outcome.error.partition("\n")
+        blocks += [_said("Failed", first), *(details("Traceback", [Pre(rest)]) if rest else [])]
+    return blocks
+
+
+def _settings(figure: Figure, outcome: Outcome, scale: str) -> list[Block]:
+    """Return the settings of an outcome, and at quick scale also those of paper scale that differ."""
     shown = flatten_settings(outcome.settings)
     paper = flatten_settings(figure.settings["paper"]) if scale == "quick" else {}
     differ = {k: v for k, v in paper.items() if k in shown and store.plain(v) != store.plain(shown[k])}
-    return markup.settings(Section(figure.title, settings=shown), beside={"paper scale": differ})
+    return settings(Section(figure.title, settings=shown), {"paper scale": differ})
 
 
-def _picture(figure: Figure, outcome: Outcome, name: str, path: Path) -> str:
+def _picture(figure: Figure, outcome: Outcome, name: str, path: Path) -> Block:
     caption = outcome.captions.get(name) or name.replace("-", " ").capitalize()
     vector = path.with_suffix(".svg")
-    return markup.picture(vector if vector.exists() else path, caption, alt=f"{figure.id}, {figure.title}: {caption}")
+    return picture(vector if vector.exists() else path, caption, alt=f"{figure.id}, {figure.title}: {caption}")
 
 
-def _said(what: str, text: str) -> str:
-    lines = "<br>".join(escape(line) for line in text.splitlines())
-    return f"<p><span class='mark bad'>{escape(what)}</span>: {lines}</p>"
-
-
-def _folded(title: str, body: str, heading: str = "") -> str:
-    inner = f"<{heading}>{escape(title)}</{heading}>" if heading else escape(title)
-    return f"<details><summary>{inner}</summary>{body}</details>"
+def _said(what: str, text: str) -> Said:
+    return Said(what, "bad", text.splitlines())

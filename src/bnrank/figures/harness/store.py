@@ -30,9 +30,12 @@ import xarray as xr
 
 from bnrank._core.files import PARTIAL, prepare_folder, write_atomically
 from bnrank._version import __version__
-from bnrank.reporting import Section, markup, payload
+from bnrank.reporting import Section
+from bnrank.reporting.blocks import drawn, named_figures
+from bnrank.reporting.charts.parts import is_plotly
+from bnrank.reporting.charts.parts import plain as plain_figure
 from bnrank.reporting.sections import flatten_settings
-from bnrank.reporting.verdicts import verdict_rows
+from bnrank.reporting.tables import verdict_rows
 
 __all__ = [
     "begin",
@@ -298,8 +301,8 @@ def _files(name: str, picture: Any) -> list[tuple[str, bytes]]:
     if isinstance(picture, Path):
         paths = [path for path in (picture, picture.with_suffix(".svg")) if path.exists()]
         return [(f"{name}{path.suffix}", path.read_bytes()) for path in paths]
-    png = markup.drawn(picture, name, "png", dpi=DPI, bbox_inches="tight")
-    svg = markup.drawn(picture, name, "svg")
+    png = drawn(picture, name, "png", dpi=DPI, bbox_inches="tight")
+    svg = drawn(picture, name, "svg")
     return [(f"{name}.png", png), *([(f"{name}.svg", svg)] if len(svg) <= SVG_LIMIT else [])]
 
 
@@ -314,9 +317,9 @@ def section_files(sections: Sequence[Section]) -> dict[str, bytes]:
     stored = []
     for i, section in enumerate(sections, 1):
         shown: list[dict[str, Any]] = []
-        for j, (caption, picture) in enumerate(markup.named_figures(section.figures).items(), 1):
-            if payload.is_plotly(picture):
-                shown.append({"caption": caption, "plotly": payload.figure(picture)})
+        for j, (caption, picture) in enumerate(named_figures(section.figures).items(), 1):
+            if is_plotly(picture):
+                shown.append({"caption": caption, "plotly": plain_figure(picture)})
             else:
                 paths = [put(*file) for file in _files(f"{i}-picture-{j}", picture)]
                 shown.append({"caption": caption, "file": paths[0]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,29 +15,8 @@ from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.symmetries.finding import EXACT, IGNORED, LARGEST, Found
 from bnrank.discovery.symmetries.result import Symmetries
-from bnrank.reporting.charts.chart import (
-    LINE,
-    MUTED,
-    Change,
-    Chart,
-    Control,
-    Group,
-    View,
-    band,
-    color_bar,
-    count_axis,
-    dotted,
-    escaped,
-    heat_scale,
-    layout,
-    log_axis,
-    member_color,
-    numbers,
-    plain,
-    short,
-    value_axis,
-    written,
-)
+from bnrank.reporting.charts import parts
+from bnrank.reporting.charts.chart import Change, Chart, Control, Group, View
 
 __all__ = ["classes", "describes_itself", "score", "view"]
 
@@ -101,7 +81,7 @@ def _summary(summary: Summary) -> View:
     charts = [_held_out(summary)]
     if spectra := _spectra(summary):
         charts.append(_spectrum(spectra))
-    z = numbers(summary.coordinates[:, :shown].T, 4)
+    z = parts.numbers(summary.coordinates[:, :shown].T, 4)
     if shown:
         charts.append(_class_dots(summary, z, labels) if labels else _dots(z, outputs))
     charts.append(_confusion(summary, labels) if labels else _predicted(outputs))
@@ -114,24 +94,17 @@ def _summary(summary: Summary) -> View:
 def _held_out(summary: Summary) -> Chart:
     loss, error = np.asarray(summary.held_out, dtype=float), np.asarray(summary.held_out_error, dtype=float)
     log = bool((loss > 0).all()) and loss.max() > 15 * loss.min()
-    x, y, k = list(range(len(loss))), numbers(loss), summary.n_components
-    curve = go.Scatter(
-        x=x,
-        y=y,
-        error_y={"type": "data", "array": numbers(error), "color": MUTED, "thickness": 1.2, "width": 4},
-        mode="lines+markers",
-        line={"color": member_color(0), "width": 1.6},
-        marker={"size": 5},
-        customdata=[f"{short(a)} ± {short(b)}" for a, b in zip(loss, error, strict=True)],
-        hovertemplate="k = %{x}<br>%{customdata}<extra></extra>",
-    )
-    ring = {"size": 15, "color": "rgba(0,0,0,0)", "line": {"color": member_color(1), "width": 2.4}}
-    used = go.Scatter(x=[k], y=[y[k]], mode="markers", hoverinfo="skip", marker=ring)
+    x, y, k = list(range(len(loss))), parts.numbers(loss), summary.n_components
+    said = [f"{parts.short(a)} ± {parts.short(b)}" for a, b in zip(loss, error, strict=True)]
+    bars = {"type": "data", "array": parts.numbers(error), "color": parts.MUTED, "thickness": 1.2, "width": 4}
+    curve = parts.line(x, y, parts.member_color(0), "k = %{x}<br>%{customdata}", customdata=said, error_y=bars)
+    ring = {"color": parts.member_color(1), "width": 2.4}
+    used = parts.dots([k], [y[k]], size=15, color="rgba(0,0,0,0)", line=ring)
     tops = np.concatenate([loss, loss + np.nan_to_num(error)])
-    axis = log_axis("held-out loss", tops) if log else value_axis("held-out loss", tops)
+    axis = parts.log_axis("held-out loss", tops) if log else parts.value_axis("held-out loss", tops)
     interval = None if summary.undetermined else summary.interval
-    shapes = [] if interval is None else [band(interval[0] - 0.5, interval[1] + 0.5)]
-    figure = go.Figure([curve, used], layout(count_axis("components k", len(x), first=0), axis, shapes=shapes))
+    shapes = [] if interval is None else [parts.band(interval[0] - 0.5, interval[1] + 0.5)]
+    figure = parts.figure([curve, used], parts.count_axis("components k", len(x), first=0), axis, shapes=shapes)
     note = "Bars: one standard error. Ring: the number used." + (" Shaded: the interval." if shapes else "")
     return Chart("Held-out loss by number of components", figure, note=note)
 
@@ -155,19 +128,14 @@ def _spectrum(spectra: Sequence[tuple[str, str, np.ndarray, int]]) -> Chart:
         wide = top > 10 * last
         y = np.maximum(values, 1e-6 * top) if wide else values
         x = list(range(1, len(values) + 1))
-        dots = go.Scatter(
-            x=x,
-            y=numbers(y),
-            customdata=[short(value) for value in values],
-            mode="lines+markers",
-            line={"color": LINE, "width": 1.2},
-            marker={"size": 9, "color": [member_color(0) if i < count else MUTED for i in range(len(x))]},
-            hovertemplate="index %{x}<br>%{customdata}<extra></extra>",
-        )
-        axis = log_axis(title, y) if wide else value_axis(title, values)
+        said = [parts.short(value) for value in values]
+        dots = parts.line(x, parts.numbers(y), parts.LINE, "index %{x}<br>%{customdata}", width=1.2, customdata=said)
+        dots.marker = {"size": 9, "color": [parts.member_color(0) if i < count else parts.MUTED for i in range(len(x))]}
+        axis = parts.log_axis(title, y) if wide else parts.value_axis(title, values)
         marked = [] if gap is None else [_gap(gap, count, len(x), 0.98)]
-        shapes = [] if gap is None else [dotted("x", count + 0.5)]
-        figures.append(go.Figure(dots, layout(count_axis("index", len(x)), axis, shapes=shapes, annotations=marked)))
+        shapes = [] if gap is None else [parts.dotted("x", count + 0.5)]
+        x_axis = parts.count_axis("index", len(x))
+        figures.append(parts.figure(dots, x_axis, axis, shapes=shapes, annotations=marked))
         said = ["Nothing is left beyond the values kept."]
         if gap is not None:
             said = ["Dotted: the gap, the last value kept over the first left out."]
@@ -182,7 +150,7 @@ def _spectrum(spectra: Sequence[tuple[str, str, np.ndarray, int]]) -> Chart:
 def _chosen(title: str, figures: Sequence[go.Figure], notes: Sequence[str], control: Control) -> Chart:
     """Return a chart of one of several figures."""
     changes = [
-        Change("figure", (control.name,), [plain(figure) for figure in figures]),
+        Change("figure", (control.name,), [parts.plain(figure) for figure in figures]),
         Change("note", (control.name,), list(notes)),
     ]
     return Chart(title, figures[0], note=notes[0], controls=[control], changes=changes)
@@ -190,9 +158,9 @@ def _chosen(title: str, figures: Sequence[go.Figure], notes: Sequence[str], cont
 
 def _gap(ratio: float, place: int, of: int, y: float) -> dict[str, Any]:
     left = place > of / 2
-    text = f"gap {ratio:.1e}" if ratio >= 1e5 else f"gap {short(ratio)}"
+    text = f"gap {ratio:.1e}" if ratio >= 1e5 else f"gap {parts.short(ratio)}"
     anchor = "right" if left else "left"
-    return written(text, x=place + 0.5, y=y, yref="paper", xanchor=anchor, xshift=-6 if left else 6)
+    return parts.written(text, x=place + 0.5, y=y, yref="paper", xanchor=anchor, xshift=-6 if left else 6)
 
 
 def _outputs(summary: Summary, notes: list[str]) -> list[dict[str, Any]]:
@@ -204,8 +172,8 @@ def _outputs(summary: Summary, notes: list[str]) -> list[dict[str, Any]]:
     return [
         {
             "name": summary.output_names[i],
-            "seen": numbers(seen[:, i], 4),
-            "predicted": numbers(predicted[:, i], 4),
+            "seen": parts.numbers(seen[:, i], 4),
+            "predicted": parts.numbers(predicted[:, i], 4),
             "r2": score(r2_score(seen[:, i], predicted[:, i])) if np.ptp(seen[:, i]) else None,
         }
         for i in kept
@@ -222,7 +190,7 @@ def _cut(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    return escaped(name, LETTERS)
+    return parts.escaped(name, LETTERS)
 
 
 def _axes_of(z: Sequence[Any]) -> tuple[list[Control], list[Change]]:
@@ -242,19 +210,18 @@ def _dots(z: Sequence[Any], outputs: Sequence[dict[str, Any]]) -> Chart:
     """Return the coordinates against each other, colored by an output; the only one, against the output."""
     first, many = outputs[0], len(outputs) > 1
     if len(z) == 1:
-        marker = {"size": 6, "color": member_color(0), "opacity": 0.75}
-        dots = go.Scatter(x=z[0], y=first["seen"], mode="markers", marker=marker)
-        dots.hovertemplate = "%{x:.3g}, %{y:.4g}<extra></extra>"
+        color = parts.member_color(0)
+        dots = parts.dots(z[0], first["seen"], "%{x:.3g}, %{y:.4g}", color=color, opacity=0.75)
         changes = [
             Change("y", ("output",), [[output["seen"]] for output in outputs]),
             Change("layout.yaxis.title.text", ("output",), [_plain(output["name"]) for output in outputs]),
         ]
-        figure = go.Figure(dots, layout({"title": "z<sub>1</sub>"}, {"title": _plain(first["name"])}))
+        figure = parts.figure(dots, {"title": "z<sub>1</sub>"}, {"title": _plain(first["name"])})
         controls = _output_control(outputs, "output")
         return Chart("Coordinate against output", figure, size="tall", controls=controls, changes=changes * many)
-    marker = {"size": 6.5, "color": first["seen"], "colorscale": heat_scale(light=False)}
-    dots = go.Scatter(x=z[0], y=z[1], mode="markers", marker={**marker, "colorbar": color_bar(_plain(first["name"]))})
-    dots.hovertemplate = "%{x:.3g}, %{y:.3g}<br>%{marker.color:.4g}<extra></extra>"
+    scale = {"colorscale": parts.heat_scale(light=False), "colorbar": parts.color_bar(_plain(first["name"]))}
+    hover = "%{x:.3g}, %{y:.3g}<br>%{marker.color:.4g}"
+    dots = parts.dots(z[0], z[1], hover, size=6.5, color=first["seen"], **scale)
     controls, changes = _axes_of(z)
     if controls:
         changes += [Change("x", ("across",), [[row] for row in z]), Change("y", ("up",), [[row] for row in z])]
@@ -263,7 +230,7 @@ def _dots(z: Sequence[Any], outputs: Sequence[dict[str, Any]]) -> Chart:
             Change("marker.color", ("output",), [[output["seen"]] for output in outputs]),
             Change("marker.colorbar.title.text", ("output",), [[_plain(output["name"])] for output in outputs]),
         ]
-    figure = go.Figure(dots, layout({"title": "z<sub>1</sub>"}, {"title": "z<sub>2</sub>"}))
+    figure = parts.figure(dots, {"title": "z<sub>1</sub>"}, {"title": "z<sub>2</sub>"})
     controls += _output_control(outputs, "color")
     return Chart("Coordinates", figure, size="tall", controls=controls, changes=changes)
 
@@ -276,24 +243,26 @@ def _class_dots(summary: Summary, z: Sequence[Any], labels: list[str]) -> Chart:
     points = [[[z_j[i] for i in own] for own in rows] for z_j in z]
     jitter = [[c + 0.5 * ((i * 0.618034) % 1 - 0.5) for i in range(len(own))] for c, own in enumerate(rows)]
     traces = [
-        go.Scatter(
-            x=points[0][c],
-            y=points[1][c] if len(z) > 1 else numbers(jitter[c]),
-            mode="markers",
-            marker={"size": 7, "color": member_color(c), "symbol": SYMBOLS[c // 7 % 6], "opacity": 0.8},
-            hovertemplate=f"{_plain(name)}<br>%{{x:.3g}}{', %{y:.3g}' if len(z) > 1 else ''}<extra></extra>",
+        parts.dots(
+            points[0][c],
+            points[1][c] if len(z) > 1 else parts.numbers(jitter[c]),
+            f"{_plain(name)}<br>%{{x:.3g}}{', %{y:.3g}' if len(z) > 1 else ''}",
+            size=7,
+            color=parts.member_color(c),
+            symbol=SYMBOLS[c // 7 % 6],
+            opacity=0.8,
         )
         for c, name in enumerate(labels)
     ]
     if len(z) == 1:
         ticks = {"tickmode": "array", "tickvals": list(range(len(labels))), "ticktext": list(map(_plain, labels))}
-        figure = go.Figure(traces, layout({"title": "z<sub>1</sub>"}, {"title": "class", "zeroline": False, **ticks}))
+        figure = parts.figure(traces, {"title": "z<sub>1</sub>"}, {"title": "class", "zeroline": False, **ticks})
         return Chart("Coordinate by class", figure, size="tall")
     controls, changes = _axes_of(z)
     if controls:
         changes += [Change("x", ("across",), points), Change("y", ("up",), points)]
-    figure = go.Figure(traces, layout({"title": "z<sub>1</sub>"}, {"title": "z<sub>2</sub>"}))
-    key = [(member_color(c), name) for c, name in enumerate(labels)]
+    figure = parts.figure(traces, {"title": "z<sub>1</sub>"}, {"title": "z<sub>2</sub>"})
+    key = [(parts.member_color(c), name) for c, name in enumerate(labels)]
     return Chart("Coordinates", figure, size="tall", key=key, controls=controls, changes=changes)
 
 
@@ -304,17 +273,11 @@ def _predicted(outputs: Sequence[dict[str, Any]]) -> Chart:
         low, high = min([*seen, *predicted]), max([*seen, *predicted])
         room = 0.04 * (high - low) or 1
         limits = [low - room, high + room]
-        dash = {"color": MUTED, "width": 1.2, "dash": "dot"}
-        dots = go.Scatter(
-            x=seen,
-            y=predicted,
-            mode="markers",
-            marker={"size": 6, "color": member_color(0), "opacity": 0.7},
-            hovertemplate="observed %{x:.4g}<br>predicted %{y:.4g}<extra></extra>",
-        )
-        diagonal = go.Scatter(x=limits, y=limits, mode="lines", line=dash, hoverinfo="skip")
+        hover = "observed %{x:.4g}<br>predicted %{y:.4g}"
+        dots = parts.dots(seen, predicted, hover, color=parts.member_color(0), opacity=0.7)
+        diagonal = parts.line(limits, limits, parts.MUTED, width=1.2, size=0, line_dash="dot")
         axes = ({"title": f"{label}, {word}", "range": limits} for word in ("observed", "predicted"))
-        figures.append(go.Figure([diagonal, dots], layout(*axes)))
+        figures.append(parts.figure([diagonal, dots], *axes))
         r2 = "" if output["r2"] is None else f" R² of {output['name']}: {output['r2']:.3g}."
         notes.append(f"Fitted rows; dotted: equality.{r2}")
     control = Control("output", "output", [_cut(output["name"]) for output in outputs])
@@ -324,14 +287,7 @@ def _predicted(outputs: Sequence[dict[str, Any]]) -> Chart:
 def _sized(chart: Chart) -> Chart:
     """Return a tall chart, without a control that has one option."""
     controls = [control for control in chart.controls if len(control.options) > 1]
-    return Chart(
-        chart.title,
-        chart.figure,
-        note=chart.note,
-        size="tall",
-        controls=controls,
-        changes=chart.changes * bool(controls),
-    )
+    return replace(chart, size="tall", controls=controls, changes=chart.changes if controls else ())
 
 
 def _confusion(summary: Summary, labels: list[str]) -> Chart:
@@ -340,25 +296,17 @@ def _confusion(summary: Summary, labels: list[str]) -> Chart:
     shares = 100 * table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     at = list(range(0, len(names), -(-len(names) // 20)))
     ticks = {"tickmode": "array", "tickvals": at, "ticktext": [names[i] for i in at], "showgrid": False}
-    heat = go.Heatmap(
-        z=numbers(shares, 4),
-        zmin=0,
-        zmax=100,
-        colorscale=heat_scale(),
-        colorbar=color_bar("percent"),
-        xgap=1,
-        ygap=1,
-        text=table.tolist(),
-        texttemplate="%{text}" if len(names) <= 12 else "",
-        hovertext=[
-            [f"observed {a}<br>predicted {b}<br>{n} rows" for b, n in zip(names, row, strict=True)]
-            for a, row in zip(names, table.tolist(), strict=True)
-        ],
-        hovertemplate="%{hovertext}<extra></extra>",
+    hover = [
+        [f"observed {a}<br>predicted {b}<br>{n} rows" for b, n in zip(names, row, strict=True)]
+        for a, row in zip(names, table.tolist(), strict=True)
+    ]
+    heat = parts.heat_map(
+        parts.numbers(shares, 4), "%{hovertext}", parts.color_bar("percent"), zmax=100, hovertext=hover
     )
+    heat.update(text=table.tolist(), texttemplate="%{text}" if len(names) <= 12 else "")
     axes = ({"title": "predicted class", **ticks}, {"title": "observed class", "autorange": "reversed", **ticks})
     note = "Fitted rows; color: share of the rows of the class."
-    return Chart("Predicted vs. observed", go.Figure(heat, layout(*axes)), note=note, size="tall")
+    return Chart("Predicted vs. observed", parts.figure(heat, *axes), note=note, size="tall")
 
 
 def _sensitivity(summary: Summary, shown: int, notes: list[str]) -> Chart:
@@ -382,18 +330,10 @@ def _map(values: np.ndarray, down: list[str], along: list[str], *, across: bool)
     letters = max(len(name) for name in (along if across else down))
     slanted = across and letters * 8 > 1000 / len(along)
     height = 90 + 30 * len(down) + (7 * letters if slanted else 14) if across else 90 + 17 * len(down)
-    heat = go.Heatmap(
-        z=numbers(values, 3),
-        zmin=0,
-        zmax=float(values.max()) or 1,
-        colorscale=heat_scale(),
-        xgap=1,
-        ygap=1,
-        hovertext=[[f"{a}, {b}" for b in along] for a in down],
-        texttemplate="%{z:.2f}" if len(along) <= (24 if across else 6) else "",
-        hovertemplate="%{hovertext}<br>%{z:.3g}<extra></extra>",
-        colorbar=color_bar("sensitivity", nticks=4),
-    )
+    bar = parts.color_bar("sensitivity", nticks=4)
+    heat = parts.heat_map(parts.numbers(values, 3), "%{hovertext}<br>%{z:.3g}", bar, zmax=float(values.max()) or 1)
+    heat.hovertext = [[f"{a}, {b}" for b in along] for a in down]
+    heat.texttemplate = "%{z:.2f}" if len(along) <= (24 if across else 6) else ""
 
     def axis(title: str, names: list[str], **more: Any) -> dict[str, Any]:
         ticks = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": names}
@@ -402,7 +342,7 @@ def _map(values: np.ndarray, down: list[str], along: list[str], *, across: bool)
     titles = ("input", "coordinate") if across else ("coordinate", "input")
     x = axis(titles[0], along, tickangle=-60 if slanted else 0)
     y = axis(titles[1], down, autorange="reversed", **({} if across else {"tickfont": {"size": 11}}))
-    return go.Figure(heat, layout(x, y, height=max(150, min(height, 1200))))
+    return parts.figure(heat, x, y, height=max(150, min(height, 1200)))
 
 
 # a compression -------------------------------------------------------------------------------------------------------
@@ -415,39 +355,32 @@ def _compressed(found: Compressed) -> View:
         "multiply-adds": (certificate.multiply_adds, certificate.multiply_adds_before),
         "latency": (certificate.latency.least, certificate.latency_before.least),
     }
-    left = {name: numbers(100 * after / before) for name, (after, before) in kept.items() if before}
+    left = {name: parts.numbers(100 * after / before) for name, (after, before) in kept.items() if before}
     bars = go.Bar(
         orientation="h",
         x=list(left.values()),
         y=list(left),
-        marker={"color": member_color(0)},
-        text=[f"{short(value)} %" for value in left.values()],
+        marker={"color": parts.member_color(0)},
+        text=[f"{parts.short(value)} %" for value in left.values()],
         textposition="outside",
         textangle=0,
         cliponaxis=False,
         hovertemplate="%{y}: %{x:.4g} %<extra></extra>",
     )
     limits = {"title": "percent", "range": [0, 1.2 * max(100, *left.values())]}
-    figure = go.Figure(bars, layout(limits, {"autorange": "reversed"}, shapes=[dotted("x", 100)]))
+    figure = parts.figure(bars, limits, {"autorange": "reversed"}, shapes=[parts.dotted("x", 100)])
     charts = [Chart("Remaining cost (%)", figure)]
     if found.steps:
-        changes = [numbers(100 * step.change) for step in found.steps]
-        tol = numbers(100 * certificate.tol)
+        changes = [parts.numbers(100 * step.change) for step in found.steps]
+        tol = parts.numbers(100 * certificate.tol)
         x = list(range(1, len(changes) + 1))
-        line = go.Scatter(
-            x=x,
-            y=changes,
-            mode="lines+markers",
-            line={"color": member_color(0), "width": 1.8},
-            marker={"size": 8},
-            text=[step.kind for step in found.steps],
-            hovertemplate="step %{x}: %{text}<br>%{y:.4g} %<extra></extra>",
-        )
+        line = parts.line(x, changes, parts.member_color(0), "step %{x}: %{text}<br>%{y:.4g} %", size=8)
+        line.text = [step.kind for step in found.steps]
         names = [f"{i}: {step.kind}" for i, step in zip(x, found.steps, strict=True)]
         ticks = {"title": "step", "tickmode": "array", "tickvals": x, "ticktext": names, "range": [0.5, len(x) + 0.5]}
-        axis = value_axis("change, percent", [*changes, tol])
+        axis = parts.value_axis("change, percent", [*changes, tol])
         note = "Of the outputs' spread, on the samples used to decide. Dotted: the tolerance."
-        figure = go.Figure(line, layout(ticks, axis, shapes=[dotted("y", tol)]))
+        figure = parts.figure(line, ticks, axis, shapes=[parts.dotted("y", tol)])
         charts.append(Chart("Change after every step", figure, note=note))
     return View("compressed", [Group("", charts)])
 
@@ -471,23 +404,18 @@ def _fields(title: str, part: Found, most: float, error: float | None) -> Chart:
     level, meaning = (EXACT, "rounding below") if rounding else (most, "above: no symmetry")
     values = part.values[:MAX_FIELDS].numpy()
     y, x = np.maximum(values, 1e-16), list(range(1, len(values) + 1))
-    dots = go.Scatter(
-        x=x,
-        y=numbers(y),
-        mode="markers",
-        customdata=[short(value) for value in values],
-        marker={"size": 8, "color": [member_color(2) if i < count else MUTED for i in range(len(x))]},
-        hovertemplate="field %{x}<br>%{customdata}<extra></extra>",
-    )
+    colors = [parts.member_color(2) if i < count else parts.MUTED for i in range(len(x))]
+    dots = parts.dots(x, parts.numbers(y), "field %{x}<br>%{customdata}", size=8, color=colors)
+    dots.customdata = [parts.short(value) for value in values]
     place = {"xref": "paper", "x": 1, "xanchor": "right", "y": math.log10(level), "yanchor": "bottom"}
-    marked, shapes = [written(f"{short(level)}, {meaning}", **place)], [dotted("y", level)]
+    marked, shapes = [parts.written(f"{parts.short(level)}, {meaning}", **place)], [parts.dotted("y", level)]
     if math.isfinite(gap.ratio) and 0 < gap.candidate < len(values):
         marked.append(_gap(gap.ratio, gap.candidate, len(values), 0.5))
-        shapes.append(dotted("x", gap.candidate + 0.5))
-    axis = log_axis("relative singular value", [*y, level, 1])
+        shapes.append(parts.dotted("x", gap.candidate + 0.5))
+    axis = parts.log_axis("relative singular value", [*y, level, 1])
     more = f" The {len(values)} smallest of {len(part.values)}." if len(part.values) > len(values) else ""
     return Chart(
         title,
-        go.Figure(dots, layout(count_axis("field", len(x)), axis, shapes=shapes, annotations=marked)),
+        parts.figure(dots, parts.count_axis("field", len(x)), axis, shapes=shapes, annotations=marked),
         note=f"How much f changes along every field: about 1 for a field unrelated to f.{more}",
     )

@@ -6,30 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
-from bnrank.reporting.charts.chart import (
-    DASHES,
-    Change,
-    Chart,
-    Control,
-    Group,
-    View,
-    count_axis,
-    floored,
-    index_key,
-    largest,
-    layout,
-    log_axis,
-    member_color,
-    numbers,
-    scale_changes,
-    spectrum_lines,
-    step_axis,
-    value_axis,
-    value_ranges,
-)
+from bnrank.reporting.charts import parts
+from bnrank.reporting.charts.chart import Change, Chart, Control, Group, View, scale_changes
 from bnrank.reporting.sections import CURVES, threshold_of
 
 __all__ = ["spectra_budget", "view"]
@@ -116,35 +96,34 @@ def _curves(dataset: xr.Dataset, members: list[tuple[str, str, str]], notes: lis
         return None
     values = {name: dataset[name].transpose("member", "step").values[:, rows].astype(float) for name in names}
     values = {name: np.where(array > 0, array, np.nan) for name, array in values.items()}
-    x = numbers(dataset["step"].values[rows], 15)
+    x = parts.numbers(dataset["step"].values[rows], 15)
     count = len(members)
     lines = [
-        go.Scatter(
-            x=x,
-            y=numbers(values[names[0]][i]),
-            mode="lines",
-            name=name,
-            line={"color": member_color(i), "dash": DASHES[i // 7 % 4], "width": 3 if i == 0 else 1.4},
-            opacity=1.0 if i == 0 else 0.6,
-            hovertemplate=f"{name}<br>step %{{x}}<br>%{{y:.4g}}<extra></extra>",
+        parts.line(
+            x,
+            parts.numbers(values[names[0]][i]),
+            parts.member_color(i),
+            f"{name}<br>step %{{x}}<br>%{{y:.4g}}",
+            size=0,
+            line_dash=parts.DASHES[i // 7 % 4],
         )
         for i, (name, _, _) in enumerate(members)
     ]
-    axes = [log_axis(CURVES[name], values[name]) for name in names]
+    axes = [parts.log_axis(CURVES[name], values[name]) for name in names]
     changes = [
-        Change("y", ("curve",), [numbers(values[name]) for name in names]),
+        Change("y", ("curve",), [parts.numbers(values[name]) for name in names]),
         Change("layout.yaxis.range", ("curve",), [axis["range"] for axis in axes]),
         Change("layout.yaxis.title.text", ("curve",), [CURVES[name] for name in names]),
         Change("line.width", ("member",), [[3 if i == j else 1.4 for i in range(count)] for j in range(count)]),
         Change("opacity", ("member",), [[1 if i == j else 0.6 for i in range(count)] for j in range(count)]),
     ]
     key = [
-        (member_color(i), name + (f" ({status})" if status in ("diverged", "interrupted") else ""))
+        (parts.member_color(i), name + (f" ({status})" if status in ("diverged", "interrupted") else ""))
         for i, (name, _, status) in enumerate(members)
     ]
     return Chart(
         "Training curves",
-        go.Figure(lines, layout(step_axis(), axes[0])),
+        parts.figure(lines, parts.step_axis(), axes[0]),
         key=key,
         picks="member",
         controls=[Control("curve", "quantity", [CURVES[name] for name in names])],
@@ -155,58 +134,42 @@ def _curves(dataset: xr.Dataset, members: list[tuple[str, str, str]], notes: lis
 
 def _spectra(values: np.ndarray, steps: list[int], layers: list[int], names: list[str]) -> list[Chart]:
     """Return the spectra at a step, the ranks over steps, and one layer over steps, of (step, member, layer, index)."""
-    top = [largest(values[:, m]) for m in range(values.shape[1])]
+    top = [parts.largest(values[:, m]) for m in range(values.shape[1])]
     drawn = [
-        [[floored(values[s, m, :, i], top[m]) for i in reversed(range(values.shape[3]))] for m in range(len(top))]
+        [[parts.floored(values[s, m, :, i], top[m]) for i in reversed(range(values.shape[3]))] for m in range(len(top))]
         for s in range(len(steps))
     ]
-    x = layer_ticks(layers)
+    x, axis = layer_ticks(layers), parts.value_axis("singular value of W", values)
     count = values.shape[3]
     spectra = Chart(
         "Weight spectra",
-        go.Figure(
-            spectrum_lines(layers, values[-1, 0], "layer %{x}"), layout(x, value_axis("singular value of W", values))
-        ),
-        key=index_key(count),
+        parts.figure(parts.spectrum_lines(layers, values[-1, 0], "layer %{x}"), x, axis),
+        key=parts.index_key(count),
         changes=[
             Change("y", ("step", "member"), drawn),
             Change("heading", ("step",), [f"Weight spectra at step {step:,}" for step in steps]),
-            *scale_changes([value_ranges(values[:, m]) for m in range(len(top))], ("member",)),
+            *scale_changes([parts.value_ranges(values[:, m]) for m in range(len(top))], ("member",)),
         ],
         marks=("threshold",),
     )
-    bar = {"thickness": 12, "outlinewidth": 0, "tickformat": "d", "nticks": 6, "title": {"text": "rank", "side": "top"}}
-    heat = go.Heatmap(
-        x=steps,
-        y=layers,
-        z=[[0] * len(steps) for _ in layers],
-        zmin=0,
-        colorscale="Cividis",
-        hoverongaps=False,
-        colorbar=bar,
-        hovertemplate="step %{x}<br>layer %{y}<br>rank %{z}<extra></extra>",
-    )
+    bar, hover = parts.color_bar("rank", tickformat="d"), "step %{x}<br>layer %{y}<br>rank %{z}"
+    heat = parts.heat_map([[0] * len(steps) for _ in layers], hover, bar, x=steps, y=layers, colorscale="Cividis")
+    heat.update(hoverongaps=False, xgap=0, ygap=0)
     ranks = Chart(
         "Rank per layer over training",
-        go.Figure(heat, layout({**step_axis(), "showgrid": False}, {**x, "showgrid": False})),
+        parts.figure(heat, {**parts.step_axis(), "showgrid": False}, {**x, "showgrid": False}),
         size="tall",
         marks=("step",),
         derived="ranks",
     )
     middle = (len(layers) - 1) // 2
-    by_layer = [[value_ranges(values[:, m, layer]) for layer in range(len(layers))] for m in range(len(top))]
+    labels = [f"{layer} ({name})" if name else str(layer) for layer, name in zip(layers, names, strict=True)]
+    by_layer = [[parts.value_ranges(values[:, m, layer]) for layer in range(len(layers))] for m in range(len(top))]
     single = Chart(
         "One layer over training",
-        go.Figure(
-            spectrum_lines(steps, values[:, 0, middle], "step %{x}"),
-            layout(step_axis(steps), value_axis("singular value of W", values)),
-        ),
-        key=index_key(count),
-        controls=[
-            Control(
-                "layer", "layer", [f"{i} ({n})" if n else str(i) for i, n in zip(layers, names, strict=True)], middle
-            )
-        ],
+        parts.figure(parts.spectrum_lines(steps, values[:, 0, middle], "step %{x}"), parts.step_axis(steps), axis),
+        key=parts.index_key(count),
+        controls=[Control("layer", "layer", labels, middle)],
         changes=scale_changes(by_layer, ("member", "layer")),
         marks=("step", "threshold"),
         derived="layer",
@@ -216,7 +179,7 @@ def _spectra(values: np.ndarray, steps: list[int], layers: list[int], names: lis
 
 def layer_ticks(layers: list[int]) -> dict[str, Any]:
     """Return the axis of layers."""
-    return count_axis("layer", len(layers), layers[0])
+    return parts.count_axis("layer", len(layers), layers[0])
 
 
 def _recorded(spectra: xr.DataArray, max_steps: int, notes: list[str]) -> tuple[np.ndarray, list[int]]:
@@ -228,7 +191,7 @@ def _recorded(spectra: xr.DataArray, max_steps: int, notes: list[str]) -> tuple[
         notes.append(f"the spectra show {len(chosen)} of {len(recorded)} recorded steps")
     if len(chosen) and spectra.sizes["index"] > TOP:
         notes.append(f"the {TOP} largest of {spectra.sizes['index']} recorded singular values are shown")
-    return values[chosen], numbers(spectra["step"].values[chosen], 15)
+    return values[chosen], parts.numbers(spectra["step"].values[chosen], 15)
 
 
 def _member(dataset: xr.Dataset, i: int) -> tuple[str, str, str]:

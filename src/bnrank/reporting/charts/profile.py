@@ -6,36 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
 from bnrank.measures.frequencies import label as frequency_label
-from bnrank.reporting.charts.chart import (
-    Change,
-    Chart,
-    Control,
-    Group,
-    View,
-    band,
-    color_bar,
-    count_axis,
-    dotted,
-    escaped,
-    floored,
-    heat_scale,
-    index_color,
-    index_key,
-    largest,
-    layout,
-    log_axis,
-    member_color,
-    numbers,
-    scale_changes,
-    short,
-    spectrum_lines,
-    value_axis,
-    value_ranges,
-)
+from bnrank.reporting.charts import parts
+from bnrank.reporting.charts.chart import Change, Chart, Control, Group, View, scale_changes
 from bnrank.reporting.charts.history import TOP, layer_ticks
 from bnrank.reporting.sections import SPECTRA, bottleneck, threshold_of
 from bnrank.reporting.stills.frequencies import Line, frequency_lines
@@ -54,15 +29,15 @@ def view(profiles: Mapping[str, xr.Dataset]) -> View:
 
 
 def _group(label: str, dataset: xr.Dataset) -> Group:
-    layers = numbers(dataset["layer"].values, 15)
+    layers = parts.numbers(dataset["layer"].values, 15)
     names = dataset.coords.get("layer_name")
     hover = [
-        f"layer {layer}" + (f" ({escaped(names.values[i])})" if names is not None else "")
+        f"layer {layer}" + (f" ({parts.escaped(names.values[i])})" if names is not None else "")
         for i, layer in enumerate(layers)
     ]
     found = bottleneck(dataset)
     start, end = found["start"], found["end"]
-    shapes = [band(start - 0.5, end + 0.5)] if start is not None and end is not None and start <= end else []
+    shapes = [parts.band(start - 0.5, end + 0.5)] if start is not None and end is not None and start <= end else []
     level = threshold_of(dataset) if "threshold" in dataset.attrs else None
     x = layer_ticks(layers)
     charts = []
@@ -70,16 +45,18 @@ def _group(label: str, dataset: xr.Dataset) -> Group:
         if name in dataset:
             kind, quantity = title.split(", ")
             values = dataset[name].transpose("layer", ...).values[:, :TOP]
-            own = [*shapes, dotted("y", level)] if name.startswith("weight") and level is not None else shapes
-            lines = spectrum_lines(layers, values, "%{text}")
-            figure = go.Figure(lines, layout(x, value_axis(quantity, values), shapes=own))
+            own = [*shapes, parts.dotted("y", level)] if name.startswith("weight") and level is not None else shapes
+            lines = parts.spectrum_lines(layers, values, "%{text}")
+            figure = parts.figure(lines, x, parts.value_axis(quantity, values), shapes=own)
             figure.update_traces(text=hover)
-            key, changes = index_key(values.shape[1]), scale_changes(value_ranges(values))
+            key, changes = parts.index_key(values.shape[1]), scale_changes(parts.value_ranges(values))
             charts.append(Chart(f"Spectra of the {kind}", figure, key=key, changes=changes))
     if "nonlinearity" in dataset:
         charts.append(_nonlinearity(dataset["nonlinearity"].values, x, layers, hover, shapes))
     if "frequency_singular_values" in dataset:
-        charts += _frequencies(dataset, x, layers, hover, shapes if level is None else [*shapes, dotted("y", level)])
+        charts += _frequencies(
+            dataset, x, layers, hover, shapes if level is None else [*shapes, parts.dotted("y", level)]
+        )
     notes = ["Shaded: the bottleneck."] if shapes else []
     if level is not None:
         notes.append(f"Dotted: {level:g}, above which a singular value of a weight counts.")
@@ -91,16 +68,9 @@ def _group(label: str, dataset: xr.Dataset) -> Group:
 
 
 def _nonlinearity(values: Any, x: Mapping[str, Any], layers: list[int], hover: list[str], shapes: list[Any]) -> Chart:
-    line = go.Scatter(
-        x=layers,
-        y=numbers(values),
-        text=hover,
-        mode="lines+markers",
-        line={"color": member_color(0), "width": 2},
-        hovertemplate="%{text}<br>%{y:.4g}<extra></extra>",
-    )
-    figure = go.Figure(line, layout(x, value_axis("‖Z − σ(Z)‖ / ‖Z‖", values), shapes=shapes))
-    return Chart("Nonlinearity ratio", figure, changes=scale_changes(value_ranges(values)))
+    line = parts.line(layers, parts.numbers(values), parts.member_color(0), "%{text}<br>%{y:.4g}", text=hover)
+    figure = parts.figure(line, x, parts.value_axis("‖Z − σ(Z)‖ / ‖Z‖", values), shapes=shapes)
+    return Chart("Nonlinearity ratio", figure, changes=scale_changes(parts.value_ranges(values)))
 
 
 def _frequencies(
@@ -113,37 +83,34 @@ def _frequencies(
     values = np.array([line.values for line in shown], dtype=float)
 
     def color(modulus: float) -> str:
-        return index_color(round(100 * (modulus / (moduli[-1] or 1)) ** 0.5), 101)
+        return parts.index_color(round(100 * (modulus / (moduli[-1] or 1)) ** 0.5), 101)
 
     lines = [
-        go.Scatter(
-            x=layers,
-            y=floored(line.values, largest(values)),
+        parts.line(
+            layers,
+            parts.floored(line.values, parts.largest(values)),
+            color(line.modulus),
+            f"%{{text}}<br>frequency {parts.escaped(line.name)}<br>s<sub>{line.channel}</sub> = %{{y:.4g}}",
+            width=2.6 if line.kept else 1,
+            size=6 if line.kept else 3,
             text=hover,
-            mode="lines+markers",
-            line={"color": color(line.modulus), "width": 2.6 if line.kept else 1},
-            marker={"size": 6 if line.kept else 3},
-            hovertemplate=f"%{{text}}<br>frequency {escaped(line.name)}<br>s<sub>{line.channel}</sub> = %{{y:.4g}}"
-            "<extra></extra>",
         )
         for line in reversed(shown)
     ]
-    ranges = value_ranges(values)
+    ranges = parts.value_ranges(values)
     kept = [line for line in shown if line.kept]
     labels = [_labels(kept, layers, limits, log, color) for log, limits in enumerate(ranges)]
     margin = {"l": 58, "r": 24 + 7 * max((len(line.label) for line in kept), default=-1), "t": 12, "b": 46}
-    figure = go.Figure(
-        lines,
-        layout(x, value_axis("singular value of W", values), shapes=shapes, annotations=labels[0], margin=margin),
-    )
+    axis = parts.value_axis("singular value of W", values)
+    figure = parts.figure(lines, x, axis, shapes=shapes, annotations=labels[0], margin=margin)
     left = len(every) - len(shown)
     every_nth = -(-int(moduli[-1] + 1) // 9)
-    keyed = moduli if len(moduli) <= 9 else np.arange(0, int(moduli[-1]) + 1, every_nth)
+    keyed = moduli.tolist() if len(moduli) <= 9 else [float(i) for i in range(0, int(moduli[-1]) + 1, every_nth)]
     charts = [
         Chart(
             "Singular values by frequency",
             figure,
-            key=[(color(modulus), f"|w| = {short(modulus)}") for modulus in keyed],
+            key=[(color(modulus), f"|w| = {parts.short(modulus)}") for modulus in keyed],
             changes=[*scale_changes(ranges), Change("layout.annotations", ("scale",), labels)],
             note="Cycles per image; ± stands for w and −w. Named: kept in every layer of the bottleneck."
             + (f" The {len(shown)} of {len(every)} lines with the largest values are shown." if left else ""),
@@ -167,12 +134,12 @@ def _labels(kept: list[Line], layers: list[int], limits: list[float], log: int, 
     return [
         {
             "x": at,
-            "y": numbers(height),
+            "y": parts.numbers(height),
             "ax": beyond,
-            "ay": numbers(place),
+            "ay": parts.numbers(place),
             "axref": "x",
             "ayref": "y",
-            "text": escaped(line.label),
+            "text": parts.escaped(line.label),
             "xanchor": "left",
             "arrowhead": 0,
             "arrowwidth": 1,
@@ -196,49 +163,32 @@ def _spread(heights: list[float], step: float, top: float) -> list[float]:
 def _frequency_ranks(dataset: xr.Dataset, x: Mapping[str, Any], layers: list[int], hover: list[str]) -> Chart:
     shown = dataset.isel(frequency=slice(MAX_FREQUENCIES))
     pairs = zip(shown["frequency"].values, shown["multiplicity"].values, strict=True)
-    names = [escaped(frequency_label(str(name), int(times))) for name, times in pairs]
-    rank = numbers(shown["frequency_rank"].transpose("frequency", "layer").values)
-    heat = go.Heatmap(
-        x=layers,
-        y=list(range(len(names))),
-        z=rank,
-        zmin=0,
-        zmax=max(1, int(shown["frequency_rank"].max())),
-        colorscale=heat_scale(light=False),
-        xgap=1,
-        ygap=1,
-        text=[hover] * len(names),
-        customdata=[[name] * len(layers) for name in names],
-        hovertemplate="%{text}<br>frequency %{customdata}<br>%{z} values above the threshold<extra></extra>",
-        colorbar=color_bar("rank", tickformat="d"),
-    )
+    names = [parts.escaped(frequency_label(str(name), int(times))) for name, times in pairs]
+    rank = parts.numbers(shown["frequency_rank"].transpose("frequency", "layer").values)
+    said = "%{text}<br>frequency %{customdata}<br>%{z} values above the threshold"
+    heat = parts.heat_map(rank, said, parts.color_bar("rank", tickformat="d"), x=layers, y=list(range(len(names))))
+    heat.update(zmax=max(1, int(shown["frequency_rank"].max())), colorscale=parts.heat_scale(light=False))
+    heat.update(text=[hover] * len(names), customdata=[[name] * len(layers) for name in names])
     at = list(range(0, len(names), -(-len(names) // 14)))
     y = {"title": "frequency", "tickmode": "array", "tickvals": at, "ticktext": [names[i] for i in at]}
     hidden = dataset.sizes["frequency"] - len(names)
     note = f"The {len(names)} lowest of {len(names) + hidden} frequencies." if hidden else ""
-    return Chart("Rank by frequency", go.Figure(heat, layout(x, y)), size="tall", note=note)
+    return Chart("Rank by frequency", parts.figure(heat, x, y), size="tall", note=note)
 
 
 def _jacobian(values: np.ndarray) -> Chart:
     """Return the median over the samples, and the range between the smallest and the largest value as a band."""
-    low, middle, high = (numbers(f(values, axis=0)) for f in (np.nanmin, np.nanmedian, np.nanmax))
-    floor = 1e-12 * largest(values)
+    low, middle, high = (parts.numbers(f(values, axis=0)) for f in (np.nanmin, np.nanmedian, np.nanmax))
+    floor = 1e-12 * parts.largest(values)
     x = list(range(1, len(middle) + 1))
-    edge = {"x": x, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    color = parts.member_color(0)
     clipped = [[max(value, floor) for value in row] for row in (low, middle, high)]
-    band_color = f"rgba{(*(int(member_color(0)[i : i + 2], 16) for i in (1, 3, 5)), 0.2)}"
+    said = [[parts.short(value) for value in values] for values in zip(middle, low, high, strict=True)]
+    hover = "index %{x}<br>median %{customdata[0]}<br>from %{customdata[1]} to %{customdata[2]}"
     lines = [
-        go.Scatter(**edge, y=clipped[0]),
-        go.Scatter(**edge, y=clipped[2], fill="tonexty", fillcolor=band_color),
-        go.Scatter(
-            x=x,
-            y=clipped[1],
-            mode="lines+markers",
-            line={"color": member_color(0), "width": 2},
-            customdata=[[short(m), short(a), short(b)] for a, m, b in zip(low, middle, high, strict=True)],
-            hovertemplate="index %{x}<br>median %{customdata[0]}<br>from %{customdata[1]} to %{customdata[2]}"
-            "<extra></extra>",
-        ),
+        parts.line(x, clipped[0], color, width=0, size=0),
+        parts.line(x, clipped[2], color, width=0, size=0, fill="tonexty", fillcolor=parts.SHADE),
+        parts.line(x, clipped[1], color, hover, customdata=said),
     ]
-    axis = log_axis("singular value of Jf(x)", clipped)
-    return Chart("Singular values of the Jacobian", go.Figure(lines, layout(count_axis("index", len(x)), axis)))
+    axis = parts.log_axis("singular value of Jf(x)", clipped)
+    return Chart("Singular values of the Jacobian", parts.figure(lines, parts.count_axis("index", len(x)), axis))

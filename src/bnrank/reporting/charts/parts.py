@@ -1,0 +1,245 @@
+"""The parts of charts: rounded values, colors, axes, lines, dots and heat maps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.colors
+import plotly.graph_objects as go
+import plotly.io
+
+INK, MUTED, GRID, LINE, PANEL, SHADE = "#1c1e21", "#5b6168", "#ecebe7", "#dcdad5", "#ffffff", "rgba(0, 0, 0, .055)"
+MEMBERS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#3A9BD9", "#C98A00", "#444444")
+DASHES = ("solid", "dash", "dot", "dashdot")
+SHADES = [
+    tuple(plotly.colors.sample_colorscale("Viridis", [0.86 * t, 1 - 0.72 * t])) for t in np.linspace(0, 1, 101).tolist()
+]
+DARK = dict(zip(MEMBERS, ("#5AB4F0", "#FF8A4C", "#2FCB9E", "#E59CC4", "#A5D8F7", "#F2B632", "#D0D0D0"), strict=True))
+DARK |= {INK: "#e8e6e1", MUTED: "#a3a9b1", GRID: "#2b2f34", LINE: "#373b41", PANEL: "#1d2024"}
+DARK |= {SHADE: "rgba(255, 255, 255, .07)", **dict(SHADES)}
+"""Color in the dark scheme of every color that charts use."""
+SCALES = ("linear", "log")
+FLOOR = 1e-7
+"""Smaller values, relative to the largest, are drawn at this height, below a logarithmic axis."""
+
+
+# values --------------------------------------------------------------------------------------------------------------
+
+
+def dump(value: object) -> str:
+    r"""Return JSON that can stand inside a script element: no ``<``, ``>``, ``&``, no line separators, no NaN.
+
+    Examples
+    --------
+    >>> dump({"title": "</script>"})
+    '{"title":"\\u003c/script\\u003e"}'
+    """
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def numbers(array: Any, digits: int = 5) -> Any:
+    """Return nested lists of floats rounded to ``digits`` significant digits, with None for NaN and infinity."""
+    array = np.asarray(array)
+    if array.ndim:
+        return [numbers(entry, digits) for entry in array]
+    value = float(array)
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+
+
+def floored(array: Any, top: float | None = None, digits: int = 4) -> Any:
+    """Return values as `numbers` does, those below FLOOR times the largest raised to it."""
+    array = np.asarray(array, dtype=float)
+    top = largest(array) if top is None else top
+    return numbers(np.where(array < FLOOR * top, FLOOR * top, array), digits)
+
+
+def largest(array: Any) -> float:
+    """Return the largest finite value, 1 where there is no positive one."""
+    finite = np.asarray(array, dtype=float)
+    finite = finite[np.isfinite(finite)]
+    return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
+
+
+def short(value: float | None) -> str:
+    """Return a number in four significant digits, a dash for none."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
+
+
+def escaped(text: object, most: int = 10_000) -> str:
+    """Return text in which plotly sees no markup, cut to a length."""
+    text = str(text)
+    text = text if len(text) <= most else text[: most - 1] + "…"
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+# colors and axes -----------------------------------------------------------------------------------------------------
+
+
+def member_color(i: int) -> str:
+    """Return the color of a member or class."""
+    return MEMBERS[i % len(MEMBERS)]
+
+
+def index_color(i: int, count: int) -> str:
+    """Return the color of a singular value: the largest has the strongest contrast with the page."""
+    return str(SHADES[round(100 * i / max(count - 1, 1))][0])
+
+
+def heat_scale(light: bool = True) -> list[list[Any]]:
+    """Return a color scale from pale (or from mid) to strong."""
+    if light:
+        return [[0, GRID], [0.5, index_color(50, 101)], [1, index_color(0, 101)]]
+    return [[i / 10, index_color(10 - i, 11)] for i in range(11)]
+
+
+def layout(x: Mapping[str, Any], y: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Return a plotly layout with these axes, in the colors of the page."""
+    common = {"gridcolor": GRID, "zerolinecolor": LINE, "linecolor": LINE, "tickcolor": LINE, "automargin": True}
+    axes = {}
+    for name, axis in (("xaxis", x), ("yaxis", y)):
+        axes[name] = {**common, **axis, "title": {"standoff": 8, "text": axis.get("title", "")}}
+    return {
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "showlegend": False,
+        "hovermode": "closest",
+        "font": {"family": "system-ui, sans-serif", "size": 13, "color": INK},
+        "hoverlabel": {"bgcolor": PANEL, "bordercolor": LINE, "font": {"color": INK}},
+        "margin": {"l": 58, "r": 14, "t": 12, "b": 46},
+        "template": "none",
+        **axes,
+        **more,
+    }
+
+
+def count_axis(title: str, count: int, first: int = 1) -> dict[str, Any]:
+    """Return an axis over ``first``, ``first + 1``, ...: layers, indices, components."""
+    last = first + max(count, 1) - 1
+    every = -(-max(count, 1) // 14)
+    return {"title": title, "tickformat": "d", "dtick": every, "tick0": first, "range": [first - 0.5, last + 0.5]}
+
+
+def step_axis(steps: Sequence[float] = ()) -> dict[str, Any]:
+    """Return an axis over training steps."""
+    ends = {"range": [steps[0], steps[-1]]} if len(steps) > 1 else {}
+    return {"title": "step", "tickformat": ",", "nticks": 5, "tickangle": 0, **ends}
+
+
+def value_ranges(values: Any) -> list[list[float]]:
+    """Return the range from 0 of a linear axis, and that of a logarithmic one, of five decades at most."""
+    array = np.asarray(values, dtype=float)
+    top = largest(array)
+    low = math.log10(max(float(np.min(array[array > 0], initial=top)), 1e-5 * top))
+    room = max(0.04 * (math.log10(top) - low), 0.02)
+    return [[0, numbers(1.06 * top)], [numbers(low - room), numbers(math.log10(top) + room)]]
+
+
+def value_axis(title: str, values: Any, log: bool = False) -> dict[str, Any]:
+    """Return an axis for nonnegative values."""
+    axis = {"title": title, "type": SCALES[log], "range": value_ranges(values)[log], "exponentformat": "power"}
+    return {**axis, "nticks": 7} if log else axis
+
+
+def log_axis(title: str, values: Any) -> dict[str, Any]:
+    """Return a logarithmic axis that shows all positive values."""
+    array = np.asarray(values, dtype=float)
+    array = np.log10(array[array > 0])
+    low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+    room = max(0.04 * (high - low), 0.02)
+    spread = [numbers(low - room), numbers(high + room)]
+    return {"title": title, "type": "log", "range": spread, "exponentformat": "power", "nticks": 7}
+
+
+def dotted(axis: str, value: float) -> dict[str, Any]:
+    """Return a dotted line across the plot at a value of an axis."""
+    line = {"type": "line", "line": {"color": MUTED, "width": 1, "dash": "dot"}}
+    other = "y" if axis == "x" else "x"
+    return {**line, f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1, f"{axis}0": value, f"{axis}1": value}
+
+
+def band(low: float, high: float) -> dict[str, Any]:
+    """Return a shaded range of x."""
+    box = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "fillcolor": SHADE, "line": {"width": 0}}
+    return {**box, "layer": "below", "x0": low, "x1": high}
+
+
+def written(text: str, **where: Any) -> dict[str, Any]:
+    """Return text in the plot."""
+    return {"text": text, "showarrow": False, "font": {"color": MUTED, "size": 12}, **where}
+
+
+def color_bar(title: str, **more: Any) -> dict[str, Any]:
+    """Return a color bar."""
+    return {"title": {"text": title, "side": "top"}, "thickness": 12, "outlinewidth": 0, "nticks": 6, **more}
+
+
+def figure(data: Any, x: Mapping[str, Any], y: Mapping[str, Any], **more: Any) -> go.Figure:
+    """Return a figure with these axes, in the colors of the page."""
+    return go.Figure(data, layout(x, y, **more))
+
+
+def line(x: Any, y: Any, color: str, hover: str = "", *, width: float = 2, size: float = 5, **more: Any) -> go.Scatter:
+    """Return a line with markers, without them for size 0."""
+    style = {"mode": "lines+markers" if size else "lines", "line": {"color": color, "width": width}}
+    return go.Scatter(x=x, y=y, marker={"size": size}, **_hover(hover), **{**style, **more})
+
+
+def dots(x: Any, y: Any, hover: str = "", *, size: float = 6, **marker: Any) -> go.Scatter:
+    """Return markers without a line."""
+    return go.Scatter(x=x, y=y, mode="markers", marker={"size": size, **marker}, **_hover(hover))
+
+
+def heat_map(z: Any, hover: str, bar: Mapping[str, Any], **more: Any) -> go.Heatmap:
+    """Return a heat map of small squares, pale for 0."""
+    style = {"zmin": 0, "colorscale": heat_scale(), "xgap": 1, "ygap": 1, "colorbar": bar}
+    return go.Heatmap(z=z, **_hover(hover), **{**style, **more})
+
+
+def _hover(text: str) -> dict[str, str]:
+    return {"hovertemplate": f"{text}<extra></extra>"} if text else {"hoverinfo": "skip"}
+
+
+def spectrum_lines(x: Sequence[Any], rows: Any, what: str) -> list[go.Scatter]:
+    """Return a line per singular value over x, the largest on top; ``rows`` has one row per position."""
+    values = np.asarray(rows, dtype=float)
+    count, top, size = values.shape[1], largest(values), 0 if len(x) > 40 else 5
+    return [
+        line(
+            x,
+            floored(values[:, i], top),
+            index_color(i, count),
+            f"{what}<br>s<sub>{i + 1}</sub> = %{{y:.4g}}",
+            size=size,
+            name=f"s{i + 1}",
+        )
+        for i in reversed(range(count))
+    ]
+
+
+def index_key(count: int) -> list[tuple[str, str]]:
+    """Return the legend of singular values."""
+    return [(index_color(i, count), f"s{i + 1}") for i in range(count)]
+
+
+def is_plotly(value: Any) -> bool:
+    """Return whether a value is a plotly figure or the mapping of one."""
+    return hasattr(value, "to_plotly_json") or (isinstance(value, Mapping) and "data" in value)
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """Return a plotly figure (or a mapping with ``data`` and ``layout``) as plain JSON, without its template."""
+    found: dict[str, Any] = json.loads(plotly.io.to_json(value, validate=False))
+    return {
+        "data": found.get("data", []),
+        "layout": {key: entry for key, entry in found.get("layout", {}).items() if key != "template"},
+    }
