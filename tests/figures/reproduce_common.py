@@ -89,4 +89,4 @@ def row_of(page, name):
 
 def part_of(page, name):
     """Return the part of the page on a figure."""
-    return next(part for part in page.split("<section ") if part.startswith(f"id={name.upper()} "))
+    return next(part for part in page.split("<section ") if part.startswith(f'id="{name.upper()}" '))

@@ -28,7 +28,7 @@ def test_the_page_has_every_figure_and_a_subset_loses_none(tmp_path, plant):
     assert "all pass 1 of 1 under 1 s" in row_of(page, "b")
     assert "failed –" in row_of(page, "c")
     assert "not run yet – –" in row_of(page, "d")
-    assert all(f'href="#{id}"' in page and f"id={id} " in page for id in "ABCD")
+    assert all(f'href="#{id}"' in page and f'id="{id}" ' in page for id in "ABCD")
     part = part_of(page, "a")
     for text in (
         "A paper",
@@ -41,7 +41,7 @@ def test_the_page_has_every_figure_and_a_subset_loses_none(tmp_path, plant):
         f"bnrank {bnrank.__version__}",
     ):
         assert text in words(part), text
-    assert part.index("<img") < part.index("What the source shows") < part.index("Claims: ") < part.index("To run it")
+    assert part.index("<img") < part.index("Result in the source") < part.index("Claims: ") < part.index("To run it")
     assert part.count("data:image/svg+xml") == 1
     assert part.count("data:image/png") == 2
     assert all(len(alt) > 10 for alt in re.findall(r'<img[^>]*alt="([^"]*)"', part.split("<details>")[0]))
@@ -86,7 +86,7 @@ def test_claims_are_shown_whole_and_what_is_not_a_number_as_such(tmp_path, plant
     figures.reproduce("all", tmp_path, progress=False)
     part = part_of(page_of(tmp_path), "a")
     for caption in ("Claims: 2 of 3 pass", "Claims: 0 of 1 pass"):
-        assert f'<div class="scroll whole" tabindex=0 role=region aria-label="{caption}">' in part
+        assert f'<div class="scroll whole" tabindex="0" role="region" aria-label="{caption}">' in part
     assert "not a number NaN &lt; 1" in words(part)
     assert "<figcaption>L</figcaption>" in part
     assert 'alt="A, a in words: L"' in part
@@ -101,8 +101,8 @@ def test_the_page_says_how_to_run_a_figure_alone_and_what_paper_scale_has(tmp_pa
     page = page_of(tmp_path / "reproduction")
     assert "<code>bnrank reproduce A</code>" in page
     assert f"bnrank {bnrank.__version__}, source files {store.code_digest()[:8]}" in page
-    assert "What the source shows" in part_of(page, "a")
-    assert "What must be seen" in part_of(page, "b")
+    assert "Result in the source" in part_of(page, "a")
+    assert "Expected result" in part_of(page, "b")
     assert re.search(
         r"setting value paper scale +scale quick – width 3 100 depths 1, 2 – end ∞ –", words(part_of(page, "a"))
     )
