@@ -10,6 +10,7 @@ from typing import Any
 
 import bnrank
 from bnrank.tasks import low_rank_map
+from bnrank.training import Adam
 
 __all__ = ["RIDGE", "THREE", "Configuration"]
 
@@ -63,8 +64,8 @@ class Configuration:
 
     def train(self, steps: int, **options: Any) -> bnrank.Run:
         """Train with Adam, recording the first and the last step alone unless told otherwise."""
-        settings: dict[str, Any] = {"members": self.members, "seed": 0, "ridge": RIDGE, "optimizer": "adam", "lr": LR}
-        settings |= {"record_every": max(1, steps), "progress": False}
+        settings: dict[str, Any] = {"members": self.members, "seed": 0, "ridge": RIDGE, "optimizer": Adam(LR)}
+        settings |= {"record": max(1, steps), "progress": False}
         return bnrank.train(self.net(), self.task, steps=steps, **settings | options)
 
     def train_step(self) -> float:

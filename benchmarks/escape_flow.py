@@ -12,6 +12,7 @@ from benchmarks.rows import Row, Spread
 from benchmarks.timing import Rounds
 from bnrank.networks import MLP
 from bnrank.tasks import handwritten_digits
+from bnrank.training import Limits, SkipPlateau
 from bnrank.training.gradient_flow import Flow, flow
 
 __all__ = ["measure"]
@@ -90,9 +91,12 @@ def _level(y: torch.Tensor) -> float:
 def _follow(init: float, x: torch.Tensor, y: torch.Tensor, skip: bool) -> Escape:
     level, net = _level(y), _network(init, x.shape[1])
     began = time.perf_counter()
-    end = {"t_after": NEVER} if skip else {"t_end": NEVER}
     found: Flow = flow(
-        net, "cross_entropy", x, y, skip_plateau=skip, stop=lambda row: row.loss < level, max_networks=2, **end
+        net,
+        (x, y, "cross_entropy"),
+        None if skip else NEVER,
+        plateau=SkipPlateau(t_after=NEVER) if skip else None,
+        limits=Limits(stop=lambda row: row.loss < level, max_networks=2),
     )
     took = time.perf_counter() - began
     if found.status != "stopped":

@@ -15,6 +15,7 @@ import bnrank
 from benchmarks.rows import Row, Spread
 from benchmarks.timing import in_turn
 from bnrank.tasks import bottleneck_spectra_map, low_rank_map
+from bnrank.training import Adam, Record, Save
 
 __all__ = ["measure"]
 
@@ -38,12 +39,12 @@ class Problem:
     def train(self, seed: int | list[int], steps: int, **options: Any) -> bnrank.Run:
         """Train from given seeds."""
         net = bnrank.MLP([self.task.d_in, *[100] * (self.depth - 1), self.task.d_out])
-        options = {"record_every": max(1, steps), "progress": False} | options
+        options = {"record": max(1, steps), "progress": False} | options
         return bnrank.train(net, self.task, ridge=self.ridge, seed=seed, steps=steps, **options)
 
     def adam(self, seeds: list[int], rates: tuple[float, ...], steps: int) -> np.ndarray:
         """Return Adam's losses at the end, one per pair of seed and step size."""
-        run = self.train(seeds, steps, optimizer="adam", lr=list(rates), schedule="cosine")
+        run = self.train(seeds, steps, optimizer=Adam(lr=list(rates), schedule="cosine"))
         return run.summary.loss.values
 
     def evaluations(self, seeds: list[int], loss: float, most: int) -> tuple[int | None, np.ndarray]:
@@ -53,7 +54,9 @@ class Problem:
         """
         with tempfile.TemporaryDirectory() as folder:
             for steps in range(CHUNK, most + CHUNK, CHUNK):
-                run = self.train(seeds, steps, record_every=POLL, top_k=1, out=folder, checkpoint_every=steps)
+                run = self.train(
+                    seeds, steps, record=Record(every=POLL, top_k=1), out=Save(folder, checkpoint_every=steps)
+                )
                 losses = run.history.loss.to_pandas().ffill(axis=1)  # a member that has stalled keeps its loss
                 there = losses.median() <= loss
                 if there.any():
@@ -102,7 +105,7 @@ def _rows(
 
     def adam() -> float:
         began = time.perf_counter()
-        problem.train(seeds, TIMED, optimizer="adam", lr=rate, schedule="cosine")
+        problem.train(seeds, TIMED, optimizer=Adam(lr=rate, schedule="cosine"))
         return (time.perf_counter() - began) * steps / TIMED
 
     times = in_turn({"default": default, "adam": adam}, rounds)

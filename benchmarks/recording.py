@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from benchmarks.configurations import Configuration
 from benchmarks.rows import Row
 from benchmarks.timing import in_turn
+from bnrank.training import Record
 
 __all__ = ["measure"]
 
@@ -33,7 +34,7 @@ def _row(configuration: Configuration, rounds: int) -> Row:
 
     def run(every: int) -> float:
         began = time.perf_counter()
-        configuration.train(steps, record_every=every, top_k=10)
+        configuration.train(steps, record=Record(every=every, top_k=10))
         return time.perf_counter() - began
 
     times = in_turn(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import bnrank
 from bnrank import tasks
 from bnrank.tasks import Task
+from bnrank.training import Adam
 
 __all__ = ["CASES", "Case", "Trained"]
 
@@ -56,9 +57,7 @@ def another_map(seed: int) -> Trained:
 def handwritten(seed: int) -> Trained:
     """Train an MLP on handwritten digits with a ridge: mini-batches of 250, Adam."""
     task = tasks.handwritten_digits(n=5000, n_test=5000, seed=seed)
-    return _mlp(
-        task, 6, 100, ridge=1e-3, steps=1000, seed=seed, optimizer="adam", lr=2e-3, schedule="cosine", batch_size=250
-    )
+    return _mlp(task, 6, 100, ridge=1e-3, steps=1000, seed=seed, optimizer=Adam(2e-3, "cosine"), batch_size=250)
 
 
 def without_ridge(seed: int) -> Trained:
@@ -87,7 +86,7 @@ def convolutional(seed: int) -> Trained:
 
 def _mlp(task: Task, depth: int, width: int, *, seed: int, **settings: object) -> Trained:
     net = bnrank.MLP([task.d_in, *[width] * (depth - 1), task.classes or task.d_out])
-    run = bnrank.train(net, task, seed=seed, record_every=settings["steps"], progress=False, **settings)  # type: ignore[arg-type]
+    run = bnrank.train(net, task, seed=seed, record=settings["steps"], progress=False, **settings)  # type: ignore[arg-type]
     found = run.network(0)
     made = [nn.Linear(*weight.shape[::-1]) for weight in found.weights]
     with torch.no_grad():

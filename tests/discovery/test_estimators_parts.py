@@ -26,7 +26,7 @@ from bnrank.discovery.estimators.polishing import polish
 from bnrank.discovery.estimators.scaling import scaling
 from bnrank.networks import MLP
 from bnrank.networks.mlp import from_layers
-from bnrank.training import train
+from bnrank.training import Record, train
 
 
 def narrow(k, seed=0):
@@ -203,7 +203,7 @@ def test_an_interrupted_training_is_passed_on(monkeypatch):
         def observe(self, *arguments, **named):
             signal.raise_signal(signal.SIGINT)
 
-    run = train(MLP([2, 3, 1]), task, steps=5, record_every=1, progress=False, watch=Stop())
+    run = train(MLP([2, 3, 1]), task, steps=5, record=Record(every=1, watch=Stop()), progress=False)
     assert "interrupted" in run.summary.status.values
     with pytest.raises(KeyboardInterrupt):
         finished(run)

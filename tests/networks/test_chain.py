@@ -8,6 +8,7 @@ from torch import nn
 
 import bnrank
 from bnrank.networks import LinearNetwork, as_mlp, from_layers, load, save
+from bnrank.training import Adam
 from helpers import norm
 
 ACT = nn.ReLU()  # one instance at two places, as people write it
@@ -161,7 +162,7 @@ def test_a_linear_network_trains_like_the_same_sequential():
         {"0.weight": net.weights[0], "0.bias": net.biases[0], "1.weight": net.weights[1], "1.bias": net.biases[1]}
     )
     runs = [
-        bnrank.train(m, task, ridge=1e-2, steps=30, optimizer="adam", lr=1e-2, dtype=torch.float64, progress=False)
+        bnrank.train(m, task, ridge=1e-2, steps=30, optimizer=Adam(lr=1e-2), dtype=torch.float64, progress=False)
         for m in (net, other)
     ]
     assert float(runs[0].summary.loss[0]) == pytest.approx(float(runs[1].summary.loss[0]), rel=1e-9)

@@ -13,6 +13,7 @@ from torch import fx, nn
 import bnrank
 from bnrank.networks import Convolutional, LinearConvolutional
 from bnrank.tasks import Task
+from bnrank.training import GradientDescent, Record, Solver
 
 
 def convolve(a, weight, bias, stride, padding):
@@ -102,11 +103,11 @@ def test_he_variances():
 def test_trained_in_an_ensemble(shape):
     flat = bnrank.tasks.separable(30, math.prod(shape))
     task = Task(flat.x.reshape(30, *shape), flat.y, loss="logistic")
-    arguments = {"steps": 20, "record_every": 10, "progress": False, "dtype": torch.float64, "optimizer": "gd"}
+    arguments = {"steps": 20, "record": 10, "progress": False, "dtype": torch.float64}
     net = LinearConvolutional(shape, [2, 3], tail=[4])
-    run = bnrank.train(net, task, lr=0.05, members=3, seed=3, **arguments)
+    run = bnrank.train(net, task, members=3, seed=3, optimizer=GradientDescent(0.05), **arguments)
     for i in range(3):
-        alone = bnrank.train(net, task, lr=0.05, seed=3 + i, **arguments)
+        alone = bnrank.train(net, task, seed=3 + i, optimizer=GradientDescent(0.05), **arguments)
         torch.testing.assert_close(run.parameters[i], alone.parameters[0], rtol=1e-10, atol=1e-12)
         assert float(run.history.loss[i, -1]) < float(run.history.loss[i, 0])
     assert run.history.layer_name.values.tolist() == ["conv1", "conv2", "tail1", "output"]
@@ -120,7 +121,7 @@ def test_a_flow_keeps_the_invariant_of_adjacent_convolutions(padding, stride):
     x = flat.x.reshape(20, 1, 8, 8)
     pool = 2 if stride == 1 and padding != "none" else 1
     net = LinearConvolutional((1, 8, 8), [2, 3], padding=padding, stride=stride, pool=pool, seed=2)
-    result = bnrank.flow(net, "logistic", x, flat.y, 1.0, rtol=1e-8, spectra_every=1000)
+    result = bnrank.flow(net, (x, flat.y, "logistic"), 1.0, solver=Solver(rtol=1e-8), record=Record(spectra_every=1000))
 
     def constant(net):
         first, second = net.conv1.weight.detach(), net.conv2.weight.detach()

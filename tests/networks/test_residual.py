@@ -24,6 +24,7 @@ from bnrank.networks import (
     Stack,
 )
 from bnrank.networks.functional import Functional
+from bnrank.training import GradientDescent, Record, Solver
 
 NETS = [ResNetIdentity, ResNetDiagonal, ResNetFree]
 BLOCKS = [IdentityBlock, DiagonalBlock, FreeBlock]
@@ -181,14 +182,23 @@ def small(kind, **arguments):
 @pytest.mark.parametrize("kind", NETS)
 def test_members_of_an_ensemble_are_solo_runs_to_rounding(kind):
     task = bnrank.tasks.separable(30, 6)
-    arguments = {"steps": 30, "record_every": 15, "progress": False, "dtype": torch.float64, "optimizer": "gd"}
-    run = bnrank.train(small(kind), task, ridge=[0.0, 1e-2, 0.0], lr=0.05, seed=[4, 5, 6], **arguments)
+    arguments = {"steps": 30, "record": 15, "progress": False, "dtype": torch.float64}
+    run = bnrank.train(
+        small(kind), task, ridge=[0.0, 1e-2, 0.0], seed=[4, 5, 6], optimizer=GradientDescent(0.05), **arguments
+    )
     assert run.parameters[0].ne(run.parameters[2]).any()
     for i, seed in enumerate([4, 5, 6]):
-        alone = bnrank.train(small(kind), task, ridge=[0.0, 1e-2, 0.0][i], lr=0.05, seed=seed, **arguments)
+        alone = bnrank.train(
+            small(kind), task, ridge=[0.0, 1e-2, 0.0][i], seed=seed, optimizer=GradientDescent(0.05), **arguments
+        )
         torch.testing.assert_close(run.parameters[i], alone.parameters[0], rtol=1e-10, atol=1e-12)
         same = bnrank.train(
-            lambda seed: small(kind, seed=seed), task, ridge=[0.0, 1e-2, 0.0][i], lr=0.05, seed=seed, **arguments
+            lambda seed: small(kind, seed=seed),
+            task,
+            ridge=[0.0, 1e-2, 0.0][i],
+            seed=seed,
+            optimizer=GradientDescent(0.05),
+            **arguments,
         )
         torch.testing.assert_close(same.parameters, alone.parameters, rtol=0, atol=0)
     assert float(run.history.loss[0, -1]) < float(run.history.loss[0, 0])
@@ -203,9 +213,9 @@ def test_without_a_seed_member_0_starts_from_what_there_is():
     rows = [torch.cat([p.detach().flatten() for p in n.parameters()]) for n in (net, small(ResNetFree, seed=8))]
     torch.testing.assert_close(run.parameters, torch.stack(rows), rtol=0, atol=0)
     assert run.summary.seed.values.tolist() == [7, 8]
-    rates = bnrank.train(net, task, lr=[0.1, 0.2], optimizer="gd", steps=0, progress=False)
+    rates = bnrank.train(net, task, steps=0, optimizer=GradientDescent(lr=[0.1, 0.2]), progress=False)
     torch.testing.assert_close(rates.parameters, torch.stack([rows[0]] * 2), rtol=0, atol=0)
-    drawn = bnrank.train(net, task, seed=1, init=[0.0, 0.1], steps=0, progress=False)
+    drawn = bnrank.train([small(ResNetFree, init=i) for i in (0.0, 0.1)], task, seed=1, steps=0, progress=False)
     assert float(drawn.parameters[0].abs().max()) == 0
     expected = small(ResNetFree, seed=2, init=0.1)
     torch.testing.assert_close(drawn.network(1)(task.x), expected(task.x))
@@ -221,7 +231,9 @@ def test_a_stack_of_ones_own_is_drawn_anew_in_an_ensemble():
 def test_a_flow_keeps_the_invariants_of_the_linear_end(kind):
     """T45 (1): W_out^T W_out - V V^T, and T44 on the width of a block, to the tolerance of the integration."""
     task, net = bnrank.tasks.separable(30, 6), small(kind, seed=1)
-    result = bnrank.flow(net, "logistic", task.x, task.y, 1.0, rtol=1e-8, spectra_every=1000)
+    result = bnrank.flow(
+        net, (task.x, task.y, "logistic"), 1.0, solver=Solver(rtol=1e-8), record=Record(spectra_every=1000)
+    )
     before, after = net.double(), result.network
 
     def constants(net):

@@ -16,6 +16,7 @@ import bnrank
 from bnrank.theory.invariants.finding import find
 from bnrank.theory.invariants.monitor import Monitor
 from bnrank.theory.invariants.squares import CHUNK, Forms
+from bnrank.training import GradientDescent, Record
 
 PARTS = ("by_step", "by_decay", "rest")
 
@@ -406,8 +407,9 @@ def task():
 def test_watching_gradient_descent_of_an_ensemble():
     net = bnrank.MLP([20, 6, 6, 20], seed=0)
     monitor = Monitor(net, torch.ones(2, 20), matrices_every=0)
-    options = {"optimizer": "gd", "lr": [1e-3, 2e-3], "ridge": [0.0, 0.05], "steps": 30, "record_every": 1}
-    run = bnrank.train(net, task(), dtype=torch.float64, seed=0, progress=False, watch=monitor, **options)
+    options = {"optimizer": GradientDescent([1e-3, 2e-3]), "ridge": [0.0, 0.05], "steps": 30}
+    options |= {"record": Record(every=1, watch=monitor)}
+    run = bnrank.train(net, task(), dtype=torch.float64, seed=0, progress=False, **options)
     history = monitor.history
     assert history.sizes["member"] == 2
     assert history.step[0].values.tolist() == list(range(31))
@@ -423,8 +425,7 @@ def test_watching_gradient_descent_of_an_ensemble():
 def test_watching_a_flow():
     net = bnrank.MLP([20, 6, 6, 20], seed=0)
     monitor = Monitor(net, torch.ones(2, 20))
-    options = {"skip_plateau": False, "t_end": 1.0, "progress": False}
-    bnrank.flow(net, "mse", task().x, task().y, watch=monitor, **options)
+    bnrank.flow(net, task(), 1.0, record=Record(watch=monitor))
     history = monitor.history
     assert float(history["relative"].max()) < 1e-4
     assert bool(np.isnan(history["by_step"][0, 1:]).all())

@@ -15,6 +15,7 @@ from bnrank.theory.invariants.finding import find
 from bnrank.theory.invariants.monitor import Monitor
 from bnrank.theory.invariants.squares import Forms
 from bnrank.theory.invariants.track import Track
+from bnrank.training import GradientDescent, Record
 
 
 def network(seed=0, dtype=torch.float64):
@@ -312,8 +313,9 @@ def test_minibatches_of_train_are_inconclusive():
     net = bnrank.MLP([20, 6, 6, 20], seed=0)
     task = bnrank.tasks.low_rank_map(n=24, seed=0)
     monitor = Monitor(net, torch.ones(2, 20))
-    options = {"optimizer": "gd", "lr": 0.01, "steps": 60, "batch_size": 8, "record_every": 1, "ridge": 1e-3}
-    bnrank.train(net, task, dtype=torch.float64, seed=0, progress=False, watch=monitor, **options)
+    options = {"optimizer": GradientDescent(0.01), "steps": 60, "batch_size": 8, "ridge": 1e-3}
+    options |= {"record": Record(every=1, watch=monitor)}
+    bnrank.train(net, task, dtype=torch.float64, seed=0, progress=False, **options)
     found, reason = statuses(monitor, 1e-9)
     assert found == {"inconclusive"}
     assert "mini-batches" in reason

@@ -11,6 +11,7 @@ import bnrank
 from bnrank.networks.graph.tracing import trace
 from bnrank.theory.invariants import tail
 from bnrank.theory.invariants.finding import find
+from bnrank.training import Limits, Solver
 
 DOUBLE = torch.float64
 
@@ -288,7 +289,9 @@ def test_constants_are_constant_and_the_bound_of_the_start_holds_along_the_flow(
     module, x, y = moving(module)
     found = tail(module, x)
     start = found.constants(module)
-    result = bnrank.flow(module, logistic, x, y, t_end=20.0, method="dop853", rtol=1e-11, max_networks=8)
+    result = bnrank.flow(
+        module, (x, y, logistic), 20.0, solver=Solver("dop853", rtol=1e-11), limits=Limits(max_networks=8)
+    )
     grown = 0.0
     for network in result.networks:
         now = found.constants(network)

@@ -12,6 +12,7 @@ import bnrank
 from bnrank.theory.invariants import tail
 from bnrank.theory.invariants.finding import find
 from bnrank.theory.invariants.flattenings import largest
+from bnrank.training import Limits, Solver
 
 DOUBLE = torch.float64
 
@@ -120,7 +121,9 @@ def test_factors_are_attained_along_a_flow(made, factor):
     found = tail(module, x)
     assert balanced(found, module)
     start, y = found.constants(module), torch.ones(len(x), 1, dtype=DOUBLE)
-    result = bnrank.flow(module, logistic, x, y, t_end=1e5, method="dop853", rtol=1e-10, max_networks=16)
+    result = bnrank.flow(
+        module, (x, y, logistic), 1e5, solver=Solver("dop853", rtol=1e-10), limits=Limits(max_networks=16)
+    )
     squares = []
     for network in result.networks:
         first = found.bounds(network, start)[0]
@@ -141,7 +144,9 @@ def test_a_block_on_vectors_does_not_stay_at_one_half():
     (gradient,) = torch.autograd.grad(logistic(module(x), y), module[1].weight)
     values = torch.linalg.svdvals(gradient)
     assert float(values[1]) < 1e-14 * float(values[0])
-    result = bnrank.flow(module, logistic, x, y, t_end=1e5, method="dop853", rtol=1e-10, max_networks=16)
+    result = bnrank.flow(
+        module, (x, y, logistic), 1e5, solver=Solver("dop853", rtol=1e-10), limits=Limits(max_networks=16)
+    )
     ratios = [found.ratios(network)[0] for network in result.networks]
     assert all(b >= a - 1e-9 for a, b in itertools.pairwise(ratios))
     assert ratios[-1] > 0.7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 
 import bnrank
 from bnrank.tasks import Task
+from bnrank.training import Adam, GradientDescent, Limits, Record, Save, SkipPlateau, Solver, Stop
 
 HERE = Path(__file__).parent
 
@@ -80,6 +82,46 @@ def _padded(values, steps):
     return np.concatenate([values, np.full((steps - len(values), *values.shape[1:]), np.nan)])
 
 
+def grouped(**fields):
+    """Arguments of train and flow, with the fields of their options given one by one."""
+
+    def taken(kind):
+        return {f.name: fields.pop(f.name) for f in dataclasses.fields(kind) if f.name in fields}
+
+    if fields.get("out") is None:
+        fields = {k: v for k, v in fields.items() if k not in ("out", "resume", "checkpoint_every")}
+    else:
+        fields["out"] = Save(**taken(Save))
+    for name, kind in (("record", Record), ("limits", Limits)):
+        if options := taken(kind):
+            fields[name] = kind(**options)
+    return fields, taken
+
+
+def follow(net, task, *args, skip_plateau=False, **fields):
+    """bnrank.flow, with the fields of its options given one by one."""
+    fields, taken = grouped(**fields)
+    plateau = SkipPlateau(**taken(SkipPlateau)) if skip_plateau else None
+    return bnrank.flow(net, task, *args, solver=Solver(**taken(Solver)), plateau=plateau, **fields)
+
+
+def trained(net, task, init=None, **fields):
+    """bnrank.train, with the fields of its options given one by one, and an init for each member."""
+    fields, taken = grouped(**fields)
+    if init is not None:
+        count = max([1, *(len(value) for value in (init, *fields.values()) if isinstance(value, list))])
+        inits = init if isinstance(init, list) else [init] * max(count, fields.get("members", 1))
+        seeds = fields.get("seed", net.seed)
+        seeds = seeds if isinstance(seeds, list) else [seeds + i for i in range(len(inits))]
+        net = [copy.deepcopy(net).reset(seed, init) for seed, init in zip(seeds, inits, strict=True)]
+    if stop := taken(Stop):
+        fields["steps"] = Stop(**stop)
+    if steps := taken(Adam):
+        name = fields.get("optimizer", "adam")
+        fields["optimizer"] = (GradientDescent if name == "gd" else Adam)(**steps)
+    return bnrank.train(net, task, **fields)
+
+
 def in_subprocess(script, *arguments, timeout=120, env=None):
     """Run a script of this folder; return what it printed."""
     done = subprocess.run(
@@ -98,12 +140,12 @@ def mlp(*widths, **settings):
     return bnrank.MLP(list(widths), **settings)
 
 
-_QUIET = {"record_every": 7, "steps": 60}
+_QUIET = {"steps": 60, "every": 7}
 RUNS = {  # what is killed and resumed
-    "adam": {"optimizer": "adam", "ridge": [0.0, 1e-3, 0.1], "schedule": "cosine", **_QUIET},
+    "adam": {"optimizer": "adam", "schedule": "cosine", "ridge": [0.0, 1e-3, 0.1], **_QUIET},
     "mini-batches": {"optimizer": "adam", "members": 3, "batch_size": 16, **_QUIET},
     "kfac-lbfgs": {"optimizer": "kfac-lbfgs", "ridge": [1e-3, 0.1], **_QUIET},
-    "warm start": {"optimizer": "adam+kfac-lbfgs", "ridge": [1e-3, 0.1], "record_every": 30, "steps": 230},
-    "stopped": {"optimizer": "kfac-lbfgs", "ridge": [1e-3, 1.0, 0.5], "stop_gradient": 0.2, **_QUIET},
+    "warm start": {"optimizer": "adam+kfac-lbfgs", "ridge": [1e-3, 0.1], "steps": 230, "every": 30},
+    "stopped": {"optimizer": "kfac-lbfgs", "ridge": [1e-3, 1.0, 0.5], "gradient_norm": 0.2, **_QUIET},
     "diverged": {"optimizer": "gd", "lr": [1e4, 1e-2, 1e-3], "batch_size": 16, **_QUIET},
 }

@@ -14,10 +14,8 @@ from pathlib import Path
 
 import torch
 
-from bnrank.training import train
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from training.common import RUNS, mlp, random_task
+from training.common import RUNS, mlp, random_task, trained
 
 KILLS = 3
 
@@ -27,7 +25,7 @@ def start(folder, kind):
     process = os.fork()
     if process == 0:
         try:
-            train(
+            trained(
                 mlp(3, 12, 9, 2),
                 random_task(100),
                 out=folder,

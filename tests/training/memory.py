@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bnrank.training import train
+from bnrank.training import Save, train
 from training.common import mlp, random_task
 
 
@@ -17,11 +17,11 @@ def run(width, n, members, **arguments):
     task = random_task(n, width, width)
     net = mlp(*[width] * 11)
     before = peak()
-    train(net, task, members=members, seed=0, steps=2, record_every=2, progress=False, **arguments)
+    train(net, task, steps=2, members=members, seed=0, record=2, progress=False, **arguments)
     return peak() - before
 
 
 width, n, members, optimizer, *out = sys.argv[1:]
-arguments = {"optimizer": optimizer, "out": out[0] if out else None, "checkpoint_every": 2}
+arguments = {"optimizer": optimizer, "out": Save(out[0], checkpoint_every=2) if out else None}
 run(20, 300, 2, optimizer=optimizer)
 print(run(int(width), int(n), int(members), **arguments))

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from bnrank.training import train
 from bnrank.training.batches import BatchOrder
 
-from .common import cost_of, flat, mlp, put, random_task
+from .common import cost_of, flat, mlp, put, random_task, trained
 
 RIDGES, RATES = [0.0, 1e-2, 0.3], [3e-3, 1e-2, 5e-2]
 
@@ -33,7 +32,7 @@ def reference(net, task, optimizer, ridge, lr, steps, batches=None, factor=lambd
 def test_against_torch_optim(optimizer, loss, batch_size):
     task = random_task(100, loss=loss)
     net = mlp(3, 8, 8, 2, slope=0.2, seed=5)
-    run = train(
+    run = trained(
         net,
         task,
         ridge=RIDGES,
@@ -60,7 +59,7 @@ def test_against_torch_optim(optimizer, loss, batch_size):
 )
 def test_schedules(optimizer, schedule, factor):
     task, net = random_task(), mlp(3, 8, 2, seed=5)
-    run = train(
+    run = trained(
         net,
         task,
         ridge=1e-2,
@@ -79,7 +78,7 @@ def test_normalized_steps_are_as_long_as_said():
     task, net = random_task(), mlp(3, 8, 2, seed=5, dtype=torch.float64)
     points = [flat(net)]
     for steps in range(1, 6):
-        run = train(
+        run = trained(
             net,
             task,
             ridge=1e-2,
@@ -125,12 +124,12 @@ def test_a_member_sees_the_same_batches_alone_and_at_any_step():
 def test_recorded_cost_of_mini_batches_is_their_mean():
     task, net = random_task(48), mlp(3, 8, 2, seed=5)
     arguments = {"optimizer": "adam", "batch_size": 8, "lr": 1e-2, "dtype": torch.float64, "progress": False}
-    run = train(net, task, steps=11, record_every=4, **arguments)
+    run = trained(net, task, steps=11, every=4, **arguments)
     assert run.history.step.values.tolist() == [0, 4, 8, 11]
     order = BatchOrder([5], 48, 8)
     costs = []
     for step in range(11):
-        row = train(net, task, steps=step, **arguments).parameters[0] if step else flat(net)
+        row = trained(net, task, steps=step, **arguments).parameters[0] if step else flat(net)
         costs.append(float(cost_of(put(net, row), task, order.at(step)[0]).detach()))
     last = float(cost_of(put(net, run.parameters[0]), task).detach())
     expected = [costs[0], np.mean(costs[1:5]), np.mean(costs[5:9]), last]

@@ -13,8 +13,7 @@ from torch import nn
 import bnrank
 from bnrank.networks.mlp import from_layers
 from bnrank.reporting import plots
-from bnrank.training.gradient_flow import flow
-from training.common import cost_and_gradient, flat, random_task
+from training.common import cost_and_gradient, flat, follow, random_task
 
 
 def mlp(widths=(3, 6, 5, 2), slope=0.0, bias=False, init=0.5, seed=0):
@@ -22,7 +21,7 @@ def mlp(widths=(3, 6, 5, 2), slope=0.0, bias=False, init=0.5, seed=0):
 
 
 def run(net, task, t_end, **settings):
-    return flow(net, task.loss, task.x, task.y, t_end, **settings)
+    return follow(net, task, t_end, **settings)
 
 
 @functools.cache
@@ -58,11 +57,11 @@ def test_euler_is_gradient_descent():
     row = flat(net)
     for _ in range(20):
         row = row - 0.05 * cost_and_gradient(net, task, row)[1]
-    result = run(net, task, 1.0, method="euler", step=0.05, relative=1e9)
+    result = run(net, task, 1.0, method="euler", step=0.05, max_relative_step=1e9)
     torch.testing.assert_close(flat(result.network), row, rtol=1e-12, atol=1e-13)
     assert (result.steps, result.evaluations) == (20, 21)
     # a relative limit makes every step as long as that share of ||theta||
-    limited = run(net, task, 1.0, method="euler", step=1e9, relative=1e-3)
+    limited = run(net, task, 1.0, method="euler", step=1e9, max_relative_step=1e-3)
     lengths = np.diff(limited.times) * limited.gradient_norm[:-1] / np.sqrt(limited.parameter_norm[:-1])
     np.testing.assert_allclose(lengths[:-1], 1e-3, rtol=1e-12)
 
@@ -73,7 +72,7 @@ def test_order_of_convergence(method):
     net, task = mlp(slope=1.0), random_task()
     exact = reference(1.0, "mse", 1.0)
     if method == "euler":
-        settings = [{"step": h, "relative": 1e9} for h in (0.02, 0.002)]
+        settings = [{"step": h, "max_relative_step": 1e9} for h in (0.02, 0.002)]
     else:
         settings = [{"rtol": rtol} for rtol in (1e-4, 1e-6)]
     errors = [float((flat(run(net, task, 1.0, method=method, **s).network) - exact).norm()) for s in settings]
@@ -124,7 +123,7 @@ def test_scalar_linear_network_in_closed_form(depth):
         time = np.trapezoid(1 / (2 * w**2 * (1 - w**3)), w)
     one = torch.ones(1, 1)
     for settings in ({}, {"method": "dop853"}, {"time": "arc"}, {"method": "bdf", "rtol": 1e-8}):
-        result = flow(net, "mse", one, one, time, **settings)
+        result = follow(net, (one, one), time, **settings)
         assert float(result.network(one.double()).detach()) == pytest.approx(0.5, rel=2e-4)
 
 
@@ -132,10 +131,10 @@ def test_tiny_weights_and_huge_times():
     """Weights of 1e-8 and times of 1e15 need nothing special: dw/dt = 2 w^3 blows up at 1 / (4 w_0^2)."""
     one = torch.ones(1, 1)
     net = from_layers([torch.tensor([[1e-8]])] * 4, slope=1.0)
-    beyond = flow(net, "mse", one, one, 1.001 / 4e-16)  # where steps of 1e-2 are nothing beside t
+    beyond = follow(net, (one, one), 1.001 / 4e-16)  # where steps of 1e-2 are nothing beside t
     assert beyond.status == "stalled"
     assert beyond.times[-1] == pytest.approx(1 / 4e-16, rel=1e-3)
-    result = flow(net, "mse", one, one, 0.999 / 4e-16)
+    result = follow(net, (one, one), 0.999 / 4e-16)
     assert result.status == "finished"
     assert float(result.network(one.double()).detach()) == pytest.approx(1e-32 / 0.001**2, rel=1e-2)
 
@@ -165,7 +164,7 @@ def test_any_module_and_any_loss():
         return (outputs - y).square().sum(1).mean()
 
     by_hand = run(net, task, 1.0)
-    for other in (flow(module, "mse", task.x, task.y.numpy(), 1.0), flow(net, loss, task.x, task.y, 1.0)):
+    for other in (follow(module, (task.x, task.y.numpy()), 1.0), follow(net, (task.x, task.y, loss), 1.0)):
         np.testing.assert_allclose(other.loss[-1], by_hand.loss[-1], rtol=1e-5)
         torch.testing.assert_close(flat(other.network).double(), flat(by_hand.network), rtol=0, atol=1e-4)
     assert module.training
@@ -177,7 +176,7 @@ def test_fixed_parameters_stay():
     module = nn.Sequential(nn.Linear(3, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 2, dtype=torch.float64))
     module[0].weight.requires_grad_(False)
     task = random_task()
-    result = flow(module, "mse", task.x, task.y, 1.0)
+    result = follow(module, (task.x, task.y), 1.0)
     assert torch.equal(result.network[0].weight, module[0].weight)
     assert not torch.equal(result.network[2].weight, module[2].weight)
     assert result.loss[-1] < result.loss[0]
@@ -236,7 +235,7 @@ def test_limits():
     assert result.status == "stopped"
     assert result.loss[-1] < 1.8 <= result.loss[-2]
     assert [row.time for row in seen] == result.times.tolist()
-    diverged = run(mlp(slope=1.0), task, 1e3, method="euler", step=5.0, relative=1e200)
+    diverged = run(mlp(slope=1.0), task, 1e3, method="euler", step=5.0, max_relative_step=1e200)
     assert diverged.status == "diverged"
     assert diverged.steps < 10
     assert np.isfinite(diverged.loss).all()
@@ -248,7 +247,7 @@ def test_saddles_of_a_linear_network():
     net = mlp((2, 2, 2, 2), slope=1.0, init=1e-3)
     x = math.sqrt(2) * torch.eye(2, dtype=torch.float64)
     y = x @ torch.diag(torch.tensor([3.0, 1.0], dtype=torch.float64))
-    result = flow(net, "mse", x, y, 3000.0, method="lsoda", rtol=1e-8)
+    result = follow(net, (x, y), 3000.0, method="lsoda", rtol=1e-8)
     assert [p.ranks for p in result.plateaus][1:] == [(1, 1, 1), (2, 2, 2)]
     assert result.plateaus[1].loss == pytest.approx(1.0, abs=0.02)
     assert result.loss[-1] < 1e-3
@@ -272,14 +271,14 @@ def test_kinks_on_the_circle():
     assert float((flat(usual.network) - flat(fine.network)).norm() / flat(fine.network).norm()) < 1e-3
     assert coarse.loss[-1] == pytest.approx(usual.loss[-1], abs=0.02 * (fine.loss[0] - fine.loss[-1]))
     # rk45 by error control alone does not get to the end in many times as many evaluations
-    crawling = run(net, task, 4.0, kinks=0, max_evaluations=10 * coarse.evaluations)
+    crawling = run(net, task, 4.0, kink_rtol=0, max_evaluations=10 * coarse.evaluations)
     assert crawling.status == "evaluations used up"
     assert crawling.times[-1] < 3.9
 
 
 def test_mini_batches_are_reproducible():
     net, task = mlp(init=0.3), random_task(n=60)
-    settings = {"method": "euler", "step": 0.02, "relative": 0.05, "batch_size": 10}
+    settings = {"method": "euler", "step": 0.02, "max_relative_step": 0.05, "batch_size": 10}
     first, second, other = (run(net, task, 2.0, seed=seed, **settings) for seed in (5, 5, 6))
     np.testing.assert_array_equal(first.loss, second.loss)
     assert torch.equal(flat(first.network), flat(second.network))

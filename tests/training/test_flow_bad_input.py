@@ -9,15 +9,14 @@ from torch import nn
 
 import bnrank
 from bnrank.networks.mlp import from_layers
-from bnrank.training.gradient_flow import flow
-from training.common import random_task
+from training.common import follow, random_task
 
 TASK = random_task()
 NET = bnrank.MLP([3, 4, 2], bias=False, init=1e-3, dtype=torch.float64)
 WRONG = [
     ({"t_end": None}, ValueError, "t_end: give either"),
-    ({"t_after": 1.0}, ValueError, "t_end: give either"),
-    ({"t_end": None, "t_after": 1.0}, ValueError, "t_after: there is a hand-over with skip_plateau=True only"),
+    ({"t_after": 1.0, "skip_plateau": True}, ValueError, "t_end: give either"),
+    ({"t_end": None, "t_after": 0.0, "skip_plateau": True}, ValueError, "t_after: got 0.0"),
     ({"t_end": 0.0}, ValueError, "t_end: got 0.0, expected a finite number > 0"),
     ({"t_end": float("inf")}, ValueError, "t_end: got inf"),
     ({"method": "rk54"}, ValueError, "did you mean 'rk45'"),
@@ -26,19 +25,18 @@ WRONG = [
     ({"rtol": 1e-8, "dtype": torch.float32}, ValueError, "rtol: got 1e-08"),
     ({"method": "euler"}, ValueError, "step: method 'euler' takes steps of a fixed length"),
     ({"method": "euler", "step": -1.0}, ValueError, "step: got -1.0"),
-    ({"step": 0.1}, ValueError, "step: 'rk45' chooses its own steps"),
+    ({"step": 0.1}, ValueError, "step: got 0.1, which applies to method 'euler' only, not to 'rk45'"),
     ({"batch_size": 5}, ValueError, "batch_size: error control, as in method 'rk45', means nothing"),
     ({"batch_size": 50, "method": "euler", "step": 0.1}, ValueError, "batch_size: got 50, expected at most"),
-    ({"relative": 0.0, "method": "euler", "step": 0.1}, ValueError, "relative: got 0.0"),
-    ({"growth": 1.0, "skip_plateau": True}, ValueError, "growth: got 1.0"),
-    ({"kinks": -1.0}, ValueError, "kinks: got -1.0"),
-    ({"negligible": 0.0, "skip_plateau": True}, ValueError, "negligible: got 0.0"),
+    ({"max_relative_step": 0.0, "method": "euler", "step": 0.1}, ValueError, "max_relative_step: got 0.0"),
+    ({"max_growth": 1.0, "skip_plateau": True}, ValueError, "max_growth: got 1.0"),
+    ({"kink_rtol": -1.0}, ValueError, "kink_rtol: got -1.0"),
+    ({"handover_rtol": 0.0, "skip_plateau": True}, ValueError, "handover_rtol: got 0.0"),
     ({"time": "s"}, ValueError, "time: got 's'"),
     ({"time": "arc", "method": "bdf"}, ValueError, "time: method 'bdf' runs in 't'"),
     ({"dtype": torch.float16}, ValueError, "dtype: got torch.float16"),
-    ({"device": "nowhere"}, ValueError, "device: cannot use 'nowhere'"),
-    ({"record_every": 0}, ValueError, "record_every: got 0"),
-    ({"record_every": 2, "spectra_every": 3}, ValueError, "spectra_every: got 3, expected a multiple"),
+    ({"every": 0}, ValueError, "every: got 0"),
+    ({"every": 2, "spectra_every": 3}, ValueError, "spectra_every: got 3, expected a multiple"),
     ({"max_networks": 1}, ValueError, "max_networks: got 1"),
     ({"stop": 3}, TypeError, "stop: got 3"),
     ({"max_minutes": 0.0}, ValueError, "max_minutes: got 0.0"),
@@ -56,40 +54,41 @@ WRONG = [
     ({"loss": "cross_entropy"}, ValueError, "y: got .* expected class numbers"),
     ({"loss": "cross_entropy", "y": torch.full((40,), 2)}, ValueError, "y: got classes 2 to 2, expected 0 to 1"),
     ({"out": __file__}, ValueError, "out: cannot write"),
-    ({"checkpoint_every": 0}, ValueError, "checkpoint_every: got 0"),
+    ({"out": "unused", "checkpoint_every": 0}, ValueError, "checkpoint_every: got 0"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "error", "message"), WRONG)
 def test_wrong_arguments(changes, error, message):
     arguments = {"net": NET, "loss": "mse", "x": TASK.x, "y": TASK.y, "t_end": 1.0} | changes
+    x, y, loss = (arguments.pop(name) for name in ("x", "y", "loss"))
     with pytest.raises(error, match=message):
-        flow(**arguments)
+        follow(task=(x, y, loss), **arguments)
 
 
 def skipping(net, task=TASK, loss="mse", **settings):
-    return flow(net, loss, task.x, task.y, t_after=1.0, skip_plateau=True, **settings)
+    return follow(net, (task.x, task.y, loss), t_after=1.0, skip_plateau=True, **settings)
 
 
 def test_what_cannot_be_skipped():
-    with pytest.raises(ValueError, match="skip_plateau: got a network with biases"):
+    with pytest.raises(ValueError, match="plateau: got a network with biases"):
         skipping(bnrank.MLP([3, 4, 2], init=1e-3))
-    with pytest.raises(TypeError, match=r"skip_plateau: .*Tanh"):
+    with pytest.raises(TypeError, match=r"plateau: .*Tanh"):
         skipping(nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 2, bias=False)))
-    with pytest.raises(TypeError, match=r"skip_plateau: .*Conv1d"):
+    with pytest.raises(TypeError, match=r"plateau: .*Conv1d"):
         skipping(nn.Sequential(nn.Conv1d(1, 1, 1)))
-    with pytest.raises(ValueError, match="skip_plateau: got a network of depth 1"):
+    with pytest.raises(ValueError, match="plateau: got a network of depth 1"):
         skipping(bnrank.MLP([3, 2], bias=False))
-    with pytest.raises(ValueError, match="skip_plateau: got a network of zero parameters"):
+    with pytest.raises(ValueError, match="plateau: got a network of zero parameters"):
         skipping(bnrank.MLP([3, 4, 2], bias=False, init=0.0))
     frozen = copy.deepcopy(NET)
     frozen.weights[0].requires_grad_(False)
-    with pytest.raises(ValueError, match="skip_plateau: got parameters that are not trained"):
+    with pytest.raises(ValueError, match="plateau: got parameters that are not trained"):
         skipping(frozen)
     with pytest.raises(ValueError, match="G, the gradient of the loss at zero outputs, is zero"):
-        flow(NET, "mse", TASK.x, 0 * TASK.y, t_after=1.0, skip_plateau=True)
+        follow(NET, (TASK.x, 0 * TASK.y), t_after=1.0, skip_plateau=True)
     with pytest.raises(ValueError, match="x: got zeros only"):
-        flow(NET, "mse", 0 * TASK.x, TASK.y, t_after=1.0, skip_plateau=True)
+        follow(NET, (0 * TASK.x, TASK.y), t_after=1.0, skip_plateau=True)
 
 
 def test_absolute_values_have_no_gradient_to_rely_on():
@@ -105,10 +104,10 @@ def test_absolute_values_have_no_gradient_to_rely_on():
 def test_infinite_parameters_are_named():
     net = from_layers([torch.full((4, 3), torch.inf), torch.ones(2, 4)])
     with pytest.raises(ValueError, match=r"layers.0.weight"):
-        flow(net, "mse", TASK.x, TASK.y, 1.0)
+        follow(net, TASK, 1.0)
     huge = from_layers([torch.full((4, 3), 1e200, dtype=torch.float64), torch.full((2, 4), 1e200, dtype=torch.float64)])
     with pytest.raises(ValueError, match="at the start is not finite"):
-        flow(huge, "mse", TASK.x, TASK.y, 1.0)
+        follow(huge, TASK, 1.0)
 
 
 def test_the_network_is_left_as_it_is():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import bnrank
+from training.common import follow
 
 DOUBLE = torch.float64
 
@@ -21,7 +22,7 @@ def followed(depth=4, init=1e-3, **options):
     x, y = data()
     net = bnrank.MLP([5, *[6] * (depth - 1), 2], bias=False, init=init, seed=1)
     options = {"method": "heun", "skip_plateau": True, "t_after": 30.0} | options
-    return bnrank.flow(net, "mse", x, y, **options), x, y
+    return follow(net, (x, y), **options), x, y
 
 
 def test_loss_and_gradient_on_the_plateau_are_those_of_the_network():
@@ -50,7 +51,7 @@ def test_times_before_the_handover_keep_their_digits():
 
 
 def test_the_network_at_the_handover_is_kept():
-    flow, _, _ = followed(max_networks=2, record_every=7)
+    flow, _, _ = followed(max_networks=2, every=7)
     assert flow.network_rows == [0, flow.handover.row, len(flow.times) - 1]
     net = flow.networks[1]
     size = math.sqrt(sum(float(p.detach().square().sum()) for p in net.parameters()))
@@ -96,10 +97,9 @@ def test_first_escape_agrees_with_t37():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"relative": 0.1}, "relative: got 0.1, which counts for 'euler' only"),
-        ({"kinks": 0.1}, "kinks: got 0.1, which counts for 'rk45' and 'dop853' only"),
-        ({"growth": 2.0, "skip_plateau": False, "t_after": None, "t_end": 1.0}, "growth: got 2, which counts with"),
-        ({"negligible": 3.0}, "negligible: got 3, expected at most 0.1"),
+        ({"max_relative_step": 0.1}, "max_relative_step: got 0.1, which applies to method 'euler' only"),
+        ({"kink_rtol": 0.1}, "kink_rtol: got 0.1, which applies to method 'rk45' and 'dop853' only"),
+        ({"handover_rtol": 3.0}, "handover_rtol: got 3, expected at most 0.1"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(options, message):

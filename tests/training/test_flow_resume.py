@@ -9,16 +9,15 @@ import torch
 
 import bnrank
 from bnrank.networks.mlp import make
-from bnrank.training.gradient_flow import flow
-from training.common import flat, in_subprocess, random_task
+from training.common import flat, follow, in_subprocess, random_task
 
 KINDS = {
     "euler": {"method": "euler", "step": 0.02},
-    "batches": {"method": "euler", "step": 0.02, "batch_size": 10, "seed": 3, "record_every": 3, "spectra_every": 6},
+    "batches": {"method": "euler", "step": 0.02, "batch_size": 10, "seed": 3, "every": 3, "spectra_every": 6},
     "heun": {"method": "heun"},
     "rk45": {},
     "dop853": {"method": "dop853", "time": "arc"},
-    "float32": {"method": "euler", "step": 0.02, "dtype": torch.float32, "device": "cpu"},
+    "float32": {"method": "euler", "step": 0.02, "dtype": torch.float32},
 }
 KILLED = {"method": "euler", "step": 0.01, "batch_size": 10, "seed": 3}
 
@@ -29,7 +28,7 @@ def start(skip_plateau=False, slope=0.0, **settings):
     task = random_task()
     end = {"t_after": 2.0} if skip_plateau else {"t_end": 2.0}
     settings = {"max_networks": 7} | settings
-    return flow(net, "mse", task.x, task.y, **end, skip_plateau=skip_plateau, **settings)
+    return follow(net, task, **end, skip_plateau=skip_plateau, **settings)
 
 
 def assert_same(one, other):

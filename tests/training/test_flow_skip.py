@@ -11,9 +11,8 @@ from torch import nn
 
 from bnrank.networks.mlp import from_layers, make
 from bnrank.tasks import Task
-from bnrank.training.gradient_flow import flow
 from bnrank.training.losses import gradient_at_zero
-from training.common import flat
+from training.common import flat, follow
 
 
 def positive(loss="mse", n=12, seed=0):
@@ -41,7 +40,7 @@ def net_of(depth, init, seed=0, slope=0.0, width=6, outputs=2):
 
 
 def run(net, task, *args, **settings):
-    return flow(net, task.loss, task.x, task.y, *args, **settings)
+    return follow(net, task, *args, **settings)
 
 
 def drop(task):
@@ -213,13 +212,13 @@ def test_functions_and_sequentials_skip_too():
             layer.weight.copy_(weight)
     sequential = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
     expected = run(net, task, t_after=1.0, skip_plateau=True, method="heun")
-    same = flow(sequential, "mse", task.x, task.y, t_after=1.0, skip_plateau=True, method="heun")
+    same = follow(sequential, (task.x, task.y), t_after=1.0, skip_plateau=True, method="heun")
     np.testing.assert_array_equal(same.loss, expected.loss)
 
     def loss(outputs, y):
         return (outputs - y).square().sum(1).mean()
 
-    other = flow(net, loss, task.x, task.y, t_after=1.0, skip_plateau=True, method="heun")
+    other = follow(net, (task.x, task.y, loss), t_after=1.0, skip_plateau=True, method="heun")
     assert other.loss[-1] == pytest.approx(expected.loss[-1], rel=1e-4)
     assert other.handover.time == pytest.approx(expected.handover.time, rel=2e-3)
 
@@ -248,7 +247,7 @@ def test_an_end_within_the_plateau(method):
     task, net = positive(), net_of(3, 1e-4)
     whole = run(net, task, t_after=1.0, skip_plateau=True)
     t_end = whole.handover.time / 3
-    settings = {"step": 0.1, "relative": 0.01} if method == "euler" else {}
+    settings = {"step": 0.1, "max_relative_step": 0.01} if method == "euler" else {}
     result = run(net, task, t_end, skip_plateau=True, method=method, **settings)
     assert result.handover is None
     assert result.status == "finished"
@@ -262,7 +261,7 @@ def test_no_escape_is_said():
     """x >= 0, y < 0 and one hidden neuron with positive weights: the outputs can only shrink."""
     x = torch.ones(4, 1, dtype=torch.float64)
     net = from_layers([torch.tensor([[1e-3]])] * 3)
-    result = flow(net, "mse", x, -x, 1e12, skip_plateau=True)
+    result = follow(net, (x, -x), 1e12, skip_plateau=True)
     assert result.status == "no escape"
     dead = from_layers([torch.tensor([[-1e-3]])] * 3)
-    assert flow(dead, "mse", x, x, 1e12, skip_plateau=True).status == "stationary"
+    assert follow(dead, (x, x), 1e12, skip_plateau=True).status == "stationary"

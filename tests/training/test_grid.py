@@ -10,8 +10,8 @@ import xarray as xr
 import bnrank
 
 TASK = bnrank.tasks.low_rank_map(n=40, d_in=5, d_out=4, latent=3, rank=2, seed=1)
-GRID = {"depths": [2, 3], "widths": [4, 6], "sizes": [20, 40], "ridges": [1e-3, 1e-2], "seeds": [0, 5]}
-QUICK = {"steps": 6, "record_every": 3, "processes": 1, "progress": False}
+GRID = {"depths": [2, 3], "ridges": [1e-3, 1e-2], "seeds": [0, 5], "grid": {"width": [4, 6], "size": [20, 40]}}
+QUICK = {"steps": 6, "processes": 1, "progress": False, "record": 3}
 
 
 def test_every_cell_equals_the_run_trained_by_itself():
@@ -23,7 +23,7 @@ def test_every_cell_equals_the_run_trained_by_itself():
         cell = grid.sel(depth=depth, width=width, size=size, ridge=ridge, seed=seed)
         part = bnrank.Task(TASK.x[:size], TASK.y[:size])
         net = bnrank.MLP([5, *[width] * (depth - 1), 4])
-        run = bnrank.train(net, part, ridge=ridge, steps=6, seed=seed, record_every=3, progress=False)
+        run = bnrank.train(net, part, ridge=ridge, steps=6, seed=seed, record=3, progress=False)
         assert float(cell.loss) == float(run.summary.loss[0])
         assert float(cell.parameter_norm) == float(run.summary.parameter_norm[0])
         own = run.history.weight_singular_values.isel(member=0, step=-1).values
@@ -34,10 +34,10 @@ def test_every_cell_equals_the_run_trained_by_itself():
 
 
 def test_what_is_stored_is_not_run_again_and_what_is_new_is(tmp_path):
-    first = bnrank.sweep(TASK, depths=[2, 3], widths=[4], out=tmp_path, **QUICK)
-    again = bnrank.sweep(TASK, depths=[2, 3], widths=[4], out=tmp_path, **QUICK)
-    more = bnrank.sweep(TASK, depths=[2, 3, 4], widths=[4], out=tmp_path, **QUICK)
-    other = bnrank.sweep(TASK, depths=[2, 3], widths=[4], out=tmp_path, **{**QUICK, "steps": 7})
+    first = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, out=tmp_path, **QUICK)
+    again = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, out=tmp_path, **QUICK)
+    more = bnrank.sweep(TASK, depths=[2, 3, 4], grid={"width": [4]}, out=tmp_path, **QUICK)
+    other = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, out=tmp_path, **{**QUICK, "steps": 7})
     assert [d.attrs["ran"] for d in (first, again, more, other)] == [2, 0, 1, 2]
     xr.testing.assert_equal(first, again)
     run = bnrank.Run.open(tmp_path / str(first.run.sel(depth=3).values.ravel()[0]))
@@ -55,16 +55,16 @@ def test_an_interrupted_ensemble_is_gone_on_with(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(module, "train", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            bnrank.sweep(TASK, depths=[2], widths=[4], out=tmp_path, **QUICK)
-    grid = bnrank.sweep(TASK, depths=[2], widths=[4], out=tmp_path, **QUICK)
+            bnrank.sweep(TASK, depths=[2], grid={"width": [4]}, out=tmp_path, **QUICK)
+    grid = bnrank.sweep(TASK, depths=[2], grid={"width": [4]}, out=tmp_path, **QUICK)
     assert grid.attrs["ran"] == 1
     assert grid.status.values.ravel().tolist() == ["finished"]
 
 
 def test_other_data_are_another_grid(tmp_path):
-    bnrank.sweep(TASK, depths=[2], widths=[4], out=tmp_path, **QUICK)
+    bnrank.sweep(TASK, depths=[2], grid={"width": [4]}, out=tmp_path, **QUICK)
     changed = bnrank.Task(TASK.x + 1e-3, TASK.y)
-    assert bnrank.sweep(changed, depths=[2], widths=[4], out=tmp_path, **QUICK).attrs["ran"] == 1
+    assert bnrank.sweep(changed, depths=[2], grid={"width": [4]}, out=tmp_path, **QUICK).attrs["ran"] == 1
 
 
 def test_a_failure_is_a_row_with_its_error_and_is_tried_again(tmp_path, monkeypatch):
@@ -77,37 +77,37 @@ def test_a_failure_is_a_row_with_its_error_and_is_tried_again(tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "train", fails_at_depth_three)
-        grid = bnrank.sweep(TASK, depths=[2, 3], widths=[4], out=tmp_path, **QUICK)
+        grid = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, out=tmp_path, **QUICK)
     assert grid.status.values.ravel().tolist() == ["finished", "failed"]
     assert "out of luck" in grid.error.values.ravel()[1]
     assert np.isnan(grid.loss.sel(depth=3)).all()
-    again = bnrank.sweep(TASK, depths=[2, 3], widths=[4], out=tmp_path, **QUICK)
+    again = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, out=tmp_path, **QUICK)
     assert again.attrs["ran"] == 1
     assert again.status.values.ravel().tolist() == ["finished", "finished"]
 
 
 def test_a_half_written_result_is_not_taken_for_a_whole_one(tmp_path):
-    grid = bnrank.sweep(TASK, depths=[2], widths=[4], out=tmp_path, **QUICK)
+    grid = bnrank.sweep(TASK, depths=[2], grid={"width": [4]}, out=tmp_path, **QUICK)
     result = tmp_path / str(grid.run.values.ravel()[0]) / "result.nc"
     result.write_bytes(result.read_bytes()[:300])
-    again = bnrank.sweep(TASK, depths=[2], widths=[4], out=tmp_path, **QUICK)
+    again = bnrank.sweep(TASK, depths=[2], grid={"width": [4]}, out=tmp_path, **QUICK)
     assert again.attrs["ran"] == 1
     xr.testing.assert_equal(grid.drop_attrs(), again.drop_attrs())
 
 
 def test_any_executor_and_a_process_pool_give_the_same(tmp_path):
     options = {**QUICK, "processes": None}
-    here = bnrank.sweep(TASK, depths=[2, 3], widths=[4], **QUICK)
+    here = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, **QUICK)
     with ThreadPoolExecutor(1) as executor:
-        threads = bnrank.sweep(TASK, depths=[2, 3], widths=[4], executor=executor, **options)
-    pool = bnrank.sweep(TASK, depths=[2, 3], widths=[4], **{**options, "processes": 2})
+        threads = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, executor=executor, **options)
+    pool = bnrank.sweep(TASK, depths=[2, 3], grid={"width": [4]}, **{**options, "processes": 2})
     xr.testing.assert_equal(here, threads)
     xr.testing.assert_equal(here, pool)
 
 
 def test_threads_of_this_process_are_left_as_they_were():
     before = torch.get_num_threads()
-    bnrank.sweep(TASK, depths=[2], widths=[4], **QUICK)
+    bnrank.sweep(TASK, depths=[2], grid={"width": [4]}, **QUICK)
     assert torch.get_num_threads() == before
 
 
@@ -117,12 +117,12 @@ def test_threads_of_this_process_are_left_as_they_were():
         ({"depths": []}, "depths: got"),
         ({"depths": [0]}, r"depths\[0\]: got 0"),
         ({"depths": [2, 2]}, "every value once"),
-        ({"sizes": [41]}, "sizes: got 41, expected at most the number of samples, 40"),
+        ({"grid": {"size": [41]}}, "size: got 41, expected at most the number of samples, 40"),
         ({"ridges": [-1.0]}, r"ridges\[0\]: got -1"),
-        ({"slope": 1.0}, "slope: got 1"),
-        ({"members": 3}, "options: got members"),
+        ({"grid": {"slope": 1.0}}, "slope: got 1"),
+        ({"members": 3}, "options: got 'members'"),
     ],
 )
 def test_bad_arguments_are_refused(changes, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        bnrank.sweep(TASK, **{"depths": [2], "widths": [4], **QUICK, **changes})
+        bnrank.sweep(TASK, **{"depths": [2], "grid": {"width": [4]}, **QUICK, **changes})

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from bnrank import MLP, __version__
-from bnrank.training import Run, train
+from bnrank.training import Record, Run, train
 from bnrank.training.recorder import top_singular_values
 
 from .common import assert_same_run, cost_and_gradient, cost_of, flat, mlp, random_task
 
-QUIET = {"progress": False, "record_every": 4}
+QUIET = {"progress": False, "record": 4}
 
 
 @pytest.fixture
@@ -83,8 +83,8 @@ def test_top_singular_values():
 def test_recording_does_not_change_the_run():
     task, net = random_task(50), mlp(3, 9, 2)
     for arguments in ({"optimizer": "adam"}, {"optimizer": "adam", "batch_size": 7}, {"optimizer": "kfac-lbfgs"}):
-        often = train(net, task, members=2, steps=20, record_every=1, progress=False, **arguments)
-        seldom = train(net, task, members=2, steps=20, record_every=100, top_k=1, progress=False, **arguments)
+        often = train(net, task, steps=20, members=2, record=1, progress=False, **arguments)
+        seldom = train(net, task, steps=20, members=2, record=Record(every=100, top_k=1), progress=False, **arguments)
         assert seldom.history.step.values.tolist() == [0, 20]
         assert torch.equal(often.parameters, seldom.parameters)
 

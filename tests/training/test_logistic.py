@@ -11,6 +11,7 @@ from torch import nn
 
 import bnrank
 from bnrank.tasks import Task
+from bnrank.training import Adam, GradientDescent, SkipPlateau
 from bnrank.training.gradient_flow.costs import AutogradCost, HandCost
 from bnrank.training.gradient_flow.origin import LIPSCHITZ
 from bnrank.training.kronecker import KroneckerCurvature
@@ -175,8 +176,9 @@ def test_a_deep_linear_network_comes_to_its_minimum(optimizer):
     """With ridge lambda on two layers the map is that of the penalty 2 lambda ||w|| on w = W_2 W_1 (T2)."""
     task, ridge = labeled(80), 2e-2
     steps, lr = {"gd": (6000, 0.2), "adam": (3000, 1e-2)}.get(optimizer, (500, None))
+    kind = GradientDescent if optimizer == "gd" else Adam
     net = bnrank.LinearNetwork([3, 4, 1])
-    settings = {"optimizer": optimizer, "lr": lr, "dtype": torch.float64, "progress": False, "record_every": 500}
+    settings = {"optimizer": kind(lr) if lr else optimizer, "dtype": torch.float64, "progress": False, "record": 500}
     run = bnrank.train(net, task, ridge=ridge, steps=steps, **settings)
     w1, w2 = (p.detach() for p in run.network().weights)
     w = (w2 @ w1).requires_grad_()
@@ -188,7 +190,7 @@ def test_a_deep_linear_network_comes_to_its_minimum(optimizer):
 
 def test_members_are_those_of_solo_runs_and_runs_go_on(tmp_path):
     task = labeled()
-    settings = {"steps": 40, "record_every": 10, "progress": False}
+    settings = {"steps": 40, "progress": False, "record": 10}
     run = bnrank.train(mlp(3, 6, 1), task, seed=[4, 5], ridge=[1e-3, 1e-2], **settings)
     for i in range(2):
         alone = bnrank.train(mlp(3, 6, 1), task, seed=4 + i, ridge=[1e-3, 1e-2][i], **settings)
@@ -204,7 +206,9 @@ def test_members_are_those_of_solo_runs_and_runs_go_on(tmp_path):
 
 
 def test_a_sweep_takes_it():
-    grid = bnrank.sweep(labeled(), depths=[2], widths=[5], sizes=[20, 40], steps=10, processes=1, progress=False)
+    grid = bnrank.sweep(
+        labeled(), depths=[2], steps=10, grid={"width": [5], "size": [20, 40]}, processes=1, progress=False
+    )
     assert grid.status.values.flatten().tolist() == ["finished"] * 2
 
 
@@ -215,14 +219,14 @@ def test_a_sweep_takes_it():
 def test_a_flow_by_name_is_the_one_of_the_function(kind):
     task = labeled()
     net = module().double() if kind == "module" else mlp(3, 4, 4, 1, bias=False, init=0.4, seed=1)
-    settings = {"t_end": 40.0, "record_every": 10}
-    settings |= {"skip_plateau": True, "negligible": 0.1} if kind == "skip" else {}
-    named = bnrank.flow(net, "logistic", task.x, task.y[:, 0].int(), **settings)
+    settings = {"t_end": 40.0, "record": 10}
+    settings |= {"plateau": SkipPlateau(handover_rtol=0.1)} if kind == "skip" else {}
+    named = bnrank.flow(net, (task.x, task.y[:, 0].int(), "logistic"), **settings)
 
     def loss(f, y):
         return torch.log1p(torch.exp(-y * f)).mean()
 
-    other = bnrank.flow(net, loss, task.x, task.y, **settings)
+    other = bnrank.flow(net, (task.x, task.y, loss), **settings)
     assert named.status == "finished"
     assert named.loss[-1] < 0.6
     np.testing.assert_allclose(named.loss[-1], other.loss[-1], rtol=1e-5)
@@ -247,7 +251,7 @@ def test_the_criterion_of_a_skipped_plateau_is_bounded_by_the_outputs(scale, see
 def test_a_skipped_plateau_hands_over_where_the_bound_says():
     task = bnrank.tasks.separable(40, 3, seed=1)
     net = mlp(3, 4, 4, 1, bias=False, init=1e-8, slope=0.5, seed=1)
-    result = bnrank.flow(net, "logistic", task.x, task.y, t_after=2000.0, skip_plateau=True, record_every=10)
+    result = bnrank.flow(net, (task.x, task.y, "logistic"), plateau=SkipPlateau(t_after=2000.0), record=10)
     assert result.status == "finished"
     assert 0.5e-4 < result.handover.criterion <= 1e-4
     assert result.loss[0] == pytest.approx(math.log(2), rel=1e-9)
@@ -258,7 +262,7 @@ def test_the_loss_of_separable_data_falls_like_one_over_t():
     """One weight, one sample: dw/dt = 1 / (1 + e^w), so that w + e^w = t + 1 from w = 0."""
     net = bnrank.networks.from_layers([torch.zeros(1, 1)], slope=1.0)
     one = torch.ones(1, 1, dtype=torch.float64)
-    result = bnrank.flow(net, "logistic", one, [[1.0]] and one, t_end=1e4)
+    result = bnrank.flow(net, (one, [[1.0]] and one, "logistic"), 1e4)
     w = result.network(one).item()
     assert w + math.exp(w) == pytest.approx(1e4 + 1, rel=1e-4)
     assert result.loss[-1] == pytest.approx(math.log1p(math.exp(-w)), rel=1e-9)
@@ -305,9 +309,9 @@ def test_networks_with_several_outputs_are_refused():
     with pytest.raises(ValueError, match=r"net: got widths \[3, 4, 2\].* 1 outputs.*logistic"):
         bnrank.train(mlp(3, 4, 2), task, progress=False)
     with pytest.raises(ValueError, match=r"net: gives outputs of shape \(2,\), expected \(1,\)"):
-        bnrank.flow(mlp(3, 4, 2), "logistic", task.x, task.y, 1.0)
+        bnrank.flow(mlp(3, 4, 2), (task.x, task.y, "logistic"), 1.0)
     with pytest.raises(ValueError, match="y: got labels 0"):
-        bnrank.flow(mlp(3, 4, 1), "logistic", task.x, torch.zeros(40), 1.0)
+        bnrank.flow(mlp(3, 4, 1), (task.x, torch.zeros(40), "logistic"), 1.0)
 
 
 def test_lbfgs_ends_where_gradients_underflow():

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 import bnrank
+from bnrank.training import GradientDescent
 
 
 def steps_to_escape(init, schedule, lr, steps):
@@ -14,12 +15,10 @@ def steps_to_escape(init, schedule, lr, steps):
         net,
         task,
         steps=steps,
-        optimizer="gd",
-        lr=lr,
-        schedule=schedule,
         seed=0,
-        record_every=5,
+        optimizer=GradientDescent(lr=lr, schedule=schedule),
         dtype=torch.float64,
+        record=5,
         progress=False,
     )
     below = np.flatnonzero(run.history.loss.values[0] < 0.9 * run.history.loss.values[0, 0])

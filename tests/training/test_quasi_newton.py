@@ -9,13 +9,13 @@ from scipy.optimize import minimize
 from torch import nn
 
 from bnrank.tasks import Task
-from bnrank.training import kronecker, train
+from bnrank.training import kronecker
 from bnrank.training.kronecker import KroneckerCurvature
 from bnrank.training.objective_mlp import MLPObjective
 from bnrank.training.quasi_newton import LBFGS
 from bnrank.training.workers import Workers
 
-from .common import cost_of, flat, mlp, put, random_task
+from .common import cost_of, flat, mlp, put, random_task, trained
 
 FLOAT64 = {"dtype": torch.float64, "progress": False}
 
@@ -32,7 +32,7 @@ def ridge_regression(task, ridge):
 @pytest.mark.parametrize("ridges", [[1e-3, 0.1, 2.0]])
 def test_ridge_regression_is_solved(optimizer, steps, ridges):
     task = random_task(80, d_in=6, d_out=3)
-    run = train(mlp(6, 3, init=0.5), task, ridge=ridges, optimizer=optimizer, steps=steps, **FLOAT64)
+    run = trained(mlp(6, 3, init=0.5), task, ridge=ridges, optimizer=optimizer, steps=steps, **FLOAT64)
     for i, ridge in enumerate(ridges):
         expected = ridge_regression(task, ridge)
         assert float((run.parameters[i] - expected).norm() / expected.norm()) < 1e-7
@@ -44,13 +44,13 @@ def test_ridge_regression_is_solved(optimizer, steps, ridges):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_accepted_loss_never_rises(optimizer, loss, dtype):
     task = random_task(60, loss=loss)
-    run = train(
+    run = trained(
         mlp(3, 12, 12, 12, 2, seed=1),
         task,
         ridge=[1e-4, 1e-2],
         optimizer=optimizer,
         steps=150,
-        record_every=1,
+        every=1,
         dtype=dtype,
         progress=False,
     )
@@ -79,7 +79,7 @@ def test_not_worse_than_scipy(optimizer, mean, worst):
     ratios = []
     for seed in range(8):
         task, net = random_task(60, seed=seed), mlp(3, 12, 12, 12, 2, seed=seed)
-        run = train(net, task, ridge=1e-3, optimizer=optimizer, steps=200, **FLOAT64)
+        run = trained(net, task, ridge=1e-3, optimizer=optimizer, steps=200, **FLOAT64)
         ratios.append(float(run.summary.loss[0]) / scipy_loss(net, task, 1e-3, 200))
     assert math.exp(np.mean(np.log(ratios))) < mean
     assert max(ratios) < worst
@@ -88,7 +88,7 @@ def test_not_worse_than_scipy(optimizer, mean, worst):
 def test_a_module_is_trained_by_lbfgs():
     task = random_task(60)
     net = nn.Sequential(nn.Linear(3, 2))
-    run = train(net, task, ridge=0.1, steps=40, optimizer="lbfgs", **FLOAT64)
+    run = trained(net, task, ridge=0.1, steps=40, optimizer="lbfgs", **FLOAT64)
     torch.testing.assert_close(run.parameters[0], ridge_regression(task, 0.1), rtol=1e-7, atol=1e-7)
 
 
@@ -96,7 +96,7 @@ def test_a_module_is_trained_by_lbfgs():
 def test_a_member_at_a_minimum_is_stalled(optimizer):
     x = random_task().x
     task = Task(x, torch.zeros(len(x), 2, dtype=torch.float64))  # theta = 0 is the minimum
-    run = train(mlp(3, 4, 2), task, init=[0.0, 0.5], optimizer=optimizer, steps=3, record_every=1, **FLOAT64)
+    run = trained(mlp(3, 4, 2), task, init=[0.0, 0.5], optimizer=optimizer, steps=3, every=1, **FLOAT64)
     assert run.summary.status.values.tolist() == ["stalled", "finished"]
     assert run.summary.steps.values.tolist() == [0, 3]
 
@@ -148,11 +148,11 @@ def test_a_search_without_descent_ends_where_it_began():
 def test_a_warm_start_is_adam_and_then_lbfgs(name):
     task, net = random_task(30), mlp(3, 6, 6, 2)
     arguments = {"ridge": 1e-3, "progress": False}
-    adam = train(net, task, optimizer="adam", lr=3e-3, steps=200, **arguments)
-    lbfgs = train(adam.network(), task, optimizer=name, steps=30, **arguments)
-    both = train(net, task, optimizer=f"adam+{name}", steps=230, **arguments)
+    adam = trained(net, task, optimizer="adam", lr=3e-3, steps=200, **arguments)
+    lbfgs = trained(adam.network(), task, optimizer=name, steps=30, **arguments)
+    both = trained(net, task, optimizer=f"adam+{name}", steps=230, **arguments)
     assert torch.equal(both.parameters, lbfgs.parameters)
-    assert torch.equal(train(net, task, optimizer=f"adam+{name}", steps=200, **arguments).parameters, adam.parameters)
+    assert torch.equal(trained(net, task, optimizer=f"adam+{name}", steps=200, **arguments).parameters, adam.parameters)
 
 
 def test_a_pair_that_is_refused_leaves_the_history_alone():

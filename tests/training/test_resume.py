@@ -15,15 +15,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bnrank.training import Run, checkpoint, train
+from bnrank.training import Run, checkpoint
 
-from .common import HERE, RUNS, assert_same_run, in_subprocess, mlp, random_task
+from .common import HERE, RUNS, assert_same_run, in_subprocess, mlp, random_task, trained
 
 FILES = {"checkpoint.safetensors", "history.nc", "summary.nc", "networks.safetensors", "settings.json"}
 
 
 def start(out=None, **arguments):
-    return train(mlp(3, 12, 9, 2), random_task(100), out=out, progress=False, **arguments)
+    return trained(mlp(3, 12, 9, 2), random_task(100), out=out, progress=False, **arguments)
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_a_complete_run_is_returned_at_once(kind, tmp_path, monkeypatch):
 
 
 def test_a_run_in_which_all_have_stopped_is_complete(tmp_path, monkeypatch):
-    arguments = {"optimizer": "adam", "stop_gradient": 1e9, "members": 2, "steps": 50}
+    arguments = {"optimizer": "adam", "gradient_norm": 1e9, "members": 2, "steps": 50}
     run = start(tmp_path, **arguments)
     assert run.summary.status.values.tolist() == ["converged", "converged"]
     monkeypatch.setattr("bnrank.training.objective_mlp.MLPObjective.evaluate", None)
@@ -86,12 +86,12 @@ def test_a_run_cannot_be_made_shorter_nor_longer_with_a_schedule(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"ridge": 0.2}, r"ridge: \(0.1,\) there, \(0.2,\) here"),
+        ({"ridge": 0.2}, r"ridge: \[0.1\] there, \[0.2\] here"),
         ({"lr": 0.2}, "lr: "),
         ({"optimizer": "gd"}, "optimizer: 'adam' there, 'gd' here"),
         ({"seed": 4}, "other initial parameters"),
         ({"dtype": torch.float64}, "dtype: 'float32' there, 'float64' here"),
-        ({"record_every": 3}, "record_every: "),
+        ({"every": 3}, "record_every: "),
         ({"members": 2}, "seeds: "),
     ],
 )
@@ -108,9 +108,9 @@ def test_other_settings_in_the_same_folder_are_named(other, message, tmp_path):
 
 def test_other_data_in_the_same_folder_are_named(tmp_path):
     net = mlp(3, 2)
-    train(net, random_task(20, seed=0), out=tmp_path, steps=2, progress=False)
+    trained(net, random_task(20, seed=0), out=tmp_path, steps=2, progress=False)
     with pytest.raises(ValueError, match=r"other settings.*other data"):
-        train(net, random_task(20, seed=1), out=tmp_path, steps=2, progress=False)
+        trained(net, random_task(20, seed=1), out=tmp_path, steps=2, progress=False)
 
 
 class TestDamage:
@@ -165,7 +165,7 @@ def full_disk(size=6000):
 
 @pytest.mark.parametrize("half_written", [False, True])
 def test_a_full_folder_leaves_the_checkpoint_before(half_written, tmp_path, monkeypatch):
-    arguments = {"optimizer": "adam", "members": 4, "record_every": 5}
+    arguments = {"optimizer": "adam", "members": 4, "every": 5}
     start(tmp_path, steps=10, **arguments)
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
     if half_written:
@@ -230,7 +230,7 @@ def test_an_interrupted_process_ends_well_and_goes_on(tmp_path):
     assert int(last) < steps
     so_far = Run.open(tmp_path)
     assert so_far.history.step[-1] == int(last)
-    arguments = {"optimizer": "adam", "members": 2, "steps": steps, "record_every": 10}
+    arguments = {"optimizer": "adam", "members": 2, "steps": steps, "every": 10}
     resumed = start(tmp_path, **arguments)
     assert_same_run(resumed, start(**arguments))
     seen = so_far.history.sizes["step"]

@@ -9,7 +9,8 @@ from torch import nn
 
 import bnrank
 from bnrank.tasks import Task
-from training.common import assert_same_run, cost_and_gradient, mlp, random_task
+from bnrank.training import Record
+from training.common import assert_same_run, cost_and_gradient, follow, mlp, random_task, trained
 
 
 class Notes:
@@ -38,7 +39,7 @@ def module(seed=0):
 
 
 def quiet(net, task, **settings):
-    return bnrank.train(net, task, **{"steps": 12, "record_every": 5, "progress": False} | settings)
+    return trained(net, task, **{"steps": 12, "every": 5, "progress": False} | settings)
 
 
 OPTIMIZERS = {
@@ -91,7 +92,7 @@ def test_time_is_the_sum_of_the_step_sizes_and_steps_are_as_said(schedule):
         schedule=schedule,
         lr=rates,
         ridge=ridge,
-        record_every=1,
+        every=1,
         dtype=torch.float64,
         watch=notes,
     )
@@ -109,7 +110,7 @@ def test_members_that_have_stopped_or_diverged_are_not_shown_again():
     task, notes = random_task(), Notes()
     rates, ridge = [1e3, 0.05, 0.1], [0.0, 5.0, 0.0]
     run = quiet(
-        mlp(3, 4, 2), task, steps=40, optimizer="gd", lr=rates, ridge=ridge, stop_gradient=0.05, seed=0, watch=notes
+        mlp(3, 4, 2), task, steps=40, optimizer="gd", lr=rates, ridge=ridge, gradient_norm=0.05, seed=0, watch=notes
     )
     assert run.summary.status.values.tolist() == ["diverged", "converged", "finished"]
     known = np.isfinite(run.history.loss.values)
@@ -191,12 +192,12 @@ def test_no_watcher_is_refused(watch):
     with pytest.raises(TypeError, match=r"watch: got .* expected an object with a method observe"):
         quiet(mlp(3, 4, 2), task, watch=watch)
     with pytest.raises(TypeError, match=r"watch: got .* expected an object with a method observe"):
-        bnrank.flow(mlp(3, 4, 2), "mse", task.x, task.y, 1.0, watch=watch)
+        follow(mlp(3, 4, 2), task, 1.0, watch=watch)
 
 
 def test_a_sweep_refuses_a_watcher():
-    with pytest.raises(ValueError, match=r"options: got 'watch'"):
-        bnrank.sweep(random_task(), depths=[2], steps=1, processes=1, progress=False, watch=Notes())
+    with pytest.raises(ValueError, match="watch: the runs of a grid"):
+        bnrank.sweep(random_task(), depths=[2], steps=1, processes=1, record=Record(watch=Notes()), progress=False)
 
 
 # gradient flow
@@ -223,9 +224,9 @@ def small(scale=1e-3):
 @pytest.mark.parametrize("name", FLOWS)
 def test_a_watcher_of_a_flow_sees_its_rows_and_changes_no_bit(name):
     task, notes, net = random_task(), Notes(), small()
-    settings = {"t_end": 6.0, "record_every": 3, "max_networks": 1000, **FLOWS[name]}
-    result = bnrank.flow(net, "mse", task.x, task.y, watch=notes, **settings)
-    plain = bnrank.flow(net, "mse", task.x, task.y, **settings)
+    settings = {"t_end": 6.0, "every": 3, "max_networks": 1000, **FLOWS[name]}
+    result = follow(net, task, watch=notes, **settings)
+    plain = follow(net, task, **settings)
     for kept in ("loss", "times", "gradient_norm", "parameter_norm"):
         np.testing.assert_array_equal(getattr(result, kept), getattr(plain, kept))
     assert result.status == "finished"
@@ -245,7 +246,7 @@ def test_a_watcher_of_a_flow_sees_its_rows_and_changes_no_bit(name):
 
 def test_a_flow_of_mini_batches_has_no_gradient():
     task, notes = random_task(), Notes()
-    bnrank.flow(small(1.0), "mse", task.x, task.y, 0.2, method="euler", step=0.05, batch_size=8, watch=notes)
+    follow(small(1.0), task, 0.2, method="euler", step=0.05, batch_size=8, watch=notes)
     assert [entry[6] for entry in notes.seen] == [None] * 5
 
 
@@ -253,14 +254,14 @@ def test_a_flow_of_mini_batches_has_no_gradient():
 @pytest.mark.parametrize("fail_at", [6, "last"], ids=str)
 def test_a_watcher_that_raises_leaves_a_checkpoint_of_the_flow(tmp_path, name, fail_at):
     task, net = random_task(), small()
-    settings = {"t_end": 4.0, "record_every": 3, **FLOWS[name]}
+    settings = {"t_end": 4.0, "every": 3, **FLOWS[name]}
     whole = Notes()
-    expected = bnrank.flow(net, "mse", task.x, task.y, watch=whole, **settings)
+    expected = follow(net, task, watch=whole, **settings)
     fail_at = whole.seen[-1][0] if fail_at == "last" else fail_at
     with pytest.raises(ArithmeticError, match="seen enough"):
-        bnrank.flow(net, "mse", task.x, task.y, watch=Notes(fail_at), out=tmp_path, **settings)
+        follow(net, task, watch=Notes(fail_at), out=tmp_path, **settings)
     notes = Notes()
-    result = bnrank.flow(net, "mse", task.x, task.y, watch=notes, out=tmp_path, **settings)
+    result = follow(net, task, watch=notes, out=tmp_path, **settings)
     np.testing.assert_array_equal(result.loss, expected.loss)
     np.testing.assert_array_equal(result.times, expected.times)
     later = [step for step in expected.history.step.values if step > fail_at]

@@ -15,7 +15,7 @@ from bnrank.cli.terminal import escape, say_where
 from bnrank.measures import profile
 from bnrank.networks import MLP
 from bnrank.reporting import Section, report
-from bnrank.training import train
+from bnrank.training import Adam, GradientDescent, Save, train
 
 __all__ = ["demo", "train_command"]
 
@@ -68,9 +68,14 @@ def train_command(
     """
     task = read_task(data, targets)
     net = MLP([task.d_in, *[width] * (validation.integer(depth, "depth") - 1), task.d_out], seed=seed)
-    options: dict[str, Any] = {"optimizer": optimizer, "lr": lr, "batch_size": batch_size, "members": members}
-    options |= {"ridge": ridge, "steps": steps, "seed": seed, "record_every": record_every}
-    run = train(net, task, out=out, resume=not fresh, progress=not quiet, **options)
+    options: dict[str, Any] = {"batch_size": batch_size, "members": members, "record": record_every}
+    options |= {"ridge": ridge, "steps": steps, "seed": seed, "optimizer": optimizer}
+    if lr is not None:
+        adam = optimizer == "adam" or (optimizer == "auto" and batch_size)
+        if not adam and optimizer != "gd":
+            raise ValueError(f"lr: got {lr:g}, but {optimizer!r} chooses its own steps; leave lr out or use 'adam'")
+        options["optimizer"] = Adam(lr) if adam else GradientDescent(lr)
+    run = train(net, task, out=Save(out, resume=not fresh), progress=not quiet, **options)
     profiles = {f"member {i}": profile(run.network(i), task.x, task.y) for i in range(run.members)}
     rows = [
         {

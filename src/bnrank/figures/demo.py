@@ -14,7 +14,7 @@ from bnrank.measures import profile
 from bnrank.networks import MLP
 from bnrank.reporting import Section, plots, report
 from bnrank.tasks import Task, handwritten_digits, low_rank_map
-from bnrank.training import Run, train
+from bnrank.training import GradientDescent, Run, train
 
 __all__ = ["Demo", "run_demo"]
 
@@ -72,7 +72,7 @@ def run_demo(out: str | os.PathLike[str], progress: bool = True, steps: int = ST
             steps=steps,
             members=MEMBERS,
             seed=0,
-            record_every=max(1, steps // 40),
+            record=max(1, steps // 40),
             out=folder / f"depth-{depth:02d}",
             progress=progress,
         )
@@ -83,11 +83,9 @@ def run_demo(out: str | os.PathLike[str], progress: bool = True, steps: int = ST
         MLP([digits.d_in, *[50] * 5, digits.d_out], bias=False, init=5e-3),
         digits,
         steps=ESCAPE_STEPS,
-        optimizer="gd",
-        lr=0.005,
-        schedule="normalized",
         seed=0,
-        record_every=max(1, ESCAPE_STEPS // 120),
+        optimizer=GradientDescent(lr=0.005, schedule="normalized"),
+        record=max(1, ESCAPE_STEPS // 120),
         out=folder / "digits",
         progress=progress,
     )

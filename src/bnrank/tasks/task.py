@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bnrank._core import validation
 
-__all__ = ["MissingDataError", "Task", "Truth", "signs"]
+__all__ = ["MissingDataError", "Task", "Truth", "as_task", "signs"]
 
 LOSSES = ("mse", "cross_entropy", "logistic")
 
@@ -139,6 +139,21 @@ class Task:
     def d_out(self) -> int:
         """Number of outputs a network for this task needs."""
         return int(self.classes or 0) if self.loss == "cross_entropy" else self.y.shape[1]
+
+
+def as_task(task: object) -> Task:
+    """Return a task; a tuple (x, y) or (x, y, loss) becomes one, with the squared error unless a loss is given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is neither, or the data do not fit the loss.
+    """
+    if isinstance(task, tuple) and len(task) in (2, 3):
+        return Task(task[0], task[1], loss=task[2] if len(task) == 3 else "mse")
+    if not isinstance(task, Task):
+        raise TypeError(f"task: got {validation.describe(task)}, expected a bnrank.tasks.Task or a tuple (x, y)")
+    return task
 
 
 def signs(y: object, name: str) -> Tensor:

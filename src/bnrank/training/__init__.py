@@ -2,8 +2,24 @@
 
 from bnrank.training.gradient_flow import Flow, flow
 from bnrank.training.grid import sweep
+from bnrank.training.options import Adam, GradientDescent, Limits, Record, Save, SkipPlateau, Solver, Stop
 from bnrank.training.run import Run
 from bnrank.training.trainer import train
 from bnrank.training.watching import Watcher
 
-__all__ = ["Flow", "Run", "Watcher", "flow", "sweep", "train"]
+__all__ = [
+    "Adam",
+    "Flow",
+    "GradientDescent",
+    "Limits",
+    "Record",
+    "Run",
+    "Save",
+    "SkipPlateau",
+    "Solver",
+    "Stop",
+    "Watcher",
+    "flow",
+    "sweep",
+    "train",
+]

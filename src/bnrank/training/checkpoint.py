@@ -38,7 +38,7 @@ def write(folder: Path, tensors: dict[str, Tensor], about: dict[str, Any], setti
         ) from error
 
 
-def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], Settings] | None:
+def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]] | None:
     """Return tensors, status and settings of the folder's checkpoint, None without one.
 
     Raises
@@ -56,6 +56,8 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], Settings] | N
             if metadata.get("format") != FORMAT:
                 raise ValueError(f"out: {str(path)!r} is not a checkpoint of this version of bnrank; {remedy}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, json.loads(metadata["about"]), Settings.from_json(metadata["settings"])
+            settings = json.loads(metadata["settings"])
+            settings["network"], settings["data"]  # noqa: B018
+            return tensors, json.loads(metadata["about"]), settings
     except (SafetensorError, OSError, AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"out: {str(path)!r} is damaged or is not a checkpoint ({error}); {remedy}") from error

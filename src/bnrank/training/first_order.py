@@ -13,10 +13,9 @@ from torch.optim.adam import adam
 from bnrank.training.losses import squared_norm
 from bnrank.training.workers import Workers
 
-__all__ = ["SCHEDULES", "Adam", "GradientDescent", "Objective", "Optimizer"]
+__all__ = ["EnsembleAdam", "EnsembleDescent", "Objective", "Optimizer"]
 
 SMALL = 1 << 20  # parameters of an ensemble below which sharing out an update costs more than it gains
-SCHEDULES = ("constant", "cosine", "linear", "normalized")
 
 
 class Objective(Protocol):
@@ -70,7 +69,7 @@ class Optimizer(Protocol):
         """Go on with some of the members, whose rows are in a new objective."""
 
 
-class GradientDescent:
+class EnsembleDescent:
     """theta <- theta - eta (dC/dtheta + 2 lambda theta), with a step size and a ridge per member.
 
     Parameters
@@ -160,7 +159,7 @@ class GradientDescent:
         self.time[member] += rate
 
 
-class Adam(GradientDescent):
+class EnsembleAdam(EnsembleDescent):
     """Adam (Kingma and Ba 2015; beta = 0.9, 0.999, eps = 1e-8) on C + lambda ||theta||^2: L2 coupled, not AdamW.
 
     The update is PyTorch's fused one, a single pass over the parameters.

@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -26,35 +26,34 @@ from bnrank._core.files import prepare_folder, write_atomically
 from bnrank._version import __version__
 from bnrank.networks import MLP
 from bnrank.tasks import Task
+from bnrank.tasks.task import as_task
 from bnrank.training.checkpoint import NAME as CHECKPOINT
+from bnrank.training.options import Record
 from bnrank.training.settings import OPTIMIZERS, digest
 from bnrank.training.trainer import train
 
 __all__ = ["sweep"]
 
 RESULT = "result.nc"
-OPTIONS = [name for name in inspect.signature(train).parameters if name not in ("net", "task", "watch")]
+OPTIONS = [name for name in inspect.signature(train).parameters if name not in ("net", "task", "out", "progress")]
 SCALARS = ("loss", "cost", "parameter_norm", "gradient_norm", "balance_residual", "steps")
 
 
 def sweep(
-    task: Task,
+    task: Task | tuple[Any, ...],
     *,
     depths: Sequence[int],
-    widths: Sequence[int] = (100,),
-    sizes: Sequence[int] | None = None,
     ridges: Sequence[float] = (1e-3,),
     seeds: Sequence[int] = (0,),
-    slope: float = 0.0,
-    bias: bool = True,
-    init: str | float = "he",
-    out: str | os.PathLike[str] | None = None,
+    grid: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
     processes: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    device: str | torch.device = "cpu",
     progress: bool = True,
     **options: Any,
 ) -> xr.Dataset:
-    """Train MLPs of every depth, width, number of samples, ridge and seed of a grid.
+    """Return results of MLPs trained for every depth, ridge and seed, and every width and sample size of a grid.
 
     Runs that differ in ridge and seed alone are members of one ensemble; the ensembles run on an executor. An ensemble
     that is stored in ``out`` already is not run again; one that failed there is tried again. In a script, call this
@@ -62,29 +61,31 @@ def sweep(
 
     Parameters
     ----------
-    task : Task
-        Data and loss.
-    depths, widths : sequence of int
-        L, and the common width of the hidden layers.
-    sizes : sequence of int, optional
-        Numbers of training samples, the first so many of the task's; all of them without it.
+    task : Task or tuple
+        Data and loss; (x, y) for the squared error, or (x, y, loss).
+    depths : sequence of int
+        L.
     ridges : sequence of float
         lambda.
     seeds : sequence of int
         Seeds of the initial draws.
-    slope, bias, init
-        As in `bnrank.MLP`.
-    out : path, optional
-        Folder for the results: a run folder per ensemble (`Run.open` reads it), named by the hash of all that decides
-        it. A killed sweep goes on from the checkpoints there.
+    grid : mapping, optional
+        "width": common widths of the hidden layers (default [100]); "size": numbers of training samples, taken from the
+        start (default: all); "slope", "bias", "init": one value for all networks, as in `bnrank.MLP`.
     executor : concurrent.futures.Executor, optional
-        Where to run the ensembles. Without it a pool of processes that share out PyTorch's threads, one thread each.
+        Where to run the ensembles. Default: a pool of processes that share PyTorch's threads, one thread each.
     processes : int, optional
-        Size of that pool; by default as many as there are threads, at most one per ensemble. 1 runs them here.
+        Size of that pool. Default: the number of threads, at most one per ensemble. 1 runs the ensembles in this
+        process.
+    out : path, optional
+        Folder for the results: a run folder per ensemble (`Run.open` reads it), named by the hash of its settings. A
+        killed sweep resumes from the checkpoints there.
+    device : str
+        Where to train.
     progress : bool
         Show a progress bar.
     **options
-        Passed to :func:`bnrank.train`: steps, optimizer, lr, record_every, ...
+        Passed to :func:`bnrank.train`: steps, optimizer, batch_size, dtype, record.
 
     Returns
     -------
@@ -92,7 +93,7 @@ def sweep(
         Over (depth, width, size, ridge, seed): ``loss``, ``cost``, ``parameter_norm``, ``gradient_norm``,
         ``balance_residual``, ``steps``, ``status``, ``error`` (empty unless status is "failed") and ``run`` (the run's
         folder in ``out``); and ``weight_singular_values`` with (layer, index) besides, NaN where a network has no such
-        layer. Attribute ``ran`` says how many ensembles were trained rather than found in ``out``.
+        layer. Attribute ``ran`` is the number of ensembles that were trained rather than found in ``out``.
 
     Raises
     ------
@@ -103,32 +104,35 @@ def sweep(
     --------
     >>> import bnrank
     >>> task = bnrank.tasks.low_rank_map(n=40)
-    >>> grid = bnrank.sweep(task, depths=[2, 3], widths=[8], ridges=[1e-3, 1e-2], steps=3, processes=1, progress=False)
-    >>> dict(grid.loss.sizes)
+    >>> results = bnrank.sweep(
+    ...     task, depths=[2, 3], ridges=[1e-3, 1e-2], grid={"width": [8]}, steps=3, processes=1, progress=False
+    ... )
+    >>> dict(results.loss.sizes)
     {'depth': 2, 'width': 1, 'size': 1, 'ridge': 2, 'seed': 1}
     """
-    if not isinstance(task, Task):
-        raise TypeError(f"task: got {validation.describe(task)}, expected a bnrank.tasks.Task")
+    task, grid = as_task(task), dict(grid or {})
     axes: dict[str, list[Any]] = {
         "depth": _axis(depths, "depths", 1),
-        "width": _axis(widths, "widths", 1),
-        "size": _axis([task.n] if sizes is None else sizes, "sizes", 2),
-        "ridge": _reals(ridges, "ridges"),
+        "width": _axis(grid.pop("width", [100]), "width", 1),
+        "size": _axis(grid.pop("size", [task.n]), "size", 2),
+        "ridge": _axis(ridges, "ridges", 0.0),
         "seed": _axis(seeds, "seeds", 0),
     }
     if max(axes["size"]) > task.n:
-        raise ValueError(f"sizes: got {max(axes['size'])}, expected at most the number of samples, {task.n}")
-    clash = {"members", "ridge", "seed", "out", "resume", "progress"} & set(options)
-    if clash:
-        raise ValueError(f"options: got {', '.join(sorted(clash))}, which the grid decides; use ridges, seeds and out")
-    if "watch" in options:
-        raise ValueError("options: got 'watch', but the runs of a grid go on side by side; watch one of bnrank.train")
-    unknown = set(options) - set(OPTIONS)
-    if unknown:
-        name = sorted(unknown)[0]
-        raise TypeError(f"options: got {name!r}, which train does not have{validation.suggest(name, OPTIONS)}")
-    validation.choice(options.get("optimizer", "auto"), "optimizer", OPTIMIZERS)
-    network = {"slope": validation.slope(slope), "bias": bool(bias), "init": init}
+        raise ValueError(f"size: got {max(axes['size'])}, expected at most the number of samples, {task.n}")
+    for name in grid:
+        validation.choice(name, "grid", ("width", "size", "slope", "bias", "init"))
+    network: dict[str, Any] = {"slope": validation.slope(grid.get("slope", 0.0)), "bias": bool(grid.get("bias", True))}
+    network |= {"init": grid.get("init", "he"), "device": str(device)}
+    for name in options:
+        if name in ("members", "ridge", "seed"):
+            raise ValueError(f"options: got {name!r}, which the grid decides; use ridges and seeds")
+        if name not in OPTIONS:
+            raise TypeError(f"options: got {name!r}, which train does not have{validation.suggest(name, OPTIONS)}")
+    if isinstance(options.get("record"), Record) and options["record"].watch is not None:
+        raise ValueError("watch: the runs of a grid go on side by side; watch one of bnrank.train")
+    if isinstance(options.get("optimizer"), str):
+        validation.choice(options["optimizer"], "optimizer", OPTIMIZERS)
     groups = [
         _Group(depth, width, size, tuple(axes["ridge"]), tuple(axes["seed"]), network, options)
         for depth, width, size in itertools.product(axes["depth"], axes["width"], axes["size"])
@@ -165,7 +169,9 @@ def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -
     pairs = list(itertools.product(group.ridges, group.seeds))
     try:
         part = replace(task, x=task.x[: group.size], y=task.y[: group.size])
-        net = MLP([task.d_in, *[group.width] * (group.depth - 1), task.d_out], **group.network)
+        network, device = dict(group.network), group.network["device"]
+        del network["device"]
+        net = MLP([task.d_in, *[group.width] * (group.depth - 1), task.d_out], **network).to(device)
         ridge, seed = [r for r, _ in pairs], [s for _, s in pairs]
         run = train(net, part, ridge=ridge, seed=seed, out=folder, progress=False, **group.options)
         if "interrupted" in run.summary.status.values:
@@ -293,18 +299,15 @@ def _assemble(groups: list[_Group], task: Task, folder: Path, axes: dict[str, li
     return xr.Dataset(variables, coords, attrs={"task": task.name, "ran": ran})
 
 
-def _axis(values: Sequence[int], name: str, minimum: int) -> list[int]:
+def _axis(values: Any, name: str, minimum: float) -> list[Any]:
+    """Return the distinct integers, or the numbers where ``minimum`` is a float, of one axis of the grid."""
+    integers = isinstance(minimum, int)
     values = values.tolist() if isinstance(values, np.ndarray) else values
     if not isinstance(values, list | tuple | range) or not len(values):
-        raise ValueError(f"{name}: got {validation.describe(values)}, expected a list of integers")
-    result = [validation.integer(value, f"{name}[{i}]", minimum) for i, value in enumerate(values)]
+        kind = "integers" if integers else "numbers"
+        raise ValueError(f"{name}: got {validation.describe(values)}, expected a list of {kind}")
+    check = validation.integer if integers else validation.number
+    result = [check(value, f"{name}[{i}]", minimum) for i, value in enumerate(values)]  # type: ignore[arg-type]
     if len(set(result)) != len(result):
         raise ValueError(f"{name}: got {result}, expected every value once")
     return result
-
-
-def _reals(values: Sequence[float], name: str) -> list[float]:
-    values = values.tolist() if isinstance(values, np.ndarray) else values
-    if not isinstance(values, list | tuple) or not len(values):
-        raise ValueError(f"{name}: got {validation.describe(values)}, expected a list of numbers")
-    return [validation.number(value, f"{name}[{i}]", 0.0) for i, value in enumerate(values)]

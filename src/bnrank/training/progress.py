@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bnrank.training.settings import Settings
+from bnrank.training.settings import TrainSettings
 
 __all__ = ["bar", "interruptions"]
 
@@ -41,7 +41,7 @@ def interruptions() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def bar(progress: bool, settings: Settings, step: int) -> Iterator[Callable[[int, float], None]]:
+def bar(progress: bool, settings: TrainSettings, step: int) -> Iterator[Callable[[int, float], None]]:
     """Show a progress bar with the least loss, or nothing."""
     if not progress:
         yield lambda step, loss: None

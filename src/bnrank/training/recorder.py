@@ -70,11 +70,18 @@ class Recorder:
         self.rows: dict[str, list[Tensor]] = {name: [] for name in (*SERIES, "weight_singular_values")}
 
     def record(
-        self, step: int, active: list[int], theta: Tensor, loss: Tensor, ridge: Tensor, gradient_norm: Tensor
+        self,
+        step: int,
+        active: list[int],
+        theta: Tensor,
+        loss: Tensor,
+        ridge: Tensor,
+        gradient_norm: Tensor,
+        spectra: bool = True,
     ) -> dict[str, Tensor]:
-        """Add a row for the active members and return it, each entry (members,), NaN for the others."""
+        """Add a row for the active members, with or without singular values; return it, NaN for other members."""
         row = {name: torch.full((self.members,), torch.nan, dtype=torch.float64) for name in SERIES}
-        spectra = torch.full(
+        measured = torch.full(
             (self.members, len(self.layers), self.top_k), torch.nan, dtype=torch.float64, device=theta.device
         )
         norms = torch.stack([squared_norm(r) for r in theta]).cpu()
@@ -91,15 +98,15 @@ class Recorder:
                 row["balance_residual"][member] = balance.between(
                     mine[::step_], mine[1::2] if step_ == 2 else []
                 ).residual
-            for number, (_, index, spectrum) in enumerate(self.layers):
+            for number, (_, index, spectrum) in enumerate(self.layers if spectra else []):
                 values = spectrum(mine[index])
-                spectra[member, number, : len(values)] = values
+                measured[member, number, : len(values)] = values
 
         self.workers.share([functools.partial(measure, i, member) for i, member in enumerate(active)])
         self.steps.append(step)
         for name, values in row.items():
             self.rows[name].append(values)
-        self.rows["weight_singular_values"].append(spectra.cpu())
+        self.rows["weight_singular_values"].append(measured.cpu())
         return row
 
     def state(self) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from bnrank._core import validation
 from bnrank._core.files import atomic_path, prepare_folder, write_atomically
 from bnrank.networks.files import blueprint, build
 from bnrank.networks.mlp import MLP
-from bnrank.training.settings import Settings, by_hand
+from bnrank.training.settings import TrainSettings, by_hand
 
 __all__ = ["Run", "summarize"]
 
@@ -39,7 +39,7 @@ class Run:
         steps done), "converged" (a stopping criterion met), "stalled" (no descent found, in the end along the gradient:
         a kink of the loss, or rounding), "diverged" (a loss that is not finite; the parameters are those of the last
         row in which it was) or "interrupted".
-    settings : Settings
+    settings : TrainSettings
         What the run was made of.
     seconds : float
         Wall time of training.
@@ -57,7 +57,7 @@ class Run:
 
     history: xr.Dataset
     summary: xr.Dataset
-    settings: Settings
+    settings: TrainSettings
     seconds: float
     net: nn.Module
     parameters: Tensor
@@ -132,7 +132,7 @@ class Run:
         try:
             with safe_open(path, framework="pt") as file:
                 metadata, parameters = file.metadata(), file.get_tensor("parameters")
-            settings, about = Settings.from_json(metadata["settings"]), json.loads(metadata["about"])
+            settings, about = TrainSettings.from_json(json.loads(metadata["settings"])), json.loads(metadata["about"])
             seconds, plan = about["seconds"], about["network"]
             history, summary = (
                 xr.load_dataset(folder / name, engine="h5netcdf") for name in ("history.nc", "summary.nc")

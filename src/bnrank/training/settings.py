@@ -6,7 +6,7 @@ import copy
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,46 +19,86 @@ from bnrank.networks import MLP
 from bnrank.networks.functional import is_plain_mlp, unwrap
 from bnrank.networks.stack import Drawn
 from bnrank.tasks import Task
-from bnrank.training.first_order import SCHEDULES
 from bnrank.training.objective_module import refuse_untrainable
+from bnrank.training.options import Adam, GradientDescent, Record, Stop
 
-__all__ = ["OPTIMIZERS", "Settings", "Start", "by_hand", "digest", "starting_points"]
+__all__ = [
+    "OPTIMIZERS",
+    "Settings",
+    "Start",
+    "TrainSettings",
+    "by_hand",
+    "check_batch_size",
+    "check_dtype",
+    "common",
+    "device_of",
+    "digest",
+    "starting_points",
+]
 
 OPTIMIZERS = ("auto", "adam", "gd", "lbfgs", "kfac-lbfgs", "adam+lbfgs", "adam+kfac-lbfgs")
 DRAWN = (MLP, Drawn)  # networks that can be drawn anew, by their method reset
-LEARNING_RATES = {"adam": 3e-3, "gd": 1e-2}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that decides what a run computes; plain values, stored with it as JSON.
+    """Everything that decides what a computation gives; plain values, stored with it as JSON.
 
     Attributes
     ----------
-    network, task, loss : str
-        What is trained on what, in words, and the loss.
+    network, loss : str
+        The network and the loss, in words.
     data, start : str
         SHA-256 of the data and of the initial parameters.
+    """
+
+    network: str
+    loss: str
+    data: str
+    start: str
+    batch_size: int | None
+    dtype: str
+    device: str
+    record_every: int
+    spectra_every: int
+    top_k: int
+
+    def to_json(self) -> str:
+        """Return the settings as JSON text."""
+        return json.dumps(asdict(self), indent=1)
+
+    def differences(self, stored: Mapping[str, Any]) -> list[str]:
+        """Name what keeps a computation with stored settings from continuing with these."""
+        hashes = {"data": "other data", "start": "other initial parameters"}
+        mine: dict[str, Any] = json.loads(self.to_json())
+        return [
+            hashes.get(key, f"{key}: {stored.get(key)!r} there, {value!r} here")
+            for key, value in mine.items()
+            if stored.get(key) != value and key not in self.may_differ()
+        ]
+
+    def may_differ(self) -> tuple[str, ...]:
+        """Return the settings that a resumed computation may change."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(Settings):
+    """The settings of a training run.
+
+    Attributes
+    ----------
     ridge, lr, seeds : tuple
         One entry per member; lr is empty where the optimizer chooses its own steps.
     """
 
-    network: str
     task: str
-    loss: str
-    data: str
-    start: str
     ridge: tuple[float, ...]
     lr: tuple[float, ...]
     seeds: tuple[int, ...]
     optimizer: str
     schedule: str
     steps: int
-    batch_size: int | None
-    dtype: str
-    device: str
-    record_every: int
-    top_k: int
     stop_gradient: float
     stop_balance: float
 
@@ -67,32 +107,15 @@ class Settings:
         """Number of members."""
         return len(self.ridge)
 
-    def to_json(self) -> str:
-        """Return the settings as JSON text."""
-        return json.dumps(asdict(self), indent=1)
-
     @classmethod
-    def from_json(cls, text: str) -> Settings:
-        """Read back what :meth:`to_json` wrote."""
-        values: dict[str, Any] = json.loads(text)
-        for name, value in values.items():
-            values[name] = tuple(value) if isinstance(value, list) else value
-        return cls(**values)
+    def from_json(cls, values: Mapping[str, Any]) -> TrainSettings:
+        """Return settings that were stored as JSON."""
+        read: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in values.items()}
+        return cls(**read)
 
-    def differences(self, other: Settings) -> list[str]:
-        """Name what keeps a run with these settings from going on as a run with others.
-
-        A run may be made longer, unless its step size depends on its length.
-        """
-        mine, theirs = asdict(self), asdict(other)
-        if self.schedule in ("constant", "normalized"):
-            mine.pop("steps")
-        hashes = {"data": "other data", "start": "other initial parameters"}
-        return [
-            hashes.get(key, f"{key}: {theirs[key]!r} there, {value!r} here")
-            for key, value in mine.items()
-            if theirs[key] != value
-        ]
+    def may_differ(self) -> tuple[str, ...]:
+        """Return the number of steps, unless the step size depends on it."""
+        return ("steps",) if self.schedule in ("constant", "normalized") else ()
 
     @classmethod
     def create(
@@ -101,133 +124,141 @@ class Settings:
         task: Task,
         *,
         ridge: Any,
-        lr: Any,
-        optimizer: str,
-        schedule: str,
-        steps: int,
+        stop: Stop,
+        optimizer: str | Adam | GradientDescent,
         batch_size: int | None,
         dtype: torch.dtype,
-        device: str,
-        record_every: int,
-        top_k: int,
-        stop_gradient: float,
-        stop_balance: float,
-    ) -> Settings:
-        """Check every argument and fill in what was left open."""
+        record: Record,
+    ) -> TrainSettings:
+        """Return the settings of a run, with defaults filled in."""
         members = len(start.seeds)
-        if batch_size is not None:
-            batch_size = validation.integer(batch_size, "batch_size")
-            if batch_size > task.n:
-                raise ValueError(f"batch_size: got {batch_size}, expected at most the number of samples, {task.n}")
-        optimizer = _optimizer(optimizer, start.net, batch_size)
-        if optimizer in LEARNING_RATES:
-            rates = tuple(
-                validation.per_member(LEARNING_RATES[optimizer] if lr is None else lr, "lr", members, 0.0, strict=True)
-            )
-        elif lr is not None:
-            raise ValueError(f"lr: got {lr}, but {optimizer!r} chooses its own steps; leave lr out or use 'adam'")
-        else:
-            rates = ()
-        schedule = validation.choice(schedule, "schedule", SCHEDULES)
-        if schedule != "constant" and not rates:
-            raise ValueError(f"schedule: got {schedule!r}, but {optimizer!r} chooses its own steps; leave it out")
-        if schedule == "normalized" and optimizer != "gd":
-            raise ValueError(f"schedule: 'normalized' needs optimizer 'gd', got {optimizer!r}")
-        if stop_gradient and batch_size:
-            raise ValueError("stop_gradient: the whole gradient is not computed with mini-batches; leave it at 0")
-        if stop_balance and not by_hand(start.net):
+        check_batch_size(batch_size, task.n)
+        name, options = _optimizer(optimizer, start.net, batch_size)
+        if stop.gradient_norm and batch_size:
+            raise ValueError("gradient_norm: mini-batches do not give the whole gradient; leave it at 0")
+        if stop.balance_residual and not by_hand(start.net):
             raise ValueError(
-                "stop_balance: balancedness (T14) is measured for a bnrank.MLP with all its parameters trained; "
+                "balance_residual: balancedness (T14) is measured for a bnrank.MLP with all its parameters trained; "
                 "leave it at 0"
             )
+        rates = () if options is None else validation.per_member(options.lr, "lr", members, 0.0, strict=True)
         return cls(
-            network=f"{type(start.net).__name__}({start.net.extra_repr()})",
-            task=json.dumps({"name": task.name, **{k: str(v) for k, v in task.settings.items()}}),
+            **common(start.net, (task.x, task.y), [start.theta], dtype, start.device, record.rows(100)),
             loss=task.loss,
-            data=digest(task.x, task.y),
-            start=digest(start.theta),
-            ridge=tuple(validation.per_member(ridge, "ridge", members)),
-            lr=rates,
-            seeds=start.seeds,
-            optimizer=optimizer,
-            schedule=schedule,
-            steps=validation.integer(steps, "steps", 0),
             batch_size=batch_size,
-            dtype=str(dtype).removeprefix("torch."),
-            device=_device(device),
-            record_every=validation.integer(record_every, "record_every"),
-            top_k=validation.integer(top_k, "top_k"),
-            stop_gradient=validation.number(stop_gradient, "stop_gradient", 0.0),
-            stop_balance=validation.number(stop_balance, "stop_balance", 0.0),
+            top_k=record.top_k,
+            task=json.dumps({"name": task.name, **{k: str(v) for k, v in task.settings.items()}}),
+            ridge=tuple(validation.per_member(ridge, "ridge", members)),
+            lr=tuple(rates),
+            seeds=start.seeds,
+            optimizer=name,
+            schedule="constant" if options is None else options.schedule,
+            steps=stop.steps,
+            stop_gradient=stop.gradient_norm,
+            stop_balance=stop.balance_residual,
         )
+
+
+def common(
+    net: nn.Module,
+    data: tuple[Tensor, Tensor],
+    start: Sequence[Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    rows: tuple[int, int],
+) -> dict[str, Any]:
+    """Return the settings that a run and a flow build alike."""
+    return {
+        "network": f"{type(net).__name__}({net.extra_repr()})",
+        "data": digest(*data),
+        "start": digest(*start),
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": str(device),
+        "record_every": rows[0],
+        "spectra_every": rows[1],
+    }
+
+
+def check_batch_size(batch_size: int | None, n: int) -> None:
+    """Raise if mini-batches are larger than the data."""
+    if batch_size is not None and validation.integer(batch_size, "batch_size") > n:
+        raise ValueError(f"batch_size: got {batch_size}, expected at most the number of samples, {n}")
+
+
+def check_dtype(dtype: object) -> None:
+    """Raise if this is no precision to compute in."""
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"dtype: got {dtype}, expected torch.float32 or torch.float64")
+
+
+def device_of(net: nn.Module) -> torch.device:
+    """Return the device of a network's parameters."""
+    return next((p.device for p in net.parameters()), torch.device("cpu"))
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where an ensemble starts: an architecture, every member's parameters as a row, and their seeds."""
+    """The start of an ensemble: an architecture, every member's parameters as a row, their seeds, and the device."""
 
     net: nn.Module
     theta: Tensor
     seeds: tuple[int, ...]
+    device: torch.device
 
 
 def starting_points(
-    net: nn.Module | Callable[..., nn.Module],
-    task: Task,
-    members: int | None,
-    seed: int | Sequence[int] | None,
-    init: Any,
-    settings_per_member: Sequence[Any],
-    batch_size: int | None,
-    dtype: torch.dtype,
+    net: Any, task: Task, members: int | None, seed: Any, per_member: Sequence[Any], batch_size: int | None, dtype: Any
 ) -> Start:
-    """Build every member's initial parameters; see :func:`bnrank.train` for the rules."""
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"dtype: got {dtype}, expected torch.float32 or torch.float64")
-    count = _count_members(members, [seed, init, *settings_per_member])
+    """Return every member's initial parameters; see :func:`bnrank.train` for the rules.
+
+    ``per_member`` holds the settings that may have one value per member.
+    """
+    check_dtype(dtype)
+    nets = list(net) if isinstance(net, list | tuple) else None
+    count = _count_members(members, [seed, nets, *per_member])
+    if nets is not None and len(nets) != count:
+        raise ValueError(f"net: got {len(nets)} networks, expected one, or one per member ({count})")
     batches = [list(range(count))] if batch_size else []  # members of one module differ in the order of their batches
-    if not isinstance(net, nn.Module) and not callable(net):
-        raise TypeError(f"net: got {validation.describe(net)}, expected an nn.Module or a function seed -> nn.Module")
-    if isinstance(net, nn.Module):
-        template = copy.deepcopy(unwrap(net))
-        fresh = (seed is not None and isinstance(template, DRAWN)) or init is not None
-        if fresh and not isinstance(template, DRAWN):
-            raise ValueError(
-                f"init: a {type(template).__name__} cannot be drawn anew; give a function seed -> nn.Module as net"
-            )
-        seeds = _seeds(seed, count, (template.seed or 0) if isinstance(template, DRAWN) else 0)
-        if count > 1 and not isinstance(template, DRAWN) and not _differ([*settings_per_member, *batches]):
+    first = net if nets is None else nets[0]
+    if not isinstance(first, nn.Module) and (nets is not None or not callable(net)):
+        raise TypeError(
+            f"net: got {validation.describe(first)}, expected an nn.Module, a list of them or a function "
+            "seed -> nn.Module"
+        )
+    if isinstance(first, nn.Module):
+        template = unwrap(first)
+        drawn = isinstance(template, DRAWN)
+        own = [(each.seed or 0) if isinstance(each, DRAWN) else 0 for each in map(unwrap, nets or [first])]
+        seeds = _seeds(own if nets is not None and seed is None else seed, count, own[0])
+        if count > 1 and nets is None and not drawn and not _differ([*per_member, *batches]):
             raise ValueError(
                 f"members: got {count} of the same {type(template).__name__} with the same settings, which would be "
-                f"{count} copies of one run; give a function seed -> nn.Module as net"
+                f"{count} copies of one run; give a list of networks or a function seed -> nn.Module as net"
             )
     else:
         seeds = _seeds(seed, count, 0)
         template = _call(net, seeds[0])
         if not isinstance(template, nn.Module):
             raise TypeError(f"net: the function returned {validation.describe(template)}, expected an nn.Module")
-        fresh = init is not None
-        if fresh and not isinstance(template, DRAWN):
-            raise ValueError(f"init: a {type(template).__name__} draws its own parameters; leave init out")
+    device = device_of(template)
+    template = copy.deepcopy(template).cpu()
     refuse_untrainable(template)
     _check_shapes(template, task)
-    inits = _inits(init, count)
     size = sum(p.numel() for p in template.parameters() if p.requires_grad)
     theta = torch.empty(count, size, dtype=dtype)
     for i, member_seed in enumerate(seeds):
-        if isinstance(net, nn.Module):
-            member = template
-            if isinstance(template, DRAWN) and (fresh or (i > 0 and not _differ(settings_per_member))):
-                member = copy.deepcopy(template).reset(member_seed, inits[i])
-        else:
+        if not isinstance(first, nn.Module):
             member = _call(net, member_seed)
-            if isinstance(member, DRAWN) and init is not None:
-                member.reset(member_seed, inits[i])
+        else:
+            member = template if nets is None else unwrap(nets[i])
+            redrawn = seed is not None or (i > 0 and nets is None and not _differ(per_member))
+            if redrawn and isinstance(member, DRAWN):
+                member = copy.deepcopy(member).reset(member_seed)
         row = torch.cat([p.detach().flatten() for p in member.parameters() if p.requires_grad])
         if len(row) != size:
-            raise ValueError(f"net: seeds {seeds[0]} and {member_seed} gave networks of different sizes")
+            raise ValueError(f"net: members 0 and {i} (seeds {seeds[0]} and {member_seed}) differ in size")
         theta[i] = row
-    return Start(template, theta, tuple(seeds))
+    return Start(template, theta, tuple(seeds), device)
 
 
 def by_hand(net: nn.Module) -> bool:
@@ -247,25 +278,20 @@ def _call(function: Callable[..., nn.Module], seed: int) -> nn.Module:
     return function(seed)
 
 
-def _optimizer(optimizer: str, net: nn.Module, batch_size: int | None) -> str:
-    optimizer = validation.choice(optimizer, "optimizer", OPTIMIZERS)
-    if optimizer == "auto":
-        optimizer = "adam" if batch_size else "adam+kfac-lbfgs" if by_hand(net) else "adam+lbfgs"
-    if batch_size and "lbfgs" in optimizer:
-        raise ValueError(f"optimizer: {optimizer!r} needs the whole gradient; leave batch_size out or use 'adam'")
-    if optimizer.endswith("kfac-lbfgs") and not by_hand(net):
-        raise ValueError(
-            f"optimizer: {optimizer!r} needs a bnrank.MLP with all its parameters trained; use 'adam+lbfgs'"
-        )
-    return optimizer
-
-
-def _device(device: str) -> str:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device: cannot use {device!r}: {str(error).splitlines()[0]}") from error
-    return device
+def _optimizer(optimizer: object, net: nn.Module, batch_size: int | None) -> tuple[str, Adam | GradientDescent | None]:
+    """Return the name of an optimizer and its options, None where it chooses its own steps."""
+    if isinstance(optimizer, Adam):
+        return "adam", optimizer
+    if isinstance(optimizer, GradientDescent):
+        return "gd", optimizer
+    name = validation.choice(optimizer, "optimizer", OPTIMIZERS)
+    if name == "auto":
+        name = "adam" if batch_size else "adam+kfac-lbfgs" if by_hand(net) else "adam+lbfgs"
+    if batch_size and "lbfgs" in name:
+        raise ValueError(f"optimizer: {name!r} needs the whole gradient; leave batch_size out or use 'adam'")
+    if name.endswith("kfac-lbfgs") and not by_hand(net):
+        raise ValueError(f"optimizer: {name!r} needs a bnrank.MLP with all its parameters trained; use 'adam+lbfgs'")
+    return name, Adam() if name == "adam" else GradientDescent() if name == "gd" else None
 
 
 def _count_members(members: int | None, values: Sequence[Any]) -> int:
@@ -282,15 +308,6 @@ def _seeds(seed: int | Sequence[int] | None, count: int, default: int) -> tuple[
         return tuple(validation.integer(s, f"seed[{i}]", 0) for i, s in enumerate(entries))
     first = default if seed is None else validation.integer(seed, "seed", 0)
     return tuple(first + i for i in range(count))
-
-
-def _inits(init: Any, count: int) -> list[Any]:
-    values = _entries(init)
-    if values is None:
-        return [init] * count
-    if len(values) != count:
-        raise ValueError(f"init: got {len(values)} values, expected one or one per member ({count})")
-    return values
 
 
 def _entries(value: Any) -> list[Any] | None:

@@ -12,24 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
-from bnrank._core.files import discard_partial, prepare_folder
 from bnrank._version import __version__
 from bnrank.tasks import Task
+from bnrank.tasks.task import as_task
 from bnrank.training import checkpoint
 from bnrank.training.batches import BatchOrder
-from bnrank.training.first_order import Adam, GradientDescent, Optimizer
+from bnrank.training.first_order import EnsembleAdam, EnsembleDescent, Optimizer
 from bnrank.training.kronecker import KroneckerCurvature
 from bnrank.training.losses import squared_norm
 from bnrank.training.objective_mlp import MLPObjective
 from bnrank.training.objective_module import ModuleObjective
+from bnrank.training.options import Adam, GradientDescent, Record, Save, Stop, given
 from bnrank.training.progress import bar, interruptions
 from bnrank.training.quasi_newton import LBFGS
 from bnrank.training.recorder import Recorder
 from bnrank.training.run import Run, summarize
-from bnrank.training.settings import Settings, Start, by_hand, starting_points
+from bnrank.training.settings import Start, TrainSettings, by_hand, starting_points
 from bnrank.training.warm_start import WarmStarted
-from bnrank.training.watching import Watcher, check, tell
+from bnrank.training.watching import Watcher, tell
 from bnrank.training.workers import Workers
 
 __all__ = ["train"]
@@ -38,94 +38,65 @@ ALIGNMENT = 64  # bytes; the last bits of BLAS' products depend on where data be
 
 
 def train(
-    net: nn.Module | Callable[..., nn.Module],
-    task: Task,
+    net: nn.Module | Sequence[nn.Module] | Callable[..., nn.Module],
+    task: Task | tuple[Any, ...],
     *,
     ridge: float | Sequence[float] = 0.0,
-    steps: int = 5000,
-    optimizer: str = "auto",
-    lr: float | Sequence[float] | None = None,
+    steps: int | Stop = 5000,
     members: int | None = None,
     seed: int | Sequence[int] | None = None,
-    init: str | float | Sequence[str | float] | None = None,
+    optimizer: str | Adam | GradientDescent = "auto",
     batch_size: int | None = None,
-    schedule: str = "constant",
     dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
-    record_every: int = 100,
-    top_k: int = 10,
-    stop_gradient: float = 0.0,
-    stop_balance: float = 0.0,
-    checkpoint_every: int | None = None,
-    out: str | os.PathLike[str] | None = None,
-    resume: bool = True,
+    record: int | Record = 100,
+    out: str | os.PathLike[str] | Save | None = None,
     progress: bool = True,
-    watch: Watcher | None = None,
 ) -> Run:
-    r"""Train an ensemble of networks of one architecture on C(f_theta) + lambda ||theta||^2.
+    r"""Return an ensemble of networks of one architecture, trained on C(f_theta) + lambda ||theta||^2.
 
     C is (1/N) sum_i ||f(x_i) - y_i||^2, the mean cross-entropy (docs/theory.md), or the logistic loss
     (1/N) sum_i log(1 + exp(-y_i f(x_i))); the ridge lambda is part of the loss (coupled L2) and acts on weights and
-    biases alike. A member of an ensemble of MLPs has, bit by bit on one
-    machine, the run it would have alone; of any other module to rounding, about 1e-6 relative per step in float32.
+    biases alike. On one machine a member of an ensemble of MLPs is bitwise identical to its solo run; a member of an
+    ensemble of other modules agrees to rounding, about 1e-6 relative per step in float32.
 
     Parameters
     ----------
-    net : nn.Module or function seed -> nn.Module
-        What to train; it is copied, never changed. A function is called with each member's seed. Of an MLP, a residual
-        or convolutional network of `bnrank.networks`, or a `Stack`, without ``seed``, member 0 starts from the
-        parameters it has and the others from draws with the seeds that follow its own; if ridge or lr differ from
-        member to member, all start from the parameters it has. With ``seed`` all members are drawn anew. Any other
-        module is started from its own parameters.
-    task : Task
-        Data and loss.
+    net : nn.Module, list of nn.Module, or function seed -> nn.Module
+        The networks; they are copied, never changed, and trained on their device. A function is called with each
+        member's seed; of a list, each member starts from one. Of an MLP, a residual or convolutional network of
+        `bnrank.networks`, or a `Stack`, without ``seed``, member 0 starts from the parameters it has and the others
+        from draws with the seeds that follow its own; if ridge or lr differ from member to member, all start from the
+        parameters it has. With ``seed`` all members are redrawn with the network's own init. Any other module is
+        started from its own parameters.
+    task : Task or tuple
+        Data and loss; (x, y) for the squared error, or (x, y, loss).
     ridge : float or sequence
         lambda >= 0, one for all or one per member.
-    steps : int
-        Evaluations of cost and gradient: an update each for Adam and gradient descent, a trial of a line search for
-        L-BFGS. 0 only records the start.
-    optimizer : {"auto", "adam+kfac-lbfgs", "adam+lbfgs", "kfac-lbfgs", "lbfgs", "adam", "gd"}
-        "kfac-lbfgs" is L-BFGS in the metric of Kronecker-factored curvature (MLPs); "adam+" puts 200 steps of Adam in
-        front, which a network drawn anew needs and a trained one does not. "auto" is "adam+kfac-lbfgs" for MLPs,
-        "adam+lbfgs" for other modules, and "adam" with mini-batches.
-    lr : float or sequence, optional
-        Step size for "adam" (default 3e-3) and "gd" (default 1e-2), one for all or one per member.
+    steps : int or Stop
+        Evaluations of cost and gradient; `Stop` adds criteria that end members earlier.
     members : int, optional
-        Size of the ensemble; without it the length of the longest sequence given, else 1.
+        Size of the ensemble. Default: the length of the longest sequence given, else 1.
     seed : int or sequence, optional
-        Seed of member 0, the others following by one, or one per member. Decides the initial draw and the order of
-        mini-batches.
-    init : "he" or float or sequence, optional
-        Overrides the network's own init, one for all or one per member.
+        Seed of member 0, with consecutive seeds for the others, or one per member. Decides the initial draw and the
+        order of mini-batches.
+    optimizer : {"auto", "adam+kfac-lbfgs", "adam+lbfgs", "kfac-lbfgs", "lbfgs", "adam", "gd"}, Adam or GradientDescent
+        "kfac-lbfgs" is L-BFGS in the metric of Kronecker-factored curvature (MLPs); "adam+" precedes it with 200 steps
+        of Adam, which a newly drawn network needs and a trained one does not. "auto" is "adam+kfac-lbfgs" for MLPs,
+        "adam+lbfgs" for other modules, and "adam" with mini-batches. `Adam` and `GradientDescent` set step sizes and
+        schedules.
     batch_size : int, optional
-        Mini-batches of so many samples in shuffled epochs; all samples at once without it. The recorded cost is then
-        the mean over the batches since the row before, and the gradient norm is given for the last row only.
-    schedule : {"constant", "cosine", "linear", "normalized"}
-        How the step size of "adam" and "gd" goes over ``steps``; "normalized" ("gd" only) is
-        lr ||theta|| / ||gradient||: gradient flow in a time in which plateaus are short (T35).
+        Mini-batch size (reshuffled every epoch). Default: full batch. With mini-batches the recorded cost is the mean
+        over the batches since the row before, and the gradient norm is given for the last row only.
     dtype : torch.float32 or torch.float64
-        Precision to train in.
-    device : str
-        Where to train.
-    record_every : int
-        Steps between rows of ``history``.
-    top_k : int
-        Singular values recorded per linear layer.
-    stop_gradient, stop_balance : float
-        A member is "converged", and stops, once at a recorded step the norm of its gradient is below the one and its
-        balance residual (T14) below the other; 0 leaves a criterion out.
-    checkpoint_every : int, optional
-        Steps between checkpoints; a twentieth of ``steps`` without it.
-    out : path, optional
-        Folder for checkpoints and results. A killed run loses at most the steps since its last checkpoint.
-    resume : bool
-        Go on from the checkpoint in ``out`` to the same trajectory, or return the run at once if it is complete. False
-        overwrites it.
+        Precision of the training.
+    record : int or Record
+        Steps between rows of ``history``; `Record` also sets the singular values per layer and a watcher.
+    out : path or Save, optional
+        Folder for checkpoints and results. A killed run loses at most the steps since its last checkpoint; the next
+        call with the same arguments continues from there, or returns a complete run at once. `Save` sets the steps
+        between checkpoints, and can overwrite.
     progress : bool
         Show a progress bar.
-    watch : object with a method ``observe``, optional
-        Called for every member at every recorded step at which its loss is finite, with its parameters and gradient:
-        see :class:`bnrank.training.Watcher`. It changes nothing of the run.
 
     Returns
     -------
@@ -143,45 +114,28 @@ def train(
     >>> import bnrank
     >>> task = bnrank.tasks.low_rank_map(n=100, rank=2, seed=0)
     >>> net = bnrank.MLP([20, 30, 30, 20])
-    >>> run = bnrank.train(net, task, ridge=1e-3, steps=20, members=3, seed=0, record_every=10, progress=False)
+    >>> run = bnrank.train(net, task, ridge=1e-3, steps=20, members=3, seed=0, record=10, progress=False)
     >>> dict(run.history.loss.sizes)
     {'member': 3, 'step': 3}
     >>> bool(run.history.loss[0, -1] < run.history.loss[0, 0])
     True
     """
-    if not isinstance(task, Task):
-        raise TypeError(f"task: got {validation.describe(task)}, expected a bnrank.tasks.Task")
-    check(watch)
+    task, stop, rows = as_task(task), given(Stop, steps), given(Record, record)
+    save = None if out is None else given(Save, out)
     if task.n < 2:
         raise ValueError("task: got 1 sample, expected at least 2")
-    start = starting_points(net, task, members, seed, init, [ridge, lr], batch_size, dtype)
-    settings = Settings.create(
-        start,
-        task,
-        ridge=ridge,
-        lr=lr,
-        optimizer=optimizer,
-        schedule=schedule,
-        steps=steps,
-        batch_size=batch_size,
-        dtype=dtype,
-        device=str(device),
-        record_every=record_every,
-        top_k=top_k,
-        stop_gradient=stop_gradient,
-        stop_balance=stop_balance,
+    lr = getattr(optimizer, "lr", None)
+    start = starting_points(net, task, members, seed, [ridge, lr], batch_size, dtype)
+    settings = TrainSettings.create(
+        start, task, ridge=ridge, stop=stop, optimizer=optimizer, batch_size=batch_size, dtype=dtype, record=rows
     )
-    if checkpoint_every is None:
-        checkpoint_every = max(1, steps // 20)
-    checkpoint_every = validation.integer(checkpoint_every, "checkpoint_every")
-    folder = None if out is None else prepare_folder(out)
-    if folder is not None:
-        discard_partial(folder)
-    with Workers(None if str(device) == "cpu" else 1) as workers:
-        trainer = _Trainer(start, task, settings, workers, watch)
-        if folder is not None and resume:
+    folder = None if save is None else save.folder()
+    every = save.checkpoint_every if save is not None and save.checkpoint_every else max(1, stop.steps // 20)
+    with Workers(None if settings.device == "cpu" else 1) as workers:
+        trainer = _Trainer(start, task, settings, workers, rows.watch)
+        if folder is not None and save is not None and save.resume:
             trainer.resume(folder)
-        run = trainer.run(folder, checkpoint_every, progress)
+        run = trainer.run(folder, every, progress)
     if folder is not None:
         run.save(folder)
     return run
@@ -191,7 +145,7 @@ class _Trainer:
     """The loop: evaluate, record, stop, move, save."""
 
     def __init__(
-        self, start: Start, task: Task, settings: Settings, workers: Workers, watch: Watcher | None = None
+        self, start: Start, task: Task, settings: TrainSettings, workers: Workers, watch: Watcher | None = None
     ) -> None:
         self.start, self.task, self.settings, self.workers, self.watch = start, task, settings, workers, watch
         self.failure: Exception | None = None  # of the watcher
@@ -224,7 +178,7 @@ class _Trainer:
     def _make_optimizer(self) -> Optimizer:
         settings, objective = self.settings, self.objective
         if settings.lr:
-            kind = Adam if settings.optimizer == "adam" else GradientDescent
+            kind = EnsembleAdam if settings.optimizer == "adam" else EnsembleDescent
             rates = torch.tensor(settings.lr, dtype=torch.float64)[self.active]
             return kind(objective, self.ridge[self.active], rates, settings.steps, settings.schedule)
         metrics: Any = None
@@ -301,7 +255,9 @@ class _Trainer:
             loss = recent[:, 0] / recent[:, 1] + self.ridge[self.active] * norms
             gradient_norm = torch.full_like(loss, torch.nan)
         self.recent.zero_()
-        row = self.recorder.record(self.step, self.active, point, loss, self.ridge[self.active], gradient_norm)
+        spectra = last or self.step % self.settings.spectra_every == 0
+        ridge = self.ridge[self.active]
+        row = self.recorder.record(self.step, self.active, point, loss, ridge, gradient_norm, spectra)
         done: dict[int, str] = {}
         criteria = [("gradient_norm", self.settings.stop_gradient), ("balance_residual", self.settings.stop_balance)]
         for i, member in enumerate(self.active):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bnrank.training.first_order import Adam, Objective
+from bnrank.training.first_order import EnsembleAdam, Objective
 from bnrank.training.quasi_newton import LBFGS
 
 __all__ = ["WarmStarted"]
@@ -32,12 +32,12 @@ class WarmStarted:
 
     def __init__(self, objective: Objective, ridge: Tensor, then: LBFGS) -> None:
         rates = torch.full((objective.members,), LR, dtype=torch.float64)
-        self.first = Adam(objective, ridge, rates, STEPS, "constant")
+        self.first = EnsembleAdam(objective, ridge, rates, STEPS, "constant")
         self.then = then
         self.moves = torch.zeros(1, dtype=torch.int64)
 
     @property
-    def current(self) -> Adam | LBFGS:
+    def current(self) -> EnsembleAdam | LBFGS:
         """Whichever it is the turn of."""
         return self.first if int(self.moves) < STEPS else self.then
 

@@ -8,14 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bnrank._core import validation
 from bnrank.training.first_order import Optimizer
 
-__all__ = ["Watcher", "check", "tell"]
+__all__ = ["Watcher", "tell"]
 
 
 class Watcher(Protocol):
-    """What ``bnrank.train(..., watch=)`` and ``bnrank.flow(..., watch=)`` call at every row they record.
+    """What ``bnrank.train`` and ``bnrank.flow`` with ``record=Record(watch=...)`` call at every row they record.
 
     A watcher changes nothing of a run: not its bits, its settings nor its checkpoints, so that a run may be resumed
     with another one or with none. Rows from before a resume are not shown again.
@@ -56,12 +55,6 @@ class Watcher(Protocol):
         member : int
             Its number in the ensemble.
         """
-
-
-def check(watch: object) -> None:
-    """Raise TypeError if this is no watcher; None is fine."""
-    if watch is not None and (isinstance(watch, type) or not callable(getattr(watch, "observe", None))):
-        raise TypeError(f"watch: got {validation.describe(watch)}, expected an object with a method observe")
 
 
 def tell(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bnrank.training import Adam
+
 __all__ = ["FEW", "Budget", "budget", "folds_of"]
 
 FEW = 30  # rows, below which only linear maps are fitted
@@ -47,11 +49,11 @@ class Budget:
     shallow: int = 0
 
     @property
-    def optimizer(self) -> dict[str, object]:
+    def optimizer(self) -> str | Adam:
         """Arguments of the trainer: few steps are best spent on Adam alone, with larger and then falling steps."""
         if self.steps <= 200:
-            return {"optimizer": "adam", "lr": 1e-2, "schedule": "cosine"}
-        return {"optimizer": "adam+kfac-lbfgs"}
+            return Adam(1e-2, "cosine")
+        return "adam+kfac-lbfgs"
 
 
 def budget(n: int, d_in: int, d_out: int, most: int) -> Budget:

@@ -23,7 +23,7 @@ from bnrank.discovery.estimators.linear import LinearFit, best_linear, linear_ma
 from bnrank.discovery.estimators.path import Data, Fit, Path, explore, finished, train_members
 from bnrank.discovery.estimators.polishing import polish
 from bnrank.networks.mlp import MLP
-from bnrank.training import train
+from bnrank.training import Record, train
 
 __all__ = ["Evidence", "Model", "between_inputs", "count_from", "few_rows", "investigate", "learn"]
 
@@ -260,10 +260,9 @@ def _on_all_rows(net: MLP, data: Data, ridge: float) -> MLP:
         net,
         data.task(),
         ridge=ridge,
-        optimizer="kfac-lbfgs",
         steps=LAST_STEPS,
-        record_every=LAST_STEPS,
-        top_k=1,
+        optimizer="kfac-lbfgs",
+        record=Record(every=LAST_STEPS, top_k=1),
         progress=False,
     )
     trained = finished(run)

@@ -18,7 +18,7 @@ from bnrank.measures import bottleneck
 from bnrank.measures.spectra import weight_singular_values
 from bnrank.networks.mlp import MLP
 from bnrank.tasks import Task
-from bnrank.training import Run, train
+from bnrank.training import Record, Run, Stop, train
 
 __all__ = ["Data", "Fit", "Path", "apart", "center_logits", "explore", "finished", "train_members"]
 
@@ -246,13 +246,11 @@ def train_members(
         net,
         task,
         ridge=list(ridges),
+        steps=Stop(plan.steps, gradient_norm=1e-3),
         seed=list(seeds),
-        steps=plan.steps,
-        record_every=max(min(plan.steps, 100), 1),
-        top_k=1,
-        stop_gradient=1e-3,
+        record=Record(every=max(min(plan.steps, 100), 1), top_k=1),
         progress=False,
-        **plan.optimizer,  # type: ignore[arg-type]
+        optimizer=plan.optimizer,
     )
     fits = []
     for i, ridge in enumerate(ridges):

@@ -8,7 +8,7 @@ from torch import nn
 from bnrank.discovery.estimators.coordinates import coordinates
 from bnrank.discovery.estimators.path import Data, finished
 from bnrank.networks.mlp import MLP, from_layers
-from bnrank.training import train
+from bnrank.training import Record, train
 
 __all__ = ["polish"]
 
@@ -27,7 +27,9 @@ def polish(net: MLP, data: Data, layer: int, k: int, ridge: float, steps: int) -
     task = data.task()
     split = coordinates(net, task.x, layer, k)
     both = nn.Sequential(split.encoder.float(), split.decoder.float())
-    run = train(both, task, ridge=ridge, steps=steps, optimizer="lbfgs", record_every=steps, top_k=1, progress=False)
+    run = train(
+        both, task, ridge=ridge, steps=steps, optimizer="lbfgs", record=Record(every=steps, top_k=1), progress=False
+    )
     trained = finished(run)
     assert isinstance(trained, nn.Sequential)
     g, h = trained[0], trained[1]

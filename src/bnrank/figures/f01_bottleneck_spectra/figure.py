@@ -27,7 +27,7 @@ def make(folder: Path, progress: bool, *, rank: int, depth: int, width: int, mem
         steps=steps,
         members=members,
         seed=0,
-        record_every=max(1, steps // 50),
+        record=max(1, steps // 50),
         out=folder,
         progress=progress,
     )

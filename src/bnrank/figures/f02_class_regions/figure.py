@@ -17,7 +17,7 @@ from bnrank.measures.regions import ClassRegions, tripoints
 from bnrank.networks import MLP
 from bnrank.reporting import Section
 from bnrank.tasks import Task, s_shapes
-from bnrank.training import train
+from bnrank.training import Adam, train
 
 __all__ = ["FIGURE", "Classifier", "agreement", "claims", "look", "make"]
 
@@ -218,7 +218,7 @@ def make(
     task = s_shapes(samples, n_test=samples)
     found, same = [], {}
     for depth, steps_plain in zip(depths, steps, strict=True):
-        net = MLP([task.d_in, *[width] * (depth - 1), task.d_out])
+        net = MLP([task.d_in, *[width] * (depth - 1), task.d_out], init=init)
         networks: dict[float, list[MLP]] = {}
         start: dict[int, MLP] = {}
         for value in (0.0, ridge):
@@ -227,12 +227,9 @@ def make(
                 task,
                 ridge=value,
                 steps=steps_ridge if value else steps_plain,
-                optimizer="kfac-lbfgs" if value else "adam",
-                lr=None if value else 3e-3,
-                schedule="constant" if value else "cosine",
+                optimizer="kfac-lbfgs" if value else Adam(3e-3, "cosine"),
                 members=len(seeds),
                 seed=list(seeds),
-                init=None if value else init,
                 out=folder / f"depth-{depth}{'-l2' if value else ''}",
                 progress=progress,
             )

@@ -16,7 +16,7 @@ from bnrank.measures.spectra import effective_rank
 from bnrank.networks import MLP
 from bnrank.tasks import Task, autoencoder, distances_to_polyline, handwritten_digits, mnist, planar_curve, polyline
 from bnrank.theory.symmetry import projection
-from bnrank.training import Run, train
+from bnrank.training import Adam, Run, train
 
 __all__ = ["RTOL", "OfCurve", "OfImages", "curve_runs", "image_runs", "image_task"]
 
@@ -143,7 +143,7 @@ def curve_runs(
             steps=steps,
             members=nets,
             seed=nets * curve,
-            record_every=max(1, steps // 10),
+            record=max(1, steps // 10),
             out=out / f"curve-{curve}-depth-{depth}",
             progress=progress,
         )
@@ -213,13 +213,11 @@ def image_runs(
         task,
         ridge=ridge,
         steps=steps,
-        optimizer="adam",
-        lr=lr,
-        schedule="cosine",
-        batch_size=batch,
         members=nets,
         seed=0,
-        record_every=max(1, steps // 10),
+        optimizer=Adam(lr=lr, schedule="cosine"),
+        batch_size=batch,
+        record=max(1, steps // 10),
         out=out / f"images-depth-{depth}",
         progress=progress,
     )

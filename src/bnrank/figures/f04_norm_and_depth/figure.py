@@ -29,12 +29,11 @@ def make(
     runs = sweep(
         task,
         depths=list(depths),
-        widths=[width],
         ridges=[RIDGE],
-        seeds=list(range(seeds)),
-        init=init,
         steps=steps,
-        record_every=max(1, steps // 20),
+        seeds=list(range(seeds)),
+        grid={"width": [width], "init": init},
+        record=max(1, steps // 20),
         out=folder,
         progress=progress,
     )

@@ -133,7 +133,13 @@ def make(
     descent = rank_one_factorization(dimension, rate, noise, seed)
     net = MLP([task.d_in, *[width] * (depth - 1), task.d_out], seed=seed)
     run = train(
-        net, task, ridge=ridge, steps=steps, record_every=max(1, steps // 50), out=folder / "network", progress=progress
+        net,
+        task,
+        ridge=ridge,
+        steps=steps,
+        record=max(1, steps // 50),
+        out=folder / "network",
+        progress=progress,
     )
     learned = learn(
         cast(MLP, run.network(0)),

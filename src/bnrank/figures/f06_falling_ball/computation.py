@@ -149,10 +149,10 @@ def follow(
             task,
             ridge=each,
             steps=count,
-            optimizer="auto" if stage == 1 else "lbfgs",
             members=members,
             seed=seed,
-            record_every=max(1, count // 50),
+            optimizer="auto" if stage == 1 else "lbfgs",
+            record=max(1, count // 50),
             out=out / f"{stage}",
             progress=progress,
         )

@@ -206,10 +206,10 @@ def network_errors(
         net,
         task,
         ridge=list(ridges),
+        steps=steps,
         members=len(ridges),
         seed=[0] * len(ridges),
-        steps=steps,
-        record_every=every,
+        record=every,
         out=folder,
         progress=progress,
     )

@@ -119,7 +119,7 @@ def _network(
     net = MLP([task.d_in, *[width] * (depth - 1), task.d_out])
     ridge = 0.05 / depth
     every = max(1, steps // 20)
-    run = train(net, task, ridge=ridge, steps=steps, seed=0, record_every=every, out=folder, progress=progress)
+    run = train(net, task, ridge=ridge, steps=steps, seed=0, record=every, out=folder, progress=progress)
     trained, (x, y) = run.network(), held_out(task)
     with torch.no_grad():
         error, cost = relative_error(trained(x), y), relative_error(trained(task.x), task.y)

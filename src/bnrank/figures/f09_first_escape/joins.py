@@ -19,6 +19,7 @@ from bnrank.figures.harness.figure import Claim
 from bnrank.networks import MLP, from_layers
 from bnrank.tasks import Task
 from bnrank.theory.escape import join_rate
+from bnrank.training import Limits, Record, Solver
 from bnrank.training.gradient_flow import flow
 
 __all__ = ["Chain", "Exits", "chain", "claims", "draw", "measure", "surrounded"]
@@ -133,15 +134,11 @@ def measure(task: Task, depth: int, scales: Sequence[float], step: float = 0.4, 
     for scale in scales:
         run = flow(
             surrounded(saddle, scale, seed=seed + 1),
-            "mse",
-            saddle.x,
-            saddle.y,
+            (saddle.x, saddle.y),
             math.log(1 / scale) / kappa,
-            method="euler",
-            step=step,
-            record_every=20,
-            top_k=2,
-            max_networks=2,
+            solver=Solver("euler", step=step),
+            record=Record(every=20, top_k=2),
+            limits=Limits(max_networks=2),
         )
         values = run.history["weight_singular_values"].values[0]
         second, first = values[:, 0, 1], values[:, 0, 0]

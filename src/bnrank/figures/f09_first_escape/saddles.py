@@ -19,6 +19,7 @@ from bnrank.networks import MLP
 from bnrank.reporting import Section, plots
 from bnrank.tasks import Task
 from bnrank.theory.escape import FirstEscape, first_escape, output_gradient
+from bnrank.training import Limits, Record, SkipPlateau, Solver
 from bnrank.training.gradient_flow import Flow, Row, flow
 
 __all__ = ["Part", "claims", "clearness", "descend", "grown", "ratio", "rows", "second_exit", "stages"]
@@ -58,23 +59,13 @@ def descend(
     every = max(1, math.ceil(time / step / records))
     wide = width > 128
     return flow(
-        MLP([task.d_in, *[width] * (depth - 1), task.d_out], bias=False, init=init, seed=seed),
-        "cross_entropy",
-        task.x,
-        task.y,
-        t_after=time,
-        method="euler",
-        step=step,
-        batch_size=min(batch_size, task.n),
-        skip_plateau=True,
-        negligible=NEGLIGIBLE,
-        seed=seed,
+        MLP([task.d_in, *[width] * (depth - 1), task.d_out], bias=False, init=init, seed=seed).to(device),
+        (task.x, task.y, "cross_entropy"),
+        solver=Solver("euler", step=step, batch_size=min(batch_size, task.n), seed=seed),
+        plateau=SkipPlateau(handover_rtol=NEGLIGIBLE, t_after=time),
         dtype=torch.float32,
-        device=device,
-        record_every=every,
-        spectra_every=every * (12 if wide else 1),
-        max_networks=2,
-        stop=_low,
+        record=Record(every=every, spectra_every=every * (12 if wide else 1)),
+        limits=Limits(stop=_low, max_networks=2),
         out=folder,
         progress=progress,
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 from bnrank.measures import plateaus, spectra
 from bnrank.networks import MLP, from_layers
 from bnrank.tasks import handwritten_digits
+from bnrank.training import Limits, Record, SkipPlateau
 from bnrank.training.gradient_flow import Flow, flow
 
 __all__ = [
@@ -183,17 +184,11 @@ def staircase(net: MLP, task: Reduced, modes: int, skip: bool) -> Staircase:
     level = float((s[modes:] ** 2).sum()) + 0.01 * float(s[modes - 1] ** 2)
     path = flow(
         net,
-        "mse",
-        task.x,
-        task.y,
-        skip_plateau=skip,
-        record_every=EVERY,
-        spectra_every=SPECTRA,
-        max_networks=100_000,
-        max_evaluations=400_000,
-        stop=_after(level),
-        t_after=LONG if skip else None,
-        t_end=None if skip else LONG,
+        (task.x, task.y),
+        None if skip else LONG,
+        plateau=SkipPlateau(t_after=LONG) if skip else None,
+        record=Record(every=EVERY, spectra_every=SPECTRA),
+        limits=Limits(stop=_after(level), max_evaluations=400_000, max_networks=100_000),
     )
     maps = np.stack([end_to_end(own) for own in path.networks])
     seen = np.einsum("ik,tij,kj->tk", u, maps, vt)

@@ -17,6 +17,7 @@ from bnrank.tasks import Task, two_digits
 from bnrank.theory.invariants import Tail, tail
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.finding import find
+from bnrank.training import Limits, Record, Solver
 from bnrank.training.gradient_flow import Flow, flow
 
 __all__ = ["ARCHITECTURES", "Course", "Steps", "Watched", "centered", "descend", "follow", "images", "network", "slope"]
@@ -204,16 +205,11 @@ def follow(
     watched = Watched([q for q in find(net, x[:2]) if q.kind != "pair"])
     path = flow(
         net,
-        "logistic",
-        x,
-        y,
-        t_end=time,
-        rtol=rtol,
-        kinks=kinks,
-        time="arc",
-        record_every=5,
-        max_networks=160,
-        watch=watched,
+        (x, y, "logistic"),
+        time,
+        solver=Solver(rtol=rtol, kink_rtol=kinks, time="arc"),
+        record=Record(every=5, watch=watched),
+        limits=Limits(max_networks=160),
         progress=progress,
     )
     end = tail(net, x[:2])
@@ -300,18 +296,18 @@ def descend(
     x, y = task.x.double(), task.y.double()
     quantities = [q for q in find(net, x[:2]) if q.kind in ("vertex", "matrix")]
 
-    def run(**options: Any) -> Watched:
+    def run(solver: Solver) -> Watched:
         watched = Watched(quantities)
-        flow(net, "logistic", x, y, t_end=time, watch=watched, max_networks=2, **options)
+        flow(net, (x, y, "logistic"), time, solver=solver, record=Record(watch=watched), limits=Limits(max_networks=2))
         return watched
 
-    exact = run(rtol=1e-8, kinks=kinks)
+    exact = run(Solver(rtol=1e-8, kink_rtol=kinks))
     integral = exact.integral()
     names = [q.name for q in quantities]
     square = {name: exact.of_gradient[name][0] for name in names}
     made: list[dict[str, list[float]]] = [{name: [] for name in names} for _ in range(4)]
     for size in sizes:
-        taken = run(method="euler", step=size, relative=1e9)
+        taken = run(Solver("euler", step=size, max_relative_step=1e9))
         for name in names:
             first, last = (taken.values[name][row] - taken.values[name][0] for row in (1, -1))
             for norms, left, change, expected in (

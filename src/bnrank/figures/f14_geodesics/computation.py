@@ -20,7 +20,7 @@ from bnrank.networks import MLP, LinearNetwork
 from bnrank.networks.constructions import completely_positive, diverging_geodesic, linear
 from bnrank.tasks import Task, low_rank_map
 from bnrank.theory.cost.two_point import two_point
-from bnrank.training import train
+from bnrank.training import Stop, train
 
 __all__ = [
     "Family",
@@ -195,11 +195,10 @@ def lines(folder: Path, progress: bool, depth: int, width: int, ridge: float, st
             LinearNetwork([4, *[width] * (depth - 1), 4], bias=False),
             Task(x, x @ a.T, loss="mse", name="linear map"),
             ridge=ridge,
-            steps=steps,
+            steps=Stop(steps, gradient_norm=1e-12),
             seed=0,
             dtype=torch.float64,
-            record_every=50,
-            stop_gradient=1e-12,
+            record=50,
             out=folder / f"linear{word.replace(', ', '-').replace(' ', '-')}",
             progress=progress,
         )
@@ -274,7 +273,7 @@ def trained(
             steps=count,
             members=members,
             seed=first,
-            record_every=max(1, count // 20),
+            record=max(1, count // 20),
             out=folder / f"depth-{depth}",
             progress=progress,
         )

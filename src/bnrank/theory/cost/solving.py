@@ -269,11 +269,11 @@ class _Training:
             member if self.members else self.net,
             self.task,
             ridge=ridges,
-            optimizer="kfac-lbfgs" if self.members else "auto",
-            seed=seeds,
             steps=self.steps,
+            seed=seeds,
+            optimizer="kfac-lbfgs" if self.members else "auto",
             dtype=torch.float64,
-            record_every=self.steps,
+            record=self.steps,
             progress=False,
         )
         for i, seed in enumerate(seeds):

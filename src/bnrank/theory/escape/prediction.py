@@ -87,7 +87,7 @@ def first_escape(
     >>> import bnrank
     >>> x, y = torch.tensor([[1.0], [0.5]]).double(), torch.tensor([[2.0], [1.0]]).double()
     >>> net = bnrank.networks.from_layers([torch.tensor([[1e-3]]), torch.tensor([[1e-3]]), torch.tensor([[1e-3]])])
-    >>> flow = bnrank.flow(net, "mse", x, y, t_after=20.0, skip_plateau=True)
+    >>> flow = bnrank.flow(net, (x, y), plateau=bnrank.training.SkipPlateau(t_after=20.0))
     >>> found = first_escape(flow, x, bnrank.escape.output_gradient("mse", y))
     >>> abs(found.predicted / found.seen - 1) < 0.02
     True

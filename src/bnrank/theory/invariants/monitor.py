@@ -72,7 +72,8 @@ class Monitor:
         monitor = bnrank.invariants.Monitor(net, x[:2])
         monitor.attach(optimizer)
 
-    and ``watch=monitor`` for :func:`bnrank.train` and :func:`bnrank.flow`, where each recorded row is one here.
+    and ``record=Record(watch=monitor)`` for :func:`bnrank.train` and :func:`bnrank.flow`, where each recorded row is one
+    here.
     Quantities of kind "pair" are left out: they are conserved only where activation patterns agree.
     A row costs a pass over the weights for Q(theta) and one for Q(Delta'), and a copy of them unless it is SGD.
     ``time`` is the sum of the learning rates of the optimizer's first parameter group.
@@ -254,7 +255,7 @@ class Monitor:
         ridge: float = 0.0,
         member: int = 0,
     ) -> None:
-        """Record a row of a member from named parameters: what ``watch=`` of bnrank.train and bnrank.flow calls.
+        """Record a row of a member from named parameters: what `bnrank.train` and `bnrank.flow` call.
 
         With ``lr`` and ``time`` the step that follows is taken as one of gradient descent; with ``time`` alone it is a
         flow, for which the ridge makes Q decay as exp(-4 lambda t) and there is no part of the step; without ``time``

@@ -14,13 +14,13 @@ from torch import Tensor
 from bnrank.training.batches import BatchOrder
 from bnrank.training.gradient_flow.costs import Cost
 from bnrank.training.gradient_flow.origin import Origin
-from bnrank.training.gradient_flow.plan import Plan
-from bnrank.training.gradient_flow.record import Record
+from bnrank.training.gradient_flow.plan import FlowSettings
+from bnrank.training.gradient_flow.record import Kept
 from bnrank.training.gradient_flow.result import Handover, Row
 from bnrank.training.gradient_flow.steppers import EXPLICIT, Euler, Explicit, Implicit, Move, StalledError
 from bnrank.training.gradient_flow.systems import Plateau, Rate, TrueFlow, norm
 
-__all__ = ["Driver", "Limits"]
+__all__ = ["Driver", "Ends"]
 
 ENOUGH = 1.1  # growth of ||theta|| left before the hand-over below which it is done at once
 AIM = 0.98  # share of it that a step aims at
@@ -33,7 +33,7 @@ FIRST = 0.01  # length of the first step, relative to ||theta||
 
 
 @dataclass(frozen=True)
-class Limits:
+class Ends:
     """When to stop, none of which changes what is computed until then."""
 
     t_end: float
@@ -48,11 +48,11 @@ class Driver:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: FlowSettings,
         cost: Cost,
         origin: Origin | None,
-        record: Record,
-        limits: Limits,
+        record: Kept,
+        limits: Ends,
         theta: Tensor,
         watch: Callable[[Row, Tensor, Tensor | None], None] | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class Driver:
         self.theta = theta
         if origin is not None:
             radius = norm(theta)
-            if origin.exceeds(theta, math.log(radius), self._batch(), plan.negligible):
+            if origin.exceeds(theta, math.log(radius), self._batch(), plan.handover_rtol):
                 self._hand_over(theta, math.log(radius), at_once=True)
             else:
                 self.plateau = origin.plateau
@@ -175,11 +175,11 @@ class Driver:
     def _advance_plateau(self, plateau: Plateau) -> None:
         origin, batch = self.origin, self._batch()
         assert origin is not None
-        room = origin.room(self.theta, plateau.log_radius, batch, self.plan.negligible)
+        room = origin.room(self.theta, plateau.log_radius, batch, self.plan.handover_rtol)
         if room < ENOUGH:
             self._leave(plateau)
             return
-        longest = math.log(min(AIM * room, self.plan.growth))
+        longest = math.log(min(AIM * room, self.plan.max_growth))
         stepper = self._on_plateau(self.stepper)
         left = self.limits.t_end - self.time
         before = self.theta
@@ -189,7 +189,7 @@ class Driver:
         move = self._move(plateau, stepper, longest, self.time, left, ease)
         size = norm(move.theta)
         log_radius = plateau.log_radius + math.log(size)
-        if origin.exceeds(move.theta, log_radius, batch, self.plan.negligible):  # the outputs grew faster: discarded
+        if origin.exceeds(move.theta, log_radius, batch, self.plan.handover_rtol):  # the outputs grew faster: discarded
             self.theta = before
             self.h = 0.5 * move.tau
             if room < NEAR or self.h < SHORTEST:
@@ -341,7 +341,7 @@ class Driver:
         return self.theta if self.plateau is None else self.theta * math.exp(self.plateau.log_radius)
 
 
-def _stepper(method: str, plan: Plan) -> Any:
+def _stepper(method: str, plan: FlowSettings) -> Any:
     if method == "euler":
-        return Euler(plan.step, plan.relative)
-    return Explicit(method, plan.rtol, plan.kinks) if method in EXPLICIT else Implicit(method, plan.rtol)
+        return Euler(plan.step, plan.max_relative_step)
+    return Explicit(method, plan.rtol, plan.kink_rtol) if method in EXPLICIT else Implicit(method, plan.rtol)

@@ -42,12 +42,12 @@ class Origin:
         if not self.size > 0:
             raise ValueError("x: got zeros only, whose outputs are zero whatever the parameters")
         if not norm(theta) > 0:
-            raise ValueError("skip_plateau: got a network of zero parameters, which is the saddle itself")
+            raise ValueError("plateau: got a network of zero parameters, which is the saddle itself")
         whole = None if math.isinf(self.lipschitz) else torch.zeros(1, 1, dtype=torch.int64, device=cost.x.device)
         sample = cost.outputs(theta, whole)
         self.zero = sample.new_zeros(len(cost.x), *sample.shape[1:], dtype=torch.float64)
         if not norm(cost.at_outputs(self.zero).flatten()) > 0:
-            raise ValueError("skip_plateau: G, the gradient of the loss at zero outputs, is zero; there is no escape")
+            raise ValueError("plateau: G, the gradient of the loss at zero outputs, is zero; there is no escape")
         self.plateau = Plateau(cost, depth, self._scale(sample.double()))
 
     def _scale(self, sample: Tensor) -> float:
@@ -80,19 +80,19 @@ class Origin:
         outputs = self.plateau.outputs(theta, log_radius, batch)
         return self._ratio(outputs, batch), norm(outputs.flatten())
 
-    def exceeds(self, theta: Tensor, log_radius: float, batch: Tensor | None, negligible: float) -> bool:
+    def exceeds(self, theta: Tensor, log_radius: float, batch: Tensor | None, handover_rtol: float) -> bool:
         """Say whether the criterion is not met; by the bound where that is enough."""
-        return self._ratio_bound(log_radius, batch) > negligible < self.criterion(theta, log_radius, batch)
+        return self._ratio_bound(log_radius, batch) > handover_rtol < self.criterion(theta, log_radius, batch)
 
-    def room(self, theta: Tensor, log_radius: float, batch: Tensor | None, negligible: float) -> float:
-        """Return by how much ||theta|| may grow in this direction before the criterion reaches ``negligible``.
+    def room(self, theta: Tensor, log_radius: float, batch: Tensor | None, handover_rtol: float) -> float:
+        """Return by how much ||theta|| may grow in this direction before the criterion reaches ``handover_rtol``.
 
         By the bound where it leaves a factor 100, else by the outputs and the homogeneity of degree L.
         """
         ratio = self._ratio_bound(log_radius, batch)
-        if not ratio * 100**self.depth <= negligible:
+        if not ratio * 100**self.depth <= handover_rtol:
             ratio = self.criterion(theta, log_radius, batch)
-        return (negligible / ratio) ** (1 / self.depth) if ratio > 0 else math.inf
+        return (handover_rtol / ratio) ** (1 / self.depth) if ratio > 0 else math.inf
 
     def _ratio_bound(self, log_radius: float, batch: Tensor | None) -> float:
         reference = self._reference(batch)

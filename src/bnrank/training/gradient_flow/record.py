@@ -15,11 +15,12 @@ from scipy.sparse.linalg import svds
 from torch import Tensor, nn
 
 from bnrank._version import __version__
+from bnrank.training.gradient_flow.plan import FlowSettings
 from bnrank.training.gradient_flow.result import Row
 from bnrank.training.recorder import SERIES, Recorder
 from bnrank.training.workers import Workers
 
-__all__ = ["Record"]
+__all__ = ["Kept"]
 
 LARGE = 300  # of the smaller side of a matrix; above, a few singular values come from Lanczos iterations
 
@@ -36,7 +37,7 @@ COLUMNS = {
 }
 
 
-class Record:
+class Kept:
     """Rows of a flow, with singular values at some and the parameters at others.
 
     Parameters
@@ -61,12 +62,11 @@ class Record:
         net: nn.Module,
         example: Tensor,
         shapes: list[tuple[int, ...]],
-        top_k: int,
-        spectra_every: int,
-        most: int,
+        plan: FlowSettings,
         workers: Workers,
     ) -> None:
-        self.net, self.shapes, self.most, self.spectra_every, self.workers = net, shapes, most, spectra_every, workers
+        self.net, self.shapes, self.workers, top_k = net, shapes, workers, plan.top_k
+        self.most, self.spectra_every = plan.max_networks, plan.spectra_every // plan.record_every
         layers = Recorder(net, example, None, 1, top_k, workers)
         self.layers, self.top_k, self.skipped, self.notes = layers.layers, layers.top_k, layers.skipped, layers.notes
         self.spectra: list[tuple[str, int, Callable[[Tensor], Tensor]]] = [

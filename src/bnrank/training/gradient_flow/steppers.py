@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bnrank.training.gradient_flow.systems import Rate, System, norm
 
-__all__ = ["EXPLICIT", "IMPLICIT", "METHODS", "Euler", "Explicit", "Implicit", "Move", "StalledError"]
+__all__ = ["EXPLICIT", "Euler", "Explicit", "Implicit", "Move", "StalledError"]
 
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0
 KINK = 2.0  # order of decrease of the error below which there is a kink
@@ -58,7 +58,6 @@ EXPLICIT = {
     "heun": Tableau(np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([0.5, 0.5]), (np.array([-0.5, 0.5, 0.0]),), 1),
 }
 IMPLICIT = {"lsoda": integrate.LSODA, "bdf": integrate.BDF}
-METHODS = (*EXPLICIT, *IMPLICIT, "euler")
 
 
 class Explicit:
@@ -67,8 +66,9 @@ class Explicit:
     Where a ReLU has its kink the field jumps, and shortening a step makes its error smaller in proportion only: the
     method would crawl, for good where the flow slides along a kink. Such a place is told by this slow decrease. Heun's
     steps are taken there, accepted if h/2 ||v1 - v0|| is at most a tolerance that begins at 10 rtol, for a kink that is
-    just crossed, and doubles with every step up to ``kinks``; now and then the method itself is tried again. Stepping
-    to and fro across a kink does not add up: the sliding flow is followed to first order in the length of the steps.
+    just crossed, and doubles with every step up to ``kink_rtol``; now and then the method itself is tried again.
+    Stepping to and fro across a kink does not add up: the sliding flow is followed to first order in the length of the
+    steps.
 
     Parameters
     ----------
@@ -76,12 +76,12 @@ class Explicit:
         One of `EXPLICIT`.
     rtol : float
         Error of a step: at most so much of ||theta||, and of the time passed where the clock is not tau itself.
-    kinks : float
+    kink_rtol : float
         The tolerance at kinks; 0 for none.
     """
 
-    def __init__(self, method: str, rtol: float, kinks: float) -> None:
-        self.tableau, self.rtol, self.kinks = EXPLICIT[method], rtol, kinks if method != "heun" else 0.0
+    def __init__(self, method: str, rtol: float, kink_rtol: float) -> None:
+        self.tableau, self.rtol, self.kink_rtol = EXPLICIT[method], rtol, kink_rtol if method != "heun" else 0.0
         self.level = 0  # steps taken at kinks; 0 where all is smooth
         self.wait = 0  # steps to take at the kink before the method itself is tried again
         self.returns = 0  # how many times it was tried in vain
@@ -109,7 +109,7 @@ class Explicit:
         while True:
             at_kink = self.wait > 0
             table = EXPLICIT["heun"] if at_kink else self.tableau
-            rtol = min(self.kinks, 10 * self.rtol * 2.0 ** min(self.level, 60)) if at_kink else self.rtol
+            rtol = min(self.kink_rtol, 10 * self.rtol * 2.0 ** min(self.level, 60)) if at_kink else self.rtol
             eased = ease if table.order == 1 else 1.0
             end, clock, rate, error = _attempt(table, rtol, eased, system, theta, first, h, time)
             factor = SAFETY * error ** (-1 / (table.order + 1)) if error > 0 else GROW
@@ -117,7 +117,7 @@ class Explicit:
                 self._accepted(at_kink)
                 factor = min(factor, GROW if before is None else 1.0)
                 return Move(end, h, clock, rate, max(h * factor, wanted if h < wanted and factor >= 1 else 0.0))
-            if self.kinks and not at_kink and self._is_kink(before, h, error):
+            if self.kink_rtol and not at_kink and self._is_kink(before, h, error):
                 before = None
                 continue
             before = (h, error)
@@ -147,10 +147,10 @@ class Explicit:
 
 
 class Euler:
-    """Steps of a fixed length in t, or shorter: none is longer than ``relative`` times ||theta||."""
+    """Steps of a fixed length in t, or shorter: none is longer than ``max_relative_step`` times ||theta||."""
 
-    def __init__(self, step: float, relative: float) -> None:
-        self.step, self.relative = step, relative
+    def __init__(self, step: float, max_relative_step: float) -> None:
+        self.step, self.max_relative_step = step, max_relative_step
 
     def state(self) -> list[int]:
         """Return what the next steps depend on besides the point: nothing."""
@@ -165,7 +165,7 @@ class Euler:
         """Take a step in place."""
         h = min(self.step, longest)
         if first.speed > 0:
-            h = min(h, self.relative * norm(theta) / first.speed)
+            h = min(h, self.max_relative_step * norm(theta) / first.speed)
         theta.add_(first.velocity, alpha=h)
         return Move(theta, h, h * first.clock, None, h)
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bnrank._core.files import atomic_path
-from bnrank.training.gradient_flow.plan import Plan
+from bnrank.training.gradient_flow.plan import FlowSettings
 from bnrank.training.settings import digest
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ class Store:
     ----------
     folder : Path
         Where they are.
-    plan : Plan
+    plan : FlowSettings
         What the flow is made of, stored with them.
     every : int or None
         Steps between checkpoints; about a minute without it.
     """
 
-    def __init__(self, folder: Path, plan: Plan, every: int | None) -> None:
+    def __init__(self, folder: Path, plan: FlowSettings, every: int | None) -> None:
         self.folder, self.plan, self.every = folder, plan, every
         self._last = time.monotonic()
 
@@ -101,7 +101,7 @@ class Store:
         remedy = "move it away, or give resume=False to start anew"
         try:
             tensors, metadata = self._load(path)
-            differences = self.plan.differences(metadata["plan"])
+            differences = self.plan.differences(json.loads(metadata["plan"]))
             about = json.loads(metadata["about"])
             kept = {row: self._load(self._network(row))[0]["theta"] for row in about["kept"]} if not differences else {}
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:

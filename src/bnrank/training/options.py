@@ -1,0 +1,290 @@
+"""Options of `bnrank.train` and `bnrank.flow`, checked when they are made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bnrank._core import validation
+from bnrank._core.files import discard_partial, prepare_folder
+
+__all__ = ["Adam", "GradientDescent", "Limits", "Record", "Save", "SkipPlateau", "Solver", "Stop", "given"]
+
+METHODS = ("rk45", "dop853", "heun", "lsoda", "bdf", "euler")
+ADAPTIVE = METHODS[:3]  # explicit, with error control
+TIMES = ("t", "arc")
+MAX_HANDOVER_RTOL = 0.1  # a gradient that differs from G by more is not nearly G
+T = TypeVar("T")
+
+
+def given(kind: type[T], value: Any) -> T:
+    """Return options of a kind; a plain value is their first field."""
+    return value if isinstance(value, kind) else kind(value)  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class GradientDescent:
+    """Options of gradient descent.
+
+    Attributes
+    ----------
+    lr : float or sequence
+        Step size, one number or one per member.
+    schedule : {"constant", "cosine", "linear", "normalized"}
+        The step size as a function of the step; "cosine" and "linear" fall to 0 over ``steps``. "normalized" is
+        lr ||theta|| / ||gradient||: gradient flow in a time in which plateaus are short (T35).
+    """
+
+    lr: float | Sequence[float] = 1e-2
+    schedule: str = "constant"
+
+    def __post_init__(self) -> None:
+        validation.choice(self.schedule, "schedule", ("constant", "cosine", "linear", "normalized"))
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Options of Adam (Kingma and Ba 2015; beta = 0.9, 0.999, eps = 1e-8) with coupled L2, not AdamW.
+
+    Attributes
+    ----------
+    lr : float or sequence
+        Step size, one number or one per member.
+    schedule : {"constant", "cosine", "linear"}
+        The step size as a function of the step; "cosine" and "linear" fall to 0 over ``steps``.
+    """
+
+    lr: float | Sequence[float] = 3e-3
+    schedule: str = "constant"
+
+    def __post_init__(self) -> None:
+        validation.choice(self.schedule, "schedule", ("constant", "cosine", "linear"))
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The end of a training run.
+
+    Attributes
+    ----------
+    steps : int
+        Evaluations of cost and gradient: an update each for Adam and gradient descent, a trial of a line search for
+        L-BFGS. 0 only records the start.
+    gradient_norm, balance_residual : float
+        A member is "converged", and stops, once at a recorded step the norm of its gradient is below the first and its
+        balance residual (T14) below the second; 0 ignores a criterion.
+    """
+
+    steps: int = 5000
+    gradient_norm: float = 0.0
+    balance_residual: float = 0.0
+
+    def __post_init__(self) -> None:
+        validation.integer(self.steps, "steps", 0)
+        validation.number(self.gradient_norm, "gradient_norm", 0.0)
+        validation.number(self.balance_residual, "balance_residual", 0.0)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Rows of the history.
+
+    Attributes
+    ----------
+    every : int, optional
+        Steps between rows. Default: 100 for `bnrank.train`, 1 for `bnrank.flow`.
+    top_k : int
+        Singular values per layer.
+    spectra_every : int, optional
+        Steps between rows with singular values, a multiple of ``every``; they are NaN in the other rows. Default: every
+        row, or every tenth in a flow where a layer has both sides above 128.
+    watch : object with a method ``observe``, optional
+        Called at every row; see :class:`bnrank.training.Watcher`. It does not change the run.
+    """
+
+    every: int | None = None
+    top_k: int = 10
+    spectra_every: int | None = None
+    watch: Any = None
+
+    def __post_init__(self) -> None:
+        validation.integer(self.top_k, "top_k")
+        for name in ("every", "spectra_every"):
+            if getattr(self, name) is not None:
+                validation.integer(getattr(self, name), name)
+        watch = self.watch
+        if watch is not None and (isinstance(watch, type) or not callable(getattr(watch, "observe", None))):
+            raise TypeError(f"watch: got {validation.describe(watch)}, expected an object with a method observe")
+
+    def rows(self, every: int, rows: int = 1) -> tuple[int, int]:
+        """Return the steps between rows, and between rows with singular values, given their defaults."""
+        every = every if self.every is None else self.every
+        spectra_every = rows * every if self.spectra_every is None else self.spectra_every
+        if spectra_every % every:
+            raise ValueError(f"spectra_every: got {spectra_every}, expected a multiple of every, {every}")
+        return every, spectra_every
+
+
+@dataclass(frozen=True)
+class Save:
+    """A folder for checkpoints and results.
+
+    Attributes
+    ----------
+    out : path
+        The folder; created if necessary.
+    resume : bool
+        Continue from the checkpoint in the folder to the same trajectory; False overwrites it.
+    checkpoint_every : int, optional
+        Steps between checkpoints. Default: a twentieth of the steps of `bnrank.train`, about a minute of `bnrank.flow`.
+    """
+
+    out: str | os.PathLike[str]
+    resume: bool = True
+    checkpoint_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_every is not None:
+            validation.integer(self.checkpoint_every, "checkpoint_every")
+
+    def folder(self) -> Path:
+        """Return the folder, without the remains of a killed process."""
+        folder = prepare_folder(self.out)
+        discard_partial(folder)
+        return folder
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Options of the integrator of `bnrank.flow`.
+
+    Attributes
+    ----------
+    method : {"rk45", "dop853", "heun", "lsoda", "bdf", "euler"}
+        "rk45" and "dop853" are Dormand and Prince's pairs of order 5 and 8 with SciPy's coefficients, "heun" is Heun's
+        method with Euler's for the error; "lsoda" and "bdf" are SciPy's solvers for stiff problems, which build a
+        Jacobian and are for small networks. All measure errors relative to ||theta||. "euler" takes fixed steps.
+    rtol : float, optional
+        Error per step in units of ||theta||. Default: 1e-6 in float64, 1e-4 in float32, 1e-3 for "heun". Heun's error
+        is h/2 ||grad C(theta_1) - grad C(theta_0)||, so that stepping to and fro across a ReLU kink, along which the
+        flow slides, is no error beyond its amplitude.
+    kink_rtol : float, optional
+        "rk45" and "dop853" take Heun's steps with this tolerance, 1e-4, where the gradient jumps (T40's data, say), as
+        error control alone would crawl there; 0 for never. In the middle of a skipped plateau up to 300 times as
+        much is allowed, as far as t is not affected: such errors die away while ||theta|| grows.
+    step : float, optional
+        Length of Euler's steps in t.
+    max_relative_step : float, optional
+        Longest step of "euler" in units of ||theta||, 0.05. On a skipped plateau, Heun's steps with a tolerance of 1
+        percent replace Euler's, both evaluations of a step on the same mini-batch.
+    time : {"t", "arc"}
+        Variable that the true flow is integrated in: t, or the relative arc length u, du = ||d theta|| / ||theta||,
+        suited to saddles from tiny weights on, not to the end at a minimum, where the direction of the gradient is
+        undefined.
+    batch_size, seed : int, optional
+        Stochastic flow, "euler" only: mini-batches in shuffled epochs, whose order is a function of the seed. The
+        hand-over from a skipped plateau is then decided on the batch.
+    """
+
+    method: str = "rk45"
+    rtol: float | None = None
+    kink_rtol: float | None = None
+    step: float | None = None
+    max_relative_step: float | None = None
+    time: str = "t"
+    batch_size: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        method, euler = validation.choice(self.method, "method", METHODS), self.method == "euler"
+        validation.choice(self.time, "time", TIMES)
+        validation.integer(self.seed, "seed", 0)
+        for name, used, where in [
+            ("rtol", True, ""),
+            ("kink_rtol", method in ("rk45", "dop853"), "'rk45' and 'dop853'"),
+            ("step", euler, "'euler'"),
+            ("max_relative_step", euler, "'euler'"),
+        ]:
+            value = getattr(self, name)
+            if value is not None:
+                validation.number(value, name, 0.0, strict=name != "kink_rtol")
+                if not used:
+                    raise ValueError(f"{name}: got {value:g}, which applies to method {where} only, not to {method!r}")
+        if euler and self.step is None:
+            raise ValueError("step: method 'euler' takes steps of a fixed length; give it, step=0.1 for instance")
+        if self.batch_size is not None:
+            validation.integer(self.batch_size, "batch_size")
+            if not euler:
+                raise ValueError(
+                    f"batch_size: error control, as in method {method!r}, means nothing against the noise of "
+                    "mini-batches; use method='euler' with a step"
+                )
+        if self.time == "arc" and method not in ADAPTIVE:
+            raise ValueError(f"time: method {method!r} runs in 't', expected 'rk45', 'dop853' or 'heun' for 'arc'")
+
+
+@dataclass(frozen=True)
+class SkipPlateau:
+    """Options for skipping the plateau around the saddle at the origin, for bias-free MLPs of depth 2 or more.
+
+    Attributes
+    ----------
+    handover_rtol : float
+        The true flow takes over where ||grad C(Y) - G||_F > handover_rtol ||G||_F, at most 0.1.
+    max_growth : float, optional
+        Factor that ||theta|| may grow by in one step on the plateau: 4 for "rk45", 10 for "dop853", 1.5 for "heun". It
+        bounds the error in weights that are too small to count for ``rtol``: 1e-4, 2e-5 and 2e-2 per decade where
+        these grow like a power of ||theta|| between -1/2 and 1.
+    t_after : float, optional
+        End of the flow, counted from the hand-over, which ``t_end`` cannot resolve after a plateau of 1e20. Give one of
+        the two.
+    """
+
+    handover_rtol: float = 1e-4
+    max_growth: float | None = None
+    t_after: float | None = None
+
+    def __post_init__(self) -> None:
+        validation.number(self.handover_rtol, "handover_rtol", 0.0, strict=True)
+        if self.handover_rtol > MAX_HANDOVER_RTOL:
+            raise ValueError(f"handover_rtol: got {self.handover_rtol:g}, expected at most {MAX_HANDOVER_RTOL:g}")
+        if self.max_growth is not None:
+            validation.number(self.max_growth, "max_growth", 1.0, strict=True)
+        if self.t_after is not None:
+            validation.number(self.t_after, "t_after", 0.0, strict=True)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of `bnrank.flow`, checked between steps.
+
+    Attributes
+    ----------
+    stop : callable, optional
+        Called with each recorded `Row`; ends the flow when it returns True.
+    max_evaluations : int, optional
+        Evaluations of cost and gradient.
+    max_minutes : float, optional
+        Wall time.
+    max_networks : int, optional
+        Networks kept, at least 2. Default: 64, or less where they would take more than a gigabyte. When there are
+        more, every other one is dropped.
+    """
+
+    stop: Callable[[Any], bool] | None = None
+    max_evaluations: int | None = None
+    max_minutes: float | None = None
+    max_networks: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.stop is not None and not callable(self.stop):
+            raise TypeError(f"stop: got {validation.describe(self.stop)}, expected a function of a row")
+        if self.max_evaluations is not None:
+            validation.integer(self.max_evaluations, "max_evaluations")
+        if self.max_minutes is not None:
+            validation.number(self.max_minutes, "max_minutes", 0.0, strict=True)
+        if self.max_networks is not None:
+            validation.integer(self.max_networks, "max_networks", 2)
