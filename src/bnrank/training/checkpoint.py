@@ -57,7 +57,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any
                 raise ValueError(f"out: {str(path)!r} is not a checkpoint of this version of bnrank; {remedy}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             settings = json.loads(metadata["settings"])
-            settings["network"], settings["data"]  # noqa: B018
+            settings["network"], settings["data"]
             return tensors, json.loads(metadata["about"]), settings
     except (SafetensorError, OSError, AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"out: {str(path)!r} is damaged or is not a checkpoint ({error}); {remedy}") from error

@@ -72,7 +72,7 @@ class Monitor:
         monitor = bnrank.invariants.Monitor(net, x[:2])
         monitor.attach(optimizer)
 
-    and ``record=Record(watch=monitor)`` for :func:`bnrank.train` and :func:`bnrank.flow`, where each recorded row is one
+    and ``record=Record(watch=monitor)`` for `bnrank.train` and `bnrank.flow`, where each recorded row is one
     here.
     Quantities of kind "pair" are left out: they are conserved only where activation patterns agree.
     A row costs a pass over the weights for Q(theta) and one for Q(Delta'), and a copy of them unless it is SGD.
