@@ -221,12 +221,12 @@ def nearly_low_rank(seed=4, noise=1e-3):
 
 def test_the_tolerance_decides_and_the_error_keeps_to_it():
     net, x = nearly_low_rank(), normal(100, 6)
-    tight, loose = rank.bracket(net, x), rank.bracket(net, x, tolerance=0.05)
+    tight, loose = rank.bracket(net, x), rank.bracket(net, x, output_rtol=0.05)
     assert (tight.lower, tight.upper) == (6, 6)
     assert (loose.lower, loose.upper, loose.domain, loose.jacobian_rank) == (2, 2, "on the data", 6)
     assert 1e-9 < loose.relative_error <= 0.05
     assert_consistent(loose, net, x)
-    uppers = [rank.bracket(net, x, tolerance=t).upper for t in (0.0, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 2.0)]
+    uppers = [rank.bracket(net, x, output_rtol=t).upper for t in (0.0, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 2.0)]
     assert uppers == sorted(uppers, reverse=True)
     assert uppers[0] == 6
     assert uppers[-1] == 0
@@ -245,7 +245,7 @@ def test_it_is_the_least_of_all_cuts_and_dimensions(seed, tolerance):
         return float((cut.rest(mean + (cut.values - mean) @ directions.T @ directions) - f).abs().max())
 
     passing = [(k, cut) for cut in cuts(net, x) for k in range(cut.values.shape[1] + 1) if error(cut, k) <= allowed]
-    found = rank.bracket(net, x, tolerance=tolerance)
+    found = rank.bracket(net, x, output_rtol=tolerance)
     assert found.upper == min(k for k, _ in passing)
     if found.domain == "on the data":
         least = min((error(cut, k), cut.layer, cut.place) for k, cut in passing if k == found.upper)
@@ -277,7 +277,7 @@ def test_the_box_and_segments_find_what_the_samples_miss():
         assert (found.lower, found.upper, found.index) == (2, 2, None)
         assert found.complete == ("box" in search)
         assert_consistent(found, net, x)
-    assert not rank.bracket(net, x, domain="everywhere", box=(-2.0, 2.0), limit=2).complete
+    assert not rank.bracket(net, x, domain="everywhere", box=(-2.0, 2.0), max_regions=2).complete
 
 
 def test_samples_on_kinks_do_not_count():
@@ -299,7 +299,7 @@ def test_functions_that_are_constant_have_rank_0(slope):
     assert (found.lower, found.upper, found.everywhere, found.g(x).unique().tolist()) == (0, 0, 0, [0.0])
     assert_consistent(found, dead, x)
     nothing = make([3, 4, 2], slope, False, init=0.0, dtype=torch.float64)
-    found = rank.bracket(nothing, x, tolerance=0.0)
+    found = rank.bracket(nothing, x, output_rtol=0.0)
     assert (found.lower, found.upper, found.error, found.relative_error) == (0, 0, 0.0, 0.0)
 
 
@@ -327,7 +327,7 @@ def test_float32_comes_back_as_float32_and_nothing_is_changed():
     found = rank.bracket(net.train(), x, segments=3)
     assert all(p.dtype == torch.float32 for n in (found.h, found.g) for p in n.parameters())
     assert (found.lower, found.upper, found.domain) == (3, 3, "everywhere")
-    assert found.tolerance == pytest.approx(1.2e-5, rel=0.01)
+    assert found.output_rtol == pytest.approx(1.2e-5, rel=0.01)
     assert_consistent(found, net, x)
     assert torch.allclose(found.h(found.g(x)), net(x), atol=1e-5)
     assert net.training
@@ -406,7 +406,7 @@ def test_a_trained_network_has_the_rank_of_its_task():
     task = bnrank.tasks.low_rank_map(n=150, d_in=8, d_out=8, latent=4, rank=2, width=20, seed=0)
     net = bnrank.MLP([8, *[30] * 7, 8], seed=0)
     run = bnrank.train(net, task, ridge=3e-3, steps=800, progress=False, seed=0)
-    found = rank.bracket(run.network(0), task.x, tolerance=0.05)
+    found = rank.bracket(run.network(0), task.x, output_rtol=0.05)
     assert (found.lower, found.upper) == (2, 2)
     assert found.relative_error <= 0.05
     assert_consistent(found, run.network(0), task.x)
@@ -416,8 +416,8 @@ def test_errors_name_the_argument():
     net, x = network([2, 3, 2]), normal(5, 2)
     with pytest.raises(ValueError, match=r"domain: got 'date'.*did you mean 'data'"):
         rank.bracket(net, x, domain="date")
-    with pytest.raises(ValueError, match="tolerance: got -1"):
-        rank.bracket(net, x, tolerance=-1.0)
+    with pytest.raises(ValueError, match="output_rtol: got -1"):
+        rank.bracket(net, x, output_rtol=-1.0)
     with pytest.raises(ValueError, match="rtol: got 1"):
         rank.bracket(net, x, 1.0)
     with pytest.raises(ValueError, match=r"segments: got 2 on 1 sample"):

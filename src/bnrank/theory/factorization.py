@@ -1,16 +1,17 @@
-"""Writing a network as f = h o g through a subspace of one of its representations."""
+"""Factorizations f = h o g of a network through a subspace of one of its representations."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from bnrank.networks.chain import as_mlp
+from bnrank._core import linalg
+from bnrank.networks.chain import Chain, as_mlp
 from bnrank.networks.functional import Functional, unwrap
 from bnrank.networks.mlp import MLP, from_layers, leaky_relu
 
@@ -21,7 +22,7 @@ Pair = tuple[nn.Module, nn.Module]
 
 @dataclass(frozen=True)
 class Basis:
-    """An affine subspace of a representation, its points mu + Q z.
+    """An affine subspace of a representation, the points mu + Q z.
 
     Attributes
     ----------
@@ -34,6 +35,18 @@ class Basis:
     directions: Tensor | None
     origin: Tensor
 
+    @property
+    def dimension(self) -> int:
+        """k; n for the whole space."""
+        return len(self.origin) if self.directions is None else self.directions.shape[1]
+
+    @property
+    def columns(self) -> Tensor:
+        """Q, (n, k); the identity for the whole space, a column of zeros for k = 0, as a network needs a neuron."""
+        if self.directions is None:
+            return torch.eye(len(self.origin), dtype=self.origin.dtype, device=self.origin.device)
+        return self.directions if self.dimension else torch.zeros_like(self.origin)[:, None]
+
     def project(self, values: Tensor) -> Tensor:
         """Return the nearest points of the subspace, (N, n), to the rows of values."""
         if self.directions is None:
@@ -43,7 +56,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class Cut:
-    """A place where a network can be cut in two, with what passes there on the data.
+    """A place where a network can be cut in two, with the representation of the data there.
 
     Attributes
     ----------
@@ -123,75 +136,45 @@ def cuts(net: nn.Module, x: Tensor) -> list[Cut]:
     return list(_chain_cuts(chain, x.flatten(1).to(chain.weights[0].device, torch.float64), eps))
 
 
-def numerical_rank(values: Tensor, shape: Sequence[int], eps: float) -> int:
-    """Count the singular values, descending, that are not rounding: above max(shape) eps times the largest."""
-    return int((values > max(shape) * eps * values[0]).sum())
-
-
 def _chain_cuts(net: MLP, x: Tensor, eps: float) -> Iterator[Cut]:
-    weights = [w.detach() for w in net.weights]
-    biases = [b.detach() for b in net.biases]
-    slope, depth = net.slope, net.depth
+    chain = Chain([w.detach() for w in net.weights], [b.detach() for b in net.biases], net.slope).biased()
+    weights, biases, slope = chain.weights, chain.biases, chain.slope
 
-    def rest_from(layer: int, activate: bool) -> Callable[[Tensor], Tensor]:
+    def network(weights: list[Tensor], biases: list[Tensor]) -> MLP:
+        return from_layers(weights, biases if net.bias else (), slope).to(x.device)
+
+    def cut(layer: int, activated: bool, values: Tensor, everywhere: Basis) -> Cut:
+        """Return the cut at a_layer, or before the activation at a~_layer."""
+
         def rest(a: Tensor) -> Tensor:
-            a = leaky_relu(a, slope) if activate else a
-            for i in range(layer, depth):
-                a = a @ weights[i].T + (biases[i] if biases else 0.0)
-                a = leaky_relu(a, slope) if i < depth - 1 else a
+            for i in range(layer, chain.depth):
+                a = a if i == layer and activated else leaky_relu(a, slope)
+                a = a @ weights[i].T + biases[i]
             return a
 
-        return rest
-
-    def split_after(layer: int) -> Callable[[Basis], Pair]:
-        """Cut at a_layer: g ends with z = Q^T (a - mu), h begins with W (mu + Q z) + b."""
-
         def split(basis: Basis) -> Pair:
-            q = _directions(basis)
-            inner, first = q.T, weights[layer] @ q
-            before = [*biases[:layer], -inner @ basis.origin] if biases else []
-            after = [biases[layer] + weights[layer] @ basis.origin, *biases[layer + 1 :]] if biases else []
-            g = from_layers([*weights[:layer], inner], before, slope)
-            return from_layers([first, *weights[layer + 1 :]], after, slope), g
+            q, origin = basis.columns, basis.origin
+            if activated:  # g ends with z = Q^T (a - mu), h begins with W (mu + Q z) + b
+                g = network([*weights[:layer], q.T], [*biases[:layer], -q.T @ origin])
+                first, bias = weights[layer] @ q, biases[layer] + weights[layer] @ origin
+                return network([first, *weights[layer + 1 :]], [bias, *biases[layer + 1 :]]), g
+            # g ends with z = Q^T (W a + b - mu), h begins with mu + Q z
+            last, bias = q.T @ weights[layer - 1], q.T @ (biases[layer - 1] - origin)
+            g = network([*weights[: layer - 1], last], [*biases[: layer - 1], bias])
+            return network([q, *weights[layer:]], [origin, *biases[layer:]]), g
 
-        return split
-
-    def split_at(layer: int) -> Callable[[Basis], Pair]:
-        """Cut at a~_layer: g ends with z = Q^T (W a + b - mu), h begins with mu + Q z."""
-
-        def split(basis: Basis) -> Pair:
-            q = _directions(basis)
-            last = q.T @ weights[layer - 1]
-            before = [*biases[: layer - 1], q.T @ (biases[layer - 1] - basis.origin)] if biases else []
-            after = [basis.origin, *biases[layer:]] if biases else []
-            return from_layers([q, *weights[layer:]], after, slope), from_layers(
-                [*weights[: layer - 1], last], before, slope
-            )
-
-        return split
+        names = ("activation" if layer else "input") if activated else "preactivation"
+        return Cut(layer, "output" if layer == chain.depth else names, values, net.bias, rest, split, everywhere)
 
     a = x
-    for layer in range(depth):
-        place = "activation" if layer else "input"
-        zero = torch.zeros_like(a[0])
-        yield Cut(layer, place, a, net.bias, rest_from(layer, False), split_after(layer), Basis(None, zero))
-        z = a @ weights[layer].T + (biases[layer] if biases else 0.0)
-        u, s, _ = torch.linalg.svd(weights[layer], full_matrices=False)
-        rank = numerical_rank(s, weights[layer].shape, eps)
-        image = Basis(u[:, :rank], biases[layer] if biases else torch.zeros_like(z[0]))
-        if rank == len(z[0]):
-            image = Basis(None, torch.zeros_like(z[0]))
-        last = layer == depth - 1
-        rest = rest_from(layer + 1, not last)
-        yield Cut(layer + 1, "output" if last else "preactivation", z, net.bias, rest, split_at(layer + 1), image)
+    for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        yield cut(layer, True, a, Basis(None, torch.zeros_like(a[0])))
+        u, s, _ = torch.linalg.svd(weight, full_matrices=False)
+        rank = int(linalg.rank(s, max(weight.shape) * eps))  # less than that is rounding
+        image = Basis(None, torch.zeros_like(bias)) if rank == len(bias) else Basis(u[:, :rank], bias)
+        z = a @ weight.T + bias
+        yield cut(layer + 1, False, z, image)
         a = leaky_relu(z, slope)
-
-
-def _directions(basis: Basis) -> Tensor:
-    """Return Q, (n, k); a column of zeros in place of none, since networks have at least one neuron."""
-    if basis.directions is None:
-        return torch.eye(len(basis.origin), dtype=basis.origin.dtype, device=basis.origin.device)
-    return basis.directions if basis.directions.shape[1] else torch.zeros_like(basis.origin)[:, None]
 
 
 def _module_cuts(net: nn.Module, x: Tensor) -> Iterator[Cut]:
@@ -199,43 +182,31 @@ def _module_cuts(net: nn.Module, x: Tensor) -> Iterator[Cut]:
     parts = parts or [net]
     functions = [Functional(part) for part in parts]
 
-    def rest_from(start: int, shape: torch.Size) -> Callable[[Tensor], Tensor]:
+    def cut(start: int, place: str, shape: torch.Size, values: Tensor) -> Cut:
         def rest(values: Tensor) -> Tensor:
             a = values.reshape(len(values), *shape).clone()  # a part may work in place
             for function in functions[start:]:
                 a = function(a)
             return a.flatten(1)
 
-        return rest
-
-    def split_from(start: int, shape: torch.Size) -> Callable[[Basis], Pair]:
         def split(basis: Basis) -> Pair:
             copies = [copy.deepcopy(part).double().eval() for part in parts]
             inner: list[nn.Module] = [nn.Flatten()]
             outer: list[nn.Module] = [nn.Unflatten(1, tuple(shape))] if len(shape) != 1 else []
             if basis.directions is not None:
-                q = _directions(basis)
-                inner.append(_linear(q.T, -q.T @ basis.origin))
-                outer.insert(0, _linear(q, basis.origin))
+                q = basis.columns
+                inner.append(from_layers([q.T], [-q.T @ basis.origin]).to(q.device))
+                outer.insert(0, from_layers([q], [basis.origin]).to(q.device))
             return nn.Sequential(*outer, *copies[start:]), nn.Sequential(*copies[:start], *inner)
 
-        return split
+        return Cut(start, place, values, True, rest, split, Basis(None, torch.zeros_like(values[0])))
 
     a = x
     with torch.no_grad():
         for i in range(len(parts) + 1):
             place = "input" if i == 0 else "output" if i == len(parts) else "activation"
             if a.is_floating_point() and a.ndim > 1:
-                shape, values = a.shape[1:], a.flatten(1).to(functions[0].device, torch.float64, copy=True)
-                whole = Basis(None, torch.zeros_like(values[0]))
-                yield Cut(i, place, values, True, rest_from(i, shape), split_from(i, shape), whole)
+                values = a.flatten(1).to(functions[0].device, torch.float64, copy=True)
+                yield cut(i, place, a.shape[1:], values)
             if i < len(parts):
                 a = functions[i](a)
-
-
-def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    layer = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], dtype=weight.dtype, device=weight.device)
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        layer.bias.copy_(bias)
-    return layer

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
+from bnrank._core.results import Printed
 from bnrank.measures import regions
 from bnrank.measures.backward import mlp_forward
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
+from bnrank.networks.constructions import compose
 from bnrank.networks.functional import Functional, check_finite, example, unwrap
-from bnrank.networks.mlp import MLP, from_layers
+from bnrank.networks.mlp import MLP
 from bnrank.theory.factorization import Basis, Cut, cuts
 
 __all__ = ["RankBracket", "bracket"]
 
-DOMAINS = ("data", "everywhere")
-
 
 @dataclass(frozen=True)
-class RankBracket:
-    """Bounds on the rank of F = h o g, which is f on the data to within ``error``.
+class RankBracket(Printed):
+    """Bounds on the rank of F = h o g, which equals f on the data to within ``error``.
 
     lower <= Rank_J(F) <= R0(F) <= Rank_BN(F) <= upper (T5, T18).
 
@@ -37,30 +37,31 @@ class RankBracket:
     upper : int
         Inner dimension of the factorization.
     domain : str
-        "everywhere": F is f on all inputs, to the precision of the parameters, and the bracket is one of f itself. "on
-        the data": F is f on x, to within ``error``, and on every input whose representation at the cut lies in the
-        affine span (linear span without biases) of the data's; elsewhere it is f of the nearest point of that span.
+        "everywhere": F equals f on all inputs, to the precision of the parameters, and the bracket is one of f itself.
+        "on the data": F equals f on x, to within ``error``, and on every input whose representation at the cut lies in
+        the affine span (linear span without biases) of those of the data; elsewhere it is f of the nearest point of
+        that span.
     everywhere : int
-        The least upper bound that holds everywhere, min_l rank W_l for a chain.
+        The smallest upper bound that holds everywhere, min_l rank W_l for a chain.
     jacobian_rank : int
-        max_i rank Jf(x_i), of f itself; more than ``lower`` where f varies in directions in which the data do not, or
-        by less than the tolerance.
+        max_i rank Jf(x_i), of f itself; larger than ``lower`` where f varies in directions in which the data do not,
+        or by less than the tolerance.
     witness : Tensor
-        The point where JF has rank ``lower``; of several samples, the one with the largest s_lower / s_1.
+        A point where JF has rank ``lower``; of several samples, the one with the largest s_lower / s_1.
     index : int or None
-        Its row in x; None where it is not one of the samples.
+        Its row in x; None for a point that is not a sample.
     singular_values : Tensor
-        Of JF(witness), descending.
+        Singular values of JF(witness), descending.
     complete : bool
-        Whether all linear regions of F in ``box`` were looked at, so that ``lower`` is Rank_J(F; box).
+        Whether all linear regions of F in ``box`` were enumerated, so that ``lower`` is Rank_J(F; box).
     h, g : torch.nn.Module
-        The networks, in the module's precision. For ``upper`` 0 one number that is always 0 passes between them.
+        The networks, in the module's precision. For ``upper`` 0 they are joined by one number that is always 0.
     error, relative_error : float
-        max |f(x_i) - h(g(x_i))| over samples and outputs, evaluated in float64; and over max |f(x_i)|.
+        max |f(x_i) - h(g(x_i))| over samples and outputs, evaluated in float64; the same divided by max |f(x_i)|.
     layer, place : int, str
-        Where f was cut: after ``layer`` layers (parts of a Sequential), at the "input", a "preactivation", an
+        The place of the cut: after ``layer`` layers (parts of a Sequential), at the "input", a "preactivation", an
         "activation" or the "output".
-    rtol, tolerance : float
+    rtol, output_rtol : float
         As given.
     """
 
@@ -80,7 +81,7 @@ class RankBracket:
     layer: int
     place: str
     rtol: float
-    tolerance: float
+    output_rtol: float
 
     @property
     def exact(self) -> bool:
@@ -115,25 +116,26 @@ def bracket(
     x: Tensor | np.ndarray,
     rtol: float = 1e-6,
     *,
-    tolerance: float | None = None,
-    domain: str = "data",
+    output_rtol: float | None = None,
+    domain: Literal["data", "everywhere"] = "data",
     box: Any = None,
     segments: int = 0,
-    limit: int = 100_000,
+    max_regions: int = 100_000,
     seed: int = 0,
 ) -> RankBracket:
-    """Bracket the rank of the network function between a Jacobian and an explicit factorization f = h o g (T5, T18).
+    """Return bounds on the rank of the network function: a Jacobian below, a factorization f = h o g above (T5, T18).
 
     Above: f is cut where its representation is narrowest. A cut at a representation a, on the data within
-    mu + Q z, z in R^k, gives g = Q^T (a - mu) and h = the rest of the network after mu + Q z. Of all cuts (input,
-    before and after every activation, output) and all k, principal directions first, the least k is taken for which
-    F = h o g is f on the data to within ``tolerance``, and there the cut of the least error. Everywhere, f passes
-    through the image of every W_l, of dimension rank W_l; that bound is taken where none on the data is less.
+    mu + Q z, z in R^k, gives g = Q^T (a - mu) and h = the rest of the network after mu + Q z. The upper bound is the
+    smallest k, over all cuts (input, before and after every activation, output) and principal subspaces, for which
+    F = h o g equals f on the data to within ``output_rtol``; of several cuts, the one with the smallest error.
+    Everywhere, f passes through the image of every W_l, of dimension rank W_l; this bound is returned where no
+    factorization on the data has a smaller k.
 
     Below: the largest rank of JF at the samples, on segments between them and in the linear regions of a box. The
     bracket is about F, since a loose tolerance changes the function: a trained network may be within 1% of a function
     of rank 2 and have a Jacobian of full rank. As J(h o g) = Jh Jg, lower <= upper always. Samples next to a kink,
-    where the Jacobian may be that of no region, do not count; if all are, points 1e-6 of their size away do.
+    where the Jacobian may be that of no region, are replaced by points at 1e-6 of their size if no others are left.
 
     Parameters
     ----------
@@ -145,20 +147,20 @@ def bracket(
         the data, and no information elsewhere.
     rtol : float
         Singular values of a Jacobian above ``rtol`` times the largest count for its rank.
-    tolerance : float, optional
-        Largest max |f - h o g| over the data, relative to max |f|. Default: 1e-9, but no less than 100 times the
-        resolution of the module's precision (1.2e-5 in float32).
+    output_rtol : float, optional
+        Largest max |f - h o g| over the data, relative to max |f|. Default: 1e-9, but at least 100 times the resolution
+        of the module's precision (1.2e-5 in float32).
     domain : "data" or "everywhere"
-        Whether an upper bound that holds on the data will do.
+        Where the upper bound must hold.
     box : array_like, optional
-        Rows (low, high), (d_in, 2): all linear regions of F in there are looked at, see
+        Rows (low, high), (d_in, 2): enumerate all linear regions of F in the box, see
         :func:`bnrank.measures.regions.enumerate`. Small chains only.
     segments : int
-        Number of segments between random pairs of samples on which all linear pieces of F are looked at. Chains only.
-    limit : int
-        Stop when so many regions are found, in the box and on the segments.
+        Number of segments between random pairs of samples on which all linear pieces of F are enumerated. Chains only.
+    max_regions : int
+        Limit on the number of regions, in the box and on the segments.
     seed : int
-        Of the pairs.
+        Random seed of the pairs.
 
     Returns
     -------
@@ -187,55 +189,53 @@ def bracket(
     if not x.is_floating_point():
         raise TypeError(f"x: got dtype {x.dtype}, expected floating point to differentiate by")
     rtol = validation.rtol(rtol)
-    domain = validation.choice(domain, "domain", DOMAINS)
+    validation.choice(domain, "domain", ("data", "everywhere"))
     segments = validation.integer(segments, "segments", 0)
-    limit = validation.integer(limit, "limit")
+    max_regions = validation.integer(max_regions, "max_regions")
     seed = validation.integer(seed, "seed", 0)
     dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
-    if tolerance is None:
-        tolerance = max(1e-9, 100 * torch.finfo(dtype).eps)
-    tolerance = validation.number(tolerance, "tolerance", 0.0)
+    eps = torch.finfo(dtype).eps
+    output_rtol = max(1e-9, 100 * eps) if output_rtol is None else output_rtol
+    output_rtol = validation.number(output_rtol, "output_rtol", 0.0)
 
-    function = Functional(net)
     with torch.no_grad():
-        f = function(x).flatten(1)
+        f = Functional(net)(x).flatten(1)
     size = float(f.abs().max())
     places = cuts(net, x)
-    globally = _everywhere(places, f, max(tolerance * size, 10 * torch.finfo(dtype).eps * _terms(net, x, size)))
-    best = globally if domain == "everywhere" else _on_data(places, f, tolerance * size, globally)
-    upper = best.rank
-
-    exact_h, exact_g = best.cut.split(best.basis)
-    h, g = (copy.deepcopy(part).to(f.device, dtype) for part in (exact_h, exact_g))
+    globally = _everywhere(places, f, max(output_rtol * size, 10 * eps * _terms(net, x, size)))
+    best = globally if domain == "everywhere" else _on_data(places, f, output_rtol * size, globally)
+    upper, on_data = best.rank, best is not globally
+    h, g = (part.to(f.device, dtype) for part in best.cut.split(best.basis))
+    composition = _composition(h, g)
     with torch.no_grad():
         error = float((Functional(h)(Functional(g)(x)).flatten(1) - f).abs().max())
-    on_data = best is not globally
-    own = Jacobian(net, x, kink_rtol=None).singular_values
-    lowest = _lowest(_merged(h, g), None, x, upper, rtol, seed) if on_data else _lowest(net, own, x, upper, rtol, seed)
-    searched = [regions.enumerate(_merged(h, g), box, rtol=rtol, limit=limit)] if box is not None else []
+
+    own = Jacobian(net, x, kink_rtol=None)
+    lowest = _lowest(Jacobian(composition, x, kink_rtol=None) if on_data else own, upper, rtol, seed)
+    searched = [regions.enumerate(composition, box, rtol=rtol, limit=max_regions)] if box is not None else []
     if segments:
-        searched.append(regions.along_lines(_merged(h, g), *_pairs(x, segments, seed), rtol=rtol, limit=limit))
+        searched.append(regions.along_lines(composition, *_pairs(x, segments, seed), rtol=rtol, limit=max_regions))
     for found in searched:
         if min(found.rank, upper) > lowest.rank:
             lowest = _Witness(min(found.rank, upper), found.witness.point, None, found.witness.singular_values[:upper])
     return RankBracket(
-        lowest.rank,
-        upper,
-        "on the data" if on_data else "everywhere",
-        globally.rank,
-        int((own[:, : globally.rank] > rtol * own[:, :1]).sum(1).max()),
-        lowest.point,
-        lowest.index,
-        lowest.singular_values,
-        box is not None and searched[0].complete,
-        h,
-        g,
-        error,
-        error / size if size else (0.0 if error == 0 else float("inf")),
-        best.cut.layer,
-        best.cut.place,
-        rtol,
-        tolerance,
+        lower=lowest.rank,
+        upper=upper,
+        domain="on the data" if on_data else "everywhere",
+        everywhere=globally.rank,
+        jacobian_rank=int(linalg.rank(own.singular_values[:, : globally.rank], rtol).max()),
+        witness=lowest.point,
+        index=lowest.index,
+        singular_values=lowest.singular_values,
+        complete=box is not None and searched[0].complete,
+        h=h,
+        g=g,
+        error=error,
+        relative_error=error / size if size else (0.0 if error == 0 else float("inf")),
+        layer=best.cut.layer,
+        place=best.cut.place,
+        rtol=rtol,
+        output_rtol=output_rtol,
     )
 
 
@@ -250,26 +250,22 @@ def _terms(net: nn.Module, x: Tensor, size: float) -> float:
 
 
 def _everywhere(places: list[Cut], f: Tensor, allowed: float) -> _Candidate:
-    """Return the least factorization that holds for all inputs; of equals one that cuts between neurons.
+    """Return the factorization of smallest rank that holds for all inputs; of equals one that cuts between neurons.
 
     The rank of a weight is decided by its own rounding, which may be all that a product of weights consists of: so a
-    factorization through the image of a weight counts only if it is f on the data.
+    factorization through the image of a weight must also equal f on the data.
     """
-
-    def dimension(basis: Basis) -> int:
-        return len(basis.origin) if basis.directions is None else basis.directions.shape[1]
-
-    for cut in sorted(places, key=lambda c: (dimension(c.everywhere), c.everywhere.directions is not None)):
+    for cut in sorted(places, key=lambda c: (c.everywhere.dimension, c.everywhere.directions is not None)):
         error = _error(cut, cut.everywhere, f)
         if cut.everywhere.directions is None or error <= allowed:
-            return _Candidate(dimension(cut.everywhere), cut, cut.everywhere, error)
-    raise AssertionError("the cut at the input passes on all of it")
+            return _Candidate(cut.everywhere.dimension, cut, cut.everywhere, error)
+    raise AssertionError("the cut at the input keeps the whole space")
 
 
 def _on_data(places: list[Cut], f: Tensor, allowed: float, known: _Candidate) -> _Candidate:
-    """Return the least factorization that is f on the data to within ``allowed``, or the known one if none is less.
+    """Return the factorization of smallest rank that equals f on the data, or the known one if none has a smaller rank.
 
-    Of equals the one with the least error; errors below a tenth of ``allowed`` are rounding, which must not decide.
+    Of equals the one with the smallest error; errors below a tenth of ``allowed`` are rounding, which must not decide.
     """
     best, best_k, rounding = known, known.rank - 1, 0.1 * allowed
     for cut in sorted(places, key=lambda c: int((c.spread > 1e-12 * c.spread[:1]).sum())):
@@ -294,36 +290,26 @@ def _error(cut: Cut, basis: Basis, f: Tensor) -> float:
         return float((cut.rest(basis.project(cut.values)) - f).abs().max())
 
 
-def _merged(h: nn.Module, g: nn.Module) -> nn.Module:
+def _composition(h: nn.Module, g: nn.Module) -> nn.Module:
     """Return h o g in float64, as one chain where both are chains."""
-    if not (isinstance(h, MLP) and isinstance(g, MLP)):
-        return nn.Sequential(copy.deepcopy(g), copy.deepcopy(h)).double()
-    device = h.weights[0].device
-    outer, inner = ([w.detach().double() for w in net.weights] for net in (h, g))
-    weights = [*inner[:-1], outer[0] @ inner[-1], *outer[1:]]
-    if not h.bias:
-        return from_layers(weights, slope=h.slope).to(device)
-    after, before = ([b.detach().double() for b in net.biases] for net in (h, g))
-    biases = [*before[:-1], outer[0] @ before[-1] + after[0], *after[1:]]
-    return from_layers(weights, biases, h.slope).to(device)
+    outer, inner = (copy.deepcopy(part).double() for part in (h, g))
+    chains = isinstance(outer, MLP) and isinstance(inner, MLP)
+    return compose(outer, inner) if chains else nn.Sequential(inner, outer)
 
 
-def _lowest(factored: nn.Module, known: Tensor | None, x: Tensor, upper: int, rtol: float, seed: int) -> _Witness:
-    """Return the largest rank of the Jacobian, of known singular values or not, at samples that are next to no kink."""
-    rows = (~Jacobian(factored, x).near_kinks()).nonzero()[:, 0].to(x.device)
-    points, moved = x[rows], not len(rows)
-    if moved:
+def _lowest(jacobian: Jacobian, upper: int, rtol: float, seed: int) -> _Witness:
+    """Return the largest rank of the Jacobian at samples off the kinks, or near the samples if all are on kinks."""
+    x, rows = jacobian.x, (~jacobian.near_kinks()).nonzero()[:, 0]
+    points, values = x[rows.to(x.device)], jacobian.singular_values[rows.to(jacobian.singular_values.device)]
+    if not len(rows):
         draw = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         points = x.double() + 1e-6 * max(float(x.abs().max()), 1e-300) * draw.to(x.device)
-    if moved or known is None:
-        values = Jacobian(factored, points, kink_rtol=None).singular_values[:, :upper]
-    else:
-        values = known[rows.to(known.device), :upper]
-    counts = (values > rtol * values[:, :1]).sum(1)
-    most = int(counts.max()) if upper else 0
-    margin = torch.where(counts == most, values[:, most - 1] / values[:, 0], -1.0) if most else counts
+        values = Jacobian(jacobian.net, points, kink_rtol=None).singular_values
+    values = values[:, :upper]
+    rank = int(linalg.rank(values, rtol).max())
+    margin = values[:, rank - 1] / values[:, 0].clamp(min=torch.finfo(torch.float64).tiny) if rank else values.sum(1)
     best = int(margin.argmax())
-    return _Witness(most, points[best].clone(), None if moved else int(rows[best]), values[best])
+    return _Witness(rank, points[best].clone(), int(rows[best]) if len(rows) else None, values[best])
 
 
 def _pairs(x: Tensor, segments: int, seed: int) -> tuple[Tensor, Tensor]:
