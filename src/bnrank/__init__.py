@@ -1,19 +1,23 @@
 """Measure, train, check and use the bottleneck structure of deep networks.
 
-Start with :class:`bnrank.MLP` or any ``nn.Module`` of your own, :mod:`bnrank.tasks` or data of your own,
-:func:`bnrank.train`, :func:`bnrank.profile`, :func:`bnrank.check` and :func:`bnrank.report`.
+Start with :class:`bnrank.MLP` or any ``nn.Module``, :mod:`bnrank.tasks` or your data, :func:`bnrank.train`,
+:func:`bnrank.profile`, :func:`bnrank.check` and :func:`bnrank.report`. Every name is imported on first use.
 """
 
-from bnrank import discovery, figures, measures, networks, reporting, tasks, theory, training
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from bnrank._version import __version__
-from bnrank.measures import balance, frequencies, nonlinearity, ntk, profile, regions, spectra
-from bnrank.measures.bottleneck import find as bottleneck
-from bnrank.measures.jacobian import Jacobian
-from bnrank.networks import MLP, LinearNetwork, constructions, graph, load, save
-from bnrank.reporting import Section, plots, report
-from bnrank.tasks import Task
-from bnrank.theory import check, cost, escape, invariants, rank
-from bnrank.training import Flow, Run, flow, sweep, train
+
+if TYPE_CHECKING:
+    from bnrank import discovery, figures, measures, networks, reporting, tasks, theory, training
+    from bnrank.measures import Jacobian, balance, frequencies, nonlinearity, ntk, profile, regions, spectra
+    from bnrank.measures.bottleneck import find as bottleneck
+    from bnrank.networks import MLP, LinearNetwork, constructions, graph, load, save
+    from bnrank.reporting import Section, plots, report
+    from bnrank.tasks import Task
+    from bnrank.theory import check, cost, escape, invariants, rank
+    from bnrank.training import Flow, Run, flow, sweep, train
 
 __all__ = [
     "MLP",
@@ -55,3 +59,28 @@ __all__ = [
     "train",
     "training",
 ]
+
+_ROOMS = {
+    "measures": ("Jacobian", "balance", "frequencies", "nonlinearity", "ntk", "profile", "regions", "spectra"),
+    "networks": ("MLP", "LinearNetwork", "constructions", "graph", "load", "save"),
+    "reporting": ("Section", "plots", "report"),
+    "tasks": ("Task",),
+    "theory": ("check", "cost", "escape", "invariants", "rank"),
+    "training": ("Flow", "Run", "flow", "sweep", "train"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "bottleneck":
+        found = import_module("bnrank.measures.bottleneck").find
+    else:
+        room = next((room for room, names in _ROOMS.items() if name in names), None)
+        found = getattr(import_module(f"bnrank.{room}"), name) if room else import_module(f"bnrank.{name}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__
