@@ -261,7 +261,7 @@ def test_isometries_serve_the_construction_of_t7():
     """A linear map on a cone, both completely positive: kernels (1 - p) P + p A^T A at every layer."""
     x = torch.from_numpy(circular_cone(7, 35))
     a = torch.tensor([[1.0, 0.1, 0.0], [0.0, 0.9, 0.2], [0.1, 0.0, 1.1]], dtype=torch.float64)
-    inner, outer = (completely_positive(points, tol=1e-13).isometry for points in (x, x @ a.T))
+    inner, outer = (completely_positive(points, atol=1e-13).isometry for points in (x, x @ a.T))
     net = constructions.completely_positive(a, 8, x, inner=inner, outer=outer)
     assert torch.allclose(net(x), x @ a.T, atol=1e-9)
 
@@ -338,7 +338,7 @@ def test_bad_arguments_are_named():
     with pytest.raises(TypeError, match="x: got"):
         planarity([[1.0]])
     with pytest.raises(ValueError, match="tol: got 0"):
-        completely_positive(x, tol=0)
+        completely_positive(x, atol=0)
     with pytest.raises(ValueError, match="rtol"):
         planarity(x, rtol=1.0)
     with pytest.raises(ValueError, match="seed: got -1"):

@@ -163,7 +163,7 @@ def test_a_given_symmetry():
     assert other.reason.startswith("f is invariant: ||Jf v|| =")
     # a symmetry that f has only to within 0.5 does not bound its rank
     bent = from_layers([torch.tensor([[1.0, 1.0], [0.3, -0.3]]), torch.eye(2)], slope=1.0)
-    sloppy = symmetric_under([diagonal], tol=0.05)(Facts(bent, x))
+    sloppy = symmetric_under([diagonal], invariance_rtol=0.05)(Facts(bent, x))
     assert sloppy.status == "not applicable"
 
 

@@ -94,7 +94,7 @@ def test_what_is_no_symmetry_is_reported():
     found = rank_bound(net, normal(6, 3), rotations(3, (0, 1)))
     assert not found.invariant
     assert found.invariance > 1e-2
-    assert rank_bound(net, normal(6, 3), rotations(3, (0, 1)), tol=2.0).invariant
+    assert rank_bound(net, normal(6, 3), rotations(3, (0, 1)), invariance_rtol=2.0).invariant
 
 
 def test_a_constant_function_has_every_symmetry():

@@ -213,8 +213,8 @@ def test_the_lower_bound_allows_for_errors_of_the_points(n, seed):
     rng = np.random.default_rng(seed)
     y, step = rng.random((n, 2)), rng.standard_normal((n, 2))
     moved = y + 0.01 * step / np.linalg.norm(step, axis=1, keepdims=True)
-    found, true = shortest_path_bounds(moved, error=0.01), shortest_path_bounds(y)
+    found, true = shortest_path_bounds(moved, atol=0.01), shortest_path_bounds(y)
     assert found.lower <= true.upper
     assert found.lower == pytest.approx(max(found.upper - 0.02 * (n - 1), 0), abs=1e-12)
-    pair = shortest_path_bounds(np.array([[0.0], [1.0]]), error=0.1)  # 0.1 and 0.9 may be meant
+    pair = shortest_path_bounds(np.array([[0.0], [1.0]]), atol=0.1)  # 0.1 and 0.9 may be meant
     assert pair.lower == pytest.approx(0.8)

@@ -11,21 +11,18 @@ from scipy.linalg import null_space
 from scipy.optimize import linprog, nnls
 from scipy.spatial import ConvexHull, QhullError
 
-__all__ = ["alternating_projections", "cutting_planes", "extreme_rays", "into_quadrant"]
-
 Array = NDArray[np.float64]
 
-MAX_FACES = 3000  # of the dual cone that are looked at one by one
+MAX_FACES = 3000  # faces of the dual cone that are searched one by one
 MAX_HULL = 5  # dimensions up to which extreme rays are found by a convex hull
 MAX_TRIED = 200  # points up to which they are found one by one in more dimensions
-ROUNDS = 40  # of cutting planes
-CUTS = 1500  # held at most
+ROUNDS, CUTS = 40, 1500  # cutting planes: rounds, and vectors kept
 SEARCHES = ((1, False), (1, True), (2, True), (4, True), (1, False))  # width of the isometry over k, with memory
-STEPS, WORK = 1500, 1e9  # steps of each search, and products of numbers they may take
+STEPS, WORK = 1500, 1e9  # limits of each search: steps and multiplications
 
 
 def extreme_rays(points: Array) -> Array:
-    """Return the extreme rays of the cone that unit vectors span, or all vectors where they are too many.
+    """Return the extreme rays of the cone of unit vectors, or all vectors where there are too many.
 
     Parameters
     ----------
@@ -35,7 +32,7 @@ def extreme_rays(points: Array) -> Array:
     Returns
     -------
     ndarray
-        Some of them, (n, k).
+        A subset of the points, (n, k).
 
     Examples
     --------
@@ -109,7 +106,7 @@ def _inside(vectors: Array, rays: Array, slack: float) -> Array:
 
 
 def _lowest(form: Array, bases: list[Array], rays: Array) -> tuple[Array, float]:
-    """Return vectors of the dual cone where the form is negative, and a lower bound on it over unit vectors there.
+    """Return vectors of the dual cone where the form is negative, and its lower bound over unit vectors of the cone.
 
     A minimizer over the cone is an eigenvector of the form restricted to the span of some face.
     """
@@ -129,26 +126,26 @@ def _lowest(form: Array, bases: list[Array], rays: Array) -> tuple[Array, float]
     return np.concatenate(found), least - 1e-9 * (len(form) + 2)
 
 
-def cutting_planes(rays: Array, tol: float) -> tuple[Array | None, Array | None]:
+def cutting_planes(rays: Array, atol: float) -> tuple[Array | None, Array | None]:
     """Return a separating form, or an isometry, or neither.
 
-    Minimize Tr S over |S_ab| <= 1 with b^T S b >= 0 for the vectors b held: 0 means that the identity is a sum of
-    their squares. Else add the b where S is most negative; if S, lifted by its least value there, still has a negative
-    trace, it separates.
+    Minimize Tr S over |S_ab| <= 1 with b^T S b >= 0 for given vectors b: a minimum of 0 means that the identity is a
+    sum of their squares. Else add the b where S is most negative; if S, lifted by its minimum there, still has a
+    negative trace, it separates.
 
     Parameters
     ----------
     rays : ndarray
         Extreme rays, unit vectors that span the space, (n, k).
-    tol : float
-        Entries above ``-tol`` count as non-negative.
+    atol : float
+        Entries above ``-atol`` count as non-negative.
 
     Returns
     -------
     form : ndarray or None
         S, (k, k), of negative trace, with b^T S b >= 0 wherever rays b >= 0.
     isometry : ndarray or None
-        O, (m, k), O^T O = I, with rays O^T >= -tol. Neither where the dual cone has more than 3,000 faces to look at.
+        O, (m, k), O^T O = I, with rays O^T >= -atol. Neither where the dual cone has more than 3,000 faces.
 
     Examples
     --------
@@ -173,14 +170,14 @@ def cutting_planes(rays: Array, tol: float) -> tuple[Array | None, Array | None]
         if solved.fun > -1e-6:
             held = weights > 0
             isometry = _orthonormal(np.sqrt(weights[held])[:, None] * cuts[held])
-            if isometry is not None and (rays @ isometry.T).min() >= -tol:
+            if isometry is not None and (rays @ isometry.T).min() >= -atol:
                 return None, isometry
         form = np.zeros((k, k))
         form[upper] = solved.x
         form = form + np.triu(form, 1).T
         vectors, least = _lowest(form, bases, rays)
         lifted = form - least * np.eye(k)
-        if np.trace(lifted) < -k * tol:
+        if np.trace(lifted) < -k * atol:
             return lifted, None
         if not len(vectors):
             break
@@ -194,25 +191,25 @@ def _orthonormal(rows: Array) -> Array | None:
     return u @ v if len(values) == rows.shape[1] and values[-1] > 0.5 else None
 
 
-def alternating_projections(rays: Array, tol: float, rng: np.random.Generator) -> Array | None:
-    """Look for an isometry O with rays O^T >= 0, from several starts.
+def alternating_projections(rays: Array, atol: float, rng: np.random.Generator) -> Array | None:
+    """Return an isometry O with rays O^T >= 0, found by alternating projections from several starts, or None.
 
-    O is fitted in turn to the images reflected into the orthant, or, with a memory of what was cut off
+    O is fitted alternately to the images reflected into the orthant, or, with a memory of the parts cut off
     (Douglas-Rachford), to their projections.
 
     Parameters
     ----------
     rays : ndarray
         Unit vectors that span the space, (n, k).
-    tol : float
-        Entries above ``-tol`` count as non-negative.
+    atol : float
+        Entries above ``-atol`` count as non-negative.
     rng : numpy.random.Generator
-        Of the starts.
+        Generator of the starts.
 
     Returns
     -------
     ndarray or None
-        O, (m, k), O^T O = I; None says nothing.
+        O, (m, k), O^T O = I; None if none was found.
 
     Examples
     --------
@@ -226,7 +223,7 @@ def alternating_projections(rays: Array, tol: float, rng: np.random.Generator) -
         memory = np.zeros((len(rays), factor * k))
         for _ in range(int(min(STEPS, max(50, WORK / (len(rays) * factor * k * k))))):
             images = rays @ isometry.T
-            if images.min() >= -tol:
+            if images.min() >= -atol:
                 return isometry
             target = np.maximum(images + memory, 0.0) if remembers else np.abs(images)
             if remembers:

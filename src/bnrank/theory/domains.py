@@ -1,17 +1,20 @@
-"""What a set of points is like as a domain: planar or not, completely positive or not (T9)."""
+"""Sets of points as domains: the dimensions of their spans, and complete positivity (T9)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.linalg import subspace_angles
+from sklearn.metrics import pairwise_distances_argmin_min
 from torch import Tensor
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
+from bnrank._core.results import Printed
 from bnrank.theory.cones import alternating_projections, cutting_planes, extreme_rays, into_quadrant
 
 __all__ = ["CompletePositivity", "Planarity", "completely_positive", "planarity", "tangent_bound"]
@@ -20,19 +23,19 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Planarity:
+class Planarity(Printed):
     """Dimensions of the spans of a set of points.
 
     Attributes
     ----------
     k : int
-        Dimension of the linear span, the one that T9 is about.
+        Dimension of the linear span, as in T9.
     affine : int
         Dimension of the affine span, k or k - 1. It bounds Rank_BN(id) of the points' convex hull from above.
     singular_values : Tensor
-        Of N^{-1/2} X, (min(N, d),), descending.
+        Singular values of N^{-1/2} X, (min(N, d),), descending.
     centered_singular_values : Tensor
-        The same of X less its mean.
+        The same for X minus its mean.
     rtol : float
         Values above ``rtol`` times the largest of ``singular_values`` count.
     """
@@ -43,13 +46,16 @@ class Planarity:
     centered_singular_values: Tensor
     rtol: float
 
+    def __str__(self) -> str:
+        return f"linear span of dimension {self.k}, affine span of dimension {self.affine} (rtol {self.rtol:g})"
+
     def planar(self, k: int) -> bool:
-        """Say whether the linear span has dimension at most k, as a k-planar domain has."""
+        """Return whether the linear span has dimension at most k, as that of a k-planar domain."""
         return self.k <= validation.integer(k, "k", 0)
 
 
 @dataclass(frozen=True)
-class CompletePositivity:
+class CompletePositivity(Printed):
     """Whether a linear isometry of span(X) puts every point into a non-negative orthant, with a certificate.
 
     Attributes
@@ -57,12 +63,12 @@ class CompletePositivity:
     status : str
         "yes", "no" or "inconclusive".
     reason : str
-        What decided.
+        The criterion that decides.
     k : int
         Dimension of the linear span.
     isometry : Tensor or None
-        Of a "yes": O, (m, d), with O^T O the projection on the span and O x_i >= 0 for every point. None where only a
-        theorem says yes.
+        Of a "yes": O, (m, d), with O^T O the projection on the span and O x_i >= 0 for every point. None where the
+        "yes" follows from a theorem only.
     factor : Tensor or None
         Of a "yes" with an isometry: B = max(X O^T, 0), (N, m), with X X^T = B B^T up to ``residual``.
     residual : float
@@ -71,31 +77,34 @@ class CompletePositivity:
         Of a "no": S, (d, d), symmetric, of negative trace, with b^T S b >= 0 wherever X b >= 0. The rows b of an
         isometry would have X b >= 0 and sum b^T S b = Tr S.
     pair : tuple of int or None
-        Of a "no" by a negative inner product: which two points.
+        Of a "no": two points with a negative inner product, if any.
     rays : int
-        Extreme rays of the cone that the points span (points, where they were not told apart).
-    tol : float
-        Cosines and entries within ``tol`` of 0 are taken for 0.
+        Number of extreme rays of the cone of the points (of points, where the rays are not determined).
+    atol : float
+        Cosines and entries up to ``atol`` count as 0.
     """
 
     status: str
     reason: str
     k: int
-    isometry: Tensor | None
-    factor: Tensor | None
-    residual: float
-    form: Tensor | None
-    pair: tuple[int, int] | None
-    rays: int
-    tol: float
+    isometry: Tensor | None = None
+    factor: Tensor | None = None
+    residual: float = math.nan
+    form: Tensor | None = None
+    pair: tuple[int, int] | None = None
+    rays: int = 0
+    atol: float = 0.0
+
+    def __str__(self) -> str:
+        return f"completely positive: {self.status} ({self.reason}; span of dimension {self.k}, {self.rays} rays)"
 
 
 def planarity(x: Tensor | np.ndarray, rtol: float = 1e-6) -> Planarity:
     """Return the dimensions of the linear and of the affine span of points, with the singular values.
 
     T9 (Jacot2023b Prop. 5) needs the linear span: R1(id; Omega) = 0 only if Omega lies in a k-dimensional linear
-    subspace, k = Rank_J(id) = Rank_BN(id). Its printed proof shows that all tangent spaces agree, which an affine
-    subspace beside the origin has too; there the biases cost (E15).
+    subspace, k = Rank_J(id) = Rank_BN(id). The printed proof shows that all tangent spaces agree, which also holds for
+    an affine subspace that does not contain the origin; there the biases cost (E15).
 
     Parameters
     ----------
@@ -125,8 +134,9 @@ def planarity(x: Tensor | np.ndarray, rtol: float = 1e-6) -> Planarity:
     rtol = validation.rtol(rtol)
     values = torch.linalg.svdvals(points) / math.sqrt(len(points))
     centered = torch.linalg.svdvals(points - points.mean(0)) / math.sqrt(len(points))
-    least = max(rtol, torch.finfo(torch.float64).eps * max(points.shape)) * values[0]
-    return Planarity(int((values > least).sum()), int((centered > least).sum()), values, centered, rtol)
+    floor = max(rtol, torch.finfo(torch.float64).eps * max(points.shape)) * float(values[0])
+    k, affine = (int(linalg.rank(v, 0.0, floor)) for v in (values, centered))
+    return Planarity(k, affine, values, centered, rtol)
 
 
 def tangent_bound(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
@@ -169,28 +179,28 @@ def tangent_bound(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
 
 
 def completely_positive(
-    x: Tensor | np.ndarray, *, tol: float = 1e-8, rtol: float = 1e-10, seed: int = 0
+    x: Tensor | np.ndarray, *, atol: float = 1e-8, rtol: float = 1e-10, seed: int = 0
 ) -> CompletePositivity:
-    r"""Decide whether points are completely positive: some isometry of their span makes all of them non-negative (T9).
+    r"""Return whether points are completely positive: an isometry of their span makes all of them non-negative (T9).
 
     Equivalently: the Gram matrix X X^T is B B^T with B >= 0; or the identity of the span is a sum of b b^T with b in
     the dual cone {b : X b >= 0}. A "yes" holds for the whole cone that the points span, a "no" for every domain that
     holds the points. In order: a negative inner product says no; points that are non-negative already say yes; in a
-    span of dimension 2 the cone is rotated into the quadrant. In a span of few dimensions a linear programme over
-    vectors b, and an exact search of the faces of the dual cone for the b that is missing, end in a sum of b b^T or in
-    a form S; at most four extreme rays always have a factor (Maxfield and Minc). Elsewhere alternating projections look
-    for an isometry, and finding none says nothing.
+    span of dimension 2 the cone is rotated into the quadrant. In a span of few dimensions a linear program over
+    vectors b, with an exact search of the faces of the dual cone for the missing b, ends in a sum of b b^T or in a
+    form S; at most four extreme rays always have a factor (Maxfield and Minc). Elsewhere alternating projections search
+    for an isometry; if they find none, the result is inconclusive.
 
     Parameters
     ----------
     x : Tensor or ndarray
-        Points, (N, d). Zeros are left aside.
-    tol : float
-        Cosines and entries within ``tol`` of 0 are taken for 0.
+        Points, (N, d). Zeros are ignored.
+    atol : float
+        Cosines and entries up to ``atol`` count as 0.
     rtol : float
-        Singular values of the normalized points above ``rtol`` times the largest make the span.
+        Singular values of the normalized points above ``rtol`` times the largest count for the span.
     seed : int
-        Of the alternating projections.
+        Random seed of the alternating projections.
 
     Returns
     -------
@@ -212,75 +222,61 @@ def completely_positive(
     (0, 1)
     """
     given = validation.samples(x, "x")
-    tol, rtol = validation.number(tol, "tol", 0.0, strict=True), validation.rtol(rtol)
+    atol, rtol = validation.number(atol, "atol", 0.0, strict=True), validation.rtol(rtol)
     rng = np.random.default_rng(validation.integer(seed, "seed", 0))
     points = given.detach().double().cpu().numpy()
     sizes = np.abs(points).max(1, keepdims=True)
     kept = np.flatnonzero(sizes[:, 0] > 0)
     if not len(kept):
-        return _yes(points, np.zeros((1, points.shape[1])), "every point is 0", 0, 0, tol)
+        return _yes(points, np.zeros((1, points.shape[1])), reason="every point is 0", k=0, atol=atol)
     unit = points[kept] / sizes[kept]
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     _, values, rows = np.linalg.svd(unit, full_matrices=False)
-    basis = rows[values > max(rtol, 1e-15) * values[0]].T  # (d, k)
-    k = basis.shape[1]
+    basis = rows[: int(linalg.rank(values, max(rtol, 1e-15)))].T  # (d, k)
+    about: dict[str, Any] = {"k": basis.shape[1], "rays": len(unit), "atol": atol}
 
-    i, j, cosine = _widest(unit)
-    if cosine < -tol:
-        product = (np.outer(unit[i], unit[j]) + np.outer(unit[j], unit[i])) / 2
+    nearest, distances = pairwise_distances_argmin_min(unit, -unit)  # of the smallest inner product
+    i = int(distances.argmin())
+    j, cosine = int(nearest[i]), float(unit[i] @ unit[nearest[i]])
+    if cosine < -atol:
+        product = torch.from_numpy(np.outer(unit[i], unit[j]) + np.outer(unit[j], unit[i])) / 2
         pair = (int(kept[i]), int(kept[j]))
         reason = f"points {pair[0]} and {pair[1]} have a negative inner product, cosine {cosine:.3g}"
-        return CompletePositivity(
-            "no", reason, k, None, None, math.nan, torch.from_numpy(product), pair, len(unit), tol
-        )
+        return CompletePositivity("no", reason, form=product, pair=pair, **about)
     if unit.min() >= 0:
-        return _yes(points, basis @ basis.T, "the points are non-negative", k, len(unit), tol)
+        return _yes(points, basis @ basis.T, reason="the points are non-negative", **about)
 
     rays = extreme_rays(unit @ basis)
-    count = len(rays)
+    k, about["rays"] = about["k"], len(rays)
     form: Array | None = None
     isometry: Array | None = None
     if k <= 2:
         isometry, reason = into_quadrant(rays), f"a span of dimension {k}, and no negative inner product"
     else:
-        form, isometry = cutting_planes(rays, tol)
-        reason = "a sum of squares of the dual cone was found" if form is None else "a form separates the points"
+        form, isometry = cutting_planes(rays, atol)
+        reason = "a sum of squares of the dual cone was found"
     if form is not None:
         whole = torch.from_numpy(basis @ form @ basis.T)
-        return CompletePositivity("no", reason, k, None, None, math.nan, whole, None, count, tol)
+        return CompletePositivity("no", "a form separates the points", form=whole, **about)
     if isometry is None:
-        isometry, reason = alternating_projections(rays, tol, rng), "an isometry was found by alternating projections"
-    if isometry is not None and (unit @ basis @ isometry.T).min() >= -10 * tol:
-        return _yes(points, isometry @ basis.T, reason, k, count, tol)
-    if count <= 4:
-        reason = f"{count} extreme rays without negative inner products"
-        return CompletePositivity("yes", reason, k, None, None, math.nan, None, None, count, tol)
-    reason = f"no isometry was found and none ruled out, {count} rays in a span of dimension {k}"
-    return CompletePositivity("inconclusive", reason, k, None, None, math.nan, None, None, count, tol)
+        isometry = alternating_projections(rays, atol, rng)
+        reason = "an isometry was found by alternating projections"
+    if isometry is not None and (unit @ basis @ isometry.T).min() >= -10 * atol:
+        return _yes(points, isometry @ basis.T, reason=reason, **about)
+    if len(rays) <= 4:
+        return CompletePositivity("yes", f"{len(rays)} extreme rays without negative inner products", **about)
+    reason = f"no isometry was found and none ruled out, {len(rays)} rays in a span of dimension {k}"
+    return CompletePositivity("inconclusive", reason, **about)
 
 
-def _yes(points: Array, isometry: Array, reason: str, k: int, rays: int, tol: float) -> CompletePositivity:
+def _yes(points: Array, isometry: Array, **about: Any) -> CompletePositivity:
     factor = np.maximum(points @ isometry.T, 0.0)
-    size = np.linalg.norm(points, axis=1)
+    size = np.linalg.norm(points, axis=1, keepdims=True)
     size[size == 0] = 1.0
-    scaled, parts = points / size[:, None], factor / size[:, None]
+    scaled, parts = points / size, factor / size
     residual = max(
-        float(np.abs(a @ scaled.T - b @ parts.T).max()) for a, b in zip(_blocks(scaled), _blocks(parts), strict=True)
+        float(np.abs(scaled[rows] @ scaled.T - parts[rows] @ parts.T).max())
+        for rows in np.array_split(np.arange(len(points)), len(points) // 1024 + 1)
     )
     maps = torch.from_numpy(np.ascontiguousarray(isometry))
-    return CompletePositivity("yes", reason, k, maps, torch.from_numpy(factor), residual, None, None, rays, tol)
-
-
-def _blocks(rows: Array) -> list[Array]:
-    return [rows[start : start + 1024] for start in range(0, len(rows), 1024)]
-
-
-def _widest(unit: Array) -> tuple[int, int, float]:
-    """Return the two unit vectors with the smallest inner product, and it."""
-    best = (0, 0, 1.0)
-    for number, block in enumerate(_blocks(unit)):
-        cosines = block @ unit.T
-        i, j = divmod(int(cosines.argmin()), len(unit))
-        if cosines[i, j] < best[2]:
-            best = (number * 1024 + i, j, float(cosines[i, j]))
-    return best
+    return CompletePositivity("yes", isometry=maps, factor=torch.from_numpy(factor), residual=residual, **about)

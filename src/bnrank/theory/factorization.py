@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import linalg
-from bnrank.networks.chain import Chain, as_mlp
+from bnrank.networks.chain import Chain, read_chain
 from bnrank.networks.functional import Functional, unwrap
 from bnrank.networks.mlp import MLP, from_layers, leaky_relu
 
@@ -129,19 +129,17 @@ def cuts(net: nn.Module, x: Tensor) -> list[Cut]:
     """
     net = unwrap(net)
     try:
-        chain = as_mlp(net)
+        return list(_chain_cuts(read_chain(net), x))
     except TypeError:
         return list(_module_cuts(net, x))
-    eps = torch.finfo(next(net.parameters()).dtype).eps
-    return list(_chain_cuts(chain, x.flatten(1).to(chain.weights[0].device, torch.float64), eps))
 
 
-def _chain_cuts(net: MLP, x: Tensor, eps: float) -> Iterator[Cut]:
-    chain = Chain([w.detach() for w in net.weights], [b.detach() for b in net.biases], net.slope).biased()
+def _chain_cuts(given: Chain, x: Tensor) -> Iterator[Cut]:
+    chain, x = given.biased(), x.flatten(1).to(given.device, torch.float64)
     weights, biases, slope = chain.weights, chain.biases, chain.slope
 
     def network(weights: list[Tensor], biases: list[Tensor]) -> MLP:
-        return from_layers(weights, biases if net.bias else (), slope).to(x.device)
+        return from_layers(weights, biases if given.biases else (), slope).to(x.device)
 
     def cut(layer: int, activated: bool, values: Tensor, everywhere: Basis) -> Cut:
         """Return the cut at a_layer, or before the activation at a~_layer."""
@@ -164,13 +162,15 @@ def _chain_cuts(net: MLP, x: Tensor, eps: float) -> Iterator[Cut]:
             return network([q, *weights[layer:]], [origin, *biases[layer:]]), g
 
         names = ("activation" if layer else "input") if activated else "preactivation"
-        return Cut(layer, "output" if layer == chain.depth else names, values, net.bias, rest, split, everywhere)
+        return Cut(
+            layer, "output" if layer == chain.depth else names, values, bool(given.biases), rest, split, everywhere
+        )
 
     a = x
     for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         yield cut(layer, True, a, Basis(None, torch.zeros_like(a[0])))
         u, s, _ = torch.linalg.svd(weight, full_matrices=False)
-        rank = int(linalg.rank(s, max(weight.shape) * eps))  # less than that is rounding
+        rank = int(linalg.rank(s, max(weight.shape) * torch.finfo(given.dtype).eps))  # less than that is rounding
         image = Basis(None, torch.zeros_like(bias)) if rank == len(bias) else Basis(u[:, :rank], bias)
         z = a @ weight.T + bias
         yield cut(layer + 1, False, z, image)

@@ -1,4 +1,4 @@
-"""Kernel ridge regression: chosen by cross-validation, and its Jacobians, which overestimate the rank (T16)."""
+"""Kernel ridge regression: selection by cross-validation, and its Jacobians, which overestimate the rank (T16)."""
 
 from __future__ import annotations
 
@@ -15,54 +15,39 @@ from sklearn.kernel_ridge import KernelRidge
 from sklearn.model_selection import GridSearchCV, KFold
 from torch import Tensor
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
+from bnrank._core.results import Printed
+from bnrank._core.sampling import evenly_spaced
 
 __all__ = ["KERNELS", "KernelJacobians", "Selected", "jacobian_ranks", "select"]
 
 Array = NDArray[np.float64]
-Radial = tuple[Callable[[Array], Array], Callable[[Array], Array]]
 
-_ROOT3, _ROOT5 = math.sqrt(3), math.sqrt(5)
+ROOT3, ROOT5 = math.sqrt(3), math.sqrt(5)
 
-
-def _inverse(r: Array) -> Array:
-    """Return 1 / r, and 0 at 0."""
-    return np.divide(1.0, r, out=np.zeros_like(r), where=r > 0)
-
-
-# k(r) and k'(r) / r, r the distance over the length scale
-RADIAL: dict[str, Radial] = {
-    "rbf": (lambda r: np.exp(-(r**2) / 2), lambda r: -np.exp(-(r**2) / 2)),
-    "laplace": (lambda r: np.exp(-r), lambda r: -np.exp(-r) * _inverse(r)),
-    "matern32": (lambda r: (1 + _ROOT3 * r) * np.exp(-_ROOT3 * r), lambda r: -3 * np.exp(-_ROOT3 * r)),
-    "matern52": (
-        lambda r: (1 + _ROOT5 * r + 5 / 3 * r**2) * np.exp(-_ROOT5 * r),
-        lambda r: -5 / 3 * (1 + _ROOT5 * r) * np.exp(-_ROOT5 * r),
-    ),
-    "rational": (lambda r: 1 / (1 + r**2), lambda r: -2 / (1 + r**2) ** 2),
+# K(h) of scikit-learn for a length scale h, and k'(r) / r, r the distance over the length scale
+RADIAL: dict[str, tuple[Callable[[float], Kernel], Callable[[Array], Array]]] = {
+    "rbf": (RBF, lambda r: -np.exp(-(r**2) / 2)),
+    "laplace": (lambda h: Matern(h, nu=0.5), lambda r: -np.exp(-r) * np.divide(1, r, out=0 * r, where=r > 0)),
+    "matern32": (lambda h: Matern(h, nu=1.5), lambda r: -3 * np.exp(-ROOT3 * r)),
+    "matern52": (lambda h: Matern(h, nu=2.5), lambda r: -5 / 3 * (1 + ROOT5 * r) * np.exp(-ROOT5 * r)),
+    "rational": (lambda h: RationalQuadratic(h / math.sqrt(2), alpha=1.0), lambda r: -2 / (1 + r**2) ** 2),
 }
 KERNELS = tuple(RADIAL)
-FITTED: dict[str, Callable[[float], Kernel]] = {
-    "rbf": lambda h: RBF(h),
-    "laplace": lambda h: Matern(h, nu=0.5),
-    "matern32": lambda h: Matern(h, nu=1.5),
-    "matern52": lambda h: Matern(h, nu=2.5),
-    "rational": lambda h: RationalQuadratic(h / math.sqrt(2), alpha=1.0),
-}
 RIDGES = (1e-8, 1e-6, 1e-4, 1e-2, 0.1, 1.0)
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True)
-class KernelJacobians:
+class KernelJacobians(Printed):
     """Jacobians of a kernel ridge regression.
 
     Attributes
     ----------
     singular_values : Tensor
-        Of Jf(x) at the points, (P, min(d_in, d_out)), descending.
+        Singular values of Jf(x) at the points, (P, min(d_in, d_out)), descending.
     ranks : Tensor
-        How many of them exceed ``rtol`` times the largest, (P,).
+        Number of them above ``rtol`` times the largest, (P,).
     expected : int
         min(affine rank of X, rank of Y): the rank at almost every point of the affine span of X, for almost every Y.
     x_rank, y_rank : int
@@ -74,7 +59,7 @@ class KernelJacobians:
     rtol, data_rtol : float
         As given.
     regression : sklearn.kernel_ridge.KernelRidge
-        The fit, on the precomputed kernel.
+        The fit.
     """
 
     singular_values: Tensor
@@ -89,6 +74,9 @@ class KernelJacobians:
     data_rtol: float
     regression: KernelRidge
 
+    def __str__(self) -> str:
+        return f"{self.kernel} kernel ridge regression: rank up to {int(self.ranks.max())}, expected {self.expected}"
+
 
 def jacobian_ranks(
     x: Tensor | np.ndarray,
@@ -101,7 +89,7 @@ def jacobian_ranks(
     rtol: float = 1e-10,
     data_rtol: float = 1e-6,
 ) -> KernelJacobians:
-    r"""Fit a kernel ridge regression and return the ranks of its Jacobian (T16; Jacot2023a appendix D.1).
+    r"""Return the ranks of the Jacobian of a kernel ridge regression (T16; Jacot2023a appendix D.1).
 
     f(x) = K(x, X) (K(X, X) + ridge I)^{-1} Y with K(x, x') = k(||x - x'|| / h), so
     Jf(x) = sum_i alpha_i k'(r_i) / (r_i h^2) (x - x_i)^T, alpha = (K + ridge I)^{-1} Y. For inputs that span the space
@@ -120,12 +108,12 @@ def jacobian_ranks(
     length_scale : float, optional
         h; by default the median distance between inputs.
     points : Tensor or ndarray, optional
-        Where the Jacobian is taken, (P, d_in); by default the midpoints of neighboring rows of x, at most 100 of them.
-        A Laplace kernel has no derivative at the inputs themselves.
+        Points of the Jacobians, (P, d_in); by default the midpoints of neighboring rows of x, at most 100 of them. A
+        Laplace kernel has no derivative at the inputs themselves.
     rtol : float
         Singular values of Jacobians above ``rtol`` times the largest count.
     data_rtol : float
-        The same for the ranks of X and Y.
+        Relative tolerance of the ranks of X and Y.
 
     Returns
     -------
@@ -146,41 +134,37 @@ def jacobian_ranks(
     >>> int(jacobian_ranks(x, y).ranks.min())                     # the true function has rank 1
     2
     """
-    shape = RADIAL[validation.choice(kernel, "kernel", KERNELS)]
-    inputs = validation.samples(x, "x", minimum=2).detach().double().cpu().numpy()
-    outputs = validation.samples(y, "y").detach().double().cpu().numpy()
-    if len(inputs) != len(outputs):
-        raise ValueError(f"y: got {len(outputs)} samples, expected as many as x has, {len(inputs)}")
+    covariance, slope = RADIAL[validation.choice(kernel, "kernel", KERNELS)]
+    inputs, outputs = _pair(x, y)
     ridge = validation.number(ridge, "ridge", 0.0, strict=True)
     rtol, data_rtol = validation.rtol(rtol), validation.rtol(data_rtol)
-    distances = cdist(inputs, inputs)
-    if length_scale is None:
-        length_scale = _typical_distance(inputs)
+    length_scale = _typical_distance(inputs) if length_scale is None else length_scale
     length_scale = validation.number(length_scale, "length_scale", 0.0, strict=True)
     if points is None:
-        rows = np.linspace(0, len(inputs) - 2, min(100, len(inputs) - 1)).round().astype(int)
+        rows = evenly_spaced(len(inputs) - 1, 100).numpy()
         places = (inputs[rows] + inputs[rows + 1]) / 2
     else:
         places = validation.samples(points, "points", features=inputs.shape[1]).detach().double().cpu().numpy()
 
-    regression = KernelRidge(alpha=ridge, kernel="precomputed")
-    regression.fit(shape[0](distances / length_scale), outputs)
-    factors = shape[1](cdist(places, inputs) / length_scale) / length_scale**2  # (P, N)
+    regression = KernelRidge(alpha=ridge, kernel="precomputed").fit(covariance(length_scale)(inputs), outputs)
+    factors = slope(cdist(places, inputs) / length_scale) / length_scale**2  # (P, N)
     jacobians = np.stack(
         [regression.dual_coef_.T @ (f[:, None] * (p - inputs)) for f, p in zip(factors, places, strict=True)]
     )
     values = torch.from_numpy(np.linalg.svd(jacobians, compute_uv=False))
-    ranks = (values > rtol * values[:, :1]).sum(1)
-    x_rank, y_rank = _rank(inputs - inputs.mean(0), data_rtol), _rank(outputs, data_rtol)
-    expected = min(x_rank, y_rank)
+    x_rank, y_rank = (
+        int(linalg.rank(np.linalg.svd(matrix, compute_uv=False), max(data_rtol, 1e-15 * max(matrix.shape))))
+        for matrix in (inputs - inputs.mean(0), outputs)
+    )
+    ranks = linalg.rank(values, rtol)
     return KernelJacobians(
-        values, ranks, expected, x_rank, y_rank, kernel, length_scale, ridge, rtol, data_rtol, regression
+        values, ranks, min(x_rank, y_rank), x_rank, y_rank, kernel, length_scale, ridge, rtol, data_rtol, regression
     )
 
 
 @dataclass(frozen=True)
-class Selected:
-    """A kernel ridge regression chosen by cross-validation.
+class Selected(Printed):
+    """A kernel ridge regression selected by cross-validation.
 
     Attributes
     ----------
@@ -189,14 +173,14 @@ class Selected:
     length_scale, ridge : float
         In k(||x - x'|| / length_scale) and K + ridge I.
     error : float
-        Mean over the folds of the mean squared error on the samples left out, summed over outputs.
+        Mean over the folds of the mean squared error on held-out samples, summed over outputs.
     at_edge : tuple of str
-        Which of "length_scale" and "ridge" are the least or the largest that were tried: something beyond might be
+        Which of "length_scale" and "ridge" are the smallest or the largest that were tried: values beyond may be
         better.
     model : sklearn.kernel_ridge.KernelRidge
-        The fit to all samples, outputs less ``mean``.
+        The fit to all samples, of outputs minus ``mean``.
     mean : ndarray
-        Mean of the outputs, (d_out,), or 0 where they were not centered.
+        Mean of the outputs, (d_out,); 0 if they were not centered.
     """
 
     kernel: str
@@ -206,6 +190,11 @@ class Selected:
     at_edge: tuple[str, ...]
     model: KernelRidge
     mean: Array
+
+    def __str__(self) -> str:
+        edge = f" ({' and '.join(self.at_edge)} at the edge of the grid)" if self.at_edge else ""
+        scale = f"length scale {self.length_scale:.4g}, ridge {self.ridge:g}"
+        return f"{self.kernel} kernel, {scale}{edge}: held-out error {self.error:.4g}"
 
     def predict(self, x: Tensor | np.ndarray) -> Array:
         """Return the outputs at inputs (P, d_in), (P, d_out), float64."""
@@ -224,7 +213,7 @@ def select(
     seed: int = 0,
     center: bool = True,
 ) -> Selected:
-    """Choose kernel, length scale and ridge by cross-validation on the samples, and fit them all.
+    """Return the kernel ridge regression whose kernel, length scale and ridge win a cross-validation.
 
     scikit-learn's KernelRidge in its GridSearchCV, on shuffled folds, scored by the mean squared error.
 
@@ -235,22 +224,22 @@ def select(
     y : Tensor or ndarray
         Outputs, (N, d_out).
     kernels : sequence of str
-        Those to choose from, as in :func:`jacobian_ranks`.
+        Candidates, as in :func:`jacobian_ranks`.
     ridges : sequence of float
-        Positive numbers added to the diagonal of K.
+        Candidates: positive numbers added to the diagonal of K.
     scales : sequence of float
-        Length scales in units of the median distance between inputs.
+        Candidates for the length scale, in units of the median distance between inputs.
     folds : int
-        From 2 to N.
+        Number of folds, from 2 to N.
     seed : int
-        Of the folds.
+        Random seed of the folds.
     center : bool
-        Whether the mean of the outputs is taken off before and added after; not so in :func:`jacobian_ranks`.
+        Whether to fit the outputs minus their mean; :func:`jacobian_ranks` does not.
 
     Returns
     -------
     Selected
-        The best, fitted to all samples.
+        The best one, fitted to all samples.
 
     Raises
     ------
@@ -265,10 +254,7 @@ def select(
     >>> bool(abs(best.predict(torch.tensor([[0.5]]))[0, 0] - torch.sin(torch.tensor(0.5))) < 1e-3)
     True
     """
-    inputs = validation.samples(x, "x", minimum=2).detach().double().cpu().numpy()
-    outputs = validation.samples(y, "y").detach().double().cpu().numpy()
-    if len(inputs) != len(outputs):
-        raise ValueError(f"y: got {len(outputs)} samples, expected as many as x has, {len(inputs)}")
+    inputs, outputs = _pair(x, y)
     lists = {"kernels": kernels, "ridges": ridges, "scales": scales}
     for name, values in lists.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
@@ -279,7 +265,7 @@ def select(
     if (folds := validation.integer(folds, "folds", 2)) > len(inputs):
         raise ValueError(f"folds: got {folds}, expected at most the number of samples, {len(inputs)}")
     lengths = [factor * _typical_distance(inputs) for factor in factors]
-    tried = [(FITTED[name](length), name, length) for name in names for length in lengths]
+    tried = [(RADIAL[name][0](length), name, length) for name in names for length in lengths]
     mean = outputs.mean(0) * center
     search = GridSearchCV(
         KernelRidge(),
@@ -297,12 +283,15 @@ def select(
     return Selected(name, length, ridge, error, at_edge, search.best_estimator_, mean)
 
 
+def _pair(x: Tensor | np.ndarray, y: Tensor | np.ndarray) -> tuple[Array, Array]:
+    inputs = validation.samples(x, "x", minimum=2).detach().double().cpu().numpy()
+    outputs = validation.samples(y, "y").detach().double().cpu().numpy()
+    if len(inputs) != len(outputs):
+        raise ValueError(f"y: got {len(outputs)} samples, expected as many as x has, {len(inputs)}")
+    return inputs, outputs
+
+
 def _typical_distance(inputs: Array) -> float:
-    """Return the median distance between inputs, the largest where it is 0, and 1 where all are the same."""
+    """Return the median distance between inputs, the largest where it is 0, and 1 where all inputs are equal."""
     between = pdist(inputs)
     return float(np.median(between)) or float(between.max()) or 1.0
-
-
-def _rank(matrix: Array, rtol: float) -> int:
-    values = np.linalg.svd(matrix, compute_uv=False)
-    return int((values > max(rtol, 1e-15 * max(matrix.shape)) * values[0]).sum()) if values[0] > 0 else 0

@@ -255,7 +255,7 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
         outputs, error = network(samples), output_error(network, samples)
         if not math.isfinite(error):
             raise validation.RangeError("the outputs are beyond the range of floats")
-        path, width = shortest_path_bounds(outputs, error=error), diameter(samples)
+        path, width = shortest_path_bounds(outputs, atol=error), diameter(samples)
     excess = sum(float((p.detach() ** 2).sum()) for p in network.parameters()) - chain.depth
     z, _ = rank_one_parts(network, samples, layers[0])
     start, end = samples[int(z.argmin())].cpu(), samples[int(z.argmax())].cpu()

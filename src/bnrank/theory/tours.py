@@ -1,4 +1,4 @@
-"""The shortest path through the outputs, and what it costs a function of one hidden dimension (T13)."""
+"""Bounds on the shortest path through the outputs, and on functions of one hidden dimension (T13)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,19 @@ from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from bnrank._core import linalg, validation
+from bnrank._core.results import Printed
 
-__all__ = [
-    "PathBounds",
-    "TourBound",
-    "diameter",
-    "samples_for_rank",
-    "shortest_path_bounds",
-    "tsp_bound",
-]
+__all__ = ["PathBounds", "TourBound", "diameter", "samples_for_rank", "shortest_path_bounds", "tsp_bound"]
 
 Array = NDArray[np.float64]
 
 EXACT = 12  # points up to which the shortest path is computed
-MATRIX = 2048  # points up to which all distances are held
-ASCENT = 2**28  # distances looked at, at most, to raise the lower bound
+MATRIX = 2048  # points up to which all distances are kept in memory
+ASCENT = 2**28  # limit on the distances computed to raise the lower bound
 
 
 @dataclass(frozen=True)
-class PathBounds:
+class PathBounds(Printed):
     """Bounds on the length of the shortest path that visits every point, with free ends.
 
     Attributes
@@ -51,15 +45,18 @@ class PathBounds:
     order: Tensor
     exact: bool
 
+    def __str__(self) -> str:
+        return f"shortest path through {len(self.order)} points: {self.lower:.6g} to {self.upper:.6g}"
+
 
 @dataclass(frozen=True)
-class TourBound:
-    """What a function of BN-rank 1 through N points (x_i, y_i) must have (T13).
+class TourBound(Printed):
+    """Bounds on functions of BN-rank 1 through N points (x_i, y_i) (T13).
 
     Attributes
     ----------
     path : PathBounds
-        Of the points y_i. The two bounds below take ``path.lower``, so that they are certified.
+        Bounds on the path through the points y_i. The two bounds below use ``path.lower``, so they are certified.
     diameter : float
         The largest distance between two x_i.
     slope : float
@@ -76,8 +73,12 @@ class TourBound:
     parameter_norm: float
     depth: int
 
+    def __str__(self) -> str:
+        bounds = f"||Jf|| >= {self.slope:.6g}, ||theta||^2 >= {self.parameter_norm:.6g} at depth {self.depth}"
+        return f"{self.path}, diameter {self.diameter:.6g}: {bounds}"
 
-def shortest_path_bounds(y: Tensor | np.ndarray, *, error: float = 0.0) -> PathBounds:
+
+def shortest_path_bounds(y: Tensor | np.ndarray, *, atol: float = 0.0) -> PathBounds:
     """Return a lower and an upper bound on the shortest path that visits every point, ends free.
 
     Up to 12 different points: the shortest path, by dynamic programming. Of more: from below, the spanning tree bound
@@ -89,9 +90,9 @@ def shortest_path_bounds(y: Tensor | np.ndarray, *, error: float = 0.0) -> PathB
     ----------
     y : Tensor or ndarray
         Points, (N, d).
-    error : float
-        How far each point may be from where it is given, as after rounding: n different points may then have a path
-        shorter by 2 (n - 1) ``error``, which is taken off the lower bound.
+    atol : float
+        Absolute error of the points, such as rounding: the path of n different points may then be shorter by
+        2 (n - 1) ``atol``, which is subtracted from the lower bound.
 
     Returns
     -------
@@ -101,7 +102,7 @@ def shortest_path_bounds(y: Tensor | np.ndarray, *, error: float = 0.0) -> PathB
     Raises
     ------
     TypeError, ValueError
-        If y is not finite, (N, d), or ``error`` is negative.
+        If y is not finite, (N, d), or ``atol`` is negative.
     RangeError
         If the path is longer than floats can be.
 
@@ -112,7 +113,7 @@ def shortest_path_bounds(y: Tensor | np.ndarray, *, error: float = 0.0) -> PathB
     >>> bounds.lower, bounds.upper, bounds.exact
     (5.0, 5.0, True)
     """
-    error = validation.number(error, "error", 0.0)
+    atol = validation.number(atol, "atol", 0.0)
     given, exponent = _scaled(validation.samples(y, "y").detach().double().cpu().numpy())
     points, where = np.unique(given, axis=0, return_inverse=True)
     if len(points) <= EXACT:
@@ -124,7 +125,7 @@ def shortest_path_bounds(y: Tensor | np.ndarray, *, error: float = 0.0) -> PathB
     upper = float(np.linalg.norm(np.diff(points[order], axis=0), axis=1).sum())
     lower = upper if len(points) <= EXACT else _raised_tree(points, upper)
     lower, upper = _unscaled(lower, exponent, "y"), _unscaled(upper, exponent, "y")
-    lower = max(lower - 2 * (len(points) - 1) * error, 0.0)
+    lower = max(lower - 2 * (len(points) - 1) * atol, 0.0)
     place = np.empty(len(points), dtype=np.int64)
     place[order] = np.arange(len(points))
     rows = np.argsort(place[where.reshape(-1)], kind="stable")
@@ -134,8 +135,8 @@ def shortest_path_bounds(y: Tensor | np.ndarray, *, error: float = 0.0) -> PathB
 def diameter(x: Tensor | np.ndarray) -> float:
     """Return the largest distance between two points, exactly.
 
-    Points go in descending distance from the center; two whose distances from it add up to less than the best so far
-    are not compared.
+    Points are visited in descending distance from the center; pairs whose distances from it add up to less than the
+    best distance so far are skipped.
 
     Parameters
     ----------
@@ -176,7 +177,7 @@ def diameter(x: Tensor | np.ndarray) -> float:
     return _unscaled(best, exponent, "x")
 
 
-def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int, *, error: float = 0.0) -> TourBound:
+def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int, *, atol: float = 0.0) -> TourBound:
     """Return the lower bounds on the Jacobian and the parameter norm of every BN-rank-1 function through the data.
 
     ||Jf||_op >= TSP(y_1..y_N) / diam(x_1..x_N) at some point of the convex hull of the x_i, and
@@ -191,13 +192,13 @@ def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int, *, err
         Outputs, (N, d_out).
     depth : int
         L.
-    error : float
-        How far each y_i may be from where it is given, as in :func:`shortest_path_bounds`.
+    atol : float
+        Absolute error of the y_i, as in :func:`shortest_path_bounds`.
 
     Returns
     -------
     TourBound
-        The bounds and what they are made of.
+        The bounds and their components.
 
     Raises
     ------
@@ -218,7 +219,7 @@ def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int, *, err
     inputs, outputs = validation.samples(x, "x"), validation.samples(y, "y")
     if len(inputs) != len(outputs):
         raise ValueError(f"y: got {len(outputs)} samples, expected as many as x has, {len(inputs)}")
-    path, width = shortest_path_bounds(outputs, error=error), diameter(inputs)
+    path, width = shortest_path_bounds(outputs, atol=atol), diameter(inputs)
     if width == 0 and path.lower > 0:
         raise ValueError("y: got different outputs for one and the same input, expected a function of x")
     slope = path.lower / width if width else 0.0
@@ -228,7 +229,7 @@ def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int, *, err
 
 
 def samples_for_rank(k: int, depth: int, constant: float, rate: float) -> float:
-    """Return the number of samples from which on rank k is cheaper than rank 1.
+    """Return the number of samples beyond which rank k is cheaper than rank 1.
 
     ((k + C/L) / c)^{kL/(2k-2)}, the N at which c N^{(2/L)(1 - 1/k)} = k + C/L (T17b; Jacot2023a section 4): the left
     side bounds R/L of a BN-rank-1 fit from below (T13, with TSP / diam growing like N^{1-1/k}), the right side R/L of
@@ -306,7 +307,7 @@ def _shortest(distances: Array) -> NDArray[np.int64]:
 
 
 def _nearest_neighbors(points: Array) -> NDArray[np.int64]:
-    """Return a path that goes to the nearest point not yet visited, from an end of the longest axis."""
+    """Return the nearest neighbor path from an end of the longest axis."""
     left = np.ones(len(points), dtype=bool)
     order = [int(points[:, int(np.ptp(points, axis=0).argmax())].argmin())]
     for _ in range(len(points) - 1):
@@ -317,7 +318,7 @@ def _nearest_neighbors(points: Array) -> NDArray[np.int64]:
 
 
 def _reversals(order: NDArray[np.int64], distances: Array) -> NDArray[np.int64]:
-    """Reverse stretches of the path as long as that shortens it."""
+    """Return the path with segments reversed as long as that shortens it (2-opt)."""
     n = len(order)
     distances = np.pad(distances, (0, 1))  # beyond both ends there is a point at distance 0
     order = np.concatenate([[n], order, [n]])
@@ -355,7 +356,7 @@ def _tree(points: Array, weights: Array, distances: Array | None) -> tuple[float
 
 
 def _raised_tree(points: Array, upper: float) -> float:
-    """Return the largest spanning tree bound met on subgradient steps in the weights of the points."""
+    """Return the largest spanning tree bound over subgradient steps in the weights of the points."""
     n = len(points)
     distances = cdist(points, points) if n <= MATRIX else None
     weights, best, share = np.zeros(n), 0.0, 1.0

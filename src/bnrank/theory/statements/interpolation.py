@@ -209,7 +209,7 @@ def _tour(facts: Facts, net: MLP) -> TourBound:
         outputs, error = net(x), stability.output_error(net, x)
     if not math.isfinite(error):
         raise Inconclusive("the outputs are beyond the range of floats")
-    return tsp_bound(x, outputs, facts.depth, error=error)
+    return tsp_bound(x, outputs, facts.depth, atol=error)
 
 
 def _rank_one(facts: Facts) -> tuple[MLP, int, str]:

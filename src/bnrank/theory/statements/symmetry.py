@@ -151,15 +151,15 @@ def _denoising(facts: Facts) -> list[Sides]:
     return found
 
 
-def symmetric_under(generators: Sequence[Any], *, tol: float = 1e-6) -> Statement:
+def symmetric_under(generators: Sequence[Any], *, invariance_rtol: float = 1e-6) -> Statement:
     """Return the statement T17 for a symmetry: rank Jf <= d_in - dim of the orbit, at every sample.
 
     Parameters
     ----------
     generators : sequence
         Affine vector fields, as in :func:`bnrank.theory.symmetry.rank_bound`.
-    tol : float
-        How invariant the network must be, ||Jf v|| <= tol ||Jf|| ||v||, for the statement to apply.
+    invariance_rtol : float
+        Largest ||Jf v|| / (||Jf|| ||v||) of a network that counts as invariant, to which the statement applies.
 
     Returns
     -------
@@ -175,10 +175,12 @@ def symmetric_under(generators: Sequence[Any], *, tol: float = 1e-6) -> Statemen
     >>> symmetric_under([along])(Facts(net, torch.ones(4, 2))).status
     'holds'
     """
-    tol = validation.number(tol, "tol", 0.0)
+    limit = validation.number(invariance_rtol, "invariance_rtol", 0.0)
 
     def sides(facts: Facts) -> Sides:
-        found = symmetry.rank_bound(facts.net, vectors(facts), generators, rtol=max(facts.rtol, 10 * tol), tol=tol)
+        found = symmetry.rank_bound(
+            facts.net, vectors(facts), generators, rtol=max(facts.rtol, 10 * limit), invariance_rtol=limit
+        )
         if not found.invariant:
             raise NotApplicable("f is invariant", f"||Jf v|| = {found.invariance:.3g} ||Jf|| ||v|| at most")
         row = int((found.bounds - found.ranks).argmin())
