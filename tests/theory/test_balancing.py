@@ -12,7 +12,7 @@ from torch import nn
 import bnrank
 from bnrank.measures.balance import residual
 from bnrank.networks.mlp import from_layers
-from bnrank.theory.cost.balancing import balance, balancing
+from bnrank.theory.cost.rescaling import balance, balancing
 from helpers import norm
 
 SLOPES = [0.0, 0.3, -0.5, 1.0]

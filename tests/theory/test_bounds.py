@@ -14,7 +14,7 @@ import bnrank
 from bnrank.networks.mlp import LinearNetwork, from_layers, make
 from bnrank.theory.cost.bounds import LowerBound, lower_bound, r1_lower_bound
 from bnrank.theory.cost.closed_forms import linear, linear_corrections
-from bnrank.theory.cost.two_point import two_point
+from bnrank.theory.cost.pairs import two_point
 from helpers import norm, normal
 from oracles import circular_convolution_matrix, input_jacobian
 
@@ -57,7 +57,7 @@ def test_at_the_data_it_is_the_largest_cost_and_below_the_norm(seed, slope, bias
     assert bound <= norm(net)
     i = int(cost_at(net, x, net.depth).argmax())
     assert torch.allclose(cost_at(net, bound.point[None], net.depth), cost_at(net, x[i : i + 1], net.depth))
-    assert (bound.depth, bound.domain, bound.exact, bound.looked_at) == (net.depth, "data", False, 9)
+    assert (bound.depth, bound.domain, bound.exact, bound.evaluated) == (net.depth, "data", False, 9)
 
 
 @quick
@@ -124,7 +124,7 @@ def test_both_halves_of_the_search_find_something():
     both = lower_bound(net, x)
     assert at_data < min(started, walked)
     assert max(started, walked) <= both * 1.05
-    assert started.looked_at >= 512 + 20
+    assert started.evaluated >= 512 + 20
     far = from_layers([matrix([1], [10], [10]), matrix([1, 10, -10])], [vector(0, -50, -60), vector(0)])
     assert lower_bound(far, matrix([1], [9]), max_regions=0, rounds=0) == pytest.approx(202)
     assert lower_bound(nn.Sequential(far, nn.Identity(), nn.Flatten()), matrix([1], [9]), 2, rounds=0) == pytest.approx(

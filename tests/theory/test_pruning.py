@@ -10,8 +10,8 @@ from torch import nn
 
 import bnrank
 from bnrank.networks.mlp import from_layers
-from bnrank.theory.cost.balancing import balancing
 from bnrank.theory.cost.pruning import prune
+from bnrank.theory.cost.rescaling import balancing
 from helpers import norm
 
 SLOPES = [0.0, 0.3, -0.5, 1.0]

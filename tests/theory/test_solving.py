@@ -121,7 +121,7 @@ def test_starts_are_scaled_back_to_the_units_of_the_data():
     (start,) = training.with_ridges([3])
     with torch.no_grad():
         outputs = training.units[1] * training.members[3](x / training.units[0])
-        torch.testing.assert_close(start.module()(x), outputs, rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(start.mlp()(x), outputs, rtol=1e-12, atol=1e-15)
     assert all(b.any() for b in start.biases)
 
 
@@ -205,6 +205,6 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="slope: got 2"):
         solve(LINE, LINE, 2, 2, slope=2.0)
     with pytest.raises(ValueError, match="tol: got -1"):
-        solve(LINE, LINE, 2, 2, tol=-1)
+        solve(LINE, LINE, 2, 2, rtol=-1)
     with pytest.raises(ValueError, match="x: got 3000 samples"):
         solve(normal(3000, 10), normal(3000, 10), 3, 100)

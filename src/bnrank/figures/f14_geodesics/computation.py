@@ -19,7 +19,7 @@ from bnrank.measures.representations import Kernels, distance, distances, kernel
 from bnrank.networks import MLP, LinearNetwork
 from bnrank.networks.constructions import completely_positive, diverging_geodesic, linear
 from bnrank.tasks import Task, low_rank_map
-from bnrank.theory.cost.two_point import two_point
+from bnrank.theory.cost.pairs import two_point
 from bnrank.training import Stop, train
 
 __all__ = [

@@ -9,11 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
-from bnrank._core.linalg import log_pseudo_determinant
-from bnrank.networks.mlp import MLP
-from bnrank.theory.cost.closed_forms import schatten
-from bnrank.theory.cost.search import Domain, Found, Function, maximize
+from bnrank._core import linalg, validation
+from bnrank.theory.cost.search import Domain, Function, maximize
 
 __all__ = ["LowerBound", "R1LowerBound", "lower_bound", "r1_lower_bound"]
 
@@ -33,52 +30,58 @@ class Certified(float):
         raise AttributeError(f"{name}: a {type(self).__name__} cannot be changed")
 
 
-class LowerBound(Certified):
-    """A lower bound on R(f; Omega, L): a float, with the point that certifies it.
+class JacobianBound(Certified):
+    """A bound that the Jacobian at one point certifies.
 
     Attributes
     ----------
     point : Tensor
         Where the Jacobian was taken, shaped like a sample; float64.
     singular_values : Tensor
-        Of Jf(point), less what rounding can have added, (min(d_in, d_out),); float64.
-    depth : int
-        L.
+        Singular values of Jf(point) minus a bound on their rounding error, (min(d_in, d_out),); float64.
     domain : str or Tensor
         "data", or the box, (d, 2).
     exact : bool
-        Whether all linear regions in the box were looked at, so that no point of it gives a larger bound.
-    looked_at : int
-        How many points or regions were looked at.
+        Whether the maximum is over all linear regions in the box, so that no point of it gives a larger bound.
+    evaluated : int
+        Number of points or regions that were evaluated.
     """
 
     point: Tensor
     singular_values: Tensor
-    depth: int
     domain: str | Tensor
     exact: bool
-    looked_at: int
+    evaluated: int
 
 
-class R1LowerBound(Certified):
+class LowerBound(JacobianBound):
+    """A lower bound on R(f; Omega, L): a float, with the point that certifies it.
+
+    Attributes
+    ----------
+    point, singular_values, domain, exact, evaluated
+        As of :class:`JacobianBound`.
+    depth : int
+        L.
+    """
+
+    depth: int
+
+
+class R1LowerBound(JacobianBound):
     """A lower bound on R1(f; Omega): a float, with the point that certifies it.
 
     Attributes
     ----------
-    point, singular_values, domain, exact, looked_at
-        As of :class:`LowerBound`.
+    point, singular_values, domain, exact, evaluated
+        As of :class:`JacobianBound`.
     rank : int
-        rank Jf(point), for which R0(f) = rank is needed.
+        rank Jf(point); the bound requires R0(f) = rank.
     assumes : str
-        What was not verified and has to hold; empty where R0(f) = rank was verified, since
+        The assumption that was not verified; empty where R0(f) = rank is certain, since
         rank <= Rank_J(f) <= R0(f) <= Rank_BN(f) <= rank.
     """
 
-    point: Tensor
-    singular_values: Tensor
-    domain: str | Tensor
-    exact: bool
-    looked_at: int
     rank: int
     assumes: str
 
@@ -153,11 +156,10 @@ def lower_bound(
     depth = function.depth(depth)
 
     def cost(values: Tensor) -> Tensor:
-        return depth * (_counted(values, rtol) ** (2 / depth)).sum(1)
+        return depth * linalg.schatten(values, depth, rtol)
 
-    where, found = _search(function, domain, cost, starts, rounds, max_regions, seed)
-    value = 0.0 if found is None else schatten(_counted(found.values[None], rtol)[0], depth)
-    return LowerBound(value, depth=depth, **_evidence(function, where, found))
+    evidence = _maximum(function, cost, domain, starts, rounds, max_regions, seed)
+    return LowerBound(float(cost(evidence["singular_values"])), depth=depth, **evidence)
 
 
 def r1_lower_bound(
@@ -211,36 +213,36 @@ def r1_lower_bound(
         rank = validation.integer(rank, "rank", 0)
 
     def regularity(values: Tensor) -> Tensor:
-        ranks = (values > rtol * values[:, :1]).sum(1)
-        return RANK_FIRST * ranks + 2 * log_pseudo_determinant(values, rtol=rtol)
+        return RANK_FIRST * linalg.rank(values, rtol) + 2 * linalg.log_pseudo_determinant(values, None, rtol)
 
-    where, found = _search(function, domain, regularity, starts, rounds, max_regions, seed)
-    evidence = _evidence(function, where, found)
+    evidence = _maximum(function, regularity, domain, starts, rounds, max_regions, seed)
     values = evidence["singular_values"]
-    found_rank = int((values > rtol * values[:1]).sum())
-    value = 2 * float(log_pseudo_determinant(values, rtol=rtol))
+    found_rank = int(linalg.rank(values, rtol))
+    value = 2 * float(linalg.log_pseudo_determinant(values, None, rtol))
     if rank is not None and found_rank != rank:
         raise ValueError(
             f"rank: got {rank}, but the largest rank of the Jacobian found is {found_rank}, at "
             f"{evidence['point'].flatten()[:5].tolist()}; "
             + ("R0 is at least that" if found_rank > rank else "the bound needs a point of rank R0")
         )
-    most = min([len(values), *([] if function.chain is None else _weight_ranks(function.chain))])
-    assumes = "" if most <= found_rank else f"R0(f) = {found_rank}; found {found_rank} <= R0(f) <= {most}"
+    weights = [] if function.chain is None else function.chain.weights  # f factors through the image of each
+    largest = min([len(values), *(int(torch.linalg.matrix_rank(w.detach())) for w in weights)])
+    assumes = "" if largest <= found_rank else f"R0(f) = {found_rank}; found {found_rank} <= R0(f) <= {largest}"
     if rank is not None and assumes:
         assumes = f"R0(f) = {rank}, as given"
     return R1LowerBound(value, rank=found_rank, assumes=assumes, **evidence)
 
 
-def _search(
+def _maximum(
     function: Function,
-    domain: Any,
     objective: Callable[[Tensor], Tensor],
+    domain: Any,
     starts: object,
     rounds: object,
     max_regions: object,
     seed: object,
-) -> tuple[Domain, Found | None]:
+) -> dict[str, Any]:
+    """Return the attributes of a bound; without a differentiable point, those of the first sample with all values 0."""
     where = Domain.of(domain, function.x)
     found = maximize(
         function,
@@ -251,27 +253,11 @@ def _search(
         validation.integer(max_regions, "max_regions", 0),
         validation.integer(seed, "seed", 0),
     )
-    return where, found
-
-
-def _evidence(function: Function, domain: Domain, found: Found | None) -> dict[str, Any]:
-    """Return the attributes of a bound; without a differentiable point, those of the first sample with all values 0."""
     point = function.x[0] if found is None else found.point
-    values = torch.zeros_like(function.singular_values(point[None])[0]) if found is None else found.values
     return {
         "point": point.reshape(function.shape),
-        "singular_values": values,
-        "domain": "data" if domain.name == "data" else domain.box,
+        "singular_values": 0 * function.singular_values(point[None])[0] if found is None else found.values,
+        "domain": "data" if where.name == "data" else where.box,
         "exact": found is not None and found.exact,
-        "looked_at": len(function.x) if found is None else found.looked_at,
+        "evaluated": len(function.x) if found is None else found.evaluated,
     }
-
-
-def _counted(values: Tensor, rtol: float) -> Tensor:
-    """Return singular values, (n, K), with those up to ``rtol`` times the largest set to 0."""
-    return torch.where(values > rtol * values[:, :1], values, 0.0)
-
-
-def _weight_ranks(net: MLP) -> list[int]:
-    """Return upper bounds on the ranks of the weights: f factors through the image of each."""
-    return [int(torch.linalg.matrix_rank(weight.detach())) for weight in net.weights]

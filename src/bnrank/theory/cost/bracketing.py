@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
@@ -12,10 +11,10 @@ from torch import Tensor, nn
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite
 from bnrank.networks.mlp import MLP, from_layers, leaky_relu
-from bnrank.theory.cost.balancing import balance
 from bnrank.theory.cost.bounds import LowerBound, lower_bound
 from bnrank.theory.cost.pruning import prune
-from bnrank.theory.cost.search import KINK, Domain, every_region, slopes_of
+from bnrank.theory.cost.rescaling import balance
+from bnrank.theory.cost.search import KINK, Domain, every_region, parameters, slopes_of
 
 __all__ = ["CostBracket", "bracket"]
 
@@ -180,7 +179,7 @@ def _signs_near(net: MLP, samples: Tensor) -> list[Tensor]:
     """Return the same for neighborhoods of the samples."""
     signs, a, silent = [], samples, torch.zeros_like(samples, dtype=torch.bool)  # silent: 0 all around the sample
     for layer in net.layers[:-1]:
-        weight, bias = _parameters(layer)
+        weight, bias = parameters(layer)
         z, size = a @ weight.T + bias, KINK * (a.abs() @ weight.abs().T + bias.abs())
         none = ((~silent).double() @ (weight != 0).double().T == 0) & (bias == 0)
         signs.append(_sign((z > size).all(0), ((z < -size) | none).all(0)))
@@ -196,7 +195,7 @@ def _ranges(net: MLP, middle: Tensor, half: Tensor) -> tuple[list[Tensor], list[
     """Return bounds on the preactivations of the hidden layers over boxes, (n, n_l), widened by rounding errors."""
     lows, highs = [], []
     for layer in net.layers[:-1]:
-        weight, bias = _parameters(layer)
+        weight, bias = parameters(layer)
         z, reach = middle @ weight.T + bias, half @ weight.abs().T
         reach = reach + KINK * (middle.abs() @ weight.abs().T + bias.abs())
         lows.append(z - reach)
@@ -207,12 +206,6 @@ def _ranges(net: MLP, middle: Tensor, half: Tensor) -> tuple[list[Tensor], list[
             below = torch.where((lows[-1] < 0) & (highs[-1] > 0), 0.0, below)
         middle, half = (below + above) / 2, (above - below) / 2
     return lows, highs
-
-
-def _parameters(layer: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return the weight and the bias of a layer, zeros if it has none."""
-    weight, bias = cast(Tensor, layer.weight).detach(), cast(Tensor | None, layer.bias)
-    return weight, weight.new_zeros(len(weight)) if bias is None else bias.detach()
 
 
 def _without_dead(net: MLP, signs: list[Tensor]) -> MLP:
@@ -234,7 +227,7 @@ def _affine(net: MLP, signs: list[Tensor], domain: Domain) -> MLP:
     matrix = torch.eye(net.widths[0]).to(domain.lower)
     offset = domain.lower.new_zeros(net.widths[0])
     for i, layer in enumerate(net.layers):
-        weight, bias = _parameters(layer)
+        weight, bias = parameters(layer)
         matrix, offset = weight @ matrix, weight @ offset + bias
         if i < depth - 1 and net.slope != 1:
             slopes = slopes_of(signs[i].to(matrix), net.slope)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
 
 __all__ = ["Corrections", "diagonal", "linear", "linear_corrections", "remainder_bound"]
 
@@ -122,8 +121,7 @@ def linear_corrections(a: Any, rtol: float | None = None) -> Corrections:
 
     Examples
     --------
-    >>> import math
-    >>> linear_corrections([[math.e, 0.0], [0.0, 1.0]])
+    >>>     >>> linear_corrections([[math.e, 0.0], [0.0, 1.0]])
     Corrections(R0=2, R1=2.0, R2=2.0)
     """
     logs = _singular_values(a, rtol).log()
@@ -165,7 +163,7 @@ def remainder_bound(a: Any, depth: int, *, rtol: float | None = None) -> float:
 
 def schatten(values: Tensor, depth: int) -> float:
     """Return L sum_i s_i^{2/L} of non-negative numbers; zeros count for nothing."""
-    return depth * math.fsum((values ** (2 / depth)).tolist())
+    return depth * float(linalg.schatten(values, depth, rtol=0.0))
 
 
 def _array(value: Any, name: str) -> Tensor:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from scipy.spatial.distance import cdist
 from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite
-from bnrank.networks.mlp import MLP, from_layers
-from bnrank.theory.cost.balancing import Array, Mask, live_neurons
+from bnrank.networks.mlp import MLP
+from bnrank.theory.cost.rescaling import Array, Chain, Mask
 
 __all__ = ["Pruned", "prune"]
 
@@ -101,50 +99,50 @@ def prune(net: nn.Module, x: Tensor | np.ndarray | None = None, *, rtol: float =
     """
     check_finite(net)
     mlp = as_mlp(net)
-    rtol = validation.number(rtol, "rtol", 0.0)
-    work = _Work(mlp, rtol)
-    before = work.norm
+    work = _Work(Chain.of(mlp), validation.number(rtol, "rtol", 0.0))
+    before = work.chain.norm
     work.until_nothing_changes(None)
     everywhere = work.changes
     if x is not None:
-        samples = validation.samples(x, "x", features=mlp.widths[0]).detach().cpu().double().numpy()
-        work.until_nothing_changes(samples)
-    dtype = next(p.dtype for p in net.parameters() if p.is_floating_point())
-    weights, biases = ([torch.from_numpy(p) for p in of] for of in (work.weights, work.biases))
-    network = from_layers(weights, biases, mlp.slope).to(next(net.parameters()).device, dtype)
-    exact_on = "everywhere" if work.changes == everywhere else "samples"
-    return Pruned(network, tuple(map(tuple, work.removed)), tuple(map(tuple, work.merged)), exact_on, before, work.norm)
+        work.until_nothing_changes(validation.samples(x, "x", features=mlp.widths[0]).detach().cpu().double().numpy())
+    parameter = next(p for p in net.parameters() if p.is_floating_point())
+    return Pruned(
+        network=work.chain.mlp().to(parameter.device, parameter.dtype),
+        removed=tuple(map(tuple, work.removed)),
+        merged=tuple(map(tuple, work.merged)),
+        exact_on="everywhere" if work.changes == everywhere else "samples",
+        norm_before=before,
+        norm=work.chain.norm,
+    )
 
 
 class _Work:
-    """A chain under the knife, and a record of what was cut."""
+    """A chain that loses neurons, and a record of which."""
 
-    def __init__(self, mlp: MLP, rtol: float) -> None:
-        self.weights: list[Array] = [w.detach().cpu().numpy().copy() for w in mlp.weights]
-        self.biases: list[Array] = [b.detach().cpu().numpy().copy() for b in mlp.biases]
-        self.slope, self.rtol, self.changes = mlp.slope, rtol, 0
-        widths = [len(w) for w in self.weights[:-1]]
-        self.labels = [np.arange(n) for n in widths]
-        self.removed: list[list[int]] = [[] for _ in widths]
-        self.merged: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in widths]
+    def __init__(self, chain: Chain, rtol: float) -> None:
+        self.weights, self.biases = [w.copy() for w in chain.weights], [b.copy() for b in chain.biases]
+        self.slope, self.rtol, self.changes = chain.slope, rtol, 0
+        self.labels = [np.arange(len(w)) for w in self.weights[:-1]]
+        self.removed: list[list[int]] = [[] for _ in self.labels]
+        self.merged: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in self.labels]
 
     @property
-    def norm(self) -> float:
-        return float(sum(np.vdot(p, p) for p in [*self.weights, *self.biases]))
+    def chain(self) -> Chain:
+        return Chain(self.weights, self.biases, self.slope)
 
     def until_nothing_changes(self, x: Array | None) -> None:
         """Go over the layers, on the samples if there are any, for as long as there is something to cut."""
         before = -1
         while before < self.changes:
             before, inputs = self.changes, x
-            for l, alive in enumerate(live_neurons(self.weights, self.biases)):  # noqa: E741
+            for l, alive in enumerate(self.chain.alive()):  # noqa: E741
                 self._remove(l, ~alive)
             for l in range(len(self.labels)):  # noqa: E741
                 self._fold(l)
                 if inputs is None:
                     self._merge(l, self._rows(l), signed=self.slope == 1)
                 else:
-                    self._remove(l, (self._activations(l, inputs) != 0).sum(0) == 0)
+                    self._remove(l, ~self._activations(l, inputs).any(0))
                     self._merge(l, self._activations(l, inputs).T, signed=True)
                     inputs = self._activations(l, inputs)
 
@@ -191,7 +189,9 @@ class _Work:
         self._remove(l, folded)
 
     def _merge(self, l: int, vectors: Array, *, signed: bool) -> None:  # noqa: E741
-        """Merge the neurons of which the vectors are parallel."""
+        """Merge the neurons whose vectors are parallel."""
+        from scipy.spatial.distance import cdist
+
         lengths, costs = np.linalg.norm(vectors, axis=1), np.linalg.norm(self._rows(l), axis=1)
         some = lengths > 0
         units = vectors / np.where(some, lengths, 1.0)[:, None]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -134,7 +134,7 @@ class Found:
 
     point: Tensor
     values: Tensor
-    looked_at: int
+    evaluated: int
     exact: bool
 
 
@@ -146,17 +146,16 @@ def maximize(
     Small chains: all linear regions. Else the samples and, in a box, ``starts`` random points and pieces of segments;
     then up to ``rounds`` times points across the nearest kinks around the best, and at random distances from them.
     """
-    if domain.name != "data":
-        everything = _all_regions(function, domain, max_regions)
-        if everything is not None:
-            return _best(function, domain, objective, everything, exact=True)
+    everything = None if domain.name == "data" else _all_regions(function, domain, max_regions)
+    if everything is not None:
+        return _best(function, objective, everything, evaluated=len(everything), exact=True)
     generator = torch.Generator().manual_seed(seed)
     points = domain.inside(function.x)
     if domain.name == "data":
-        return _best(function, domain, objective, points, exact=False)
+        return _best(function, objective, points, evaluated=len(points), exact=False)
     points = torch.cat([points, _starts(function, domain, starts, generator)])
     scores = objective(function.singular_values(points))
-    looked_at, best, idle = len(points), -torch.inf, 0
+    evaluated, best, idle = len(points), -torch.inf, 0
     for _ in range(rounds):
         order = scores.argsort(descending=True, stable=True)
         sorted_scores = scores[order]
@@ -169,39 +168,31 @@ def maximize(
         best = float(scores[0])
         new = torch.cat([domain.clip(_neighbors(function, domain, point, generator)) for point in points])
         points, scores = torch.cat([points, new]), torch.cat([scores, objective(function.singular_values(new))])
-        looked_at += len(new)
-    return _best(function, domain, objective, points, exact=False, looked_at=looked_at)
+        evaluated += len(new)
+    return _best(function, objective, points, evaluated=evaluated, exact=False)
 
 
-def _best(
-    function: Function,
-    domain: Domain,
-    objective: Objective,
-    points: Tensor,
-    *,
-    exact: bool,
-    looked_at: int | None = None,
-) -> Found | None:
+def _best(function: Function, objective: Objective, points: Tensor, *, evaluated: int, exact: bool) -> Found | None:
     """Return the best of the points with certified values; one near the best where all those are kinks."""
     scores = objective(function.singular_values(points))
     order = scores.argsort(descending=True, stable=True)
-    looked_at = len(points) if looked_at is None else looked_at
     best, found = -torch.inf, None
+
+    def certify(point: Tensor, exact: bool) -> None:
+        nonlocal best, found
+        values = function.certified(point)
+        if values is not None and float(objective(values)) > best:
+            best, found = float(objective(values)), Found(point, values, evaluated, exact)
+
     for i in order[:CANDIDATES]:
         if float(scores[i]) <= best + 1e-9 * abs(best):
             break
-        values = function.certified(points[i])
-        if values is not None and float(objective(values[None])) > best:
-            best = float(objective(values[None]))
-            found = Found(points[i], values, looked_at, exact and bool(i == order[0]))
+        certify(points[i], exact and bool(i == order[0]))
     if found is None:
         generator = torch.Generator().manual_seed(0)
         size = 1e-6 * (1 + points[order[0]].abs().max())
         for near in points[order[0]] + size * torch.randn(KEPT, points.shape[1], generator=generator).to(points):
-            values = function.certified(near)
-            if values is not None and float(objective(values[None])) > best:
-                best = float(objective(values[None]))
-                found = Found(near, values, looked_at, False)
+            certify(near, False)
     return found
 
 
@@ -263,17 +254,30 @@ def _neighbors(function: Function, domain: Domain, point: Tensor, generator: tor
     return point + torch.cat([steps[: STEPS // 2], _crossings(function.chain, point)])
 
 
+def parameters(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return the weight and the bias of a linear layer, zeros if it has none."""
+    weight, bias = cast(Tensor, layer.weight).detach(), cast(Tensor | None, layer.bias)
+    return weight, weight.new_zeros(len(weight)) if bias is None else bias.detach()
+
+
+def _hidden_layers(net: MLP, point: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Iterate over the hidden layers at a point: W_l, b_l's and a_{l-1}'s terms of a~_l in size, a~_l, J a~_l."""
+    a, jacobian = point, torch.eye(len(point)).to(point)
+    for layer in net.layers[:-1]:
+        weight, bias = parameters(layer)
+        z, gradient = weight @ a + bias, weight @ jacobian
+        yield weight, weight.abs() @ a.abs() + bias.abs(), z, gradient
+        a, jacobian = leaky_relu(z, net.slope), slopes_of(z, net.slope)[:, None] * gradient
+
+
 def _crossings(net: MLP, point: Tensor) -> Tensor:
     """Return the steps from a point across the kinks of single neurons, the shortest first."""
-    a, prefix, steps = point, torch.eye(len(point)).to(point), []
-    for i, weight in enumerate(net.weights[:-1]):
-        z = weight.detach() @ a + (net.biases[i].detach() if net.bias else 0.0)
-        gradient = weight.detach() @ prefix  # (n_l, d)
+    steps = [point.new_zeros(0, len(point))]
+    for _, _, z, gradient in _hidden_layers(net, point):
         square = (gradient * gradient).sum(1)
         live = square > 0
         steps.append(-(1 + OVERSHOOT) * (z / square)[live, None] * gradient[live])
-        a, prefix = leaky_relu(z, net.slope), slopes_of(z, net.slope)[:, None] * gradient
-    together = torch.cat([*steps, point.new_zeros(0, len(point))])
+    together = torch.cat(steps)
     return together[together.norm(dim=1).argsort(stable=True)[:STEPS]]
 
 
@@ -283,20 +287,16 @@ def slopes_of(z: Tensor, slope: float) -> Tensor:
 
 
 def rounded(net: MLP, point: Tensor) -> tuple[Tensor, float, bool]:
-    """Return Jf at a point, what rounding can have added to its singular values, and whether there is a kink."""
-    weights = [w.detach() for w in net.weights]
-    a, prefix, diagonals, sizes, kink = point, torch.eye(len(point)).to(point), [], [1.0], False
-    for i, weight in enumerate(weights[:-1]):
-        bias = net.biases[i].detach() if net.bias else weight.new_zeros(len(weight))
-        z, gradient = weight @ a + bias, weight @ prefix
-        near = z.abs() <= KINK * (weight.abs() @ a.abs() + bias.abs())
+    """Return Jf at a point, a bound on the rounding error of its singular values, and whether there is a kink."""
+    diagonals, sizes, kink = [], [1.0], False
+    for weight, terms, z, gradient in _hidden_layers(net, point):
         moving = gradient.norm(dim=1) > KINK * weight.norm(dim=1) * sizes[-1]
-        kink = kink or (net.slope != 1 and bool((near & moving).any()))
+        kink = kink or (net.slope != 1 and bool(((z.abs() <= KINK * terms) & moving).any()))
         diagonals.append(slopes_of(z, net.slope))
-        a, prefix = leaky_relu(z, net.slope), diagonals[-1][:, None] * gradient
-        sizes.append(float(torch.linalg.matrix_norm(prefix, 2)))
-    product, error = weights[-1], 0.0
-    for weight, diagonal, size in zip(weights[-2::-1], diagonals[::-1], sizes[-2::-1], strict=True):
+        sizes.append(float(torch.linalg.matrix_norm(diagonals[-1][:, None] * gradient, 2)))
+    *hidden, product = [w.detach() for w in net.weights]
+    error = 0.0
+    for weight, diagonal, size in zip(hidden[::-1], diagonals[::-1], sizes[-2::-1], strict=True):
         product = product * diagonal
         error += (len(weight) + 2) * EPS * float((product.abs() @ weight.abs()).norm()) * size
         product = product @ weight

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -13,23 +13,21 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.mlp import MLP, from_layers, make
+from bnrank.networks.mlp import MLP, make
 from bnrank.tasks import Task
-from bnrank.theory.cost.balancing import Array, least, live_neurons
 from bnrank.theory.cost.pruning import prune
+from bnrank.theory.cost.rescaling import Array, Chain
 from bnrank.training import train
 
 __all__ = ["Solution", "solve"]
 
 RIDGES = (1e-1, 1e-2)  # of the two stages, in units of mean ||y||^2 / L
-SPREAD = (
-    1e-3  # the last start's ridge over the first's: a large one forgets small directions, a small one finds no order
-)
-POLISHED = 3  # starts that are polished, the best ones
+SPREAD = 1e-3  # the last start's ridge over the first's: a large ridge loses small directions, a small one is slow
+POLISHED = 3  # best starts that are polished
 CORRECTIONS = 30  # at most, to come to interpolate
 EXACT = 1e-11  # error of the interpolation while polishing, of the largest |y|
 GAIN = 1e-10  # of the norm, per iteration of polishing
-MOST_ENTRIES = 2**27  # of the parameter Jacobian: 1 GiB
+MAX_ENTRIES = 2**27  # of the parameter Jacobian: 1 GiB
 RANK = 1e-13  # eigenvalues of J J^T above it, relative to the largest, are inverted
 
 
@@ -48,7 +46,7 @@ class Solution:
     norms : tuple of float
         For every start, the norm at which it interpolates (the best ones polished); inf where it does not.
     interpolates : bool
-        Whether ``error`` <= tol * max |y|.
+        Whether ``error`` <= rtol * max |y|.
     """
 
     network: MLP
@@ -68,7 +66,7 @@ def solve(
     bias: bool = True,
     starts: int = 8,
     seed: int = 0,
-    tol: float = 1e-6,
+    rtol: float = 1e-6,
     steps: int = 300,
     polish: int = 100,
 ) -> Solution:
@@ -102,7 +100,7 @@ def solve(
         Initial draws.
     seed : int
         Of the first; the others have the seeds that follow.
-    tol : float
+    rtol : float
         Largest error, relative to max |y|, that counts as interpolating.
     steps : int
         Evaluations of loss and gradient in each stage.
@@ -134,21 +132,21 @@ def solve(
     depth, width = validation.integer(depth, "depth"), validation.integer(width, "width")
     starts, seed = validation.integer(starts, "starts"), validation.integer(seed, "seed", 0)
     steps, polish = validation.integer(steps, "steps"), validation.integer(polish, "polish", 0)
-    tol = validation.number(tol, "tol", 0.0)
+    rtol = validation.number(rtol, "rtol", 0.0)
     size = float(y.abs().max())
-    points, values = _distinct(x, y, tol * size)
+    points, values = _distinct(x, y, rtol * size)
     net = make([x.shape[1], *[width] * (depth - 1), y.shape[1]], slope, bias, seed=seed, dtype=torch.float64)
     rows, parameters = y.shape[1] * len(points), sum(p.numel() for p in net.parameters())
-    if rows * parameters > MOST_ENTRIES:
+    if rows * parameters > MAX_ENTRIES:
         raise ValueError(
             f"x: got {len(points)} samples, with {y.shape[1]} outputs and {parameters} parameters, a Jacobian of more "
-            f"than {MOST_ENTRIES} numbers, expected at most {MOST_ENTRIES // (y.shape[1] * parameters)} samples"
+            f"than {MAX_ENTRIES} numbers, expected at most {MAX_ENTRIES // (y.shape[1] * parameters)} samples"
         )
     if size == 0:
         zero = prune(net.reset(seed, 0.0)).network
         return Solution(zero, 0.0, 0.0, (0.0,) * starts, True)
 
-    search = _Search(points.numpy(), values.numpy(), tol * size)
+    search = _Search(points.numpy(), values.numpy(), rtol * size)
     training = _Training(net, points, values, steps)
     found = [search.interpolating(start) for start in training.with_ridges(list(range(seed, seed + starts)))]
     lost = [i for i, start in enumerate(found) if start.norm == math.inf]
@@ -157,11 +155,11 @@ def solve(
     for i in sorted(range(starts), key=found.__getitem__)[:POLISHED]:
         found[i] = min(found[i], search.polished(found[i], polish))
     best = min(found)
-    network = best.net.module()
+    network = best.chain.mlp()
     with torch.no_grad():
         error = float((network(x) - y).abs().max())
-    norm = float(best.net.theta @ best.net.theta)  # also where it does not interpolate
-    return Solution(network, norm, error, tuple(start.norm for start in found), error <= tol * size)
+    norms = tuple(start.norm for start in found)
+    return Solution(network, best.chain.norm, error, norms, interpolates=error <= rtol * size)
 
 
 def _distinct(x: Tensor, y: Tensor, allowed: float) -> tuple[Tensor, Tensor]:
@@ -176,66 +174,42 @@ def _distinct(x: Tensor, y: Tensor, allowed: float) -> tuple[Tensor, Tensor]:
     return points, y[first]
 
 
-@dataclass(frozen=True)
-class _Net:
-    """An MLP as arrays; its parameters as one vector are the weights and then the biases."""
-
-    weights: list[Array]
-    biases: list[Array]
-    slope: float
-
-    @classmethod
-    def of(cls, net: MLP) -> _Net:
-        return cls([w.detach().numpy() for w in net.weights], [b.detach().numpy() for b in net.biases], net.slope)
-
-    def module(self) -> MLP:
-        weights, biases = ([torch.from_numpy(p) for p in of] for of in (self.weights, self.biases))
-        return from_layers(weights, biases, self.slope)
-
-    @property
-    def theta(self) -> Array:
-        return np.concatenate([p.ravel() for p in [*self.weights, *self.biases]])
-
-    def at(self, theta: Array) -> _Net:
-        """Return the network with other parameters."""
-        held = [*self.weights, *self.biases]
-        ends = itertools.accumulate(p.size for p in held)
-        parts = [theta[end - p.size : end].reshape(p.shape) for p, end in zip(held, ends, strict=True)]
-        return _Net(parts[: len(self.weights)], parts[len(self.weights) :], self.slope)
-
-    def balanced(self) -> _Net:
-        chain, _, _ = least(self.weights, self.biases[:-1], live_neurons(self.weights, self.biases))
-        return _Net(chain.weights, [*chain.biases, *self.biases[-1:]], self.slope)
-
-    def linearized(self, x: Array) -> tuple[Array, Array]:
-        """Return the outputs, (N, d_out), and their Jacobian in theta, (N d_out, P)."""
-        inputs, slopes = [x], []
-        for l, weight in enumerate(self.weights):  # noqa: E741
-            z = inputs[-1] @ weight.T + (self.biases[l] if self.biases else 0.0)
-            slopes.append(np.where(z > 0, 1.0, self.slope))
-            inputs.append(z * slopes[-1])
-        n, d_out = z.shape
-        back = [np.broadcast_to(np.eye(d_out), (n, d_out, d_out))]  # J(a~_l -> f), from l = L down
-        for weight, d in zip(self.weights[:0:-1], slopes[-2::-1], strict=True):
-            back.append((back[-1] @ weight) * d[:, None, :])
-        back.reverse()
-        of_weights = [
-            (b[..., None] * a[:, None, None, :]).reshape(n * d_out, -1) for b, a in zip(back, inputs, strict=False)
-        ]
-        of_biases = [b.reshape(n * d_out, -1) for b in back] if self.biases else []
-        return z, np.concatenate([*of_weights, *of_biases], 1)
+def _theta(chain: Chain) -> Array:
+    """Return the parameters as one vector, the weights and then the biases."""
+    return np.concatenate([p.ravel() for p in [*chain.weights, *chain.biases]])
 
 
-@dataclass(frozen=True)
+def _at(chain: Chain, theta: Array) -> Chain:
+    """Return the chain with other parameters."""
+    held = [*chain.weights, *chain.biases]
+    pieces = np.split(theta, np.cumsum([p.size for p in held])[:-1])
+    parts = [piece.reshape(p.shape) for p, piece in zip(held, pieces, strict=True)]
+    return Chain(parts[: len(chain.weights)], parts[len(chain.weights) :], chain.slope)
+
+
+def _linearized(chain: Chain, x: Array) -> tuple[Array, Array]:
+    """Return the outputs, (N, d_out), and their Jacobian in theta, (N d_out, P)."""
+    inputs, slopes = [x], []
+    for weight, bias in itertools.zip_longest(chain.weights, chain.biases, fillvalue=0.0):
+        z = inputs[-1] @ weight.T + bias
+        slopes.append(np.where(z > 0, 1.0, chain.slope))
+        inputs.append(z * slopes[-1])
+    n, d_out = z.shape
+    back = [np.broadcast_to(np.eye(d_out), (n, d_out, d_out))]  # J(a~_l -> f), from l = L down
+    for weight, d in zip(chain.weights[:0:-1], slopes[-2::-1], strict=True):
+        back.append((back[-1] @ weight) * d[:, None, :])
+    columns = [b[..., None] * a[:, None, None, :] for b, a in zip(back[::-1], inputs, strict=False)]
+    columns += back[::-1] if chain.biases else []
+    return z, np.concatenate([c.reshape(n * d_out, -1) for c in columns], 1)
+
+
+@dataclass(frozen=True, order=True)
 class _Start:
     """A network on its way: its norm, infinite where it does not interpolate, and its error."""
 
     norm: float
     error: float
-    net: _Net
-
-    def __lt__(self, other: _Start) -> bool:
-        return (self.norm, self.error) < (other.norm, other.error)
+    chain: Chain = field(compare=False)
 
 
 class _Training:
@@ -248,25 +222,22 @@ class _Training:
         self.task = Task((x / self.units[0]).repeat(repeats, 1), (y / self.units[1]).repeat(repeats, 1))
         self.members: dict[int, MLP] = {}
 
-    def with_ridges(self, seeds: list[int]) -> list[_Net]:
+    def with_ridges(self, seeds: list[int]) -> list[Chain]:
         """Return networks drawn with these seeds and trained, in the units of the data."""
         ridges = np.geomspace(1.0, SPREAD, len(seeds)) * float((self.task.y**2).sum(1).mean()) / self.net.depth
         for ridge in RIDGES:
             self._train(seeds, (ridge * ridges).tolist())
         return self._results(seeds)
 
-    def without_ridge(self, seeds: list[int]) -> list[_Net]:
+    def without_ridge(self, seeds: list[int]) -> list[Chain]:
         """Return some of them trained further, without ridge."""
         if seeds:
             self._train(seeds, [0.0] * len(seeds))
         return self._results(seeds)
 
     def _train(self, seeds: list[int], ridges: list[float]) -> None:
-        def member(seed: int) -> MLP:
-            return self.members[seed]
-
         run = train(
-            member if self.members else self.net,
+            self.members.__getitem__ if self.members else self.net,
             self.task,
             ridge=ridges,
             steps=self.steps,
@@ -279,18 +250,14 @@ class _Training:
         for i, seed in enumerate(seeds):
             self.members[seed] = cast(MLP, run.network(i))
 
-    def _results(self, seeds: Sequence[int]) -> list[_Net]:
+    def _results(self, seeds: Sequence[int]) -> list[Chain]:
         x_unit, y_unit = self.units
         factor = (y_unit / x_unit) ** (1 / self.net.depth)
-        nets = [_Net.of(self.members[seed]) for seed in seeds]
-        return [
-            _Net(
-                [w * factor for w in net.weights],
-                [b * x_unit * factor**l for l, b in enumerate(net.biases, 1)],  # noqa: E741
-                net.slope,
-            )
-            for net in nets
-        ]
+        results = []
+        for chain in (Chain.of(self.members[seed]) for seed in seeds):
+            biases = [b * x_unit * factor**layer for layer, b in enumerate(chain.biases, 1)]
+            results.append(Chain([w * factor for w in chain.weights], biases, chain.slope))
+        return results
 
 
 class _Search:
@@ -300,10 +267,10 @@ class _Search:
         self.x, self.y, self.allowed = x, y, allowed
         self.exact = EXACT * float(np.abs(y).max())
 
-    def interpolating(self, net: _Net) -> _Start:
+    def interpolating(self, chain: Chain) -> _Start:
         """Correct, and if it interpolates then, prune and balance."""
-        found = self._corrected(net)
-        return found if found.norm == math.inf else self._tidied(found.net)
+        found = self._corrected(chain)
+        return found if found.norm == math.inf else self._tidied(found.chain)
 
     def polished(self, start: _Start, iterations: int) -> _Start:
         """Lower the norm along the interpolating networks."""
@@ -311,48 +278,47 @@ class _Search:
             return start
         part, now = 1.0, start
         for _ in range(iterations):
-            theta = now.net.theta
-            outputs, jacobian = now.net.linearized(self.x)
+            theta = _theta(now.chain)
+            outputs, jacobian = _linearized(now.chain, self.x)
             step = _shortest(jacobian, jacobian @ theta + (self.y - outputs).ravel()) - theta
             while part > 1e-3:
-                trial = self._corrected(now.net.at(theta + part * step))
+                trial = self._corrected(_at(now.chain, theta + part * step))
                 if trial.error <= self.exact:
-                    trial = self._start(trial.net.balanced(), trial.error)
+                    trial = self._start(trial.chain.balanced()[0], trial.error)
                     if trial.norm < now.norm * (1 - GAIN):
                         break
                 part /= 2
             else:
                 break
             now, part = trial, min(1.0, 2 * part)
-        return self._tidied(now.net)
+        return self._tidied(now.chain)
 
-    def _start(self, net: _Net, error: float) -> _Start:
-        theta = net.theta
-        return _Start(float(theta @ theta) if error <= self.allowed else math.inf, error, net)
+    def _start(self, chain: Chain, error: float) -> _Start:
+        return _Start(chain.norm if error <= self.allowed else math.inf, error, chain)
 
-    def _tidied(self, net: _Net) -> _Start:
-        """Prune on the samples, balance, and correct what rounding there was."""
-        return self._corrected(_Net.of(prune(net.module(), self.x).network).balanced())
+    def _tidied(self, chain: Chain) -> _Start:
+        """Prune on the samples, balance, and correct rounding errors."""
+        return self._corrected(Chain.of(prune(chain.mlp(), self.x).network).balanced()[0])
 
-    def _corrected(self, net: _Net) -> _Start:
+    def _corrected(self, chain: Chain) -> _Start:
         """Bring a network to interpolate, or as near as it comes."""
-        outputs, jacobian = net.linearized(self.x)
+        outputs, jacobian = _linearized(chain, self.x)
         for _ in range(CORRECTIONS):
             gap = (self.y - outputs).ravel()
             if float(np.abs(gap).max()) <= self.exact / 10:
                 break
-            theta, step = net.theta, _shortest(jacobian, gap)
+            theta, step = _theta(chain), _shortest(jacobian, gap)
             for part in (1.0, 0.5, 0.25, 0.125):
-                nearer = net.at(theta + part * step)
+                nearer = _at(chain, theta + part * step)
                 with np.errstate(over="ignore", invalid="ignore"):  # a step too long, which is not taken
-                    found = nearer.linearized(self.x)
+                    found = _linearized(nearer, self.x)
                     better = float(np.linalg.norm(self.y - found[0])) < float(np.linalg.norm(gap))
                 if better:
-                    net, (outputs, jacobian) = nearer, found
+                    chain, (outputs, jacobian) = nearer, found
                     break
             else:
                 break
-        return self._start(net, float(np.abs(self.y - outputs).max()))
+        return self._start(chain, float(np.abs(self.y - outputs).max()))
 
 
 def _shortest(jacobian: Array, right: Array) -> Array:

@@ -11,8 +11,8 @@ from bnrank._core import linalg
 from bnrank.measures import balance
 from bnrank.theory.cost.bracketing import bracket
 from bnrank.theory.cost.closed_forms import linear, linear_corrections, remainder_bound
+from bnrank.theory.cost.pairs import two_point
 from bnrank.theory.cost.search import rounded
-from bnrank.theory.cost.two_point import two_point
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import counted_values
 from bnrank.theory.verdicts import NotApplicable, Sides, statement
@@ -37,7 +37,7 @@ def _cost(facts: Facts) -> Sides:
     left, right = min(pairs, key=lambda pair: pair[1] - pair[0])
     note = (
         f"{found.lower:.6g} <= R(f; Omega, {found.depth}) <= {found.upper:.6g} ({found.how}), Omega the bounding box "
-        f"of the samples; lower bound from {found.lower.looked_at} points"
+        f"of the samples; lower bound from {found.lower.evaluated} points"
     )
     return Sides(left, right, assumptions=CHAIN, note=note)
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 from torch import Tensor, nn
 
-from bnrank.measures.balance import between
+from bnrank.measures.balance import residual
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite, unwrap
+from bnrank.networks.mlp import MLP, from_layers
 
 __all__ = ["Balancing", "balance", "balancing"]
 
@@ -120,65 +120,89 @@ def balancing(net: nn.Module) -> Balancing:
     (True, True)
     """
     check_finite(net)
-    mlp = as_mlp(net)
-    weights = [w.detach().cpu().numpy() for w in mlp.weights]
-    biases = [b.detach().cpu().numpy() for b in mlp.biases]
-    alive = live_neurons(weights, biases)
-    rescaled, steps, sweeps = least(weights, biases[:-1], alive)
+    chain = Chain.of(as_mlp(net))
+    balanced, steps, sweeps = chain.balanced()
     result = copy.deepcopy(unwrap(net))
     layers = [m for m in result.modules() if isinstance(m, nn.Linear)]  # in the order in which they are called
     with torch.no_grad():
-        for layer, weight in zip(layers, rescaled.weights, strict=True):
+        for layer, weight, bias in itertools.zip_longest(layers, balanced.weights, balanced.biases):
             layer.weight.copy_(torch.from_numpy(weight))
-        for layer, bias in zip(layers, rescaled.biases, strict=False):
             if layer.bias is not None:
                 layer.bias.copy_(torch.from_numpy(bias))
-    tensors = [[torch.from_numpy(p) for p in of] for of in (rescaled.weights, rescaled.biases)]
     return Balancing(
-        result,
-        _squared_norm([*weights, *biases]),
-        _squared_norm([*rescaled.weights, *rescaled.biases, *biases[-1:]]),
-        between(*tensors).residual,
-        tuple(torch.from_numpy(~mask) for mask in alive),
-        steps,
-        sweeps,
+        network=result,
+        norm_before=chain.norm,
+        norm=balanced.norm,
+        residual=residual(balanced.mlp()).residual,
+        dead=tuple(torch.from_numpy(~mask) for mask in chain.alive()),
+        newton_steps=steps,
+        sweeps=sweeps,
     )
 
 
-def live_neurons(weights: Sequence[Array], biases: Sequence[Array]) -> list[Mask]:
-    """Say of every hidden neuron whether it is on a path of non-zero weights from an input or a bias to an output."""
-    reached, reaching = [np.ones(weights[0].shape[1], bool)], [np.ones(len(weights[-1]), bool)]
-    for l, weight in enumerate(weights[:-1]):  # noqa: E741
-        fed = (weight[:, reached[-1]] != 0).any(1)
-        reached.append(fed | (biases[l] != 0) if len(biases) else fed)
-    for weight in weights[:0:-1]:
-        reaching.append((weight[reaching[-1]] != 0).any(0))
-    return [a & b for a, b in zip(reached[1:], reaching[:0:-1], strict=True)]
+@dataclass(frozen=True)
+class Chain:
+    """The parameters of a chain of linear layers as float64 arrays: W_1, ..., W_L, and b_1, ..., b_L or no biases."""
 
+    weights: list[Array]
+    biases: list[Array]
+    slope: float
 
-def least(weights: list[Array], biases: list[Array], alive: list[Mask]) -> tuple[Chain, int, int]:
-    """Return the balanced weights and hidden biases, zero at dead neurons, and the numbers of steps and sweeps."""
-    if not alive:
-        return Chain(weights, biases), 0, 0
-    result = Chain([np.zeros_like(w) for w in weights], [np.zeros_like(b) for b in biases])
-    # a constant may come in at any layer; those before it are then dead as wholes
-    first = next((number for number, mask in enumerate(alive) if mask.any()), len(alive))
-    if first == len(alive):
-        return result, 0, 0
-    masks = [np.ones(weights[0].shape[1], bool), *alive, np.ones(len(weights[-1]), bool)]
-    where = [np.ix_(rows, columns) for columns, rows in itertools.pairwise(masks)][first:]
-    live = [w[index] for w, index in zip(weights[first:], where, strict=True)]
-    held = [b[mask] for b, mask in zip(biases[first:], alive[first:], strict=False)]
-    state, steps, sweeps = _minimize(Chain(live, held))
-    for target, index, weight in zip(result.weights[first:], where, state.chain.weights, strict=True):
-        target[index] = weight
-    for target, mask, bias in zip(result.biases[first:], alive[first:], state.chain.biases, strict=False):
-        target[mask] = bias
-    return result, steps, sweeps
+    @classmethod
+    def of(cls, net: MLP) -> Chain:
+        """Return the parameters of an MLP; they share its memory where it is in float64 on the CPU."""
+        weights, biases = ([p.detach().cpu().double().numpy() for p in of] for of in (net.weights, net.biases))
+        return cls(weights, biases, net.slope)
 
+    def mlp(self) -> MLP:
+        """Return the network with these parameters."""
+        weights, biases = ([torch.from_numpy(p) for p in of] for of in (self.weights, self.biases))
+        return from_layers(weights, biases, self.slope)
 
-def _squared_norm(arrays: Sequence[Array]) -> float:
-    return float(sum(np.vdot(a, a) for a in arrays))
+    @property
+    def norm(self) -> float:
+        """||theta||^2."""
+        return float(sum(np.vdot(p, p) for p in [*self.weights, *self.biases]))
+
+    def alive(self) -> list[Mask]:
+        """Return which neurons of each hidden layer are on a path of non-zero weights from input or bias to output."""
+        reached, reaching = [np.ones(self.weights[0].shape[1], bool)], [np.ones(len(self.weights[-1]), bool)]
+        for weight, bias in itertools.zip_longest(self.weights[:-1], self.biases[:-1], fillvalue=0):
+            reached.append((weight[:, reached[-1]] != 0).any(1) | (bias != 0))
+        for weight in self.weights[:0:-1]:
+            reaching.append((weight[reaching[-1]] != 0).any(0))
+        return [a & b for a, b in zip(reached[1:], reaching[:0:-1], strict=True)]
+
+    def scaled(self, scales: list[Scale]) -> Chain:
+        """Return the chain with its hidden neurons rescaled."""
+        ends = [(np.ones(n), np.zeros(n, int)) for n in (self.weights[0].shape[1], len(self.weights[-1]))]
+        scales = [ends[0], *scales, ends[1]]
+        weights = [_scaled(w, *pair) for w, pair in zip(self.weights, itertools.pairwise(scales), strict=True)]
+        return Chain(
+            weights, [np.ldexp(b * m, e) for b, (m, e) in zip(self.biases, scales[1:], strict=False)], self.slope
+        )
+
+    def balanced(self) -> tuple[Chain, int, int]:
+        """Return the chain of least norm, zero at dead neurons, and the numbers of Newton steps and sweeps."""
+        alive = self.alive()
+        if not alive:
+            return self, 0, 0
+        zeros = [[np.zeros_like(p) for p in of] for of in (self.weights, self.biases[:-1])]
+        result = Chain(zeros[0], [*zeros[1], *self.biases[-1:]], self.slope)
+        # a constant may come in at any layer; those before it are then dead as wholes
+        first = next((number for number, mask in enumerate(alive) if mask.any()), len(alive))
+        if first == len(alive):
+            return result, 0, 0
+        masks = [np.ones(self.weights[0].shape[1], bool), *alive, np.ones(len(self.weights[-1]), bool)]
+        where = [np.ix_(rows, columns) for columns, rows in itertools.pairwise(masks)][first:]
+        live = [w[index] for w, index in zip(self.weights[first:], where, strict=True)]
+        held = [b[mask] for b, mask in zip(self.biases[first:], masks[first + 1 :], strict=False)]
+        state, steps, sweeps = _minimize(Chain(live, held, self.slope))
+        for target, index, weight in zip(result.weights[first:], where, state.chain.weights, strict=True):
+            target[index] = weight
+        for target, mask, bias in zip(result.biases[first:-1], alive[first:], state.chain.biases[:-1], strict=False):
+            target[mask] = bias
+        return result, steps, sweeps
 
 
 def _norms(rows: Array) -> Array:
@@ -191,25 +215,7 @@ def _norms(rows: Array) -> Array:
     return largest * np.sqrt(((rows / np.where(largest > 0, largest, 1.0)[:, None]) ** 2).sum(1))
 
 
-@dataclass(frozen=True)
-class Chain:
-    """W_1, ..., W_L and the biases of the hidden layers, or none."""
-
-    weights: list[Array]
-    biases: list[Array]
-
-    @property
-    def widths(self) -> list[int]:
-        return [len(w) for w in self.weights[:-1]]
-
-    def scaled(self, scales: list[Scale]) -> Chain:
-        ends = [(np.ones(n), np.zeros(n, int)) for n in (self.weights[0].shape[1], len(self.weights[-1]))]
-        pairs = itertools.pairwise([ends[0], *scales, ends[1]])
-        weights = [_scaled(w, above, below) for w, (below, above) in zip(self.weights, pairs, strict=True)]
-        return Chain(weights, [np.ldexp(b * m, e) for b, (m, e) in zip(self.biases, scales, strict=False)])
-
-
-def _scaled(weight: Array, above: Scale, below: Scale) -> Array:
+def _scaled(weight: Array, below: Scale, above: Scale) -> Array:
     (m, e), (n, f) = above, below
     if max(np.abs(e).max(initial=0), np.abs(f).max(initial=0)) < 500:  # the same, faster
         return weight * (np.ldexp(m, e)[:, None] / np.ldexp(n, f))
@@ -223,12 +229,12 @@ class _State:
         self.original, self.scales, self.chain = chain, scales, chain.scaled(scales)
         self.incoming = [_norms(w) for w in self.chain.weights[:-1]]
         if self.chain.biases:
-            self.incoming = [np.hypot(a, b) for a, b in zip(self.incoming, self.chain.biases, strict=True)]
+            self.incoming = [np.hypot(a, b) for a, b in zip(self.incoming, self.chain.biases, strict=False)]
         self.outgoing = [_norms(w.T) for w in self.chain.weights[1:]]
         self.gaps = [_log_ratio(o, i) for o, i in zip(self.outgoing, self.incoming, strict=True)]
         self.imbalance = max(float(np.abs(gap).max()) for gap in self.gaps)
         with np.errstate(divide="ignore"):
-            self.log_norm = float(logsumexp(2 * np.log(np.concatenate([*self.incoming, self.outgoing[-1]]))))
+            self.log_norm = float(np.logaddexp.reduce(2 * np.log(np.concatenate([*self.incoming, self.outgoing[-1]]))))
 
     def moved(self, step: Sequence[Array]) -> _State:
         """Return the state with scales multiplied by exp(step)."""
@@ -249,7 +255,7 @@ def _log_ratio(above: Array, below: Array) -> Array:
 
 def _minimize(chain: Chain) -> tuple[_State, int, int]:
     """Return the balanced state, and the numbers of Newton steps and sweeps."""
-    state = best = _State(chain, [(np.ones(n), np.zeros(n, int)) for n in chain.widths])
+    state = best = _State(chain, [(np.ones(n), np.zeros(n, int)) for n in map(len, chain.weights[:-1])])
     steps = sweeps = idle = 0
     while best.imbalance > EXACT and idle < (3 if best.imbalance < 1e-10 else PATIENCE):
         after = state.moved(_newton(state))

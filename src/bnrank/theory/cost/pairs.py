@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
-from bnrank.measures.backward import mlp_forward
+from bnrank._core import linalg, validation
+from bnrank.measures.backward import Layers
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite, example
 from bnrank.networks.mlp import MLP
@@ -140,28 +140,14 @@ class _Jacobians:
     """At samples: the Jacobians, their singular values, L sum_k s_k^{2/L}, and C of each sample alone."""
 
     def __init__(self, net: MLP, x: Tensor) -> None:
-        weights = [w.detach() for w in net.weights]
-        self.points = x.detach().to(weights[0].device, torch.float64)
-        _, diagonals = mlp_forward(net, self.points, torch.float64)
-        norms = [torch.ones(len(x), dtype=torch.float64, device=weights[0].device)]
-        product = weights[0].expand(len(x), -1, -1)
-        for layer, diagonal in enumerate(diagonals, 1):
-            if layer <= net.depth - 2:
-                norms.append(operator_norms(product))  # J a~_l
-            product = weights[layer] @ (diagonal[:, :, None] * product)
-        back = weights[-1].expand(len(x), -1, -1)
-        for layer in range(net.depth - 1, 1, -1):
-            norms.append(operator_norms(back))  # J(a_l -> f)
-            back = (back * diagonals[layer - 1][:, None, :]) @ weights[layer - 1]
-        self.matrix = product
-        self.values = torch.linalg.svdvals(product)
-        counted = torch.where(self.values > 1e-10 * self.values[:, :1], self.values, 0.0)
-        self.cost = net.depth * (counted ** (2 / net.depth)).sum(1)
-        self.constant = torch.stack(norms).amax(0)
-
-
-def operator_norms(matrices: Tensor) -> Tensor:
-    """Return the largest singular value of each matrix, from the smaller Gram matrix."""
-    wide = matrices.shape[-1] > matrices.shape[-2]
-    gram = matrices @ matrices.mT if wide else matrices.mT @ matrices
-    return torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0.0).sqrt()
+        layers = Layers.of(net, torch.float64)
+        found = layers.forward(x)
+        self.points = found.inputs[0]
+        into, out = layers.from_input(found.slopes), layers.to_output(found.slopes)
+        at_layers = [weight @ j for weight, j in zip(layers.weights[:-2], into, strict=False)]  # J a~_l, l <= L - 2
+        at_layers += [j @ weight for weight, j in zip(layers.weights[2:], out[2:], strict=True)]  # J(a_l -> f), l >= 2
+        self.matrix = (layers.weights[-1] @ into[-1]).expand(len(x), -1, -1)
+        self.values = torch.linalg.svdvals(self.matrix)
+        self.cost = net.depth * linalg.schatten(self.values, net.depth, rtol=1e-10)
+        norms = [torch.linalg.matrix_norm(j, 2) for j in at_layers]
+        self.constant = torch.stack([self.cost.new_ones(len(x)), *norms]).amax(0)
