@@ -9,11 +9,11 @@ import torch
 
 import bnrank
 from bnrank.networks import LinearNetwork, from_layers
-from bnrank.theory.escape.deepening import deepen
 from bnrank.theory.escape.descent import Batch
-from bnrank.theory.escape.direction import measures, output_gradient, speed
+from bnrank.theory.escape.direction import deepen, measures, speed
+from bnrank.theory.escape.gradients import output_gradient
 from bnrank.theory.escape.polishing import grow, reduce
-from bnrank.theory.escape.search import find
+from bnrank.theory.escape.search import Steps, find
 from bnrank.theory.escape.stationarity import residual
 
 RANK_ONE = math.sqrt(2) - 1
@@ -70,8 +70,10 @@ def test_rank_one_starts_stay_of_rank_one(depth):
 def test_rank_one_is_what_general_networks_with_such_starts_do():
     """The search with one neuron per layer against steps of the wide network."""
     x, g = normal(3)
-    wide = find(x, g, 3, 5, starts=0, initial=[find(x, g, 3, 5, 8, start="rank one").network], steps=300, polish=False)
-    chain = find(x, g, 3, 5, 8, start="rank one")
+    wide = find(
+        x, g, 3, 5, starts=0, initial=[find(x, g, 3, 5, starts=8, start="rank one").network], steps=300, polish=False
+    )
+    chain = find(x, g, 3, 5, starts=8, start="rank one")
     assert wide.speed == pytest.approx(chain.speed, rel=1e-4)
     values = np.linspace(0, 2 * np.pi, 100_000)
     x, g = normal(4, d_in=2)
@@ -175,21 +177,21 @@ def test_the_batch_leaves_what_came_as_it_was():
 def test_more_starts_extend_fewer_and_seeds_decide():
     x, g = circle()
     state = np.random.get_state()[1].copy()  # noqa: NPY002
-    few, more = (find(x, g, 3, 8, n, seed=5, steps=200, polish=False) for n in (3, 6))
+    few, more = (find(x, g, 3, 8, starts=n, seed=5, steps=200, polish=False) for n in (3, 6))
     np.testing.assert_allclose(few.speeds, more.speeds[:3], rtol=1e-6)
-    assert not np.allclose(few.speeds, find(x, g, 3, 8, 3, seed=6, steps=200, polish=False).speeds)
+    assert not np.allclose(few.speeds, find(x, g, 3, 8, starts=3, seed=6, steps=200, polish=False).speeds)
     np.testing.assert_array_equal(state, np.random.get_state()[1])  # noqa: NPY002
 
 
 def test_units_scale_the_speed_alone():
     x, g = normal(1)
-    one = find(x, g, 3, 6, 4, steps=400)
-    other = find(x * 1e-30, g * 1e40, 3, 6, 4, steps=400)
+    one = find(x, g, 3, 6, starts=4, steps=400)
+    other = find(x * 1e-30, g * 1e40, 3, 6, starts=4, steps=400)
     assert other.speed == pytest.approx(one.speed * 1e10, rel=1e-9)
     for unit in (1e-200, 1e160):
-        assert find(x * unit, g, 3, 6, 4, steps=400).speed == pytest.approx(one.speed * unit, rel=1e-9)
+        assert find(x * unit, g, 3, 6, starts=4, steps=400).speed == pytest.approx(one.speed * unit, rel=1e-9)
     with pytest.raises(OverflowError, match="x, g: got largest entries"):
-        find(x * 1e200, g * 1e200, 3, 6, 4, steps=400)
+        find(x * 1e200, g * 1e200, 3, 6, starts=4, steps=400)
 
 
 def test_a_smooth_point_that_is_not_stationary_does_not_count_as_one():
@@ -214,7 +216,7 @@ def test_dead_starts_are_drawn_again():
 def test_no_direction_out_is_said_and_is_speed_zero():
     x, g = np.array([[1.0, 2.0], [1.0, 2.0]]), np.array([[1.0], [-1.0]])  # the loss does not see such outputs
     with pytest.warns(UserWarning, match="the speed is 0"):
-        found = find(x, g, 3, 4, 4, steps=50)
+        found = find(x, g, 3, 4, starts=4, steps=50)
     assert found.speed == 0
     assert not found.converged
     assert found.residual == math.inf
@@ -223,7 +225,7 @@ def test_no_direction_out_is_said_and_is_speed_zero():
 
 def test_what_the_result_says():
     x, g = circle()
-    found = find(x, g, 3, 16, 16, steps=2000)
+    found = find(x, g, 3, 16, starts=16, steps=2000)
     text = str(found)
     assert "speed 0.5" in text
     assert "converged" in text
@@ -285,7 +287,7 @@ def test_deepening_keeps_the_speed(depth, data):
 
 def test_deepening_a_found_direction():
     x, g = normal(0)
-    found = find(x, g, 3, 8, 16, steps=2000)
+    found = find(x, g, 3, 8, starts=16, steps=2000)
     assert found.converged
     for deep in (deepen(found, 6), deepen(found.network, 6)):
         assert speed(deep, x, g) == pytest.approx(found.speed, rel=1e-10)
@@ -365,7 +367,7 @@ GOOD = {"x": np.eye(2), "g": -np.ones((2, 1)), "depth": 3, "width": 4, "starts":
         ({"starts": 0}, ValueError, "starts: got 0"),
         ({"slope": 2}, ValueError, "slope"),
         ({"start": "rankone"}, ValueError, "did you mean 'rank one'"),
-        ({"step": 0}, ValueError, "step"),
+        ({"steps": -1}, ValueError, "steps: got -1"),
         ({"seed": -1}, ValueError, "seed"),
         ({"initial": [bnrank.MLP([2, 4, 4, 1])]}, ValueError, r"initial\[0\].*biases"),
         ({"initial": [bnrank.MLP([2, 5, 4, 1], bias=False)]}, ValueError, r"initial\[0\]: got widths"),
@@ -376,3 +378,9 @@ GOOD = {"x": np.eye(2), "g": -np.ones((2, 1)), "depth": 3, "width": 4, "starts":
 def test_bad_arguments_are_refused(changes, error, match):
     with pytest.raises(error, match=match):
         find(**{**GOOD, **changes})
+
+
+@pytest.mark.parametrize("lengths", [{"first": 0.0}, {"last": 0.0}])
+def test_steps_have_positive_lengths(lengths):
+    with pytest.raises(ValueError, match=next(iter(lengths))):
+        Steps(10, **lengths)

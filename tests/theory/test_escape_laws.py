@@ -120,11 +120,11 @@ def test_bad_input():
     for speed in (0, -1.0):
         with pytest.raises(ValueError, match=r"speed: got -?\d.*no direction along which it falls"):
             time_to(1, 0.5, speed, 3)
-    with pytest.raises(ValueError, match="depth: got 1, expected at least 2; one layer has no saddle"):
+    with pytest.raises(ValueError, match=r"depth: got 1, expected at least 2.*no saddle"):
         blow_up_time(1, 1, 1)
     with pytest.raises(TypeError, match="depth: got 3"):
         blow_up_time(1, 1, 3.0)
-    with pytest.raises(ValueError, match="r0: got 0, expected a norm > 0"):
+    with pytest.raises(ValueError, match="r0: got 0, expected a number > 0"):
         norm_at(1, 0, 1, 3)
     with pytest.raises(ValueError, match="r: got nan"):
         time_to(math.nan, 1, 1, 3)

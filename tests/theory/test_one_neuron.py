@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bnrank._core.validation import RangeError
 from bnrank.networks import from_layers
 from bnrank.theory.escape import one_neuron_search
-from bnrank.theory.escape.one_neuron import fastest, one_neuron_speed, rank_one_speed
+from bnrank.theory.escape.one_neuron import Options, fastest, one_neuron_speed, rank_one_speed
 from bnrank.theory.escape.one_neuron_bounds import branch_and_bound, norm_bound
 
 
@@ -73,9 +73,9 @@ def test_circles_in_blocks(monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 2))
     x, g = np.concatenate([x, -x, x]), rng.normal(size=(600, 3))
-    whole = one_neuron_search.best_on_circle(x, g, 0.2)
+    whole = one_neuron_search.best_on_circle(one_neuron_search.Neuron(x, g, 0.2))
     monkeypatch.setattr(one_neuron_search, "ENTRIES", 48)
-    assert one_neuron_search.best_on_circle(x, g, 0.2) == pytest.approx(whole, abs=1e-12)
+    assert one_neuron_search.best_on_circle(one_neuron_search.Neuron(x, g, 0.2)) == pytest.approx(whole, abs=1e-12)
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.5])
@@ -109,7 +109,7 @@ def test_slope_one_is_an_operator_norm(shape):
     assert best.exact
     assert best.lower == pytest.approx(np.linalg.norm(g.T @ x, 2), rel=1e-12)
     # without the closed form, the same search finds it
-    v = one_neuron_search.ascend(x, g, 1.0, 16, 60, np.random.default_rng(0))
+    v = one_neuron_search.ascend(one_neuron_search.Neuron(x, g, 1.0), 16, 60, np.random.default_rng(0))
     assert speed_at(x, g, v, 1.0) == pytest.approx(best.lower, rel=1e-9)
 
 
@@ -127,7 +127,7 @@ def test_brackets_close_in_few_dimensions(case, closed):
     d, n, k, slope = case
     rng = np.random.default_rng(d * n)
     x, g = rng.normal(size=(n, d)), rng.normal(size=(n, k))
-    best = rank_one_speed(x, g, slope=slope, cones=100_000)
+    best = rank_one_speed(x, g, slope=slope, max_cones=100_000)
     assert not best.exact
     assert best.method == "cones"
     assert best.lower <= best.upper <= best.lower * (1 + closed)
@@ -140,11 +140,11 @@ def test_branch_and_bound_alone_finds_the_circle():
     """From a bad start, on T40's plane, where the answer is known."""
     x, g = (t.numpy() for t in circle())
     start = np.array([math.sin(0.3), math.cos(0.3)])
-    found = branch_and_bound(x, g, 0.0, start, lambda v: speed_at(x, g, v), rtol=1e-7)
+    found = branch_and_bound(one_neuron_search.Neuron(x, g, 0.0), start, rtol=1e-7)
     assert found.lower <= math.sqrt(2) - 1 + 1e-12
     assert math.sqrt(2) - 1 <= found.upper * (1 + 1e-12)
     assert found.upper <= found.lower * (1 + 2e-7)
-    stopped = branch_and_bound(x, g, 0.0, start, lambda v: speed_at(x, g, v), rtol=1e-7, budget=8)
+    stopped = branch_and_bound(one_neuron_search.Neuron(x, g, 0.0), start, rtol=1e-7, max_cones=8)
     assert stopped.upper > found.upper
 
 
@@ -159,7 +159,7 @@ def test_cones_bound_the_speed_however_early_they_stop(slope, k):
         start = rng.normal(size=2)
         start /= np.linalg.norm(start)
         for budget in (4, 6, 10, 40):
-            found = branch_and_bound(x, g, slope, start, lambda v, x=x, g=g: speed_at(x, g, v, slope), budget=budget)
+            found = branch_and_bound(one_neuron_search.Neuron(x, g, slope), start, max_cones=budget)
             assert found.lower <= known * (1 + 1e-12)
             assert known <= found.upper * (1 + 1e-12)
 
@@ -171,7 +171,7 @@ def test_norm_bounds_hold(seed, slope, k):
     d = int(rng.integers(2, 8))
     n = int(rng.integers(1, 25))
     x, g = rng.normal(size=(n, d)) + rng.normal(), rng.normal(size=(n, k)) + rng.normal()
-    bound = norm_bound(x, g, slope)
+    bound = norm_bound(one_neuron_search.Neuron(x, g, slope))
     v = rng.normal(size=(2000, d))
     assert one_neuron_speed(x, g, v, slope=slope).max() <= bound
     p, q = (1 + slope) / 2, (1 - slope) / 2
@@ -222,7 +222,7 @@ def test_compression_is_covered_by_the_bracket():
     x = rng.normal(size=(50, 2)) @ rng.normal(size=(2, 6)) + 1e-3 * rng.normal(size=(50, 6))
     g = rng.normal(size=(50, 1)) @ rng.normal(size=(1, 8)) + 1e-3 * rng.normal(size=(50, 8))
     full = fastest(x, g, 0.0)
-    fast = fastest(x, g, 0.0, compress=0.05)
+    fast = fastest(x, g, 0.0, options=Options(rank_rtol=0.05))
     assert fast.method == "closed form"
     assert not fast.exact
     assert fast.lower == pytest.approx(full.lower, rel=1e-2)
@@ -255,15 +255,8 @@ def test_signed_cones_bound_the_maximum_however_early_they_stop(k):
     x, g = rng.normal(size=(4, 2)), rng.normal(size=(4, 1))
     known = fastest(x, g, 0.0, signed=True).lower
     for budget in (4, 6, 10, 40):
-        found = branch_and_bound(
-            x,
-            g,
-            0.0,
-            np.array([1.0, 0.0]),
-            lambda v: float((g.T @ np.maximum(x @ v, 0))[0]),
-            budget=budget,
-            signed=True,
-        )
+        neuron = one_neuron_search.Neuron(x, g, 0.0, signed=True)
+        found = branch_and_bound(neuron, np.array([1.0, 0.0]), max_cones=budget)
         assert known <= max(found.upper, 0.0) * (1 + 1e-12)
 
 

@@ -121,7 +121,7 @@ def test_starts_are_scaled_back_to_the_units_of_the_data():
     (start,) = training.with_ridges([3])
     with torch.no_grad():
         outputs = training.units[1] * training.members[3](x / training.units[0])
-        torch.testing.assert_close(start.mlp()(x), outputs, rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(start.network()(x), outputs, rtol=1e-12, atol=1e-15)
     assert all(b.any() for b in start.biases)
 
 

@@ -18,11 +18,11 @@ from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, unwrap
 from bnrank.networks.mlp import MLP
+from bnrank.theory.escape.localized import Localized, localized, one_deeper
 from bnrank.theory.invariants import conserved
 from bnrank.theory.invariants.finding import Findings
 from bnrank.theory.invariants.linear_tail import Tail, findings_and_tail
 from bnrank.theory.invariants.patterns import same_patterns
-from bnrank.theory.localized import Deeper, Localized, localized, one_deeper
 from bnrank.theory.path import Path
 from bnrank.theory.verdicts import NotApplicable
 from bnrank.training.losses import cost_and_gradient, gradient_at_zero
@@ -308,7 +308,7 @@ class Facts:
         return localized(self.weights, self.all_x.flatten(1), self.output_gradient)
 
     @cached_property
-    def deeper(self) -> Deeper:
+    def deeper(self) -> Localized:
         """The network of T39 with one layer more, over all samples."""
         self.localized  # noqa: B018  (raises where the construction does not apply)
         return one_deeper(self.chain, self.all_x.flatten(1), self.output_gradient)

@@ -153,7 +153,9 @@ def two_sided(basis: Tensor, depth: int, slope: float) -> list[Tensor]:
     return [into, parts, *[both] * (depth - 3), out]
 
 
-def deepen_escape(net: nn.Module, depth: int, x: Tensor | np.ndarray, g: Tensor | np.ndarray) -> MLP:
+def deepen_escape(
+    net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, g: Tensor | np.ndarray | None = None
+) -> MLP:
     """Return a deeper network that escapes from the origin at least as fast, rank one from layer L - 1 on.
 
     L0(theta) = Tr[G^T f_theta(X)] is the loss near the origin to first order, G its gradient at zero output, and
@@ -166,7 +168,8 @@ def deepen_escape(net: nn.Module, depth: int, x: Tensor | np.ndarray, g: Tensor 
     neuron of weight 1 are put after it, and all is scaled to the sphere ||theta||^2 = ``depth``.
 
     The speed is that of the network, scaled to its sphere, if all c_i agree and the norm does not shrink,
-    as at every escape direction; else it is larger.
+    as at every escape direction; else it is larger. Without ``x`` and ``g`` the neuron with the largest
+    |W_L[:, i]| |W_{L-1}[i, :]| is kept: at an escape direction all c_i agree, of another network the speed may fall.
 
     Parameters
     ----------
@@ -174,10 +177,10 @@ def deepen_escape(net: nn.Module, depth: int, x: Tensor | np.ndarray, g: Tensor 
         ReLU, without biases, with a hidden layer at least; of any norm; left as it is.
     depth : int
         New depth, at least that of the network.
-    x : Tensor or ndarray
+    x : Tensor or ndarray, optional
         Samples, (N, d_in).
-    g : Tensor or ndarray
-        G, (N, d_out), with the factors of the loss, such as 1/N.
+    g : Tensor or ndarray, optional
+        G, (N, d_out), with the factors of the loss, such as 1/N; both or neither.
 
     Returns
     -------
@@ -187,8 +190,8 @@ def deepen_escape(net: nn.Module, depth: int, x: Tensor | np.ndarray, g: Tensor 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, the network has biases, another slope or no hidden layer, or its speed is not
-        positive.
+        If an argument is out of range, the network has biases, another slope or no hidden layer, is zero, or its
+        speed is not positive; without data the speed is not known and not checked.
 
     Notes
     -----
@@ -208,22 +211,30 @@ def deepen_escape(net: nn.Module, depth: int, x: Tensor | np.ndarray, g: Tensor 
         found = f"biases: {bool(layers.biases)}, slope {layers.slope:g}, depth {layers.depth}"
         raise ValueError(f"net: got {found}, expected a ReLU network without biases of depth at least 2")
     depth = validation.integer(depth, "depth", layers.depth)
-    x = validation.samples(x, "x", features=layers.weights[0].shape[1]).detach()
-    g = validation.samples(g, "g", features=len(layers.weights[-1])).detach()
-    if len(g) != len(x):
-        raise ValueError(f"g: got {len(g)} samples, expected as many as x has, {len(x)}")
-    dtype = torch.promote_types(layers.dtype, torch.promote_types(x.dtype, g.dtype))
-    a, g = x.to(layers.device, DOUBLE), g.to(layers.device, DOUBLE)
+    if (x is None) != (g is None):
+        raise ValueError("x, g: got one of the two, expected both or neither")
+    dtype = layers.dtype
     to_sphere = (layers.depth / layers.norm) ** 0.5 if layers.norm else 1.0
     *rest, before, last = [w * to_sphere for w in layers.weights]
-    for weight in rest:
-        a = torch.relu(a @ weight.T)
-    contributions = ((g @ last) * torch.relu(a @ before.T)).sum(0)
-    if not float(contributions.sum()) < 0:
-        raise ValueError(f"net: got L0 = {float(contributions.sum()):.6g} on x and g, expected it below 0")
     sizes = last.norm(dim=0) * before.norm(dim=1)
-    normalized = torch.where(sizes > 0, contributions / sizes.clamp(min=torch.finfo(DOUBLE).tiny), torch.inf)
-    kept = int(normalized.argmin())
+    if x is None or g is None:
+        kept = int(sizes.argmax())
+        if not float(sizes[kept]) > 0:
+            raise ValueError("net: got a network that is zero, expected an escape direction")
+    else:
+        x = validation.samples(x, "x", features=layers.weights[0].shape[1]).detach()
+        g = validation.samples(g, "g", features=len(layers.weights[-1])).detach()
+        if len(g) != len(x):
+            raise ValueError(f"g: got {len(g)} samples, expected as many as x has, {len(x)}")
+        dtype = torch.promote_types(dtype, torch.promote_types(x.dtype, g.dtype))
+        a, g = x.to(layers.device, DOUBLE), g.to(layers.device, DOUBLE)
+        for weight in rest:
+            a = torch.relu(a @ weight.T)
+        contributions = ((g @ last) * torch.relu(a @ before.T)).sum(0)
+        if not float(contributions.sum()) < 0:
+            raise ValueError(f"net: got L0 = {float(contributions.sum()):.6g} on x and g, expected it below 0")
+        normalized = torch.where(sizes > 0, contributions / sizes.clamp(min=torch.finfo(DOUBLE).tiny), torch.inf)
+        kept = int(normalized.argmin())
     root = sizes.sum().sqrt()
     row, column = before[kept] / before[kept].norm(), last[:, kept] / last[:, kept].norm()
     ones = [torch.ones(1, 1, dtype=DOUBLE, device=layers.device)] * (depth - layers.depth)

@@ -8,10 +8,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.chain import as_mlp
-from bnrank.networks.functional import check_finite
 from bnrank.networks.mlp import MLP
-from bnrank.theory.cost.rescaling import Array, Chain, Mask
+from bnrank.theory.cost.rescaling import Array, Arrays, Mask
 
 __all__ = ["Pruned", "prune"]
 
@@ -97,21 +95,21 @@ def prune(net: nn.Module, x: Tensor | np.ndarray | None = None, *, rtol: float =
     >>> prune(net, x=torch.tensor([[1.0], [2.0]])).network.widths     # relu(-x) = 0 there
     [1, 1, 1]
     """
-    check_finite(net)
-    mlp = as_mlp(net)
-    work = _Work(Chain.of(mlp), validation.number(rtol, "rtol", 0.0))
-    before = work.chain.norm
+    chain = Arrays.of(net)
+    work = _Work(chain, validation.number(rtol, "rtol", 0.0))
     work.until_nothing_changes(None)
     everywhere = work.changes
     if x is not None:
-        work.until_nothing_changes(validation.samples(x, "x", features=mlp.widths[0]).detach().cpu().double().numpy())
+        work.until_nothing_changes(
+            validation.samples(x, "x", features=chain.weights[0].shape[1]).detach().cpu().double().numpy()
+        )
     parameter = next(p for p in net.parameters() if p.is_floating_point())
     return Pruned(
-        network=work.chain.mlp().to(parameter.device, parameter.dtype),
+        network=work.chain.network().to(parameter.device, parameter.dtype),
         removed=tuple(map(tuple, work.removed)),
         merged=tuple(map(tuple, work.merged)),
         exact_on="everywhere" if work.changes == everywhere else "samples",
-        norm_before=before,
+        norm_before=chain.norm,
         norm=work.chain.norm,
     )
 
@@ -119,7 +117,7 @@ def prune(net: nn.Module, x: Tensor | np.ndarray | None = None, *, rtol: float =
 class _Work:
     """A chain that loses neurons, and a record of which."""
 
-    def __init__(self, chain: Chain, rtol: float) -> None:
+    def __init__(self, chain: Arrays, rtol: float) -> None:
         self.weights, self.biases = [w.copy() for w in chain.weights], [b.copy() for b in chain.biases]
         self.slope, self.rtol, self.changes = chain.slope, rtol, 0
         self.labels = [np.arange(len(w)) for w in self.weights[:-1]]
@@ -127,8 +125,8 @@ class _Work:
         self.merged: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in self.labels]
 
     @property
-    def chain(self) -> Chain:
-        return Chain(self.weights, self.biases, self.slope)
+    def chain(self) -> Arrays:
+        return Arrays(self.weights, self.biases, self.slope)
 
     def until_nothing_changes(self, x: Array | None) -> None:
         """Go over the layers, on the samples if there are any, for as long as there is something to cut."""
@@ -142,7 +140,7 @@ class _Work:
                 if inputs is None:
                     self._merge(l, self._rows(l), signed=self.slope == 1)
                 else:
-                    self._remove(l, ~self._activations(l, inputs).any(0))
+                    self._remove(l, (self._activations(l, inputs) != 0).sum(0) == 0)
                     self._merge(l, self._activations(l, inputs).T, signed=True)
                     inputs = self._activations(l, inputs)
 

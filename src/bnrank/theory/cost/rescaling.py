@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bnrank.measures.balance import residual
-from bnrank.networks.chain import as_mlp
-from bnrank.networks.functional import check_finite, unwrap
+from bnrank.networks.chain import read_chain
+from bnrank.networks.functional import unwrap
 from bnrank.networks.mlp import MLP, from_layers
 
 __all__ = ["Balancing", "balance", "balancing"]
@@ -119,8 +119,7 @@ def balancing(net: nn.Module) -> Balancing:
     >>> found.norm < found.norm_before, found.residual < 1e-15
     (True, True)
     """
-    check_finite(net)
-    chain = Chain.of(as_mlp(net))
+    chain = Arrays.of(net)
     balanced, steps, sweeps = chain.balanced()
     result = copy.deepcopy(unwrap(net))
     layers = [m for m in result.modules() if isinstance(m, nn.Linear)]  # in the order in which they are called
@@ -133,7 +132,7 @@ def balancing(net: nn.Module) -> Balancing:
         network=result,
         norm_before=chain.norm,
         norm=balanced.norm,
-        residual=residual(balanced.mlp()).residual,
+        residual=residual(balanced.network()).residual,
         dead=tuple(torch.from_numpy(~mask) for mask in chain.alive()),
         newton_steps=steps,
         sweeps=sweeps,
@@ -141,7 +140,7 @@ def balancing(net: nn.Module) -> Balancing:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Arrays:
     """The parameters of a chain of linear layers as float64 arrays: W_1, ..., W_L, and b_1, ..., b_L or no biases."""
 
     weights: list[Array]
@@ -149,13 +148,13 @@ class Chain:
     slope: float
 
     @classmethod
-    def of(cls, net: MLP) -> Chain:
-        """Return the parameters of an MLP; they share its memory where it is in float64 on the CPU."""
-        weights, biases = ([p.detach().cpu().double().numpy() for p in of] for of in (net.weights, net.biases))
-        return cls(weights, biases, net.slope)
+    def of(cls, net: nn.Module) -> Arrays:
+        """Return the parameters of a chain of linear layers."""
+        chain = read_chain(net)
+        return cls(*chain.arrays(), chain.slope)
 
-    def mlp(self) -> MLP:
-        """Return the network with these parameters."""
+    def network(self) -> MLP:
+        """Return the MLP with these parameters."""
         weights, biases = ([torch.from_numpy(p) for p in of] for of in (self.weights, self.biases))
         return from_layers(weights, biases, self.slope)
 
@@ -164,31 +163,36 @@ class Chain:
         """||theta||^2."""
         return float(sum(np.vdot(p, p) for p in [*self.weights, *self.biases]))
 
+    @property
+    def all_biases(self) -> list[Array]:
+        """The biases, zeros if there are none."""
+        return self.biases or [np.zeros(len(w)) for w in self.weights]
+
     def alive(self) -> list[Mask]:
         """Return which neurons of each hidden layer are on a path of non-zero weights from input or bias to output."""
         reached, reaching = [np.ones(self.weights[0].shape[1], bool)], [np.ones(len(self.weights[-1]), bool)]
-        for weight, bias in itertools.zip_longest(self.weights[:-1], self.biases[:-1], fillvalue=0):
+        for weight, bias in zip(self.weights[:-1], self.all_biases, strict=False):
             reached.append((weight[:, reached[-1]] != 0).any(1) | (bias != 0))
         for weight in self.weights[:0:-1]:
             reaching.append((weight[reaching[-1]] != 0).any(0))
         return [a & b for a, b in zip(reached[1:], reaching[:0:-1], strict=True)]
 
-    def scaled(self, scales: list[Scale]) -> Chain:
+    def scaled(self, scales: list[Scale]) -> Arrays:
         """Return the chain with its hidden neurons rescaled."""
         ends = [(np.ones(n), np.zeros(n, int)) for n in (self.weights[0].shape[1], len(self.weights[-1]))]
         scales = [ends[0], *scales, ends[1]]
         weights = [_scaled(w, *pair) for w, pair in zip(self.weights, itertools.pairwise(scales), strict=True)]
-        return Chain(
+        return Arrays(
             weights, [np.ldexp(b * m, e) for b, (m, e) in zip(self.biases, scales[1:], strict=False)], self.slope
         )
 
-    def balanced(self) -> tuple[Chain, int, int]:
+    def balanced(self) -> tuple[Arrays, int, int]:
         """Return the chain of least norm, zero at dead neurons, and the numbers of Newton steps and sweeps."""
         alive = self.alive()
         if not alive:
             return self, 0, 0
         zeros = [[np.zeros_like(p) for p in of] for of in (self.weights, self.biases[:-1])]
-        result = Chain(zeros[0], [*zeros[1], *self.biases[-1:]], self.slope)
+        result = Arrays(zeros[0], [*zeros[1], *self.biases[-1:]], self.slope)
         # a constant may come in at any layer; those before it are then dead as wholes
         first = next((number for number, mask in enumerate(alive) if mask.any()), len(alive))
         if first == len(alive):
@@ -197,7 +201,7 @@ class Chain:
         where = [np.ix_(rows, columns) for columns, rows in itertools.pairwise(masks)][first:]
         live = [w[index] for w, index in zip(self.weights[first:], where, strict=True)]
         held = [b[mask] for b, mask in zip(self.biases[first:], masks[first + 1 :], strict=False)]
-        state, steps, sweeps = _minimize(Chain(live, held, self.slope))
+        state, steps, sweeps = _minimize(Arrays(live, held, self.slope))
         for target, index, weight in zip(result.weights[first:], where, state.chain.weights, strict=True):
             target[index] = weight
         for target, mask, bias in zip(result.biases[first:-1], alive[first:], state.chain.biases[:-1], strict=False):
@@ -225,7 +229,7 @@ def _scaled(weight: Array, below: Scale, above: Scale) -> Array:
 class _State:
     """A chain without dead neurons, its neurons' scales, and how far it is from balanced with them."""
 
-    def __init__(self, chain: Chain, scales: list[Scale]) -> None:
+    def __init__(self, chain: Arrays, scales: list[Scale]) -> None:
         self.original, self.scales, self.chain = chain, scales, chain.scaled(scales)
         self.incoming = [_norms(w) for w in self.chain.weights[:-1]]
         if self.chain.biases:
@@ -253,7 +257,7 @@ def _log_ratio(above: Array, below: Array) -> Array:
         return np.log(a / b) + (i - j) * LN2
 
 
-def _minimize(chain: Chain) -> tuple[_State, int, int]:
+def _minimize(chain: Arrays) -> tuple[_State, int, int]:
     """Return the balanced state, and the numbers of Newton steps and sweeps."""
     state = best = _State(chain, [(np.ones(n), np.zeros(n, int)) for n in map(len, chain.weights[:-1])])
     steps = sweeps = idle = 0

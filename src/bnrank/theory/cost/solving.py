@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from bnrank._core import validation
 from bnrank.networks.mlp import MLP, make
 from bnrank.tasks import Task
 from bnrank.theory.cost.pruning import prune
-from bnrank.theory.cost.rescaling import Array, Chain
+from bnrank.theory.cost.rescaling import Array, Arrays
 from bnrank.training import train
 
 __all__ = ["Solution", "solve"]
@@ -155,7 +154,7 @@ def solve(
     for i in sorted(range(starts), key=found.__getitem__)[:POLISHED]:
         found[i] = min(found[i], search.polished(found[i], polish))
     best = min(found)
-    network = best.chain.mlp()
+    network = best.chain.network()
     with torch.no_grad():
         error = float((network(x) - y).abs().max())
     norms = tuple(start.norm for start in found)
@@ -174,23 +173,23 @@ def _distinct(x: Tensor, y: Tensor, allowed: float) -> tuple[Tensor, Tensor]:
     return points, y[first]
 
 
-def _theta(chain: Chain) -> Array:
+def _theta(chain: Arrays) -> Array:
     """Return the parameters as one vector, the weights and then the biases."""
     return np.concatenate([p.ravel() for p in [*chain.weights, *chain.biases]])
 
 
-def _at(chain: Chain, theta: Array) -> Chain:
+def _at(chain: Arrays, theta: Array) -> Arrays:
     """Return the chain with other parameters."""
     held = [*chain.weights, *chain.biases]
     pieces = np.split(theta, np.cumsum([p.size for p in held])[:-1])
     parts = [piece.reshape(p.shape) for p, piece in zip(held, pieces, strict=True)]
-    return Chain(parts[: len(chain.weights)], parts[len(chain.weights) :], chain.slope)
+    return Arrays(parts[: len(chain.weights)], parts[len(chain.weights) :], chain.slope)
 
 
-def _linearized(chain: Chain, x: Array) -> tuple[Array, Array]:
+def _linearized(chain: Arrays, x: Array) -> tuple[Array, Array]:
     """Return the outputs, (N, d_out), and their Jacobian in theta, (N d_out, P)."""
     inputs, slopes = [x], []
-    for weight, bias in itertools.zip_longest(chain.weights, chain.biases, fillvalue=0.0):
+    for weight, bias in zip(chain.weights, chain.all_biases, strict=True):
         z = inputs[-1] @ weight.T + bias
         slopes.append(np.where(z > 0, 1.0, chain.slope))
         inputs.append(z * slopes[-1])
@@ -209,7 +208,7 @@ class _Start:
 
     norm: float
     error: float
-    chain: Chain = field(compare=False)
+    chain: Arrays = field(compare=False)
 
 
 class _Training:
@@ -222,14 +221,14 @@ class _Training:
         self.task = Task((x / self.units[0]).repeat(repeats, 1), (y / self.units[1]).repeat(repeats, 1))
         self.members: dict[int, MLP] = {}
 
-    def with_ridges(self, seeds: list[int]) -> list[Chain]:
+    def with_ridges(self, seeds: list[int]) -> list[Arrays]:
         """Return networks drawn with these seeds and trained, in the units of the data."""
         ridges = np.geomspace(1.0, SPREAD, len(seeds)) * float((self.task.y**2).sum(1).mean()) / self.net.depth
         for ridge in RIDGES:
             self._train(seeds, (ridge * ridges).tolist())
         return self._results(seeds)
 
-    def without_ridge(self, seeds: list[int]) -> list[Chain]:
+    def without_ridge(self, seeds: list[int]) -> list[Arrays]:
         """Return some of them trained further, without ridge."""
         if seeds:
             self._train(seeds, [0.0] * len(seeds))
@@ -250,13 +249,13 @@ class _Training:
         for i, seed in enumerate(seeds):
             self.members[seed] = cast(MLP, run.network(i))
 
-    def _results(self, seeds: Sequence[int]) -> list[Chain]:
+    def _results(self, seeds: Sequence[int]) -> list[Arrays]:
         x_unit, y_unit = self.units
         factor = (y_unit / x_unit) ** (1 / self.net.depth)
         results = []
-        for chain in (Chain.of(self.members[seed]) for seed in seeds):
+        for chain in (Arrays.of(self.members[seed]) for seed in seeds):
             biases = [b * x_unit * factor**layer for layer, b in enumerate(chain.biases, 1)]
-            results.append(Chain([w * factor for w in chain.weights], biases, chain.slope))
+            results.append(Arrays([w * factor for w in chain.weights], biases, chain.slope))
         return results
 
 
@@ -267,7 +266,7 @@ class _Search:
         self.x, self.y, self.allowed = x, y, allowed
         self.exact = EXACT * float(np.abs(y).max())
 
-    def interpolating(self, chain: Chain) -> _Start:
+    def interpolating(self, chain: Arrays) -> _Start:
         """Correct, and if it interpolates then, prune and balance."""
         found = self._corrected(chain)
         return found if found.norm == math.inf else self._tidied(found.chain)
@@ -293,14 +292,14 @@ class _Search:
             now, part = trial, min(1.0, 2 * part)
         return self._tidied(now.chain)
 
-    def _start(self, chain: Chain, error: float) -> _Start:
+    def _start(self, chain: Arrays, error: float) -> _Start:
         return _Start(chain.norm if error <= self.allowed else math.inf, error, chain)
 
-    def _tidied(self, chain: Chain) -> _Start:
+    def _tidied(self, chain: Arrays) -> _Start:
         """Prune on the samples, balance, and correct rounding errors."""
-        return self._corrected(Chain.of(prune(chain.mlp(), self.x).network).balanced()[0])
+        return self._corrected(Arrays.of(prune(chain.network(), self.x).network).balanced()[0])
 
-    def _corrected(self, chain: Chain) -> _Start:
+    def _corrected(self, chain: Arrays) -> _Start:
         """Bring a network to interpolate, or as near as it comes."""
         outputs, jacobian = _linearized(chain, self.x)
         for _ in range(CORRECTIONS):

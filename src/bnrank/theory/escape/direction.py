@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import text
+from bnrank._core.results import Printed
+from bnrank.networks.chain import as_mlp
+from bnrank.networks.constructions import deepen_escape
 from bnrank.networks.mlp import MLP
 from bnrank.theory.escape import reading
-from bnrank.training.losses import gradient_at_zero
 
-__all__ = ["EscapeDirection", "Measures", "measures", "output_gradient", "speed"]
+__all__ = ["EscapeDirection", "Measures", "deepen", "measures", "speed"]
 
 Array = np.ndarray
 
@@ -39,7 +40,7 @@ class Measures:
 
 
 @dataclass(frozen=True, eq=False)
-class EscapeDirection:
+class EscapeDirection(Printed):
     """What :func:`bnrank.theory.escape.find` found.
 
     Attributes
@@ -90,18 +91,16 @@ class EscapeDirection:
         """Return the speed, the residual and a table of the layers."""
         state = "converged" if self.converged else "not converged"
         near = int((self.speeds >= self.speed * (1 - 1e-3)).sum()) if self.speed > 0 else 0
-        lines = [
-            f"escape direction of depth {self.depth}, widths {self.network.widths}: speed {self.speed:.9g}",
-            f"residual {self.residual:.1e} ({state}), {self.kinks} kinks; "
-            f"{near} of {len(self.speeds)} starts within 0.1 percent",
-            "layer   W: beyond rank one   activations: beyond rank one   nonlinearity",
+        hidden = [*zip(self.activation_rank_one, self.nonlinearity, strict=True), (None, None)]
+        rows = [
+            {"layer": layer, "W: beyond rank one": w, "activations: beyond rank one": a, "nonlinearity": bent}
+            for layer, (w, (a, bent)) in enumerate(zip(self.weight_rank_one, hidden, strict=True), 1)
         ]
-        for layer, weight in enumerate(self.weight_rank_one):
-            hidden = layer < self.depth - 1
-            rank = f"{self.activation_rank_one[layer]:28.2e}" if hidden else f"{'-':>28}"
-            bent = f"{self.nonlinearity[layer]:14.2e}" if hidden else f"{'-':>14}"
-            lines.append(f"{layer + 1:5} {weight:20.2e} {rank} {bent}")
-        return "\n".join(lines)
+        return (
+            f"escape direction of depth {self.depth}, widths {self.network.widths}: speed {self.speed:.9g}\n"
+            f"residual {self.residual:.1e} ({state}), {self.kinks} kinks; "
+            f"{near} of {len(self.speeds)} starts within 0.1 percent\n{text.render(rows)}"
+        )
 
 
 def speed(net: nn.Module, x: Tensor | Array, g: Tensor | Array) -> float:
@@ -180,83 +179,58 @@ def _share(part: Array, whole: Array) -> float:
     return float(((part / size) ** 2).sum() / ((whole / size) ** 2).sum())
 
 
-def output_gradient(
-    loss: str | Callable[[Tensor, Tensor], Tensor], y: Tensor | Array, outputs: int | None = None
-) -> Tensor:
-    """Return G, the gradient of the loss with respect to the outputs where these are zero (T34).
+def deepen(
+    net: EscapeDirection | nn.Module,
+    depth: int,
+    x: Tensor | np.ndarray | None = None,
+    g: Tensor | np.ndarray | None = None,
+) -> MLP:
+    """Return a deeper ReLU network with the speed of an escape direction, rank one from layer L - 1 on (T39).
 
-    "mse": G = -2 Y / N; "cross_entropy": G = (softmax(0) - Y) / N with one-hot Y.
+    It has one neuron in the last hidden layer, W_L and W_{L-1} having norm sqrt(sum_i |W_L[:, i]| |W_{L-1}[i, :]|),
+    then layers of one neuron of weight 1, and ||theta||^2 = ``depth``. Which neuron of the last hidden layer stays:
+
+    - with data, from an :class:`EscapeDirection` or as ``x`` and ``g``: the one whose contribution to L0, with its
+      weights normalized, is least. The speed of any network is then that before, at least
+      (:func:`bnrank.networks.constructions.deepen_escape`);
+    - without: the one with the largest |W_L[:, i]| |W_{L-1}[i, :]|. At an escape direction all normalized
+      contributions agree, so that no data are needed; of another network the speed may fall.
 
     Parameters
     ----------
-    loss : "mse", "cross_entropy" or callable
-        A callable takes outputs (N, d_out) and y, float64 where y was floating point, and returns a scalar tensor;
-        the mean over the samples is its own business.
-    y : Tensor or ndarray
-        (N, d_out) targets for "mse", class numbers (N,) for "cross_entropy", anything for a callable.
-    outputs : int, optional
-        d_out. Default: columns of targets, the largest class number and 1 of integers.
+    net : EscapeDirection, MLP or torch.nn.Sequential
+        ReLU, without biases, of depth 2 at least.
+    depth : int
+        New depth, at least that of the network.
+    x, g : Tensor or ndarray, optional
+        X, (N, d_in), and G, (N, d_out); both or neither.
 
     Returns
     -------
-    Tensor
-        (N, d_out), float64.
+    MLP
+        float64, widths n_0, ..., n_{L-2}, 1, ..., 1, d_out.
 
     Raises
     ------
     TypeError, ValueError
-        If the loss is unknown, the labels do not fit it, or a callable does not return a finite gradient.
+        If the network has biases, another activation or no hidden layer, is zero, or the depth is less than it has;
+        with data, also if its speed is not positive. Without data the speed is not known and not checked.
+
+    Notes
+    -----
+    Source: T39 with the pair of E18; Bantzis2025, Proposition 3.2. Not for leaky activations: a layer of weight 1
+    would change negative values again.
 
     Examples
     --------
-    >>> import torch
-    >>> y = torch.tensor([[1.0], [-3.0]])
-    >>> output_gradient("mse", y).flatten().tolist()
-    [-1.0, 3.0]
-    >>> output_gradient(lambda f, y: (f - y).square().mean(), y).flatten().tolist()
-    [-1.0, 3.0]
+    >>> import bnrank, torch
+    >>> task = bnrank.tasks.circle(dtype=torch.float64)
+    >>> rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]) / 2
+    >>> signs = torch.tensor([[1.0, -1.0, 1.0, -1.0]]) / 2
+    >>> deep = deepen(bnrank.networks.from_layers([rows, signs, -torch.ones(1, 1)]), 6)
+    >>> deep.widths, round(-float((-task.y * deep(task.x)).sum().detach()), 12)
+    ([2, 4, 1, 1, 1, 1, 1], 0.5)
     """
-    if isinstance(y, np.ndarray):
-        if y.dtype.kind not in "biuf":
-            raise TypeError(f"y: got {validation.describe(y)}, expected numbers")
-        y = torch.from_numpy(np.ascontiguousarray(y))
-    if not isinstance(y, Tensor):
-        raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray")
-    if y.ndim == 0 or len(y) == 0:
-        raise ValueError(f"y: got shape {tuple(y.shape)}, expected at least one sample")
-    if outputs is not None:
-        outputs = validation.integer(outputs, "outputs")
-    if not callable(loss):
-        validation.choice(loss, "loss", ["mse", "cross_entropy"])
-    if loss == "mse":
-        y = validation.samples(y, "y").detach().double()
-        if outputs not in (None, y.shape[1]):
-            raise ValueError(f"outputs: got {outputs}, expected {y.shape[1]}, the columns of y")
-        return gradient_at_zero("mse", y)
-    classes = _classes(y, outputs) if loss == "cross_entropy" or not y.is_floating_point() else None
-    if loss == "cross_entropy":
-        return gradient_at_zero("cross_entropy", y.detach().long(), classes)
-    return _by_autograd(loss, y.detach(), classes or outputs or (y.shape[1] if y.ndim == 2 else 1))
-
-
-def _classes(y: Tensor, outputs: int | None) -> int:
-    if y.ndim != 1 or y.is_floating_point() or y.dtype is torch.bool:
-        raise TypeError(f"y: got {validation.describe(y)}, expected class numbers: integers, shape (N,)")
-    least, most = int(y.min()), int(y.max())
-    if least < 0 or (outputs is not None and most >= outputs):
-        limit = "0 or more" if outputs is None else f"0 to {outputs - 1}"
-        raise ValueError(f"y: got class numbers from {least} to {most}, expected {limit}")
-    return outputs or most + 1
-
-
-def _by_autograd(loss: Callable[[Tensor, Tensor], Tensor] | str, y: Tensor, outputs: int) -> Tensor:
-    assert callable(loss)
-    zero = torch.zeros(len(y), outputs, dtype=torch.float64, device=y.device, requires_grad=True)
-    with torch.enable_grad():
-        value = loss(zero, y.double() if y.is_floating_point() else y)
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        raise TypeError(f"loss: got {validation.describe(value)} from it, expected a scalar tensor that depends on f")
-    (gradient,) = torch.autograd.grad(value.reshape(()), zero)
-    if not bool(torch.isfinite(gradient).all()):
-        raise ValueError("loss: got a gradient at zero output that is not finite, expected one that is")
-    return gradient
+    if isinstance(net, EscapeDirection):
+        x, g, net = net.x if x is None else x, net.g if g is None else g, net.network
+    return deepen_escape(as_mlp(net).cpu(), depth, x, g)

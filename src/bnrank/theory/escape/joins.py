@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.mlp import leaky_relu
-from bnrank.theory.escape.one_neuron import OneNeuron, fastest
-from bnrank.theory.escape.passes import Pass, bias_free
+from bnrank.theory.escape.gradients import Loss
+from bnrank.theory.escape.one_neuron import OneNeuron, Options, fastest
+from bnrank.theory.escape.passes import Pass
+from bnrank.theory.escape.reading import bias_free
 
 __all__ = ["JoinRate", "exit_time", "join_rate"]
 
@@ -84,14 +85,14 @@ class JoinRate:
 
 def join_rate(
     net: nn.Module,
-    loss: str | Callable[..., Any],
+    loss: Loss,
     x: Tensor | np.ndarray,
     y: Tensor | np.ndarray,
     *,
     layers: Sequence[int] | None = None,
     starts: int = 32,
-    compress: float = 1e-6,
-    kink: float = 0.0,
+    rtol: float = 1e-6,
+    kink_rtol: float = 0.0,
     seed: int = 0,
 ) -> JoinRate:
     """Return the rate kappa at which a small new neuron grows at a saddle of the loss C.
@@ -142,10 +143,10 @@ def join_rate(
         Hidden layers to look at, 1 to L - 1; all without it.
     starts : int
         Ascents of each layer.
-    compress : float
+    rtol : float
         Directions of a_{l-1} and delta_{l+1} with singular values below this share of the largest are left out of the
         search; the bracket covers them. 1e-3 makes wide layers several times faster.
-    kink : float
+    kink_rtol : float
         A preactivation of at most this times the largest of its layer counts as 0. Values above 0 make sense where the
         small weights give silent samples small preactivations, which a growing neuron soon exceeds.
     seed : int
@@ -174,22 +175,26 @@ def join_rate(
     >>> round(rate.kappa, 4), rate.layer, round(rate.predicted_exit, 2), round(math.log(1e3) / rate.kappa, 2)
     (1.0, 1, 6.91, 6.91)
     """
-    mlp = bias_free(net)
-    depth = len(mlp.weights)
-    asked = range(1, depth) if layers is None else [validation.integer(layer, "layers") for layer in layers]
-    if not len(asked) or max(asked) > depth - 1:
-        raise ValueError(f"layers: got {list(asked)}, expected hidden layers, from 1 to {depth - 1}")
+    chain = bias_free(net)
+    if chain.depth < 2:
+        raise ValueError("net: got depth 1, expected at least one hidden layer that neurons can join")
+    if layers is None:
+        layers = range(1, chain.depth)
+    layers = [validation.integer(layer, "layers") for layer in layers]
+    if not layers or max(layers) >= chain.depth:
+        raise ValueError(f"layers: got {layers}, expected hidden layers, from 1 to {chain.depth - 1}")
     starts, seed = validation.integer(starts, "starts"), validation.integer(seed, "seed", 0)
-    compress = validation.number(compress, "compress", 0.0)
-    samples = validation.samples(x, "x", features=mlp.widths[0]).detach().cpu().double()
-    here = Pass(mlp, loss, samples, y, validation.number(kink, "kink", 0.0))
-    search = functools.partial(fastest, slope=mlp.slope, starts=starts, steps=100, seed=seed, compress=compress)
-    per_layer = {layer: _rate(here, layer, search, seed) for layer in asked}
+    rtol = validation.number(rtol, "rtol", 0.0)
+    samples = validation.samples(x, "x", features=chain.weights[0].shape[1]).detach().cpu().double()
+    here = Pass(chain, loss, samples, y, validation.number(kink_rtol, "kink_rtol", 0.0))
+    options = Options(starts=starts, steps=100, seed=seed, rank_rtol=rtol)
+    search = functools.partial(fastest, slope=chain.slope, options=options)
+    per_layer = {layer: _rate(here, layer, search, seed) for layer in layers}
     layer = max(per_layer, key=lambda number: per_layer[number].lower)
     best = per_layer[layer]
     response, sides = _sides(here, layer, best)
-    amplitude, chain = _amplitude(here.weights[layer - 1], here.weights[layer], sides)
-    size = _saturation(here, response, chain) if best.lower > 0 else chain
+    amplitude, chain_size = _amplitude(here.weights[layer - 1], here.weights[layer], sides)
+    size = _saturation(here, response, chain_size) if best.lower > 0 else chain_size
     rate = JoinRate(
         best.lower,
         max(found.upper for found in per_layer.values()),
@@ -205,9 +210,7 @@ def join_rate(
     return replace(rate, predicted_exit=rate.exit_after(amplitude))
 
 
-def exit_time(
-    net: nn.Module, loss: str | Callable[..., Any], x: Tensor | np.ndarray, y: Tensor | np.ndarray, **options: Any
-) -> float:
+def exit_time(net: nn.Module, loss: Loss, x: Tensor | np.ndarray, y: Tensor | np.ndarray, **options: Any) -> float:
     """Return the predicted time until joining neurons have grown to their full size, from the weights as they are.
 
     Parameters
@@ -379,4 +382,6 @@ def _saturation(here: Pass, response: Tensor, chain: float) -> float:
 
     if not (chain > 0 and derivative(0.0) < 0 < derivative(chain**2)):
         return chain
+    from scipy.optimize import brentq
+
     return math.sqrt(brentq(derivative, 0.0, chain**2, xtol=1e-12 * chain**2, rtol=1e-9))

@@ -16,14 +16,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from bnrank._core import validation
+from bnrank.networks.chain import as_mlp
+from bnrank.networks.mlp import from_layers
+from bnrank.theory.escape.direction import speed as speed_of
+from bnrank.theory.escape.reading import check_depth
+from bnrank.training import Flow
 
-__all__ = ["blow_up_time", "norm_at", "time_to"]
+__all__ = ["FirstEscape", "blow_up_time", "first_escape", "norm_at", "time_to"]
 
 Numbers: TypeAlias = "float | Sequence[float] | np.ndarray | Tensor"
 
@@ -67,16 +74,13 @@ def norm_at(t: Numbers, r0: Numbers, speed: Numbers, depth: int) -> float | np.n
     >>> round(norm_at(2.0, 1.0, 0.5, depth=2), 4)
     2.7183
     """
-    depth = _depth(depth)
-    r0, speed = _positive(r0, "r0"), _speed(speed)
-    t = _finite(t, "t")
+    depth, t, r0, speed = check_depth(depth), _finite(t, "t"), _positive(r0, "r0"), _positive(speed, "speed")
     if depth == 2:
         with np.errstate(over="ignore"):
             return _plain(_in_range(r0 * np.exp(speed * t), "t", t))
     end = _blow_up(r0, speed, depth)
-    late = np.broadcast_to(t >= end, np.broadcast_shapes(t.shape, end.shape))
-    if late.any():
-        t, end = np.broadcast_arrays(t, end)
+    t, end = np.broadcast_arrays(t, end)
+    if (late := t >= end).any():
         raise ValueError(
             f"t: got {t[late][0]:g}, expected a time before {end[late][0]:.10g}, when the norm is infinite"
         )
@@ -118,8 +122,8 @@ def time_to(r: Numbers, r0: Numbers, speed: Numbers, depth: int) -> float | np.n
     >>> f"{t:.3e}, {norm_at(0.99 * t, 1e-8, 0.5, depth=6):.3e}"
     '1.800e+33, 3.162e-08'
     """
-    depth = _depth(depth)
-    r, r0, speed = _positive(r, "r"), _positive(r0, "r0"), _speed(speed)
+    depth, speed = check_depth(depth), _positive(speed, "speed")
+    r, r0 = _positive(r, "r"), _positive(r0, "r0")
     near = np.abs(r - r0) < r0 / 2
     log = np.where(near, np.log1p(np.where(near, (r - r0) / r0, 0.0)), np.log(r) - np.log(r0))
     if depth == 2:
@@ -162,8 +166,7 @@ def blow_up_time(r0: Numbers, speed: Numbers, depth: int) -> float | np.ndarray:
     >>> blow_up_time(0.1, 0.5, depth=2)
     inf
     """
-    depth = _depth(depth)
-    r0, speed = _positive(r0, "r0"), _speed(speed)
+    depth, r0, speed = check_depth(depth), _positive(r0, "r0"), _positive(speed, "speed")
     if depth == 2:
         return _plain(np.full(np.broadcast_shapes(r0.shape, speed.shape), math.inf))
     return _plain(_blow_up(r0, speed, depth))
@@ -175,24 +178,13 @@ def _blow_up(r0: np.ndarray, speed: np.ndarray, depth: int) -> np.ndarray:
         return _in_range(r0 ** float(2 - depth) / ((depth - 2) * rate), "r0", r0)
 
 
-def _depth(depth: object) -> int:
-    depth = validation.integer(depth, "depth")
-    if depth == 1:
-        raise ValueError(
-            "depth: got 1, expected at least 2; one layer has no saddle at the origin, where its gradient is not zero"
-        )
-    return depth
-
-
 def _finite(value: Numbers, name: str) -> np.ndarray:
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{name}: got {validation.describe(value)}, expected a number or an array of numbers"
-        ) from error
+        raise TypeError(f"{name}: got {validation.describe(value)}, expected a number or numbers") from error
     if not np.isfinite(array).all():
         raise ValueError(f"{name}: got {array[~np.isfinite(array)][0]}, expected finite numbers")
     return array
@@ -201,17 +193,8 @@ def _finite(value: Numbers, name: str) -> np.ndarray:
 def _positive(value: Numbers, name: str) -> np.ndarray:
     array = _finite(value, name)
     if (array <= 0).any():
-        raise ValueError(f"{name}: got {array[array <= 0].flat[0]:g}, expected a norm > 0")
-    return array
-
-
-def _speed(value: Numbers) -> np.ndarray:
-    array = _finite(value, "speed")
-    if (array <= 0).any():
-        raise ValueError(
-            f"speed: got {array[array <= 0].flat[0]:g}, expected a number > 0; "
-            "at speed 0 the loss has no direction along which it falls"
-        )
+        why = "; at speed 0 the loss has no direction along which it falls" if name == "speed" else ""
+        raise ValueError(f"{name}: got {array[array <= 0].flat[0]:g}, expected a number > 0{why}")
     return array
 
 
@@ -223,3 +206,109 @@ def _in_range(values: np.ndarray, name: str, given: np.ndarray) -> np.ndarray:
 
 def _plain(values: np.ndarray) -> float | np.ndarray:
     return float(values) if np.ndim(values) == 0 else np.asarray(values)
+
+
+@dataclass(frozen=True)
+class FirstEscape:
+    """The first escape of a flow, predicted and seen.
+
+    Attributes
+    ----------
+    predicted, seen : float
+        Time from ``row`` to the escape, by T37 and in the flow.
+    speed : float
+        s of the direction in that row.
+    start, end : float
+        ||theta|| in that row and at the escape; of the leading singular components where a rank was given.
+    row : int
+        Row of the flow's record whose network the speed is of.
+    """
+
+    predicted: float
+    seen: float
+    speed: float
+    start: float
+    end: float
+    row: int
+
+
+def first_escape(
+    flow: Flow,
+    x: Tensor | np.ndarray,
+    g: Tensor | np.ndarray,
+    *,
+    rank: int | None = None,
+    end: float | None = None,
+) -> FirstEscape:
+    """Compare the time at which a flow leaves the first plateau with the time that T37 predicts.
+
+    The direction is that of a network on the plateau, taken for an escape direction of its own speed; its norm grows
+    by dr/dt = L^{1 - L/2} s r^{L-1} to what it is when the plateau is left. That end is where the loss has fallen by
+    the share that :func:`bnrank.measures.plateaus.find` asks for.
+
+    Parameters
+    ----------
+    flow : Flow
+        Of a bias-free network; with at least one plateau that is left.
+    x, g : Tensor or ndarray
+        X and G (:func:`bnrank.escape.output_gradient`), all samples or a part of them with its own G.
+    rank : int, optional
+        Take the network to be its leading singular components, so many per layer: in a wide network the small weights
+        may hold most of the norm, and they do not move. The flow must have recorded as many singular values.
+    end : float, optional
+        Time since the hand-over at which the plateau is left; the end of ``flow.plateaus[0]`` without it.
+
+    Returns
+    -------
+    FirstEscape
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the flow has not left a plateau, or the direction on it does not lower the loss.
+
+    Notes
+    -----
+    Source: T37 with E2's normalization.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> x, y = torch.tensor([[1.0], [0.5]]).double(), torch.tensor([[2.0], [1.0]]).double()
+    >>> net = bnrank.networks.from_layers([torch.tensor([[1e-3]]), torch.tensor([[1e-3]]), torch.tensor([[1e-3]])])
+    >>> flow = bnrank.flow(net, (x, y), plateau=bnrank.training.SkipPlateau(t_after=20.0))
+    >>> found = first_escape(flow, x, bnrank.escape.output_gradient("mse", y))
+    >>> abs(found.predicted / found.seen - 1) < 0.02
+    True
+    """
+    if not isinstance(flow, Flow):
+        raise TypeError(f"flow: got {validation.describe(flow)}, expected the result of bnrank.flow")
+    if end is None:
+        if not flow.plateaus or not flow.plateaus[0].left:
+            raise ValueError("flow: it has not left a plateau; follow it for longer")
+        end = flow.plateaus[0].end
+    times = flow.times_since_handover
+    limit = np.searchsorted(times, end) - 1 if flow.handover is None else flow.handover.row
+    row = max((kept for kept in flow.network_rows if kept <= limit), default=0)
+    net = as_mlp(flow.networks[flow.network_rows.index(row)])
+    radius = np.sqrt(flow.parameter_norm)
+    if rank is not None:
+        rank = validation.integer(rank, "rank")
+        net = from_layers([_leading(w.detach(), rank) for w in net.weights], slope=net.slope)
+        values = flow.history["weight_singular_values"].values[0]
+        if rank > values.shape[2]:
+            raise ValueError(f"rank: got {rank}, expected at most the {values.shape[2]} singular values recorded")
+        known = np.isfinite(values).any(axis=(1, 2))
+        radius = np.interp(times, times[known], np.sqrt(np.nansum(values[known, :, :rank] ** 2, axis=(1, 2))))
+    found = speed_of(net, x, g)
+    start = math.sqrt(sum(float(w.detach().square().sum()) for w in net.weights))
+    last = float(np.interp(end, times, radius))
+    return FirstEscape(
+        float(time_to(last, start, found, net.depth)), float(end - times[row]), found, start, last, int(row)
+    )
+
+
+def _leading(weight: Tensor, rank: int) -> Tensor:
+    """Return the matrix of rank ``rank`` nearest to ``weight``."""
+    u, s, v = torch.linalg.svd(weight, full_matrices=False)
+    return (u[:, :rank] * s[:rank]) @ v[:rank]

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
+from bnrank.theory.escape import reading
 from bnrank.theory.escape.one_neuron_bounds import branch_and_bound, norm_bound
-from bnrank.theory.escape.one_neuron_search import ascend, best_on_circle, sizes, values_at
+from bnrank.theory.escape.one_neuron_search import Neuron, ascend, best_on_circle
 
-__all__ = ["OneNeuron", "one_neuron_speed", "rank_one_speed"]
+__all__ = ["OneNeuron", "Options", "fastest", "one_neuron_speed", "rank_one_speed"]
 
 BRANCHING_RANK = 5  # of the inputs, up to which cones are searched
 ZERO = 1e-14  # times ||X||_op ||G||_op counts as 0
@@ -64,7 +65,7 @@ def rank_one_speed(
     starts: int = 64,
     steps: int = 150,
     rtol: float = 1e-6,
-    cones: int = 20_000,
+    max_cones: int = 20_000,
     seed: int = 0,
 ) -> OneNeuron:
     """Return the largest speed at which a chain of single neurons leaves the origin.
@@ -95,8 +96,8 @@ def rank_one_speed(
         Ascents, and steps of each. Cost of a step: 4 N (d_in + d_out) operations per start.
     rtol : float
         Branch and bound stops at upper - lower <= rtol lower.
-    cones : int
-        Most cones it looks at; 0 for none.
+    max_cones : int
+        Largest number of cones; 0 skips branch and bound.
     seed : int
         Of the starts.
 
@@ -123,20 +124,21 @@ def rank_one_speed(
     >>> speed.exact, abs(speed.lower - (2**0.5 - 1)) < 1e-12
     (True, True)
     """
-    samples, gradient, slope = _data(x, g, slope)
-    for name, value in (("x", samples), ("g", gradient)):
-        if not value.any():
-            raise ValueError(f"{name}: got zeros only, so the loss is flat at the origin to first order; no speed")
+    (samples, gradient), slope = reading.data(x, g), _slope(slope)
     size = float(np.abs(samples).max()) * float(np.abs(gradient).max())
     if not SMALLEST <= size <= 1 / SMALLEST:
         raise validation.RangeError(
             f"x, g: the largest entries have the product {size:g}, expected {SMALLEST:g} to {1 / SMALLEST:g}: float64 "
             "may not hold the speed; bring x or g to another scale, the speed is proportional to both"
         )
-    starts, steps = validation.integer(starts, "starts"), validation.integer(steps, "steps")
-    rtol = validation.number(rtol, "rtol", 0.0, strict=True)
-    cones, seed = validation.integer(cones, "cones", 0), validation.integer(seed, "seed", 0)
-    return fastest(samples, gradient, slope, starts, steps, rtol, cones, seed)
+    options = Options(
+        starts=validation.integer(starts, "starts"),
+        steps=validation.integer(steps, "steps"),
+        rtol=validation.number(rtol, "rtol", 0.0, strict=True),
+        max_cones=validation.integer(max_cones, "max_cones", 0),
+        seed=validation.integer(seed, "seed", 0),
+    )
+    return fastest(samples, gradient, slope, options=options)
 
 
 def one_neuron_speed(
@@ -166,7 +168,7 @@ def one_neuron_speed(
     >>> one_neuron_speed(torch.eye(2), torch.tensor([[1.0], [-1.0]]), torch.tensor([[3.0, 0.0], [1.0, 1.0]]))
     tensor([1., 0.], dtype=torch.float64)
     """
-    samples, gradient, slope = _data(x, g, slope)
+    (samples, gradient), slope = reading.data(x, g, zeros=True), _slope(slope)
     directions = validation.samples(directions, "directions", features=samples.shape[1])
     v = directions.detach().cpu().double().numpy()
     largest = np.abs(v).max(1, keepdims=True)
@@ -175,30 +177,35 @@ def one_neuron_speed(
     v = v / largest
     norms = np.linalg.norm(v, axis=1, keepdims=True)
     (samples, x_unit), (gradient, g_unit) = _scaled(samples), _scaled(gradient)
-    sizes_there = np.linalg.norm(values_at(samples, gradient, (v / norms).T, slope), axis=0)
-    return torch.from_numpy(sizes_there * (x_unit * g_unit))
+    neuron = Neuron(samples, gradient, slope)
+    return torch.from_numpy(neuron.sizes(neuron.outputs((v / norms).T)) * (x_unit * g_unit))
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the search, as in :func:`rank_one_speed`.
+
+    ``rank_rtol``: directions of X and of G with singular values up to this times the largest are left out of the
+    search; the lower end is evaluated on all of X and G, and the upper end covers what was left out.
+    """
+
+    starts: int = 64
+    steps: int = 150
+    rtol: float = 1e-6
+    max_cones: int = 20_000
+    seed: int = 0
+    rank_rtol: float = 0.0
 
 
 def fastest(
-    x: np.ndarray,
-    g: np.ndarray,
-    slope: float,
-    starts: int = 64,
-    steps: int = 150,
-    rtol: float = 1e-6,
-    cones: int = 20_000,
-    seed: int = 0,
-    compress: float = 0.0,
-    signed: bool = False,
+    x: np.ndarray, g: np.ndarray, slope: float, *, signed: bool = False, options: Options | None = None
 ) -> OneNeuron:
-    """Do what :func:`rank_one_speed` does, on float64 arrays, and return speed 0 for zeros.
+    """Return what :func:`rank_one_speed` does, for float64 arrays; the speed is 0 for zeros.
 
-    The search leaves out directions of X and of G whose singular values are at most ``compress`` times the largest;
-    the lower end is evaluated on all of X and G, and the upper end covers what was left out. With one output and
-    ``signed``, it is the maximum of G^T sigma(X v) itself, or 0 if that is negative.
+    With one output and ``signed``, it is the maximum of G^T sigma(X v) itself, or 0 if that is negative.
     """
     (x, x_unit), (g, g_unit) = _scaled(x), _scaled(g)
-    found = _fastest(x, g, slope, starts, steps, rtol, cones, seed, compress, signed)
+    found = _fastest(Neuron(x, g, slope, signed), options or Options())
     lower, upper = found.lower * (x_unit * g_unit), found.upper * (x_unit * g_unit)
     if not math.isfinite(upper):
         raise validation.RangeError(
@@ -207,57 +214,40 @@ def fastest(
     return replace(found, lower=lower, upper=upper)
 
 
-def _fastest(
-    x: np.ndarray,
-    g: np.ndarray,
-    slope: float,
-    starts: int,
-    steps: int,
-    rtol: float,
-    cones: int,
-    seed: int,
-    compress: float,
-    signed: bool,
-) -> OneNeuron:
-    used = x.any(1) & g.any(1)
-    rows, x_left = _rows_of(x[used], compress)
-    columns, g_left = _rows_of(g[used], compress)
+def _fastest(neuron: Neuron, options: Options) -> OneNeuron:
+    used = neuron.x.any(1) & neuron.g.any(1)
+    x, g, slope, signed = neuron.x[used], neuron.g[used], neuron.slope, neuron.signed
+    rows, x_left = _rows_of(x, options.rank_rtol)
+    columns, g_left = _rows_of(g, options.rank_rtol)
     if not (rows.size and columns.size):
-        unit = np.eye(1, x.shape[1])[0]
-        return _result(x, g, unit, slope, 0.0, True, "closed form", 0.0, signed)
+        return _result(neuron, np.eye(1, neuron.x.shape[1])[0], 0.0, "closed form", scale=0.0, exact=True)
     if signed:
         columns = np.ones((1, 1))  # not its negative
-    z, h = x[used] @ rows.T, g[used] @ columns.T  # the data in their row spaces
-    x_size, g_size = _largest(z), _largest(h)
-    scale = x_size * g_size
-    rest = (x_size * g_left + g_size * x_left) * (compress > 0)  # what is left out without it is rounding
+    inner = Neuron(x @ rows.T, g @ columns.T, slope, signed)  # the data in their row spaces
+    x_size, g_size = (float(np.linalg.norm(matrix, 2)) for matrix in (inner.x, inner.g))
+    rest = (x_size * g_left + g_size * x_left) * (options.rank_rtol > 0)  # without it, what is left out is rounding
     exact, method, upper = rest == 0, "closed form", math.inf
-    rank = z.shape[1]
+    rank = len(rows)
     if slope == 1:
-        product = h.T @ z
+        product = inner.g.T @ inner.x
         v = product[0] if signed else np.linalg.svd(product)[2][0]
         v = v if v.any() else np.eye(rank)[0]
     elif rank == 1:
-        sides = sizes(values_at(z, h, np.array([[1.0, -1.0]]), slope), signed)
-        v = np.array([1.0 if sides[0] >= sides[1] else -1.0])
+        v = np.array([1.0 if inner.size(np.ones(1)) >= inner.size(-np.ones(1)) else -1.0])
     elif rank == 2:
-        angle = best_on_circle(z, h, slope, signed)
+        angle = best_on_circle(inner)
         v = np.array([math.cos(angle), math.sin(angle)])
     else:
-        exact, method, upper = False, "norms", norm_bound(z, h, slope)
-        v = ascend(z, h, slope, starts, steps, np.random.default_rng(seed), signed)
+        exact, method, upper = False, "norms", norm_bound(inner)
+        v = ascend(inner, options.starts, options.steps, np.random.default_rng(options.seed))
     if method == "closed form":
-        upper = max(float(sizes(values_at(z, h, v[:, None] / np.linalg.norm(v), slope), signed)[0]), 0.0)
-    elif rank <= BRANCHING_RANK and cones:
-
-        def value(direction: np.ndarray) -> float:
-            return max(float(sizes(values_at(z, h, direction[:, None], slope), signed)[0]), 0.0)
-
-        found = branch_and_bound(z, h, slope, v, value, rtol=rtol, budget=cones, signed=signed)
+        upper = max(inner.size(v / np.linalg.norm(v)), 0.0)
+    elif rank <= BRANCHING_RANK and options.max_cones:
+        found = branch_and_bound(inner, v, rtol=options.rtol, max_cones=options.max_cones)
         v = found.direction
         if found.upper <= upper:
             upper, method = found.upper, "cones"
-    return _result(x, g, v @ rows, slope, upper + rest, exact, method, scale, signed)
+    return _result(neuron, v @ rows, upper + rest, method, scale=x_size * g_size, exact=exact)
 
 
 def _scaled(matrix: np.ndarray) -> tuple[np.ndarray, float]:
@@ -269,25 +259,10 @@ def _scaled(matrix: np.ndarray) -> tuple[np.ndarray, float]:
     return np.ldexp(matrix, -exponent), math.ldexp(1.0, exponent)
 
 
-def _largest(matrix: np.ndarray) -> float:
-    """Return the operator norm."""
-    return float(np.sqrt(max(np.linalg.eigvalsh(matrix.T @ matrix)[-1], 0.0)))
-
-
-def _result(
-    x: np.ndarray,
-    g: np.ndarray,
-    v: np.ndarray,
-    slope: float,
-    upper: float,
-    exact: bool,
-    method: str,
-    scale: float,
-    signed: bool,
-) -> OneNeuron:
+def _result(neuron: Neuron, v: np.ndarray, upper: float, method: str, *, scale: float, exact: bool) -> OneNeuron:
     v = v / np.linalg.norm(v)
-    output = values_at(x, g, v[:, None], slope)[:, 0]
-    speed = float(sizes(output[:, None], signed)[0])
+    output = neuron.outputs(v[:, None])[:, 0]
+    speed = float(neuron.sizes(output[:, None])[0])
     if speed <= ZERO * scale or speed == 0:
         speed, output = 0.0, np.zeros_like(output)
     u = -output / speed if speed else output
@@ -311,10 +286,6 @@ def _rows_of(matrix: np.ndarray, rtol: float = 0.0) -> tuple[np.ndarray, float]:
     return vt[:rank], float(s[rank]) if rank < len(s) else 0.0
 
 
-def _data(x: object, g: object, slope: object) -> tuple[np.ndarray, np.ndarray, float]:
-    samples = validation.samples(x, "x").detach().cpu().double().numpy()
-    gradient = validation.samples(g, "g").detach().cpu().double().numpy()
-    if len(gradient) != len(samples):
-        raise ValueError(f"g: got {len(gradient)} samples, expected as many as x has, {len(samples)}")
+def _slope(slope: object) -> float:
     number = validation.number(slope, "slope")
-    return samples, gradient, 1.0 if number == 1 else validation.slope(slope)
+    return 1.0 if number == 1 else validation.slope(slope)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize_scalar
+
+from bnrank.theory.escape.one_neuron_search import Neuron
 
 __all__ = ["Search", "branch_and_bound", "norm_bound"]
 
 BATCH = 64  # cones split at a time
 
 
-def norm_bound(x: np.ndarray, g: np.ndarray, slope: float) -> float:
+def norm_bound(neuron: Neuron) -> float:
     """Return an upper bound on ||G^T sigma(X v)|| over unit v, from norms of X, G and G^T X.
 
     With sigma(z) = p z + q |z|, p = (1 + s)/2 and q = (1 - s)/2, and || |X v| || = ||X v||,
@@ -28,14 +28,8 @@ def norm_bound(x: np.ndarray, g: np.ndarray, slope: float) -> float:
     whose largest eigenvalue is minimized over tau. It is at most (p ||G^T X||_op + q ||G||_op ||X||_op)^2, the largest
     two norms apart. With one output, ||G||_op is replaced by the larger of the norms of the positive and the negative
     part of G, as |X v| >= 0. The bound max(1, |s|) ||G||_op ||X||_op is never better.
-
-    Parameters
-    ----------
-    x, g : ndarray
-        (N, d) and (N, k).
-    slope : float
-        s in (-1, 1].
     """
+    x, g, slope = neuron.x, neuron.g, neuron.slope
     p, q = (1 + slope) / 2, (1 - slope) / 2
     if g.shape[1] == 1:
         size = max(np.linalg.norm(np.maximum(g, 0)), np.linalg.norm(np.maximum(-g, 0)))
@@ -51,6 +45,8 @@ def norm_bound(x: np.ndarray, g: np.ndarray, slope: float) -> float:
     a, b = (np.sqrt(max(float(np.linalg.eigvalsh(m)[-1]), 0.0)) for m in (linear, rest))
     bound = float(a + b)  # tau = b/a where both are reached together
     if a > 0 and b > 0:
+        from scipy.optimize import minimize_scalar
+
         middle = float(np.log(b / a))
         best = minimize_scalar(squared, bounds=(middle - 5, middle + 5), method="bounded", options={"maxiter": 30})
         bound = min(bound, float(np.sqrt(max(best.fun, 0.0))))
@@ -68,7 +64,7 @@ class Search:
 
 @dataclass
 class _Cones:
-    """Simplicial cones, each by r unit vectors p_j, with F_j = G^T sigma(X p_j), z_j = X p_j and an upper bound."""
+    """Simplicial cones, each by r unit vectors p_j, and an upper bound of the size in each."""
 
     corners: np.ndarray  # (C, r, r): cone, corner, coordinate
     bounds: np.ndarray  # (C,)
@@ -80,18 +76,8 @@ class _Cones:
         return _Cones(np.concatenate([self.corners, other.corners]), np.concatenate([self.bounds, other.bounds]))
 
 
-def branch_and_bound(
-    x: np.ndarray,
-    g: np.ndarray,
-    slope: float,
-    start: np.ndarray,
-    value: Callable[[np.ndarray], float],
-    *,
-    rtol: float = 1e-6,
-    budget: int = 20_000,
-    signed: bool = False,
-) -> Search:
-    """Bracket the maximum of ||G^T sigma(X v)|| over unit v by splitting the space into simplicial cones.
+def branch_and_bound(neuron: Neuron, start: np.ndarray, *, rtol: float = 1e-6, max_cones: int = 20_000) -> Search:
+    """Return a bracket of the maximum size of G^T sigma(X v) over unit v, by splitting the space into simplicial cones.
 
     In a cone with corners p_j (unit vectors) v = sum_j lambda_j p_j, lambda_j >= 0, and with z_ij = x_i . p_j
 
@@ -105,26 +91,21 @@ def branch_and_bound(
 
     Parameters
     ----------
-    x, g : ndarray
-        (N, r) of rank r >= 2 and (N, k).
-    slope : float
-        s in (-1, 1].
+    neuron : Neuron
+        With X, (N, r), of rank r >= 2.
     start : ndarray
         A good unit vector, (r,).
-    value : callable
-        v -> ||G^T sigma(X v)||.
     rtol : float
-        Stops where upper - lower is less than this share of lower.
-    budget : int
+        The search stops where upper - lower is less than ``rtol`` times lower.
+    max_cones : int
         Number of cones after which it stops in any case.
-    signed : bool
-        With one output: bracket the maximum of G^T sigma(X v) itself.
     """
+    x, g, slope, signed = neuron.x, neuron.g, neuron.slope, neuron.signed
     rank = x.shape[1]
     parts = np.linalg.norm(g, axis=1, keepdims=True)
     if g.shape[1] == 1:
         parts = np.maximum(-g, 0) if signed else np.concatenate([np.maximum(g, 0), np.maximum(-g, 0)], 1)
-    best, lower = start, value(start)
+    best, lower = start, max(neuron.size(start), 0.0)
 
     def bounded(corners: np.ndarray) -> _Cones:
         nonlocal best, lower
@@ -147,7 +128,7 @@ def branch_and_bound(
     open_cones = bounded(signs[:, :, None] * np.eye(rank))
     seen = len(signs)
     batch = max(1, min(BATCH, 2**22 // (rank * len(x))))
-    while seen < budget:
+    while seen < max_cones:
         open_cones = open_cones.take(np.flatnonzero(open_cones.bounds > lower * (1 + rtol)))
         if not len(open_cones.bounds):
             break

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.chain import as_mlp
-from bnrank.networks.mlp import MLP, leaky_relu
-from bnrank.training.losses import cost_and_gradient
+from bnrank.networks.chain import Chain
+from bnrank.networks.mlp import leaky_relu
+from bnrank.theory.escape.gradients import Loss, gradient_at
 
-__all__ = ["Pass", "bias_free"]
-
-NAMED = ("mse", "cross_entropy")
+__all__ = ["Pass"]
 
 
 class Pass:
     """Activations and loss gradients of a bias-free network on some samples.
 
-    A preactivation of at most ``kink`` times the largest of its layer counts as 0. What the loss does to first order
-    when it changes depends there on the sign of the change.
+    A preactivation of at most ``kink_rtol`` times the largest of its layer counts as 0; there the first-order change
+    of the loss depends on the sign of the change of the preactivation.
 
     Attributes
     ----------
@@ -36,9 +31,9 @@ class Pass:
         f(X) and dC/df, (N, d_out).
     """
 
-    def __init__(self, mlp: MLP, loss: str | Callable[..., Any], x: Tensor, y: object, kink: float) -> None:
-        self.slope, self.loss, self.y = mlp.slope, loss, y
-        self.weights = [w.detach() for w in mlp.weights]
+    def __init__(self, chain: Chain, loss: Loss, x: Tensor, y: object, kink_rtol: float) -> None:
+        self.slope, self.loss, self.y = chain.slope, loss, y
+        self.weights = [w.cpu() for w in chain.weights]
         self.activations: list[Tensor] = [x]
         self._derivatives: list[Tensor] = []  # of sigma after layers 1, ..., L - 1
         self._kinks: list[Tensor] = []
@@ -46,7 +41,7 @@ class Pass:
             z = self.activations[-1] @ weight.T
             self.activations.append(leaky_relu(z, self.slope))
             self._derivatives.append(self._side(z))
-            self._kinks.append(z.abs() <= kink * z.abs().max())
+            self._kinks.append(z.abs() <= kink_rtol * z.abs().max())
         self.outputs = self.activations[-1] @ self.weights[-1].T
         if not bool(torch.isfinite(self.outputs).all()):
             raise validation.RangeError(
@@ -113,43 +108,3 @@ class Pass:
         for number in range(len(self.weights) - 1, layer - 1, -1):
             delta = (delta @ self.weights[number]) * derivatives[number - 1]
         return delta
-
-
-def bias_free(net: nn.Module) -> MLP:
-    """Return a network as an MLP in float64 on the CPU; refuse biases, depth 1 and weights that are not finite."""
-    mlp = as_mlp(net)
-    if mlp.biases:
-        raise ValueError("net: got a network with biases, expected none (bias=False): T41 is about networks without")
-    if len(mlp.weights) < 2:
-        raise ValueError("net: got depth 1, expected at least one hidden layer that neurons can join")
-    for number, weight in enumerate(mlp.weights, 1):
-        if not bool(torch.isfinite(weight).all()):
-            raise ValueError(f"net: got NaN or infinite weights in layer {number}, expected finite ones")
-    return mlp.cpu()
-
-
-def gradient_at(loss: str | Callable[..., Any], outputs: Tensor, y: object) -> Tensor:
-    """Return dC/d(outputs), (N, d_out)."""
-    if isinstance(y, np.ndarray):
-        y = torch.from_numpy(y)
-    if not isinstance(y, Tensor):
-        raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray")
-    y = y.detach().cpu()
-    if callable(loss):
-        leaf = outputs.clone().requires_grad_()
-        with torch.enable_grad():
-            cost = loss(leaf, y.double() if y.is_floating_point() else y)
-            if not isinstance(cost, Tensor) or cost.numel() != 1:
-                raise ValueError(f"loss: got {validation.describe(cost)} from it, expected a tensor of one number")
-            return torch.autograd.grad(cost.reshape(()), leaf)[0]
-    validation.choice(loss, "loss", NAMED)
-    count, width = outputs.shape
-    if loss == "mse":
-        y = validation.samples(y, "y", features=width).double()
-    elif y.ndim != 1 or y.is_floating_point() or (y.numel() and not 0 <= int(y.min()) <= int(y.max()) < width):
-        raise ValueError(f"y: got {validation.describe(y)}, expected class numbers from 0 to {width - 1}, shape (N,)")
-    if len(y) != count:
-        raise ValueError(f"y: got {len(y)} samples, expected as many as x has, {count}")
-    gradient = outputs[None].clone()
-    cost_and_gradient(loss, gradient, y if y.is_floating_point() else y.long(), count)
-    return gradient[0]

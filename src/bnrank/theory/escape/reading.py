@@ -1,35 +1,43 @@
-"""Arguments of this room: data, the loss gradient at zero output, bias-free networks."""
+"""The arguments of this package: data, loss gradients at zero output, bias-free networks."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.chain import as_mlp
+from bnrank.networks.chain import Chain, read_chain
 
-__all__ = ["data", "network", "scaled"]
+__all__ = ["bias_free", "check_depth", "data", "network", "scaled"]
 
 Array = np.ndarray
 
 
-def data(x: Tensor | Array, g: Tensor | Array) -> tuple[Array, Array]:
-    """Return X, (N, d_in), and G, (N, d_out), in float64; neither may be zero."""
-    x = validation.samples(x, "x")
-    g = validation.samples(g, "g")
-    if len(g) != len(x):
-        raise ValueError(f"g: got {len(g)} samples, expected as many as x has, {len(x)}")
-    result = []
-    for name, value in (("x", x), ("g", g)):
-        array = value.detach().to("cpu", torch.float64).numpy()
-        if not array.any():
-            why = "all outputs are 0" if name == "x" else "the loss does not change to first order"
+def data(x: Tensor | Array, g: Tensor | Array, *, zeros: bool = False) -> tuple[Array, Array]:
+    """Return X, (N, d_in), and G, (N, d_out), in float64; neither may be zero unless ``zeros``."""
+    x_, g_ = (validation.samples(v, name).detach().cpu().double().numpy() for name, v in (("x", x), ("g", g)))
+    if len(g_) != len(x_):
+        raise ValueError(f"g: got {len(g_)} samples, expected as many as x has, {len(x_)}")
+    for name, value, why in (
+        ("x", x_, "all outputs are 0"),
+        ("g", g_, "the loss is flat at the origin to first order"),
+    ):
+        if not (zeros or value.any()):
             raise ValueError(f"{name}: got zeros only, expected a direction of escape to exist; with {name} = 0 {why}")
-        result.append(array)
-    return result[0], result[1]
+    return x_, g_
+
+
+def check_depth(depth: object) -> int:
+    """Return a depth of at least 2."""
+    depth = validation.integer(depth, "depth")
+    if depth == 1:
+        raise ValueError(
+            "depth: got 1, expected at least 2. At depth 1 the outputs are linear in the weights, the gradient at the "
+            "origin is not 0, and there is no saddle to escape from"
+        )
+    return depth
 
 
 def scaled(x: Array, g: Array) -> tuple[Array, Array, float]:
@@ -46,22 +54,28 @@ def scaled(x: Array, g: Array) -> tuple[Array, Array, float]:
     return x / x_norm, g / g_norm, units
 
 
-def network(net: nn.Module, inputs: int, outputs: int) -> tuple[list[Array], float]:
-    """Return W_1, ..., W_L on the sphere ||theta||^2 = L, in float64, and the slope of a bias-free network."""
-    mlp = as_mlp(net)
-    if mlp.biases:
+def bias_free(net: nn.Module) -> Chain:
+    """Return the layers of a network without biases."""
+    chain = read_chain(net)
+    if chain.biases:
         raise ValueError(
             "net: got a network with biases, expected none. The outputs of networks with biases are not homogeneous in "
             "the parameters, and the theory of escape from the origin (T34 to T41) is about those without; make the "
             "layers with bias=False"
         )
-    if mlp.widths[0] != inputs or mlp.widths[-1] != outputs:
-        shape = f"{mlp.widths[0]} inputs and {mlp.widths[-1]} outputs"
+    return chain
+
+
+def network(net: nn.Module, inputs: int, outputs: int) -> tuple[list[Array], float]:
+    """Return W_1, ..., W_L on the sphere ||theta||^2 = L, in float64, and the slope of a bias-free network."""
+    chain = bias_free(net)
+    weights, _ = chain.arrays()
+    if weights[0].shape[1] != inputs or len(weights[-1]) != outputs:
+        shape = f"{weights[0].shape[1]} inputs and {len(weights[-1])} outputs"
         raise ValueError(f"net: got {shape}, expected {inputs} and {outputs}, as x and g have")
-    weights = [w.detach().to("cpu", torch.float64).numpy() for w in mlp.weights]
     largest = max(float(np.abs(w).max()) for w in weights)
-    if not 0 < largest < math.inf:
-        raise ValueError("net: got parameters that are all zero or not finite, expected a direction in parameter space")
+    if not largest:
+        raise ValueError("net: got parameters that are all zero, expected a direction in parameter space")
     weights = [w / largest for w in weights]
     norm = math.sqrt(sum(float((w * w).sum()) for w in weights))
-    return [w * (math.sqrt(len(weights)) / norm) for w in weights], mlp.slope
+    return [w * (math.sqrt(len(weights)) / norm) for w in weights], chain.slope

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from bnrank.theory.escape.descent import Batch
 from bnrank.theory.escape.direction import EscapeDirection, measures
 from bnrank.theory.escape.stationarity import Stationarity, of_weights
 
-__all__ = ["find"]
+__all__ = ["Steps", "find"]
 
 Array = np.ndarray
 STARTS = ("gaussian", "rank one")
@@ -27,7 +27,40 @@ CONSTANT = 0.5  # of the steps, before they decay
 EVERY = 50  # steps between checks whether all has come to rest
 TRIES = 100  # draws of a start whose gradient is zero
 ROUNDS = 3  # of polishing
-NOTHING = 1e-13  # of ||X|| ||G||: no speed but rounding
+NOTHING = 1e-13  # times ||X|| ||G||: speed that is rounding error
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Projected gradient steps: a length times the gradient over its mean norm per layer.
+
+    The length is constant over the first half of the steps and then decays geometrically; without the decay the
+    iterates hover around optima on ReLU kinks.
+
+    Attributes
+    ----------
+    count : int
+        Number of steps.
+    first, last : float
+        Length of the first and the last step, in units of the norm of a layer; ``last=None``: no decay.
+    """
+
+    count: int = 4000
+    first: float = 0.05
+    last: float | None = 1e-10
+
+    def __post_init__(self) -> None:
+        validation.integer(self.count, "steps", 0)
+        validation.number(self.first, "first", 0.0, strict=True)
+        if self.last is not None:
+            validation.number(self.last, "last", 0.0, strict=True)
+
+    def lengths(self) -> Iterator[float]:
+        """Iterate over the lengths of the steps."""
+        constant = self.count if self.last is None else round(CONSTANT * self.count)
+        for made in range(1, self.count + 1):
+            decay = max(made - constant, 0) / max(self.count - constant, 1)
+            yield self.first * ((self.last or self.first) / self.first) ** decay
 
 
 def find(
@@ -35,26 +68,22 @@ def find(
     g: Tensor | Array,
     depth: int,
     width: int | Sequence[int],
+    *,
     starts: int = 64,
     seed: int = 0,
-    *,
     slope: float = 0.0,
     start: str = "gaussian",
-    steps: int = 4000,
-    step: float = 0.05,
-    last_step: float | None = 1e-10,
+    steps: int | Steps = 4000,
     initial: Sequence[nn.Module] = (),
-    tolerance: float = 1e-8,
+    rtol: float = 1e-8,
     polish: bool = True,
 ) -> EscapeDirection:
-    """Maximize the escape speed s = -L0(theta) = -sum(G * f_theta(X)) on ||theta||^2 = L, from many starts.
+    """Return the fastest escape direction found: a maximum of s = -L0 = -sum(G * f_theta(X)) on ||theta||^2 = L (T36).
 
     At a maximum all layers have ||W_l||_F = 1, so the search is on the product of unit spheres. All starts move
-    together in projected gradient steps: ``step`` times the gradient over its mean norm per layer, constant over the
-    first half of the steps and then decaying geometrically to ``last_step``. Without the decay the iterates hover
-    around optima on ReLU kinks. The best start is then polished: neurons that died out are set to 0 and, in networks
-    of up to 1,200 weights and kinks on not too many samples, Newton steps bring it onto its kinks and to stationarity
-    there.
+    together in projected gradient steps, see :class:`Steps`. The best start is then polished: neurons that died out
+    are set to 0 and, in networks of up to 1,200 weights and kinks and few samples, Newton steps bring it onto its
+    kinks and to stationarity there.
 
     Nothing certifies a global maximum; more starts and wider networks find faster directions more often.
 
@@ -69,21 +98,19 @@ def find(
     width : int or sequence of int
         Of all hidden layers, or of each of the L - 1.
     starts : int
-        How many are drawn; may be 0 where ``initial`` has some.
+        Number of random starts; may be 0 if ``initial`` is not empty.
     seed : int
-        Every start has a stream of its own, so that more starts extend fewer.
+        Each start has its own stream, so more starts extend fewer.
     slope : float
         Of the activation: 0 is ReLU, 1 a linear network.
     start : "gaussian" or "rank one"
         Standard normal weights, or W_l = u_l u_{l-1}^T with u_l >= 0 in the hidden layers. The gradient at networks
         of rank one is of that form too: they stay of rank one, and the search is among those.
-    steps : int
-        Projected steps; fewer are made where all starts have come to rest before.
-    step, last_step : float
-        Length of the first and the last step, in units of the norm of a layer. None: no decay.
+    steps : int or Steps
+        Number of projected steps, or also their lengths; fewer are made once all starts are at rest.
     initial : sequence of modules
         More starts: networks without biases of depth L that are no wider, such as a deepened optimum.
-    tolerance : float
+    rtol : float
         Residual up to which the direction counts as converged.
     polish : bool
         Whether to polish the best start.
@@ -115,21 +142,13 @@ def find(
     0.414214
     """
     x_, g_ = reading.data(x, g)
-    depth = validation.integer(depth, "depth")
-    if depth == 1:
-        raise ValueError(
-            "depth: got 1, expected at least 2. At depth 1 the outputs are linear in the weights, the gradient at the "
-            "origin is not 0, and there is no saddle to escape from"
-        )
+    depth = reading.check_depth(depth)
     widths = _widths(depth, width, x_.shape[1], g_.shape[1])
     starts = validation.integer(starts, "starts", 0)
-    steps = validation.integer(steps, "steps", 0)
+    steps = steps if isinstance(steps, Steps) else Steps(steps)
     slope = 1.0 if slope == 1 else validation.slope(slope)
     validation.choice(start, "start", STARTS)
-    step = validation.number(step, "step", 0.0, strict=True)
-    if last_step is not None:
-        last_step = validation.number(last_step, "last_step", 0.0, strict=True)
-    tolerance = validation.number(tolerance, "tolerance", 0.0)
+    rtol = validation.number(rtol, "rtol", 0.0)
     seeds = np.random.SeedSequence(validation.integer(seed, "seed", 0)).spawn(starts + 1)
     rank_one = start == "rank one"
     given = [_given(net, f"initial[{i}]", widths, slope) for i, net in enumerate(initial)]
@@ -142,11 +161,11 @@ def find(
     shape = [widths[0], *[1] * (len(widths) - 2), widths[-1]] if rank_one else widths
     drawn = [_draw(np.random.default_rng(s), shape, data, rank_one) for s in seeds[:starts]]
     members = [np.stack(layers) for layers in zip(*drawn, *given, strict=True)]
-    weights, speeds, made = _descend(members, data, steps, step, last_step)
+    weights, speeds, made = _descend(members, data, steps)
     best = int(speeds.argmax())
     fastest = [w[best] for w in weights]
     if polish and speeds[best] > NOTHING:
-        fastest, found, more = _polish(fastest, data, steps, tolerance)
+        fastest, found, more = _polish(fastest, data, steps, rtol)
         speeds[best] = found.speed
         made += more
     else:
@@ -167,7 +186,7 @@ def find(
         network=from_layers([torch.from_numpy(w) for w in fastest], slope=slope),
         speeds=speeds * units,
         residual=found.residual if speeds[best] > 0 else math.inf,
-        converged=bool(speeds[best] > 0 and found.residual <= tolerance),
+        converged=bool(speeds[best] > 0 and found.residual <= rtol),
         weight_rank_one=measured.weight_rank_one,
         activation_rank_one=measured.activation_rank_one,
         nonlinearity=measured.nonlinearity,
@@ -231,17 +250,11 @@ def _draw(rng: np.random.Generator, widths: list[int], data: _Data, rank_one: bo
     return weights
 
 
-def _descend(
-    weights: list[Array], data: _Data, steps: int, step: float, last_step: float | None
-) -> tuple[list[Array], Array, int]:
+def _descend(weights: list[Array], data: _Data, steps: Steps) -> tuple[list[Array], Array, int]:
     """Return weights, speeds and the number of steps made."""
     batch = Batch(data.x, data.g, weights, data.slope)
-    constant = steps if last_step is None else round(CONSTANT * steps)
     made = 0
-    for made in range(1, steps + 1):
-        size = step
-        if made > constant and last_step is not None:
-            size = step * (last_step / step) ** ((made - constant) / (steps - constant))
+    for made, size in enumerate(steps.lengths(), start=1):
         if made % EVERY == 0 and batch.at_rest():
             break
         batch.step(size)
@@ -249,19 +262,20 @@ def _descend(
     return [w.copy() for w in batch.weights], speeds, made
 
 
-def _polish(weights: list[Array], data: _Data, steps: int, tolerance: float) -> tuple[list[Array], Stationarity, int]:
-    """Newton steps and, where they do not settle it, shorter and shorter projected steps before the next."""
+def _polish(weights: list[Array], data: _Data, steps: Steps, rtol: float) -> tuple[list[Array], Stationarity, int]:
+    """Alternate Newton steps and, until they converge, projected steps that get shorter every round."""
     made = 0
-    best, stands = polishing.snap(weights, data.x, data.g, data.slope)
+    best, found = polishing.snap(weights, data.x, data.g, data.slope)
     for number in range(1, ROUNDS):
-        if stands.residual <= tolerance:
+        if found.residual <= rtol:
             break
-        moved, _, more = _descend([w[None] for w in best], data, steps, 10.0 ** (-1 - number), 1e-12)
+        shorter = Steps(steps.count, 10.0 ** (-1 - number), 1e-12)
+        moved, _, more = _descend([w[None] for w in best], data, shorter)
         made += more
         weights, now = polishing.snap([w[0] for w in moved], data.x, data.g, data.slope)
-        if now.speed >= stands.speed * (1 - 1e-9) and (now.residual < stands.residual or now.speed > stands.speed):
-            best, stands = weights, now
-    return best, stands, made
+        if now.speed >= found.speed * (1 - 1e-9) and (now.residual < found.residual or now.speed > found.speed):
+            best, found = weights, now
+    return best, found, made
 
 
 def _widened(chain: list[Array], widths: list[int], rng: np.random.Generator) -> list[Array]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from bnrank._core import validation
+from bnrank.theory.escape.localized import Localized
+from bnrank.theory.escape.stationarity import residual
 from bnrank.theory.facts import Facts
-from bnrank.theory.localized import Deeper, Localized
-from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, Verdicts, statement
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Verdicts, statement, statements_in
 
 __all__ = ["STATEMENTS", "check"]
 
@@ -30,15 +33,13 @@ RATIOS = "tails of W_l and, for l < L, of sigma(Z_l), and ||sigma(Z_l) - Z_l||_F
     source="Bantzis2025 definition 2.1 and Euler's identity for each layer",
 )
 def _same_norms(facts: Facts) -> Sides:
-    from bnrank.theory.escape import stationarity  # its package imports this module
-
     found = _hidden(facts)
     squares = found.layer_norms**2
     left, at_least = _least_residual(facts, found), "at least "
     if left <= STATIONARY:
         at_least = ""
         x, g = facts.all_x.flatten(1) / found.x_norm, facts.output_gradient / found.g_norm
-        left = stationarity.residual(facts.chain, x, g)
+        left = residual(facts.chain, x, g)
     if left > STATIONARY:
         raise NotApplicable(
             "an escape direction",
@@ -66,7 +67,7 @@ def _same_norms(facts: Facts) -> Sides:
     f"{RATIOS} <= 8 c l^(-1/2) / (1 - c l^(-1/2)), c = (||X|| ||G|| / s) (2 log(||X|| ||G|| / s))^(1/2)",
     source="Bantzis2025 theorem 3.1, layers as in E21",
 )
-def _deep_layers(facts: Facts) -> Sides:
+def _deep_layers(facts: Facts) -> Iterator[Sides]:
     found = _hidden(facts)
     assumption = _optimal(found)
     c, start = found.constant, 0 if found.nonnegative else 1  # the layers among which one is near rank one
@@ -89,7 +90,7 @@ def _deep_layers(facts: Facts) -> Sides:
     f"{RATIOS} <= 8 ||G|| eps / (s - ||G|| eps), where ||X - v u^T|| = eps, v >= 0",
     source="Bantzis2025 proposition 3.3, layers as in E21",
 )
-def _near_rank_one(facts: Facts) -> Sides:
+def _near_rank_one(facts: Facts) -> Iterator[Sides]:
     found = _hidden(facts)
     assumption = _optimal(found)
     error, speed = found.part
@@ -107,7 +108,7 @@ def _near_rank_one(facts: Facts) -> Sides:
     f"{RATIOS}, for l > k, <= 8 ||G|| eps_k / (s - ||G|| eps_k), eps_k^2 = sum_{{i>=2}} s_i(sigma(Z_k))^2, k >= 1",
     source="Bantzis2025 proposition 3.3 for the layers after the k-th, as in theorem A.7",
 )
-def _once_near_rank_one(facts: Facts) -> Sides:
+def _once_near_rank_one(facts: Facts) -> Iterator[Sides]:
     found = _hidden(facts)
     assumption = _optimal(found)
     excesses = [_excess(found, k) for k in range(1, facts.depth)]
@@ -151,7 +152,7 @@ def _deeper(facts: Facts) -> Sides:
     found = _hidden(facts)
     deeper = _deeper_of(facts)
     note = f"depths {facts.depth} and {facts.depth + 1}"
-    return Sides(found.sphere_speed, deeper.speed, "<=", 1e-10, found.x_norm * found.g_norm, note=note)
+    return Sides(found.sphere_speed, deeper.sphere_speed, "<=", 1e-10, found.x_norm * found.g_norm, note=note)
 
 
 @statement(
@@ -160,32 +161,22 @@ def _deeper(facts: Facts) -> Sides:
     "tails of W_l and sigma(Z_l), l >= L - 1, ||sigma(Z_L) - Z_L||^2 / ||Z_L||^2, | ||theta'||^2 / (L + 1) - 1 | <= 0",
     source="Bantzis2025 proposition 3.2, corrected (E18)",
 )
-def _deeper_tail(facts: Facts) -> Sides:
+def _deeper_tail(facts: Facts) -> Iterator[Sides]:
     _hidden(facts)
     deeper, depth = _deeper_of(facts), facts.depth
-    parts = {f"the tail of W_{depth - 1 + i}": tail for i, tail in enumerate(deeper.weight_tails)}
-    parts |= {f"the tail of sigma(Z_{depth - 1 + i})": tail for i, tail in enumerate(deeper.activation_tails)}
-    parts[f"the nonlinearity of Z_{depth}"] = deeper.nonlinearity
-    parts["||theta'||^2 / (L + 1) - 1"] = abs(deeper.norm / (depth + 1) - 1)
-    unknown = [name for name, part in parts.items() if math.isnan(part)]
-    if unknown:  # max would pass over it
-        raise Inconclusive(f"{unknown[0]} is not a number")
-    name = max(parts, key=parts.__getitem__)
-    shape = (
-        "0 by their shapes, (1, n), (1, 1) and (d_out, 1), are the tails; measured are the nonlinearity and the norm"
-    )
-    return Sides(parts[name], 0.0, "<=", 1e-10, 1.0, note=f"{name}, the largest of {len(parts)} numbers; {shape}")
+    parts = {f"the tail of W_{depth - 1 + i}": float(tail) for i, tail in enumerate(deeper.weight_tails[-3:])}
+    tails = deeper.activation_tails[-2:]
+    parts |= {f"the tail of sigma(Z_{depth - 1 + i})": float(tail) for i, tail in enumerate(tails)}
+    parts[f"the nonlinearity of Z_{depth}"] = float(deeper.nonlinearities[-1])
+    parts["||theta'||^2 / (L + 1) - 1"] = abs(deeper.squared_norm / (depth + 1) - 1)
+    shape = "the tails are 0 by their shapes, (1, n), (1, 1) and (d_out, 1); measured are the nonlinearity and the norm"
+    for name, part in parts.items():
+        if math.isnan(part):  # would pass for a small number
+            raise Inconclusive(f"{name} is not a number")
+        yield Sides(part, 0.0, "<=", 1e-10, 1.0, note=f"{name}, the largest of {len(parts)} numbers; {shape}")
 
 
-STATEMENTS: tuple[Statement, ...] = (
-    _same_norms,
-    _deep_layers,
-    _near_rank_one,
-    _once_near_rank_one,
-    _few_layers,
-    _deeper,
-    _deeper_tail,
-)
+STATEMENTS = statements_in(sys.modules[__name__])
 """T36, T38 and T39, for any network and G that Facts knows; ``facts.altered(output_gradient=g)`` gives it another."""
 
 
@@ -251,7 +242,7 @@ class _Ratio:
     name: str
     layer: int
     value: float
-    most: float  # that it can be
+    largest: float  # possible value
     activation: bool = False  # about sigma(Z_l) itself, which counts among the layers that may be the one near rank one
 
 
@@ -262,7 +253,7 @@ def _hidden(facts: Facts) -> Localized:
     return facts.localized
 
 
-def _deeper_of(facts: Facts) -> Deeper:
+def _deeper_of(facts: Facts) -> Localized:
     try:
         return facts.deeper
     except ValueError as error:  # a speed beyond the range of floats
@@ -334,18 +325,17 @@ def _raised(excess: float) -> str:
     return f"; the right side is above the formula's, as rank one is faster by up to {excess:.2g} of the speed"
 
 
-def _judged(compared: list[tuple[_Ratio, float]], assumption: str, note: str, empty: str) -> Sides:
-    """Return the ratio closest to its bound, among those that could be above it; vacuous if none could."""
-    biting = [(ratio, bound) for ratio, bound in compared if bound < ratio.most]
-    ratio, bound = min(biting or compared, key=lambda pair: (pair[1] - pair[0].value, -pair[0].value))
-    return Sides(
-        ratio.value,
-        bound,
-        tolerance=1e-9,
-        scale=1.0,
-        assumptions=(assumption,),
-        note=f"{ratio.name}, the closest of {len(biting or compared)} numbers; {note}",
-        vacuous=""
-        if biting
-        else f"the bound is {bound:.3g}, and no such number can be above {ratio.most:.3g}; {empty}",
-    )
+def _judged(compared: list[tuple[_Ratio, float]], assumption: str, note: str, empty: str) -> Iterator[Sides]:
+    """Iterate over the ratios that could be above their bounds; over all, as vacuous, if none could."""
+    biting = [(ratio, bound) for ratio, bound in compared if bound < ratio.largest]
+    for ratio, bound in sorted(biting or compared, key=lambda pair: -pair[0].value):
+        yield Sides(
+            ratio.value,
+            bound,
+            scale=1.0,
+            assumptions=(assumption,),
+            note=f"{ratio.name}, the closest of {len(biting or compared)} numbers; {note}",
+            vacuous=""
+            if biting
+            else f"the bound is {bound:.3g}, and no such number can be above {ratio.largest:.3g}; {empty}",
+        )

@@ -13,18 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 from torch import Tensor
 
+from bnrank._core import linalg
 from bnrank.networks.constructions import deepen_escape
 from bnrank.networks.mlp import MLP
 from bnrank.theory.verdicts import NotApplicable
 
-__all__ = ["Deeper", "Localized", "localized", "nonnegative_part", "one_deeper"]
+__all__ = ["Localized", "localized", "nonnegative_part", "one_deeper"]
 
 CHUNK = 2**12  # samples at a time
-DENSE = 256  # size of a matrix up to which all its eigenvalues are computed for the largest
-ROUNDING = 1e-15  # what rounding can have added to or taken from a share of squared singular values
+ROUNDING = 1e-14  # of ||A||: rounding error of its distance from rank one
 ALTERNATIONS = (10, 200)  # of the search for a non-negative part of rank one, at least and at most
 EFFORT = 1 << 27  # entries of X that each start of the search goes over, between those limits
 NEGATIVE = 1e-12  # of the largest entry: down to which an entry counts as non-negative
@@ -35,7 +34,7 @@ class Localized:
     """What T38 compares, of one network on one data set.
 
     Tails are sum_{i>=2} s_i^2 / sum_i s_i^2, in [0, 1). A_0 = X, A_l = sigma(Z_l). Everything but ``sphere_speed`` and
-    the three norms is for X, G and every layer scaled to Frobenius norm 1.
+    the norms is for X, G and every layer scaled to Frobenius norm 1.
 
     Attributes
     ----------
@@ -45,6 +44,8 @@ class Localized:
         -L0 of the network scaled as a whole to ||theta||^2 = L; at most s, and s where the layers have equal norms.
     x_norm, g_norm : float
         ||X||_F and ||G||_F.
+    squared_norm : float
+        ||theta||^2 of the network as given.
     layer_norms : Tensor
         ||W_l||_F of the network scaled as a whole to ||theta||^2 = L, (L,).
     weight_tails : Tensor
@@ -72,6 +73,7 @@ class Localized:
     sphere_speed: float
     x_norm: float
     g_norm: float
+    squared_norm: float
     layer_norms: Tensor
     weight_tails: Tensor
     weight_ranks: Tensor
@@ -95,8 +97,8 @@ class Localized:
 
     @property
     def errors(self) -> Tensor:
-        """||E||_F of A_l = s_1 v u^T + E for l = 0, ..., L-1, (L,), and what rounding can have taken from it."""
-        return (self.activation_tails + ROUNDING).sqrt() * self.activation_norms
+        """||E||_F of A_l = s_1 v u^T + E for l = 0, ..., L-1, (L,), plus a bound on its rounding error."""
+        return (self.activation_tails.sqrt() + ROUNDING) * self.activation_norms
 
 
 def localized(weights: Sequence[Tensor], x: Tensor, g: Tensor) -> Localized:
@@ -136,13 +138,13 @@ def localized(weights: Sequence[Tensor], x: Tensor, g: Tensor) -> Localized:
         if not value:
             raise NotApplicable(f"{what} is not 0")
     units = [w / n for w, n in zip(weights, norms, strict=True)]
-    sums = [_Sums(w.shape[1], len(x)) for w in units]
+    inputs = [_Activations(w) for w in units]
     outside = torch.zeros(depth - 1, dtype=torch.float64)  # ||sigma(Z) - Z||^2
     loss = 0.0
     for rows, targets in zip(x.split(CHUNK), g.split(CHUNK), strict=True):
         a, b = rows.to(device, torch.float64) / x_norm, targets.to(device, torch.float64) / g_norm
         for layer, weight in enumerate(units):
-            sums[layer].add(a, b)
+            inputs[layer].add(a, b)
             z = a @ weight.T
             a = z.clamp(min=0.0)
             if layer < depth - 1:
@@ -150,61 +152,34 @@ def localized(weights: Sequence[Tensor], x: Tensor, g: Tensor) -> Localized:
         loss += float((b * z).sum())
     if not loss < 0:
         raise NotApplicable("the speed is positive", f"L0 = {loss * x_norm * g_norm:.3g} with layers of norm 1")
-    tops = [s.top() for s in sums]
-    squares = torch.tensor([s.square for s in sums], dtype=torch.float64)
-    part, one_neuron, nonnegative = _input(x / x_norm, g / g_norm, tops[0][1])
+    spectra = [each.spectrum() for each in inputs]
+    squares = torch.stack([s.square().sum() for s, _ in spectra]).cpu()
+    directions = [u for _, u in spectra]
+    part, one_neuron, nonnegative = _input(x / x_norm, g / g_norm, directions[0])
     relative = norms / norms.max()
     relative = (relative / relative.square().mean().sqrt()).cpu()
+    later = [(each.cross @ u).norm() for each, u in zip(inputs[1:], directions[1:], strict=True)]
     return Localized(
         share=min(-loss, 1.0),
         sphere_speed=-loss * x_norm * g_norm * math.exp(float(relative.log().sum())),
         x_norm=x_norm,
         g_norm=g_norm,
+        squared_norm=float(norms.square().sum()),
         layer_norms=relative,
-        weight_tails=torch.tensor([_tail(w) for w in units], dtype=torch.float64),
+        weight_tails=_tails([torch.linalg.svdvals(w) for w in units]),
         weight_ranks=torch.tensor([min(w.shape) for w in units]),
-        activation_tails=torch.tensor(
-            [max(1 - top / s.square, 0.0) for (top, _), s in zip(tops, sums, strict=True)], dtype=torch.float64
-        ),
+        activation_tails=_tails([s for s, _ in spectra]),
         activation_ranks=torch.tensor([min(len(x), w.shape[1]) for w in units]),
         activation_norms=squares.sqrt(),
         nonlinearities=outside / (outside + squares[1:]),
-        tail_speeds=torch.tensor(
-            [one_neuron, *(float((s.cross @ u).norm()) for s, (_, u) in zip(sums[1:], tops[1:], strict=True))],
-            dtype=torch.float64,
-        ),
+        tail_speeds=torch.tensor([one_neuron, *map(float, later)], dtype=torch.float64),
         nonnegative=nonnegative,
         part=part,
     )
 
 
-@dataclass(frozen=True)
-class Deeper:
-    """What T39 says of the network of depth L + 1 that it makes of one of depth L.
-
-    Attributes
-    ----------
-    speed : float
-        -L0 on the sphere ||theta'||^2 = L + 1.
-    norm : float
-        ||theta'||^2 as built.
-    weight_tails : tuple of float
-        Of W_{L-1}, W_L and W_{L+1}.
-    activation_tails : tuple of float
-        Of sigma(Z_{L-1}) and sigma(Z_L).
-    nonlinearity : float
-        ||sigma(Z_L) - Z_L||_F^2 / ||Z_L||_F^2.
-    """
-
-    speed: float
-    norm: float
-    weight_tails: tuple[float, ...]
-    activation_tails: tuple[float, ...]
-    nonlinearity: float
-
-
-def one_deeper(net: MLP, x: Tensor, g: Tensor) -> Deeper:
-    """Build the network of T39 with one layer more, and measure what is said of it.
+def one_deeper(net: MLP, x: Tensor, g: Tensor) -> Localized:
+    """Return the measurements of the network of T39, one layer deeper than ``net``.
 
     Parameters
     ----------
@@ -213,14 +188,10 @@ def one_deeper(net: MLP, x: Tensor, g: Tensor) -> Deeper:
     x, g : Tensor
         X, (N, d_in), and G, (N, d_out).
 
-    Returns
-    -------
-    Deeper
-
     Raises
     ------
     ValueError
-        If X or G is 0, or the network is another one, see :func:`bnrank.networks.constructions.deepen_escape`.
+        If X or G is 0, or `deepen_escape` refuses the network.
 
     Notes
     -----
@@ -230,32 +201,11 @@ def one_deeper(net: MLP, x: Tensor, g: Tensor) -> Deeper:
     --------
     >>> import bnrank
     >>> net = bnrank.networks.from_layers([torch.eye(2) / 2**0.5, torch.eye(2) / 2**0.5]).double()
-    >>> round(one_deeper(net, torch.eye(2), -torch.eye(2)).speed, 12)
+    >>> round(one_deeper(net, torch.eye(2), -torch.eye(2)).sphere_speed, 12)
     1.0
     """
-    x_norm, g_norm = float(_norm(x)), float(_norm(g))
-    x, g = x.to(torch.float64) / x_norm, g.to(torch.float64) / g_norm
-    deeper = deepen_escape(net, net.depth + 1, x, g)
-    weights = [w.detach().to(torch.float64) for w in deeper.weights]
-    sums = [_Sums(1, len(x)), _Sums(1, len(x))]
-    loss = outside = 0.0
-    for rows, targets in zip(x.split(CHUNK), g.split(CHUNK), strict=True):
-        a, b = rows.to(weights[0]), targets.to(weights[0])
-        for weight in weights[:-3]:
-            a = (a @ weight.T).clamp(min=0.0)
-        before = (a @ weights[-3].T).clamp(min=0.0)
-        z = before @ weights[-2].T
-        for total, values in zip(sums, (before, z.clamp(min=0.0)), strict=True):
-            total.add(values, b)
-        outside += float(z.clamp(max=0.0).square().sum())
-        loss += float((b * (z.clamp(min=0.0) @ weights[-1].T)).sum())
-    return Deeper(
-        -loss * x_norm * g_norm,
-        sum(float(w.square().sum()) for w in weights),
-        tuple(_tail(w / _norm(w)) for w in weights[-3:]),
-        tuple(s.tail() for s in sums),
-        outside / (outside + sums[1].square),
-    )
+    deeper = deepen_escape(net, net.depth + 1, *(v.to(torch.float64) / _norm(v) for v in (x, g)))
+    return localized([w.detach().to(torch.float64) for w in deeper.weights], x, g)
 
 
 def nonnegative_part(x: Tensor, starts: Sequence[Tensor] = ()) -> Tensor:
@@ -304,72 +254,36 @@ def nonnegative_part(x: Tensor, starts: Sequence[Tensor] = ()) -> Tensor:
     return kept
 
 
-class _Sums:
-    """Sums over samples of one layer's inputs: A^T A (or A itself, where it is smaller), G^T A and ||A||^2."""
+class _Activations:
+    """Sums over samples of a layer's inputs A: R of A = Q R, which has the singular values of A, and G^T A."""
 
-    def __init__(self, width: int, samples: int) -> None:
-        self.wide = width > samples
-        self.gram: Tensor | float = 0.0
-        self.rows: list[Tensor] = []
-        self.cross: Tensor = torch.zeros(())
-        self.square = 0.0
+    def __init__(self, weight: Tensor) -> None:
+        self.r = weight.new_zeros(0, weight.shape[1])
+        self.cross = weight.new_zeros(())
+        self.nonnegative = True
 
     def add(self, a: Tensor, g: Tensor) -> None:
         """Add some samples."""
-        if self.wide:
-            self.rows.append(a)
-        else:
-            self.gram = self.gram + a.T @ a
-        self.cross = self.cross.to(a) + g.T @ a
-        self.square += float(a.square().sum())
+        self.r = torch.linalg.qr(torch.cat([self.r, a]), mode="r").R
+        self.cross = self.cross + g.T @ a
+        self.nonnegative = self.nonnegative and bool((a >= 0).all())
 
-    def tail(self) -> float:
-        """Return sum_{i>=2} s_i^2 / sum_i s_i^2."""
-        return max(1 - self.top()[0] / self.square, 0.0)
-
-    def top(self) -> tuple[float, Tensor]:
-        """Return s_1^2 and its singular vector among the features, (n,), non-negative where A is."""
-        if not self.wide:
-            assert isinstance(self.gram, Tensor)
-            top, u = _largest(self.gram)
-            return top, _same_signs(self.gram, u)
-        a = torch.cat(self.rows)
-        kernel = a @ a.T
-        top, v = _largest(kernel)
-        u = a.T @ _same_signs(kernel, v)
-        return top, u / u.norm() if top > 0 else u
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Return the singular values, and a top singular vector among the features, non-negative where A is."""
+        _, values, vectors = torch.linalg.svd(self.r, full_matrices=False)
+        return values, vectors[0].abs() if self.nonnegative else vectors[0]  # |u| is a top vector, too (Perron)
 
 
-def _same_signs(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Return |v| for a top eigenvector v of a matrix without negative entries: it is one, too (Perron)."""
-    return vector.abs() if bool((matrix >= 0).all()) else vector
-
-
-def _largest(matrix: Tensor) -> tuple[float, Tensor]:
-    """Return the largest eigenvalue of a symmetric matrix with a vector to it."""
-    n = len(matrix)
-    if n > DENSE:
-        start = torch.ones(n, dtype=torch.float64) + torch.arange(n, dtype=torch.float64) % 7 / 7
-        try:
-            values, vectors = eigsh(matrix.cpu().numpy(), k=1, which="LA", v0=start.numpy())
-            return float(values[0]), torch.from_numpy(vectors[:, 0]).to(matrix)
-        except ArpackNoConvergence:
-            pass
-    values, vectors = torch.linalg.eigh(matrix)
-    return float(values[-1]), vectors[:, -1]
-
-
-def _tail(weight: Tensor) -> float:
-    """Return the tail of a matrix of Frobenius norm 1."""
-    gram = weight @ weight.T if len(weight) <= weight.shape[1] else weight.T @ weight
-    return max(1 - _largest(gram)[0] / float(gram.trace()), 0.0)
+def _tails(spectra: Sequence[Tensor]) -> Tensor:
+    """Return sum_{i>=2} s_i^2 / sum_i s_i^2 of each list of singular values."""
+    tails = [linalg.tails(values) for values in spectra]
+    return torch.stack([t[1] / t[0] for t in tails]).cpu()
 
 
 def _input(x: Tensor, g: Tensor, direction: Tensor) -> tuple[tuple[float, float], float, bool]:
-    """Return what is said of the inputs.
+    """Return ||E|| and ||G v|| ||u|| of X = v u^T + E, v >= 0, the best speed of one neuron, and whether v is s_1's.
 
-    That is ||E|| and ||G v|| ||u|| of X = v u^T + E, v >= 0; the speed of one neuron that looks along the best of these
-    directions u; and whether the top singular vector of X can be v.
+    The speed is that along the best of these directions u; v is s_1's if the top singular vector of X can be v.
     """
     x, g = x.to(direction), g.to(direction)
     along = x @ direction
