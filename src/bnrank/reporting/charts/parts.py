@@ -156,8 +156,9 @@ def log_axis(title: str, values: Any) -> dict[str, Any]:
     array = np.log10(array[array > 0])
     low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
     room = max(0.04 * (high - low), 0.02)
+    ticks = max(1, round((high - low) / 6)) if high - low > 2.4 else "D2"
     spread = [numbers(low - room), numbers(high + room)]
-    return {"title": title, "type": "log", "range": spread, "exponentformat": "power", "nticks": 7}
+    return {"title": title, "type": "log", "range": spread, "tickformat": "~g", "dtick": ticks}
 
 
 def dotted(axis: str, value: float) -> dict[str, Any]:
