@@ -98,7 +98,7 @@ def _growth(kind: str, numbers: list[int]) -> int:
     if kind == "train":
         bnrank.train(net, task, steps=3, members=members, seed=0, ridge=1e-3, optimizer="adam", progress=False)
     else:
-        bnrank.profile(net, x, chunk=CHUNK)
+        bnrank.profile(net, x, chunk_size=CHUNK)
     return _status("VmHWM") - before
 
 

@@ -38,7 +38,7 @@ def test_the_python_examples_run_and_find_rank_two(tmp_path):
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
     last = "\nassert rank.exact and z.shape == (300, 2) and float(error) < 1e-5 and verdicts.ok"
     printed = run(example + theory + last, tmp_path)
-    assert '"rank": 2' in printed
+    assert "rank 2, layers" in printed
     assert "rank in [2, 2] (on the data), cut at" in printed
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "verdicts.html").exists()

@@ -11,8 +11,7 @@ from bnrank._version import __version__
 
 if TYPE_CHECKING:
     from bnrank import discovery, figures, measures, networks, reporting, tasks, theory, training
-    from bnrank.measures import Jacobian, balance, frequencies, nonlinearity, ntk, profile, regions, spectra
-    from bnrank.measures.bottleneck import find as bottleneck
+    from bnrank.measures import Jacobian, balance, bottleneck, frequencies, nonlinearity, ntk, profile, regions, spectra
     from bnrank.networks import MLP, LinearNetwork, constructions, graph, load, save
     from bnrank.reporting import Section, plots, report
     from bnrank.tasks import Task
@@ -61,7 +60,17 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "measures": ("Jacobian", "balance", "frequencies", "nonlinearity", "ntk", "profile", "regions", "spectra"),
+    "measures": (
+        "Jacobian",
+        "balance",
+        "bottleneck",
+        "frequencies",
+        "nonlinearity",
+        "ntk",
+        "profile",
+        "regions",
+        "spectra",
+    ),
     "networks": ("MLP", "LinearNetwork", "constructions", "graph", "load", "save"),
     "reporting": ("Section", "plots", "report"),
     "tasks": ("Task",),
@@ -73,11 +82,8 @@ _ROOMS = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "bottleneck":
-        found = import_module("bnrank.measures.bottleneck").find
-    else:
-        room = next((room for room, names in _ROOMS.items() if name in names), None)
-        found = getattr(import_module(f"bnrank.{room}"), name) if room else import_module(f"bnrank.{name}")
+    room = next((room for room, names in _ROOMS.items() if name in names), None)
+    found = getattr(import_module(f"bnrank.{room}"), name) if room else import_module(f"bnrank.{name}")
     globals()[name] = found
     return found
 

@@ -11,7 +11,7 @@ import bnrank
 from bnrank.figures.f05_symmetry_learning import computation as rotations
 from bnrank.figures.f05_symmetry_learning import figure as f05
 from bnrank.figures.f05_symmetry_learning.computation import BEFORE, FULL, LINE, PLANE, TRUE, Learned
-from bnrank.measures.bottleneck import detect
+from bnrank.measures.bottlenecks import detect
 from bnrank.tasks import matrix_factorization, rank_one_factorization
 
 DEPTH = 12

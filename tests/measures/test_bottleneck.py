@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bnrank
-from bnrank.measures import bottleneck, spectra
+from bnrank.measures import bottlenecks, spectra
 from bnrank.networks.mlp import from_layers
 from oracles import circular_convolution_matrix, layer_values, spectrum
 
@@ -24,76 +24,76 @@ def planted(rank, depth, start, end, width=8, small=0.02):
 def test_a_planted_bottleneck_is_found(data, rank, depth):
     start = data.draw(st.integers(1, depth - 1))
     end = data.draw(st.integers(start + 1, depth))
-    found = bottleneck.detect(planted(rank, depth, start, end))
+    found = bottlenecks.detect(planted(rank, depth, start, end))
     assert (found.rank, found.start, found.end) == (rank, start, end)
     assert found.gap == pytest.approx((0.9 if rank > 1 else 1.3 if rank else 1.0) / 0.02)
     assert found.values == tuple(sorted(planted(rank, depth, start, end)[start - 1], reverse=True))
     assert found.counts[start - 1] == rank
-    assert (found.threshold, found.near, found.min_layers, found.reason) == (0.1, (0.5, 2.0), 2, "")
+    assert (found.atol, found.near_one, found.min_layers, found.reason) == (0.1, (0.5, 2.0), 2, "")
 
 
 def test_noise_is_undetermined_and_says_why():
-    found = bottleneck.detect(spectra.weight_singular_values(bnrank.MLP([10, 50, 50, 50, 10], seed=0)))
+    found = bottlenecks.detect(spectra.weight_singular_values(bnrank.MLP([10, 50, 50, 50, 10], seed=0)))
     assert (found.rank, found.start, found.gap) == (None, None, None)
     assert "1 layer(s), expected 2" in found.reason  # the last, whose 10 values happen to be all near 1
-    assert "no layer has a clear gap" in bottleneck.detect(np.full((3, 2), 0.3)).reason
-    one = bottleneck.detect(planted(2, 6, 3, 3))
+    assert "no layer has a clear gap" in bottlenecks.detect(np.full((3, 2), 0.3)).reason
+    one = bottlenecks.detect(planted(2, 6, 3, 3))
     assert one.rank is None
     assert "1 layer(s), expected 2" in one.reason
-    assert bottleneck.detect(planted(2, 6, 3, 3), min_layers=1).rank == 2
+    assert bottlenecks.detect(planted(2, 6, 3, 3), min_layers=1).rank == 2
 
 
 def test_a_collapsed_network_has_rank_zero():
-    found = bottleneck.detect(spectra.weight_singular_values(bnrank.MLP([5, 8, 8, 5], init=1e-4)))
+    found = bottlenecks.detect(spectra.weight_singular_values(bnrank.MLP([5, 8, 8, 5], init=1e-4)))
     assert (found.rank, found.start, found.end) == (0, 1, 3)
     assert found.gap > 1000
-    assert bottleneck.detect(np.zeros((3, 4))).gap == float("inf")
+    assert bottlenecks.detect(np.zeros((3, 4))).gap == float("inf")
 
 
 def test_the_longest_run_wins_and_of_equal_ones_the_narrowest():
     rows = np.concatenate([planted(3, 4, 1, 4), planted(1, 3, 1, 3)])
-    assert bottleneck.detect(rows).rank == 3
-    assert bottleneck.detect(rows[1:]).rank == 1
-    assert bottleneck.detect(rows[1:]).start == 4
+    assert bottlenecks.detect(rows).rank == 3
+    assert bottlenecks.detect(rows[1:]).rank == 1
+    assert bottlenecks.detect(rows[1:]).start == 4
 
 
 def test_the_tolerances_decide():
     rows = np.array([[1.25, 1.2, 0.46, 0.01]] * 3)
-    assert bottleneck.detect(rows).rank is None
-    assert bottleneck.detect(rows, near=(0.4, 2.0)).rank == 3
-    assert bottleneck.detect(rows, threshold=0.47).rank == 2
-    assert bottleneck.detect(rows, near=(0.4, 1.1)).rank is None
+    assert bottlenecks.detect(rows).rank is None
+    assert bottlenecks.detect(rows, near_one=(0.4, 2.0)).rank == 3
+    assert bottlenecks.detect(rows, atol=0.47).rank == 2
+    assert bottlenecks.detect(rows, near_one=(0.4, 1.1)).rank is None
 
 
 def test_padding_missing_layers_and_full_rank():
     rows = np.full((5, 4), np.nan)
     rows[1:4, :2] = [1.1, 0.9]
-    found = bottleneck.detect(rows)
+    found = bottlenecks.detect(rows)
     assert (found.rank, found.start, found.end, found.gap) == (2, 2, 4, float("inf"))
     rows[2] = np.nan
-    assert bottleneck.detect(rows).rank is None
+    assert bottlenecks.detect(rows).rank is None
     ragged = [[1.0, 0.01], torch.tensor([1.0, 0.01, 0.0]), np.array([1.0])]
-    assert bottleneck.detect(ragged).rank == 1
+    assert bottlenecks.detect(ragged).rank == 1
 
 
 def test_histories_keep_their_leading_dimensions():
     history = np.stack([np.stack([planted(k, 6, 2, 5), np.full((6, 8), 0.3)]) for k in (0, 1, 2)])
-    assert np.array_equal(bottleneck.ranks(history), [[0, np.nan], [1, np.nan], [2, np.nan]], equal_nan=True)
+    assert np.array_equal(bottlenecks.ranks(history), [[0, np.nan], [1, np.nan], [2, np.nan]], equal_nan=True)
 
 
 def test_errors_name_the_argument():
     with pytest.raises(ValueError, match=r"values: got shape \(2, 3, 4\)"):
-        bottleneck.detect(np.ones((2, 3, 4)))
+        bottlenecks.detect(np.ones((2, 3, 4)))
     with pytest.raises(ValueError, match="negative"):
-        bottleneck.detect(-np.ones((2, 3)))
-    with pytest.raises(ValueError, match=r"near: got \(0.05, 2.0\)"):
-        bottleneck.detect(np.ones((2, 3)), near=(0.05, 2.0))
-    with pytest.raises(TypeError, match="near: got 3"):
-        bottleneck.detect(np.ones((2, 3)), near=3)
+        bottlenecks.detect(-np.ones((2, 3)))
+    with pytest.raises(ValueError, match=r"near_one: got \(0.05, 2.0\)"):
+        bottlenecks.detect(np.ones((2, 3)), near_one=(0.05, 2.0))
+    with pytest.raises(TypeError, match="near_one: got 3"):
+        bottlenecks.detect(np.ones((2, 3)), near_one=3)
     with pytest.raises(ValueError, match="min_layers: got 0"):
-        bottleneck.detect(np.ones((2, 3)), min_layers=0)
+        bottlenecks.detect(np.ones((2, 3)), min_layers=0)
     with pytest.raises(ValueError, match="at least one layer"):
-        bottleneck.detect([])
+        bottlenecks.detect([])
 
 
 # find -----------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ X = torch.randn(30, 6, generator=torch.Generator().manual_seed(0), dtype=torch.f
     ],
 )
 def test_kinds_of_bottlenecks(values, widths, kind, place):
-    found = bottleneck.find(built(values, widths), X[:, : widths[0]])
+    found = bnrank.bottleneck(built(values, widths), X[:, : widths[0]])
     assert (found.kind, (found.rank, found.start, found.end)) == (kind, place)
     inside = [layer.index for layer in found.layers if layer.inside]
     assert inside == (list(range(found.start, found.end + 1)) if found.start else [])
@@ -142,7 +142,7 @@ def test_kinds_of_bottlenecks(values, widths, kind, place):
 @pytest.mark.parametrize("rank", [0, 1, 2, 5, 8])
 def test_distances_are_to_the_nearest_partial_isometry(rank):
     net = built([HIGH, LOW, LOW, HIGH], [6, 8, 8, 8, 6])
-    found = bottleneck.find(net, X, rank=rank)
+    found = bnrank.bottleneck(net, X, rank=rank)
     assert found.rank == 2  # what is found does not change
     for layer, weight in zip(found.layers, net.weights, strict=True):
         u, s, v = torch.linalg.svd(weight.detach(), full_matrices=False)
@@ -159,7 +159,7 @@ def test_distances_are_to_the_nearest_partial_isometry(rank):
 
 def test_what_is_measured_of_a_layer():
     net = built([HIGH, LOW, LOW, HIGH], [6, 8, 8, 8, 6], slope=0.3)
-    found = bottleneck.find(net, X, chunk=7)
+    found = bnrank.bottleneck(net, X, chunk_size=7)
     preactivations = layer_values(net, list(net.layers), X)
     for layer, weight, bias, z in zip(found.layers, net.weights, net.biases, preactivations, strict=True):
         last = layer.index == 4
@@ -187,7 +187,7 @@ def test_convolutions_by_their_operators_and_what_is_skipped():
         nn.Linear(48, 5),
     )
     before = {k: v.clone() for k, v in net.state_dict().items()}
-    found = bottleneck.find(net, torch.randn(9, 2, 4, 4), rank=3)
+    found = bnrank.bottleneck(net, torch.randn(9, 2, 4, 4), rank=3)
     assert [layer.kind for layer in found.layers] == ["conv2d", "conv2d", "linear"]
     assert [s.type for s in found.skipped] == ["BatchNorm2d"]
     assert "BatchNorm2d" in str(found) or "skipped 1" in str(found)
@@ -206,7 +206,7 @@ def test_trained_networks(d_out, steps, kind):
     task = bnrank.tasks.low_rank_map(n=150, d_in=8, d_out=d_out, latent=4, rank=2, width=20, seed=0)
     net = bnrank.MLP([8, *[30] * 9, d_out], seed=0)
     run = bnrank.train(net, task, ridge=3e-3, steps=steps, progress=False, seed=0)
-    found = bottleneck.find(run.network(0), task.x, threshold=0.25)
+    found = bnrank.bottleneck(run.network(0), task.x, atol=0.25)
     assert found.kind == kind, str(found)
     if kind == "full":
         assert found.rank == 2
@@ -216,25 +216,25 @@ def test_trained_networks(d_out, steps, kind):
 
 
 def test_dead_and_shallow_networks():
-    dead = bottleneck.find(bnrank.MLP([6, 8, 8, 4], init=0.0), X)
+    dead = bnrank.bottleneck(bnrank.MLP([6, 8, 8, 4], init=0.0), X)
     assert (dead.kind, dead.rank) == ("collapsed", 0)
     assert [layer.distance for layer in dead.layers] == [0.0, 0.0, 0.0]
     assert all(np.isnan(layer.nonlinearity) for layer in dead.layers)
-    one = bottleneck.find(bnrank.MLP([6, 1]), X[:1])
+    one = bnrank.bottleneck(bnrank.MLP([6, 1]), X[:1])
     assert one.layers[0].singular_values.shape == (1,)
 
 
 def test_errors_of_find_name_the_argument():
     net = bnrank.MLP([6, 8, 4])
     with pytest.raises(ValueError, match="rank: got -1"):
-        bottleneck.find(net, X, rank=-1)
-    with pytest.raises(ValueError, match="chunk: got 0"):
-        bottleneck.find(net, X, chunk=0)
-    with pytest.raises(ValueError, match="near: got"):
-        bottleneck.find(net, X, near=(0.01, 2.0))
+        bnrank.bottleneck(net, X, rank=-1)
+    with pytest.raises(ValueError, match="chunk_size: got 0"):
+        bnrank.bottleneck(net, X, chunk_size=0)
+    with pytest.raises(ValueError, match="near_one: got"):
+        bnrank.bottleneck(net, X, near_one=(0.01, 2.0))
     with pytest.raises(ValueError, match="no linear or convolutional layer"):
-        bottleneck.find(nn.ReLU(), X)
+        bnrank.bottleneck(nn.ReLU(), X)
     with torch.no_grad():
         net.weights[0][0, 0] = float("nan")
     with pytest.raises(ValueError, match=r"layers\.0\.weight"):
-        bottleneck.find(net, X)
+        bnrank.bottleneck(net, X)

@@ -1,7 +1,6 @@
 """Frequencies against the dense matrices of the operators, conjugated with a Fourier matrix written out."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from torch import nn
 
 import bnrank
 from bnrank import frequencies, spectra
-from bnrank.measures.frequencies import profiled
+from bnrank.measures import profiles
 from bnrank.networks import CircularConvolutional
 from helpers import normal
 from oracles import circular_convolution_matrix, layer_values
@@ -81,7 +80,7 @@ def test_values_are_those_of_the_blocks_of_the_dense_matrix(shape, kernel):
     net, size = network(shape, kernel=kernel), shape[1:]
     found = frequencies.weight_singular_values(net, normal(2, *shape))
     assert found.layer_name.values.tolist() == ["conv1", "conv2", "conv3"]
-    assert json.loads(found.attrs["skipped"]) == json.loads(found.attrs["notes"]) == []
+    assert found.attrs["skipped"] == found.attrs["notes"] == ""
     xr.testing.assert_identical(found, frequencies.weight_singular_values(net, size=size))
     for i, conv in enumerate((net.conv1, net.conv2, net.conv3)):
         c_out, c_in = conv.weight.shape[:2]
@@ -138,10 +137,10 @@ def test_the_frequencies_that_a_bottleneck_keeps_are_named():
     assert (found.start, found.end, found.rank, found.reason) == (2, 4, 5, "")
     assert found.frequencies == (frequencies.KeptFrequency("0", 1, 1), frequencies.KeptFrequency("1", 2, 2))
     assert str(found) == "layers 2 to 4, rank 5: 0 in 1 channel, ±1 in 2 channels"
-    assert frequencies.kept(values, 3, 3, threshold=0.01).rank == 6
-    assert frequencies.kept(values, 3, 4, threshold=0.95).frequencies == (frequencies.KeptFrequency("0", 1, 1),)
-    assert str(frequencies.kept(values, 3, 3, threshold=5.0)) == "layers 3 to 3, rank 0: nothing"
-    none = frequencies.kept(values, near=(0.99, 1.01))
+    assert frequencies.kept(values, 3, 3, atol=0.01).rank == 6
+    assert frequencies.kept(values, 3, 4, atol=0.95).frequencies == (frequencies.KeptFrequency("0", 1, 1),)
+    assert str(frequencies.kept(values, 3, 3, atol=5.0)) == "layers 3 to 3, rank 0: nothing"
+    none = frequencies.kept(values, near_one=(0.99, 1.01))
     assert (none.start, none.rank, none.frequencies) == (None, None, ())
     assert str(none) == "no bottleneck: no layer has a clear gap"
 
@@ -187,16 +186,14 @@ def test_what_is_assumed_and_left_out():
     ).double()
     found = frequencies.weight_singular_values(net, normal(3, 1, 6))
     assert found.layer.values.tolist() == [1, 2, 3]
-    assert json.loads(found.attrs["notes"]) == [
-        {"name": "2", "note": "computed for circular padding, the layer pads with zeros"}
+    assert found.attrs["notes"] == "2: computed for circular padding, the layer pads with zeros"
+    first, *others = found.attrs["skipped"].splitlines()
+    assert first.startswith("1 (BatchNorm1d): normalization")
+    assert others == [
+        "4 (Conv1d): frequencies: with stride (2,) those that alias share their singular values",
+        "5 (Conv1d): frequencies: its images have size (3,), those of the first (6,)",
+        "7 (Linear): frequencies: a linear layer has none",
     ]
-    reasons = {s["name"]: s["reason"] for s in json.loads(found.attrs["skipped"])}
-    assert reasons.pop("1").startswith("normalization layer")
-    assert reasons == {
-        "4": "frequencies: with stride (2,) those that alias share their singular values",
-        "5": "frequencies: its images have size (3,), those of the first (6,)",
-        "7": "frequencies: a linear layer has none",
-    }
     grouped = torch.block_diag(*(net[3].weight[i : i + 2, :, 0] for i in (0, 2))).detach()
     alone = nn.Sequential(nn.Conv1d(2, 4, 1, groups=2)).double()
     with torch.no_grad():
@@ -213,7 +210,7 @@ def test_what_is_assumed_and_left_out():
         (lambda v: frequencies.weight_singular_values(network((2, 5)), size=[5, 5]), ValueError, "size: got"),
         (lambda v: frequencies.rank(v.values), TypeError, "values: got ndarray"),
         (lambda v: frequencies.rank(v[0]), ValueError, "values: got dimensions"),
-        (lambda v: frequencies.rank(v, -1), ValueError, "threshold: got -1"),
+        (lambda v: frequencies.rank(v, -1), ValueError, "atol: got -1"),
         (lambda v: frequencies.kept(v, 1), ValueError, "start, end: got one"),
         (lambda v: frequencies.kept(v, 3, 2), ValueError, "start, end: got 3 and 2"),
         (lambda v: frequencies.activation_power(network((2, 5)), normal(2, 2, 5), which="inputs"), ValueError, "which"),
@@ -232,8 +229,8 @@ def test_power_and_values_of_activations_are_their_definitions(shape, kernel, fl
     before = layer_values(net, [net.conv1, net.conv2, net.conv3], x)
     after = [torch.where(z >= 0, z, 0.1 * z) for z in before[:2]] + before[2:]
     for which, images in (("activations", after), ("preactivations", before)):
-        power = frequencies.activation_power(net, x, which=which, chunk=3)
-        values = frequencies.activation_singular_values(net, x, which=which, chunk=2)
+        power = frequencies.activation_power(net, x, which=which, chunk_size=3)
+        values = frequencies.activation_singular_values(net, x, which=which, chunk_size=2)
         for i, image in enumerate(images):
             count = image.shape[1]
             assert float(power[i].sum()) == pytest.approx(float(image.square().sum() / 7))
@@ -257,9 +254,9 @@ def test_activations_that_are_no_images_and_such_that_are_flattened_behind_an_ac
     pooled = bnrank.networks.Convolutional((1, 6), [2, 3], padding="circular", pool=2, dtype=torch.float64)
     found = frequencies.activation_power(pooled, x)
     assert found.layer.values.tolist() == [1]
-    assert [s["reason"] for s in json.loads(found.attrs["skipped"])] == [
-        "frequencies: its activations have shape (3,) and are no images",
-        "frequencies: a linear layer has none",
+    assert found.attrs["skipped"].splitlines() == [
+        "conv2 (Conv1d): frequencies: its activations have shape (3,) and are no images",
+        "output (Linear): frequencies: a linear layer has none",
     ]
     with torch.no_grad():
         net.conv2.bias = nn.Parameter(torch.tensor([0.0, np.inf, 0.0]).double())
@@ -276,21 +273,15 @@ def test_the_profile_of_a_circular_network(tmp_path, monkeypatch):
     np.testing.assert_array_equal((ds.frequency_rank * ds.multiplicity).sum("frequency"), ds.weight_rank)
     every = np.repeat(ds.frequency_singular_values.values[2], ds.multiplicity.values, axis=0).ravel()
     np.testing.assert_allclose(np.sort(every)[::-1], ds.weight_singular_values.values[2][: every.size], atol=1e-12)
-    assert json.loads(ds.attrs["kept_frequencies"]) == {
-        "start": 2,
-        "end": 4,
-        "frequencies": [
-            {"frequency": "0", "channels": 1, "multiplicity": 1},
-            {"frequency": "1", "channels": 2, "multiplicity": 2},
-        ],
-        "reason": "",
-        "rank": 5,
-    }
-    assert ds.attrs["notes"] == ds.attrs["skipped"] == "[]"
+    assert (ds.attrs["bottleneck_start"], ds.attrs["bottleneck_end"], ds.attrs["bottleneck_rank"]) == (2, 4, 5)
+    assert ds.kept_channels.to_series()[ds.kept_channels.values > 0].to_dict() == {"0": 1, "1": 2}
+    assert int((ds.kept_channels * ds.multiplicity).sum()) == 5
+    assert "kept_reason" not in ds.attrs
+    assert bnrank.measures.describe(ds) == []
     ds.to_netcdf(tmp_path / "p.nc", engine="h5netcdf")
     with xr.open_dataset(tmp_path / "p.nc", engine="h5netcdf") as back:
         xr.testing.assert_equal(back, ds)
-    monkeypatch.setattr(profiled, "LIMIT", 10)
+    monkeypatch.setattr(profiles, "MAX_FREQUENCY_VALUES", 10)
     small = bnrank.profile(net, x)
     assert "frequency_rank" not in small
     assert bnrank.measures.describe(small) == [
@@ -304,7 +295,7 @@ def test_a_profile_without_circular_convolutions_has_none_and_a_mixed_one_says_w
     for net, x in ((bnrank.MLP([6, 3, 2]), normal(5, 6)), (zeros, normal(5, 1, 6))):
         ds = bnrank.profile(net, x)
         assert not {"frequency", "channel", "multiplicity", "frequency_rank"} & {*ds.dims, *ds.variables}
-        assert "kept_frequencies" not in ds.attrs
+        assert not {"kept_channels", "kept_reason"} & {*ds.variables, *ds.attrs}
     mixed = nn.Sequential(
         nn.Conv1d(1, 2, 3, padding=1, padding_mode="circular"),
         nn.Conv1d(2, 3, 2, stride=2),
@@ -316,8 +307,7 @@ def test_a_profile_without_circular_convolutions_has_none_and_a_mixed_one_says_w
             p.copy_(normal(*p.shape, seed=i))
     ds = bnrank.profile(mixed, normal(5, 1, 6))
     assert np.isfinite(ds.frequency_rank.values).all(1).tolist() == [True, False, False]
-    assert json.loads(ds.attrs["notes"])[-1] == {
-        "name": "1",
-        "note": "frequencies: with stride (2,) those that alias share their singular values",
-    }
-    assert json.loads(ds.attrs["kept_frequencies"])["start"] is None
+    stride = "1: frequencies: with stride (2,) those that alias share their singular values"
+    assert bnrank.measures.describe(ds)[-1] == stride
+    assert not ds.kept_channels.any()
+    assert ds.attrs["kept_reason"] == ds.attrs["bottleneck_reason"]

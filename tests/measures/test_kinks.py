@@ -186,6 +186,6 @@ def test_a_profile_has_a_note_instead_of_a_warning():
     assert Jacobian(net, x).near_kinks().tolist() == [True, False] * 4
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        dataset = profile(net, x.roll(-1, 0), jacobian_samples=4)  # rows 0, 2, 5, 7
+        dataset = profile(net, x.roll(-1, 0), max_jacobian_samples=4)  # rows 0, 2, 5, 7
     note = "jacobian_singular_values: 2 of 4 samples lie within 1e-12 (relative) of a kink, the first is row 5;"
     assert any(line.startswith(note) for line in describe(dataset))

@@ -17,7 +17,7 @@ normal = functools.partial(helpers.normal, dtype=torch.float32)
 @pytest.mark.parametrize("chunk", [3, 100])
 def test_the_ratio_is_that_of_the_whole_matrices(chunk):
     net, x = bnrank.MLP([3, 6, 5, 2], slope=0.2, seed=0), normal(20, 3)
-    found = nonlinearity.ratio(net, x, chunk=chunk)
+    found = nonlinearity.ratio(net, x, chunk_size=chunk)
     a = x.double()
     for i in range(2):
         z = a @ net.weights[i].detach().double().T + net.biases[i].detach().double()

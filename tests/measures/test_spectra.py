@@ -164,8 +164,8 @@ def test_qr_sees_what_gram_cannot():
 @pytest.mark.parametrize("chunk", [7, 1000])
 def test_activations_and_preactivations_of_an_mlp(method, chunk):
     net, x = bnrank.MLP([4, 9, 6, 3], slope=0.1, seed=0), normal(50, 4).float()
-    pre = spectra.preactivation_singular_values(net, x, method=method, chunk=chunk)
-    post = spectra.activation_singular_values(net, x, method=method, chunk=chunk)
+    pre = spectra.activation_singular_values(net, x, method=method, chunk_size=chunk, which="preactivations")
+    post = spectra.activation_singular_values(net, x, method=method, chunk_size=chunk)
     a = x.double()
     for i, (w, b) in enumerate(zip(net.weights, net.biases, strict=True)):
         z = a @ w.detach().double().T + b.detach().double()
@@ -181,7 +181,10 @@ def test_activations_of_a_convolutional_network_are_flattened_to_samples_by_feat
         nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)
     )
     x = normal(20, 1, 6, 6).float()
-    pre, post = spectra.preactivation_singular_values(net, x), spectra.activation_singular_values(net, x)
+    pre, post = (
+        spectra.activation_singular_values(net, x, which="preactivations"),
+        spectra.activation_singular_values(net, x),
+    )
     copied = float64(net)
     z, entering, out = layer_values(copied, [copied[0], copied[4], copied[5]], x)
     assert torch.allclose(pre["0"], spectrum(z))

@@ -1,7 +1,6 @@
 """Singular values by frequency: the picture, and what the page shows of them."""
 
 import itertools
-import json
 import time
 
 import numpy as np
@@ -27,8 +26,7 @@ def with_frequencies(kept=(("(0, 0)", 1, 1), ("(1, 0)", 2, 2)), depth=6):
         values[:, NAMES.index(name), :count] += 1 + 0.1 * NAMES.index(name)
     values[-1, :, 1:] = np.nan
     values[0] = np.nan
-    found = [{"frequency": name, "channels": n, "multiplicity": m} for name, n, m in kept]
-    summary = {"start": 3, "end": 4, "rank": 5, "reason": "", "frequencies": found}
+    channels = {name: count for name, count, _ in kept}
     return (
         ds.assign(
             frequency_singular_values=(("layer", "frequency", "channel"), values),
@@ -39,7 +37,8 @@ def with_frequencies(kept=(("(0, 0)", 1, 1), ("(1, 0)", 2, 2)), depth=6):
             multiplicity=("frequency", MULTIPLICITY),
             modulus=("frequency", [0.0, 1.0, 1.0, 2**0.5]),
         )
-        .assign_attrs(kept_frequencies=json.dumps(summary), threshold=0.1)
+        .assign(kept_channels=("frequency", [channels.get(name, 0) for name in NAMES]))
+        .assign_attrs(bottleneck_start=3, bottleneck_end=4, atol=0.1)
     )
 
 
@@ -102,8 +101,8 @@ def test_names_of_low_lines_stay_in_the_axes_and_come_before_higher_lines_that_a
 
 def test_without_a_bottleneck_nothing_is_named_and_many_frequencies_share_a_key():
     ds = with_frequencies(kept=())
-    ds.attrs.pop("kept_frequencies")
-    ds.attrs.pop("threshold")
+    ds = ds.drop_vars("kept_channels")
+    ds.attrs.pop("atol")
     ax = plots.frequency_spectra(ds, most=7)
     assert len(ax.lines) == 7
     assert not ax.texts
@@ -144,7 +143,7 @@ def test_what_the_page_shows(tmp_path, monkeypatch):
     assert [row[0] for row in ranks["data"][0]["customdata"]] == ["(0, 0)", "±(0, 1)", "±(1, 0)", "±(1, 1)"]
     assert ranks["data"][0]["z"][2] == [None, 2, 2, 2, 2, 1]
     assert "(0, 0): 1; ±(1, 0): 2" in page.text
-    assert "kept_frequencies" not in page.text
+    assert "kept_channels" not in page.text
     monkeypatch.setattr("bnrank.reporting.charts.profile.MAX_LINES", 2)
     monkeypatch.setattr("bnrank.reporting.charts.profile.MAX_FREQUENCIES", 3)
     lines, ranks = (c for c in charts.view({"a": ds}).groups[0].charts if "frequency" in c.title)

@@ -1,41 +1,19 @@
 """What is measured: numbers only, no claims."""
 
-from bnrank.measures import (
-    balance,
-    bottleneck,
-    denoising,
-    dependence,
-    frequencies,
-    nonlinearity,
-    ntk,
-    orbits,
-    regions,
-    representations,
-    signs,
-    spectra,
-    stable_signs,
-)
+import importlib
+from typing import Any
+
+from bnrank.measures.bottlenecks import bottleneck
 from bnrank.measures.jacobian import Jacobian, JacobianRank
 from bnrank.measures.kinks import KinkWarning
-from bnrank.measures.profile import describe, profile
+from bnrank.measures.profiles import describe, profile
 
-__all__ = [
-    "Jacobian",
-    "JacobianRank",
-    "KinkWarning",
-    "balance",
-    "bottleneck",
-    "denoising",
-    "dependence",
-    "describe",
-    "frequencies",
-    "nonlinearity",
-    "ntk",
-    "orbits",
-    "profile",
-    "regions",
-    "representations",
-    "signs",
-    "spectra",
-    "stable_signs",
-]
+__all__ = ["Jacobian", "JacobianRank", "KinkWarning", "bottleneck", "describe", "profile"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a module of this room when it is first used."""
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None

@@ -1,4 +1,4 @@
-"""How much the nonlinearities do on the data."""
+"""Effect of the nonlinearities on the data."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def ratio(
     net: nn.Module,
     x: Tensor | np.ndarray,
     *,
-    chunk: int = 4096,
+    chunk_size: int = 4096,
     dtype: torch.dtype = torch.float64,
     reading: Reading | None = None,
 ) -> dict[str, float]:
     """Return ||Z_l - sigma(Z_l)||_F / ||Z_l||_F over the sample for every layer (T27; Jacot2023a figure 1).
 
     Z_l = a~_l(X), (N, n_l). 0 where the nonlinearity acts as the identity, as inside a bottleneck. In modules other
-    than MLP sigma(Z_l) is what enters the next layer read, so that normalization or a skip connection in between
+    than MLP sigma(Z_l) is what enters the next layer read, so normalization or a skip connection in between
     counts as well.
 
     Parameters
@@ -31,12 +31,12 @@ def ratio(
         Any module with linear or convolutional layers.
     x : Tensor or ndarray
         Samples, (N, ...).
-    chunk : int
+    chunk_size : int
         Samples per forward pass.
     dtype : torch.dtype
         Precision of the forward pass.
     reading : Reading, optional
-        What ``read(module, x)`` returned.
+        The result of ``read(net, x)``.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def ratio(
     reading = read(net, x) if reading is None else reading
     changed = np.zeros(len(reading.layers))
     total = np.zeros(len(reading.layers))
-    for part in capture(net, x, reading, chunk, dtype):
+    for part in capture(net, x, reading, chunk_size, dtype):
         for i, (z, a) in enumerate(zip(part.preactivations[:-1], part.activations[:-1], strict=True)):
             z, a = z.flatten(1).double(), a.flatten(1).double()
             total[i] += float((z * z).sum())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ __all__ = [
     "activation_singular_values",
     "conv_singular_values",
     "effective_rank",
-    "preactivation_singular_values",
     "rank",
     "singular_values",
     "stable_rank",
@@ -30,18 +28,19 @@ __all__ = [
 ]
 
 METHODS = ("qr", "gram")
+WHICH = ("activations", "preactivations")
 MAX_ENTRIES = 2**27  # of one R factor or Gram matrix, and of all those held at a time: 1 GiB
 
 
 class Spectra(dict[str, Tensor]):
-    """Singular values per layer, ``{layer name: tensor}``, with what one has to know about them.
+    """Singular values per layer, ``{layer name: tensor}``, with the layers left out and the assumptions made.
 
     Attributes
     ----------
     skipped : tuple of Skipped
-        Modules with parameters that are missing here, each with the reason.
+        Modules with parameters that were not measured, each with the reason.
     notes : dict
-        Layer name -> what was assumed for that layer.
+        Layer name -> assumption made for that layer.
     floor : float
         Values below ``floor`` times the largest of their layer are rounding noise.
     """
@@ -96,8 +95,8 @@ def weight_singular_values(
     """Return the singular values of the weight of every layer.
 
     Linear layers: of W_l, min(n_l, n_{l-1}) values. Convolutions: of the circular operator on images of the size
-    that the layer sees, all frequencies together (T28); that is the true operator for circular padding, and
-    ``notes`` says so where a layer pads otherwise. The flattened kernel is never used.
+    of the layer's input, all frequencies together (T28). This is the true operator for circular padding; ``notes``
+    names layers with other padding. The flattened kernel is never used.
 
     Parameters
     ----------
@@ -108,13 +107,13 @@ def weight_singular_values(
     size : int or sequence of int, optional
         Size of the images in every convolution, where ``x`` is not given.
     reading : Reading, optional
-        What ``read(module, x)`` returned.
+        The result of ``read(net, x)``.
 
     Returns
     -------
     Spectra
-        ``{layer name: (K,) tensor}``, float64, descending. Convolutions whose size is not known are in
-        ``.skipped``, with everything else that was not read.
+        ``{layer name: (K,) tensor}``, float64, descending. Convolutions of unknown image size and unread modules are in
+        ``.skipped``.
 
     Raises
     ------
@@ -147,7 +146,7 @@ def weight_singular_values(
 
 
 class Accumulator:
-    """Singular values of a tall matrix that comes in pieces, without ever holding it.
+    """Singular values of a tall matrix that arrives in pieces and is never stored as a whole.
 
     Parameters
     ----------
@@ -201,17 +200,18 @@ def activation_singular_values(
     net: nn.Module,
     x: Tensor | np.ndarray,
     *,
+    which: str = "activations",
     method: str = "qr",
-    chunk: int = 4096,
+    chunk_size: int = 4096,
     dtype: torch.dtype = torch.float64,
     reading: Reading | None = None,
 ) -> Spectra:
-    """Return the singular values of N^{-1/2} a_l(X) for every layer l.
+    """Return the singular values of N^{-1/2} a_l(X) or N^{-1/2} a~_l(X) for every layer l (T23).
 
     a_l(X), (N, n_l), has one sample per row and is not centered. In an MLP a_l = sigma(a~_l) and a_L = f(x). In any
-    other module it is the tensor that enters the next layer read, whatever stands in between (normalization,
-    pooling, a sum), and the module's output for the last one. Tensors with more dimensions are flattened to
-    (N, features), so an image of C x H x W is one vector.
+    other module a_l is the tensor that enters the next layer read, whatever lies in between (normalization, pooling, a
+    sum), and the module's output for the last one; a~_l is the output of the layer. Tensors with more dimensions are
+    flattened to (N, features), so an image of C x H x W is one vector.
 
     Parameters
     ----------
@@ -219,21 +219,23 @@ def activation_singular_values(
         Any module with linear or convolutional layers.
     x : Tensor or ndarray
         Samples, (N, ...).
+    which : "activations" or "preactivations"
+        a_l or a~_l.
     method : "qr" or "gram"
-        How chunks are put together, see :class:`Accumulator`. Both need memory for min(N, n_l) x n_l (qr) or
+        How blocks of samples are combined, see :class:`Accumulator`. Both need memory for min(N, n_l) x n_l (qr) or
         n_l x n_l (gram) numbers, not for N x n_l.
-    chunk : int
+    chunk_size : int
         Samples per forward pass.
     dtype : torch.dtype
         Precision of the forward pass; the spectra are computed in float64 in any case.
     reading : Reading, optional
-        What ``read(module, x)`` returned.
+        The result of ``read(net, x)``.
 
     Returns
     -------
     Spectra
         ``{layer name: (min(N, n_l),) tensor}``, float64, descending; ``.floor`` is 1e-15 for "qr" and 1e-8 for
-        "gram", and no less than the resolution of ``dtype``. Layers too wide for 2^27 numbers are in ``.skipped``.
+        "gram", and at least the resolution of ``dtype``. Layers too wide for 2^27 numbers are in ``.skipped``.
 
     Raises
     ------
@@ -247,43 +249,7 @@ def activation_singular_values(
     >>> {name: len(s) for name, s in activation_singular_values(net, torch.ones(20, 3)).items()}
     {'layers.0': 6, 'layers.1': 2}
     """
-    return _through_layers(net, x, "activations", method, chunk, dtype, reading)
-
-
-def preactivation_singular_values(
-    net: nn.Module,
-    x: Tensor | np.ndarray,
-    *,
-    method: str = "qr",
-    chunk: int = 4096,
-    dtype: torch.dtype = torch.float64,
-    reading: Reading | None = None,
-) -> Spectra:
-    """Return the singular values of N^{-1/2} a~_l(X), the outputs of every layer before the nonlinearity (T23).
-
-    Parameters, result and errors are those of :func:`activation_singular_values`.
-
-    Examples
-    --------
-    >>> import torch, bnrank
-    >>> net = bnrank.MLP([2, 2], bias=False, seed=0)
-    >>> x = torch.eye(2).repeat(8, 1)                       # X^T X / N = I / 2
-    >>> values = preactivation_singular_values(net, x)["layers.0"] * 2**0.5
-    >>> torch.allclose(values, weight_singular_values(net)["layers.0"])
-    True
-    """
-    return _through_layers(net, x, "preactivations", method, chunk, dtype, reading)
-
-
-def _through_layers(
-    net: nn.Module,
-    x: Tensor | np.ndarray,
-    which: str,
-    method: str,
-    chunk: int,
-    dtype: torch.dtype,
-    reading: Reading | None,
-) -> Spectra:
+    validation.choice(which, "which", WHICH)
     validation.choice(method, "method", METHODS)
     x = example(net, x)
     reading = read(net, x) if reading is None else reading
@@ -294,7 +260,7 @@ def _through_layers(
     values: dict[str, Tensor] = {}
     for group in _groups(held, MAX_ENTRIES):
         pieces = {i: Accumulator(method) for i in group}
-        for part in capture(net, x, reading, chunk, dtype):
+        for part in capture(net, x, reading, chunk_size, dtype):
             for i, accumulator in pieces.items():
                 accumulator.add(getattr(part, which)[i].flatten(1))
         for i, accumulator in pieces.items():
@@ -309,8 +275,7 @@ def _through_layers(
                 f"{which}: {width} features for {samples} samples need {entries} numbers, the limit is {MAX_ENTRIES}"
             )
             skipped.append(Skipped(layer.name, type(layer.module).__name__, reason))
-    floor = max(1e-8 if method == "gram" else 1e-15, torch.finfo(dtype).eps)
-    return Spectra(values, skipped, floor=floor)
+    return Spectra(values, skipped, floor=max(1e-8 if method == "gram" else 1e-15, torch.finfo(dtype).eps))
 
 
 def _groups(held: Sequence[int], limit: int) -> Iterator[list[int]]:
@@ -325,13 +290,3 @@ def _groups(held: Sequence[int], limit: int) -> Iterator[list[int]]:
         group.append(i)
     if group:
         yield group
-
-
-def pad(rows: Sequence[Any], length: int) -> np.ndarray:
-    """Stack lists of numbers of different lengths into (rows, length): cut, or filled up with NaN; None is all NaN."""
-    out = np.full((len(rows), length), np.nan)
-    for i, row in enumerate(rows):
-        if row is not None:
-            values = np.asarray(torch.as_tensor(row).cpu(), dtype=np.float64)[:length]
-            out[i, : len(values)] = values
-    return out

@@ -104,7 +104,7 @@ def _verdict_table(rows: Sequence[Mapping[str, object]], caption: str) -> Table:
 
 BOTTLENECK = {"rank": "bottleneck rank", "start": "from layer", "end": "to layer", "gap": "gap"}
 PER_SAMPLE = {"log_pseudo_determinant": "log |Jf|₊ (median)", "ntk_trace": "NTK trace (median)"}
-SHOWN_ELSEWHERE = ("skipped", "notes", "settings", "name", "title", "kept_frequencies")
+SHOWN_ELSEWHERE = ("settings", "name", "title", "kept_reason")
 
 
 def _facts(profiles: Mapping[str, xr.Dataset]) -> list[Block]:
@@ -147,7 +147,7 @@ def _layers(profiles: Mapping[str, xr.Dataset]) -> list[Block]:
         own = table(tables.layer_rows(dataset), f"Layers of {label}" if len(profiles) > 1 else "Layers")
         skipped = tables.noted_rows(dataset, "skipped")
         own += table(skipped, f"Skipped layers ({len(skipped)})") or [Text("No layer was skipped.", "note")]
-        own += table(tables.noted_rows(dataset, "notes"), "Notes")
+        own += table(tables.noted_rows(dataset, "note"), "Notes")
         blocks += details(f"Layers of {label}", own) if len(profiles) > 1 else own
     return blocks
 

@@ -198,25 +198,21 @@ def label_of(dataset: xr.Dataset, default: str) -> str:
 def bottleneck(profile: xr.Dataset) -> dict[str, Any]:
     """Return a profile's bottleneck summary: rank, start, end, gap and reason, None where undetermined.
 
-    It is read from attribute ``bottleneck``, a JSON object.
+    They are the attributes ``bottleneck_rank`` and so on.
 
     Examples
     --------
     >>> import xarray as xr
-    >>> bottleneck(xr.Dataset(attrs={"bottleneck": '{"rank": 2, "start": 3, "end": 9}'}))["end"]
+    >>> bottleneck(xr.Dataset(attrs={"bottleneck_rank": 2, "bottleneck_start": 3, "bottleneck_end": 9}))["end"]
     9
     """
-    found: Any = profile.attrs.get("bottleneck")
-    if isinstance(found, str):
-        found = json.loads(found)
-    if not isinstance(found, Mapping):
-        found = {}
-    return {key: found.get(key) for key in ("rank", "start", "end", "gap", "reason")}
+    found = {key: profile.attrs.get(f"bottleneck_{key}") for key in ("rank", "start", "end", "gap", "reason")}
+    return {key: getattr(value, "item", lambda value=value: value)() for key, value in found.items()}
 
 
 def threshold_of(dataset: xr.Dataset) -> float:
     """Return the threshold above which a singular value counts: attribute ``threshold``, else 0.1 (F4)."""
-    return validation.number(np.asarray(dataset.attrs.get("threshold", 0.1)).item(), "threshold", 0.0)
+    return validation.number(np.asarray(dataset.attrs.get("atol", 0.1)).item(), "atol", 0.0)
 
 
 def flatten_settings(settings: object) -> dict[str, object]:

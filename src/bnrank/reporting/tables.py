@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from bnrank._core import remarks
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdicts
 
 __all__ = [
@@ -64,11 +64,8 @@ def member_rows(history: xr.Dataset) -> list[dict[str, object]]:
 
 
 def noted_rows(profile: xr.Dataset, name: str) -> list[dict[str, object]]:
-    """Return the rows of an attribute that is a JSON list of objects: ``skipped`` layers with reasons, or ``notes``."""
-    entries: Any = profile.attrs.get(name) or []
-    if isinstance(entries, str):
-        entries = json.loads(entries)
-    return [dict(entry) for entry in entries]
+    """Return the rows of a profile along ``skipped`` (layers with reasons) or ``note``."""
+    return [dict(row) for row in remarks.rows(profile, name)]
 
 
 def claim_rows(claims: Iterable[Any]) -> list[dict[str, object]]:

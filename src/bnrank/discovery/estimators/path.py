@@ -14,7 +14,7 @@ from bnrank.discovery.estimators.budget import Budget
 from bnrank.discovery.estimators.checking import groups_of_rows
 from bnrank.discovery.estimators.counting import Trial, by_group, is_better, least_within_error, standard_error
 from bnrank.discovery.estimators.cutting import Truncation, truncate
-from bnrank.measures import bottleneck
+from bnrank.measures import bottlenecks
 from bnrank.measures.spectra import weight_singular_values
 from bnrank.networks.mlp import MLP
 from bnrank.tasks import Task
@@ -259,7 +259,7 @@ def train_members(
         if data.classes:
             center_logits(network)
         others = None if held_out is None else (torch.from_numpy(held_out.x), held_out.y)
-        found = bottleneck.detect(weight_singular_values(network))
+        found = bottlenecks.detect(weight_singular_values(network))
         fits.append(
             Fit(
                 ridge,

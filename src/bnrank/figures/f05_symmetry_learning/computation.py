@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank.measures import dependence, orbits, profile
-from bnrank.measures.bottleneck import Bottleneck, detect
+from bnrank.measures.bottlenecks import Bottleneck, detect
 from bnrank.networks import MLP
 from bnrank.networks.reading import capture
 from bnrank.tasks import RankOneFactorisation, Task

@@ -161,7 +161,7 @@ def follow(
     network = nets[seed + int(run.summary.loss.argmin("member"))].double()
     every = [inside(bottleneck(weight_singular_values(net, size=size))) for net in nets.values()]
     x, y = (part.double() for part in held_out(task))
-    measured = profile(network, x[:PROFILED], y[:PROFILED], jacobian_samples=2)
+    measured = profile(network, x[:PROFILED], y[:PROFILED], max_jacobian_samples=2)
     places, held = grid([size] * dimensions), bottleneck(measured.frequency_singular_values)
     layers, names = inside(held), [each.frequency for each in held.frequencies]
     whole = [w for w, length in zip(places.vectors, places.modulus, strict=True) if length != 1]
@@ -209,7 +209,7 @@ def bottleneck(values: xr.DataArray, threshold: float = 0.1, near: tuple[float, 
     longest = max(runs, key=len, default=[])
     if not longest:
         return Kept(None, None, (), f"no layer has {PAIRS} values near 1 at each |w| = 1 and none beyond")
-    return kept(values, longest[0], longest[-1], threshold=threshold)
+    return kept(values, longest[0], longest[-1], atol=threshold)
 
 
 def inside(found: Kept) -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -29,8 +27,13 @@ def draw_spectra(balls: Sequence[Ball]) -> Picture:
     picture = Picture(figsize=(7.4 * len(balls), 4.8), layout="constrained")
     for ax, ball in zip(picture.subplots(1, len(balls), squeeze=False)[0], balls, strict=True):
         held = bottleneck(ball.profile.frequency_singular_values)
-        text = json.dumps({**dataclasses.asdict(held), "rank": held.rank})
-        frequency_spectra(ball.profile.assign_attrs(bottleneck=text, kept_frequencies=text), ax)
+        channels = {found.frequency: found.channels for found in held.frequencies}
+        kept = [channels.get(str(name), 0) for name in ball.profile["frequency"].values]
+        ends = {} if held.start is None else {"bottleneck_start": held.start, "bottleneck_end": held.end}
+        others = {key: value for key, value in ball.profile.attrs.items() if not str(key).startswith("bottleneck_")}
+        profile = ball.profile.assign(kept_channels=("frequency", kept))
+        profile.attrs = {**others, **ends}
+        frequency_spectra(profile, ax)
         ax.set_title(f"Weights by frequency; {ball.title}", fontsize=11)
     return picture
 

@@ -1,19 +1,13 @@
 """Convolutions and images frequency by frequency: singular values, ranks, kept frequencies, power (T28, F6)."""
 
-from bnrank.measures.frequencies.activations import activation_power, activation_singular_values
-from bnrank.measures.frequencies.grid import Grid, grid, label
-from bnrank.measures.frequencies.keeping import Kept, KeptFrequency, kept
-from bnrank.measures.frequencies.weights import rank, weight_singular_values
+from bnrank.measures.frequencies.modes import Grid, grid, label
+from bnrank.measures.frequencies.selection import Kept, KeptFrequency, kept
+from bnrank.measures.frequencies.values import (
+    activation_power,
+    activation_singular_values,
+    rank,
+    weight_singular_values,
+)
 
-__all__ = [
-    "Grid",
-    "Kept",
-    "KeptFrequency",
-    "activation_power",
-    "activation_singular_values",
-    "grid",
-    "kept",
-    "label",
-    "rank",
-    "weight_singular_values",
-]
+__all__ = ["Grid", "Kept", "KeptFrequency", "activation_power", "activation_singular_values", "grid", "kept", "label"]
+__all__ += ["rank", "weight_singular_values"]

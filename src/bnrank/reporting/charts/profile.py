@@ -38,7 +38,7 @@ def _group(label: str, dataset: xr.Dataset) -> Group:
     found = bottleneck(dataset)
     start, end = found["start"], found["end"]
     shapes = [parts.band(start - 0.5, end + 0.5)] if start is not None and end is not None and start <= end else []
-    level = threshold_of(dataset) if "threshold" in dataset.attrs else None
+    level = threshold_of(dataset) if "atol" in dataset.attrs else None
     x = layer_ticks(layers)
     charts = []
     for name, title in SPECTRA.items():

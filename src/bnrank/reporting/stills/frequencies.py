@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +35,7 @@ def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, most: int 
     ----------
     profile : Dataset
         ``frequency_singular_values`` (layer, frequency, channel), with coordinates ``multiplicity`` and ``modulus``,
-        and attribute ``kept_frequencies``: what `bnrank.profile` returns of a network of circular convolutions.
+        and ``kept_channels``: what `bnrank.profile` returns of a network of circular convolutions.
     ax : Axes, optional
         Where to draw; default: a new figure.
     most : int
@@ -72,8 +71,8 @@ def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, most: int 
         if line.kept:
             last = int(np.flatnonzero(np.isfinite(line.values))[-1])
             named.append((float(layer[last]), float(line.values[last]), line.label, color))
-    if "threshold" in profile.attrs:
-        threshold = float(profile.attrs["threshold"])
+    if "atol" in profile.attrs:
+        threshold = float(profile.attrs["atol"])
         named.append((float(layer[-1]), threshold, f"threshold {threshold:g}", "0.35"))
         ends = ax.get_xlim()[0], float(layer[-1])
         ax.hlines(threshold, *ends, color="0.35", linestyle=":", linewidth=1.0, zorder=1)
@@ -142,9 +141,16 @@ def frequency_lines(profile: xr.Dataset, most: int = 200) -> list[Line]:
 
 def kept_frequencies(profile: xr.Dataset) -> dict[str, Any]:
     """Return a profile's kept frequencies: start, end, rank, reason, and frequencies with the channels each keeps."""
-    found = json.loads(profile.attrs.get("kept_frequencies") or "{}")
-    empty: dict[str, Any] = {"start": None, "end": None, "rank": None, "reason": "", "frequencies": []}
-    return {**empty, **found}
+    if "kept_channels" not in profile:
+        return {"start": None, "end": None, "rank": None, "reason": "", "frequencies": []}
+    columns = zip(
+        profile["frequency"].values, profile["kept_channels"].values, profile["multiplicity"].values, strict=True
+    )
+    kept = [{"frequency": w, "channels": n, "multiplicity": times} for w, n, times in columns if n]
+    reason = str(profile.attrs.get("kept_reason", ""))
+    ends = {key: None if reason else profile.attrs.get(f"bottleneck_{key}") for key in ("start", "end")}
+    rank = None if reason else sum(entry["channels"] * entry["multiplicity"] for entry in kept)
+    return {**ends, "rank": rank, "reason": reason, "frequencies": kept}
 
 
 def _place(modulus: Any, top: float) -> Any:

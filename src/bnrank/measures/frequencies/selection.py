@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from bnrank._core import validation
-from bnrank.measures import bottleneck
-from bnrank.measures.frequencies.grid import checked, label
-from bnrank.measures.frequencies.weights import rank
+from bnrank._core.results import Printed
+from bnrank.measures import bottlenecks
+from bnrank.measures.frequencies.modes import checked, label
+from bnrank.measures.frequencies.values import rank
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["Kept", "KeptFrequency", "kept"]
 
@@ -24,7 +28,7 @@ class KeptFrequency:
     frequency : str
         Its name, see :class:`Grid`.
     channels : int
-        How many singular values it has above the threshold in every layer of the bottleneck.
+        Number of singular values above the tolerance in every layer of the bottleneck.
     multiplicity : int
         2 where the name stands for w and -w, 1 else.
     """
@@ -35,7 +39,7 @@ class KeptFrequency:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Kept(Printed):
     """The frequencies that a bottleneck keeps; ``print`` shows them in one line.
 
     Attributes
@@ -73,22 +77,22 @@ def kept(
     start: int | None = None,
     end: int | None = None,
     *,
-    threshold: float = 0.1,
-    near: tuple[float, float] = (0.5, 2.0),
+    atol: float = 0.1,
+    near_one: tuple[float, float] = (0.5, 2.0),
 ) -> Kept:
-    """Name the frequencies that the layers of a bottleneck keep, those with a value above the threshold in each (F6).
+    """Name the frequencies that the layers of a bottleneck keep, those with a value above ``atol`` in each (F6).
 
     Parameters
     ----------
     values : DataArray
         (layer, frequency, channel), as :func:`weight_singular_values` returns it.
     start, end : int, optional
-        First and last layer of the bottleneck; default: those :func:`bnrank.measures.bottleneck.detect` finds in all
+        First and last layer of the bottleneck; default: those :func:`bnrank.measures.bottlenecks.detect` finds in all
         values of every layer.
-    threshold : float
-        What counts.
-    near : tuple of float
-        What is near 1 in :func:`bnrank.measures.bottleneck.detect`.
+    atol : float
+        Singular values above it count.
+    near_one : tuple of float
+        Range of values near 1 in :func:`bnrank.measures.bottlenecks.detect`.
 
     Returns
     -------
@@ -105,7 +109,7 @@ def kept(
     --------
     >>> import bnrank
     >>> net = bnrank.networks.CircularConvolutional((1, 6), [4, 4, 1])
-    >>> print(kept(bnrank.frequencies.weight_singular_values(net, size=6), 2, 3, threshold=0.0))
+    >>> print(kept(bnrank.frequencies.weight_singular_values(net, size=6), 2, 3, atol=0.0))
     layers 2 to 3, rank 6: 0 in 1 channel, ±1 in 1 channel, ±2 in 1 channel, 3 in 1 channel
     """
     values = checked(values)
@@ -114,22 +118,17 @@ def kept(
     if start is None or end is None:
         flat = [np.repeat(row, values["multiplicity"].values, 0).ravel() for row in values.values]
         rows = [np.sort(row[~np.isnan(row)])[::-1] for row in flat]
-        found = bottleneck.detect(rows, threshold=threshold, near=near)
+        found = bottlenecks.detect(rows, atol=atol, near_one=near_one)
         if found.start is None or found.end is None:
             return Kept(None, None, (), found.reason)
         start, end = (int(values["layer"][i - 1]) for i in (found.start, found.end))
     start, end = validation.integer(start, "start"), validation.integer(end, "end")
-    inside = rank(values.sel(layer=(values["layer"] >= start) & (values["layer"] <= end)), threshold)
+    inside = rank(values.sel(layer=slice(start, end)), atol)
     if not inside.sizes["layer"]:
         raise ValueError(
             f"start, end: got {start} and {end}, expected some of the layers {values['layer'].values.tolist()}"
         )
     least = inside.fillna(0).min("layer")
-    frequencies = [
-        KeptFrequency(str(name), int(count), int(times))
-        for name, count, times in zip(
-            least["frequency"].values, least.values, least["multiplicity"].values, strict=True
-        )
-        if count
-    ]
+    columns = zip(least["frequency"].values, least.values, least["multiplicity"].values, strict=True)
+    frequencies = (KeptFrequency(str(name), int(count), int(times)) for name, count, times in columns if count)
     return Kept(start, end, tuple(frequencies))

@@ -1,0 +1,425 @@
+"""The bottleneck: a run of layers with k singular values near 1 and the others small."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank._core import text, validation
+from bnrank._core.results import Printed
+from bnrank.measures import nonlinearity, spectra
+from bnrank.networks.functional import check_finite, example
+from bnrank.networks.reading import Layer, Reading, Skipped, capture, read
+
+__all__ = ["Bottleneck", "LayerStructure", "Structure", "bottleneck", "detect", "ranks"]
+
+
+@dataclass(frozen=True)
+class Bottleneck(Printed):
+    """A run of layers with the same clear gap in their singular values.
+
+    Attributes
+    ----------
+    rank : int or None
+        k, the number of singular values near 1 in every layer of the run; 0 for a collapsed network; None where no
+        run is long enough (undetermined).
+    start, end : int or None
+        First and last layer of the run, counted from 1.
+    gap : float or None
+        s_k / s_{k+1} in the middle layer, (start + end) // 2; s_0 counts as 1; infinite where s_{k+1} is 0 or there
+        is none.
+    values : tuple of float
+        All singular values of the middle layer.
+    counts : tuple of int
+        Number of singular values above ``atol`` in every layer.
+    atol, near_one, min_layers
+        The tolerances of the search.
+    reason : str
+        Why the rank is undetermined; empty where it is not.
+    """
+
+    rank: int | None
+    start: int | None
+    end: int | None
+    gap: float | None
+    values: tuple[float, ...]
+    counts: tuple[int, ...]
+    atol: float
+    near_one: tuple[float, float]
+    min_layers: int
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return self.reason if self.rank is None else f"rank {self.rank}, layers {self.start} to {self.end}"
+
+
+def detect(
+    values: Tensor | np.ndarray | Mapping[str, Tensor] | Sequence[Any],
+    *,
+    atol: float = 0.1,
+    near_one: tuple[float, float] = (0.5, 2.0),
+    min_layers: int = 2,
+) -> Bottleneck:
+    """Return the longest run of layers in which k singular values are near 1 and the others small (T27).
+
+    A layer is clear, with rank k, if its k largest singular values lie in ``near_one`` and all others are at most
+    ``atol``. The bottleneck is the longest run of clear layers with the same k; ties go to the smaller rank, then to
+    the earlier run.
+
+    Parameters
+    ----------
+    values : array of shape (layer, index), mapping, or one sequence per layer
+        Singular values of the weights, such as ``profile.weight_singular_values`` or the result of
+        :func:`~bnrank.measures.spectra.weight_singular_values`. NaN is padding; a layer of NaN only is not clear.
+    atol : float
+        Values up to ``atol`` are small (Jacot2023b figure 1 uses 0.1).
+    near_one : tuple of float
+        Range of values near 1.
+    min_layers : int
+        Minimum length of a run, at most the depth: a single layer, such as a narrow last one, is no evidence.
+
+    Returns
+    -------
+    Bottleneck
+        With rank None where no run is long enough.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range or the array has another shape.
+
+    Examples
+    --------
+    >>> found = detect([[3.0, 1.1, 0.4], [1.1, 1.0, 0.02], [1.0, 0.9, 0.01], [2.5, 0.7, 0.3]])
+    >>> found.rank, found.start, found.end, round(found.gap)
+    (2, 2, 3, 50)
+    """
+    atol, near_one, min_layers = _validate_tolerances(atol, near_one, min_layers)
+    rows = _rows(values)
+    counts = tuple(int((row > atol).sum()) for row in rows)
+    settings = counts, atol, near_one, min_layers
+    keys = [(_is_clear(row, k, near_one), k) for row, k in zip(rows, counts, strict=True)]
+    runs = [list(group) for (clear, _), group in itertools.groupby(range(len(rows)), keys.__getitem__) if clear]
+    if not runs:
+        return Bottleneck(None, None, None, None, (), *settings, "no layer has a clear gap")
+    run = min(runs, key=lambda run: (-len(run), counts[run[0]], run[0]))
+    first, length, rank = run[0], len(run), counts[run[0]]
+    if length < min(min_layers, len(rows)):
+        expected = f"expected {min(min_layers, len(rows))}"
+        reason = f"the longest run of layers with the same clear gap has {length} layer(s), {expected}"
+        return Bottleneck(None, None, None, None, (), *settings, reason)
+    middle = rows[first + (length - 1) // 2]
+    above = middle[rank - 1] if rank else 1.0
+    below = middle[rank] if rank < len(middle) else 0.0
+    gap = float(above / below) if below > 0 else float("inf")
+    return Bottleneck(rank, first + 1, first + length, gap, tuple(map(float, middle)), *settings)
+
+
+def ranks(
+    values: Tensor | np.ndarray,
+    *,
+    atol: float = 0.1,
+    near_one: tuple[float, float] = (0.5, 2.0),
+    min_layers: int = 2,
+) -> np.ndarray:
+    """Return the bottleneck rank along all leading dimensions of (..., layer, index), such as (member, step).
+
+    Parameters
+    ----------
+    values : array of shape (..., layer, index)
+        Singular values of the weights; NaN is padding.
+    atol, near_one, min_layers
+        As in :func:`detect`.
+
+    Returns
+    -------
+    ndarray
+        (...), float64; NaN where undetermined.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`detect`.
+
+    Examples
+    --------
+    >>> ranks(np.array([[[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.3], [1.0, 0.3]]]))
+    array([ 1., nan])
+    """
+    array = _array(values)
+    if array.ndim < 2:
+        raise ValueError(f"values: got shape {array.shape}, expected (..., layer, index)")
+    out = np.full(array.shape[:-2], np.nan)
+    for at in np.ndindex(out.shape):
+        found = detect(array[at], atol=atol, near_one=near_one, min_layers=min_layers).rank
+        out[at] = np.nan if found is None else found
+    return out
+
+
+@dataclass(frozen=True)
+class LayerStructure:
+    """One layer compared with the bottleneck.
+
+    Attributes
+    ----------
+    index, name, kind
+        As in :class:`~bnrank.networks.reading.Layer`.
+    inside : bool
+        Whether the layer is in the bottleneck.
+    singular_values : Tensor or None
+        Singular values of W_l, descending; of a convolution those of the circular operator on images of its size
+        (T28). None where they cannot be computed.
+    count : int or None
+        Number of singular values above the tolerance.
+    distance : float
+        ||W_l - U V^T||_F for the nearest partial isometry U V^T of rank k, or min(n_l, n_{l-1}) if that is less: U
+        and V are the first k singular vectors, the distance is (sum_{i<=k} (s_i - 1)^2 + sum_{i>k} s_i^2)^{1/2}.
+        NaN where no k was found.
+    rest : float
+        s_{k+1}, the operator norm of W_l without its first k singular values.
+    bias_norm : float
+        ||b_l||; 0 without a bias.
+    nonlinearity : float
+        ||Z_l - sigma(Z_l)||_F / ||Z_l||_F over the sample, Z_l the preactivations; NaN for the last layer.
+    preactivation_values, activation_values : Tensor or None
+        Singular values of N^{-1/2} a~_l(X) and N^{-1/2} a_l(X), descending.
+    note : str
+        Assumptions, and what was left out.
+    """
+
+    index: int
+    name: str
+    kind: str
+    inside: bool
+    singular_values: Tensor | None
+    count: int | None
+    distance: float
+    rest: float
+    bias_norm: float
+    nonlinearity: float
+    preactivation_values: Tensor | None
+    activation_values: Tensor | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Structure(Printed):
+    """The bottleneck of a network and all of its layers; ``print`` shows a table.
+
+    Attributes
+    ----------
+    kind : str
+        A high-rank part is layers with more than k singular values above the tolerance. "full": there is one before
+        and one after the bottleneck, and k < min(d_in, d_out); "half": before only, or k >= d_out; "reversed half":
+        after only, or k >= d_in; "uniform": neither; "collapsed": k = 0; or "undetermined".
+    layers : tuple of LayerStructure
+        One per layer that was read, in order.
+    bottleneck : Bottleneck
+        The run of layers, with the tolerances.
+    d_in, d_out : int
+        Numbers of inputs and outputs.
+    skipped : tuple of Skipped
+        Modules with parameters that were not read, and layers without one of the measures, each with the reason.
+    notes : dict
+        Layer name -> assumption on its singular values.
+    floor : float
+        Values of activations below ``floor`` times the largest of their layer are rounding noise.
+    """
+
+    kind: str
+    layers: tuple[LayerStructure, ...]
+    bottleneck: Bottleneck
+    d_in: int
+    d_out: int
+    skipped: tuple[Skipped, ...]
+    notes: Mapping[str, str] = field(repr=False)
+    floor: float = field(repr=False)
+
+    @property
+    def rank(self) -> int | None:
+        """k; None where it is undetermined, ``bottleneck.reason`` says why."""
+        return self.bottleneck.rank
+
+    @property
+    def start(self) -> int | None:
+        """First layer of the bottleneck, counted from 1."""
+        return self.bottleneck.start
+
+    @property
+    def end(self) -> int | None:
+        """Last layer of the bottleneck, counted from 1."""
+        return self.bottleneck.end
+
+    def __str__(self) -> str:
+        rows = [
+            {
+                "layer": f"{layer.index}{'*' * layer.inside}",
+                "above": layer.count,
+                "distance": layer.distance,
+                "s_k+1": layer.rest,
+                "bias": layer.bias_norm,
+                "nonlinearity": layer.nonlinearity,
+                "name": layer.name,
+            }
+            for layer in self.layers
+        ]
+        lines = [f"bottleneck: {self.kind}, {self.bottleneck}", text.render(rows)]
+        return "\n".join(lines + [f"skipped {part}" for part in self.skipped])
+
+
+def bottleneck(
+    net: nn.Module,
+    x: Tensor | np.ndarray,
+    *,
+    rank: int | None = None,
+    atol: float = 0.1,
+    near_one: tuple[float, float] = (0.5, 2.0),
+    min_layers: int = 2,
+    method: str = "qr",
+    chunk_size: int = 4096,
+    dtype: torch.dtype = torch.float64,
+    reading: Reading | None = None,
+) -> Structure:
+    """Return the bottleneck of a network and the distance of every layer from its ideal form (T27).
+
+    The ideal bottleneck layer is a partial isometry: k singular values 1, the others 0, no bias, and preactivations
+    that the nonlinearity leaves unchanged (T21; Jacot2023a figure 1, Jacot2023b theorem 6).
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        Any module with linear or convolutional layers; it is left unchanged.
+    x : Tensor or ndarray
+        Samples, (N, ...).
+    rank : int, optional
+        Use this rank for distances instead of the detected one.
+    atol, near_one, min_layers
+        Tolerances, see :func:`detect`.
+    method, chunk_size, dtype, reading
+        As in :func:`bnrank.spectra.activation_singular_values`.
+
+    Returns
+    -------
+    Structure
+        Rank, first and last layer, whether it is a full or half bottleneck, and the measures of every layer.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, parameters are not finite, no layer is found, or the module cannot be run on x.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.MLP([3, 4, 4, 4, 3], bias=False)
+    >>> with torch.no_grad():
+    ...     for weight in net.weights:
+    ...         _ = weight.copy_(3 * torch.eye(*weight.shape))
+    ...     for weight in net.weights[1:3]:
+    ...         _ = weight.copy_(torch.eye(4) * torch.tensor([1.0, 0, 0, 0]))
+    >>> found = bottleneck(net, torch.rand(10, 3))
+    >>> found.rank, found.start, found.end, found.kind
+    (1, 2, 3, 'full')
+    >>> [round(layer.distance, 2) for layer in found.layers]            # (2^2 + 3^2 + 3^2)^{1/2} outside
+    [4.69, 0.0, 0.0, 4.69]
+    """
+    check_finite(net)
+    x = example(net, x)
+    given = None if rank is None else validation.integer(rank, "rank", 0)
+    reading = read(net, x) if reading is None else reading
+    passes: dict[str, Any] = {"chunk_size": chunk_size, "dtype": dtype, "reading": reading}
+    d_out = next(iter(capture(net, x[:2], reading, 2, dtype))).output[0].numel()
+    weights = spectra.weight_singular_values(net, reading=reading)
+    rows = [weights.get(layer.name, torch.zeros(0)) for layer in reading.layers]
+    found = detect(rows, atol=atol, near_one=near_one, min_layers=min_layers)
+    before, after = (
+        spectra.activation_singular_values(net, x, which=which, method=method, **passes)
+        for which in ("preactivations", "activations")
+    )
+    ratios = nonlinearity.ratio(net, x, **passes)
+    skipped = tuple(dict.fromkeys(s for part in (weights, after, before) for s in part.skipped))
+    inside = range(0) if found.start is None or found.end is None else range(found.start, found.end + 1)
+
+    def measured(layer: Layer) -> LayerStructure:
+        values, name = weights.get(layer.name), layer.name
+        distance, rest = _distance(values, found.rank if given is None else given)
+        notes = [weights.notes.get(name), *(s.reason for s in skipped if s.name == name)]
+        return LayerStructure(
+            index=layer.index,
+            name=name,
+            kind=layer.kind,
+            inside=layer.index in inside,
+            singular_values=values,
+            count=None if values is None else found.counts[layer.index - 1],
+            distance=distance,
+            rest=rest,
+            bias_norm=0.0 if layer.bias is None else float(layer.bias.detach().double().norm()),
+            nonlinearity=ratios[name],
+            preactivation_values=before.get(name),
+            activation_values=after.get(name),
+            note="; ".join(note for note in notes if note),
+        )
+
+    d_in = x[0].numel()
+    layers = tuple(map(measured, reading.layers))
+    return Structure(_kind(found, d_in, d_out), layers, found, d_in, d_out, skipped, weights.notes, after.floor)
+
+
+def _distance(values: Tensor | None, rank: int | None) -> tuple[float, float]:
+    """Return the distance to the nearest partial isometry of a rank and s_{k+1}."""
+    if values is None or rank is None:
+        return float("nan"), float("nan")
+    rest = values[rank:]
+    distance = ((values[:rank] - 1) ** 2).sum() + (rest**2).sum()
+    return float(distance.sqrt()), float(rest[0]) if len(rest) else 0.0
+
+
+def _kind(found: Bottleneck, d_in: int, d_out: int) -> str:
+    if found.rank is None or found.start is None or found.end is None:
+        return "undetermined"
+    if found.rank == 0:
+        return "collapsed"
+    before = found.rank < d_in and any(count > found.rank for count in found.counts[: found.start - 1])
+    after = found.rank < d_out and any(count > found.rank for count in found.counts[found.end :])
+    return {(True, True): "full", (True, False): "half", (False, True): "reversed half"}.get((before, after), "uniform")
+
+
+def _validate_tolerances(atol: object, near_one: Any, min_layers: object) -> tuple[float, tuple[float, float], int]:
+    atol = validation.number(atol, "atol", 0.0)
+    if not isinstance(near_one, tuple | list) or len(near_one) != 2:
+        raise TypeError(f"near_one: got {validation.describe(near_one)}, expected two numbers, (lowest, highest)")
+    low, high = (validation.number(v, f"near_one[{i}]", 0.0, strict=True) for i, v in enumerate(near_one))
+    if not atol < low <= 1 <= high:
+        raise ValueError(f"near_one: got {(low, high)}, expected atol = {atol:g} < lowest <= 1 <= highest")
+    return atol, (low, high), validation.integer(min_layers, "min_layers")
+
+
+def _rows(values: Any) -> list[np.ndarray]:
+    if isinstance(values, Mapping):
+        values = list(values.values())
+    if isinstance(values, list | tuple):
+        rows = [_array(row) for row in values]
+    else:
+        array = _array(values)
+        if array.ndim != 2:
+            raise ValueError(f"values: got shape {array.shape}, expected (layer, index)")
+        rows = list(array)
+    if not rows or any(row.ndim != 1 for row in rows):
+        raise ValueError("values: expected (layer, index), at least one layer with a list of singular values each")
+    if any(bool((row < 0).any()) for row in rows):
+        raise ValueError("values: got negative entries, expected singular values")
+    return [np.sort(row[~np.isnan(row)])[::-1] for row in rows]
+
+
+def _array(values: Any) -> np.ndarray:
+    return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values, dtype=np.float64)
+
+
+def _is_clear(row: np.ndarray, count: int, near_one: tuple[float, float]) -> bool:
+    return len(row) > 0 and bool(((row[:count] >= near_one[0]) & (row[:count] <= near_one[1])).all())

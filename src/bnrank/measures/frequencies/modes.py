@@ -1,0 +1,181 @@
+"""Frequencies of images, and arrays over layers, frequencies and channels."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnrank._core import validation
+from bnrank.networks.reading import Layer, Skipped
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["Convolutions", "Grid", "checked", "grid", "label"]
+
+DIMS = ("layer", "frequency", "channel")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Half the frequencies of an image, one of every pair w and -w: real images and kernels have the same at both.
+
+    Attributes
+    ----------
+    size : tuple of int
+        n of the images in each dimension.
+    vectors : tuple of tuple of int
+        w, cycles per image in each dimension, from -(n - 1) // 2 to n // 2; by |w|, then by the entries.
+    multiplicity : tuple of int
+        2 where the name stands for w and -w, 1 where these are the same (0, and n/2 for even n).
+    """
+
+    size: tuple[int, ...]
+    vectors: tuple[tuple[int, ...], ...]
+    multiplicity: tuple[int, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names: "0", "1", ... in one dimension, else "(0, 1)", "(1, -1)", ..."""
+        return tuple(str(w[0]) if len(self.size) == 1 else str(w) for w in self.vectors)
+
+    @property
+    def modulus(self) -> tuple[float, ...]:
+        """|w|."""
+        return tuple(math.hypot(*w) for w in self.vectors)
+
+    @property
+    def places(self) -> tuple[Tensor, ...]:
+        """Indices of the frequencies in a Fourier transform, one tensor per dimension."""
+        return tuple(torch.tensor([w[i] % n for w in self.vectors]) for i, n in enumerate(self.size))
+
+
+def grid(size: int | Sequence[int]) -> Grid:
+    """Return the frequencies of images of a size, half of them, with their names.
+
+    Parameters
+    ----------
+    size : int or sequence of int
+        n of a one-dimensional image, or of every dimension.
+
+    Returns
+    -------
+    Grid
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a size is no positive integer.
+
+    Examples
+    --------
+    >>> grid(4).names, grid(4).multiplicity
+    (('0', '1', '2'), (1, 2, 1))
+    >>> grid((3, 3)).names
+    ('(0, 0)', '(0, 1)', '(1, 0)', '(1, 1)', '(1, -1)')
+    """
+    sizes = tuple(validation.integer(n, "size") for n in (size if isinstance(size, Sequence) else [size]))
+    if not sizes:
+        raise ValueError("size: got none, expected one integer per dimension")
+    found: dict[tuple[int, ...], int] = {}
+    for w in itertools.product(*(range(-((n - 1) // 2), n // 2 + 1) for n in sizes)):
+        mirror = tuple(-a if 2 * a != n else a for a, n in zip(w, sizes, strict=True))
+        found[max(w, mirror)] = 1 if w == mirror else 2
+    vectors = sorted(found, key=lambda w: (sum(a * a for a in w), [abs(a) for a in w], [-a for a in w]))
+    return Grid(sizes, tuple(vectors), tuple(found[w] for w in vectors))
+
+
+def label(name: str, multiplicity: int) -> str:
+    """Return how a frequency is written where it is shown: "±1", "±(0, 1)", and "0" for one that is its own mirror.
+
+    Examples
+    --------
+    >>> label("1", 2), label("(0, 0)", 1)
+    ('±1', '(0, 0)')
+    """
+    return f"±{name}" if multiplicity == 2 else name
+
+
+class Convolutions:
+    """Convolutions with frequencies, collected one by one: those whose images have the size of the first.
+
+    Parameters
+    ----------
+    skipped : sequence of Skipped
+        Modules that were not read.
+    """
+
+    def __init__(self, skipped: Sequence[Skipped]) -> None:
+        self.layers: list[Layer] = []
+        self.skipped = list(skipped)
+        self.notes: dict[str, str] = {}
+        self.sizes: list[tuple[int, ...]] = []
+
+    @property
+    def grid(self) -> Grid:
+        """The frequencies of the images; raises ValueError if there is no convolution."""
+        if not self.layers:
+            why = "; ".join(map(str, self.skipped))
+            raise ValueError(
+                "net: found no convolution with frequencies, expected at least one" + f". Skipped: {why}" * bool(why)
+            )
+        return grid(self.sizes[0])
+
+    def add(self, layer: Layer, size: Sequence[int], images: str) -> bool:
+        """Add a layer with images of a size; skip it and return False if the size differs from the first."""
+        if self.sizes and tuple(size) != self.sizes[0]:
+            self.skip(layer, f"its {images} have size {tuple(size)}, those of the first {self.sizes[0]}")
+            return False
+        self.layers.append(layer)
+        self.sizes.append(tuple(size))
+        return True
+
+    def skip(self, layer: Layer, reason: str) -> None:
+        """Leave a layer out."""
+        self.skipped.append(Skipped(layer.name, type(layer.module).__name__, f"frequencies: {reason}"))
+
+    def assemble(self, rows: Sequence[np.ndarray], text: str) -> xr.DataArray:
+        """Return the (frequency, channel) arrays of the layers as one array, padded with NaN."""
+        import xarray as xr
+
+        modes, most = self.grid, max(row.shape[1] for row in rows)
+        values = np.stack([np.pad(row, ((0, 0), (0, most - row.shape[1])), constant_values=np.nan) for row in rows])
+        frequency = {"long_name": "cycles per image, standing for w and -w"}
+        multiplicity = {"long_name": "2 where the name stands for w and -w, else 1"}
+        return xr.DataArray(
+            values,
+            dims=DIMS,
+            coords={
+                "layer": [layer.index for layer in self.layers],
+                "layer_name": ("layer", np.array([layer.name for layer in self.layers], dtype=str)),
+                "frequency": ("frequency", np.array(modes.names, dtype=str), frequency),
+                "multiplicity": ("frequency", np.array(modes.multiplicity), multiplicity),
+                "modulus": ("frequency", np.array(modes.modulus), {"long_name": "|w|, cycles per image"}),
+                "channel": np.arange(1, most + 1),
+            },
+            attrs={
+                "long_name": text,
+                "units": "1",
+                "image_size": list(modes.size),
+                "notes": "\n".join(f"{name}: {note}" for name, note in self.notes.items()),
+                "skipped": "\n".join(map(str, self.skipped)),
+            },
+        )
+
+
+def checked(values: object) -> xr.DataArray:
+    """Return an array over (layer, frequency, channel) with the dimensions in this order; refuse others."""
+    import xarray as xr
+
+    if not isinstance(values, xr.DataArray):
+        raise TypeError(f"values: got {validation.describe(values)}, expected an xarray.DataArray over {DIMS}")
+    if set(values.dims) != set(DIMS) or "multiplicity" not in values.coords:
+        raise ValueError(f"values: got dimensions {values.dims}, expected {DIMS} and the coordinate multiplicity")
+    return values.transpose(*DIMS)

@@ -1,0 +1,285 @@
+"""Singular values, ranks and power of convolutions and their activations, frequency by frequency (T28)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank._core import validation
+from bnrank.measures.convolution import layer_blocks
+from bnrank.measures.frequencies.modes import Convolutions, checked
+from bnrank.measures.spectra import MAX_ENTRIES, WHICH
+from bnrank.networks.functional import example
+from bnrank.networks.reading import Captured, Reading, capture, read
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["activation_power", "activation_singular_values", "rank", "weight_convolutions", "weight_singular_values"]
+
+PROBE = 64  # samples that decide whether a flat tensor is an image
+
+
+def weight_singular_values(
+    net: nn.Module,
+    x: Tensor | np.ndarray | None = None,
+    size: int | Sequence[int] | None = None,
+    reading: Reading | None = None,
+) -> xr.DataArray:
+    """Return the singular values of every convolution, frequency by frequency (T28).
+
+    A circular convolution is block diagonal in Fourier space, and the singular values at frequency w are those of the
+    c_out x c_in block there. Those at -w are the same, so that a name stands for both and ``multiplicity`` counts them:
+    all values, each that many times, are what :func:`bnrank.spectra.weight_singular_values` returns.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        Any module with convolutions.
+    x : Tensor or ndarray, optional
+        Samples, (N, ...): gives the order of the layers and the sizes of the images.
+    size : int or sequence of int, optional
+        Size of the images, where ``x`` is not given.
+    reading : Reading, optional
+        What ``read(module, x)`` returned.
+
+    Returns
+    -------
+    DataArray
+        (layer, frequency, channel), float64, descending along ``channel``, NaN where a layer has fewer channels.
+        Coordinates: ``layer`` (number among all layers), ``layer_name``, ``frequency`` (names, see :class:`Grid`),
+        ``multiplicity``, ``modulus`` (|w|), ``channel`` (from 1). Attributes: ``image_size``; ``notes``, what was
+        assumed of layers that are no circular convolution; and ``skipped``, the layers left out and why (those with a
+        stride, whose frequencies mix, and with images of another size than the first); one per line.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, a weight is not finite, or there is no such convolution.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.CircularConvolutional((1, 4), [1], bias=False)
+    >>> with torch.no_grad():
+    ...     _ = net.conv1.weight.copy_(torch.tensor([[[0.0, 0.5, 0.5]]]))
+    >>> weight_singular_values(net, size=4).squeeze().to_series().round(3).to_dict()        # |cos(pi w / 4)|
+    {'0': 1.0, '1': 0.707, '2': 0.0}
+    """
+    found, rows = weight_convolutions(read(net, x) if reading is None else reading, size)
+    return found.assemble(rows, "singular values of W_l")
+
+
+def weight_convolutions(
+    reading: Reading, size: int | Sequence[int] | None = None
+) -> tuple[Convolutions, list[np.ndarray]]:
+    """Return the convolutions of a module and their singular values, (frequency, channel) each."""
+    found, rows = Convolutions(reading.skipped), []
+    for layer in reading.layers:
+        if layer.kind == "linear":
+            found.skip(layer, "a linear layer has none")
+            continue
+        stride = tuple(layer.module.stride)  # type: ignore[arg-type]
+        if any(s > 1 for s in stride):
+            found.skip(layer, f"with stride {stride} those that alias share their singular values")
+            continue
+        values, note = layer_blocks(layer, size)
+        if values is None:
+            found.skip(layer, note)
+        elif found.add(layer, values.shape[:-1], "images"):
+            rows.append(values[found.grid.places].cpu().numpy())
+            found.notes |= {layer.name: note} if note else {}
+    return found, rows
+
+
+def rank(values: xr.DataArray, atol: float = 0.1) -> xr.DataArray:
+    """Count the singular values above a tolerance at every frequency.
+
+    Parameters
+    ----------
+    values : DataArray
+        (layer, frequency, channel), as :func:`weight_singular_values` returns it.
+    atol : float
+        Singular values above it count.
+
+    Returns
+    -------
+    DataArray
+        (layer, frequency), float64, NaN where a layer has no values. Times ``multiplicity`` and summed over
+        ``frequency`` it is the rank of the operator on images.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range or the array has other dimensions.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> net = bnrank.networks.CircularConvolutional((2, 5), [3], bias=False)
+    >>> found = rank(weight_singular_values(net, size=5), atol=0.0)
+    >>> found.values, float((found * found.multiplicity).sum())
+    (array([[2., 2., 2.]]), 10.0)
+    """
+    values = checked(values)
+    atol = validation.number(atol, "atol", 0.0)
+    counts = (values > atol).sum("channel").where(values.notnull().any("channel"))
+    return counts.assign_attrs(long_name=f"number of singular values above {atol:g}", units="1")
+
+
+def activation_power(
+    net: nn.Module,
+    x: Tensor | np.ndarray,
+    *,
+    which: str = "activations",
+    chunk_size: int = 4096,
+    dtype: torch.dtype = torch.float64,
+    reading: Reading | None = None,
+) -> xr.DataArray:
+    """Return the power of the activations of every convolution at every frequency.
+
+    Of channel c of layer l at frequency w it is (1/N) sum_i |F a_l(x_i)_c (w)|^2 with the unitary Fourier transform F,
+    w and -w added where a name stands for both: summed over ``frequency`` and ``channel`` it is the mean squared norm
+    (1/N) sum_i ||a_l(x_i)||^2 (Parseval).
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        Any module with convolutions.
+    x : Tensor or ndarray
+        Samples, (N, ...).
+    which : "activations" or "preactivations"
+        a_l as in :func:`bnrank.spectra.activation_singular_values`, what enters the next layer and the output for the
+        last, or a~_l, what the convolution gives. Flattened ones are images too, as long as they agree with a~_l where
+        that is positive.
+    chunk_size : int
+        Samples per forward pass.
+    dtype : torch.dtype
+        Precision of the forward pass; the transform is in float64 in any case.
+    reading : Reading, optional
+        The result of ``read(net, x)``.
+
+    Returns
+    -------
+    DataArray
+        (layer, frequency, channel) with the coordinates of :func:`weight_singular_values`; ``channel`` is the channel,
+        from 1. Attribute ``skipped`` names layers whose activations are no images, or of another size than the first.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, no convolution gives an image, or the module cannot be run on x in ``dtype``.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.CircularConvolutional((2, 6), [3, 1])
+    >>> x = torch.linspace(-1, 1, 108).reshape(9, 2, 6)
+    >>> power = activation_power(net, x)
+    >>> bool(abs(power[-1].sum() - float(net(x).square().sum()) / 9) < 1e-4)
+    True
+    """
+    found, parts = _images(net, x, which, chunk_size, dtype, reading)
+    sums = [torch.zeros(()) for _ in found.layers]
+    for images in parts:
+        sums = [total + z.abs().square().sum(0) for total, z in zip(sums, images, strict=True)]
+    times = np.array(found.grid.multiplicity)[:, None]
+    rows = [total.cpu().numpy() * times / len(x) for total in sums]
+    return found.assemble(rows, f"power of the {which}, w and -w added")
+
+
+def activation_singular_values(
+    net: nn.Module,
+    x: Tensor | np.ndarray,
+    *,
+    which: str = "activations",
+    chunk_size: int = 4096,
+    dtype: torch.dtype = torch.float64,
+    reading: Reading | None = None,
+) -> xr.DataArray:
+    """Return the singular values over the samples of the frequency-w component of the activations of convolutions.
+
+    At frequency w they are those of the complex matrix N^{-1/2} (F a_l(x_i)_c (w))_{i, c}, N x channels, with the
+    unitary Fourier transform F. Their squares, times ``multiplicity``, add up to the mean squared norm of a_l. A layer
+    that keeps w in k channels has k of them that are not small.
+
+    Parameters
+    ----------
+    net, x, which, chunk_size, dtype, reading
+        As in :func:`activation_power`.
+
+    Returns
+    -------
+    DataArray
+        (layer, frequency, channel), float64, min(N, channels) values in descending order along ``channel``, with the
+        coordinates of :func:`weight_singular_values`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`activation_power`, or if the layers need more than 2^27 numbers at a time.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.networks.CircularConvolutional((1, 6), [3, 1])
+    >>> dict(activation_singular_values(net, torch.randn(9, 1, 6)).sizes)
+    {'layer': 2, 'frequency': 4, 'channel': 3}
+    """
+    found, parts = _images(net, x, which, chunk_size, dtype, reading)
+    held: list[Tensor] = []  # per layer R factors, (frequency, min(rows so far, channels), channels)
+    for images in parts:
+        pieces = [z.permute(1, 0, 2) for z in images]
+        if sum(2 * len(z) * z.shape[2] ** 2 for z in pieces) > MAX_ENTRIES:
+            raise ValueError(f"net: its {which} by frequency need more than {MAX_ENTRIES} numbers at a time")
+        joined = [torch.cat([r, z], 1) for r, z in zip(held, pieces, strict=True)] if held else pieces
+        held = [torch.linalg.qr(z, mode="r")[1] if z.shape[1] > z.shape[2] else z for z in joined]
+    rows = [(torch.linalg.svdvals(r) / math.sqrt(len(x))).cpu().numpy() for r in held]
+    return found.assemble(rows, f"singular values of the {which} / sqrt(N)")
+
+
+def _images(
+    net: nn.Module, x: object, which: str, chunk_size: int, dtype: torch.dtype, reading: Reading | None
+) -> tuple[Convolutions, Iterator[list[Tensor]]]:
+    """Return the convolutions that give images, and an iterator over transforms (n, frequency, channel) of each."""
+    validation.choice(which, "which", WHICH)
+    x = example(net, x)
+    reading = read(net, x) if reading is None else reading
+    probe = next(iter(capture(net, x[:PROBE], reading, PROBE, dtype)))
+    result = Convolutions(reading.skipped)
+    chosen: list[tuple[int, tuple[int, ...]]] = []
+    for i, layer in enumerate(reading.layers):
+        found, given = getattr(probe, which)[i], probe.preactivations[i]
+        shape = tuple(given.shape[1:] if _is_flat(found, given) else found.shape[1:])
+        if layer.kind == "linear":
+            result.skip(layer, "a linear layer has none")
+        elif len(shape) != given.ndim - 1:
+            result.skip(layer, f"its {which} have shape {shape} and are no images")
+        elif result.add(layer, shape[1:], which):
+            chosen.append((i, shape))
+    at = (slice(None), *result.grid.places)
+    dims = tuple(range(2, 1 + len(at)))
+
+    def transform(part: Captured) -> list[Tensor]:
+        images = [getattr(part, which)[i].double().reshape(-1, *shape) for i, shape in chosen]
+        for layer, image in zip(result.layers, images, strict=True):
+            if not bool(torch.isfinite(image).all()):
+                raise ValueError(f"net: {which} of layer {layer.name!r}: got NaN or infinite entries")
+        return [torch.fft.fftn(image, dim=dims, norm="ortho").movedim(1, -1)[at] for image in images]
+
+    return result, map(transform, capture(net, x, reading, chunk_size, dtype))
+
+
+def _is_flat(found: Tensor, given: Tensor) -> bool:
+    """Return whether a tensor is the flattened output of the convolution, or sigma_s of it."""
+    if found.ndim == given.ndim or found.flatten(1).shape != given.flatten(1).shape:
+        return False
+    found, given = found.flatten(1), given.flatten(1)
+    positive = given > 0
+    agrees = bool(positive.any()) and torch.equal(found[positive], given[positive])
+    return agrees or torch.equal(found, given) or not bool(found.any())
