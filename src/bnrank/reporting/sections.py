@@ -211,7 +211,7 @@ def bottleneck(profile: xr.Dataset) -> dict[str, Any]:
 
 
 def threshold_of(dataset: xr.Dataset) -> float:
-    """Return the threshold above which a singular value counts: attribute ``threshold``, else 0.1 (F4)."""
+    """Return the threshold above which a singular value counts: attribute ``atol``, else 0.1 (F4)."""
     return validation.number(np.asarray(dataset.attrs.get("atol", 0.1)).item(), "atol", 0.0)
 
 
