@@ -8,7 +8,7 @@ from typing import cast
 from torch import nn
 from torch.nn.utils import parametrize
 
-__all__ = ["Skipped", "of_parameters", "of_type"]
+__all__ = ["Skipped", "of_operation", "of_parameters", "of_type"]
 
 _TYPES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
     (
@@ -33,6 +33,24 @@ _TYPES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
     ((nn.LPPool1d, nn.LPPool2d, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d), "pooling that bnrank does not read"),
 )
 
+_OPERATIONS = {
+    "normalization: divides by a function of the values": (
+        "batchnorm layernorm groupnorm instancenorm rmsnorm normalize localresponsenorm norm var std rsqrt"
+    ),
+    "attention: products of values inside a softmax": "scaleddotproductattention multiheadattentionforward",
+    "product of two values": "einsum bmm baddbmm tensordot inner outer dot mv bilinear pow square prod cross kron",
+    "random while training": "featuredropout featurealphadropout rrelu",
+    "softmax is not positively homogeneous": "softmax logsoftmax softmin gumbelsoftmax logsumexp",
+    "not positively homogeneous": (
+        "sigmoid tanh gelu silu mish softplus elu selu celu glu logsigmoid hardtanh relu6 hardsigmoid hardswish "
+        "hardshrink softshrink tanhshrink softsign exp log sin cos erf sqrt reciprocal sign"
+    ),
+    "no gradient flows through it": "detach data",
+    "look-up table: its input is an index and not a vector": "embedding embeddingbag",
+    "transposed convolution, which bnrank does not read": "convtranspose1d convtranspose2d convtranspose3d",
+}
+_BY_NAME = {name: reason for reason, names in _OPERATIONS.items() for name in names.split()}
+
 
 @dataclass(frozen=True)
 class Skipped:
@@ -54,6 +72,11 @@ class Skipped:
 
     def __str__(self) -> str:
         return f"{self.name or 'the module itself'} ({self.type}): {self.reason}"
+
+
+def of_operation(name: str) -> str | None:
+    """Return why a function or module of torch, by its name without underscores, is not read, or None."""
+    return _BY_NAME.get(name)
 
 
 def of_type(part: nn.Module) -> str | None:

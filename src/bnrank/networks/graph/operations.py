@@ -6,37 +6,25 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank.networks.graph import reasons
-from bnrank.networks.graph.pooling import mean, numbers, pool
+from bnrank.networks import reasons
 from bnrank.networks.graph.reordering import MIXES, reorder
 from bnrank.networks.graph.values import NO_SAMPLES, Call, Emit, UnreadError, Value, leaves, replace, same_order
 
 __all__ = ["read"]
 
 _INDEX = """
-flatten unflatten ravel reshape reshape_as view view_as permute transpose swapaxes swapdims movedim moveaxis t T mT H mH
-adjoint unsqueeze squeeze expand expand_as broadcast_to broadcast_tensors contiguous clone positive pos identity getitem
-setitem cat concat concatenate stack hstack vstack dstack chunk split tensor_split unbind hsplit vsplit dsplit narrow
-select index_select gather take_along_dim pad flip fliplr flipud roll rot90 tile repeat repeat_interleave pixel_shuffle
-pixel_unshuffle channel_shuffle unfold diagonal tril triu masked_fill copy fill zero requires_grad atleast_2d atleast_3d
+flatten unflatten ravel reshape reshapeas view viewas permute transpose swapaxes swapdims movedim moveaxis t mt h mh
+adjoint unsqueeze squeeze expand expandas broadcastto broadcasttensors contiguous clone positive pos identity getitem
+setitem cat concat concatenate stack hstack vstack dstack chunk split tensorsplit unbind hsplit vsplit dsplit narrow
+select indexselect gather takealongdim pad flip fliplr flipud roll rot90 tile repeat repeatinterleave pixelshuffle
+pixelunshuffle channelshuffle unfold diagonal tril triu maskedfill copy fill zero requiresgrad atleast2d atleast3d
+constantpadnd reflectionpadnd replicationpadnd circularpadnd
 """
-_CASTS = "to type type_as double float half bfloat16 long int short char byte bool"
-_INDEX_MODULES = (
-    nn.Identity,
-    nn.Flatten,
-    nn.Unflatten,
-    nn.PixelShuffle,
-    nn.PixelUnshuffle,
-    nn.ChannelShuffle,
-    nn.Unfold,
-    nn.modules.padding._ConstantPadNd,
-    nn.modules.padding._ReflectionPadNd,
-    nn.modules.padding._ReplicationPadNd,
-    nn.modules.padding._CircularPadNd,
-)
+_WINDOW_LIMIT = 2**22
 
 
 def read(call: Call, emit: Emit) -> Any:
@@ -47,21 +35,36 @@ def read(call: Call, emit: Emit) -> Any:
     UnreadError
         If it is outside the theory; the message is the reason.
     """
-    handler = _handler(call)
+    names = _names(call)
+    plain = isinstance(call.module, nn.Linear | nn.modules.conv._ConvNd | nn.PReLU)
+    if call.module is not None and plain and (reason := reasons.of_parameters(call.module)):
+        raise UnreadError(reason)
+    handler = next((_HANDLERS[name] for name in names if name in _HANDLERS), None)
     if handler is None:
-        raise UnreadError(reasons.of(call))
-    if any(v.batch == NO_SAMPLES or (v.merged > 1 and handler in _SPATIAL) for v in call.values):
+        raise UnreadError(_reason(call, names))
+    if any(v.batch == NO_SAMPLES or (v.merged > 1 and handler in (_conv, _mean, _pool)) for v in call.values):
         raise UnreadError(MIXES)
     return handler(call, emit)
 
 
-def _handler(call: Call) -> Callable[[Call, Emit], Any] | None:
+def _names(call: Call) -> list[str]:
+    """Return the names an operation is known by: of the function, or of the module's classes in torch.nn."""
     if call.module is None:
-        return _FUNCTIONS.get(call.name)
-    if reason := reasons.of_parameters(call):
-        raise UnreadError(reason)
-    kinds = (handler for kind, handler in _MODULES if isinstance(call.module, kind))
-    return next(kinds, None)
+        return [_plain(call.name)]
+    return [_plain(kind.__name__) for kind in type(call.module).__mro__ if kind.__module__.startswith("torch.nn.")]
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _reason(call: Call, names: list[str]) -> str:
+    """Return why an operation that nothing reads is outside."""
+    if call.name.endswith("(autograd.Function)"):
+        return "an autograd.Function, whose gradient is its own"
+    known = reasons.of_type(call.module) if call.module is not None else None
+    known = known or reasons.of_operation(names[0] if names else "")
+    return known or f"{call.name} is not among the operations that the theory covers"
 
 
 # linear maps and convolutions
@@ -122,14 +125,14 @@ def _conv(call: Call, emit: Emit) -> Value:
     count = len(kernel)
     if not _depends(x) or x.batch != 0 or x.tensor.ndim != count + 2:
         raise UnreadError(MIXES)
-    stride, dilation = numbers(stride, count), numbers(dilation, count)
+    stride, dilation = _numbers(stride, count), _numbers(dilation, count)
     if padding == "valid":
         pads = [(0, 0)] * count
     elif padding == "same":
         totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         pads = [(total // 2, total - total // 2) for total in totals]
     else:
-        pads = [(p, p) for p in numbers(padding, count)]
+        pads = [(p, p) for p in _numbers(padding, count)]
     if mode not in ("zeros", "circular") or any(left != right for left, right in pads):
         flat = [p for pair in reversed(pads) for p in pair]
         padded = _pad(x.tensor, flat, mode)
@@ -150,30 +153,25 @@ def _pad(x: Tensor, pads: list[int], mode: str) -> Tensor:
 
 
 def _activation(call: Call, emit: Emit) -> Value:
-    m: Any = call.module
-    x, name, slope, weight = call.get(0, "input"), call.name, 0.0, ""
-    if isinstance(m, nn.LeakyReLU):
-        slope = float(m.negative_slope)
-    elif name == "leaky_relu":
-        slope = float(call.get(1, "negative_slope", 0.01))
-    elif name in ("abs", "absolute"):
-        slope = -1.0
-    elif name in ("clamp", "clip", "clamp_min"):
-        least, most = call.get(1, "min"), None if name == "clamp_min" else call.get(2, "max")
-        if most is not None or isinstance(least, Value) or least != 0:
-            raise UnreadError("cuts values off, not positively homogeneous; only clamp(min=0) is")
-    elif name == "threshold" or isinstance(m, nn.Threshold):
-        bounds = (m.threshold, m.value) if m is not None else (call.get(1, "threshold"), call.get(2, "value"))
-        if bounds != (0, 0):
-            raise UnreadError("a threshold other than 0 is not positively homogeneous")
-    elif name in ("prelu", "PReLU"):
-        held = call.own("weight") if m is not None else call.get(1, "weight")
+    x, weight = call.get(0, "input"), ""
+    if _plain(call.name) == "prelu":
+        held = call.own("weight") if call.module is not None else call.get(1, "weight")
         if _depends(held):
             raise UnreadError("product of two values")
         weight, tensor, _ = call.parameter(held, "slope")
         slope = math.nan
         if tensor.numel() > 1 and (x.batch != 0 or x.merged > 1):
             raise UnreadError(MIXES)
+    else:
+        try:
+            others = {key: value for key, value in call.kwargs.items() if key != "input"}
+            found = call.run(torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64), *call.args[1:], **others)
+        except TypeError as error:
+            raise UnreadError("its bounds are tensors") from error
+        slope = 0.0 - float(found[1])
+        if found.tolist() != [-2 * slope, -slope, 1, 2]:
+            kind = "a threshold other than 0 is" if "threshold" in call.name.lower() else "cuts values off, which is"
+            raise UnreadError(f"{kind} not positively homogeneous; only clamp(min=0) is")
     return emit("activation", [x], call.result, **x.layout, slope=slope, weight=weight)
 
 
@@ -288,9 +286,10 @@ def _cast(call: Call, emit: Emit) -> Value:
 
 def _index(call: Call, emit: Emit) -> Any:
     m: Any = call.module
-    number = {"pad": call.get(3, "value"), "setitem": call.get(2, "value"), "masked_fill": call.get(2, "value")}
-    number |= {"fill": call.get(1, "value")}
-    put = m.value if isinstance(m, nn.modules.padding._ConstantPadNd) else number.get(call.name)
+    places = {"pad": 3, "setitem": 2, "masked_fill": 2, "fill": 1}
+    put = m.value if isinstance(m, nn.modules.padding._ConstantPadNd) else None
+    if call.name in places:
+        put = call.get(places[call.name], "value")
     if put is not None and not _depends(put) and not _is_zero(put):
         raise UnreadError("puts in numbers that do not come from the input")
     every: list[Value] = leaves((call.args, call.kwargs), Value)
@@ -321,6 +320,66 @@ def _index(call: Call, emit: Emit) -> Any:
         raise UnreadError("takes entries in a way that bnrank does not read") from error
 
 
+# means and maxima along positions, read as windows with weights
+
+
+def _mean(call: Call, emit: Emit) -> Value:
+    """Add the node of a mean, sum or maximum over dimensions."""
+    x: Value = call.get(0, "input")
+    dims = call.get(1, "dim", call.kwargs.get("axis"))
+    keep = bool(call.get(2, "keepdim", False))
+    if dims is None:
+        raise UnreadError(MIXES)
+    dims = sorted(d % x.tensor.ndim for d in (dims if isinstance(dims, list | tuple) else (dims,)))
+    if x.batch in dims:
+        raise UnreadError(MIXES)
+    positions = math.prod(x.tensor.shape[d] for d in dims)
+    weight = 1 / positions if call.name == "mean" else 1.0
+    batch = x.batch if keep else x.batch - sum(d < x.batch for d in dims)
+    own = tuple(d - (d > x.batch) for d in dims)
+    op = "maximum" if call.name == "amax" else "average"
+    windows = np.full((1, positions), weight) if positions <= _WINDOW_LIMIT else None
+    return emit(op, [x], call.result, batch, dims=own, windows=windows)
+
+
+def _pool(call: Call, emit: Emit) -> Value:
+    """Add the node of average or max pooling."""
+    m: Any = call.module
+    x: Value = call.get(0, "input")
+    name = (call.name if m is None else type(m).__name__).lower()
+    count = next(int(digit) for digit in name if digit in "123")
+    if not isinstance(call.result, Tensor):
+        raise UnreadError("returns indices as well")
+    if x.batch >= x.tensor.ndim - count:
+        raise UnreadError(MIXES)
+    fields: dict[str, Any] = {}
+    if "adaptive" not in name:
+        get = (lambda _, key, default=None: getattr(m, key, default)) if m is not None else call.get
+        kernel = _numbers(get(1, "kernel_size"), count)
+        stride = get(2, "stride")
+        fields = {"kernel": kernel, "stride": _numbers(stride, count) if stride else kernel}
+        fields["padding"] = _numbers(get(3, "padding", 0), count)
+        fields["dilation"] = _numbers(get(4, "dilation", 1) if "max" in name else 1, count)
+    spatial = tuple(x.tensor.shape[-count:])
+    dims = tuple(range(x.tensor.ndim - 1))[-count:]
+    windows = _windows(call, spatial, math.prod(call.result.shape[-count:]))
+    op = "maximum" if "max" in name else "average"
+    return emit(op, [x], call.result, x.batch, dims=dims, windows=windows, **fields)
+
+
+def _windows(call: Call, spatial: tuple[int, ...], positions: int) -> np.ndarray | None:
+    """Return the value of pooling on unit images, one channel each."""
+    size = math.prod(spatial)
+    if positions * size > _WINDOW_LIMIT:
+        return None
+    columns = []
+    for units in torch.eye(size, dtype=torch.float64).split(max(1, _WINDOW_LIMIT // size)):
+        args = (units.reshape(-1, 1, *spatial), *call.args[1:]) if call.args else ()
+        kwargs = call.kwargs if call.args else {**call.kwargs, "input": units.reshape(-1, 1, *spatial)}
+        columns.append(call.run(*args, **kwargs).flatten(1))
+    return torch.cat(columns).T.contiguous().numpy()
+
+
 # help
 
 
@@ -334,33 +393,26 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, int | float) and value == 0
 
 
-_SPATIAL = (_conv, mean, pool)
-_SUMS = "add sub subtract rsub neg negative"
-_PRODUCTS = "mul multiply div divide true_divide rdiv"
-_ACTIVATIONS = "relu leaky_relu abs absolute clamp clip clamp_min threshold prelu"
-_POOLS = [f"{a}{kind}_pool{k}d" for a in ("", "adaptive_") for kind in ("avg", "max") for k in (1, 2, 3)]
-_FUNCTIONS: dict[str, Callable[[Call, Emit], Any]] = {
-    **dict.fromkeys(["linear", "matmul", "mm", "addmm"], _linear),
-    **dict.fromkeys(["conv1d", "conv2d", "conv3d"], _conv),
-    **dict.fromkeys(_ACTIVATIONS.split(), _activation),
-    **dict.fromkeys(_SUMS.split(), _sum),
-    **dict.fromkeys(_PRODUCTS.split(), _product),
-    **dict.fromkeys(["mean", "sum", "amax"], mean),
-    **dict.fromkeys(_POOLS, pool),
-    **dict.fromkeys(_INDEX.split(), _index),
-    **dict.fromkeys(_CASTS.split(), _cast),
-    **dict.fromkeys(["dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"], _dropout),
-    "interpolate": _interpolate,
+def _numbers(value: Any, count: int) -> tuple[int, ...]:
+    """Return one number per spatial dimension."""
+    held = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return tuple(int(v) for v in (held * count if len(held) == 1 else held))
+
+
+_HANDLERS: dict[str, Callable[[Call, Emit], Any]] = {
+    name: handler
+    for handler, names in (
+        (_linear, "linear matmul mm addmm"),
+        (_conv, "conv1d conv2d conv3d"),
+        (_activation, "relu leakyrelu abs absolute clamp clip clampmin threshold prelu"),
+        (_sum, "add sub subtract rsub neg negative"),
+        (_product, "mul multiply div divide truedivide rdiv"),
+        (_mean, "mean sum amax"),
+        (_pool, " ".join(f"{a}{b}pool{k}d" for a in ("", "adaptive") for b in ("avg", "max") for k in (1, 2, 3))),
+        (_index, _INDEX),
+        (_cast, "to type typeas double float half bfloat16 long int short char byte bool"),
+        (_dropout, "dropout dropout1d dropout2d dropout3d alphadropout dropoutnd"),
+        (_interpolate, "interpolate upsample"),
+    )
+    for name in names.split()
 }
-_POOL_MODULES = tuple(
-    getattr(nn, f"{a}{kind}Pool{k}d") for a in ("", "Adaptive") for kind in ("Avg", "Max") for k in (1, 2, 3)
-)
-_MODULES: tuple[tuple[Any, Callable[[Call, Emit], Any]], ...] = (
-    (nn.Linear, _linear),
-    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
-    ((nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Threshold), _activation),
-    (_POOL_MODULES, pool),
-    (_INDEX_MODULES, _index),
-    (nn.modules.dropout._DropoutNd, _dropout),
-    (nn.Upsample, _interpolate),
-)
