@@ -25,7 +25,7 @@ class Use:
     where: np.ndarray | None = None
 
     def meets(self, other: Use) -> bool:
-        """Say whether another operation uses some of the same numbers."""
+        """Say whether another operation uses some of the same entries of the parameter."""
         if self.parameter != other.parameter or self.call == other.call:
             return False
         if self.where is None or other.where is None:
@@ -34,7 +34,7 @@ class Use:
 
 
 def finish(
-    nodes: Mapping[str, Node], output: str, uses: Mapping[str, Sequence[Use]], module: nn.Module
+    nodes: dict[str, Node], output: str, uses: Mapping[str, Sequence[Use]], module: nn.Module
 ) -> tuple[Node, ...]:
     """Return the nodes that reach the output, the output last.
 
@@ -52,13 +52,11 @@ def finish(
     return (*found.values(), last)
 
 
-def _alive(nodes: Mapping[str, Node], output: str) -> dict[str, Node]:
-    needed, queue = {output}, [output]
-    while queue:
-        for name in nodes[queue.pop()].inputs:
-            if name not in needed:
-                needed.add(name)
-                queue.append(name)
+def _alive(nodes: dict[str, Node], output: str) -> dict[str, Node]:
+    needed = {output}
+    for name in reversed(nodes):  # inputs come before
+        if name in needed:
+            needed.update(nodes[name].inputs)
     return {name: node for name, node in nodes.items() if name in needed or node.op == "input"}
 
 
@@ -100,20 +98,16 @@ def _is_bias(node: Node, before: Node) -> bool:
 
 
 def _check_unshared(nodes: Mapping[str, Node], uses: Mapping[str, Sequence[Use]], module: nn.Module) -> None:
-    held = [(name, use) for name, of_node in uses.items() if name in nodes for use in of_node]
-    by_parameter: dict[str, list[tuple[str, Use]]] = {}
-    for name, use in held:
-        by_parameter.setdefault(use.parameter, []).append((name, use))
+    held = [(name, use) for name in nodes for use in uses[name]]
     every = dict(module.named_parameters(remove_duplicate=False))
-    for parameter, group in by_parameter.items():
-        for (a, one), (b, two) in itertools.combinations(group, 2):
-            if one.meets(two):
-                aliases = [name for name, p in every.items() if p is every[parameter]]
-                also = f" (registered as {', '.join(aliases)})" if len(aliases) > 1 else ""
-                raise ValueError(
-                    f"net: shared weights: {parameter}{also} is used in {a!r} and in {b!r}; expected every "
-                    "parameter in one place, since the conserved quantities of shared weights are others"
-                )
+    for (a, one), (b, two) in itertools.combinations(held, 2):
+        if one.meets(two):
+            aliases = [name for name, p in every.items() if p is every[one.parameter]]
+            also = f" (registered as {', '.join(aliases)})" if len(aliases) > 1 else ""
+            raise ValueError(
+                f"net: shared weights: {one.parameter}{also} is used in {a!r} and in {b!r}; expected every "
+                "parameter in one place, since the conserved quantities of shared weights are others"
+            )
 
 
 def outside(nodes: Iterable[Node]) -> tuple[Skipped, ...]:

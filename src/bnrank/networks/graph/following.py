@@ -88,6 +88,10 @@ class Follower(TorchFunctionMode):
             raise RefusedError(f"net: {name} returns a tensor that does not depend on its input")
         return value
 
+    def finished(self, output: Value) -> tuple[Node, ...]:
+        """Return the nodes that reach the output, the output last; refuse shared weights."""
+        return assembling.finish(self.nodes, str(output.node), self.uses, self.net)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Intercept a function or method of torch."""
         if self.working:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnrank.networks.graph.randomness import generators
 from bnrank.networks.graph.values import (
     NO_SAMPLES,
     SAMPLES,
@@ -18,6 +17,7 @@ from bnrank.networks.graph.values import (
     UnreadError,
     Value,
     canonical,
+    generators,
     leaves,
     replace,
 )

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from bnrank.networks import functional
-from bnrank.networks.graph import assembling, randomness
+from bnrank.networks.graph import assembling
 from bnrank.networks.graph.following import Follower, RefusedError, where
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node
-from bnrank.networks.graph.values import SAMPLES, Value, agree
+from bnrank.networks.graph.values import SAMPLES, Value, agree, function_name, generators
 
 __all__ = ["samples", "trace"]
 
-SEEDS = (20_001, 20_002, 20_003)
+SEEDS = (20_001, 20_002, 20_003)  # of traces
+DRAWS = 32  # of runs in training mode
 
 
 def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
@@ -60,13 +63,13 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     _check(net)
     x = samples(net, example)
     x = torch.cat([x, x]) if len(x) < SAMPLES else x[:SAMPLES]
-    (follower, output), random = randomness.drawn(lambda: _follow(net, x, training=False))
-    with randomness.generators():
+    (follower, output), draws = _drawn(lambda: _follow(net, x, training=False))
+    with generators():
         _verify(net, x, follower, output)
-    nodes = assembling.finish(follower.nodes, str(output.node), follower.uses, net)
-    if random:
+    nodes = follower.finished(output)
+    if draws:
         _check_draws(net, x, nodes)
-    with randomness.generators():
+    with generators():
         _check_training(net, x, nodes)
     return LayerGraph(
         nodes,
@@ -90,7 +93,7 @@ def _follow(net: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Value]
     follower = Follower(_copy(net, training), x.detach().cpu().to(torch.float64) if x.is_floating_point() else x.cpu())
     if not training:
         try:
-            with torch.no_grad(), randomness.generators():
+            with torch.no_grad(), generators():
                 functional.Functional(net)(x)  # whose errors are about the module, not about tracing it
         except ValueError as error:
             text = str(error).replace("failed on x of", "failed on samples of")
@@ -146,10 +149,10 @@ def _check_training(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
     """Refuse a module that is another function while training, where that can be seen."""
     held, given = _copy(net, training=True), _double(x)
     try:
-        with randomness.generators():
+        with generators():
             follower, output = _follow(net, x, training=True)
-        found = assembling.finish(follower.nodes, str(output.node), follower.uses, net)
-        differs = randomness.steps(held, given)
+        found = follower.finished(output)
+        differs = _steps(held, given)
     except ValueError:
         return  # what runs while evaluating need not run while training, as batch norm on one entry per channel
     first = next((b for a, b in zip(nodes, found, strict=False) if (a.name, a.op) != (b.name, b.op)), found[-1])
@@ -165,9 +168,9 @@ def _check_training(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
 def _check_draws(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
     """Refuse a module whose graph is another one after other random numbers."""
     for seed in SEEDS:
-        with randomness.generators(seed):
+        with generators(seed):
             follower, output = _follow(net, x, training=False)
-            found = assembling.finish(follower.nodes, str(output.node), follower.uses, net)
+            found = follower.finished(output)
         if len(found) != len(nodes):
             raise _random(net, "which operations it carries out")
         for one, other in zip(nodes, found, strict=True):
@@ -246,3 +249,52 @@ def _is_torch(hook: Any) -> bool:
 def _double(tensor: Tensor) -> Tensor:
     tensor = tensor.detach().cpu()
     return tensor.to(torch.float64, copy=True).contiguous() if tensor.is_floating_point() else tensor.clone()
+
+
+def _drawn(run: Callable[[], Any]) -> tuple[Any, bool]:
+    """Return what a function returns, and whether it drew random numbers; the generators are put back."""
+    with generators():
+        before = _state()
+        result = run()
+        return result, _state() != before
+
+
+def _steps(net: nn.Module, x: Tensor) -> str:
+    """Return "" if a module carries out the same operations under every seed, else the first one that differs.
+
+    It is run 32 times, as it is: a copy. What happens less often than that may not be seen.
+    """
+    first: list[str] | None = None
+    for seed in range(DRAWS):
+        with generators(seed), torch.no_grad(), _Names() as names:
+            net(x.clone())
+        if first is None:
+            first = names.found
+            _, again = _drawn(lambda: net(x.clone()))
+            if not again:
+                return ""
+        if names.found != first:
+            pairs = zip([*first, "the end"], [*names.found, "the end"], strict=False)
+            return next(f"{a} or {b}" for a, b in pairs if a != b)
+    return ""
+
+
+def _state() -> tuple[bytes, Any, Any]:
+    numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+    key = (numpy["state"]["key"].tobytes(), numpy["state"]["pos"])
+    return torch.get_rng_state().numpy().tobytes(), key, random.getstate()
+
+
+class _Names(TorchFunctionMode):
+    """Takes down the names of the functions that are called, and the shapes that they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function."""
+        result = func(*args, **(kwargs or {}))
+        shape = "x".join(map(str, result.shape)) if isinstance(result, Tensor) else ""
+        self.found.append(f"{function_name(func)} {shape}".strip())
+        return result

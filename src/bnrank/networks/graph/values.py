@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +25,7 @@ __all__ = [
     "agree",
     "canonical",
     "function_name",
+    "generators",
     "leaves",
     "replace",
     "same_memory",
@@ -253,3 +256,19 @@ def written(shown: Tensor, by: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
         return memory[places[0]]
 
     return seen
+
+
+@contextmanager
+def generators(seed: int | None = None) -> Iterator[None]:
+    """Put the random generators of torch, NumPy and Python back afterwards; within, start them at a seed if given."""
+    numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002  (what forward may draw from)
+    try:
+        with torch.random.fork_rng([]):
+            if seed is not None:
+                torch.manual_seed(seed)
+                np.random.seed(seed)  # noqa: NPY002
+                random.seed(seed)
+            yield
+    finally:
+        np.random.set_state(numpy)  # noqa: NPY002
+        random.setstate(python)
