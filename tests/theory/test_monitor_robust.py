@@ -191,7 +191,7 @@ def test_a_row_is_added_whole_or_not_at_all(monkeypatch):
         raise RuntimeError("no luck")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Track, "_look_at_tail", failing)
+        patched.setattr(Track, "_measure_tail", failing)
         with pytest.raises(RuntimeError, match="no luck"):
             monitor.record(1)
     assert monitor.history.step.values.tolist() == [[0]]

@@ -11,7 +11,7 @@ from torch import nn
 import bnrank
 from bnrank.theory.invariants import tail
 from bnrank.theory.invariants.finding import find
-from bnrank.theory.invariants.flattenings import largest
+from bnrank.theory.invariants.tail_layers import largest
 from bnrank.training import Limits, Solver
 
 DOUBLE = torch.float64

@@ -1,7 +1,8 @@
-"""What follows the steps of a torch optimizer for a monitor."""
+"""Hooks in a torch optimizer, and a callback of PyTorch Lightning, that record the rows of a monitor."""
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ from torch import Tensor
 from bnrank.theory.invariants.drift import StepRule, rule_of, split
 from bnrank.theory.invariants.track import Track
 
-__all__ = ["Attachment", "Remarks"]
+__all__ = ["Attachment", "Remarks", "lightning_callback"]
 
 PENDING = "momentum from before the first row: what it adds later is in the rest"
 CHANGED = "step size, momentum or decay changed between steps that have momentum: its parts are for constant ones"
@@ -207,3 +208,51 @@ def _clipped(gradients: Iterable[Tensor | None]) -> bool:
         return False
     most = [g for g, t in zip(found, tops, strict=True) if t == top]
     return sum(int((g == top).sum()) + int((g == -top).sum()) for g in most) > 1
+
+
+LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
+
+
+class _LightningHooks:
+    """Attaches a monitor when training starts, and detaches it when training ends or fails."""
+
+    monitor: Any
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Attach to the optimizer that holds the parameters."""
+        if not trainer.optimizers:
+            raise ValueError("optimizer: the LightningModule has none, expected one that holds the module's parameters")
+        fitting = [optimizer for optimizer in trainer.optimizers if not self.monitor.missing(optimizer)]
+        self.monitor.attach((fitting or trainer.optimizers)[0])
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Record the last row."""
+        self.monitor.detach()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Record the last row before an error ends the training."""
+        self.monitor.detach()
+
+
+def lightning_callback(monitor: Any) -> Any:
+    """Return a callback of Lightning, under either name of the package, that attaches a monitor while it trains.
+
+    Raises
+    ------
+    ImportError
+        If neither ``lightning`` nor ``pytorch_lightning`` is installed.
+    """
+    for name in LIGHTNING:
+        try:
+            base = importlib.import_module(name).Callback
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0] != name.split(".")[0]:
+                raise  # Lightning is installed, but lacks a dependency
+            continue
+        made = type("MonitorCallback", (_LightningHooks, base), {})()
+        made.monitor = monitor
+        return made
+    raise ImportError(
+        "callback needs PyTorch Lightning, which is not installed: pip install lightning. In any other loop, "
+        "monitor.attach(optimizer) needs torch alone"
+    )

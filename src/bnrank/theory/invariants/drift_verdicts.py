@@ -116,7 +116,7 @@ def _bound(j: int, name: str, tracks: Mapping[int, Track], drifted: float, toler
         (bounds[j], track, track.steps[row])
         for track in tracks.values()
         for bounds, row in zip(track.bounds, track.wide, strict=False)
-        if bounds is not None
+        if bounds
     ]
     if not found:
         return Verdict(*about, INCONCLUSIVE, reason="no row has singular values")

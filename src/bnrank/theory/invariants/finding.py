@@ -17,11 +17,10 @@ from bnrank.networks.functional import check_unshared, unwrap
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.tracing import samples, trace
 from bnrank.networks.reasons import Skipped
-from bnrank.theory.invariants.classes import Block, blocks, numbers
+from bnrank.theory.invariants.classes import Block, Stage, blocks, numbers, stages
 from bnrank.theory.invariants.conserved import Conserved, Piece, Term, gradient
 from bnrank.theory.invariants.entries import Entries, Slot
 from bnrank.theory.invariants.patterns import Pair
-from bnrank.theory.invariants.stages import Stage, stages
 from bnrank.theory.invariants.wording import STILL, Words, title, words
 
 __all__ = ["Findings", "find", "quantities", "with_blocks"]

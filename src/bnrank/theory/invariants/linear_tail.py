@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.functional import unwrap
-from bnrank.theory.invariants import finding, tail_search
+from bnrank.theory.invariants import finding
 from bnrank.theory.invariants.finding import Findings
-from bnrank.theory.invariants.flattenings import Layer, largest, squares
+from bnrank.theory.invariants.tail_layers import Layer, largest, layers, squares
 
 __all__ = ["Alignment", "Bound", "Constants", "Tail", "findings_and_tail", "tail"]
 
@@ -305,4 +305,4 @@ def findings_and_tail(net: nn.Module, example: Any, *, verify: bool = True) -> t
     (('matrix 0 | 1', 'layer 0 | 1'), ('0', '1'))
     """
     found, parts, entries = finding.with_blocks(net, example, verify=verify)
-    return found, Tail(*tail_search.layers(found.graph, parts, entries))
+    return found, Tail(*layers(found.graph, parts, entries))

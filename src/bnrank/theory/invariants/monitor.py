@@ -16,16 +16,15 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank._version import __version__
 from bnrank.networks.functional import unwrap
-from bnrank.theory.invariants import drift_plot, lightning
-from bnrank.theory.invariants.attachment import Attachment, Remarks
+from bnrank.theory.invariants import drift_plot
+from bnrank.theory.invariants.attachment import Attachment, Remarks, lightning_callback
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.drift import Ledger, predicted
 from bnrank.theory.invariants.drift_verdicts import judge_all
 from bnrank.theory.invariants.finding import Findings
-from bnrank.theory.invariants.histories import dataset, table
 from bnrank.theory.invariants.linear_tail import Tail, findings_and_tail
 from bnrank.theory.invariants.squares import Forms
-from bnrank.theory.invariants.track import Track
+from bnrank.theory.invariants.track import Track, dataset, table
 from bnrank.theory.verdicts import Verdicts
 
 __all__ = ["Monitor"]
@@ -175,7 +174,7 @@ class Monitor:
         ImportError
             If PyTorch Lightning is not installed.
         """
-        return lightning.callback(self)
+        return lightning_callback(self)
 
     def detach(self) -> None:
         """Stop recording; the present state becomes the last row. Does nothing where it is not attached."""
