@@ -24,7 +24,7 @@ from bnrank.theory.invariants.finding import Findings
 from bnrank.theory.invariants.linear_tail import Tail, findings_and_tail
 from bnrank.theory.invariants.patterns import same_patterns
 from bnrank.theory.path import Path
-from bnrank.theory.verdicts import NotApplicable
+from bnrank.theory.verdicts import NotApplicable, assume
 from bnrank.training.losses import cost_and_gradient, gradient_at_zero
 
 __all__ = ["Facts"]
@@ -299,12 +299,9 @@ class Facts:
     @cached_property
     def localized(self) -> Localized:
         """The localized loss of a bias-free ReLU chain over all samples."""
-        if self.biases:
-            raise NotApplicable("no biases", "the loss near the origin is homogeneous only without them")
-        if self.slope != 0:
-            raise NotApplicable("a ReLU network", f"slope {self.slope:g}")
-        if not self.all_x.is_floating_point():
-            raise NotApplicable("the inputs are vectors", f"dtype {self.all_x.dtype}")
+        assume(not self.biases, "no biases", "the loss near the origin is homogeneous only without them")
+        assume(self.slope == 0, "a ReLU network", f"slope {self.slope:g}")
+        assume(self.all_x.is_floating_point(), "the inputs are vectors", f"dtype {self.all_x.dtype}")
         return localized(self.weights, self.all_x.flatten(1), self.output_gradient)
 
     @cached_property
@@ -344,8 +341,7 @@ class Facts:
         targets, loss = self._targets_and_loss
         parameters = {n: p.clone().requires_grad_(p.is_floating_point()) for n, p in self.function.parameters.items()}
         trained = [p for p in parameters.values() if p.requires_grad]
-        if not trained:
-            raise NotApplicable("the network has parameters")
+        assume(len(trained) > 0, "the network has parameters")
         theta = torch.cat([p.detach().flatten() for p in trained])
         cost, gradient = 0.0, torch.zeros_like(theta)
         for x, y in zip(self.all_x.split(CHUNK), targets.split(CHUNK), strict=True):
@@ -407,6 +403,5 @@ class Facts:
     def gradient(self) -> dict[str, Tensor]:
         """The gradient of that loss by the parameters' names, float64."""
         loss, y, _ = self.loss
-        if not any(p.is_floating_point() for p in self.net.parameters()):
-            raise NotApplicable("the network has parameters")
+        assume(any(p.is_floating_point() for p in self.net.parameters()), "the network has parameters")
         return conserved.gradient(self.net, self.few[0], lambda out: conserved.cost(out.flatten(1), y, loss))[1]

@@ -28,6 +28,7 @@ __all__ = [
     "Statement",
     "Verdict",
     "Verdicts",
+    "assume",
     "closest",
     "statement",
     "statements_in",
@@ -51,6 +52,12 @@ class NotApplicable(Exception):  # noqa: N818
 
 class Inconclusive(Exception):  # noqa: N818
     """Raised by a statement of which a side cannot be evaluated."""
+
+
+def assume(condition: bool, assumption: str, detail: str = "") -> None:
+    """Raise :class:`NotApplicable` with the assumption unless the condition is true."""
+    if not condition:
+        raise NotApplicable(assumption, detail)
 
 
 @dataclass(frozen=True)

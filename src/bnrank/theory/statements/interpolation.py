@@ -15,7 +15,7 @@ from bnrank.theory.cost.search import rounded
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import counted_values, vectors
 from bnrank.theory.tours import TourBound, tsp_bound
-from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, statement
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, assume, statement
 
 __all__ = ["stable_at"]
 
@@ -44,8 +44,7 @@ def _rank_one_cost(facts: Facts) -> Sides:
     source="Jacot2023a section 4, after proposition 3",
 )
 def _second_value(facts: Facts) -> Sides:
-    if min(vectors(facts).shape[1], facts.outputs.shape[1]) < 2:
-        raise NotApplicable("there are at least two inputs and two outputs")
+    assume(min(vectors(facts).shape[1], facts.outputs.shape[1]) >= 2, "there are at least two inputs and two outputs")
     bound, assumptions, note = _interpolation(facts)
     second = counted_values(facts, int(facts.jacobian_values[:, 1].argmax()))[1:2]
     left = float(second.sum()) ** (2 / facts.depth)
@@ -76,8 +75,7 @@ def _tour_slope(facts: Facts) -> Sides:
     x, found = vectors(facts), _tour(facts, net)
     z, _ = symmetry.rank_one_parts(net, x, layer)
     first, last = x[int(z.argmin())], x[int(z.argmax())]
-    if bool((first == last).all()):
-        raise NotApplicable("the hidden dimension tells samples apart", f"z = {float(z[0]):.6g} at every sample")
+    assume(bool((first != last).any()), "the hidden dimension tells samples apart", f"z = {float(z[0]):.6g} everywhere")
     pieces = regions.along_line(net, first, last)
     note = f"samples {int(z.argmin())} and {int(z.argmax())}, {len(pieces)} pieces between; {note}"
     slopes = pieces.singular_values[:, 0].tolist()
@@ -95,12 +93,10 @@ def _tour_slope(facts: Facts) -> Sides:
     source="Jacot2023a proposition 4",
 )
 def _bottleneck_layer(facts: Facts) -> Sides:
-    if facts.depth == 1:
-        raise NotApplicable("there is a hidden layer", "depth 1")
+    assume(facts.depth > 1, "there is a hidden layer", "depth 1")
     _interpolation(facts)
     spread = facts.outputs - facts.outputs.mean(0)
-    if float(spread.abs().max()) <= facts.rtol * float(facts.outputs.abs().max()):
-        raise NotApplicable("the outputs are not constant")
+    assume(float(spread.abs().max()) > facts.rtol * float(facts.outputs.abs().max()), "the outputs are not constant")
     layer, ratio = symmetry.narrowest_layer(facts.inputs[1:])
     raise Inconclusive(
         f"s_2/s_1 is smallest at layer {layer}, {ratio:.3g}, where L^(-1/4) = {facts.depth**-0.25:.3g}; the source "
@@ -152,8 +148,8 @@ def stable_at(step: float) -> Statement:
 
     def sides(facts: Facts) -> Sides:
         size = float((facts.targets**2).sum(1).mean())
-        if facts.data_loss > FITTED * size:
-            raise NotApplicable("the network fits its targets", f"C = {facts.data_loss:.3g}, mean ||y||^2 = {size:.3g}")
+        error = f"C = {facts.data_loss:.3g}, mean ||y||^2 = {size:.3g}"
+        assume(facts.data_loss <= FITTED * size, "the network fits its targets", error)
         _all_samples(facts)
         found = stability.sharpness_bound(facts.net, facts.x, step, ridge=facts.ridge or 0.0)
         residual = (facts.data_loss / size) ** 0.5 if size else 0.0
@@ -166,19 +162,16 @@ def stable_at(step: float) -> Statement:
 
 
 def _all_samples(facts: Facts) -> None:
-    if len(facts.x) < facts.samples:
-        raise NotApplicable("all samples are checked", f"{len(facts.x)} of {facts.samples}")
+    assume(len(facts.x) == facts.samples, "all samples are checked", f"{len(facts.x)} of {facts.samples}")
 
 
 def _interpolation(facts: Facts) -> tuple[float, tuple[str, ...], str]:
     """Return L + C_N, the assumption that the network costs no more than a rank-one interpolant, and a note."""
     x, y, ridge, depth = vectors(facts), facts.targets, facts.penalty, facts.depth
     _all_samples(facts)
-    if depth < 3:
-        raise NotApplicable("depth at least 3", f"depth {depth}")
+    assume(depth >= 3, "depth at least 3", f"depth {depth}")
     slope = facts.slope
-    if slope == 1:
-        raise NotApplicable("the network is not linear")
+    assume(slope != 1, "the network is not linear")
     try:
         net = line_interpolant(x, y, depth, facts.seed, slope=slope)
     except ValueError as error:
@@ -215,8 +208,7 @@ def _tour(facts: Facts, net: MLP) -> TourBound:
 def _rank_one(facts: Facts) -> tuple[MLP, int, str]:
     """Return the network with its narrowest weight made exactly rank one, that layer and a note."""
     layer, ratio = symmetry.narrowest_layer(facts.weights)
-    if ratio > facts.rtol:
-        raise NotApplicable("BN-rank 1: a weight of rank one", f"s_2 / s_1 is at least {ratio:.3g}, in layer {layer}")
+    assume(ratio <= facts.rtol, "BN-rank 1: a weight of rank one", f"s_2 / s_1 >= {ratio:.3g}, in layer {layer}")
     weights = list(facts.weights)
     weights[layer - 1] = symmetry.nearest_rank_one(weights[layer - 1])[0]
     rest = f", less the rest of W_{layer} (s_2 / s_1 = {ratio:.1g})" if ratio else ""

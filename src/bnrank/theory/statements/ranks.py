@@ -13,7 +13,7 @@ from bnrank.measures import regions
 from bnrank.theory import rank
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import FEW, ROWS, smooth
-from bnrank.theory.verdicts import NotApplicable, Sides, statement
+from bnrank.theory.verdicts import NotApplicable, Sides, assume, statement
 
 MAX_REGIONS = 5000
 SMALL = 4, 24  # inputs and hidden neurons of the networks whose regions are enumerated, unless there are 2 inputs
@@ -27,8 +27,7 @@ MIN_RTOL = 1e-9  # relative size of a singular value that may be rounding, whate
     source="Jacot2023a proposition 1 and theorem 1",
 )
 def _bracket(facts: Facts) -> Sides:
-    if not facts.x.is_floating_point():
-        raise NotApplicable("f can be differentiated in x", f"x has dtype {facts.x.dtype}")
+    assume(facts.x.is_floating_point(), "f can be differentiated in x", f"x has dtype {facts.x.dtype}")
     try:
         rows = evenly_spaced(len(facts.x), ROWS)
         found = rank.bracket(facts.net, facts.x[rows], facts.rtol, domain="everywhere")
@@ -49,8 +48,7 @@ def _bracket(facts: Facts) -> Sides:
     source="Jacot2023a, properties of a rank",
 )
 def _chain(facts: Facts) -> Iterator[Sides]:
-    if facts.depth == 1:
-        raise NotApplicable("there is a hidden layer", "depth 1")
+    assume(facts.depth > 1, "there is a hidden layer", "depth 1")
     for sample in smooth(facts, FEW):
         values, path = facts.jacobian_values[sample.row], sample.path
         floor = max(max(facts.rtol, MIN_RTOL) * float(values[0]), 10 * path.noise)
@@ -82,12 +80,10 @@ def _regions(facts: Facts) -> Sides:
     box = torch.stack([low - margin, high + margin], 1).cpu()
     with np.errstate(over="ignore"):  # it names values beyond the range of floats itself
         found = regions.enumerate(facts.net, box, rtol=facts.rtol, limit=MAX_REGIONS)
-    if not found.complete:
-        raise NotApplicable(f"at most {MAX_REGIONS} regions in the box around the data", "there are more")
+    assume(found.complete, f"at most {MAX_REGIONS} regions in the box around the data", "there are more")
     counts = linalg.rank(facts.jacobian_values, (1 + 1e-6) * max(facts.rtol, MIN_RTOL), _rounding(facts))
     inside = counts[~facts.near_kinks]
-    if not len(inside):
-        raise NotApplicable("some sample is off the kinks", "all are on kinks")
+    assume(len(inside) > 0, "some sample is off the kinks", "all are on kinks")
     note = f"{len(found)} regions in the box around the data, {len(inside)} samples off the kinks"
     return Sides(float(inside.max()), float(found.rank), tolerance=0.0, note=note)
 

@@ -15,7 +15,7 @@ from bnrank.theory.cost.pairs import two_point
 from bnrank.theory.cost.search import rounded
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import counted_values
-from bnrank.theory.verdicts import NotApplicable, Sides, statement
+from bnrank.theory.verdicts import NotApplicable, Sides, assume, statement
 
 CHAIN = ("a chain of linear layers with one activation, its slope in (-1, 1) or 1",)
 LINEAR = ("a linear network",)
@@ -109,12 +109,10 @@ def _second_correction(facts: Facts) -> Sides:
     product = linear_corrections(_product(facts), 0.0)
     factors = [linear_corrections(weight, facts.rtol) for weight in facts.weights]
     ranks = [factor.R0 for factor in factors]
-    if set(ranks) != {product.R0}:
-        raise NotApplicable("all layers have the rank of the product (equal R0)", f"ranks {ranks}, {product.R0}")
+    assume(set(ranks) == {product.R0}, "layers have the rank of the product (equal R0)", f"ranks {ranks}, {product.R0}")
     scale = max(1.0, *(math.sqrt(2 * factor.R0 * factor.R2) for factor in factors))  # at least 2 sum_i |log s_i|
     gap = abs(sum(factor.R1 for factor in factors) - product.R1)
-    if gap > ALIGNED * scale:
-        raise NotApplicable("R1 of the layers adds up to R1 of the product", f"they differ by {gap:.2g}")
+    assume(gap <= ALIGNED * scale, "R1 of the layers adds up to R1 of the product", f"they differ by {gap:.2g}")
     left, right = math.sqrt(product.R2), sum(math.sqrt(factor.R2) for factor in factors)
     # log s(A) is majorized by the sum of log s(W_l) and of the logs of cosines, which add up to -gap / 2
     tolerance = (gap / math.sqrt(2) + 1e-9 * scale) / max(left, right, scale)
@@ -129,8 +127,7 @@ def _second_correction(facts: Facts) -> Sides:
     source="Jacot2023b proposition 13, corrected (E5)",
 )
 def _two_points(facts: Facts) -> Sides:
-    if facts.chain.slope != 0:
-        raise NotApplicable("the activation is ReLU", f"slope {facts.chain.slope:g}")
+    assume(facts.chain.slope == 0, "the activation is ReLU", f"slope {facts.chain.slope:g}")
     found = two_point(facts.chain, facts.x.flatten(1), max_pairs=300, seed=facts.seed)
     note = (
         f"samples {found.pair[0]} and {found.pair[1]}, the best of {found.pairs} pairs; C = {found.constant:.6g}, "
@@ -188,8 +185,7 @@ def _where(facts: Facts, sample: int, detail: str) -> str:
 
 def _product(facts: Facts) -> Tensor:
     """Return a diagonal matrix with lower bounds on the singular values of W_L ... W_1; for linear networks only."""
-    if facts.chain.slope != 1:
-        raise NotApplicable("the network is linear (slope 1)", f"slope {facts.chain.slope:g}")
+    assume(facts.chain.slope == 1, "the network is linear (slope 1)", f"slope {facts.chain.slope:g}")
     product = facts.weights[0]
     for weight in facts.weights[1:]:
         product = weight @ product
@@ -199,8 +195,7 @@ def _product(facts: Facts) -> Tensor:
 
 def _hidden_norms(facts: Facts) -> tuple[list[Tensor], list[Tensor]]:
     """Return the squared norms of the incoming and of the outgoing weights of every hidden neuron."""
-    if facts.depth < 2:
-        raise NotApplicable("there are hidden neurons", "the network has one layer")
+    assume(facts.depth > 1, "there are hidden neurons", "the network has one layer")
     return balance.norms(facts.weights, facts.biases)
 
 

@@ -12,7 +12,7 @@ from bnrank._core.sampling import evenly_spaced
 from bnrank.theory.cost.search import rounded
 from bnrank.theory.facts import Facts
 from bnrank.theory.path import Path
-from bnrank.theory.verdicts import NotApplicable
+from bnrank.theory.verdicts import assume
 
 __all__ = ["FEW", "ROWS", "Sample", "counted_values", "smooth", "vectors"]
 
@@ -53,8 +53,7 @@ def smooth(facts: Facts, limit: int = ROWS, *, parameters: bool = False) -> Iter
     if parameters:
         near = near | facts.near_parameter_kinks.to(near.device)
     rows = (~near).nonzero()[:, 0]
-    if not len(rows):
-        raise NotApplicable("some sample is off the kinks", f"all {len(facts.x)} are on kinks")
+    assume(len(rows) > 0, "some sample is off the kinks", f"all {len(facts.x)} are on kinks")
     chosen = rows[evenly_spaced(len(rows), limit)].tolist()
     return (Sample(row, facts, len(chosen)) for row in chosen)
 
@@ -68,8 +67,7 @@ def vectors(facts: Facts) -> Tensor:
     >>> vectors(Facts(bnrank.MLP([2, 1]), torch.ones(3, 2))).shape
     torch.Size([3, 2])
     """
-    if not facts.x.is_floating_point():
-        raise NotApplicable("the inputs are vectors", f"dtype {facts.x.dtype}")
+    assume(facts.x.is_floating_point(), "the inputs are vectors", f"dtype {facts.x.dtype}")
     return facts.x.flatten(1)
 
 

@@ -22,7 +22,7 @@ from bnrank.theory.structure import (
     volume_splits,
     weight_structure_at,
 )
-from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, statement
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, assume, statement
 
 SLOPE = ("slope in (-1, 1) or 1",)
 SPREAD = ("norms spread over the layers as in a balanced network (T14): (q_l/k)^l <= max{1, e^{c1/k}} for all l",)
@@ -46,8 +46,7 @@ def _volumes(facts: Facts) -> list[Sides]:
             logs = torch.cat([half[:k] for half in halves]).log()
             scale, note = k + float(logs.abs().sum()), sample.note(f"layer {layer}, rank {k}")
             found.append(Sides(facts.log_volume(sample.row, k), float(logs.sum()), "=", 1e-6, scale, note=note))
-    if not any(ranks):
-        raise NotApplicable("rank Jf(x) is at least 1", "Jf = 0 at every sample checked")
+    assume(any(ranks), "rank Jf(x) is at least 1", "Jf = 0 at every sample checked")
     if not found:
         raise Inconclusive("Jf splits into ill-conditioned halves at every sample checked")
     return found
@@ -114,8 +113,7 @@ def _activations(facts: Facts) -> list[Sides]:
 def _preactivations(facts: Facts) -> Sides:
     samples = list(smooth(facts, parameters=True))
     ranks = [sample.path.rank(facts.rtol) for sample in samples]
-    if not any(ranks):
-        raise NotApplicable("rank Jf(x) is at least 1", "Jf = 0 at every sample checked")
+    assume(any(ranks), "rank Jf(x) is at least 1", "Jf = 0 at every sample checked")
     k = max(sorted({r for r in ranks if r}), key=ranks.count)
     kept = [sample for sample, r in zip(samples, ranks, strict=True) if r == k]
     rows = [sample.row for sample in kept]
@@ -179,14 +177,12 @@ def _segment(facts: Facts) -> list[Sides]:
             left = facts.depth / 4 * length**2 * _steepness(facts, sample.row)
             note = sample.note(f"||x - y|| = {length:.3g}, t = {_factor(facts):g}")
             found.append(Sides(left, float(kernels.max()), "<=", 1e-8, note=note))
-    if not found:
-        raise NotApplicable("some sample is off the kinks", "all samples checked are on kinks")
+    assume(len(found) > 0, "some sample is off the kinks", "all samples checked are on kinks")
     return found
 
 
 def _require_hidden(facts: Facts) -> None:
-    if facts.depth == 1:
-        raise NotApplicable("there is a hidden layer", "depth 1")
+    assume(facts.depth > 1, "there is a hidden layer", "depth 1")
 
 
 def _ranks(path: Path, facts: Facts) -> list[int]:
@@ -198,8 +194,7 @@ def _ranks(path: Path, facts: Facts) -> list[int]:
 
 def _unbalanced(facts: Facts) -> NoReturn:
     """Raise the reason why a statement about balanced networks does not apply."""
-    if not bool((facts.jacobian_values > 0).any()):
-        raise NotApplicable("rank Jf(x) is at least 1", "Jf = 0 at every sample")
+    assume(bool((facts.jacobian_values > 0).any()), "rank Jf(x) is at least 1", "Jf = 0 at every sample")
     residual = balance.between(facts.weights, facts.biases).residual
     raise NotApplicable(
         "balanced (T14), or at least with norms spread over the layers as if it were", f"residual {residual:.2g}"

@@ -14,7 +14,7 @@ from bnrank.networks.mlp import from_layers
 from bnrank.theory import domains, kernels, symmetry
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import vectors
-from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, statement
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, assume, statement
 
 __all__ = ["symmetric_under"]
 
@@ -32,24 +32,21 @@ LARGE = 1e150  # squares of larger numbers leave the range of floats
     source="Jacot2023b proposition 5, R1(id; Omega) = 0 on planar, completely positive domains",
 )
 def _identity(facts: Facts) -> Sides:
-    x, depth = vectors(facts), facts.depth
+    x, depth, outputs = vectors(facts), facts.depth, facts.outputs
     size = float(x.norm(dim=1).max())
-    if facts.outputs.shape != x.shape:
-        raise NotApplicable("f(x) = x on the samples", f"{facts.outputs.shape[1]} outputs of {x.shape[1]} inputs")
-    miss = float((facts.outputs - x).norm(dim=1).max())
-    if not size or not miss <= SAME * size:
-        raise NotApplicable("f(x) = x on the samples, not all 0", f"||f(x) - x|| = {miss:.3g}, ||x|| = {size:.3g}")
+    assume(outputs.shape == x.shape, "f(x) = x on the samples", f"{outputs.shape[1]} outputs of {x.shape[1]} inputs")
+    miss = float((outputs - x).norm(dim=1).max())
+    sizes = f"||f(x) - x|| = {miss:.3g}, ||x|| = {size:.3g}"
+    assume(size > 0 and miss <= SAME * size, "f(x) = x on the samples, not all 0", sizes)
     found = domains.completely_positive(x, seed=facts.seed)
-    if found.status == "no":
-        raise NotApplicable("the data are completely positive", found.reason)
+    assume(found.status != "no", "the data are completely positive", found.reason)
     if found.isometry is None:
         raise Inconclusive(f"whether the data are completely positive: {found.reason}")
     basis = torch.linalg.svd(found.isometry, full_matrices=False)[2][: found.k].T.to(x)
     rows = evenly_spaced(len(x), POINTS).tolist()
     errors = [float(torch.linalg.matrix_norm(facts.paths[i].jacobian @ basis - basis, 2)) for i in rows]
     off = min(errors)
-    if off > SAME:
-        raise NotApplicable("Jf is the identity on span X at a sample", f"||Jf U - U|| = {off:.3g} or more")
+    assume(off <= SAME, "Jf is the identity on span X at a sample", f"||Jf U - U|| = {off:.3g} or more")
     miss = _witness_miss(x, found.isometry, depth)
     if miss > WITNESS:
         raise Inconclusive(f"the network of norm k L misses the identity by {miss:.2g} of the largest sample")
@@ -69,28 +66,25 @@ def _identity(facts: Facts) -> Sides:
 )
 def _kernel_rank(facts: Facts) -> Sides:
     x, y = vectors(facts), facts.targets
-    if len(x) < 2:
-        raise NotApplicable("there are at least two samples")
+    assume(len(x) >= 2, "there are at least two samples")
     if float(x.abs().max()) > LARGE or float(y.abs().max()) > LARGE:
         raise Inconclusive(f"values beyond {LARGE:g}, of which squares leave the range of floats")
     rows = evenly_spaced(len(x), ROWS)
     x, y = x[rows], y[rows]
     points = ((x[1:] + x[:-1]) / 2)[:POINTS]
     found = kernels.jacobian_ranks(x, y, points=points, rtol=1e-12, data_rtol=max(facts.rtol, 1e-4))
-    expected = min(found.x_rank, y.shape[1])
-    if found.y_rank < expected:
-        raise NotApplicable("noise in y, so that Y has rank min(rank X, d_out)", f"rank {found.y_rank} of {expected}")
+    full = min(found.x_rank, y.shape[1])
+    assume(found.y_rank >= full, "noise in y, so that Y has rank min(rank X, d_out)", f"rank {found.y_rank} of {full}")
     rank = int(found.ranks.max())
-    if rank < expected:
+    if rank < full:
         noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(facts.seed), dtype=y.dtype)
         noisy = kernels.jacobian_ranks(x, y + NOISE * y.abs().max() * noise, points=points, rtol=1e-12)
-        if int(noisy.ranks.max()) >= expected:
-            raise NotApplicable("noise in y", f"the rank is {rank}, and {expected} with noise of {NOISE:g}")
+        assume(int(noisy.ranks.max()) < full, "noise in y", f"the rank is {rank}, and {full} with noise of {NOISE:g}")
     note = (
         f"rbf kernel of length {found.length_scale:.4g}, ridge {found.ridge:g}, {len(x)} samples; about the data "
         f"alone: the network, which plays no part, has rank {facts.rank}"
     )
-    return Sides(expected, rank, assumptions=("Y has full rank",), note=note)
+    return Sides(full, rank, assumptions=("Y has full rank",), note=note)
 
 
 @statement(
@@ -102,8 +96,7 @@ def _kernel_rank(facts: Facts) -> Sides:
 def _translations(facts: Facts) -> Sides:
     first, eps = facts.weights[0], torch.finfo(torch.float64).eps
     kept = int(linalg.rank(torch.linalg.svdvals(first), max(first.shape) * eps))
-    if kept == first.shape[1]:
-        raise NotApplicable("a symmetry is known", "no generators are given, and W_1 has no kernel")
+    assume(kept < first.shape[1], "a symmetry is known", "no generators are given, and W_1 has no kernel")
     norms = torch.stack([torch.linalg.matrix_norm(w, 2) for w in facts.weights])
     rounding = sum(facts.chain.widths) * eps * float(norms.prod())
     rank = int(linalg.rank(facts.jacobian_values, facts.rtol, rounding).max())
@@ -119,8 +112,7 @@ def _translations(facts: Facts) -> Sides:
 )
 def _denoising(facts: Facts) -> list[Sides]:
     x, outputs = vectors(facts), facts.outputs
-    if outputs.shape != x.shape:
-        raise NotApplicable("as many outputs as inputs", f"{outputs.shape[1]} of {x.shape[1]}")
+    assume(outputs.shape == x.shape, "as many outputs as inputs", f"{outputs.shape[1]} of {x.shape[1]}")
     found, errors = [], []
     for rows in _same_region(facts):
         jacobian = facts.paths[rows[0]].jacobian
@@ -146,7 +138,7 @@ def _denoising(facts: Facts) -> list[Sides]:
         found.append(Sides(float(left), float(right), "<=", 1e-9, scale, ("f(x) = x up to E",), note))
     if not found:
         if errors:
-            raise NotApplicable("the autoencoder gives back its inputs", f"||E|| = {min(errors):.3g} at least")
+            raise NotApplicable("the autoencoder gives back its inputs", f"||E|| = {min(errors):.3g} or more")
         raise NotApplicable("some region holds more samples than its rank, in as many dimensions")
     return found
 
@@ -181,8 +173,7 @@ def symmetric_under(generators: Sequence[Any], *, invariance_rtol: float = 1e-6)
         found = symmetry.rank_bound(
             facts.net, vectors(facts), generators, rtol=max(facts.rtol, 10 * limit), invariance_rtol=limit
         )
-        if not found.invariant:
-            raise NotApplicable("f is invariant", f"||Jf v|| = {found.invariance:.3g} ||Jf|| ||v|| at most")
+        assume(found.invariant, "f is invariant", f"||Jf v|| = {found.invariance:.3g} ||Jf|| ||v|| at most")
         row = int((found.bounds - found.ranks).argmin())
         note = (
             f"sample {row}, an orbit of dimension {int(found.orbit_dimensions[row])}, invariance {found.invariance:.2g}"
