@@ -46,7 +46,7 @@ def _paths(facts: Facts) -> Sides:
         raise Inconclusive("values leave the range of floats")
     scale = float(h.abs().sum(1).max())
     note = f"{count} paths, {len(tree)} nodes, {len(x)} samples; sum of |h_p| up to {scale:.3g}"
-    return _furthest(tree(h), facts.outputs[:SAMPLES].cpu(), torch.full((), scale), note, rtol=1e-10)
+    return _furthest(tree(h), facts.outputs[:SAMPLES].cpu(), torch.tensor(scale, dtype=torch.float64), note, rtol=1e-10)
 
 
 @statement(
