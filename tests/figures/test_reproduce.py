@@ -254,7 +254,7 @@ SCRIPT = """
         rows = []
         watch = SimpleNamespace(observe=lambda **row: rows.append(row))
         net, task = bnrank.MLP([20, 3, 20], seed=0), tasks.low_rank_map(n=20)
-        record = Record(every=2, watch=watch)
+        record = bnrank.training.Record(every=2, watch=watch)
         run = bnrank.train(net, task, steps=4, out=folder / "one", progress=progress, record=record)
         log(f"b {len(rows)} rows")
         if __name__ == "__main__":

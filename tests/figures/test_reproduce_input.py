@@ -219,7 +219,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path, plant, monkeypatch, at):
         write(path, data)
 
     monkeypatch.setattr(store, "write_atomically", full)
-    monkeypatch.setattr("bnrank.files.write_atomically", full)
+    monkeypatch.setattr("bnrank._core.files.write_atomically", full)
     plant(planted("a", lambda *_, **__: Outcome("A", (PASSED,), (), {"p": drawn()})))
     with pytest.raises(ValueError, match="No space left on device"):
         figures.reproduce("all", tmp_path, progress=False)
