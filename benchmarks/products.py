@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from bnrank.training.workers import Workers
+from bnrank.training.ensemble import Workers
 
 __all__ = ["best_rate", "square_rate"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bnrank.training.batches import BatchOrder
+from bnrank.training.ensemble import BatchOrder
 
 from .common import cost_of, flat, mlp, put, random_task, trained
 

@@ -283,7 +283,7 @@ def test_mini_batches_are_reproducible():
     np.testing.assert_array_equal(first.loss, second.loss)
     assert torch.equal(flat(first.network), flat(second.network))
     assert not torch.equal(flat(first.network), flat(other.network))
-    from bnrank.training.batches import BatchOrder
+    from bnrank.training.ensemble import BatchOrder
 
     batch = BatchOrder([5], 60, 10).at(0)[0]
     assert first.loss[0] == pytest.approx(float(cost_and_gradient(net, task, flat(net), batch)[0]), rel=1e-12)

@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bnrank.training import Run, checkpoint
+from bnrank._core import store
+from bnrank.training import Run
 
 from .common import HERE, RUNS, assert_same_run, in_subprocess, mlp, random_task, trained
 
@@ -98,7 +99,7 @@ def test_a_run_cannot_be_made_shorter_nor_longer_with_a_schedule(tmp_path):
 def test_other_settings_in_the_same_folder_are_named(other, message, tmp_path):
     arguments = {"optimizer": "adam", "steps": 6, "ridge": 0.1}
     before = start(tmp_path, **arguments)
-    with pytest.raises(ValueError, match=f"out: .*holds a run with other settings.*{message}.*resume=False"):
+    with pytest.raises(ValueError, match=f"out: .*holds a checkpoint with other settings.*{message}.*resume=False"):
         start(tmp_path, **arguments | other)
     assert_same_run(before, Run.open(tmp_path))
     overwritten = start(tmp_path, resume=False, **arguments | other)
@@ -117,9 +118,7 @@ class TestDamage:
     arguments = {"optimizer": "adam", "steps": 6, "members": 2}  # noqa: RUF012
 
     def refused(self, folder):
-        with pytest.raises(
-            ValueError, match=r"out: .*checkpoint\.safetensors.*move it away, or train with resume=False"
-        ):
+        with pytest.raises(ValueError, match=r"(?s)out: .*checkpoint\.safetensors.*move it away, or use resume=False"):
             start(folder, **self.arguments)
         start(folder, resume=False, **self.arguments)
 
@@ -141,15 +140,20 @@ class TestDamage:
         [
             None,
             {"format": "pt"},
-            {"format": checkpoint.FORMAT},
-            {"format": checkpoint.FORMAT, "settings": "[]", "about": "{}"},
-            {"format": checkpoint.FORMAT, "settings": "{", "about": "{}"},
-            {"format": checkpoint.FORMAT, "settings": '{"steps": 3}', "about": "{}"},
+            {"bnrank": "{"},
+            {"bnrank": '{"kind": "checkpoint", "version": "0", "about": {"step": 3}}'},
         ],
     )
     def test_foreign(self, metadata, tmp_path):
         save_file({"weight": torch.ones(2)}, tmp_path / "checkpoint.safetensors", metadata)
         self.refused(tmp_path)
+
+    @pytest.mark.parametrize("about", [{}, {"settings": []}, {"settings": {}, "step": 3}])
+    def test_other_contents(self, about, tmp_path):
+        store.save(tmp_path / "checkpoint.safetensors", {"weight": torch.ones(2)}, about, "checkpoint")
+        with pytest.raises(ValueError, match=r"out: .*resume=False"):
+            start(tmp_path, **self.arguments)
+        start(tmp_path, resume=False, **self.arguments)
 
 
 @contextlib.contextmanager
@@ -174,7 +178,7 @@ def test_a_full_folder_leaves_the_checkpoint_before(half_written, tmp_path, monk
             path.write_bytes(b"half of it")
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(checkpoint, "save_file", fail)
+        monkeypatch.setattr("bnrank._core.store.save_file", fail)
         room = contextlib.nullcontext()
     else:
         room = full_disk(len(before) // 2)

@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 import bnrank
+from bnrank._core import store
 from bnrank.measures import balance
 from bnrank.training.kronecker import SAMPLES, KroneckerCurvature
 
@@ -132,17 +132,14 @@ def test_a_checkpoint_with_the_wrong_tensors_is_refused_by_name(tmp_path, damage
     net = bnrank.MLP([4, 6, 3], seed=1)
     trained(net, TASK, steps=4, optimizer="adam", out=tmp_path, **QUICK)
     path = tmp_path / "checkpoint.safetensors"
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-    tensors = load_file(path)
+    stored = store.load(path)
+    tensors = dict(stored.tensors)
     if damage == "final":
         del tensors["final"]
     else:
         tensors["final"] = tensors["final"][:, :5].contiguous()
-    save_file(tensors, path, metadata)
-    with pytest.raises(ValueError, match=r"out: the checkpoint in .* is damaged"):
+    store.save(path, tensors, stored.about, stored.kind)
+    with pytest.raises(ValueError, match=r"out: .*checkpoint.safetensors' is damaged"):
         trained(net, TASK, steps=8, optimizer="adam", out=tmp_path, **QUICK)
 
 

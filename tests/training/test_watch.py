@@ -170,22 +170,6 @@ def test_what_a_watcher_raises_comes_after_a_checkpoint(tmp_path, settings, fail
     assert_same_run(again, expected)
 
 
-def test_a_checkpoint_without_a_time_goes_on_without(tmp_path):
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    task, net = random_task(), mlp(3, 4, 2)
-    quiet(net, task, optimizer="gd", steps=5, out=tmp_path)
-    path = tmp_path / "checkpoint.safetensors"
-    with safe_open(path, framework="pt") as file:
-        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    assert tensors.pop("optimizer.time").tolist() == pytest.approx([0.05])
-    save_file(tensors, path, metadata)
-    notes = Notes()
-    quiet(net, task, optimizer="gd", steps=12, out=tmp_path, watch=notes)
-    assert [entry[2:4] for entry in notes.seen] == [(None, 0.01), (None, 0.01)]
-
-
 @pytest.mark.parametrize("watch", [3, "monitor", print, Notes])
 def test_no_watcher_is_refused(watch):
     task = random_task()

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import safetensors
 import torch
-from safetensors.torch import save as to_bytes
+from safetensors.torch import save_file
 from torch import Tensor
 
-from bnrank._core.files import write_atomically
+from bnrank._core.files import atomic_path
 from bnrank._version import __version__
 
 __all__ = ["Stored", "checked_path", "load", "read", "save"]
@@ -83,11 +83,15 @@ def save(
     (2, [1.0, 1.0])
     """
     path = checked_path(path)
-    plain = {name: _plain(tensor) for name, tensor in tensors.items()}
+    plain, seen = {name: _plain(tensor) for name, tensor in tensors.items()}, set()
+    for name, tensor in plain.items():  # safetensors refuses tensors that share memory
+        plain[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
     text = json.dumps({"kind": kind, "version": __version__, "about": dict(about)})
     metadata = {"format": "pt", KEY: text, "digest": _digest(plain, text)}
     try:
-        write_atomically(path, to_bytes(plain, metadata))
+        with atomic_path(path) as temporary:
+            save_file(plain, temporary, metadata)
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"path: cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     return path
@@ -168,7 +172,8 @@ def checked_path(path: str | os.PathLike[str], name: str = "path") -> Path:
 def _plain(tensor: Tensor | np.ndarray) -> Tensor:
     if isinstance(tensor, np.ndarray):
         tensor = torch.from_numpy(np.ascontiguousarray(tensor))
-    return tensor.detach().cpu().contiguous().clone()
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:

@@ -4,73 +4,24 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from bnrank.training.losses import squared_norm
-from bnrank.training.workers import Workers
+from bnrank.training.ensemble import Objective, squared_norm
 
-__all__ = ["EnsembleAdam", "EnsembleDescent", "Objective", "Optimizer"]
+__all__ = ["EnsembleAdam", "EnsembleDescent"]
 
 SMALL = 1 << 20  # parameters of an ensemble below which sharing out an update costs more than it gains
 
 
-class Objective(Protocol):
-    """What an optimizer sees of an ensemble: a row of parameters and a gradient per member."""
-
-    theta: Tensor
-    gradient: Tensor
-    cost: Tensor
-    members: int
-    size: int
-    workers: Workers
-
-
-class Optimizer(Protocol):
-    """What the training loop asks of an optimizer.
-
-    After every evaluation of the objective the loop calls :meth:`digest`, reads :attr:`point` and
-    :meth:`statistics` where it records, and calls :meth:`move`, which writes the next parameters to evaluate.
-    """
-
-    @property
-    def stalled(self) -> Tensor:
-        """Which members have come to an end, shape (members,), bool."""
-
-    @property
-    def point(self) -> Tensor:
-        """Parameters reached so far, shape (members, size)."""
-
-    def digest(self) -> None:
-        """Take in the objective's cost and gradient."""
-
-    def move(self, step: int) -> None:
-        """Write the next parameters to evaluate into the objective."""
-
-    def statistics(self) -> tuple[Tensor, Tensor]:
-        """Return regularized loss and norm of its gradient at ``point``, each (members,), float64."""
-
-    def data_gradient(self, member: int) -> Tensor:
-        """Return dC/dtheta, without the ridge, at one member's ``point``, shape (size,), right after :meth:`digest`."""
-
-    def pace(self, member: int, step: int) -> tuple[float | None, float | None]:
-        """Return the size of the step that follows and the sum of those before, None where there is no such thing."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Return everything that the next steps depend on."""
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Put back what :meth:`state` returned."""
-
-    def keep(self, members: list[int], objective: Objective) -> None:
-        """Go on with some of the members, whose rows are in a new objective."""
-
-
 class EnsembleDescent:
     """theta <- theta - eta (dC/dtheta + 2 lambda theta), with a step size and a ridge per member.
+
+    Like all optimizers here: after every evaluation of the objective the training loop calls :meth:`digest`, reads
+    :attr:`point` and :meth:`statistics` where it records, and calls :meth:`move`, which writes the next parameters to
+    evaluate.
 
     Parameters
     ----------
@@ -119,20 +70,18 @@ class EnsembleDescent:
         return self.objective.gradient[member]
 
     def pace(self, member: int, step: int) -> tuple[float | None, float | None]:
-        """Return the size of the step that follows, and the sum of those before, None where that is not known."""
+        """Return the size of the step that follows, and the sum of those before."""
         gradient = self.objective.gradient[member]
         if self.schedule == "normalized":
             gradient = torch.add(gradient, self.objective.theta[member], alpha=2 * float(self.ridge[member]))
-        time = float(self.time[member])
-        return self._rate(member, step, gradient), None if math.isnan(time) else time
+        return self._rate(member, step, gradient), float(self.time[member])
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next steps depend on, and the time."""
         return {"theta": self.objective.theta, "time": self.time}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Put back what :meth:`state` returned; an old checkpoint may have no time."""
-        state = {"time": torch.full_like(self.time, torch.nan)} | state
+        """Put back what :meth:`state` returned."""
         for name, value in self.state().items():
             value.copy_(state[name])
 

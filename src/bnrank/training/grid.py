@@ -27,10 +27,9 @@ from bnrank._version import __version__
 from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
-from bnrank.training.checkpoint import NAME as CHECKPOINT
 from bnrank.training.options import Record
 from bnrank.training.settings import OPTIMIZERS, digest
-from bnrank.training.trainer import train
+from bnrank.training.trainer import CHECKPOINT, train
 
 __all__ = ["sweep"]
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bnrank.networks import MLP
 from bnrank.networks.mlp import leaky_relu
+from bnrank.training.ensemble import split
 
 __all__ = ["KroneckerCurvature"]
 
@@ -113,10 +114,7 @@ class KroneckerCurvature:
         return root * noise - probability * (root * noise).sum(1, keepdim=True)
 
     def _split(self, row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        pieces = [
-            piece.view(shape)
-            for piece, shape in zip(row.split([math.prod(s) for s in self.shapes]), self.shapes, strict=True)
-        ]
+        pieces = split(row, self.shapes)
         return (pieces[::2], pieces[1::2]) if self.net.bias else (pieces, [])
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["cost_and_gradient", "gradient_at_zero", "squared_norm"]
-
-PIECE = 1 << 18  # entries that are converted to float64 at a time
+__all__ = ["LOSSES", "cost_and_gradient", "gradient_at_zero"]
 
 
 def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tensor:
@@ -87,7 +87,17 @@ def gradient_at_zero(loss: str, y: Tensor, outputs: int | None = None) -> Tensor
     return zero[0]
 
 
-def squared_norm(row: Tensor) -> Tensor:
-    """Return the sum of squares, accumulated in float64; only a piece of the row at a time is copied to it."""
-    pieces = [torch.linalg.vector_norm(piece, dtype=torch.float64).square() for piece in row.split(PIECE)]
-    return torch.stack(pieces).sum()
+def _mean_squares(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs - y).square().sum() / len(y)
+
+
+def _logistic(outputs: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.softplus(-y * outputs, threshold=50).sum() / len(y)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mse": _mean_squares,
+    "cross_entropy": nn.functional.cross_entropy,
+    "logistic": _logistic,
+}
+"""C of one network as a function of outputs and y, for automatic differentiation."""

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from bnrank.networks import MLP
+from bnrank.training.ensemble import Objective, Workers
 from bnrank.training.losses import cost_and_gradient
-from bnrank.training.workers import Workers
 
 __all__ = ["MLPObjective"]
 
@@ -31,53 +31,19 @@ BLOCK = 256  # samples in a block: rows enough for an efficient product, few eno
 CACHE = 1 << 22  # bytes that the parameters and activations of a group of members should stay under
 
 
-class MLPObjective:
-    """C(f_theta) and its gradient for every member of an ensemble of MLPs.
-
-    Attributes
-    ----------
-    theta, gradient : Tensor
-        Parameters and dC/dtheta, shape (members, size), a row per member, the network's parameters one after another.
-        Write into ``theta``, call :meth:`evaluate`, read ``gradient``.
-    cost : Tensor
-        C of every member at the last evaluation, shape (members,), float64.
-
-    Parameters
-    ----------
-    net : MLP
-        Architecture (its parameters are not read).
-    x, y : Tensor
-        Data shared by all members, on the device and in the precision to train in.
-    loss : str
-        "mse", "cross_entropy" or "logistic".
-    members : int
-        Number of members.
-    workers : Workers
-        Threads to share the tasks among.
-    """
+class MLPObjective(Objective):
+    """C(f_theta) and its gradient for every member of an ensemble of MLPs, all of whose parameters are trained."""
 
     def __init__(self, net: MLP, x: Tensor, y: Tensor, loss: str, members: int, workers: Workers) -> None:
-        self.net, self.x, self.y, self.loss, self.members, self.workers = net, x, y, loss, members, workers
-        self.shapes = [tuple(p.shape) for p in net.parameters()]
-        self.size = sum(math.prod(shape) for shape in self.shapes)
-        self.theta = x.new_zeros(members, self.size)
-        self.gradient = torch.zeros_like(self.theta)
-        self.cost = x.new_zeros(members, dtype=torch.float64)
+        super().__init__(net, x, y, loss, members, workers)
+        self.net = net
         self.multiply: Callable[..., Any] = np.matmul if x.device.type == "cpu" else torch.bmm
         self.batch: Tensor | None = None
         self._tasks: dict[int, list[Callable[[], None]]] = {}
         self._spaces: dict[tuple[int, int], list[_Workspace]] = {}
 
-    def split(self, rows: Tensor) -> list[Tensor]:
-        """Return views of a parameter matrix, shape (m, size), as the network's tensors, each (m, *shape)."""
-        pieces = rows.split([math.prod(shape) for shape in self.shapes], dim=1)
-        return [piece.view(len(rows), *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
-
     def evaluate(self, batch: Tensor | None = None) -> Tensor:
-        """Compute cost and gradient at ``theta``; return the cost, shape (members,), float64.
-
-        ``batch`` holds sample numbers, shape (members, B); all samples are used without it.
-        """
+        """Compute cost and gradient at ``theta``; see `Objective`."""
         self.batch = batch
         n = self.x.shape[0] if batch is None else batch.shape[1]
         if n not in self._tasks:

@@ -2,64 +2,39 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from bnrank.networks.functional import aliases
-from bnrank.training.workers import Workers
+from bnrank.training.ensemble import Objective, Workers
+from bnrank.training.losses import LOSSES
 
 __all__ = ["ModuleObjective", "refuse_untrainable"]
 
 BLOCK = 1024  # samples that are differentiated at once
 
 
-class ModuleObjective:
-    """C(f_theta) and its gradient for every member of an ensemble, vectorized with `vmap`.
+class ModuleObjective(Objective):
+    """C(f_theta) and its gradient for every member of an ensemble of any module, vectorized with `vmap`.
 
-    The same attributes and methods as `MLPObjective`; see there. Batching changes the order of summation inside
-    matrix products, so that a member agrees with a solo run to rounding (1e-6 relative in float32 per step), not
-    bit by bit.
-
-    Parameters
-    ----------
-    net : nn.Module
-        Architecture. Parameters that do not require a gradient are kept as they are.
-    x, y : Tensor
-        Data shared by all members.
-    loss : str
-        "mse", "cross_entropy" or "logistic".
-    members : int
-        Number of members.
-    workers : Workers
-        Unused: vectorized operations use PyTorch's own threads.
+    Parameters that do not require a gradient stay fixed. Batching changes the order of summation inside matrix
+    products, so that a member agrees with a solo run to rounding (1e-6 relative in float32 per step), not bit by bit.
     """
 
     def __init__(self, net: nn.Module, x: Tensor, y: Tensor, loss: str, members: int, workers: Workers) -> None:
-        self.net, self.x, self.y, self.loss, self.members, self.workers = net, x, y, loss, members, workers
-        named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
-        self.names = [name for name, _ in named]
-        self.shapes = [tuple(p.shape) for _, p in named]
-        self.size = sum(math.prod(shape) for shape in self.shapes)
+        super().__init__(net, x, y, loss, members, workers)
+        self.net = net
+        self.names = [name for name, p in net.named_parameters() if p.requires_grad]
         fixed = {name: p.detach().to(x) for name, p in net.named_parameters() if not p.requires_grad}
         fixed |= {name: b.to(x) if b.is_floating_point() else b.to(x.device) for name, b in net.named_buffers()}
         self._fixed = fixed
         self._aliases = aliases(net)
-        self.theta = x.new_zeros(members, self.size)
-        self.gradient = torch.zeros_like(self.theta)
-        self.cost = x.new_zeros(members, dtype=torch.float64)
         self._shared = vmap(grad_and_value(self._member_cost), in_dims=(0, None, None))
         self._own = vmap(grad_and_value(self._member_cost), in_dims=(0, 0, 0))
 
-    def split(self, rows: Tensor) -> list[Tensor]:
-        """Return views of a parameter matrix, shape (m, size), as the network's tensors, each (m, *shape)."""
-        pieces = rows.split([math.prod(shape) for shape in self.shapes], dim=1)
-        return [piece.view(len(rows), *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
-
     def evaluate(self, batch: Tensor | None = None) -> Tensor:
-        """Compute cost and gradient at ``theta``; return the cost, shape (members,), float64."""
+        """Compute cost and gradient at ``theta``; see `Objective`."""
         n = self.x.shape[0] if batch is None else batch.shape[1]
         with self.workers.all_threads():
             for first in range(0, n, BLOCK):
@@ -79,15 +54,10 @@ class ModuleObjective:
         return self.cost
 
     def _member_cost(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        parameters = {name: p[0] for name, p in zip(self.names, self.split(row.unsqueeze(0)), strict=True)}
+        parameters = dict(zip(self.names, self.split(row), strict=True))
         held = parameters | self._fixed
         held |= {alias: held[name] for alias, name in self._aliases.items()}
-        output = functional_call(self.net, held, (x,), tie_weights=False)
-        if self.loss == "mse":
-            return (output - y).square().sum() / x.shape[0]
-        if self.loss == "logistic":
-            return nn.functional.softplus(-y * output, threshold=50).sum() / x.shape[0]
-        return nn.functional.cross_entropy(output, y)
+        return LOSSES[self.loss](functional_call(self.net, held, (x,), tie_weights=False), y)
 
 
 def refuse_untrainable(net: nn.Module) -> None:

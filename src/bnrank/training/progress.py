@@ -1,4 +1,4 @@
-"""What a user sees of a run, and how it is stopped, while it goes on."""
+"""Progress bars, and interruption by Ctrl-C between steps."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from bnrank.training.settings import TrainSettings
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 __all__ = ["bar", "interruptions"]
 
 
 @contextlib.contextmanager
 def interruptions() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a flag, so that the step under way is finished; a second one raises.
+    """Turn the first Ctrl-C into a flag, so that the current step is finished; a second one raises.
 
-    In the end the signal is handed on to whoever handled it before, where that is not Python itself: a caller with more
-    to stop than this run.
+    At the end the signal is passed on to a previous handler other than Python's own: a caller with more to stop than
+    this run.
     """
     flag = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -41,13 +39,12 @@ def interruptions() -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def bar(progress: bool, settings: TrainSettings, step: int) -> Iterator[Callable[[int, float], None]]:
-    """Show a progress bar with the least loss, or nothing."""
-    if not progress:
-        yield lambda step, loss: None
-        return
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(*columns) as bar:
-        text = f"training {settings.members} x {settings.network.split('(')[0]}"
-        number = bar.add_task(text, total=settings.steps, completed=step)
-        yield lambda step, loss: bar.update(number, completed=step, description=f"{text}, least loss {loss:.4g}")
+def bar(progress: bool, text: str, total: float, *, counted: bool = True) -> Iterator[Callable[[float, str], None]]:
+    """Give a function of the part done and a description that updates a progress bar, or does nothing.
+
+    ``counted`` shows the part done as "k/n" with the remaining time, else the elapsed time alone.
+    """
+    columns = [MofNCompleteColumn(), TimeRemainingColumn()] if counted else [TimeElapsedColumn()]
+    with Progress(TextColumn("{task.description}"), BarColumn(), *columns, disable=not progress) as shown:
+        number = shown.add_task(text, total=total)
+        yield lambda done, text: shown.update(number, completed=done, description=text)

@@ -1,9 +1,10 @@
-"""What is kept of a run while it goes on."""
+"""The history of a run or a flow: rows of numbers, with singular values at some of them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,15 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
+from bnrank._version import __version__
 from bnrank.measures import balance, convolution
 from bnrank.networks import reading
-from bnrank.training.losses import squared_norm
-from bnrank.training.settings import by_hand
-from bnrank.training.workers import Workers
+from bnrank.training.ensemble import Workers, split, squared_norm
+from bnrank.training.settings import Settings, by_hand
 
-__all__ = ["Recorder", "top_singular_values"]
+__all__ = ["SERIES", "EnsembleRecorder", "Recorder", "top_singular_values"]
 
+LARGE = 300  # smaller side of a matrix above which a flow computes a few singular values by Lanczos iterations
 SERIES = {
     "loss": ("C + lambda ||theta||^2", "regularized loss"),
     "cost": ("C", "data cost"),
@@ -29,7 +31,7 @@ SERIES = {
 
 
 class Recorder:
-    """Rows of history, one per recorded step, for all members of an ensemble.
+    """Rows of series over (member, step), with the largest singular values of the layers at some rows.
 
     Parameters
     ----------
@@ -37,123 +39,147 @@ class Recorder:
         Architecture, from which the layers are read.
     example : Tensor
         Two samples, which give the sizes of the images that convolutions see.
-    split : callable
-        Parameter matrix -> the network's trainable tensors, each (m, *shape).
-    members, top_k : int
-        Number of members, and of singular values kept per layer.
+    settings : Settings
+        ``top_k`` and what the history is stored with.
+    members : int
+        Number of members.
     workers : Workers
-        Threads to share the members among.
+        Threads to share the layers among.
+    series : mapping
+        Units and a description for each series.
+    lanczos : bool
+        Compute singular values of large matrices by Lanczos iterations, to about 1e-5 of the largest.
     """
 
-    def __init__(self, net: nn.Module, example: Tensor, split: Any, members: int, top_k: int, workers: Workers) -> None:
-        self.net, self.split, self.members, self.workers = net, split, members, workers
+    def __init__(
+        self,
+        net: nn.Module,
+        example: Tensor,
+        settings: Settings,
+        members: int,
+        workers: Workers,
+        series: Mapping[str, tuple[str, str]],
+        *,
+        lanczos: bool = False,
+    ) -> None:
+        self.net, self.settings, self.members, self.workers, self.series = net, settings, members, workers, series
         self.is_chain = by_hand(net)
-        names = [name for name, p in net.named_parameters() if p.requires_grad]
+        trained = {name: tuple(p.shape) for name, p in net.named_parameters() if p.requires_grad}
+        names, self.shapes = list(trained), list(trained.values())
         read = reading.read(net, example)
         self.skipped = [vars(skipped) for skipped in read.skipped]
         self.notes: list[dict[str, str]] = []
         self.top_k = 0
         self.layers: list[tuple[str, int, Callable[[Tensor], Tensor]]] = []
         for layer in read.layers:
-            spectrum, count, note = _spectrum(layer, top_k)
-            reason = note if spectrum is None else ""
-            if f"{layer.name}.weight" not in names:
-                reason = "its weight is not trained"
+            weight = f"{layer.name}.weight"
+            spectrum, count, note = _spectrum(layer, settings.top_k)
+            reason = "its weight is not trained" if weight not in trained else note if spectrum is None else ""
             if reason or spectrum is None:
                 self.skipped.append({"name": layer.name, "type": type(layer.module).__name__, "reason": reason})
-            else:
-                self.layers.append((layer.name, names.index(f"{layer.name}.weight"), spectrum))
-                self.top_k = max(self.top_k, min(top_k, count))
-                if note:
-                    self.notes.append({"name": layer.name, "note": note})
+                continue
+            if lanczos and len(trained[weight]) == 2 and min(trained[weight]) > max(LARGE, 4 * settings.top_k):
+                spectrum = functools.partial(_leading, k=settings.top_k)
+            self.layers.append((layer.name, names.index(weight), spectrum))
+            self.top_k = max(self.top_k, min(settings.top_k, count))
+            if note:
+                self.notes.append({"name": layer.name, "note": note})
         self.steps: list[int] = []
-        self.rows: dict[str, list[Tensor]] = {name: [] for name in (*SERIES, "weight_singular_values")}
+        self.rows: list[Tensor] = []  # each (series, members)
+        self.spectra: dict[int, Tensor] = {}  # by row, each (members, layers, top_k)
 
-    def record(
-        self,
-        step: int,
-        active: list[int],
-        theta: Tensor,
-        loss: Tensor,
-        ridge: Tensor,
-        gradient_norm: Tensor,
-        spectra: bool = True,
-    ) -> dict[str, Tensor]:
-        """Add a row for the active members, with or without singular values; return it, NaN for other members."""
-        row = {name: torch.full((self.members,), torch.nan, dtype=torch.float64) for name in SERIES}
-        measured = torch.full(
-            (self.members, len(self.layers), self.top_k), torch.nan, dtype=torch.float64, device=theta.device
-        )
-        norms = torch.stack([squared_norm(r) for r in theta]).cpu()
-        row["loss"][active] = loss
-        row["parameter_norm"][active] = norms
-        row["cost"][active] = loss - ridge * norms
-        row["gradient_norm"][active] = gradient_norm
-        pieces = self.split(theta)
-
-        def measure(i: int, member: int) -> None:
-            mine = [piece[i] for piece in pieces]
-            if self.is_chain:
-                step_ = 2 if len(mine) > len(self.layers) else 1
-                row["balance_residual"][member] = balance.between(
-                    mine[::step_], mine[1::2] if step_ == 2 else []
-                ).residual
-            for number, (_, index, spectrum) in enumerate(self.layers if spectra else []):
-                values = spectrum(mine[index])
-                measured[member, number, : len(values)] = values
-
-        self.workers.share([functools.partial(measure, i, member) for i, member in enumerate(active)])
+    def add(self, step: int, row: Tensor) -> None:
+        """Add a row of all series, shape (series, members)."""
         self.steps.append(step)
-        for name, values in row.items():
-            self.rows[name].append(values)
-        self.rows["weight_singular_values"].append(measured.cpu())
-        return row
+        self.rows.append(row)
+
+    def measure(self, row: int, theta: Tensor, active: Sequence[int] = (0,)) -> None:
+        """Compute singular values of the active members, whose parameters are the rows of ``theta``."""
+        pieces = split(theta, self.shapes)
+        found = torch.full((self.members, len(self.layers), self.top_k), torch.nan, dtype=torch.float64)
+
+        def one(i: int, member: int, layer: int) -> None:
+            _, index, spectrum = self.layers[layer]
+            values = spectrum(pieces[index][i])
+            found[member, layer, : len(values)] = values.cpu()
+
+        layers = range(len(self.layers))
+        tasks = [functools.partial(one, i, member, layer) for i, member in enumerate(active) for layer in layers]
+        self.workers.share(tasks)
+        self.spectra[row] = found
 
     def state(self) -> dict[str, Tensor]:
         """Return everything recorded so far."""
-        state = {f"history.{name}": torch.stack(rows) for name, rows in self.rows.items() if rows}
-        return state | {"history.steps": torch.tensor(self.steps)}
+        return {
+            "history.steps": torch.tensor(self.steps),
+            "history.rows": torch.stack(self.rows) if self.rows else torch.zeros(0),
+            "history.measured": torch.tensor(list(self.spectra)),
+            "history.spectra": torch.stack(list(self.spectra.values())) if self.spectra else torch.zeros(0),
+        }
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: Mapping[str, Tensor]) -> None:
         """Put back what :meth:`state` returned."""
-        self.steps = state["history.steps"].tolist()
-        self.rows = {name: list(state.get(f"history.{name}", [])) for name in self.rows}
+        self.steps, self.rows = state["history.steps"].tolist(), list(state["history.rows"])
+        self.spectra = dict(zip(state["history.measured"].tolist(), state["history.spectra"], strict=True))
 
     def forget_last(self) -> None:
         """Drop the last row."""
         self.steps.pop()
-        for rows in self.rows.values():
-            rows.pop()
+        self.rows.pop()
+        self.spectra.pop(len(self.rows), None)
 
-    def dataset(self, coords: dict[str, Any], attrs: dict[str, Any]) -> xr.Dataset:
-        """Return the history over (member, step), spectra over (member, step, layer, index)."""
+    def dataset(self, coords: Mapping[str, Any], attrs: Mapping[str, Any]) -> xr.Dataset:
+        """Return the history over (member, step), singular values over (member, step, layer, index)."""
+        shape = (self.members, len(self.steps), len(self.layers), self.top_k)
+        table = torch.stack(self.rows, dim=2).numpy() if self.rows else np.zeros((len(self.series), self.members, 0))
+        spectra = np.full(shape, np.nan)
+        for row, found in self.spectra.items():
+            spectra[:, row] = found.numpy()
         variables: dict[str, Any] = {
-            name: (
-                ("member", "step"),
-                torch.stack(self.rows[name], dim=1).numpy() if self.rows[name] else np.zeros((self.members, 0)),
-                {"units": units, "long_name": text},
-            )
-            for name, (units, text) in SERIES.items()
+            name: (("member", "step"), values, {"units": units, "long_name": text})
+            for (name, (units, text)), values in zip(self.series.items(), table, strict=True)
         }
-        spectra = self.rows["weight_singular_values"]
-        shape = (self.members, 0, len(self.layers), self.top_k)
-        variables["weight_singular_values"] = (
-            ("member", "step", "layer", "index"),
-            torch.stack(spectra, dim=1).numpy() if spectra else np.zeros(shape),
-            {"units": "1", "long_name": "singular values of the weights, largest first"},
-        )
-        return xr.Dataset(
-            variables,
-            coords={
-                "member": np.arange(self.members),
-                "step": np.array(self.steps, dtype=np.int64),
-                "layer": np.arange(1, len(self.layers) + 1),
-                "index": np.arange(1, self.top_k + 1),
-                "layer_name": ("layer", np.array([name for name, *_ in self.layers], dtype=str)),
-                **{name: ("member", values) for name, values in coords.items()},
-            },
-            attrs=attrs,
-        )
+        text = {"units": "1", "long_name": "singular values of the weights, largest first"}
+        variables["weight_singular_values"] = (("member", "step", "layer", "index"), spectra, text)
+        own: dict[str, Any] = {
+            "member": np.arange(self.members),
+            "step": np.array(self.steps, dtype=np.int64),
+            "layer": np.arange(1, len(self.layers) + 1),
+            "index": np.arange(1, self.top_k + 1),
+            "layer_name": ("layer", np.array([name for name, *_ in self.layers], dtype=str)),
+        }
+        about = {
+            "settings": self.settings.to_json(),
+            "bnrank_version": __version__,
+            "depth": len(self.layers),
+            "skipped": json.dumps(self.skipped),
+            "notes": json.dumps(self.notes),
+        }
+        return xr.Dataset(variables, coords=own | dict(coords), attrs=about | dict(attrs))
+
+
+class EnsembleRecorder(Recorder):
+    """The history of a training run."""
+
+    def record(
+        self, step: int, active: list[int], theta: Tensor, loss: Tensor, ridge: Tensor, gradient_norm: Tensor
+    ) -> dict[str, Tensor]:
+        """Add a row for the active members, without singular values; return it, NaN for other members."""
+        row = {name: torch.full((self.members,), torch.nan, dtype=torch.float64) for name in self.series}
+        norms = torch.stack([squared_norm(r) for r in theta]).cpu()
+        row["loss"][active], row["parameter_norm"][active] = loss, norms
+        row["cost"][active], row["gradient_norm"][active] = loss - ridge * norms, gradient_norm
+        if self.is_chain:
+            pieces, step_ = split(theta, self.shapes), 2 if len(self.shapes) > len(self.layers) else 1
+
+            def balanced(i: int, member: int) -> None:
+                mine = [piece[i] for piece in pieces]
+                residual = balance.between(mine[::step_], mine[1::2] if step_ == 2 else []).residual
+                row["balance_residual"][member] = residual
+
+            self.workers.share([functools.partial(balanced, i, member) for i, member in enumerate(active)])
+        self.add(step, torch.stack(list(row.values())))
+        return row
 
 
 def _spectrum(layer: reading.Layer, k: int) -> tuple[Callable[[Tensor], Tensor] | None, int, str]:
@@ -189,3 +215,18 @@ def top_singular_values(matrix: Tensor, k: int) -> Tensor:
     if not bool(torch.isfinite(gram).all()):
         return torch.full((min(k, len(gram)),), torch.nan, dtype=torch.float64, device=matrix.device)
     return torch.linalg.eigvalsh(gram).flip(0)[:k].clamp_min(0).sqrt()
+
+
+def _leading(matrix: Tensor, k: int) -> Tensor:
+    """Return the k largest singular values of a large matrix, as float64, to about 1e-5 of the largest."""
+    from scipy.sparse.linalg import svds
+
+    array = matrix.detach().cpu().numpy()
+    if not np.isfinite(array).all():
+        return torch.full((k,), torch.nan, dtype=torch.float64)
+    scale = float(np.abs(array).max())
+    if scale == 0:
+        return torch.zeros(k, dtype=torch.float64)
+    start = np.random.default_rng(0).standard_normal(min(array.shape)).astype(array.dtype)
+    values = svds(array / array.dtype.type(scale), k=k, v0=start, tol=1e-3, return_singular_vectors=False)
+    return torch.from_numpy(np.sort(values)[::-1].astype(float) * scale)

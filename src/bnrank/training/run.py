@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 import xarray as xr
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bnrank._core import validation
-from bnrank._core.files import atomic_path, prepare_folder, write_atomically
+from bnrank._core import store, validation
+from bnrank._core.files import prepare_folder, write_atomically
 from bnrank.networks.files import blueprint, build
 from bnrank.networks.mlp import MLP
+from bnrank.training.ensemble import filled
 from bnrank.training.settings import TrainSettings, by_hand
 
 __all__ = ["Run", "summarize"]
@@ -78,13 +74,7 @@ class Run:
         member = validation.integer(member, "member", 0)
         if member >= self.members:
             raise ValueError(f"member: got {member}, expected 0 to {self.members - 1}")
-        net = copy.deepcopy(self.net).to(getattr(torch, self.settings.dtype))
-        own = [p for p in net.parameters() if p.requires_grad]
-        with torch.no_grad():
-            pieces = self.parameters[member].split([p.numel() for p in own])
-            for parameter, piece in zip(own, pieces, strict=True):
-                parameter.copy_(piece.view_as(parameter))
-        return net
+        return filled(self.net, self.parameters[member])
 
     def save(self, out: str | os.PathLike[str]) -> Path:
         """Write the run to a folder: ``history.nc``, ``summary.nc``, ``networks.safetensors`` and ``settings.json``.
@@ -95,16 +85,14 @@ class Run:
             If the folder cannot be written to, or is full.
         """
         folder = prepare_folder(out)
-        about = {"seconds": self.seconds, "network": _blueprint(self.net)}
-        metadata = {"settings": self.settings.to_json(), "about": json.dumps(about)}
+        about = {"settings": asdict(self.settings), "seconds": self.seconds, "network": _blueprint(self.net)}
         try:
             for name, dataset in [("history.nc", self.history), ("summary.nc", self.summary)]:
                 # by way of memory: HDF5 crashes where it finds the disk full
                 write_atomically(folder / name, bytes(dataset.to_netcdf(engine="h5netcdf")))
-            with atomic_path(folder / "networks.safetensors") as temporary:
-                save_file({"parameters": self.parameters.cpu().contiguous()}, temporary, metadata)
+            store.save(folder / "networks.safetensors", {"parameters": self.parameters}, about, "run")
             write_atomically(folder / "settings.json", self.settings.to_json() + "\n")
-        except (OSError, SafetensorError) as error:
+        except (OSError, ValueError) as error:
             raise ValueError(f"out: cannot write to {str(folder)!r}: {error}") from error
         return folder
 
@@ -130,10 +118,9 @@ class Run:
         if not path.exists():
             raise ValueError(f"out: {str(folder)!r} holds no run, expected a file networks.safetensors in it")
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata, parameters = file.metadata(), file.get_tensor("parameters")
-            settings, about = TrainSettings.from_json(json.loads(metadata["settings"])), json.loads(metadata["about"])
-            seconds, plan = about["seconds"], about["network"]
+            stored = store.load(path, "run")
+            parameters, settings = stored.tensors["parameters"], TrainSettings.from_json(stored.about["settings"])
+            seconds, plan = stored.about["seconds"], stored.about["network"]
             history, summary = (
                 xr.load_dataset(folder / name, engine="h5netcdf") for name in ("history.nc", "summary.nc")
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -12,29 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank._version import __version__
 from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
-from bnrank.training import checkpoint
-from bnrank.training.batches import BatchOrder
-from bnrank.training.first_order import EnsembleAdam, EnsembleDescent, Optimizer
+from bnrank.training import checkpoints
+from bnrank.training.ensemble import BatchOrder, Workers, aligned, squared_norm
+from bnrank.training.first_order import EnsembleAdam, EnsembleDescent
 from bnrank.training.kronecker import KroneckerCurvature
-from bnrank.training.losses import squared_norm
 from bnrank.training.objective_mlp import MLPObjective
 from bnrank.training.objective_module import ModuleObjective
 from bnrank.training.options import Adam, GradientDescent, Record, Save, Stop, given
 from bnrank.training.progress import bar, interruptions
-from bnrank.training.quasi_newton import LBFGS
-from bnrank.training.recorder import Recorder
+from bnrank.training.quasi_newton import LBFGS, Optimizer, WarmStarted
+from bnrank.training.recorder import SERIES, EnsembleRecorder
 from bnrank.training.run import Run, summarize
 from bnrank.training.settings import Start, TrainSettings, by_hand, starting_points
-from bnrank.training.warm_start import WarmStarted
-from bnrank.training.watching import Watcher, tell
-from bnrank.training.workers import Workers
+from bnrank.training.watching import Watcher, show
 
-__all__ = ["train"]
+__all__ = ["CHECKPOINT", "train"]
 
-ALIGNMENT = 64  # bytes; the last bits of BLAS' products depend on where data begin, which must not differ between runs
+CHECKPOINT = "checkpoint.safetensors"
 
 
 def train(
@@ -160,16 +155,14 @@ class _Trainer:
         self._select(list(range(settings.members)))
         self.objective.theta.copy_(self.final)
         self.optimizer = self._make_optimizer()
-        self.recorder = Recorder(start.net, task.x[:2], self.objective.split, settings.members, settings.top_k, workers)
+        self.recorder = EnsembleRecorder(start.net, task.x[:2], settings, settings.members, workers, SERIES)
         self.recent = torch.zeros(settings.members, 2, dtype=torch.float64)  # sum and number of batch costs
 
     def _select(self, active: list[int]) -> None:
         """Build the objective for the members that are still trained."""
         settings, net = self.settings, self.start.net
         dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
-        x = self.task.x.to(device, dtype)
-        if x.data_ptr() % ALIGNMENT:
-            x = x.clone()
+        x = aligned(self.task.x.to(device, dtype))
         y = self.task.y.to(device, torch.int64 if settings.loss == "cross_entropy" else dtype)
         kind = MLPObjective if by_hand(net) else ModuleObjective
         self.active = active
@@ -197,14 +190,15 @@ class _Trainer:
     def run(self, folder: Path | None, checkpoint_every: int, progress: bool) -> Run:
         """Train until all members have stopped, the steps are used up or the user interrupts."""
         began = time.perf_counter() - self.seconds
-        with interruptions() as interrupted, bar(progress, self.settings, self.step) as show:
+        text = f"training {self.settings.members} x {self.settings.network.split('(')[0]}"
+        with interruptions() as interrupted, bar(progress, text, self.settings.steps) as tell:
             while self.active:
                 last = self.step == self.settings.steps
                 if not self.digested:
                     self._evaluate()
                     self.optimizer.digest()
                     if last or self.step % self.settings.record_every == 0:
-                        show(self.step, self._record(last))
+                        tell(self.step, f"{text}, least loss {self._record(last):.4g}")
                     else:
                         self._drop_diverged()
                 elif not last:  # a complete run that is made longer
@@ -255,9 +249,9 @@ class _Trainer:
             loss = recent[:, 0] / recent[:, 1] + self.ridge[self.active] * norms
             gradient_norm = torch.full_like(loss, torch.nan)
         self.recent.zero_()
-        spectra = last or self.step % self.settings.spectra_every == 0
-        ridge = self.ridge[self.active]
-        row = self.recorder.record(self.step, self.active, point, loss, ridge, gradient_norm, spectra)
+        row = self.recorder.record(self.step, self.active, point, loss, self.ridge[self.active], gradient_norm)
+        if last or self.step % self.settings.spectra_every == 0:
+            self.recorder.measure(len(self.recorder.rows) - 1, point, self.active)
         done: dict[int, str] = {}
         criteria = [("gradient_norm", self.settings.stop_gradient), ("balance_residual", self.settings.stop_balance)]
         for i, member in enumerate(self.active):
@@ -277,10 +271,16 @@ class _Trainer:
 
     def _show(self, watch: Watcher, done: dict[int, str], whole: bool) -> None:
         """Show the members that have not diverged to the watcher; what it raises waits for the end of the step."""
-        members = {i: member for i, member in enumerate(self.active) if done.get(i) != "diverged"}
-        split, ridge = self.objective.split, self.settings.ridge
+        optimizer, shapes = self.optimizer, self.objective.shapes
+        point = optimizer.point
         try:
-            tell(watch, self.names, split, self.optimizer, self.step, members, ridge, whole)
+            for i, member in enumerate(self.active):
+                if done.get(i) == "diverged":
+                    continue
+                lr, time_ = optimizer.pace(i, self.step)
+                gradient = optimizer.data_gradient(i) if whole else None
+                row = {"step": self.step, "time": time_, "lr": lr, "ridge": self.settings.ridge[member]}
+                show(watch, self.names, shapes, point[i], gradient, member=member, **row)
         except Exception as error:
             self.failure = error
 
@@ -310,28 +310,20 @@ class _Trainer:
         if self.active:
             tensors |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
         about = {name: getattr(self, name) for name in ("step", "digested", "status", "active", "seconds")}
-        checkpoint.write(folder, tensors, about, self.settings)
+        checkpoints.write(folder / CHECKPOINT, tensors, about, "checkpoint", self.settings)
 
     def resume(self, folder: Path) -> None:
         """Go on from the folder's checkpoint, if there is one."""
-        found = checkpoint.read(folder)
-        if found is None:
+        stored = checkpoints.read(folder / CHECKPOINT, "checkpoint", self.settings)
+        if stored is None:
             return
-        tensors, about, settings = found
-        if differences := self.settings.differences(settings):
-            raise ValueError(
-                f"out: {str(folder)!r} holds a run with other settings ({'; '.join(differences)}); "
-                "give another folder, or resume=False (on the command line --fresh) to overwrite it"
-            )
-        if about["step"] > self.settings.steps:
-            raise ValueError(f"steps: got {self.settings.steps}, but the run in {str(folder)!r} is at {about['step']}")
+        step = stored.about.get("step", 0)
+        if step > self.settings.steps:
+            raise ValueError(f"steps: got {self.settings.steps}, but the run in {str(folder)!r} is at {step}")
         try:
-            self._restore(tensors, about)
+            self._restore(stored.tensors, stored.about)
         except (KeyError, RuntimeError, ValueError) as error:
-            raise ValueError(
-                f"out: the checkpoint in {str(folder)!r} is damaged ({error}); "
-                "move it away, or train with resume=False to start anew"
-            ) from error
+            raise checkpoints.refused(stored.path, error) from error
 
     def _restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         self.step, self.status, self.seconds = about["step"], about["status"], about["seconds"]
@@ -352,18 +344,10 @@ class _Trainer:
 
     def _result(self, status: list[str]) -> Run:
         settings = self.settings
-        coords = {"seed": list(settings.seeds), "ridge": list(settings.ridge), "status": status}
+        values = {"seed": list(settings.seeds), "ridge": list(settings.ridge), "status": status}
         if settings.lr:
-            coords["lr"] = list(settings.lr)
-
-        attrs = {
-            "name": self.task.name,
-            "settings": settings.to_json(),
-            "bnrank_version": __version__,
-            "depth": len(self.recorder.layers),
-            "skipped": json.dumps(self.recorder.skipped),
-            "notes": json.dumps(self.recorder.notes),
-        }
-        history = self.recorder.dataset(coords, attrs)
+            values["lr"] = list(settings.lr)
+        coords = {name: ("member", value) for name, value in values.items()}
+        history = self.recorder.dataset(coords, {"name": self.task.name})
         summary = summarize(history)
         return Run(history, summary, settings, self.seconds, self.start.net, self.final)

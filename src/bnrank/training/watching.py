@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from bnrank.training.first_order import Optimizer
+from bnrank.training.ensemble import split
 
-__all__ = ["Watcher", "tell"]
+__all__ = ["Watcher", "show"]
 
 
 class Watcher(Protocol):
@@ -57,52 +56,18 @@ class Watcher(Protocol):
         """
 
 
-def tell(
+def show(
     watch: Watcher,
     names: Sequence[str],
-    split: Callable[[Tensor], list[Tensor]],
-    optimizer: Optimizer,
-    step: int,
-    members: Mapping[int, int],
-    ridge: Sequence[float],
-    whole: bool,
+    shapes: Sequence[tuple[int, ...]],
+    parameters: Tensor,
+    gradient: Tensor | None,
+    **row: Any,
 ) -> None:
-    """Show a watcher some members of an ensemble.
+    """Show a row of one member to a watcher, with flat parameters and gradient, shape (size,), by their names."""
 
-    Parameters
-    ----------
-    watch : Watcher
-        Who looks on.
-    names : sequence of str
-        Names of the trained parameters.
-    split : callable
-        Parameter matrix -> the network's trainable tensors, each (m, *shape).
-    optimizer : Optimizer
-        Where the members are.
-    step : int
-        Steps taken.
-    members : mapping
-        From a member's position in the optimizer to its number.
-    ridge : sequence of float
-        lambda by member number.
-    whole : bool
-        Whether the gradient is that of all samples.
-    """
-    point = optimizer.point
+    def named(flat: Tensor) -> dict[str, Tensor]:
+        return dict(zip(names, split(flat.detach(), shapes), strict=True))
 
-    def named(row: Tensor) -> dict[str, Tensor]:
-        return {name: piece[0] for name, piece in zip(names, split(row.detach().unsqueeze(0)), strict=True)}
-
-    for position, member in members.items():
-        with torch.no_grad():
-            gradient = named(optimizer.data_gradient(position)) if whole else None
-            lr, time = optimizer.pace(position, step)
-        watch.observe(
-            step=step,
-            time=time,
-            parameters=named(point[position]),
-            gradient=gradient,
-            lr=lr,
-            ridge=ridge[member],
-            member=member,
-        )
+    known = None if gradient is None else named(gradient)
+    watch.observe(parameters=named(parameters), gradient=known, **row)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -14,13 +12,11 @@ from bnrank._core import validation
 from bnrank.networks import MLP
 from bnrank.networks.functional import Functional
 from bnrank.networks.mlp import leaky_relu
-from bnrank.training.losses import cost_and_gradient
+from bnrank.training.ensemble import Workers, aligned, split
+from bnrank.training.losses import LOSSES, cost_and_gradient
 from bnrank.training.objective_mlp import MLPObjective
-from bnrank.training.workers import Workers
 
 __all__ = ["AutogradCost", "Cost", "HandCost"]
-
-ALIGNMENT = 64  # bytes; the last bits of BLAS' products depend on where data begin, which must not differ between runs
 
 
 class Cost(Protocol):
@@ -50,7 +46,7 @@ class HandCost:
 
     def __init__(self, net: MLP, x: Tensor, y: Tensor, loss: str, workers: Workers) -> None:
         self.net, self.loss, self.workers = net, loss, workers
-        self.x, self.y = _aligned(x), y
+        self.x, self.y = aligned(x), y
         self.objective = MLPObjective(net, self.x, y, loss, 1, workers)
         self.theta = self.objective.theta[0]
         self.shapes = self.objective.shapes
@@ -65,7 +61,7 @@ class HandCost:
 
     def outputs(self, theta: Tensor, batch: Tensor | None = None) -> Tensor:
         """Return f_theta(X), shape (N, d_out)."""
-        pieces = [piece[0] for piece in self.objective.split(theta.unsqueeze(0))]
+        pieces = split(theta, self.shapes)
         step = 2 if self.net.bias else 1
         a = self.x if batch is None else self.x[batch[0]]
         with self.workers.all_threads(), torch.no_grad():
@@ -126,8 +122,7 @@ class AutogradCost:
         return gradient
 
     def _run(self, row: Tensor, x: Tensor) -> Tensor:
-        pieces = row.split([math.prod(shape) for shape in self.shapes])
-        held = {name: p.view(shape) for name, p, shape in zip(self.names, pieces, self.shapes, strict=True)}
+        held = dict(zip(self.names, split(row, self.shapes), strict=True))
         return self.function.with_parameters(held | self.fixed, x)
 
     def _scalar(self, cost: Any) -> Tensor:
@@ -136,22 +131,3 @@ class AutogradCost:
                 f"loss: the function returned {validation.describe(cost)}, expected a tensor of one number"
             )
         return cost.reshape(())
-
-
-def _aligned(x: Tensor) -> Tensor:
-    return x.clone() if x.data_ptr() % ALIGNMENT else x
-
-
-def _mean_squares(outputs: Tensor, y: Tensor) -> Tensor:
-    return (outputs - y).square().sum() / len(y)
-
-
-def _logistic(outputs: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.softplus(-y * outputs, threshold=50).sum() / len(y)
-
-
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mse": _mean_squares,
-    "cross_entropy": functools.partial(nn.functional.cross_entropy),
-    "logistic": _logistic,
-}

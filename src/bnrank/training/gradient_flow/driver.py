@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from bnrank.training.batches import BatchOrder
+from bnrank.training.ensemble import BatchOrder
 from bnrank.training.gradient_flow.costs import Cost
 from bnrank.training.gradient_flow.origin import Origin
 from bnrank.training.gradient_flow.plan import FlowSettings
-from bnrank.training.gradient_flow.record import Kept
+from bnrank.training.gradient_flow.record import FlowRecorder
 from bnrank.training.gradient_flow.result import Handover, Row
 from bnrank.training.gradient_flow.steppers import EXPLICIT, Euler, Explicit, Implicit, Move, StalledError
 from bnrank.training.gradient_flow.systems import Plateau, Rate, TrueFlow, norm
@@ -51,7 +51,7 @@ class Driver:
         plan: FlowSettings,
         cost: Cost,
         origin: Origin | None,
-        record: Kept,
+        record: FlowRecorder,
         limits: Ends,
         theta: Tensor,
         watch: Callable[[Row, Tensor, Tensor | None], None] | None = None,
@@ -323,7 +323,7 @@ class Driver:
         )
 
     def _add(self, row: Row) -> None:
-        self.record.add(row, self.passed, self.arc, self.true_theta())
+        self.record.record(row, self.passed, self.arc, self.true_theta())
         self.passed = 0.0
         self.recent = [0.0, 0]
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
 from bnrank._core import validation
@@ -20,18 +16,18 @@ from bnrank.measures import plateaus
 from bnrank.networks.functional import unwrap
 from bnrank.networks.mlp import MLP
 from bnrank.tasks import Task
+from bnrank.training.ensemble import Workers
 from bnrank.training.gradient_flow import plan as plans
 from bnrank.training.gradient_flow.costs import AutogradCost, Cost, HandCost
 from bnrank.training.gradient_flow.driver import Driver, Ends
 from bnrank.training.gradient_flow.origin import Origin
-from bnrank.training.gradient_flow.record import Kept
+from bnrank.training.gradient_flow.record import FlowRecorder
 from bnrank.training.gradient_flow.result import Flow, Row
 from bnrank.training.gradient_flow.store import Store
 from bnrank.training.options import Limits, Record, Save, SkipPlateau, Solver, given
-from bnrank.training.progress import interruptions
+from bnrank.training.progress import bar, interruptions
 from bnrank.training.settings import by_hand, device_of
-from bnrank.training.watching import Watcher
-from bnrank.training.workers import Workers
+from bnrank.training.watching import show
 
 __all__ = ["flow"]
 
@@ -143,44 +139,27 @@ def flow(
         else:
             cost = AutogradCost(own, inputs, targets, loss, dtype, workers)
         origin = Origin(cost, own.depth, loss, theta) if plan.skip_plateau and isinstance(own, MLP) else None
-        kept = Kept(own, inputs[:2], cost.shapes, plan, workers)
-        with interruptions() as interrupted, _bar(progress, ends) as show:
-            names = [name for name, p in unwrap(net).named_parameters() if p.requires_grad]
-            shown = None if rows.watch is None else functools.partial(_show, rows.watch, names, cost.shapes)
-            driver = Driver(plan, cost, origin, kept, ends, theta, shown)
+        recorder = FlowRecorder(own, inputs[:2], plan, workers)
+        names = [name for name, p in unwrap(net).named_parameters() if p.requires_grad]
+
+        def watched(row: Row, theta: Tensor, gradient: Tensor | None) -> None:
+            about: dict[str, Any] = {"step": row.step, "time": row.time, "lr": None, "ridge": 0.0, "member": 0}
+            show(rows.watch, names, cost.shapes, theta, gradient, **about)
+
+        with interruptions() as interrupted, bar(progress, "flow", 1.0, counted=False) as tell:
+
+            def told(row: Row) -> None:
+                done = max(row.time / ends.t_end, row.since_handover / ends.t_after, 0.0)
+                tell(done, f"{row.phase}, t = {row.time:.4g}, loss {row.loss:.4g}, {row.evaluations} evaluations")
+
+            driver = Driver(plan, cost, origin, recorder, ends, theta, watched if rows.watch else None)
             if not math.isfinite(driver.first.cost) or not math.isfinite(driver.first.gradient_norm):
                 raise ValueError("net: the cost or its gradient at the start is not finite")
-            store = None if folder is None or save is None else Store(folder, plan, save.checkpoint_every)
+            store = None if folder is None or save is None else Store(folder, driver, save.checkpoint_every)
             if store is not None and save is not None:
-                if save.resume:
-                    store.read(driver)
-                else:
-                    store.clear()
-
-            def checkpoint(last: bool) -> None:
-                if store is not None and driver.status != "diverged":
-                    (store.write if last else store.offer)(driver)
-
-            driver.run(interrupted, show, checkpoint)
-        return _result(driver, plan)
-
-
-def _show(
-    watch: Watcher,
-    names: Sequence[str],
-    shapes: Sequence[tuple[int, ...]],
-    row: Row,
-    theta: Tensor,
-    gradient: Tensor | None,
-) -> None:
-    """Show a row to a watcher, by the names that the parameters have in the user's network."""
-
-    def named(flat: Tensor) -> dict[str, Tensor]:
-        pieces = flat.detach().split([math.prod(shape) for shape in shapes])
-        return {name: piece.view(shape) for name, piece, shape in zip(names, pieces, shapes, strict=True)}
-
-    known = None if gradient is None else named(gradient)
-    watch.observe(step=row.step, time=row.time, parameters=named(theta), gradient=known, lr=None, ridge=0.0, member=0)
+                (store.read if save.resume else store.clear)()
+            driver.run(interrupted, told, (lambda last: None) if store is None else store.offer)
+        return _result(driver)
 
 
 def _ends(t_end: float | None, plateau: SkipPlateau | None, limits: Limits | None) -> Ends:
@@ -199,32 +178,15 @@ def _ends(t_end: float | None, plateau: SkipPlateau | None, limits: Limits | Non
     )
 
 
-@contextlib.contextmanager
-def _bar(progress: bool, limits: Ends) -> Iterator[Callable[[Row], None]]:
-    """Show how far the flow is, or nothing."""
-    if not progress:
-        yield lambda row: None
-        return
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()) as bar:
-        number = bar.add_task("flow", total=1.0)
-
-        def show(row: Row) -> None:
-            done = max(row.time / limits.t_end, row.since_handover / limits.t_after, 0.0)
-            text = f"{row.phase}, t = {row.time:.4g}, loss {row.loss:.4g}, {row.evaluations} evaluations"
-            bar.update(number, completed=done, description=text)
-
-        yield show
-
-
-def _result(driver: Driver, plan: plans.FlowSettings) -> Flow:
+def _result(driver: Driver) -> Flow:
     record, handover = driver.record, driver.handover
-    history = record.dataset({"settings": plan.to_json(), "status": driver.status})
+    history = record.history(driver.status)
     if handover is not None:
         before = np.arange(history.sizes["step"]) <= handover.row
         passed = history["time_step"].values[0, before]
         since = np.append(-np.cumsum(passed[:0:-1])[::-1], 0.0)  # back from the hand-over, without cancellation
         history["time_since_handover"].values[0, before] = since
-    elif plan.skip_plateau:
+    elif driver.plan.skip_plateau:
         history["time_since_handover"].values[:] = history["time"].values
     rows, networks = record.networks()
     columns = {name: history[name].values[0] for name in ("time", "time_since_handover", "loss", "gradient_norm")}
@@ -246,7 +208,7 @@ def _result(driver: Driver, plan: plans.FlowSettings) -> Flow:
     )
 
 
-def _plateaus(columns: dict[str, np.ndarray[Any, Any]], record: Kept) -> tuple[Any, ...]:
+def _plateaus(columns: dict[str, np.ndarray[Any, Any]], record: FlowRecorder) -> tuple[Any, ...]:
     """Return the plateaus of the loss with the ranks of the layers at each."""
     loss = columns["loss"]
     if len(loss) < 3:

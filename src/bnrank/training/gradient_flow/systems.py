@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bnrank.training.ensemble import PIECE, squared_norm
 from bnrank.training.gradient_flow.costs import Cost
-from bnrank.training.losses import PIECE, squared_norm
 
 __all__ = ["Plateau", "Rate", "System", "TrueFlow", "norm"]
 
