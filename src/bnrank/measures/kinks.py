@@ -142,7 +142,7 @@ class _Recorder(TorchDispatchMode):
     """Notes where arguments are near a kink; given such notes, which of those move with the samples."""
 
     def __init__(self, n: int, rtol: float, notes: list[tuple[Tensor, Tensor] | None] | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # its base class in torch has no types
         self.n, self.rtol = n, rtol
         self.notes: list[tuple[Tensor, Tensor] | None] = []
         self.before = notes
