@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bnrank.tasks import MissingDataError, load_table
+from bnrank.tasks import MissingDataError, load_table, read_table
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(6, 3)), rng.normal(size=(6, 2))
@@ -78,7 +78,7 @@ def test_pickles_are_refused(tmp_path):
         ({"x": X, "z": Y}, ValueError, "got arrays x, z, expected x and y; y is missing"),
         ({"x": X, "y": Y[:3]}, ValueError, "x, y: got 6 and 3 samples"),
         ({"x": X, "y": Y, "x_test": X}, ValueError, "x_test, y_test: got one without the other"),
-        ({"x": np.where(X > 1, np.nan, X), "y": Y}, ValueError, "x: got NaN"),
+        ({"x": np.where(X > 1, np.nan, X), "y": Y}, ValueError, "missing or infinite values in column x0"),
         ({"x": X * 1e300, "y": Y}, ValueError, "x: got NaN or infinite"),
         ({"x": X.astype(str), "y": Y}, TypeError, "x: got dtype <U"),
         ({"x": X, "y": Y * 1j}, TypeError, "y: got dtype complex128"),
@@ -144,16 +144,16 @@ def test_csv_round_trip(data, tmp_path_factory):
 @pytest.mark.parametrize(
     ("text", "targets", "message"),
     [
-        ("a,b\n1,2\n", None, "targets: got none, expected the names of the columns that make up y, among a, b"),
+        ("a,b\n1,2\n", None, "targets: got none, expected the columns of data.csv that make up y, among a, b"),
         ("alpha,b\n1,2\n", "alhpa", "targets: got 'alhpa', expected columns of data.csv, which has alpha, b; did you"),
         ("a,b\n1,2\n", ["a", "b"], "targets: got every column"),
         ("a,b\n1,2\n", ["a", "a"], "expected each column once"),
         ("a,a\n1,2\n", "a", "got columns a, a, expected different names"),
         ("a,b\n1,2\n\n3\n", "a", "data.csv, line 4: got 1 cells, expected 2 as in the header"),
         ("a,b\n1,2\n3,4,5\n", "a", "data.csv, line 3: got 3 cells"),
-        ("a,b\n1,2\n3,x\n", "a", "data.csv, line 3, column 'b': got 'x', expected a number"),
-        ("a,b\n1,\n", "a", "data.csv, line 2, column 'b': got '', expected a number"),
-        ("a,b\n1,nan\n", "a", "column 'b': got 'nan', expected a finite number"),
+        ("a,b\n1,2\n3,x\n", "a", "data.csv: got text in column b, expected numbers"),
+        ("a,b\n1,\n", "a", "missing or infinite values in column b (1 of 1 rows)"),
+        ("a,b\n1,nan\n2,inf\n", "a", "missing or infinite values in column b (2 of 2 rows)"),
         ("a,b\n", "a", "got 1 rows"),
         ("", "a", "got 0 rows"),
         ('a,b\n1,"2\n', "a", "no CSV file in UTF-8"),
@@ -169,7 +169,7 @@ def test_other_errors(tmp_path):
         load_table(tmp_path / "absent.csv", "a")
     with pytest.raises(ValueError, match=re.escape("path: got 'data.parquet', expected a file name ending in .npz")):
         load_table(tmp_path / "data.parquet")
-    with pytest.raises(ValueError, match=re.escape("targets: got ['y'], expected none for .npz")):
+    with pytest.raises(ValueError, match=re.escape("targets, ignore: got y, expected none for")):
         load_table(npz(tmp_path, x=X, y=Y), "y")
     with pytest.raises(ValueError, match="loss: got 'mae'"):
         load_table(npz(tmp_path, x=X, y=Y), loss="mae")
@@ -177,3 +177,39 @@ def test_other_errors(tmp_path):
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="no CSV file in UTF-8"):
         load_table(binary, "a")
+
+
+def test_text_classes_and_columns_left_out(tmp_path):
+    path = table(tmp_path, "id,a,kind\nu,1,oak\nv,2,elm\nw,3,oak\n")
+    task = load_table(path, "kind", "id")
+    assert (task.loss, task.classes, task.class_names) == ("cross_entropy", 2, ("elm", "oak"))
+    assert (task.x.tolist(), task.y.tolist()) == ([[1], [2], [3]], [1, 0, 1])
+    assert load_table(**task.settings).y.tolist() == task.y.tolist()
+    with pytest.raises(ValueError, match="loss: got 'mse', expected 'cross_entropy' for classes given as text"):
+        load_table(path, "kind", "id", loss="mse")
+    with pytest.raises(ValueError, match=r"data.csv: got text in column id, expected numbers"):
+        load_table(path, "kind")
+    with pytest.raises(ValueError, match="got text in column id, kind"):
+        load_table(path, ["id", "kind"])
+
+
+def test_rows_with_gaps_are_left_out_where_asked(tmp_path):
+    path = table(tmp_path, "a,b,kind\n1,NA,0\n2,5,1\n3,6,\n4,inf,1\n5,7,0\n")
+    with pytest.raises(ValueError, match=r"column b \(2 of 5 rows\), kind \(1 of 5 rows\)"):
+        load_table(path, "kind")
+    task = load_table(path, "kind", drop_missing=True)
+    assert (task.loss, task.x.tolist(), task.y.tolist()) == ("cross_entropy", [[2, 5], [5, 7]], [1, 0])
+    found = read_table(path, "kind", drop_missing=True)
+    assert (found.dropped, found.rows.tolist(), found.columns) == (3, [1, 4], ("a", "b"))
+    assert found.inputs.index.tolist() == [1, 4]
+    with pytest.raises(ValueError, match=r"got 2 row\(s\) that are complete, expected at least 3"):
+        read_table(path, "kind", drop_missing=True, min_rows=3)
+
+
+def test_named_tasks_are_tables_too():
+    found, task = read_table("s-shapes"), load_table("s-shapes")
+    assert found.name == task.name
+    np.testing.assert_array_equal(found.x, task.x.numpy())
+    assert found.inputs.columns.tolist() == [f"x{i}" for i in range(task.d_in)]
+    with pytest.raises(ValueError, match="did you mean 's-shapes'"):
+        load_table("s-shape")

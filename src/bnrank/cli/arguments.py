@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,15 +10,14 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from bnrank import tasks
-from bnrank._core import validation
 from bnrank.discovery import load_compressed
 from bnrank.networks import load, load_module
-from bnrank.tasks import Task
 from bnrank.training import Run
 
 __all__ = [
-    "TASKS",
     "Data",
+    "DropMissing",
+    "Ignore",
     "Member",
     "ModelSpec",
     "Quiet",
@@ -28,29 +26,23 @@ __all__ = [
     "Weights",
     "checked_output",
     "read_model",
-    "read_task",
-    "table_path",
     "words",
 ]
-
-TASKS: dict[str, Callable[..., Task]] = {
-    "low-rank": tasks.low_rank_map,
-    "bottleneck-spectra": tasks.bottleneck_spectra_map,
-    "s-shapes": tasks.s_shapes,
-    "digits": tasks.digits,
-    "mnist": tasks.mnist,
-}
 
 COMPRESSED = "bnrank-compressed"  # in the metadata of such a file
 
 ModelSpec = Annotated[
     str, typer.Argument(help="A .safetensors file, a folder of train, or file.py:function returning an nn.Module.")
 ]
-Data = Annotated[str, typer.Argument(help="A file (.npz with x and y, or .csv) or one of the tasks of train.")]
+Data = Annotated[
+    str, typer.Argument(help=f"A .csv, an .npz with x and y, or one of {', '.join(tasks.NAMED)}.", show_default=False)
+]
 Weights = Annotated[Path | None, typer.Option(help="A .safetensors state dict for file.py:function.")]
 Slope = Annotated[float, typer.Option(help="Slope of the activation of a bare state dict; 0 is ReLU.")]
 Member = Annotated[int, typer.Option(help="Which network of a folder of train.")]
 Targets = Annotated[str | None, typer.Option(help="Columns of a .csv that are y, separated by commas.")]
+Ignore = Annotated[str | None, typer.Option(help="Columns of a .csv to leave out, separated by commas.")]
+DropMissing = Annotated[bool, typer.Option("--drop-missing", help="Leave out rows with missing values.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 
 
@@ -77,28 +69,6 @@ def _is_compressed(path: Path) -> bool:
             return COMPRESSED in (file.metadata() or {})
     except (SafetensorError, OSError):
         return False
-
-
-def read_task(data: str, targets: str | None) -> Task:
-    """Return a task by name, or one's own data from a file."""
-    if data in TASKS:
-        return TASKS[data]()
-    return tasks.load_table(table_path(data), words(targets) or None)
-
-
-def table_path(data: str) -> Path:
-    """Return the path of a table.
-
-    Raises
-    ------
-    ValueError
-        If the name has no ending and so is no file, nor any of the tasks.
-    """
-    path = Path(data)
-    if not path.suffix:
-        hint = validation.suggest(data, TASKS)
-        raise ValueError(f"data: got {data!r}, expected a .npz or .csv file or one of {', '.join(TASKS)}{hint}")
-    return path
 
 
 def words(text: str | None) -> list[str]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import torch
 import typer
-from torch import Tensor
 
-from bnrank._core import validation
+from bnrank import tasks
 from bnrank.cli.arguments import (
-    TASKS,
+    DropMissing,
+    Ignore,
     Member,
     ModelSpec,
     Slope,
@@ -20,10 +19,8 @@ from bnrank.cli.arguments import (
     Weights,
     checked_output,
     read_model,
-    table_path,
     words,
 )
-from bnrank.cli.frames import read_arrays, read_table
 from bnrank.cli.terminal import say, say_where
 from bnrank.discovery import Compressed, compress
 from bnrank.reporting import report
@@ -48,7 +45,8 @@ def compress_command(
     slope: Slope = 0.0,
     member: Member = 0,
     targets: Targets = None,
-    ignore: Annotated[str | None, typer.Option(help="Columns of a .csv that are no inputs either.")] = None,
+    ignore: Ignore = None,
+    drop_missing: DropMissing = False,
     seed: Annotated[int, typer.Option(help="Of the choice of held-out samples.")] = 0,
     save: Annotated[Path, typer.Option(help="The smaller network, a .safetensors file.")] = Path(
         "compressed.safetensors"
@@ -67,13 +65,15 @@ def compress_command(
     checked_output(save, "save", ".safetensors")
     if any(Path(given).resolve() == save.resolve() for given in (model, weights) if given is not None):
         raise ValueError(f"save: got {str(save)!r}, the network that is read, expected another name")
-    name, x, x_test = _samples(data, targets, ignore)
+    table = tasks.read_table(data, words(targets), words(ignore), outputs=False, drop_missing=drop_missing)
+    x, x_test = (None if part is None else torch.from_numpy(part) for part in (table.x, table.x_test))
+    assert x is not None
     net, _ = read_model(model, weights, slope, member)
     if ":" in model and weights is None:
         say("no --weights: the module as the function returns it")
     found = compress(net, x, tol, held_out=0.2 if x_test is None else x_test, tune=tune, seed=seed)
     say(str(found))
-    title = f"{Path(model).name} on {name}"
+    title = f"{Path(model).name} on {table.name}"
     say_where("The page", report({title: found}, out, title=f"bnrank compress: {title}"))
     if not found.changed:
         say("The network: nothing to cut, and none is written")
@@ -86,18 +86,3 @@ def _how_to_load(found: Compressed, path: Path) -> str:
     if "" in found.plan:
         return f"bnrank.discovery.load_compressed({str(path)!r})"
     return f"bnrank.discovery.load_compressed({str(path)!r}, module) with a module as it was before"
-
-
-def _samples(data: str, targets: str | None, ignore: str | None) -> tuple[str, Tensor, Tensor | None]:
-    """Return what the samples are called, x, and held-out x where there are any."""
-    if data not in TASKS and table_path(data).suffix.lower() == ".csv":
-        table = read_table(data, words(targets), words(ignore), with_outputs=False)
-        return table.name, torch.from_numpy(table.x.to_numpy(dtype=np.float32)), None
-    if targets or ignore:
-        raise ValueError(f"targets, ignore: got columns, expected none for {data}, whose array x is taken")
-    name, arrays = read_arrays(data)
-    parts = {key: torch.from_numpy(arrays[key]) for key in ("x", "x_test") if key in arrays}
-    for key, part in parts.items():
-        if part.is_floating_point():
-            parts[key] = validation.samples(part, key, ndim=None)
-    return name, parts["x"], parts.get("x_test")

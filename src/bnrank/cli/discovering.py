@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import typer
 
+from bnrank import tasks
 from bnrank._core import files, validation
-from bnrank.cli.arguments import TASKS, Quiet, Targets, checked_output, words
-from bnrank.cli.frames import Table, read_table
+from bnrank.cli.arguments import Data, DropMissing, Ignore, Quiet, Targets, checked_output, words
 from bnrank.cli.terminal import say, say_where
 from bnrank.discovery import (
     BottleneckAutoencoder,
@@ -31,11 +31,9 @@ MOST_CLASSES = 20  # different whole numbers in one column that are taken for cl
 
 
 def discover(
-    data: Annotated[
-        str, typer.Argument(help=f"A .csv, an .npz with x and y, or one of {', '.join(TASKS)}.", show_default=False)
-    ],
+    data: Data,
     targets: Targets = None,
-    ignore: Annotated[str | None, typer.Option(help="Columns of a .csv to leave out, separated by commas.")] = None,
+    ignore: Ignore = None,
     kind: Annotated[
         str | None,
         typer.Option(
@@ -44,7 +42,7 @@ def discover(
         ),
     ] = None,
     components: Annotated[str, typer.Option(help="How many numbers; auto finds out.")] = "auto",
-    drop_missing: Annotated[bool, typer.Option("--drop-missing", help="Leave out rows with missing values.")] = False,
+    drop_missing: DropMissing = False,
     symmetry: Annotated[
         bool, typer.Option("--symmetries", help="Look for transformations of x that leave the fitted map alone.")
     ] = False,
@@ -73,11 +71,11 @@ def discover(
             checked_output(path, option, suffix)
     if kind is not None:
         validation.choice(kind, "kind", list(KINDS))
-    table = read_table(
-        data, words(targets), words(ignore), with_outputs=kind != "autoencoder", drop_missing=drop_missing
-    )
-    _say_counters(table.x, words(ignore), named=Path(data).suffix.lower() == ".csv")
-    estimator = KINDS[kind or _kind(table.y)](
+    needed = kind != "autoencoder"
+    table = tasks.read_table(data, words(targets), words(ignore), outputs=needed, drop_missing=drop_missing, min_rows=2)
+    x, y = table.inputs, table.outputs
+    _say_counters(x, words(ignore), named=Path(data).suffix.lower() == ".csv")
+    estimator = KINDS[kind or _kind(y)](
         _components(components),
         ridges=_ridges(ridges),
         depth=_or_auto(depth),
@@ -87,19 +85,19 @@ def discover(
         random_state=seed,
         progress=False if quiet else "auto",
     )
-    found = _fitted(estimator, table)
+    found = _fitted(estimator, x, y)
     if table.dropped:
-        say(f"{table.dropped} of {len(table.x) + table.dropped} rows left out, in which something is missing")
+        say(f"{table.dropped} of {len(x) + table.dropped} rows left out, in which something is missing")
     say(str(found.summary()))
     if save is not None:
         say_where("The estimator", found.save(save))
         say(f"  in Python: bnrank.discovery.{type(found).__name__}.load({str(save)!r})")
     if coordinates is not None:
-        _write_coordinates(found, table, coordinates)
+        _write_coordinates(found, x, coordinates)
     page: dict[str, Any] = {f"What {table.name} depends on": found}
     try:
         if symmetry:
-            page |= _symmetries(found, table)
+            page |= _symmetries(found, x)
     finally:  # what was found is shown, also where the search fails or is stopped
         say_where("The page", report(page, out, title=f"bnrank discover: {table.name}"))
 
@@ -130,39 +128,39 @@ def _kind(y: pd.DataFrame | None) -> str:
     return guess
 
 
-def _fitted(estimator: Any, table: Table) -> Any:
+def _fitted(estimator: Any, x: pd.DataFrame, y: pd.DataFrame | None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NothingFoundWarning)  # the summary says it
         if isinstance(estimator, BottleneckAutoencoder):
-            return estimator.fit(table.x)
-        assert table.y is not None
+            return estimator.fit(x)
+        assert y is not None
         if isinstance(estimator, BottleneckRegressor):
-            return estimator.fit(table.x, table.y)
-        if table.y.shape[1] > 1:
-            raise ValueError(f"targets: got {table.y.shape[1]} columns, expected one column of classes")
-        column = table.y.iloc[:, 0]
+            return estimator.fit(x, y)
+        if y.shape[1] > 1:
+            raise ValueError(f"targets: got {y.shape[1]} columns, expected one column of classes")
+        column = y.iloc[:, 0]
         text = not pd.api.types.is_numeric_dtype(column)
-        return estimator.fit(table.x, column.to_numpy(dtype=np.str_ if text else None))
+        return estimator.fit(x, column.to_numpy(dtype=np.str_ if text else None))
 
 
-def _symmetries(found: Any, table: Table) -> dict[str, Any]:
+def _symmetries(found: Any, inputs: pd.DataFrame) -> dict[str, Any]:
     if not found.n_components_:
         say("symmetries: none looked for, since nothing was found that y depends on")
         return {}
     error = None
     if not isinstance(found, BottleneckClassifier):  # losses are squared errors, of held-out rows
         error = float((found.held_out_[found.n_components_] / found.held_out_[0]) ** 0.5)
-    x = table.x.to_numpy(dtype=np.float64)
-    symmetric = symmetries(found, x, error=error, names=table.x.columns.tolist())
+    x = inputs.to_numpy(dtype=np.float64)
+    symmetric = symmetries(found, x, error=error, names=inputs.columns.tolist())
     say(str(symmetric))
     return {"Transformations of x that leave the fitted map alone": symmetric}
 
 
-def _write_coordinates(found: Any, table: Table, path: Path) -> None:
+def _write_coordinates(found: Any, x: pd.DataFrame, path: Path) -> None:
     if not found.n_components_:
         say("The coordinates: none, and no file is written")
         return
-    z = pd.DataFrame(found.transform(table.x), index=table.x.index)
+    z = pd.DataFrame(found.transform(x), index=x.index)
     z.columns = [f"z{j + 1}" for j in range(z.shape[1])]
     files.write_atomically(path, z.to_csv(index_label="row"))
     say_where("The coordinates, with the number of their row from 0", path)

@@ -7,9 +7,21 @@ from typing import Annotated
 
 import typer
 
+from bnrank import tasks
 from bnrank._core import text
 from bnrank.cli import terminal
-from bnrank.cli.arguments import Data, Member, ModelSpec, Slope, Targets, Weights, read_model, read_task
+from bnrank.cli.arguments import (
+    Data,
+    DropMissing,
+    Ignore,
+    Member,
+    ModelSpec,
+    Slope,
+    Targets,
+    Weights,
+    read_model,
+    words,
+)
 from bnrank.cli.terminal import escape, say_where
 from bnrank.measures import describe, profile
 from bnrank.reporting import Section, report, tables
@@ -46,13 +58,15 @@ def profile_command(
     slope: Slope = 0.0,
     member: Member = 0,
     targets: Targets = None,
+    ignore: Ignore = None,
+    drop_missing: DropMissing = False,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("profile.html"),
 ) -> None:
     """Measure a network of your own, layer by layer, on data of your own, and write a page.
 
     Example: [bold]bnrank profile model.safetensors data.npz --out profile.html[/]
     """
-    task = read_task(data, targets)
+    task = tasks.load_table(data, words(targets), words(ignore), drop_missing)
     net, _ = read_model(model, weights, slope, member)
     measured = profile(net, task.x, task.y)
     rows = [{short: row.get(name) for name, short in LAYER.items()} for row in tables.layer_rows(measured)]
@@ -74,6 +88,8 @@ def check_command(
     slope: Slope = 0.0,
     member: Member = 0,
     targets: Targets = None,
+    ignore: Ignore = None,
+    drop_missing: DropMissing = False,
     rtol: Annotated[float, typer.Option(help="Singular values above it times the largest count for a rank.")] = 1e-6,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("check.html"),
 ) -> None:
@@ -83,7 +99,7 @@ def check_command(
 
     Example: [bold]bnrank check model.safetensors data.npz --ridge 0.001 --out check.html[/]
     """
-    task = read_task(data, targets)
+    task = tasks.load_table(data, words(targets), words(ignore), drop_missing)
     net, known = read_model(model, weights, slope, member)
     chosen = only.replace(" ", "").split(",") if only else None
     verdicts = check(net, task.x, task.y, known if ridge is None else ridge, only=chosen, rtol=rtol)

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from bnrank import figures
+from bnrank import figures, tasks
 from bnrank._core import text, validation
 from bnrank.cli import terminal
-from bnrank.cli.arguments import TASKS, Quiet, Targets, read_task
+from bnrank.cli.arguments import DropMissing, Ignore, Quiet, Targets, words
 from bnrank.cli.terminal import escape, say_where
 from bnrank.measures import profile
 from bnrank.networks import MLP
@@ -44,7 +44,9 @@ def demo(
 
 
 def train_command(
-    data: Annotated[str, typer.Argument(help=f"A file (.npz with x and y, or .csv) or one of {', '.join(TASKS)}.")],
+    data: Annotated[
+        str, typer.Argument(help=f"A file (.npz with x and y, or .csv) or one of {', '.join(tasks.NAMED)}.")
+    ],
     depth: Annotated[int, typer.Option(help="Number of weight layers.")] = 8,
     width: Annotated[int, typer.Option(help="Width of the hidden layers.")] = 50,
     ridge: Annotated[float, typer.Option(help="lambda in C + lambda ||theta||^2.")] = 1e-3,
@@ -55,6 +57,8 @@ def train_command(
     lr: Annotated[float | None, typer.Option(help="Step size, for adam and gd.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Mini-batches of so many samples.")] = None,
     targets: Targets = None,
+    ignore: Ignore = None,
+    drop_missing: DropMissing = False,
     record_every: Annotated[int, typer.Option(help="Steps between recorded rows.")] = 10,
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, results and the page.")] = Path("run"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, over what is in the folder.")] = False,
@@ -66,7 +70,7 @@ def train_command(
 
     Example: [bold]bnrank train low-rank --depth 8 --width 30 --steps 300 --out run[/]
     """
-    task = read_task(data, targets)
+    task = tasks.load_table(data, words(targets), words(ignore), drop_missing)
     net = MLP([task.d_in, *[width] * (validation.integer(depth, "depth") - 1), task.d_out], seed=seed)
     options: dict[str, Any] = {"batch_size": batch_size, "members": members, "record": record_every}
     options |= {"ridge": ridge, "steps": steps, "seed": seed, "optimizer": optimizer}

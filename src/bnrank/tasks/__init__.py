@@ -12,13 +12,15 @@ from bnrank.tasks.low_rank import ShallowReLU, bottleneck_spectra_map, low_rank_
 from bnrank.tasks.matrix_factorization import RankOneFactorisation, matrix_factorization, rank_one_factorization
 from bnrank.tasks.separable import separable
 from bnrank.tasks.shapes import circle, inverted_s, s_shapes
-from bnrank.tasks.tables import load_table
+from bnrank.tasks.tables import NAMED, Table, load_table, read_table
 from bnrank.tasks.task import MissingDataError, Task, Truth
 
 __all__ = [
+    "NAMED",
     "MissingDataError",
     "RankOneFactorisation",
     "ShallowReLU",
+    "Table",
     "Task",
     "TorusTarget",
     "Truth",
@@ -44,6 +46,7 @@ __all__ = [
     "planar_curve",
     "polyline",
     "rank_one_factorization",
+    "read_table",
     "s_shapes",
     "separable",
     "torus_map",

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import pooch
 import torch
 from torch import Tensor
 
@@ -272,6 +271,8 @@ def parse_idx(path: str | Path, magic: int) -> np.ndarray:
 
 def _find_files(download: bool) -> dict[str, Path]:
     """Return the path of each file of the registry, its hash checked."""
+    import pooch
+
     cache = Path(pooch.os_cache("bnrank"))
     user = os.environ.get("BNRANK_DATA")
     folders = [folder for base in ([Path(user)] if user else []) + [cache] for folder in (base, base / "mnist")]
@@ -302,6 +303,8 @@ def _find_files(download: bool) -> dict[str, Path]:
 
 def _download(name: str, folder: Path) -> tuple[Path, list[str]]:
     """Fetch one file from the first mirror that has it, hash checked by pooch; else return why each one failed."""
+    import pooch
+
     failures = []
     fetch = pooch.HTTPDownloader(timeout=30)
     for mirror in MIRRORS:

@@ -1,57 +1,131 @@
-"""Tasks from the user's own tables."""
+"""Data in files: one reader of tables and arrays."""
 
 from __future__ import annotations
 
 import csv
-import math
-import re
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from bnrank._core import validation
+from bnrank.tasks.images import digits, mnist
+from bnrank.tasks.low_rank import bottleneck_spectra_map, low_rank_map
+from bnrank.tasks.shapes import s_shapes
 from bnrank.tasks.task import LOSSES, MissingDataError, Task
 
-__all__ = ["load_table"]
+if TYPE_CHECKING:
+    import pandas as pd
 
+__all__ = ["NAMED", "Table", "load_table", "read_table"]
+
+NAMED: dict[str, Callable[..., Task]] = {
+    "low-rank": low_rank_map,
+    "bottleneck-spectra": bottleneck_spectra_map,
+    "s-shapes": s_shapes,
+    "digits": digits,
+    "mnist": mnist,
+}
+"""Tasks that the command line knows by name."""
+
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "?")
 ARRAYS = ("x", "y", "x_test", "y_test")
-INTEGER = re.compile(r"[+-]?\d+")
+MAX_SHOWN = 8  # columns named in an error
 
 
-def load_table(path: str | Path, targets: str | Sequence[str] | None = None, loss: str | None = None) -> Task:
-    r"""Load a task from a file: .npz with arrays x and y, or .csv with a header and the names of the target columns.
+@dataclass(frozen=True)
+class Table:
+    """Inputs and outputs, with names of columns.
+
+    Attributes
+    ----------
+    name : str
+        The file's name without its ending.
+    x : ndarray
+        Numbers, (N, ...).
+    y : ndarray or None
+        Numbers, (N, ...), or one column of classes as text, (N,); None where there is none.
+    columns, targets : tuple of str
+        Names of the columns of x and of y; "x0", "x1", ... and "y0", ... for arrays, flattened.
+    rows : ndarray
+        The number of each row in the file, from 0.
+    dropped : int
+        Number of rows left out because of missing values.
+    x_test, y_test : ndarray or None
+        Test data, for arrays.
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray | None
+    columns: tuple[str, ...]
+    targets: tuple[str, ...]
+    rows: np.ndarray
+    dropped: int = 0
+    x_test: np.ndarray | None = None
+    y_test: np.ndarray | None = None
+
+    @property
+    def inputs(self) -> pd.DataFrame:
+        """X as a DataFrame, (N, d_in), indexed by the number of the row."""
+        return self._frame(self.x, self.columns)
+
+    @property
+    def outputs(self) -> pd.DataFrame | None:
+        """Y as a DataFrame, (N, d_out), indexed by the number of the row."""
+        return None if self.y is None else self._frame(self.y, self.targets)
+
+    def _frame(self, values: np.ndarray, names: Sequence[str]) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(values.reshape(len(values), -1), self.rows, list(names))
+
+
+def load_table(
+    path: str | Path,
+    targets: str | Sequence[str] | None = None,
+    ignore: str | Sequence[str] = (),
+    drop_missing: bool = False,
+    loss: str | None = None,
+) -> Task:
+    r"""Return a task from a file: .npz with arrays x and y, or .csv with a header and the names of the target columns.
 
     Parameters
     ----------
     path : str or Path
-        An .npz file with arrays ``x`` (N, d_in) and ``y`` (N, d_out), and ``x_test`` and ``y_test`` if wanted (others
-        are left alone, pickled objects are refused); or a .csv file, UTF-8, separated by commas, with one row of
-        column names, all cells numbers. An array x or y of shape (N,) is taken as (N, 1).
+        An .npz file with arrays ``x`` (N, ...) and ``y`` (N, d_out), and optionally ``x_test`` and ``y_test`` (other
+        arrays are ignored, pickled objects are refused); or a .csv file, UTF-8, separated by commas, with one row of
+        column names; or a name in ``bnrank.tasks.NAMED``. An array of shape (N,) is read as (N, 1).
     targets : str or sequence of str, optional
-        The columns of a .csv that make up y, in this order; all others make up x. Not for .npz.
+        The columns of a .csv that make up y, in this order; all others but ``ignore`` make up x.
+    ignore : str or sequence of str
+        Columns of a .csv that are left out.
+    drop_missing : bool
+        Leave out rows with missing or infinite values.
     loss : "mse", "cross_entropy" or "logistic", optional
-        By default "cross_entropy" if y is one column or a one-dimensional array of integers (class numbers counted
-        from 0), else "mse". Say "mse" for a count or any other integer that is a quantity, and "logistic" for labels
-        -1 and 1.
+        By default "cross_entropy" if y is one column or a one-dimensional array of classes, as text or as integers
+        counted from 0, else "mse". Pass "mse" for counts and other integer quantities, and "logistic" for labels -1
+        and 1.
 
     Returns
     -------
     Task
-        x float32, y float32 or, for "cross_entropy", int64; named after the file.
+        x float32, y float32 or, for "cross_entropy", int64 (text: places in ``class_names``); named after the file.
 
     Raises
     ------
     MissingDataError
-        If there is no such file.
+        If the file does not exist.
     TypeError
-        If arrays are not of numbers.
+        If arrays are not numbers.
     ValueError
-        If the file is damaged or of another kind, arrays or columns are missing (what is there is named), a row is
-        too short or too long, a cell is not a number, data are NaN or infinite, or labels are not 0, 1, 2, ....
+        If the file is damaged or of another type, arrays or columns are missing, a row is too short or too long,
+        columns of x contain text, values are missing or infinite (the columns are named), or labels are not 0, 1, ....
 
     Examples
     --------
@@ -63,44 +137,105 @@ def load_table(path: str | Path, targets: str | Sequence[str] | None = None, los
     >>> task.name, task.loss, task.x.shape, task.y.shape
     ('trees', 'mse', torch.Size([2, 2]), torch.Size([2, 1]))
     """
-    path = Path(path)
     if loss is not None:
         validation.choice(loss, "loss", LOSSES)
-    readers = {".npz": _read_npz, ".csv": _read_csv}
-    if path.suffix.lower() not in readers:
-        raise ValueError(f"path: got {path.name!r}, expected a file name ending in .npz or .csv")
-    if not path.is_file():
-        raise MissingDataError(f"path: got {str(path)!r}, expected an existing file")
-    names = [targets] if isinstance(targets, str) else list(targets or [])
-    arrays = readers[path.suffix.lower()](path, names)
-
-    y = arrays["y"]
-    loss = loss or ("cross_entropy" if y.ndim == 1 and y.dtype.kind in "iu" else "mse")
-    outputs, classes = [name for name in ("y", "y_test") if name in arrays], None
+    if str(path) in NAMED and not (targets or ignore or loss):
+        return NAMED[str(path)]()
+    table = read_table(path, targets, ignore, drop_missing=drop_missing)
+    assert table.y is not None
+    outputs = [table.y] if table.y_test is None else [table.y, table.y_test]
+    names = classes = None
+    if table.y.dtype.kind == "U":
+        if loss not in (None, "cross_entropy"):
+            raise ValueError(f"loss: got {loss!r}, expected 'cross_entropy' for classes given as text")
+        names = tuple(np.unique(np.concatenate(outputs)).tolist())
+        outputs = [np.searchsorted(names, part) for part in outputs]
+    loss = loss or ("cross_entropy" if outputs[0].ndim == 1 and outputs[0].dtype.kind in "iu" else "mse")
     if loss == "cross_entropy":
-        arrays |= {name: _labels(arrays[name], name) for name in outputs}
-        classes = 1 + max(int(arrays[name].max(initial=0)) for name in outputs)
-        if classes > max(len(y), 2):
+        outputs = [_labels(part, name) for part, name in zip(outputs, ("y", "y_test"), strict=False)]
+        classes = 1 + max(int(part.max(initial=0)) for part in outputs)
+        if classes > max(len(table.y), 2) and names is None:
             raise ValueError(
-                f"y: got labels up to {classes - 1} in {len(y)} samples, expected classes counted from 0; "
+                f"y: got labels up to {classes - 1} in {len(table.y)} samples, expected classes counted from 0; "
                 "for a quantity, pass loss='mse'"
             )
-    whole = outputs if loss == "cross_entropy" else []
-    data = {name: torch.from_numpy(a if name in whole else _float32(a)) for name, a in arrays.items()}
-    settings = {"path": str(path), "targets": names, "loss": loss}
+    else:
+        outputs = [_float32(part) for part in outputs]
     return Task(
-        data["x"], data["y"], data.get("x_test"), data.get("y_test"), loss, path.stem, classes, settings=settings
+        torch.from_numpy(_float32(table.x)),
+        torch.from_numpy(outputs[0]),
+        None if table.x_test is None else torch.from_numpy(_float32(table.x_test)),
+        None if table.y_test is None else torch.from_numpy(outputs[1]),
+        loss,
+        table.name,
+        classes,
+        settings={
+            "path": str(path),
+            "targets": _listed(targets),
+            "ignore": _listed(ignore),
+            "drop_missing": drop_missing,
+            "loss": loss,
+        },
+        class_names=names,
     )
 
 
-def _read_npz(path: Path, targets: list[str]) -> dict[str, np.ndarray]:
-    if targets:
-        raise ValueError(f"targets: got {targets}, expected none for .npz, where the array y holds the targets")
+def read_table(
+    path: str | Path,
+    targets: str | Sequence[str] | None = None,
+    ignore: str | Sequence[str] = (),
+    *,
+    outputs: bool = True,
+    drop_missing: bool = False,
+    min_rows: int = 1,
+) -> Table:
+    """Return the contents of a .csv, an .npz or a named task, with names of columns.
+
+    Parameters
+    ----------
+    path, targets, ignore, drop_missing
+        As in `load_table`.
+    outputs : bool
+        Whether y is needed; without it, targets are still left out of x.
+    min_rows : int
+        Minimum number of complete rows.
+
+    Raises
+    ------
+    MissingDataError, TypeError, ValueError
+        As `load_table`.
+    """
+    targets, ignore = _listed(targets), _listed(ignore)
+    if str(path) in NAMED:
+        task = NAMED[str(path)]()
+        parts = {name: getattr(task, name) for name in ARRAYS}
+        table = _of_arrays(task.name, {name: part.numpy() for name, part in parts.items() if part is not None}, outputs)
+    else:
+        path = _existing(Path(path))
+        if path.suffix.lower() == ".csv":
+            return _complete(_read_csv(path, targets, ignore, outputs), path.name, drop_missing, min_rows)
+        table = _of_arrays(path.stem, _read_npz(path, outputs), outputs)
+    if targets or ignore:
+        found = f"targets, ignore: got {', '.join([*targets, *ignore])}"
+        raise ValueError(f"{found}, expected none for {path}, whose arrays are x and y")
+    return _complete(table, str(path), drop_missing, min_rows)
+
+
+def _existing(path: Path) -> Path:
+    if path.suffix.lower() not in (".npz", ".csv"):
+        hint = "" if path.suffix else f", or one of {', '.join(NAMED)}{validation.suggest(path.name, NAMED)}"
+        raise ValueError(f"path: got {path.name!r}, expected a file name ending in .npz or .csv{hint}")
+    if not path.is_file():
+        raise MissingDataError(f"path: got {str(path)!r}, expected an existing file")
+    return path
+
+
+def _read_npz(path: Path, outputs: bool) -> dict[str, np.ndarray]:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"path: got {path.name!r}, which is no .npz archive or a damaged one")
     arrays: dict[str, np.ndarray] = {}
     with np.load(path, allow_pickle=False) as archive:
-        for required in ("x", "y"):
+        for required in ("x", "y") if outputs else ("x",):
             if required not in archive.files:
                 there = ", ".join(archive.files) or "nothing"
                 raise ValueError(f"{path.name}: got arrays {there}, expected x and y; {required} is missing")
@@ -112,61 +247,133 @@ def _read_npz(path: Path, targets: list[str]) -> dict[str, np.ndarray]:
                     f"{name}: got unreadable data in {path.name} ({error}), expected plain numbers; "
                     "arrays of Python objects are refused"
                 ) from error
-            if arrays[name].dtype.kind not in "biuf":
+            if arrays[name].dtype.kind not in ("biufUS" if name.startswith("y") else "biuf"):
                 raise TypeError(f"{name}: got dtype {arrays[name].dtype} in {path.name}, expected real numbers")
+            if arrays[name].dtype.kind == "S":
+                arrays[name] = arrays[name].astype(np.str_)
+            if arrays[name].ndim == 0:
+                raise ValueError(f"{name}: got one number in {path.name}, expected one row per sample")
     return arrays
 
 
-def _read_csv(path: Path, targets: list[str]) -> dict[str, np.ndarray]:
+def _of_arrays(name: str, arrays: dict[str, np.ndarray], outputs: bool) -> Table:
+    x, y = arrays["x"], arrays["y"] if outputs else None
+    if y is not None and len(x) != len(y):
+        raise ValueError(f"x, y: got {len(x)} and {len(y)} samples, expected the same number in both")
+    columns, targets = (
+        tuple(f"{letter}{i}" for i in range(int(np.prod(part.shape[1:])))) if part is not None else ()
+        for letter, part in (("x", x), ("y", y))
+    )
+    tests = arrays.get("x_test"), arrays.get("y_test") if outputs else None
+    return Table(name, x, y, columns, targets, np.arange(len(x)), 0, *tests)
+
+
+def _read_csv(path: Path, targets: list[str], ignore: list[str], outputs: bool) -> Table:
+    import pandas as pd
+
+    header = _check_rows(path)
+    for option, names in (("targets", targets), ("ignore", ignore)):
+        for name in names:
+            if name not in header:
+                there = f"{path.name}, which has {_shown(header)}{validation.suggest(name, header)}"
+                raise ValueError(f"{option}: got {name!r}, expected columns of {there}")
+    if outputs and not targets:
+        raise ValueError(
+            f"targets: got none, expected the columns of {path.name} that make up y, among {_shown(header)}; "
+            "only an autoencoder needs none"
+        )
+    if len({*targets, *ignore}) < len(targets) + len(ignore):
+        raise ValueError(f"targets, ignore: got {_shown([*targets, *ignore])}, expected each column once")
+    columns = [name for name in header if name not in {*targets, *ignore}]
+    if not columns:
+        raise ValueError(f"targets: got every column of {path.name}, expected at least one to be left for x")
+    frame = pd.read_csv(
+        path,
+        encoding="utf-8-sig",
+        header=0,
+        names=header,
+        index_col=False,
+        skipinitialspace=True,
+        keep_default_na=False,
+        na_values=list(MISSING),
+        low_memory=False,
+    )
+    text = [name for name in header if frame[name].dtype.kind not in "biuf"]
+    classes = outputs and len(targets) == 1 and frame[targets[0]].dtype.kind not in "iuf"
+    wrong = [name for name in text if name in columns or (name in targets and outputs and not classes)]
+    if wrong:
+        raise ValueError(
+            f"{path.name}: got text in column {_shown(wrong)}, expected numbers; leave columns out with ignore, or "
+            "write categories as columns of 0 and 1"
+        )
+    x, y = frame[columns].to_numpy(np.float64), None
+    if classes:
+        column = frame[targets[0]]
+        y = np.where(column.isna(), "", column.astype(str)).astype(np.str_)
+    elif outputs:
+        whole = len(targets) == 1 and frame[targets[0]].dtype.kind in "iu"
+        y = frame[targets[0]].to_numpy() if whole else frame[targets].to_numpy(np.float64)
+    return Table(path.stem, x, y, tuple(columns), tuple(targets) if outputs else (), np.arange(len(x)))
+
+
+def _check_rows(path: Path) -> list[str]:
+    """Return the names of the columns; refuse rows of other lengths."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            rows = [(reader.line_num, row) for row in reader if row]
+            reader = csv.reader(file, strict=True, skipinitialspace=True)
+            header = [name.strip() for name in next(reader, [])]
+            count = int(bool(header))
+            for row in filter(None, reader):
+                count += 1
+                if len(row) != len(header):
+                    where = f"{path.name}, line {reader.line_num}"
+                    raise ValueError(f"{where}: got {len(row)} cells, expected {len(header)} as in the header")
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"path: got {path.name!r}, which is no CSV file in UTF-8 ({error})") from error
-    if len(rows) < 2:
-        raise ValueError(f"{path.name}: got {len(rows)} rows, expected column names and at least one row of numbers")
-    header = [name.strip() for name in rows[0][1]]
-    columns = ", ".join(header)
-    if len(set(header)) < len(header):
-        raise ValueError(f"{path.name}: got columns {columns}, expected different names")
-    if not targets:
-        raise ValueError(f"targets: got none, expected the names of the columns that make up y, among {columns}")
-    if len(set(targets)) < len(targets):
-        raise ValueError(f"targets: got {targets}, expected each column once")
-    for name in targets:
-        if name not in header:
-            raise ValueError(
-                f"targets: got {name!r}, expected columns of {path.name}, which has {columns}"
-                f"{validation.suggest(name, header)}"
-            )
-    if len(targets) == len(header):
-        raise ValueError(f"targets: got every column of {path.name}, expected at least one to be left for x")
-    values = np.array([_row(row, header, f"{path.name}, line {line}") for line, row in rows[1:]])
-    where = [header.index(name) for name in targets]
-    y = values[:, where]
-    if len(where) == 1 and all(INTEGER.fullmatch(row[where[0]].strip()) for _, row in rows[1:]):
-        y = y[:, 0].astype(np.int64)
-    return {"x": np.delete(values, where, axis=1), "y": y}
+    if count < 2:
+        raise ValueError(f"{path.name}: got {count} rows, expected column names and at least one row")
+    if len(set(header)) < len(header) or not all(header):
+        raise ValueError(f"{path.name}: got columns {_shown(header)}, expected different names for all")
+    return header
 
 
-def _row(row: list[str], header: list[str], where: str) -> list[float]:
-    """Return the numbers of one row."""
-    if len(row) != len(header):
-        raise ValueError(f"{where}: got {len(row)} cells, expected {len(header)} as in the header")
-    numbers = []
-    for name, cell in zip(header, row, strict=True):
-        try:
-            numbers.append(float(cell))
-        except ValueError:
-            raise ValueError(f"{where}, column {name!r}: got {cell!r}, expected a number") from None
-        if not math.isfinite(numbers[-1]):
-            raise ValueError(f"{where}, column {name!r}: got {cell!r}, expected a finite number")
-    return numbers
+def _complete(table: Table, file: str, drop_missing: bool, min_rows: int) -> Table:
+    """Return a table without missing entries, or name the columns that have some."""
+    parts = [(table.x, table.columns)] + ([] if table.y is None else [(table.y, table.targets)])
+    gaps = [_gaps(values) for values, _ in parts]
+    rows = np.any([part.any(1) for part in gaps], axis=0)
+    if rows.any() and not drop_missing:
+        found = [
+            f"{name} ({count} of {len(rows)} rows)"
+            for part, (_, names) in zip(gaps, parts, strict=True)
+            for name, count in zip(names, part.sum(0), strict=True)
+            if count
+        ]
+        raise ValueError(
+            f"{file}: got missing or infinite values in column {_shown(found)}, expected none; "
+            "drop_missing leaves these rows out, ignore leaves columns out"
+        )
+    kept = ~rows
+    if kept.sum() < min_rows:
+        complete = " that are complete" if rows.any() else ""
+        raise ValueError(f"{file}: got {kept.sum()} row(s){complete}, expected at least {min_rows}")
+    if not rows.any():
+        return table
+    y = None if table.y is None else table.y[kept]
+    if y is not None and gaps[1].any() and y.dtype.kind == "f" and (y % 1 == 0).all():
+        y = y.astype(np.int64)  # the gaps had made them floating-point
+        y = y[:, 0] if len(table.targets) == 1 else y
+    return replace(table, x=table.x[kept], y=y, rows=table.rows[kept], dropped=int(rows.sum()))
+
+
+def _gaps(values: np.ndarray) -> np.ndarray:
+    """Return which entries are missing or infinite, (N, columns)."""
+    flat = values.reshape(len(values), -1)
+    return flat == "" if flat.dtype.kind == "U" else ~np.isfinite(flat) if flat.dtype.kind == "f" else flat != flat
 
 
 def _labels(values: np.ndarray, name: str) -> np.ndarray:
-    """Return class numbers as int64, shape (N,); (N, 1) and whole floats will do."""
+    """Return class numbers as int64, (N,), from integers or whole floats, (N,) or (N, 1)."""
     flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if flat.ndim != 1 or not np.isfinite(flat).all() or (flat != np.floor(flat)).any():
         raise ValueError(f"{name}: got {validation.describe(values)}, expected one whole number per sample")
@@ -174,7 +381,16 @@ def _labels(values: np.ndarray, name: str) -> np.ndarray:
 
 
 def _float32(values: np.ndarray) -> np.ndarray:
-    """Return numbers as float32, (N,) as (N, 1); what is too large becomes infinite and is refused by Task."""
+    """Return numbers as float32, (N,) as (N, 1); overflow becomes infinite and is refused by Task."""
     with np.errstate(over="ignore"):
         values = values.astype(np.float32)
     return values[:, None] if values.ndim == 1 else values
+
+
+def _listed(names: str | Sequence[str] | None) -> list[str]:
+    return [names] if isinstance(names, str) else list(names or [])
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+    return ", ".join(names[:MAX_SHOWN]) + more

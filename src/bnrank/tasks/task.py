@@ -64,6 +64,8 @@ class Task:
         How the data were made.
     settings : mapping
         The arguments that made the task, plain values only (they are stored with every run).
+    class_names : tuple of str, optional
+        Names of the classes, where labels were text.
 
     Raises
     ------
@@ -87,6 +89,7 @@ class Task:
     classes: int | None = None
     truth: Truth | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         validation.choice(self.loss, "loss", LOSSES)
