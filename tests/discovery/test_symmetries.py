@@ -13,7 +13,7 @@ import bnrank
 import oracles
 from bnrank.discovery.symmetries import rotations, symmetries
 from bnrank.tasks import matrix_factorization, rank_one_factorization
-from bnrank.tasks.matrix_factorization import RankOneFactorisation
+from bnrank.tasks.factorizations import RankOneFactorization
 from helpers import normal
 
 from .functions import DOUBLE, Function, columns
@@ -28,7 +28,7 @@ def span_cosines(found, truth):
 def costs(d, seed=0, error=None):
     descent = rank_one_factorization(d, 0.03, 0.0, seed)
     if error is not None:
-        descent = RankOneFactorisation(descent.w, descent.across, error, descent.lr)
+        descent = RankOneFactorization(descent.w, descent.across, error, descent.lr)
     return Function(lambda v: descent.cost(descent.trajectory(v, 20)[:, 1:])), descent
 
 

@@ -118,7 +118,7 @@ def test_exactness_sees_a_map_that_is_not_that_of_the_descent(monkeypatch):
     x = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 2
     assert rotations.exactness(descent, x, 8) < 1e-14
     flow = lambda self, u: u - 8 * self.lr * u * (u.sum(-1, keepdim=True) - torch.tensor([1.0, 0.0]))  # noqa: E731
-    monkeypatch.setattr(bnrank.tasks.RankOneFactorisation, "step_statistics", flow)
+    monkeypatch.setattr(bnrank.tasks.RankOneFactorization, "step_statistics", flow)
     assert rotations.exactness(descent, x, 8) > 1e-3
 
 

@@ -13,7 +13,7 @@ from torch import nn
 import bnrank
 from bnrank import frequencies, spectra
 from bnrank.measures import profiles
-from bnrank.networks import CircularConvolutional
+from bnrank.networks import CircularConvolutional, Window
 from helpers import normal
 from oracles import circular_convolution_matrix, layer_values
 
@@ -245,13 +245,15 @@ def test_power_and_values_of_activations_are_their_definitions(shape, kernel, fl
 
 
 def test_activations_that_are_no_images_and_such_that_are_flattened_behind_an_activation():
-    net = bnrank.networks.Convolutional((1, 6), [2, 3], padding="circular", dtype=torch.float64)
+    net = bnrank.networks.Convolutional((1, 6), [2, 3], window=Window(padding="circular"), dtype=torch.float64)
     x = normal(4, 1, 6)
     power = frequencies.activation_power(net, x)
     assert power.layer.values.tolist() == [1, 2]
     after = nn.Sequential(net.conv1, net.activation1, net.conv2, net.activation2)(x).detach()
     assert float(power[1].sum()) == pytest.approx(float(after.square().sum() / 4))
-    pooled = bnrank.networks.Convolutional((1, 6), [2, 3], padding="circular", pool=2, dtype=torch.float64)
+    pooled = bnrank.networks.Convolutional(
+        (1, 6), [2, 3], window=Window(padding="circular", pool=2), dtype=torch.float64
+    )
     found = frequencies.activation_power(pooled, x)
     assert found.layer.values.tolist() == [1]
     assert found.attrs["skipped"].splitlines() == [
@@ -291,7 +293,7 @@ def test_the_profile_of_a_circular_network(tmp_path, monkeypatch):
 
 
 def test_a_profile_without_circular_convolutions_has_none_and_a_mixed_one_says_what_is_missing():
-    zeros = bnrank.networks.Convolutional((1, 6), [2, 2], padding="zeros")
+    zeros = bnrank.networks.Convolutional((1, 6), [2, 2])
     for net, x in ((bnrank.MLP([6, 3, 2]), normal(5, 6)), (zeros, normal(5, 1, 6))):
         ds = bnrank.profile(net, x)
         assert not {"frequency", "channel", "multiplicity", "frequency_rank"} & {*ds.dims, *ds.variables}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import fx, nn
 
 import bnrank
-from bnrank.networks import Convolutional, LinearConvolutional
+from bnrank.networks import Convolutional, LinearConvolutional, Window
 from bnrank.tasks import Task
 from bnrank.training import GradientDescent, Record, Solver
 
@@ -58,7 +58,15 @@ def average(a, pool):
 def test_the_network_is_its_formula(shape, channels, kernel, stride, padding, pool, tail, slope, bias):
     try:
         net = Convolutional(
-            shape, channels, 2, kernel, stride, padding, pool, tail, slope, bias, init=0.5, dtype=torch.float64
+            shape,
+            channels,
+            2,
+            Window(kernel, stride, padding, pool),
+            tail,
+            slope,
+            bias,
+            init=0.5,
+            dtype=torch.float64,
         )
     except ValueError:  # nothing is left of the image
         assume(False)
@@ -82,7 +90,7 @@ def test_the_network_is_its_formula(shape, channels, kernel, stride, padding, po
 
 @pytest.mark.parametrize("shape", [(2, 9), (2, 6, 5)])
 def test_without_activations_it_is_linear_and_has_none(shape):
-    net = LinearConvolutional(shape, [3, 4], stride=2, padding="circular", tail=[3], dtype=torch.float64)
+    net = LinearConvolutional(shape, [3, 4], window=Window(stride=2, padding="circular"), tail=[3], dtype=torch.float64)
     a, b = torch.randn(2, 4, *shape, dtype=torch.float64)
     torch.testing.assert_close(net(2 * a - b), 2 * net(a) - net(b))
     assert not any(isinstance(m, nn.ReLU | nn.LeakyReLU | nn.Identity) for m in net.modules())
@@ -120,7 +128,7 @@ def test_a_flow_keeps_the_invariant_of_adjacent_convolutions(padding, stride):
     flat = bnrank.tasks.separable(20, 64)
     x = flat.x.reshape(20, 1, 8, 8)
     pool = 2 if stride == 1 and padding != "none" else 1
-    net = LinearConvolutional((1, 8, 8), [2, 3], padding=padding, stride=stride, pool=pool, seed=2)
+    net = LinearConvolutional((1, 8, 8), [2, 3], window=Window(padding=padding, stride=stride, pool=pool), seed=2)
     result = bnrank.flow(net, (x, flat.y, "logistic"), 1.0, solver=Solver(rtol=1e-8), record=Record(spectra_every=1000))
 
     def constant(net):
@@ -132,7 +140,9 @@ def test_a_flow_keeps_the_invariant_of_adjacent_convolutions(padding, stride):
     assert result.loss[-1] < 0.99 * result.loss[0]
 
 
-@pytest.mark.parametrize("net", [Convolutional((1, 6, 6), [2], bias=True, pool=2), LinearConvolutional((2, 7), [3, 2])])
+@pytest.mark.parametrize(
+    "net", [Convolutional((1, 6, 6), [2], bias=True, window=Window(pool=2)), LinearConvolutional((2, 7), [3, 2])]
+)
 def test_saved_loaded_and_measured(tmp_path, net):
     found = bnrank.load(bnrank.save(net, tmp_path / "net.safetensors"))
     x = torch.randn(5, *net.settings["shape"], generator=torch.Generator().manual_seed(0))
@@ -148,11 +158,11 @@ BAD = [
     ({"shape": 5}, TypeError, "shape: got 5"),
     ({"channels": []}, ValueError, "channels: got none"),
     ({"channels": 4}, TypeError, "channels: got 4"),
-    ({"kernel": 9, "padding": "none"}, ValueError, "of which nothing is left after 1 conv"),
-    ({"kernel": 19, "padding": "circular"}, ValueError, "kernel: got 19, which wraps more than once"),
-    ({"pool": 3}, ValueError, "of which nothing is left after 2 conv"),
-    ({"padding": "same"}, ValueError, "padding: got 'same'"),
-    ({"stride": 0}, ValueError, "stride: got 0"),
+    ({"window": {"kernel": 9, "padding": "none"}}, ValueError, "of which nothing is left after 1 conv"),
+    ({"window": {"kernel": 19, "padding": "circular"}}, ValueError, "kernel: got 19, which wraps more than once"),
+    ({"window": {"pool": 3}}, ValueError, "of which nothing is left after 2 conv"),
+    ({"window": {"padding": "same"}}, ValueError, "padding: got 'same'"),
+    ({"window": {"stride": 0}}, ValueError, "stride: got 0"),
     ({"slope": -3}, ValueError, "slope: got -3"),
     ({"tail": [0]}, ValueError, r"tail\[0\]: got 0"),
 ]

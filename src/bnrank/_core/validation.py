@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["RangeError", "choice", "describe", "integer", "number", "per_member", "rtol", "samples", "slope", "suggest"]
-
 
 class RangeError(ValueError, OverflowError):
     """Values of a network that are too large for what is to be computed of them."""
@@ -68,12 +66,25 @@ def rtol(value: object, name: str = "rtol") -> float:
     return result
 
 
-def slope(value: object, name: str = "slope") -> float:
-    """Return the slope of a leaky ReLU, a number in the open interval (-1, 1)."""
+def integers(value: object, name: str, minimum: int = 1) -> list[int]:
+    """Return a sequence of integers of at least ``minimum`` as a list."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"{name}: got {describe(value)}, expected a sequence of integers")
+    return [integer(entry, f"{name}[{i}]", minimum) for i, entry in enumerate(value)]
+
+
+def slope(value: object, name: str = "slope", *, linear: bool = False) -> float:
+    """Return the slope of a leaky ReLU, in the open interval (-1, 1), or 1 (no activation) where ``linear``."""
     result = number(value, name)
-    if not -1 < result < 1:
-        raise ValueError(f"{name}: got {result:g}, expected a number in the open interval (-1, 1); 0 is ReLU")
+    if not (-1 < result < 1 or (linear and result == 1)):
+        allowed = "; 0 is ReLU, 1 is no activation" if linear else "; 0 is ReLU"
+        raise ValueError(f"{name}: got {result:g}, expected a number in the open interval (-1, 1){allowed}")
     return result
+
+
+def init(value: object, name: str = "init") -> str | float:
+    """Return ``value`` if it is "he" or a standard deviation of at least 0."""
+    return choice(value, name, ["he"]) if isinstance(value, str) else number(value, name, 0.0)
 
 
 def per_member(value: Any, name: str, members: int, minimum: float = 0.0, *, strict: bool = False) -> list[float]:

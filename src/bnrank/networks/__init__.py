@@ -3,7 +3,7 @@
 from bnrank.networks import constructions, graph
 from bnrank.networks.chain import Chain, as_mlp, read_chain
 from bnrank.networks.code import load_module
-from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional
+from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional, Window
 from bnrank.networks.files import load, save
 from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
 from bnrank.networks.reading import Captured, Layer, Reading, Segment, capture, read
@@ -37,6 +37,7 @@ __all__ = [
     "Segment",
     "Skipped",
     "Stack",
+    "Window",
     "as_mlp",
     "capture",
     "constructions",

@@ -15,8 +15,6 @@ from bnrank.networks.functional import check_finite, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.networks.reading import parts_of
 
-__all__ = ["Chain", "as_mlp", "read_chain"]
-
 _Pair = tuple[Tensor, Tensor]
 
 

@@ -15,8 +15,6 @@ from torch import nn
 
 from bnrank._core import store, validation
 
-__all__ = ["load_module"]
-
 
 def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.Module:
     """Build a module from code, and load its weights from a safetensors file.

@@ -1,21 +1,53 @@
-"""Convolutional networks: convolutions followed by linear layers, and image to image on a torus."""
+"""Convolutional networks: convolutions followed by linear layers, and from image to image on a torus."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from bnrank._core import validation
-from bnrank.networks.stack import Stack, activation, check_slope, linear
+from bnrank.networks.stack import Stack, activation, linear
 
-__all__ = ["CircularConvolutional", "Convolutional", "LinearConvolutional"]
 
-PADDINGS = ("zeros", "circular", "none")
+@dataclass(frozen=True)
+class Window:
+    """The windows of every convolution and of the pooling after it.
+
+    Attributes
+    ----------
+    kernel, stride : int
+        Of the convolutions, in each dimension.
+    padding : {"zeros", "circular", "none"}
+        (kernel - 1) // 2 entries on every side, zeros or wrapped around, or none.
+    pool : int
+        Entries of the windows of average pooling, in each dimension; 1 for none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value is out of range; the message names it.
+    """
+
+    kernel: int = 3
+    stride: int = 1
+    padding: str = "zeros"
+    pool: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("kernel", "stride", "pool"):
+            validation.integer(getattr(self, name), name)
+        validation.choice(self.padding, "padding", ("zeros", "circular", "none"))
+
+    @property
+    def around(self) -> int:
+        """Number of entries on every side of the image."""
+        return 0 if self.padding == "none" else (self.kernel - 1) // 2
 
 
 class Convolutional(Stack):
@@ -28,15 +60,11 @@ class Convolutional(Stack):
     shape : sequence of int
         Of one sample: (channels, length) or (channels, height, width).
     channels : sequence of int
-        Channels that each convolution gives, one entry per convolution.
+        Output channels of each convolution.
     d_out : int
         Number of outputs.
-    kernel, stride : int
-        Of every convolution, in each dimension.
-    padding : {"zeros", "circular", "none"}
-        (kernel - 1) // 2 entries on every side, zeros or wrapped around, or none.
-    pool : int
-        Average pooling over windows of so many entries in each dimension after every convolution; 1 for none.
+    window : Window
+        Kernel, stride, padding and pooling of every convolution.
     tail : sequence of int
         Widths of linear layers between the flattening and the output.
     slope : float
@@ -49,12 +77,12 @@ class Convolutional(Stack):
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, or nothing is left of the image; the message names it.
+        If an argument is out of range, or the image vanishes; the message names it.
 
     Examples
     --------
     >>> import torch, bnrank
-    >>> net = bnrank.networks.Convolutional((1, 8, 8), [4, 6], d_out=1, stride=2, tail=[5])
+    >>> net = bnrank.networks.Convolutional((1, 8, 8), [4, 6], window=Window(stride=2), tail=[5])
     >>> net(torch.ones(3, 1, 8, 8)).shape
     torch.Size([3, 1])
     >>> [(name, tuple(p.shape)) for name, p in net.named_parameters()][1:3]
@@ -66,10 +94,7 @@ class Convolutional(Stack):
         shape: Sequence[int],
         channels: Sequence[int],
         d_out: int = 1,
-        kernel: int = 3,
-        stride: int = 1,
-        padding: str = "zeros",
-        pool: int = 1,
+        window: Window | Mapping[str, Any] = Window(),
         tail: Sequence[int] = (),
         slope: float = 0.0,
         bias: bool = False,
@@ -77,52 +102,34 @@ class Convolutional(Stack):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        sizes, widths = _integers(shape, "shape"), _integers(channels, "channels")
-        tails, d_out = _integers(tail, "tail"), validation.integer(d_out, "d_out")
-        if len(sizes) not in (2, 3):
-            raise ValueError(f"shape: got {tuple(sizes)}, expected (channels, length) or (channels, height, width)")
-        if not widths:
-            raise ValueError("channels: got none, expected one number per convolution")
-        kernel, stride, pool = (
-            validation.integer(value, name) for value, name in ((kernel, "kernel"), (stride, "stride"), (pool, "pool"))
-        )
-        padding, slope, bias = validation.choice(padding, "padding", PADDINGS), check_slope(slope), bool(bias)
-        kinds: Any = ((nn.Conv1d, nn.AvgPool1d), (nn.Conv2d, nn.AvgPool2d))[len(sizes) - 2]
-        around = 0 if padding == "none" else (kernel - 1) // 2
-        mode = "circular" if padding == "circular" else "zeros"
-        image, parts = sizes[1:], {}
-        for i, (before, after) in enumerate(itertools.pairwise([sizes[0], *widths]), 1):
-            if padding == "circular" and around > min(image):
-                raise ValueError(f"kernel: got {kernel}, which wraps more than once around an image of {image}")
-            parts[f"conv{i}"] = nn.utils.skip_init(
-                kinds[0], before, after, kernel, stride, around, bias=bias, padding_mode=mode, dtype=dtype
-            )
-            image = [(size + 2 * around - kernel) // stride + 1 for size in image]
+        shape, channels = _sizes(shape, channels)
+        tail, d_out = validation.integers(tail, "tail"), validation.integer(d_out, "d_out")
+        window = Window(**window) if isinstance(window, Mapping) else window
+        slope, bias = validation.slope(slope, linear=True), bool(bias)
+        convolution, pooling = ((nn.Conv1d, nn.AvgPool1d), (nn.Conv2d, nn.AvgPool2d))[len(shape) - 2]
+        around, mode = window.around, "circular" if window.padding == "circular" else "zeros"
+        image, parts = shape[1:], {}
+        for i, (before, after) in enumerate(itertools.pairwise([shape[0], *channels]), 1):
+            if mode == "circular" and around > min(image):
+                raise ValueError(f"kernel: got {window.kernel}, which wraps more than once around an image of {image}")
+            settings = {"stride": window.stride, "padding": around, "padding_mode": mode, "bias": bias, "dtype": dtype}
+            parts[f"conv{i}"] = nn.utils.skip_init(convolution, before, after, window.kernel, **settings)
+            image = [(size + 2 * around - window.kernel) // window.stride + 1 for size in image]
             if slope != 1:
                 parts[f"activation{i}"] = activation(slope)
-            if pool > 1:
-                parts[f"pool{i}"] = kinds[1](pool)
-                image = [size // pool for size in image]
+            if window.pool > 1:
+                parts[f"pool{i}"] = pooling(window.pool)
+                image = [size // window.pool for size in image]
             if min(image) < 1:
-                raise ValueError(f"shape: got {tuple(sizes)}, of which nothing is left after {i} convolution(s)")
+                raise ValueError(f"shape: got {tuple(shape)}, of which nothing is left after {i} convolution(s)")
         parts["flatten"] = nn.Flatten()
-        all_widths = [widths[-1] * math.prod(image), *tails]
-        for i, (before, after) in enumerate(itertools.pairwise(all_widths), 1):
+        widths = [channels[-1] * math.prod(image), *tail]
+        for i, (before, after) in enumerate(itertools.pairwise(widths), 1):
             parts[f"tail{i}"] = linear(before, after, bias, dtype)
-        parts["output"] = linear(all_widths[-1], d_out, bias, dtype)
+        parts["output"] = linear(widths[-1], d_out, bias, dtype)
         super().__init__(parts, init=init, seed=validation.integer(seed, "seed", 0))
-        self.settings = {
-            "shape": sizes,
-            "channels": widths,
-            "d_out": d_out,
-            "kernel": kernel,
-            "stride": stride,
-            "padding": padding,
-            "pool": pool,
-            "tail": tails,
-            "slope": slope,
-            "bias": bias,
-        }
+        self.settings = {"shape": shape, "channels": channels, "d_out": d_out, "window": asdict(window)}
+        self.settings |= {"tail": tail, "slope": slope, "bias": bias}
 
 
 class LinearConvolutional(Convolutional):
@@ -130,13 +137,13 @@ class LinearConvolutional(Convolutional):
 
     Parameters
     ----------
-    shape, channels, d_out, kernel, stride, padding, pool, tail, bias, init, seed, dtype
+    shape, channels, d_out, window, tail, bias, init, seed, dtype
         As in :class:`Convolutional`.
 
     Examples
     --------
     >>> import torch
-    >>> net = LinearConvolutional((2, 9), [3], padding="circular")
+    >>> net = LinearConvolutional((2, 9), [3], window=Window(padding="circular"))
     >>> x = torch.ones(1, 2, 9)
     >>> torch.allclose(net(2 * x) + net(-x), net(x), atol=1e-6)
     True
@@ -147,17 +154,14 @@ class LinearConvolutional(Convolutional):
         shape: Sequence[int],
         channels: Sequence[int],
         d_out: int = 1,
-        kernel: int = 3,
-        stride: int = 1,
-        padding: str = "zeros",
-        pool: int = 1,
+        window: Window | Mapping[str, Any] = Window(),
         tail: Sequence[int] = (),
         bias: bool = False,
         init: str | float = "he",
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(shape, channels, d_out, kernel, stride, padding, pool, tail, 1.0, bias, init, seed, dtype)
+        super().__init__(shape, channels, d_out, window, tail, 1.0, bias, init, seed, dtype)
         self.settings = {name: value for name, value in self.settings.items() if name != "slope"}
 
 
@@ -174,8 +178,7 @@ class CircularConvolutional(Stack):
     shape : sequence of int
         Of one sample: (channels, n) or (channels, height, width).
     channels : sequence of int
-        Channels that each convolution gives, one entry per convolution: those of the hidden layers and, last, of the
-        output.
+        Output channels of each convolution, the last for the output.
     kernel : int or sequence of int
         Of every convolution, in each dimension; odd or even, no larger than the image. Tap t of a dimension with k taps
         reads the entry t - (k - 1) // 2 places further.
@@ -185,7 +188,7 @@ class CircularConvolutional(Stack):
         Whether convolutions have biases.
     flatten : bool
         Whether the output is one vector per sample, (N, channels * n) or (N, channels * height * width), as
-        `bnrank.train` needs it, or has the form of an image.
+        `bnrank.train` needs it, or an image.
     init, seed, dtype
         As in :class:`~bnrank.networks.stack.Drawn`, and the floating-point type.
 
@@ -221,40 +224,33 @@ class CircularConvolutional(Stack):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        sizes, widths = _integers(shape, "shape"), _integers(channels, "channels")
-        if len(sizes) not in (2, 3):
-            raise ValueError(f"shape: got {tuple(sizes)}, expected (channels, n) or (channels, height, width)")
-        if not widths:
-            raise ValueError("channels: got none, expected one number per convolution, the last for the output")
-        image = sizes[1:]
-        one = not isinstance(kernel, Iterable)
-        taps = [validation.integer(kernel, "kernel")] * len(image) if one else _integers(kernel, "kernel")
+        shape, channels = _sizes(shape, channels)
+        image, one = shape[1:], not isinstance(kernel, Iterable)
+        taps = validation.integers([kernel] * len(image) if one else kernel, "kernel")
         if len(taps) != len(image) or any(k > n for k, n in zip(taps, image, strict=True)):
             expected = f"one integer or {len(image)}, none larger than the image {tuple(image)}"
             raise ValueError(f"kernel: got {kernel if one else tuple(taps)}, expected {expected}")
-        slope, bias, flatten = check_slope(slope), bool(bias), bool(flatten)
+        slope, bias, flatten = validation.slope(slope, linear=True), bool(bias), bool(flatten)
         layer: Any = (nn.Conv1d, nn.Conv2d)[len(image) - 1]
         parts: dict[str, nn.Module] = {}
-        for i, (before, after) in enumerate(itertools.pairwise([sizes[0], *widths]), 1):
+        for i, (before, after) in enumerate(itertools.pairwise([shape[0], *channels]), 1):
             parts[f"conv{i}"] = nn.utils.skip_init(
                 layer, before, after, tuple(taps), padding="same", bias=bias, padding_mode="circular", dtype=dtype
             )
-            if slope != 1 and i < len(widths):
+            if slope != 1 and i < len(channels):
                 parts[f"activation{i}"] = activation(slope)
         if flatten:
             parts["flatten"] = nn.Flatten()
         super().__init__(parts, init=init, seed=validation.integer(seed, "seed", 0))
-        self.settings = {
-            "shape": sizes,
-            "channels": widths,
-            "kernel": taps[0] if one else taps,
-            "slope": slope,
-            "bias": bias,
-            "flatten": flatten,
-        }
+        self.settings = {"shape": shape, "channels": channels, "kernel": taps[0] if one else taps}
+        self.settings |= {"slope": slope, "bias": bias, "flatten": flatten}
 
 
-def _integers(values: Any, name: str) -> list[int]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{name}: got {validation.describe(values)}, expected a sequence of integers")
-    return [validation.integer(value, f"{name}[{i}]") for i, value in enumerate(values)]
+def _sizes(shape: Sequence[int], channels: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Check the shape of a sample and the channels of the layers."""
+    shape, channels = validation.integers(shape, "shape"), validation.integers(channels, "channels")
+    if len(shape) not in (2, 3):
+        raise ValueError(f"shape: got {tuple(shape)}, expected (channels, length) or (channels, height, width)")
+    if not channels:
+        raise ValueError("channels: got none, expected one number per convolution")
+    return shape, channels

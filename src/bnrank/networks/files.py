@@ -19,8 +19,6 @@ from bnrank.networks.mlp import MLP, make
 from bnrank.networks.residual import ResNetDiagonal, ResNetFree, ResNetIdentity
 from bnrank.networks.stack import Stack
 
-__all__ = ["blueprint", "build", "load", "save"]
-
 _STACKS = (ResNetIdentity, ResNetDiagonal, ResNetFree, Convolutional, LinearConvolutional, CircularConvolutional)
 _KINDS: dict[str, Callable[..., MLP | Stack]] = {"MLP": make, **{kind.__name__: kind for kind in _STACKS}}
 

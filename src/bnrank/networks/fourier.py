@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.convolutional import CircularConvolutional
 
-__all__ = ["in_fourier_space"]
-
 
 def in_fourier_space(net: CircularConvolutional) -> nn.Sequential:
     """Return a network with copies of the parameters of another that computes its convolutions in Fourier space.

@@ -15,8 +15,6 @@ from torch.nn.parameter import is_lazy
 from bnrank._core import validation
 from bnrank.networks.mlp import MLP, LinearNetwork
 
-__all__ = ["Functional", "aliases", "check_finite", "check_unshared", "example", "hooked", "is_plain_mlp", "unwrap"]
-
 
 class Functional:
     """A module as a function of x in one precision, with nothing of the module changed by calling it.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-
-__all__ = ["MLP", "LinearNetwork", "from_layers", "leaky_relu", "make"]
 
 
 def leaky_relu(z: Tensor, slope: float) -> Tensor:
@@ -69,15 +67,12 @@ class MLP(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        if not isinstance(widths, Iterable) or isinstance(widths, str):
-            raise TypeError(f"widths: got {validation.describe(widths)}, expected a sequence [d_in, ..., d_out]")
-        widths = list(widths)
-        if len(widths) < 2:
-            raise ValueError(f"widths: got {widths}, expected at least two, [d_in, ..., d_out]")
-        self.widths = [validation.integer(width, f"widths[{i}]") for i, width in enumerate(widths)]
+        self.widths = validation.integers(widths, "widths")
+        if len(self.widths) < 2:
+            raise ValueError(f"widths: got {self.widths}, expected at least two, [d_in, ..., d_out]")
         self.slope = validation.slope(slope)
         self.bias = bool(bias)
-        self.init = _validate_init(init)
+        self.init = validation.init(init)
         self.seed = validation.integer(seed, "seed", 0)
         self.layers = nn.ModuleList(
             nn.utils.skip_init(nn.Linear, n_in, n_out, bias=self.bias, dtype=dtype)
@@ -102,7 +97,7 @@ class MLP(nn.Module):
 
     def reset(self, seed: int, init: str | float | None = None) -> MLP:
         """Draw all parameters anew, in place, from the network's own generator; returns itself."""
-        init = self.init if init is None else _validate_init(init)
+        init = self.init if init is None else validation.init(init)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for weight in self.weights:
@@ -210,9 +205,3 @@ def from_layers(weights: Sequence[Tensor], biases: Sequence[Tensor] = (), slope:
         for parameter, value in zip([*net.weights, *net.biases], [*weights, *biases], strict=True):
             parameter.copy_(torch.as_tensor(value))
     return net
-
-
-def _validate_init(init: str | float) -> str | float:
-    if isinstance(init, str):
-        return validation.choice(init, "init", ["he"])
-    return validation.number(init, "init", 0.0)

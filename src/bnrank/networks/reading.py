@@ -20,8 +20,6 @@ from bnrank.networks.functional import Functional, example, hooked, is_plain_mlp
 from bnrank.networks.reasons import Skipped
 from bnrank.networks.stack import activation
 
-__all__ = ["Captured", "Layer", "Reading", "Segment", "Skipped", "capture", "parts_of", "read"]
-
 _KINDS: dict[Any, str] = {nn.Linear: "linear", nn.Conv1d: "conv1d", nn.Conv2d: "conv2d", nn.Conv3d: "conv3d"}
 _NEUTRAL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # in eval mode
 

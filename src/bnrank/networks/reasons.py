@@ -8,8 +8,6 @@ from typing import cast
 from torch import nn
 from torch.nn.utils import parametrize
 
-__all__ = ["Skipped", "of_operation", "of_parameters", "of_type"]
-
 _TYPES: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
     (
         (

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.mlp import leaky_relu
-from bnrank.networks.stack import Diagonal, Draw, Drawn, Stack, check_init, check_slope, linear
-
-__all__ = [
-    "Block",
-    "DiagonalBlock",
-    "FreeBlock",
-    "IdentityBlock",
-    "ResNet",
-    "ResNetDiagonal",
-    "ResNetFree",
-    "ResNetIdentity",
-]
+from bnrank.networks.stack import Diagonal, Draw, Drawn, Stack, linear
 
 
 class Block(Drawn):
@@ -73,18 +62,16 @@ class Block(Drawn):
         self.out = self.width if out is None else validation.integer(out, "out")
         if self.out != self.width and self.kind != "free":
             raise ValueError(f"out: got {out} for width {width}, but only a FreeBlock may give another width")
-        self.slope = check_slope(slope)
-        self.after = 1.0 if after is None else check_slope(after, "after")
+        self.slope = validation.slope(slope, linear=True)
+        self.after = 1.0 if after is None else validation.slope(after, "after", linear=True)
         self.inner = linear(self.width, self.hidden, bool(bias), dtype)
         self.outer = linear(self.hidden, self.out, bool(bias), dtype)
-        self.skip: nn.Module
-        if self.kind == "identity":
-            self.skip = nn.Identity()
-        elif self.kind == "diagonal":
+        self.skip: nn.Module = nn.Identity()
+        if self.kind == "diagonal":
             self.skip = Diagonal(self.width, dtype)
-        else:
+        elif self.kind == "free":
             self.skip = linear(self.width, self.out, False, dtype)
-        self.init = check_init(init)
+        self.init = validation.init(init)
         self.reset(seed)
 
     def forward(self, a: Tensor) -> Tensor:
@@ -192,30 +179,19 @@ class ResNet(Stack):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if isinstance(tail, str) or not isinstance(tail, Iterable):
-            raise TypeError(f"tail: got {validation.describe(tail)}, expected a sequence of widths")
-        widths = [validation.integer(w, f"tail[{i}]") for i, w in enumerate(tail)]
+        tail = validation.integers(tail, "tail")
         d_in, d_out = validation.integer(d_in, "d_in"), validation.integer(d_out, "d_out")
         width, hidden = validation.integer(width, "width"), validation.integer(hidden, "hidden")
         blocks, bias = validation.integer(blocks, "blocks"), bool(bias)
         parts: dict[str, nn.Module] = {"input": linear(d_in, width, bias, dtype)}
         for i in range(blocks):
             parts[f"block{i + 1}"] = self.block(width, hidden, slope, after, bias, dtype=dtype)
-        for i, (n_in, n_out) in enumerate(itertools.pairwise([width, *widths])):
+        for i, (n_in, n_out) in enumerate(itertools.pairwise([width, *tail])):
             parts[f"tail{i + 1}"] = linear(n_in, n_out, bias, dtype)
-        parts["output"] = linear([width, *widths][-1], d_out, bias, dtype)
+        parts["output"] = linear([width, *tail][-1], d_out, bias, dtype)
         super().__init__(parts, init=init, seed=validation.integer(seed, "seed", 0))
-        self.settings = {
-            "d_in": d_in,
-            "d_out": d_out,
-            "width": width,
-            "hidden": hidden,
-            "blocks": blocks,
-            "slope": float(slope),
-            "tail": widths,
-            "after": after,
-            "bias": bias,
-        }
+        self.settings = {"d_in": d_in, "d_out": d_out, "width": width, "hidden": hidden, "blocks": blocks}
+        self.settings |= {"slope": float(slope), "tail": tail, "after": after, "bias": bias}
 
 
 class ResNetIdentity(ResNet):

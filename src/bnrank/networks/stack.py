@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.mlp import MLP
 
-__all__ = ["Diagonal", "Draw", "Drawn", "Stack", "activation", "check_init", "check_slope", "linear"]
-
 
 class Drawn(nn.Module):
     """A module that draws its parameters from a generator of its own.
@@ -42,7 +40,7 @@ class Drawn(nn.Module):
             `Diagonal` or `MLP`.
         """
         seed = validation.integer(seed, "seed", 0)
-        init = check_init(self.init if init is None else init)
+        init = validation.init(self.init if init is None else init)
         draw = Draw(torch.Generator().manual_seed(seed), init)
         draw(self, 1.0)
         unknown = [name for name, p in self.named_parameters() if p.requires_grad and id(p) not in draw.reached]
@@ -125,7 +123,7 @@ class Stack(nn.Sequential, Drawn):
             if not isinstance(part, nn.Module):
                 raise TypeError(f"parts: got {validation.describe(part)} as {name}, expected torch.nn.Modules")
         super().__init__(OrderedDict(named))
-        self.init = check_init(init)
+        self.init = validation.init(init)
         self.seed = None
         if seed is not None:
             self.reset(seed)
@@ -141,13 +139,6 @@ class Stack(nn.Sequential, Drawn):
         return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
 
-def check_init(init: object) -> str | float:
-    """Return ``init`` if it is "he" or a number of at least 0."""
-    if isinstance(init, str):
-        return validation.choice(init, "init", ["he"])
-    return validation.number(init, "init", 0.0)
-
-
 def linear(n_in: int, n_out: int, bias: bool, dtype: torch.dtype) -> nn.Linear:
     """Return a Linear with parameters not yet drawn."""
     return nn.utils.skip_init(nn.Linear, n_in, n_out, bias=bias, dtype=dtype)
@@ -156,11 +147,6 @@ def linear(n_in: int, n_out: int, bias: bool, dtype: torch.dtype) -> nn.Linear:
 def activation(slope: float) -> nn.Module:
     """Return sigma_s as a module."""
     return nn.Identity() if slope == 1 else nn.ReLU() if slope == 0 else nn.LeakyReLU(slope)
-
-
-def check_slope(slope: object, name: str = "slope") -> float:
-    """Return the slope of an activation, in (-1, 1), or 1 for none."""
-    return 1.0 if isinstance(slope, int | float) and slope == 1 else validation.slope(slope, name)
 
 
 class Draw:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bnrank._core import validation
-
-__all__ = ["streams"]
 
 
 def streams(seed: int, count: int) -> list[torch.Generator]:
@@ -23,3 +22,13 @@ def streams(seed: int, count: int) -> list[torch.Generator]:
     """
     states = np.random.SeedSequence(validation.integer(seed, "seed", 0)).generate_state(count, np.uint32)
     return [torch.Generator().manual_seed(int(state)) for state in states]
+
+
+def normal(generator: torch.Generator, *shape: int) -> Tensor:
+    """Return independent N(0, 1) numbers in float64."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def uniform(generator: torch.Generator, *shape: int) -> Tensor:
+    """Return independent numbers, uniform on [0, 1), in float64."""
+    return torch.rand(shape, generator=generator, dtype=torch.float64)

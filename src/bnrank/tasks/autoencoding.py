@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.tasks._random import streams
-from bnrank.tasks.low_rank import ShallowReLU
+from bnrank.tasks._random import normal, streams
+from bnrank.tasks.latent_maps import ShallowReLU
 from bnrank.tasks.task import Task, Truth
-
-__all__ = ["autoencoder", "crosses_itself", "distances_to_polyline", "planar_curve", "polyline"]
 
 DRAWS = 1000  # of g, until one is injective where there are samples
 PIECE = 1 << 20  # numbers at a time
@@ -68,8 +66,8 @@ def planar_curve(
     width = validation.integer(width, "width")
     target = validation.number(x_norm_squared, "x_norm_squared", 0.0, strict=True)
     for_g, for_z, for_z_test = streams(seed, 3)
-    z = torch.randn(n, 1, generator=for_z, dtype=torch.float64).float()
-    z_test = torch.randn(n_test, 1, generator=for_z_test, dtype=torch.float64).float()
+    z = normal(for_z, n, 1).float()
+    z_test = normal(for_z_test, n_test, 1).float()
     seen = torch.cat([z, z_test])
     lower, upper = float(seen.min()), float(seen.max())
     for _ in range(DRAWS):
@@ -251,7 +249,7 @@ def distances_to_polyline(x: Tensor, corners: Tensor) -> Tensor:
 
 def _curve(width: int, z: Tensor, target: float, generator: torch.Generator) -> ShallowReLU | None:
     """Draw g, centered and scaled on z; None where it is constant there."""
-    w1, b1, w2 = (torch.randn(s, generator=generator, dtype=torch.float64) for s in ((width, 1), (width,), (2, width)))
+    w1, b1, w2 = normal(generator, width, 1), normal(generator, width), normal(generator, 2, width)
     mean = ShallowReLU(w1, b1, w2)(z).mean(0)
     one = torch.ones(1, dtype=torch.float64)
     g = ShallowReLU(torch.cat([w1, 0 * one[:, None]]), torch.cat([b1, one]), torch.cat([w2, -mean[:, None]], 1))

@@ -18,8 +18,6 @@ from bnrank._core import validation
 from bnrank.tasks._random import streams
 from bnrank.tasks.task import MissingDataError, Task
 
-__all__ = ["digits", "handwritten_digits", "mnist", "parse_idx", "two_digits"]
-
 REGISTRY = {  # SHA256 of the original distribution
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.integrate import quad
-from scipy.special import gamma
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.tasks._random import streams
+from bnrank.tasks._random import streams, uniform
 from bnrank.tasks.task import Task, Truth
-
-__all__ = ["TorusTarget", "lattice_sum", "on_torus", "torus_map"]
 
 CUTOFFS = {1: 8192, 2: 256, 3: 40, 4: 16}  # where the caller gives none: about half a million coefficients
 CHUNK = 1 << 22  # numbers in one intermediate product
@@ -56,6 +52,9 @@ def lattice_sum(d: int, power: float) -> float:
     >>> abs(lattice_sum(1, 2.0) - torch.pi**2 / 3) < 1e-12
     True
     """
+    from scipy.integrate import quad
+    from scipy.special import gamma
+
     d = validation.integer(d, "d")
     s = validation.number(power, "power", d, strict=True) / 2
     if power > NEAREST:
@@ -211,19 +210,9 @@ def torus_map(
     def values(angles: Tensor) -> Tensor:
         return torch.stack([target(angles) for target in targets], 1)
 
-    angles, angles_test = (
-        2 * math.pi * torch.rand(count, d, generator=generator, dtype=torch.float64)
-        for count, generator in ((n, train), (n_test, test))
-    )
-    return Task(
-        x=on_torus(angles),
-        y=values(angles),
-        x_test=on_torus(angles_test) if n_test else None,
-        y_test=values(angles_test) if n_test else None,
-        name="torus_map",
-        truth=Truth(d, angles, angles_test, on_torus, values),
-        settings={"n": n, "d": d, "alphas": tuple(decays), "seed": seed, "n_test": n_test, "cutoff": cutoff},
-    )
+    angles, angles_test = (2 * math.pi * uniform(stream, count, d) for count, stream in ((n, train), (n_test, test)))
+    settings = {"n": n, "d": d, "alphas": tuple(decays), "seed": seed, "n_test": n_test, "cutoff": cutoff}
+    return Truth(d, angles, angles_test, on_torus, values).task("torus_map", settings)
 
 
 def torus_targets(d: int, alphas: Sequence[float], cutoff: int, generator: torch.Generator) -> list[TorusTarget]:
@@ -237,7 +226,7 @@ def torus_targets(d: int, alphas: Sequence[float], cutoff: int, generator: torch
         squared = squared + axis**2
         positive = positive | (undecided & (axis > 0))
         undecided = undecided & (axis == 0)
-    phases = 2 * math.pi * torch.rand(squared.shape, generator=generator, dtype=torch.float64)
+    phases = 2 * math.pi * uniform(generator, *squared.shape)
     result = []
     for alpha in alphas:
         sizes = torch.where(positive, squared.clamp(min=1) ** (-(alpha + d) / 4), 0.0)

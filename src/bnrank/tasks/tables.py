@@ -15,14 +15,12 @@ import torch
 
 from bnrank._core import validation
 from bnrank.tasks.images import digits, mnist
-from bnrank.tasks.low_rank import bottleneck_spectra_map, low_rank_map
+from bnrank.tasks.latent_maps import bottleneck_spectra_map, low_rank_map
 from bnrank.tasks.shapes import s_shapes
 from bnrank.tasks.task import LOSSES, MissingDataError, Task
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["NAMED", "Table", "load_table", "read_table"]
 
 NAMED: dict[str, Callable[..., Task]] = {
     "low-rank": low_rank_map,

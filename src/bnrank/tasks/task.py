@@ -12,8 +12,6 @@ from torch import Tensor
 
 from bnrank._core import validation
 
-__all__ = ["MissingDataError", "Task", "Truth", "as_task", "signs"]
-
 LOSSES = ("mse", "cross_entropy", "logistic")
 
 
@@ -40,6 +38,19 @@ class Truth:
     latents_test: Tensor
     x_of_latents: Callable[[Tensor], Tensor]
     y_of_latents: Callable[[Tensor], Tensor]
+
+    def task(self, name: str, settings: Mapping[str, Any], y: Tensor | None = None) -> Task:
+        """Return the task of these latents, with other training outputs y where they are given."""
+        z, z_test = self.latents, self.latents_test
+        return Task(
+            self.x_of_latents(z),
+            self.y_of_latents(z) if y is None else y,
+            self.x_of_latents(z_test) if len(z_test) else None,
+            self.y_of_latents(z_test) if len(z_test) else None,
+            name=name,
+            truth=self,
+            settings=settings,
+        )
 
 
 @dataclass(frozen=True)
@@ -93,40 +104,42 @@ class Task:
 
     def __post_init__(self) -> None:
         validation.choice(self.loss, "loss", LOSSES)
-        set_ = object.__setattr__
-        set_(self, "x", validation.samples(self.x, "x", ndim=None))
         if (self.x_test is None) != (self.y_test is None):
             raise ValueError("x_test, y_test: got one without the other, expected both or neither")
-        if self.loss == "mse":
-            if isinstance(self.y, Tensor | np.ndarray) and self.y.ndim == 1:
-                raise ValueError(
-                    f"y: got {validation.describe(self.y)}, expected (N, d_out); for class numbers pass "
-                    "loss='cross_entropy', for one quantity y.reshape(-1, 1)"
-                )
-            set_(self, "y", validation.samples(self.y, "y"))
-        elif self.loss == "logistic":
-            set_(self, "y", signs(self.y, "y").to(self.x.dtype))
-        else:
-            set_(self, "y", _labels(self.y, "y"))
-            if self.classes is None:
-                set_(self, "classes", int(self.y.max()) + 1)
-            _check_range(self.y, "y", int(self.classes or 0))
-        _same_length(self.x, self.y, "x", "y")
-        if self.x_test is not None and self.y_test is not None:
-            set_(self, "x_test", validation.samples(self.x_test, "x_test", ndim=None))
+        if self.loss == "mse" and isinstance(self.y, Tensor | np.ndarray) and self.y.ndim == 1:
+            raise ValueError(
+                f"y: got {validation.describe(self.y)}, expected (N, d_out); for class numbers pass "
+                "loss='cross_entropy', for one quantity y.reshape(-1, 1)"
+            )
+        self._check("")
+        if self.x_test is not None:
+            self._check("_test")
             if self.x_test.shape[1:] != self.x.shape[1:]:
                 raise ValueError(
                     f"x_test: got samples of shape {tuple(self.x_test.shape[1:])}, "
                     f"expected {tuple(self.x.shape[1:])} as in x"
                 )
-            if self.loss == "mse":
-                set_(self, "y_test", validation.samples(self.y_test, "y_test", features=self.y.shape[1]))
-            elif self.loss == "logistic":
-                set_(self, "y_test", signs(self.y_test, "y_test").to(self.x.dtype))
-            else:
-                set_(self, "y_test", _labels(self.y_test, "y_test"))
-                _check_range(self.y_test, "y_test", int(self.classes or 0))
-            _same_length(self.x_test, self.y_test, "x_test", "y_test")
+
+    def _check(self, suffix: str) -> None:
+        """Check and convert the training data (suffix "") or the test data ("_test")."""
+        names = f"x{suffix}", f"y{suffix}"
+        x, y = validation.samples(getattr(self, names[0]), names[0], ndim=None), getattr(self, names[1])
+        if self.loss == "mse":
+            y = validation.samples(y, names[1], features=self.y.shape[1] if suffix else None)
+        elif self.loss == "logistic":
+            y = signs(y, names[1]).to(x.dtype)
+        else:
+            y = _labels(y, names[1])
+            classes = int(y.max()) + 1 if self.classes is None else self.classes
+            object.__setattr__(self, "classes", classes)
+            if int(y.min()) < 0 or int(y.max()) >= classes:
+                found = f"labels from {int(y.min())} to {int(y.max())}"
+                raise ValueError(f"{names[1]}: got {found}, expected 0 to {classes - 1}")
+        if len(x) != len(y):
+            found = f"got {len(x)} and {len(y)} samples"
+            raise ValueError(f"{', '.join(names)}: {found}, expected the same number in both")
+        for name, value in zip(names, (x, y), strict=True):
+            object.__setattr__(self, name, value)
 
     @property
     def n(self) -> int:
@@ -192,15 +205,3 @@ def _labels(y: Tensor, name: str) -> Tensor:
     if y.numel() == 0:
         raise ValueError(f"{name}: got an empty array, expected class numbers, integers of shape (N,)")
     return y.long()
-
-
-def _check_range(y: Tensor, name: str, classes: int) -> None:
-    if int(y.min()) < 0 or int(y.max()) >= classes:
-        raise ValueError(f"{name}: got labels from {int(y.min())} to {int(y.max())}, expected 0 to {classes - 1}")
-
-
-def _same_length(a: Tensor, b: Tensor, name_a: str, name_b: str) -> None:
-    if a.shape[0] != b.shape[0]:
-        raise ValueError(
-            f"{name_a}, {name_b}: got {a.shape[0]} and {b.shape[0]} samples, expected the same number in both"
-        )

@@ -15,7 +15,7 @@ from bnrank.measures import dependence, orbits, profile
 from bnrank.measures.bottlenecks import Bottleneck, detect
 from bnrank.networks import MLP
 from bnrank.networks.reading import capture
-from bnrank.tasks import RankOneFactorisation, Task
+from bnrank.tasks import RankOneFactorization, Task
 
 __all__ = [
     "BEFORE",
@@ -142,7 +142,7 @@ class Learned:
 def learn(
     net: MLP,
     task: Task,
-    descent: RankOneFactorisation,
+    descent: RankOneFactorization,
     *,
     early: int,
     hidden: int,
@@ -229,14 +229,14 @@ def _in_plane(h: Tensor) -> Tensor:
     return (h - center) @ directions
 
 
-def exactness(descent: RankOneFactorisation, x: Tensor, steps: int) -> float:
+def exactness(descent: RankOneFactorization, x: Tensor, steps: int) -> float:
     """Return the largest |u(v(t + 1)) - G(u(v(t)))| along trajectories, G the map of the statistics, with E = 0."""
-    clean = RankOneFactorisation(descent.w, descent.across, torch.zeros_like(descent.error), descent.lr)
+    clean = RankOneFactorization(descent.w, descent.across, torch.zeros_like(descent.error), descent.lr)
     u = clean.statistics(clean.trajectory(x, steps))
     return float((u[:, 1:] - clean.step_statistics(u[:, :-1])).abs().max())
 
 
-def _scale(task: Task, descent: RankOneFactorisation) -> float:
+def _scale(task: Task, descent: RankOneFactorization) -> float:
     """Return the scalar between the outputs of the task and the costs."""
     costs = descent.cost(descent.step(task.x.double()))
     return float(task.y[:, 0].double() @ costs / (costs @ costs))
@@ -248,7 +248,7 @@ def _random_plane(d: int, seed: int) -> Tensor:
     return torch.linalg.qr(torch.randn((d, 2), generator=generator, dtype=torch.float64))[0]
 
 
-def _planes(descent: RankOneFactorisation, x: Tensor, radius: float, copies: int, seed: int) -> Tensor:
+def _planes(descent: RankOneFactorization, x: Tensor, radius: float, copies: int, seed: int) -> Tensor:
     """Return points (planes, orbits, copies, d) of planes orthogonal to w, with the w^T x of samples.
 
     Radii of the orbits are drawn uniformly, up to where ||v|| is the radius of the starts.
@@ -262,7 +262,7 @@ def _planes(descent: RankOneFactorisation, x: Tensor, radius: float, copies: int
     return points.unflatten(0, (len(x), RADII))
 
 
-def _maps(net: MLP, descent: RankOneFactorisation, before: int, early: int, radius: float) -> tuple[Map, ...]:
+def _maps(net: MLP, descent: RankOneFactorization, before: int, early: int, radius: float) -> tuple[Map, ...]:
     """Return distances ||a(x) - a(x0)|| in a plane orthogonal to w, and in one that holds w."""
     w, e = descent.w, descent.across
     f = torch.linalg.svd(torch.stack([w, e]))[2][2 % len(w)]  # orthogonal to both where d is 3 or more

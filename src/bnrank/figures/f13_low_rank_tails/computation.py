@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.measures import stable_signs
-from bnrank.networks import Convolutional, FreeBlock, Stack
+from bnrank.networks import Convolutional, FreeBlock, Stack, Window
 from bnrank.tasks import Task, two_digits
 from bnrank.theory.invariants import Tail, tail
 from bnrank.theory.invariants.conserved import Conserved
@@ -61,7 +61,7 @@ def _residual(shape: Sequence[int], width: int) -> list[nn.Module]:
 
 def _convolutional(shape: Sequence[int], width: int) -> list[nn.Module]:
     """Return a convolution with ReLU, two linear ones, two linear layers."""
-    first = Convolutional(shape, [4], kernel=3, stride=2)[0]
+    first = Convolutional(shape, [4], window=Window(stride=2))[0]
     linear = [nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.Conv2d(4, 4, 3, stride=2, padding=1, bias=False)]
     left = 4 * math.ceil(shape[-1] / 4) ** 2
     return [first, nn.ReLU(), *linear, nn.Flatten(), _dense(left, width), _dense(width, 1)]
@@ -69,7 +69,7 @@ def _convolutional(shape: Sequence[int], width: int) -> list[nn.Module]:
 
 def _mixed(shape: Sequence[int], width: int) -> list[nn.Module]:
     """Return a convolution with ReLU, a linear one, a linear free block, two linear layers."""
-    first = Convolutional(shape, [4], kernel=3, stride=2)[0]
+    first = Convolutional(shape, [4], window=Window(stride=2))[0]
     linear = nn.Conv2d(4, 4, 3, stride=2, padding=1, bias=False)
     left = 4 * math.ceil(shape[-1] / 4) ** 2
     block = FreeBlock(left, width, slope=1, out=width)

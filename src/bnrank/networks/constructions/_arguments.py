@@ -12,8 +12,6 @@ from torch import Tensor
 from bnrank._core import validation
 from bnrank.networks.chain import Chain
 
-__all__ = ["DOUBLE", "activation_slope", "array", "together"]
-
 DOUBLE = torch.float64
 
 
@@ -30,18 +28,6 @@ def together(f: Chain, g: Chain, names: tuple[str, str]) -> tuple[Chain, Chain]:
         f, g = f.biased(), g.biased()
     weights, biases = [w.to(f.device) for w in g.weights], [b.to(f.device) for b in g.biases]
     return replace(f, slope=slope, dtype=dtype), Chain(weights, biases, slope, dtype, f.device)
-
-
-def activation_slope(value: object) -> float:
-    """Return the slope of an activation, in (-1, 1), or 1 for none."""
-    return 1.0 if isinstance(value, int | float) and not isinstance(value, bool) and value == 1 else _slope(value)
-
-
-def _slope(value: object) -> float:
-    try:
-        return validation.slope(value)
-    except ValueError as error:
-        raise ValueError(f"{error}, 1 is no activation") from error
 
 
 def array(value: object, name: str, shape: str, ndim: int | Sequence[int]) -> Tensor:

@@ -9,11 +9,9 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.chain import Chain, read_chain
-from bnrank.networks.constructions._arguments import DOUBLE, activation_slope, array, together
+from bnrank.networks.constructions._arguments import DOUBLE, array, together
 from bnrank.networks.constructions.deepening import inserted, two_sided
 from bnrank.networks.mlp import MLP
-
-__all__ = ["add", "bottleneck", "compose", "identity"]
 
 
 def identity(k: int, depth: int, slope: float = 0.0, signed: bool = False) -> MLP:
@@ -61,7 +59,7 @@ def identity(k: int, depth: int, slope: float = 0.0, signed: bool = False) -> ML
     ([[2.0, 0.0]], [[2.0, -1.0]])
     """
     k, depth = validation.integer(k, "k"), validation.integer(depth, "depth")
-    slope, eye = activation_slope(slope), torch.eye(k, dtype=DOUBLE)
+    slope, eye = validation.slope(slope, linear=True), torch.eye(k, dtype=DOUBLE)
     return Chain(two_sided(eye, depth, slope) if signed else [eye] * depth, [], slope).network()
 
 

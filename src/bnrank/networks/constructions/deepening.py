@@ -14,8 +14,6 @@ from bnrank.networks.chain import Chain, read_chain
 from bnrank.networks.constructions._arguments import DOUBLE
 from bnrank.networks.mlp import MLP, leaky_relu
 
-__all__ = ["deepen", "deepen_escape", "inserted", "two_sided"]
-
 
 def deepen(net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, *, rtol: float = 1e-12) -> MLP:
     """Return a deeper network of the same function, with linear layers inserted where they cost least.

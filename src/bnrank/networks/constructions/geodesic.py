@@ -11,8 +11,6 @@ from bnrank.networks.chain import Chain
 from bnrank.networks.constructions._arguments import DOUBLE
 from bnrank.networks.mlp import MLP
 
-__all__ = ["diverging_geodesic"]
-
 
 def diverging_geodesic(depth: int, gamma: float = 0.75, a: float = 1.0) -> MLP:
     """Return a network of f(x, y, z) = (x, y, z + a max(0, x - y)) on R^3_+ whose representations diverge with depth.

@@ -15,8 +15,6 @@ from bnrank.networks.chain import Chain
 from bnrank.networks.constructions._arguments import DOUBLE
 from bnrank.networks.mlp import MLP
 
-__all__ = ["line_interpolant"]
-
 DRAWS = 64  # directions tried
 MISS = 1e-3  # of the range of y: a network that misses a point by more is refused
 CLOSE = 1e-6  # of the range of y: straight lines that miss by more give way to steps

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from bnrank._core import validation
 from bnrank.networks.chain import Chain
-from bnrank.networks.constructions._arguments import DOUBLE, activation_slope, array
+from bnrank.networks.constructions._arguments import DOUBLE, array
 from bnrank.networks.mlp import MLP
-
-__all__ = ["completely_positive", "diagonal", "linear"]
 
 NEGATIVE = 1e-12  # cosines from minus this on count as non-negative
 ISOMETRY = 1e-10  # entries of O^T O - P up to this count as 0
@@ -186,7 +184,7 @@ def completely_positive(
     (True, True)
     """
     matrix, depth = array(a, "a", "(d_out, d_in)", 2), validation.integer(depth, "depth")
-    domain, slope = validation.samples(x, "x", features=matrix.shape[1]).detach(), activation_slope(slope)
+    domain, slope = validation.samples(x, "x", features=matrix.shape[1]).detach(), validation.slope(slope, linear=True)
     dtype = torch.promote_types(matrix.dtype, domain.dtype)
     u, s, vh = spectrum(matrix, rtol)
     domain, matrix = domain.to(matrix.device, DOUBLE), matrix.to(DOUBLE)

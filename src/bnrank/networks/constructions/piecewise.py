@@ -14,8 +14,6 @@ from bnrank.networks.chain import Chain, read_chain
 from bnrank.networks.constructions._arguments import DOUBLE, array
 from bnrank.networks.mlp import MLP
 
-__all__ = ["cross", "max_of_affine", "with_slope"]
-
 Arrays = Tensor | np.ndarray | Sequence[Tensor | np.ndarray]
 
 

@@ -146,7 +146,7 @@ def find(
     widths = _widths(depth, width, x_.shape[1], g_.shape[1])
     starts = validation.integer(starts, "starts", 0)
     steps = steps if isinstance(steps, Steps) else Steps(steps)
-    slope = 1.0 if slope == 1 else validation.slope(slope)
+    slope = validation.slope(slope, linear=True)
     validation.choice(start, "start", STARTS)
     rtol = validation.number(rtol, "rtol", 0.0)
     seeds = np.random.SeedSequence(validation.integer(seed, "seed", 0)).spawn(starts + 1)

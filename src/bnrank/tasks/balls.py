@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.tasks._random import streams
+from bnrank.tasks._random import streams, uniform
 from bnrank.tasks.task import Task, Truth
-
-__all__ = ["ball_images", "falling_ball"]
 
 FRAMES_IN = 2  # enough to know position and velocity
 WITHIN = ("image", "pixel")
@@ -155,7 +153,7 @@ def falling_ball(
     fall = torch.tensor([gravity, 0.0][:d], dtype=torch.float64)
 
     def latents(count: int, extent: float, generator: torch.Generator) -> Tensor:
-        drawn = torch.rand(count, 2, d, generator=generator, dtype=torch.float64)
+        drawn = uniform(generator, count, 2, d)
         angle = 2 * math.pi * extent * drawn[:, 0] / size
         return torch.cat([angle.cos(), angle.sin(), speed * (2 * drawn[:, 1] - 1)], 1)
 
@@ -174,6 +172,4 @@ def falling_ball(
     train, test = streams(seed, 2)
     z = latents(n, size if within == "image" else 1, train)
     z_test = latents(n_test, size, test)
-    truth = Truth(2 * d, z, z_test, x_of, y_of)
-    x_test, y_test = (x_of(z_test), y_of(z_test)) if n_test else (None, None)
-    return Task(x_of(z), y_of(z), x_test, y_test, "mse", "falling_ball", truth=truth, settings=settings)
+    return Truth(2 * d, z, z_test, x_of, y_of).task("falling_ball", settings)

@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.tasks._random import streams
+from bnrank.tasks._random import normal, streams, uniform
 from bnrank.tasks.task import Task, Truth
-
-__all__ = ["STARTS", "RankOneFactorisation", "matrix_factorization", "rank_one_factorization"]
 
 STARTS = ("even", "gaussian")
 
 
 @dataclass(frozen=True, eq=False)
-class RankOneFactorisation:
+class RankOneFactorization:
     """Gradient descent on C(v) = ||v v^T - (w w^T + E)||_F^2, with ||w|| = 1.
 
     Its gradient is 4 ||v||^2 v - 2 (A + A^T) v with A = w w^T + E. With E = 0 a step is
@@ -112,7 +110,7 @@ class RankOneFactorisation:
         return v.double()
 
 
-def rank_one_factorization(d: int = 6, lr: float = 0.03, noise: float = 0.0, seed: int = 0) -> RankOneFactorisation:
+def rank_one_factorization(d: int = 6, lr: float = 0.03, noise: float = 0.0, seed: int = 0) -> RankOneFactorization:
     """Draw w, uniform on the unit sphere, and E, with independent entries N(0, (noise/d)^2), so E||E||_F^2 = noise^2.
 
     The same ``d``, ``noise`` and ``seed`` give the w and E of :func:`matrix_factorization`.
@@ -132,11 +130,11 @@ def rank_one_factorization(d: int = 6, lr: float = 0.03, noise: float = 0.0, see
     lr = validation.number(lr, "lr", 0.0, strict=True)
     noise = validation.number(noise, "noise", 0.0)
     for_w, for_across, for_error = streams(seed, 3)
-    w, across = _normal((d,), for_w), _normal((d,), for_across)
+    w, across = normal(for_w, d), normal(for_across, d)
     w = w / w.norm()
     across = across - (across @ w) * w
-    error = _normal((d, d), for_error) * (noise / d)
-    return RankOneFactorisation(w, across / across.norm(), error, lr)
+    error = normal(for_error, d, d) * (noise / d)
+    return RankOneFactorization(w, across / across.norm(), error, lr)
 
 
 def matrix_factorization(
@@ -154,7 +152,7 @@ def matrix_factorization(
 ) -> Task:
     """Draw the task of F5: from v(0) to (C(v(1)), ..., C(v(T))) along gradient descent, of bottleneck rank 2.
 
-    C(v) = ||v v^T - (w w^T + E)||_F^2; see :class:`RankOneFactorisation`. With E = 0 the map is invariant under
+    C(v) = ||v v^T - (w w^T + E)||_F^2; see :class:`RankOneFactorization`. With E = 0 the map is invariant under
     rotations about w and under v -> -v; it goes through u = ((w^T v)^2, ||(I - w w^T) v||^2), and no fewer numbers
     will do if T >= 2 (T17; Jacot2023b section 5, which leaves d, T, the step size, the start and N open). The source
     has C(v(1)), ..., C(v(T)) in the text; its slides (Jacot2023c) add C(v(0)) and leave out the squares in u.
@@ -250,22 +248,18 @@ def _pair(u: Tensor) -> Tensor:
     return u.double()
 
 
-def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-def _starts(descent: RankOneFactorisation, count: int, start: str, radius: float, generator: torch.Generator) -> Tensor:
+def _starts(descent: RankOneFactorization, count: int, start: str, radius: float, generator: torch.Generator) -> Tensor:
     d = len(descent.w)
     if start == "gaussian":
-        return _normal((count, d), generator) * (radius / (3 * d) ** 0.5)
-    r, phi = torch.rand((2, count, 1), generator=generator, dtype=torch.float64)
-    q = _normal((count, d), generator)
+        return normal(generator, count, d) * (radius / (3 * d) ** 0.5)
+    r, phi = uniform(generator, 2, count, 1)
+    q = normal(generator, count, d)
     q = q - (q @ descent.w).unsqueeze(-1) * descent.w
     q = q / q.norm(dim=1, keepdim=True)
     return radius * r * ((torch.pi * phi).cos() * descent.w + (torch.pi * phi).sin() * q)
 
 
-def _costs(descent: RankOneFactorisation, v: Tensor, steps: int) -> Tensor:
+def _costs(descent: RankOneFactorization, v: Tensor, steps: int) -> Tensor:
     """Return C(v(1)), ..., C(v(T)) in float64, (N, T)."""
     return descent.cost(descent.trajectory(v.double(), steps)[:, 1:])
 
@@ -277,7 +271,7 @@ def _scale(costs: Tensor, variance: float) -> float:
     return float((variance / drawn) ** 0.5)
 
 
-def _costs_of_statistics(descent: RankOneFactorisation, u: Tensor, *, steps: int, scale: float) -> Tensor:
+def _costs_of_statistics(descent: RankOneFactorization, u: Tensor, *, steps: int, scale: float) -> Tensor:
     """Return the scaled costs after 1, ..., T steps, (..., T), for u (..., 2)."""
     costs, s = [], _pair(u)
     for _ in range(steps):

@@ -1,17 +1,16 @@
-"""Inputs and outputs made from common latents, of which the outputs use only a few."""
+"""Maps through few variables: of common latents, and compositions y = h(g(x))."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.tasks._random import streams
+from bnrank.tasks._random import normal, streams, uniform
 from bnrank.tasks.task import Task, Truth
-
-__all__ = ["ShallowReLU", "bottleneck_spectra_map", "low_rank_map"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,21 +134,11 @@ def low_rank_map(
     noise = validation.number(noise, "noise", 0.0)
     for_g, for_h, for_z, for_z_test, for_noise = streams(seed, 5)
 
-    z, z_test = _normal((n, latent), for_z).float(), _normal((n_test, latent), for_z_test).float()
+    z, z_test = normal(for_z, n, latent).float(), normal(for_z_test, n_test, latent).float()
     g = _scaled(_shallow(latent, width, d_in, bias, for_g), z, x_norm_squared, "x_norm_squared")
     h = _scaled(_shallow(rank, width, d_out, bias, for_h), z, y_norm_squared, "y_norm_squared")
-    y = h(z)
-    if noise:
-        y = (h(z.double()) + noise * _normal((n, d_out), for_noise)).float()
-    return Task(
-        x=g(z),
-        y=y,
-        x_test=g(z_test) if n_test else None,
-        y_test=h(z_test) if n_test else None,
-        name="low_rank_map",
-        truth=Truth(rank=rank, latents=z, latents_test=z_test, x_of_latents=g, y_of_latents=h),
-        settings=settings,
-    )
+    y = (h(z.double()) + noise * normal(for_noise, n, d_out)).float() if noise else None
+    return Truth(rank, z, z_test, g, h).task("low_rank_map", settings, y)
 
 
 def bottleneck_spectra_map(rank: int = 4, seed: int = 0, *, n: int = 500, n_test: int = 500) -> Task:
@@ -173,6 +162,93 @@ def bottleneck_spectra_map(rank: int = 4, seed: int = 0, *, n: int = 500, n_test
     return low_rank_map(n, d_in=50, d_out=50, latent=15, rank=rank, width=100, seed=seed, n_test=n_test)
 
 
+def block_norms(x: Tensor, inner: int) -> Tensor:
+    """Return g(x), (N, inner): the inputs cut into blocks of coordinates, ||block||^2 less its mean over its deviation.
+
+    Mean and standard deviation are those under x ~ N(0, I): (||b||^2 - n_b) / sqrt(2 n_b) for a block of n_b inputs.
+    Blocks are as even as can be, longer ones first. g is unchanged under rotations of every block.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there are fewer inputs than blocks.
+
+    Examples
+    --------
+    >>> import torch
+    >>> block_norms(torch.tensor([[1.0, 1.0, 3.0, 0.0]]), 2)
+    tensor([[0.0000, 3.5000]])
+    """
+    x = validation.samples(x, "x")
+    blocks = x.tensor_split(_at_most(inner, "inner", inputs=x.shape[1]), 1)
+    return torch.stack([(b.square().sum(1) - b.shape[1]) / math.sqrt(2 * b.shape[1]) for b in blocks], 1)
+
+
+def composition(
+    n: int = 500,
+    d_in: int = 10,
+    d_out: int = 10,
+    inner: int = 1,
+    seed: int = 0,
+    *,
+    n_test: int = 2000,
+    frequency: float = 2.0,
+) -> Task:
+    """Draw a composition with a small inner dimension that no linear map of the inputs shows (F7; Jacot2023c).
+
+    x ~ N(0, I), z = g(x) as in :func:`block_norms`, y_j = sqrt(2 / d_out) cos(frequency w_j . z + p_j) with w_j from
+    N(0, I) and p_j uniform. All inputs matter to the same extent, and within a block every direction looks like every
+    other: this is the example of the slides, f(Rx) = f(x) for rotations R, which no function h(Ax) of fewer inputs
+    equals. A scalar y would be a function of one number, itself, whatever ``inner``; with d_out > inner the inner
+    dimension is ``inner``.
+
+    Parameters
+    ----------
+    n, n_test : int
+        Number of training and of test samples; ``n_test`` may be 0.
+    d_in, d_out : int
+        Dimensions of x and y.
+    inner : int
+        Dimension of z, at most ``d_in``.
+    seed : int
+        h, training and test inputs come from separate streams of it.
+    frequency : float
+        How fast h oscillates, > 0, in units of the standard deviation of z.
+
+    Returns
+    -------
+    Task
+        x (n, d_in), y (n, d_out), float32, loss "mse"; no noise.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range; the message names it.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> task = bnrank.tasks.composition(n=100, d_in=12, inner=2)
+    >>> task.x.shape, task.y.shape
+    (torch.Size([100, 12]), torch.Size([100, 10]))
+    """
+    n, n_test = validation.integer(n, "n"), validation.integer(n_test, "n_test", 0)
+    d_in, d_out = validation.integer(d_in, "d_in"), validation.integer(d_out, "d_out")
+    inner = _at_most(inner, "inner", d_in=d_in)
+    frequency = validation.number(frequency, "frequency", 0.0, strict=True)
+    for_h, train, test = streams(seed, 3)
+    w, phases = frequency * normal(for_h, d_out, inner), 2 * math.pi * uniform(for_h, d_out)
+
+    def draw(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = normal(generator, count, d_in).float()
+        y = math.sqrt(2 / d_out) * torch.cos(block_norms(x.double(), inner) @ w.T + phases)
+        return x, y.float()
+
+    settings = {"n": n, "d_in": d_in, "d_out": d_out, "inner": inner, "seed": seed, "n_test": n_test}
+    x_test, y_test = draw(n_test, test) if n_test else (None, None)
+    return Task(*draw(n, train), x_test, y_test, name="composition", settings=settings | {"frequency": frequency})
+
+
 def _at_most(value: int, name: str, **limits: int) -> int:
     value = validation.integer(value, name)
     for limit_name, limit in limits.items():
@@ -181,14 +257,10 @@ def _at_most(value: int, name: str, **limits: int) -> int:
     return value
 
 
-def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
 def _shallow(inputs: int, width: int, outputs: int, bias: bool, generator: torch.Generator) -> ShallowReLU:
-    w1 = _normal((width, inputs), generator) / inputs**0.5
-    w2 = _normal((outputs, width), generator) / width**0.5
-    b1 = _normal((width,), generator) if bias else torch.zeros(width, dtype=torch.float64)
+    w1 = normal(generator, width, inputs) / inputs**0.5
+    w2 = normal(generator, outputs, width) / width**0.5
+    b1 = normal(generator, width) if bias else torch.zeros(width, dtype=torch.float64)
     return ShallowReLU(w1, b1, w2)
 
 
