@@ -87,5 +87,5 @@ def test_bad_arguments(arguments, error, message):
 
 
 def test_more_blocks_than_inputs():
-    with pytest.raises(ValueError, match="inner: got 3, expected at most the number of inputs, 2"):
+    with pytest.raises(ValueError, match="inner: got 3, expected at most inputs = 2"):
         block_norms(torch.ones(4, 2), 3)

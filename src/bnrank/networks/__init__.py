@@ -6,7 +6,7 @@ from bnrank.networks.code import load_module
 from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional, Window
 from bnrank.networks.files import load, save
 from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
-from bnrank.networks.reading import Captured, Layer, Reading, Segment, capture, read
+from bnrank.networks.reading import Captured, Layer, Reading, capture, read
 from bnrank.networks.reasons import Skipped
 from bnrank.networks.residual import (
     DiagonalBlock,
@@ -16,6 +16,7 @@ from bnrank.networks.residual import (
     ResNetFree,
     ResNetIdentity,
 )
+from bnrank.networks.segments import Segment
 from bnrank.networks.stack import Stack
 
 __all__ = [

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bnrank.networks.functional import check_finite, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP, from_layers
-from bnrank.networks.reading import parts_of
+from bnrank.networks.segments import parts_of
 
 _Pair = tuple[Tensor, Tensor]
 

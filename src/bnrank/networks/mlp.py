@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -155,18 +155,11 @@ class LinearNetwork(MLP):
         self.reset(self.seed)
 
 
-def make(
-    widths: Sequence[int],
-    slope: float = 0.0,
-    bias: bool = True,
-    init: str | float = "he",
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-) -> MLP:
+def make(widths: Sequence[int], slope: float = 0.0, bias: bool = True, **options: Any) -> MLP:
     """Return an :class:`MLP`, or a :class:`LinearNetwork` where the slope is 1."""
     if isinstance(slope, int | float) and slope == 1:
-        return LinearNetwork(widths, bias, init, seed, dtype)
-    return MLP(widths, slope, bias, init, seed, dtype)
+        return LinearNetwork(widths, bias, **options)
+    return MLP(widths, slope, bias, **options)
 
 
 def from_layers(weights: Sequence[Tensor], biases: Sequence[Tensor] = (), slope: float = 0.0) -> MLP:

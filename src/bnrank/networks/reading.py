@@ -16,12 +16,11 @@ from torch.nn.utils import parametrize
 
 from bnrank._core import validation
 from bnrank.networks import reasons
-from bnrank.networks.functional import Functional, example, hooked, is_plain_mlp, unwrap
+from bnrank.networks.functional import Functional, example, unwrap
 from bnrank.networks.reasons import Skipped
-from bnrank.networks.stack import activation
+from bnrank.networks.segments import Segment, outermost, parts_of
 
 _KINDS: dict[Any, str] = {nn.Linear: "linear", nn.Conv1d: "conv1d", nn.Conv2d: "conv2d", nn.Conv3d: "conv3d"}
-_NEUTRAL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # in eval mode
 
 
 @dataclass(frozen=True)
@@ -58,28 +57,6 @@ class Layer:
     def bias(self) -> Tensor | None:
         """The bias, (out,), or None."""
         return cast("Tensor | None", self.module.bias)
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Parts of a module that run one after another, so that they can be replaced together.
-
-    Attributes
-    ----------
-    name : str
-        The submodule's name; "" for the whole module.
-    parts : tuple of torch.nn.Module
-        In order: layers, activations and anything else. Dropout and identities are left out.
-    names : tuple of str
-        The name of each part.
-    folded : int
-        Number of batch normalizations that were folded into the layers before them; 0 as read.
-    """
-
-    name: str
-    parts: tuple[nn.Module, ...]
-    names: tuple[str, ...] = ()
-    folded: int = 0
 
 
 @dataclass(frozen=True)
@@ -185,26 +162,6 @@ def read(net: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
             run = runs[layer][0]
             found.append(Layer(len(found) + 1, name, _KINDS[_base(layer)], layer, run.before, run.after))
     return Reading(tuple(found), tuple(skipped), tuple(_segments(net, found, runs)))
-
-
-def parts_of(net: nn.Module, name: str = "", *, through_hooks: bool = False) -> Iterator[tuple[str, nn.Module]]:
-    """Iterate over the parts of a module that run one after another, with their names.
-
-    Sequential modules, nested ones too, and MLPs are taken apart; dropout and identities are left out. Any other
-    module is one part, and so is a module with hooks, which could change its output, unless ``through_hooks``.
-    """
-    inside = f"{name}." if name else ""
-    if _sequential(net, through_hooks):
-        for child, part in net._modules.items():  # named_children omits repeated modules
-            if part is not None:
-                yield from parts_of(part, inside + child, through_hooks=through_hooks)
-    elif is_plain_mlp(net):
-        for i, layer in enumerate(net.layers):
-            if i and net.slope != 1:
-                yield f"{inside}activation{i}", activation(net.slope)
-            yield f"{inside}layers.{i}", layer
-    elif type(net) not in _NEUTRAL or (hooked(net) and not through_hooks):
-        yield name, net
 
 
 def capture(
@@ -341,7 +298,7 @@ def _reason_of_runs(runs: list[_Run]) -> str | None:
 def _segments(net: nn.Module, layers: Sequence[Layer], runs: _Runs | None) -> Iterator[Segment]:
     uses = Counter(id(p) for part in net.modules() for p in part._parameters.values() if p is not None)
     single = {layer.module for layer in layers}
-    for name, sub in _outermost(net, single):
+    for name, sub in outermost(net, single):
         names, parts = zip(*parts_of(sub, name), strict=True)
         shared = any(uses[id(p)] > 1 for p in sub.parameters())
         if runs is not None:
@@ -349,21 +306,6 @@ def _segments(net: nn.Module, layers: Sequence[Layer], runs: _Runs | None) -> It
             shared |= len(runs[sub]) != 1 or not runs[sub][0].plain
         if not shared:
             yield Segment(name, parts, names)
-
-
-def _outermost(net: nn.Module, single: set[nn.Module], name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Iterate over the outermost submodules that are segments of at least one part."""
-    if _sequential(net) or is_plain_mlp(net) or net in single:
-        if any(True for _ in parts_of(net)):
-            yield name, net
-    elif not isinstance(net, nn.MultiheadAttention):
-        for child, sub in net.named_children():
-            yield from _outermost(sub, single, f"{name}.{child}" if name else child)
-
-
-def _sequential(net: nn.Module, through_hooks: bool = False) -> bool:
-    plain = isinstance(net, nn.Sequential) and type(net).forward is nn.Sequential.forward and "forward" not in vars(net)
-    return plain and (through_hooks or not hooked(net))
 
 
 def _candidates(net: nn.Module) -> tuple[dict[str, nn.Module], list[Skipped]]:

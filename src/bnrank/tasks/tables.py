@@ -204,19 +204,19 @@ def read_table(
         As `load_table`.
     """
     targets, ignore = _listed(targets), _listed(ignore)
-    if str(path) in NAMED:
-        task = NAMED[str(path)]()
-        parts = {name: getattr(task, name) for name in ARRAYS}
-        table = _of_arrays(task.name, {name: part.numpy() for name, part in parts.items() if part is not None}, outputs)
-    else:
-        path = _existing(Path(path))
-        if path.suffix.lower() == ".csv":
-            return _complete(_read_csv(path, targets, ignore, outputs), path.name, drop_missing, min_rows)
-        table = _of_arrays(path.stem, _read_npz(path, outputs), outputs)
+    named = str(path) in NAMED
+    path = Path(path) if named else _existing(Path(path))
+    if path.suffix.lower() == ".csv":
+        return _complete(_read_csv(path, targets, ignore, outputs), path.name, drop_missing, min_rows)
     if targets or ignore:
         found = f"targets, ignore: got {', '.join([*targets, *ignore])}"
         raise ValueError(f"{found}, expected none for {path}, whose arrays are x and y")
-    return _complete(table, str(path), drop_missing, min_rows)
+    if named:
+        task = NAMED[str(path)]()
+        parts = {name: getattr(task, name) for name in ARRAYS}
+        arrays = {name: part.numpy() for name, part in parts.items() if part is not None}
+        return _complete(_of_arrays(task.name, arrays, outputs), task.name, drop_missing, min_rows)
+    return _complete(_of_arrays(path.stem, _read_npz(path, outputs), outputs), str(path), drop_missing, min_rows)
 
 
 def _existing(path: Path) -> Path:

@@ -12,8 +12,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from bnrank.networks import reasons
 from bnrank.networks.functional import hooked
-from bnrank.networks.reading import Segment, read
+from bnrank.networks.reading import read
 from bnrank.networks.reasons import Skipped
+from bnrank.networks.segments import Segment
 
 __all__ = ["CONVOLUTIONS", "Parts", "convolution", "is_linear", "neighbors", "run", "segments", "trace"]
 
