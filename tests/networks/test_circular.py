@@ -98,7 +98,7 @@ def test_parts_variances_and_seeds():
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        (((6,), [2]), ValueError, r"shape: got \(6,\), expected \(channels, n\)"),
+        (((6,), [2]), ValueError, r"shape: got \(6,\), expected \(channels, length\)"),
         (((1, 2, 3, 4), [2]), ValueError, "shape: got"),
         ((6, [2]), TypeError, "shape: got 6"),
         (((1, 0), [2]), ValueError, r"shape\[1\]: got 0"),

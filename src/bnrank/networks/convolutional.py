@@ -226,7 +226,7 @@ class CircularConvolutional(Stack):
     ) -> None:
         shape, channels = _sizes(shape, channels)
         image, one = shape[1:], not isinstance(kernel, Iterable)
-        taps = validation.integers([kernel] * len(image) if one else kernel, "kernel")
+        taps = [validation.integer(kernel, "kernel")] * len(image) if one else validation.integers(kernel, "kernel")
         if len(taps) != len(image) or any(k > n for k, n in zip(taps, image, strict=True)):
             expected = f"one integer or {len(image)}, none larger than the image {tuple(image)}"
             raise ValueError(f"kernel: got {kernel if one else tuple(taps)}, expected {expected}")
