@@ -32,7 +32,7 @@ def verdict_of(outcome):
         (Sides(2.0 + 1e-13, 2.0), "holds", -1e-13),  # equal to rounding
         (Sides(2.0 + 1e-10, 2.0), "inconclusive", -1e-10),
         (Sides(2.0 + 1e-8, 2.0), "violated", -1e-8),
-        (Sides(2.1, 2.0, tolerance=0.1), "inconclusive", -0.1),
+        (Sides(2.1, 2.0, rtol=0.1), "inconclusive", -0.1),
         (Sides(1e-11, 0.0, scale=1.0), "inconclusive", -1e-11),  # what is left of a cancellation
         (Sides(1e-11, 0.0), "violated", -1e-11),
         (Sides(-math.inf, 0.0), "holds", math.inf),
@@ -41,7 +41,7 @@ def verdict_of(outcome):
         (Sides(math.nan, 0.0), "inconclusive", math.nan),
         (Sides(2.0, 2.0 + 1e-10, "="), "holds", -1e-10),
         (Sides(2.0, 2.1, "="), "violated", -0.1),
-        (Sides(2.0, 2.1, "=", tolerance=0.05), "holds", -0.1),
+        (Sides(2.0, 2.1, "=", rtol=0.05), "holds", -0.1),
         (Sides(0.0, 0.0, "="), "holds", 0.0),
     ],
 )

@@ -70,7 +70,7 @@ class Sides:
         The two numbers compared.
     relation : str
         "<=" or "=".
-    tolerance : float
+    rtol : float
         Relative to max(|left|, |right|, scale). An inequality that fails by less is inconclusive; an equation whose
         sides differ by less holds.
     scale : float
@@ -90,7 +90,7 @@ class Sides:
     left: float
     right: float
     relation: str = "<="
-    tolerance: float = 1e-9
+    rtol: float = 1e-9
     scale: float = 0.0
     assumptions: tuple[str, ...] = ()
     note: str = ""
@@ -121,7 +121,7 @@ class Verdict(Printed):
         "<=" or "=".
     slack : float
         right - left for "<=", negative where violated; -|left - right| for "=".
-    tolerance : float
+    rtol : float
         Relative tolerance of the comparison.
     assumptions : tuple of str
         The assumptions that were checked and are true.
@@ -142,7 +142,7 @@ class Verdict(Printed):
     right: float = math.nan
     relation: str = "<="
     slack: float = math.nan
-    tolerance: float = 0.0
+    rtol: float = 0.0
     assumptions: tuple[str, ...] = ()
     reason: str = ""
     note: str = ""
@@ -167,7 +167,7 @@ def judge(sides: Sides) -> tuple[str, float, str]:
     size = max((abs(v) for v in (left, right, sides.scale) if math.isfinite(v)), default=0.0)
     if sides.relation == "=":
         slack = 0.0 if left == right else -abs(left - right)
-        if -slack <= sides.tolerance * size:
+        if -slack <= sides.rtol * size:
             return HOLDS, slack, ""
         if -slack <= sides.explained:
             return INCONCLUSIVE, slack, f"they differ by {-slack:.2g}, of which {sides.explained:.2g} are explained"
@@ -177,8 +177,8 @@ def judge(sides: Sides) -> tuple[str, float, str]:
     slack = 0.0 if left == right else right - left
     if slack >= -ROUNDING * size:
         return HOLDS, slack, ""
-    if slack >= -sides.tolerance * size:
-        return INCONCLUSIVE, slack, f"fails by {-slack:.2g}, within the numerical error {sides.tolerance * size:.2g}"
+    if slack >= -sides.rtol * size:
+        return INCONCLUSIVE, slack, f"fails by {-slack:.2g}, within the numerical error {sides.rtol * size:.2g}"
     return VIOLATED, slack, ""
 
 
@@ -201,7 +201,7 @@ def closest(candidates: Iterable[Sides]) -> Sides:
     def order(sides: Sides) -> tuple[int, float]:
         status, slack, _ = judge(sides)
         size = max((abs(v) for v in (sides.left, sides.right, sides.scale) if math.isfinite(v)), default=0.0)
-        return ORDER.index(status), 0.0 if math.isnan(slack) else slack / (size or 1.0) + sides.tolerance
+        return ORDER.index(status), 0.0 if math.isnan(slack) else slack / (size or 1.0) + sides.rtol
 
     found = list(candidates)
     if not found:
@@ -243,7 +243,7 @@ class Statement:
         except (ArithmeticError, torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
             return replace(verdict, status=INCONCLUSIVE, reason=f"values leave the range of floats: {error}")
         status, slack, reason = judge(sides)
-        same = ("relation", "tolerance", "assumptions", "note")
+        same = ("relation", "rtol", "assumptions", "note")
         return replace(
             verdict,
             status=status,

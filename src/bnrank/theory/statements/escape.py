@@ -139,7 +139,7 @@ def _few_layers(facts: Facts) -> Sides:
         f"{len(tails)} tails are 1/2 or more, and {int((tails >= 0.5).sum())} are; {_speed(found)}"
     )
     empty = f"the bound is {right:.4g}, and matrices of these shapes have at most {most:.4g}" if right >= most else ""
-    return Sides(float(logs.sum()), right, tolerance=1e-9, scale=1.0, note=note, vacuous=empty)
+    return Sides(float(logs.sum()), right, rtol=1e-9, scale=1.0, note=note, vacuous=empty)
 
 
 @statement(
