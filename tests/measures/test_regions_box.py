@@ -14,7 +14,7 @@ from scipy.spatial import ConvexHull
 
 import bnrank
 from bnrank.measures import regions
-from bnrank.measures.regions import sweep
+from bnrank.measures.regions import pieces as swept
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import LinearNetwork, from_layers
 from oracles import input_jacobian
@@ -231,18 +231,18 @@ def test_the_interval_of_one_input():
 def test_the_limit_is_kept_and_told(method, d_in):
     net = network([d_in, 4, 3, 3], seed=1)
     whole = len(regions.enumerate(net, (-3, 3)))
-    cut = regions.enumerate(net, (-3, 3), limit=whole - 1, method=method)
+    cut = regions.enumerate(net, (-3, 3), max_regions=whole - 1, method=method)
     assert (len(cut), cut.complete) == (whole - 1, False)
     assert (
-        f"lower bound on Rank_J over the box: not all regions are seen, the search stopped at the limit of {whole - 1}"
+        f"lower bound on Rank_J over the box: not all regions are covered. The search stopped at max_regions = {whole - 1}"
         in cut.note
     )
-    assert regions.enumerate(net, (-3, 3), limit=whole, method=method).complete
+    assert regions.enumerate(net, (-3, 3), max_regions=whole, method=method).complete
 
 
 def test_a_limit_stops_a_search_that_would_not_end():
     net = network([6, 200, 200, 2])
-    found = regions.enumerate(net, (-1, 1), limit=20)
+    found = regions.enumerate(net, (-1, 1), max_regions=20)
     assert (len(found), found.complete) == (20, False)
 
 
@@ -257,7 +257,7 @@ def test_networks_without_kinks_have_one_region(method):
 def test_a_batch_makes_no_difference(monkeypatch):
     net = network([3, 5, 5, 2], seed=8)
     whole = regions.enumerate(net, (-1, 1))
-    monkeypatch.setattr(sweep, "BATCH", 2)
+    monkeypatch.setattr(swept, "BATCH", 2)
     parts = regions.enumerate(net, (-1, 1))
     assert sorted(map(tuple, whole.patterns.tolist())) == sorted(map(tuple, parts.patterns.tolist()))
 
@@ -270,7 +270,7 @@ def test_a_batch_makes_no_difference(monkeypatch):
         (ValueError, "box: got NaN or infinite", {"box": (0, math.inf)}),
         (TypeError, "box: got 'unit'", {"box": "unit"}),
         (ValueError, "did you mean 'vertices'", {"method": "vertex"}),
-        (ValueError, "limit: got -1", {"limit": -1}),
+        (ValueError, "max_regions: got -1", {"max_regions": -1}),
     ],
 )
 def test_bad_input_is_refused_by_name(error, match, change):

@@ -9,7 +9,7 @@ from torch import nn
 
 import bnrank
 from bnrank.measures import regions
-from bnrank.measures.regions import sweep
+from bnrank.measures.regions import pieces as swept
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import LinearNetwork, from_layers
 from oracles import input_jacobian
@@ -140,11 +140,11 @@ def test_merging_does_not_cross_from_one_line_to_the_next():
 @pytest.mark.parametrize("batch", [1, 3, 4096])
 @pytest.mark.parametrize("merge", [True, False])
 def test_many_lines_are_as_many_single_lines(monkeypatch, batch, merge):
-    monkeypatch.setattr(sweep, "BATCH", batch)
+    monkeypatch.setattr(swept, "BATCH", batch)
     net = NETWORKS["deep"]
     starts, ends = normal(4, 4, seed=1), 2 * normal(4, 4, seed=2)
     together = regions.along_lines(net, starts, ends, merge=merge)
-    monkeypatch.setattr(sweep, "BATCH", 4096)
+    monkeypatch.setattr(swept, "BATCH", 4096)
     first = 0
     for i in range(4):
         alone = regions.along_line(net, starts[i], ends[i], merge=merge)
@@ -265,18 +265,18 @@ def test_kinks_at_the_very_ends():
 
 
 def test_the_limit_is_kept_and_told():
-    pieces = regions.along_line(tent(8), [0.0], [1.0], limit=100)
+    pieces = regions.along_line(tent(8), [0.0], [1.0], max_regions=100)
     assert len(pieces) == 100
-    assert "limit of 100" in pieces.note
-    assert "limit" not in regions.along_line(tent(8), [0.0], [1.0], limit=256).note
-    assert len(regions.along_lines(LinearNetwork([2, 1]), -torch.ones(9, 2), torch.ones(9, 2), limit=4)) == 4
+    assert "max_regions = 100" in pieces.note
+    assert "max_regions" not in regions.along_line(tent(8), [0.0], [1.0], max_regions=256).note
+    assert len(regions.along_lines(LinearNetwork([2, 1]), -torch.ones(9, 2), torch.ones(9, 2), max_regions=4)) == 4
 
 
 def test_a_search_that_stops_between_batches_is_not_over(monkeypatch):
-    monkeypatch.setattr(sweep, "BATCH", 1)
-    pieces = regions.along_line(tent(4), [0.0], [1.0], limit=7)
+    monkeypatch.setattr(swept, "BATCH", 1)
+    pieces = regions.along_line(tent(4), [0.0], [1.0], max_regions=7)
     assert [p.interval[0] for p in pieces] == [k / 16 for k in range(7)]
-    assert "limit of 7" in pieces.note
+    assert "max_regions = 7" in pieces.note
 
 
 def test_it_is_a_sequence():
@@ -322,7 +322,7 @@ def test_the_network_is_read_once_and_left_alone():
         ),
         (ValueError, r"starts: got shape \(3,\)", lambda n, x: regions.along_lines(n, x, -x)),
         (ValueError, "rtol: got 1", lambda n, x: regions.along_line(n, x, -x, rtol=1.0)),
-        (ValueError, "limit: got 0", lambda n, x: regions.along_line(n, x, -x, limit=0)),
+        (ValueError, "max_regions: got 0", lambda n, x: regions.along_line(n, x, -x, max_regions=0)),
         (ValueError, "layer 1 has values of 1e150 and more", lambda n, x: regions.along_line(n, 1e151 * x, -x)),
     ],
 )

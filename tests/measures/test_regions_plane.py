@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bnrank.measures import regions
-from bnrank.measures.regions import shapes, sweep
+from bnrank.measures.regions import pieces as swept
+from bnrank.measures.regions import shapes
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import LinearNetwork, from_layers
 from oracles import input_jacobian
@@ -161,7 +162,7 @@ def test_the_areas_fill_the_rectangle(seed, depth, width, slope, bias, integers,
 def test_batches_make_no_difference(monkeypatch, batch):
     net, plane = NETWORKS["deep"], normal(3, 4, seed=9)
     whole = regions.in_plane(net, *plane)
-    monkeypatch.setattr(sweep, "BATCH", batch)
+    monkeypatch.setattr(swept, "BATCH", batch)
     monkeypatch.setattr(shapes, "CHUNK_ENTRIES", 100)
     parts = regions.in_plane(net, *plane)
     assert sorted(map(tuple, whole.patterns.tolist())) == sorted(map(tuple, parts.patterns.tolist()))
@@ -169,9 +170,9 @@ def test_batches_make_no_difference(monkeypatch, batch):
 
 
 def test_the_limit_is_kept_and_told():
-    found = regions.in_plane(NETWORKS["deep"], *normal(3, 4, seed=9), limit=7)
+    found = regions.in_plane(NETWORKS["deep"], *normal(3, 4, seed=9), max_regions=7)
     assert len(found) == 7
-    assert "limit of 7" in found.note
+    assert "max_regions = 7" in found.note
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_the_limit_is_kept_and_told():
         (ValueError, r"bounds: got shape \(3,\)", {"bounds": (1, 2, 3)}),
         (TypeError, "bounds: got None", {"bounds": None}),
         (ValueError, r"origin: got shape \(2,\)", {"origin": torch.zeros(2)}),
-        (TypeError, "limit", {"limit": 1.5}),
+        (TypeError, "max_regions", {"max_regions": 1.5}),
         (ValueError, "rtol", {"rtol": -1.0}),
     ],
 )

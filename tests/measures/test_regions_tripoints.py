@@ -333,7 +333,7 @@ def test_cells_fill_the_rectangle_and_tripoints_have_their_classes(seed, widths,
 
 def test_the_limit_is_kept_and_told():
     net, plane, bounds = NETWORKS["deep"]
-    found = regions.tripoints(net, *plane, bounds, limit=7)
+    found = regions.tripoints(net, *plane, bounds, max_regions=7)
     assert not found.complete
     assert "not all of the rectangle was seen" in str(found)
     assert float(found.areas.sum()) < 64
@@ -342,7 +342,7 @@ def test_the_limit_is_kept_and_told():
 def test_chunks_make_no_difference(monkeypatch):
     net, plane, bounds = NETWORKS["deep"]
     whole = regions.tripoints(net, *plane, bounds)
-    module = __import__("sys").modules["bnrank.measures.regions.tripoints"]
+    module = __import__("sys").modules["bnrank.measures.regions.classes"]
     monkeypatch.setattr(module, "CHUNK_ENTRIES", 100)
     parts = regions.tripoints(net, *plane, bounds)
     assert torch.allclose(whole.points, parts.points)
@@ -355,7 +355,7 @@ def test_chunks_make_no_difference(monkeypatch):
         (ValueError, "linearly independent", {"v": [2.0, 0.0]}),
         (ValueError, "bounds: got .*expected low < high", {"bounds": (1, -1)}),
         (ValueError, r"origin: got shape \(3,\)", {"origin": torch.zeros(3)}),
-        (TypeError, "limit", {"limit": 1.5}),
+        (TypeError, "max_regions", {"max_regions": 1.5}),
         (TypeError, "Softmax|Tanh", {"net": torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh())}),
         (ValueError, "net: got one output", {"net": network([2, 3, 1])}),
         (ValueError, "1e150", {"net": from_layers([double([[1e200, 0], [0, 1]])])}),

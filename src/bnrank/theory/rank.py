@@ -212,9 +212,11 @@ def bracket(
 
     own = Jacobian(net, x, kink_rtol=None)
     lowest = _lowest(Jacobian(composition, x, kink_rtol=None) if on_data else own, upper, rtol, seed)
-    searched = [regions.enumerate(composition, box, rtol=rtol, limit=max_regions)] if box is not None else []
+    searched = [regions.enumerate(composition, box, rtol=rtol, max_regions=max_regions)] if box is not None else []
     if segments:
-        searched.append(regions.along_lines(composition, *_pairs(x, segments, seed), rtol=rtol, limit=max_regions))
+        searched.append(
+            regions.along_lines(composition, *_pairs(x, segments, seed), rtol=rtol, max_regions=max_regions)
+        )
     for found in searched:
         if min(found.rank, upper) > lowest.rank:
             lowest = _Witness(min(found.rank, upper), found.witness.point, None, found.witness.singular_values[:upper])

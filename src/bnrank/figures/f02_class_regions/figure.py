@@ -121,7 +121,7 @@ def look(
     """Measure one network in the data's bounding box blown up ``far`` times."""
     center, half = _box(task)
     bounds = torch.stack([center - far * half, center + far * half], 1)
-    regions = tripoints(net, [0.0, 0.0], [1.0, 0.0], [0.0, 1.0], bounds, limit=limit)
+    regions = tripoints(net, [0.0, 0.0], [1.0, 0.0], [0.0, 1.0], bounds, max_regions=limit)
     distances = torch.cdist(regions.points, task.x.double())
     return Classifier(
         depth=net.depth,

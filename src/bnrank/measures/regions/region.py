@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
@@ -12,9 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank.measures.regions.maps import Array, Layers, distinct, jacobians, offset, spectra
+from bnrank._core.results import Printed
+from bnrank.measures.regions.pieces import Array, Layers, Swept, distinct, jacobians, offset, spectra
+from bnrank.measures.regions.shapes import Cells, Intervals, Polygons
 
-__all__ = ["Region", "Regions"]
+NOTES = {
+    "whole box": "The rank is Rank_J over the box: all of its regions are covered.",
+    "box": "The rank is a lower bound on Rank_J over the box: not all regions are covered.",
+    "plane": "The rank is a lower bound on Rank_J: only the regions that the rectangle meets are covered.",
+    "lines": "The rank is a lower bound on Rank_J: only the regions that the segments meet are covered.",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +69,10 @@ class Region:
 
 
 @dataclass(frozen=True, eq=False)
-class Regions(Sequence[Region]):
+class Regions(Printed, Sequence[Region]):
     """Regions of a network on lines, in a plane or in a box, and the ranks of its Jacobian there.
 
-    Each :class:`Region` is made when it is asked for. ``len()`` counts linear pieces on lines (if merged), regions of
+    Each :class:`Region` is made on access. ``len()`` counts linear pieces on lines (if merged), regions of
     one activation pattern in planes and boxes; ``activation_regions`` and ``distinct_maps`` count alike everywhere.
 
     Attributes
@@ -84,10 +91,6 @@ class Regions(Sequence[Region]):
         A point in the interior of every region, (regions, d_in), float64.
     patterns : Tensor
         Signs of the hidden neurons in every region, (regions, hidden), int8, as in :class:`Region`.
-    lines : Tensor, optional
-        On lines: which one every piece is of, (regions,).
-    intervals : Tensor, optional
-        On lines: from which t to which, (regions, 2).
     """
 
     domain: str
@@ -99,10 +102,35 @@ class Regions(Sequence[Region]):
     patterns: Tensor = field(repr=False)
     _layers: Layers = field(repr=False)
     _maps: Array = field(repr=False)
-    _shape: Callable[[int], dict[str, Any]] = field(repr=False)
-    _sizes: Callable[[], Array] = field(repr=False)
-    lines: Tensor | None = field(default=None, repr=False)
-    intervals: Tensor | None = field(default=None, repr=False)
+    _shapes: Intervals | Polygons | Cells = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        domain: str,
+        layers: Layers,
+        swept: Swept[Any],
+        shapes: Intervals | Polygons | Cells,
+        points: Array,
+        rtol: float,
+        max_regions: int,
+    ) -> Regions:
+        """Return the regions of a swept domain, with shapes in its coordinates and points inside."""
+        note = NOTES["whole box" if domain == "box" and swept.complete else domain]
+        if not swept.complete:
+            note += f" The search stopped at max_regions = {max_regions}."
+        return cls(
+            domain=domain,
+            complete=domain == "box" and swept.complete,
+            note=note,
+            rtol=rtol,
+            activation_regions=len(swept.patterns),
+            points=torch.from_numpy(points),
+            patterns=torch.from_numpy(swept.patterns),
+            _layers=layers,
+            _maps=swept.maps,
+            _shapes=shapes,
+        )
 
     def __len__(self) -> int:
         return len(self.points)
@@ -129,6 +157,27 @@ class Regions(Sequence[Region]):
             **self._shape(index),
         )
 
+    def _shape(self, index: int) -> dict[str, Any]:
+        shapes, corners = self._shapes, self._shapes.corners(index)
+        if self.domain == "box":
+            rows, sides = (torch.from_numpy(part) for part in shapes.halfspaces(index))
+            return {"halfspaces": (rows, sides), "vertices": None if corners is None else torch.from_numpy(corners)}
+        if isinstance(shapes, Intervals):
+            return {"interval": tuple(shapes.ends[index].tolist()), "line": int(shapes.lines[index])}
+        return {"polygon": torch.from_numpy(corners)}
+
+    @property
+    def lines(self) -> Tensor | None:
+        """On lines: which one every piece is of, (regions,)."""
+        shapes = self._shapes
+        return torch.from_numpy(shapes.lines) if self.domain == "lines" and isinstance(shapes, Intervals) else None
+
+    @property
+    def intervals(self) -> Tensor | None:
+        """On lines: from which t to which, (regions, 2)."""
+        shapes = self._shapes
+        return torch.from_numpy(shapes.ends) if self.domain == "lines" and isinstance(shapes, Intervals) else None
+
     @property
     def regions(self) -> tuple[Region, ...]:
         """All regions."""
@@ -143,7 +192,7 @@ class Regions(Sequence[Region]):
 
     @property
     def singular_values(self) -> Tensor:
-        """Of the Jacobian in every region, (regions, min(d_in, d_out)), descending; computed when first asked for."""
+        """Of the Jacobian in every region, (regions, min(d_in, d_out)), descending; computed lazily and cached."""
         return torch.from_numpy(self._spectra[0])
 
     @property
@@ -172,7 +221,7 @@ class Regions(Sequence[Region]):
     def distinct_maps(self) -> int:
         """Number of different affine maps, where those are the same whose coefficients differ by < 1e-9 of their size.
 
-        Regions that do not touch may share a map, so there are at least so many linear regions.
+        Regions that do not touch may share a map, so this is a lower bound on the number of linear regions.
         """
         return distinct(self._maps)
 
@@ -185,7 +234,7 @@ class Regions(Sequence[Region]):
         ValueError
             For a box with more inputs.
         """
-        return torch.from_numpy(self._sizes())
+        return torch.from_numpy(self._shapes.sizes())
 
     def __str__(self) -> str:
         counts = ", ".join(f"{number} of rank {rank}" for rank, number in self.rank_counts.items())

@@ -1,18 +1,19 @@
-"""Intervals and convex polygons, and how they are cut."""
+"""Intervals, convex polygons and polytopes, and how they are cut."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from itertools import islice
+from typing import Protocol, Self, cast
 
 import numpy as np
 
-from bnrank.measures.regions.maps import CHUNK_ENTRIES, Array
-
-__all__ = ["Intervals", "Polygons"]
+from bnrank.measures.regions.pieces import CHUNK_ENTRIES, Array
 
 CLOSE = 1e-12  # break points of a line in [-1, 1] that are closer are one
+TOUCH = 1e-9  # in coordinates of [-1, 1]: what reaches less far beyond a kink is left with its neighbor
+SOLVER = {"presolve": False, "primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,27 @@ class Intervals:
     def centers(self) -> Array:
         """Return the midpoints, (pieces, 1)."""
         return cast(Array, self.ends.mean(1, keepdims=True))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Intervals]) -> Intervals:
+        """Return all intervals of some parts as one."""
+        return cls(np.concatenate([part.ends for part in parts]), np.concatenate([part.lines for part in parts]))
+
+    def scaled(self, center: Array, half: Array) -> Intervals:
+        """Return the intervals in coordinates center + half y."""
+        return Intervals(center + half * self.ends, self.lines)
+
+    def sizes(self) -> Array:
+        """Return the lengths, (pieces,)."""
+        return np.diff(self.ends)[:, 0]
+
+    def corners(self, index: int) -> Array:
+        """Return the ends of one interval, (2, 1)."""
+        return self.ends[index, :, None]
+
+    def halfspaces(self, index: int) -> tuple[Array, Array]:
+        """Return the rows and sides of one interval, rows y <= sides."""
+        return np.array([[-1.0], [1.0]]), self.ends[index] * [-1.0, 1.0]
 
     def cut(self, z: Array, size: Array, most: int) -> tuple[Array, Intervals]:
         """Cut at the zeros of z, in the order of the line."""
@@ -100,7 +122,19 @@ class Polygons:
         """Return the vertices of one polygon, (vertices, 2)."""
         return self.vertices[index, : self.counts[index]]
 
-    def areas(self) -> Array:
+    def scaled(self, center: Array, half: Array) -> Polygons:
+        """Return the polygons in coordinates center + half y."""
+        return Polygons(center + half * self.vertices, self.counts)
+
+    def halfspaces(self, index: int) -> tuple[Array, Array]:
+        """Return the rows, of length 1, and sides of one polygon, rows y <= sides."""
+        corners = self.corners(index)
+        along = np.roll(corners, -1, 0) - corners
+        lengths = np.linalg.norm(along, axis=1)
+        rows = np.stack([along[:, 1], -along[:, 0]], 1)[lengths > 0] / lengths[lengths > 0, None]
+        return rows, (rows * corners[lengths > 0]).sum(1)
+
+    def sizes(self) -> Array:
         """Return the areas, (pieces,)."""
         x, y = np.moveaxis(self.vertices - self.vertices[:, :1], 2, 0)
         return cast(Array, (x[:, :-1] * y[:, 1:] - x[:, 1:] * y[:, :-1]).sum(1) / 2)
@@ -167,3 +201,216 @@ def _packed(corners: Array, kept: Array) -> Polygons:
     order = np.argsort(~kept, axis=1, kind="stable")
     slots = np.minimum(np.arange(max(counts.max(initial=1), 1)), counts[:, None] - 1)
     return Polygons(np.take_along_axis(corners, np.take_along_axis(order, slots, 1)[:, :, None], 1), counts)
+
+
+# Any number of dimensions, one by one ---------------------------------------------------------------------------
+
+
+class Cell(Protocol):
+    """The points y with rows y <= sides, the rows of length 1."""
+
+    @property
+    def rows(self) -> Array:
+        """Return the rows, (m, d)."""
+
+    @property
+    def sides(self) -> Array:
+        """Return the sides, (m,)."""
+
+    @classmethod
+    def cube(cls, dimensions: int) -> Self:
+        """Return [-1, 1]^dimensions."""
+
+    def center(self) -> Array:
+        """Return a point in the interior."""
+
+    def crossed(self, rows: Array, values: Array) -> Array:
+        """Return which of the hyperplanes rows y + values = 0 have parts on both sides."""
+
+    def halves(self, row: Array, value: float) -> Sequence[Self]:
+        """Return the parts on both sides of row y + value = 0, or the cell itself if it has but one."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Cells in coordinates y, of points x = center + half y."""
+
+    cells: Sequence[Cell]
+    center: Array | float = 0.0
+    half: Array | float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __getitem__(self, part: slice) -> Cells:
+        return Cells(self.cells[part])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Cells]) -> Cells:
+        """Return all cells of some parts as one."""
+        return cls([cell for part in parts for cell in part.cells])
+
+    def centers(self) -> Array:
+        """Return a point in the interior of each, (pieces, dimensions)."""
+        return np.stack([cell.center() for cell in self.cells])
+
+    def scaled(self, center: Array, half: Array) -> Cells:
+        """Return the cells with x = center + half y."""
+        return Cells(self.cells, center, half)
+
+    def sizes(self) -> Array:
+        """Refuse to return volumes."""
+        d = self.cells[0].rows.shape[1]
+        raise ValueError(f"sizes: got a box with d_in = {d}, expected at most 2 with method='auto'")
+
+    def corners(self, index: int) -> Array | None:
+        """Return the vertices x of one cell, (vertices, d); None where they are not known."""
+        cell = self.cells[index]
+        return self.center + self.half * cell.vertices if isinstance(cell, Polytope) else None
+
+    def halfspaces(self, index: int) -> tuple[Array, Array]:
+        """Return the rows, of length 1, and sides of one cell, rows x <= sides."""
+        cell = self.cells[index]
+        rows = cell.rows / self.half
+        lengths = np.linalg.norm(rows, axis=1)
+        return rows / lengths[:, None], (cell.sides + rows @ np.broadcast_to(self.center, rows.shape[1])) / lengths
+
+    def cut(self, z: Array, size: Array, most: int) -> tuple[Array, Cells]:
+        """Cut at the zeros of z, one neuron at a time; stop after ``most`` pieces and one more."""
+        found = list(islice(self._parts(z, size), most + 1))
+        return np.array([parent for parent, _ in found]), Cells([cell for _, cell in found])
+
+    def _parts(self, z: Array, size: Array) -> Iterator[tuple[int, Cell]]:
+        for parent, cell in enumerate(self.cells):
+            lengths = np.linalg.norm(z[parent, 1:], axis=0)
+            kinks = lengths > size[parent]
+            rows, values = z[parent, 1:, kinks] / lengths[kinks, None], z[parent, 0, kinks] / lengths[kinks]
+            order = cell.crossed(rows, values)
+            stack = [(cell, 0)]
+            while stack:
+                part, step = stack.pop()
+                if step == len(order):
+                    yield parent, part
+                else:
+                    i = order[step]
+                    stack.extend((half, step + 1) for half in part.halves(rows[i], values[i]))
+
+
+@dataclass(frozen=True)
+class Polytope:
+    """A cell with its vertices, (vertices, d), and which of them lie on which row, (vertices, rows)."""
+
+    rows: Array
+    sides: Array
+    vertices: Array
+    on: Array
+
+    @classmethod
+    def cube(cls, dimensions: int) -> Polytope:
+        """Return [-1, 1]^dimensions."""
+        eye = np.eye(dimensions)
+        corners = 1.0 - 2 * (np.arange(2**dimensions)[:, None] >> np.arange(dimensions) & 1)
+        return cls(np.vstack([eye, -eye]), np.ones(2 * dimensions), corners, np.hstack([corners > 0, corners < 0]))
+
+    def center(self) -> Array:
+        """Return the mean of the vertices."""
+        return self.vertices.mean(0)
+
+    def crossed(self, rows: Array, values: Array) -> Array:
+        """Return which hyperplanes have vertices on both sides."""
+        heights = self.vertices @ rows.T + values
+        return np.flatnonzero((heights.min(0) < -TOUCH) & (heights.max(0) > TOUCH))
+
+    def halves(self, row: Array, value: float) -> list[Polytope]:
+        """Return both parts, by the double description method: new vertices lie on edges that cross."""
+        heights = self.vertices @ row + value
+        above, below = heights > TOUCH, heights < -TOUCH
+        if not (above.any() and below.any()):
+            return [self]
+        d = self.vertices.shape[1]
+        upper, lower = np.flatnonzero(above), np.flatnonzero(below)
+        incidence = self.on.astype(np.float32)
+        pairs = np.argwhere(_product(incidence[upper], incidence[lower].T) >= d - 1)
+        upper, lower = upper[pairs[:, 0]], lower[pairs[:, 1]]
+        shared = self.on[upper] & self.on[lower]
+        holding = _product(shared.astype(np.float32), incidence.T) == shared.sum(1, keepdims=True)
+        edges = holding.sum(1) == 2  # no third vertex on all the rows that both lie on
+        upper, lower, shared = upper[edges], lower[edges], shared[edges]
+        share = heights[upper] / (heights[upper] - heights[lower])
+        new = self.vertices[upper] + share[:, None] * (self.vertices[lower] - self.vertices[upper])
+        flat = ~above & ~below
+        parts = []
+        for kept, sign in ((~below, -1.0), (~above, 1.0)):
+            on = np.vstack([self.on[kept], shared])
+            on = np.column_stack([on, np.append(flat[kept], np.ones(len(new), bool))])
+            facets = on.sum(0) >= d
+            rows, sides = np.vstack([self.rows, sign * row])[facets], np.append(self.sides, -sign * value)[facets]
+            parts.append(Polytope(rows, sides, np.vstack([self.vertices[kept], new]), on[:, facets]))
+        return parts
+
+
+@dataclass(frozen=True)
+class Ball:
+    """A cell with a ball inside, found by linear programmes where it is not plain to see."""
+
+    rows: Array
+    sides: Array
+    middle: Array
+    radius: float
+
+    @classmethod
+    def cube(cls, dimensions: int) -> Ball:
+        """Return [-1, 1]^dimensions."""
+        eye = np.eye(dimensions)
+        return cls(np.vstack([eye, -eye]), np.ones(2 * dimensions), np.zeros(dimensions), 1.0)
+
+    def center(self) -> Array:
+        """Return the center of the ball."""
+        return self.middle
+
+    def crossed(self, rows: Array, values: Array) -> Array:
+        """Return which hyperplanes have a ball on both sides."""
+        possible = np.flatnonzero(np.abs(values) < np.abs(rows).sum(1))  # all cells are in [-1, 1]^d
+        return np.array([i for i in possible if len(self.halves(rows[i], values[i])) == 2], int)
+
+    def halves(self, row: Array, value: float) -> list[Ball]:
+        """Return both parts with the largest ball inside that is known."""
+        height = float(self.middle @ row + value)
+        sign = 1.0 if height >= 0 else -1.0
+        height *= sign
+        near, far = (np.append(self.sides, side * value) for side in (sign, -sign))
+        near_rows, far_rows = (np.vstack([self.rows, side * row]) for side in (-sign, sign))
+        if height < self.radius / 2:
+            beyond = self.middle - sign * row * (self.radius + height) / 2, (self.radius - height) / 2
+        else:
+            beyond = _largest_ball(far_rows, far)
+            if beyond[1] <= TOUCH:
+                return [self]
+        middle, radius = self.middle, self.radius
+        if height < radius:
+            middle, radius = middle + sign * row * (radius - height) / 2, (radius + height) / 2
+        return [Ball(near_rows, near, middle, radius), Ball(far_rows, far, *beyond)]
+
+
+def _product(a: Array, b: Array) -> Array:
+    """Multiply matrices of zeros and ones; some BLAS kernels flag what lies beyond a small matrix as invalid."""
+    with np.errstate(invalid="ignore"):
+        return a @ b
+
+
+def _largest_ball(rows: Array, sides: Array) -> tuple[Array, float]:
+    """Return center and radius of the largest ball in rows y <= sides; a radius below 0 where there is none."""
+    from scipy.optimize import linprog
+
+    d = rows.shape[1]
+    found = linprog(
+        np.append(np.zeros(d), -1.0),
+        A_ub=np.column_stack([rows, np.ones(len(rows))]),
+        b_ub=sides,
+        bounds=[(None, None)] * (d + 1),
+        method="highs-ds",
+        options=SOLVER,
+    )
+    if found.x is None:
+        raise RuntimeError(f"linear programme of {len(rows)} rows: {found.message}")
+    return found.x[:d], float((sides - rows @ found.x[:d]).min())

@@ -214,7 +214,7 @@ def every_region(net: MLP, domain: Domain, max_regions: int) -> regions.Regions 
     hidden, d_in = sum(net.widths[1:-1]), net.widths[0]
     if d_in > MOST_INPUTS or sum(math.comb(hidden, j) for j in range(d_in + 1)) > max_regions:
         return None
-    found = regions.enumerate(net, domain.box.cpu().numpy(), limit=max_regions)
+    found = regions.enumerate(net, domain.box.cpu().numpy(), max_regions=max_regions)
     return found if found.complete else None
 
 
@@ -240,7 +240,7 @@ def _starts(function: Function, domain: Domain, count: int, generator: torch.Gen
     firsts = torch.cat([domain.clip(x[rows[0]]), even(segments)])
     seconds = torch.cat([domain.clip(x[rows[1]]), even(segments)])
     distinct = (firsts != seconds).any(1)
-    pieces = regions.along_lines(function.chain, firsts[distinct], seconds[distinct], limit=4 * count)
+    pieces = regions.along_lines(function.chain, firsts[distinct], seconds[distinct], max_regions=4 * count)
     return torch.cat([even(count), pieces.points.to(x)])
 
 

@@ -79,7 +79,7 @@ def _regions(facts: Facts) -> Sides:
     margin = 1e-3 * (high - low) + 1e-3 * (1 + x.abs().max())
     box = torch.stack([low - margin, high + margin], 1).cpu()
     with np.errstate(over="ignore"):  # it names values beyond the range of floats itself
-        found = regions.enumerate(facts.net, box, rtol=facts.rtol, limit=MAX_REGIONS)
+        found = regions.enumerate(facts.net, box, rtol=facts.rtol, max_regions=MAX_REGIONS)
     assume(found.complete, f"at most {MAX_REGIONS} regions in the box around the data", "there are more")
     counts = linalg.rank(facts.jacobian_values, (1 + 1e-6) * max(facts.rtol, MIN_RTOL), _rounding(facts))
     inside = counts[~facts.near_kinks]

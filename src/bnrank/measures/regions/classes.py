@@ -8,17 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial import cKDTree
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.measures.regions.inputs import plane
-from bnrank.measures.regions.maps import CHUNK_ENTRIES, Array, Layers, read
-from bnrank.measures.regions.plane import sweep_plane
+from bnrank._core.results import Printed
+from bnrank.measures.regions.domains import plane, sweep_plane
+from bnrank.measures.regions.pieces import CHUNK_ENTRIES, ROUNDING, Array, Layers, read
 from bnrank.measures.regions.shapes import Polygons
-from bnrank.measures.regions.sweep import ROUNDING
 
 __all__ = ["ClassRegions", "tripoints"]
 
@@ -26,7 +22,7 @@ NEAR = 1e-9  # what is closer is together, in coordinates in which the rectangle
 
 
 @dataclass(frozen=True, eq=False)
-class ClassRegions:
+class ClassRegions(Printed):
     """The parts of a rectangle where each class has the largest output; all in float64.
 
     Attributes
@@ -48,7 +44,7 @@ class ClassRegions:
     tied : float
         Area in (a, b) that belongs to no class.
     complete : bool
-        Whether the whole rectangle was covered; if not, ``limit`` was reached and there may be more of everything.
+        Whether the whole rectangle was covered; if not, the search stopped at ``max_regions``.
     """
 
     points: Tensor
@@ -88,7 +84,7 @@ def tripoints(
     v: Tensor | np.ndarray | Sequence[float],
     bounds: object = (-1.0, 1.0),
     *,
-    limit: int = 1_000_000,
+    max_regions: int = 1_000_000,
 ) -> ClassRegions:
     """Return the class regions of a classifier in a plane, origin + a u + b v, and where three or more of them meet.
 
@@ -107,8 +103,8 @@ def tripoints(
         (d_in,); u and v linearly independent. For a network with two inputs (0, 0), (1, 0) and (0, 1) are the plane.
     bounds : array_like
         ((a_low, a_high), (b_low, b_high)), or one pair for both.
-    limit : int
-        Stop when so many polygons are found on which the network is affine.
+    max_regions : int
+        Maximum number of polygons on which the network is affine.
 
     Returns
     -------
@@ -144,13 +140,12 @@ def tripoints(
     """
     layers = read(net)
     start, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
-    limit = validation.integer(limit, "limit")
+    max_regions = validation.integer(max_regions, "max_regions")
     if len(layers.weights[-1]) < 2:
         raise ValueError("net: got one output, expected one output per class, two at least")
-    swept, polygons, _ = sweep_plane(layers, start, axes, rectangle, limit)
+    swept, _ = sweep_plane(layers, start, axes, rectangle, max_regions)
     center, half = rectangle.mean(1), np.diff(rectangle)[:, 0] / 2
-    scaled = Polygons((polygons.vertices - center) / half, polygons.counts)
-    found = _Partition.of(layers, start + center @ axes, half[:, None] * axes, scaled)
+    found = _Partition.of(layers, start + center @ axes, half[:, None] * axes, swept.shapes)
     spots, classes = found.tripoints()
     ends, beside = found.boundaries()
     labels, counts = np.array(found.labels), np.array([len(corners) for corners in found.corners])
@@ -365,6 +360,10 @@ def _areas(corners: Array, counts: Array) -> Array:
 
 def _together(points: Array) -> Array:
     """Return the group of each point, where points that are near one another are of one group."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+    from scipy.spatial import cKDTree
+
     near = cKDTree(points).query_pairs(NEAR, output_type="ndarray")
     graph = coo_array((np.ones(len(near)), near.T), shape=(len(points),) * 2)
     return np.asarray(connected_components(graph, directed=False)[1])

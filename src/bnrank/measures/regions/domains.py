@@ -1,0 +1,274 @@
+"""Exact linear regions of a network along lines and in planes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank._core import validation
+from bnrank.measures.regions.pieces import Array, Layers, Swept, beside, differ, read, sweep
+from bnrank.measures.regions.region import Regions
+from bnrank.measures.regions.shapes import Intervals, Polygons
+
+
+def along_line(
+    net: nn.Module,
+    start: Tensor | np.ndarray,
+    end: Tensor | np.ndarray,
+    *,
+    merge: bool = True,
+    rtol: float = 1e-6,
+    max_regions: int = 1_000_000,
+) -> Regions:
+    """Return the pieces of a segment on which a network is affine, in order.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        A chain of linear layers, as in :func:`along_lines`.
+    start, end : Tensor or ndarray
+        The ends, (d_in,).
+    merge, rtol, max_regions
+        As in :func:`along_lines`.
+
+    Returns
+    -------
+    Regions
+        The pieces, with intervals of t in x = start + t (end - start).
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`along_lines`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bnrank.networks.mlp import from_layers
+    >>> absolute = from_layers([torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0, 1.0]])])
+    >>> pieces = along_line(absolute, torch.tensor([-1.0]), torch.tensor([3.0]))
+    >>> [(piece.interval, piece.matrix.item()) for piece in pieces]
+    [((0.0, 0.25), -1.0), ((0.25, 1.0), 1.0)]
+    """
+    layers = read(net)
+    ends = vector(start, "start", layers.d_in), vector(end, "end", layers.d_in)
+    return _along(layers, ends[0][None], ends[1][None], merge, rtol, max_regions)
+
+
+def along_lines(
+    net: nn.Module,
+    starts: Tensor | np.ndarray,
+    ends: Tensor | np.ndarray,
+    *,
+    merge: bool = True,
+    rtol: float = 1e-6,
+    max_regions: int = 1_000_000,
+) -> Regions:
+    """Return the pieces of many segments on which a network is affine, segment by segment, each in order.
+
+    Exact at any depth: layer by layer, every piece is cut where a neuron changes sign. ``points`` of the result are the
+    midpoints of the pieces, samples of all the regions that the segments pass through. A piece on which a neuron is 0
+    lies inside a kink; it gets the Jacobian of one of the regions it touches, so that its rank is a rank that f has.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        An MLP, or a Sequential of Linear, ReLU and LeakyReLU: what :func:`bnrank.networks.as_mlp` takes.
+    starts, ends : Tensor or ndarray
+        The ends of the segments, (segments, d_in).
+    merge : bool
+        Whether neighboring pieces with the same affine map become one, a linear piece of f; if not, there is one for
+        each activation pattern. A neuron that has no effect downstream makes the difference.
+    rtol : float
+        Singular values above ``rtol`` times the largest of the same Jacobian count.
+    max_regions : int
+        Maximum number of pieces, before merging.
+
+    Returns
+    -------
+    Regions
+        The pieces, with intervals of t in x = start + t (end - start).
+
+    Raises
+    ------
+    TypeError
+        If the network is no such chain; the message says what is in the way.
+    ValueError
+        If an argument is out of range, a segment has no length, or the network is not finite on it.
+
+    Notes
+    -----
+    Break points closer than 5e-13 of the segment are one. A preactivation w.a + b is 0 if it is below
+    1e-12 (||w|| ||a|| + |b|), where a may be the previous activations or their change along the segment. Affine maps
+    are the same if their coefficients differ by less than 1e-9 of their size.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> net = bnrank.MLP([3, 20, 20, 2], seed=0)
+    >>> pieces = along_lines(net, -torch.eye(3), torch.eye(3))
+    >>> pieces.rank, bool((pieces.sizes.sum() - 3).abs() < 1e-12), sorted(set(pieces.lines.tolist()))
+    (2, True, [0, 1, 2])
+    """
+    layers = read(net)
+    firsts, seconds = (
+        validation.samples(value, name, features=layers.d_in).detach().cpu().double().numpy()
+        for value, name in ((starts, "starts"), (ends, "ends"))
+    )
+    if len(firsts) != len(seconds):
+        raise ValueError(f"ends: got {len(seconds)} points, expected as many as starts, {len(firsts)}")
+    return _along(layers, firsts, seconds, merge, rtol, max_regions)
+
+
+def sweep_lines(layers: Layers, starts: Array, ends: Array, max_regions: int) -> Swept[Intervals]:
+    """Return the pieces of segments, in coordinates from -1 at the start to 1 at the end."""
+    half = (ends - starts) / 2
+    start = np.stack([starts + half, half, beside(half[:, None])], 1)
+    whole = Intervals(np.tile([-1.0, 1.0], (len(starts), 1)), np.arange(len(starts)))
+    return sweep(layers, start, whole, max_regions)
+
+
+def _along(layers: Layers, starts: Array, ends: Array, merge: bool, rtol: float, max_regions: int) -> Regions:
+    rtol, max_regions = validation.rtol(rtol), validation.integer(max_regions, "max_regions")
+    empty = np.flatnonzero((starts == ends).all(1))
+    if len(empty):
+        where = "" if len(starts) == 1 else f" in segment {empty[0]}"
+        raise ValueError(f"end: got the start itself{where}, expected another point")
+    swept = sweep_lines(layers, starts, ends, max_regions)
+    number, maps = len(swept.shapes), swept.maps
+    intervals, lines = (swept.shapes.ends + 1) / 2, swept.shapes.lines
+    points = starts[lines] + (ends - starts)[lines] * intervals.mean(1, keepdims=True)
+    if merge:
+        new = np.append(True, (np.diff(lines) > 0) | differ(maps[1:], maps[:-1]))
+        group, first = np.cumsum(new) - 1, np.flatnonzero(new)
+        longest = np.lexsort((-np.diff(intervals)[:, 0], group))[first]
+        intervals = np.stack([intervals[first, 0], intervals[np.append(first[1:], number) - 1, 1]], 1)
+        points, lines = points[longest], lines[longest]
+        swept = replace(swept, patterns=swept.patterns[longest], maps=maps[longest])
+    found = Regions.of("lines", layers, swept, Intervals(intervals, lines), points, rtol, max_regions)
+    return replace(found, activation_regions=number)
+
+
+def in_plane(
+    net: nn.Module,
+    origin: Tensor | np.ndarray,
+    u: Tensor | np.ndarray,
+    v: Tensor | np.ndarray,
+    bounds: object = (-1.0, 1.0),
+    *,
+    rtol: float = 1e-6,
+    max_regions: int = 1_000_000,
+) -> Regions:
+    """Return the polygons of a plane, origin + a u + b v, on which a network is affine.
+
+    Exact at any depth: layer by layer, every polygon is cut along the lines where a neuron changes sign. A neuron that
+    is 0 on a whole polygon is taken as in :func:`along_lines`.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        An MLP, or a Sequential of Linear, ReLU and LeakyReLU: what :func:`bnrank.networks.as_mlp` takes.
+    origin, u, v : Tensor or ndarray
+        (d_in,); u and v linearly independent, of any length.
+    bounds : array_like
+        ((a_low, a_high), (b_low, b_high)), or one pair for both.
+    rtol : float
+        Singular values above ``rtol`` times the largest of the same Jacobian count.
+    max_regions : int
+        Maximum number of regions.
+
+    Returns
+    -------
+    Regions
+        One for each activation pattern, with polygons in (a, b); their areas add up to that of the rectangle.
+
+    Raises
+    ------
+    TypeError
+        If the network is no such chain; the message says what is in the way.
+    ValueError
+        If an argument is out of range, u and v are parallel, or the network is not finite there.
+
+    Notes
+    -----
+    A preactivation w.a + b is 0 if it is below 1e-12 (||w|| ||a|| + |b|), where a may be any of the previous
+    activations and their changes along u and v across the rectangle. So a part that reaches less than 5e-13 of the
+    rectangle beyond a kink stays with its neighbor.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bnrank.networks.mlp import from_layers
+    >>> net = from_layers([torch.eye(2, 3), torch.eye(2)])  # x_1, x_2 through a ReLU
+    >>> regions = in_plane(net, torch.zeros(3), torch.eye(3)[0], torch.eye(3)[1])
+    >>> len(regions), regions.rank, regions.rank_counts, regions.sizes.sum().item()
+    (4, 2, {0: 1, 1: 2, 2: 1}, 4.0)
+    """
+    layers = read(net)
+    start, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
+    rtol, max_regions = validation.rtol(rtol), validation.integer(max_regions, "max_regions")
+    swept, points = sweep_plane(layers, start, axes, rectangle, max_regions)
+    polygons = swept.shapes.scaled(rectangle.mean(1), np.diff(rectangle)[:, 0] / 2)
+    return Regions.of("plane", layers, swept, polygons, points, rtol, max_regions)
+
+
+def sweep_plane(
+    layers: Layers, origin: Array, axes: Array, bounds: Array, max_regions: int
+) -> tuple[Swept[Polygons], Array]:
+    """Return the pieces of a rectangle of a plane, in coordinates of [-1, 1]^2, and points inside them."""
+    scaled = np.diff(bounds) / 2 * axes
+    start = np.vstack([origin + bounds.mean(1) @ axes, scaled, beside(scaled)])
+    square = Polygons(np.array([[[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]]), np.array([4]))
+    swept = sweep(layers, start[None], square, max_regions)
+    return swept, start[0] + swept.shapes.centers() @ scaled
+
+
+# Arguments -------------------------------------------------------------------------------------------------------
+
+
+def vector(value: object, name: str, size: int) -> Array:
+    """Return a finite vector (size,) in float64."""
+    array = _numbers(value, name, f"({size},)")
+    if array.shape != (size,):
+        raise ValueError(f"{name}: got shape {array.shape}, expected ({size},)")
+    return array
+
+
+def pairs(value: object, name: str, number: int) -> Array:
+    """Return (number, 2) rows (low, high) with low < high, from such rows or from one pair for all."""
+    expected = f"rows (low, high), ({number}, 2), or one pair (low, high)"
+    array = _numbers(value, name, expected)
+    if array.shape not in ((2,), (number, 2)):
+        raise ValueError(f"{name}: got shape {array.shape}, expected {expected}")
+    array = np.broadcast_to(array, (number, 2))
+    if not (array[:, 0] < array[:, 1]).all():
+        raise ValueError(f"{name}: got {array.tolist()}, expected low < high in every row")
+    return array
+
+
+def plane(origin: object, u: object, v: object, bounds: object, size: int) -> tuple[Array, Array, Array]:
+    """Return the origin (size,), the axes (2, size), linearly independent, and the rectangle (2, 2) of a plane."""
+    start, *axes = (vector(value, name, size) for value, name in ((origin, "origin"), (u, "u"), (v, "v")))
+    rectangle = pairs(bounds, "bounds", 2)
+    lengths = [float(np.linalg.norm(axis)) for axis in axes]
+    if 0 in lengths or np.linalg.svd(np.stack(axes) / np.reshape(lengths, (2, 1)), compute_uv=False)[-1] < 1e-12:
+        raise ValueError(f"u, v: got {axes[0].tolist()} and {axes[1].tolist()}, expected linearly independent vectors")
+    return start, np.stack(axes), rectangle
+
+
+def _numbers(value: object, name: str, expected: str) -> Array:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().to(torch.float64)
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind not in "iuf":
+            raise ValueError
+        array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}: got {validation.describe(value)}, expected numbers, {expected}") from error
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name}: got NaN or infinite entries, expected finite ones")
+    return array
