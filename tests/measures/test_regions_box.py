@@ -233,10 +233,8 @@ def test_the_limit_is_kept_and_told(method, d_in):
     whole = len(regions.enumerate(net, (-3, 3)))
     cut = regions.enumerate(net, (-3, 3), max_regions=whole - 1, method=method)
     assert (len(cut), cut.complete) == (whole - 1, False)
-    assert (
-        f"lower bound on Rank_J over the box: not all regions are covered. The search stopped at max_regions = {whole - 1}"
-        in cut.note
-    )
+    assert "lower bound on Rank_J over the box: not all regions are covered." in cut.note
+    assert f"The search stopped at max_regions = {whole - 1}" in cut.note
     assert regions.enumerate(net, (-3, 3), max_regions=whole, method=method).complete
 
 
