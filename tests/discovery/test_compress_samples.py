@@ -8,7 +8,7 @@ from torch import nn
 
 from bnrank.discovery.compression import compress, sampling, search
 from bnrank.discovery.compression.judging import Judge
-from bnrank.discovery.compression.sampling import enriched, split
+from bnrank.discovery.compression.samples import enriched, split
 from helpers import normal
 
 QUICK = {"repeats": 1, "batch": 8}

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
 from bnrank.discovery.estimators import autoencoder, base, learning
-from bnrank.discovery.estimators.budget import budget
-from bnrank.discovery.estimators.checking import groups_of_rows
-from bnrank.discovery.estimators.counting import Count
+from bnrank.discovery.estimators.path import budget
+from bnrank.discovery.estimators.tables import groups_of_rows
+from bnrank.discovery.estimators.counts import Count
 from bnrank.discovery.estimators.learning import between_inputs, investigate
 from bnrank.discovery.estimators.linear import best_linear
 from bnrank.discovery.estimators.path import Data

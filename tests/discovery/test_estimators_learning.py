@@ -9,9 +9,9 @@ import torch
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckRegressor
 from bnrank.discovery.estimators import autoencoder, learning
-from bnrank.discovery.estimators.budget import budget, folds_of
-from bnrank.discovery.estimators.counting import Count, standard_error
-from bnrank.discovery.estimators.cutting import truncate
+from bnrank.discovery.estimators.path import budget, folds_of
+from bnrank.discovery.estimators.counts import Count, standard_error
+from bnrank.discovery.estimators.bottleneck import truncate
 from bnrank.discovery.estimators.learning import Evidence, count_from, investigate, learn, rows_of
 from bnrank.discovery.estimators.linear import best_linear
 from bnrank.discovery.estimators.path import Data, Fit, Path

@@ -9,21 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnrank.discovery.estimators import learning
-from bnrank.discovery.estimators.budget import budget, folds_of
-from bnrank.discovery.estimators.coordinates import coordinates
-from bnrank.discovery.estimators.counting import (
+from bnrank.discovery.estimators.path import budget, folds_of
+from bnrank.discovery.estimators.bottleneck import coordinates
+from bnrank.discovery.estimators.counts import (
     Trial,
     by_group,
     count_of,
     least_within_error,
     standard_error,
 )
-from bnrank.discovery.estimators.cutting import project, truncate
-from bnrank.discovery.estimators.inputs import InputDirections
+from bnrank.discovery.estimators.bottleneck import project, truncate
+from bnrank.discovery.estimators.bottleneck import InputDirections
 from bnrank.discovery.estimators.linear import best_linear, linear_map
 from bnrank.discovery.estimators.path import Data, Path, apart, center_logits, finished, train_members
-from bnrank.discovery.estimators.polishing import polish
-from bnrank.discovery.estimators.scaling import scaling
+from bnrank.discovery.estimators.learning import polish
+from bnrank.discovery.estimators.tables import scaling
 from bnrank.networks import MLP
 from bnrank.networks.mlp import from_layers
 from bnrank.training import Record, train

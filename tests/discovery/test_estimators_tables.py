@@ -8,7 +8,7 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
-from bnrank.discovery.estimators.budget import budget
+from bnrank.discovery.estimators.path import budget
 from bnrank.discovery.estimators.path import Data
 
 from .tables import QUICK, linear_table

@@ -11,7 +11,7 @@ from torch import nn
 
 import bnrank
 import oracles
-from bnrank.discovery.symmetries import rotations, symmetries
+from bnrank.discovery.symmetry_search import rotations, symmetries
 from bnrank.tasks import matrix_factorization, rank_one_factorization
 from bnrank.tasks.factorizations import RankOneFactorization
 from helpers import normal

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import bnrank
-from bnrank.discovery.symmetries import algebra, fields, finding, symmetries
-from bnrank.discovery.symmetries.blocks import rotation_blocks
-from bnrank.discovery.symmetries.coordinates import whitened
-from bnrank.discovery.symmetries.flows import carried_out, change
-from bnrank.discovery.symmetries.models import module_of
-from bnrank.discovery.symmetries.wording import combination, echelon, field_text
+from bnrank.discovery.symmetry_search import algebra, fields, finding, symmetries
+from bnrank.discovery.symmetry_search.naming import rotation_blocks
+from bnrank.discovery.symmetry_search.problem import whitened
+from bnrank.discovery.symmetry_search.spectrum import carried_out, change
+from bnrank.discovery.symmetry_search.models import module_of
+from bnrank.discovery.symmetry_search.pieces import combination, echelon, field_text
 from bnrank.tasks import Task
 from helpers import normal
 

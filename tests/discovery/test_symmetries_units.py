@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import oracles
-from bnrank.discovery.symmetries import fields, symmetries
-from bnrank.discovery.symmetries.coordinates import whitened
-from bnrank.discovery.symmetries.finding import look
-from bnrank.discovery.symmetries.pieces import sparse
-from bnrank.discovery.symmetries.problem import _shortened, read
-from bnrank.discovery.symmetries.search import _orbit
-from bnrank.discovery.symmetries.wording import combination, point_text
+from bnrank.discovery.symmetry_search import fields, symmetries
+from bnrank.discovery.symmetry_search.problem import whitened
+from bnrank.discovery.symmetry_search.spectrum import look
+from bnrank.discovery.symmetry_search.pieces import sparse
+from bnrank.discovery.symmetry_search.problem import _shortened, read
+from bnrank.discovery.symmetry_search.search import _orbit
+from bnrank.discovery.symmetry_search.pieces import combination, point_text
 from helpers import normal
 
 from .functions import DOUBLE, Function, columns

@@ -10,7 +10,7 @@ from bnrank.discovery.estimators import (
     Summary,
     Trial,
 )
-from bnrank.discovery.symmetries import symmetries
+from bnrank.discovery.symmetry_search import symmetries
 
 __all__ = [
     "BottleneckAutoencoder",

@@ -1,17 +1,34 @@
-"""Estimators in scikit-learn's sense: how many numbers carry x to y, and what they are."""
+"""Estimators in scikit-learn's sense: the number of components that carry x to y, and the components."""
 
+from bnrank._core.store import Stored
+from bnrank.discovery.estimators import summary
 from bnrank.discovery.estimators.autoencoder import BottleneckAutoencoder
-from bnrank.discovery.estimators.base import NothingFoundWarning
-from bnrank.discovery.estimators.classifier import BottleneckClassifier
-from bnrank.discovery.estimators.counting import Trial
-from bnrank.discovery.estimators.regressor import BottleneckRegressor
+from bnrank.discovery.estimators.base import BottleneckEstimator, NothingFoundWarning
+from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.estimators.summary import Summary
+from bnrank.discovery.estimators.supervised import BottleneckClassifier, BottleneckRegressor
 
 __all__ = [
     "BottleneckAutoencoder",
     "BottleneckClassifier",
+    "BottleneckEstimator",
     "BottleneckRegressor",
     "NothingFoundWarning",
     "Summary",
     "Trial",
+    "open_estimator",
 ]
+
+
+def open_estimator(stored: Stored) -> BottleneckEstimator:
+    """Return the fitted estimator in a file of kind "estimator".
+
+    Raises
+    ------
+    ValueError
+        If the file holds no such estimator, or is damaged.
+    """
+    opened: BottleneckEstimator = summary.opened(
+        stored, [BottleneckRegressor, BottleneckClassifier, BottleneckAutoencoder]
+    )
+    return opened

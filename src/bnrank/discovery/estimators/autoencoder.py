@@ -10,11 +10,10 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
 
 from bnrank.discovery.estimators.base import BottleneckEstimator, voice
-from bnrank.discovery.estimators.checking import constant_columns, read_table
-from bnrank.discovery.estimators.counting import Count
+from bnrank.discovery.estimators.counts import Count
 from bnrank.discovery.estimators.learning import between_inputs, count_from, few_rows, investigate
 from bnrank.discovery.estimators.path import Data
-from bnrank.discovery.estimators.scaling import scaling
+from bnrank.discovery.estimators.tables import constant_columns, read_table, scaling
 
 __all__ = ["BottleneckAutoencoder"]
 

@@ -1,4 +1,4 @@
-"""What the three estimators share: parameters, fitting, and what a fitted one can do."""
+"""Parameters, fitting and methods shared by the three estimators."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -16,22 +17,27 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted
 
-from bnrank._core import validation
-from bnrank.discovery.estimators import saving
-from bnrank.discovery.estimators.budget import FEW, Budget, budget
-from bnrank.discovery.estimators.checking import constant_columns, read_table
-from bnrank.discovery.estimators.coordinates import coordinates, sensitivity
-from bnrank.discovery.estimators.counting import Count, is_better, standard_error
-from bnrank.discovery.estimators.inputs import InputDirections, number_of_directions
-from bnrank.discovery.estimators.learning import Evidence, Model, between_inputs, investigate, learn
-from bnrank.discovery.estimators.path import Data
-from bnrank.discovery.estimators.scaling import Scaling
-from bnrank.discovery.estimators.summary import Summary
+from bnrank._core import store, validation
+from bnrank.discovery.estimators import summary
+from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, sensitivity
+from bnrank.discovery.estimators.counts import Count, is_better, standard_error
+from bnrank.discovery.estimators.learning import (
+    Evidence,
+    Model,
+    between_inputs,
+    investigate,
+    learn,
+    number_of_directions,
+)
+from bnrank.discovery.estimators.path import FEW, Budget, budget_for
+from bnrank.discovery.estimators.tables import Data, Scaling, constant_columns, read_table
 from bnrank.networks.mlp import MLP, from_layers
 
-__all__ = ["BottleneckEstimator", "NothingFoundWarning", "voice"]
-
-CHUNK = 8192  # rows at a time
+CHUNK_SIZE = 8192  # rows
+MAX_ROWS = 1000  # in the data of the figures
+DEAD = 1e-9  # influence, relative to the largest, below which a component does not vary
+SHARED = ("model", "n_components", "undetermined", "reason", "ridge", "held_out", "held_out_error", "stability")
+SHARED += ("spectrum", "influence", "sensitivity", "n_input_directions", "input_spectrum", "notes")
 
 
 class NothingFoundWarning(UserWarning):
@@ -39,7 +45,7 @@ class NothingFoundWarning(UserWarning):
 
 
 class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Parameters and methods that regressor, classifier and autoencoder have in common."""
+    """Parameters and methods shared by regressor, classifier and autoencoder."""
 
     def __init__(
         self,
@@ -48,9 +54,9 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         ridges: Sequence[float] | str = "auto",
         depth: int | str = "auto",
         width: int | str = "auto",
-        seeds: int | str = "auto",
+        n_networks: int | str = "auto",
         steps: int | str = "auto",
-        tolerance: float = 0.01,
+        rtol: float = 0.01,
         random_state: int | np.random.RandomState | None = 0,
         progress: bool | str = "auto",
     ) -> None:
@@ -58,34 +64,30 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.ridges = ridges
         self.depth = depth
         self.width = width
-        self.seeds = seeds
+        self.n_networks = n_networks
         self.steps = steps
-        self.tolerance = tolerance
+        self.rtol = rtol
         self.random_state = random_state
         self.progress = progress
 
-    # what a user calls ------------------------------------------------------------------------------------------------
-
     def transform(self, X: Any) -> np.ndarray:
-        """Return the bottleneck coordinates, (N, n_components_): of mean 0 and covariance 1 on the rows fitted."""
-        check_is_fitted(self)
-        x = read_table(self, X, reset=False)
-        return self._coordinates(x)
+        """Return the bottleneck coordinates, (N, n_components_), of mean 0 and covariance 1 on the rows of the fit."""
+        return self._coordinates(self._inputs(X))
 
     def as_module(self, dtype: torch.dtype = torch.float32) -> MLP:
-        """Return the fitted function as an `nn.Module`, from x to y in original units (logits, for a classifier).
+        """Return the fitted function as an `nn.Module`, from x to y in original units (logits of a classifier).
 
-        One layer has rank ``n_components_`` at most; the scaling is in the first and the last layer.
+        One layer has rank at most ``n_components_``; the scaling is in the first and the last layer.
         """
         check_is_fitted(self)
         return from_layers(self.module_.weights, self.module_.biases, self.module_.slope).to(dtype)
 
-    def summary(self) -> Summary:
-        """Return what was found: printed, it is a page of text; its attributes are the data of the pictures."""
+    def summary(self) -> summary.Summary:
+        """Return the result: printed, a page of text; its attributes are the data of the figures."""
         check_is_fitted(self)
         return self.summary_
 
-    def save(self, path: Any) -> Any:
+    def save(self, path: Any) -> Path:
         """Write the fitted estimator to one ``.safetensors`` file, without pickle; return the path.
 
         Raises
@@ -94,39 +96,40 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             If the path has another ending, or a parameter is no plain value.
         """
         check_is_fitted(self)
-        return saving.save(self, path)
+        return summary.save(self, path)
 
     @classmethod
     def load(cls, path: Any) -> Self:
-        """Read an estimator that was saved.
+        """Return the estimator in a file.
 
         Raises
         ------
         ValueError
             If the file holds no estimator of this class.
         """
-        return saving.load(cls, path)
+        loaded: Self = summary.opened(store.load(path, "estimator"), [cls])
+        return loaded
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "summary_")
 
-    # fitting ----------------------------------------------------------------------------------------------------------
-
     def _begin(self, X: Any) -> np.ndarray:
-        """Forget an earlier fit, so that one that fails leaves none behind, and read the inputs."""
-        for name in [name for name in vars(self) if saving.is_fitted(name)]:
+        """Return the inputs, and delete an earlier fit, so that one that fails leaves none behind."""
+        for name in [name for name in vars(self) if summary.is_fitted(name)]:
             delattr(self, name)
         return read_table(self, X, reset=True)
 
     def _plan(self, data: Data, wanted: int = 0) -> Budget:
         if not np.ptp(data.x, axis=0).any():
             raise ValueError("X: got 1 row(s) that differ, expected at least 2")
-        plan = budget(data.different, data.x.shape[1], data.outputs, data.most)
-        changes: dict[str, Any] = {"tolerance": validation.number(self.tolerance, "tolerance", 0.0)}
-        for name, minimum in [("depth", 2), ("width", 1), ("seeds", 1), ("steps", 1)]:
+        plan = budget_for(data.distinct, data.x.shape[1], data.outputs, data.bound)
+        changes: dict[str, Any] = {"rtol": validation.number(self.rtol, "rtol", 0.0)}
+        for name, minimum in [("depth", 2), ("width", 1), ("n_networks", 1), ("steps", 1)]:
             value = getattr(self, name)
+            if isinstance(value, str) and value != "auto":
+                raise ValueError(f"{name}: got {value!r}, expected an integer of at least {minimum}, or 'auto'")
             if value != "auto":
-                changes[name] = _integer_or_auto(value, name, minimum)
+                changes[name] = validation.integer(value, name, minimum)
         if "depth" in changes:
             changes["shallow"] = 0
         changes.setdefault("width", max(plan.width, wanted))
@@ -137,7 +140,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             if not values:
                 raise ValueError("ridges: got none, expected at least one, or 'auto'")
             changes |= {"ridges": tuple(dict.fromkeys(values)), "grow": False}
-            changes["steps"] = changes.get("steps", max(plan.steps, 2 * data.different if data.different < FEW else 0))
+            changes["steps"] = changes.get("steps", max(plan.steps, 2 * data.distinct if data.distinct < FEW else 0))
         elif self.ridges != "auto":
             raise ValueError(f"ridges: got {self.ridges!r}, expected numbers, or 'auto'")
         return replace(plan, **changes)
@@ -148,7 +151,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return int(check_random_state(self.random_state).randint(2**31 - 10_000))
 
     def _wanted(self, d_in: int, d_out: int, outputs: str) -> int | None:
-        """Return n_components as a number, or None for "auto"; refuse what no function of these sizes can have."""
+        """Return n_components as a number, or None for "auto"; raise ValueError where no function can have that many."""
         if isinstance(self.n_components, str):
             validation.choice(self.n_components, "n_components", ["auto"])
             return None
@@ -158,26 +161,27 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         if wanted > d_out:
             raise ValueError(
                 f"n_components: got {wanted}, expected at most {d_out}: y passes through itself, so that no function "
-                f"with {outputs} needs more components. What can be asked is on how many combinations of the inputs y "
-                "depends: fit with n_components='auto' and read n_input_directions_"
+                f"with {outputs} needs more components. For the number of combinations of the inputs that y depends on, "
+                "fit with n_components='auto' and read n_input_directions_"
             )
         return wanted
 
     def _learn(
         self, x: np.ndarray, scaling: Scaling, data: Data, wanted: int | None, known: Count | None = None
     ) -> None:
-        """Fit, and set all fitted attributes; ``known`` where the count comes from elsewhere."""
+        """Fit, and set all fitted attributes; ``known`` is a count from elsewhere."""
         plan, seed = self._plan(data, wanted or 0), self._seed()
-        data = replace(data, limit=max(data.limit, wanted or 0))
+        data = replace(data, max_components=max(data.max_components, wanted or 0))
         with voice(self.progress) as tell:
             evidence = investigate(data, plan, seed, tell, wanted)
             model = learn(data, evidence, seed, tell)
             if wanted is None:
                 model = replace(model, count=between_inputs(model.count, data, plan, seed, tell, evidence.number))
         if wanted is not None and known is None:
-            found = "" if is_better(evidence.errors[wanted], evidence.errors[0]) else "; but nothing was found: on "
-            found += "held-out rows it predicts no better than the mean" if found else ""
-            known = Count(wanted, (wanted, wanted), float("nan"), False, f"{wanted} component(s) were asked for{found}")
+            reason = f"{wanted} component(s) were requested"
+            if not is_better(evidence.errors[wanted], evidence.errors[0]):
+                reason += "; but nothing was found: on held-out rows they predict no better than the mean"
+            known = Count(wanted, (wanted, wanted), float("nan"), False, reason)
         self._describe(x, scaling, data, evidence, replace(model, count=known or model.count))
 
     def _describe(self, x: np.ndarray, scaling: Scaling, data: Data, evidence: Evidence, model: Model) -> None:
@@ -194,12 +198,12 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.input_scale_, self.output_scale_ = scaling.x_factor, scaling.y_factor
         inputs = torch.from_numpy(data.x)
         if model.k:
-            made = coordinates(model.network, inputs, model.layer, model.k)
+            made = coordinates_of(model.network, inputs, model.layer, model.k)
             self.encoder_ = scaling.unscaled_input(made.encoder)
             self.decoder_ = scaling.unscaled_output(made.decoder)
             self.influence_ = made.influence
             self.sensitivity_ = sensitivity(made.encoder, inputs, torch.from_numpy(data.x.std(0)))
-            self.spectrum_ = coordinates(model.whole, inputs, model.layer, 1).spectrum
+            self.spectrum_ = coordinates_of(model.whole, inputs, model.layer, 1).spectrum
         else:
             self.influence_, self.spectrum_ = np.zeros(0), np.zeros(0)
             self.sensitivity_ = np.zeros((0, data.x.shape[1]))
@@ -217,38 +221,41 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         notes = []
         names = self._input_names(x.shape[1])
         if len(dead := np.flatnonzero(constant_columns(x))):
-            notes.append(f"constant inputs left out: {', '.join(names[i] for i in dead[:10])}")
-        if copies := len(x) - data.different:
+            notes.append(f"constant inputs omitted: {', '.join(names[i] for i in dead[:10])}")
+        if copies := len(x) - data.distinct:
             notes.append(
-                f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; these are held out together"
+                f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; they are held out together"
             )
-        if (points := int(data.inputs.max()) + 1) < data.different:
+        if (points := int(data.inputs.max()) + 1) < data.distinct:
             notes.append(
-                f"{points} different inputs, with several outputs at some: rows there are held out one by one, and "
-                "what is shown holds at these inputs"
+                f"{points} distinct inputs, some with several outputs: their rows are held out one by one, and the result "
+                "holds at these inputs"
             )
-        if data.different < FEW and isinstance(self.ridges, str):
+        if data.distinct < FEW and isinstance(self.ridges, str):
             notes.append(f"fewer than {FEW} rows that differ: only linear maps were fitted")
         if points <= x.shape[1]:
             notes.append(f"{points} rows for {x.shape[1]} inputs: the count holds on the span of these rows only")
         used = self.output_scale_[self.output_scale_ > 0]
         if getattr(self, "outputs", None) == "auto" and len(used) and (ratio := used.max() / used.min()) > 1 + 1e-9:
-            notes.append(f"spreads of the outputs differ by a factor of {ratio:.2g}: each was divided by its own")
-        if still := int((self.influence_ < 1e-9 * self.influence_.max(initial=0)).sum()):
-            notes.append(f"{still} of the {model.k} components do not vary on these rows: fewer are enough")
-        if data.most == 1 and model.k:
+            notes.append(f"spreads of the outputs differ by a factor of {ratio:.2g}: each was divided by its spread")
+        if still := int((self.influence_ < DEAD * self.influence_.max(initial=0)).sum()):
+            notes.append(f"{still} of the {model.k} components do not vary on these rows: fewer suffice")
+        if data.bound == 1 and model.k:
             notes.append(
-                "one output (or two classes): the count is 1 for any function, since it is bounded by the number of "
-                f"outputs. What can be said: y depends on {self.n_input_directions_} combination(s) of the inputs"
+                "one output (or two classes): the count is 1 for any function, since the number of outputs bounds it. "
+                f"y depends on {self.n_input_directions_} combination(s) of the inputs"
             )
         return tuple(notes)
 
     def _input_names(self, d: int) -> list[str]:
         return [str(name) for name in getattr(self, "feature_names_in_", [f"x{i}" for i in range(d)])]
 
-    def _outputs(self, X: Any) -> np.ndarray:
+    def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return self._outputs_of(read_table(self, X, reset=False))
+        return read_table(self, X, reset=False)
+
+    def _outputs(self, X: Any) -> np.ndarray:
+        return self._outputs_of(self._inputs(X))
 
     def _outputs_of(self, x: np.ndarray) -> np.ndarray:
         return _in_chunks(self.module_, x)
@@ -265,33 +272,20 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     def _summarize(
         self, x: np.ndarray, seen: np.ndarray, predicted: np.ndarray, score: float, outputs: list[str]
     ) -> None:
-        rows = np.linspace(0, len(x) - 1, min(len(x), 1000)).astype(int)
-        self.summary_ = Summary(
+        rows = np.linspace(0, len(x) - 1, min(len(x), MAX_ROWS)).astype(int)
+        self.summary_ = summary.Summary(
             estimator=type(self).__name__,
-            model=self.model_,
-            n_components=self.n_components_,
             interval=self.n_components_interval_,
-            undetermined=self.undetermined_,
-            reason=self.reason_,
             bound=len(self.held_out_) - 1,
             rows=len(x),
             inputs=tuple(self._input_names(x.shape[1])),
             outputs=seen.shape[1] if seen.ndim > 1 else 1,
             output_names=tuple(outputs),
-            ridge=self.ridge_,
             score=score,
-            held_out=self.held_out_,
-            held_out_error=self.held_out_error_,
-            stability=self.stability_,
-            spectrum=self.spectrum_,
-            influence=self.influence_,
-            sensitivity=self.sensitivity_,
-            n_input_directions=self.n_input_directions_,
-            input_spectrum=self.input_spectrum_,
             coordinates=self._coordinates(x[rows]),
             seen=seen[rows],
             predicted=predicted[rows],
-            notes=self.notes_,
+            **{name: getattr(self, f"{name}_") for name in SHARED},
         )
 
     def _coordinates(self, x: np.ndarray) -> np.ndarray:
@@ -300,18 +294,12 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
 def _in_chunks(net: MLP, x: np.ndarray) -> np.ndarray:
     with torch.no_grad():
-        return np.concatenate([net(torch.tensor(x[i : i + CHUNK])).numpy() for i in range(0, len(x), CHUNK)])
-
-
-def _integer_or_auto(value: Any, name: str, minimum: int) -> int:
-    if isinstance(value, str):
-        raise ValueError(f"{name}: got {value!r}, expected an integer of at least {minimum}, or 'auto'")
-    return validation.integer(value, name, minimum)
+        return np.concatenate([net(torch.tensor(x[i : i + CHUNK_SIZE])).numpy() for i in range(0, len(x), CHUNK_SIZE)])
 
 
 @contextlib.contextmanager
 def voice(progress: bool | str) -> Iterator[Callable[[str], None]]:
-    """Say what is being done: on a terminal in one line that changes, else ("auto": not at all) line by line."""
+    """Give a function that shows progress: on one line of a terminal, elsewhere line by line ("auto": not at all)."""
     if isinstance(progress, str):
         validation.choice(progress, "progress", ["auto"])
     if progress == "auto" and not sys.stderr.isatty():

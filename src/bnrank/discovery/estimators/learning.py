@@ -7,36 +7,37 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import nn
 
-from bnrank.discovery.estimators.budget import ROWS, Budget, folds_of
-from bnrank.discovery.estimators.counting import (
+from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, project, truncate
+from bnrank.discovery.estimators.counts import (
     SURE,
     Count,
     Trial,
+    by_group,
     count_of,
     is_better,
     resampled,
+    smallest_within_error,
     standard_error,
 )
-from bnrank.discovery.estimators.cutting import project, truncate
-from bnrank.discovery.estimators.linear import LinearFit, best_linear, linear_map
-from bnrank.discovery.estimators.path import Data, Fit, Path, explore, finished, train_members
-from bnrank.discovery.estimators.polishing import polish
-from bnrank.networks.mlp import MLP
-from bnrank.training import Record, train
+from bnrank.discovery.estimators.linear import LinearFit, best_linear, linear_map, sample_losses
+from bnrank.discovery.estimators.path import MAX_ROWS, Budget, Fit, Path, explore, finished, folds_of, train_members
+from bnrank.discovery.estimators.tables import Data, apart
+from bnrank.networks.mlp import MLP, from_layers
+from bnrank.training import train
 
-__all__ = ["Evidence", "Model", "between_inputs", "count_from", "few_rows", "investigate", "learn"]
-
-LEAST = 10  # rows that differ, below which no count is sure
-REPEATED = 0.1  # share of the rows that share their inputs, from which these may carry a count
-DEEPER = 4  # layers more in the networks that show whether the count depends on depth
-LAST_STEPS = 60  # evaluations on all rows, for a table of more than ROWS
-LOST = 1e-3  # share of the outputs' variance that a cut may cost before the network is trained on at its size
+MIN_ROWS = 10  # distinct rows, below which no count is settled
+REPEATED = 0.1  # fraction of the rows with repeated inputs, above which these may carry a count
+DEEPER = 4  # additional layers of the networks that show whether the count depends on depth
+LAST_STEPS = 60  # evaluations on all rows, for a table of more than MAX_ROWS
+LOST = 1e-3  # fraction of the outputs' variance that a cut may cost without further training
+NAN = float("nan")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a cross-validation says: which kind of function, and how many dimensions.
+    """The result of a cross-validation: the kind of function, and the number of dimensions.
 
     Attributes
     ----------
@@ -47,14 +48,13 @@ class Evidence:
     linear : LinearFit
         The best linear map.
     path : Path or None
-        Everything trained at the depth kept; None where the table is linear to rounding, or has so few rows that
-        nothing is trained.
+        All networks of the depth kept; None where the table is linear to rounding, or has too few rows for networks.
     rival : Path or None
-        Everything trained at the other depth.
+        All networks of the other depth.
     rows : ndarray
-        The rows that all this was done on.
+        The rows used.
     plan : Budget
-        Sizes and steps of the path, or of what would have been one.
+        Sizes and steps of the path.
     """
 
     kind: str
@@ -71,14 +71,14 @@ class Evidence:
         return self.path.by_number if self.kind == "network" and self.path is not None else self.linear.errors
 
     def trials(self) -> tuple[Trial, ...]:
-        """Return one row per network; those of the other depth are not in the running."""
+        """Return one trial per network; those of the other depth are not considered."""
         others = self.rival.trials() if self.rival else ()
         return (self.path.trials() if self.path else ()) + tuple(replace(t, considered=False) for t in others)
 
 
 @dataclass(frozen=True)
 class Model:
-    """What was learned.
+    """The fitted function.
 
     Attributes
     ----------
@@ -91,13 +91,13 @@ class Model:
     k : int
         Number of components; 0 for a constant.
     ridge : float
-        It was trained with.
+        lambda of its training.
     count : Count
         The number with its uncertainty.
     trials : tuple of Trial
-        Every network trained.
+        All trained networks.
     whole : MLP
-        The network before it was cut.
+        The network before truncation.
     """
 
     kind: str
@@ -119,13 +119,13 @@ def investigate(
     *,
     by_input: bool = False,
 ) -> Evidence:
-    """Find out by cross-validation what kind of function the table holds, and of how many dimensions.
+    """Return the kind of function in a table and its number of dimensions, by cross-validation.
 
-    A linear map is kept unless a network has less held-out loss by one standard error of the difference, and the mean
-    unless one of them has less by two: nothing was found then. With ``wanted`` dimensions given, the two are compared
-    at these. Networks of ``plan.depth`` are kept unless shallow ones (``plan.shallow``), which count less well, have
-    less loss by two standard errors of their own: then the deep ones stopped at a saddle, or bend too little.
-    With ``by_input`` all rows of the same inputs are held out together, replicates too.
+    A linear map is kept unless the held-out loss of a network is smaller by one standard error of the difference, and
+    the mean unless one of them is better by two; otherwise nothing was found. With ``wanted`` dimensions the two are
+    compared at these. Networks of ``plan.depth`` are kept unless the loss of shallow ones (``plan.shallow``), which
+    count less reliably, is smaller by two of their standard errors: then the deep ones stopped at a saddle, or bend
+    too little. With ``by_input`` all rows of the same inputs are held out together, replicates too.
     """
     rows = rows_of(data, seed)
     some = data.rows(rows)
@@ -157,7 +157,7 @@ def investigate(
 
 
 def rows_of(data: Data, seed: int) -> np.ndarray:
-    """Return the numbers of the rows that are looked at, ascending: all, or one each of 4,000 groups of copies.
+    """Return the numbers of the rows used, ascending: all, or one each of 4,000 groups of copies.
 
     Examples
     --------
@@ -165,44 +165,54 @@ def rows_of(data: Data, seed: int) -> np.ndarray:
     >>> rows_of(Data(x, x), 0).tolist()
     [0, 5000, 5001]
     """
-    if len(data.x) <= ROWS:
+    if len(data.x) <= MAX_ROWS:
         return np.arange(len(data.x))
     first = np.sort(np.unique(data.groups, return_index=True)[1])
-    return np.sort(np.random.default_rng(seed).permutation(first)[:ROWS])
+    return np.sort(np.random.default_rng(seed).permutation(first)[:MAX_ROWS])
 
 
 def learn(data: Data, found: Evidence, seed: int, tell: Callable[[str], None]) -> Model:
-    """Return the network of so many dimensions, trained on all rows, and the count with its uncertainty.
+    """Return the network of the given number of dimensions, trained on all rows, and the count with its uncertainty.
 
     Parameters
     ----------
     data : Data
         The table.
     found : Evidence
-        Of :func:`investigate`.
+        The result of :func:`investigate`.
     seed : int
-        Of the first.
+        Seed of the first network.
     tell : callable
-        Is told what is being done.
+        Receives progress messages.
     """
     kind, path, k, plan = found.kind, found.path, found.number, found.plan
-    if kind != "network" or path is None:
-        straight = found.linear.map
-        if len(found.rows) < len(data.x):
-            straight = linear_map(data.x, data.y, found.linear.ridge, data.classes)
-        trials = found.trials()
-        count = few_rows(count_from(found, trials, data.most), data)
-        return Model(kind, straight.network(k), 1, k, found.linear.ridge, count, trials, straight.network(data.full))
-    some = data.rows(found.rows)
-    ridge = path.ridge_for(k)
+    all_used = len(found.rows) == len(data.x)
+    if kind == "network" and path is not None:
+        ridge = path.ridge_for(k)
+        network, layer, whole = _network(data, found, path, ridge, seed, tell)
+    else:
+        ridge, layer = found.linear.ridge, 1
+        straight = found.linear.map if all_used else linear_map(data.x, data.y, ridge, data.classes)
+        network, whole = straight.network(k), straight.network(data.full)
+    trials = found.trials()
+    count = few_rows(count_from(found, trials, data.bound), data)
+    return Model(kind, network, layer, k, ridge, count, trials, whole)
+
+
+def _network(
+    data: Data, found: Evidence, path: Path, ridge: float, seed: int, tell: Callable[[str], None]
+) -> tuple[MLP, int, MLP]:
+    """Return the network of k dimensions, the layer of its bottleneck, and the network before truncation."""
+    k, plan, some = found.number, found.plan, data.rows(found.rows)
     fits = _final_fits(some, path, ridge, plan, seed, tell)
     path.fits += fits
     candidates = [fit for fit in fits if fit.ridge == ridge and fit.depth == plan.depth]
-    best = min(candidates, key=lambda fit: fit.loss + float(fit.truncation.change[k]))
-    whole = best.network
+    whole = min(candidates, key=lambda fit: fit.loss + float(fit.truncation.change[k])).network
     if mean_loss(whole, some) > path.errors[ridge][-1].mean() + standard_error(path.errors[ridge][-1]):
-        tell("these stopped at a saddle: going on from a network of the folds")
-        whole = _on_all_rows(_best_of_folds(path, ridge, plan.depth), some, ridge)
+        tell("these stopped at a saddle: continuing from a network of the folds")
+        own = [fit for fit in path.fits if (fit.ridge, fit.depth) == (ridge, plan.depth) and fit.fold is not None]
+        best = min(own, key=lambda fit: float(fit.truncation.errors[-1].mean()))
+        whole = _on_all_rows(best.network, some, ridge)
     if len(found.rows) < len(data.x):
         tell(f"all {len(data.x):,} rows")
         whole = _on_all_rows(whole, data, ridge)
@@ -211,26 +221,23 @@ def learn(data: Data, found: Evidence, seed: int, tell: Callable[[str], None]) -
     layer = truncation.layers[k]
     network = project(whole, inputs, layer, k)
     if truncation.change[k] > LOST * truncation.change[0]:
-        tell(f"training on at {k} dimensions")
+        tell(f"further training at {k} dimensions")
         network = polish(network, some, layer, k, ridge, plan.steps)
-    trials = found.trials()
-    count = few_rows(count_from(found, trials, data.most), data)
-    return Model(kind, network, layer, k, ridge, count, trials, whole)
+    return network, layer, whole
 
 
 def _final_fits(
     data: Data, path: Path, ridge: float, plan: Budget, seed: int, tell: Callable[[str], None]
 ) -> list[Fit]:
-    """Train on all rows: at the ridge chosen and those next to it that are in the running, and deeper."""
+    """Return networks trained on all rows: at the ridge chosen and its two nearest rivals, and deeper ones."""
     ridges = sorted({ridge, *sorted(path.running, key=lambda other: abs(np.log(other / ridge)))[:2]}, reverse=True)
     first = seed + 1000
-    tell(f"all rows, ridges {', '.join(f'{r:.2g}' for r in ridges)}, {plan.seeds} seed(s)")
-    members = [(r, first + i) for r in ridges for i in range(plan.seeds)]
-    fits = train_members(data, [r for r, _ in members], [s for _, s in members], plan)
+    tell(f"all rows, ridges {', '.join(f'{r:.2g}' for r in ridges)}, {plan.n_networks} network(s) each")
+    fits = train_members(data, [(r, first + i) for r in ridges for i in range(plan.n_networks)], plan)
     if plan.grow:
         deeper = replace(plan, depth=plan.depth + DEEPER)
         tell(f"depth {deeper.depth}")
-        fits += train_members(data, [ridge * plan.depth / deeper.depth], [first], deeper)
+        fits += train_members(data, [(ridge * plan.depth / deeper.depth, first)], deeper)
     return fits
 
 
@@ -238,69 +245,80 @@ def mean_loss(net: MLP, data: Data) -> float:
     """Return the mean loss of a network on rows."""
     with torch.no_grad():
         out = net(torch.from_numpy(data.x).to(net.weights[0].dtype)).double()
-    if data.classes:
-        return float(torch.nn.functional.cross_entropy(out, torch.from_numpy(data.y).long()))
-    return float((out - torch.from_numpy(data.y)).square().sum(1).mean())
-
-
-def _best_of_folds(path: Path, ridge: float, depth: int) -> MLP:
-    """Return the network of this ridge and depth with the least loss on the fold that it has not seen."""
-    fits = [fit for fit in path.fits if (fit.ridge, fit.depth) == (ridge, depth) and fit.fold is not None]
-    return min(fits, key=lambda fit: float(fit.truncation.errors[-1].mean())).network
+    return float(sample_losses(out.numpy(), data.y, data.classes).mean())
 
 
 def _on_all_rows(net: MLP, data: Data, ridge: float) -> MLP:
-    """Go on from a network of some rows with all of them, a block at a time: memory does not grow with the rows.
+    """Return a network of some rows, trained further on all of them with the full gradient over blocks of rows.
 
-    The whole gradient, summed over blocks of 256 rows, in place of mini-batches: from so near a minimum a few
-    evaluations are enough, and each goes down. On 100,000 rows 60 of them came to R^2 0.664, and ten epochs of Adam on
-    mini-batches of 256, which take longer, to 0.662.
+    So close to a minimum a few full gradients are enough: on 100,000 rows 60 of them reached R^2 0.664, and ten epochs
+    of Adam on mini-batches of 256, which take longer, 0.662.
     """
-    run = train(
-        net,
-        data.task(),
-        ridge=ridge,
-        steps=LAST_STEPS,
-        optimizer="kfac-lbfgs",
-        record=Record(every=LAST_STEPS, top_k=1),
-        progress=False,
-    )
-    trained = finished(run)
+    how = {"optimizer": "kfac-lbfgs", "steps": LAST_STEPS, "record_every": LAST_STEPS}
+    trained = finished(train(net, data.task(), ridge=ridge, top_k=1, progress=False, **how))  # type: ignore[arg-type]
     assert isinstance(trained, MLP)
     return trained
 
 
+def polish(net: MLP, data: Data, layer: int, k: int, ridge: float, steps: int) -> MLP:
+    """Return h o g trained further through exactly k dimensions, from a truncated network.
+
+    W_l = up down is a product of two factors of inner dimension k that are trained with all other parameters, so that
+    the dimension stays k.
+
+    Returns
+    -------
+    MLP
+        A network of the same widths, float64, whose layer ``layer`` has rank k.
+    """
+    task = data.task()
+    split = coordinates_of(net, task.x, layer, k)
+    both = nn.Sequential(split.encoder.float(), split.decoder.float())
+    run = train(both, task, ridge=ridge, steps=steps, optimizer="lbfgs", record_every=steps, top_k=1, progress=False)
+    trained = finished(run)
+    assert isinstance(trained, nn.Sequential)
+    g, h = trained.double()
+    assert isinstance(g, MLP)
+    assert isinstance(h, MLP)
+    with torch.no_grad():
+        joined = h.weights[0] @ g.weights[-1]
+        bias = h.weights[0] @ g.biases[-1] + h.biases[0]
+    return from_layers([*g.weights[:-1], joined, *h.weights[1:]], [*g.biases[:-1], bias, *h.biases[1:]], net.slope)
+
+
 def few_rows(count: Count, data: Data) -> Count:
-    """Leave a count undetermined where fewer than ten rows differ: a linear map fits so few, and the mean too."""
-    if data.different >= LEAST:
+    """Return a count as undetermined where fewer than ten rows differ, which both a linear map and the mean fit."""
+    if data.distinct >= MIN_ROWS:
         return count
-    reason = f"undetermined: only {data.different} rows differ, expected at least {LEAST}; "
-    reason += count.reason.removeprefix("undetermined: ")
-    return replace(count, interval=(0, data.most), undetermined=True, reason=reason)
+    return _doubted(count, (0, data.bound), f"only {data.distinct} rows differ, expected at least {MIN_ROWS}")
+
+
+def _doubted(count: Count, interval: tuple[int, int], why: str) -> Count:
+    reason = f"undetermined: {why}; {count.reason.removeprefix('undetermined: ')}"
+    return replace(count, interval=interval, undetermined=True, reason=reason)
 
 
 def between_inputs(
     count: Count, data: Data, plan: Budget, seed: int, tell: Callable[[str], None], number: int
 ) -> Count:
-    """Leave a count undetermined that replicates support, but not rows of inputs that were not learned from.
+    """Return a count as undetermined that replicates support, but not rows of unseen inputs.
 
-    Where inputs are seen more than once with several outputs, ``count`` rests on rows that are held out while others of
-    the same inputs are learned from. A function that has learned those by heart predicts them, whether or not it says
-    anything about other inputs. So all rows of an input are held out together, a second time. Not so where fewer than
-    ten inputs differ, as categories do: what holds at all of them is all there is to find; nor where fewer than a tenth
-    of the rows share their inputs, which can carry little.
+    Where inputs are repeated with several outputs, ``count`` rests on rows that are held out while others of the same
+    inputs are in the training set. A function that memorizes those predicts them, whatever it says about other inputs.
+    So all rows of an input are held out together, a second time. This is skipped where fewer than ten inputs differ, as
+    with categories, and where fewer than a tenth of the rows share their inputs.
 
     Parameters
     ----------
     count : Count
-        Of rows held out one by one.
+        From rows held out one by one.
     data, plan, seed, tell
-        What :func:`investigate` was given.
+        As in :func:`investigate`.
     number : int
-        What it found.
+        Its count.
     """
-    there = np.bincount(data.inputs[np.unique(data.groups, return_index=True)[1]])  # rows that differ, of each input
-    if not number or len(there) < LEAST or there[there > 1].sum() < REPEATED * there.sum():
+    there = np.bincount(data.inputs[np.unique(data.groups, return_index=True)[1]])  # distinct rows of each input
+    if not number or len(there) < MIN_ROWS or there[there > 1].sum() < REPEATED * there.sum():
         return count
     tell("all rows of an input held out together")
     found = investigate(data, plan, seed, tell, by_input=True)
@@ -309,46 +327,58 @@ def between_inputs(
     shown = any(is_better(e[number], found.errors[other], sure=1.0) for e in errors if number < len(e))
     if other >= number or shown:
         return count
-    reason = f"undetermined: {number} held at the inputs of the design, not shown between them (with all rows of an "
-    reason += f"input held out: {other}); {count.reason.removeprefix('undetermined: ')}"
-    interval = (min(other, count.interval[0]), count.interval[1])
-    return replace(count, interval=interval, undetermined=True, reason=reason)
+    why = f"{number} held at the inputs of the design, not shown between them (with all rows of an input "
+    return _doubted(count, (min(other, count.interval[0]), count.interval[1]), f"{why}held out: {other})")
 
 
-def count_from(found: Evidence, trials: tuple[Trial, ...], most: int) -> Count:
-    """Return the count that a cross-validation and single networks give, in words and numbers."""
+def count_from(found: Evidence, trials: tuple[Trial, ...], bound: int) -> Count:
+    """Return the count that a cross-validation and single networks support, with the reason in words."""
+    number, path, linear = found.number, found.path, found.linear
+    if found.kind == "network" and path is not None:
+        return count_of(number, trials, bound, resampled(found.errors, path.rtol))
+    low, high = resampled(linear.errors, 0.0, paired=True)
     if found.kind == "constant":
-        tried = "function" if found.path else "linear map"
+        tried = "function" if path else "linear map"
         reason = f"nothing was found: on held-out rows no {tried} predicts better than the mean"
-        high = resampled(found.linear.errors, 0.0, 0, paired=True)[1]
-        if found.path:
-            high = max(high, resampled(found.path.by_number, found.path.tolerance, 0)[1])
-        return Count(0, (0, high), float("nan"), False, reason)
-    if found.kind == "linear":
+        high = max(high, resampled(path.by_number, path.rtol)[1]) if path else high
+        return Count(0, (0, high), NAN, False, reason)
+    interval = (min(number, low), max(number, high))
+    if path is not None and not linear.is_exact(number):
+        other = path.supported
+        if other != number and not _is_worse(path.by_number[other], linear.errors[number]):
+            interval = (min(other, interval[0]), max(other, interval[1]))
+            reason = f"a linear map of rank {number} and a network of {other} dimensions predict equally well"
+            return Count(number, interval, NAN, True, f"undetermined: {reason}")
+    if path is not None:
         reason = "the table is linear: no network predicts held-out rows better than a linear map of this rank"
-        if found.path is None:
-            exact = found.linear.is_exact(found.number)
-            reason = "the table is linear: " if exact else "only linear maps were tried: "
-            left = "leaves nothing to explain (a curved map through fewer numbers was not looked for)"
-            reason += f"a map of this rank {left}" if exact else "none of higher rank predicts better"
-        return _linear_count(found, reason)
-    return count_of(found.number, trials, most, resampled(found.errors, found.path.tolerance if found.path else 0.0, 0))
-
-
-def _linear_count(found: Evidence, reason: str) -> Count:
-    """Let the networks have their say where they predict as well as the linear map, to within one standard error."""
-    number, rows = found.number, found.linear.errors[found.number]
-    numbers = [number, *resampled(found.linear.errors, 0.0, 0, paired=True)]
-    if found.linear.is_exact(number) or found.path is None:
-        return Count(number, (min(numbers), max(numbers)), float("nan"), False, reason)
-    other = found.path.supported
-    if other != number and not _is_worse(found.path.by_number[other], rows):
-        interval = (min(other, *numbers), max(other, *numbers))
-        reason = f"undetermined: a linear map of rank {number} and a network of {other} dimensions predict equally well"
-        return Count(number, interval, float("nan"), True, reason)
-    return Count(number, (min(numbers), max(numbers)), float("nan"), False, reason)
+    elif linear.is_exact(number):
+        reason = "the table is linear: a map of this rank explains everything (curved maps of fewer numbers not tried)"
+    else:
+        reason = "only linear maps were tried: none of higher rank predicts better"
+    return Count(number, interval, NAN, False, reason)
 
 
 def _is_worse(errors: np.ndarray, than: np.ndarray, sure: float = 1.0) -> bool:
-    """Return whether a held-out loss, (N,), is more than another by so many of the other's standard errors."""
+    """Return whether a held-out loss, (N,), exceeds another by more than ``sure`` of the other's standard errors."""
     return bool(errors.mean() > than.mean() + sure * standard_error(than))
+
+
+def number_of_directions(path: Path, ridge: float) -> int:
+    """Return the smallest number of input directions from which the networks of a ridge predict held-out rows.
+
+    On every fold the network receives only its first j directions; j is the smallest whose held-out loss is within one
+    standard error of the best, and at least 1.
+    """
+    data = path.data
+    errors = np.zeros((data.x.shape[1] + 1, len(data.x)))
+    for fit in path.fits:
+        if fit.fold is None or fit.ridge != ridge:
+            continue
+        out = path.folds == fit.fold
+        known, held_out = apart(data, out)
+        net, x = fit.network.double(), torch.from_numpy(held_out.x).double()
+        found = InputDirections(net, torch.from_numpy(known.x))
+        with torch.no_grad():
+            for j in range(len(errors)):
+                errors[j, out] = sample_losses(net(found.project(x, j)).numpy(), held_out.y, data.classes)
+    return max(smallest_within_error(by_group(errors, path.groups), paired=False, rtol=path.rtol), 1)

@@ -1,21 +1,19 @@
-"""The linear maps that a network has to beat: ridge regression or logistic regression, cut to every rank."""
+"""Linear maps as a baseline: ridge regression or logistic regression, truncated to every rank."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.special import logsumexp
+from scipy.special import log_softmax, logsumexp
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
-from bnrank.discovery.estimators.counting import NEGLIGIBLE, by_group, least_within_error
+from bnrank.discovery.estimators.counts import NEGLIGIBLE, by_group, smallest_within_error
 from bnrank.networks.mlp import MLP, from_layers
-
-__all__ = ["LinearFit", "LinearMap", "best_linear", "linear_map", "sample_losses"]
 
 RIDGES = np.geomspace(1e-9, 10.0, 11)  # per sample, in the scale of training
 INVERSE_RIDGES = (0.01, 1.0, 100.0)  # scikit-learn's C
@@ -25,9 +23,9 @@ INVERSE_RIDGES = (0.01, 1.0, 100.0)  # scikit-learn's C
 class LinearMap:
     """x -> B (x - center) + level, with the principal directions V of its values and their standard deviations.
 
-    Without x the best values are not ``level`` where they are logits, but ``constant``, the logarithms of the
-    frequencies of the classes. A class that is not there counts as there once, here and in ``level``: a class of one
-    row must not cost infinitely much where that row is held out, nor more without x than with it.
+    At rank 0 logits are ``constant``, the logarithms of the frequencies of the classes, instead of ``level``. A missing
+    class counts as one row, here and in ``level``: a class of a single row must not cost infinitely much where that row
+    is held out.
     """
 
     b: np.ndarray
@@ -38,7 +36,7 @@ class LinearMap:
     constant: np.ndarray
 
     def losses(self, x: np.ndarray, y: np.ndarray, top: int, classes: int = 0) -> np.ndarray:
-        """Return the loss of every row of the map cut to ranks 0, 1, ..., top: shape (top + 1, N)."""
+        """Return the loss of every row of the map truncated to ranks 0, 1, ..., top: shape (top + 1, N)."""
         made = ((x - self.center) @ self.b.T @ self.v[:, :top]).T
         if not classes:  # V is orthonormal: each rank changes one coordinate of y
             seen = ((y - self.level) @ self.v[:, :top]).T
@@ -53,7 +51,7 @@ class LinearMap:
         return np.array(losses)
 
     def network(self, rank: int) -> MLP:
-        """Return the map cut to a rank, as V (V^T B x) + c of inner dimension max(rank, 1), float64."""
+        """Return the map truncated to a rank, as V (V^T B x) + c of inner dimension max(rank, 1), float64."""
         v = self.v[:, : max(rank, 1)] * (rank > 0)
         bias = self.level - v @ (v.T @ (self.b @ self.center)) if rank else self.constant
         down = torch.from_numpy(v.T @ self.b)
@@ -67,9 +65,9 @@ class LinearFit:
     Attributes
     ----------
     rank : int
-        The least rank whose held-out loss is within error of the best.
+        The smallest rank whose held-out loss is within one standard error of the best.
     ridge : float
-        Of the ridge regression, per sample; 1 / (C N) of a logistic regression.
+        Per sample, of the ridge regression; 1 / (C N) of a logistic regression.
     errors : ndarray
         Held-out loss of every row (or group of copies) at ranks 0, 1, ..., (K + 1, N).
     map : LinearMap
@@ -82,14 +80,14 @@ class LinearFit:
     map: LinearMap
 
     def is_exact(self, rank: int) -> bool:
-        """Whether a rank leaves nothing to explain on held-out rows."""
+        """Return whether a rank explains the held-out rows up to rounding."""
         return bool(self.errors[rank].mean() <= NEGLIGIBLE * self.errors[0].mean())
 
 
 def best_linear(
-    x: np.ndarray, y: np.ndarray, folds: np.ndarray, most: int, classes: int = 0, groups: np.ndarray | None = None
+    x: np.ndarray, y: np.ndarray, folds: np.ndarray, max_rank: int, classes: int = 0, groups: np.ndarray | None = None
 ) -> LinearFit:
-    """Return the linear map of least held-out loss over ridges and ranks, and of no higher rank than needed.
+    """Return the linear map of smallest held-out loss over ridges and ranks, and the rank that the rows support.
 
     Parameters
     ----------
@@ -97,7 +95,7 @@ def best_linear(
         (N, d_in); (N, d_out), or class numbers (N,).
     folds : ndarray
         The fold in which each row is held out, (N,).
-    most : int
+    max_rank : int
         Largest rank.
     classes : int
         Number of classes, 0 for the squared error.
@@ -113,14 +111,14 @@ def best_linear(
     x = x.astype(np.float64)
     y = y if classes else y.astype(np.float64)
     ridges = 1 / (np.array(INVERSE_RIDGES) * len(x)) if classes else RIDGES
-    errors = np.zeros((len(ridges), most + 1, len(x)))
+    errors = np.zeros((len(ridges), max_rank + 1, len(x)))
     for fold in np.unique(folds):
         out = folds == fold
         for i, map_ in enumerate(_maps(x[~out], y[~out], ridges, classes)):
-            errors[i][:, out] = map_.losses(x[out], y[out], most, classes)
+            errors[i][:, out] = map_.losses(x[out], y[out], max_rank, classes)
     best = int(errors.mean(axis=2).min(axis=1).argmin())
     kept = errors[best] if groups is None else by_group(errors[best], groups)
-    rank, ridge = least_within_error(kept, paired=True), float(ridges[best])
+    rank, ridge = smallest_within_error(kept, paired=True), float(ridges[best])
     return LinearFit(rank, ridge, kept, linear_map(x, y, ridge, classes))
 
 
@@ -139,29 +137,20 @@ def sample_losses(values: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray
     """
     if not classes:
         return np.square(values - y).sum(axis=1)
-    values = values - values.max(axis=1, keepdims=True)
-    return np.log(np.exp(values).sum(axis=1)) - values[np.arange(len(y)), y]
+    return -log_softmax(values, axis=1)[np.arange(len(y)), y]
 
 
 def _maps(x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int) -> Iterator[LinearMap]:
     center = x.mean(axis=0)
-    fits: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
-    if classes:
-        fits = lambda: _logistic(x - center, y, ridges, classes)  # noqa: E731
-    else:
-        fits = lambda: _least_squares(x - center, y, ridges)  # noqa: E731
-    for b, level in fits():
-        _, values, vt = np.linalg.svd((x - center) @ b.T, full_matrices=False)
+    x = x - center
+    for b, level in _logistic(x, y, ridges, classes) if classes else _least_squares(x, y, ridges):
+        _, values, vt = np.linalg.svd(x @ b.T, full_matrices=False)
         v = vt.T
         if v.shape[1] < v.shape[0]:  # fewer rows than outputs
             v = np.hstack([v, np.zeros((v.shape[0], v.shape[0] - v.shape[1]))])
-        constant = _log_frequencies(y, classes) if classes else level
+        counts = np.maximum(np.bincount(y, minlength=classes), 1) if classes else None
+        constant = level if counts is None else np.log(counts / counts.sum())
         yield LinearMap(b, center, level, v, values / np.sqrt(len(x)), constant)
-
-
-def _log_frequencies(y: np.ndarray, classes: int) -> np.ndarray:
-    counts = np.maximum(np.bincount(y, minlength=classes), 1)
-    return np.log(counts / counts.sum())
 
 
 def _least_squares(x: np.ndarray, y: np.ndarray, ridges: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -184,8 +173,9 @@ def _logistic(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 fit = LogisticRegression(C=1 / (ridge * len(x)), max_iter=300).fit(x, y)
-            two = len(seen) == 2
-            b[seen] = np.vstack([-fit.coef_ / 2, fit.coef_ / 2]) if two else fit.coef_ - fit.coef_.mean(axis=0)
-            level[seen] = np.array([-fit.intercept_[0] / 2, fit.intercept_[0] / 2]) if two else fit.intercept_
+            slopes, offsets = fit.coef_, fit.intercept_
+            if len(seen) == 2:
+                slopes, offsets = np.vstack([-slopes, slopes]) / 2, np.append(-offsets, offsets) / 2
+            b[seen], level[seen] = slopes - slopes.mean(axis=0), offsets
         level[np.setdiff1d(np.arange(classes), seen)] = logsumexp(level[seen]) - np.log(len(y))
         yield b, level

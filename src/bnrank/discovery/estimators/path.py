@@ -3,96 +3,129 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import nn
 
-from bnrank.discovery.estimators.budget import Budget
-from bnrank.discovery.estimators.checking import groups_of_rows
-from bnrank.discovery.estimators.counting import Trial, by_group, is_better, least_within_error, standard_error
-from bnrank.discovery.estimators.cutting import Truncation, truncate
-from bnrank.measures import bottlenecks
+from bnrank.discovery.estimators.bottleneck import Truncation, truncate
+from bnrank.discovery.estimators.counts import Trial, by_group, is_better, smallest_within_error, standard_error
+from bnrank.discovery.estimators.tables import Data, apart
+from bnrank.measures import bottleneck
 from bnrank.measures.spectra import weight_singular_values
 from bnrank.networks.mlp import MLP
-from bnrank.tasks import Task
-from bnrank.training import Record, Run, Stop, train
+from bnrank.training import Run, train
 
-__all__ = ["Data", "Fit", "Path", "apart", "center_logits", "explore", "finished", "train_members"]
-
-STEP = 10**0.5  # between ridges
-LARGEST, SMALLEST = 1.0, 1e-5
-MOST = 25  # dimensions looked at
+FEW = 30  # rows, below which only linear maps are fitted
+MAX_ROWS = 4000  # used by the path over ridges
+DEEP, SHALLOW = 12, 4  # depths
+MAX_STEPS = 500  # evaluations after which a network of depth 12 on a few hundred rows has converged
+STEP = 10**0.5  # ratio of consecutive ridges
+LARGEST, SMALLEST = 1.0, 1e-5  # ridges
 
 
 @dataclass(frozen=True)
-class Data:
-    """A table in the scale of training.
+class Budget:
+    """The amount of training.
 
     Attributes
     ----------
-    x : ndarray
-        (N, d_in).
-    y : ndarray
-        (N, d_out), or class numbers (N,).
-    classes : int
-        Number of classes; 0 for the squared error.
-    limit : int
-        Number of dimensions looked at, at most.
+    depth, width : int
+        L and the width of the hidden layers.
+    steps : int
+        Evaluations of cost and gradient per network.
+    folds, n_networks : int
+        Folds of the cross-validation; networks per ridge trained on all rows.
+    ridges : tuple of float
+        Initial ridges.
+    grow : bool
+        Whether the path continues to larger and smaller ridges while the best one is at its end.
+    rtol : float
+        Fraction of what is explained that a component must add to count.
+    shallow : int
+        Depth of additional networks, kept where they predict clearly better; 0 for none.
     """
 
-    x: np.ndarray
-    y: np.ndarray
-    classes: int = 0
-    limit: int = MOST
+    depth: int
+    width: int
+    steps: int
+    folds: int
+    n_networks: int
+    ridges: tuple[float, ...]
+    grow: bool
+    rtol: float = 0.01
+    shallow: int = 0
 
     @property
-    def outputs(self) -> int:
-        """d_out."""
-        return self.classes or self.y.shape[1]
+    def optimizer(self) -> dict[str, object]:
+        """Arguments of the trainer: Adam alone, with larger and then decaying steps, where steps are few."""
+        if self.steps <= 200:
+            return {"optimizer": "adam", "lr": 1e-2, "schedule": "cosine"}
+        return {"optimizer": "adam+kfac-lbfgs"}
 
-    @property
-    def most(self) -> int:
-        """Largest count that can be seen: of C logits only C - 1 differences matter."""
-        return min(self.full, self.limit)
 
-    @property
-    def full(self) -> int:
-        """Largest rank that a linear map can have."""
-        return min(self.x.shape[1], self.classes - 1 if self.classes else self.y.shape[1])
+def budget_for(n: int, d_in: int, d_out: int, bound: int) -> Budget:
+    """Return the budget for n distinct rows.
 
-    @cached_property
-    def groups(self) -> np.ndarray:
-        """The group of copies of every row, (N,)."""
-        return groups_of_rows(self.x, self.y, labels=bool(self.classes))
+    A count needs a deep network: the ridge charges lambda L per dimension, and only near L = 12 does a network give up
+    a dimension in exchange for bending more (at depth 8 it keeps one too many on the noisy task of F4). The steps grow
+    with the rows, two per row up to 500. Below 100 rows networks are small and shallow; below 30 no network could prove
+    better than a linear map, and only linear maps are fitted (``ridges`` is empty). Networks are shallow too where at
+    most one component can be detected (``bound`` is 1: one output or two classes), since prediction needs no depth.
+    Shallow networks (``shallow``) are also tried next to those of depth 12, which can stay at a saddle that shallow
+    ones leave, as on products of inputs.
 
-    @cached_property
-    def inputs(self) -> np.ndarray:
-        """The number of every row's inputs among those that differ, (N,)."""
-        return np.unique(self.x, axis=0, return_inverse=True)[1].reshape(-1)
+    Examples
+    --------
+    >>> made = budget_for(300, 20, 20, 20)
+    >>> made.depth, made.width, made.steps, made.folds
+    (12, 40, 500, 3)
+    >>> made = budget_for(40, 3, 1, 1)
+    >>> made.depth, made.width, made.steps, made.folds
+    (4, 16, 80, 2)
+    """
+    d = max(d_in, d_out)
+    if n < FEW:
+        return Budget(4, 16, 0, 2, 1, (), False)
+    if n < 100:
+        return Budget(4, 16, 2 * n, 2 if n < 50 else 3, 1, (3e-2, 3e-3), False)
+    width = int(np.clip(2 * min(d, n // 6), 16, 64))
+    depth, shallow = (SHALLOW, 0) if bound == 1 else (DEEP, SHALLOW)
+    ridges = (3e-2, 10**-2.0, 3e-3)
+    return Budget(depth, width, min(MAX_STEPS, 2 * n), 3, 2, ridges, n >= 200, shallow=shallow)
 
-    @property
-    def different(self) -> int:
-        """Number of rows that are no copies of another."""
-        return int(self.groups.max()) + 1
 
-    def rows(self, chosen: np.ndarray) -> Data:
-        """Return some of the rows."""
-        return Data(self.x[chosen], self.y[chosen], self.classes, self.limit)
+def folds_of(groups: np.ndarray, count: int, seed: int, labels: np.ndarray | None = None) -> np.ndarray:
+    """Return the fold of every row, (N,); rows of a group share a fold, and folds have about the same size.
 
-    def task(self) -> Task:
-        """Return the table as a task."""
-        x, y = torch.from_numpy(np.ascontiguousarray(self.x)), torch.from_numpy(np.ascontiguousarray(self.y))
-        if self.classes:
-            return Task(x, y.long(), loss="cross_entropy", classes=self.classes, name="table")
-        return Task(x, y, name="table")
+    With ``labels``, (N,), every class is spread evenly over the folds.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer groups than folds.
+
+    Examples
+    --------
+    >>> folds_of(np.array([0, 0, 1, 2]), 3, seed=0).tolist()
+    [1, 1, 2, 0]
+    """
+    number = int(groups.max()) + 1
+    if number < count:
+        raise ValueError(f"X: got {number} row(s) that differ, expected at least {count}")
+    assigned = np.empty(number, dtype=int)
+    order = np.random.default_rng(seed).permutation(number)
+    if labels is not None:
+        first = np.unique(groups, return_index=True)[1]
+        order = order[np.argsort(labels[first][order], kind="stable")]
+    assigned[order] = np.arange(number) % count
+    return assigned[groups]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """One trained network, and it cut to every number of dimensions."""
+    """One trained network, and its truncations to every number of dimensions."""
 
     ridge: float
     depth: int
@@ -106,21 +139,21 @@ class Fit:
 
 @dataclass
 class Path:
-    """Everything trained, and the held-out loss of every row.
+    """All trained networks, and the held-out loss of every row.
 
     Attributes
     ----------
     data : Data
-        The rows it was trained on.
+        The rows.
     folds, groups : ndarray
         The fold of every row, and its group of copies, (N,).
     fits : list of Fit
         All networks.
     errors : dict
-        Ridge -> held-out loss of every row (or group of copies) of the network cut to k = 0, ..., K dimensions,
+        Ridge -> held-out loss of every row (or group of copies) of the network truncated to k = 0, ..., K dimensions,
         (K + 1, N).
-    tolerance : float
-        Share of what is explained that more dimensions must add.
+    rtol : float
+        Fraction of what is explained that a dimension must add.
     """
 
     data: Data
@@ -128,7 +161,7 @@ class Path:
     groups: np.ndarray
     fits: list[Fit] = field(default_factory=list)
     errors: dict[float, np.ndarray] = field(default_factory=dict)
-    tolerance: float = 0.0
+    rtol: float = 0.0
 
     @property
     def ridges(self) -> list[float]:
@@ -137,49 +170,52 @@ class Path:
 
     @property
     def best(self) -> float:
-        """The ridge of least held-out loss."""
-        return min(self.ridges, key=lambda ridge: float(self.errors[ridge][-1].mean()))
+        """The ridge of smallest held-out loss."""
+        return self.ridge_for(-1)
 
     @property
     def error(self) -> float:
-        """Standard error of the least held-out loss."""
+        """Standard error of the smallest held-out loss."""
         return standard_error(self.errors[self.best][-1])
 
     @property
     def running(self) -> list[float]:
-        """Ridges whose held-out loss is within one standard error of the least."""
+        """Ridges whose held-out loss is within one standard error of the smallest."""
         limit = self.errors[self.best][-1].mean() + self.error
         return [ridge for ridge in self.ridges if self.errors[ridge][-1].mean() <= limit]
 
     @property
     def by_number(self) -> np.ndarray:
         """Held-out loss of every row at k = 0, ..., K dimensions, each k with its best ridge, (K + 1, N)."""
-        most = self.data.most + 1
-        return np.array([self.errors[self.ridge_for(k)][k] for k in range(most)])
+        return np.array([self.errors[self.ridge_for(k)][k] for k in range(self.data.bound + 1)])
 
     @property
     def supported(self) -> int:
-        """The least number of dimensions whose held-out loss is within one standard error of the best."""
-        return least_within_error(self.by_number, paired=False, tolerance=self.tolerance)
+        """The smallest number of dimensions whose held-out loss is within one standard error of the best."""
+        return smallest_within_error(self.by_number, paired=False, rtol=self.rtol)
 
     def ridge_for(self, k: int) -> float:
-        """Return the ridge at which networks cut to k dimensions have the least held-out loss."""
+        """Return the ridge at which networks truncated to k dimensions have the smallest held-out loss."""
         return min(self.ridges, key=lambda ridge: float(self.errors[ridge][k].mean()))
 
     def trials(self) -> tuple[Trial, ...]:
-        """Return one row per network."""
+        """Return one trial per network."""
         return tuple(self._trial(fit) for fit in self.fits)
 
     def _trial(self, fit: Fit) -> Trial:
-        change, errors = fit.truncation.change, self.errors[self.best].mean(axis=1)
-        negligible = max(self.error, self.tolerance * (errors[0] - errors[-1]), change.min())
-        count = int(np.argmax(change <= negligible))
-        rows = fit.truncation.errors
-        held_out = float(rows[-1].mean()) if rows.size else float("nan")
+        change, errors, held_out = fit.truncation.change, self.errors[self.best].mean(axis=1), fit.truncation.errors
+        negligible = max(self.error, self.rtol * (errors[0] - errors[-1]), change.min())
         nominal = fit.ridge * fit.depth / self.fits[0].depth  # a dimension costs lambda L
-        considered = min(abs(np.log(ridge / nominal)) for ridge in self.running) < 0.5 * np.log(STEP)
         return Trial(
-            fit.ridge, fit.depth, fit.seed, fit.fold, count, fit.weight_rank, fit.loss, held_out, bool(considered)
+            ridge=fit.ridge,
+            depth=fit.depth,
+            seed=fit.seed,
+            fold=fit.fold,
+            count=int(np.argmax(change <= negligible)),
+            weight_rank=fit.weight_rank,
+            loss=fit.loss,
+            held_out=float(held_out[-1].mean()) if held_out.size else float("nan"),
+            considered=bool(min(abs(np.log(ridge / nominal)) for ridge in self.running) < 0.5 * np.log(STEP)),
         )
 
 
@@ -192,10 +228,10 @@ def explore(
     seed: int,
     tell: Callable[[str], None],
 ) -> Path:
-    """Train networks at a few ridges on every fold, and go on where the best ridge is the first or the last.
+    """Return networks trained at a few ridges on every fold, with more ridges while the best one is the first or last.
 
-    All ridges of a fold are one ensemble. A larger ridge makes a larger error by shrinking (and in the end the network
-    collapses to a constant, T17b), a smaller one by fitting noise; the held-out loss says where to stop.
+    All ridges of a fold are one ensemble. A larger ridge shrinks the function (and finally collapses the network to a
+    constant, T17b), a smaller one fits noise; the held-out loss decides where to stop.
 
     Parameters
     ----------
@@ -208,19 +244,21 @@ def explore(
     plan : Budget
         Sizes and steps.
     seed : int
-        Of the first fold.
+        Seed of the first fold.
     tell : callable
-        Is told what is being done.
+        Receives progress messages.
     """
-    path = Path(data, folds, groups, tolerance=plan.tolerance)
+    path = Path(data, folds, groups, rtol=plan.rtol)
     wanted: Sequence[float] = plan.ridges
     while wanted:
-        collected = {ridge: np.zeros((data.most + 1, len(data.x))) for ridge in wanted}
+        collected = {ridge: np.zeros((data.bound + 1, len(data.x))) for ridge in wanted}
         for number in np.unique(folds):
             out = folds == number
-            tell(f"fold {number + 1} of {len(np.unique(folds))}, ridges {_listed(wanted)}")
+            shown = ", ".join(f"{ridge:.2g}" for ridge in wanted)
+            tell(f"fold {number + 1} of {len(np.unique(folds))}, ridges {shown}")
             known, held_out = apart(data, out)
-            fits = train_members(known, wanted, [seed + int(number)] * len(wanted), plan, held_out, int(number))
+            members = [(ridge, seed + int(number)) for ridge in wanted]
+            fits = train_members(known, members, plan, held_out, int(number))
             for fit in fits:
                 collected[fit.ridge][:, out] = fit.truncation.errors
             path.fits += fits
@@ -232,74 +270,54 @@ def explore(
 
 def train_members(
     data: Data,
-    ridges: Sequence[float],
-    seeds: Sequence[int],
+    members: Sequence[tuple[float, int]],
     plan: Budget,
     held_out: Data | None = None,
     fold: int | None = None,
 ) -> list[Fit]:
-    """Train one ensemble, a member for each ridge and seed, and cut every member to every number of dimensions."""
-    hidden = [plan.width] * (plan.depth - 1)
-    net = MLP([data.x.shape[1], *hidden, data.outputs])
+    """Return the fits of one ensemble, a member for each pair of ridge and seed, with all their truncations."""
     task = data.task()
     run = train(
-        net,
+        MLP([data.x.shape[1], *[plan.width] * (plan.depth - 1), data.outputs]),
         task,
-        ridge=list(ridges),
-        steps=Stop(plan.steps, gradient_norm=1e-3),
-        seed=list(seeds),
-        record=Record(every=max(min(plan.steps, 100), 1), top_k=1),
+        ridge=[ridge for ridge, _ in members],
+        seed=[seed for _, seed in members],
+        steps=plan.steps,
+        record_every=max(min(plan.steps, 100), 1),
+        top_k=1,
+        stop_gradient=1e-3,
         progress=False,
-        optimizer=plan.optimizer,
+        **plan.optimizer,  # type: ignore[arg-type]
     )
+    others = None if held_out is None else (torch.from_numpy(held_out.x), held_out.y)
     fits = []
-    for i, ridge in enumerate(ridges):
+    for i, (ridge, seed) in enumerate(members):
         network = finished(run, i)
         assert isinstance(network, MLP)
         if data.classes:
             center_logits(network)
-        others = None if held_out is None else (torch.from_numpy(held_out.x), held_out.y)
-        found = bottlenecks.detect(weight_singular_values(network))
-        fits.append(
-            Fit(
-                ridge,
-                plan.depth,
-                seeds[i],
-                fold,
-                network,
-                float(run.summary.loss[i]),
-                found.rank,
-                truncate(network, task.x, data.most, others, data.classes),
-            )
-        )
+        rank = bottleneck.detect(weight_singular_values(network)).rank
+        truncation = truncate(network, task.x, data.bound, others, data.classes)
+        fits.append(Fit(ridge, plan.depth, seed, fold, network, float(run.summary.loss[i]), rank, truncation))
     return fits
 
 
-def apart(data: Data, out: np.ndarray) -> tuple[Data, Data]:
-    """Return the rows to learn from and those held out, both with the outputs' mean over the former for zero."""
-    known, held_out = data.rows(~out), data.rows(out)
-    if data.classes:
-        return known, held_out
-    mean = known.y.mean(axis=0)
-    return replace(known, y=known.y - mean), replace(held_out, y=held_out.y - mean)
-
-
 def finished(run: Run, member: int = 0) -> nn.Module:
-    """Return a trained network; a training that was interrupted is none, and Ctrl-C is passed on."""
+    """Return a trained network; raise KeyboardInterrupt if the training was interrupted."""
     if "interrupted" in run.summary.status.values:
         raise KeyboardInterrupt
     return run.network(member)
 
 
 def center_logits(net: MLP) -> None:
-    """Take from the logits their mean, in place: probabilities do not see it, but principal directions would."""
+    """Subtract from the logits their mean, in place: it changes no probabilities, but principal directions."""
     with torch.no_grad():
         for parameter in (net.weights[-1], net.biases[-1]):
             parameter.sub_(parameter.mean(0))
 
 
 def _next(path: Path, plan: Budget) -> list[float]:
-    """Return a ridge beyond the end at which the path is best, or nothing."""
+    """Return the next ridge beyond the end at which the path is best, if any."""
     if not plan.grow:
         return []
     largest, smallest, best = path.ridges[0], path.ridges[-1], path.best
@@ -310,7 +328,3 @@ def _next(path: Path, plan: Budget) -> list[float]:
         if is_better(path.errors[best][-1], before, sure=1.0):
             return [smallest / STEP]
     return []
-
-
-def _listed(ridges: Sequence[float]) -> str:
-    return ", ".join(f"{ridge:.2g}" for ridge in ridges)

@@ -1,20 +1,29 @@
-"""What a fit found, as text and as data."""
+"""The result of a fit, as text, as data and on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from bnrank.discovery.estimators.counting import Trial
+from bnrank._core import store, text
+from bnrank._core.results import Printed
+from bnrank.discovery.estimators.counts import Trial
+from bnrank.discovery.storage import pack, unpack
 
-__all__ = ["Summary"]
+MAX_INPUTS = 4  # shown per coordinate
+MAX_VALUES = 8  # shown of the spectrum
+PRIVATE = ("_n_features_out", "_one_dimensional")  # set by fit, without a name ending in _
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Everything a page about a fit shows; ``print`` gives a page of text.
+class Summary(Printed):
+    """The result of a fit: printed, a page of text; its attributes are the data of the figures.
 
     Attributes
     ----------
@@ -25,7 +34,7 @@ class Summary:
     interval, undetermined, reason
         Of the count; see ``n_components_interval_``.
     bound : int
-        Largest count that could be seen.
+        The largest count that can be detected.
     rows : int
         Number of rows.
     inputs : tuple of str
@@ -37,23 +46,23 @@ class Summary:
     ridge : float
         lambda, in the scale of training.
     score : float
-        R^2 or accuracy on the rows fitted.
+        R^2 or accuracy on the rows of the fit.
     held_out, held_out_error : ndarray
         Held-out loss with k = 0, 1, ... components and its standard error.
     stability : tuple of Trial
-        Every network trained.
+        All trained networks.
     spectrum : ndarray
-        Standard deviations of the bottleneck representation before it was cut, descending.
+        Standard deviations of the bottleneck representation before truncation, descending.
     influence : ndarray
         Root mean square derivative of the outputs in each coordinate (scale of training).
     sensitivity : ndarray
         (k, d_in): root mean square of dz_j/dx_i times the standard deviation of x_i.
     n_input_directions, input_spectrum
-        On how many combinations of the inputs y depends, and how much on each.
+        Number of linear combinations of the inputs that y depends on, and how strongly on each.
     coordinates, seen, predicted : ndarray
-        Of at most 1,000 rows: z (rows, k), the outputs in the table, and those of the model.
+        For at most 1,000 rows: z (rows, k), the outputs in the table, and those of the model.
     notes : tuple of str
-        What was left out or cannot be said.
+        Remarks on the table, and what cannot be concluded.
     """
 
     estimator: str
@@ -84,7 +93,7 @@ class Summary:
 
     @property
     def gap(self) -> float:
-        """s_k / s_{k+1} of the spectrum; infinite where nothing is left, NaN without components."""
+        """s_k / s_{k+1} of the spectrum; infinite where s_{k+1} is 0, NaN without components."""
         k, s = self.n_components, self.spectrum
         if not 0 < k <= len(s):
             return float("nan")
@@ -99,30 +108,37 @@ class Summary:
         classes = len(self.output_names) > self.outputs
         out = f"{len(self.output_names)} classes" if classes else f"{self.outputs} outputs"
         yield f"{self.estimator}: {self.rows} rows, {len(self.inputs)} inputs, {out}"
-        yield f"components: {self.n_components} ({sure}; at most {self.bound} could be seen), model: {self.model}"
+        yield f"components: {self.n_components} ({sure}; at most {self.bound} detectable), model: {self.model}"
         yield f"  {self.reason}"
         yield f"score on these rows: {round(self.score, 6) + 0.0:.3g}"
         yield f"y depends on {self.n_input_directions} linear combination(s) of the inputs"
         yield "held-out loss by number of components"
         shown = min(len(self.held_out), max(self.n_components, high) + 3)
-        for k in range(shown):
-            mark = " <-" if k == self.n_components else ""
-            yield f"  {k:3d}  {self.held_out[k]:.4g} +- {self.held_out_error[k]:.2g}{mark}"
+        for k, (loss, error) in enumerate(zip(self.held_out[:shown], self.held_out_error, strict=False)):
+            yield f"  {k:3d}  {loss:.4g} +- {error:.2g}{' <-' if k == self.n_components else ''}"
         if self.n_components:
-            yield f"spectrum at the bottleneck: {_few(self.spectrum)}, gap {self.gap:.3g}"
-            yield "coordinate  influence  moves most with"
-            for j in range(self.n_components):
-                order = np.argsort(-self.sensitivity[j])[:4]
-                named = ", ".join(f"{self.inputs[i]} ({self.sensitivity[j, i]:.2g})" for i in order)
-                yield f"  {j + 1:8d}  {self.influence[j]:9.3g}  {named}"
+            values = ", ".join(f"{value:.3g}" for value in self.spectrum[:MAX_VALUES])
+            more = " ..." if len(self.spectrum) > MAX_VALUES else ""
+            yield f"spectrum at the bottleneck: {values}{more}, gap {self.gap:.3g}"
+            yield text.render(list(self._coordinates()))
         if self.stability:
-            yield f"networks (* in the running{self._depth_kept()})"
-            yield "     ridge  depth  counts, one per fold or seed"
-            for (ridge, depth), trials in self._by_setting().items():
-                mark = "*" if trials[0].considered else " "
-                yield f"  {mark} {ridge:.1e}  {depth:5d}  {' '.join(str(trial.count) for trial in trials)}"
-        for note in self.notes:
-            yield f"note: {note}"
+            yield f"networks (* within one standard error of the best{self._depth_kept()})"
+            yield text.render(list(self._networks()))
+        yield from (f"note: {note}" for note in self.notes)
+
+    def _coordinates(self) -> Iterator[dict[str, object]]:
+        for j, (influence, row) in enumerate(zip(self.influence, self.sensitivity, strict=True), 1):
+            named = ", ".join(f"{self.inputs[i]} ({row[i]:.2g})" for i in np.argsort(-row)[:MAX_INPUTS])
+            yield {"coordinate": j, "influence": f"{influence:.3g}", "most sensitive to": named}
+
+    def _networks(self) -> Iterator[dict[str, object]]:
+        settings: dict[tuple[float, int], list[Trial]] = {}
+        for trial in sorted(self.stability, key=lambda t: (t.depth, -t.ridge)):
+            settings.setdefault((trial.ridge, trial.depth), []).append(trial)
+        for (ridge, depth), trials in settings.items():
+            counts = " ".join(str(trial.count) for trial in trials)
+            mark = "*" if trials[0].considered else ""
+            yield {"": mark, "ridge": f"{ridge:.1e}", "depth": depth, "counts, one per fold or seed": counts}
 
     def _depth_kept(self) -> str:
         kept = [trial.depth for trial in self.stability if trial.considered]
@@ -131,12 +147,52 @@ class Summary:
         several = len({trial.depth for trial in self.stability if trial.fold is not None}) > 1
         return f"; depth {min(kept)} kept{', chosen by held-out rows' if several else ''}"
 
-    def _by_setting(self) -> dict[tuple[float, int], list[Trial]]:
-        table: dict[tuple[float, int], list[Trial]] = {}
-        for trial in sorted(self.stability, key=lambda t: (t.depth, -t.ridge)):
-            table.setdefault((trial.ridge, trial.depth), []).append(trial)
-        return table
+
+def is_fitted(name: str) -> bool:
+    """Return whether an attribute of this name is set by ``fit``."""
+    return (name.endswith("_") and not name.startswith("_")) or name in PRIVATE
 
 
-def _few(values: np.ndarray) -> str:
-    return ", ".join(f"{value:.3g}" for value in values[:8]) + (" ..." if len(values) > 8 else "")
+def save(estimator: Any, path: str | os.PathLike[str]) -> Path:
+    """Write an estimator to one safetensors file; return the path.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the path does not fit, or something of the estimator is no plain value.
+    """
+    tensors: dict[str, Tensor] = {}
+    about = {
+        "class": type(estimator).__name__,
+        "parameters": {k: pack(v, k, tensors) for k, v in estimator.get_params(deep=False).items()},
+        "fitted": {k: pack(v, k, tensors) for k, v in vars(estimator).items() if is_fitted(k)},
+    }
+    return store.save(path, tensors, about, "estimator")
+
+
+def opened(stored: store.Stored, kinds: Sequence[type]) -> Any:
+    """Return the estimator in a file, of one of the classes given.
+
+    Raises
+    ------
+    ValueError
+        If the file holds an estimator of another class, or is damaged.
+    """
+    known = {kind.__name__: kind for kind in kinds}
+    name = stored.about.get("class")
+    if name not in known:
+        raise ValueError(f"path: {stored.path} holds a {name}, expected a {' or '.join(known)}")
+    records = {"Trial": Trial, "Summary": Summary}
+    try:
+        parameters, fitted = (
+            {key: unpack(value, stored.tensors, records) for key, value in stored.about[part].items()}
+            for part in ("parameters", "fitted")
+        )
+        estimator = known[name](**parameters)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"path: {stored.path} is damaged: {error!r}") from error
+    for key, value in fitted.items():
+        if not is_fitted(key):
+            raise ValueError(f"path: {stored.path} is damaged: {key!r} is no fitted attribute")
+        setattr(estimator, key, value)
+    return estimator

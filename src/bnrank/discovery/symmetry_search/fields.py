@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.discovery.symmetries.coordinates import Coordinates
+from bnrank.discovery.symmetry_search.problem import Coordinates
 
 __all__ = ["AffineFields", "Family", "SampledFields", "affine", "constant", "family", "rotations"]
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bnrank.discovery.symmetries.fields import AffineFields, Family
+from bnrank.discovery.symmetry_search.fields import AffineFields, Family
 
 __all__ = [
     "about",

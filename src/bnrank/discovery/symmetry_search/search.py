@@ -10,17 +10,14 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.discovery.symmetries import fields as families
-from bnrank.discovery.symmetries import finite as finite_tests
-from bnrank.discovery.symmetries.coordinates import Coordinates
-from bnrank.discovery.symmetries.fields import Family, SampledFields
-from bnrank.discovery.symmetries.finding import EXACT, Found, Gap, Sample, look, residuals
-from bnrank.discovery.symmetries.flows import carried_out
-from bnrank.discovery.symmetries.naming import named, translations
-from bnrank.discovery.symmetries.pieces import Piece
-from bnrank.discovery.symmetries.problem import Problem, read
-from bnrank.discovery.symmetries.result import Symmetries, stacked
-from bnrank.discovery.symmetries.wording import combination
+from bnrank.discovery.symmetry_search import fields as families
+from bnrank.discovery.symmetry_search import finite as finite_tests
+from bnrank.discovery.symmetry_search.fields import Family, SampledFields
+from bnrank.discovery.symmetry_search.naming import named, translations
+from bnrank.discovery.symmetry_search.pieces import Piece, combination
+from bnrank.discovery.symmetry_search.problem import Coordinates, Problem, read
+from bnrank.discovery.symmetry_search.result import Symmetries, stacked
+from bnrank.discovery.symmetry_search.spectrum import EXACT, Found, Gap, Sample, carried_out, look, residuals
 
 __all__ = ["symmetries"]
 
@@ -86,7 +83,7 @@ def symmetries(
         symmetries count.
     fields : "affine" or sequence
         Fields to look among: all affine ones, or combinations of the given ones, each a matrix A, a pair (A, b) or a
-        function from x (N, d) to (N, d) (such as :func:`~bnrank.discovery.symmetries.fields.rotations`).
+        function from x (N, d) to (N, d) (such as :func:`~bnrank.discovery.symmetry_search.fields.rotations`).
     names : sequence of str, optional
         Of the columns; by default those of a DataFrame or those that an estimator was fitted with, else x1, ..., xd.
     maps : sequence

@@ -1,21 +1,150 @@
-"""Rotations among the fields found: in which lengths, about which point, of which directions."""
+"""A readable basis of an algebra of affine fields: rotations, scalings, shears, and formulas."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from bnrank.discovery.symmetries import algebra
-from bnrank.discovery.symmetries.blocks import rotation_blocks
-from bnrank.discovery.symmetries.coordinates import Coordinates
-from bnrank.discovery.symmetries.pieces import Piece, Search, centers, common, sparse
-from bnrank.discovery.symmetries.wording import SMALL, axes_of, combination, field_text, point_text, readable, upright
+from bnrank.discovery.symmetry_search import algebra
+from bnrank.discovery.symmetry_search.algebra import casimir, commutant
+from bnrank.discovery.symmetry_search.pieces import (
+    SMALL,
+    Piece,
+    Search,
+    axes_of,
+    centers,
+    combination,
+    common,
+    echelon,
+    field_text,
+    point_text,
+    readable,
+    scaled,
+    sparse,
+    upright,
+)
+from bnrank.discovery.symmetry_search.problem import Coordinates
 
-__all__ = ["rotated"]
+__all__ = ["named", "rotated", "rotation_blocks", "translations"]
+
+ROUGH = 0.03  # of the largest: entries of directions that are not exact are left out of texts below it
+MULTIPLES = 12  # of the exponents of a scaling that are tried to make them whole numbers
+
+
+def translations(directions: Tensor, residual: float, names: Sequence[str], units: Tensor, exact: bool) -> list[Piece]:
+    """Return one piece for the directions of x, the columns of (d, m), that a function ignores.
+
+    ``units`` (d,) are those of the columns. Texts have 1 before the column that moves most in these units, and leave
+    out what moves less than 3 percent of it where directions are not exact.
+    """
+    if not directions.shape[1]:
+        return []
+    basis = echelon((directions / units[:, None]).T).T * units[:, None]
+    basis = basis / basis.norm(dim=0)
+    fields = torch.cat([basis.new_zeros(basis.shape[1], len(basis), len(basis)), basis.T[..., None]], 2)
+    small = SMALL if exact else ROUGH
+    most = (basis / units[:, None]).abs().argmax(0)
+    written = basis / basis.gather(0, most[None])
+    text = "translation along " + ", ".join(combination(column, names, units, small) for column in written.T)
+    return [Piece("translation", text, fields, residual, basis)]
+
+
+def named(
+    fields: Tensor,
+    coordinates: Coordinates,
+    names: Sequence[str],
+    holds: Callable[[Tensor], bool],
+    residual: Callable[[Tensor], float],
+    exact: bool,
+) -> list[Piece]:
+    """Return pieces that together span fields, (k, q, q + 1) orthonormal in the coordinates.
+
+    Ideal fields take the place of those found only where ``holds`` says that they leave f alone as well.
+    """
+    search = Search(coordinates, names, holds, residual, exact)
+    pieces: list[Piece] = []
+    for part in (rotated, _scalings):
+        if len(fields):
+            found, ideal = part(fields, search)
+            pieces += found
+            fields = _rest(fields, ideal, coordinates)
+    if len(fields):
+        pieces += _formulas(fields, search)
+    return pieces
+
+
+def _rest(fields: Tensor, ideal: Tensor, where: Coordinates) -> Tensor:
+    """Return the part of the span of fields that is orthogonal, in standardized columns, to that of the ideal ones."""
+    if not len(ideal):
+        return fields
+    left = len(fields) - len(ideal)
+    basis = torch.linalg.qr(where.standardized(where.to_x(ideal)).flatten(1).T)[0]
+    turn = torch.linalg.svd(where.standardized(where.to_x(fields)).flatten(1) @ basis)[0]
+    flat = turn[:, len(fields) - left :].T @ fields.flatten(1)
+    return torch.linalg.qr(flat.T)[0].T.reshape(left, *fields.shape[1:])
+
+
+def _scalings(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
+    """Return the fields that stretch columns of x about a point."""
+    where, d = search.coordinates, len(search.names)
+    for _, center in centers(fields, search):
+        family = torch.zeros(d, d, d + 1, dtype=fields.dtype)
+        index = torch.arange(d)
+        family[index, index, index] = 1.0
+        family[index, index, -1] = -center
+        mapped = where.from_x(family)
+        ideal = common(fields, mapped, search.bar)
+        if not len(ideal) or not search.holds(ideal):
+            continue
+        weights = torch.linalg.lstsq(mapped.flatten(1).T, ideal.flatten(1).T, driver="gelsd").solution.T
+        weights = _whole(echelon(weights))
+        ideal = torch.einsum("ad,dij->aij", weights, mapped)
+        text = "; ".join(_scaling_text(row, search.names) for row in weights)
+        text += f" about {point_text(center, search.names, where.spread)}"
+        piece = Piece("scaling", text, where.to_x(ideal), search.residual(ideal), center.new_zeros(d, 0), center)
+        return [piece], ideal
+    return [], fields[:0]
+
+
+def _formulas(fields: Tensor, search: Search) -> list[Piece]:
+    """Return one piece per field of an echelon basis."""
+    where = search.coordinates
+    if search.exact:
+        written = sparse(where.to_x(fields), where)
+        inner = where.from_x(written)
+    else:
+        inner, written = fields, scaled(where.to_x(fields), where.spread)
+    pieces = []
+    for field, text in zip(inner, written, strict=True):
+        kind = "shear" if algebra.nilpotent(field[:, :-1], 1e-6 if search.exact else 1e-2) else "affine"
+        none = text.new_zeros(len(text), 0)
+        words = field_text(text, search.names, where.spread)
+        pieces.append(Piece(kind, words, text[None], search.residual(field[None]), none))
+    return pieces
+
+
+def _whole(weights: Tensor) -> Tensor:
+    """Return rows (k, d) times the least of 1, ..., 12 that makes all their entries whole numbers, where one does."""
+    rows = []
+    for row in weights:
+        times = [row * factor for factor in range(1, MULTIPLES + 1)]
+        rows.append(next((new for new in times if float((new - new.round()).abs().max()) < 1e-6), row))
+    return torch.stack(rows)
+
+
+def _scaling_text(weights: Tensor, names: Sequence[str]) -> str:
+    """Write the scaling of columns by e^{w t}."""
+    parts = []
+    for name, weight in zip(names, weights.tolist(), strict=True):
+        if abs(weight) > 1e-6:
+            size = "" if abs(abs(weight) - 1) < 5e-4 else f"{abs(weight):.3g} "
+            parts.append(f"{name} by e^{{{'-' if weight < 0 else ''}{size}t}}")
+    return "scaling of " + ", ".join(parts)
+
 
 PAIRS_UP_TO = 32  # columns: above, no units are looked for in which pairs of columns turn
 
@@ -181,3 +310,52 @@ def _text(space: Tensor, center: Tensor, metric: str, where: Coordinates, names:
         words = f"rotation in the plane of {shown}" if n == 2 else f"all rotations of the space of {shown}"
     point = point_text(center, names, where.spread, axes)
     return f"{words}{lengths}, through {point}: {math.comb(n, 2)} generator{'s'[: n != 2]}"
+
+
+def rotation_blocks(matrices: Tensor, exact: bool) -> list[Tensor]:
+    """Return orthonormal bases, (q, n_b), of spaces such that the algebra is so(n_1) + so(n_2) + ...
+
+    One space is tried first: k = n (n - 1) / 2 matrices that turn n directions, those of the largest eigenvalues of the
+    Casimir matrix. Else the symmetric matrices that commute with all are split by their eigenspaces. An empty list if
+    the dimensions do not add up to k: another algebra.
+
+    Parameters
+    ----------
+    matrices : Tensor
+        A basis of antisymmetric matrices, (k, q, q).
+    exact : bool
+        Whether they are exact up to rounding, or up to some ten percent.
+
+    Examples
+    --------
+    >>> import torch
+    >>> turn = torch.zeros(1, 3, 3, dtype=torch.float64)
+    >>> turn[0, 0, 2], turn[0, 2, 0] = 1.0, -1.0
+    >>> rotation_blocks(turn, exact=True)[0].abs().sum(1).tolist()
+    [1.0, 0.0, 1.0]
+    """
+    k = len(matrices)
+    levels, vectors = torch.linalg.eigh(casimir(matrices))
+    n = (1 + math.isqrt(1 + 8 * k)) // 2
+    if n * (n - 1) // 2 == k and n <= len(levels):
+        lowest = float(levels[-n])
+        below = float(levels[-n - 1]) if n < len(levels) else 0.0
+        if (
+            below <= (1e-6 if exact else 0.5) * lowest
+            and float(levels[-1]) <= (1.0 + (1e-6 if exact else 1.0)) * lowest
+        ):
+            return [vectors[:, -n:]]
+    moved = vectors[:, levels > (1e-6 if exact else 0.1) * levels[-1]]
+    inside = moved.T @ matrices @ moved
+    symmetric = commutant(inside, 1e-8 if exact else 0.3)
+    count = len(symmetric)
+    if not 0 < count <= moved.shape[1]:
+        return []
+    weights = torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=matrices.dtype)
+    values, split = torch.linalg.eigh(torch.einsum("c,cij->ij", weights, symmetric))
+    cuts = sorted((values[1:] - values[:-1]).argsort(descending=True)[: count - 1].tolist())
+    ends = [0, *(cut + 1 for cut in cuts), len(values)]
+    blocks = [moved @ split[:, a:b] for a, b in itertools.pairwise(ends)]
+    if any(block.shape[1] < 2 for block in blocks):
+        return []
+    return blocks if sum(math.comb(block.shape[1], 2) for block in blocks) == k else []

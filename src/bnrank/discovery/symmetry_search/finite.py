@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.discovery.symmetries.coordinates import Coordinates
-from bnrank.discovery.symmetries.finding import EXACT
-from bnrank.discovery.symmetries.models import outputs_of
-from bnrank.discovery.symmetries.pieces import Piece
-from bnrank.discovery.symmetries.wording import combination, upright
+from bnrank.discovery.symmetry_search.models import outputs_of
+from bnrank.discovery.symmetry_search.pieces import Piece, combination, upright
+from bnrank.discovery.symmetry_search.problem import Coordinates
+from bnrank.discovery.symmetry_search.spectrum import EXACT
 
 __all__ = ["FiniteTest", "candidates", "given_maps", "tested"]
 
@@ -25,7 +24,6 @@ SWAPS_UP_TO = 64
 NEAR = 2.0  # times the usual distance between samples: images farther off are off the data
 LOOKED_AT = 128  # images whose distance to the data is measured
 SMALL = 0.1  # a change up to this may be called none; a larger one is a change, whatever the error of f
-WITHIN = 1.5  # times the relative error of f: a change up to this is not told apart from none
 
 
 @dataclass(frozen=True)

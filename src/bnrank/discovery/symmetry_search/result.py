@@ -1,22 +1,23 @@
-"""What `symmetries` returns."""
+"""The result of `symmetries`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnrank.discovery.symmetries import picture
-from bnrank.discovery.symmetries.finding import Found
-from bnrank.discovery.symmetries.finite import SMALL, FiniteTest
-from bnrank.discovery.symmetries.pieces import Piece
+from bnrank._core.axes import OKABE_ITO, axes_for, dress
+from bnrank.discovery.symmetry_search import picture
+from bnrank.discovery.symmetry_search.finite import SMALL, FiniteTest
+from bnrank.discovery.symmetry_search.pieces import Piece
+from bnrank.discovery.symmetry_search.spectrum import Found
 
-__all__ = ["Symmetries"]
-
+__all__ = ["Symmetries", "draw"]
 
 SHOWN = 12  # finite symmetries in the summary
 
@@ -111,7 +112,7 @@ class Symmetries:
         Examples
         --------
         >>> import torch
-        >>> from bnrank.discovery.symmetries import symmetries
+        >>> from bnrank.discovery.symmetry_search import symmetries
         >>> norm = torch.nn.Sequential(torch.nn.Identity())
         >>> norm.forward = lambda x: x.square().sum(1, keepdim=True)
         >>> found = symmetries(norm, torch.randn(40, 2, generator=torch.Generator().manual_seed(0)))
@@ -186,7 +187,7 @@ class Symmetries:
         Examples
         --------
         >>> import torch
-        >>> from bnrank.discovery.symmetries import symmetries
+        >>> from bnrank.discovery.symmetry_search import symmetries
         >>> found = symmetries(torch.nn.Tanh(), torch.randn(40, 2, generator=torch.Generator().manual_seed(0)))
         >>> [ax.get_title() for ax in found.plot()]
         ['0 infinitesimal symmetries (none)', '0 of 7 finite symmetries hold']
@@ -200,3 +201,47 @@ class Symmetries:
 def stacked(pieces: tuple[Piece, ...], d: int) -> Tensor:
     """Return the generators of all pieces, (k, d, d + 1)."""
     return torch.cat([torch.zeros(0, d, d + 1, dtype=torch.float64), *(piece.generators for piece in pieces)])
+
+
+if TYPE_CHECKING:
+    from bnrank.discovery.symmetry_search.result import Symmetries
+
+
+BELOW, ABOVE, AWAY = OKABE_ITO[0], OKABE_ITO[1], "0.6"
+LEAST = 1e-17  # where values of 0 are drawn
+MOST_BARS = 30
+
+
+def draw(found: Symmetries, axes: Any = None) -> NDArray[np.object_]:
+    """Draw on two axes and return them."""
+    left, right = axes_for(axes, (1, 2), (10.0, 4.0))
+    _values(found, left)
+    _maps(found, right)
+    result = np.empty(2, dtype=object)
+    result[:] = [left, right]
+    return result
+
+
+def _values(found: Symmetries, ax: Axes) -> None:
+    many = f"{found.dimension} infinitesimal {'symmetry' if found.dimension == 1 else 'symmetries'} ({found.status})"
+    dress(ax, "place", "relative singular value s", many)
+    ax.set_yscale("log")
+    groups = [(found.translations, "s", "constant fields"), (found.fields, "o", "fields of what is left")]
+    for part, marker, label in groups:
+        values = part.values.clamp(min=LEAST).numpy()
+        if not len(values):
+            continue
+        kept = len(part.vectors)
+        place = np.arange(1, len(values) + 1)
+        ax.plot(place[:kept], values[:kept], marker, color=BELOW, label=f"{label}: symmetries" if kept else None)
+        ax.plot(place[kept:], values[kept:], marker, color=ABOVE, mfc="none", label=f"{label}: others")
+    ax.legend(fontsize=8)
+
+
+def _maps(found: Symmetries, ax: Axes) -> None:
+    dress(ax, "change of f", "", f"{len(found.held)} of {len(found.finite)} finite symmetries hold")
+    shown = sorted(found.finite, key=lambda test: test.change)[:MOST_BARS]
+    colors = {"exact": BELOW, "approximate": BELOW, "off the data": AWAY, "undetermined": AWAY, "no": ABOVE}
+    ax.barh(range(len(shown)), [test.change for test in shown], color=[colors[test.verdict] for test in shown])
+    ax.set_yticks(range(len(shown)), [f"{test.text} ({test.verdict})" for test in shown], fontsize=7)
+    ax.invert_yaxis()

@@ -1,19 +1,36 @@
-"""The fields that leave a function alone: singular values, the gap in them, and how sure it is."""
+"""The fields that leave a function unchanged: singular values, the gap in them, and the evidence."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from bnrank.discovery.symmetries.algebra import bracket_defect, only_constants
-from bnrank.discovery.symmetries.fields import ENTRIES, Family
+from bnrank.discovery.symmetry_search.algebra import bracket_defect, only_constants
+from bnrank.discovery.symmetry_search.fields import ENTRIES, AffineFields, Family
+from bnrank.discovery.symmetry_search.finite import WITHIN
+from bnrank.discovery.symmetry_search.models import outputs_of
+from bnrank.discovery.symmetry_search.problem import Coordinates
 
-__all__ = ["ALONE", "CLOSED", "CONTRAST", "EXACT", "LARGEST", "Found", "Sample", "gap", "look", "residuals"]
+__all__ = [
+    "ALONE",
+    "CLOSED",
+    "CONTRAST",
+    "EXACT",
+    "Found",
+    "LARGEST",
+    "Sample",
+    "carried_out",
+    "change",
+    "gap",
+    "look",
+    "residuals",
+    "shuffled",
+]
 
 EXACT = 1e-6  # relative singular values up to this are rounding
 IGNORED = 0.05  # the same for constant fields, of which few small ones can matter together
@@ -29,30 +46,6 @@ FLOOR = 1e-12  # below it ratios mean nothing
 BLOCKS, FOLDS = 32, 5
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Samples and Jacobians in the coordinates that fields are written in.
-
-    Attributes
-    ----------
-    x, z : Tensor
-        (N, d) and (N, q).
-    jacobian : Tensor
-        J(x_i), or a matrix with the same J^T J, (N, m, q).
-    """
-
-    x: Tensor
-    z: Tensor
-    jacobian: Tensor
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def at(self, rows: Tensor | slice) -> Sample:
-        """Return some of the samples."""
-        return Sample(self.x[rows], self.z[rows], self.jacobian[rows])
 
 
 @dataclass(frozen=True)
@@ -297,3 +290,85 @@ def _cross_validated(grams: Tensor, sizes: Tensor, q: int, count: int) -> float:
         largest = float(torch.linalg.eigvalsh(out * (q / float(sizes[rows].sum())))[-1])
         worst = max(worst, math.sqrt(max(largest, 0.0)))
     return worst
+
+
+FLOWS = 8  # random one-parameter groups that are carried out
+INSIDE = 0.95  # share of the samples that are nearer to the mean than an image may be
+
+
+def change(net: nn.Module, x: Tensor, field: Tensor, where: Coordinates | None = None) -> float:
+    """Return rms_i ||f(exp(v) x_i) - f(x_i)|| / rms_ij ||f(x_i) - f(x_j)|| for a field v, [A b] (d, d + 1).
+
+    With coordinates ``where`` of the data, only of samples whose images are no farther from the mean than 95 percent of
+    the samples: a field that is not bounded, such as a boost or a scaling, carries the others to where f was not
+    learned. NaN if these are fewer than a third.
+
+    Examples
+    --------
+    >>> import torch
+    >>> turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    >>> x = torch.eye(2, dtype=torch.float64)
+    >>> round(change(torch.nn.Identity(), x, torch.pi * turn), 6)         # x -> -x
+    2.0
+    """
+    flow = torch.linalg.matrix_exp(torch.nn.functional.pad(field, (0, 0, 0, 1)))[:-1]
+    before, images = outputs_of(net, x), x @ flow[:, :-1].T + flow[:, -1]
+    size = float((before - before.mean(0)).square().sum() / len(x))
+    inside = torch.ones(len(x), dtype=torch.bool)
+    if where is not None:
+        inside = where.of(images).norm(dim=1) <= where.of(x).norm(dim=1).quantile(INSIDE)
+    if 3 * int(inside.sum()) < len(x):
+        return math.nan
+    changes = (outputs_of(net, images[inside]) - before[inside]).square().sum(1)
+    return (float(changes.mean()) / (2 * size)) ** 0.5
+
+
+def shuffled(net: nn.Module, tested: Sample, directions: Tensor, values: Tensor, generator: torch.Generator) -> float:
+    """Return the change of f when coordinates ``values`` (N, m) along ``directions`` (d, m) go to other samples.
+
+    Directions along each of which f changes little can matter much together; this moves along all.
+    """
+    order = torch.randperm(len(values), generator=generator)
+    before = outputs_of(net, tested.x)
+    after = outputs_of(net, tested.x + (values[order] - values) @ directions.T)
+    return float((after - before).norm() / (before - before.mean(0)).norm()) / 2**0.5
+
+
+def carried_out(
+    net: nn.Module, found: Found, family: Family, where: Coordinates, tested: Sample, error: float | None, seed: int
+) -> Found:
+    """Move samples along approximate symmetries, and refuse these if f changes by more than 1.5 times its error.
+
+    Random fields of the span found are carried out for as long as an average sample takes to move by one standard
+    deviation of the data. Of directions that f ignores, the coordinates are shuffled among samples. Unlike derivatives,
+    that compares values of f, and so with its error. Fields below a gap that does not count are moved along as well:
+    where f stays within its error, the answer is "undetermined", not "none".
+    """
+    doubtful = found.status == "none" and 0 < len(found.doubtful) < len(family) and not found.gap.defect > CLOSED
+    vectors = found.doubtful if doubtful else found.vectors
+    if not error or not (doubtful or found.status == "approximate") or not isinstance(family, AffineFields):
+        return found
+    generator = torch.Generator().manual_seed(seed)
+    if only_constants(family):
+        directions = family.combined(vectors)[..., -1].T
+        most = shuffled(net, tested, where.out @ directions, tested.z @ directions, generator)
+        words = f"shuffling these coordinates among samples changes f by {most:.2g}; its error is {error:.2g}"
+    else:
+        weights = torch.randn(FLOWS, len(vectors), generator=generator, dtype=torch.float64)
+        fields = where.to_x(family.combined(weights / weights.norm(dim=1, keepdim=True) @ vectors))
+        changes = [change(net, tested.x, field, where) for field in fields]
+        most = max((size for size in changes if not math.isnan(size)), default=math.nan)
+        words = f"samples moved by one standard deviation along them change f by {most:.2g}; its error is {error:.2g}"
+    if doubtful:
+        within = most <= WITHIN * error
+        return replace(found, status="undetermined", reason=f"{found.reason}, yet {words}") if within else found
+    if math.isnan(most):
+        words = "samples moved along them leave the data, so that its error does not judge them"
+        return replace(found, reason=f"{found.reason}; {words}")
+    if most > WITHIN * error:
+        reason = f"{found.reason}, but {words}"
+        return replace(found, vectors=found.vectors[:0], counts=0 * found.counts, status="none", reason=reason)
+    return replace(found, reason=f"{found.reason}; {words}")
+
+
+WITHIN = 1.5  # times the relative error of f: a change up to this is not told apart from none

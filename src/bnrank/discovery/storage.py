@@ -1,0 +1,132 @@
+"""Results as plain values and tensors, for `bnrank._core.store`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bnrank._core import validation
+from bnrank.networks.blueprints import blueprint, build
+from bnrank.networks.mlp import MLP
+
+_DIMENSIONED = "Conv AvgPool MaxPool AdaptiveAvgPool AdaptiveMaxPool BatchNorm"
+_PLAIN = (
+    "Linear Flatten Unflatten ReLU LeakyReLU ReLU6 ELU CELU SELU GELU SiLU Mish Tanh Sigmoid Softplus Softsign "
+    "Hardtanh Hardswish Hardsigmoid LogSigmoid Softmax LogSoftmax PReLU LayerNorm GroupNorm"
+)
+_NAMES = [*_PLAIN.split(), *(f"{name}{d}d" for name in _DIMENSIONED.split() for d in (1, 2, 3))]
+_LAYERS = {name: getattr(nn, name) for name in _NAMES}
+
+
+def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Return a value as JSON, with arrays and parameters put among the tensors under a name.
+
+    Arrays, sequences, dataclasses and MLPs are supported.
+
+    Raises
+    ------
+    TypeError
+        If there is no plain form of the value.
+
+    Examples
+    --------
+    >>> tensors = {}
+    >>> pack((1, np.ones(2)), "pair", tensors), list(tensors)
+    ({'tuple': [1, {'array': 'pair.1'}]}, ['pair.1'])
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "OUS":
+            return {"strings": value.tolist(), "dtype": value.dtype.str}
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
+        return {"array": name}
+    if isinstance(value, MLP):
+        tensors.update({f"{name}/{key}": tensor for key, tensor in value.state_dict().items()})
+        return {"network": blueprint(value), "name": name}
+    if isinstance(value, tuple | list):
+        items = [pack(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
+        return {"tuple": items} if isinstance(value, tuple) else {"list": items}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {key: pack(entry, f"{name}.{key}", tensors) for key, entry in vars(value).items()}
+        return {"record": type(value).__name__, "fields": fields}
+    raise TypeError(f"{name}: got {validation.describe(value)}, expected a value that can be written to a file")
+
+
+def unpack(value: Any, tensors: Mapping[str, Tensor], records: Mapping[str, Any]) -> Any:
+    """Return the value that :func:`pack` wrote; ``records`` maps the names of dataclasses to the classes."""
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        return tensors[value["array"]].numpy()
+    if "strings" in value:
+        return np.array(value["strings"], dtype=np.dtype(value["dtype"]))
+    if "network" in value:
+        prefix = f"{value['name']}/"
+        own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+        net = build(value["network"], next(iter(own.values())).dtype)
+        net.load_state_dict(own)
+        return net
+    if "record" in value:
+        return records[value["record"]](**{k: unpack(v, tensors, records) for k, v in value["fields"].items()})
+    kind = tuple if "tuple" in value else list
+    return kind(unpack(item, tensors, records) for item in value[kind.__name__])
+
+
+def describe(parts: Sequence[nn.Module]) -> list[dict[str, Any]] | None:
+    """Return the name and arguments of each layer as plain values; None where one is no known layer of torch.
+
+    Examples
+    --------
+    >>> describe([nn.Linear(3, 2, bias=False), nn.LeakyReLU(0.1)])[1]
+    {'type': 'LeakyReLU', 'arguments': {'negative_slope': 0.1, 'inplace': False}}
+    """
+    layers = []
+    for part in parts:
+        name = type(part).__name__
+        if _LAYERS.get(name) is not type(part):
+            return None
+        given = {key: getattr(part, key) for key in inspect.signature(type(part)).parameters if hasattr(part, key)}
+        arguments = {key: _plain(value) for key, value in given.items() if key not in ("device", "dtype")}
+        if "bias" in arguments:
+            arguments["bias"] = given["bias"] is not None and given["bias"] is not False
+        layers.append({"type": name, "arguments": arguments})
+    return layers
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(entry) for entry in value] if isinstance(value, tuple | list) else value
+
+
+def rebuild(layers: Sequence[Mapping[str, Any]]) -> nn.Sequential:
+    """Return the layers of a description in sequence, with parameters not yet set.
+
+    Raises
+    ------
+    ValueError
+        If the description is damaged.
+
+    Examples
+    --------
+    >>> net = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    >>> again = rebuild(describe(net))
+    >>> again.load_state_dict(net.state_dict())
+    <All keys matched successfully>
+    """
+    parts = []
+    for layer in layers:
+        try:
+            arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in layer["arguments"].items()}
+            parts.append(_LAYERS[layer["type"]](**arguments))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            wrong = f"layers: got {validation.describe(layer)}, expected a layer of torch: {error!r}"
+            raise ValueError(wrong) from error
+    return nn.Sequential(*parts)
