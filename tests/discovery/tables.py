@@ -2,7 +2,7 @@
 
 import numpy as np
 
-QUICK = {"ridges": [0.01], "depth": 6, "width": 16, "steps": 150, "seeds": 1}
+QUICK = {"ridges": [0.01], "depth": 6, "width": 16, "steps": 150, "n_networks": 1}
 
 
 def linear_table(rank, noise=0.0, n=150, seed=0):

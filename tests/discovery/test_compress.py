@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery.compression import compress, load, parameters, rebuild
+from bnrank.discovery.compression import compress, load, parameters
+from bnrank.discovery.storage import rebuild
 from helpers import normal
 
 QUICK = {"repeats": 2, "batch": 16}
@@ -276,7 +277,7 @@ def test_damaged_files_are_refused(planted, tmp_path):
     with pytest.raises(ValueError, match=r"ending in \.safetensors"):
         found.save(tmp_path / "small.pt")
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match="no complete file"):
+    with pytest.raises(ValueError, match="damaged"):
         load(path)
     with pytest.raises(ValueError, match="exists"):
         load(tmp_path / "none.safetensors")

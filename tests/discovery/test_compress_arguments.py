@@ -137,5 +137,8 @@ def test_a_module_that_is_constant_on_different_samples_is_fine():
 def test_a_foreign_file_is_refused_in_words(tmp_path):
     path = tmp_path / "other.safetensors"
     save_file({"w": torch.ones(2)}, path)
-    with pytest.raises(ValueError, match=r"other\.safetensors holds tensors, but no compressed network"):
+    with pytest.raises(
+        ValueError,
+        match=r"other\.safetensors is a safetensors file that bnrank did not write, expected a compressed network",
+    ):
         load(path)

@@ -4,11 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bnrank.discovery.compression.replacements import factored
-from bnrank.discovery.compression.fits import equivariant_fit
-from bnrank.discovery.compression.judging import Judge, channel_rows
-from bnrank.discovery.compression.fits import dense, fit, pair, pointwise_pair
 from bnrank.discovery.compression.costs import cost, counts
+from bnrank.discovery.compression.fits import dense, equivariant_fit, fit, pair, pointwise_pair
+from bnrank.discovery.compression.judging import Judge, channel_rows
+from bnrank.discovery.compression.replacements import factored
 from helpers import normal
 
 

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 from bnrank.discovery.compression.chain import run
-from bnrank.discovery.compression.judging import Judge
-from bnrank.discovery.compression.neurons import _forward_selection, narrowed, rankings, without_superfluous
 from bnrank.discovery.compression.costs import cost, counts
-from bnrank.discovery.compression.neurons import balanced
+from bnrank.discovery.compression.judging import Judge
+from bnrank.discovery.compression.neurons import _forward_selection, balanced, narrowed, rankings, without_superfluous
 from helpers import normal
 
 

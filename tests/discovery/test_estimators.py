@@ -94,7 +94,9 @@ def test_two_standard_errors_keep_noise_out():
 
 
 def test_a_network_that_collapses_is_not_taken_for_nothing_found(bent):
-    found = BottleneckRegressor(ridges=[30.0], depth=6, width=16, steps=60, seeds=1).fit(*linear_table(2, noise=0.5))
+    found = BottleneckRegressor(ridges=[30.0], depth=6, width=16, steps=60, n_networks=1).fit(
+        *linear_table(2, noise=0.5)
+    )
     assert {trial.count for trial in found.stability_} == {0}  # every network is constant
     assert (found.n_components_, found.model_) == (2, "linear")
 
@@ -256,7 +258,7 @@ def test_only_the_right_file_is_read(fitted, tmp_path):
     path = fitted.save(tmp_path / "fitted.safetensors")
     with pytest.raises(ValueError, match="holds a BottleneckRegressor, expected a BottleneckClassifier"):
         BottleneckClassifier.load(path)
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(ValueError, match="expected a file that exists"):
         BottleneckRegressor.load(tmp_path / "none.safetensors")
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
@@ -274,14 +276,14 @@ def test_the_summary_has_the_data_of_the_page(fitted, bent):
     assert summary.gap == pytest.approx(summary.spectrum[1] / summary.spectrum[2])
     text = str(summary)
     assert "components: 2" in text
-    assert "2 component(s) were asked for" in text
+    assert "2 component(s) were requested" in text
     assert "x0" in text
 
 
 def test_many_rows_are_explored_in_part_and_then_all_trained_on(monkeypatch):
     from bnrank.discovery.estimators import learning
 
-    monkeypatch.setattr(learning, "ROWS", 100)
+    monkeypatch.setattr(learning, "MAX_ROWS", 100)
     seen = []
     monkeypatch.setattr(learning, "train", lambda net, task, **how: seen.append(task.n) or train(net, task, **how))
     generator = np.random.default_rng(0)
@@ -297,9 +299,9 @@ def test_many_rows_are_explored_in_part_and_then_all_trained_on(monkeypatch):
 def test_a_linear_map_is_fitted_to_all_rows_too(monkeypatch):
     from bnrank.discovery.estimators import learning
 
-    monkeypatch.setattr(learning, "ROWS", 29)
+    monkeypatch.setattr(learning, "MAX_ROWS", 29)
     x, y = linear_table(6, noise=1.0, n=1000)
-    found = BottleneckRegressor(6, ridges=[30.0], depth=4, width=16, steps=1, seeds=1).fit(x, y)
+    found = BottleneckRegressor(6, ridges=[30.0], depth=4, width=16, steps=1, n_networks=1).fit(x, y)
     slow = (x - x.mean(0)) @ np.linalg.lstsq(x - x.mean(0), y - y.mean(0), rcond=None)[0] + y.mean(0)
     assert found.model_ == "linear"
     assert np.square(found.predict(x) - slow).mean() < 1e-2 * np.square(y - slow).mean()
@@ -310,4 +312,4 @@ def test_an_autoencoder_of_few_columns_says_that_it_cannot_count():
     x = generator.normal(size=(100, 2)) @ generator.normal(size=(2, 4))
     found = BottleneckAutoencoder(**QUICK).fit(x)
     assert found.undetermined_
-    assert "no more than 2 could be seen" in found.reason_
+    assert "no more than 2 can be detected" in found.reason_

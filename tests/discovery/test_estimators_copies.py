@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
 from bnrank.discovery.estimators import autoencoder, base, learning
-from bnrank.discovery.estimators.path import budget
-from bnrank.discovery.estimators.tables import groups_of_rows
 from bnrank.discovery.estimators.counts import Count
 from bnrank.discovery.estimators.learning import between_inputs, investigate
 from bnrank.discovery.estimators.linear import best_linear
-from bnrank.discovery.estimators.path import Data
+from bnrank.discovery.estimators.path import budget_for
+from bnrank.discovery.estimators.tables import Data, groups_of_rows
 
 from .tables import QUICK
 
@@ -168,7 +167,7 @@ def test_only_tables_with_replicates_are_looked_at_twice(monkeypatch):
     count = Count(2, (2, 3), 1.0, False, "all")
     x = np.repeat(np.arange(20.0), 2)[:, None]
     y = np.random.default_rng(0).normal(size=(40, 1))
-    plan = budget(40, 1, 1, 1)
+    plan = budget_for(40, 1, 1, 1)
     copies, distinct = Data(x, x), Data(np.hstack([x, y]), y)
     assert all(between_inputs(count, data, plan, 0, silent, 2) is count for data in (copies, distinct))
     assert between_inputs(count, Data(x, y), plan, 0, silent, 0) is count  # nothing was found
@@ -186,7 +185,7 @@ def test_a_few_replicates_are_not_looked_at_twice(monkeypatch):
     x = np.arange(40.0)[:, None]
     y, count = np.random.default_rng(0).normal(size=(40, 2)), Count(2, (2, 2), 1.0, False, "all")
     x[1] = x[0]
-    assert between_inputs(count, Data(x, y), budget(40, 1, 2, 1), 0, silent, 2) is count
+    assert between_inputs(count, Data(x, y), budget_for(40, 1, 2, 1), 0, silent, 2) is count
 
 
 def test_halves_of_the_columns_with_replicates_are_looked_at_twice_and_counts_asked_for_are_not(monkeypatch):
@@ -211,7 +210,7 @@ def test_all_rows_of_an_input_are_in_one_fold_the_second_time(monkeypatch):
     monkeypatch.setattr(learning, "best_linear", linear)
     data = Data(np.repeat(np.arange(2.0), 20)[:, None], np.random.default_rng(0).normal(size=(40, 1)))
     for by_input in (False, True):
-        investigate(data, replace(budget(40, 1, 1, 1), folds=3, ridges=()), 0, silent, by_input=by_input)
+        investigate(data, replace(budget_for(40, 1, 1, 1), folds=3, ridges=()), 0, silent, by_input=by_input)
     assert np.bincount(folds[0][:20], minlength=3).min() > 0
     first, second = set(folds[1][:20]), set(folds[1][20:])
     assert len(first) == len(second) == 1

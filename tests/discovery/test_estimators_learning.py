@@ -9,12 +9,12 @@ import torch
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckRegressor
 from bnrank.discovery.estimators import autoencoder, learning
-from bnrank.discovery.estimators.path import budget, folds_of
-from bnrank.discovery.estimators.counts import Count, standard_error
 from bnrank.discovery.estimators.bottleneck import truncate
+from bnrank.discovery.estimators.counts import Count, standard_error
 from bnrank.discovery.estimators.learning import Evidence, count_from, investigate, learn, rows_of
 from bnrank.discovery.estimators.linear import best_linear
-from bnrank.discovery.estimators.path import Data, Fit, Path
+from bnrank.discovery.estimators.path import Fit, Path, budget_for, folds_of
+from bnrank.discovery.estimators.tables import Data
 from bnrank.networks import MLP
 
 from .tables import QUICK
@@ -49,7 +49,7 @@ def pretend(monkeypatch, losses):
 @pytest.mark.parametrize(("gain", "depth"), [(0.0, 12), (1.9 * ERROR, 12), (2.1 * ERROR, 4)])
 def test_shallow_networks_are_kept_where_they_are_better_by_two_standard_errors(monkeypatch, gain, depth):
     tried = pretend(monkeypatch, {12: [2.0, 2.0], 4: [2.0 - gain, 2.0 - gain]})
-    found = investigate(noise_table(), budget(200, 3, 2, 2), 0, silent)
+    found = investigate(noise_table(), budget_for(200, 3, 2, 2), 0, silent)
     assert (found.kind, found.number, found.plan.depth) == ("network", 1, depth)
     assert tried == [12, 4]
     kept, other = (2.0, 2.0 - gain) if depth == 12 else (2.0 - gain, 2.0)
@@ -59,14 +59,14 @@ def test_shallow_networks_are_kept_where_they_are_better_by_two_standard_errors(
 
 def test_no_shallow_networks_are_tried_where_the_depth_is_given(monkeypatch):
     tried = pretend(monkeypatch, {12: [2.0, 2.0], 4: [0.0, 0.0]})
-    assert investigate(noise_table(), replace(budget(200, 3, 2, 2), shallow=0), 0, silent).plan.depth == 12
+    assert investigate(noise_table(), replace(budget_for(200, 3, 2, 2), shallow=0), 0, silent).plan.depth == 12
     assert tried == [12]
 
 
 @pytest.mark.parametrize(("wanted", "depth"), [(None, 12), (1, 4), (2, 12)])
 def test_depths_are_compared_at_the_dimensions_wanted(monkeypatch, wanted, depth):
     pretend(monkeypatch, {12: [4.0, 2.0], 4: [2.0, 2.0]})
-    found = investigate(noise_table(), budget(200, 3, 2, 2), 0, silent, wanted)
+    found = investigate(noise_table(), budget_for(200, 3, 2, 2), 0, silent, wanted)
     assert (found.number, found.plan.depth) == (wanted or 2, depth)
 
 
@@ -80,18 +80,20 @@ def test_two_products_of_inputs_are_counted_by_shallow_networks_and_the_summary_
     assert found.score(x[200:], y[200:]) > 0.5
     assert {trial.depth for trial in found.stability_} == {4, 8, 12}
     assert {trial.depth for trial in found.stability_ if trial.considered} == {4, 8}
-    assert "networks (* in the running; depth 4 kept, chosen by held-out rows)" in str(found.summary())
+    assert "networks (* within one standard error of the best; depth 4 kept, chosen by held-out rows)" in str(
+        found.summary()
+    )
 
 
 def test_the_summary_says_nothing_of_a_choice_where_the_depth_was_given(bent):
     text = str(BottleneckRegressor(2, **QUICK).fit(*bent).summary())
-    assert "networks (* in the running; depth 6 kept)" in text
+    assert "networks (* within one standard error of the best; depth 6 kept)" in text
 
 
 def small_fit(data, seed, ridge=0.01, fold=None, held_out=1.0):
     """An untrained network as if it had been trained, with this loss on a held-out fold."""
     net = MLP([3, 8, 8, 2], seed=seed, dtype=torch.float64)
-    cut = replace(truncate(net, torch.from_numpy(data.x), data.most), errors=np.full((3, 4), held_out))
+    cut = replace(truncate(net, torch.from_numpy(data.x), data.bound), errors=np.full((3, 4), held_out))
     return Fit(ridge, 4, seed, fold, net, 1.0, None, cut)
 
 
@@ -114,7 +116,7 @@ def test_final_networks_worse_than_those_of_the_folds_by_a_standard_error_are_re
     trained, went_on = MLP([3, 8, 8, 2], seed=9, dtype=torch.float64), []
     monkeypatch.setattr(learning, "_on_all_rows", lambda net, rows, ridge: went_on.append((net, ridge)) or trained)
     linear = best_linear(data.x, data.y, path.folds, 2)
-    plan = replace(budget(60, 3, 2, 2), steps=2)
+    plan = replace(budget_for(60, 3, 2, 2), steps=2)
     model = learn(data, Evidence("network", 2, linear, path, None, np.arange(120), plan), 0, silent)
     assert went_on == ([(best.network, 0.01)] if replaced else [])
     assert model.whole is (trained if replaced else final.network)
@@ -137,8 +139,8 @@ def test_linear_maps_are_compared_row_by_row():
 
 def test_resamples_of_linear_maps_are_compared_row_by_row():
     fit = weak_component(0.33)
-    found = Evidence("linear", 2, fit, None, None, np.arange(200), budget(20, 4, 2, 2))
-    assert learning.resampled(fit.errors, 0.0, 0) == (1, 2)
+    found = Evidence("linear", 2, fit, None, None, np.arange(200), budget_for(20, 4, 2, 2))
+    assert learning.resampled(fit.errors, 0.0) == (1, 2)
     assert count_from(found, (), 2).interval == (2, 2)
 
 
@@ -146,7 +148,7 @@ def test_resamples_of_linear_maps_are_compared_row_by_row():
 def test_what_is_too_weak_to_be_found_shows_in_the_interval(gain, high):
     shared = np.repeat([6.0, -6.0], 60)  # which nothing is to be seen of in pairs
     errors = np.vstack([50 + shared, 50 + shared - gain * ERROR + NOISE])
-    plan, linear = budget(20, 2, 1, 1), SimpleNamespace(errors=errors)
+    plan, linear = budget_for(20, 2, 1, 1), SimpleNamespace(errors=errors)
     count = count_from(Evidence("constant", 0, linear, None, None, np.arange(120), plan), (), 1)
     assert (count.number, count.interval, count.undetermined) == (0, (0, high), False)
 
@@ -155,8 +157,8 @@ def test_what_is_too_weak_to_be_found_shows_in_the_interval(gain, high):
 def test_what_networks_almost_find_shows_in_the_interval_too(gain, high):
     level = 50 + NOISE
     errors = np.vstack([level, level[::-1] - gain * ERROR])
-    path, linear = SimpleNamespace(by_number=errors, tolerance=0.0), SimpleNamespace(errors=errors[[0, 0]])
-    found = Evidence("constant", 0, linear, path, None, np.arange(120), budget(120, 2, 1, 1))
+    path, linear = SimpleNamespace(by_number=errors, rtol=0.0), SimpleNamespace(errors=errors[[0, 0]])
+    found = Evidence("constant", 0, linear, path, None, np.arange(120), budget_for(120, 2, 1, 1))
     assert count_from(found, (), 1).interval == (0, high)
 
 
@@ -181,7 +183,7 @@ def test_rows_that_are_looked_at_are_drawn_among_those_that_differ():
 
 @pytest.mark.filterwarnings("ignore::bnrank.discovery.NothingFoundWarning")
 def test_few_rows_that_differ_among_very_many_are_all_used(monkeypatch):
-    monkeypatch.setattr(learning, "ROWS", 400)
+    monkeypatch.setattr(learning, "MAX_ROWS", 400)
     generator = np.random.default_rng(1)
     x, y = np.zeros((10_000, 3)), np.zeros((10_000, 2))
     x[:60] = generator.normal(size=(60, 3))

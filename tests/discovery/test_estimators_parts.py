@@ -9,21 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnrank.discovery.estimators import learning
-from bnrank.discovery.estimators.path import budget, folds_of
-from bnrank.discovery.estimators.bottleneck import coordinates
+from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, project, truncate
 from bnrank.discovery.estimators.counts import (
     Trial,
     by_group,
     count_of,
-    least_within_error,
+    smallest_within_error,
     standard_error,
 )
-from bnrank.discovery.estimators.bottleneck import project, truncate
-from bnrank.discovery.estimators.bottleneck import InputDirections
-from bnrank.discovery.estimators.linear import best_linear, linear_map
-from bnrank.discovery.estimators.path import Data, Path, apart, center_logits, finished, train_members
 from bnrank.discovery.estimators.learning import polish
-from bnrank.discovery.estimators.tables import scaling
+from bnrank.discovery.estimators.linear import best_linear, linear_map
+from bnrank.discovery.estimators.path import Path, budget_for, center_logits, finished, folds_of, train_members
+from bnrank.discovery.estimators.tables import Data, apart, scaling_of
 from bnrank.networks import MLP
 from bnrank.networks.mlp import from_layers
 from bnrank.training import Record, train
@@ -68,7 +65,7 @@ def test_held_out_losses_are_those_of_the_projected_network():
 @pytest.mark.parametrize("layer", [1, 2, 3, 4])
 def test_encoder_and_decoder_are_the_projected_network(layer):
     net, x = narrow(2), rows()
-    made = coordinates(project(net, x, layer, 2), x, layer, 2)
+    made = coordinates_of(project(net, x, layer, 2), x, layer, 2)
     z = made.encoder(x)
     assert torch.allclose(made.decoder(z), project(net, x, layer, 2)(x), atol=1e-9)
     assert torch.allclose(z.T @ z / len(z), torch.eye(2, dtype=torch.float64), atol=1e-9)
@@ -78,14 +75,14 @@ def test_encoder_and_decoder_are_the_projected_network(layer):
 @pytest.mark.parametrize("seed", range(3))
 def test_every_coordinate_grows_with_the_input_it_is_most_correlated_with(seed):
     x = rows()
-    z = coordinates(narrow(4, seed), x, 3, 4).encoder(x).detach().numpy()
+    z = coordinates_of(narrow(4, seed), x, 3, 4).encoder(x).detach().numpy()
     correlations = np.corrcoef(z.T, x.numpy().T)[:4, 4:]
     assert np.all(correlations[range(4), np.abs(correlations).argmax(axis=1)] > 0)
 
 
 def test_a_coordinate_that_does_not_vary_is_zero():
     net, x = narrow(1), rows()
-    made = coordinates(net, x, 3, 2)
+    made = coordinates_of(net, x, 3, 2)
     z = made.encoder(x).detach()
     assert np.allclose(np.sort(z.std(0, unbiased=False).numpy()), [0, 1], atol=1e-6)
     assert torch.allclose(made.decoder(z), net(x), atol=1e-9)
@@ -93,7 +90,7 @@ def test_a_coordinate_that_does_not_vary_is_zero():
 
 def test_influence_is_the_mean_derivative_of_the_decoder():
     net, x = narrow(2), rows()
-    made = coordinates(net, x, 3, 2)
+    made = coordinates_of(net, x, 3, 2)
     z = made.encoder(x).detach()
     jacobians = torch.stack([torch.autograd.functional.jacobian(made.decoder, v) for v in z])
     gram = torch.einsum("noi,noj->ij", jacobians, jacobians) / len(z)
@@ -181,7 +178,7 @@ def test_a_network_must_be_better_than_a_line_by_one_standard_error_and_than_not
         return path
 
     monkeypatch.setattr(learning, "explore", explore)
-    found = learning.investigate(data, budget(60, 3, 2, 2), 0, lambda text: None)
+    found = learning.investigate(data, budget_for(60, 3, 2, 2), 0, lambda text: None)
     assert (found.kind, found.number) == (kind, 0 if kind == "constant" else 1)
 
 
@@ -192,7 +189,7 @@ def test_logits_have_mean_zero_and_the_same_probabilities():
     assert torch.allclose(net(x).softmax(1), before)
     assert float(net(x).detach().mean(1).abs().max()) < 1e-12
     data = Data(x.numpy(), np.arange(200) % 3, 3)
-    trained = train_members(data, [1e-3], [0], replace(budget(60, 6, 3, 2), steps=5))[0].network
+    trained = train_members(data, [(1e-3, 0)], replace(budget_for(60, 6, 3, 2), steps=5))[0].network
     assert float(trained(x.float()).detach().mean(1).abs().max()) < 1e-5
 
 
@@ -247,7 +244,7 @@ def test_scaling_and_back():
     generator = np.random.default_rng(0)
     x = generator.normal(size=(50, 3)) * [1e3, 1.0, 0.0] + 5
     y = generator.normal(size=(50, 2)) * [2.0, 3.0]
-    made = scaling(x, y)
+    made = scaling_of(x, y)
     assert np.square(made.x(x)).sum(axis=1).mean() == pytest.approx(9)
     assert np.square(made.y(y)).sum(axis=1).mean() == pytest.approx(4)
     assert made.y_factor[0] == made.y_factor[1]
@@ -261,7 +258,7 @@ def test_scaling_and_back():
 @pytest.mark.parametrize(("ratio", "together"), [(9.0, True), (11.0, False)])
 def test_outputs_are_scaled_one_by_one_where_their_spreads_are_unlike(ratio, together):
     column = np.random.default_rng(0).normal(size=(50, 1))
-    factors = scaling(column, column * [1.0, ratio]).y_factor
+    factors = scaling_of(column, column * [1.0, ratio]).y_factor
     assert np.isclose(factors[0], factors[1]) == together
     assert np.isclose(factors[0], ratio * factors[1]) != together
 
@@ -269,8 +266,8 @@ def test_outputs_are_scaled_one_by_one_where_their_spreads_are_unlike(ratio, tog
 def test_least_number_within_one_standard_error():
     noise = np.tile([1.0, -1.0], 50)
     errors = np.array([5.0, 2.05, 2.0, 1.98, 2.0])[:, None] + noise  # standard error 0.1, of differences 0
-    assert least_within_error(errors, paired=False) == 1
-    assert least_within_error(errors, paired=True) == 3
+    assert smallest_within_error(errors, paired=False) == 1
+    assert smallest_within_error(errors, paired=True) == 3
 
 
 def trial(count, considered=True):
@@ -286,11 +283,11 @@ def test_a_count_that_networks_do_not_share_is_undetermined():
 
 
 def test_a_count_at_the_bound_says_that_more_could_not_be_seen():
-    assert "could not be seen" in count_of(3, [trial(3)], 3, (3, 3)).reason
+    assert "cannot be detected" in count_of(3, [trial(3)], 3, (3, 3)).reason
 
 
 def test_a_linear_network_stays_what_it_is_when_it_is_scaled():
-    made = scaling(np.array([[0.0], [4.0]]), np.array([[0.0], [2.0]]))
+    made = scaling_of(np.array([[0.0], [4.0]]), np.array([[0.0], [2.0]]))
     line = from_layers([torch.ones(1, 1), torch.ones(1, 1)], [torch.zeros(1), torch.zeros(1)], 1.0)
     raw = made.unscaled_output(made.unscaled_input(line))
     assert raw(torch.tensor([[4.0]], dtype=torch.float64)).item() == pytest.approx(1 + 3 / 2)
@@ -298,9 +295,9 @@ def test_a_linear_network_stays_what_it_is_when_it_is_scaled():
 
 def test_what_adds_less_than_the_tolerance_does_not_count():
     errors = np.array([5.0, 1.02, 1.0])[:, None] + np.zeros(100)
-    assert least_within_error(errors, paired=False) == 2
-    assert least_within_error(errors, paired=False, tolerance=0.01) == 1
-    assert least_within_error(errors, paired=False, tolerance=0.004) == 2
+    assert smallest_within_error(errors, paired=False) == 2
+    assert smallest_within_error(errors, paired=False, rtol=0.01) == 1
+    assert smallest_within_error(errors, paired=False, rtol=0.004) == 2
 
 
 @pytest.mark.parametrize("layer", [1, 3, 4])

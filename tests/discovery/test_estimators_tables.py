@@ -8,8 +8,8 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
-from bnrank.discovery.estimators.path import budget
-from bnrank.discovery.estimators.path import Data
+from bnrank.discovery.estimators.path import budget_for
+from bnrank.discovery.estimators.tables import Data
 
 from .tables import QUICK, linear_table
 
@@ -175,7 +175,7 @@ def test_networks_are_as_wide_as_the_components_asked_for():
         BottleneckRegressor(5, width=3).fit(x, y)
     wide = np.abs(np.random.default_rng(0).normal(size=(40, 18)))
     plan = BottleneckRegressor(18)._plan(Data(wide, wide), 18)
-    assert (budget(40, 18, 18, 18).width, plan.width) == (16, 18)
+    assert (budget_for(40, 18, 18, 18).width, plan.width) == (16, 18)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_rotations_about_w(d):
 def test_nothing_where_there_is_no_symmetry():
     turn = torch.linalg.qr(normal(6, 6, seed=5))[0]
     module, _ = costs(6, error=turn @ torch.diag(torch.linspace(-1, 1, 6, dtype=DOUBLE)) @ turn.T)
-    found = symmetries(module, matrix_factorization(600, 6).x, error=0.0)
+    found = symmetries(module, matrix_factorization(600, 6).x, rtol=0.0)
     assert (found.dimension, found.status, found.pieces) == (0, "none", ())
     assert found.quotient_dimension == 6
     assert [test.text for test in found.held] == ["x -> -x"]  # its cost is even
@@ -274,7 +274,7 @@ def test_an_estimator_and_several_networks():
     found = symmetries(members, normal(100, 3), finite=False)
     assert found.dimension == 3
     assert 0.01 < found.error < 0.04  # how much they disagree
-    assert symmetries(members[0], normal(100, 3), error=0.0, finite=False).dimension == 1  # about the first axis
+    assert symmetries(members[0], normal(100, 3), rtol=0.0, finite=False).dimension == 1  # about the first axis
 
 
 def test_the_same_seed_gives_the_same():
@@ -289,11 +289,11 @@ def test_the_same_seed_gives_the_same():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"model": "net"}, TypeError, "model: got 'net'"),
-        ({"model": [nn.ReLU(), 3]}, TypeError, "model: got 3"),
+        ({"net": "net"}, TypeError, "net: got 'net'"),
+        ({"net": [nn.ReLU(), 3]}, TypeError, "net: got 3"),
         ({"x": torch.ones(10)}, ValueError, "x: got shape"),
         ({"x": torch.ones(10, 3)}, ValueError, "x: got 10 samples that are all the same"),
-        ({"model": Function(lambda x: 0 * x)}, ValueError, "constant near x"),
+        ({"net": Function(lambda x: 0 * x)}, ValueError, "constant near x"),
         ({"names": ["a"]}, ValueError, "names: got 1, expected one per column, 3"),
         ({"names": "abc"}, TypeError, "names: got 'abc'"),
         ({"fields": "affin"}, ValueError, "did you mean 'affine'"),
@@ -304,13 +304,13 @@ def test_the_same_seed_gives_the_same():
         ({"maps": [torch.ones(2, 2)]}, ValueError, r"maps\[0\]: got shapes"),
         ({"y": torch.ones(10, 3)}, ValueError, "y: got 10 rows, expected one per sample, 40"),
         ({"y": torch.ones(40, 2)}, ValueError, "y: got shape"),
-        ({"y_test": torch.ones(40, 3)}, ValueError, "y_test: got values without x_test"),
-        ({"error": -1.0}, ValueError, "error: got -1"),
+        ({"held_out": (None, torch.ones(40, 3))}, ValueError, "held_out: got targets without samples"),
+        ({"rtol": -1.0}, ValueError, "rtol: got -1"),
         ({"resamples": 1.5}, TypeError, "resamples: got 1.5"),
-        ({"x": normal(70, 60), "model": bnrank.MLP([60, 80, 3])}, ValueError, "fields: got 3660 fields"),
+        ({"x": normal(70, 60), "net": bnrank.MLP([60, 80, 3])}, ValueError, "fields: got 3660 fields"),
     ],
 )
 def test_bad_arguments(arguments, error, words):
-    settled = {"model": nn.Tanh(), "x": normal(40, 3)} | arguments
+    settled = {"net": nn.Tanh(), "x": normal(40, 3)} | arguments
     with pytest.raises(error, match=words):
-        symmetries(settled.pop("model"), settled.pop("x"), **settled)
+        symmetries(settled.pop("net"), settled.pop("x"), **settled)

@@ -39,7 +39,7 @@ def rings_estimator():
 
 def test_a_fitted_regressor(rings_estimator):
     z_test, x_test = table(200, seed=1)
-    found = symmetries(rings_estimator, table(400)[1], x_test=x_test, y_test=rings(z_test), finite=False)
+    found = symmetries(rings_estimator, table(400)[1], held_out=(x_test, rings(z_test)), finite=False)
     assert found.names == tuple(NAMES)
     assert (found.dimension, found.status, found.quotient_dimension) == (2, "approximate", 2), found.summary()
     translation, rotation = found.pieces
@@ -84,7 +84,7 @@ def test_steps_that_do_nothing_and_steps_that_are_not_affine():
     squares = make_pipeline(PolynomialFeatures(), BottleneckRegressor(progress=False)).fit(x, y)
     with pytest.raises(ValueError, match=r"whose steps before the last \(polynomialfeatures\) are no affine map"):
         symmetries(squares, x)
-    with pytest.raises(TypeError, match="model: got StandardScaler"):
+    with pytest.raises(TypeError, match="net: got StandardScaler"):
         symmetries(make_pipeline(StandardScaler(), StandardScaler()).fit(x), x)
 
 
@@ -148,7 +148,7 @@ def test_tables():
     assert symmetries(module, x, finite=False).names == ("a", "7", "c")
     assert symmetries(module, x, finite=False, names=["d", "e", "f"]).names == ("d", "e", "f")
     whole = pd.DataFrame(np.random.default_rng(0).integers(-9, 9, (100, 3)))
-    assert symmetries(module, whole, x_test=whole, y_test=whole[[0]], finite=False).error > 0
+    assert symmetries(module, whole, held_out=(whole, whole[[0]]), finite=False).rtol > 0
     with pytest.raises(TypeError, match="x: got columns that are no numbers"):
         symmetries(module, pd.DataFrame({"a": ["b"] * 5, "c": [1.0] * 5}))
 
@@ -166,22 +166,22 @@ def test_outputs_without_a_dimension_of_their_own():
         ({"x": torch.full((9, 3), float("nan"))}, ValueError, "x: got NaN or infinite entries in 9 of 9"),
         ({"x": torch.ones(9, 3, dtype=torch.int64)}, TypeError, "x: got dtype torch.int64"),
         ({"x": torch.ones(3, 3)}, ValueError, r"x: got 3 sample\(s\), expected at least 4"),
-        ({"model": nn.Linear(5, 2)}, ValueError, "Linear failed on x of shape"),
-        ({"model": Function(lambda x: x.detach() ** 2)}, ValueError, "cannot be differentiated in x"),
-        ({"model": Function(lambda x: x.round())}, ValueError, "constant near x"),
-        ({"model": [nn.Linear(3, 1), nn.Linear(3, 2)]}, ValueError, "outputs of shapes .*, expected one shape"),
+        ({"net": nn.Linear(5, 2)}, ValueError, "Linear failed on x of shape"),
+        ({"net": Function(lambda x: x.detach() ** 2)}, ValueError, "cannot be differentiated in x"),
+        ({"net": Function(lambda x: x.round())}, ValueError, "constant near x"),
+        ({"net": [nn.Linear(3, 1), nn.Linear(3, 2)]}, ValueError, "outputs of shapes .*, expected one shape"),
         ({"names": ["a", "b", "a"]}, ValueError, "expected a different one for every column"),
         ({"finite": "no"}, TypeError, "finite: got 'no' .*, expected True or False"),
         ({"maps": [torch.full((3, 3), float("nan"))]}, ValueError, r"maps\[0\]: got NaN"),
         ({"maps": torch.eye(3)}, TypeError, "maps: got .*, expected a sequence"),
-        ({"x_test": torch.ones(9, 2)}, ValueError, r"x_test: got shape \(9, 2\)"),
+        ({"held_out": torch.ones(9, 2)}, ValueError, r"held_out: got shape \(9, 2\)"),
     ],
 )
 def test_what_does_not_fit(arguments, error, words):
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-    settled = {"model": nn.Tanh(), "x": x} | arguments
+    settled = {"net": nn.Tanh(), "x": x} | arguments
     with pytest.raises(error, match=words):
-        symmetries(settled.pop("model"), settled.pop("x"), **settled)
+        symmetries(settled.pop("net"), settled.pop("x"), **settled)
 
 
 def test_data_on_a_plane_and_in_one_column():

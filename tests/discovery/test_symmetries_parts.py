@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import bnrank
-from bnrank.discovery.symmetry_search import algebra, fields, finding, symmetries
-from bnrank.discovery.symmetry_search.naming import rotation_blocks
-from bnrank.discovery.symmetry_search.problem import whitened
-from bnrank.discovery.symmetry_search.spectrum import carried_out, change
+from bnrank.discovery.symmetry_search import algebra, fields, spectrum, symmetries
+from bnrank.discovery.symmetry_search.algebra import rotation_blocks
 from bnrank.discovery.symmetry_search.models import module_of
 from bnrank.discovery.symmetry_search.pieces import combination, echelon, field_text
+from bnrank.discovery.symmetry_search.problem import Problem, Sample, whitened
+from bnrank.discovery.symmetry_search.spectrum import along_flows, change
 from bnrank.tasks import Task
 from helpers import normal
 
@@ -67,15 +67,15 @@ def test_affine_fields_are_orthonormal_over_the_data():
 
 def test_given_fields_that_leave_the_span_are_combined():
     x = torch.nn.functional.pad(normal(60, 2), (0, 1))  # in the plane of the first two of three
-    family = fields.family(fields.rotations(3), whitened(x), x)
+    family = fields.read_family(fields.rotations(3), whitened(x), x)
     assert len(family) == 1
-    free = fields.family([lambda x, a=a: x @ a.T for a in fields.rotations(3)], whitened(x), x)
+    free = fields.read_family([lambda x, a=a: x @ a.T for a in fields.rotations(3)], whitened(x), x)
     assert len(free) == 1
     assert free.weights[0, 1:].abs().max() < 1e-9
     leaving = torch.zeros(3, 3, dtype=DOUBLE)
     leaving[0, 1] = leaving[2, 0] = 1.0  # along the plane, and out of it
     with pytest.raises(ValueError, match="leave its affine span"):
-        fields.family([leaving], whitened(x), x)
+        fields.read_family([leaving], whitened(x), x)
 
 
 def test_brackets_of_a_subalgebra_stay_inside():
@@ -123,13 +123,13 @@ def test_an_invariant_metric():
     assert algebra.invariant_metric(boost, torch.eye(2, dtype=DOUBLE), 1e-6) is None
 
 
-def gap_of(values, error=None, q=3, order=None):
+def gap_of(values, rtol=None, q=3, order=None):
     family = fields.affine(q)
     s = torch.cat([torch.as_tensor(values, dtype=DOUBLE), torch.linspace(0.3, 2, len(family) - len(values))])
     first = turns(3, range(3), 3).flatten(1) / 2**0.5
     rest = torch.linalg.svd(first)[2][len(first) :]
     vectors = torch.cat([first, rest])
-    return finding.gap(s.double(), vectors if order is None else vectors[order], family, error)
+    return spectrum.find_gap(s.double(), vectors if order is None else vectors[order], family, rtol)
 
 
 def test_gaps():
@@ -138,14 +138,14 @@ def test_gaps():
     assert found.ratio == pytest.approx(0.3 / 0.033)
     assert found.defect < 1e-9
     assert gap_of([1e-15, 2e-16, 3e-15]).exact
-    assert gap_of([0.03, 0.031, 0.033], error=0.0).count == 0
+    assert gap_of([0.03, 0.031, 0.033], rtol=0.0).count == 0
     assert "is above" in gap_of([0.21, 0.22, 0.23]).reason
     assert "no gap" in gap_of([0.2 * 1.1 ** (i - 8) for i in range(12)]).reason
     assert "does not stand out" in gap_of([0.01, 0.03, 0.09]).reason
     not_closed = gap_of([0.03, 0.031, 0.033], order=[3, 4, 5, 0, 1, 2, *range(6, 12)])
     assert (not_closed.count, "not closed under brackets" in not_closed.reason) == (0, True)
     assert gap_of([0.04]).count == 0  # one field: a ratio below 10 is not enough
-    assert gap_of([0.04], error=0.04).count == 1
+    assert gap_of([0.04], rtol=0.04).count == 1
     assert gap_of([0.02]).count == 1
 
 
@@ -156,7 +156,7 @@ def test_directions_that_matter_only_together_are_not_ignored():
         def forward(self, x):
             return torch.stack([x[:, 0], (x[:, 1:] ** 2 @ weights)], 1)
 
-    found = symmetries(Sum(), normal(800, 10), error=0.03, finite=False)
+    found = symmetries(Sum(), normal(800, 10), rtol=0.03, finite=False)
     assert found.translations.gap.count == 9  # each changes f by little
     assert (found.translations.status, len(found.translations.vectors)) == ("none", 0)
     assert "shuffling" in found.translations.reason
@@ -189,33 +189,33 @@ def learned(function, d, seed=0):
 
 def test_networks_that_learned_a_rotation():
     networks, task = learned(lambda x: torch.stack([x[:, :3].norm(dim=1), x[:, 3]], 1), 4)
-    found = symmetries(networks[0], task.x, x_test=task.x_test, y_test=task.y_test)
+    found = symmetries(networks[0], task.x, held_out=(task.x_test, task.y_test))
     assert (found.dimension, found.status) == (3, "approximate"), found.summary()
     assert found.residual < 0.2
     assert "change f by" in found.reason
-    lying = symmetries(networks[0], task.x, error=1e-3, finite=False)
+    lying = symmetries(networks[0], task.x, rtol=1e-3, finite=False)
     assert (lying.dimension, lying.status) == (0, "none")
     assert found.pieces[0].kind == "rotation"
     assert found.quotient_dimension == 2
     truth = torch.eye(4, dtype=DOUBLE)[:, :3]
     assert torch.linalg.svdvals(truth.T @ torch.linalg.qr(found.pieces[0].space)[0]).min() > 0.99
-    together = symmetries(networks, task.x, x_test=task.x_test, finite=False)
+    together = symmetries(networks, task.x, held_out=task.x_test, finite=False)
     assert together.dimension == 3
     assert together.residual < found.residual  # less noise
-    strict = symmetries(networks[0], task.x, error=0.0, finite=False)
+    strict = symmetries(networks[0], task.x, rtol=0.0, finite=False)
     assert (strict.dimension, strict.status) == (0, "none")
 
 
 def test_networks_that_learned_no_symmetry():
     networks, task = learned(lambda x: torch.sin(x) + 0.5 * x * x.roll(1, 1), 4, seed=3)
-    found = symmetries(networks[0], task.x, x_test=task.x_test, y_test=task.y_test)
+    found = symmetries(networks[0], task.x, held_out=(task.x_test, task.y_test))
     assert found.dimension == 0
-    assert symmetries(networks, task.x, x_test=task.x_test, finite=False).dimension == 0
+    assert symmetries(networks, task.x, held_out=task.x_test, finite=False).dimension == 0
 
 
 def test_networks_that_learned_boosts():
     networks, task = learned(lambda x: torch.stack([x[:, 0] ** 2 - x[:, 1] ** 2 - x[:, 2] ** 2], 1), 3, seed=5)
-    found = symmetries(networks, task.x, x_test=task.x_test, y_test=task.y_test, finite=False)
+    found = symmetries(networks, task.x, held_out=(task.x_test, task.y_test), finite=False)
     assert (found.dimension, found.status) == (3, "approximate"), found.summary()
     assert found.pieces[0].text.startswith("rotation in the plane (x2, x3)")
     assert found.orbit_dimension is None
@@ -254,16 +254,22 @@ def test_a_field_within_the_error_without_a_clear_gap_is_left_open():
     turn = torch.zeros(1, 3, 4, dtype=DOUBLE)
     turn[0, 0, 1], turn[0, 1, 0] = 1.0, -1.0
     vector = where.from_x(turn).flatten(1)
-    sample = finding.Sample(x, where.of(x), torch.zeros(400, 2, 3, dtype=DOUBLE))
+    sample = Sample(x, where.of(x), torch.zeros(400, 2, 3, dtype=DOUBLE))
     empty = torch.zeros(0, 12, dtype=DOUBLE)
-    nothing = finding.Gap(0, 4.0, False, math.nan, 1.5, "does not stand out", 1)
-    found = finding.Found(nothing, torch.ones(12), empty, np.zeros(3), math.nan, "none", "no gap", vector)
-    left_open = carried_out(Rings(), found, family, where, sample, 0.1, 0)
+    nothing = spectrum.Gap(0, 4.0, False, math.nan, 1.5, "does not stand out", 1)
+    found = spectrum.Found(nothing, torch.ones(12), empty, np.zeros(3), math.nan, "none", "no gap", vector)
+
+    def tested(rtol):
+        return along_flows(
+            found, family, where, sample, Problem(Rings(), where, sample, sample, rtol, tuple("abc"), 0, 0)
+        )
+
+    left_open = tested(0.1)
     assert left_open.status == "undetermined"
     assert "yet samples moved" in left_open.reason
     assert len(left_open.vectors) == 0
-    assert carried_out(Rings(), found, family, where, sample, 0.001, 0).status == "none"
-    assert carried_out(Rings(), found, family, where, sample, None, 0).status == "none"
+    assert tested(0.001).status == "none"
+    assert tested(None).status == "none"
 
 
 @pytest.mark.parametrize(
@@ -281,7 +287,7 @@ def test_what_a_large_error_hides_does_not_count_as_held(error, verdicts):
         def forward(self, x):
             return (x[:, 0] ** 2 + 0.05 * x[:, 1] + 0.25 * x[:, 2])[:, None]
 
-    found = symmetries(Bent(), normal(400, 3), error=error, names=list("abc"))
+    found = symmetries(Bent(), normal(400, 3), rtol=error, names=list("abc"))
     flips = {test.text: test for test in found.finite if test.kind == "sign flip"}
     tests = [flips[f"{name} -> -{name}"] for name in "abc"]
     assert 0.03 < tests[1].change < 0.075

@@ -7,12 +7,10 @@ import torch
 
 import oracles
 from bnrank.discovery.symmetry_search import fields, symmetries
-from bnrank.discovery.symmetry_search.problem import whitened
-from bnrank.discovery.symmetry_search.spectrum import look
-from bnrank.discovery.symmetry_search.pieces import sparse
-from bnrank.discovery.symmetry_search.problem import _shortened, read
+from bnrank.discovery.symmetry_search.pieces import combination, point_text, sparse
+from bnrank.discovery.symmetry_search.problem import _shortened, read_problem, whitened
 from bnrank.discovery.symmetry_search.search import _orbit
-from bnrank.discovery.symmetry_search.pieces import combination, point_text
+from bnrank.discovery.symmetry_search.spectrum import find_fields
 from helpers import normal
 
 from .functions import DOUBLE, Function, columns
@@ -67,8 +65,8 @@ def test_orbits_do_not_depend_on_units():
     shears = torch.zeros(2, 3, 4, dtype=DOUBLE)  # du1 = 1e8 u2, du2 = 1 and du1 = 1e8 u3, du3 = 1
     shears[0, 0, 1] = shears[1, 0, 2] = 1e8
     shears[0, 1, 3] = shears[1, 2, 3] = 1.0
-    given = read(module, x * units, (None, None, None), None, None, (50, 2, 0))
-    found = look(given.sample, fields.affine(3), None, 2, 0)
+    given = read_problem(module, (x * units, None, None), None, None, (50, 2, 0))
+    found = find_fields(given.sample, fields.affine(3), given)
     assert _orbit(given, [], shears, found, fields.affine(3)) == 2
 
 
@@ -219,7 +217,7 @@ def test_a_steep_function_keeps_its_symmetries(steep):
         inside = torch.tanh(steep * (x[:, :2].square().sum(1) - 1.4))
         return columns(inside + 0.01 * (3 * x).sin().sum(1))
 
-    found = symmetries(Function(ring), normal(1500, 4), error=0.02, finite=False, resamples=5)
+    found = symmetries(Function(ring), normal(1500, 4), rtol=0.02, finite=False, resamples=5)
     assert (found.dimension, found.status) == (3, "approximate"), found.summary()
     translation, rotation = found.pieces
     assert (translation.kind, rotation.kind) == ("translation", "rotation")

@@ -151,7 +151,7 @@ def _symmetries(found: Any, inputs: pd.DataFrame) -> dict[str, Any]:
     if not isinstance(found, BottleneckClassifier):  # losses are squared errors, of held-out rows
         error = float((found.held_out_[found.n_components_] / found.held_out_[0]) ** 0.5)
     x = inputs.to_numpy(dtype=np.float64)
-    symmetric = symmetries(found, x, error=error, names=inputs.columns.tolist())
+    symmetric = symmetries(found, x, rtol=error, names=inputs.columns.tolist())
     say(str(symmetric))
     return {"Transformations of x that leave the fitted map alone": symmetric}
 

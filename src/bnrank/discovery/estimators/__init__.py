@@ -28,7 +28,4 @@ def open_estimator(stored: Stored) -> BottleneckEstimator:
     ValueError
         If the file holds no such estimator, or is damaged.
     """
-    opened: BottleneckEstimator = summary.opened(
-        stored, [BottleneckRegressor, BottleneckClassifier, BottleneckAutoencoder]
-    )
-    return opened
+    return summary.opened(stored, [BottleneckRegressor, BottleneckClassifier, BottleneckAutoencoder])

@@ -1,4 +1,4 @@
-"""How many numbers a table can be written with."""
+"""The autoencoder."""
 
 from __future__ import annotations
 
@@ -7,40 +7,36 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.metrics import r2_score
-from sklearn.utils.validation import check_is_fitted
 
 from bnrank.discovery.estimators.base import BottleneckEstimator, voice
 from bnrank.discovery.estimators.counts import Count
 from bnrank.discovery.estimators.learning import between_inputs, count_from, few_rows, investigate
-from bnrank.discovery.estimators.path import Data
-from bnrank.discovery.estimators.tables import constant_columns, read_table, scaling
-
-__all__ = ["BottleneckAutoencoder"]
+from bnrank.discovery.estimators.tables import Data, constant_columns, scaling_of
 
 
 class BottleneckAutoencoder(BottleneckEstimator):
-    """Fit x = h(g(x)) with as few numbers g(x) in R^k as the columns have in common.
+    """Reconstruction x = h(g(x)) through as few components g(x) in R^k as the columns share.
 
-    Reconstruction cannot say how many: the identity reconstructs held-out rows, noise and all, without error. What can
-    be held out is columns. The columns are cut into two halves at random, and each half is predicted from the other as
-    by :class:`BottleneckRegressor`; noise of one column cannot be predicted from others. The count is the larger of the
-    two. It is at most half the number of columns (and undetermined there), and misses what only one column shows.
-    Then a network is trained to reconstruct all columns through so many numbers. At rank recovery it projects onto the
-    manifold of the data, and so takes noise away (T17).
+    Held-out rows cannot determine the number: the identity reconstructs them, noise included, without error. Held-out
+    columns can. The columns are split into two random halves, and each half is predicted from the other as by
+    :class:`BottleneckRegressor`; noise of one column cannot be predicted from others. The count is the larger of the
+    two. It is at most half the number of columns (and undetermined there), and misses what a single column shows. Then
+    a network is trained to reconstruct all columns through that many components. At rank recovery it projects onto the
+    manifold of the data, and so removes noise (T17).
 
     Parameters
     ----------
-    n_components, ridges, depth, width, seeds, steps, tolerance, random_state, progress
-        As of :class:`BottleneckRegressor`; with a number of components no half is predicted from the other.
+    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress
+        As in :class:`BottleneckRegressor`; a given number of components makes the split unnecessary.
 
     Attributes
     ----------
     n_components_, n_components_interval_, undetermined_, reason_, stability_, model_
-        As of :class:`BottleneckRegressor`, of the prediction of one half of the columns from the other.
+        As in :class:`BottleneckRegressor`, of the prediction of one half of the columns from the other.
     held_out_, held_out_error_ : ndarray
         Held-out loss of the reconstruction with k = 0, 1, ... components, and its standard error.
     encoder_, decoder_, network_, module_, spectrum_, sensitivity_, influence_, notes_
-        As of :class:`BottleneckRegressor`, of the reconstruction.
+        As in :class:`BottleneckRegressor`, of the reconstruction.
 
     Raises
     ------
@@ -61,7 +57,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
         """Fit to rows (N, d); ``y`` is not used."""
         x = self._begin(X)
         wanted = self._wanted(x.shape[1], x.shape[1], f"{x.shape[1]} columns")
-        scale = scaling(x, x, "each")
+        scale = scaling_of(x, x, "each")
         data, count = Data(scale.x(x), scale.y(x)), None
         if wanted is None:
             count = few_rows(self._in_common(data, np.flatnonzero(~constant_columns(x))), data)
@@ -80,13 +76,12 @@ class BottleneckAutoencoder(BottleneckEstimator):
         return self._outputs(X)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return the share of the variance that the reconstruction keeps (R^2, columns weighted by their variance)."""
-        check_is_fitted(self)
-        x = read_table(self, X, reset=False)
+        """Return the fraction of the variance that the reconstruction keeps (R^2, columns weighted by variance)."""
+        x = self._inputs(X)
         return _kept(x, self._outputs_of(x))
 
     def _in_common(self, data: Data, columns: np.ndarray) -> Count:
-        """Count what one half of the columns tells about the other."""
+        """Return the number of components that the halves of the columns share."""
         if len(columns) < 2:
             number = len(columns)
             reason = "one column varies" if number else "nothing was found: no column varies"
@@ -100,17 +95,19 @@ class BottleneckAutoencoder(BottleneckEstimator):
                 part = Data(data.x[:, known], data.y[:, other])
                 plan, say = self._plan(part), lambda text: tell(f"half of the columns: {text}")
                 found = investigate(part, plan, seed, say)
-                count = count_from(found, found.trials(), part.most)
+                count = count_from(found, found.trials(), part.bound)
                 counts.append(between_inputs(count, part, plan, seed, say, found.number))
-        most = max(counts, key=lambda count: count.number)
+        largest = max(counts, key=lambda count: count.number)
         low, high = min(c.interval[0] for c in counts), max(c.interval[1] for c in counts)
-        if most.number == 0:
+        if largest.number == 0:
             reason = "nothing was found: no column can be predicted from others better than by its mean"
             return Count(0, (0, high), float("nan"), False, reason)
-        if most.number >= half:
-            reason = f"undetermined: each half has {half} column(s), so that no more than {half} could be seen"
-            return Count(most.number, (low, high), most.agreement, True, reason)
-        return replace(most, interval=(low, high), reason=f"one half of the columns from the other: {most.reason}")
+        if largest.number >= half:
+            reason = f"undetermined: each half has {half} column(s), so that no more than {half} can be detected"
+            return Count(largest.number, (low, high), largest.agreement, True, reason)
+        return replace(
+            largest, interval=(low, high), reason=f"one half of the columns from the other: {largest.reason}"
+        )
 
 
 def _kept(x: np.ndarray, rebuilt: np.ndarray) -> float:

@@ -18,17 +18,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted
 
 from bnrank._core import store, validation
-from bnrank.discovery.estimators import summary
+from bnrank.discovery.estimators import learning, summary
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, sensitivity
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
-from bnrank.discovery.estimators.learning import (
-    Evidence,
-    Model,
-    between_inputs,
-    investigate,
-    learn,
-    number_of_directions,
-)
+from bnrank.discovery.estimators.learning import Evidence, Model, between_inputs, investigate, learn
 from bnrank.discovery.estimators.path import FEW, Budget, budget_for
 from bnrank.discovery.estimators.tables import Data, Scaling, constant_columns, read_table
 from bnrank.networks.mlp import MLP, from_layers
@@ -36,8 +29,10 @@ from bnrank.networks.mlp import MLP, from_layers
 CHUNK_SIZE = 8192  # rows
 MAX_ROWS = 1000  # in the data of the figures
 DEAD = 1e-9  # influence, relative to the largest, below which a component does not vary
-SHARED = ("model", "n_components", "undetermined", "reason", "ridge", "held_out", "held_out_error", "stability")
-SHARED += ("spectrum", "influence", "sensitivity", "n_input_directions", "input_spectrum", "notes")
+SUMMARIZED = (
+    *("model", "n_components", "undetermined", "reason", "ridge", "held_out", "held_out_error", "stability"),
+    *("spectrum", "influence", "sensitivity", "n_input_directions", "input_spectrum", "notes"),
+)
 
 
 class NothingFoundWarning(UserWarning):
@@ -107,8 +102,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         ValueError
             If the file holds no estimator of this class.
         """
-        loaded: Self = summary.opened(store.load(path, "estimator"), [cls])
-        return loaded
+        return summary.opened(store.load(path, "estimator"), [cls])
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "summary_")
@@ -151,7 +145,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return int(check_random_state(self.random_state).randint(2**31 - 10_000))
 
     def _wanted(self, d_in: int, d_out: int, outputs: str) -> int | None:
-        """Return n_components as a number, or None for "auto"; raise ValueError where no function can have that many."""
+        """Return n_components as a number, or None for "auto", or raise ValueError."""
         if isinstance(self.n_components, str):
             validation.choice(self.n_components, "n_components", ["auto"])
             return None
@@ -161,8 +155,8 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         if wanted > d_out:
             raise ValueError(
                 f"n_components: got {wanted}, expected at most {d_out}: y passes through itself, so that no function "
-                f"with {outputs} needs more components. For the number of combinations of the inputs that y depends on, "
-                "fit with n_components='auto' and read n_input_directions_"
+                f"with {outputs} needs more components. For the number of combinations of the inputs that y depends "
+                "on, fit with n_components='auto' and read n_input_directions_"
             )
         return wanted
 
@@ -211,7 +205,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.held_out_error_ = np.array([standard_error(rows) for rows in evidence.errors])
         self.n_input_directions_ = model.k  # of a linear map
         if model.kind == "network" and evidence.path is not None:
-            self.n_input_directions_ = number_of_directions(evidence.path, evidence.path.ridge_for(model.k))
+            self.n_input_directions_ = learning.number_of_directions(evidence.path, evidence.path.ridge_for(model.k))
         self.input_spectrum_ = InputDirections(model.network, inputs).spectrum
         self.notes_ = self._notes(x, data, model)
         if model.kind == "constant":
@@ -221,15 +215,15 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         notes = []
         names = self._input_names(x.shape[1])
         if len(dead := np.flatnonzero(constant_columns(x))):
-            notes.append(f"constant inputs omitted: {', '.join(names[i] for i in dead[:10])}")
+            notes.append(f"constant inputs left out: {', '.join(names[i] for i in dead[:10])}")
         if copies := len(x) - data.distinct:
             notes.append(
                 f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; they are held out together"
             )
         if (points := int(data.inputs.max()) + 1) < data.distinct:
             notes.append(
-                f"{points} distinct inputs, some with several outputs: their rows are held out one by one, and the result "
-                "holds at these inputs"
+                f"{points} different inputs, with several outputs at some: rows there are held out one by one, and "
+                "the result holds at these inputs"
             )
         if data.distinct < FEW and isinstance(self.ridges, str):
             notes.append(f"fewer than {FEW} rows that differ: only linear maps were fitted")
@@ -285,7 +279,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             coordinates=self._coordinates(x[rows]),
             seen=seen[rows],
             predicted=predicted[rows],
-            **{name: getattr(self, f"{name}_") for name in SHARED},
+            **{name: getattr(self, f"{name}_") for name in SUMMARIZED},
         )
 
     def _coordinates(self, x: np.ndarray) -> np.ndarray:

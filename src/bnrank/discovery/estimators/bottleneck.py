@@ -74,7 +74,11 @@ def truncate(
             errors.append(sample_losses(values.numpy(), held_out[1], classes))
         if made[best] <= DEAD * max(change[0], 1e-12):  # further dimensions change nothing
             rest = max_k - k
-            layers, change, errors = (values + values[-1:] * rest for values in (layers, change, errors))
+            layers, change, errors = (
+                layers + layers[-1:] * rest,
+                change + change[-1:] * rest,
+                errors + errors[-1:] * rest,
+            )
             break
     return Truncation(layers, np.array(change), np.array(errors))
 
@@ -214,11 +218,11 @@ def _signs(z: Tensor, x: Tensor) -> Tensor:
 class InputDirections:
     """The linear combinations of inputs that f depends on, most important first.
 
-    With x = center + S u, u of covariance 1 on the given rows, they are the principal directions of mean_i S^T Jf(x_i)^T
-    Jf(x_i) S: their number does not depend on the coordinates of x, and combinations that hardly vary on the rows come
-    last. A function of one output has a bottleneck of dimension 1; the number of directions still distinguishes
-    functions. It is that of the central mean subspace of sufficient dimension reduction, estimated by the outer product
-    of gradients (Xia et al. 2002) of the network.
+    With x = center + S u, u of covariance 1 on the given rows, they are the principal directions of
+    mean_i S^T Jf(x_i)^T Jf(x_i) S: their number does not depend on the coordinates of x, and combinations that hardly
+    vary on the rows come last. A function of one output has a bottleneck of dimension 1; the number of directions still
+    distinguishes functions. It is that of the central mean subspace of sufficient dimension reduction, estimated by the
+    outer product of gradients (Xia et al. 2002) of the network.
 
     Parameters
     ----------

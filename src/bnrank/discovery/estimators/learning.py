@@ -185,7 +185,7 @@ def learn(data: Data, found: Evidence, seed: int, tell: Callable[[str], None]) -
     tell : callable
         Receives progress messages.
     """
-    kind, path, k, plan = found.kind, found.path, found.number, found.plan
+    kind, path, k = found.kind, found.path, found.number
     all_used = len(found.rows) == len(data.x)
     if kind == "network" and path is not None:
         ridge = path.ridge_for(k)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +15,8 @@ from bnrank._core import store, text
 from bnrank._core.results import Printed
 from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.storage import pack, unpack
+
+T = TypeVar("T")
 
 MAX_INPUTS = 4  # shown per coordinate
 MAX_VALUES = 8  # shown of the spectrum
@@ -170,7 +172,7 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> Path:
     return store.save(path, tensors, about, "estimator")
 
 
-def opened(stored: store.Stored, kinds: Sequence[type]) -> Any:
+def opened(stored: store.Stored, kinds: Sequence[type[T]]) -> T:
     """Return the estimator in a file, of one of the classes given.
 
     Raises

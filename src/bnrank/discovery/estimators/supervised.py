@@ -1,4 +1,4 @@
-"""Regressor and classifier with as few components as the table supports."""
+"""The regressor and the classifier."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
+from scipy.special import log_softmax, softmax
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.multiclass import check_classification_targets
@@ -13,79 +15,76 @@ from sklearn.utils.validation import check_array, check_consistent_length, colum
 
 from bnrank._core import validation
 from bnrank.discovery.estimators.base import BottleneckEstimator
-from bnrank.discovery.estimators.path import Data
-from bnrank.discovery.estimators.tables import names_of, refuse_tables_by_name, scaling
-
-__all__ = ["BottleneckClassifier", "BottleneckRegressor"]
+from bnrank.discovery.estimators.tables import Data, names_of, refuse_tables_by_name, scaling_of
 
 
 class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator):
-    r"""Fit y = h(g(x)) with as few numbers g(x) in R^k as the table supports, and say how many that is.
+    r"""Regression y = h(g(x)) through as few components g(x) in R^k as the table supports, and their number.
 
-    A deep network trained with a ridge finds the smallest inner dimension by itself: the loss
-    (1/N) sum_i ||f(x_i) - y_i||^2 + lambda ||theta||^2 is at depth L about min_k lambda L k + C_k (T17b), and at a
-    minimum its middle layers carry k numbers (T12, T27). Networks are trained on a path of ridges lambda; each is
-    then cut to every k (T5), and the count is the least k, over all ridges, whose loss on held-out rows is within one
-    standard error of the best. A linear map, and the mean, are preferred where no network predicts better.
+    A deep network trained with a ridge finds the smallest inner dimension by itself: at depth L the loss
+    (1/N) sum_i ||f(x_i) - y_i||^2 + lambda ||theta||^2 is about min_k lambda L k + C_k (T17b), and the middle layers of
+    a minimum have rank k (T12, T27). Networks are trained on a path of ridges lambda; each is then truncated to every k
+    (T5), and the count is the smallest k, over all ridges, whose loss on held-out rows is within one standard error of
+    the best. A linear map, and the mean, are preferred where no network predicts better.
 
     Parameters
     ----------
     n_components : int or "auto"
-        k. A number larger than the number of inputs or outputs is refused: no function needs it. "auto" counts to 25
-        at most, the rank of a linear map as far as it goes.
+        k, at most the number of inputs or outputs. "auto" counts up to 25, the rank of a linear map without limit.
     ridges : sequence of float or "auto"
-        The path of lambda, in a scale in which ||x|| has root mean square 3 and ||y|| 2; "auto" begins with
-        0.03, 0.01, 0.003 and goes on while the best one is at the end.
-    depth, width, seeds, steps : int or "auto"
+        The path of lambda, in a scale in which ||x|| has root mean square 3 and ||y|| 2; "auto" starts with
+        0.03, 0.01, 0.003 and continues while the best one is at the end.
+    depth, width, n_networks, steps : int or "auto"
         L, the hidden width, networks per ridge on all rows, and evaluations of the loss per network; "auto" is 12,
-        twice the number of columns (16 to 64), 2 and two per row up to 500. Tables of fewer than 100 rows get less,
+        twice the number of columns (16 to 64), 2, and two per row up to 500. Tables of fewer than 100 rows get less,
         and below 30 only linear maps are fitted.
-    tolerance : float
-        Share of what all components explain on held-out rows that fewer may fall short of: with many rows and little
-        noise everything is significant, also the half percent that a network gains by bending less through a
-        dimension too many. Linear maps are counted without it.
+    rtol : float
+        Fraction of what all components explain on held-out rows that fewer components may miss. With many rows and
+        little noise every difference is significant, even the half percent that a network gains by bending less through
+        an unneeded dimension. Linear maps are counted without it.
     outputs : {"auto", "jointly", "each"}
         How outputs are scaled: all by one number, or each by its own spread. "auto" is "jointly" unless their spreads
         differ by more than a factor of 10.
     random_state : int, RandomState or None
-        Seed of folds and initial weights. The same seed gives the same bits.
+        Random seed of folds and initial weights. The same seed gives the same bits.
     progress : bool or "auto"
-        Whether to say on stderr what is being done; "auto" where that is a terminal.
+        Whether to show progress on stderr; "auto": where that is a terminal.
 
     Attributes
     ----------
     n_components_ : int
-        The count, or the number asked for. 0 where nothing was found.
+        The count, or the requested number. 0 where nothing was found.
     n_components_interval_ : tuple of int
-        Least and largest count that resamples of the held-out rows, and the networks in the running, give.
+        Smallest and largest count over resamples of the held-out rows and over the networks within one standard error
+        of the best.
     undetermined_ : bool
-        Whether fewer than half of the networks in the running (within one standard error of the best, over folds, seeds
-        and depths) have the count, or a linear map and a network predict equally well with different counts, or fewer
-        than ten rows differ, or (where inputs are repeated with other outputs) the count is smaller when all rows of an
-        input are held out together.
+        Whether fewer than half of the networks within one standard error of the best (over folds, seeds and depths)
+        have the count, or a linear map and a network predict equally well with different counts, or fewer than ten rows
+        differ, or (where inputs are repeated with other outputs) the count is smaller when all rows of an input are
+        held out together.
     reason_ : str
-        What the count rests on.
+        The evidence for the count.
     stability_ : tuple of Trial
-        Every network: ridge, depth, seed, fold, count.
+        All networks: ridge, depth, seed, fold, count.
     held_out_, held_out_error_ : ndarray
         Held-out loss with k = 0, 1, ... components, and its standard error.
     model_ : {"network", "linear", "constant"}
-        What kind of function it is.
+        The kind of function.
     encoder_, decoder_ : MLP
         g and h, in original units.
     network_, module_ : MLP
         h o g as one network, in the scale of training and in original units; layer ``bottleneck_layer_`` has rank k.
     spectrum_ : ndarray
-        Standard deviations of the bottleneck representation before it was cut.
+        Standard deviations of the bottleneck representation before truncation.
     sensitivity_ : ndarray
-        (k, d_in), how much each coordinate moves with each input.
+        (k, d_in), rms of dz_j/dx_i times the standard deviation of x_i.
     influence_ : ndarray
-        (k,), how much the outputs move with each coordinate.
+        (k,), rms derivative of the outputs in each coordinate.
     n_input_directions_, input_spectrum_
-        On how many linear combinations of the inputs y depends, by the same rule: what can be said where y is one
-        number. The spectrum is in inputs of covariance 1.
+        Number of linear combinations of the inputs that y depends on, by the same rule (informative where y is one
+        number), and the rms derivative along each, for inputs of covariance 1.
     notes_ : tuple of str
-        What was left out or cannot be said.
+        Remarks on the table, and what cannot be concluded.
 
     Raises
     ------
@@ -114,9 +113,9 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         ridges: Sequence[float] | str = "auto",
         depth: int | str = "auto",
         width: int | str = "auto",
-        seeds: int | str = "auto",
+        n_networks: int | str = "auto",
         steps: int | str = "auto",
-        tolerance: float = 0.01,
+        rtol: float = 0.01,
         outputs: str = "auto",
         random_state: int | np.random.RandomState | None = 0,
         progress: bool | str = "auto",
@@ -126,9 +125,9 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
             ridges=ridges,
             depth=depth,
             width=width,
-            seeds=seeds,
+            n_networks=n_networks,
             steps=steps,
-            tolerance=tolerance,
+            rtol=rtol,
             random_state=random_state,
             progress=progress,
         )
@@ -143,7 +142,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         self._one_dimensional = values.ndim == 1
         table = values.reshape(len(x), -1)
         wanted = self._wanted(x.shape[1], table.shape[1], f"{table.shape[1]} output(s)")
-        scale = scaling(x, table, self.outputs)
+        scale = scaling_of(x, table, self.outputs)
         self._learn(x, scale, Data(scale.x(x), scale.y(table)), wanted)
         predicted, names = self._shape(self._outputs_of(x)), names_of(y, "y", table.shape[1])
         self._summarize(x, values, predicted, float(r2_score(values, predicted)), names)
@@ -154,7 +153,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         return self._shape(self._outputs(X))
 
     def inverse_transform(self, Z: Any) -> np.ndarray:
-        """Return the outputs h(z) of coordinates z, (N, n_components_): what y would be there (not x)."""
+        """Return the outputs h(z) of coordinates z, (N, n_components_): values of y, not of x."""
         return self._shape(self._decode(Z))
 
     def _shape(self, outputs: np.ndarray) -> np.ndarray:
@@ -174,15 +173,15 @@ def _read_outputs(y: Any) -> np.ndarray:
 
 
 class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
-    """Fit class probabilities softmax(h(g(x))) with as few numbers g(x) in R^k as the table supports.
+    """Classification softmax(h(g(x))) through as few components g(x) in R^k as the table supports.
 
-    As :class:`BottleneckRegressor`, with the mean cross-entropy in place of the squared error. Only differences of
+    Like :class:`BottleneckRegressor`, with the mean cross-entropy instead of the squared error. Only differences of
     logits matter, so that C classes have at most C - 1 components, and two classes always 1.
 
     Parameters
     ----------
-    n_components, ridges, depth, width, seeds, steps, tolerance, random_state, progress
-        As of :class:`BottleneckRegressor`.
+    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress
+        As in :class:`BottleneckRegressor`.
 
     Attributes
     ----------
@@ -190,7 +189,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         The classes, in the order of the columns of ``predict_proba``.
     n_components_, n_components_interval_, undetermined_, reason_, stability_, held_out_, held_out_error_, model_
     encoder_, decoder_, network_, module_, spectrum_, sensitivity_, influence_, n_input_directions_, notes_
-        As of :class:`BottleneckRegressor`; losses are cross-entropies, ``decoder_`` and ``module_`` give logits.
+        As in :class:`BottleneckRegressor`; losses are cross-entropies, ``decoder_`` and ``module_`` give logits.
 
     Raises
     ------
@@ -213,8 +212,8 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
             raise ValueError(
                 "y: got None, expected classes; this estimator requires y to be passed, but the target y is None"
             )
-        if len(missing := np.flatnonzero(_missing(y))):
-            raise ValueError(f"y: got missing values (NaN) ({len(missing)} of {len(x)} rows), expected a class each")
+        if missing := int(pd.isna(np.asarray(y, dtype=object).ravel()).sum()):
+            raise ValueError(f"y: got missing values (NaN) ({missing} of {len(x)} rows), expected a class each")
         labels = column_or_1d(y, warn=True)
         check_consistent_length(x, labels)
         check_classification_targets(labels)
@@ -223,12 +222,11 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         if count < 2:
             raise ValueError(f"y: got 1 class, {str(self.classes_[0])!r}, expected at least 2 classes")
         wanted = self._wanted(x.shape[1], count - 1, f"{count} classes")
-        scale = scaling(x, None, classes=count)
+        scale = scaling_of(x, None, classes=count)
         self._learn(x, scale, Data(scale.x(x), numbers, count), wanted)
         predicted = self.classes_[self._outputs_of(x).argmax(axis=1)]
-        self._summarize(
-            x, labels, predicted, float(np.mean(predicted == labels)), [str(name) for name in self.classes_]
-        )
+        names = [str(name) for name in self.classes_]
+        self._summarize(x, labels, predicted, float(np.mean(predicted == labels)), names)
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -238,23 +236,12 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probabilities of the classes, (N, C)."""
-        logits = self._outputs(X)
-        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return odds / odds.sum(axis=1, keepdims=True)
+        return softmax(self._outputs(X), axis=1)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Return the logarithms of the probabilities, (N, C)."""
-        logits = self._outputs(X)
-        logits = logits - logits.max(axis=1, keepdims=True)
-        return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        return log_softmax(self._outputs(X), axis=1)
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of every row, (N,)."""
-        logits = self._outputs(X)
-        return self.classes_[logits.argmax(axis=1)]
-
-
-def _missing(y: Any) -> np.ndarray:
-    """Return which labels are None or not equal to themselves."""
-    entries = np.asarray(y, dtype=object).ravel()
-    return np.array([entry is None or bool(entry != entry) for entry in entries])
+        return self.classes_[self._outputs(X).argmax(axis=1)]

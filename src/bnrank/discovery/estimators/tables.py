@@ -89,7 +89,7 @@ def _kind(column: pd.Series) -> tuple[str, np.ndarray]:
     """Return "text", "dates", "numbers" or "other", and the numbers as floats."""
     kind = column.dtype
     if isinstance(kind, pd.CategoricalDtype | pd.StringDtype) or (
-        kind == object and any(isinstance(entry, str | bytes) for entry in column)
+        kind.kind == "O" and any(isinstance(entry, str | bytes) for entry in column)
     ):
         return "text", np.zeros(0)
     if kind.kind in "mM" or isinstance(kind, pd.PeriodDtype):
@@ -223,13 +223,13 @@ class Data:
         return min(self.x.shape[1], self.classes - 1 if self.classes else self.y.shape[1])
 
     @cached_property
-    def groups(self) -> np.ndarray:  # noqa: D401
-        """The group of copies of every row, (N,)."""
+    def groups(self) -> np.ndarray:
+        """Return the group of copies of every row, (N,)."""
         return groups_of_rows(self.x, self.y, labels=bool(self.classes))
 
     @cached_property
-    def inputs(self) -> np.ndarray:  # noqa: D401
-        """The number of every row's inputs among the distinct ones, (N,)."""
+    def inputs(self) -> np.ndarray:
+        """Return the number of every row's inputs among the distinct ones, (N,)."""
         return _numbered(self.x)[0]
 
     @property

@@ -1,4 +1,4 @@
-"""Transformations of x that leave a function alone: infinitesimal generators and finite symmetries."""
+"""Transformations of x that leave a function unchanged: infinitesimal generators and finite symmetries."""
 
 from bnrank.discovery.symmetry_search.fields import rotations
 from bnrank.discovery.symmetry_search.finite import FiniteTest

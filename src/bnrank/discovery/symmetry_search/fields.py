@@ -1,4 +1,4 @@
-"""Families of vector fields among which symmetries are looked for."""
+"""Families of vector fields among which symmetries are searched."""
 
 from __future__ import annotations
 
@@ -13,29 +13,18 @@ from torch import Tensor
 from bnrank._core import validation
 from bnrank.discovery.symmetry_search.problem import Coordinates
 
-__all__ = ["AffineFields", "Family", "SampledFields", "affine", "constant", "family", "rotations"]
-
-FEW = 1e-8  # of the largest singular value: combinations of the given fields that are smaller on the data vanish there
-ENTRIES = 2**24  # numbers of the largest intermediate tensor
+RTOL = 1e-8  # of the largest singular value: smaller combinations of the given fields vanish on the data
+MAX_ENTRIES = 2**24  # of the largest intermediate tensor
 
 
 class AffineFields:
-    """Fields z -> A z + b that are orthonormal over data of mean 0 and covariance 1: mean_i <v(z_i), w(z_i)> = <v, w>.
-
-    Parameters
-    ----------
-    basis : Tensor
-        (p, q, q + 1), orthonormal, each [A b].
+    """Fields z -> A z + b, orthonormal over data of mean 0 and covariance 1: mean_i <v(z_i), w(z_i)> = <v, w>.
 
     Attributes
     ----------
     basis : Tensor
-        As given.
-    labels : None
-        They have no names.
+        (p, q, q + 1), orthonormal, each [A b].
     """
-
-    labels: tuple[str, ...] | None = None
 
     def __init__(self, basis: Tensor) -> None:
         self.basis = basis
@@ -46,7 +35,7 @@ class AffineFields:
         return len(self.basis)
 
     def rows(self, jacobian: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        """Return J(x_i) v_a(x_i), (n, m, p), for Jacobians in z, (n, m, q), at points x (n, d) = z (n, q)."""
+        """Return J(x_i) v_a(x_i), (n, m, p), for Jacobians in z, (n, m, q), at points x (n, d), with coordinates z."""
         extended = torch.cat([z, z.new_ones(len(z), 1)], 1)
         products = (jacobian[..., None] * extended[:, None, None, :]).flatten(2)
         return products if self._all else products @ self.basis.flatten(1).T
@@ -63,31 +52,25 @@ class SampledFields:
     ----------
     functions : sequence of callable
         x (n, d) -> (n, d), float64.
-    labels : tuple of str
-        One name each.
     coordinates : Coordinates
-        Of the data.
+        Coordinates of the data.
     x : Tensor
         The data, (N, d).
 
     Attributes
     ----------
+    labels : tuple of str
+        One name per function.
     weights : Tensor
         Orthonormal fields as combinations of the functions, (p, functions).
     """
 
-    def __init__(
-        self,
-        functions: Sequence[Callable[[Tensor], Tensor]],
-        labels: tuple[str, ...],
-        coordinates: Coordinates,
-        x: Tensor,
-    ) -> None:
-        self.functions, self.labels, self.coordinates = tuple(functions), labels, coordinates
+    def __init__(self, functions: Sequence[Callable[[Tensor], Tensor]], coordinates: Coordinates, x: Tensor) -> None:
+        self.functions, self.coordinates = tuple(functions), coordinates
+        self.labels = tuple(f"fields[{i}]" for i in range(len(self.functions)))
         values = self._values(x)  # (N, functions, d)
-        tangent = values @ coordinates.into.T
         leaving = values @ coordinates.left_out / float(coordinates.spread.mean())
-        self.weights = _orthonormal(tangent, leaving)
+        self.weights = _orthonormal(values @ coordinates.into.T, leaving)
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -118,7 +101,7 @@ Family = AffineFields | SampledFields
 
 
 def affine(dimension: int) -> AffineFields:
-    """Return all affine fields of q coordinates, of which there are q (q + 1).
+    """Return all affine fields of q coordinates, q (q + 1) of them.
 
     Examples
     --------
@@ -137,13 +120,12 @@ def constant(dimension: int) -> AffineFields:
     >>> len(constant(3))
     3
     """
-    basis = torch.zeros(dimension, dimension, dimension + 1, dtype=torch.float64)
-    basis[:, :, -1] = torch.eye(dimension, dtype=torch.float64)
-    return AffineFields(basis)
+    eye = torch.eye(dimension, dtype=torch.float64)
+    return AffineFields(torch.cat([eye.new_zeros(dimension, dimension, dimension), eye[..., None]], 2))
 
 
 def rotations(dimension: int) -> list[Tensor]:
-    """Return E_ij - E_ji for i < j: all rotations about the origin, to give to `symmetries` as its ``fields``.
+    """Return E_ij - E_ji for i < j: all rotations about the origin, for the argument ``fields`` of `symmetries`.
 
     Examples
     --------
@@ -158,10 +140,8 @@ def rotations(dimension: int) -> list[Tensor]:
     return found
 
 
-def family(fields: object, coordinates: Coordinates, x: Tensor) -> Family:
-    """Return the family that a user asks for: all affine fields, or combinations of the given ones.
-
-    Given fields that leave the affine span of the data are combined to such that do not.
+def read_family(fields: object, coordinates: Coordinates, x: Tensor) -> Family:
+    """Return all affine fields, or the combinations of the given ones that stay in the affine span of the data.
 
     Raises
     ------
@@ -177,7 +157,7 @@ def family(fields: object, coordinates: Coordinates, x: Tensor) -> Family:
             "pair (A, b) or a function from x (N, d) to (N, d)"
         )
     d = x.shape[1]
-    given = [field if callable(field) else _matrix(field, f"fields[{i}]", d) for i, field in enumerate(fields)]
+    given = [f if callable(f) else read_affine(f, f"fields[{i}]", d, "or a function") for i, f in enumerate(fields)]
     matrices = [field for field in given if isinstance(field, Tensor)]
     if len(matrices) == len(given):
         stacked = torch.stack(matrices)
@@ -189,9 +169,7 @@ def family(fields: object, coordinates: Coordinates, x: Tensor) -> Family:
         weights = _orthonormal(tangent.flatten(1).T[:, :, None], off.flatten(1).T[:, :, None], mean=False)
         result: Family = AffineFields(torch.einsum("pk,kij->pij", weights, tangent))
     else:
-        functions = [field if callable(field) else _function(field) for field in given]
-        labels = tuple(f"fields[{i}]" for i in range(len(given)))
-        result = SampledFields(functions, labels, coordinates, x)
+        result = SampledFields([f if callable(f) else _function(f) for f in given], coordinates, x)
     if not len(result):
         raise ValueError("fields: got only fields that vanish on x or leave its affine span, expected others")
     return result
@@ -201,15 +179,20 @@ def _function(field: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda x: x @ field[:, :-1].T + field[:, -1]
 
 
-def _matrix(field: Any, name: str, d: int) -> Tensor:
-    """Return [A b], (d, d + 1)."""
-    matrix, shift = field if isinstance(field, tuple | list) and len(field) == 2 else (field, torch.zeros(d))
+def read_affine(given: Any, name: str, d: int, alternative: str = "") -> Tensor:
+    """Return a matrix A (d, d), or a pair (A, b), as [A b], (d, d + 1).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is neither, naming it; ``alternative`` says what else is allowed.
+    """
+    matrix, shift = given if isinstance(given, tuple | list) and len(given) == 2 else (given, torch.zeros(d))
     try:
         parts = [torch.as_tensor(part, dtype=torch.float64) for part in (matrix, shift)]
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"{name}: got {validation.describe(field)}, expected a matrix A {(d, d)}, a pair (A, b) or a function"
-        ) from error
+        expected = f"a matrix A {(d, d)}, a pair (A, b) {alternative}".strip()
+        raise TypeError(f"{name}: got {validation.describe(given)}, expected {expected}") from error
     if tuple(parts[0].shape) != (d, d) or tuple(parts[1].shape) != (d,):
         raise ValueError(
             f"{name}: got shapes {tuple(parts[0].shape)} and {tuple(parts[1].shape)}, expected A {(d, d)} and b {(d,)}"
@@ -225,16 +208,15 @@ def _orthonormal(tangent: Tensor, leaving: Tensor, *, mean: bool = True) -> Tens
     ``tangent`` and ``leaving`` are values, (N, f, q) and (N, f, d - q).
     """
     samples = len(tangent) if mean else 1
-    inside = tangent.transpose(1, 2).flatten(0, 1) / samples**0.5
-    outside = leaving.transpose(1, 2).flatten(0, 1) / samples**0.5
+    inside, outside = (part.transpose(1, 2).flatten(0, 1) / samples**0.5 for part in (tangent, leaving))
     keep = torch.eye(inside.shape[1], dtype=inside.dtype)
     size = float(torch.linalg.matrix_norm(torch.cat([inside, outside]), 2))
     if len(outside):
         _, s, v = torch.linalg.svd(outside, full_matrices=True)
         s = np.pad(s.numpy(), (0, len(v) - len(s)))
-        keep = v[torch.from_numpy(s <= FEW * size)].T
+        keep = v[torch.from_numpy(s <= RTOL * size)].T
     if keep.shape[1] == 0 or size == 0:
         return keep.T[:0]
     _, s, v = torch.linalg.svd(inside @ keep, full_matrices=False)
-    large = s > FEW * size
+    large = s > RTOL * size
     return (keep @ (v[large].T / s[large])).T

@@ -12,18 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.discovery.symmetry_search.fields import read_affine
 from bnrank.discovery.symmetry_search.models import outputs_of
 from bnrank.discovery.symmetry_search.pieces import Piece, combination, upright
 from bnrank.discovery.symmetry_search.problem import Coordinates
-from bnrank.discovery.symmetry_search.spectrum import EXACT
+from bnrank.discovery.symmetry_search.spectrum import EXACT, WITHIN
 
-__all__ = ["FiniteTest", "candidates", "given_maps", "tested"]
-
-PAIRS_UP_TO = 32  # columns: above, pairs of flips are not tried
-SWAPS_UP_TO = 64
-NEAR = 2.0  # times the usual distance between samples: images farther off are off the data
-LOOKED_AT = 128  # images whose distance to the data is measured
-SMALL = 0.1  # a change up to this may be called none; a larger one is a change, whatever the error of f
+MAX_FLIPPED = 32  # columns, above which pairs of flips are not tested
+MAX_SWAPPED = 64  # columns, above which swaps are not tested
+NEAR = 2.0  # times the usual distance between samples: images farther away are off the data
+MAX_PROBES = 128  # images whose distance to the data is measured
+SMALL = 0.1  # the largest change of a symmetry, whatever the error of f
 
 
 @dataclass(frozen=True)
@@ -35,19 +34,19 @@ class FiniteTest:
     kind : str
         "sign flip", "swap", "shift", "reflection" or "given".
     text : str
-        What it does.
+        Description.
     map : Tensor
         [A b], (d, d + 1).
     change : float
-        rms_i ||f(A x_i + b) - f(x_i)|| / rms_ij ||f(x_i) - f(x_j)||: 0 for a symmetry, about 1 for a map that has
-        nothing to do with f.
+        rms_i ||f(A x_i + b) - f(x_i)|| / rms_ij ||f(x_i) - f(x_j)||: 0 for a symmetry, about 1 for a map unrelated to
+        f.
     distance : float
         Median distance of images to the nearest sample, over that of samples to their nearest, in standardized columns.
     verdict : str
         "exact"; "approximate": up to 0.1, and up to 1.5 times the relative error of f where that is known;
-        "undetermined": more than 0.1, but no more than 1.5 times the error, which could hide a symmetry as well as its
-        absence (noise of the targets counts as error); "no"; or "off the data": images lie more than twice as far from
-        the samples as these from each other, so that what f does there is not known.
+        "undetermined": more than 0.1, but no more than 1.5 times the error, which could hide a symmetry or its absence
+        (noise of the targets counts as error); "no"; or "off the data": images lie more than twice as far from the
+        samples as these from each other, where f is unknown.
     """
 
     kind: str
@@ -64,12 +63,12 @@ def candidates(
     """Return maps to test, (kind, text, [A b]).
 
     Flips of single columns and of all, about 0 and, where the data do not have mean 0, about the mean; flips of pairs;
-    swaps of two columns; the cyclic shift and the reversal of all; for rotations found a reflection in the space that
-    is turned, and one of the axis.
+    swaps of two columns; the cyclic shift and the reversal of all; for every rotation found a reflection in its space,
+    and one of its axis.
     """
     d = len(names)
     eye = torch.eye(d, dtype=torch.float64)
-    moving = [i for i in range(d) if not _constant(coordinates, i)]
+    moving = [i for i in range(d) if bool(coordinates.out[i].any())]
     found: list[tuple[str, str, Tensor]] = []
 
     def add(kind: str, text: str, matrix: Tensor, about: Tensor | None = None) -> None:
@@ -81,14 +80,14 @@ def candidates(
         means.append((coordinates.mean, " about the mean"))
     for point, words in means:
         for i in moving:
-            add("sign flip", f"{names[i]} -> -{names[i]}{words}", eye - 2 * torch.outer(eye[i], eye[i]), point)
+            add("sign flip", f"{names[i]} -> -{names[i]}{words}", eye - 2 * torch.diag(eye[i]), point)
         if d > 1:
             add("sign flip", f"x -> -x{words}", -eye, point)
-    if 2 < d <= PAIRS_UP_TO:
+    if 2 < d <= MAX_FLIPPED:
         for i, j in itertools.combinations(moving, 2):
-            both = eye - 2 * torch.outer(eye[i], eye[i]) - 2 * torch.outer(eye[j], eye[j])
-            add("sign flip", f"{names[i]}, {names[j]} -> -{names[i]}, -{names[j]}", both)
-    if d <= SWAPS_UP_TO:
+            text = f"{names[i]}, {names[j]} -> -{names[i]}, -{names[j]}"
+            add("sign flip", text, eye - 2 * torch.diag(eye[i] + eye[j]))
+    if d <= MAX_SWAPPED:
         for i, j in itertools.combinations(moving, 2):
             order = list(range(d))
             order[i], order[j] = j, i
@@ -103,7 +102,7 @@ def candidates(
 
 
 def given_maps(given: Sequence[Any], d: int) -> list[tuple[str, str, Tensor]]:
-    """Return the maps of a user, matrices A (d, d) or pairs (A, b), as (kind, text, [A b]).
+    """Return given maps, matrices A (d, d) or pairs (A, b), as (kind, text, [A b]).
 
     Raises
     ------
@@ -112,22 +111,7 @@ def given_maps(given: Sequence[Any], d: int) -> list[tuple[str, str, Tensor]]:
     """
     if isinstance(given, str | Tensor) or not isinstance(given, Sequence):
         raise TypeError(f"maps: got {validation.describe(given)}, expected a sequence of matrices A or pairs (A, b)")
-    found: list[tuple[str, str, Tensor]] = []
-    for i, one in enumerate(given):
-        matrix, shift = one if isinstance(one, tuple | list) and len(one) == 2 else (one, torch.zeros(d))
-        try:
-            parts = [torch.as_tensor(part, dtype=torch.float64) for part in (matrix, shift)]
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"maps[{i}]: got {validation.describe(one)}, expected A {(d, d)} or (A, b)") from error
-        if tuple(parts[0].shape) != (d, d) or tuple(parts[1].shape) != (d,):
-            raise ValueError(
-                f"maps[{i}]: got shapes {tuple(parts[0].shape)} and {tuple(parts[1].shape)}, expected A {(d, d)} and "
-                f"b {(d,)}"
-            )
-        if not all(bool(torch.isfinite(part).all()) for part in parts):
-            raise ValueError(f"maps[{i}]: got NaN or infinite entries, expected finite ones")
-        found.append(("given", f"maps[{i}]", torch.cat([parts[0], parts[1][:, None]], 1)))
-    return found
+    return [("given", f"maps[{i}]", read_affine(one, f"maps[{i}]", d)) for i, one in enumerate(given)]
 
 
 def tested(
@@ -135,13 +119,13 @@ def tested(
     x: Tensor,
     coordinates: Coordinates,
     maps: Sequence[tuple[str, str, Tensor]],
-    error: float | None,
+    rtol: float | None,
 ) -> tuple[FiniteTest, ...]:
-    """Test maps on samples (N, d); flips of pairs of which each is a symmetry are left out."""
+    """Return the tests of maps on samples (N, d), without flips of pairs of which each is a symmetry by itself."""
     before = outputs_of(net, x)
     size = math.sqrt(2 * float((before - before.mean(0)).square().sum()) / len(x))
     scaled = x / coordinates.spread
-    own = torch.cdist(scaled[:LOOKED_AT], scaled)
+    own = torch.cdist(scaled[:MAX_PROBES], scaled)
     own[torch.arange(len(own)), torch.arange(len(own))] = math.inf
     usual = float(own.min(1).values.median())
     results: list[FiniteTest] = []
@@ -152,31 +136,27 @@ def tested(
             continue
         images = x @ both[:, :-1].T + both[:, -1]
         change = math.sqrt(float((outputs_of(net, images) - before).square().sum()) / len(x)) / size
-        near = torch.cdist(images[:LOOKED_AT] / coordinates.spread, scaled).min(1).values
+        near = torch.cdist(images[:MAX_PROBES] / coordinates.spread, scaled).min(1).values
         distance = float(near.median()) / max(usual, 1e-300)
-        verdict = "off the data" if distance > NEAR else _verdict(change, error)
+        verdict = "off the data" if distance > NEAR else _verdict(change, rtol)
         if kind == "sign flip" and len(parts) == 1 and verdict in ("exact", "approximate"):
             single.add(parts[0])
         results.append(FiniteTest(kind, text, both, change, distance, verdict))
     return tuple(results)
 
 
-def _verdict(change: float, error: float | None) -> str:
+def _verdict(change: float, rtol: float | None) -> str:
     if change <= EXACT:
         return "exact"
-    if change > (SMALL if error is None else WITHIN * error):
+    if change > (SMALL if rtol is None else WITHIN * rtol):
         return "no"
     return "approximate" if change <= SMALL else "undetermined"
-
-
-def _constant(coordinates: Coordinates, column: int) -> bool:
-    return not bool(coordinates.out[column].any())
 
 
 def _reflections(
     piece: Piece, coordinates: Coordinates, names: Sequence[str], add: Callable[[str, str, Tensor, Tensor], None]
 ) -> None:
-    """Add the reflection of one direction that is turned, and of the axis where there is one."""
+    """Add the reflection of one rotated direction, and of the axis where there is one."""
     if piece.metric != "Euclidean" or piece.center is None:
         return
     eye = torch.eye(len(piece.space), dtype=piece.space.dtype)

@@ -1,4 +1,4 @@
-"""What symmetries are looked for of: modules, estimators, and several networks at once."""
+"""The function whose symmetries are searched: a module, an estimator, a pipeline, or the mean of several."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.functional import Functional, unwrap
 
-__all__ = ["Mean", "disagreement", "module_of", "outputs_of", "relative_error", "with_columns"]
-
-CHUNK = 4096
-QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a column, where the steps of a pipeline are looked at
-AFFINE = 1e-6  # of what a column varies by: by so much the steps of a pipeline may differ from an affine map
+CHUNK_SIZE = 4096
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a column, at which the steps of a pipeline are probed
+AFFINE = 1e-6  # of the variation of a column: the largest deviation of the steps of a pipeline from an affine map
 ROUNDING = 1e-12  # of the largest terms of the map
 
 
@@ -37,15 +35,15 @@ class Mean(nn.Module):
 def _stacked(outputs: Sequence[Tensor]) -> Tensor:
     if len({output.shape for output in outputs}) > 1:
         shapes = ", ".join(str(tuple(output.shape)) for output in outputs)
-        raise ValueError(f"model: got members with outputs of shapes {shapes}, expected one shape")
+        raise ValueError(f"net: got members with outputs of shapes {shapes}, expected one shape")
     return torch.stack(list(outputs))
 
 
 def module_of(model: object, x: Tensor | None = None) -> nn.Module:
-    """Return the function of raw x that a model computes: a module, an estimator's, a pipeline's, the mean of several.
+    """Return the module of raw x that a model computes: its own, an estimator's, a pipeline's, the mean of several.
 
-    Of a fitted pipeline the steps before the last have to be an affine map, which is found from ``x`` (N, d) and
-    verified there.
+    The steps of a fitted pipeline before the last have to be an affine map, which is determined and verified on ``x``
+    (N, d).
 
     Raises
     ------
@@ -56,7 +54,6 @@ def module_of(model: object, x: Tensor | None = None) -> nn.Module:
 
     Examples
     --------
-    >>> import torch
     >>> module_of([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])(torch.zeros(3, 2)).shape
     torch.Size([3, 1])
     """
@@ -71,9 +68,9 @@ def module_of(model: object, x: Tensor | None = None) -> nn.Module:
         module = convert()
         if isinstance(module, nn.Module):
             return unwrap(module)
-        raise TypeError(f"model: as_module() of {type(model).__name__} returned {type(module).__name__}, no nn.Module")
+        raise TypeError(f"net: as_module() of {type(model).__name__} returned {type(module).__name__}, no nn.Module")
     raise TypeError(
-        f"model: got {validation.describe(model)}, expected a torch.nn.Module, a fitted estimator with as_module(), a "
+        f"net: got {validation.describe(model)}, expected a torch.nn.Module, a fitted estimator with as_module(), a "
         "Pipeline that ends in one, or a list of such"
     )
 
@@ -91,8 +88,8 @@ def _pipeline(model: Pipeline, x: Tensor) -> nn.Module:
     if not (_agree(expected, found, rounding) and _alone(model, points, probes[0], matrix, rounding)):
         steps = ", ".join(name for name, _ in model.steps[:-1])
         raise ValueError(
-            f"model: got a Pipeline whose steps before the last ({steps}) are no affine map of x, expected scalings "
-            "and the like; pass the last step with x as it comes to it"
+            f"net: got a Pipeline whose steps before the last ({steps}) are no affine map of x, expected scalings "
+            "and the like; pass the last step with x as it receives it"
         )
     layer = nn.Linear(matrix.shape[1], matrix.shape[0]).double()
     layer.weight.data, layer.bias.data = torch.from_numpy(matrix), torch.from_numpy(probes[0] - matrix @ mean)
@@ -100,14 +97,14 @@ def _pipeline(model: Pipeline, x: Tensor) -> nn.Module:
 
 
 def _agree(expected: np.ndarray, found: np.ndarray, rounding: np.ndarray) -> bool:
-    """Say whether values (n, m) agree in every column, to a millionth of what it varies by, and ``rounding`` (m,)."""
+    """Return whether values (n, m) agree in every column, to a millionth of its variation plus ``rounding`` (m,)."""
     return bool((np.abs(expected - found).max(0) <= AFFINE * np.abs(found - found.mean(0)).max(0) + rounding).all())
 
 
 def _alone(model: Pipeline, points: np.ndarray, center: np.ndarray, matrix: np.ndarray, rounding: np.ndarray) -> bool:
-    """Say whether the steps are affine in every column of x by itself, the others at their mean.
+    """Return whether the steps are affine in every column of x by itself, the others at their mean.
 
-    A column of small values may be bent where one of large values that goes into the same sums hides it.
+    A column of large values in the same sums can hide that one of small values is bent.
     """
     mean, d = points.mean(0), points.shape[1]
     values = np.quantile(points, QUANTILES, axis=0)
@@ -129,7 +126,7 @@ def _transformed(model: Pipeline, points: np.ndarray) -> np.ndarray:
 
 
 class _Columns(nn.Module):
-    """A module whose outputs, one number per sample, get a second dimension."""
+    """A module with outputs (N,), as (N, 1)."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -140,16 +137,16 @@ class _Columns(nn.Module):
 
 
 def with_columns(net: nn.Module, x: Tensor) -> nn.Module:
-    """Return a module with outputs (N, d_out), of one that may return (N,)."""
+    """Return a module with outputs (N, d_out), for one that may return (N,)."""
     with torch.no_grad():
         return _Columns(net) if Functional(net)(x[:2]).ndim == 1 else net
 
 
 def outputs_of(net: nn.Module, x: Tensor) -> Tensor:
-    """Return f(x), (N, d_out), float64, in pieces of 4096 samples."""
+    """Return f(x), (N, d_out), float64."""
     function = Functional(net)
     with torch.no_grad():
-        return torch.cat([function(part).reshape(len(part), -1).double().cpu() for part in x.split(CHUNK)])
+        return torch.cat([function(part).reshape(len(part), -1).double().cpu() for part in x.split(CHUNK_SIZE)])
 
 
 def relative_error(net: nn.Module, x: Tensor, y: Tensor) -> float:
@@ -170,7 +167,7 @@ def relative_error(net: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def disagreement(net: Mean, x: Tensor) -> float:
-    """Return the standard deviation of the members' outputs, over that of their mean along x."""
+    """Return the standard deviation of the members' outputs over that of their mean along x."""
     outputs = _stacked([outputs_of(member, x) for member in net.members])
     mean = outputs.mean(0)
     spread = float((mean - mean.mean(0)).square().sum())

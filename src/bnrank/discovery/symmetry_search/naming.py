@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from bnrank.discovery.symmetry_search import algebra
-from bnrank.discovery.symmetry_search.algebra import casimir, commutant
 from bnrank.discovery.symmetry_search.pieces import (
     SMALL,
     Piece,
@@ -29,17 +28,15 @@ from bnrank.discovery.symmetry_search.pieces import (
 )
 from bnrank.discovery.symmetry_search.problem import Coordinates
 
-__all__ = ["named", "rotated", "rotation_blocks", "translations"]
-
-ROUGH = 0.03  # of the largest: entries of directions that are not exact are left out of texts below it
-MULTIPLES = 12  # of the exponents of a scaling that are tried to make them whole numbers
+ROUGH = 0.03  # of the largest, below which entries of inexact directions are omitted from texts
+MAX_MULTIPLE = 12  # of the exponents of a scaling, to make them whole numbers
 
 
 def translations(directions: Tensor, residual: float, names: Sequence[str], units: Tensor, exact: bool) -> list[Piece]:
     """Return one piece for the directions of x, the columns of (d, m), that a function ignores.
 
-    ``units`` (d,) are those of the columns. Texts have 1 before the column that moves most in these units, and leave
-    out what moves less than 3 percent of it where directions are not exact.
+    ``units`` (d,) are those of the columns. In texts the column that moves most in these units has the coefficient 1;
+    columns that move by less than 3 percent of it are omitted where directions are not exact.
     """
     if not directions.shape[1]:
         return []
@@ -47,31 +44,22 @@ def translations(directions: Tensor, residual: float, names: Sequence[str], unit
     basis = basis / basis.norm(dim=0)
     fields = torch.cat([basis.new_zeros(basis.shape[1], len(basis), len(basis)), basis.T[..., None]], 2)
     small = SMALL if exact else ROUGH
-    most = (basis / units[:, None]).abs().argmax(0)
-    written = basis / basis.gather(0, most[None])
+    written = basis / basis.gather(0, (basis / units[:, None]).abs().argmax(0)[None])
     text = "translation along " + ", ".join(combination(column, names, units, small) for column in written.T)
     return [Piece("translation", text, fields, residual, basis)]
 
 
-def named(
-    fields: Tensor,
-    coordinates: Coordinates,
-    names: Sequence[str],
-    holds: Callable[[Tensor], bool],
-    residual: Callable[[Tensor], float],
-    exact: bool,
-) -> list[Piece]:
+def named(fields: Tensor, search: Search) -> list[Piece]:
     """Return pieces that together span fields, (k, q, q + 1) orthonormal in the coordinates.
 
-    Ideal fields take the place of those found only where ``holds`` says that they leave f alone as well.
+    Ideal fields replace those found only where they leave f unchanged as well.
     """
-    search = Search(coordinates, names, holds, residual, exact)
     pieces: list[Piece] = []
     for part in (rotated, _scalings):
         if len(fields):
             found, ideal = part(fields, search)
             pieces += found
-            fields = _rest(fields, ideal, coordinates)
+            fields = _rest(fields, ideal, search.coordinates)
     if len(fields):
         pieces += _formulas(fields, search)
     return pieces
@@ -89,7 +77,7 @@ def _rest(fields: Tensor, ideal: Tensor, where: Coordinates) -> Tensor:
 
 
 def _scalings(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
-    """Return the fields that stretch columns of x about a point."""
+    """Return the fields that scale columns of x about a point."""
     where, d = search.coordinates, len(search.names)
     for _, center in centers(fields, search):
         family = torch.zeros(d, d, d + 1, dtype=fields.dtype)
@@ -128,16 +116,16 @@ def _formulas(fields: Tensor, search: Search) -> list[Piece]:
 
 
 def _whole(weights: Tensor) -> Tensor:
-    """Return rows (k, d) times the least of 1, ..., 12 that makes all their entries whole numbers, where one does."""
+    """Return rows (k, d) times the smallest of 1, ..., 12 that makes all their entries whole numbers, if any."""
     rows = []
     for row in weights:
-        times = [row * factor for factor in range(1, MULTIPLES + 1)]
+        times = [row * factor for factor in range(1, MAX_MULTIPLE + 1)]
         rows.append(next((new for new in times if float((new - new.round()).abs().max()) < 1e-6), row))
     return torch.stack(rows)
 
 
 def _scaling_text(weights: Tensor, names: Sequence[str]) -> str:
-    """Write the scaling of columns by e^{w t}."""
+    """Return the scaling of columns by e^{w t} in words."""
     parts = []
     for name, weight in zip(names, weights.tolist(), strict=True):
         if abs(weight) > 1e-6:
@@ -146,56 +134,58 @@ def _scaling_text(weights: Tensor, names: Sequence[str]) -> str:
     return "scaling of " + ", ".join(parts)
 
 
-PAIRS_UP_TO = 32  # columns: above, no units are looked for in which pairs of columns turn
+MAX_COLUMNS = 32  # above which no units are determined in which pairs of columns rotate
 
 
 def rotated(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
-    """Return the rotations in the span of fields, in the lengths and about the point where they are most."""
+    """Return the rotations in the span of fields, in the lengths and about the point with the most of them."""
     where = search.coordinates
-    metrics: list[tuple[str, Tensor]] = [
-        ("Euclidean", _euclidean(search).T @ _euclidean(search)),
-        ("standardized", where.metric(where.spread)),
-        ("covariance", torch.eye(where.dimension, dtype=fields.dtype)),
-    ]
-    if search.exact:
-        found = algebra.invariant_metric(fields[..., :-1], where.metric(where.spread), 1e-5)
-        metrics += [] if found is None else [("ellipsoid", found)]
-    points = centers(fields, search)
+    euclidean, standardized, points = _euclidean(search), where.metric(where.spread), centers(fields, search)
     best: tuple[list[Piece], Tensor] = ([], fields[:0])
-    for name, metric in metrics:
-        for point in points:
-            pieces, ideal = _turning(fields, name, metric, point, search)
-            if len(ideal) > len(best[1]):
-                best = (pieces, ideal)
-            if len(best[1]) == len(fields):
-                return best
-    for point in points if search.exact else []:
-        lengths = _lengths(fields, point[1], search)
-        if lengths is not None:
-            pieces, ideal = _turning(fields, "ellipsoid", where.metric(lengths), point, search)
-            if len(ideal) > len(best[1]):
-                best = (pieces, ideal)
+    for name, metric, point in _metrics(fields, euclidean.T @ euclidean, standardized, points, search):
+        pieces, ideal = _turning(fields, name, metric, point, search)
+        if len(ideal) > len(best[1]):
+            best = (pieces, ideal)
+        if len(best[1]) == len(fields):
+            break
     return best
 
 
-def _euclidean(search: Search) -> Tensor:
-    """Return the vectors of x that the axes of z stand for, (d, q), to measure Euclidean lengths by.
+def _metrics(
+    fields: Tensor, euclidean: Tensor, standardized: Tensor, points: list[tuple[Tensor, Tensor]], search: Search
+) -> Iterator[tuple[str, Tensor, tuple[Tensor, Tensor]]]:
+    """Yield metrics and fixed points to try, by name."""
+    yield from (("Euclidean", euclidean, point) for point in points)
+    yield from (("standardized", standardized, point) for point in points)
+    yield from (("covariance", torch.eye(len(euclidean), dtype=fields.dtype), point) for point in points)
+    if search.exact:
+        found = algebra.invariant_metric(fields[..., :-1], standardized, 1e-5)
+        if found is not None:
+            yield from (("ellipsoid", found, point) for point in points)
+        for point in points:
+            lengths = _lengths(fields, point[1], search)
+            if lengths is not None:
+                yield "ellipsoid", search.coordinates.metric(lengths), point
 
-    Of a quotient by directions known exactly, the shortest ones; else the shortest in standardized columns, since a
-    small error of a direction matters much where columns have different units.
+
+def _euclidean(search: Search) -> Tensor:
+    """Return the vectors of x that the axes of z stand for, (d, q), for Euclidean lengths.
+
+    For a quotient by exact directions, the shortest ones; else the shortest in standardized columns, since a small
+    error of a direction matters much where columns have different units.
     """
     return search.coordinates.lifted() if search.exact else search.coordinates.out
 
 
 def _lengths(fields: Tensor, center: Tensor, search: Search) -> Tensor | None:
-    """Return units of the columns, (d,), in which the fields turn pairs of columns into each other; None without pairs.
+    """Return units of the columns, (d,), in which the fields rotate pairs of columns; None without pairs.
 
     A field dx_i = a x_j, dx_j = -b x_i with a b > 0 keeps (x_i / l_i)^2 + (x_j / l_j)^2, l_i / l_j = (a / b)^(1/2).
     """
     where, d = search.coordinates, len(search.names)
     lengths = where.spread.clone()
     reached: set[int] = set()
-    for i, j in itertools.combinations(range(d), 2) if d <= PAIRS_UP_TO else ():
+    for i, j in itertools.combinations(range(d), 2) if d <= MAX_COLUMNS else ():
         if j in reached:
             continue
         pair = fields.new_zeros(2, d, d + 1)
@@ -216,7 +206,7 @@ def _lengths(fields: Tensor, center: Tensor, search: Search) -> Tensor | None:
 def _turning(
     fields: Tensor, name: str, metric: Tensor, about: tuple[Tensor, Tensor], search: Search
 ) -> tuple[list[Piece], Tensor]:
-    """Return the rotations about a point, in a metric (q, q), that the fields have in common with all of them."""
+    """Return the rotations about a point, in a metric (q, q), in the span of the fields."""
     root, inverse = _roots(metric)
     (point, center), where = about, search.coordinates
     turns = inverse @ _planes(torch.eye(len(root), dtype=root.dtype)) @ root
@@ -227,7 +217,7 @@ def _turning(
     units = torch.ones_like(where.spread) if name == "Euclidean" else where.spread
     matrices = root @ ideal[..., :-1] @ inverse
     pieces, kept = [], []
-    for block in rotation_blocks(matrices, search.exact):
+    for block in algebra.rotation_blocks(matrices, search.exact):
         basis = block @ readable(lift @ block / units[:, None])
         group = algebra.about(inverse @ _planes(basis) @ root, point)
         if search.holds(group):
@@ -262,7 +252,7 @@ def _roots(metric: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ellipsoid(space: Tensor, names: Sequence[str], units: Tensor) -> str:
-    """Describe the ellipsoid {space u: |u| = 1}, (n, n): semi-axes if they lie along columns, else its squared length.
+    """Return the ellipsoid {space u: |u| = 1}, (n, n), in words: semi-axes along columns, or its squared length.
 
     That of x is x^T (space space^T)^-1 x, written with coefficient 1 of the first square.
     """
@@ -283,7 +273,7 @@ def _ellipsoid(space: Tensor, names: Sequence[str], units: Tensor) -> str:
 
 
 def _text(space: Tensor, center: Tensor, metric: str, where: Coordinates, names: Sequence[str]) -> str:
-    """Say which directions are turned, in which lengths, about which point."""
+    """Return a rotation in words: its directions, lengths and fixed point."""
     n, q = space.shape[1], where.dimension
     units = torch.ones_like(where.spread) if metric == "Euclidean" else where.spread
     axes = axes_of(space / units[:, None])
@@ -302,7 +292,7 @@ def _text(space: Tensor, center: Tensor, metric: str, where: Coordinates, names:
         words = "all rotations"
     elif n == q - 1 and q == len(names):
         axis = where.out @ torch.linalg.svd(where.into @ space)[0][:, -1]
-        if metric == "Euclidean":  # the direction across the space turned
+        if metric == "Euclidean":  # the direction orthogonal to the rotated space
             axis = torch.linalg.svd(space)[0][:, -1]
         words = f"all rotations about the axis {combination(upright(axis), names, where.spread)}"
     else:
@@ -310,52 +300,3 @@ def _text(space: Tensor, center: Tensor, metric: str, where: Coordinates, names:
         words = f"rotation in the plane of {shown}" if n == 2 else f"all rotations of the space of {shown}"
     point = point_text(center, names, where.spread, axes)
     return f"{words}{lengths}, through {point}: {math.comb(n, 2)} generator{'s'[: n != 2]}"
-
-
-def rotation_blocks(matrices: Tensor, exact: bool) -> list[Tensor]:
-    """Return orthonormal bases, (q, n_b), of spaces such that the algebra is so(n_1) + so(n_2) + ...
-
-    One space is tried first: k = n (n - 1) / 2 matrices that turn n directions, those of the largest eigenvalues of the
-    Casimir matrix. Else the symmetric matrices that commute with all are split by their eigenspaces. An empty list if
-    the dimensions do not add up to k: another algebra.
-
-    Parameters
-    ----------
-    matrices : Tensor
-        A basis of antisymmetric matrices, (k, q, q).
-    exact : bool
-        Whether they are exact up to rounding, or up to some ten percent.
-
-    Examples
-    --------
-    >>> import torch
-    >>> turn = torch.zeros(1, 3, 3, dtype=torch.float64)
-    >>> turn[0, 0, 2], turn[0, 2, 0] = 1.0, -1.0
-    >>> rotation_blocks(turn, exact=True)[0].abs().sum(1).tolist()
-    [1.0, 0.0, 1.0]
-    """
-    k = len(matrices)
-    levels, vectors = torch.linalg.eigh(casimir(matrices))
-    n = (1 + math.isqrt(1 + 8 * k)) // 2
-    if n * (n - 1) // 2 == k and n <= len(levels):
-        lowest = float(levels[-n])
-        below = float(levels[-n - 1]) if n < len(levels) else 0.0
-        if (
-            below <= (1e-6 if exact else 0.5) * lowest
-            and float(levels[-1]) <= (1.0 + (1e-6 if exact else 1.0)) * lowest
-        ):
-            return [vectors[:, -n:]]
-    moved = vectors[:, levels > (1e-6 if exact else 0.1) * levels[-1]]
-    inside = moved.T @ matrices @ moved
-    symmetric = commutant(inside, 1e-8 if exact else 0.3)
-    count = len(symmetric)
-    if not 0 < count <= moved.shape[1]:
-        return []
-    weights = torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=matrices.dtype)
-    values, split = torch.linalg.eigh(torch.einsum("c,cij->ij", weights, symmetric))
-    cuts = sorted((values[1:] - values[:-1]).argsort(descending=True)[: count - 1].tolist())
-    ends = [0, *(cut + 1 for cut in cuts), len(values)]
-    blocks = [moved @ split[:, a:b] for a, b in itertools.pairwise(ends)]
-    if any(block.shape[1] < 2 for block in blocks):
-        return []
-    return blocks if sum(math.comb(block.shape[1], 2) for block in blocks) == k else []

@@ -1,4 +1,4 @@
-"""Groups of generators and their description in words."""
+"""Groups of generators, and their description in words."""
 
 from __future__ import annotations
 
@@ -11,35 +11,17 @@ import torch
 from torch import Tensor
 
 from bnrank.discovery.symmetry_search import algebra
-from bnrank.discovery.symmetry_search.problem import Coordinates
+from bnrank.discovery.symmetry_search.problem import Coordinates, in_units
 
-__all__ = [
-    "Piece",
-    "SMALL",
-    "Search",
-    "axes_of",
-    "centers",
-    "combination",
-    "common",
-    "echelon",
-    "field_text",
-    "point_text",
-    "readable",
-    "scaled",
-    "sparse",
-    "upright",
-]
-
-SMALL = 1e-3  # entries below this, relative to the largest, are left out of texts
-TERMS = 6
+SMALL = 1e-3  # relative to the largest, below which entries are omitted from texts
+MAX_TERMS = 6
 
 
 def combination(vector: Tensor, names: Sequence[str], units: Tensor | None = None, small: float = SMALL) -> str:
-    """Write a vector as a combination of columns without terms below ``small`` of the largest, in ``units`` (d,).
+    """Return a vector in words, a combination of columns without terms below ``small`` of the largest in ``units``.
 
     Examples
     --------
-    >>> import torch
     >>> combination(torch.tensor([0.6, 0.0, -0.8]), ["a", "b", "c"]), combination(torch.tensor([0.0, 1.0]), ["a", "b"])
     ('0.6 a - 0.8 c', 'b')
     """
@@ -48,11 +30,11 @@ def combination(vector: Tensor, names: Sequence[str], units: Tensor | None = Non
 
 
 def _terms(vector: Tensor, names: Sequence[str]) -> str:
-    """Write the entries that are not 0, the largest few of them."""
+    """Return the largest entries that are not 0, in words."""
     kept = torch.nonzero(vector).flatten().tolist()
     if not kept:
         return "0"
-    shown = sorted(sorted(kept, key=lambda i: -abs(float(vector[i])))[:TERMS])
+    shown = sorted(sorted(kept, key=lambda i: -abs(float(vector[i])))[:MAX_TERMS])
     text = ""
     for i in shown:
         value = float(vector[i])
@@ -64,30 +46,28 @@ def _terms(vector: Tensor, names: Sequence[str]) -> str:
 
 
 def field_text(field: Tensor, names: Sequence[str], units: Tensor | None = None) -> str:
-    """Write a field [A b], (d, d + 1), as the change of every column that it moves; ``units`` (d,) say what is small.
+    """Return a field [A b], (d, d + 1), in words, the change of every column; small is relative to ``units`` (d,).
 
     Examples
     --------
-    >>> import torch
     >>> field_text(torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]), ["a", "b"])
     'da = 1, db = a'
     """
     units = field.new_ones(len(field)) if units is None else units
-    sizes = (field * torch.cat([units, units.new_ones(1)]) / units[:, None]).abs()
+    sizes = in_units(field, units).abs()
     kept = torch.where(sizes > SMALL * sizes.max(), field, 0.0)
     parts = [f"d{name} = {_terms(row, [*names, ''])}" for row, name in zip(kept, names, strict=True) if bool(row.any())]
-    shown = parts[:TERMS]
-    return ", ".join(shown) + (f" and {len(parts) - TERMS} more" if len(parts) > TERMS else "")
+    shown = parts[:MAX_TERMS]
+    return ", ".join(shown) + (f" and {len(parts) - MAX_TERMS} more" if len(parts) > MAX_TERMS else "")
 
 
 def point_text(
     point: Tensor, names: Sequence[str], units: Tensor | None = None, columns: Sequence[int] | None = None
 ) -> str:
-    """Write a point by its columns, or by some of them; ``units`` (d,) say what is 0.
+    """Return a point in words, by its columns or some of them; zero is relative to ``units`` (d,).
 
     Examples
     --------
-    >>> import torch
     >>> point_text(torch.tensor([1.0, 0.0]), ["a", "b"]), point_text(torch.zeros(2), ["a", "b"])
     ('a = 1, b = 0', '0')
     """
@@ -96,18 +76,17 @@ def point_text(
     if all(bool(zero[i]) for i in columns):
         return "0"
     shown = [f"{names[i]} = {0.0 if bool(zero[i]) else float(point[i]):.3g}" for i in columns]
-    return ", ".join(shown[:TERMS]) + (", ..." if len(shown) > TERMS else "")
+    return ", ".join(shown[:MAX_TERMS]) + (", ..." if len(shown) > MAX_TERMS else "")
 
 
 def echelon(rows: Tensor) -> Tensor:
     """Return the basis of the span of independent rows, (k, n), that has one entry 1 per row where others have 0.
 
-    The places of these entries are found by QR with pivoting; a span of coordinate axes comes back as the axes. Rows
-    are in the order of their first entries.
+    These entries are found by QR with pivoting; a span of coordinate axes gives the axes. Rows are in the order of
+    their first entries.
 
     Examples
     --------
-    >>> import torch
     >>> echelon(torch.tensor([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]))
     tensor([[1., 0., 0.],
             [0., 1., 0.]])
@@ -119,11 +98,10 @@ def echelon(rows: Tensor) -> Tensor:
 
 
 def readable(vectors: Tensor) -> Tensor:
-    """Return the rotation (n, n) of columns (d, n) that brings them nearest to n coordinate axes.
+    """Return the rotation (n, n) of columns (d, n) that is nearest to n coordinate axes.
 
     Examples
     --------
-    >>> import torch
     >>> turned = torch.tensor([[0.6, -0.8], [0.8, 0.6], [0.0, 0.0]], dtype=torch.float64)
     >>> (turned @ readable(turned)).round(decimals=9).abs()
     tensor([[1., 0.],
@@ -136,7 +114,7 @@ def readable(vectors: Tensor) -> Tensor:
 
 
 def axes_of(space: Tensor) -> list[int] | None:
-    """Return the columns of x that span a space, (d, n), or None if it is no space of coordinate axes."""
+    """Return the columns of x that span a space, (d, n), or None if coordinate axes do not span it."""
     basis = torch.linalg.qr(space)[0]
     share = basis.square().sum(1)
     axes = torch.nonzero(share > 1 - 1e-3).flatten().tolist()
@@ -144,11 +122,10 @@ def axes_of(space: Tensor) -> list[int] | None:
 
 
 def upright(vector: Tensor) -> Tensor:
-    """Return a vector at length 1, with its largest entry positive.
+    """Return a vector scaled to length 1, with its largest entry positive.
 
     Examples
     --------
-    >>> import torch
     >>> upright(torch.tensor([3.0, -4.0]))
     tensor([-0.6000,  0.8000])
     """
@@ -156,7 +133,7 @@ def upright(vector: Tensor) -> Tensor:
 
 
 def _places(rows: Tensor) -> Tensor:
-    """Return as many columns as there are rows that are far from dependent; of equally good ones the first."""
+    """Return well-conditioned columns, one per row; among equally good ones the first."""
     early = 1 - 1e-6 * torch.arange(rows.shape[1], dtype=rows.dtype) / rows.shape[1]
     _, _, order = scipy.linalg.qr((rows * early).numpy(), pivoting=True, mode="economic")
     return torch.from_numpy(np.sort(order[: len(rows)]).astype(np.int64))
@@ -171,16 +148,15 @@ class Piece:
     kind : str
         "translation", "rotation", "scaling", "shear", "affine" (none of these) or "field" (of the user's functions).
     text : str
-        What they do, in names of columns.
+        Description in names of columns.
     generators : Tensor
         x -> A x + b, each [A b], (k, d, d + 1); k = 0 for fields that are not affine.
     residual : float
         Largest relative singular value of their span on held-out data, or on the data where there are none.
     space : Tensor
-        Of rotations: basis of the directions that are turned, (d, n); of translations: the directions, (d, k). Else
-        (d, 0).
+        Of rotations: basis of the rotated directions, (d, n); of translations: the directions, (d, k). Else (d, 0).
     center : Tensor or None
-        A point of x that rotations and scalings leave where it is, (d,).
+        A fixed point of rotations and scalings, (d,).
     metric : str
         Of rotations: the lengths they keep, "Euclidean", "standardized", "covariance" or "ellipsoid". Else "".
     """
@@ -199,7 +175,21 @@ class Piece:
 
 @dataclass(frozen=True)
 class Search:
-    """What the parts of naming share."""
+    """The context of naming.
+
+    Attributes
+    ----------
+    coordinates : Coordinates
+        Coordinates of the fields.
+    names : sequence of str
+        Names of the columns.
+    holds : callable
+        Whether fields leave f unchanged as well as those found.
+    residual : callable
+        Largest relative singular value of fields.
+    exact : bool
+        Whether the fields found are exact.
+    """
 
     coordinates: Coordinates
     names: Sequence[str]
@@ -209,12 +199,12 @@ class Search:
 
     @property
     def bar(self) -> float:
-        """The least cosine between a field found and an ideal one."""
+        """The smallest cosine between a field found and an ideal one."""
         return 1 - 1e-9 if self.exact else 0.9
 
 
 def common(fields: Tensor, family: Tensor, bar: float) -> Tensor:
-    """Return orthonormal members of the span of a family that have at least a cosine ``bar`` to the span of fields."""
+    """Return orthonormal members of the span of a family with a cosine of at least ``bar`` to the span of fields."""
     if not len(family):
         return fields[:0]
     flat = family.flatten(1)
@@ -225,31 +215,27 @@ def common(fields: Tensor, family: Tensor, bar: float) -> Tensor:
 
 
 def centers(fields: Tensor, search: Search) -> list[tuple[Tensor, Tensor]]:
-    """Return points that the fields may leave where they are, in z and in x: x = 0, the mean of the data, the best."""
+    """Return possible fixed points of the fields, in z and in x: x = 0, the mean of the data, the best."""
     where = search.coordinates
     zero = torch.zeros_like(where.mean)
     best = algebra.center(fields, 1e-6 if search.exact else 0.3)
-    return [
-        (where.of(zero[None])[0], zero),
-        (best.new_zeros(where.dimension), where.mean),
-        (best, where.mean + where.out @ best),
-    ]
+    origin, mean = where.of(zero[None])[0], best.new_zeros(where.dimension)
+    return [(origin, zero), (mean, where.mean), (best, where.mean + where.out @ best)]
 
 
 def sparse(fields: Tensor, where: Coordinates) -> Tensor:
     """Return a basis of the span of fields of x, (k, d, d + 1), with many zeros, and a 1 in every field.
 
-    It is the echelon basis in units of the columns, where entries of different columns can be compared.
+    It is the echelon basis in units of the columns, which makes entries of different columns comparable.
     """
     within = where.standardized(fields)
     reduced = echelon(within.flatten(1)).reshape(within.shape)
-    units = torch.cat([where.spread, where.spread.new_ones(1)])
-    return scaled(reduced * where.spread[:, None] / units, where.spread)
+    return scaled(in_units(reduced, 1 / where.spread), where.spread)
 
 
 def scaled(fields: Tensor, units: Tensor) -> Tensor:
     """Return fields with one entry 1: the last of those at least half as large as any, in units of the columns."""
-    sizes = (fields * torch.cat([units, units.new_ones(1)]) / units[:, None]).flatten(1).abs()
+    sizes = in_units(fields, units).flatten(1).abs()
     large = sizes >= sizes.max(1, keepdim=True).values / 2
     place = (large * torch.arange(sizes.shape[1])).argmax(1, keepdim=True)
     return fields / fields.flatten(1).gather(1, place)[..., None]

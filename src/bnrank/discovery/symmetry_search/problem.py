@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.symmetry_search.models import Mean, disagreement, module_of, relative_error, with_columns
-from bnrank.discovery.symmetry_search.spectrum import Sample
 from bnrank.measures import jacobian
 
-__all__ = ["Coordinates", "Problem", "SPAN", "read", "whitened"]
-
-SPAN = 1e-6  # of the largest standard deviation of standardized columns: directions below it the data do not span
+SPAN = 1e-6  # of the largest standard deviation of standardized columns: smaller directions are outside the data's span
 ROUNDING = 1e-10  # of its mean: a column with a smaller standard deviation is constant
+SHARE = 0.02  # of the sum of squares of all Jacobians, at most for a single sample
+FAIR = 5.0  # times its equal part, where samples are few
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Coordinates:
     spread : Tensor
         Standard deviation of every column of x, 1 for constant ones, (d,).
     divided_out : Tensor
-        Directions of x that the coordinates do not see, of a quotient, (d, m).
+        Directions of x that a quotient identifies, (d, m).
     """
 
     mean: Tensor
@@ -70,8 +69,8 @@ class Coordinates:
     def without(self, ignored: Tensor) -> Coordinates:
         """Return coordinates of the quotient by the directions z = ignored, (q, m) orthonormal.
 
-        Fields of the quotient are written in x without a part along the directions divided out, in the metric of
-        standardized columns.
+        Fields of the quotient are written in x without a part along these directions, in the metric of standardized
+        columns.
         """
         if ignored.shape[1] == 0:
             return self
@@ -80,32 +79,35 @@ class Coordinates:
         out = _across(self.out @ rest, gone, self.spread) * self.spread[:, None]
         return Coordinates(self.mean, out, rest.T @ self.into, self.left_out, self.spread, gone)
 
-    def metric(self, lengths: Tensor | None = None) -> Tensor:
-        """Return the metric, (q, q), that lengths of x have here, of the shortest of the vectors x that z stands for.
+    def metric(self, units: Tensor) -> Tensor:
+        """Return the metric, (q, q), of the lengths of the shortest vectors x that z stands for.
 
-        ``lengths`` (d,) are the units of the columns: all ones for Euclidean length, ``spread`` for that of
-        standardized columns.
+        ``units`` (d,) are those of the columns: all ones for Euclidean length, ``spread`` for that of standardized
+        columns.
         """
-        lengths = torch.ones_like(self.spread) if lengths is None else lengths
-        out = self.lifted(lengths) / lengths[:, None]
+        out = _across(self.out, self.divided_out, units)
         return out.T @ out
 
-    def lifted(self, lengths: Tensor | None = None) -> Tensor:
-        """Return the shortest vectors of x that the axes of z stand for, (d, q), in units ``lengths``."""
-        lengths = torch.ones_like(self.spread) if lengths is None else lengths
-        return _across(self.out, self.divided_out, lengths) * lengths[:, None]
+    def lifted(self) -> Tensor:
+        """Return the shortest vectors of x that the axes of z stand for, (d, q)."""
+        return _across(self.out, self.divided_out, torch.ones_like(self.spread))
 
     def standardized(self, fields: Tensor) -> Tensor:
         """Return fields of x, (k, d, d + 1), in the units of the columns."""
-        return fields * torch.cat([self.spread, self.spread.new_ones(1)]) / self.spread[:, None]
+        return in_units(fields, self.spread)
 
 
-def _across(vectors: Tensor, directions: Tensor, lengths: Tensor) -> Tensor:
-    """Return vectors of x, the columns of (d, n), in units ``lengths`` without their part along directions (d, m)."""
-    scaled = vectors / lengths[:, None]
+def in_units(fields: Tensor, units: Tensor) -> Tensor:
+    """Return fields of x, (..., d, d + 1), of columns with the given units, (d,)."""
+    return fields * torch.cat([units, units.new_ones(1)]) / units[:, None]
+
+
+def _across(vectors: Tensor, directions: Tensor, units: Tensor) -> Tensor:
+    """Return vectors of x, the columns of (d, n), in units (d,), less their part along directions (d, m)."""
+    scaled = vectors / units[:, None]
     if not directions.shape[1]:
         return scaled
-    along = torch.linalg.qr(directions / lengths[:, None])[0]
+    along = torch.linalg.qr(directions / units[:, None])[0]
     return scaled - along @ (along.T @ scaled)
 
 
@@ -114,7 +116,6 @@ def whitened(x: Tensor) -> Coordinates:
 
     Examples
     --------
-    >>> import torch
     >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64)
     >>> z = whitened(x).of(x)
     >>> z.shape, round(float(z.square().mean()), 12)            # the data lie on a line
@@ -129,173 +130,13 @@ def whitened(x: Tensor) -> Coordinates:
     kept = s > SPAN * s[0]
     basis, s = v[kept].T, s[kept]
     out = spread[:, None] * basis * s
-    into = (basis / s).T / spread
     left_out = torch.linalg.qr(out, mode="complete")[0][:, out.shape[1] :]
-    return Coordinates(mean, out, into, left_out, spread, out[:, :0])
-
-
-SHARE = 0.02  # of the sum of squares of all Jacobians: no single sample holds more
-FAIR = 5.0  # times its equal part, where there are few samples
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A function and samples of it, in coordinates.
-
-    Attributes
-    ----------
-    module : nn.Module
-        f.
-    where : Coordinates
-        In which the samples have mean 0 and covariance 1.
-    sample, held_out : Sample
-        Samples with Jacobians; the same where none are held out.
-    error : float or None
-        Relative error of f, where known.
-    names : tuple of str
-        Of the columns of x.
-    resamples, seed : int
-        Settings of the search.
-    """
-
-    module: nn.Module
-    where: Coordinates
-    sample: Sample
-    held_out: Sample
-    error: float | None
-    names: tuple[str, ...]
-    resamples: int
-    seed: int
-
-
-def read(
-    model: Any,
-    x: Any,
-    targets: tuple[Any, Any, Any],
-    error: float | None,
-    names: Sequence[str] | None,
-    settings: tuple[int, int, int],
-) -> Problem:
-    """Read model, x, (y, x_test, y_test), error, names and (max_samples, resamples, seed).
-
-    Raises
-    ------
-    TypeError, ValueError
-        If one of them is out of range or does not fit, or f is constant on x.
-    """
-    max_samples, resamples, seed = settings
-    y, x_test, y_test = (_array(value, name) for value, name in zip(targets, ("y", "x_test", "y_test"), strict=True))
-    points = validation.samples(_array(x, "x"), "x", minimum=4).detach()
-    module = with_columns(module_of(model, points), points)
-    resamples, seed = validation.integer(resamples, "resamples", 0), validation.integer(seed, "seed", 0)
-    limit = validation.integer(max_samples, "max_samples", 4)
-    labels = _names(names, model, x, points.shape[1])
-    held = (
-        None if x_test is None else validation.samples(x_test, "x_test", features=points.shape[1], minimum=2).detach()
-    )
-    error = _error(module, points, y, held, y_test, error)
-    if len(points) > limit:
-        points = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:limit]]
-    where = whitened(points.double().cpu())
-    if not where.dimension:
-        raise ValueError(f"x: got {len(points)} samples that are all the same, expected some that vary")
-    sample = _sample(module, points, where)
-    if float(sample.jacobian.square().sum()) == 0:
-        raise ValueError(
-            "model: got a function that is constant near x, which every transformation leaves alone, expected one that "
-            "varies (an estimator that found no function predicts the mean)"
-        )
-    held_out = sample if held is None else _sample(module, held[:limit], where)
-    return Problem(module, where, sample, held_out, error, labels, resamples, seed)
-
-
-def _array(value: Any, name: str) -> Any:
-    """Return the values of a DataFrame or Series as numbers, anything else as it is."""
-    if not hasattr(value, "to_numpy"):
-        return value
-    try:
-        return np.asarray(value.to_numpy(), dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}: got columns that are no numbers ({error}), expected numbers") from error
-
-
-def _names(names: Sequence[str] | None, model: object, x: object, d: int) -> tuple[str, ...]:
-    if names is None:
-        known = getattr(x, "columns", getattr(model, "feature_names_in_", None))
-        if known is not None and len(known) == d:
-            return tuple(str(name) for name in known)
-        first = 0 if hasattr(model, "predict") else 1  # scikit-learn's names, which summaries have too, begin with x0
-        return tuple(f"x{i + first}" for i in range(d))
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"names: got {validation.describe(names)}, expected a sequence of strings")
-    if len(names) != d:
-        raise ValueError(f"names: got {len(names)}, expected one per column, {d}")
-    if len(set(names)) < d:
-        raise ValueError(f"names: got {validation.describe(list(names))}, expected a different one for every column")
-    return tuple(names)
-
-
-def _error(
-    net: nn.Module, x: Tensor, y: object, x_test: Tensor | None, y_test: object, error: float | None
-) -> float | None:
-    if error is not None:
-        return validation.number(error, "error", 0.0)
-    if y_test is not None:
-        if x_test is None:
-            raise ValueError("y_test: got values without x_test, expected both")
-        return relative_error(net, x_test, _targets(y_test, "y_test", len(x_test)))
-    if y is not None:
-        return relative_error(net, x, _targets(y, "y", len(x)))
-    if isinstance(net, Mean) and len(net.members) > 1:
-        return disagreement(net, x if x_test is None else x_test)
-    return None
-
-
-def _targets(value: object, name: str, n: int) -> Tensor:
-    if isinstance(value, Tensor | np.ndarray) and value.ndim == 1:
-        value = value[:, None]
-    y = validation.samples(value, name, ndim=None).detach().cpu()
-    if len(y) != n:
-        raise ValueError(f"{name}: got {len(y)} rows, expected one per sample, {n}")
-    return y
-
-
-def _sample(net: nn.Module, x: Tensor, where: Coordinates) -> Sample:
-    parts = []
-    for part in jacobian.jacobians(net, x, kink_rtol=None):
-        inside = part.cpu() @ where.out
-        if not bool(torch.isfinite(inside).all()):
-            raise validation.RangeError("model: its Jacobian has NaN or infinite entries, expected finite ones")
-        parts.append(torch.linalg.qr(inside)[1] if inside.shape[1] > inside.shape[2] else inside)
-    points = x.double().cpu()
-    return Sample(points, where.of(points), _shortened(torch.cat(parts)))
-
-
-def _shortened(jacobians: Tensor) -> Tensor:
-    """Return Jacobians (N, m, q), the longest cut to the largest length c at which none holds too much of the whole.
-
-    c^2 <= share sum_i min(||J_i||, c)^2, with a share of 2 percent, or 5 / n if fewer than 250 of them, n, are not 0.
-    With the m longest cut, c^2 = share sum_{i > m} ||J_i||^2 / (1 - share m). A function that is steep in few places
-    keeps what it does there; a sample beside a pole does not decide alone.
-    """
-    lengths = jacobians.flatten(1).norm(dim=1)
-    size = lengths.max()
-    if not float(size):
-        return jacobians
-    squares = (lengths / size).square().sort(descending=True).values
-    share = max(SHARE, FAIR / int((squares > 0).sum()))
-    left = squares.flip(0).cumsum(0).flip(0)
-    for m in range(min(len(squares), math.ceil(1 / share))):
-        cap = share * float(left[m]) / (1 - share * m)
-        if float(squares[m]) <= cap:
-            break
-    longest = size * math.sqrt(cap) if m else size
-    return jacobians * (longest / lengths.clamp(min=longest))[:, None, None]
+    return Coordinates(mean, out, (basis / s).T / spread, left_out, spread, out[:, :0])
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Samples and Jacobians in the coordinates that fields are written in.
+    """Samples and Jacobians in the coordinates of the fields.
 
     Attributes
     ----------
@@ -315,3 +156,157 @@ class Sample:
     def at(self, rows: Tensor | slice) -> Sample:
         """Return some of the samples."""
         return Sample(self.x[rows], self.z[rows], self.jacobian[rows])
+
+    def within(self, where: Coordinates, inner: Coordinates) -> Sample:
+        """Return the samples in the coordinates of a quotient."""
+        return Sample(self.x, inner.of(self.x), self.jacobian @ (where.into @ inner.out))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A function and samples of it, in coordinates.
+
+    Attributes
+    ----------
+    net : nn.Module
+        f.
+    where : Coordinates
+        Coordinates in which the samples have mean 0 and covariance 1.
+    sample, held_out : Sample
+        Samples with Jacobians; the same where none are held out.
+    rtol : float or None
+        Relative error of f, where known.
+    names : tuple of str
+        Names of the columns of x.
+    resamples, seed : int
+        Settings of the search.
+    """
+
+    net: nn.Module
+    where: Coordinates
+    sample: Sample
+    held_out: Sample
+    rtol: float | None
+    names: tuple[str, ...]
+    resamples: int
+    seed: int
+
+
+def read_problem(
+    model: Any,
+    data: tuple[Any, Any, Any],
+    rtol: float | None,
+    names: Sequence[str] | None,
+    settings: tuple[int, int, int],
+) -> Problem:
+    """Return the problem of a model, (x, y, held_out), rtol, names and (max_samples, resamples, seed).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one of them is out of range or does not fit, or f is constant on x.
+    """
+    max_samples, resamples, seed = settings
+    x, y, held_out = data
+    x_test, y_test = held_out if isinstance(held_out, tuple) and len(held_out) == 2 else (held_out, None)
+    points = validation.samples(_array(x, "x"), "x", minimum=4).detach()
+    net = with_columns(module_of(model, points), points)
+    resamples, seed = validation.integer(resamples, "resamples", 0), validation.integer(seed, "seed", 0)
+    limit = validation.integer(max_samples, "max_samples", 4)
+    labels = _names(names, model, x, points.shape[1])
+    held = None
+    if x_test is None and y_test is not None:
+        raise ValueError("held_out: got targets without samples, expected both")
+    if x_test is not None:
+        name = "held_out" if y_test is None else "held_out[0]"
+        held = validation.samples(_array(x_test, name), name, features=points.shape[1], minimum=2).detach()
+    if rtol is not None:
+        rtol = validation.number(rtol, "rtol", 0.0)
+    elif held is not None and y_test is not None:
+        rtol = relative_error(net, held, _targets(y_test, "held_out[1]", len(held)))
+    elif y is not None:
+        rtol = relative_error(net, points, _targets(y, "y", len(points)))
+    elif isinstance(net, Mean) and len(net.members) > 1:
+        rtol = disagreement(net, points if held is None else held)
+    if len(points) > limit:
+        points = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:limit]]
+    where = whitened(points.double().cpu())
+    if not where.dimension:
+        raise ValueError(f"x: got {len(points)} samples that are all the same, expected some that vary")
+    sample = _sample(net, points, where)
+    if float(sample.jacobian.square().sum()) == 0:
+        raise ValueError(
+            "net: got a function that is constant near x, so that every transformation leaves it unchanged, expected "
+            "one that varies (an estimator that found no function predicts the mean)"
+        )
+    tested = sample if held is None else _sample(net, held[:limit], where)
+    return Problem(net, where, sample, tested, rtol, labels, resamples, seed)
+
+
+def _array(value: Any, name: str) -> Any:
+    """Return the values of a DataFrame or Series as numbers, anything else as it is."""
+    if not hasattr(value, "to_numpy"):
+        return value
+    try:
+        return np.asarray(value.to_numpy(), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}: got columns that are no numbers ({error}), expected numbers") from error
+
+
+def _names(names: Sequence[str] | None, model: object, x: object, d: int) -> tuple[str, ...]:
+    if names is None:
+        known = getattr(x, "columns", getattr(model, "feature_names_in_", None))
+        if known is not None and len(known) == d:
+            return tuple(str(name) for name in known)
+        first = 0 if hasattr(model, "predict") else 1  # scikit-learn's names, which summaries have too, start at x0
+        return tuple(f"x{i + first}" for i in range(d))
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"names: got {validation.describe(names)}, expected a sequence of strings")
+    if len(names) != d:
+        raise ValueError(f"names: got {len(names)}, expected one per column, {d}")
+    if len(set(names)) < d:
+        raise ValueError(f"names: got {validation.describe(list(names))}, expected a different one for every column")
+    return tuple(names)
+
+
+def _targets(value: Any, name: str, n: int) -> Tensor:
+    value = _array(value, name)
+    if isinstance(value, Tensor | np.ndarray) and value.ndim == 1:
+        value = value[:, None]
+    y = validation.samples(value, name, ndim=None).detach().cpu()
+    if len(y) != n:
+        raise ValueError(f"{name}: got {len(y)} rows, expected one per sample, {n}")
+    return y
+
+
+def _sample(net: nn.Module, x: Tensor, where: Coordinates) -> Sample:
+    parts = []
+    for part in jacobian.jacobians(net, x, kink_rtol=None):
+        inside = part.cpu() @ where.out
+        if not bool(torch.isfinite(inside).all()):
+            raise validation.RangeError("net: its Jacobian has NaN or infinite entries, expected finite ones")
+        parts.append(torch.linalg.qr(inside)[1] if inside.shape[1] > inside.shape[2] else inside)
+    points = x.double().cpu()
+    return Sample(points, where.of(points), _shortened(torch.cat(parts)))
+
+
+def _shortened(jacobians: Tensor) -> Tensor:
+    """Return Jacobians (N, m, q), the longest shortened to the largest length c at which none dominates.
+
+    c^2 <= share sum_i min(||J_i||, c)^2, with a share of 2 percent, or 5 / n if fewer than 250 of them, n, are not 0.
+    With the m longest shortened, c^2 = share sum_{i > m} ||J_i||^2 / (1 - share m). A function that is steep in a few
+    places keeps its behavior there; a sample near a pole does not decide alone.
+    """
+    lengths = jacobians.flatten(1).norm(dim=1)
+    size = lengths.max()
+    if not float(size):
+        return jacobians
+    squares = (lengths / size).square().sort(descending=True).values
+    share = max(SHARE, FAIR / int((squares > 0).sum()))
+    left = squares.flip(0).cumsum(0).flip(0)
+    for m in range(min(len(squares), math.ceil(1 / share))):
+        cap = share * float(left[m]) / (1 - share * m)
+        if float(squares[m]) <= cap:
+            break
+    longest = size * math.sqrt(cap) if m else size
+    return jacobians * (longest / lengths.clamp(min=longest))[:, None, None]

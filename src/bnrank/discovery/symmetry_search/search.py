@@ -1,4 +1,4 @@
-"""`symmetries`: which transformations of x leave a function alone (T17)."""
+"""`symmetries`: the transformations of x that leave a function unchanged (T17)."""
 
 from __future__ import annotations
 
@@ -9,32 +9,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank._core import validation
-from bnrank.discovery.symmetry_search import fields as families
-from bnrank.discovery.symmetry_search import finite as finite_tests
-from bnrank.discovery.symmetry_search.fields import Family, SampledFields
+from bnrank._core import linalg, validation
+from bnrank.discovery.symmetry_search.fields import Family, SampledFields, affine, constant, read_family
+from bnrank.discovery.symmetry_search.finite import FiniteTest, candidates, given_maps, tested
 from bnrank.discovery.symmetry_search.naming import named, translations
-from bnrank.discovery.symmetry_search.pieces import Piece, combination
-from bnrank.discovery.symmetry_search.problem import Coordinates, Problem, read
-from bnrank.discovery.symmetry_search.result import Symmetries, stacked
-from bnrank.discovery.symmetry_search.spectrum import EXACT, Found, Gap, Sample, carried_out, look, residuals
+from bnrank.discovery.symmetry_search.pieces import Piece, Search, combination
+from bnrank.discovery.symmetry_search.problem import Coordinates, Problem, Sample, read_problem
+from bnrank.discovery.symmetry_search.result import Symmetries
+from bnrank.discovery.symmetry_search.spectrum import EXACT, Found, Gap, along_flows, find_fields, residuals
 
-__all__ = ["symmetries"]
-
-MOST_FIELDS = 3000
-RANK = 1e-3
+MAX_FIELDS = 3000
+RANK_RTOL = 1e-3
 ORBITS = 256  # samples at which the dimension of orbits is measured
 IDEAL = ("translation", "rotation", "scaling")
+STATUSES = ("undetermined", "approximate", "exact", "none")  # of two kinds of fields the first decides
 
 
 def symmetries(
-    model: Any,
+    net: Any,
     x: Any,
     y: Any = None,
     *,
-    x_test: Any = None,
-    y_test: Any = None,
-    error: float | None = None,
+    held_out: Any = None,
+    rtol: float | None = None,
     fields: str | Sequence[Any] = "affine",
     names: Sequence[str] | None = None,
     maps: Sequence[Any] = (),
@@ -43,64 +40,65 @@ def symmetries(
     resamples: int = 20,
     seed: int = 0,
 ) -> Symmetries:
-    """Find the transformations of x that leave f(x) alone: vector fields v with Jf(x) v(x) = 0, flips, swaps.
+    """Return the transformations of x that leave f(x) unchanged: vector fields v with Jf(x) v(x) = 0, flips, swaps.
 
     Fields are measured in coordinates z (N, q) in which the data have mean 0 and covariance 1 on their affine span:
 
         s(v) = sqrt(q) rms_i ||Jf(x_i) v(x_i)|| / (rms_i ||Jf(x_i)||_F rms_i ||v(x_i)||),
 
-    both norms on the right in z. It has no units, is 0 for a symmetry and about 1 for a field whose directions have
-    nothing to do with Jf, and an affine change of x does not change it. (The longest Jacobians are cut until no single
-    sample holds more than 2 percent of the sum of ||Jf(x_i)||_F^2: near a pole one sample would decide.)
+    both norms on the right in z. It is dimensionless, 0 for a symmetry, about 1 for a field whose directions are
+    unrelated to Jf, and invariant under affine changes of x. (The longest Jacobians are shortened until no single
+    sample has more than 2 percent of the sum of ||Jf(x_i)||_F^2: near a pole one sample would decide.)
 
-    First come constant fields: directions that f ignores, which are divided out. Then all affine fields A x + b of the
-    coordinates that are left (or the span of given fields): singular values s_1 <= s_2 <= ... of v -> (Jf(x_i)
-    v(x_i))_i. Where some are rounding (s <= 1e-6), the fields are exact symmetries. A learned network has none; there
-    the largest gap s_{k+1} / s_k among values up to 0.2 counts if its logarithm is three times that of any other near
-    it, the fields below are closed under Lie brackets up to 30 percent, and nine in ten resamples agree. One field, and
-    directions that f ignores (s up to 0.05), for which brackets say nothing, need a gap of 10, or of 2 where the error
-    of f is known. Where it is known, samples are moved along random fields of those found by one standard deviation (of
-    ignored directions: the coordinates are shuffled among the samples), and f may change by 1.5 times its error; s
-    itself may be larger, since the error of a piecewise linear network has larger derivatives than values.
+    First come constant fields: directions that f ignores, which are divided out. Then come all affine fields A x + b of
+    the remaining coordinates (or the span of given fields): singular values s_1 <= s_2 <= ... of v -> (Jf(x_i)
+    v(x_i))_i. Fields whose values are rounding (s <= 1e-6) are exact symmetries. A learned network has none; there the
+    largest gap s_{k+1} / s_k among values up to 0.2 counts if its logarithm is three times that of any other near it,
+    the fields below are closed under Lie brackets up to 30 percent, and nine in ten resamples agree. One field, and
+    directions that f ignores (s up to 0.05), for which brackets give no evidence, need a gap of 10, or of 2 where the
+    error of f is known. Where it is known, samples are moved along random fields of those found by one standard
+    deviation (along ignored directions, coordinates are shuffled among the samples), and f may change by 1.5 times its
+    error; s itself may be larger, since the error of a piecewise linear network has larger derivatives than values.
 
-    What is learned about f is where the data are: symmetries of f are meant on the data's affine span, and finite maps
-    that lead away from the samples are marked.
+    f is known only where the data are: symmetries are those on the data's affine span, and finite maps that lead away
+    from the samples are marked.
 
     Parameters
     ----------
-    model : torch.nn.Module, estimator, Pipeline or list
+    net : torch.nn.Module, estimator, Pipeline or list
         f: a module, a fitted estimator with a method ``as_module()`` that returns one of raw x, a fitted pipeline of
         affine steps (scalers, PCA) that ends in one, or a list of these, such as members of an ensemble: then f is
-        their mean, which has less of their noise, and their disagreement is its error.
+        their mean, which has less noise, and their disagreement is its error.
     x : Tensor, ndarray or DataFrame
         Samples, (N, d), before the steps of a pipeline.
     y : Tensor or ndarray, optional
-        What f should be at x; gives the error. On the data f was trained on that is too small: better give test data.
-    x_test, y_test : Tensor or ndarray, optional
-        Held-out samples, on which residuals and (with ``y_test``) the error are measured.
-    error : float, optional
-        Relative error of f, rms ||f(x) - y|| / rms ||y - mean y||, where known. 0: f is exact, and nothing but exact
+        Targets at x, from which the error follows. On training data it is too small: better hold out test data.
+    held_out : Tensor, ndarray, DataFrame or tuple, optional
+        Held-out samples x, or a tuple of samples and targets (x, y), on which residuals and (with targets) the error
+        are measured.
+    rtol : float, optional
+        Relative error of f, rms ||f(x) - y|| / rms ||y - mean y||, where known. 0: f is exact, and only exact
         symmetries count.
     fields : "affine" or sequence
-        Fields to look among: all affine ones, or combinations of the given ones, each a matrix A, a pair (A, b) or a
-        function from x (N, d) to (N, d) (such as :func:`~bnrank.discovery.symmetry_search.fields.rotations`).
+        The fields to search: all affine ones, or combinations of the given ones, each a matrix A, a pair (A, b) or a
+        function from x (N, d) to (N, d) (such as :func:`~bnrank.discovery.symmetry_search.rotations`).
     names : sequence of str, optional
-        Of the columns; by default those of a DataFrame or those that an estimator was fitted with, else x1, ..., xd.
+        Names of the columns; by default those of a DataFrame or of the fit of an estimator, else x1, ..., xd.
     maps : sequence
         Further finite maps to test, each a matrix A or a pair (A, b).
     finite : bool
         Whether to test flips, swaps and reflections.
     max_samples : int
-        Of more rows of x that many are drawn.
+        Largest number of rows of x, drawn at random where there are more.
     resamples : int
         Number of resamples, of 32 blocks of the data with replacement.
     seed : int
-        Of the draws.
+        Random seed.
 
     Returns
     -------
     Symmetries
-        Generators in readable pieces, finite symmetries, and dim Omega / G beside the rank.
+        Generators in readable pieces, finite symmetries, and dim Omega / G next to the rank.
 
     Raises
     ------
@@ -114,7 +112,6 @@ def symmetries(
 
     Examples
     --------
-    >>> import torch
     >>> class Radius(torch.nn.Module):
     ...     def forward(self, x):
     ...         return x[:, :2].square().sum(1, keepdim=True)
@@ -127,39 +124,38 @@ def symmetries(
     translation along c
     rotation in the plane (a, b), through 0: 1 generator
     """
-    given = read(model, x, (y, x_test, y_test), error, names, (max_samples, resamples, seed))
+    given = read_problem(net, (x, y, held_out), rtol, names, (max_samples, resamples, seed))
     if not isinstance(finite, bool):
         raise TypeError(f"finite: got {validation.describe(finite)}, expected True or False")
-    family = families.family(fields, given.where, given.sample.x)
-    moves = finite_tests.given_maps(maps, len(given.names))
+    family = read_family(fields, given.where, given.sample.x)
+    moves = given_maps(maps, len(given.names))
     pieces: list[Piece] = []
-    ignored, inner = _nothing(), given.where
-    turned, tested = given.sample, given.held_out
+    empty = torch.zeros(0, dtype=torch.float64)
+    ignored = Found(Gap(), empty, empty[:, None], np.zeros(0), float("nan"), "none", "not searched", empty[:, None])
+    inner, sample, held = given.where, given.sample, given.held_out
     if isinstance(fields, str):
         ignored, pieces, inner = _ignored(given)
-        turned, tested = (_within(part, given.where, inner) for part in (turned, tested))
-        family = families.affine(inner.dimension)
-    if len(family) > MOST_FIELDS:
+        sample, held = (part.within(given.where, inner) for part in (sample, held))
+        family = affine(inner.dimension)
+    if len(family) > MAX_FIELDS:
         raise ValueError(
-            f"fields: got {len(family)} fields, expected at most {MOST_FIELDS}; f depends on {inner.dimension} "
-            "coordinates: give a sequence of fields to look among"
+            f"fields: got {len(family)} fields, expected at most {MAX_FIELDS}; f depends on {inner.dimension} "
+            "coordinates: give a sequence of fields to search"
         )
-    found = look(turned, family, given.error, given.resamples, given.seed)
-    found = carried_out(given.module, found, family, inner, tested, given.error, given.seed)
-    pieces += _pieces(found, family, inner, tested, given.names)
-    tests: tuple[finite_tests.FiniteTest, ...] = ()
+    found = along_flows(find_fields(sample, family, given), family, inner, held, given)
+    pieces += _pieces(found, family, inner, held, given.names)
+    tests: tuple[FiniteTest, ...] = ()
     if finite:
-        candidates = finite_tests.candidates(given.where, pieces, given.names) + moves
-        tests = finite_tests.tested(given.module, given.sample.x, given.where, candidates, given.error)
+        all_maps = candidates(given.where, pieces, given.names) + moves
+        tests = tested(given.net, given.sample.x, given.where, all_maps, given.rtol)
     return _result(given, ignored, found, family, pieces, tests)
 
 
 def _ignored(given: Problem) -> tuple[Found, list[Piece], Coordinates]:
-    """Find the directions that f ignores, and the coordinates of the quotient by them."""
+    """Return the directions that f ignores, and the coordinates of the quotient by them."""
     where = given.where
-    constants = families.constant(where.dimension)
-    found = look(given.sample, constants, given.error, given.resamples, given.seed)
-    found = carried_out(given.module, found, constants, where, given.held_out, given.error, given.seed)
+    constants = constant(where.dimension)
+    found = along_flows(find_fields(given.sample, constants, given), constants, where, given.held_out, given)
     if not len(found.vectors):
         return found, [], where
     directions = constants.combined(found.vectors)[..., -1].T
@@ -169,23 +165,21 @@ def _ignored(given: Problem) -> tuple[Found, list[Piece], Coordinates]:
 
 
 def _result(
-    given: Problem,
-    ignored: Found,
-    found: Found,
-    family: Family,
-    pieces: list[Piece],
-    tests: tuple[finite_tests.FiniteTest, ...],
+    given: Problem, ignored: Found, found: Found, family: Family, pieces: list[Piece], tests: tuple[FiniteTest, ...]
 ) -> Symmetries:
-    generators = stacked(tuple(pieces), len(given.names))
-    count = len(ignored.vectors) + len(found.vectors)
+    d, count = len(given.names), len(ignored.vectors) + len(found.vectors)
+    none = torch.zeros(0, d, d + 1, dtype=torch.float64)
+    generators = torch.cat([none, *(piece.generators for piece in pieces)])
     orbit = _orbit(given, pieces, generators, found, family)
     counts = found.counts + (ignored.counts if len(ignored.counts) else 0)
-    status, reason = _together(ignored, found)
+    reasons = [f"directions that f ignores: {ignored.reason}"] if ignored.status != "none" else []
+    if found.status != "none" or not reasons:
+        reasons.append(found.reason)
     return Symmetries(
         dimension=count,
         interval=(int(counts.min()), int(counts.max())) if len(counts) else (count, count),
-        status=status,
-        reason=reason,
+        status=min(ignored.status, found.status, key=STATUSES.index),
+        reason="; ".join(reasons),
         pieces=tuple(pieces),
         generators=generators,
         residual=max((piece.residual for piece in pieces), default=0.0),
@@ -196,68 +190,39 @@ def _result(
         left_out=given.where.left_out,
         orbit_dimension=orbit,
         quotient_dimension=None if orbit is None else given.where.dimension - orbit,
-        rank=_rank(given.sample.jacobian),
+        rank=int(linalg.rank(torch.linalg.svdvals(given.sample.jacobian), RANK_RTOL).max()),
         finite=tests,
-        error=given.error,
+        rtol=given.rtol,
         samples=len(given.sample),
         names=given.names,
     )
 
 
-def _within(sample: Sample, where: Coordinates, inner: Coordinates) -> Sample:
-    """Return the sample in the coordinates of a quotient."""
-    return Sample(sample.x, inner.of(sample.x), sample.jacobian @ (where.into @ inner.out))
-
-
-def _rank(jacobians: Tensor) -> int:
-    values = torch.linalg.svdvals(jacobians)
-    return int((values > RANK * values[:, :1]).sum(1).max())
-
-
-def _nothing() -> Found:
-    empty = torch.zeros(0, dtype=torch.float64)
-    gap = Gap(0, float("nan"), False, float("nan"), float("nan"), "", 0)
-    return Found(gap, empty, empty[:, None], np.zeros(0), float("nan"), "none", "not looked for", empty[:, None])
-
-
-def _pieces(found: Found, family: Family, inner: Coordinates, tested: Sample, labels: Sequence[str]) -> list[Piece]:
-    if not len(found.vectors):
+def _pieces(found: Found, family: Family, inner: Coordinates, held: Sample, names: Sequence[str]) -> list[Piece]:
+    k, d = len(found.vectors), len(names)
+    if not k:
         return []
-    d = len(labels)
     if isinstance(family, SampledFields):
         weights = family.combined(found.vectors)
         empty, none = weights.new_zeros(0, d, d + 1), weights.new_zeros(d, 0)
-        return [
-            Piece(
-                "field",
-                combination(row / row.abs().max(), family.labels),
-                empty,
-                float(residuals(tested, family, vector[None])[0]),
-                none,
-            )
-            for row, vector in zip(weights, found.vectors, strict=True)
-        ]
-    everything = families.affine(inner.dimension)
+        texts = [combination(row / row.abs().max(), family.labels) for row in weights]
+        values = [float(residuals(held, family, vector[None])[0]) for vector in found.vectors]
+        return [Piece("field", text, empty, value, none) for text, value in zip(texts, values, strict=True)]
+    everything = affine(inner.dimension)
 
     def residual(group: Tensor) -> float:
         basis = torch.linalg.qr(group.flatten(1).T)[0].T
-        return float(residuals(tested, everything, basis)[0])
+        return float(residuals(held, everything, basis)[0])
 
-    k = len(found.vectors)
     above = float(found.values[k]) if k < len(found.values) else 1.0
-    most = EXACT if found.status == "exact" else (float(found.values[k - 1]) * above) ** 0.5
-    return named(
-        family.combined(found.vectors),
-        inner,
-        labels,
-        lambda group: residual(group) <= most,
-        residual,
-        found.status == "exact",
-    )
+    exact = found.status == "exact"
+    limit = EXACT if exact else (float(found.values[k - 1]) * above) ** 0.5
+    search = Search(inner, names, lambda group: residual(group) <= limit, residual, exact)
+    return named(family.combined(found.vectors), search)
 
 
 def _orbit(given: Problem, pieces: Sequence[Piece], generators: Tensor, found: Found, family: Family) -> int | None:
-    """Return the largest dimension that the fields span at a sample; None if they are known too roughly to say."""
+    """Return the largest dimension that the fields span at a sample; None if they are known too roughly."""
     if found.status == "approximate" and not all(piece.kind in IDEAL for piece in pieces):
         return None
     part = given.sample.at(slice(ORBITS))
@@ -269,22 +234,5 @@ def _orbit(given: Problem, pieces: Sequence[Piece], generators: Tensor, found: F
         values = values / given.where.spread[:, None]
     if not values.shape[2]:
         return 0
-    sizes = values.square().sum(1).mean(0).sqrt()  # every generator counts alike, however long it is written
-    spread = torch.linalg.svdvals(values / sizes)
-    return int((spread > EXACT * spread[:, :1]).sum(1).max())
-
-
-def _together(ignored: Found, found: Found) -> tuple[str, str]:
-    """Return status and reason of translations and other fields together."""
-    both = (ignored.status, found.status)
-    for status in ("undetermined", "approximate", "exact"):
-        if status in both:
-            break
-    else:
-        status = "none"
-    parts = []
-    if ignored.status not in ("none",):
-        parts.append(f"directions that f ignores: {ignored.reason}")
-    if found.status != "none" or not parts:
-        parts.append(found.reason)
-    return status, "; ".join(parts)
+    sizes = values.square().sum(1).mean(0).sqrt()  # generators count alike, whatever their scale
+    return int(linalg.rank(torch.linalg.svdvals(values / sizes), EXACT).max())
