@@ -218,7 +218,7 @@ def test_names_are_escaped(tmp_path):
 
 def test_fitted_estimators_are_taken_and_unfitted_ones_are_refused(tmp_path):
     x = np.random.default_rng(0).normal(size=(60, 4))
-    fitted = BottleneckRegressor(1, ridges=[0.01], seeds=1, steps=10).fit(x, x[:, :1] @ np.array([[1.0, -2.0]]))
+    fitted = BottleneckRegressor(1, ridges=[0.01], n_networks=1, steps=10).fit(x, x[:, :1] @ np.array([[1.0, -2.0]]))
     page, shown = read(fitted, tmp_path)
     assert "What BottleneckRegressor found" in page.text
     dots = shown["Coordinate against output"]["figure"]["data"][0]

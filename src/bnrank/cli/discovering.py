@@ -80,7 +80,7 @@ def discover(
         ridges=_ridges(ridges),
         depth=_or_auto(depth),
         width=_or_auto(width),
-        seeds=_or_auto(members),
+        n_networks=_or_auto(members),
         steps=_or_auto(steps),
         random_state=seed,
         progress=False if quiet else "auto",

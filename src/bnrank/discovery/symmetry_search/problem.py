@@ -236,8 +236,8 @@ def read_problem(
     sample = _sample(net, points, where)
     if float(sample.jacobian.square().sum()) == 0:
         raise ValueError(
-            "net: got a function that is constant near x, so that every transformation leaves it unchanged, expected "
-            "one that varies (an estimator that found no function predicts the mean)"
+            "net: got a function that is constant near x, which every transformation leaves alone, expected one that "
+            "varies (an estimator that found no function predicts the mean)"
         )
     tested = sample if held is None else _sample(net, held[:limit], where)
     return Problem(net, where, sample, tested, rtol, labels, resamples, seed)
