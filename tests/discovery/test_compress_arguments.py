@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import helpers
-from bnrank.discovery.compression import arguments, compress, load, search
+from bnrank.discovery.compression import compress, load, samples, search
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 
@@ -107,9 +107,9 @@ def test_a_table_is_taken_for_its_numbers():
 
 
 def test_a_table_of_integers_stays_one():
-    found = arguments.array(pd.DataFrame({"a": [1, 2], "b": [3, 4]}, dtype="Int64"), "x")
+    found = samples.array(pd.DataFrame({"a": [1, 2], "b": [3, 4]}, dtype="Int64"), "x")
     assert (found.dtype.kind, found.tolist()) == ("i", [[1, 3], [2, 4]])
-    assert arguments.array([1], "x") == [1]
+    assert samples.array([1], "x") == [1]
 
 
 def test_held_out_samples_of_a_share_vary_too():

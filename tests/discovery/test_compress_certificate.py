@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import Bound, certifying, compress
+from bnrank.discovery.compression import Bound, certificate, compress
 from helpers import normal
 
 QUICK = {"repeats": 1, "batch": 8}
@@ -66,7 +66,7 @@ def test_the_bound_starts_from_the_largest_change_at_a_sample():
     before[0] = after[0] = torch.tensor([3.0, 4.0])
     after[1, 1] = 1.0
     parts = (diagonal(0.5, 1.0),), (diagonal(1.5, 0.5),)
-    bound = certifying._bound(parts, torch.zeros(1, 2).double(), (before, after))
+    bound = certificate._bound(parts, torch.zeros(1, 2).double(), (before, after))
     assert bound == Bound(1.0, 1.5, 1.0, 2.5)
     assert (bound.within(0.0), bound.within(2.0), bound.per_distance) == (0.4, 2.4, 1.0)
 

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from bnrank.discovery.compression import compress, search
-from bnrank.discovery.compression.judging import Judge
+from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.stages import Cut, Step
-from bnrank.discovery.compression.tuning import tuned
 from bnrank.networks import Segment
 from helpers import normal
 

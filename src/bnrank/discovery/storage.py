@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.blueprints import blueprint, build
+from bnrank.networks.files import blueprint, build
 from bnrank.networks.mlp import MLP
 
 _DIMENSIONED = "Conv AvgPool MaxPool AdaptiveAvgPool AdaptiveMaxPool BatchNorm"

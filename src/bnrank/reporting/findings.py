@@ -12,10 +12,10 @@ from bnrank._core.text import cell
 from bnrank.discovery.compression.certificate import Accuracy, Certificate
 from bnrank.discovery.compression.judging import Change
 from bnrank.discovery.compression.result import Compressed
-from bnrank.discovery.estimators.counting import Trial
+from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.estimators.summary import Summary
-from bnrank.discovery.symmetries.result import Symmetries
-from bnrank.discovery.symmetries.wording import field_text
+from bnrank.discovery.symmetry_search.pieces import field_text
+from bnrank.discovery.symmetry_search.result import Symmetries
 from bnrank.reporting.blocks import Block, Said, Text, details, table
 from bnrank.reporting.charts.discovery import classes, describes_itself, score
 
@@ -281,7 +281,7 @@ def _symmetries_tables(found: Symmetries) -> list[Block]:
         "dim Ω / G": found.quotient_dimension,
         "rank of Jf": found.rank,
         "largest residual": found.residual,
-        "error of f": found.error,
+        "error of f": found.rtol,
     }
     kept, more = finite[: len(found.held)], finite[len(found.held) :]
     left = found.left_out.shape[1]

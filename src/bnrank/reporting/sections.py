@@ -17,7 +17,7 @@ from bnrank._core import validation
 from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.summary import Summary
-from bnrank.discovery.symmetries.result import Symmetries
+from bnrank.discovery.symmetry_search.result import Symmetries
 from bnrank.theory.verdicts import Verdicts
 
 __all__ = [

@@ -4,8 +4,7 @@ from bnrank.discovery.compression.bounds import Bound
 from bnrank.discovery.compression.certificate import Accuracy, Certificate
 from bnrank.discovery.compression.costs import Latency, latency, multiply_adds, parameters
 from bnrank.discovery.compression.judging import Change
-from bnrank.discovery.compression.plans import load, rebuild
-from bnrank.discovery.compression.result import Compressed
+from bnrank.discovery.compression.result import Compressed, load, open_compressed
 from bnrank.discovery.compression.search import compress
 from bnrank.discovery.compression.stages import Step
 
@@ -21,6 +20,6 @@ __all__ = [
     "latency",
     "load",
     "multiply_adds",
+    "open_compressed",
     "parameters",
-    "rebuild",
 ]

@@ -1,43 +1,47 @@
-"""What compression gives back."""
+"""The result of a compression, in memory and on disk."""
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from bnrank._core import store
+from bnrank._core.results import Printed
 from bnrank.discovery.compression.certificate import Certificate
-from bnrank.discovery.compression.plans import save
 from bnrank.discovery.compression.stages import Step
+from bnrank.discovery.storage import rebuild
 from bnrank.networks import Skipped
 
-__all__ = ["Compressed"]
+KIND = "compressed network"
 
 
 @dataclass(frozen=True)
-class Compressed:
-    """A smaller network and what is known of it; ``print`` shows a table.
+class Compressed(Printed):
+    """A smaller network, its certificate and the steps that led to it; ``print`` shows a table.
 
     Attributes
     ----------
     network : torch.nn.Module
-        A ``nn.Sequential`` of torch layers where the module was one segment; else the module's copy with its segments
-        replaced by such. The module itself where nothing was done.
+        A ``nn.Sequential`` of torch layers where the module was one segment; else its copy with the segments replaced
+        by such. The module itself where nothing was done.
     certificate : Certificate
         Changes, bound, parameters, multiply-adds and latency, before and after.
     steps : tuple of Step
-        What was done, in order.
+        The steps, in order.
     untouched : tuple of Skipped
-        What was left as it is, each with the reason.
+        The parts left as they are, each with the reason.
     reason : str
         Why no bottleneck was collapsed, by segment; empty where one was in every segment.
     plan : mapping
-        From the name of every segment that was replaced to its layers, as plain values: see
-        :func:`~bnrank.discovery.compression.plans.rebuild`.
+        From the name of every replaced segment to its layers, as plain values: see
+        :func:`~bnrank.discovery.storage.rebuild`.
     """
 
     network: nn.Module
@@ -49,18 +53,28 @@ class Compressed:
 
     @property
     def changed(self) -> bool:
-        """Whether the network is another one than was given."""
+        """Whether the network differs from the given one."""
         return bool(self.steps)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write network and plan to one safetensors file, to be read by ``load``.
+        """Write network and plan to one safetensors file; return the path.
 
         Raises
         ------
         TypeError, ValueError
-            If a part of a segment is no layer of torch that can be built from plain values, or the path is not fit.
+            If a part of a segment is no layer of torch that plain values describe, or the path does not fit.
         """
-        return save(self.network, self.plan, path)
+        path = store.checked_path(path)
+        if not self.plan:
+            raise ValueError(
+                "network: nothing was compressed, expected a network with replaced segments; save the module itself"
+            )
+        unknown = [name or "the module" for name, layers in self.plan.items() if layers is None]
+        if unknown:
+            raise TypeError(
+                f"network: {', '.join(unknown)} has parts that cannot be built from plain values; save its state_dict"
+            )
+        return store.save(path, self.network.state_dict(), {"plan": dict(self.plan)}, KIND)
 
     def __str__(self) -> str:
         lines = [] if self.changed else ["returned as it is"]
@@ -72,3 +86,47 @@ class Compressed:
         lines += [self.reason] if self.reason else []
         lines += [f"untouched {u.name or 'the module'} ({u.type}): {u.reason}" for u in self.untouched]
         return "\n".join([*lines, str(self.certificate)])
+
+
+def replace(net: nn.Module, name: str, segment: nn.Module) -> nn.Module:
+    """Return the module with a submodule replaced, in place; the segment itself for the name ""."""
+    if not name:
+        return segment
+    parent, _, own = name.rpartition(".")
+    setattr(net.get_submodule(parent), own, segment)
+    return net
+
+
+def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Module:
+    """Return the network in a file of kind "compressed network", in eval mode and in the precision of the file.
+
+    Parameters
+    ----------
+    stored : Stored
+        The contents of the file.
+    net : torch.nn.Module, optional
+        A module of the architecture that was compressed, needed where only segments of it were replaced; it is copied.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged, or ``net`` is missing or does not fit.
+    """
+    plan = stored.about.get("plan", {})
+    if "" not in plan and net is None:
+        raise ValueError(f"net: got None, but {stored.path} holds segments {', '.join(plan)} of a larger module")
+    network = copy.deepcopy(net) if net is not None else nn.Module()
+    try:
+        for name, layers in plan.items():
+            network = replace(network, name, rebuild(layers))
+        floating = next((t.dtype for t in stored.tensors.values() if t.is_floating_point()), torch.float32)
+        network = network.to(floating)
+        network.load_state_dict(stored.tensors)
+    except (AttributeError, RuntimeError) as error:
+        raise ValueError(f"path: {stored.path} does not fit the module: {error}") from error
+    return network.eval()
+
+
+def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Module:
+    """Return the network that :meth:`Compressed.save` wrote; see :func:`open_compressed`."""
+    return open_compressed(store.load(path, KIND), net)

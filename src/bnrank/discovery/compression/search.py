@@ -13,17 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.discovery.compression import costs, plans
-from bnrank.discovery.compression.arguments import LEAST, check_classes, check_spread, outputs
-from bnrank.discovery.compression.arguments import samples as given
-from bnrank.discovery.compression.certifying import certified
+from bnrank.discovery import storage
+from bnrank.discovery.compression import costs
+from bnrank.discovery.compression.certificate import certified
 from bnrank.discovery.compression.chain import Parts, segments
-from bnrank.discovery.compression.judging import Judge
-from bnrank.discovery.compression.pricing import counts
-from bnrank.discovery.compression.result import Compressed
-from bnrank.discovery.compression.sampling import ENRICH, affordable, enriched, entering, split
+from bnrank.discovery.compression.costs import counts
+from bnrank.discovery.compression.judging import Judge, tuned
+from bnrank.discovery.compression.result import Compressed, replace
+from bnrank.discovery.compression.samples import (
+    ENRICH,
+    LEAST,
+    affordable,
+    check_classes,
+    check_spread,
+    enriched,
+    entering,
+    outputs,
+    split,
+)
+from bnrank.discovery.compression.samples import samples as given
 from bnrank.discovery.compression.stages import Cut, Step, cut_down
-from bnrank.discovery.compression.tuning import tuned
 from bnrank.networks import Segment, Skipped
 from bnrank.networks.functional import Functional, check_finite, unwrap
 
@@ -158,7 +167,7 @@ def compress(
     certificate = certified(original, network, parted, tol, reference, whole, batch, repeats)
     reason = "; ".join(search.reasons) if found else "no linear or convolutional layer that could be replaced"
     left = (*untouched, *search.untouched)
-    plan = {name: plans.describe(parts) for name, parts in new.items()}
+    plan = {name: storage.describe(parts) for name, parts in new.items()}
     return Compressed(network, certificate, tuple(search.steps), left, reason, plan)
 
 
@@ -214,7 +223,7 @@ class _Search:
             if own and cut.change <= limit:
                 self.steps += own
                 self.new[segment.name] = cut.parts
-                work = plans.replace(work, segment.name, nn.Sequential(*cut.parts))
+                work = replace(work, segment.name, nn.Sequential(*cut.parts))
 
 
 def _smallest(search: _Search, work: nn.Module, found: list[Segment], tol: float) -> _Search:
@@ -258,7 +267,7 @@ def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
     if not name:
         return lambda value: value.flatten(1)
     stub = _Given()
-    around = plans.replace(copy.deepcopy(work), name, stub)
+    around = replace(copy.deepcopy(work), name, stub)
 
     def rest(value: Tensor) -> Tensor:
         stub.value = value
@@ -306,5 +315,5 @@ def _finished(original: nn.Module, new: dict[str, Parts]) -> nn.Module:
         segment = nn.Sequential(*own).requires_grad_(True)
         for p in segment.parameters():
             p.grad = None
-        network = plans.replace(network, name, segment)
+        network = replace(network, name, segment)
     return network.train(original.training)

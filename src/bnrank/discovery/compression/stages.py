@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from bnrank.discovery.compression.chain import Parts, convolution, is_linear
-from bnrank.discovery.compression.collapse import Collapsing
-from bnrank.discovery.compression.factoring import factored
+from bnrank.discovery.compression.costs import Counts, cost, counts
 from bnrank.discovery.compression.judging import Judge
-from bnrank.discovery.compression.neurons import Ranking, narrowed, rankings, without_superfluous
-from bnrank.discovery.compression.pricing import Counts, cost, counts
-from bnrank.discovery.compression.scaling import balanced
+from bnrank.discovery.compression.neurons import Ranking, balanced, narrowed, rankings, without_superfluous
+from bnrank.discovery.compression.replacements import Collapsing, factored
 
 __all__ = ["Cut", "Step", "cut_down"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bnrank.discovery.estimators.linear import sample_losses
 from bnrank.discovery.estimators.tables import layers_of
-from bnrank.measures.jacobian import jacobians
+from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.theory.factorization import Cut, cuts
 
@@ -195,14 +195,14 @@ def sensitivity(encoder: MLP, x: Tensor, spread: Tensor) -> np.ndarray:
         Standard deviation of every input, (d_in,).
     """
     some = _some(x).double()
-    squares = sum(j.square().sum(0) for j in jacobians(encoder, some, kink_rtol=None)) / len(some)
+    squares = sum(j.square().sum(0) for j in Jacobian(encoder, some, kink_rtol=None).chunks()) / len(some)
     return (torch.as_tensor(squares).sqrt() * spread).numpy()
 
 
 def _mean_gram(net: MLP, x: Tensor) -> Tensor:
     """Return mean_i J(x_i)^T J(x_i) over at most 500 rows."""
     some = _some(x)
-    return torch.as_tensor(sum((j.mT @ j).sum(0) for j in jacobians(net, some, kink_rtol=None))) / len(some)
+    return torch.as_tensor(sum((j.mT @ j).sum(0) for j in Jacobian(net, some, kink_rtol=None).chunks())) / len(some)
 
 
 def _some(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.symmetry_search.models import Mean, disagreement, module_of, relative_error, with_columns
-from bnrank.measures import jacobian
+from bnrank.measures.jacobian import Jacobian
 
 SPAN = 1e-6  # of the largest standard deviation of standardized columns: smaller directions are outside the data's span
 ROUNDING = 1e-10  # of its mean: a column with a smaller standard deviation is constant
@@ -281,7 +281,7 @@ def _targets(value: Any, name: str, n: int) -> Tensor:
 
 def _sample(net: nn.Module, x: Tensor, where: Coordinates) -> Sample:
     parts = []
-    for part in jacobian.jacobians(net, x, kink_rtol=None):
+    for part in Jacobian(net, x, kink_rtol=None).chunks():
         inside = part.cpu() @ where.out
         if not bool(torch.isfinite(inside).all()):
             raise validation.RangeError("net: its Jacobian has NaN or infinite entries, expected finite ones")

@@ -13,8 +13,8 @@ from sklearn.metrics import confusion_matrix, r2_score
 
 from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.estimators.summary import Summary
-from bnrank.discovery.symmetries.finding import EXACT, IGNORED, LARGEST, Found
-from bnrank.discovery.symmetries.result import Symmetries
+from bnrank.discovery.symmetry_search.result import Symmetries
+from bnrank.discovery.symmetry_search.spectrum import EXACT, IGNORED, LARGEST, Found
 from bnrank.reporting.charts import parts
 from bnrank.reporting.charts.chart import Change, Chart, Control, Group, View
 
@@ -390,10 +390,10 @@ def _compressed(found: Compressed) -> View:
 
 def _symmetries(found: Symmetries) -> View:
     parts = (
-        ("Translations: directions that f ignores", found.translations, IGNORED if found.error is None else LARGEST),
+        ("Translations: directions that f ignores", found.translations, IGNORED if found.rtol is None else LARGEST),
         ("Affine and other fields", found.fields, LARGEST),
     )
-    charts = [_fields(title, part, most, found.error) for title, part, most in parts if len(part.values)]
+    charts = [_fields(title, part, most, found.rtol) for title, part, most in parts if len(part.values)]
     return View("symmetries", [Group("", charts)])
 
 
