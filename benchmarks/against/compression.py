@@ -91,7 +91,8 @@ class Contest:
 
     def compressed(self, tol: float, tune: int) -> nn.Module:
         """Return bnrank's network; the samples held out decide nothing in it."""
-        return compress(self.net, self.x, tol, held_out=self.trained.held_out, tune=tune, repeats=1, batch=8).network
+        timing = {"repeats": 1, "batch_size": 8}
+        return compress(self.net, self.x, tol=tol, held_out=self.trained.held_out, tune=tune, **timing).network
 
     def peer(self, name: str) -> dict[str, Any]:
         """Shrink by a peer at all its strengths, and fine-tune where bisection for each target leads."""
@@ -149,12 +150,12 @@ class Contest:
         for result in found:
             result |= {"data": self.trained.data, "dense": self.dense, "best": self.best(result)}
         chosen = sorted({p["number"] for r in found for one in r["best"].values() for p in one.values() if p})
-        timed = latency([self.net, *(self.networks[i] for i in chosen)], self.x, batch=BATCH, repeats=REPEATS)
-        speed = dict(zip(chosen, (timed[0].least / one.least for one in timed[1:]), strict=True))
+        timed = latency([self.net, *(self.networks[i] for i in chosen)], self.x, batch_size=BATCH, repeats=REPEATS)
+        speed = dict(zip(chosen, (timed[0].minimum / one.minimum for one in timed[1:]), strict=True))
         for result in found:
             for point in result["points"]:
                 point["speed"] = speed.get(point.pop("number"))
-            result["dense"] = self.dense | {"milliseconds": 1e3 * timed[0].least}
+            result["dense"] = self.dense | {"milliseconds": 1e3 * timed[0].minimum}
 
     def best(self, result: dict[str, Any]) -> dict[str, dict[str, Point | None]]:
         """Return for every target the outcome of fewest parameters, as cut and with fine-tuning allowed.

@@ -10,7 +10,7 @@ from bnrank.discovery.compression import compress, load, parameters
 from bnrank.discovery.storage import rebuild
 from helpers import normal
 
-QUICK = {"repeats": 2, "batch": 16}
+QUICK = {"repeats": 2, "batch_size": 16}
 
 
 def bottlenecked(width=30, depth=7, k=2, d_in=8, d_out=5, seed=0):
@@ -37,7 +37,7 @@ def relative(a, b, centered=False):
 @pytest.fixture(scope="module")
 def planted():
     net, x = bottlenecked(), normal(600, 8, seed=9)
-    return net, x, compress(net, x, 0.01, **QUICK)
+    return net, x, compress(net, x, tol=0.01, **QUICK)
 
 
 def test_a_planted_bottleneck_is_collapsed_to_its_rank(planted):
@@ -75,8 +75,8 @@ def test_the_certificate_says_what_an_oracle_measures(planted):
 
 def test_held_out_samples_decide_nothing():
     net, x = bottlenecked(width=16, depth=5), normal(60, 8)
-    a = compress(net, x, 0.01, held_out=normal(8, 8, seed=1), **QUICK)
-    b = compress(net, x, 0.01, held_out=100 * normal(9, 8, seed=2), **QUICK)
+    a = compress(net, x, tol=0.01, held_out=normal(8, 8, seed=1), **QUICK)
+    b = compress(net, x, tol=0.01, held_out=100 * normal(9, 8, seed=2), **QUICK)
     assert all(torch.equal(p, q) for p, q in zip(a.network.parameters(), b.network.parameters(), strict=True))
     assert (a.certificate.held_out.samples, b.certificate.held_out.samples) == (8, 9)
 
@@ -118,9 +118,9 @@ def test_the_same_seed_gives_the_same_bits_and_the_module_stays_as_it_was():
     net = bottlenecked(width=16, depth=5).train()
     before = copy.deepcopy(net.state_dict())
     state = torch.get_rng_state()
-    first = compress(net, normal(60, 8), 0.01, **QUICK)
+    first = compress(net, normal(60, 8), tol=0.01, **QUICK)
     with torch.no_grad():
-        second = compress(net, normal(60, 8), 0.01, **QUICK)
+        second = compress(net, normal(60, 8), tol=0.01, **QUICK)
     assert all(torch.equal(a, b) for a, b in zip(first.network.parameters(), second.network.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), before.values(), strict=True))
     assert torch.equal(torch.get_rng_state(), state)
@@ -130,14 +130,14 @@ def test_the_same_seed_gives_the_same_bits_and_the_module_stays_as_it_was():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_precision_is_kept(dtype):
-    found = compress(bottlenecked(width=16, depth=5).to(dtype), normal(60, 8).float(), 0.01, **QUICK)
+    found = compress(bottlenecked(width=16, depth=5).to(dtype), normal(60, 8).float(), tol=0.01, **QUICK)
     assert {p.dtype for p in found.network.parameters()} == {dtype}
     assert found.certificate.met
 
 
 def test_a_network_without_bottleneck_is_returned_as_it_is_with_the_reason():
     net = bnrank.MLP([8, 8, 8, 8], seed=3).double()
-    found = compress(net, normal(300, 8), 1e-4, **QUICK)
+    found = compress(net, normal(300, 8), tol=1e-4, **QUICK)
     assert found.network is net
     assert not found.changed
     assert "no bottleneck" in found.reason
@@ -157,7 +157,7 @@ def test_a_linear_network_becomes_one_map_of_its_rank():
         net[0].weight.copy_(torch.linalg.qr(normal(30, 6, seed=2))[0] @ v)
         net[1].weight.copy_(torch.eye(30))
         net[2].weight.copy_(u * s @ torch.linalg.qr(normal(30, 6, seed=2))[0].T)
-    found = compress(net, normal(100, 10), 1e-3, **QUICK)
+    found = compress(net, normal(100, 10), tol=1e-3, **QUICK)
     assert [tuple(p.weight.shape) for p in found.network] == [(2, 10), (6, 2)]
     fresh = normal(50, 10, seed=8)
     assert relative(found.network(fresh), net(fresh)) < 1e-6
@@ -187,13 +187,13 @@ def bottlenecked_parts():
 def test_stretches_of_a_larger_module_are_replaced_and_the_rest_listed(tmp_path):
     torch.manual_seed(0)
     net, x = Larger().double().eval(), normal(150, 8)
-    found = compress(net, x, 0.01, **QUICK)
+    found = compress(net, x, tol=0.01, **QUICK)
     assert list(found.plan) == ["body"]
     assert found.certificate.met
     assert parameters(found.network.body) < parameters(net.body) / 5
-    untouched = {u.name: u.reason for u in found.untouched}
-    assert set(untouched) == {"", "recurrent", "twice"}
-    assert "called 2 times" in untouched["twice"]
+    skipped = {u.name: u.reason for u in found.skipped}
+    assert set(skipped) == {"", "recurrent", "twice"}
+    assert "called 2 times" in skipped["twice"]
     assert found.certificate.rank is None
     fresh = normal(100, 8, seed=5)
     with torch.no_grad():
@@ -206,16 +206,16 @@ def test_stretches_of_a_larger_module_are_replaced_and_the_rest_listed(tmp_path)
 def test_shared_parameters_stay():
     layer = nn.Linear(8, 8)
     net = nn.Sequential(layer, nn.ReLU(), layer).double()
-    found = compress(net, normal(40, 8), 0.5, **QUICK)
+    found = compress(net, normal(40, 8), tol=0.5, **QUICK)
     assert found.network is net
-    assert "more than one place" in found.untouched[0].reason
+    assert "more than one place" in found.skipped[0].reason
 
 
 def test_tuning_lowers_the_change_and_needs_no_more_parameters():
     task = bnrank.tasks.low_rank_map(n=150, d_in=8, d_out=8, latent=4, rank=2, width=20)
     run = bnrank.train(bnrank.MLP([8, 20, 20, 20, 20, 8]), task, ridge=3e-3, steps=300, seed=0, progress=False)
-    plain = compress(run.network(0), task.x, 0.03, **QUICK)
-    found = compress(run.network(0), task.x, 0.03, tune=60, **QUICK)
+    plain = compress(run.network(0), task.x, tol=0.03, **QUICK)
+    found = compress(run.network(0), task.x, tol=0.03, tune=60, **QUICK)
     assert any(step.kind == "tune" for step in found.steps)
     assert found.certificate.on_x.centered <= 0.03
     assert found.certificate.parameters <= plain.certificate.parameters
@@ -224,13 +224,13 @@ def test_tuning_lowers_the_change_and_needs_no_more_parameters():
 
 
 def test_one_output_and_a_constant_network():
-    one = compress(bottlenecked(d_out=1), normal(100, 8), 0.01, **QUICK)
+    one = compress(bottlenecked(d_out=1), normal(100, 8), tol=0.01, **QUICK)
     assert np.isnan(one.certificate.on_x.decisions)
     assert one.certificate.met
     constant = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
     with torch.no_grad():
         constant[0].weight.zero_()
-    found = compress(constant, normal(30, 3), 0.01, **QUICK)
+    found = compress(constant, normal(30, 3), tol=0.01, **QUICK)
     assert torch.allclose(found.network(normal(5, 3)), constant(normal(5, 3)))
     assert found.certificate.on_x.relative < 1e-12
 
@@ -254,7 +254,7 @@ def test_one_output_and_a_constant_network():
         ({"y": torch.full((20,), 5)}, ValueError, "y: got the class 5"),
         ({"held_out": (normal(5, 8), torch.zeros(5).long())}, ValueError, "held_out: got a tuple"),
         ({"net": "net"}, TypeError, "net"),
-        ({"batch": 0}, ValueError, "batch"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
     ],
 )
 def test_bad_input_is_refused_by_name(arguments, error, match):
@@ -300,7 +300,7 @@ def as_chain(network):
 def test_the_rank_counts_what_a_sample_passes_through_wherever_it_is_narrow():
     """Not the rank of the collapse: without one, and with a layer that is narrower than it."""
     narrow = bnrank.MLP([8, 6, 3, 6, 5], seed=1).double()
-    found = compress(narrow, normal(200, 8), 1e-6, **QUICK)
+    found = compress(narrow, normal(200, 8), tol=1e-6, **QUICK)
     assert (found.certificate.rank_before, found.certificate.rank) == (3, 3)
     assert found.certificate.jacobian_rank == bnrank.Jacobian(narrow, normal(200, 8)[:64]).rank(1e-6).rank
 
@@ -310,7 +310,7 @@ def test_classes_give_accuracies_and_decide_nothing(planted):
     y = torch.randint(0, 5, (600,), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         y[:300] = net(x).argmax(1)[:300]
-    found, other = compress(net, x, 0.5, y=y, **QUICK), compress(net, x, 0.5, **QUICK)
+    found, other = compress(net, x, tol=0.5, y=y, **QUICK), compress(net, x, tol=0.5, **QUICK)
     assert all(torch.equal(p, q) for p, q in zip(found.network.parameters(), other.network.parameters(), strict=True))
     kept = torch.randperm(600, generator=torch.Generator().manual_seed(0))[:120]
     with torch.no_grad():
@@ -322,6 +322,8 @@ def test_classes_give_accuracies_and_decide_nothing(planted):
     assert certificate.held_out_accuracy.after == pytest.approx(float(right[1][kept].mean()))
     assert certificate.accuracy.before != certificate.accuracy.after
     assert "accuracy held out" in str(certificate)
-    fresh = compress(net, x, 0.5, y=y, held_out=(x[:8], net(x[:8]).argmax(1)), **QUICK).certificate.held_out_accuracy
+    fresh = compress(
+        net, x, tol=0.5, y=y, held_out=(x[:8], net(x[:8]).argmax(1)), **QUICK
+    ).certificate.held_out_accuracy
     assert (fresh.before, fresh.samples) == (1.0, 8)
     assert other.certificate.accuracy is None

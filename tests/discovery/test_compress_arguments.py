@@ -9,12 +9,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 import helpers
-from bnrank.discovery.compression import compress, load, samples, search
+from bnrank.discovery.compression import compress, load, search
+from bnrank.discovery.storage import plain_array
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
 
 
-QUICK = {"repeats": 2, "batch": 16}
+QUICK = {"repeats": 2, "batch_size": 16}
 
 
 def perceptron(d_in=6):
@@ -99,17 +100,17 @@ def test_a_table_is_taken_for_its_numbers():
     net = perceptron()
     frame = pd.DataFrame(X.numpy(), columns=list("abcdef"))
     y, held_out = pd.Series(LABELS.numpy()), (frame[:20], pd.Series(LABELS[:20].numpy()))
-    found = compress(net, frame, 0.3, y=y, held_out=held_out, **QUICK)
-    same = compress(net, X.double(), 0.3, y=LABELS, held_out=(X[:20].double(), LABELS[:20]), **QUICK)
+    found = compress(net, frame, tol=0.3, y=y, held_out=held_out, **QUICK)
+    same = compress(net, X.double(), tol=0.3, y=LABELS, held_out=(X[:20].double(), LABELS[:20]), **QUICK)
     assert all(torch.equal(p, q) for p, q in zip(found.network.parameters(), same.network.parameters(), strict=True))
     assert found.certificate.held_out_accuracy == same.certificate.held_out_accuracy
-    assert compress(net, frame, 0.3, held_out=frame[:8], **QUICK).certificate.held_out.samples == 8
+    assert compress(net, frame, tol=0.3, held_out=frame[:8], **QUICK).certificate.held_out.samples == 8
 
 
 def test_a_table_of_integers_stays_one():
-    found = samples.array(pd.DataFrame({"a": [1, 2], "b": [3, 4]}, dtype="Int64"), "x")
+    found = plain_array(pd.DataFrame({"a": [1, 2], "b": [3, 4]}, dtype="Int64"), "x")
     assert (found.dtype.kind, found.tolist()) == ("i", [[1, 3], [2, 4]])
-    assert samples.array([1], "x") == [1]
+    assert plain_array([1], "x") == [1]
 
 
 def test_held_out_samples_of_a_share_vary_too():
@@ -129,7 +130,7 @@ def test_a_module_that_is_constant_on_different_samples_is_fine():
     net = perceptron()
     with torch.no_grad():
         net[0].weight.zero_()
-    found = compress(net, X, 0.1, **QUICK)
+    found = compress(net, X, tol=0.1, **QUICK)
     assert found.certificate.on_x.relative < 1e-6
     assert "inf" not in str(found)
 

@@ -9,7 +9,7 @@ from torch import nn
 from bnrank.discovery.compression import Bound, certificate, compress
 from helpers import normal
 
-QUICK = {"repeats": 1, "batch": 8}
+QUICK = {"repeats": 1, "batch_size": 8}
 
 
 def diagonal(*entries):
@@ -31,7 +31,7 @@ def bent():
 
 
 def test_a_tolerance_that_is_not_met_on_held_out_samples_is_not_met(bent):
-    found = compress(bent, normal(60, 4) / 100, 0.01, held_out=10 * normal(30, 4, seed=2), **QUICK).certificate
+    found = compress(bent, normal(60, 4) / 100, tol=0.01, held_out=10 * normal(30, 4, seed=2), **QUICK).certificate
     assert found.on_x.centered <= 0.01 < found.held_out.centered
     assert not found.met
     assert "spread: NOT met" in str(found)
@@ -41,7 +41,7 @@ def test_a_tolerance_that_is_not_met_on_held_out_samples_is_not_met(bent):
     ("on_x", "held_out", "met"), [(0.1, 0.1, True), (0.1, 0.11, False), (0.11, 0.1, False), (0.0, float("inf"), False)]
 )
 def test_both_changes_must_be_within_the_tolerance(bent, on_x, held_out, met):
-    found = compress(bent, normal(60, 4) / 100, 0.1, **QUICK).certificate
+    found = compress(bent, normal(60, 4) / 100, tol=0.1, **QUICK).certificate
     changes = {"on_x": replace(found.on_x, centered=on_x), "held_out": replace(found.held_out, centered=held_out)}
     assert replace(found, **changes).met == met
 
@@ -52,7 +52,7 @@ def test_the_bound_is_relative_to_the_root_mean_square_of_the_outputs():
     net = diagonal(2.0, -2.0, 2.0)
     with torch.no_grad():
         net.bias.zero_()
-    bound = compress(net, x, 1e-6, **QUICK).certificate.bound
+    bound = compress(net, x, tol=1e-6, **QUICK).certificate.bound
     assert bound.size == pytest.approx(6.0)
     assert (bound.lipschitz_before, bound.lipschitz_after) == pytest.approx((2.0, 2.0))
     assert bound.within(0.0) == pytest.approx(0.0, abs=1e-12)
@@ -73,7 +73,7 @@ def test_the_bound_starts_from_the_largest_change_at_a_sample():
 
 @pytest.mark.parametrize(("least", "rank"), [(1e-3, 3), (1e-5, 3), (1e-7, 2), (0.0, 2)])
 def test_singular_values_of_a_jacobian_count_from_a_millionth_of_the_largest(least, rank):
-    found = compress(nn.Sequential(diagonal(5.0, 1.0, 5 * least)), normal(40, 3), 1e-9, **QUICK).certificate
+    found = compress(nn.Sequential(diagonal(5.0, 1.0, 5 * least)), normal(40, 3), tol=1e-9, **QUICK).certificate
     assert found.jacobian_rank_before == rank
 
 
@@ -84,7 +84,7 @@ def test_a_network_that_gives_zero_on_the_samples_has_a_bound_in_absolute_number
         net[0].weight.copy_(0.25 * torch.eye(4, 3))
         net[0].bias.fill_(-100.0)
         net[2].weight.copy_(2 * torch.eye(2, 4))
-    certificate = compress(net, normal(30, 3), 0.01, **QUICK).certificate
+    certificate = compress(net, normal(30, 3), tol=0.01, **QUICK).certificate
     bound = certificate.bound
     assert (bound.size, bound.at_samples, bound.within(0.0)) == (0.0, 0.0, 0.0)
     assert bound.within(1.0) == bound.per_distance == float("inf")

@@ -34,7 +34,7 @@ def test_counting_leaves_no_trace():
 def test_latency_is_measured_and_said():
     slow = nn.Sequential(nn.Linear(1500, 1500), nn.Linear(1500, 1500)).double()
     fast = nn.Linear(1500, 10).double()
-    found = latency([slow, fast], torch.ones(3, 1500), batch=32, repeats=5)
+    found = latency([slow, fast], torch.ones(3, 1500), batch_size=32, repeats=5)
     assert found[0].median > 3 * found[1].median > 0
     assert all(one.low <= one.median <= one.high for one in found)
     assert (found[0].batch, found[0].repeats, found[0].dtype, found[0].device) == (32, 5, "float64", "cpu")
@@ -140,7 +140,7 @@ def test_the_speed_up_is_that_of_the_least_times_and_says_where_it_is_uncertain(
     assert found.speedup == ratio
     assert found.speedup_certain is certain
     line = next(line for line in str(found).splitlines() if "latency" in line)
-    assert "least latency" in line
+    assert "minimum latency" in line
     assert f"{ratio:.3g}" in line
     assert ("uncertain" in line) is not certain
 
@@ -150,13 +150,13 @@ def test_the_least_time_is_not_that_of_a_disturbed_round(monkeypatch):
     count = itertools.count()
     monkeypatch.setattr(costs, "_seconds", lambda *_: 1e-3 if next(count) % 10 == 3 else 0.1)
     (found,) = latency([nn.Linear(2, 2)], torch.ones(4, 2), repeats=20)
-    assert (found.least, found.low, found.median) == (1e-3, 0.1, 0.1)
+    assert (found.minimum, found.low, found.median) == (1e-3, 0.1, 0.1)
 
 
 def test_what_did_not_change_is_timed_once():
     net = nn.Sequential(nn.Linear(3, 3)).double()
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    found = compress(net, x, 1e-6, repeats=2, batch=8)
+    found = compress(net, x, tol=1e-6, repeats=2, batch_size=8)
     assert not found.changed
     assert found.certificate.latency is found.certificate.latency_before
     assert (found.certificate.speedup, found.certificate.speedup_certain) == (1.0, True)

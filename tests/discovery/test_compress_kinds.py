@@ -8,7 +8,7 @@ import bnrank
 from bnrank.discovery.compression import compress, load
 from helpers import normal
 
-QUICK = {"repeats": 2, "batch": 16}
+QUICK = {"repeats": 2, "batch_size": 16}
 
 
 def change(after, before, x):
@@ -39,7 +39,7 @@ def circular(n=9, channels=6, depth=6):
 
 def test_convolutions_on_a_circle_collapse_to_their_frequencies(tmp_path):
     net, x = circular(), normal(60, 2, 9)
-    found = compress(net, x, 0.01, **QUICK)
+    found = compress(net, x, tol=0.01, **QUICK)
     step = next(step for step in found.steps if step.kind == "collapse")
     assert "frequency by frequency" in step.what
     assert step.rank == 6  # 2 channels times 1 + 2 dimensions
@@ -72,7 +72,7 @@ def test_batch_normalization_is_folded_and_channels_go():
         net[1].running_var[4:] = net[1].running_var[:4] / 4
         net[1].running_mean[4:] = net[1].running_mean[:4] / 2
     net.eval()
-    found = compress(net, x, 0.01, **QUICK)
+    found = compress(net, x, tol=0.01, **QUICK)
     assert [step.kind for step in found.steps][:2] == ["fold", "prune"]
     assert "4 parallel" in found.steps[1].what
     assert found.network[0].out_channels == 4
@@ -86,7 +86,7 @@ def test_a_convolution_of_low_rank_becomes_two():
     net = nn.Sequential(nn.Conv1d(12, 24, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(24 * 6, 2)).double()
     with torch.no_grad():
         net[0].weight.copy_((normal(24, 3) @ normal(3, 36, seed=1)).reshape(24, 12, 3))
-    found = compress(net, normal(400, 12, 6), 1e-3, **QUICK)
+    found = compress(net, normal(400, 12, 6), tol=1e-3, **QUICK)
     convolutions = [part for part in found.network if isinstance(part, nn.Conv1d)]
     assert [(c.out_channels, c.kernel_size) for c in convolutions] == [(3, (3,)), (24, (1,))]
     assert change(found.network, net, normal(400, 12, 6, seed=2)) < 1e-3
@@ -107,7 +107,7 @@ def test_layers_that_code_calls_one_by_one_are_factored():
     with torch.no_grad():
         net.first.weight.copy_(normal(60, 2) @ normal(2, 20, seed=1) / 10)
         net.second.weight.mul_(0.3)
-    found = compress(net, normal(300, 20), 0.01, **QUICK)
+    found = compress(net, normal(300, 20), tol=0.01, **QUICK)
     assert isinstance(found.network, OneByOne)
     assert found.network.first[0].out_features == 2
     assert found.certificate.met
@@ -124,9 +124,9 @@ def test_a_layer_whose_weight_is_read_elsewhere_stays():
     net = ReadsAWeight().double()
     with torch.no_grad():
         net.first.weight.copy_(normal(60, 2) @ normal(2, 20, seed=1) / 10)
-    found = compress(net, normal(100, 20), 0.01, **QUICK)
+    found = compress(net, normal(100, 20), tol=0.01, **QUICK)
     assert list(found.plan) == ["first"]
-    assert [(u.name, "cannot be run" in u.reason) for u in found.untouched] == [("second", True)]
+    assert [(u.name, "cannot be run" in u.reason) for u in found.skipped] == [("second", True)]
 
 
 def test_a_part_that_cannot_be_read_stays_within_its_stretch():
@@ -134,8 +134,8 @@ def test_a_part_that_cannot_be_read_stays_within_its_stretch():
     net = nn.Sequential(nn.Linear(6, 20), nn.LayerNorm(20), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2)).double()
     with torch.no_grad():
         net[2].weight[8:], net[2].bias[8:] = 0.0, 1.0
-    found = compress(net, normal(200, 6), 0.01, **QUICK)
-    assert [(u.name, u.type) for u in found.untouched] == [("1", "LayerNorm")]
+    found = compress(net, normal(200, 6), tol=0.01, **QUICK)
+    assert [(u.name, u.type) for u in found.skipped] == [("1", "LayerNorm")]
     assert found.network[2].out_features <= 8
     assert found.certificate.bound is None
     assert found.certificate.met
@@ -159,7 +159,7 @@ def test_parts_that_work_in_place_do_no_harm():
         net[3].weight[8:], net[3].bias[8:] = 0.0, 1.0
     x = normal(200, 20)
     before = x.clone()
-    found = compress(net, x, 0.01, **QUICK)
+    found = compress(net, x, tol=0.01, **QUICK)
     assert torch.equal(x, before)
     assert found.certificate.met
     assert found.certificate.parameters < found.certificate.parameters_before
@@ -174,7 +174,7 @@ def test_sequences_keep_their_shape():
     with torch.no_grad():
         net[0].weight[10:], net[0].bias[10:] = net[0].weight[:10], net[0].bias[:10]
     x = normal(50, 5, 6)
-    found = compress(net, x, 0.01, **QUICK)
+    found = compress(net, x, tol=0.01, **QUICK)
     assert found.certificate.parameters < found.certificate.parameters_before
     assert found.network(x).shape == (50, 5, 4)
     assert change(found.network, net, normal(80, 5, 6, seed=3)) < 0.01
@@ -186,10 +186,10 @@ def test_embedded_integers_are_taken():
     with torch.no_grad():
         net[2].weight[5:] = 0.0
     x = torch.randint(0, 7, (120, 3), generator=torch.Generator().manual_seed(0))
-    found = compress(net, x, 0.01, **QUICK)
+    found = compress(net, x, tol=0.01, **QUICK)
     assert found.certificate.met
     assert found.certificate.parameters < found.certificate.parameters_before
-    assert [u.type for u in found.untouched] == ["Embedding"]
+    assert [u.type for u in found.skipped] == ["Embedding"]
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ def trained():
 
 def test_a_trained_network_is_five_times_smaller_within_a_percent_on_new_samples(trained):
     net, task = trained
-    found = compress(net, task.x, 0.01, **QUICK)
+    found = compress(net, task.x, tol=0.01, **QUICK)
     certificate = found.certificate
     assert certificate.met
     assert certificate.parameters_before >= 5 * certificate.parameters
@@ -211,7 +211,7 @@ def test_a_trained_network_is_five_times_smaller_within_a_percent_on_new_samples
 
 def test_the_bottleneck_of_a_trained_network_is_its_tasks_rank(trained):
     net, task = trained
-    found = compress(net, task.x, 0.1, **QUICK)
+    found = compress(net, task.x, tol=0.1, **QUICK)
     collapse = next(step for step in found.steps if step.kind == "collapse")
     assert collapse.rank == 2
     assert found.certificate.rank == 2
@@ -222,7 +222,7 @@ def test_a_classifier_of_digits_decides_as_before():
     task = bnrank.tasks.digits()
     run = bnrank.train(bnrank.MLP([64, 40, 40, 40, 40, 10]), task, ridge=2e-3, steps=250, seed=0, progress=False)
     net = run.network(0)
-    found = compress(net, task.x, 0.02, **QUICK)
+    found = compress(net, task.x, tol=0.02, **QUICK)
     with torch.no_grad():
         before, after = (m(task.x_test).argmax(1).eq(task.y_test).double().mean() for m in (net, found.network))
     assert after >= before - 0.007  # two of 297

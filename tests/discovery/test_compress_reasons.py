@@ -10,7 +10,7 @@ from bnrank.discovery.compression.stages import Cut, Step
 from bnrank.networks import Segment
 from helpers import normal
 
-QUICK = {"repeats": 2, "batch": 16}
+QUICK = {"repeats": 2, "batch_size": 16}
 
 
 def made(*parts):
@@ -31,24 +31,24 @@ def convolutions():
 def test_too_many_values_are_said_in_good_grammar(layers, words, monkeypatch):
     monkeypatch.setattr(replacements, "LARGEST", 0)
     parts = [part for _ in range(layers) for part in (nn.Linear(5, 5), nn.ReLU())][:-1]
-    assert words in compress(made(*parts), normal(60, 5), 1e-5, **QUICK).reason
+    assert words in compress(made(*parts), normal(60, 5), tol=1e-5, **QUICK).reason
 
 
 def test_it_is_said_why_every_channel_stays_and_the_number_is_right():
     net, x = convolutions(), normal(200, 2, 8)
-    found = compress(net, x, 1e-4, **QUICK)
+    found = compress(net, x, tol=1e-4, **QUICK)
     assert all(step.kind != "narrow" for step in found.steps)
     assert "every channel stays: none is linear in others within the 0.00765 percent allowed" in found.reason
     said = float(found.reason.split("by about ")[1].split()[0]) / 100
     assert 0.01 < said < 1
-    below = compress(net, x, min(0.9, 3 * said), **QUICK)
+    below = compress(net, x, tol=min(0.9, 3 * said), **QUICK)
     assert any(step.kind in ("narrow", "collapse") for step in below.steps)
-    assert compress(net, x, said / 3, **QUICK).reason.count("every channel stays") == 1
+    assert compress(net, x, tol=said / 3, **QUICK).reason.count("every channel stays") == 1
 
 
 def test_neurons_that_can_go_are_not_said_to_stay():
     wide = made(nn.Linear(3, 12), nn.Softplus(), nn.Linear(12, 12), nn.Softplus(), nn.Linear(12, 3))
-    found = compress(wide, normal(300, 3), 0.05, **QUICK)
+    found = compress(wide, normal(300, 3), tol=0.05, **QUICK)
     assert any(step.kind == "narrow" for step in found.steps)
     assert "stays" not in found.reason
 
@@ -101,13 +101,13 @@ class Two(nn.Module):
 
 def test_tuning_one_stretch_does_not_keep_the_next_large(monkeypatch):
     net, x, cut = Two().double(), normal(200, 4), search._cut
-    plain = compress(net, x, 0.05, **QUICK)
+    plain = compress(net, x, tol=0.05, **QUICK)
 
     def greedy(judge, segment, limit, tune):
         """Where there is tuning, the first segment uses up what the second would need."""
         return cut(judge, segment, 1e-12 if tune and segment.name == "second" else limit, 0)
 
     monkeypatch.setattr(search, "_cut", greedy)
-    found = compress(net, x, 0.05, tune=5, **QUICK)
+    found = compress(net, x, tol=0.05, tune=5, **QUICK)
     assert "second" in plain.plan
     assert found.certificate.parameters == plain.certificate.parameters

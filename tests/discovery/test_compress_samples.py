@@ -11,7 +11,7 @@ from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.samples import enriched, split
 from helpers import normal
 
-QUICK = {"repeats": 1, "batch": 8}
+QUICK = {"repeats": 1, "batch_size": 8}
 
 
 def perceptron(*widths, spread=1.0):
@@ -45,7 +45,7 @@ def test_samples_held_out_of_x_decide_nothing():
     net, x = perceptron(5, 12, 12, 4), normal(60, 5)
     other = x.clone()
     other[parts_of_60()[2]] = 5 * normal(12, 5, seed=1)
-    found, same = compress(net, x, 0.2, **QUICK), compress(net, other, 0.2, **QUICK)
+    found, same = compress(net, x, tol=0.2, **QUICK), compress(net, other, tol=0.2, **QUICK)
     assert found.changed
     assert found.steps == same.steps
     assert all(torch.equal(p, q) for p, q in zip(found.network.parameters(), same.network.parameters(), strict=True))
@@ -56,7 +56,7 @@ def test_points_between_lie_on_lines_through_fitted_neighbors():
     """The fitted samples have a last entry of 0, the others of 1."""
     x = torch.cat([normal(16, 2, 2), torch.zeros(16, 2, 1)], 2)
     x[10:, :, 2] = 1.0
-    found = enriched(x, fitted=10, least=200, seed=3)
+    found = enriched(x, fitted=10, minimum=200, seed=3)
     assert found.shape == (206, 2, 3)
     assert torch.equal(found[-16:], x)
     between, own = found[:190].flatten(1), x[:10].flatten(1)
@@ -73,7 +73,7 @@ def test_points_between_lie_on_lines_through_fitted_neighbors():
         along.append(min(fits)[1])
     assert -1 <= min(along) < -0.5
     assert 1.5 < max(along) <= 2
-    assert enriched(x, fitted=10, least=10, seed=3) is x
+    assert enriched(x, fitted=10, minimum=10, seed=3) is x
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_fits_see_fitted_samples_and_points_between_them_only(judges):
     net, x = perceptron(5, 6, 3), normal(60, 5)
     for mark, places in enumerate(parts_of_60()):
         x[places, 4] = float(mark)
-    compress(net, x, 0.1, **QUICK)
+    compress(net, x, tol=0.1, **QUICK)
     ((fitted, selected, given),) = judges
     assert len(fitted[0]) == samples.ENRICH
     assert fitted[0][:, 4].abs().max() == 0
@@ -150,6 +150,6 @@ class Steep(nn.Module):
 )
 def test_the_tolerance_is_met_where_points_between_spread_more_than_the_samples(end, spread, seed):
     held_out = normal(300, 20, seed=66)
-    found = compress(Steep(end, spread).double(), normal(60, 20, seed=seed), 0.1, held_out=held_out, **QUICK)
+    found = compress(Steep(end, spread).double(), normal(60, 20, seed=seed), tol=0.1, held_out=held_out, **QUICK)
     assert found.changed
     assert found.certificate.met

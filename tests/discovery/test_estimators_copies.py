@@ -95,7 +95,7 @@ def test_copies_of_replicates_are_still_copies():
     generator = np.random.default_rng(8)
     x, y = np.repeat(generator.normal(size=(10, 3)), 2, axis=0), generator.normal(size=(20, 2))
     data = Data(np.repeat(x, 15, axis=0), np.repeat(y, 15, axis=0))
-    assert (len(data.x), data.different) == (300, 20)
+    assert (len(data.x), data.distinct) == (300, 20)
     assert BottleneckRegressor()._plan(data).ridges == ()
     with pytest.warns(NothingFoundWarning):
         found = BottleneckRegressor().fit(data.x, data.y)

@@ -149,7 +149,7 @@ def test_tables():
     assert symmetries(module, x, finite=False, names=["d", "e", "f"]).names == ("d", "e", "f")
     whole = pd.DataFrame(np.random.default_rng(0).integers(-9, 9, (100, 3)))
     assert symmetries(module, whole, held_out=(whole, whole[[0]]), finite=False).rtol > 0
-    with pytest.raises(TypeError, match="x: got columns that are no numbers"):
+    with pytest.raises(TypeError, match="x: got a DataFrame with columns that are no numbers"):
         symmetries(module, pd.DataFrame({"a": ["b"] * 5, "c": [1.0] * 5}))
 
 

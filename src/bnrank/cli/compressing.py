@@ -71,7 +71,7 @@ def compress_command(
     net, _ = read_model(model, weights, slope, member)
     if ":" in model and weights is None:
         say("no --weights: the module as the function returns it")
-    found = compress(net, x, tol, held_out=0.2 if x_test is None else x_test, tune=tune, seed=seed)
+    found = compress(net, x, tol=tol, held_out=0.2 if x_test is None else x_test, tune=tune, seed=seed)
     say(str(found))
     title = f"{Path(model).name} on {table.name}"
     say_where("The page", report({title: found}, out, title=f"bnrank compress: {title}"))

@@ -1,4 +1,4 @@
-"""Results as plain values and tensors, for `bnrank._core.store`."""
+"""Plain values: tables and results as arrays, tensors and JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,38 @@ _PLAIN = (
 )
 _NAMES = [*_PLAIN.split(), *(f"{name}{d}d" for name in _DIMENSIONED.split() for d in (1, 2, 3))]
 _LAYERS = {name: getattr(nn, name) for name in _NAMES}
+
+
+def plain_array(value: Any, name: str) -> Any:
+    """Return a DataFrame or Series of numbers, or a read-only ndarray, as an ndarray, and anything else as it is.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a column is not numeric, or entries are missing.
+
+    Examples
+    --------
+    >>> plain_array(pd.DataFrame({"a": [1.0, 2.0], "b": [3, 4]}), "x").tolist()
+    [[1.0, 3.0], [2.0, 4.0]]
+    """
+    if not isinstance(value, pd.DataFrame | pd.Series):
+        read_only = isinstance(value, np.ndarray) and not value.flags.writeable  # as columns of a DataFrame are
+        return value.copy() if read_only else value
+    columns, kind, types = (
+        value.to_frame() if isinstance(value, pd.Series) else value,
+        type(value).__name__,
+        pd.api.types,
+    )
+    kinds = {label: dtype for label, dtype in columns.dtypes.items()}
+    bad = [f"{k} ({t})" for k, t in kinds.items() if not types.is_numeric_dtype(t) or types.is_bool_dtype(t)]
+    if bad:
+        shown = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
+        raise TypeError(f"{name}: got a {kind} with columns that are no numbers: {shown}")
+    if bool(columns.isna().any(axis=None)):
+        raise ValueError(f"{name}: got a {kind} with missing entries, expected numbers")
+    whole = all(types.is_integer_dtype(dtype) for dtype in kinds.values())
+    return np.array(value.to_numpy(dtype=np.int64 if whole else np.float64))
 
 
 def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

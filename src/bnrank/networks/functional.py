@@ -81,17 +81,17 @@ class Functional:
         return tensor.to(self.dtype, copy=True) if tensor.is_floating_point() else tensor.clone()
 
 
-def example(net: nn.Module, x: object, minimum: int = 1) -> Tensor:
+def example(net: nn.Module, x: object, minimum: int = 1, name: str = "x") -> Tensor:
     """Return x as samples for ``net``: floating point (N, ...), finite, or integers for modules that embed them."""
     if isinstance(net, MLP):
-        return validation.samples(x, "x", features=net.widths[0], minimum=minimum)
+        return validation.samples(x, name, features=net.widths[0], minimum=minimum)
     if isinstance(x, np.ndarray) and x.dtype.kind in "iu":
         x = torch.from_numpy(x)
     if isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool:
         if x.ndim == 0 or x.numel() == 0 or x.shape[0] < minimum:
-            raise ValueError(f"x: got shape {tuple(x.shape)}, expected (N, ...) with at least {minimum} sample(s)")
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected (N, ...) with at least {minimum} sample(s)")
         return x
-    return validation.samples(x, "x", ndim=None, minimum=minimum)
+    return validation.samples(x, name, ndim=None, minimum=minimum)
 
 
 def is_plain_mlp(net: nn.Module) -> TypeGuard[MLP]:

@@ -142,7 +142,11 @@ def _compressed_tables(found: Compressed) -> list[Block]:
         | {"ratio": certificate.parameters_before / max(certificate.parameters, 1)},
         _cost("multiply-adds per sample", f"{certificate.multiply_adds_before:,}", f"{certificate.multiply_adds:,}")
         | {"ratio": certificate.multiply_adds_before / max(certificate.multiply_adds, 1)},
-        _cost(f"minimum latency in ms, batch {after.batch}", f"{1e3 * before.least:.3f}", f"{1e3 * after.least:.3f}")
+        _cost(
+            f"minimum latency in ms, batch {after.batch_size}",
+            f"{1e3 * before.minimum:.3f}",
+            f"{1e3 * after.minimum:.3f}",
+        )
         | {"ratio": certificate.speedup},
     ]
     timed = (
@@ -167,7 +171,7 @@ def _compressed_tables(found: Compressed) -> list[Block]:
     ]
     left = [
         {"unchanged": entry.name or "the module", "type": entry.type, "because": entry.reason}
-        for entry in found.untouched
+        for entry in found.skipped
     ]
     layers = _layer_rows(found.network)
     return [

@@ -1,4 +1,4 @@
-"""Bounds that hold on all of a domain: Lipschitz constants of parts one after another."""
+"""Bounds on a whole domain: Lipschitz constants of parts in sequence."""
 
 from __future__ import annotations
 
@@ -10,30 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.chain import CONVOLUTIONS
+from bnrank.discovery.compression.chain import CONVOLUTIONS, pads_of, reach_of
 from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks.functional import hooked
 
-__all__ = ["Bound", "lipschitz"]
-
-_SLOPES: dict[type[nn.Module], float] = {  # largest slope of an activation
-    nn.ReLU: 1.0,
-    nn.ReLU6: 1.0,
-    nn.Tanh: 1.0,
-    nn.Softplus: 1.0,
-    nn.Softsign: 1.0,
-    nn.Hardtanh: 1.0,
-    nn.Sigmoid: 0.25,
-    nn.GELU: 1.13,
-    nn.SiLU: 1.1,
-    nn.Flatten: 1.0,
-    nn.Unflatten: 1.0,
-}
+_NON_EXPANSIVE = (nn.ReLU, nn.ReLU6, nn.Tanh, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Flatten, nn.Unflatten)
+_SLOPES = {**dict.fromkeys(_NON_EXPANSIVE, 1.0), nn.Sigmoid: 0.25, nn.GELU: 1.13, nn.SiLU: 1.1}  # largest slopes
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How far the two networks can be apart at most, at any input near the samples.
+    """An upper bound on the difference of two networks at any input near the samples.
 
     ||f^(x) - f(x)|| <= max_i ||f^(x_i) - f(x_i)|| + (Lip f + Lip f^) r for every x within r of a sample x_i, in
     Euclidean norms. The Lipschitz constants are products of operator norms: true everywhere, and usually far from
@@ -44,7 +31,7 @@ class Bound:
     lipschitz_before, lipschitz_after : float
         Of f and f^.
     at_samples : float
-        max_i ||f^(x_i) - f(x_i)|| over all samples seen.
+        max_i ||f^(x_i) - f(x_i)|| over the samples.
     size : float
         Root mean square of ||f(x_i)||.
 
@@ -62,13 +49,13 @@ class Bound:
     def within(self, distance: float) -> float:
         """Return the bound at all inputs no farther than ``distance`` from a sample, relative to ``size``.
 
-        Where ``size`` is 0, so that all outputs are 0 on the samples, it is 0 if nothing can change, and else infinite.
+        Where ``size`` is 0 (all outputs are 0 on the samples), it is 0 if nothing can change, and else infinite.
         """
         return self._relative(self.at_samples + self._lipschitz * distance)
 
     @property
     def per_distance(self) -> float:
-        """By how much the bound grows per unit of distance, relative to ``size``; where that is 0, as in ``within``."""
+        """Increase of the bound per unit of distance, relative to ``size``; where that is 0, as in ``within``."""
         return self._relative(self._lipschitz)
 
     @property
@@ -90,7 +77,7 @@ class Bound:
 
 
 def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
-    """Return a Lipschitz constant of parts one after another, the product of theirs; None where one is not known.
+    """Return a Lipschitz constant of parts in sequence, the product of theirs; None where one is not known.
 
     Linear: the operator norm, of several in a row that of their product. A convolution: its largest singular value on a
     torus that its padded image fits on, which is no less (T28). Activations: their largest slope. Pooling windows must
@@ -101,7 +88,7 @@ def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
     parts : sequence of torch.nn.Module
         In order.
     x : Tensor
-        A sample or more that enters them, (N, ...).
+        Their input for at least one sample, (N, ...).
 
     Examples
     --------
@@ -154,19 +141,12 @@ def _norm(part: Any, value: Tensor) -> float | None:
 
 
 def _of_convolution(part: Any, value: Tensor) -> float | None:
-    reach = [d * (k - 1) for d, k in zip(part.dilation, part.kernel_size, strict=True)]
-    if part.padding == "same":
-        pads = reach
-    else:
-        pads = [0] * len(reach) if part.padding == "valid" else [2 * p for p in part.padding]
-    sizes = list(value.shape[2:])
-    if part.padding_mode == "circular":
-        if any(p > r for p, r in zip(pads, reach, strict=True)):
-            return None
-    elif part.padding_mode == "zeros":
-        sizes = [n + p for n, p in zip(sizes, pads, strict=True)]
-    else:
+    pads, sizes = pads_of(part), list(value.shape[2:])
+    wraps = part.padding_mode == "circular"
+    if part.padding_mode != "zeros" and (not wraps or any(p > r for p, r in zip(pads, reach_of(part), strict=True))):
         return None
+    if not wraps:
+        sizes = [n + p for n, p in zip(sizes, pads, strict=True)]
     return float(conv_singular_values(part.weight, sizes, dilation=part.dilation, groups=part.groups).max())
 
 

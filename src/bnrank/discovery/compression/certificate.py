@@ -8,21 +8,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression import costs
+from bnrank._core import linalg, text
+from bnrank._core.results import Printed
 from bnrank.discovery.compression.bounds import Bound, lipschitz
 from bnrank.discovery.compression.chain import Parts, trace
-from bnrank.discovery.compression.costs import Latency
+from bnrank.discovery.compression.costs import Latency, latency, like, multiply_adds, parameters
 from bnrank.discovery.compression.judging import Change, change
 from bnrank.discovery.compression.samples import Parted, outputs
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.functional import Functional, unwrap
 
-__all__ = ["Accuracy", "Certificate", "certified"]
+MAX_POINTS = 64  # samples of the Jacobians
+MAX_ENTRIES = 2e7  # of all these Jacobians
+RTOL = 1e-6  # of the largest singular value of a Jacobian, above which others count
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Share of the samples whose largest output is their class, before and after."""
+    """The fraction of the samples whose largest output is their class, before and after."""
 
     before: float
     after: float
@@ -30,36 +33,36 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """What was measured of a network before and after compression.
+class Certificate(Printed):
+    """Measurements of a network before and after compression.
 
     Attributes
     ----------
     tol : float
-        As given.
+        The given tolerance.
     on_x : Change
-        Over all of x that was given.
+        On all of x.
     held_out : Change
-        Over samples that decided nothing.
+        On the held-out samples.
     bound : Bound or None
-        On all inputs near the samples; None where a part has no known Lipschitz constant, or the module is more than
+        For all inputs near the samples; None where a part has no known Lipschitz constant, or the module is more than
         one segment.
     rank : int or None
-        The fewest numbers that a sample passes through on its way: f^ = h o g with this inner dimension, so that its
-        bottleneck rank is no larger, on all inputs (T18). None where the module is more than one segment.
+        The smallest dimension that a sample passes through: f^ = h o g with this inner dimension, which bounds its
+        bottleneck rank, on all inputs (T18). None where the module is more than one segment.
     parameters_before, parameters : int
-        Entries of all parameters.
+        Numbers of entries of all parameters.
     multiply_adds_before, multiply_adds : int
         Of linear and convolutional layers, per sample.
     latency_before, latency : Latency
-        Seconds per forward pass, timed in turns; the same numbers where nothing changed.
+        Seconds per forward pass, interleaved timing; equal where nothing changed.
     rank_before : int or None
-        As ``rank``, of the module as it was.
+        As ``rank``, of the original module.
     jacobian_rank, jacobian_rank_before : int or None
-        Largest rank of the Jacobian (singular values above 1e-6 of its largest) at up to 64 samples: the bottleneck
-        rank is no less (T5). None where x is no floats, or inputs times outputs are more than 2e7.
+        Largest rank of the Jacobian (singular values above 1e-6 of its largest) at up to 64 samples: a lower
+        bound on the bottleneck rank (T5). None where x holds no floats, or inputs times outputs exceed 2e7.
     accuracy, held_out_accuracy : Accuracy or None
-        On x and on the held-out samples; None without their classes.
+        On x and on the held-out samples; None without classes.
     """
 
     tol: float
@@ -86,18 +89,12 @@ class Certificate:
 
     @property
     def speedup(self) -> float:
-        """How many times less a forward pass takes: least time before / least time after, 1 where nothing changed.
-
-        The least of several times is what other work on the machine disturbs least.
-        """
-        return self.latency_before.least / self.latency.least
+        """Minimum latency before over minimum latency after, 1 where nothing changed."""
+        return self.latency_before.minimum / self.latency.minimum
 
     @property
     def speedup_certain(self) -> bool:
-        """Whether the times before and after are apart, or the same since nothing changed.
-
-        They are apart where the ranges between their quartiles do not overlap, on the side that ``speedup`` says.
-        """
+        """Whether nothing changed, or the quartile ranges of the times do not overlap."""
         before, after = self.latency_before, self.latency
         if before == after:
             return True
@@ -105,151 +102,111 @@ class Certificate:
 
     @property
     def share_beyond(self) -> float:
-        """Upper bound, with 95 percent confidence, of the share of new samples that change by more than any held out.
+        """Upper bound, with 95 percent confidence, on the fraction of new samples that change more than the held-out ones.
 
-        Of new samples drawn like the n held-out ones and independently of them: 1 - 0.05^(1/n), whatever the
-        distribution. "Change by more" means ||f^(x) - f(x)|| above ``held_out.worst`` times the root mean square
-        output.
+        For samples i.i.d. with the n held-out ones: 1 - 0.05^(1/n), for any distribution. The change of a sample is
+        ||f^(x) - f(x)||, compared with ``held_out.worst`` times the root mean square output.
         """
         return 1 - 0.05 ** (1 / self.held_out.samples)
 
     def __str__(self) -> str:
-        return "\n".join([*self._table(), *self._changes(), *self._ranks()])
+        return "\n".join([self._table(), *self._changes(), *self._ranks()])
 
-    def _table(self) -> list[str]:
+    def _table(self) -> str:
         before, after = self.latency_before, self.latency
         rows = [
-            ("", "before", "after", "ratio"),
-            _row("parameters", self.parameters_before, self.parameters),
-            _row("multiply-adds per sample", self.multiply_adds_before, self.multiply_adds),
-            (
-                f"least latency, ms, batch {after.batch}",
-                f"{1e3 * before.least:.3f}",
-                f"{1e3 * after.least:.3f}",
-                f"{self.speedup:.3g}",
-            ),
-        ]
-        note = "" if self.speedup_certain else "  (uncertain: quartiles of the times overlap)"
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            "  ".join(
-                cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            {"": label, "before": f"{a:,}", "after": f"{b:,}", "ratio": f"{a / max(b, 1):.3g}"}
+            for label, a, b in (
+                ("parameters", self.parameters_before, self.parameters),
+                ("multiply-adds per sample", self.multiply_adds_before, self.multiply_adds),
             )
-            for row in rows
         ]
-        return [*lines[:-1], lines[-1] + note]
+        label = f"minimum latency in ms, batch {after.batch_size}"
+        times = {"before": f"{1e3 * before.minimum:.3f}", "after": f"{1e3 * after.minimum:.3f}"}
+        rows.append({"": label, **times, "ratio": f"{self.speedup:.3g}"})
+        note = "" if self.speedup_certain else "  (uncertain: quartiles of the times overlap)"
+        return text.render(rows) + note
 
     def _changes(self) -> list[str]:
         lines = []
         for label, found in (("on x", self.on_x), ("held out", self.held_out)):
-            line = f"change {label} ({found.samples} samples): {_percent(found.relative)} of the outputs, "
-            spread = (
-                "their spread is 0" if math.isinf(found.centered) else f"{_percent(found.centered)} of their spread"
-            )
-            line += f"{spread}, largest {_percent(found.worst)}"
-            if not math.isnan(found.decisions):
-                line += f", largest output another in {_percent(found.decisions)}"
-            lines.append(line)
+            spread = "their spread is 0"
+            if not math.isinf(found.centered):
+                spread = f"{_percent(found.centered)} of their spread"
+            line = f"change {label} ({found.samples} samples): {_percent(found.relative)} of the outputs, {spread}"
+            other = "" if math.isnan(found.decisions) else f", largest output another in {_percent(found.decisions)}"
+            lines.append(f"{line}, largest {_percent(found.worst)}{other}")
         for label, of in (("on x", self.accuracy), ("held out", self.held_out_accuracy)):
             if of is not None:
                 lines.append(f"accuracy {label}: {100 * of.before:.2f} % before, {100 * of.after:.2f} % after")
-        verdict = "met" if self.met else "NOT met"
-        lines.append(f"tolerance {_percent(self.tol)} of the spread: {verdict}")
-        share = f"new samples beyond the largest held-out change: at most {_percent(self.share_beyond)}"
-        return [*lines, f"{share} (95 percent confidence)"]
+        lines.append(f"tolerance {_percent(self.tol)} of the spread: {'met' if self.met else 'NOT met'}")
+        beyond = f"new samples beyond the largest held-out change: at most {_percent(self.share_beyond)}"
+        return [*lines, f"{beyond} (95 percent confidence)"]
 
     def _ranks(self) -> list[str]:
         lines = []
-        for label, rank, least in (
-            ("before", self.rank_before, self.jacobian_rank_before),
-            ("after", self.rank, self.jacobian_rank),
-        ):
+        before = "before", self.rank_before, self.jacobian_rank_before
+        for label, rank, lower in (before, ("after", self.rank, self.jacobian_rank)):
             if rank is not None:
-                below = "" if least is None else f", Jacobians of rank {least} on the samples"
+                below = "" if lower is None else f", Jacobians of rank {lower} on the samples"
                 lines.append(f"bottleneck rank {label}: at most {rank}, on all inputs{below}")
-        if self.bound is not None:
-            lines.append(str(self.bound))
-        return lines
-
-
-def _row(label: str, before: int, after: int) -> tuple[str, str, str, str]:
-    return label, f"{before:,}", f"{after:,}", f"{before / max(after, 1):.3g}"
+        return lines if self.bound is None else [*lines, str(self.bound)]
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-POINTS = 64  # samples that Jacobians are taken at
-ENTRIES = 2e7  # of all these Jacobians
-RTOL = 1e-6  # singular values of a Jacobian above, relative to its largest, count
-
-
 def certified(
-    before: nn.Module,
-    after: nn.Module,
+    nets: tuple[nn.Module, nn.Module],
     parted: Parted,
     tol: float,
     reference: tuple[Tensor, Tensor],
     whole: tuple[Parts, Parts] | None,
-    batch: int,
-    repeats: int,
+    timing: tuple[int, int],
 ) -> Certificate:
-    """Measure what two networks have in common and what they cost.
+    """Return the certificate of two networks.
 
     Parameters
     ----------
-    before, after : torch.nn.Module
+    nets : tuple of torch.nn.Module
         Without and with compression.
     parted : Parted
         Samples.
     tol : float
-        As given.
+        The given tolerance.
     reference : tuple of Tensor
         Outputs of the first on all samples and on those held out, (N, outputs) in float64.
     whole : tuple of parts, optional
-        The parts of both, where these are all of the module.
-    batch, repeats : int
-        Of the measured latency.
+        The parts of both, where these are the whole module.
+    timing : tuple of int
+        Batch size and repeats of the measured latency.
     """
-    x, kept = parted.x, parted.kept
+    (before, after), x = nets, parted.x
     same = unwrap(after) is before
-    g = None if same else Functional(after)
-    on_x, on_kept = (
-        (known, known if g is None else outputs(g, part, "x")) for known, part in zip(reference, (x, kept), strict=True)
-    )
-    sample = _like(before, x[:1])
-    parts = whole or (None, None)
-    (rank_before, jacobian_before), (rank, jacobian_after) = (
-        _ranks(some, net, sample, x) for some, net in zip(parts, (before, after), strict=True)
-    )
-    timed = costs.latency([before] if same else [before, after], x, batch=batch, repeats=repeats)
+    found = reference if same else tuple(outputs(Functional(after), part, "x") for part in (x, parted.kept))
+    on_x, on_kept = zip(reference, found, strict=True)
+    sample = like(before, x[:1])
+    ranks = [_ranks(some, net, sample, x) for some, net in zip(whole or (None, None), nets, strict=True)]
+    timed = latency([before] if same else nets, x, batch_size=timing[0], repeats=timing[1])
     return Certificate(
-        tol,
-        change(*on_x),
-        change(*on_kept),
-        None if whole is None else _bound(whole, sample.double(), on_x),
-        rank,
-        costs.parameters(before),
-        costs.parameters(after),
-        costs.multiply_adds(before, sample),
-        costs.multiply_adds(after, sample),
-        timed[0],
-        timed[-1],
-        rank_before=rank_before,
-        jacobian_rank=jacobian_after,
-        jacobian_rank_before=jacobian_before,
-        accuracy=None if parted.y is None else _accuracy(on_x, parted.y),
-        held_out_accuracy=None if parted.y_kept is None else _accuracy(on_kept, parted.y_kept),
+        tol=tol,
+        on_x=change(*on_x),
+        held_out=change(*on_kept),
+        bound=None if whole is None else _bound(whole, sample.double(), on_x),
+        rank=ranks[1][0],
+        parameters_before=parameters(before),
+        parameters=parameters(after),
+        multiply_adds_before=multiply_adds(before, sample),
+        multiply_adds=multiply_adds(after, sample),
+        latency_before=timed[0],
+        latency=timed[-1],
+        rank_before=ranks[0][0],
+        jacobian_rank=ranks[1][1],
+        jacobian_rank_before=ranks[0][1],
+        accuracy=_accuracy(on_x, parted.y),
+        held_out_accuracy=_accuracy(on_kept, parted.y_kept),
     )
-
-
-def _like(net: nn.Module, x: Tensor) -> Tensor:
-    """Return x on the module's device and, where it is no integers, in its precision."""
-    first = next(net.parameters(), None)
-    if first is None:
-        return x
-    return x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
 
 
 def _bound(whole: tuple[Parts, Parts], sample: Tensor, found: tuple[Tensor, Tensor]) -> Bound | None:
@@ -261,14 +218,14 @@ def _bound(whole: tuple[Parts, Parts], sample: Tensor, found: tuple[Tensor, Tens
 
 
 def _ranks(parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor) -> tuple[int | None, int | None]:
-    """Return the least number of entries that a sample passes through, and the largest rank of a Jacobian."""
+    """Return the smallest dimension that a sample passes through, and the largest rank of a Jacobian."""
     if parts is None:
         return None, None
     with torch.no_grad():
         values = trace(parts, sample.double() if sample.is_floating_point() else sample)
     upper = min(value[0].numel() for value in values)
     entries = values[0][0].numel() * values[-1][0].numel()
-    points = min(POINTS, len(x), int(ENTRIES / max(entries, 1)))
+    points = min(MAX_POINTS, len(x), int(MAX_ENTRIES / max(entries, 1)))
     if not points or not x.is_floating_point():
         return upper, None
     with torch.enable_grad():
@@ -277,9 +234,11 @@ def _ranks(parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor) -> tu
         if not len(some):
             return upper, None
         found = Jacobian(net, some, kink_rtol=None).singular_values
-    return upper, int((found > RTOL * found[:, :1]).sum(1).max())
+    return upper, int(linalg.rank(found, RTOL).max())
 
 
-def _accuracy(found: tuple[Tensor, Tensor], y: Tensor) -> Accuracy:
+def _accuracy(found: tuple[Tensor, Tensor], y: Tensor | None) -> Accuracy | None:
+    if y is None:
+        return None
     before, after = (float((out.argmax(1) == y).double().mean()) for out in found)
     return Accuracy(before, after, len(y))

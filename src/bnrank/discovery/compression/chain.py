@@ -1,4 +1,4 @@
-"""Segments of a module that run one part after another, as parts in float64."""
+"""Segments of a module as sequences of parts in float64."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from bnrank.networks.reading import read
 from bnrank.networks.reasons import Skipped
 from bnrank.networks.segments import Segment
 
-__all__ = ["CONVOLUTIONS", "Parts", "convolution", "is_linear", "neighbors", "run", "segments", "trace"]
-
 Parts = tuple[nn.Module, ...]
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -25,9 +23,8 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def is_linear(part: nn.Module) -> bool:
-    """Say whether a part is a Linear or an ordinary convolution (one group), without hooks."""
-    plain = type(part) is nn.Linear or (isinstance(part, CONVOLUTIONS) and _ungrouped(part))
-    return plain and not hooked(part)
+    """Return whether a part is a Linear or an ordinary convolution (one group), without hooks."""
+    return (type(part) is nn.Linear or _ungrouped(part)) and not hooked(part)
 
 
 def _ungrouped(part: Any) -> bool:
@@ -35,8 +32,20 @@ def _ungrouped(part: Any) -> bool:
 
 
 def convolution(part: nn.Module) -> bool:
-    """Say whether a part is a convolution."""
+    """Return whether a part is a convolution."""
     return isinstance(part, CONVOLUTIONS)
+
+
+def reach_of(part: Any) -> list[int]:
+    """Return the extent of a convolution's kernel less 1, for each axis."""
+    return [d * (k - 1) for d, k in zip(part.dilation, part.kernel_size, strict=True)]
+
+
+def pads_of(part: Any) -> list[int]:
+    """Return the padding of a convolution, both ends together, for each axis."""
+    if part.padding == "same":
+        return reach_of(part)
+    return [0] * len(part.kernel_size) if part.padding == "valid" else [2 * p for p in part.padding]
 
 
 def run(parts: Sequence[nn.Module], x: Tensor) -> Tensor:
@@ -97,7 +106,7 @@ def segments(net: nn.Module, x: Tensor) -> tuple[list[Segment], list[Skipped]]:
 
 
 def _folded(segment: Segment) -> Segment:
-    """Copy the parts and fold every batch normalization into the layer before it."""
+    """Return a segment of copies with every batch normalization folded into the layer before it."""
     names: list[str] = []
     parts: list[nn.Module] = []
     for name, original in zip(segment.names, segment.parts, strict=True):
@@ -124,6 +133,6 @@ def _skipped(name: str, part: nn.Module) -> Skipped:
 
 
 def neighbors(parts: Sequence[nn.Module]) -> list[tuple[int, int]]:
-    """Return the places of every linear part and of the next."""
+    """Return the indices of every linear part and of the next."""
     places = [i for i, part in enumerate(parts) if is_linear(part)]
     return list(itertools.pairwise(places))

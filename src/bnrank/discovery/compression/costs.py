@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.discovery.compression.chain import convolution
+from bnrank.discovery.compression.chain import CONVOLUTIONS
 from bnrank.networks.functional import example
 
-__all__ = ["Counts", "Latency", "cheapest", "cost", "counts", "latency", "multiply_adds", "parameters", "share"]
-
-_COUNTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+Counts = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -31,31 +29,31 @@ class Latency:
         Over the repeats.
     low, high : float
         First and third quartile.
-    batch : int
+    batch_size : int
         Samples per pass.
     repeats : int
         Number of timed rounds; a round is the mean over enough passes to last a millisecond.
     threads : int
-        Of torch.
+        Threads of torch.
     device, dtype : str
-        Where, and in which precision.
-    least : float
-        Over the repeats: what other work on the machine disturbs least.
+        Device and precision.
+    minimum : float
+        Over the repeats: least disturbed by other processes.
     """
 
     median: float
     low: float
     high: float
-    batch: int
+    batch_size: int
     repeats: int
     threads: int
     device: str
     dtype: str
-    least: float
+    minimum: float
 
 
 def parameters(net: nn.Module) -> int:
-    """Count the entries of all parameters, those used twice once.
+    """Return the number of entries of all parameters, shared ones counted once.
 
     Examples
     --------
@@ -66,15 +64,14 @@ def parameters(net: nn.Module) -> int:
 
 
 def multiply_adds(net: nn.Module, x: Tensor) -> int:
-    """Count the multiply-adds of linear and convolutional layers for one sample; biases and the rest not counted.
+    """Return the multiply-adds of linear and convolutional layers for one sample; biases do not count.
 
     Parameters
     ----------
     net : torch.nn.Module
-        Any module; layers that run more than once count as often. What other modules do inside, and what is written
-        with functions, does not count.
+        Any module; a layer counts as often as it runs. Operations of other modules, and of functions, do not count.
     x : Tensor
-        Samples, (N, ...), of which the first is run through it.
+        Samples, (N, ...), of which the first is used.
 
     Examples
     --------
@@ -86,10 +83,9 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
 
     def note(layer: Any, given: Any, out: Tensor) -> None:
         nonlocal count
-        entries = out[0].numel() if out.ndim > 1 else out.numel()
-        count += entries * layer.weight[0].numel()
+        count += (out[0].numel() if out.ndim > 1 else out.numel()) * layer.weight[0].numel()
 
-    layers = {sub for sub in net.modules() if isinstance(sub, _COUNTED)}
+    layers = {sub for sub in net.modules() if isinstance(sub, (nn.Linear, *CONVOLUTIONS))}
     handles = [layer.register_forward_hook(note) for layer in layers]
     modes = [(sub, sub.training) for sub in net.modules()]
     try:
@@ -104,24 +100,19 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
     return count
 
 
-def latency(modules: Sequence[nn.Module], x: Tensor, *, batch: int = 256, repeats: int = 25) -> tuple[Latency, ...]:
-    """Time forward passes of several modules on the same batch, in turns, so that a busy machine slows all alike.
+def latency(nets: Sequence[nn.Module], x: Tensor, *, batch_size: int = 256, repeats: int = 25) -> tuple[Latency, ...]:
+    """Return the latency of several modules on the same batch, with interleaved timing.
 
     Parameters
     ----------
-    modules : sequence of torch.nn.Module
+    nets : sequence of torch.nn.Module
         They are copied, put in eval mode and run without gradients in their own precision and on their own device.
     x : Tensor
-        Samples, (N, ...); repeated or cut to ``batch`` of them.
-    batch : int
+        Samples, (N, ...); repeated or cut to ``batch_size``.
+    batch_size : int
         Samples per pass.
     repeats : int
-        Rounds. In every round each module runs for about a millisecond at least.
-
-    Returns
-    -------
-    tuple of Latency
-        One per module.
+        Rounds. In every round each module runs for at least about a millisecond.
 
     Raises
     ------
@@ -130,41 +121,42 @@ def latency(modules: Sequence[nn.Module], x: Tensor, *, batch: int = 256, repeat
 
     Examples
     --------
-    >>> slow, fast = latency([nn.Linear(2000, 2000), nn.Linear(2000, 2)], torch.ones(1, 2000), batch=64, repeats=5)
-    >>> slow.median > fast.median, slow.batch
+    >>> slow, fast = latency([nn.Linear(2000, 2000), nn.Linear(2000, 2)], torch.ones(1, 2000), batch_size=64, repeats=5)
+    >>> slow.median > fast.median, slow.batch_size
     (True, 64)
     """
-    batch, repeats = validation.integer(batch, "batch"), validation.integer(repeats, "repeats")
-    x = example(modules[0], x)
-    rows = torch.arange(batch) % len(x)
-    runners = []
-    for module in modules:
-        first = next(module.parameters(), None)
-        given = x[rows]
-        if first is not None:
-            given = given.to(first.device, first.dtype if given.is_floating_point() else given.dtype)
-        runners.append((copy.deepcopy(module).eval(), given))
+    batch_size, repeats = validation.integer(batch_size, "batch_size"), validation.integer(repeats, "repeats")
+    x = example(nets[0], x)
+    batch = x[torch.arange(batch_size) % len(x)]
+    runners = [(copy.deepcopy(net).eval(), like(net, batch)) for net in nets]
     times = np.empty((len(runners), repeats))
     with torch.no_grad():
         passes = [max(1, int(1e-3 / max(_seconds(net, given, 3), 1e-7))) for net, given in runners]
         for round_ in range(repeats):
             for i, (net, given) in enumerate(runners):
                 times[i, round_] = _seconds(net, given, passes[i])
-    low, median, high = np.quantile(times, [0.25, 0.5, 0.75], axis=1)
     return tuple(
         Latency(
-            float(median[i]),
-            float(low[i]),
-            float(high[i]),
-            batch,
-            repeats,
-            torch.get_num_threads(),
-            str(given.device),
-            str(given.dtype).removeprefix("torch."),
-            float(times[i].min()),
+            median=float(np.median(own)),
+            low=float(np.quantile(own, 0.25)),
+            high=float(np.quantile(own, 0.75)),
+            batch_size=batch_size,
+            repeats=repeats,
+            threads=torch.get_num_threads(),
+            device=str(given.device),
+            dtype=str(given.dtype).removeprefix("torch."),
+            minimum=float(own.min()),
         )
-        for i, (_, given) in enumerate(runners)
+        for own, (_, given) in zip(times, runners, strict=True)
     )
+
+
+def like(net: nn.Module, x: Tensor) -> Tensor:
+    """Return x on the module's device and, unless it holds integers, in its precision."""
+    first = next(net.parameters(), None)
+    if first is None:
+        return x
+    return x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
 
 
 def _seconds(net: nn.Module, x: Tensor, passes: int) -> float:
@@ -178,17 +170,15 @@ def _seconds(net: nn.Module, x: Tensor, passes: int) -> float:
     return (time.perf_counter() - start) / passes
 
 
-Counts = tuple[int, int, int]
-
-
 def counts(parts: Sequence[nn.Module], x: Tensor) -> Counts:
     """Return the numbers of parameters, multiply-adds per sample, and linear parts."""
-    layers = sum(isinstance(part, nn.Linear) or convolution(part) for part in parts)
-    return sum(parameters(part) for part in parts), multiply_adds(nn.Sequential(*parts), x), layers
+    layers = sum(isinstance(part, (nn.Linear, *CONVOLUTIONS)) for part in parts)
+    net = nn.Sequential(*parts)
+    return sum(map(parameters, parts)), multiply_adds(net, x), layers
 
 
 def share(some: Sequence[float], whole: Counts) -> float:
-    """Return the mean of three shares in those of the whole: parameters, multiply-adds, linear parts.
+    """Return the mean of three fractions of the whole: parameters, multiply-adds, linear parts.
 
     The last stands for the time that a layer takes however small it is.
 
@@ -205,24 +195,23 @@ def cost(parts: Sequence[nn.Module], x: Tensor, whole: Counts) -> float:
     return share(counts(parts, x), whole)
 
 
-def cheapest(prices: Tensor, tails: Tensor, threshold: float) -> int:
-    """Return the place of the least price + (tail / threshold)^2.
+def cheapest(prices: Tensor, tails: Tensor, scale: float) -> int:
+    """Return the index of the smallest price + (tail / scale)^2.
 
-    With one threshold for all layers an error is spent where it saves most: at the optimum of the sum of prices for a
-    given sum of squared tails all layers have the same rate of exchange, threshold^2.
+    With one scale for all layers an error is spent where it saves most: at the optimum of the sum of prices for a given
+    sum of squared tails all layers have the same rate of exchange, scale^2.
 
     Parameters
     ----------
     prices, tails : Tensor
-        (n,): for every size that a layer can be cut to, what is left of the cost and the change that it makes.
-    threshold : float
-        The change that is worth all of the cost.
+        (n,): for every size of a layer, the remaining cost and the change that it makes.
+    scale : float
+        The change that is worth the whole cost.
 
     Examples
     --------
-    >>> import torch
     >>> tails = torch.tensor([1.0, 0.1, 0.0])
     >>> [cheapest(torch.tensor([0.1, 0.2, 0.3]), tails, t) for t in (0.1, 1.0, 10.0)]
     [2, 1, 0]
     """
-    return int((prices.to(tails) + (tails / threshold).square()).argmin())
+    return int((prices.to(tails) + (tails / scale).square()).argmin())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.chain import CONVOLUTIONS, Parts
-
-__all__ = ["AffineFit", "dense", "equivariant_fit", "fit", "pair", "pointwise_pair"]
+from bnrank._core import linalg
+from bnrank.discovery.compression.chain import CONVOLUTIONS, Parts, pads_of, reach_of
 
 RIDGES = 10.0 ** torch.arange(-12, 1, 2, dtype=torch.float64)  # of the squared largest singular value
 ROUNDING = 1e-10  # singular values below, relative to the largest, are not regressed on
@@ -20,7 +20,7 @@ ROUNDING = 1e-10  # singular values below, relative to the largest, are not regr
 
 @dataclass(frozen=True)
 class AffineFit:
-    """Z2 near mean2 + B A (Z1 - mean1), for every rank k at once.
+    """The maps mean2 + B A (Z1 - mean1) near Z2, of every rank k.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class AffineFit:
     mean1, mean2 : Tensor
         (n1,), (n2,).
     tails : Tensor
-        (r + 1,): root mean square over the samples of what rank k = 0..r leaves out of the fit, in the metric.
+        (r + 1,): root mean square over the samples of the part of the fit missing at rank k = 0..r, in the metric.
     """
 
     reading: Tensor
@@ -41,7 +41,7 @@ class AffineFit:
     tails: Tensor
 
     def at(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return A (k, n1), B (n2, k) and c (n2,) with Z2 near c + B A Z1."""
+        """Return A (k, n1), B (n2, k) and c (n2,) with c + B A Z1 near Z2."""
         a, b = self.reading[:k], self.writing[:, :k]
         return a, b, self.mean2 - b @ (a @ self.mean1)
 
@@ -49,23 +49,23 @@ class AffineFit:
 def fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None, ridge: float | None = None) -> AffineFit:
     r"""Fit affine maps of every rank by ridge regression and a singular value decomposition.
 
-    Ridge regression of Z2 on Z1, both centered, gives the prediction F; of F M^{1/2} the first k principal coordinates
+    Ridge regression of Z2 on Z1, both centered, gives the prediction F; the first k principal coordinates of F M^{1/2}
     are kept, and Z2 is written from them. The ridge is the largest with a leave-one-out error (in closed form) within
-    one standard error of the least, so that directions in which the samples hardly vary are not extrapolated along.
+    one standard error of the smallest, which prevents extrapolation along directions in which the samples hardly vary.
 
     Parameters
     ----------
     z1, z2 : Tensor
         (N, n1) and (N, n2).
     metric : Tensor, optional
-        M^{1/2}, (n2, m): what a change of Z2 does to the output; the identity without it.
+        M^{1/2}, (n2, m), the effect of a change of Z2 on the output; default: the identity.
     ridge : float, optional
-        Relative to the squared largest singular value of Z1, in place of the one chosen.
+        Relative to the squared largest singular value of Z1, instead of the automatic choice.
 
     Returns
     -------
     AffineFit
-        Of ranks 0 to min(N - 1, n1, n2) at most.
+        Of ranks 0 to at most min(N - 1, n1, n2).
 
     Examples
     --------
@@ -93,8 +93,8 @@ def fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None, ridge: float | Non
     some = values > 1e-14 * values[0] if values[0] > 0 else torch.zeros_like(values, dtype=torch.bool)
     p, values = p[:, some], values[some]
     scale = math.sqrt(len(z1))
-    squares = torch.cat([values.square(), values.new_zeros(1)]).flip(0).cumsum(0).flip(0)
-    return AffineFit(scale * (p / s[:, None]).T @ vt, prediction.T @ p / scale, mean1, mean2, squares.sqrt() / scale)
+    tails = linalg.tails(values).sqrt() / scale
+    return AffineFit(scale * (p / s[:, None]).T @ vt, prediction.T @ p / scale, mean1, mean2, tails)
 
 
 def _svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,7 +107,7 @@ def _svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _best_ridge(u: Tensor, s: Tensor, y: Tensor, metric: Tensor | None) -> float:
-    """Return the ridge of the one-standard-error rule."""
+    """Return the ridge by the one-standard-error rule."""
     seen = y if metric is None else y @ metric
     projected = u.T @ seen
     errors = []
@@ -124,13 +124,9 @@ def _best_ridge(u: Tensor, s: Tensor, y: Tensor, metric: Tensor | None) -> float
 
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """Return a Linear with copies of these parameters."""
-    layer = nn.utils.skip_init(
-        nn.Linear, weight.shape[1], weight.shape[0], bias=bias is not None, dtype=weight.dtype, device=weight.device
-    )
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        if bias is not None:
-            layer.bias.copy_(bias)
+    kinds = {"dtype": weight.dtype, "device": weight.device}
+    layer = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], bias=bias is not None, **kinds)
+    layer.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
     return layer
 
 
@@ -142,9 +138,9 @@ def dense(part: nn.Module, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tensor
     part : torch.nn.Module
         Linear or a convolution.
     rows : Tensor
-        (k, n), n the number of entries that the part gives.
+        (k, n), n the number of entries of an output.
     shape : tuple of int
-        Of one input.
+        Shape of one input.
     """
     if isinstance(part, nn.Linear) and len(shape) == 1:
         bias = part.bias if part.bias is not None else part.weight.new_zeros(len(part.weight))
@@ -157,7 +153,7 @@ def dense(part: nn.Module, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tensor
 
 
 def pair(first: nn.Module, shape: tuple[int, ...], shape_out: tuple[int, ...], fitted: AffineFit, k: int) -> Parts:
-    """Return parts that compute c + B A (what ``first`` gives), for inputs and outputs of the given shapes.
+    """Return parts that compute c + B A first(x), for inputs and outputs of the given shapes.
 
     ``first`` is multiplied into A. Two Linear, or a single one where that is smaller, between a Flatten and an
     Unflatten where inputs and outputs are no vectors.
@@ -181,7 +177,7 @@ def reshaped(a: Tensor, b: Tensor, c: Tensor, shape: tuple[int, ...], shape_out:
 
 
 def pointwise_pair(first: Any, fitted: AffineFit, k: int) -> Parts:
-    """Return a Linear or convolution with k outputs and one that writes all from them at each place by itself."""
+    """Return a Linear or convolution with k outputs and a pointwise one that writes all outputs from them."""
     a, b, c = fitted.at(k)
     weight, bias = first.weight.detach(), first.bias
     shift = a.new_zeros(k) if bias is None else a @ bias.detach()
@@ -197,23 +193,11 @@ def with_weight(layer: Any, weight: Tensor, bias: Tensor | None) -> Any:
     """Return a layer like another, Linear or a convolution, with other parameters, perhaps of another shape."""
     if isinstance(layer, nn.Linear):
         return linear_layer(weight, bias)
-    found = nn.utils.skip_init(
-        type(layer),
-        weight.shape[1],
-        weight.shape[0],
-        layer.kernel_size,
-        layer.stride,
-        layer.padding,
-        layer.dilation,
-        bias=bias is not None,
-        padding_mode=layer.padding_mode,
-        dtype=weight.dtype,
-        device=weight.device,
-    )
-    with torch.no_grad():
-        found.weight.copy_(weight)
-        if bias is not None:
-            found.bias.copy_(bias)
+    found = copy.deepcopy(layer)
+    found.out_channels, found.in_channels = weight.shape[:2]
+    found.weight, found.bias = nn.Parameter(weight.detach().clone()), None
+    if bias is not None:
+        found.bias = nn.Parameter(bias.detach().clone())
     return found
 
 
@@ -221,24 +205,24 @@ RIDGE = 1e-8  # of the largest power at a frequency, against division by roundin
 
 
 def equivariant_fit(parts: Sequence[nn.Module], z1: Tensor, z2: Tensor) -> AffineFit | None:
-    """Fit a translation-equivariant map between images and keep its frequencies by what they carry.
+    """Return a translation-equivariant map between images, with its frequencies ordered by power.
 
     At each frequency w the coefficients of z2 are regressed on those of z1, c_out x c_in numbers from N samples, far
-    fewer than a map between all pixels has. What the map gives has principal components frequency by frequency, a pair
-    of a cosine and a sine each (one alone where w = -w); those of most power come first.
+    fewer than a map between all pixels has. The principal components of its values are pairs of a cosine and a sine
+    at one frequency (single where w = -w); those of most power come first.
 
     Parameters
     ----------
     parts : sequence of torch.nn.Module
-        What stands from the first layer on, which gives z1, to the one that gives z2.
+        From the layer with output z1 to the one with output z2.
     z1, z2 : Tensor
         (N, c1, *n), (N, c2, *n), two samples or more.
 
     Returns
     -------
     AffineFit or None
-        On images flattened; ``tails`` count half the power of a pair for each of the two. None where a part does not
-        commute with translations: a convolution that does not wrap around or has a stride, anything but activations;
+        On flattened images; ``tails`` count half the power of a pair for each of the two. None where a part does not
+        commute with translations (a convolution that does not wrap around or has a stride, anything but activations),
         or the images have different sizes.
 
     Examples
@@ -287,13 +271,13 @@ def equivariant_fit(parts: Sequence[nn.Module], z1: Tensor, z2: Tensor) -> Affin
     if not rows:
         return None
     order = sorted(range(len(rows)), key=lambda i: -powers[i])
-    ranked = torch.tensor([powers[i] for i in order] + [0.0], dtype=torch.float64)
+    ranked = torch.tensor([powers[i] for i in order], dtype=torch.float64).sqrt()
     return AffineFit(
         torch.stack([rows[i] for i in order]),
         torch.stack([columns[i] for i in order], 1),
         mean1.expand(1, -1, *image).flatten(),
         mean2.expand(1, -1, *image).flatten(),
-        (ranked.flip(0).cumsum(0).flip(0) / n).sqrt(),
+        (linalg.tails(ranked) / n).sqrt(),
     )
 
 
@@ -306,7 +290,7 @@ def _real(reading: Tensor, writing: Tensor, alone: bool) -> list[tuple[Tensor, T
 
 
 def _half(image: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return one frequency of every pair w and -w with the other, as places in the flattened spectrum."""
+    """Return every pair of frequencies w and -w, as indices of the flattened spectrum."""
     index = torch.arange(math.prod(image)).reshape(image)
     mirror = index
     for axis in range(len(image)):
@@ -318,10 +302,5 @@ def _half(image: tuple[int, ...]) -> list[tuple[int, int]]:
 def _equivariant(part: Any) -> bool:
     if not isinstance(part, CONVOLUTIONS):
         return isinstance(part, nn.ReLU | nn.LeakyReLU | nn.Tanh | nn.GELU | nn.SiLU | nn.ELU | nn.Sigmoid)
-    reach = (
-        zip(part.padding, part.dilation, part.kernel_size, strict=True) if part.padding not in ("same", "valid") else []
-    )
-    pads: list[Any] = list(reach)
-    same = part.padding == "same" or (bool(pads) and all(2 * p == d * (k - 1) for p, d, k in pads))
     wraps = part.padding_mode == "circular" or all(k == 1 for k in part.kernel_size)
-    return all(s == 1 for s in part.stride) and same and wraps
+    return all(s == 1 for s in part.stride) and wraps and pads_of(part) == reach_of(part)

@@ -12,26 +12,24 @@ from torch import Tensor, nn
 
 from bnrank.discovery.compression.chain import Parts, is_linear, run, trace
 
-__all__ = ["Change", "Judge", "change", "tuned"]
-
-PROBES = 24  # directions of the output in which the metric is measured, where there are more outputs
+PROBES = 24  # random directions of the output for the metric, where there are more outputs
 
 
 @dataclass(frozen=True)
 class Change:
-    """How far the outputs of two networks are apart over N samples.
+    """The difference of the outputs of two networks over N samples.
 
     Attributes
     ----------
     relative : float
         ||f^(X) - f(X)||_F / ||f(X)||_F.
     centered : float
-        ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, never less; infinite where f is constant on the samples and f^ is
+        ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, not smaller; infinite where f is constant on the samples and f^ is
         not the same constant.
     worst : float
         max_i ||f^(x_i) - f(x_i)|| / (root mean square over i of ||f(x_i)||).
     decisions : float
-        Share of the samples of which the largest output is another one; NaN for a single output.
+        Fraction of the samples whose largest output is another one; NaN for a single output.
     samples : int
         N.
     """
@@ -44,7 +42,7 @@ class Change:
 
 
 def change(before: Tensor, after: Tensor) -> Change:
-    """Compare outputs, (N, ...) both.
+    """Return the difference of outputs, (N, ...) both.
 
     Examples
     --------
@@ -76,15 +74,15 @@ def _ratio(part: float, whole: float) -> float:
 
 
 class Judge:
-    """The samples on which it is decided what a segment may be replaced by.
+    """The change of the module's output when a segment is replaced, on the samples that decide.
 
     Parameters
     ----------
     fitted, selected : tuple of (Tensor, callable, Tensor)
-        Of the samples that fits are made on and of those that they are judged on: what enters the segment, the rest of
-        the module from what leaves it, and the module's output before compression.
+        For the samples of the fits and for those that judge them: the input of the segment, the map from its output to
+        the module's, and the module's original output.
     given : Tensor
-        The module's output on those of both that were given, (N, outputs): not the points between them.
+        The module's output on the given samples of both, (N, outputs), without interpolated points.
     """
 
     def __init__(
@@ -104,8 +102,8 @@ class Judge:
     def __call__(self, parts: Sequence[nn.Module]) -> float:
         """Return the change of the output relative to its spread: the larger of both samples' changes.
 
-        For the samples that fits are judged on a standard error is added to the mean square, and the spread is that of
-        the samples given: points between them, and beyond, may spread much more.
+        For the samples that judge, a standard error is added to the mean square, and the spread is that of the given
+        samples: interpolated points may spread much more.
         """
         with torch.no_grad():
             on_fitted = self._squares(self.x, self.rest, self.f, parts)
@@ -122,7 +120,7 @@ class Judge:
         return (rest(run(parts, x)) - f).flatten(1).square().sum(1)
 
     def metrics(self, parts: Sequence[nn.Module]) -> dict[int, Tensor]:
-        """Return for the place of every linear part what a change of what it gives does to the output.
+        """Return the metric of the output at every linear part, by index.
 
         G^{1/2} (n, n), symmetric, with G = mean over samples of J^T J, J the Jacobian from there to the output, so that
         the root mean square of G^{1/2} dz is the change of the output to first order. For convolutions n is the number
@@ -168,7 +166,7 @@ class Judge:
         return (2.0 * signs - 1) / math.sqrt(PROBES)
 
     def trace(self, parts: Sequence[nn.Module]) -> list[Tensor]:
-        """Return what enters the segment and what each part gives, on the samples that fits are made on."""
+        """Return the input of the segment and the output of each part, on the samples of the fits."""
         if self._trace is None or self._trace[0] is not parts:
             with torch.no_grad():
                 self._trace = parts, trace(parts, self.x)
@@ -184,27 +182,27 @@ def _spread(outputs: Tensor) -> float:
 
 
 def channel_rows(part: nn.Module, value: Tensor) -> Tensor:
-    """Return what a linear part gives as rows, one per sample and place: (rows, neurons or channels)."""
+    """Return the output of a linear part as rows, one per sample and position: (rows, neurons or channels)."""
     if isinstance(part, nn.Linear):
         return value.reshape(-1, value.shape[-1])
     return value.movedim(1, -1).reshape(-1, value.shape[1])
 
 
-INNER = 10  # iterations of L-BFGS between two judgements
-PATIENCE = 4  # judgements without a better one
+INNER = 10  # iterations of L-BFGS between two evaluations
+PATIENCE = 4  # evaluations without improvement
 
 
 def tuned(judge: Judge, parts: Parts, steps: int) -> tuple[Parts, float]:
-    """Minimize the mean squared difference of the outputs over the samples that fits are made on, by L-BFGS.
+    """Return parts with the smallest mean squared difference of the outputs over the samples of the fits, by L-BFGS.
 
     Parameters
     ----------
     judge : Judge
-        Has the samples; the best parameters by its measure are kept, so that the change never grows.
+        The best parameters by its measure are kept, so that the change never grows.
     parts : tuple of torch.nn.Module
-        Left as they are.
+        They are not changed.
     steps : int
-        Iterations at most.
+        Largest number of iterations.
 
     Returns
     -------

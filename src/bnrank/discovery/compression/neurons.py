@@ -10,68 +10,39 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.chain import CONVOLUTIONS, Parts, convolution, neighbors, run
+from bnrank.discovery.compression.chain import CONVOLUTIONS, Parts, convolution, neighbors, pads_of, run
 from bnrank.discovery.compression.costs import Counts, cheapest, share
 from bnrank.discovery.compression.fits import with_weight
 from bnrank.discovery.compression.judging import Judge
 from bnrank.theory.cost.pruning import prune
 
-__all__ = ["Ranking", "balanced", "narrowed", "rankings", "without_superfluous"]
-
-ACTIVATIONS = (
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ReLU6,
-    nn.ELU,
-    nn.CELU,
-    nn.SELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Softsign,
-    nn.Hardtanh,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.LogSigmoid,
+_UNITWISE = (
+    "ReLU LeakyReLU ReLU6 ELU CELU SELU GELU SiLU Mish Tanh Sigmoid Softplus Softsign Hardtanh Hardswish Hardsigmoid "
+    "LogSigmoid"
 )
-_POOLING = (
-    nn.AvgPool1d,
-    nn.AvgPool2d,
-    nn.AvgPool3d,
-    nn.MaxPool1d,
-    nn.MaxPool2d,
-    nn.MaxPool3d,
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool1d,
-    nn.AdaptiveMaxPool2d,
-    nn.AdaptiveMaxPool3d,
-)
+_POOLS = [f"{kind}Pool{d}d" for kind in ("Avg", "Max", "AdaptiveAvg", "AdaptiveMax") for d in (1, 2, 3)]
+ACTIVATIONS, POOLING = (tuple(getattr(nn, name) for name in names) for names in (_UNITWISE.split(), _POOLS))
 RIDGE = 1e-8  # of a unit's squared size, in least squares between units
-FLOOR = 1e-14  # of the squared size of what is selected from: below, float64 sees no difference
+FLOOR = 1e-14  # of the initial squared size, below which float64 resolves no difference
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The units (neurons, channels) of one linear part in the order in which the next part needs them.
+    """The units (neurons, channels) of one linear part, ordered by importance for the next part.
 
     Attributes
     ----------
     place, reader : int
-        Of the part and of the next linear part.
+        Indices of the part and of the next linear part.
     order : Tensor
-        Units, most needed first.
+        Units, most important first.
     tails : Tensor
-        (units + 1,): root mean square change of the output, to first order, where only the first m = 0, 1, ... are kept
+        (units + 1,): root mean square change of the output, to first order, when only the first m = 0, 1, ... are kept
         and the others are written as linear in them.
     constant : bool
         Whether constants can be moved into the reader's bias.
     price : float
-        What a unit costs, its weights and those that read it, see
+        Cost of a unit, its weights and those that read it, see
         :func:`~bnrank.discovery.compression.costs.share`.
     """
 
@@ -84,10 +55,10 @@ class Ranking:
 
 
 def rankings(judge: Judge, parts: Parts, whole: Counts) -> list[Ranking]:
-    """Rank the units of every linear part but the last, where only unit-wise parts follow before the next.
+    """Return the units of every linear part but the last, ranked, where only unit-wise parts follow before the next.
 
-    Forward selection by orthogonal least squares: of what the reader gives, in the metric of the output, the unit that
-    explains most of what those before it left is taken next. It needs n steps of O(n^2).
+    Forward selection by orthogonal least squares, n steps of O(n^2): the next unit explains most of the remaining
+    output of the reader, in the metric of the output.
     """
     values, metrics = judge.trace(parts), judge.metrics(parts)
     found = []
@@ -105,20 +76,18 @@ def rankings(judge: Judge, parts: Parts, whole: Counts) -> list[Ranking]:
 
 
 def _price(part: Any, reader: Any, units: int, given: Tensor, out: Tensor, whole: Counts) -> float:
-    """Return what a unit of a part costs, from what part and reader give."""
+    """Return the cost of a unit of a part, from the outputs of part and reader."""
     own, read = part.weight[0].numel(), reader.weight.numel() / units
     work = own * given[0].numel() / units + read * out[0].numel() / len(reader.weight)
     return share((own + read + (part.bias is not None), work, 0), whole)
 
 
-def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], threshold: float) -> tuple[Parts, list[int]]:
-    """Drop the units that cost more than the change of the output, to first order, is worth.
+def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], scale: float) -> tuple[Parts, list[int]]:
+    """Return the parts without the units that cost more than the change of the output, to first order, is worth.
 
-    How many are kept is decided by :func:`~bnrank.discovery.compression.costs.cheapest`.
-
-    What a dropped unit gave is written as linear in those kept, by least squares on the samples, and multiplied into
-    the reader. Parts are done in order, each fitted on what reaches it after those before were narrowed, towards what
-    reached it before: later fits make up for earlier errors.
+    :func:`~bnrank.discovery.compression.costs.cheapest` decides how many are kept. A removed unit is written as linear
+    in those kept, by least squares on the samples, and multiplied into the reader. Parts are done in order, each fitted
+    from its input after the preceding ones were narrowed to its original input: later fits correct earlier errors.
 
     Returns
     -------
@@ -136,7 +105,7 @@ def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], threshold: f
             i, j = ranking.place, ranking.reader
             value, done = run(new[done:i], value), i
             prices = ranking.price * torch.arange(1, len(ranking.tails), dtype=torch.float64)
-            count = 1 + cheapest(prices, ranking.tails[1:], threshold * judge.scale)
+            count = 1 + cheapest(prices, ranking.tails[1:], scale * judge.scale)
             kept.append(count)
             if count == len(ranking.order):
                 continue
@@ -153,7 +122,7 @@ def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], threshold: f
 
 
 def _rewritten(reader: Any, target: Tensor, present: Tensor, constant: bool) -> nn.Module:
-    """Return the reader for inputs of which ``target`` is nearly a linear function."""
+    """Return the reader for inputs ``present``, of which its original input ``target`` is nearly a linear function."""
     shift = target.mean(0), present.mean(0)
     a, b = (present - shift[1], target - shift[0]) if constant else (present, target)
     gram = a.T @ a
@@ -165,23 +134,27 @@ def _rewritten(reader: Any, target: Tensor, present: Tensor, constant: bool) -> 
     if constant:
         offset = weight.sum(2) @ (shift[0] - shift[1] @ mixing)
         bias = offset if bias is None else bias + offset
-    shape = (len(weight), -1) if isinstance(reader, nn.Linear) else (len(weight), -1, *reader.weight.shape[2:])
-    return cast(nn.Module, with_weight(reader, mixed.reshape(shape), bias))
+    return reading_units(reader, mixed, bias)
+
+
+def reading_units(reader: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """Return a reader with other parameters; its weight is given by unit, (out, units, weights of a unit)."""
+    return cast(nn.Module, with_weight(reader, weight.reshape(len(weight), -1, *reader.weight.shape[2:]), bias))
 
 
 def unit_rows(parts: Sequence[nn.Module], i: int, j: int, given: Tensor, read: Tensor) -> Tensor | None:
-    """Return what part j reads as rows over samples and places and columns over the units of part i.
+    """Return the input of part j as rows over samples and positions and columns over the units of part i.
 
-    None where the parts between mix units, or do to each something of its own.
+    None where the parts between mix units, or treat them differently.
     """
     between = parts[i + 1 : j]
     flat = [part for part in between if type(part) is nn.Flatten]
-    if any(not (type(part) in ACTIVATIONS or type(part) is nn.Flatten or type(part) in _POOLING) for part in between):
+    if any(not (type(part) in ACTIVATIONS or type(part) is nn.Flatten or type(part) in POOLING) for part in between):
         return None
     if any(part.start_dim != 1 or part.end_dim not in (-1, given.ndim - 1) for part in flat):
         return None
     if isinstance(parts[i], nn.Linear):
-        pools = any(type(part) in _POOLING for part in between)
+        pools = any(type(part) in POOLING for part in between)
         if not isinstance(parts[j], nn.Linear) or pools or (flat and given.ndim > 2):
             return None
         return read.reshape(-1, read.shape[-1])
@@ -196,23 +169,19 @@ def unit_rows(parts: Sequence[nn.Module], i: int, j: int, given: Tensor, read: T
 
 
 def takes_constants(reader: nn.Module) -> bool:
-    """Say whether a constant in what a part reads is a constant in what it gives."""
-    if not isinstance(reader, CONVOLUTIONS):
-        return True
-    pads = reader.padding == "same" or (reader.padding != "valid" and any(cast(tuple[int, ...], reader.padding)))
-    return not pads or reader.padding_mode != "zeros"
+    """Return whether a constant input of a part is a constant output."""
+    return not isinstance(reader, CONVOLUTIONS) or reader.padding_mode != "zeros" or not any(pads_of(reader))
 
 
 def by_unit(reader: Any, units: int) -> Tensor:
-    """Return the reader's weight as (out, units, what it reads of each)."""
+    """Return the reader's weight as (out, units, weights of a unit)."""
     return reader.weight.detach().reshape(len(reader.weight), units, -1)
 
 
 def _forward_selection(rows: Tensor, needed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return units in the order of selection and what is left of tr(rows needed rows^T) after each, (units + 1,).
+    """Return units in the order of selection and the remainder of tr(rows needed rows^T) after each, (units + 1,).
 
-    What is left is that of ridge regression, so that units do not count as replaceable by large multiples of
-    differences between others.
+    The remainder is that of ridge regression, so that units are not replaced by large multiples of differences.
     """
     gram = rows.T @ rows
     values, vectors = torch.linalg.eigh(needed)
@@ -239,21 +208,21 @@ def _forward_selection(rows: Tensor, needed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def without_superfluous(parts: Parts, x: Tensor, rtol: float = 1e-9) -> tuple[Parts, int, int]:
-    """Remove units that no input reaches or that reach no output, and merge parallel ones; exact for every input.
+    """Return parts without units that no input reaches or that reach no output, and with parallel ones merged.
 
-    Runs of Linear with one activation go to :func:`bnrank.cost.prune`; a convolution and what reads it are done here: a
-    channel with zero weights is a constant that goes into the reader's bias (where the reader does not pad with
-    zeros, or the constant is 0), and of channels with weights and biases that are positive multiples the reader's
-    columns are added up, where activations are ReLU or leaky ReLU.
+    The function is the same for every input. Runs of Linear with one activation go to :func:`bnrank.cost.prune`. Of a
+    convolution and its reader, a channel with zero weights is a constant that goes into the reader's bias (where the
+    reader does not pad with zeros, or the constant is 0), and of channels with weights and biases that are positive
+    multiples the reader's columns are added, where activations are ReLU or leaky ReLU.
 
     Parameters
     ----------
     parts : tuple of torch.nn.Module
-        Of a segment.
+        Parts of a segment.
     x : Tensor
-        Samples that enter it; only shapes matter.
+        Its input for some samples; only shapes matter.
     rtol : float
-        Two vectors are parallel if, scaled to unit length, they are no farther apart than this.
+        Two vectors are parallel if, scaled to unit length, their distance is at most this.
 
     Returns
     -------
@@ -330,28 +299,27 @@ def _merged_channels(layer: Any, reader: Any, between: list[nn.Module], rtol: fl
     keep = ~gone
     if bool(keep.all()):
         return layer, reader, 0, 0
-    shape = (len(weight), -1) if isinstance(reader, nn.Linear) else (len(weight), -1, *reader.weight.shape[2:])
     shifted = offset if reader.bias is None else reader.bias.detach() + offset
     new_bias = None if reader.bias is None and not bool(offset.any()) else shifted
     slim = with_weight(layer, layer.weight.detach()[keep], None if layer.bias is None else bias[keep])
-    return slim, with_weight(reader, weight[:, keep].reshape(shape), new_bias), int(gone.sum()) - same, same
+    return slim, reading_units(reader, weight[:, keep], new_bias), int(gone.sum()) - same, same
 
 
 SWEEPS = 20
 
 
 def balanced(parts: Parts, x: Tensor) -> Parts:
-    """Rescale neurons and channels so that the weights into each and out of each have the same norm (T14).
+    """Return parts with neurons and channels rescaled so that incoming and outgoing weights have equal norms (T14).
 
-    That needs what stands between to be positively homogeneous; other units stay as they are. For chains of Linear
-    :func:`bnrank.cost.balance` finds the limit by Newton's method; this goes to and fro, and takes convolutions too.
+    Only units followed by positively homogeneous parts are rescaled. For chains of Linear :func:`bnrank.cost.balance`
+    finds the limit by Newton's method; these sweeps include convolutions.
 
     Parameters
     ----------
     parts : tuple of torch.nn.Module
-        Of a segment.
+        Parts of a segment.
     x : Tensor
-        Samples that enter it; only shapes matter.
+        Its input for some samples; only shapes matter.
 
     Returns
     -------
@@ -388,8 +356,6 @@ def _evened(layer: Any, reader: Any) -> tuple[nn.Module, nn.Module]:
     squares = weight.flatten(1).square().sum(1) + (0.0 if bias is None else bias.square())
     out = columns.square().sum((0, 2))
     scale = torch.where((squares > 0) & (out > 0), (out / squares.clamp(min=1e-300)) ** 0.25, torch.ones_like(out))
-    slim = with_weight(
-        layer, weight * scale.reshape(-1, *[1] * (weight.ndim - 1)), None if bias is None else bias * scale
-    )
-    divided = (columns / scale[:, None]).reshape(reader.weight.shape)
-    return slim, with_weight(reader, divided, None if reader.bias is None else reader.bias.detach())
+    scaled = weight * scale.reshape(-1, *[1] * (weight.ndim - 1))
+    slim = with_weight(layer, scaled, None if bias is None else bias * scale)
+    return slim, reading_units(reader, columns / scale[:, None], None if reader.bias is None else reader.bias.detach())

@@ -14,11 +14,9 @@ from bnrank.discovery.compression.costs import Counts, cheapest, cost, share
 from bnrank.discovery.compression.fits import AffineFit, equivariant_fit, fit, pair, pointwise_pair
 from bnrank.discovery.compression.judging import Judge, channel_rows
 
-__all__ = ["Collapse", "Collapsing", "factored"]
-
 TRIES = 5  # ranks tried for a pair of layers
-AHEAD = 2  # layers looked beyond the first that cannot be reached
-LARGEST = 4e8  # N n1 min(N, n1): what an SVD may cost, so that none takes longer than seconds
+AHEAD = 2  # layers tried beyond the first that fails
+MAX_SVD = 4e8  # N n1 min(N, n1), the cost of an SVD: at most seconds
 
 
 @dataclass(frozen=True)
@@ -28,17 +26,17 @@ class Collapse:
     Attributes
     ----------
     first, last : int
-        Linear parts, counted from 1, from the one that is multiplied into the map to the one whose output it gives.
+        Linear parts, counted from 1: the map includes both.
     rank : int
         k.
     by : str
         "samples", or "frequency" where the map was fitted frequency by frequency.
     parts : tuple of torch.nn.Module
-        Of the whole segment afterwards.
+        The whole segment afterwards.
     change : float
-        What the judge measured.
+        Measured change of the output.
     cost : float
-        Of the whole segment, see :func:`~bnrank.discovery.compression.costs.cost`.
+        Cost of the whole segment, see :func:`~bnrank.discovery.compression.costs.cost`.
     """
 
     first: int
@@ -51,16 +49,16 @@ class Collapse:
 
 
 class Collapsing:
-    """The search for runs of layers that can be replaced; what limits share is computed once.
+    """The search for runs of layers that can be replaced, with cached fits.
 
     Parameters
     ----------
     judge : Judge
         Measures changes.
     parts : tuple of torch.nn.Module
-        Of the segment.
+        Parts of the segment.
     whole : tuple of int
-        What shares of cost refer to, see :func:`~bnrank.discovery.compression.costs.counts`.
+        The reference of relative costs, see :func:`~bnrank.discovery.compression.costs.counts`.
     """
 
     def __init__(self, judge: Judge, parts: Parts, whole: Counts) -> None:
@@ -69,25 +67,25 @@ class Collapsing:
         self.values, self.metrics = judge.trace(parts), judge.metrics(parts)
         self.now = cost(parts, judge.x, whole)
         self.nearest = math.inf
-        """Least change of the output that a replacement of two layers or more was seen to make."""
+        """Smallest measured change of the output by a replacement of at least two layers."""
         self.skipped = 0
-        """Runs of layers whose values are too many to fit a map between."""
+        """Number of runs of layers with too many values for a fit."""
         self._fitted: dict[tuple[int, int], tuple[str, AffineFit, float] | None] = {}
         self._tried: dict[tuple[int, int, int], Collapse | None] = {}
 
     def best(self, limit: float) -> Collapse | None:
         """Return the cheapest replacement of a run of layers with a change of at most ``limit``; None without any.
 
-        For every first layer p the last one q goes up for as long as a rank is found; which q are tried for p + 1
-        begins there, since a run inside another one that can be replaced can be replaced too. For p and q the least
-        rank within the limit that is cheaper than the layers is taken.
+        For every first layer p the last one q increases while a rank is found; for p + 1 it starts there, since a run
+        inside a replaceable one is replaceable too. For p and q the smallest rank within the limit that is cheaper than
+        the layers is used.
         """
         found: list[Collapse] = []
         reached = 1
         for p in range(len(self.places) - 1):
             misses = 0
             for q in range(max(p + 1, reached), len(self.places)):
-                best = self._least(p, q, limit)
+                best = self._smallest(p, q, limit)
                 if best is not None:
                     found.append(best)
                     reached, misses = q, 0
@@ -97,8 +95,8 @@ class Collapsing:
                     break
         return min(found, key=lambda c: (c.cost, c.change), default=None)
 
-    def _least(self, p: int, q: int, limit: float) -> Collapse | None:
-        """Return the replacement of linear parts p to q (from 0) of least rank within the limit."""
+    def _smallest(self, p: int, q: int, limit: float) -> Collapse | None:
+        """Return the replacement of linear parts p to q (from 0) of smallest rank within the limit."""
         if (p, q) not in self._fitted:
             self._fitted[p, q] = self._fit(self.places[p], self.places[q])
         fit_ = self._fitted[p, q]
@@ -107,9 +105,10 @@ class Collapsing:
         _, fitted, size = fit_
         i, j = self.places[p], self.places[q]
         old = cost(self.parts[i : j + 1], self.values[i], self.whole)
-        most = _largest_rank(self.values[i][0].numel(), self.values[j + 1][0].numel(), old, self.whole)
-        least = int((fitted.tails > limit * size).sum())
-        for k in _schedule(min(least, len(fitted.reading)), min(most, len(fitted.reading))):
+        entries = self.values[i][0].numel() + self.values[j + 1][0].numel()
+        affordable = int(old / share((1, 1, 0), self.whole) / entries)  # larger ranks cost more than the layers
+        rank = len(fitted.reading)
+        for k in _schedule(min(int((fitted.tails > limit * size).sum()), rank), min(affordable, rank)):
             if (p, q, k) not in self._tried:
                 self._tried[p, q, k] = self._replaced(p, q, k)
             found = self._tried[p, q, k]
@@ -130,10 +129,10 @@ class Collapsing:
         return Collapse(p + 1, q + 1, k, fit_[0], new, self.judge(new), price) if price < self.now else None
 
     def _fit(self, i: int, j: int) -> tuple[str, AffineFit, float] | None:
-        """Fit maps from what part i gives to what part j gives; say how, and the size that tails compare with."""
+        """Return how the output of part j was fitted to that of part i, the fit, and the scale of its tails."""
         a, z1, z2 = self.values[i], self.values[i + 1], self.values[j + 1]
         smallest = min(len(a), z1[0].numel())
-        if a.ndim < 2 or len(a) * smallest * max(z1[0].numel(), z2[0].numel()) > LARGEST:
+        if a.ndim < 2 or len(a) * smallest * max(z1[0].numel(), z2[0].numel()) > MAX_SVD:
             self.skipped += 1
             return None
         if convolution(self.parts[i]) and convolution(self.parts[j]):
@@ -145,34 +144,28 @@ class Collapsing:
         return "samples", fitted, float(fitted.tails[0]) if metric is None else self.judge.scale
 
 
-def _largest_rank(n_in: int, n_out: int, old: float, whole: Counts) -> int:
-    """Return the largest rank whose two layers cost less than the old ones."""
-    share = (1 / max(whole[0], 1) + 1 / max(whole[1], 1)) / 3
-    return int(old / share / (n_in + n_out))
-
-
-def _schedule(least: int, most: int) -> list[int]:
-    """Return ranks to try, from the least on in growing steps."""
+def _schedule(smallest: int, largest: int) -> list[int]:
+    """Return ranks to try, ascending in growing steps."""
     ranks: list[int] = []
     step = 1
-    k = least
-    while k <= most and len(ranks) < TRIES:
+    k = smallest
+    while k <= largest and len(ranks) < TRIES:
         ranks.append(k)
         k, step = k + step, step if len(ranks) < 3 else 2 * step
     return ranks
 
 
-RIDGE = 1e-10  # of what a layer gives now against what it gave: nearly the same
-ROWS = 8192  # rows (samples and places of a convolution) that one fit is made on
+RIDGE = 1e-10  # in fits of a layer's original output by its present one, which are nearly equal
+MAX_ROWS = 8192  # (samples and positions of a convolution) of one fit
 
 
-def factored(judge: Judge, parts: Parts, threshold: float, whole: Counts) -> tuple[Parts, list[tuple[int, int]]]:
-    """Replace layers by two where that saves more than the change of the output is worth.
+def factored(judge: Judge, parts: Parts, scale: float, whole: Counts) -> tuple[Parts, list[tuple[int, int]]]:
+    """Return the parts with layers replaced by two where that saves more than the change of the output is worth.
 
     A layer a -> W a + b whose values on the samples lie near c + B t, t in R^k, becomes a -> A W a and t -> c' + B t,
     with t chosen in the metric of the output. For a convolution t has k channels and the second layer is a convolution
-    with one tap. Which rank is best is decided by :func:`~bnrank.discovery.compression.costs.cheapest`, with changes
-    to first order; layers are done in order, each fitted on what reaches it then.
+    with one tap. :func:`~bnrank.discovery.compression.costs.cheapest` decides the rank, with changes to first order;
+    layers are done in order, each fitted on its input at that point.
 
     Returns
     -------
@@ -194,9 +187,9 @@ def factored(judge: Judge, parts: Parts, threshold: float, whole: Counts) -> tup
                 if i in metrics and alone[i]:
                     out = part(value)
                     z1, z2 = channel_rows(part, out), channel_rows(part, old[i + 1])
-                    step = max(1, len(z1) // ROWS)
+                    step = max(1, len(z1) // MAX_ROWS)
                     fitted = fit(z1[::step], z2[::step], metrics[i], RIDGE)
-                    k = _rank(part, fitted, out[0].numel(), threshold * judge.scale, whole)
+                    k = _rank(part, fitted, out[0].numel(), scale * judge.scale, whole)
                     if k is not None:
                         choice = pointwise_pair(part, fitted, k)
                         replaced.append((number, k))
@@ -205,8 +198,8 @@ def factored(judge: Judge, parts: Parts, threshold: float, whole: Counts) -> tup
     return tuple(new), replaced
 
 
-def _rank(part: Any, fitted: AffineFit, entries: int, threshold: float, whole: Counts) -> int | None:
-    """Return the rank that a layer, which gives so many entries per sample, is best cut to; None to leave it."""
+def _rank(part: Any, fitted: AffineFit, entries: int, scale: float, whole: Counts) -> int | None:
+    """Return the best rank of a layer with the given number of output entries; None to leave it."""
     n, taps = len(part.weight), part.weight[0].numel()
     places = entries / n
     bias = 0 if part.bias is None else n
@@ -215,10 +208,10 @@ def _rank(part: Any, fitted: AffineFit, entries: int, threshold: float, whole: C
     ranks = torch.arange(1, len(fitted.tails), dtype=torch.float64)
     prices = torch.cat([torch.tensor([now], dtype=torch.float64), ranks * each + share((n, 0, 2), whole)])
     tails = torch.cat([fitted.tails.new_zeros(1), fitted.tails[1:]])
-    return cheapest(prices, tails, threshold) or None
+    return cheapest(prices, tails, scale) or None
 
 
 def _alone(parts: Parts, i: int) -> bool:
-    """Say whether no linear part stands right before or after part i: such two are a factorization already."""
+    """Return whether no linear part is adjacent to part i: two such are a factorization already."""
     around = itertools.chain(parts[max(i - 1, 0) : i], parts[i + 1 : i + 2])
     return not any(is_linear(part) for part in around)

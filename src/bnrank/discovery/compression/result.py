@@ -35,7 +35,7 @@ class Compressed(Printed):
         Changes, bound, parameters, multiply-adds and latency, before and after.
     steps : tuple of Step
         The steps, in order.
-    untouched : tuple of Skipped
+    skipped : tuple of Skipped
         The parts left as they are, each with the reason.
     reason : str
         Why no bottleneck was collapsed, by segment; empty where one was in every segment.
@@ -47,7 +47,7 @@ class Compressed(Printed):
     network: nn.Module
     certificate: Certificate
     steps: tuple[Step, ...]
-    untouched: tuple[Skipped, ...]
+    skipped: tuple[Skipped, ...]
     reason: str
     plan: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -84,11 +84,11 @@ class Compressed(Printed):
             for step in self.steps
         ]
         lines += [self.reason] if self.reason else []
-        lines += [f"untouched {u.name or 'the module'} ({u.type}): {u.reason}" for u in self.untouched]
+        lines += [f"skipped {u.name or 'the module'} ({u.type}): {u.reason}" for u in self.skipped]
         return "\n".join([*lines, str(self.certificate)])
 
 
-def replace(net: nn.Module, name: str, segment: nn.Module) -> nn.Module:
+def replaced(net: nn.Module, name: str, segment: nn.Module) -> nn.Module:
     """Return the module with a submodule replaced, in place; the segment itself for the name ""."""
     if not name:
         return segment
@@ -118,7 +118,7 @@ def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Mo
     network = copy.deepcopy(net) if net is not None else nn.Module()
     try:
         for name, layers in plan.items():
-            network = replace(network, name, rebuild(layers))
+            network = replaced(network, name, rebuild(layers))
         floating = next((t.dtype for t in stored.tensors.values() if t.is_floating_point()), torch.float32)
         network = network.to(floating)
         network.load_state_dict(stored.tensors)

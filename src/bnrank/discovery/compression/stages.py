@@ -1,4 +1,4 @@
-"""The order in which a segment is cut down: collapse, narrow, factor, each within a share of the tolerance."""
+"""The stages of a reduction: collapse, narrow, factor, each within a share of the tolerance."""
 
 from __future__ import annotations
 
@@ -13,32 +13,30 @@ from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.neurons import Ranking, balanced, narrowed, rankings, without_superfluous
 from bnrank.discovery.compression.replacements import Collapsing, factored
 
-__all__ = ["Cut", "Step", "cut_down"]
-
 T = TypeVar("T")
 
-TRIALS = 8  # thresholds that are tried for a share of the tolerance
+TRIALS = 8  # scales of the change tried for a share of the tolerance
 START = 8.0  # times the share of the tolerance: the first of them
-COLLAPSE_SHARES = (0.3, 0.6, 0.85)  # of the tolerance, as are the next
+COLLAPSE_SHARES = (0.3, 0.6, 0.85)  # of the tolerance, as below
 NARROW_SHARES = (0.6, 0.9)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing done to a segment.
+    """One step of the reduction of a segment.
 
     Attributes
     ----------
     kind : str
         "fold", "prune", "collapse", "narrow", "factor" or "tune".
     where : str
-        The segment, "" for the whole module, and linear parts in it, counted from 1 as they were before the step.
+        The segment, "" for the whole module, and its linear parts, counted from 1 before the step.
     what : str
-        In words.
+        Description.
     change : float
-        Of the module's output after this step, on the samples that decided, see :class:`Judge`; 0 where exact.
+        Change of the module's output after this step, on the samples that decided, see :class:`Judge`; 0 where exact.
     rank : int or None
-        Of a collapse.
+        Rank of a collapse.
     """
 
     kind: str
@@ -50,20 +48,20 @@ class Step:
 
 @dataclass(frozen=True)
 class Cut:
-    """A segment cut down, what was done, and what was not.
+    """A reduced segment, with the steps and the reason for steps not taken.
 
     Attributes
     ----------
     parts : tuple of torch.nn.Module
-        Afterwards.
+        The reduced segment.
     steps : tuple of Step
         In order.
     cost : float
-        Mean of the shares of parameters, multiply-adds and linear parts.
+        Mean of the relative numbers of parameters, multiply-adds and linear parts.
     change : float
-        What the judge measured.
+        Measured change of the output.
     reason : str
-        Why nothing was collapsed, and why every neuron or channel stays where so; empty where something was collapsed.
+        Why nothing was collapsed, and, where so, why every neuron or channel stays; empty after a collapse.
     """
 
     parts: Parts
@@ -74,10 +72,10 @@ class Cut:
 
 
 def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
-    """Find the cheapest replacement of a segment within the tolerance.
+    """Return the cheapest replacement of a segment within the tolerance.
 
-    Exact removals come first. Then runs of layers are collapsed within a share of the tolerance, what remains is
-    narrowed, and what remains then is factored, for several shares; the cheapest outcome wins.
+    Exact removals come first. For several shares of the tolerance, runs of layers are then collapsed, and the result
+    is narrowed and factored; the cheapest outcome wins.
     """
     whole = counts(parts, judge.x)
     slim, removed, merged = without_superfluous(parts, judge.x)
@@ -112,7 +110,7 @@ def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
 
 
 def _reason(parts: Parts, collapsible: bool, search: Collapsing, tol: float) -> str:
-    """Say why nothing was collapsed."""
+    """Return the reason why nothing was collapsed."""
     if sum(map(is_linear, parts)) < 2:
         return "no bottleneck across depth: a single linear layer"
     if collapsible:
@@ -128,7 +126,7 @@ def _reason(parts: Parts, collapsible: bool, search: Collapsing, tol: float) -> 
 
 
 def _all_kept(parts: Parts, ranked: list[Ranking], scale: float, tol: float) -> str:
-    """Say why no neuron or channel was left out; nothing where there are none between two layers."""
+    """Return the reason why no neuron or channel was removed; "" where there are none between two layers."""
     linear = [part for part in parts if is_linear(part)]
     if len(linear) < 2:
         return ""
@@ -174,22 +172,22 @@ def _narrowed_and_factored(
 
 
 def _most(judge: Judge, make: Callable[[float], tuple[Parts, T]], limit: float) -> tuple[Parts, T, float] | None:
-    """Return what the largest threshold gives that keeps the change within the limit; None where none does.
+    """Return the outcome of the largest scale that keeps the change within the limit; None where none does.
 
-    Thresholds go down by factors of 4 from START times the limit to the first that will do, then the gap is bisected.
+    Scales decrease by factors of 4 from START times the limit to the first that does, then the gap is bisected.
     """
-    threshold, above, best = START * limit, math.inf, None
+    scale, above, best = START * limit, math.inf, None
     for _ in range(TRIALS):
-        parts, about = make(threshold)
+        parts, about = make(scale)
         found = judge(parts)
         if found <= limit:
-            best, below = (parts, about, found), threshold
+            best, below = (parts, about, found), scale
             if above == math.inf:
                 break
-            threshold = math.sqrt(below * above)
+            scale = math.sqrt(below * above)
         else:
-            above = threshold
-            threshold = math.sqrt(below * above) if best is not None else threshold / 4
+            above = scale
+            scale = math.sqrt(below * above) if best is not None else scale / 4
     return best
 
 

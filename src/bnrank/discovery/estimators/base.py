@@ -236,8 +236,8 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             notes.append(f"{still} of the {model.k} components do not vary on these rows: fewer suffice")
         if data.bound == 1 and model.k:
             notes.append(
-                "one output (or two classes): the count is 1 for any function, since the number of outputs bounds it. "
-                f"y depends on {self.n_input_directions_} combination(s) of the inputs"
+                "one output (or two classes): the count is 1 for any function, since it is bounded by the number of "
+                f"outputs. y depends on {self.n_input_directions_} combination(s) of the inputs"
             )
         return tuple(notes)
 

@@ -244,4 +244,5 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of every row, (N,)."""
-        return self.classes_[self._outputs(X).argmax(axis=1)]
+        places = self._outputs(X).argmax(axis=1)
+        return self.classes_[places]

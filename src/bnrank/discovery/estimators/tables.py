@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from scipy.sparse import issparse
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
@@ -64,9 +65,11 @@ def refuse_tables_by_name(table: Any, argument: str) -> None:
     Traceback (most recent call last):
     ValueError: X: got missing values (NaN) in column 1 (1 of 2 rows), expected none; impute them ...
     """
+    if issparse(table):  # refused by scikit-learn
+        return
     try:
         frame = pd.DataFrame(table)
-    except (TypeError, ValueError):  # ragged, sparse or three-dimensional: refused by scikit-learn
+    except (TypeError, ValueError):  # ragged or three-dimensional: refused by scikit-learn
         return
     in_column = np.ndim(table) != 1
     found: dict[str, list[str]] = {kind: [] for kind in REFUSED}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.discovery.storage import plain_array
 from bnrank.discovery.symmetry_search.models import Mean, disagreement, module_of, relative_error, with_columns
 from bnrank.measures.jacobian import Jacobian
 
@@ -244,13 +245,9 @@ def read_problem(
 
 
 def _array(value: Any, name: str) -> Any:
-    """Return the values of a DataFrame or Series as numbers, anything else as it is."""
-    if not hasattr(value, "to_numpy"):
-        return value
-    try:
-        return np.asarray(value.to_numpy(), dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}: got columns that are no numbers ({error}), expected numbers") from error
+    """Return the values of a DataFrame or Series as floats, anything else as it is."""
+    array = plain_array(value, name)
+    return array.astype(np.float64) if hasattr(value, "to_numpy") else array
 
 
 def _names(names: Sequence[str] | None, model: object, x: object, d: int) -> tuple[str, ...]:

@@ -353,7 +353,7 @@ def _compressed(found: Compressed) -> View:
     kept = {
         "parameters": (certificate.parameters, certificate.parameters_before),
         "multiply-adds": (certificate.multiply_adds, certificate.multiply_adds_before),
-        "latency": (certificate.latency.least, certificate.latency_before.least),
+        "latency": (certificate.latency.minimum, certificate.latency_before.minimum),
     }
     left = {name: parts.numbers(100 * after / before) for name, (after, before) in kept.items() if before}
     bars = go.Bar(
