@@ -37,7 +37,7 @@ def test_latency_is_measured_and_said():
     found = latency([slow, fast], torch.ones(3, 1500), batch_size=32, repeats=5)
     assert found[0].median > 3 * found[1].median > 0
     assert all(one.low <= one.median <= one.high for one in found)
-    assert (found[0].batch, found[0].repeats, found[0].dtype, found[0].device) == (32, 5, "float64", "cpu")
+    assert (found[0].batch_size, found[0].repeats, found[0].dtype, found[0].device) == (32, 5, "float64", "cpu")
     with pytest.raises(ValueError, match="repeats"):
         latency([fast], torch.ones(3, 1500), repeats=0)
 

@@ -102,7 +102,7 @@ class Certificate(Printed):
 
     @property
     def share_beyond(self) -> float:
-        """Upper bound, with 95 percent confidence, on the fraction of new samples that change more than the held-out ones.
+        """Upper bound (95 percent confidence) on the fraction of new samples that change more than the held-out ones.
 
         For samples i.i.d. with the n held-out ones: 1 - 0.05^(1/n), for any distribution. The change of a sample is
         ||f^(x) - f(x)||, compared with ``held_out.worst`` times the root mean square output.
