@@ -25,7 +25,7 @@ from bnrank.discovery.estimators.linear import LinearFit, best_linear, linear_ma
 from bnrank.discovery.estimators.path import MAX_ROWS, Budget, Fit, Path, explore, finished, folds_of, train_members
 from bnrank.discovery.estimators.tables import Data, apart
 from bnrank.networks.mlp import MLP, from_layers
-from bnrank.training import train
+from bnrank.training import Record, train
 
 MIN_ROWS = 10  # distinct rows, below which no count is settled
 REPEATED = 0.1  # fraction of the rows with repeated inputs, above which these may carry a count
@@ -254,8 +254,9 @@ def _on_all_rows(net: MLP, data: Data, ridge: float) -> MLP:
     So close to a minimum a few full gradients are enough: on 100,000 rows 60 of them reached R^2 0.664, and ten epochs
     of Adam on mini-batches of 256, which take longer, 0.662.
     """
-    how = {"optimizer": "kfac-lbfgs", "steps": LAST_STEPS, "record_every": LAST_STEPS}
-    trained = finished(train(net, data.task(), ridge=ridge, top_k=1, progress=False, **how))  # type: ignore[arg-type]
+    record = Record(every=LAST_STEPS, top_k=1)
+    run = train(net, data.task(), ridge=ridge, optimizer="kfac-lbfgs", steps=LAST_STEPS, record=record, progress=False)
+    trained = finished(run)
     assert isinstance(trained, MLP)
     return trained
 
@@ -274,7 +275,8 @@ def polish(net: MLP, data: Data, layer: int, k: int, ridge: float, steps: int) -
     task = data.task()
     split = coordinates_of(net, task.x, layer, k)
     both = nn.Sequential(split.encoder.float(), split.decoder.float())
-    run = train(both, task, ridge=ridge, steps=steps, optimizer="lbfgs", record_every=steps, top_k=1, progress=False)
+    record = Record(every=steps, top_k=1)
+    run = train(both, task, ridge=ridge, steps=steps, optimizer="lbfgs", record=record, progress=False)
     trained = finished(run)
     assert isinstance(trained, nn.Sequential)
     g, h = trained.double()

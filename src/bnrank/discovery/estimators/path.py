@@ -12,10 +12,10 @@ from torch import nn
 from bnrank.discovery.estimators.bottleneck import Truncation, truncate
 from bnrank.discovery.estimators.counts import Trial, by_group, is_better, smallest_within_error, standard_error
 from bnrank.discovery.estimators.tables import Data, apart
-from bnrank.measures import bottleneck
+from bnrank.measures import bottlenecks
 from bnrank.measures.spectra import weight_singular_values
 from bnrank.networks.mlp import MLP
-from bnrank.training import Run, train
+from bnrank.training import Adam, Record, Run, Stop, train
 
 FEW = 30  # rows, below which only linear maps are fitted
 MAX_ROWS = 4000  # used by the path over ridges
@@ -58,11 +58,9 @@ class Budget:
     shallow: int = 0
 
     @property
-    def optimizer(self) -> dict[str, object]:
-        """Arguments of the trainer: Adam alone, with larger and then decaying steps, where steps are few."""
-        if self.steps <= 200:
-            return {"optimizer": "adam", "lr": 1e-2, "schedule": "cosine"}
-        return {"optimizer": "adam+kfac-lbfgs"}
+    def optimizer(self) -> str | Adam:
+        """The optimizer: Adam alone, with larger and then decaying steps, where steps are few."""
+        return Adam(1e-2, "cosine") if self.steps <= 200 else "adam+kfac-lbfgs"
 
 
 def budget_for(n: int, d_in: int, d_out: int, bound: int) -> Budget:
@@ -282,12 +280,10 @@ def train_members(
         task,
         ridge=[ridge for ridge, _ in members],
         seed=[seed for _, seed in members],
-        steps=plan.steps,
-        record_every=max(min(plan.steps, 100), 1),
-        top_k=1,
-        stop_gradient=1e-3,
+        steps=Stop(plan.steps, gradient_norm=1e-3),
+        record=Record(every=max(min(plan.steps, 100), 1), top_k=1),
         progress=False,
-        **plan.optimizer,  # type: ignore[arg-type]
+        optimizer=plan.optimizer,
     )
     others = None if held_out is None else (torch.from_numpy(held_out.x), held_out.y)
     fits = []
@@ -296,7 +292,7 @@ def train_members(
         assert isinstance(network, MLP)
         if data.classes:
             center_logits(network)
-        rank = bottleneck.detect(weight_singular_values(network)).rank
+        rank = bottlenecks.detect(weight_singular_values(network)).rank
         truncation = truncate(network, task.x, data.bound, others, data.classes)
         fits.append(Fit(ridge, plan.depth, seed, fold, network, float(run.summary.loss[i]), rank, truncation))
     return fits
