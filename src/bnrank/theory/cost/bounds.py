@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from bnrank._core import linalg, validation
 from bnrank.theory.cost.search import Domain, Function, maximize
 
-__all__ = ["LowerBound", "R1LowerBound", "lower_bound", "r1_lower_bound"]
-
 RANK_FIRST = 1e4  # more than any difference of log pseudo-determinants: the largest rank is searched for first
 
 

@@ -16,8 +16,6 @@ from bnrank.theory.cost.pruning import prune
 from bnrank.theory.cost.rescaling import balance
 from bnrank.theory.cost.search import KINK, Domain, every_region, parameters, slopes_of
 
-__all__ = ["CostBracket", "bracket"]
-
 MARGIN = 1e-3  # of 1 + |x|: how far beside the samples an affine network is still the function
 EQUAL = 1e-9  # of the upper bound, or of the largest output: what rounding explains
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from bnrank._core import linalg, validation
 
-__all__ = ["Corrections", "diagonal", "linear", "linear_corrections", "remainder_bound"]
-
 
 class Corrections(NamedTuple):
     """The first terms of R(A; L) = L R0 + R1 + R2 / L + O(1 / L^2) (T3).

@@ -13,8 +13,6 @@ from scipy import stats
 
 from bnrank._core import validation
 
-__all__ = ["Expansion", "expand"]
-
 Array = NDArray[Any]  # float64
 LEVEL = 0.95  # of the intervals
 ALPHA = 0.01  # a misfit as large as this or larger comes about by chance this often

@@ -13,8 +13,6 @@ from bnrank.networks.functional import check_finite, example
 from bnrank.networks.mlp import MLP
 from bnrank.theory.cost.bounds import Certified
 
-__all__ = ["TwoPointBound", "two_point"]
-
 
 class TwoPointBound(Certified):
     """A lower bound on ||theta||^2 from two points: a float, with what it is made of.

@@ -11,8 +11,6 @@ from bnrank._core import validation
 from bnrank.networks.mlp import MLP
 from bnrank.theory.cost.rescaling import Array, Arrays, Mask
 
-__all__ = ["Pruned", "prune"]
-
 EPS = float(np.finfo(float).eps)
 
 

@@ -18,8 +18,6 @@ from bnrank.networks.chain import read_chain
 from bnrank.networks.functional import unwrap
 from bnrank.networks.mlp import MLP, from_layers
 
-__all__ = ["Balancing", "balance", "balancing"]
-
 Array = NDArray[Any]  # float64
 Mask = NDArray[np.bool_]
 Scale = tuple[Array, NDArray[Any]]  # c = m 2^e of every neuron of a layer: products over many layers stay finite

@@ -18,8 +18,6 @@ from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite, example
 from bnrank.networks.mlp import MLP, leaky_relu
 
-__all__ = ["Domain", "Found", "Function", "maximize"]
-
 KEPT = 8  # best points from which the search goes on
 PATIENCE = 3  # times without a better point
 STEPS = 32  # new points from each of them

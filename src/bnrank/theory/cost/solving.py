@@ -18,8 +18,6 @@ from bnrank.theory.cost.pruning import prune
 from bnrank.theory.cost.rescaling import Array, Arrays
 from bnrank.training import train
 
-__all__ = ["Solution", "solve"]
-
 RIDGES = (1e-1, 1e-2)  # of the two stages, in units of mean ||y||^2 / L
 SPREAD = 1e-3  # the last start's ridge over the first's: a large ridge loses small directions, a small one is slow
 POLISHED = 3  # best starts that are polished

@@ -15,8 +15,6 @@ from bnrank.networks.constructions import deepen_escape
 from bnrank.networks.mlp import MLP
 from bnrank.theory.escape import reading
 
-__all__ = ["EscapeDirection", "Measures", "deepen", "measures", "speed"]
-
 Array = np.ndarray
 
 

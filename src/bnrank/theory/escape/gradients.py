@@ -12,8 +12,6 @@ from torch import Tensor
 from bnrank._core import validation
 from bnrank.training.losses import cost_and_gradient
 
-__all__ = ["Loss", "gradient_at", "output_gradient"]
-
 Loss = str | Callable[..., Any]
 NAMED = ("mse", "cross_entropy")
 

@@ -19,8 +19,6 @@ from bnrank.theory.escape.one_neuron import OneNeuron, Options, fastest
 from bnrank.theory.escape.passes import Pass
 from bnrank.theory.escape.reading import bias_free
 
-__all__ = ["JoinRate", "exit_time", "join_rate"]
-
 SMALL = 0.03  # of the largest part in the chain: neurons that may join in any case
 
 TURNS = 5  # of the outgoing direction, at kinks

@@ -30,8 +30,6 @@ from bnrank.theory.escape.direction import speed as speed_of
 from bnrank.theory.escape.reading import check_depth
 from bnrank.training import Flow
 
-__all__ = ["FirstEscape", "blow_up_time", "first_escape", "norm_at", "time_to"]
-
 Numbers: TypeAlias = "float | Sequence[float] | np.ndarray | Tensor"
 
 

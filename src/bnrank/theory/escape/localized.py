@@ -20,8 +20,6 @@ from bnrank.networks.constructions import deepen_escape
 from bnrank.networks.mlp import MLP
 from bnrank.theory.verdicts import NotApplicable
 
-__all__ = ["Localized", "localized", "nonnegative_part", "one_deeper"]
-
 CHUNK = 2**12  # samples at a time
 ROUNDING = 1e-14  # of ||A||: rounding error of its distance from rank one
 ALTERNATIONS = (10, 200)  # of the search for a non-negative part of rank one, at least and at most

@@ -14,8 +14,6 @@ from bnrank.theory.escape import reading
 from bnrank.theory.escape.one_neuron_bounds import branch_and_bound, norm_bound
 from bnrank.theory.escape.one_neuron_search import Neuron, ascend, best_on_circle
 
-__all__ = ["OneNeuron", "Options", "fastest", "one_neuron_speed", "rank_one_speed"]
-
 BRANCHING_RANK = 5  # of the inputs, up to which cones are searched
 ZERO = 1e-14  # times ||X||_op ||G||_op counts as 0
 SMALLEST = 1e-290  # size of a speed

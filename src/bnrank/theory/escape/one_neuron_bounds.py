@@ -9,8 +9,6 @@ import numpy as np
 
 from bnrank.theory.escape.one_neuron_search import Neuron
 
-__all__ = ["Search", "branch_and_bound", "norm_bound"]
-
 BATCH = 64  # cones split at a time
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Neuron", "ascend", "best_on_circle"]
-
 ENTRIES = 2**22  # numbers held at a time: 32 MiB
 POLISHED = 4  # ascents that are continued on great circles
 MAX_CIRCLES = 60  # great circles of each

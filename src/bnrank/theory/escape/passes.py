@@ -12,8 +12,6 @@ from bnrank.networks.chain import Chain
 from bnrank.networks.mlp import leaky_relu
 from bnrank.theory.escape.gradients import Loss, gradient_at
 
-__all__ = ["Pass"]
-
 
 class Pass:
     """Activations and loss gradients of a bias-free network on some samples.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from bnrank.theory.escape.stationarity import Stationarity, of_weights
 
-__all__ = ["grow", "reduce", "snap"]
-
 Array = np.ndarray
 TOLERANCES = (1e-8, 1e-6, 1e-4)  # that a kink counts as active at, tried in turn
 LARGEST = 1200  # unknowns

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.chain import Chain, read_chain
 
-__all__ = ["bias_free", "check_depth", "data", "network", "scaled"]
-
 Array = np.ndarray
 
 

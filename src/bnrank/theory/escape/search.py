@@ -19,8 +19,6 @@ from bnrank.theory.escape.descent import Batch
 from bnrank.theory.escape.direction import EscapeDirection, measures
 from bnrank.theory.escape.stationarity import Stationarity, of_weights
 
-__all__ = ["Steps", "find"]
-
 Array = np.ndarray
 STARTS = ("gaussian", "rank one")
 CONSTANT = 0.5  # of the steps, before they decay

@@ -7,22 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import lsq_linear
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.theory.escape import reading, ties
-from bnrank.theory.escape.ties import Ties
-
-__all__ = ["KINK_RTOL", "Stationarity", "examine", "of_weights", "residual"]
+from bnrank.theory.escape import reading
 
 Array = np.ndarray
 KINK_RTOL = 1e-6
 BLOCK = 1 << 24  # entries of the activations, and of the matrix of derivatives, that are held at a time
-MOST = 3000  # kinks that are optimized over
+MAX_KINKS = 3000  # that are optimized over
 FEW = 100  # kinks up to which more starts are tried
 EXACT = 300  # kinks up to which a bounded problem is solved by an active-set method
 STEPS = 50
+DIGITS = 11  # to which the directions of samples agree
 ENOUGH = 1e-12  # relative residual
 
 
@@ -134,60 +131,84 @@ def of_weights(
     """Return what :func:`examine` does for W_1, ..., W_L on the sphere ||theta||^2 = L."""
     x, g, units = reading.scaled(x, g)
     size = max(1, BLOCK // sum(len(w) for w in weights))
-    smooth = [np.zeros_like(w) for w in weights]  # from samples that no kink touches
-    plain = [np.zeros_like(w) for w in weights]
+    smooth, plain = ([np.zeros_like(w) for w in weights] for _ in range(2))  # smooth: from samples without a kink
     touched = []
     for begin in range(0, len(x), size):
         block = _Samples(weights, x[begin : begin + size], g[begin : begin + size], slope, kink_rtol)
-        for total, part in zip(plain, block.ascent(block.plain), strict=True):
-            total += part
-        at = block.samples_at_kinks()
-        touched.append(begin + at)
-        keep = np.ones(block.x.shape[0], dtype=bool)
-        keep[at] = False
-        for total, part in zip(smooth, block.ascent(block.plain, keep), strict=True):
-            total += part
+        at_kinks = np.any([np.isfinite(near).any(0) for near in block.near], axis=0)
+        touched.append(begin + np.flatnonzero(at_kinks))
+        for totals, keep in ((plain, slice(None)), (smooth, ~at_kinks)):
+            for total, part in zip(totals, block.ascent(block.plain, keep), strict=True):
+                total += part
     scale = float((weights[-1] * plain[-1]).sum())  # s of the scaled data
     if not scale > 0:
         return Stationarity(math.inf, math.inf, scale * units)
-    missing = [w * -scale for w in weights]
     unit = scale * math.sqrt(len(weights))
-    plain_value = _norm([a + b for a, b in zip(plain, missing, strict=True)]) / unit
+    plain_value = _norm([p - scale * w for p, w in zip(plain, weights, strict=True)]) / unit
     where = np.concatenate(touched)
     if not len(where):
         return Stationarity(plain_value, plain_value, scale * units)
-    rest = [a + b for a, b in zip(smooth, missing, strict=True)]
+    rest = [p - scale * w for p, w in zip(smooth, weights, strict=True)]
     near = _Samples(weights, x[where], g[where], slope, kink_rtol)
     kinks = near.kinks()
-    tied = _tied(near, kinks)
-    alphas, value = _least(near, kinks, tied, rest)
+    alphas, value = _least(near, kinks, rest)
     return Stationarity(
-        value / unit,
-        plain_value,
-        scale * units,
-        len(alphas),
-        np.concatenate([np.full(len(k.neurons), k.layer + 1) for k in kinks]),
-        np.concatenate([k.neurons for k in kinks]),
-        where[np.concatenate([k.samples for k in kinks])],
-        alphas,
-        tied.groups,
-        tied.sides,
+        residual=value / unit,
+        plain=plain_value,
+        speed=scale * units,
+        kinks=len(alphas),
+        layers=kinks.layers + 1,
+        neurons=kinks.neurons,
+        samples=where[kinks.samples],
+        derivatives=alphas,
+        groups=kinks.groups,
+        sides=kinks.sides,
     )
 
 
 @dataclass(frozen=True)
 class _Kinks:
-    """The kinks of one hidden layer, counted from 0."""
+    """Pairs of a neuron and a sample with preactivation 0, in groups with one unknown alpha each.
 
-    layer: int
+    The derivative is alpha on side 1 and 1 + slope - alpha on side -1.
+    """
+
+    layers: Array  # of each kink, from 0
     neurons: Array
     samples: Array
+    groups: Array
+    sides: Array
+    first: Array  # kink of each group; its side is 1
+    slope: float
 
+    @classmethod
+    def tied(cls, layers: Array, neurons: Array, samples: Array, x: Array, slope: float) -> _Kinks:
+        """Tie the kinks of a neuron with samples c x, for c > 0, in layer 0 for c < 0 too; no row of x is 0.
 
-def _tied(near: _Samples, kinks: Sequence[_Kinks]) -> Ties:
-    layers = np.concatenate([np.full(len(k.neurons), k.layer) for k in kinks])
-    neurons, samples = (np.concatenate([getattr(k, name) for k in kinks]) for name in ("neurons", "samples"))
-    return ties.of(layers, neurons, samples, near.x, near.slope)
+        Positive homogeneity gives sigma(Z_l) of c x, c > 0, as c times that of x, whatever the weights. After layer 0
+        this is not so for c < 0; and activations that happen to be multiples, of samples that are not, need not stay
+        so when the weights change.
+        """
+        directions = x / np.abs(x).max(1, keepdims=True)
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        side = np.where(directions @ np.random.default_rng(0).normal(size=directions.shape[1]) >= 0, 1, -1)
+        _, line = np.unique(np.round(directions * side[:, None], DIGITS) + 0.0, axis=0, return_inverse=True)
+        sides = side[samples]
+        keys = np.stack([layers, neurons, line.ravel()[samples], np.where(layers > 0, sides, 0)])
+        _, first, groups = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+        order = np.argsort(first)  # groups in the order of their kinks
+        groups, first = np.argsort(order)[groups.ravel()], first[order]
+        return cls(layers, neurons, samples, groups, sides * sides[first][groups], first, slope)
+
+    def derivatives(self, free: Array) -> Array:
+        """Return the derivatives at all kinks for the unknowns of the groups."""
+        return np.where(self.sides > 0, free[self.groups], 1 + self.slope - free[self.groups])
+
+    def matrix(self) -> Array:
+        """Return the Jacobian of :meth:`derivatives`, (kinks, groups)."""
+        result = np.zeros((len(self.groups), len(self.first)))
+        result[np.arange(len(result)), self.groups] = self.sides
+        return result
 
 
 class _Samples:
@@ -197,9 +218,9 @@ class _Samples:
         self.weights, self.x, self.g, self.slope = weights, x, g, slope
         self.inputs = [x.T]  # a_0, ..., a_{L-1}, (n_l, N)
         self.plain: list[Array] = []  # derivatives, (n_l, N)
-        self.near: list[Array] = []  # how near to a kink, at most 1; inf where it is none that matters
+        self.near: list[Array] = []  # |z| over its tolerance, at most 1 at a kink; inf where there is none that matters
         open_ = x.any(1)  # samples whose gradient at the layer's outputs matters to a weight before
-        unsure = np.zeros_like(x.T)  # by how much an activation may be off as its preactivation counts as 0
+        unsure = np.zeros_like(x.T)  # error of an activation whose preactivation counts as 0
         for w in weights[:-1]:
             a = self.inputs[-1]
             z = w @ a
@@ -215,23 +236,21 @@ class _Samples:
         for near, below in zip(self.near, self.deltas(halves)[1], strict=True):
             near[below == 0] = np.inf  # the loss does not depend on this neuron
 
-    def samples_at_kinks(self) -> Array:
-        """Return the numbers of the samples with a kink."""
-        return np.flatnonzero(np.any([np.isfinite(near).any(0) for near in self.near], axis=0))
-
-    def kinks(self) -> list[_Kinks]:
+    def kinks(self) -> _Kinks:
         """Return the kinks layer by layer, of too many the nearest."""
         values = np.concatenate([near[np.isfinite(near)] for near in self.near])
-        limit = np.inf if len(values) <= MOST else np.partition(values, MOST)[MOST]
-        found = [near < limit for near in self.near]
-        return [_Kinks(layer, *np.nonzero(at)) for layer, at in enumerate(found)]
+        limit = np.inf if len(values) <= MAX_KINKS else np.partition(values, MAX_KINKS)[MAX_KINKS]
+        found = [np.nonzero(near < limit) for near in self.near]
+        layers = np.repeat(np.arange(len(found)), [len(neurons) for neurons, _ in found])
+        neurons, samples = np.concatenate(found, axis=1)
+        return _Kinks.tied(layers, neurons, samples, self.x, self.slope)
 
-    def with_alphas(self, kinks: Sequence[_Kinks], alphas: Array) -> list[Array]:
+    def with_alphas(self, kinks: _Kinks, alphas: Array) -> list[Array]:
         """Return the derivatives with those at kinks replaced."""
-        result, begin = [d.copy() for d in self.plain], 0
-        for k in kinks:
-            result[k.layer][k.neurons, k.samples] = alphas[begin : begin + len(k.neurons)]
-            begin += len(k.neurons)
+        result = [d.copy() for d in self.plain]
+        for layer, derivatives in enumerate(result):
+            at = kinks.layers == layer
+            derivatives[kinks.neurons[at], kinks.samples[at]] = alphas[at]
         return result
 
     def deltas(self, derivatives: Sequence[Array]) -> tuple[list[Array], list[Array]]:
@@ -247,26 +266,21 @@ class _Samples:
         deltas, _ = self.deltas(derivatives)
         return [d[:, keep] @ a[:, keep].T for d, a in zip(deltas, self.inputs, strict=True)]
 
-    def columns(self, derivatives: Sequence[Array], kinks: Sequence[_Kinks]) -> list[tuple[Array, Array]]:
+    def columns(self, derivatives: Sequence[Array], kinks: _Kinks) -> list[tuple[Array, Array]]:
         """Return, for each hidden layer, the derivatives of -dL0/dW_l in all alphas as products u a^T of vectors.
 
         u is (kinks, n_l), a (kinks, n_{l-1}); of kinks in layers before l, u is 0.
         """
         _, below = self.deltas(derivatives)
-        total = sum(len(k.neurons) for k in kinks)
-        at = np.concatenate([k.samples for k in kinks])
         result = []
-        u = np.zeros((total, len(self.weights[-1])))
-        end = total
-        for layer in reversed(range(len(kinks))):
-            k = kinks[layer]
-            u = (u @ self.weights[layer + 1]) * derivatives[layer].T[at]
-            rows = np.arange(end - len(k.neurons), end)
-            u[rows] = 0
-            u[rows, k.neurons] = below[layer][k.neurons, k.samples]
-            u[: end - len(k.neurons)] = 0
-            end -= len(k.neurons)
-            result.append((u, self.inputs[layer].T[at]))
+        u = np.zeros((len(kinks.layers), len(self.weights[-1])))
+        for layer in reversed(range(len(below))):
+            u = (u @ self.weights[layer + 1]) * derivatives[layer].T[kinks.samples]
+            u[kinks.layers <= layer] = 0
+            rows = np.flatnonzero(kinks.layers == layer)
+            neurons = kinks.neurons[rows]
+            u[rows, neurons] = below[layer][neurons, kinks.samples[rows]]
+            result.append((u, self.inputs[layer].T[kinks.samples]))
         return result[::-1]
 
 
@@ -274,44 +288,42 @@ def _norm(parts: Sequence[Array]) -> float:
     return math.sqrt(sum(float((p * p).sum()) for p in parts))
 
 
-def _least(near: _Samples, kinks: list[_Kinks], tied: Ties, rest: list[Array]) -> tuple[Array, float]:
+def _least(near: _Samples, kinks: _Kinks, rest: list[Array]) -> tuple[Array, float]:
     """Minimize || rest + ascent(alphas) || from several starts: with kinks in several layers there are local minima."""
-    count, free, slope = len(tied.groups), len(tied.first), near.slope
-    layers = sum(bool(len(k.neurons)) for k in kinks)
+    count, free, slope = len(kinks.groups), len(kinks.first), near.slope
+    several = len(np.unique(kinks.layers)) > 1
     starts = [np.full(free, (1 + slope) / 2)]
-    plain = np.concatenate([near.plain[k.layer][k.neurons, k.samples] for k in kinks])[tied.first]
-    if layers > 1 and count <= EXACT:  # ones let the kinks of one layer decide; the others break ties
+    at = np.stack([kinks.layers, kinks.neurons, kinks.samples], 1)[kinks.first]
+    plain = np.array([near.plain[layer][neuron, sample] for layer, neuron, sample in at])
+    if several and count <= EXACT:  # ones let the kinks of one layer decide; the others break ties
         rng = np.random.default_rng(0)
-        more = 6 if count <= FEW else 0
-        starts += [np.ones(free), *(rng.uniform(min(slope, 1), 1, free) for _ in range(more))]
-    steps = 1 if layers < 2 else STEPS if count <= EXACT else STEPS // 10
+        starts += [np.ones(free), *(rng.uniform(min(slope, 1), 1, free) for _ in range(6 if count <= FEW else 0))]
+    steps = (STEPS if count <= EXACT else STEPS // 10) if several else 1
     best, value = starts[0], math.inf
-    for start, most in [*((start, steps) for start in starts), (plain, 0)]:
-        found, at = _from(start, near, kinks, tied, rest, most)
-        if at < value:
-            best, value = found, at
-        if value <= ENOUGH * math.sqrt(sum(float((r * r).sum()) for r in rest)):
+    for start, limit in [*((start, steps) for start in starts), (plain, 0)]:
+        found, residual = _from(start, near, kinks, rest, limit)
+        if residual < value:
+            best, value = found, residual
+        if value <= ENOUGH * _norm(rest):
             break
-    return tied.all(best), value
+    return kinks.derivatives(best), value
 
 
-def _from(
-    alphas: Array, near: _Samples, kinks: list[_Kinks], tied: Ties, rest: list[Array], steps: int
-) -> tuple[Array, float]:
-    """Gauss-Newton steps with bounds."""
+def _from(alphas: Array, near: _Samples, kinks: _Kinks, rest: list[Array], steps: int) -> tuple[Array, float]:
+    """Return the alphas after Gauss-Newton steps with bounds, and the norm of the remainder."""
     slope = near.slope
 
     def remainder(alphas: Array) -> list[Array]:
-        parts = near.ascent(near.with_alphas(kinks, tied.all(alphas)))
+        parts = near.ascent(near.with_alphas(kinks, kinks.derivatives(alphas)))
         return [a + b for a, b in zip(parts, rest, strict=True)]
 
     now = remainder(alphas)
     value = _norm(now)
     if not len(alphas):  # what counted as 0 in a larger product does not in this one
         return alphas, value
-    joined = tied.matrix()
+    joined = kinks.matrix()
     for _ in range(steps):
-        columns = near.columns(near.with_alphas(kinks, tied.all(alphas)), kinks)
+        columns = near.columns(near.with_alphas(kinks, kinks.derivatives(alphas)), kinks)
         move = _bounded(columns, joined, now, slope - alphas, 1 - alphas)
         size = 1.0
         while size > 1e-3:
@@ -328,21 +340,17 @@ def _from(
     return alphas, value
 
 
-def _bounded(
-    columns: list[tuple[Array, Array]], joined: Array | None, now: list[Array], low: Array, high: Array
-) -> Array:
+def _bounded(columns: list[tuple[Array, Array]], joined: Array, now: list[Array], low: Array, high: Array) -> Array:
     """Return argmin || now + sum_k (joined move)_k u_k a_k^T || within bounds."""
+    from scipy.optimize import lsq_linear
+
     count = len(columns[0][0])
     if count > EXACT or count * sum(n.size for n in now) > BLOCK:
         # the normal equations: half the digits, in no more memory than kinks squared
         gram = np.asarray(sum((u @ u.T) * (a @ a.T) for u, a in columns))
         right = -np.asarray(sum(((u @ n) * a).sum(1) for (u, a), n in zip(columns, now, strict=False)))
-        if joined is not None:
-            gram, right = joined.T @ gram @ joined, joined.T @ right
-        return _projected(gram, right, low, high)
-    pieces = [np.einsum("ki,kj->ijk", u, a).reshape(-1, count) for u, a in columns]
-    matrix = np.concatenate(pieces)
-    matrix = matrix if joined is None else matrix @ joined
+        return _projected(joined.T @ gram @ joined, joined.T @ right, low, high)
+    matrix = np.concatenate([np.einsum("ki,kj->ijk", u, a).reshape(-1, count) for u, a in columns]) @ joined
     target = -np.concatenate([n.ravel() for n in now[:-1]])
     if len(matrix) > len(low):
         q, matrix = np.linalg.qr(matrix)
@@ -354,21 +362,17 @@ def _bounded(
     return np.clip(found.x, low, high)
 
 
-def _projected(gram: Array, right: Array, low: Array, high: Array, steps: int = 1000) -> Array:
-    """Minimize m^T gram m / 2 - right^T m within bounds by accelerated projected gradient steps, restarted (FISTA)."""
-    largest = float(np.abs(gram).sum(1).max())  # of the eigenvalues, at most
-    if not largest > 0:
-        return np.zeros_like(low)
-    now = ahead = np.clip(np.zeros_like(low), low, high)
-    momentum = 1.0
-    for _ in range(steps):
-        after = np.clip(ahead + (right - gram @ ahead) / largest, low, high)
-        if (ahead - after) @ (after - now) > 0:  # uphill: forget the momentum
-            momentum = 1.0
-        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-        ahead = after + (momentum - 1) / following * (after - now)
-        moved = float(np.abs(after - now).max())
-        now, momentum = after, following
-        if moved < 1e-12:
-            break
-    return now
+def _projected(gram: Array, right: Array, low: Array, high: Array) -> Array:
+    """Return the minimum of m^T gram m / 2 - right^T m within bounds, by projected quasi-Newton steps."""
+    from scipy.optimize import Bounds, minimize
+
+    largest = float(np.abs(gram).sum(1).max()) or 1.0
+
+    def value_and_gradient(m: Array) -> tuple[float, Array]:
+        product = gram @ m
+        return float(m @ (product / 2 - right)) / largest, (product - right) / largest
+
+    options = {"maxiter": 1000, "maxfun": 2000, "ftol": 0.0, "gtol": 1e-14}
+    start = np.clip(np.zeros_like(low), low, high)
+    found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", bounds=Bounds(low, high), options=options)
+    return np.clip(found.x, low, high)

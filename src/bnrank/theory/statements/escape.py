@@ -17,8 +17,6 @@ from bnrank.theory.escape.stationarity import residual
 from bnrank.theory.facts import Facts
 from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Verdicts, statement, statements_in
 
-__all__ = ["STATEMENTS", "check"]
-
 STATIONARY = 1e-2  # ||grad L0 + s theta|| / (s ||theta||) up to which T36 is looked at
 BALANCED = 1e-4  # of the larger side: up to which the norms of layers count as equal
 OPTIMAL = 1e-3  # of its speed: by how much rank-one layers may be faster than the layers they replace
