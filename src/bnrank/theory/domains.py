@@ -17,8 +17,6 @@ from bnrank._core import linalg, validation
 from bnrank._core.results import Printed
 from bnrank.theory.cones import alternating_projections, cutting_planes, extreme_rays, into_quadrant
 
-__all__ = ["CompletePositivity", "Planarity", "completely_positive", "planarity", "tangent_bound"]
-
 Array = NDArray[np.float64]
 
 

@@ -15,8 +15,6 @@ from bnrank.networks.chain import Chain, read_chain
 from bnrank.networks.functional import Functional, unwrap
 from bnrank.networks.mlp import MLP, from_layers, leaky_relu
 
-__all__ = ["Basis", "Cut", "cuts"]
-
 Pair = tuple[nn.Module, nn.Module]
 
 

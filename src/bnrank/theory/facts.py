@@ -27,8 +27,6 @@ from bnrank.theory.path import Path
 from bnrank.theory.verdicts import NotApplicable, assume
 from bnrank.training.losses import cost_and_gradient, gradient_at_zero
 
-__all__ = ["Facts"]
-
 SMALLEST = 1e-290  # squared norm below which float64 loses digits
 KINK_RTOL = 1e-9  # a preactivation that is smaller, relative to its terms, may have either sign
 FEW = 100  # samples for statements that hold on any data

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from bnrank._core import linalg
 
-__all__ = ["Narrow", "Path"]
-
 
 @dataclass(frozen=True)
 class Path:

@@ -22,8 +22,6 @@ from bnrank.theory.statements import (
 )
 from bnrank.theory.verdicts import NotApplicable, Statement, Verdicts, statements_in
 
-__all__ = ["STATEMENTS", "check"]
-
 TOPICS = (representation, convolutions, ranks, structure, interpolation, symmetry, escape, invariances)
 
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from bnrank._core import linalg, validation
 from bnrank._core.results import Printed
 
-__all__ = ["PathBounds", "TourBound", "diameter", "samples_for_rank", "shortest_path_bounds", "tsp_bound"]
-
 Array = NDArray[np.float64]
 
 EXACT = 12  # points up to which the shortest path is computed

@@ -17,23 +17,6 @@ from bnrank._core.results import Printed
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "HOLDS",
-    "INCONCLUSIVE",
-    "NOT_APPLICABLE",
-    "VIOLATED",
-    "Inconclusive",
-    "NotApplicable",
-    "Sides",
-    "Statement",
-    "Verdict",
-    "Verdicts",
-    "assume",
-    "closest",
-    "statement",
-    "statements_in",
-]
-
 HOLDS = "holds"
 VIOLATED = "violated"
 NOT_APPLICABLE = "not applicable"

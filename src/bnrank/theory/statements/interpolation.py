@@ -17,8 +17,6 @@ from bnrank.theory.statements.samples import counted_values, vectors
 from bnrank.theory.tours import TourBound, tsp_bound
 from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, assume, statement
 
-__all__ = ["stable_at"]
-
 FITTED = 1e-6  # mean squared error of a fit, relative to the mean square of the targets
 TINY = 1e-280  # products below it may have lost digits
 RANK_ONE = ("a weight has rank one",)

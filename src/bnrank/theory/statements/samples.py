@@ -14,8 +14,6 @@ from bnrank.theory.facts import Facts
 from bnrank.theory.path import Path
 from bnrank.theory.verdicts import assume
 
-__all__ = ["FEW", "ROWS", "Sample", "counted_values", "smooth", "vectors"]
-
 ROWS = 16  # samples where each takes decompositions of every layer
 FEW = 4  # samples where each takes a backward pass per output
 

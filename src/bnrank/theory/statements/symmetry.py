@@ -16,8 +16,6 @@ from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import vectors
 from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, assume, statement
 
-__all__ = ["symmetric_under"]
-
 SAME = 1e-6  # largest ||f(x) - x|| of the identity, relative to the largest sample
 ROWS, POINTS = 500, 20  # samples that kernels are fitted to, and points where their Jacobian is taken
 NOISE = 1e-3  # relative size of the noise added to targets whose Jacobian is not generic
