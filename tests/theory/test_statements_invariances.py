@@ -194,7 +194,7 @@ def test_what_they_do_not_apply_to():
     )
     assert TAIL(relu).reason.startswith("the network ends in two linear layers or more: before it: relu")
     wide = PATHS(Facts(bnrank.MLP([10, 200, 200, 1], seed=0), normal(4, 10)))
-    assert wide.reason == "a network of few paths: 42200 weights and a path through each, more than 10000"
+    assert wide.reason == "a network of few paths: 42200 weights, more than 10000"
     deep = PATHS(Facts(bnrank.MLP([3, 12, 12, 12, 12, 1], seed=0), normal(4, 3)))
     assert deep.reason.startswith("a network of few paths: 84")
     assert facts_of("mlp", None).loss[2] == "C = mean ||f||^2, as no targets are given: it holds for any loss"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Iterator
@@ -12,10 +11,11 @@ from typing import Any
 import torch
 
 from bnrank._core import validation
+from bnrank.measures import balance
 from bnrank.theory.escape.localized import Localized
 from bnrank.theory.escape.stationarity import residual
 from bnrank.theory.facts import Facts
-from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Verdicts, statement, statements_in
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Verdicts, assume, statement, statements_in
 
 STATIONARY = 1e-2  # ||grad L0 + s theta|| / (s ||theta||) up to which T36 is looked at
 BALANCED = 1e-4  # of the larger side: up to which the norms of layers count as equal
@@ -30,7 +30,7 @@ RATIOS = "tails of W_l and, for l < L, of sigma(Z_l), and ||sigma(Z_l) - Z_l||_F
     "||W_l||_F^2 = ||theta||^2 / L, where grad L0(theta) = -s theta",
     source="Bantzis2025 definition 2.1 and Euler's identity for each layer",
 )
-def _same_norms(facts: Facts) -> Sides:
+def _same_norms(facts: Facts) -> Iterator[Sides]:
     found = _hidden(facts)
     squares = found.layer_norms**2
     left, at_least = _least_residual(facts, found), "at least "
@@ -38,25 +38,17 @@ def _same_norms(facts: Facts) -> Sides:
         at_least = ""
         x, g = facts.all_x.flatten(1) / found.x_norm, facts.output_gradient / found.g_norm
         left = residual(facts.chain, x, g)
-    if left > STATIONARY:
-        raise NotApplicable(
-            "an escape direction",
-            f"||grad L0 + s theta|| / (s ||theta||) is {at_least}{left:.2g}, more than {STATIONARY:g}",
-        )
+    ratio = f"||grad L0 + s theta|| / (s ||theta||) is {at_least}{left:.2g}, more than {STATIONARY:g}"
+    assume(left <= STATIONARY, "an escape direction", ratio)
     # <W_l, grad_l L0> = L0 for every l, so that s (||W_l||^2 - 1) = <W_l, residual_l>
     allowed = left * found.layer_norms * math.sqrt(facts.depth)
-    beyond = (squares - 1).abs() / allowed.clamp(min=torch.finfo(torch.float64).tiny)
-    layer = int((beyond if float(beyond.max()) > 1 else (squares - 1).abs()).argmax())
-    return Sides(
-        float(squares[layer]),
-        1.0,
-        "=",
-        BALANCED,
-        assumptions=(f"stationary: {left:.1e} <= {STATIONARY:g}",),
-        note=f"layer {layer + 1}, the furthest of {facts.depth}, at ||theta||^2 = L; speed {found.sphere_speed:.6g}; "
-        f"the residual allows a difference of {float(allowed[layer]):.2g}",
-        explained=float(allowed[layer]) + 1e-9,
-    )
+    for layer, (square, explained) in enumerate(zip(squares.tolist(), allowed.tolist(), strict=True), start=1):
+        note = (
+            f"layer {layer} of {facts.depth}, at ||theta||^2 = L; speed {found.sphere_speed:.6g}; the residual allows "
+            f"a difference of {explained:.2g}"
+        )
+        assumptions = (f"stationary: {left:.1e} <= {STATIONARY:g}",)
+        yield Sides(square, 1.0, "=", BALANCED, 0.0, assumptions, note, explained + 1e-9)
 
 
 @statement(
@@ -246,8 +238,7 @@ class _Ratio:
 
 def _hidden(facts: Facts) -> Localized:
     """Return the localized loss of a network that the section is about."""
-    if facts.depth < 2:
-        raise NotApplicable("there is a hidden layer", "the network has one layer")
+    assume(facts.depth > 1, "there is a hidden layer", "the network has one layer")
     return facts.localized
 
 
@@ -281,10 +272,9 @@ def _least_residual(facts: Facts, found: Localized) -> float:
     units = [w * (n / w.norm()) for w, n in zip(facts.weights, found.layer_norms.tolist(), strict=True)]
     layers = float(((found.layer_norms**2 - 1).abs() / found.layer_norms).max())
     neurons = []
-    for before, after in itertools.pairwise(units):
-        coming, going = before.square().sum(1), after.square().sum(0)
-        parts = (coming - going) ** 2 / (coming + going)
-        neurons.append(float(parts[coming + going > 0].sum()))
+    for incoming, outgoing in zip(*balance.norms(units, []), strict=True):
+        parts = (incoming - outgoing) ** 2 / (incoming + outgoing)
+        neurons.append(float(parts[incoming + outgoing > 0].sum()))
     return max(layers, math.sqrt(max(sum(neurons[::2]), sum(neurons[1::2])))) / math.sqrt(facts.depth)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from bnrank.theory.facts import Facts
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.patterns import Pair
-from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, statement
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, assume, statement
 
 PATHS = 10_000  # of a network that is decomposed, and edges
 SAMPLES = 10  # it is decomposed at
@@ -29,17 +29,14 @@ STEP = 0.1  # length of the gradient step of T49, in units of ||theta||
 def _paths(facts: Facts) -> Sides:
     graph = facts.findings.graph
     weights = sum(facts.function.parameters[node.weight].numel() for node in graph if node.op in ("linear", "conv"))
-    if weights > PATHS:
-        raise NotApplicable("a network of few paths", f"{weights} weights and a path through each, more than {PATHS}")
+    assume(weights <= PATHS, "a network of few paths", f"{weights} weights, more than {PATHS}")
     try:
         neurons = graph.neurons(facts.net, limit=PATHS)
     except ValueError as error:
         raise NotApplicable("a small network without parts outside the theory", str(error)) from error
     count = neurons.count()
-    if count > PATHS:
-        raise NotApplicable("a network of few paths", f"{count} paths, more than {PATHS}")
-    if not count:
-        raise NotApplicable("a path leads from the input to the output", "there is none")
+    assume(count <= PATHS, "a network of few paths", f"{count} paths, more than {PATHS}")
+    assume(count > 0, "a path leads from the input to the output", "there is none")
     x = facts.x[:SAMPLES]
     h, tree = neurons.enumerate(x), neurons.decompose()
     if not bool(h.isfinite().all()):
@@ -57,8 +54,7 @@ def _paths(facts: Facts) -> Sides:
 )
 def _vertices(facts: Facts) -> Iterator[Sides]:
     found = [q for q in facts.findings if q.kind in ("vertex", "matrix")]  # a vertex's is on the matrix's diagonal
-    if not found:
-        raise NotApplicable("the network has a conserved quantity of a vertex", _nothing(facts))
+    assume(len(found) > 0, "the network has a conserved quantity of a vertex", _nothing(facts))
     return _still(facts, found, "channels", {q.name: torch.eye(q.size, dtype=torch.bool) for q in found})
 
 
@@ -80,8 +76,7 @@ def _matrices(facts: Facts) -> Iterator[Sides]:
 )
 def _same_patterns(facts: Facts) -> Iterator[Sides]:
     found = [pair for pair in _pairs(facts) if bool(facts.patterns[pair.name].any())]
-    if not found:
-        raise NotApplicable(f"two channels are active on the same of the {len(facts.few[0])} samples", "no two are")
+    assume(len(found) > 0, f"two channels are active on the same of the {len(facts.few[0])} samples", "no two are")
     return _still(facts, found, f"entries of {_many(facts)}, pairs active on the same", facts.patterns)
 
 
@@ -110,8 +105,7 @@ def _different_patterns(facts: Facts) -> Iterator[Sides]:
         mask = (parts[:, None] == parts) & same.logical_not().fill_diagonal_(False)
         masks.append((pair, mask))
     number = sum(int(mask.sum()) // 2 for _, mask in masks)
-    if not number:
-        raise NotApplicable("two channels are active on different samples", f"none are, of {len(facts.few[0])} samples")
+    assume(number > 0, "two channels are active on different samples", f"none of {len(facts.few[0])} samples")
     for pair, mask in masks:
         rate, size = pair.rate_along(facts.function.parameters, facts.gradient)
         closed = pair.closed_form_rate(facts.net, facts.few[0], y, loss)
@@ -130,8 +124,7 @@ def _different_patterns(facts: Facts) -> Iterator[Sides]:
 )
 def _tail(facts: Facts) -> Iterator[Sides]:
     tail, parameters = facts.tail, facts.function.parameters
-    if len(tail) < 2:
-        raise NotApplicable("the network ends in two linear layers or more", tail.why)
+    assume(len(tail) > 1, "the network ends in two linear layers or more", tail.why)
     bounds = tail.bounds(parameters)[:-1]  # of the last one it says that a matrix of rank d has rank d
     names = {name for layer in tail.layers for name in layer.parameters}
     size = sum(float(parameters[name].square().sum()) for name in names)  # what kappa is rounded at, last layer too
@@ -170,8 +163,7 @@ def _ridge_step(facts: Facts) -> Iterator[Sides]:
 def _some(facts: Facts, kind: str) -> list[Conserved]:
     """Return the conserved quantities of a kind."""
     found = list(facts.findings.having(kind))
-    if not found:
-        raise NotApplicable(f"the network has a conserved quantity of kind {kind!r}", _nothing(facts))
+    assume(len(found) > 0, f"the network has a conserved quantity of kind {kind!r}", _nothing(facts))
     return found
 
 
@@ -183,8 +175,7 @@ def _nothing(facts: Facts) -> str:
 def _pairs(facts: Facts) -> list[Pair]:
     """Return up to four quantities of pairs of channels that go through an activation."""
     found = [q for q in facts.findings.having("pair") if isinstance(q, Pair) and q.name in facts.patterns]
-    if not found:
-        raise NotApplicable("two channels go through an activation", _nothing(facts))
+    assume(len(found) > 0, "two channels go through an activation", _nothing(facts))
     return found
 
 
@@ -217,14 +208,12 @@ def _stepped(facts: Facts, ridge: float) -> Iterator[Sides]:
     """Yield Q after a step and its value by T49, for every quantity."""
     theta, gradient = facts.function.parameters, facts.gradient
     found = [q for q in facts.findings if q.kind != "pair"]
-    if not found:
-        raise NotApplicable("the network has a conserved quantity", _nothing(facts))
+    assume(len(found) > 0, "the network has a conserved quantity", _nothing(facts))
     names = list(dict.fromkeys(name for q in found for name in q.parameters))
     direction = {name: gradient[name] + 2 * ridge * theta[name] for name in names}
     length = sum(float(d.square().sum()) for d in direction.values()) ** 0.5
     norm = sum(float(theta[name].square().sum()) for name in names) ** 0.5
-    if not length:
-        raise NotApplicable("the gradient is not 0")
+    assume(length > 0, "the gradient is not 0")
     eta = min(1.0, STEP * norm / length) if norm else 1.0
     moved = {name: theta[name] - eta * direction[name] for name in names}
     for quantity in found:

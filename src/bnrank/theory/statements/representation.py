@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from bnrank.theory.cost.pairs import two_point
 from bnrank.theory.cost.search import rounded
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import counted_values
-from bnrank.theory.verdicts import NotApplicable, Sides, assume, statement
+from bnrank.theory.verdicts import Sides, assume, statement
 
 CHAIN = ("a chain of linear layers with one activation, its slope in (-1, 1) or 1",)
 LINEAR = ("a linear network",)
@@ -142,7 +143,7 @@ def _two_points(facts: Facts) -> Sides:
     "||W_l||_F^2 + ||b_l||^2 = ||W_{l+1}||_F^2",
     source="Jacot2023a appendix; Jacot2023b section 4",
 )
-def _balanced_layers(facts: Facts) -> Sides:
+def _balanced_layers(facts: Facts) -> Iterator[Sides]:
     incoming, outgoing = _hidden_norms(facts)
     before, after = (torch.stack([v.sum() for v in side]) for side in (incoming, outgoing))
     return _balance(facts, before, after, [f"layer {layer}" for layer in range(1, facts.depth)])
@@ -154,7 +155,7 @@ def _balanced_layers(facts: Facts) -> Sides:
     "||W_l[i,:]||^2 + b_l[i]^2 = ||W_{l+1}[:,i]||^2",
     source="Jacot2023a appendix; Jacot2023b section 4",
 )
-def _balanced_neurons(facts: Facts) -> Sides:
+def _balanced_neurons(facts: Facts) -> Iterator[Sides]:
     incoming, outgoing = _hidden_norms(facts)
     names = [f"layer {layer}, neuron {i}" for layer, v in enumerate(incoming, 1) for i in range(len(v))]
     return _balance(facts, torch.cat(incoming), torch.cat(outgoing), names)
@@ -199,26 +200,20 @@ def _hidden_norms(facts: Facts) -> tuple[list[Tensor], list[Tensor]]:
     return balance.norms(facts.weights, facts.biases)
 
 
-def _balance(facts: Facts, incoming: Tensor, outgoing: Tensor, names: list[str]) -> Sides:
-    """Compare incoming and outgoing norms; the gradient of the loss explains a part of the difference."""
+def _balance(facts: Facts, incoming: Tensor, outgoing: Tensor, names: list[str]) -> Iterator[Sides]:
+    """Yield incoming and outgoing norms; the gradient of the loss explains a part of their difference."""
     # e^t in, e^-t out leaves f as it is: <grad, direction> = 2 lambda (in - out), ||direction||^2 = in + out
-    penalty = facts.penalty
-    if facts.stationarity > STATIONARY:
-        raise NotApplicable(
-            "the network is a stationary point of C + lambda ||theta||^2",
-            f"||gradient|| / (||grad C|| + ||2 lambda theta||) = {facts.stationarity:.2g}, more than {STATIONARY:g}",
-        )
-    allowed = facts.gradient_norm * (incoming + outgoing).sqrt() / (2 * penalty) + 1e-9 * (incoming + outgoing)
-    differences, average = (incoming - outgoing).abs(), float((incoming + outgoing).mean()) / 2
-    beyond = differences / allowed.clamp(min=torch.finfo(torch.float64).tiny)
-    i = int((beyond if float(beyond.max()) > 1 else differences).argmax())
-    return Sides(
-        float(incoming[i]),
-        float(outgoing[i]),
-        "=",
-        BALANCED,
-        average,
-        assumptions=(f"stationary: {facts.stationarity:.1e} <= {STATIONARY:g}", f"lambda = {penalty:g}"),
-        note=f"{names[i]}, the furthest of {len(names)}; the gradient allows a difference of {float(allowed[i]):.2g}",
-        explained=float(allowed[i]),
+    penalty, ratio = facts.penalty, facts.stationarity
+    assume(
+        ratio <= STATIONARY,
+        "the network is a stationary point of C + lambda ||theta||^2",
+        f"||gradient|| / (||grad C|| + ||2 lambda theta||) = {ratio:.2g}, more than {STATIONARY:g}",
     )
+    assumptions = (f"stationary: {ratio:.1e} <= {STATIONARY:g}", f"lambda = {penalty:g}")
+    total = incoming + outgoing
+    allowed = facts.gradient_norm * total.sqrt() / (2 * penalty) + 1e-9 * total
+    average = float(total.mean()) / 2
+    for name, *sides in zip(names, incoming.tolist(), outgoing.tolist(), allowed.tolist(), strict=True):
+        left, right, explained = sides
+        note = f"{name}, the furthest of {len(names)}; the gradient allows a difference of {explained:.2g}"
+        yield Sides(left, right, "=", BALANCED, average, assumptions, note, explained)
