@@ -13,8 +13,6 @@ from torch import nn
 from bnrank.networks.graph.nodes import Node
 from bnrank.networks.reasons import Skipped
 
-__all__ = ["Use", "finish", "outside", "text"]
-
 
 @dataclass(frozen=True)
 class Use:

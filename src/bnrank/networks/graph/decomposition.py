@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import networkx as nx
     from matplotlib.axes import Axes
 
-__all__ = ["SignTree", "sign_tree"]
-
 
 @dataclass(frozen=True, eq=False)
 class SignTree:

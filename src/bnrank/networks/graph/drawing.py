@@ -12,8 +12,6 @@ from matplotlib.path import Path
 from bnrank._core import axes as canvas
 from bnrank.networks.graph.nodes import Graph, Node
 
-__all__ = ["draw"]
-
 _BLUE, _RED, _GREEN, _PINK, _SKY, _ORANGE, _ = canvas.OKABE_ITO
 _KINDS = {
     "input": ("white", "input"),

@@ -15,8 +15,6 @@ from bnrank.networks.graph.wiring import Wiring
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Picture", "draw", "graph_names", "graph_places", "shortened", "tree_places"]
-
 EDGE_LIMIT = 2000
 MAX_NAMED = 40  # vertices with names
 MAX_WEIGHED = 30  # edges with numbers

@@ -15,8 +15,6 @@ from bnrank._core import validation
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["natural_order", "read"]
-
 NODE_ATTRIBUTES = ("slope", "input", "output")
 EDGE_ATTRIBUTES = ("weight", "learnable", "origin")
 

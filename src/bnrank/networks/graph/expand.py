@@ -19,8 +19,6 @@ from bnrank.networks.graph.nodes import Graph, Node
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["EDGE_LIMIT", "neurons"]
-
 EDGE_LIMIT = 20_000
 CONSTANT = "constant"
 

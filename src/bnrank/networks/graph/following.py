@@ -34,8 +34,6 @@ from bnrank.networks.graph.values import (
     written,
 )
 
-__all__ = ["Follower", "RefusedError", "where"]
-
 _FOLLOWED = (
     nn.Sequential,
     nn.Transformer,

@@ -18,8 +18,6 @@ from bnrank.networks.graph.wiring import Vertex
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["LayerGraph"]
-
 
 @dataclass(frozen=True)
 class LayerGraph(Graph):

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import networkx as nx
     from matplotlib.axes import Axes
 
-__all__ = ["Edge", "NeuronGraph", "Origin", "Vertex"]
-
 Origin = tuple[str, int]
 CHUNK_ENTRIES = 2**24  # entries of (edges, samples) evaluated at once
 PATH_LIMIT = 10**6

@@ -16,8 +16,6 @@ from torch.nn.functional import conv1d, conv2d, conv3d, linear, pad, prelu
 from bnrank._core import text, validation
 from bnrank.networks.reasons import Skipped
 
-__all__ = ["OPERATIONS", "Graph", "Node", "apply"]
-
 OPERATIONS = {
     "input": "the module's input",
     "linear": "W a + b along the last dimension",

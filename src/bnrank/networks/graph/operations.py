@@ -14,8 +14,6 @@ from bnrank.networks import reasons
 from bnrank.networks.graph.reordering import MIXES, reorder
 from bnrank.networks.graph.values import NO_SAMPLES, Call, Emit, UnreadError, Value, leaves, replace, same_order
 
-__all__ = ["read"]
-
 _INDEX = """
 flatten unflatten ravel reshape reshapeas view viewas permute transpose swapaxes swapdims movedim moveaxis t mt h mh
 adjoint unsqueeze squeeze expand expandas broadcastto broadcasttensors contiguous clone positive pos identity getitem

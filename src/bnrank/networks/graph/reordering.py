@@ -22,8 +22,6 @@ from bnrank.networks.graph.values import (
     replace,
 )
 
-__all__ = ["MIXES", "layout", "reorder"]
-
 MIXES = "mixes samples, or has no dimension for them"
 
 

@@ -21,8 +21,6 @@ from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node
 from bnrank.networks.graph.values import SAMPLES, Value, agree, function_name, generators
 
-__all__ = ["samples", "trace"]
-
 SEEDS = (20_001, 20_002, 20_003)  # of traces
 DRAWS = 32  # of runs in training mode
 

@@ -14,26 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-__all__ = [
-    "NO_SAMPLES",
-    "SAMPLES",
-    "Call",
-    "Emit",
-    "UnreadError",
-    "Value",
-    "addresses",
-    "agree",
-    "canonical",
-    "function_name",
-    "generators",
-    "leaves",
-    "replace",
-    "same_memory",
-    "same_order",
-    "same_place",
-    "written",
-]
-
 SAMPLES = 2
 """How many samples a module is traced on: two, so that what mixes them is seen."""
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from bnrank._core import validation
 
-__all__ = ["Edge", "Ints", "Unrolled", "Vertex", "Wiring", "few", "propagate"]
-
 Vertex = Hashable
 Edge = tuple[Vertex, Vertex]
 Ints = NDArray[np.int64]

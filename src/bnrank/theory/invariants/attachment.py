@@ -16,8 +16,6 @@ from torch import Tensor
 from bnrank.theory.invariants.drift import StepRule, rule_of, split
 from bnrank.theory.invariants.track import Track
 
-__all__ = ["Attachment", "Remarks", "lightning_callback"]
-
 PENDING = "momentum from before the first row: what it adds later is in the rest"
 CHANGED = "step size, momentum or decay changed between steps that have momentum: its parts are for constant ones"
 CLIPPED = "gradients look clipped by value (their largest entry occurs more than once): T49 is for the gradient itself"

@@ -21,8 +21,6 @@ from torch import Tensor
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.theory.invariants.entries import Entries, Slot, mixed, shared_factors
 
-__all__ = ["Block", "Stage", "blocks", "numbers", "stages"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.functional import Functional, example, unwrap
 
-__all__ = ["Conserved", "Piece", "Term", "cost", "gradient", "loss_of"]
-
 Array = np.ndarray[Any, Any]
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 LOSSES = ("mse", "cross_entropy", "logistic")

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from bnrank.theory.invariants.squares import Array, Forms
 
-__all__ = ["Increments", "Ledger", "StepRule", "predicted", "rule_of", "split"]
-
 
 @dataclass(frozen=True)
 class Increments:

@@ -11,8 +11,6 @@ from matplotlib.axes import Axes
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank.theory.invariants.squares import Array
 
-__all__ = ["plot"]
-
 MOST = 7  # quantities with a color and a label; the others are gray
 PARTS = {  # name -> label, color, line
     "drift": ("drift", "#000000", "-"),

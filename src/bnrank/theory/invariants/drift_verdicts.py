@@ -20,8 +20,6 @@ from bnrank.theory.verdicts import (
     Verdicts,
 )
 
-__all__ = ["judge_all"]
-
 ROUNDINGS = 4  # of a step: what it adds to Q, as a share of in + out, in eps
 ESTIMATES = "the parts of the steps between rows are estimates; record every step to know"
 

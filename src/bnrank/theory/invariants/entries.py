@@ -15,8 +15,6 @@ from torch import Tensor
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node
 
-__all__ = ["Entries", "Slot", "mixed", "shared_factors"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -23,8 +23,6 @@ from bnrank.theory.invariants.entries import Entries, Slot
 from bnrank.theory.invariants.patterns import Pair
 from bnrank.theory.invariants.wording import STILL, Words, title, words
 
-__all__ = ["Findings", "find", "quantities", "with_blocks"]
-
 Array = np.ndarray[Any, Any]
 RTOL, ROUNDING = 1e-8, 1e-13
 FLOW = "gradient flow; any loss, any data"

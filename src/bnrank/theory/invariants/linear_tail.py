@@ -16,8 +16,6 @@ from bnrank.theory.invariants import finding
 from bnrank.theory.invariants.finding import Findings
 from bnrank.theory.invariants.tail_layers import Layer, largest, layers, squares
 
-__all__ = ["Alignment", "Bound", "Constants", "Tail", "findings_and_tail", "tail"]
-
 
 @dataclass(frozen=True, eq=False)
 class Constants:

@@ -27,8 +27,6 @@ from bnrank.theory.invariants.squares import Forms
 from bnrank.theory.invariants.track import Track, dataset, table
 from bnrank.theory.verdicts import Verdicts
 
-__all__ = ["Monitor"]
-
 OFTEN, SELDOM = 100, 1000  # steps between rows with matrices
 LARGE = 128  # channels of a matrix from which they are seldom
 

@@ -16,8 +16,6 @@ from bnrank.networks.functional import Functional, example
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.theory.invariants.conserved import Conserved, Loss, cost
 
-__all__ = ["Pair", "same_patterns"]
-
 Array = np.ndarray[Any, Any]
 ACTIVATIONS = {"relu", "leaky_relu", "prelu", "abs", "absolute", "clamp", "clip", "clamp_min", "threshold"}
 BOUNDED = {"clamp", "clip", "clamp_min", "threshold"}

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from bnrank.theory.invariants.conserved import Conserved
 
-__all__ = ["Array", "Forms"]
-
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 CHUNK = 1 << 17  # squares that are held at a time: they stay in the cache, and nothing is allocated

@@ -17,8 +17,6 @@ from bnrank.theory.invariants.entries import Entries
 from bnrank.theory.invariants.finding import quantities
 from bnrank.theory.invariants.wording import words
 
-__all__ = ["Layer", "Map", "largest", "layers", "squares"]
-
 
 @dataclass(frozen=True)
 class Map:

@@ -21,8 +21,6 @@ from bnrank.theory.invariants.drift import Ledger
 from bnrank.theory.invariants.linear_tail import Bound, Constants, Tail
 from bnrank.theory.invariants.squares import Array
 
-__all__ = ["Track", "dataset", "table"]
-
 LARGE = 64  # sides from which a matrix is large
 
 

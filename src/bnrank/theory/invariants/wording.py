@@ -10,8 +10,6 @@ from bnrank.networks.graph.nodes import Node
 from bnrank.theory.invariants.classes import Block
 from bnrank.theory.invariants.conserved import Term
 
-__all__ = ["STILL", "Words", "title", "words"]
-
 STREAM = "T44-T45, identity stream"
 SEVERAL = "T44-T45"
 SUMS = "T44-T45, sums"
