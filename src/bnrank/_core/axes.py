@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from bnrank._core import validation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["OKABE_ITO", "axes_for", "dress"]
 
@@ -19,6 +19,10 @@ OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "
 
 def axes_for(axes: Any, shape: tuple[int, int], size: tuple[float, float], count: int | None = None) -> Any:
     """Return ``count`` axes as a flat array: those given, or those of a new figure with a grid of ``shape``."""
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     count = shape[0] * shape[1] if count is None else count
     if axes is None:
         figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, wspace=0.03))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch, Patch, PathPatch, Polygon
-from matplotlib.path import Path
+from typing import TYPE_CHECKING, Any
 
 from bnrank._core import axes as canvas
 from bnrank.networks.graph.nodes import Graph, Node
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _BLUE, _RED, _GREEN, _PINK, _SKY, _ORANGE, _ = canvas.OKABE_ITO
 _KINDS = {
@@ -34,6 +33,8 @@ _LONGEST = 22  # letters of a label
 
 def draw(graph: Graph, axes: Any = None) -> Axes:
     """Draw a graph; see `LayerGraph.draw`."""
+    from matplotlib.patches import Patch
+
     layout = _Layout(graph)
     ax: Axes = canvas.axes_for(axes, (1, 1), layout.size)[0]
     for node in graph:
@@ -176,12 +177,13 @@ def _label(node: Node) -> str:
 
 
 def _factors(node: Node) -> str:
-    if len(node.factors) == 1:
-        return f"× {node.factors[0]:.3g}"
-    return " ".join(f"{factor:+.2g}" for factor in node.factors)
+    one = len(node.factors) == 1
+    return f"× {node.factors[0]:.3g}" if one else " ".join(f"{factor:+.2g}" for factor in node.factors)
 
 
 def _box(ax: Axes, layout: _Layout, node: Node, last: bool) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
     x, y = layout.place(node.name)
     wide, tall = layout.wide, layout.tall
     color = _KINDS[node.op][0]
@@ -200,12 +202,12 @@ def _edge(ax: Axes, layout: _Layout, source: str, target: str) -> None:
     wide, tall = layout.wide / 2, layout.tall / 2
     rise = layout.rise(source, target)
     if layout.line(source) != layout.line(target):  # on at the right, in at the left
-        _stroke(ax, [(x + wide, y), (x + wide + 0.17, y)], [Path.MOVETO, Path.LINETO], upright=False)
-        _stroke(ax, [(u - wide - 0.17, v), (u - wide, v)], [Path.MOVETO, Path.LINETO], upright=False)
+        _stroke(ax, [(x + wide, y), (x + wide + 0.17, y)], ["MOVETO", "LINETO"])
+        _stroke(ax, [(u - wide - 0.17, v), (u - wide, v)], ["MOVETO", "LINETO"])
     elif rise:
         high = y + tall + rise * 4 / 3  # a Bezier curve reaches 3/4 of its control points
         points = [(x + wide / 3, y + tall), (x + wide / 3, high), (u - wide / 3, high), (u - wide / 3, v + tall)]
-        _stroke(ax, points, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4], upright=True)
+        _stroke(ax, points, ["MOVETO", "CURVE4", "CURVE4", "CURVE4"])
     else:
         along = max(x + wide, u - layout.step + wide)  # along the source's lane to the last gap
         if layout.lanes[source] == 0 and layout.lanes[target]:
@@ -213,14 +215,18 @@ def _edge(ax: Axes, layout: _Layout, source: str, target: str) -> None:
         bend = (layout.step - 2 * wide) * 0.6
         end = along + layout.step - 2 * wide
         points = [(x + wide, y), (along, y), (along + bend, y), (end - bend, v), (end, v), (u - wide, v)]
-        codes = [Path.MOVETO, Path.LINETO, Path.CURVE4, Path.CURVE4, Path.CURVE4, Path.LINETO]
-        _stroke(ax, points, codes, upright=False)
+        codes = ["MOVETO", "LINETO", "CURVE4", "CURVE4", "CURVE4", "LINETO"]
+        _stroke(ax, points, codes)
 
 
-def _stroke(ax: Axes, points: list[tuple[float, float]], codes: list[Any], upright: bool) -> None:
-    """Draw a line with an arrow head at its end, that points down or to the right."""
-    ax.add_patch(PathPatch(Path(points, codes), facecolor="none", edgecolor="0.35", linewidth=1.1, zorder=2))
+def _stroke(ax: Axes, points: list[tuple[float, float]], codes: list[str]) -> None:
+    """Draw a line with an arrow head at its end, which points down after an arc and to the right elsewhere."""
+    from matplotlib.patches import PathPatch, Polygon
+    from matplotlib.path import Path
+
+    path = Path(points, [getattr(Path, code) for code in codes])
+    ax.add_patch(PathPatch(path, facecolor="none", edgecolor="0.35", linewidth=1.1, zorder=2))
     x, y = points[-1]
-    back = [(-0.035, 0.07), (0.035, 0.07)] if upright else [(-0.07, 0.035), (-0.07, -0.035)]
+    back = [(-0.035, 0.07), (0.035, 0.07)] if codes[-1] == "CURVE4" else [(-0.07, 0.035), (-0.07, -0.035)]
     head = [(x, y), *((x + dx, y + dy) for dx, dy in back)]
     ax.add_patch(Polygon(head, closed=True, facecolor="0.35", edgecolor="none", zorder=2.5))

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.functional import Functional, example, unwrap
+from bnrank.training.gradient_flow.costs import LOSSES
 
 Array = np.ndarray[Any, Any]
 Loss = str | Callable[[Tensor, Tensor], Tensor]
-LOSSES = ("mse", "cross_entropy", "logistic")
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def cost(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise ValueError(f"loss: returned {validation.describe(value)}, expected a tensor with one number")
         return value.reshape(())
-    validation.choice(loss, "loss", LOSSES)
+    validation.choice(loss, "loss", tuple(LOSSES))
     if not isinstance(y, Tensor):
         raise TypeError(f"y: got {validation.describe(y)}, expected a tensor")
     y = y.to(outputs.device)
@@ -284,18 +284,15 @@ def cost(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
                 f"y: got {validation.describe(y)}, expected class numbers from 0 to {classes - 1} of shape {shape} for "
                 "the loss 'cross_entropy'"
             )
-        y = y.long()
-        return nn.functional.cross_entropy(outputs, y)
+        return LOSSES[loss](outputs, y.long())
     y = y.to(outputs.dtype)
     if y.shape != outputs.shape and y.numel() == outputs.numel():
         y = y.reshape(outputs.shape)
     if y.shape != outputs.shape:
         raise ValueError(f"y: got shape {tuple(y.shape)}, expected that of the outputs, {tuple(outputs.shape)}")
-    if loss == "logistic":
-        if not bool((y.abs() == 1).all()):
-            raise ValueError("y: got other numbers than -1 and 1, which the loss 'logistic' expects")
-        return nn.functional.softplus(-y * outputs).reshape(len(y), -1).sum(1).mean()
-    return (outputs - y).square().reshape(len(y), -1).sum(1).mean()
+    if loss == "logistic" and not bool((y.abs() == 1).all()):
+        raise ValueError("y: got other numbers than -1 and 1, which the loss 'logistic' expects")
+    return LOSSES[loss](outputs, y)
 
 
 def loss_of(x: Tensor, y: Tensor | None, outputs: int) -> tuple[str, Tensor, str]:

@@ -16,6 +16,7 @@ from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node
 
 Array = np.ndarray[Any, Any]
+_FixedMap = tuple[int, Array, Array | None, Array | None]
 
 
 @dataclass(frozen=True)
@@ -77,16 +78,20 @@ class Entries:
             self.start[node.name] = total
             total += node.size
         self.total = total
-        self.label = self.block = np.zeros(
-            0, dtype=np.int64
-        )  # the class of every entry, the block (or -1) of every class
+        self.label = self.block = np.zeros(0, dtype=np.int64)  # class of every entry, block (or -1) of every class
         self.slots: list[Slot] = []
         self.obstacles: list[tuple[str, Array]] = []  # why classes with these entries may not be mixed
         self.activations: list[tuple[Node, Array]] = []
         self._ties: list[tuple[Array, Array]] = []
         self._pins: list[Array] = [self.of(graph[graph.output].name)]
+        self._maps: list[_FixedMap] = []
         for node in graph:
-            getattr(self, f"_{node.op}")(node)
+            for fixed in self._fixed(node):
+                self._maps.append(fixed)
+                if fixed[3] is not None:
+                    self._tie(fixed[3], fixed[1])
+            if node.op not in ("add", "index"):
+                getattr(self, f"_{node.op}")(node)
 
     def of(self, name: str) -> Array:
         """Return the numbers of a node's entries, in the shape of its value."""
@@ -123,14 +128,23 @@ class Entries:
             np.add.at(coarse, slot.entries.ravel(), np.tile(place, channels))
             group = mixed(np.uint64(slot.key) ^ mixed(slot.group + 1))
             np.add.at(fine, slot.entries.ravel(), np.repeat(group, positions))
+        for key, out, weight, source in self._maps:
+            value = np.zeros(len(out), dtype=np.uint64) if source is None else mixed(rank[source])
+            np.add.at(coarse, out, mixed(np.uint64(key) + (value if weight is None else value ^ weight)))
         for node in self.graph:
-            for key, out, weight, source in self._fixed(node, rank):
-                value = np.zeros(len(out), dtype=np.uint64) if source is None else mixed(rank[source])
-                np.add.at(coarse, out, mixed(np.uint64(key) + (value if weight is None else value ^ weight)))
+            if node.op in ("linear", "conv") and node.weight not in self.graph.trained:
+                given, taken = self._sides(node)
+                rows, columns, values = self._kernels(node)
+                channel = np.zeros(len(given), dtype=np.uint64)
+                np.add.at(channel, rows, mixed(mixed(rank[taken[columns, 0]]) ^ values))
+                places = mixed(np.arange(given.shape[1]))
+                how = (node.stride, node.padding, node.dilation, node.padding_mode, given.shape[1:], taken.shape[1:])
+                frozen = np.uint64(_key("frozen", *map(str, how)))
+                np.add.at(coarse, given.ravel(), mixed(frozen + mixed(channel[:, None] ^ places).ravel()))
         return coarse, fine
 
-    def _fixed(self, node: Node, rank: Array) -> Iterable[tuple[int, Array, Array | None, Array | None]]:
-        """List what fixed maps do: a key, the entries that are given, weights, the entries that these come from."""
+    def _fixed(self, node: Node) -> Iterable[_FixedMap]:
+        """Yield fixed maps, entry by entry: a key, the entries given, their weights, and the entries they come from."""
         out = self.of(node.name).ravel()
         if node.op == "activation" and node.slope == 1:
             yield _key("same"), out, None, self.of(node.inputs[0]).ravel()
@@ -160,20 +174,8 @@ class Entries:
         elif node.op == "diagonal" and node.weight not in self.graph.trained:
             numbers = self._number(node)
             given = np.flatnonzero(numbers)
-            yield (
-                _key("times"),
-                out[given],
-                mixed(numbers[given].view(np.uint64)),
-                self.of(node.inputs[0]).ravel()[given],
-            )
-        elif node.op in ("linear", "conv") and node.weight not in self.graph.trained:
-            given, taken = self._sides(node)
-            rows, columns, values = self._kernels(node)
-            channel = np.zeros(len(given), dtype=np.uint64)
-            np.add.at(channel, rows, mixed(mixed(rank[taken[columns, 0]]) ^ values))
-            places = mixed(np.arange(given.shape[1]))
-            how = (node.stride, node.padding, node.dilation, node.padding_mode, given.shape[1:], taken.shape[1:])
-            yield _key("frozen", *map(str, how)), given.ravel(), mixed(channel[:, None] ^ places).ravel(), None
+            weights = mixed(numbers[given].view(np.uint64))
+            yield _key("times"), out[given], weights, self.of(node.inputs[0]).ravel()[given]
 
     def _taken(self, node: Node) -> tuple[Array, Array]:
         """Say which entries of an "index" are given (not 0) and which entries they are equal to."""
@@ -195,7 +197,6 @@ class Entries:
 
     def _activation(self, node: Node) -> None:
         entries = self.of(node.name)
-        self._tie(self.of(node.inputs[0]), entries)
         if node.weight and self.parameters[node.weight].numel() > 1:
             self.obstacles.append(
                 (f"{node.text or node.name} has a slope of its own for every channel", entries.ravel())
@@ -203,22 +204,10 @@ class Entries:
         if node.slope != 1:
             self.activations.append((node, entries.ravel()))
 
-    def _add(self, node: Node) -> None:
-        for name in node.inputs:
-            self._tie(self.of(name), self.of(node.name))
-
-    def _index(self, node: Node) -> None:
-        given, source = self._taken(node)
-        self._tie(source, self.of(node.name).ravel()[given])
-
     def _average(self, node: Node) -> None:
-        given, taken = self._pooled(node)
-        if node.windows is not None:
-            rows, columns = np.nonzero(node.windows)
-            self._tie(given[:, rows], taken[:, columns])
-        else:
-            self._tie(given[:, :1], given)
-            self._tie(given[:, :1], taken)
+        if node.windows is None:
+            taken = self._pooled(node)[1]
+            self._tie(taken[:, :1], taken)
 
     def _pooled(self, node: Node) -> tuple[Array, Array]:
         """Return the entries given and taken by a pooling, (others, positions) each."""
@@ -236,12 +225,7 @@ class Entries:
     def _diagonal(self, node: Node) -> None:
         given, taken = self.of(node.name), self.of(node.inputs[0])
         weight = self.parameters[node.weight]
-        if node.weight not in self.graph.trained:
-            factor = self._number(node)
-            self._tie(taken.ravel()[factor != 0], given.ravel()[factor != 0])
-        elif node.weight in self.kept:
-            self._tie(taken, given)
-        else:
+        if node.weight in self.graph.trained and node.weight not in self.kept:
             order = np.argsort(self._places(node), kind="stable").reshape(weight.numel(), -1)
             for role, values in (("scale out", given), ("scale in", taken)):
                 self._slot(node, role, -1, values.ravel()[order], _key(role, node.weight))

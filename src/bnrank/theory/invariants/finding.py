@@ -253,15 +253,13 @@ def _layers(entries: Entries, where: list[Stage], found: list[Block]) -> list[Co
     """T46: the cut before and the cut behind every stage."""
     graph, result = entries.graph, []
     for stage in where:
-        inside: dict[tuple[str, int], int] = Counter()
-        for b in stage.blocks:
-            for pieces in found[b].terms:
-                for slot, _, channels in pieces:
-                    inside[slot.parameter, slot.sign] += channels.size
-        totals = {(slot.parameter, slot.sign): len(slot.entries) for b in stage.blocks for slot in found[b].slots}
-        whole = {name for name, sign in inside if inside[name, sign] == totals[name, sign]}
-        within = {name for name in whole if {(name, 1), (name, -1)} <= inside.keys()}
-        within = {name for name in within if all(inside[name, s] == totals[name, s] for s in (1, -1))}
+        inside: Counter[tuple[str, int]] = Counter()
+        channels_of: dict[tuple[str, int], int] = {}
+        for slot, _, channels in (piece for b in stage.blocks for pieces in found[b].terms for piece in pieces):
+            inside[slot.parameter, slot.sign] += channels.size
+            channels_of[slot.parameter, slot.sign] = len(slot.entries)
+        whole = {key for key, count in inside.items() if count == channels_of[key]}
+        within = {name for name, sign in whole if (name, -sign) in whole}
         crossing = [
             pieces
             for b in stage.blocks
@@ -276,6 +274,7 @@ def _layers(entries: Entries, where: list[Stage], found: list[Block]) -> list[Co
             continue
         size = sum(found[b].size for b in stage.blocks)
         biases = [name for name in layers[0] if any(node.bias == name for node in graph)]
+        held = f"a cut holds the biases behind it as well; {', '.join(biases)} are behind one cut only"
         result.append(
             Conserved(
                 f"layer {title(graph, terms)}",
@@ -283,7 +282,7 @@ def _layers(entries: Entries, where: list[Stage], found: list[Block]) -> list[Co
                 ("T46",),
                 reason="every path from the input to the output crosses each of the two cuts once",
                 assumption=FLOW,
-                biases=f"a cut holds the biases behind it as well; {', '.join(biases)} are behind one cut only"
+                biases=f"{held}; {', '.join(biases)} are behind one cut only"
                 if biases
                 else "no biases between the cuts",
                 size=size,

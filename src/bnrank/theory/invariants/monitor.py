@@ -20,7 +20,7 @@ from bnrank.theory.invariants import drift_plot
 from bnrank.theory.invariants.attachment import Attachment, Remarks, lightning_callback
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.drift import Ledger, predicted
-from bnrank.theory.invariants.drift_verdicts import judge_all
+from bnrank.theory.invariants.drift_verdicts import Conditions, judge_all
 from bnrank.theory.invariants.finding import Findings
 from bnrank.theory.invariants.linear_tail import Tail, findings_and_tail
 from bnrank.theory.invariants.squares import Forms
@@ -377,12 +377,12 @@ class Monitor:
             raise ValueError("matrices_every: got 0, so no signs were recorded; make the monitor with at least 1")
         return self._of(member).signs.changed_since(step, time=time)
 
-    def verdicts(self, tolerance: float = 1e-2) -> Verdicts:
+    def verdicts(self, rtol: float = 1e-2) -> Verdicts:
         """Return whether T44 to T46 hold along training, up to what T49 explains, and T48 of a linear tail.
 
         Parameters
         ----------
-        tolerance : float
+        rtol : float
             A quantity "holds" while what neither step size nor weight decay explains of its drift stays below this, as
             a share of in + out. Beyond, it is "violated" if the parts are exact and rounding does not explain it
             (4 eps of the parameters' dtype per step). It is "not applicable" where the steps were not ones of gradient
@@ -394,18 +394,12 @@ class Monitor:
         Notes
         -----
         T48 is judged with the constants of the first row; its bound is for gradient flow, so where the conserved
-        quantities have drifted by more than the tolerance it may fail and is then "not applicable".
+        quantities have drifted by more than ``rtol`` it may fail and is then "not applicable".
         """
-        tolerance = validation.number(tolerance, "tolerance", 0.0, strict=True)
-        return judge_all(
-            self._recorded(),
-            self.quantities,
-            self.tail,
-            tolerance=tolerance,
-            unlike="; ".join(self._remarks.unlike),
-            unsure="; ".join(self._remarks.unsure),
-            about=self._about(),
-        )
+        rtol, tracks = validation.number(rtol, "rtol", 0.0, strict=True), self._recorded()
+        conditions = Conditions(rtol, "; ".join(self._remarks.unlike), "; ".join(self._remarks.unsure))
+        found = judge_all(tracks, self.quantities, self.tail.names, conditions)
+        return Verdicts(tuple(found), {**self._about(), "rtol": rtol, "members": len(tracks)})
 
     def plot(self, axes: Any = None, member: int = 0) -> Any:
         """Draw relative drifts with their parts, and the tail's ratios and alignments; return the axes.

@@ -187,21 +187,11 @@ class Scratch:
 
         0 are rows, 1 columns, -1 single entries; the weight itself is copied to ``copy``.
         """
-        if -1 in out:
-            entries = out[-1].view(weight.shape)
-            entries.copy_(weight)
-            if less is not None:
-                entries.sub_(less, alpha=factor)
-            entries.mul_(entries)
-            if copy is not None:
-                copy.copy_(weight)
         rows, columns = out.get(0), out.get(1)
-        if rows is None and columns is None:
-            return
-        if groups == 1 and weight.ndim == 2:
-            self._sums(weight, rows, columns, less, factor, copy)
-            return
-        for g in range(groups):
+        if -1 in out:
+            singles = [None if w is None else w.reshape(-1, 1) for w in (weight, less, copy)]
+            self._sums(singles[0], out[-1], None, singles[1], factor, singles[2])
+        for g in range(groups if len(out) > (-1 in out) else 0):
             height, width = weight.shape[0] // groups, weight.shape[1]
             mine = slice(g * height, (g + 1) * height)
             matrices = [None if w is None else w[mine].flatten(1) for w in (weight, less, copy)]
