@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bnrank._core import validation
 from bnrank.tasks._random import streams
@@ -201,20 +200,17 @@ def two_digits(
     whole = handwritten_digits(seed=seed, n_test=0 if images_test == 0 else None)
     train, test = streams(seed, 2)
 
-    def part(
-        x: Tensor, y: Tensor, count: int | None, name: str, minimum: int, stream: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        of_two = ((y == a) | (y == b)).nonzero().flatten()
-        chosen = of_two[torch.from_numpy(_choose(count, len(of_two), name, minimum, stream))]
-        return x[chosen], (y[chosen] == b).to(x.dtype).mul_(2).sub_(1).unsqueeze(1)
-
-    x, y = part(whole.x, whole.y, images, "images", 1, train)
-    x_test: Tensor | None = None
-    y_test: Tensor | None = None
-    if whole.x_test is not None and whole.y_test is not None:
-        x_test, y_test = part(whole.x_test, whole.y_test, images_test, "images_test", 1, test)
-    settings = {"a": a, "b": b, "images": len(x), "seed": seed}
-    return Task(x, y, x_test, y_test, "logistic", f"{whole.name} {a} and {b}", settings=settings)
+    data: dict[str, Any] = {}
+    for end, x, y, count, stream in (
+        ("", whole.x, whole.y, images, train),
+        ("_test", whole.x_test, whole.y_test, images_test, test),
+    ):
+        if x is not None and y is not None:
+            of_two = ((y == a) | (y == b)).nonzero().flatten()
+            chosen = of_two[torch.from_numpy(_choose(count, len(of_two), f"images{end}", 1, stream))]
+            data |= {f"x{end}": x[chosen], f"y{end}": 2 * (y[chosen, None] == b).to(x.dtype) - 1}
+    settings = {"a": a, "b": b, "images": len(data["x"]), "seed": seed}
+    return Task(**data, loss="logistic", name=f"{whole.name} {a} and {b}", settings=settings)
 
 
 def parse_idx(path: str | Path, magic: int) -> np.ndarray:
@@ -327,7 +323,7 @@ def _task(
     settings: Mapping[str, Any],
 ) -> Task:
     """Make the task of images (N, pixels), uint8, with top value ``white``, and labels, for training and testing."""
-    images, labels, images_test, labels_test = pools
+    images, labels = pools[:2]
     values = np.arange(256) / white
     if standardize:
         counts = sum(np.bincount(part.ravel(), minlength=256) for part in np.array_split(images, 50))
@@ -336,15 +332,12 @@ def _task(
         values = (values - mean) / np.sqrt(weights @ (values - mean) ** 2)
     table = values.astype(np.float32)  # from pixel to float32, rounded once
     train, test = streams(seed, 2)
-    chosen = _choose(n, len(images), "n", 1, train)
-    x, y = torch.from_numpy(table[images[chosen]]), torch.from_numpy(labels[chosen].astype(np.int64))
-    x_test: Tensor | None = None
-    y_test: Tensor | None = None
-    if n_test != 0:
-        chosen = _choose(n_test, len(images_test), "n_test", 0, test)
-        x_test = torch.from_numpy(table[images_test[chosen]])
-        y_test = torch.from_numpy(labels_test[chosen].astype(np.int64))
-    return Task(x, y, x_test, y_test, "cross_entropy", name, 10, settings=settings)
+    data: dict[str, Any] = {}
+    for end, pixels, digit, count, stream in (("", images, labels, n, train), ("_test", *pools[2:], n_test, test)):
+        if end == "" or count != 0:
+            chosen = _choose(count, len(pixels), f"n{end}", int(end == ""), stream)
+            data |= {f"x{end}": table[pixels[chosen]], f"y{end}": digit[chosen].astype(np.int64)}
+    return Task(**data, loss="cross_entropy", name=name, classes=10, settings=settings)
 
 
 def _choose(count: int | None, available: int, name: str, minimum: int, generator: torch.Generator) -> np.ndarray:

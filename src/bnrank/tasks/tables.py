@@ -8,10 +8,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from bnrank._core import validation
 from bnrank.tasks.images import digits, mnist
@@ -135,47 +134,32 @@ def load_table(
     >>> task.name, task.loss, task.x.shape, task.y.shape
     ('trees', 'mse', torch.Size([2, 2]), torch.Size([2, 1]))
     """
+    settings = {**locals(), "path": str(path)}
     if loss is not None:
         validation.choice(loss, "loss", LOSSES)
     if str(path) in NAMED and not (targets or ignore or loss):
         return NAMED[str(path)]()
     table = read_table(path, targets, ignore, drop_missing=drop_missing)
-    assert table.y is not None
-    outputs = [table.y] if table.y_test is None else [table.y, table.y_test]
+    arrays: dict[str, Any] = {name: getattr(table, name) for name in ARRAYS if getattr(table, name) is not None}
+    outputs, y = [name for name in ("y", "y_test") if name in arrays], arrays["y"]
     names = classes = None
-    if table.y.dtype.kind == "U":
+    labels: dict[str, Any] = {}
+    if y.dtype.kind == "U":
         if loss not in (None, "cross_entropy"):
             raise ValueError(f"loss: got {loss!r}, expected 'cross_entropy' for classes given as text")
-        names = tuple(np.unique(np.concatenate(outputs)).tolist())
-        outputs = [np.searchsorted(names, part) for part in outputs]
-    loss = loss or ("cross_entropy" if outputs[0].ndim == 1 and outputs[0].dtype.kind in "iu" else "mse")
+        names = tuple(np.unique(np.concatenate([arrays[name] for name in outputs])).tolist())
+        arrays |= {name: np.searchsorted(names, arrays[name]) for name in outputs}
+    loss = loss or ("cross_entropy" if y.ndim == 1 and y.dtype.kind in "iuU" else "mse")
     if loss == "cross_entropy":
-        outputs = [_labels(part, name) for part, name in zip(outputs, ("y", "y_test"), strict=False)]
-        classes = 1 + max(int(part.max(initial=0)) for part in outputs)
-        if classes > max(len(table.y), 2) and names is None:
+        labels = {name: _labels(arrays.pop(name), name) for name in outputs}
+        classes = 1 + max(int(part.max(initial=0)) for part in labels.values())
+        if classes > max(len(y), 2) and names is None:
             raise ValueError(
-                f"y: got labels up to {classes - 1} in {len(table.y)} samples, expected classes counted from 0; "
+                f"y: got labels up to {classes - 1} in {len(y)} samples, expected classes counted from 0; "
                 "for a quantity, pass loss='mse'"
             )
-    else:
-        outputs = [_float32(part) for part in outputs]
-    return Task(
-        torch.from_numpy(_float32(table.x)),
-        torch.from_numpy(outputs[0]),
-        None if table.x_test is None else torch.from_numpy(_float32(table.x_test)),
-        None if table.y_test is None else torch.from_numpy(outputs[1]),
-        loss,
-        table.name,
-        classes,
-        settings={
-            "path": str(path),
-            "targets": _listed(targets),
-            "ignore": _listed(ignore),
-            "drop_missing": drop_missing,
-            "loss": loss,
-        },
-        class_names=names,
-    )
+    data = {name: _float32(part) for name, part in arrays.items()} | labels
+    return Task(**data, loss=loss, name=table.name, classes=classes, settings=settings, class_names=names)
 
 
 def read_table(
