@@ -1,1 +1,1 @@
-"""Arguments, files and axes: what every room uses."""
+"""Validation, files, text tables and axes for all packages."""

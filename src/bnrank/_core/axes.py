@@ -1,4 +1,4 @@
-"""Axes without pyplot and how they look: what every room that draws itself shares."""
+"""Matplotlib axes without pyplot, and their style."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def axes_for(axes: Any, shape: tuple[int, int], size: tuple[float, float], count
 
 
 def dress(ax: Axes, x: str, y: str, title: str) -> None:
-    """Label the axes and take away what is not needed."""
+    """Label the axes and set the style of grid and spines."""
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     ax.set_title(title, fontsize=11)

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 __all__ = ["atomic_path", "discard_partial", "prepare_folder", "write_atomically"]
 
-PARTIAL = ".partial"  # how the names of folders end in which files are being written
+PARTIAL = ".partial"  # suffix of folders with unfinished files
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path``, and put what was written there in its place on success.
+    """Provide a temporary path next to ``path``, and move the file written there to ``path`` on success.
 
-    The path is in a folder of its own, for libraries that write to a temporary file themselves.
+    The path is in a separate folder, for libraries that write temporary files themselves.
     """
     scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL))
     temporary = scratch / path.name
@@ -33,13 +33,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def discard_partial(folder: Path) -> None:
-    """Remove what a killed process was writing into a folder."""
+    """Remove unfinished files of killed processes from a folder."""
     for path in folder.glob(f".*{PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def prepare_folder(out: str | os.PathLike[str]) -> Path:
-    """Create a folder if need be, and make sure that it can be written to.
+    """Return a writable folder, created if necessary.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def prepare_folder(out: str | os.PathLike[str]) -> Path:
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
-    """Write a whole file, or nothing."""
+    """Write a file completely or not at all."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 

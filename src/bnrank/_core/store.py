@@ -1,4 +1,4 @@
-"""One format on disk: tensors and plain values in a safetensors file, written whole or not at all."""
+"""One file format: tensors and plain values in a safetensors file, written atomically."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stored:
     path : Path
         The file.
     kind : str
-        What it holds, e.g. "network" or "checkpoint"; "" for a file that bnrank did not write.
+        The kind of contents, e.g. "network" or "checkpoint"; "" for a file that bnrank did not write.
     about : dict
         Plain values.
     tensors : dict of str to Tensor
@@ -65,7 +65,7 @@ def save(
     about : mapping
         Values that JSON can represent.
     kind : str
-        What the file holds; `load` checks it.
+        The kind of contents; `load` checks it.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def load(path: str | os.PathLike[str], kind: str | None = None, *, name: str = "
     path : path
         The file.
     kind : str, optional
-        What it must hold.
+        The expected kind.
     name : str
         The caller's argument, for errors.
 
@@ -124,7 +124,7 @@ def load(path: str | os.PathLike[str], kind: str | None = None, *, name: str = "
 
 
 def read(path: str | os.PathLike[str], *, name: str = "path") -> Stored:
-    """Return the contents of any safetensors file, such as a state dict that another program wrote.
+    """Return the contents of any safetensors file, such as a state dict of another program.
 
     Raises
     ------

@@ -115,7 +115,7 @@ def _pairs(columns: Sequence[str] | Mapping[str, str]) -> Iterable[tuple[str, st
 
 
 def numeric_columns(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> list[bool]:
-    """Say which columns hold numbers only (dashes aside), with or without commas between thousands."""
+    """Return which columns contain only numbers and dashes, with or without thousands separators."""
     columns = [[line[i] for line in cells if line[i] != "–"] for i in range(len(headings))]
     return [bool(column) and all(_is_number(entry) for entry in column) for column in columns]
 

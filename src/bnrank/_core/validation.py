@@ -1,4 +1,4 @@
-"""Checks of arguments. Every error names the argument, what came and what was expected."""
+"""Argument validation. Every error names the argument, the value and the expectation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 
 
 class RangeError(ValueError, OverflowError):
-    """Values of a network that are too large for what is to be computed of them."""
+    """Values of a network outside the range of the computation."""
 
 
 def describe(value: object) -> str:
-    """Say in a few words what a value is: type, shape and dtype of arrays, else its representation."""
+    """Return a short description of a value: type, shape and dtype of arrays, else its representation."""
     if isinstance(value, Tensor | np.ndarray):
         return f"{type(value).__name__} of shape {tuple(value.shape)} and dtype {value.dtype}"
     text = repr(value)
@@ -110,14 +110,14 @@ def samples(value: object, name: str, *, features: int | None = None, minimum: i
     features : int, optional
         Expected number of columns.
     minimum : int
-        Least number of samples.
+        Minimum number of samples.
     ndim : int or None
         Expected number of dimensions; None allows any from 2 up.
 
     Raises
     ------
     TypeError
-        If it is no tensor or array, or not of floating point.
+        If it is not a floating-point tensor or array.
     ValueError
         If it is empty, has too few samples, the wrong shape, or a NaN or infinite entry.
     """

@@ -1,4 +1,4 @@
-"""What is trained or brought in."""
+"""Networks: built-in classes, files, constructions, and one reader of any module."""
 
 from bnrank.networks import constructions, graph
 from bnrank.networks.chain import Chain, as_mlp, read_chain

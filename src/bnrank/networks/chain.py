@@ -80,12 +80,12 @@ def as_mlp(net: nn.Module, *, multiply_out: bool = False) -> MLP:
     Returns
     -------
     MLP
-        A copy; a :class:`LinearNetwork` where there is no activation.
+        A copy; a :class:`LinearNetwork` without activations.
 
     Raises
     ------
     TypeError
-        If the module is no such chain; the message names the obstacle.
+        If the module is not such a chain; the message names the obstacle.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def read_chain(net: nn.Module, name: str = "net", *, multiply_out: bool = False)
     Raises
     ------
     TypeError, ValueError
-        If the module is no such chain, or a parameter is not finite.
+        If the module is not such a chain, or a parameter is not finite.
 
     Examples
     --------

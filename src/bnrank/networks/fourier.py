@@ -24,7 +24,7 @@ def in_fourier_space(net: CircularConvolutional) -> nn.Sequential:
     Parameters
     ----------
     net : CircularConvolutional
-        It is left as it is.
+        Not changed.
 
     Returns
     -------
@@ -35,7 +35,7 @@ def in_fourier_space(net: CircularConvolutional) -> nn.Sequential:
     Raises
     ------
     TypeError
-        If ``net`` is no such network.
+        If ``net`` is not such a network.
 
     Notes
     -----
@@ -109,7 +109,7 @@ def _copied(p: Tensor) -> nn.Parameter:
 
 
 def _half(image: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """One frequency of every pair w and -w, (frequency, dimension), and how many it stands for."""
+    """Return one frequency of every pair w and -w, (frequency, dimension), and its multiplicity."""
     found: dict[tuple[int, ...], int] = {}
     for w in itertools.product(*map(range, image)):
         mirror = tuple(-a % n for a, n in zip(w, image, strict=True))

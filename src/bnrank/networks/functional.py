@@ -17,10 +17,10 @@ from bnrank.networks.mlp import MLP, LinearNetwork
 
 
 class Functional:
-    """A module as a function of x in one precision, with nothing of the module changed by calling it.
+    """A module as a function of x in one precision; calls do not change the module.
 
-    Parameters and buffers are copied and cast once. Every call runs in eval mode, and modes and the state of the
-    random generators are put back afterwards. Attributes that are neither parameters nor buffers are not cast.
+    Parameters and buffers are copied and cast once. Every call runs in eval mode; modes and random generators are
+    restored afterwards. Attributes that are neither parameters nor buffers are not cast.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Functional:
     Raises
     ------
     TypeError, ValueError
-        If it is no module, has lazy parameters without a shape, or is wrapped in DataParallel; when called, if the
+        If it is not a module, has lazy parameters without a shape, or is wrapped in DataParallel; when called, if the
         forward fails on x in this precision or does not return one tensor.
     """
 
@@ -95,10 +95,10 @@ def example(net: nn.Module, x: object, minimum: int = 1, name: str = "x") -> Ten
 
 
 def is_plain_mlp(net: nn.Module) -> TypeGuard[MLP]:
-    """Say whether a module is an MLP as it was made, so that closed forms hold.
+    """Return whether a module is an unchanged MLP, so that closed forms hold.
 
-    No subclass, no replaced layer or forward, no hook that could change a layer's output, no parameter more or less
-    than its weights and biases, none used twice and none sharing memory with another.
+    It is not a subclass, has no replaced layer or forward, no hooks that could change an output, and exactly its
+    weights and biases as parameters, none used twice or sharing memory with another.
     """
     if type(net) not in (MLP, LinearNetwork) or not isinstance(net, MLP):
         return False
@@ -130,8 +130,8 @@ def check_finite(net: nn.Module) -> None:
 def check_unshared(net: nn.Module) -> None:
     """Raise ValueError, naming them, if different parameters lie in the same memory.
 
-    One parameter used in several places is fine, it counts once. Two parameters over the same memory (``p.data =
-    q.data``) are neither one nor two.
+    One parameter used in several places is allowed and counts once. Two parameters over the same memory (``p.data =
+    q.data``) are ambiguous.
     """
     pairs = _overlapping(unwrap(net))
     if pairs:
@@ -154,7 +154,7 @@ def _overlapping(net: nn.Module) -> list[tuple[str, str]]:
 
 
 def unwrap(net: nn.Module) -> nn.Module:
-    """Return the module itself, out of ``torch.compile``; refuse what is no module or has no shapes yet."""
+    """Return the module inside ``torch.compile``; refuse other objects and parameters without a shape."""
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: got {validation.describe(net)}, expected a torch.nn.Module")
     if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -168,7 +168,7 @@ def unwrap(net: nn.Module) -> nn.Module:
 
 
 def aliases(net: nn.Module) -> dict[str, str]:
-    """Return the further places that hold a parameter or buffer, with the name it goes by; each place once."""
+    """Return the further names of parameters and buffers that are registered in several places, with the first."""
     first: dict[int, str] = {}
     further = {}
     for prefix, sub in net.named_modules():  # one that is there twice comes once: torch does not undo the second

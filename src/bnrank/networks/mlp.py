@@ -96,7 +96,7 @@ class MLP(nn.Module):
         return [cast(nn.Parameter, layer.bias) for layer in self.layers] if self.bias else []
 
     def reset(self, seed: int, init: str | float | None = None) -> MLP:
-        """Draw all parameters anew, in place, from the network's own generator; returns itself."""
+        """Redraw all parameters in place, from the network's own generator, and return the network."""
         init = self.init if init is None else validation.init(init)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -126,7 +126,7 @@ class LinearNetwork(MLP):
     Parameters
     ----------
     widths, bias, init, seed, dtype
-        As in :class:`MLP`; without biases unless asked for. "he" weights are N(0, 1 / fan_in).
+        As in :class:`MLP`; without biases by default. "he" weights are N(0, 1 / fan_in).
 
     Raises
     ------

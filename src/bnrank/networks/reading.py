@@ -81,12 +81,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Captured:
-    """What flowed through the layers for one chunk of samples.
+    """Inputs and outputs of the layers for one block of samples.
 
     Attributes
     ----------
     rows : slice
-        Which samples of x.
+        The samples of x.
     inputs : tuple of Tensor
         The tensor entering each layer, (n, ...).
     preactivations : tuple of Tensor
@@ -102,7 +102,7 @@ class Captured:
 
     @property
     def activations(self) -> tuple[Tensor, ...]:
-        """What enters the next layer read; for the last layer the module's output."""
+        """The input of the next layer; for the last layer the module's output."""
         return (*self.inputs[1:], self.output)
 
 
@@ -115,7 +115,7 @@ def read(net: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
     Parameters
     ----------
     net : torch.nn.Module
-        Any module. It is left as it was: hooks removed, modes, buffers and random state untouched.
+        Any module; not changed.
     x : Tensor or ndarray, optional
         Samples, (N, ...). The first two are run through the module: layers then come in order of execution, with
         their shapes, and layers that run never or more than once are skipped. Without it the order is that of
@@ -129,7 +129,7 @@ def read(net: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
     Raises
     ------
     TypeError, ValueError
-        If ``net`` is no module, has lazy parameters without a shape, or cannot be run on ``x``.
+        If ``net`` is not a module, has lazy parameters without a shape, or cannot be run on ``x``.
 
     Examples
     --------
@@ -171,10 +171,9 @@ def capture(
     chunk_size: int = 4096,
     dtype: torch.dtype = torch.float64,
 ) -> Iterator[Captured]:
-    """Iterate over what enters and leaves every layer, block by block.
+    """Iterate over the inputs and outputs of every layer, one block of samples at a time.
 
-    The module is run in eval mode, without gradients, on copies of its parameters in ``dtype``; between two chunks
-    and afterwards it is as it was before.
+    The module runs in eval mode, without gradients, on copies of its parameters in ``dtype``; it is not changed.
 
     Parameters
     ----------
@@ -183,7 +182,7 @@ def capture(
     x : Tensor or ndarray
         Samples, (N, ...).
     reading : Reading, optional
-        Which layers; ``read(module, x)`` by default.
+        The layers; default: ``read(net, x)``.
     chunk_size : int
         Samples per forward pass; bounds the memory.
     dtype : torch.dtype
@@ -192,12 +191,12 @@ def capture(
     Returns
     -------
     iterator of Captured
-        One per chunk, in the order of the samples.
+        One per block, in the order of the samples.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, there is no layer to read, or a layer runs other than once.
+        If an argument is out of range, no layer can be read, or a layer does not run exactly once.
 
     Examples
     --------
@@ -212,7 +211,7 @@ def capture(
     inside = dict(unwrap(net).named_modules())
     if any(inside.get(layer.name) is not layer.module for layer in reading.layers):
         raise ValueError(
-            f"reading: got one of another module, expected what read(module, x) returns for {type(net).__name__}"
+            f"reading: got one of another module, expected what read(net, x) returns for {type(net).__name__}"
         )
     if not reading.layers:
         why = "; ".join(map(str, reading.skipped))

@@ -1,4 +1,4 @@
-"""Modules one after another, whose parameters can be drawn anew from one seed."""
+"""Sequential modules with one seed for all parameters."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from bnrank.networks.mlp import MLP
 
 
 class Drawn(nn.Module):
-    """A module that draws its parameters from a generator of its own.
+    """A module that draws its parameters from its own generator.
 
     Attributes
     ----------
     seed : int or None
-        Of the last draw; None where parameters are as they were given.
+        Of the last draw; None if the parameters were given.
     init : "he" or float
-        "he": weights N(0, g / fan_in) with g = 2 / (1 + s^2) where they read what an activation sigma_s gives and g = 1
-        where they do not, diagonals 1; a number: weights and diagonals N(0, init^2). Biases 0 either way.
+        "he": weights N(0, g / fan_in) with g = 2 / (1 + s^2) after an activation sigma_s and g = 1 elsewhere,
+        diagonals 1; a number: weights and diagonals N(0, init^2). Biases 0 either way.
     """
 
     seed: int | None = None
     init: str | float = "he"
 
     def reset(self, seed: int, init: str | float | None = None) -> Self:
-        """Draw all trained parameters anew, in place, in float64 rounded; returns itself.
+        """Redraw all trained parameters in place, in float64 and then rounded, and return the module.
 
         Raises
         ------
         TypeError, ValueError
-            If an argument is out of range, or a parameter belongs to no module whose draw is known: Linear, Conv,
-            `Diagonal` or `MLP`.
+            If an argument is out of range, or a parameter belongs to a module other than Linear, Conv, `Diagonal` and
+            `MLP`.
         """
         seed = validation.integer(seed, "seed", 0)
         init = validation.init(self.init if init is None else init)
@@ -46,21 +46,21 @@ class Drawn(nn.Module):
         unknown = [name for name, p in self.named_parameters() if p.requires_grad and id(p) not in draw.reached]
         if unknown:
             raise ValueError(
-                f"seed: it is not known how to draw {', '.join(unknown[:5])}; give seed=None, or a function "
+                f"seed: cannot draw {', '.join(unknown[:5])}; give seed=None, or a function "
                 "seed -> nn.Module where networks are trained"
             )
         self.seed, self.init = seed, init
         return self
 
     def _draw(self, draw: Draw, reads: float) -> float:
-        """Draw the parts, which come one after another."""
+        """Draw the parts in order."""
         for part in self.children():
             reads = draw(part, reads)
         return reads
 
 
 class Diagonal(nn.Module):
-    """Every entry times a number of its own, a -> weight * a, shape (..., n)."""
+    """Elementwise product with a learnable vector, a -> weight * a, shape (..., n)."""
 
     def __init__(self, n: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -79,24 +79,24 @@ _LAYERS = (nn.Linear, Diagonal, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Stack(nn.Sequential, Drawn):
-    """Modules one after another, like ``nn.Sequential``, with one seed for all of their parameters.
+    """A ``nn.Sequential`` with one seed for all parameters.
 
-    This is how networks are put together of which only the last part is linear (T48): any trunk, then linear
+    It combines networks of which only the last part is linear (T48): any trunk, then linear
     convolutions, linear residual blocks (slope 1) and linear layers.
 
     Parameters
     ----------
     *parts : torch.nn.Module
-        In order; or one mapping from names to modules. They become parts of the stack, their parameters drawn anew.
+        In order; or one mapping from names to modules. Their parameters are redrawn.
     init : "he" or float
         As in :class:`Drawn`.
     seed : int or None
-        Seed of the draw; None leaves the parameters as they are.
+        Seed of the draw; None keeps the parameters.
 
     Raises
     ------
     TypeError, ValueError
-        If a part is no module, or has parameters that cannot be drawn (see :meth:`reset`); give ``seed=None`` then.
+        If a part is not a module, or has parameters that cannot be drawn (see :meth:`reset`); give ``seed=None`` then.
 
     Examples
     --------
@@ -112,7 +112,7 @@ class Stack(nn.Sequential, Drawn):
     """
 
     settings: Mapping[str, Any] = MappingProxyType({})
-    """What a network of one of the classes made of this was built from."""
+    """The arguments of a network of a derived class."""
 
     def __init__(self, *parts: Any, init: str | float = "he", seed: int | None = 0) -> None:
         if len(parts) == 1 and isinstance(parts[0], Mapping):
@@ -129,7 +129,7 @@ class Stack(nn.Sequential, Drawn):
             self.reset(seed)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a part, or for a slice a ``nn.Sequential`` of the parts themselves, nothing drawn anew."""
+        """Return a part, or for a slice a ``nn.Sequential`` of the parts, without a new draw."""
         if isinstance(index, slice):
             return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
         return super().__getitem__(index)
@@ -150,12 +150,12 @@ def activation(slope: float) -> nn.Module:
 
 
 class Draw:
-    """A draw under way: what is drawn from, how, and which parameters have been reached.
+    """A draw: generator, scale, and the parameters reached so far.
 
     Parameters
     ----------
     generator : torch.Generator
-        What is drawn from.
+        The source of random numbers.
     init : "he" or float
         As in :class:`Drawn`.
     """
@@ -165,7 +165,7 @@ class Draw:
         self.reached: set[int] = set()
 
     def __call__(self, net: nn.Module, reads: float) -> float:
-        """Draw a module that reads what sigma_s gives, s = ``reads``; return the slope that the next one reads."""
+        """Draw a module whose input comes from sigma_s, s = ``reads``; return the slope before the next module."""
         if isinstance(net, nn.ReLU | nn.LeakyReLU):
             return float(getattr(net, "negative_slope", 0.0))
         if isinstance(net, _LAYERS):

@@ -1,6 +1,6 @@
-"""Where data come from: maps of known rank, shapes in the plane, handwritten digits, the user's own tables.
+"""Data sets: maps of known rank, shapes in the plane, handwritten digits, and the user's tables.
 
-Everything returns a :class:`Task`, on which the other rooms work.
+Every generator returns a :class:`Task`.
 """
 
 from bnrank.tasks.autoencoding import autoencoder, crosses_itself, distances_to_polyline, planar_curve, polyline

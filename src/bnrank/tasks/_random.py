@@ -1,4 +1,4 @@
-"""Random streams: one generator per purpose, so that changing one argument leaves the other draws alone."""
+"""Random streams: one generator per purpose, so that changing one argument does not affect the other draws."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bnrank._core import validation
 
 
 def streams(seed: int, count: int) -> list[torch.Generator]:
-    """Return ``count`` independent generators made from one seed; the global generators are not touched.
+    """Return ``count`` independent generators derived from one seed; the global generators are not used.
 
-    The seeds are spread by ``numpy.random.SeedSequence``, so that a task and a network of the same seed do not
-    share their draws.
+    The seeds come from ``numpy.random.SeedSequence``, so that a task and a network with the same seed have
+    different draws.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Data for autoencoders, y = x: a curve in the plane, known exactly, and the inputs of any other task."""
+"""Data for autoencoders, y = x: a known curve in the plane, and the inputs of any other task."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bnrank.tasks._random import normal, streams
 from bnrank.tasks.latent_maps import ShallowReLU
 from bnrank.tasks.task import Task, Truth
 
-DRAWS = 1000  # of g, until one is injective where there are samples
-PIECE = 1 << 20  # numbers at a time
-SAME = 1e-12  # corners this close, relative to the largest coordinate, are one
+DRAWS = 1000  # attempts to draw a g that is injective on the range of the samples
+PIECE = 1 << 20  # entries per block
+SAME = 1e-12  # corners closer than this, relative to the largest coordinate, are identified
 
 
 def planar_curve(
@@ -25,12 +25,12 @@ def planar_curve(
     n_test: int = 200,
     x_norm_squared: float = 1.0,
 ) -> Task:
-    """Draw points of a random piecewise linear curve in the plane, as a task with y = x (F3; Jacot2023a appendix F).
+    """Return points of a random piecewise linear curve in the plane, with y = x (F3; Jacot2023a appendix F).
 
     x = g(z), z ~ N(0, 1), g: R -> R^2, g(z) = c (W2 relu(w1 z + b1) + b2) with w1, b1 and W2 of N(0, 1) entries. The
-    source gives "a random ReLU network" and no more. b2 puts the mean of the training samples at 0, c gives them the
-    mean squared norm asked for. g is drawn anew until the curve does not cross itself where there are samples: T17 is
-    about an injective g, and where a curve crosses itself no function of rank 1 is the identity on it.
+    source specifies only "a random ReLU network". b2 centers the training samples at 0 and c sets their mean squared
+    norm. g is redrawn until the curve does not cross itself on the range of the samples: T17 requires an injective g,
+    and no function of rank 1 is the identity on a curve that crosses itself.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def planar_curve(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, or no curve without a crossing was found; the message says which.
+        If an argument is out of range, or no curve without a crossing was found.
 
     Examples
     --------
@@ -84,16 +84,16 @@ def planar_curve(
 
 
 def autoencoder(task: Task) -> Task:
-    """Turn a task into the task of giving back its inputs: y = x, flattened, with the loss "mse" (F3).
+    """Return the task of reproducing the inputs of a task: y = x, flattened, with the loss "mse" (F3).
 
-    Where the task knows x = g(z) for m real latents, with g a :class:`ShallowReLU`, the true rank of the new task is m
-    (T17; Jacot2023a section 5), if g is injective, which it is taken to be. Other tasks get no ``truth``: where x is no
-    function of the latents, or the latents are angles (a circle is no line: the rank of its identity is 2, not 1).
+    Where the task has x = g(z) for m real latents, with g a :class:`ShallowReLU`, the true rank of the new task is m
+    (T17; Jacot2023a section 5), assuming that g is injective. Other tasks have no ``truth``: their x is not a function
+    of the latents, or the latents are angles (a circle is not a line: the rank of its identity is 2, not 1).
 
     Parameters
     ----------
     task : Task
-        Any task; its outputs are not used.
+        Any task; its outputs are ignored.
 
     Returns
     -------
@@ -103,7 +103,7 @@ def autoencoder(task: Task) -> Task:
     Raises
     ------
     TypeError
-        If it is no task.
+        If it is not a task.
 
     Examples
     --------
@@ -170,11 +170,10 @@ def polyline(g: ShallowReLU, lower: float, upper: float) -> Tensor:
 
 
 def crosses_itself(corners: Tensor) -> bool:
-    """Say whether a polygonal line in the plane meets itself, or rests: z -> the point at z is not injective then.
+    """Return whether a polygonal line in the plane intersects itself, so that z -> the point at z is not injective.
 
-    It rests where two corners that follow each other are one up to rounding, 1e-12 of the largest coordinate. Two sides
-    that follow each other share a corner and are looked at for neither; sides that are parallel are taken not to meet
-    (of random lines, none do).
+    Consecutive corners that agree up to rounding, 1e-12 of the largest coordinate, count as an intersection.
+    Consecutive sides share a corner and are not tested; parallel sides are assumed not to intersect.
 
     Parameters
     ----------
@@ -248,7 +247,7 @@ def distances_to_polyline(x: Tensor, corners: Tensor) -> Tensor:
 
 
 def _curve(width: int, z: Tensor, target: float, generator: torch.Generator) -> ShallowReLU | None:
-    """Draw g, centered and scaled on z; None where it is constant there."""
+    """Return a random g, centered and scaled on z; None where it is constant there."""
     w1, b1, w2 = normal(generator, width, 1), normal(generator, width), normal(generator, 2, width)
     mean = ShallowReLU(w1, b1, w2)(z).mean(0)
     one = torch.ones(1, dtype=torch.float64)
@@ -258,7 +257,7 @@ def _curve(width: int, z: Tensor, target: float, generator: torch.Generator) -> 
 
 
 def _made(task: Task) -> bool:
-    """Say whether the truth has the inputs as a shallow ReLU network of all of the latents, no more than inputs."""
+    """Return whether the inputs are a shallow ReLU network of all latents, of which there are at most as many."""
     truth = task.truth
     if truth is None or not isinstance(truth.x_of_latents, ShallowReLU):
         return False

@@ -1,4 +1,4 @@
-"""A ball that falls on a torus, seen in images."""
+"""Images of a ball that falls on a torus."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bnrank._core import validation
 from bnrank.tasks._random import streams, uniform
 from bnrank.tasks.task import Task, Truth
 
-FRAMES_IN = 2  # enough to know position and velocity
+FRAMES_IN = 2  # determine position and velocity
 WITHIN = ("image", "pixel")
 
 
 def ball_images(positions: Tensor, size: int, width: float = 1.5) -> Tensor:
-    """Return images of a ball at given places on a torus, (..., size) or (..., size, size).
+    """Return images of a ball at given positions on a torus, (..., size) or (..., size, size).
 
     The image is the periodic Gaussian bump sum_m exp(-||u - q - m size||^2 / (2 width^2)) at pixel u, m over the whole
     lattice Z^d, for the ball's position q: smooth, of height 1 if it is narrow against the torus, and moved by whole
@@ -78,7 +78,7 @@ def falling_ball(
     within: str = "image",
     n_test: int = 300,
 ) -> Task:
-    """Draw a ball that falls under gravity on a torus: two images in, the following ones out (F6; Jacot2023c).
+    """Return images of a ball that falls under gravity on a torus: two frames in, the next ones out (F6; Jacot2023c).
 
     The ball's position q_t (pixels, modulo ``size``, not rounded to pixels) at the times t = -1, 0, 1, ... follows
 
@@ -89,7 +89,8 @@ def falling_ball(
     depends on q_1 alone, two or more on the whole state (q_0, v).
 
     A translation of the torus translates all images alike, and by whole pixels exactly: for networks that commute with
-    translations, samples whose balls start within one pixel (``within``) say as much as samples all over the image.
+    translations, samples whose balls start within one pixel (``within``) carry as much information as samples
+    everywhere in the image.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ def falling_ball(
     width : float
         Standard deviation of the ball in pixels.
     within : "image" or "pixel"
-        q_0 of the training samples is uniform on the torus, or on [0, 1)^d. Test samples are always all over the torus.
+        q_0 of the training samples is uniform on the torus, or on [0, 1)^d. Test samples always cover the torus.
 
     Returns
     -------
@@ -128,7 +129,7 @@ def falling_ball(
 
     Notes
     -----
-    The source gives neither the ball nor sizes nor how many frames: all these are choices made here.
+    The source specifies neither the ball nor the sizes nor the number of frames.
 
     As a manifold the state has 2 d dimensions; a piecewise linear network that carries the angles of positions linearly
     needs two numbers for each.

@@ -1,4 +1,4 @@
-"""Gradient descent on a rank-one factorization: what it costs over time depends on two numbers of its start (F5)."""
+"""Gradient descent on a rank-one factorization: its costs depend on two statistics of the initial vector (F5)."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class RankOneFactorization:
 
 
 def rank_one_factorization(d: int = 6, lr: float = 0.03, noise: float = 0.0, seed: int = 0) -> RankOneFactorization:
-    """Draw w, uniform on the unit sphere, and E, with independent entries N(0, (noise/d)^2), so E||E||_F^2 = noise^2.
+    """Return w, uniform on the unit sphere, and E, with i.i.d. entries N(0, (noise/d)^2), so E||E||_F^2 = noise^2.
 
     The same ``d``, ``noise`` and ``seed`` give the w and E of :func:`matrix_factorization`.
 
@@ -150,12 +150,12 @@ def matrix_factorization(
     radius: float = 1.8,
     y_variance: float | None = 1.0,
 ) -> Task:
-    """Draw the task of F5: from v(0) to (C(v(1)), ..., C(v(T))) along gradient descent, of bottleneck rank 2.
+    """Return the task of F5: from v(0) to (C(v(1)), ..., C(v(T))) along gradient descent, of bottleneck rank 2.
 
     C(v) = ||v v^T - (w w^T + E)||_F^2; see :class:`RankOneFactorization`. With E = 0 the map is invariant under
-    rotations about w and under v -> -v; it goes through u = ((w^T v)^2, ||(I - w w^T) v||^2), and no fewer numbers
-    will do if T >= 2 (T17; Jacot2023b section 5, which leaves d, T, the step size, the start and N open). The source
-    has C(v(1)), ..., C(v(T)) in the text; its slides (Jacot2023c) add C(v(0)) and leave out the squares in u.
+    rotations about w and under v -> -v; it factors through u = ((w^T v)^2, ||(I - w w^T) v||^2), and through no
+    fewer variables if T >= 2 (T17; Jacot2023b section 5, which does not specify d, T, the step size, the start and N).
+    The source has C(v(1)), ..., C(v(T)) in the text; its slides (Jacot2023c) add C(v(0)) and omit the squares in u.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Handwritten digits: MNIST, checked by its hashes, and the small set that comes with scikit-learn."""
+"""Handwritten digits: MNIST, verified by its hashes, and the small data set included in scikit-learn."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def mnist(
     *,
     standardize: bool = True,
 ) -> Task:
-    """Load MNIST: 60,000 training and 10,000 test images of 28 x 28 pixels (LeCun, Cortes, Burges; F3, F9, F10).
+    """Return MNIST: 60,000 training and 10,000 test images of 28 x 28 pixels (LeCun, Cortes, Burges; F3, F9, F10).
 
-    Each file is taken from the folder ``$BNRANK_DATA`` or its subfolder ``mnist``, else from the download cache
-    ``pooch.os_cache("bnrank")``, likewise, else downloaded into the cache. Whatever is found must have the SHA256 of
-    the original distribution; a file that does not is refused, never replaced or passed over.
+    Each file is read from the folder ``$BNRANK_DATA`` or its subfolder ``mnist``, else from the download cache
+    ``pooch.os_cache("bnrank")`` or its subfolder, else downloaded into the cache. A file must have the SHA256 of the
+    original distribution; otherwise it is refused, never replaced or skipped.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def mnist(
     seed : int
         Seed of the choice.
     download : bool
-        Whether missing files may be downloaded.
+        Download missing files.
     standardize : bool
         Subtract the mean and divide by the standard deviation, two numbers taken over all pixels of all 60,000
         training images, whatever ``n``: 0.1307 and 0.3081 in units of [0, 1] (F9). False leaves pixels in [0, 1].
@@ -66,7 +66,7 @@ def mnist(
     Raises
     ------
     MissingDataError
-        If a file is not there and may not or cannot be downloaded; says which files to put where.
+        If a file is missing and not downloaded; the message says which files to put where.
     TypeError, ValueError
         If an argument is out of range, a file's hash is wrong, or a file is not a complete IDX file.
 
@@ -90,7 +90,7 @@ def mnist(
 
 
 def digits(n: int | None = None, n_test: int | None = None, seed: int = 0, *, standardize: bool = True) -> Task:
-    """Load the 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn; needs no download.
+    """Return the 1,797 handwritten digits of 8 x 8 pixels included in scikit-learn; requires no download.
 
     A split drawn from ``seed`` holds 1,500 for training and 297 for testing; the rest is as in :func:`mnist`.
 
@@ -135,15 +135,15 @@ def digits(n: int | None = None, n_test: int | None = None, seed: int = 0, *, st
 def handwritten_digits(
     n: int | None = None, n_test: int | None = None, seed: int = 0, *, standardize: bool = True
 ) -> Task:
-    """Load MNIST where a copy is on this machine, else scikit-learn's digits; ``Task.name`` says which.
+    """Return MNIST where a copy is on this machine, else scikit-learn's digits; ``Task.name`` says which.
 
-    Never downloads. Where only the small set is there, ``n`` and ``n_test`` are cut to its 1,500 and 297 images
-    (``Task.settings`` has the numbers used). Arguments are those of :func:`mnist`.
+    Never downloads. Where only the small set is available, ``n`` and ``n_test`` are limited to its 1,500 and 297
+    images (``Task.settings`` has the numbers used). Arguments are those of :func:`mnist`.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, or a copy of MNIST is there and damaged.
+        If an argument is out of range, or a copy of MNIST is damaged.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def handwritten_digits(
 def two_digits(
     a: int = 0, b: int = 1, images: int | None = None, seed: int = 0, *, images_test: int | None = None
 ) -> Task:
-    """Load the images of two digits as a task of two classes, from :func:`handwritten_digits`; never downloads (F13).
+    """Return the images of two digits as two classes, from :func:`handwritten_digits`; never downloads (F13).
 
     Parameters
     ----------
@@ -171,21 +171,21 @@ def two_digits(
         Two different digits, 0 to 9; ``a`` has the label -1, ``b`` the label +1.
     images, images_test : int, optional
         Number of training and test images of both together, a random subset in random order; a larger number of the
-        same seed begins with the smaller one. None takes all there are; ``images_test=0`` gives no test data.
+        same seed begins with the smaller one. None: all; ``images_test=0``: no test data.
     seed : int
         Seed of the choice.
 
     Returns
     -------
     Task
-        x (images, 784), or (images, 64) where only the small set is there, float32, standardized by the mean and the
-        standard deviation over all pixels of all ten digits; y (images, 1), -1 or +1, loss "logistic"; the name says
+        x (images, 784), or (images, 64) from the small set, float32, standardized by the mean and the standard
+        deviation over all pixels of all ten digits; y (images, 1), -1 or +1, loss "logistic"; the name says
         which, "mnist 0 and 1" or "digits 0 and 1".
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, or a copy of MNIST is there and damaged.
+        If an argument is out of range, or a copy of MNIST is damaged.
 
     Examples
     --------
@@ -214,7 +214,7 @@ def two_digits(
 
 
 def parse_idx(path: str | Path, magic: int) -> np.ndarray:
-    """Read a gzip-compressed IDX file of unsigned bytes: magic, one big-endian 32-bit size per dimension, the data.
+    """Return the array of a gzip-compressed IDX file: magic, big-endian 32-bit sizes, unsigned bytes.
 
     Parameters
     ----------

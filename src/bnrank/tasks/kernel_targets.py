@@ -1,4 +1,4 @@
-"""Targets on the torus whose Fourier coefficients decay as prescribed: what kernels learn at a known rate."""
+"""Targets on the torus with prescribed decay of the Fourier coefficients, which kernels learn at a known rate."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bnrank._core import validation
 from bnrank.tasks._random import streams, uniform
 from bnrank.tasks.task import Task, Truth
 
-CUTOFFS = {1: 8192, 2: 256, 3: 40, 4: 16}  # where the caller gives none: about half a million coefficients
-CHUNK = 1 << 22  # numbers in one intermediate product
-RESOLVED = 1e-13  # a difference from 1 that is known to a few percent, with rounding
+CUTOFFS = {1: 8192, 2: 256, 3: 40, 4: 16}  # defaults: about half a million coefficients
+CHUNK = 1 << 22  # entries of the largest intermediate product
+RESOLVED = 1e-13  # smallest difference from 1 that is accurate to a few percent in float64
 NEAREST = 120  # powers above: points that are not nearest to 0 have a share below 1e-15 of the lattice sum
 
 
@@ -110,7 +110,7 @@ class TorusTarget:
     def beyond(self, n: int) -> float:
         """Return the sum of |beta_m|^2 over all but the n largest, as if there were no cutoff.
 
-        This is the least mean squared error of a combination of n modes. What lies beyond the cutoff is known as a
+        This is the smallest mean squared error of a combination of n modes. The part beyond the cutoff is computed as a
         difference from 1, up to 1e-15.
 
         Raises
@@ -133,7 +133,7 @@ class TorusTarget:
 
     @property
     def missing(self) -> float:
-        """Sum of |beta_m|^2 beyond the cutoff: the part of the mean of f^2 that is not there; NaN below 1e-13."""
+        """Sum of |beta_m|^2 beyond the cutoff: the missing part of the mean of f^2; NaN below 1e-13."""
         result = float(1 - 2 * (self.coefficients.abs() ** 2).sum())
         return result if result >= RESOLVED else math.nan
 
@@ -156,7 +156,7 @@ def torus_map(
     n_test: int = 1000,
     cutoff: int | None = None,
 ) -> Task:
-    """Draw functions on the d-dimensional torus with coefficients |beta_m|^2 ~ ||m||^{-alpha-d}, one per alpha (F7).
+    """Return functions on the d-dimensional torus with coefficients |beta_m|^2 ~ ||m||^{-alpha-d}, one per alpha (F7).
 
     Sums of n modes leave a mean squared error of about n^{-alpha/d}. The source (Jacot2023c, slides on kernel methods)
     prints monomials and leaves the distribution of the inputs open; Fourier modes are orthonormal under uniform
@@ -216,7 +216,7 @@ def torus_map(
 
 
 def torus_targets(d: int, alphas: Sequence[float], cutoff: int, generator: torch.Generator) -> list[TorusTarget]:
-    """Draw one target per alpha, all with the same phases."""
+    """Return one target per alpha, all with the same phases."""
     first = torch.arange(cutoff + 1, dtype=torch.float64)
     other = torch.arange(-cutoff, cutoff + 1, dtype=torch.float64)
     axes = [a.reshape([-1] + [1] * (d - 1 - j)) for j, a in enumerate([first] + [other] * (d - 1))]

@@ -1,4 +1,4 @@
-"""Maps through few variables: of common latents, and compositions y = h(g(x))."""
+"""Maps through few variables: outputs that use few of the latents of the inputs, and compositions y = h(g(x))."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def low_rank_map(
     noise: float = 0.0,
     bias: bool = True,
 ) -> Task:
-    """Draw a task of known bottleneck rank: x = g(z), y = h(z_1, ..., z_rank), z ~ N(0, I_latent).
+    """Return a task of known bottleneck rank: x = g(z), y = h(z_1, ..., z_rank), z ~ N(0, I_latent).
 
     g and h are random shallow ReLU networks W2 relu(W1 z + b1) with W1 ~ N(0, 1/fan_in), W2 ~ N(0, 1/width) and
-    b1 ~ N(0, 1). The source gives "random parameters" and no more. Biases are the default because without them g
+    b1 ~ N(0, 1). The source specifies only "random parameters". Biases are the default because without them g
     and h are positively homogeneous, all kinks pass through z = 0 and one-dimensional latents give straight rays;
-    an output bias would only shift the data and is left out. Where g is injective (almost surely for width well
+    an output bias would only shift the data. Where g is injective (almost surely for width well
     above 2 latent), x -> y has bottleneck rank ``rank``. The defaults are the data of F4 (Jacot2023b Figure 1,
     which leaves the inner width open); :func:`bottleneck_spectra_map` has those of F1.
 
@@ -93,10 +93,10 @@ def low_rank_map(
         Inner width of g and h.
     seed : int
         g, h, the latents and the noise come from separate streams of it: the same seed gives the same g and h, up
-        to the two scalars, whatever ``n``, ``n_test`` and ``noise``.
+        to the two scalars, for all ``n``, ``n_test`` and ``noise``.
     x_norm_squared, y_norm_squared : float or None
-        Mean of ||x||^2 and ||y||^2 (sum over features, mean over the training samples, before noise), reached by one
-        fixed scalar each, folded into W2 of g and h. None leaves them as drawn.
+        Mean of ||x||^2 and ||y||^2 (sum over features, mean over the training samples, before noise), set by one
+        scalar each, folded into W2 of g and h. None: no scaling.
     noise : float
         Standard deviation of Gaussian noise added to each entry of the training outputs; test outputs stay clean.
     bias : bool
@@ -142,9 +142,9 @@ def low_rank_map(
 
 
 def bottleneck_spectra_map(rank: int = 4, seed: int = 0, *, n: int = 500, n_test: int = 500) -> Task:
-    """Draw the data of F1 (Jacot2023a Figure 1): N = 500, d_in = d_out = 50, 15 latents, inner width 100.
+    """Return the data of F1 (Jacot2023a Figure 1): N = 500, d_in = d_out = 50, 15 latents, inner width 100.
 
-    The text of the source has y depend on four latents, its appendix F on five (E7); ``rank`` chooses. Scales are
+    In the text of the source y depends on four latents, in its appendix F on five (E7). Scales are
     those of :func:`low_rank_map`.
 
     Raises
@@ -194,12 +194,12 @@ def composition(
     n_test: int = 2000,
     frequency: float = 2.0,
 ) -> Task:
-    """Draw a composition with a small inner dimension that no linear map of the inputs shows (F7; Jacot2023c).
+    """Return a composition with a small inner dimension that no linear map of the inputs reveals (F7; Jacot2023c).
 
     x ~ N(0, I), z = g(x) as in :func:`block_norms`, y_j = sqrt(2 / d_out) cos(frequency w_j . z + p_j) with w_j from
     N(0, I) and p_j uniform. All inputs matter to the same extent, and within a block every direction looks like every
     other: this is the example of the slides, f(Rx) = f(x) for rotations R, which no function h(Ax) of fewer inputs
-    equals. A scalar y would be a function of one number, itself, whatever ``inner``; with d_out > inner the inner
+    equals. A scalar y is a function of one variable, itself, for every ``inner``; with d_out > inner the inner
     dimension is ``inner``.
 
     Parameters
@@ -213,7 +213,7 @@ def composition(
     seed : int
         h, training and test inputs come from separate streams of it.
     frequency : float
-        How fast h oscillates, > 0, in units of the standard deviation of z.
+        Frequency of h, > 0, per standard deviation of z.
 
     Returns
     -------

@@ -15,12 +15,12 @@ from bnrank.tasks.task import Task
 def inverted_s(t: Tensor) -> Tensor:
     """Return the points (sin(pi t) / 2, t) of a mirrored letter S, shape (..., 2), for heights t in [-1, 1].
 
-    Bulges to the right in the upper half and to the left in the lower one.
+    The curve bulges to the right in the upper half and to the left in the lower half.
 
     Raises
     ------
     TypeError
-        If ``t`` is no floating-point tensor.
+        If ``t`` is not a floating-point tensor.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def s_shapes(
     n_test: int = 400,
     spacing: float = 0.6,
 ) -> Task:
-    """Draw classes on identical inverted S shapes, translated along the x-axis (F2; Jacot2023a Figure 2).
+    """Return classes on identical inverted S shapes, translated along the x-axis (F2; Jacot2023a Figure 2).
 
     A sample of class c is inverted_s(t) + (spacing (c - (classes - 1) / 2), 0) + noise N(0, I_2) with t uniform on
     [-1, 1]; sample i has class i mod ``classes``. The S shapes are :func:`inverted_s` (the source gives no formula);
@@ -101,10 +101,10 @@ def s_shapes(
 
 
 def separable(n: int = 100, d: int = 10, margin: float = 0.5, seed: int = 0, *, n_test: int = 0) -> Task:
-    """Draw two classes that the plane orthogonal to a known unit vector u separates with a known margin (F13).
+    """Return two classes that the plane orthogonal to a known unit vector u separates with a known margin (F13).
 
     x = z - <z, u> u + y (|<z, u>| + margin) u with z from N(0, I_d), y = -1, +1, -1, ... and u a random unit vector, so
-    that y <u, x> >= margin for every sample. The widest margin there is may belong to another direction.
+    that y <u, x> >= margin for every sample. The maximum margin may belong to another direction.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def separable(n: int = 100, d: int = 10, margin: float = 0.5, seed: int = 0, *, 
     d : int
         Dimension.
     margin : float
-        Least distance of a sample from the plane, > 0.
+        Smallest distance of a sample from the plane, > 0.
     seed : int
         u, training and test samples come from separate streams of it.
 

@@ -1,4 +1,4 @@
-"""Data in files: one reader of tables and arrays."""
+"""Data in files: tables and arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one form in which data reach the rest of bnrank."""
+"""Tasks: training and test data with their loss."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LOSSES = ("mse", "cross_entropy", "logistic")
 
 
 class MissingDataError(FileNotFoundError, ValueError):
-    """A data file is not there; the message says which, where it was looked for and how to get it."""
+    """A data file is missing; the message says which, the searched folders and how to obtain it."""
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What is known of how the data were made.
+    """The process that generated the data.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Task:
-    """Training and test data, the loss that goes with them and, where it is known, the truth behind them.
+    """Training and test data, their loss and, where known, the process that generated them.
 
     Attributes
     ----------
@@ -63,18 +63,18 @@ class Task:
         Inputs, shape (N, d_in), one sample per row.
     y, y_test : Tensor
         Outputs of shape (N, d_out) for "mse"; class numbers of shape (N,), int64, for "cross_entropy"; -1 and +1 of
-        shape (N, 1), in the precision of x, for "logistic", where (N,) and integers are taken too.
+        shape (N, 1), in the precision of x, for "logistic", where (N,) and integers are accepted too.
     loss : "mse", "cross_entropy" or "logistic"
         "mse" is (1/N) sum_i ||f(x_i) - y_i||^2 (docs/theory.md); "logistic" is
         (1/N) sum_i log(1 + exp(-y_i f(x_i))), for two classes and a scalar output (T48).
     name : str
-        What the task is called in reports.
+        The name in reports.
     classes : int, optional
-        Number of classes, for "cross_entropy"; taken from the labels when not given.
+        Number of classes, for "cross_entropy"; default: from the labels.
     truth : Truth, optional
-        How the data were made.
+        The generating process.
     settings : mapping
-        The arguments that made the task, plain values only (they are stored with every run).
+        The arguments of the generator, plain values only (stored with every run).
     class_names : tuple of str, optional
         Names of the classes, where labels were text.
 
@@ -153,7 +153,7 @@ class Task:
 
     @property
     def d_out(self) -> int:
-        """Number of outputs a network for this task needs."""
+        """Number of outputs of a network for this task."""
         return int(self.classes or 0) if self.loss == "cross_entropy" else self.y.shape[1]
 
 
@@ -178,7 +178,7 @@ def signs(y: object, name: str) -> Tensor:
     Raises
     ------
     TypeError, ValueError
-        If they are no numbers of shape (N,) or (N, 1), or others than -1 and +1.
+        If they are not numbers -1 and +1 of shape (N,) or (N, 1).
     """
     if not isinstance(y, Tensor | np.ndarray) or (isinstance(y, np.ndarray) and y.dtype.kind not in "iuf"):
         raise TypeError(f"{name}: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray of -1 and +1")
@@ -193,7 +193,7 @@ def signs(y: object, name: str) -> Tensor:
     labels = labels.detach().double().reshape(-1, 1)
     wrong = labels[labels.abs() != 1]
     if len(wrong):
-        hint = "; of labels 0 and 1 make 2 y - 1" if bool(((labels == 0) | (labels == 1)).all()) else ""
+        hint = "; convert labels 0 and 1 to 2 y - 1" if bool(((labels == 0) | (labels == 1)).all()) else ""
         raise ValueError(f"{name}: got labels {wrong[0].item():g}, expected -1 and +1 only, for 'logistic'{hint}")
     return labels
 

@@ -1,4 +1,4 @@
-"""Networks made by hand: what the theory says exists, with the function and the norm it says (T29 to T33)."""
+"""Explicit networks with the function and the norm predicted by the theory (T29 to T33)."""
 
 from bnrank.networks.constructions.blocks import add, bottleneck, compose, identity
 from bnrank.networks.constructions.deepening import deepen, deepen_escape

@@ -17,7 +17,7 @@ DOUBLE = torch.float64
 
 def together(f: Chain, g: Chain, names: tuple[str, str]) -> tuple[Chain, Chain]:
     """Bring two networks to one slope, precision and device, and to biases in both or in neither."""
-    deep = [chain.slope for chain in (f, g) if chain.depth > 1]  # without activations any slope will do
+    deep = [chain.slope for chain in (f, g) if chain.depth > 1]  # without activations the slope is arbitrary
     if len(set(deep)) > 1:
         raise ValueError(
             f"{names[0]}: got slope {f.slope:g} where {names[1]} has {g.slope:g}, expected the same; "

@@ -33,7 +33,7 @@ def deepen(net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, *, 
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        A chain of linear layers with one activation; left as it is.
+        A chain of linear layers with one activation; not changed.
     depth : int
         New depth, at least that of the network.
     x : Tensor or ndarray, optional
@@ -50,7 +50,7 @@ def deepen(net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, *, 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range or the network is no such chain.
+        If an argument is out of range or the network is not such a chain.
 
     Notes
     -----
@@ -172,7 +172,7 @@ def deepen_escape(
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        ReLU, without biases, with a hidden layer at least; of any norm; left as it is.
+        ReLU, without biases, with at least one hidden layer; of any norm; not changed.
     depth : int
         New depth, at least that of the network.
     x : Tensor or ndarray, optional

@@ -18,7 +18,7 @@ ISOMETRY = 1e-10  # entries of O^T O - P up to this count as 0
 MAX_POINTS = 300  # samples among the candidates for rows of an isometry
 MAX_RAYS = 60  # facets of which all sums of two are candidates, too
 MIXTURES = 2000  # random combinations of facets among the candidates
-MAX_HULL = 5  # dimension up to which facets are looked for
+MAX_HULL = 5  # largest dimension in which facets are computed
 
 
 def linear(a: Tensor | np.ndarray, depth: int, *, rtol: float | None = None) -> MLP:
@@ -130,7 +130,7 @@ def completely_positive(
     slope: float = 0.0,
     rtol: float | None = None,
 ) -> MLP:
-    """Return a network with activations of x -> A x on a domain that ReLU leaves as it is, at norm k L + O(1).
+    """Return a network with activations of x -> A x on a domain that ReLU does not change, at norm k L + O(1).
 
     The domain Omega is the cone of the rows of x, all sum_i c_i x_i with c_i >= 0. Let P project on Im A^T, k = rank A.
     If P Omega and A Omega are completely positive, there are linear isometries into non-negative orthants: O_in with
@@ -151,7 +151,7 @@ def completely_positive(
     x : Tensor or ndarray
         Generators of the cone, (N, d_in): samples, or ``torch.eye(d_in)`` for R^d_+.
     inner, outer : Tensor or ndarray, optional
-        O_in, (m, d_in), and O_out, (m, d_out), checked on x. By default they are looked for: the identity where
+        O_in, (m, d_in), and O_out, (m, d_out), checked on x. By default they are searched for: the identity where
         coordinates are non-negative, a simplex around the axis for cones within arcsin(1/sqrt k) of it, else a
         combination, by non-negative least squares, of rows that are non-negative on the cone (samples, and up to
         k = 5 its facets and mixtures of them). None may be found although there is one.

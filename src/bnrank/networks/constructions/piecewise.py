@@ -79,7 +79,7 @@ def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray
     Raises
     ------
     TypeError, ValueError
-        If an argument is no such array, or shapes do not fit together.
+        If an argument is not such an array, or shapes do not match.
 
     Notes
     -----
@@ -156,7 +156,7 @@ def _groups(value: Arrays, name: str, shape: str, ndim: int) -> list[Tensor]:
 
 
 def _padded(group: Tensor, m: int) -> Tensor:
-    """Repeat the last map, which leaves the maximum as it is."""
+    """Repeat the last map, which does not change the maximum."""
     return torch.cat([group, group[-1:].expand(m - len(group), *group.shape[1:])])
 
 
@@ -173,7 +173,7 @@ def with_slope(net: nn.Module, slope: float) -> MLP:
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        A chain of linear layers with one activation; left as it is.
+        A chain of linear layers with one activation; not changed.
     slope : float
         s in (-1, 1). Of the slope it has: a copy is returned.
 
@@ -185,7 +185,7 @@ def with_slope(net: nn.Module, slope: float) -> MLP:
     Raises
     ------
     TypeError, ValueError
-        If the network is no such chain or the slope out of range.
+        If the network is not such a chain or the slope is out of range.
 
     Notes
     -----
