@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -65,7 +64,14 @@ def _find_function(spec: str) -> Callable[[], Any]:
     source, colon, name = spec.rpartition(":")
     if not colon or not source or not name:
         raise ValueError(f"spec: got {spec!r}, expected 'file.py:function' or 'package.module:function'")
-    namespace = _run_file(Path(source), spec) if source.endswith(".py") else _import(source, spec)
+    if source.endswith(".py") and not Path(source).is_file():
+        raise ValueError(f"spec: got {spec!r}, expected a file that exists, {source} does not")
+    try:
+        namespace = _run_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    except Exception as error:
+        raise ValueError(
+            f"spec: got {spec!r}, but importing {source} raised {type(error).__name__}: {error}"
+        ) from error
     function = getattr(namespace, name, None)
     if not callable(function):
         near = validation.suggest(name, [key for key, value in vars(namespace).items() if callable(value)])
@@ -73,26 +79,14 @@ def _find_function(spec: str) -> Callable[[], Any]:
     return function
 
 
-def _run_file(path: Path, spec: str) -> ModuleType:
-    if not path.is_file():
-        raise ValueError(f"spec: got {spec!r}, expected a file that exists, {path} does not")
-    info = importlib.util.spec_from_file_location(f"bnrank_user_{path.stem}", path)
-    assert info is not None
-    assert info.loader is not None
-    module = importlib.util.module_from_spec(info)
-    sys.modules[info.name] = module  # dataclasses look their module up there
-    sys.path.insert(0, str(path.parent.resolve()))
+def _run_file(path: Path) -> ModuleType:
+    module = ModuleType(f"bnrank_user_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look their module up there
+    folder = str(path.parent.resolve())
+    sys.path.insert(0, folder)
     try:
-        info.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"spec: {path} raised {type(error).__name__} when run: {error}") from error
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     finally:
-        sys.path.remove(str(path.parent.resolve()))
+        sys.path.remove(folder)
     return module
-
-
-def _import(name: str, spec: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise ValueError(f"spec: got {spec!r}, but importing {name} raised {type(error).__name__}: {error}") from error

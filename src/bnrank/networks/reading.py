@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from bnrank._core import validation
+from bnrank._core.results import Printed
+from bnrank._core.text import render
 from bnrank.networks import reasons
 from bnrank.networks.functional import Functional, example, unwrap
 from bnrank.networks.reasons import Skipped
@@ -60,7 +62,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Printed):
     """The contents of a module.
 
     Attributes
@@ -77,6 +79,10 @@ class Reading:
     layers: tuple[Layer, ...]
     skipped: tuple[Skipped, ...]
     segments: tuple[Segment, ...] = ()
+
+    def __str__(self) -> str:
+        rows = [{"": x.index, "layer": x.name, "kind": x.kind, "weight": tuple(x.weight.shape)} for x in self.layers]
+        return "\n".join([render(rows) if rows else "no layers", *(f"skipped {part}" for part in self.skipped)])
 
 
 @dataclass(frozen=True)
