@@ -8,10 +8,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bnrank.networks.mlp import MLP, make
+
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     """Standard normal numbers from a seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def network(
+    widths: list[int],
+    slope: float = 0.0,
+    bias: bool = True,
+    scale: float = 1.0,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> MLP:
+    """A random network: weights as initialized times a scale, biases of standard deviation 0.3."""
+    net = make(widths, slope, bias, seed=seed, dtype=dtype)
+    with torch.no_grad():
+        for weight in net.weights:
+            weight.mul_(scale)
+        for i, b in enumerate(net.biases):
+            b.copy_(0.3 * normal(len(b), seed=1000 * seed + i))
+    return net
 
 
 def norm(net: nn.Module) -> float:

@@ -10,6 +10,7 @@ import bnrank
 from bnrank.networks.mlp import LinearNetwork, from_layers, make
 from bnrank.theory import rank
 from bnrank.theory.factorization import Basis, cuts
+from helpers import network, normal
 from oracles import float64, input_jacobian
 
 SLOPES = [0.0, 0.3, -0.5, 1.0]
@@ -18,19 +19,6 @@ quick = settings(max_examples=10, deadline=None, derandomize=True)
 
 def generator(seed):
     return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
-
-
-def network(widths, slope=0.0, bias=True, seed=0, dtype=torch.float64):
-    """A random network with biases that are not 0."""
-    net = make(widths, slope, bias, seed=seed, dtype=dtype)
-    with torch.no_grad():
-        for i, b in enumerate(net.biases):
-            b.copy_(0.3 * normal(len(b), seed=1000 * seed + i))
-    return net
 
 
 def chained(*nets):

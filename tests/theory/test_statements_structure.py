@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bnrank
-from bnrank.networks.mlp import from_layers, make
+from bnrank.networks.mlp import from_layers
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import convolutions, ranks, structure
 from bnrank.theory.structure import segment_kernels
 from bnrank.theory.verdicts import statements_in
-from helpers import normal
+from helpers import network, normal
 from oracles import circular_convolution_matrix
 
 STATEMENTS = [s for topic in (ranks, structure, convolutions) for s in statements_in(topic)]
@@ -28,16 +28,6 @@ T11, T21, LINEAR, T22, T23 = (
 )
 T24, T25, SEGMENT = structure._trace, structure._mixed, structure._segment
 ENERGY, FREQUENCIES = convolutions._energy, convolutions._frequencies
-
-
-def network(widths, slope=0.0, bias=True, scale=1.0, seed=0):
-    net = make(widths, slope, bias, seed=seed, dtype=torch.float64)
-    with torch.no_grad():
-        for weight in net.weights:
-            weight.mul_(scale)
-        for i, b in enumerate(net.biases):
-            b.copy_(0.3 * normal(len(b), seed=1000 * seed + i))
-    return net
 
 
 def verdicts(facts):

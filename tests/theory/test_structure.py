@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bnrank.networks.mlp import from_layers, make
+from bnrank.networks.mlp import from_layers
 from bnrank.theory import structure
 from bnrank.theory.path import Path
-from helpers import normal
+from helpers import network, norm, normal
 from oracles import input_jacobian, layer_values, parameter_jacobian
 
 SLOPES = [0.0, 0.3, -0.5, 0.95, 1.0]
@@ -22,20 +22,6 @@ networks = {
     "scale": st.floats(0.3, 2.0),
     "seed": st.integers(0, 10**6),
 }
-
-
-def network(widths, slope=0.0, bias=True, scale=1.0, seed=0):
-    net = make(widths, slope, bias, seed=seed, dtype=torch.float64)
-    with torch.no_grad():
-        for weight in net.weights:
-            weight.mul_(scale)
-        for i, b in enumerate(net.biases):
-            b.copy_(0.3 * normal(len(b), seed=1000 * seed + i))
-    return net
-
-
-def parameter_norm(net):
-    return sum(float((p.detach() ** 2).sum()) for p in net.parameters())
 
 
 def projector(matrix, rank):
@@ -82,7 +68,7 @@ def test_t21_terms_are_those_of_explicit_projections(widths, slope, bias, scale,
         assert torch.allclose(mine, torch.tensor(slow, dtype=torch.float64), atol=1e-7)
     values = torch.linalg.svdvals(input_jacobian(net, x[None])[0])[:k]
     assert found.log_pseudo_determinant == pytest.approx(float(values.log().sum()), abs=1e-8)
-    assert found.slack == pytest.approx(parameter_norm(net) - k * net.depth - 2 * float(values.log().sum()), abs=1e-7)
+    assert found.slack == pytest.approx(norm(net) - k * net.depth - 2 * float(values.log().sum()), abs=1e-7)
 
 
 @quick
@@ -208,7 +194,7 @@ def test_t22_is_attained_by_an_identity_chain_and_fails_without_the_constant():
     shrinking = from_layers([torch.tensor([[0.5]])] * 9)  # c1 < 0: max{1, .} matters
     found = structure.activation_bound(shrinking, torch.tensor([3.0]))
     assert found.total <= found.balanced_bound
-    c1 = parameter_norm(shrinking) - 9
+    c1 = norm(shrinking) - 9
     assert found.total > found.balanced_bound * math.exp(c1)
     front = from_layers([torch.tensor([[8.0]]), *[torch.tensor([[0.5]])] * 9])  # all of the norm in front
     found = structure.activation_bound(front, torch.tensor([1.0]))
