@@ -1,5 +1,6 @@
 """Planted figures for the tests of `bnrank reproduce`, of milliseconds each."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -7,8 +8,18 @@ import plotly.graph_objects
 import xarray as xr
 from matplotlib.figure import Figure as Canvas
 
-from bnrank.figures.harness.figure import Claim, Figure, Outcome
+from bnrank.figures.harness.claims import Claim
+from bnrank.figures.harness.figure import Figure
+from bnrank.figures.harness.outcome import Outcome
 from bnrank.reporting import Section
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    width: int = 3
+    depths: tuple = ()
+    end: float = 0.0
+
 
 PASSED = Claim("one is one", True, 1.0, "1")
 FAILED = Claim("one is two", False, 1.0, "2")
@@ -58,15 +69,20 @@ def planted(name, make=None, **options):
     """A figure that counts in ``calls`` how often it was made."""
     calls = []
 
-    def made(folder, progress, **settings):
+    def made(settings, folder, progress):
         calls.append(settings)
-        return make(folder, progress, **settings) if make else Outcome(name, (PASSED,))
+        return make(settings, folder, progress) if make else Outcome(name, (PASSED,))
 
-    scales = {"quick": {"width": 3}, "paper": {"width": 100}}
+    scales = {"quick": Settings(), "paper": Settings(width=100)}
     figure = Figure(
         name.upper(), f"{name}-name", f"{name} in words", "A paper", f"what {name} shows", scales, made, **options
     )
     return figure, calls
+
+
+def change(figure, scale="quick", **changes):
+    """Give a planted figure other settings."""
+    figure.settings[scale] = dataclasses.replace(figure.settings[scale], **changes)
 
 
 def raises(*_, **__):

@@ -8,14 +8,19 @@ import torch
 
 from bnrank.figures.f03_autoencoders import computation as autoencoders
 from bnrank.figures.f03_autoencoders import figure as f03
-from bnrank.figures.f03_autoencoders.computation import OfCurve, OfImages
+from bnrank.figures.f03_autoencoders.computation import Curves, Images, Network, OfCurve, OfImages
 from bnrank.tasks import Task
 from helpers import failing
+
+CURVE = {"ratio": "after / before", "ones": "rank 1", "twos": "rank 2", "defect": "||J^2 - J|| / ||J||"}
+IMAGE = {"ratio": "after / before, unseen", "ratio_seen": "trained on", "rank": "effective rank"}
+IMAGE |= {"kept": "noise kept", "unexplained": "unexplained, trained on"}
 
 
 def of_curve(**changes):
     planted = {"curve": 0, "net": 0, "depth": 20, "ratio": 0.05, "ones": 1.0, "twos": 0.0, "defect": 0.01}
-    return OfCurve(**{**planted, "unexplained": 1e-3, **changes})
+    planted |= {"unexplained": 1e-3, **changes}
+    return OfCurve({CURVE.get(name, name): value for name, value in planted.items()}, None, None, None)
 
 
 def flat(**changes):
@@ -48,7 +53,8 @@ def test_curve_claims(deep, shallow, fails):
 
 def of_images(**changes):
     planted = {"net": 0, "depth": 6, "ratio": 0.6, "ratio_seen": 0.5, "rank": 30.0, "kept": 0.4, "unexplained": 0.1}
-    return OfImages(**{**planted, "unexplained_unseen": 0.2, **changes})
+    planted |= {"unexplained, unseen": 0.2, **changes}
+    return OfImages({IMAGE.get(name, name): value for name, value in planted.items()}, None, None, [])
 
 
 def flat_images(**changes):
@@ -88,7 +94,7 @@ def test_images_are_in_units_of_white_and_centered(monkeypatch):
         return task
 
     monkeypatch.setattr(autoencoders, "handwritten_digits", load)
-    found, mean = autoencoders.image_task(15, 5, 3, whole=False)
+    found, mean = autoencoders.image_task(Images(15, 5, 3))
     assert asked == {"n": 15, "n_test": 5, "seed": 3, "standardize": False}
     torch.testing.assert_close(mean, x[:15].mean(0))
     torch.testing.assert_close(found.x + mean, x[:15])
@@ -97,24 +103,21 @@ def test_images_are_in_units_of_white_and_centered(monkeypatch):
 
 
 TINY = {
-    "curves": {"curves": (0, 1), "nets": 2, "samples": 30, "corners": 10, "noise": 0.07},
-    "curve_deep": {"depth": 4, "width": 8, "init": 0.4, "steps": 30},
-    "curve_shallow": {"depth": 2, "width": 8, "init": "he", "steps": 30},
+    "curves": Curves(curves=(0, 1), nets=2, samples=30, corners=10, noise=0.07),
+    "curve_deep": Network(depth=4, width=8, init=0.4, steps=30),
+    "curve_shallow": Network(depth=2, width=8, init="he", steps=30),
     "shown": (1,),
-    "images": {"images": 60, "unseen": 12, "seed": 0, "whole": False},
-    "images_both": {"nets": 2, "lr": 2e-3, "batch": None, "noise": 0.3, "looked_at": 3},
-    "images_deep": {"depth": 3, "width": 10, "init": 0.1, "steps": 20},
-    "images_shallow": {"depth": 2, "width": 20, "init": "he", "steps": 20},
+    "images": Images(images=60, unseen=12, jacobians=3),
+    "images_deep": Network(depth=3, width=10, init=0.1, steps=20),
+    "images_shallow": Network(depth=2, width=20, init="he", steps=20),
 }
 
 
 def test_a_tiny_run(tmp_path, monkeypatch):
     monkeypatch.setenv("BNRANK_DATA", str(tmp_path))
     for settings in f03.FIGURE.settings.values():
-        assert {k: set(v) if isinstance(v, dict) else 0 for k, v in settings.items()} == {
-            k: set(v) if isinstance(v, dict) else 0 for k, v in TINY.items()
-        }
-        assert set(settings["shown"]) <= set(settings["curves"]["curves"])
+        assert set(TINY) == set(vars(settings))
+        assert set(settings.shown) <= set(settings.curves.curves)
     outcome = f03.FIGURE.run("quick", tmp_path, progress=False, **TINY)
     assert outcome.error == ""
     assert len(outcome.claims) == 13
@@ -131,11 +134,10 @@ def test_a_tiny_run(tmp_path, monkeypatch):
 
 
 def test_what_is_measured_of_a_run_against_its_definitions(tmp_path, monkeypatch):
-    common = {"nets": 1, "samples": 40, "corners": 10, "noise": 0.05}
+    curves = Curves((3,), nets=1, samples=40, corners=10, noise=0.05)
     monkeypatch.setattr(autoencoders, "RTOL", 0.5)  # between the values of s_2 / s_1 that are found
-    (run,) = autoencoders.curve_runs(
-        tmp_path, False, curves=[3], depth=3, width=10, init="he", ridge=1e-4, steps=60, **common
-    )
+    (run,) = autoencoders.curve_runs(tmp_path, False, curves, Network(depth=3, width=10, init="he", steps=60))
+    row = run.row
     x = run.task.x_test.double()
     net = run.network.double()
     noise = 0.05 * torch.from_numpy(np.random.default_rng(1).standard_normal((40, 2)))
@@ -144,14 +146,14 @@ def test_what_is_measured_of_a_run_against_its_definitions(tmp_path, monkeypatch
     with torch.no_grad():
         after = torch.cdist(net(x + noise), line).min(1).values.median()
     before = torch.cdist(x + noise, line).min(1).values.median()
-    assert run.ratio == pytest.approx(float(after / before), rel=0.02)
+    assert row["after / before"] == pytest.approx(float(after / before), rel=0.02)
     jacobians = torch.stack([torch.func.jacrev(net)(point) for point in x]).detach()
     values = torch.linalg.svdvals(jacobians)
-    assert run.twos == pytest.approx(float((values[:, 1] > 0.5 * values[:, 0]).double().mean()))
-    assert run.ones == pytest.approx(1 - run.twos)
-    assert 0 < run.ones < 1
+    assert row["rank 2"] == pytest.approx(float((values[:, 1] > 0.5 * values[:, 0]).double().mean()))
+    assert row["rank 1"] == pytest.approx(1 - row["rank 2"])
+    assert 0 < row["rank 1"] < 1
     defects = (jacobians @ jacobians - jacobians).norm(dim=(1, 2)) / jacobians.norm(dim=(1, 2))
-    assert run.defect == pytest.approx(float(defects.median()), rel=1e-6)
+    assert row["||J^2 - J|| / ||J||"] == pytest.approx(float(defects.median()), rel=1e-6)
     x = run.task.x.double()
     cost = float((net(x) - x).detach().square().sum(1).mean())
-    assert run.unexplained == pytest.approx(cost / float(x.square().sum(1).mean()), rel=1e-3)
+    assert row["unexplained"] == pytest.approx(cost / float(x.square().sum(1).mean()), rel=1e-3)

@@ -159,7 +159,7 @@ def tiny(tmp_path_factory):
 
 def test_a_tiny_run(tiny):
     outcome, _ = tiny
-    assert set(TINY) == set(f05.FIGURE.settings["quick"]) == set(f05.FIGURE.settings["paper"])
+    assert set(TINY) == set(vars(f05.FIGURE.settings["quick"]))
     assert outcome.error == ""
     assert len(outcome.claims) == 15
     assert outcome.claims[0].passed  # a theorem, at any size
@@ -169,7 +169,7 @@ def test_a_tiny_run(tiny):
     assert len(outcome.sections[1].rows) == 6
     assert [row["state"] for row in outcome.sections[2].rows][:5] == [PLANE, TRUE, FULL, LINE, BEFORE]
     paper = f05.FIGURE.settings["paper"]
-    assert (paper["depth"], paper["width"], paper["ridge"]) == (25, 200, 2e-4)
+    assert (paper.depth, paper.width, paper.ridge) == (25, 200, 2e-4)
 
 
 def test_what_the_tiny_run_measured(tiny):
@@ -210,7 +210,7 @@ def test_what_the_tiny_run_measured(tiny):
 def test_planes_are_orthogonal_to_the_axis():
     descent = rank_one_factorization(5, seed=3)
     x = matrix_factorization(6, 5, 1, seed=3).x.double()
-    points = rotations._planes(descent, x, 1.8, 4, 0)
+    points = rotations._planes(descent, x, 4, 0)
     assert points.shape == (6, rotations.RADII, 4, 5)
     assert points @ descent.w == pytest.approx((x @ descent.w)[:, None, None].expand(points.shape[:3]))
     assert points.norm(dim=-1).max() <= 1.8
@@ -221,9 +221,9 @@ def test_planes_are_orthogonal_to_the_axis():
 
 def test_a_task_without_test_data_is_refused():
     task, descent = matrix_factorization(20, 3, 2, n_test=0), rank_one_factorization(3)
-    settings = {"early": 1, "hidden": 1, "trajectories": 5, "copies": 3, "radius": 1.8, "seed": 0}
-    with pytest.raises(ValueError, match="task: got no test data"):
-        rotations.learn(bnrank.MLP([3, 4, 2]), task, descent, **settings)
+    settings = rotations.Settings(early=1, hidden=1, trajectories=5, copies=3)
+    with pytest.raises(ValueError, match="task: got no test samples"):
+        rotations.learn(bnrank.MLP([3, 4, 2]), task, descent, settings)
 
 
 def test_claims_are_plain(tiny):

@@ -11,7 +11,7 @@ from torch import nn
 
 from bnrank.figures.f06_falling_ball import computation as computing
 from bnrank.figures.f06_falling_ball import figure as f06
-from bnrank.figures.f06_falling_ball.computation import Ball, Read, Readout
+from bnrank.figures.f06_falling_ball.computation import Ball, Read, Readout, Setup
 from bnrank.tasks import falling_ball
 
 DEPTH = 6
@@ -206,9 +206,9 @@ TINY |= {"speed": None, "gravity": 0.5, "channels": 3, "seed": 0}
 def test_a_tiny_run(tmp_path):
     quick, paper = (f06.FIGURE.settings[scale] for scale in ("quick", "paper"))
     for part, size in (("ring", 6), ("torus", 4)):
-        assert set(quick[part]) == set(paper[part]) == {*TINY, "size"}
-        assert size < quick[part]["size"] <= paper[part]["size"]
-    settings = {"ring": {**TINY, "size": 6}, "torus": {**TINY, "size": 4}}
+        assert set(vars(getattr(quick, part))) == {*TINY, "size"}
+        assert size < getattr(quick, part).size <= getattr(paper, part).size
+    settings = {"ring": Setup(size=6, **TINY), "torus": Setup(size=4, **TINY)}
     outcome = f06.FIGURE.run("quick", tmp_path, progress=False, **settings)
     assert outcome.error == ""
     assert len(outcome.claims) == 20

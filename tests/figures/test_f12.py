@@ -63,7 +63,7 @@ def test_the_closed_form_is_the_sum_over_samples():
 
 
 def test_a_tiny_run(tmp_path):
-    outcome = f12.make(tmp_path, False, angles=9)
+    outcome = f12.make(f12.Settings(angles=9), tmp_path, False)
     assert [claim.passed for claim in outcome.claims] == [True, True, True]
     assert all(row["speed"] == pytest.approx(f12.BEST, abs=1e-12) for row in outcome.sections[0].rows)
     assert len(outcome.sections[0].rows) == 8

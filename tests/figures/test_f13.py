@@ -10,7 +10,7 @@ from torch import nn
 
 from bnrank.figures.f13_low_rank_tails import computation as tails
 from bnrank.figures.f13_low_rank_tails import figure as f13
-from bnrank.figures.f13_low_rank_tails.computation import Course, Steps
+from bnrank.figures.f13_low_rank_tails.computation import Course, Follow, Steps
 from bnrank.tasks import Task, separable
 from bnrank.theory.invariants import tail
 from bnrank.theory.invariants.finding import find
@@ -178,7 +178,7 @@ def test_drift_and_integral_of_planted_rows():
 
 def test_descent_is_that_of_a_plain_loop():
     task = separable(10, 3, seed=1)
-    found = tails.descend("fully connected", task, width=3, init=0.8, seed=2, time=1.0, sizes=(0.25, 0.125))
+    found = tails.descend("fully connected", task, Follow(width=3, init=0.8, time=1.0), (0.25, 0.125), seed=2)
     net = tails.network("fully connected", (3,), 3, 0.8, 2)
     x, y = task.x.double(), task.y.double()
 
@@ -207,18 +207,13 @@ TINY = {
     "samples": 8,
     "dimension": 3,
     "margin": 0.5,
-    "images_of": (0, 1),
-    "images_used": 8,
-    "width": 3,
-    "init": 0.3,
-    "time": 30.0,
-    "kinks": 1e-4,
+    "digits": (0, 1),
+    "images": 8,
+    "follow": Follow(width=3, init=0.3, time=30.0, kink_rtol=1e-4),
     "seeds": (0, 1),
     "images_small": 8,
-    "width_small": 3,
-    "init_small": 0.5,
-    "time_small": 10.0,
-    "descent": 1.0,
+    "follow_small": Follow(width=3, init=0.5, time=10.0, kink_rtol=1e-4),
+    "descent_time": 1.0,
     "descent_init": 0.8,
     "sizes": (0.2, 0.1),
 }
@@ -226,7 +221,7 @@ TINY = {
 
 def test_a_tiny_run(tmp_path, monkeypatch):
     monkeypatch.setenv("BNRANK_DATA", str(tmp_path))
-    assert set(TINY) == set(f13.FIGURE.settings["quick"]) == set(f13.FIGURE.settings["paper"])
+    assert set(TINY) == set(vars(f13.FIGURE.settings["quick"]))
     outcome = f13.FIGURE.run("quick", tmp_path, progress=False, **TINY)
     assert outcome.error == ""
     assert len(outcome.claims) == 19

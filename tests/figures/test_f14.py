@@ -257,7 +257,7 @@ TINY = {
 
 
 def test_a_tiny_run(tmp_path):
-    assert set(TINY) == set(f14.FIGURE.settings["quick"]) == set(f14.FIGURE.settings["paper"])
+    assert set(TINY) == set(vars(f14.FIGURE.settings["quick"]))
     outcome = f14.FIGURE.run("quick", tmp_path, progress=False, **TINY)
     assert outcome.error == ""
     assert len(outcome.claims) == 7 + 5 + 8
@@ -266,15 +266,15 @@ def test_a_tiny_run(tmp_path):
     assert [len(section.rows) for section in outcome.sections] == [5, 4, 5, 12]
     assert all(section.text for section in outcome.sections)
     assert "He's for the width times 30^(1/L)" in outcome.sections[1].text
-    assert "from 2 draws of its own, and the one of least loss kept;" in outcome.sections[1].text
+    assert "from 2 separate draws, keeping the one of least loss;" in outcome.sections[1].text
     assert [row["after training"] for row in outcome.sections[2].rows] == [c.measured for c in outcome.claims[7:12]]
     assert set(outcome.pictures) == {"linear", "trained", "diverging"}
 
 
 def untrained(tmp_path, seed):
     """Return networks of three depths after 0 steps: as they were drawn."""
-    settings = {"samples": 60, "width": 50, "ridge": 1e-3, "gain": 30.0, "members": 1, "seed": seed}
-    return geodesics.trained(tmp_path / str(seed), False, depths=(12, 24, 48), steps=(0, 0, 0), **settings)
+    settings = geodesics.Settings(samples=60, depths=(12, 24, 48), steps=(0, 0, 0), members=1, seed=seed)
+    return geodesics.trained(tmp_path / str(seed), False, settings)
 
 
 @pytest.mark.parametrize("seed", [0, 3, 6])
@@ -289,8 +289,7 @@ def test_claims_on_networks_that_were_not_trained_fail(tmp_path, seed):
 
 def test_every_depth_starts_from_its_own_draw(tmp_path):
     """The start that is shown is the one that was trained: the kept member's, drawn without a look at other depths."""
-    settings = {key: TINY[key] for key in ("samples", "width", "ridge", "gain", "members", "seed")}
-    found = geodesics.trained(tmp_path, False, depths=(4, 8), steps=(30, 30), **settings)
+    found = geodesics.trained(tmp_path, False, geodesics.Settings(**TINY | {"steps": (30, 30)}))
     task = low_rank_map(40)
     for i, net in enumerate(found):
         assert net.loss < net.start.loss

@@ -11,8 +11,13 @@ from bnrank import figures
 from bnrank.figures.f01_bottleneck_spectra import figure as f01
 from bnrank.figures.f04_norm_and_depth import figure as f04
 from bnrank.figures.f09_first_escape import figure as f09
-from bnrank.figures.harness.figure import Claim, Figure, Outcome, middle
+from bnrank.figures.f09_first_escape.saddles import Descent
+from bnrank.figures.harness.claims import Claim
+from bnrank.figures.harness.figure import Figure, middle
+from bnrank.figures.harness.outcome import Outcome
 from helpers import passed
+
+from .reproduce_common import Settings
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +153,7 @@ TINY = {
     "F9": {
         "images": 40,
         "width": 6,
-        "runs": ({"init": 0.05, "time": 2.0, "step": 0.1, "batch_size": 10},),
+        "runs": (Descent(init=0.05, time=2.0, step=0.1, batch_size=10),),
         "scales": (0.02, 0.01),
     },
 }
@@ -158,7 +163,7 @@ TINY = {
 def test_a_tiny_run_goes_through_and_is_stored(name, tmp_path, monkeypatch):
     monkeypatch.setenv("BNRANK_DATA", str(tmp_path))
     figure = figures.find(name)
-    assert set(TINY[name]) == set(figure.settings["quick"]) == set(figure.settings["paper"])
+    assert set(TINY[name]) == set(vars(figure.settings["quick"]))
     outcome = figure.run("quick", tmp_path, progress=False, **TINY[name])
     assert outcome.error == ""
     assert outcome.claims
@@ -184,13 +189,13 @@ def test_a_figure_with_a_network_that_was_not_trained_has_failed(tmp_path, monke
 
 
 def test_reproduce_goes_on_past_a_failing_figure_and_writes_the_page(tmp_path, monkeypatch):
-    def fails(folder, progress, **settings):
+    def fails(settings, folder, progress):
         raise RuntimeError("no such luck")
 
-    def works(folder, progress, **settings):
+    def works(settings, folder, progress):
         return Outcome("X2", (Claim("one is one", True, 1, "1"),))
 
-    scales = {"quick": {}, "paper": {}}
+    scales = {"quick": Settings(), "paper": Settings()}
     made = tuple(Figure(i, n, n, "source", "things", scales, f) for i, n, f in [("X1", "a", fails), ("X2", "b", works)])
     monkeypatch.setattr(figures, "FIGURES", made)
     first, second = figures.reproduce(["all"], tmp_path, progress=False)

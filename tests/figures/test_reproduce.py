@@ -17,7 +17,7 @@ import xarray as xr
 import bnrank
 from bnrank import figures
 from bnrank.figures.harness import store
-from bnrank.figures.harness.figure import Outcome
+from bnrank.figures.harness.outcome import Outcome
 from bnrank.reporting import Section
 from bnrank.training.progress import interruptions
 
@@ -30,8 +30,8 @@ def test_an_outcome_is_opened_as_it_was(tmp_path):
     made = planted("a", lambda *_, **__: rich_outcome())[0].run("quick", tmp_path, progress=False)
     assert made.error == ""
     again = Outcome.open(tmp_path / "a-name")
-    assert (again.figure, again.version, again.code) == ("A a-name", bnrank.__version__, store.code_digest())
-    assert again.settings == {"scale": "quick", "width": 3, "data": "planted"}
+    assert (again.figure, again.version) == ("A a-name", bnrank.__version__)
+    assert again.settings == {"scale": "quick", "width": 3, "depths": [], "end": 0.0, "data": "planted"}
     assert again.seconds == pytest.approx(made.seconds, abs=1e-3)
     assert [c.passed for c in again.claims] == [True, False, True]
     assert (again.claims[0], again.claims[2].measured) == (PASSED, "1, 2")
@@ -99,7 +99,7 @@ def test_what_is_not_whole_is_not_opened_and_made_again(tmp_path, plant, spoil, 
         Outcome.open(own)
     assert figures.stored(tmp_path) == {}
     (entry,) = figures.listing(tmp_path)
-    assert entry.result == ("begun, not finished" if (spoil, how) == ("claims.json", "missing") else "damaged")
+    assert entry.result == ("interrupted" if (spoil, how) == ("claims.json", "missing") else "damaged")
     (again,) = figures.reproduce("all", tmp_path, progress=False)
     assert (again.passed, len(calls)) == (True, 2)
 
@@ -189,7 +189,7 @@ def test_time_goes_on_after_an_interruption_and_is_kept_with_the_outcome(tmp_pat
     plant(planted("a", slow))
     with pytest.raises(KeyboardInterrupt):
         figures.reproduce("all", tmp_path, progress=False)
-    assert "begun, not finished" in row_of(page_of(tmp_path), "a")
+    assert "interrupted" in row_of(page_of(tmp_path), "a")
     (outcome,) = figures.reproduce("all", tmp_path, progress=False)
     assert outcome.seconds >= 0.3
     (again,) = figures.reproduce("all", tmp_path, progress=False)
@@ -201,7 +201,7 @@ def test_ctrl_c_ends_the_training_under_way_well_and_then_all(tmp_path, plant):
 
     ended, begun = [], []
 
-    def make(folder, progress, **settings):
+    def make(settings, folder, progress):
         with interruptions() as interrupted:
             signal.raise_signal(signal.SIGINT)
             ended.append(interrupted.is_set())
@@ -218,7 +218,7 @@ def test_ctrl_c_ends_the_training_under_way_well_and_then_all(tmp_path, plant):
 
 
 def test_ctrl_c_that_is_swallowed_stores_no_outcome(tmp_path, plant):
-    def make(folder, progress, **settings):
+    def make(settings, folder, progress):
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.raise_signal(signal.SIGINT)
         return Outcome("B", (PASSED,))
@@ -233,24 +233,30 @@ def test_ctrl_c_that_is_swallowed_stores_no_outcome(tmp_path, plant):
 
 SCRIPT = """
     import os, signal, sys, time
+    from dataclasses import dataclass
     from types import SimpleNamespace
     import bnrank
     from bnrank import cli, figures, tasks
-    from bnrank.figures import store
-    from bnrank.figures.harness.figure import Claim, Figure, Outcome
+    from bnrank.figures.harness.claims import Claim
+    from bnrank.figures.harness.figure import Figure
+    from bnrank.figures.harness.outcome import Outcome
+    from bnrank.training import Record
 
-    store.code_digest = lambda: "that of the test"
+    @dataclass(frozen=True)
+    class Settings:
+        pass
+
     PASSED = Claim("one is one", True, 1.0, "1")
 
     def log(text):
         with open("log", "a") as file:
             file.write(text + "\\n")
 
-    def first(folder, progress):
+    def first(settings, folder, progress):
         log("a made")
         return Outcome("A", (PASSED,))
 
-    def second(folder, progress):
+    def second(settings, folder, progress):
         rows = []
         watch = SimpleNamespace(observe=lambda **row: rows.append(row))
         net, task = bnrank.MLP([20, 3, 20], seed=0), tasks.low_rank_map(n=20)
@@ -261,12 +267,12 @@ SCRIPT = """
             os.kill(os.getpid(), signal.SIGKILL)
         return Outcome("B", (Claim("loss", True, float(run.summary.loss[0]), ""),))
 
-    def third(folder, progress):
+    def third(settings, folder, progress):
         log("c made")
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
 
-    names, scales = {"a": first, "b": second, "c": third}, {"quick": {}, "paper": {}}
+    names, scales = {"a": first, "b": second, "c": third}, {"quick": Settings(), "paper": Settings()}
     FIGURES = tuple(Figure(k.upper(), f"{k}-name", f"{k} in words", "s", "x", scales, f) for k, f in names.items())
 
     if __name__ == "__main__":
@@ -287,7 +293,6 @@ def test_a_killed_run_leaves_a_page_and_goes_on_from_its_training_runs(tmp_path,
 
     spec = importlib.util.spec_from_file_location("script", script)
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setattr(store, "code_digest", None)
     spec.loader.exec_module(module)
     monkeypatch.setattr(figures, "FIGURES", module.FIGURES)
     code, out, error = command("all", "--out", "out", "--quiet")
@@ -298,5 +303,5 @@ def test_a_killed_run_leaves_a_page_and_goes_on_from_its_training_runs(tmp_path,
     assert "Traceback" not in error
     page = page_of(tmp_path / "out")
     assert "all pass 1 of 1" in row_of(page, "b")
-    assert "begun, not finished" in row_of(page, "c")
+    assert "interrupted" in row_of(page, "c")
     assert list(figures.stored(tmp_path / "out")) == ["a-name", "b-name"]

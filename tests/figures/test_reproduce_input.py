@@ -11,7 +11,8 @@ import pytest
 import bnrank
 from bnrank import figures
 from bnrank.figures.harness import requirements, store
-from bnrank.figures.harness.figure import Claim, Outcome
+from bnrank.figures.harness.claims import Claim
+from bnrank.figures.harness.outcome import Outcome
 from bnrank.tasks import images
 
 from .reproduce_common import PASSED, drawn, page_of, part_of, planted, row_of
@@ -42,7 +43,7 @@ def test_too_little_memory_is_said_before_the_figure_starts(tmp_path, plant, mon
     plant(a, b)
     monkeypatch.setattr(requirements, "memory", lambda: 2.0)
     first, second = figures.reproduce("all", tmp_path, progress=False)
-    assert "needs 3 GB, and there are 2 GB" in first.error
+    assert "needs 3 GB, and 2 GB are available" in first.error
     assert "needs 3 GB" in part_of(page_of(tmp_path), "a")
     assert (a[1], second.passed) == ([], True)
     assert not (tmp_path / "quick" / "a-name").exists()
@@ -163,7 +164,7 @@ def test_memory_that_went_meanwhile_is_noticed(tmp_path, plant, monkeypatch):
     plant(planted("a", make), b)
     first, second = figures.reproduce("all", tmp_path, progress=False)
     assert (first.passed, b[1]) == (True, [])
-    assert "needs 3 GB, and there are 1 GB" in second.error
+    assert "needs 3 GB, and 1 GB are available" in second.error
 
 
 def test_one_bad_figure_or_folder_does_not_stop_the_others(tmp_path, plant):
@@ -176,8 +177,8 @@ def test_one_bad_figure_or_folder_does_not_stop_the_others(tmp_path, plant):
     plant(*(planted(name, make) for name, make in bad.items()), planted("e"), planted("f"), planted("g"))
     (tmp_path / "quick" / "f-name" / "claims.json").mkdir(parents=True)
     (tmp_path / "quick" / "e-name").write_text("mine")
-    for fresh in (False, True):
-        outcomes = figures.reproduce("all", tmp_path, progress=False, fresh=fresh)
+    for resume in (True, False):
+        outcomes = figures.reproduce("all", tmp_path, progress=False, resume=resume)
         assert [outcome.passed for outcome in outcomes] == [False] * 6 + [True]
     expected = ["pictures: got the name 'a/b'", "", "", "", "cannot write to", "cannot write to"]
     assert all(text in outcome.error for text, outcome in zip(expected, outcomes, strict=False))
@@ -188,7 +189,7 @@ def test_one_bad_figure_or_folder_does_not_stop_the_others(tmp_path, plant):
 
 
 def test_a_checkpoint_that_is_damaged_is_answered_with_what_the_caller_can_do(tmp_path, plant):
-    def make(folder, progress, **_):
+    def make(settings, folder, progress):
         net, task = bnrank.MLP([20, 3, 20], seed=0), bnrank.tasks.low_rank_map(n=20)
         bnrank.train(net, task, steps=2, out=folder / "one", progress=progress)
         (folder / "one" / "checkpoint.safetensors").write_bytes(b"damaged")
@@ -196,9 +197,7 @@ def test_a_checkpoint_that_is_damaged_is_answered_with_what_the_caller_can_do(tm
 
     plant(planted("a", make))
     (outcome,) = figures.reproduce("all", tmp_path, progress=False)
-    assert outcome.error.startswith(
-        "--fresh (fresh=True) throws away what is stored of the figure and starts anew; Value"
-    )
+    assert outcome.error.startswith("--fresh (resume=False) discards the stored results of the figure; Value")
 
 
 def test_every_figure_says_what_it_needs():

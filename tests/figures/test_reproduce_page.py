@@ -10,10 +10,25 @@ import pytest
 
 import bnrank
 from bnrank import figures
-from bnrank.figures.harness import gallery, requirements, store
-from bnrank.figures.harness.figure import Claim, Figure, Outcome
+from bnrank.figures.harness import gallery, requirements
+from bnrank.figures.harness.claims import Claim
+from bnrank.figures.harness.figure import Figure
+from bnrank.figures.harness.outcome import Outcome
 
-from .reproduce_common import FAILED, PASSED, drawn, page_of, part_of, planted, raises, rich_outcome, row_of, words
+from .reproduce_common import (
+    FAILED,
+    PASSED,
+    Settings,
+    change,
+    drawn,
+    page_of,
+    part_of,
+    planted,
+    raises,
+    rich_outcome,
+    row_of,
+    words,
+)
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
@@ -41,12 +56,13 @@ def test_the_page_has_every_figure_and_a_subset_loses_none(tmp_path, plant):
         f"bnrank {bnrank.__version__}",
     ):
         assert text in words(part), text
-    assert part.index("<img") < part.index("Result in the source") < part.index("Claims: ") < part.index("To run it")
+    places = [part.index(text) for text in ("<img", "Result in the source", "Claims: ", "To run this figure")]
+    assert places == sorted(places)
     assert part.count("data:image/svg+xml") == 1
     assert part.count("data:image/png") == 2
     assert all(len(alt) > 10 for alt in re.findall(r'<img[^>]*alt="([^"]*)"', part.split("<details>")[0]))
     assert "no such luck" in part_of(page, "c")
-    assert "has not been run yet" in part_of(page, "d")
+    assert "Not run yet." in part_of(page, "d")
     assert [int(level) for level in re.findall("<h([1-6])", page[: page.index('id="bnrank-data"')])][:3] == [1, 2, 2]
     ids = re.findall(r"\bid=\"?([\w-]+)", page[: page.index('id="bnrank-data"')])
     assert len(ids) == len(set(ids))
@@ -63,11 +79,15 @@ def test_the_header_adds_up_what_is_of_this_version_only(tmp_path, plant):
     undecided = Claim("who knows", None, 1.0, "1")
     plant(old, planted("b", taking(0, PASSED, FAILED, undecided)), planted("c"), planted("d", raises), planted("e"))
     figures.reproduce(["a", "b", "c", "d"], tmp_path, progress=False)
-    assert "3 of 5 figures have run, in 1 s together; 5 of 8 claims pass. Small networks" in words(page_of(tmp_path))
-    old[0].settings["quick"]["width"] = 4
+    page = words(page_of(tmp_path))
+    assert "3 of 5 figures have run, in 1 s together; 5 of 8 claims reproduced. Small networks" in page
+    change(old[0], width=4)
     figures.reproduce("b", tmp_path, progress=False)
     page = words(page_of(tmp_path))
-    assert "2 of 5 figures have run, in under 1 s together; 2 of 4 claims pass. Not counted: 1 made by another" in page
+    assert (
+        "2 of 5 figures have run, in under 1 s together; 2 of 4 claims reproduced. Not counted: 1 of other settings"
+        in page
+    )
     assert "1 fails, 1 not decided 1 of 3" in row_of(page_of(tmp_path), "b")
 
 
@@ -94,13 +114,13 @@ def test_claims_are_shown_whole_and_what_is_not_a_number_as_such(tmp_path, plant
 
 def test_the_page_says_how_to_run_a_figure_alone_and_what_paper_scale_has(tmp_path, plant, command):
     made = planted("a")
-    for settings in made[0].settings.values():
-        settings |= {"depths": (1, 2), "end": np.inf}
+    for scale in figures.SCALES:
+        change(made[0], scale, depths=(1, 2), end=np.inf)
     plant(made, planted("b", printed=False))
     command("--quiet")
     page = page_of(tmp_path / "reproduction")
     assert "<code>bnrank reproduce A</code>" in page
-    assert f"bnrank {bnrank.__version__}, source files {store.code_digest()[:8]}" in page
+    assert f"bnrank {bnrank.__version__}" in page
     assert "Result in the source" in part_of(page, "a")
     assert "Expected result" in part_of(page, "b")
     assert re.search(
@@ -137,7 +157,7 @@ def test_text_of_figures_is_escaped(tmp_path, plant):
         evil,
         evil,
         evil,
-        {"quick": {}, "paper": {}},
+        {"quick": Settings(), "paper": Settings()},
         lambda *_, **__: Outcome("", (), (), {"p": drawn()}, captions={"p": evil}),
     )
     plant((made, []), planted("y", lambda *_, **__: raises_text(evil)))

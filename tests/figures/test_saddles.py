@@ -214,14 +214,11 @@ def test_a_tiny_f10_goes_through(tmp_path, monkeypatch):
     tiny = {
         "images": 40,
         "width": 6,
-        "init": 0.3,
+        "descent": saddles.Descent(init=0.3, time=2.0, step=0.1, batch_size=10),
         "smaller": 0.1,
-        "time": 2.0,
-        "step": 0.1,
-        "batch_size": 10,
         "seeds": 1,
     }
-    assert set(tiny) == set(f10.FIGURE.settings["quick"]) == set(f10.FIGURE.settings["paper"])
+    assert set(tiny) == set(vars(f10.FIGURE.settings["quick"]))
     outcome = f10.FIGURE.run("quick", tmp_path, progress=False, **tiny)
     assert outcome.error == ""
     assert [c.name.split()[0] for c in outcome.claims] == ["plateaus", "mean"]

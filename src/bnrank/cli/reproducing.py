@@ -25,16 +25,16 @@ def reproduce(
         str, typer.Option(help="quick: minutes on two cores; paper: the sources' networks and data.")
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for runs, pictures and the page.")] = Path(figures.OUT),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what is stored of these figures.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard stored results and start over.")] = False,
     show: Annotated[
         bool, typer.Option("--list", help="Show the figures, what they need and what is stored of them; run none.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run figures of the theory, say which of their claims were seen, and write a page of all of them.
+    """Run figures of the theory, say which of their claims were reproduced, and write a page of all of them.
 
     A figure that is finished is not run again; one that was interrupted goes on. Exit status 1 if a figure
-    failed or a claim was not seen.
+    failed or a claim was not reproduced.
 
     Example: [bold]bnrank reproduce F9[/]
 
@@ -62,7 +62,7 @@ def reproduce(
 
     page = out / scale / "index.html"
     try:
-        outcomes = figures.reproduce(names or ["all"], out, scale, not quiet, fresh, start, end)
+        outcomes = figures.reproduce(names or ["all"], out, scale, not quiet, not fresh, start, end)
     except KeyboardInterrupt:
         again = "the same command without --fresh" if fresh else "the same command"
         say_where(f"Stopped in {running[-1] if running else 'the start'}; {again} goes on. The page", page)
@@ -82,7 +82,7 @@ def _summary(outcome: figures.Outcome, running: list[str]) -> dict[str, object]:
         result = "no claims"
     passed = sum(bool(claim.passed) for claim in outcome.claims)
     row: dict[str, object] = {"id": id_, "name": name, "result": result}
-    row["claims that pass"] = f"{passed} of {len(outcome.claims)}" if outcome.claims and not outcome.error else None
+    row["claims reproduced"] = f"{passed} of {len(outcome.claims)}" if outcome.claims and not outcome.error else None
     return row | {"time": figures.duration(outcome.seconds) if outcome.seconds else None}
 
 

@@ -1,4 +1,4 @@
-"""The figures of the theory, each with its claims measured."""
+"""The figures of the theory, with their claims measured."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ from bnrank.figures.f12_one_neuron import figure as f12
 from bnrank.figures.f13_low_rank_tails import figure as f13
 from bnrank.figures.f14_geodesics import figure as f14
 from bnrank.figures.harness import store
-from bnrank.figures.harness.figure import SCALES, Claim, Figure, Outcome
+from bnrank.figures.harness.claims import Claim
+from bnrank.figures.harness.figure import SCALES, Figure
 from bnrank.figures.harness.gallery import OUT, Entry, duration, entries
-from bnrank.figures.harness.reproduction import go
+from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.reproduction import run_all
 
 __all__ = [
     "FIGURES",
@@ -67,14 +69,7 @@ def find(name: str) -> Figure:
     for figure in FIGURES:
         if str(name).lower() in (figure.id.lower(), figure.name):
             return figure
-    raise _unknown([name])
-
-
-def _unknown(names: Sequence[str]) -> ValueError:
-    options = [option for figure in FIGURES for option in (figure.id, figure.name)]
-    expected = ", ".join(f"{figure.id} ({figure.name})" for figure in FIGURES)
-    hints = "".join(dict.fromkeys(validation.suggest(name, options) for name in names))
-    return ValueError(f"figure: got {', '.join(map(repr, names))}, expected one of {expected}, or all{hints}")
+    raise _unknown([str(name)])
 
 
 def reproduce(
@@ -82,54 +77,53 @@ def reproduce(
     out: str | os.PathLike[str],
     scale: str = "quick",
     progress: bool = True,
-    fresh: bool = False,
+    resume: bool = True,
     on_start: Callable[[Figure], Any] | None = None,
     on_end: Callable[[Figure, Outcome], Any] | None = None,
 ) -> list[Outcome]:
-    """Run figures, store what comes out, and write a page of all that are stored, ``index.html``, after every one.
+    """Run figures, store their outcomes, and return them; the page ``index.html`` is rewritten after every figure.
 
-    A figure that is finished is not run again but opened, whether its claims passed or not; one that was interrupted or
-    killed goes on from its stored training runs; one that ended in an error is tried again. A figure that fails, lacks
-    memory or data, or whose folder holds results of another version (of bnrank, of its source files, or of the
-    settings) or files of something else, has an outcome with an ``error``, and the others go on.
+    A finished figure is opened, not rerun, whether its claims passed or not; an interrupted one resumes its stored
+    training runs; one that failed is tried again. A figure that fails, lacks memory or data, or whose folder holds
+    results of other settings, of another version of the figure, or other files, has an outcome with an ``error``, and
+    the others still run.
 
     Parameters
     ----------
     names : str or sequence of str
-        Ids or names; "all" for every figure there is.
+        Ids or names; "all" for every figure.
     out : path
-        Folder; it has one for each scale, in which each figure has a folder of its own name.
+        Folder; has a folder per scale, with a folder per figure.
     scale : "quick" or "paper"
-        Minutes on two cores, or networks and data of the source's own sizes (docs/figures.md says what differs).
+        Minutes on two cores, or networks and data of the source's sizes (docs/figures.md lists the differences).
     progress : bool
         Show progress bars.
-    fresh : bool
-        Throw away what is stored of these figures, and start anew.
+    resume : bool
+        Reuse stored results; False discards those of these figures and starts over.
     on_start, on_end : callable, optional
-        Called with a figure before it is run, and with it and its outcome after it was run or opened; for those that
-        cannot run, before the first is run.
+        Called with a figure before it is run, and with it and its outcome after it was run or opened. Figures that
+        cannot run are reported before the first one starts.
 
     Returns
     -------
     list of Outcome
-        One per figure, in the order asked for, as stored: pictures are files.
+        One per figure, in the order of ``names``, as stored: pictures are files.
 
     Raises
     ------
     TypeError, ValueError
         If there is no such figure or scale, or the folder cannot be written to or is full.
     KeyboardInterrupt
-        At Ctrl-C; the page is written, and the same call goes on.
+        At Ctrl-C; the page is written, and the same call resumes.
     """
     validation.choice(scale, "scale", SCALES)
-    return go(_chosen(names), FIGURES, Path(out) / scale, scale, progress, fresh, on_start, on_end)
+    return run_all(_chosen(names), FIGURES, Path(out) / scale, scale, progress, resume, on_start, on_end)
 
 
 def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outcome]:
-    """Open what `reproduce` stored in a folder: name of the figure -> its outcome, as by `Outcome.open`.
+    """Return the outcomes that `reproduce` stored in a folder, by the name of their figure.
 
-    Figures that did not finish, or are damaged, are left out. Those of another version are not: their ``version`` and
-    ``code`` say which, and `listing` says in what they differ.
+    Unfinished and damaged figures are left out. `listing` says whether stored settings differ from the present ones.
 
     Parameters
     ----------
@@ -142,8 +136,8 @@ def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outco
     >>> with tempfile.TemporaryDirectory() as out:
     ...     done = reproduce("F12", out, progress=False)
     ...     again = stored(out)["one-neuron"]
-    >>> again.passed, again.claims == done[0].claims, again.settings["angles"], again.version
-    (True, True, 721, '0.1.0')
+    >>> again.passed, again.claims == done[0].claims, again.settings["angles"]
+    (True, True, 721)
     >>> [path.name for path in again.pictures.values()]
     ['speed-against-angle.png']
     """
@@ -156,21 +150,28 @@ def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outco
 
 
 def listing(out: str | os.PathLike[str], scale: str = "quick", names: str | Sequence[str] = "all") -> list[Entry]:
-    """Return figures, every one by default, with what a folder of `reproduce` holds of them."""
+    """Return figures (default: all) with what a folder of `reproduce` holds of them."""
     return entries(Path(out) / validation.choice(scale, "scale", SCALES), scale, _chosen(names))
 
 
 def _chosen(names: str | Sequence[str]) -> list[Figure]:
-    """Return the figures of these names, each once."""
+    """Return the figures of these names, without duplicates."""
     given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
     if not given:
         raise ValueError("names: got none, expected ids or names of figures, or all")
     if not all(isinstance(name, str) for name in given):
         got = validation.describe(names)
         raise TypeError(f"names: got {got}, expected ids or names of figures, such as 'F1', or 'all'")
-    known = {"all", *(figure.id.lower() for figure in FIGURES), *(figure.name for figure in FIGURES)}
+    known = {name: [figure] for figure in FIGURES for name in (figure.id.lower(), figure.name)}
+    known["all"] = list(FIGURES)
     unknown = [name for name in given if name.lower() not in known]
     if unknown:
         raise _unknown(unknown)
-    found = [FIGURES if name.lower() == "all" else (find(name),) for name in given]
-    return list({figure.name: figure for some in found for figure in some}.values())
+    return list({figure.name: figure for name in given for figure in known[name.lower()]}.values())
+
+
+def _unknown(names: Sequence[str]) -> ValueError:
+    options = [option for figure in FIGURES for option in (figure.id, figure.name)]
+    expected = ", ".join(f"{figure.id} ({figure.name})" for figure in FIGURES)
+    hints = "".join(dict.fromkeys(validation.suggest(name, options) for name in names))
+    return ValueError(f"figure: got {', '.join(map(repr, names))}, expected one of {expected}, or all{hints}")

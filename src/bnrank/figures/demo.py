@@ -1,4 +1,4 @@
-"""The first thing to run: two phenomena of the theory, trained, measured and put on a page."""
+"""The demo: two phenomena of the theory, trained, measured and reported on a page."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from bnrank.figures.f09_first_escape import figure as f09_first_escape
+from bnrank.figures.f09_first_escape.figure import escape
+from bnrank.figures.harness.training import mlp, train_recorded
 from bnrank.measures import profile
-from bnrank.networks import MLP
 from bnrank.reporting import Section, plots, report
 from bnrank.tasks import Task, handwritten_digits, low_rank_map
-from bnrank.training import GradientDescent, Run, train
+from bnrank.training import GradientDescent, Run
 
 __all__ = ["Demo", "run_demo"]
 
 DEPTHS, MEMBERS, WIDTH, STEPS, RIDGE = (4, 8, 12, 16, 24), 2, 50, 1000, 1e-3
 ESCAPE_STEPS = 1000
+NORM_COLUMNS = ("depth", "||theta||^2", "rank in the middle", "cost")
 NOTES = (
     "Deep networks trained with an L2 penalty use few of their dimensions, and so do networks that start from small "
     "weights. Both kinds were trained for this page."
@@ -28,7 +29,7 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo gave.
+    """The result of the demo.
 
     Attributes
     ----------
@@ -65,32 +66,26 @@ def run_demo(out: str | os.PathLike[str], progress: bool = True, steps: int = ST
     folder = Path(out)
     task = low_rank_map()
     runs = {
-        depth: train(
-            MLP([task.d_in, *[WIDTH] * (depth - 1), task.d_out]),
+        depth: train_recorded(
+            mlp(task, depth, WIDTH),
             task,
+            folder / f"depth-{depth:02d}",
+            progress,
             ridge=RIDGE,
             steps=steps,
             members=MEMBERS,
             seed=0,
-            record=max(1, steps // 40),
-            out=folder / f"depth-{depth:02d}",
-            progress=progress,
+            records=40,
         )
         for depth in DEPTHS
     }
     digits = handwritten_digits(images)
-    escape = train(
-        MLP([digits.d_in, *[50] * 5, digits.d_out], bias=False, init=5e-3),
-        digits,
-        steps=ESCAPE_STEPS,
-        seed=0,
-        optimizer=GradientDescent(lr=0.005, schedule="normalized"),
-        record=max(1, ESCAPE_STEPS // 120),
-        out=folder / "digits",
-        progress=progress,
-    )
+    small_start = mlp(digits, 6, 50, bias=False, init=5e-3)
+    descent = GradientDescent(lr=0.005, schedule="normalized")
+    options: dict[str, Any] = {"steps": ESCAPE_STEPS, "seed": 0, "optimizer": descent, "records": 120}
+    left = train_recorded(small_start, digits, folder / "digits", progress, **options)
     deep, rows = _low_rank_section(task, runs)
-    small, last, escaped = _digits_section(digits, escape)
+    small, last, escaped = _digits_section(digits, left)
     page = report([deep, small], folder / "report.html", title="bnrank demo", notes=NOTES)
     return Demo([*rows, last], page, digits.name, escaped)
 
@@ -105,22 +100,22 @@ def _low_rank_section(task: Task, runs: dict[int, Run]) -> tuple[Section, list[d
                 profiles[f"depth {depth}"] = measured
             rank = int(measured.weight_rank.sel(layer=max(1, depth // 2)))
             rows.append(_row(task.name, depth, run, member, rank))
-    columns = [[row[key] for row in rows] for key in ("depth", "||theta||^2", "rank in the middle", "cost")]
-    norms = plots.norm_versus_depth(columns[0], columns[1], columns[2], columns[3])
+    depths, norms, ranks, costs = zip(*[[row[key] for key in NORM_COLUMNS] for row in rows], strict=True)
+    picture = plots.norm_versus_depth(depths, norms, ranks, costs)
     text = (
         f"y depends on {task.truth.rank if task.truth else 0} of 8 latents of x. Networks of width {WIDTH}, ridge "
         f"{RIDGE}, {len(DEPTHS)} depths, {MEMBERS} seeds. The theory expects two singular values near 1 in the middle "
         "of deep enough networks, the others vanishing, and a norm that grows by about two per layer."
     )
     histories = {f"depth {depth}": run.history for depth, run in reversed(runs.items())}  # the deepest is shown first
-    pictures = {"Parameter norm against depth": norms.figure}
+    pictures = {"Parameter norm against depth": picture.figure}
     return Section("A task of rank 2", text, rows=rows, figures=pictures, history=histories, profile=profiles), rows
 
 
 def _digits_section(task: Task, run: Run) -> tuple[Section, dict[str, Any], str]:
     """Return the part of the page on the digits, the table row, and a sentence on the escape."""
     depth = run.history.sizes["layer"]
-    found = f09_first_escape.escape(run.history.loss.values[0])
+    found = escape(run.history.loss.values[0])
     row = run.history.sizes["step"] - 1 if found is None else found
     values = run.history.weight_singular_values.isel(member=0, step=row)
     ratio = float((values.sel(index=2) / values.sel(index=1)).isel(layer=slice(3, None)).max())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,11 +13,10 @@ from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from bnrank._core.axes import OKABE_ITO, dress
+from bnrank._core.axes import OKABE_ITO
+from bnrank.figures.f02_class_regions.computation import Classifier
+from bnrank.figures.harness.drawing import GRAY, label, legend_below, panels
 from bnrank.tasks import Task
-
-if TYPE_CHECKING:
-    from bnrank.figures.f02_class_regions.figure import Classifier
 
 __all__ = ["draw_every_seed", "draw_further_out", "draw_regions"]
 
@@ -29,8 +28,7 @@ RING: dict[str, Any] = {"marker": "o", "mfc": "white", "mec": "black", "ls": ""}
 def draw_regions(found: Sequence[Classifier], task: Task, times: float) -> Picture:
     """Draw the class regions of one network of each kind, with the data."""
     rows = max(1, len(found) // 2)
-    picture = Picture(figsize=(10.5, 4.1 * rows + 0.5), layout="constrained")
-    axes = picture.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
+    picture, axes = panels(rows, 2, (10.5, 4.1 * rows + 0.5), sharex=True, sharey=True)
     for letter, ax, c in zip("ABCDEFGH", axes.ravel(), found, strict=False):
         _regions(ax, c, times, task)
         x, y = task.x.numpy().T
@@ -39,40 +37,35 @@ def draw_regions(found: Sequence[Classifier], task: Task, times: float) -> Pictu
         ax.plot(*c.regions.points.numpy().T, **RING, ms=9, mew=1.6, zorder=4)
         number = c.within(times)
         count = f"{number} tripoint{'' if number == 1 else 's'}" if number else "no tripoint"
-        dress(
-            ax, "$x_1$" if ax in axes[-1] else "", "$x_2$" if ax in axes[:, 0] else "", f"{letter}: {c.kind}; {count}"
-        )
+        across, up = "$x_1$" if ax in axes[-1] else "", "$x_2$" if ax in axes[:, 0] else ""
+        label(ax, across, up, f"{letter}: {c.kind}; {count}")
         ax.grid(False)
-    picture.legend(handles=_legend(len(set(task.y.tolist())), True), loc="outside lower center", ncols=7, frameon=False)
+    _legend(picture, task, data=True)
     return picture
 
 
-def draw_every_seed(found: Sequence[Classifier], task: Task, times: float, most: int = 5) -> Picture:
+def draw_every_seed(found: Sequence[Classifier], task: Task, times: float, max_seeds: int = 5) -> Picture:
     """Draw regions and tripoints of every network, a row per kind."""
     kinds = list(dict.fromkeys(c.kind for c in found))
-    seeds = list(dict.fromkeys(c.seed for c in found))[:most]
-    picture = Picture(figsize=(2.35 * len(seeds) + 0.5, 2.0 * len(kinds) + 0.5), layout="constrained")
-    axes = picture.subplots(len(kinds), len(seeds), squeeze=False, sharex=True, sharey=True)
+    seeds = list(dict.fromkeys(c.seed for c in found))[:max_seeds]
+    size = (2.35 * len(seeds) + 0.5, 2.0 * len(kinds) + 0.5)
+    picture, axes = panels(len(kinds), len(seeds), size, sharex=True, sharey=True)
     for row, kind in zip(axes, kinds, strict=True):
         for ax, seed in zip(row, seeds, strict=True):
             (c,) = (c for c in found if c.kind == kind and c.seed == seed)
             _regions(ax, c, times, task)
             ax.plot(*c.regions.points.numpy().T, **RING, ms=6, mew=1.2, zorder=4)
-            ax.set_xticks([])
-            ax.set_yticks([])
+            ax.set(xticks=[], yticks=[])
         row[0].set_ylabel(kind.replace(", ", "\n"), fontsize=10)
     for ax, seed in zip(axes[0], seeds, strict=True):
         ax.set_title(f"seed {seed}", fontsize=10)
-    picture.legend(
-        handles=_legend(len(set(task.y.tolist())), False), loc="outside lower center", ncols=7, frameon=False
-    )
+    _legend(picture, task, data=False)
     return picture
 
 
 def draw_further_out(found: Sequence[Classifier], times: float, far: float) -> Picture:
     """Draw how many tripoints there are within a reach, and how close to a line the activations of a layer are."""
-    picture = Picture(figsize=(11.5, 4.6), layout="constrained")
-    left, right = picture.subplots(1, 2)
+    picture, ((left, right),) = panels(1, 2, (11.5, 4.6))
     kinds = list(dict.fromkeys(c.kind for c in found))
     reaches = np.geomspace(0.5, far, 400)
     for (color, dash), kind in zip(KINDS, kinds, strict=False):
@@ -83,24 +76,21 @@ def draw_further_out(found: Sequence[Classifier], times: float, far: float) -> P
         layers = np.arange(1, spread.shape[1] + 1)
         marker, face = "o" if len(layers) == 1 else "", {} if dash == "-" else {"mfc": "white"}
         for i, values in enumerate(spread):
-            label = kind if i == 0 else None
-            right.plot(layers, values, color=color, linestyle=dash, linewidth=1.4, marker=marker, label=label, **face)
-    left.axvline(times, color="0.35", linestyle=":", linewidth=1.3)
+            name = kind if i == 0 else None
+            right.plot(layers, values, color=color, linestyle=dash, linewidth=1.4, marker=marker, label=name, **face)
+    left.axvline(times, color=GRAY, linestyle=":", linewidth=1.3)
     left.annotate(
         "claims", (times, 1), (4, -4), xycoords=("data", "axes fraction"), textcoords="offset points", va="top"
     )
-    left.set_xscale("log")
+    up = "tripoints within reach, per network"
+    label(left, "reach (multiple of the data's box)", up, "Mean over the seeds", log="x", bottom=-0.1)
     ticks = [t for t in (0.5, 1, 2, 3, 5, 10, 20) if t <= far]
     left.set_xticks(ticks, [f"{t:g}" for t in ticks])
     left.minorticks_off()
-    left.set_ylim(bottom=-0.1)
-    dress(left, "reach (multiple of the data's box)", "tripoints within reach, per network", "Mean over the seeds")
     title = "Activations of each network: 0 on a line"
-    dress(right, "hidden layer", "$s_2/s_1$ of centered activations", title)
-    right.set_ylim(0, None)
+    label(right, "hidden layer", "$s_2/s_1$ of centered activations", title, bottom=0)
     right.xaxis.get_major_locator().set_params(integer=True)
-    handles, labels = left.get_legend_handles_labels()
-    picture.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    legend_below(picture, left, 4)
     return picture
 
 
@@ -131,10 +121,11 @@ def _pale(color: str) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _legend(classes: int, data: bool) -> list[Any]:
+def _legend(picture: Picture, task: Task, data: bool) -> None:
+    classes = len(set(task.y.tolist()))
     fills = [Patch(facecolor=_pale(CLASSES[k % len(CLASSES)]), label=f"class {k + 1}") for k in range(classes)]
     lines = [Line2D([], [], color="black", linewidth=1.1, label="boundary")]
     lines.append(Line2D([], [], **RING, ms=8, mew=1.5, label="tripoint"))
     if data:
         lines.append(Line2D([], [], marker="o", ls="", ms=3.5, mfc="0.6", mec="black", mew=0.4, label="sample"))
-    return [*fills, *lines]
+    picture.legend(handles=[*fills, *lines], loc="outside lower center", ncols=7, frameon=False)

@@ -2,65 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 
-from bnrank.figures.harness.figure import Claim, Figure, Outcome
+from bnrank.figures.harness.claims import Claim, at_least, is_true, near
+from bnrank.figures.harness.figure import Figure
+from bnrank.figures.harness.outcome import Outcome
 from bnrank.reporting import Section, plots
 from bnrank.tasks import low_rank_map
 from bnrank.training import sweep
 
-__all__ = ["FIGURE", "claims", "gigabytes", "make", "middle_ranks", "rows"]
+__all__ = ["FIGURE", "Settings", "claims", "gigabytes", "make", "middle_ranks", "rows"]
 
 RIDGE = 1e-3
-THRESHOLD = 0.1  # of a singular value that counts, and of a training cost that counts as fitted
+THRESHOLD = 0.1  # smallest singular value that counts; largest training cost of a fitted network
 
 
-def make(
-    folder: Path, progress: bool, *, depths: Sequence[int], width: int, init: str | float, seeds: int, steps: int
-) -> Outcome:
-    """Train networks of many depths on F4's data, a few seeds each."""
-    task = low_rank_map()
+@dataclass(frozen=True)
+class Settings:
+    """Settings of F4: depths, width and initialization of the networks, number of seeds, training steps."""
+
+    depths: tuple[int, ...] = (6, 10, 14, 18, 22, 26, 30, 40, 100)
+    width: int = 50
+    init: str | float = "he"
+    seeds: int = 2
+    steps: int = 1200
+
+
+def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
+    """Train networks of many depths on F4's data with a few seeds each."""
+    s = settings
     runs = sweep(
-        task,
-        depths=list(depths),
+        low_rank_map(),
+        depths=list(s.depths),
         ridges=[RIDGE],
-        steps=steps,
-        seeds=list(range(seeds)),
-        grid={"width": [width], "init": init},
-        record=max(1, steps // 20),
+        steps=s.steps,
+        seeds=list(range(s.seeds)),
+        grid={"width": [s.width], "init": s.init},
+        record=max(1, s.steps // 20),
         out=folder,
         progress=progress,
-    )
-    flat = runs.squeeze(["width", "size", "ridge"]).stack(run=("depth", "seed"))
+    ).squeeze(["width", "size", "ridge"])
+    flat = runs.stack(run=("depth", "seed"))
     broken = flat.error.values[flat.status.values == "failed"]
     if broken.size:
         raise RuntimeError(f"{broken.size} of {flat.sizes['run']} networks were not trained: {broken[0]}")
-    ranks = middle_ranks(flat)
     norms = plots.norm_versus_depth(
-        flat.depth.values, flat.parameter_norm.values, ranks, flat.cost.values, cost_threshold=THRESHOLD
+        flat.depth.values, flat.parameter_norm.values, middle_ranks(flat), flat.cost.values, cost_threshold=THRESHOLD
     )
-    chosen = [list(depths)[i] for i in np.linspace(0, len(depths) - 1, min(4, len(depths))).round().astype(int)]
+    chosen = np.linspace(0, len(s.depths) - 1, min(4, len(s.depths))).round().astype(int)
     spectra = {
-        f"depth {depth}, seed 0": runs.weight_singular_values.squeeze(["width", "size", "ridge"])
-        .sel(depth=depth, seed=0)
+        f"depth {s.depths[i]}, seed 0": runs.weight_singular_values.sel(depth=s.depths[i], seed=0)
         .dropna("layer", how="all")
         .values
-        for depth in dict.fromkeys(chosen)
+        for i in chosen
     }
-    trials = plots.weight_spectra(spectra)
-    section = Section("All runs", rows=rows(flat))
-    pictures = {"norm-versus-depth": norms.figure, "weight-spectra": trials[0].figure}
+    pictures = {"norm-versus-depth": norms.figure, "weight-spectra": plots.weight_spectra(spectra)[0].figure}
     captions = {
         "norm-versus-depth": "The norm of the weights against depth, one point per run",
         "weight-spectra": "The ten largest singular values of every layer, at four depths",
     }
-    return Outcome("F4", claims(flat), (section,), pictures, captions=captions)
+    sections = (Section("All runs", rows=rows(flat)),)
+    return Outcome(claims=claims(flat), sections=sections, pictures=pictures, captions=captions)
 
 
 def middle_ranks(flat: xr.Dataset) -> np.ndarray:
@@ -72,90 +80,42 @@ def middle_ranks(flat: xr.Dataset) -> np.ndarray:
 
 def rows(flat: xr.Dataset) -> list[dict[str, object]]:
     """Return one table row per run."""
-    return [
-        {
-            "depth": int(depth),
-            "seed": int(seed),
-            "rank in the middle": rank,
-            "||theta||^2": float(norm),
-            "cost": float(cost),
-            "status": str(status),
-        }
-        for depth, seed, rank, norm, cost, status in zip(
-            flat.depth.values,
-            flat.seed.values,
-            middle_ranks(flat),
-            flat.parameter_norm.values,
-            flat.cost.values,
-            flat.status.values,
-            strict=True,
-        )
-    ]
+    table = flat.reset_index("run")[["depth", "seed", "parameter_norm", "cost", "status"]].to_dataframe()
+    table.insert(2, "rank in the middle", middle_ranks(flat))
+    return table.rename(columns={"parameter_norm": "||theta||^2"}).to_dict("records")
 
 
 def claims(flat: xr.Dataset) -> tuple[Claim, ...]:
-    """Measure what Figure 1 shows on all runs, over (run,) with coordinates depth and seed."""
-    depth, norm, cost = flat.depth.values, flat.parameter_norm.values, flat.cost.values
-    rank = middle_ranks(flat)
-    two = (rank == 2) & (cost < THRESHOLD)
+    """Return the claims of Figure 1 on all runs, over (run,) with coordinates depth and seed."""
+    depth, norm, rank = flat.depth.values, flat.parameter_norm.values, middle_ranks(flat)
+    two = (rank == 2) & (flat.cost.values < THRESHOLD)
     depths = np.unique(depth)
-    clean = np.array([two[depth == d].all() for d in depths])
-    start, length = _longest(clean)
-    inside = depths[start : start + length]
-    among = f"all runs have it from depth {inside[0]} to {inside[-1]}" if length else "at no depth do all runs have it"
-    slope = float("nan")
-    if length >= 2:
-        use = two & np.isin(depth, inside)
-        slope = float(np.polyfit(depth[use], norm[use], 1)[0])
-    collapsed = [int(d) for d in depths if (rank[depth == d] == 0).all() and (not length or d > inside[-1])]
+    ranges = [list(g) for clean, g in groupby(depths, lambda d: bool(two[depth == d].all())) if clean]
+    inside = max(ranges, key=len, default=[])
+    among = f"all runs have it from depth {inside[0]} to {inside[-1]}" if inside else "at no depth do all runs have it"
+    use = two & np.isin(depth, inside)
+    slope = float(np.polyfit(depth[use], norm[use], 1)[0]) if len(inside) >= 2 else float("nan")
+    collapsed = [int(d) for d in depths if (rank[depth == d] == 0).all() and (not inside or d > inside[-1])]
+    at = f"all runs at depths {collapsed}" if collapsed else "at no depth have all runs collapsed"
     return (
-        Claim("rank 2 in the middle, fitted, over a range of depths", length >= 3, among, "three depths or more"),
-        Claim("slope of ||theta||^2 in L there", abs(slope - 2) <= 0.2, slope, "2, within 10 percent"),
-        Claim(
-            "collapse to zero at larger depths",
-            bool(collapsed),
-            f"all runs at depths {collapsed}" if collapsed else "at no depth have all runs collapsed",
-            "one depth or more",
-        ),
+        at_least("rank 2 in the middle, fitted: number of successive depths", len(inside), 3, shown=among),
+        near("slope of ||theta||^2 in L there", slope, 2, 0.2),
+        is_true("collapse to zero at larger depths", collapsed, at, "one depth or more"),
     )
 
 
-def _longest(flags: np.ndarray) -> tuple[int, int]:
-    """Return start and length of the longest run of true entries."""
-    best, start = (0, 0), 0
-    for i, flag in enumerate(flags):
-        if not flag:
-            start = i + 1
-        elif i + 1 - start > best[1]:
-            best = (start, i + 1 - start)
-    return best
-
-
-def gigabytes(*, depths: Sequence[int], width: int, seeds: int, **_: object) -> float:
-    """Return the memory at the peak: a process per thread, each with the networks of one depth.
+def gigabytes(settings: Settings) -> float:
+    """Return the peak memory: a process per thread, each with the networks of one depth.
 
     Half a GB for a process, and 200 bytes per weight: 20 vectors of L-BFGS, Adam's, and the factors of the metric.
     """
-    workers = min(torch.get_num_threads(), len(depths))
-    return 0.5 * (1 + workers) + sum(2e-7 * seeds * width**2 * depth for depth in sorted(depths)[-workers:])
+    workers = min(torch.get_num_threads(), len(settings.depths))
+    weights = [settings.seeds * settings.width**2 * depth for depth in sorted(settings.depths)[-workers:]]
+    return 0.5 * (1 + workers) + 2e-7 * sum(weights)
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "quick": {
-        "depths": [6, 10, 14, 18, 22, 26, 30, 40, 100],
-        "width": 50,
-        "init": "he",
-        "seeds": 2,
-        "steps": 1200,
-    },
-    "paper": {
-        "depths": [*range(3, 31), 35, 40, 50, 60, 80, 100],
-        "width": 100,
-        "init": "he",
-        "seeds": 4,
-        "steps": 5000,
-    },
-}
+QUICK = Settings()
+PAPER = Settings((*range(3, 31), 35, 40, 50, 60, 80, 100), width=100, seeds=4, steps=5000)
 
 FIGURE = Figure(
     "F4",
@@ -163,7 +123,7 @@ FIGURE = Figure(
     "The norm grows with depth by the rank per layer, until training collapses",
     "Jacot2023b, Figure 1",
     "ranges of depth with a common rank, the norm affine in L with that slope; collapse at large depth",
-    SETTINGS,
+    {"quick": QUICK, "paper": PAPER},
     make,
-    gigabytes={scale: gigabytes(**settings) for scale, settings in SETTINGS.items()},
+    gigabytes={"quick": gigabytes(QUICK), "paper": gigabytes(PAPER)},
 )

@@ -1,4 +1,4 @@
-"""What F5 measures of a network that predicts the cost of gradient descent from its start."""
+"""The computation of F5: hidden representations of a network that predicts the costs of gradient descent."""
 
 from __future__ import annotations
 
@@ -11,27 +11,14 @@ import xarray as xr
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bnrank.figures.harness.training import held_out, relative_error
 from bnrank.measures import dependence, orbits, profile
 from bnrank.measures.bottlenecks import Bottleneck, detect
 from bnrank.networks import MLP
 from bnrank.networks.reading import capture
 from bnrank.tasks import RankOneFactorization, Task
 
-__all__ = [
-    "BEFORE",
-    "FULL",
-    "LINE",
-    "PLANE",
-    "SMALL",
-    "TRUE",
-    "Learned",
-    "Map",
-    "activations",
-    "exactness",
-    "learn",
-    "principal",
-    "rows",
-]
+__all__ = ["Learned", "Map", "Settings", "activations", "exactness", "learn", "principal", "rows"]
 
 Array = NDArray[np.float64]
 FULL, LINE = "two hidden coordinates, median over the layers of the bottleneck", "the first of them alone, likewise"
@@ -39,8 +26,44 @@ PLANE = "two random directions of the input"
 TRUE = "u itself"
 BEFORE = "two hidden coordinates before training"
 PIXELS = 121
-SMALL = 0.05  # of the variance, at most this within orbits
+SMALL = 0.05  # largest share of the variance within orbits
 RADII = 16  # orbits in every plane orthogonal to w
+RADIUS = 1.8  # of the starts
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of F5.
+
+    Attributes
+    ----------
+    samples, dimension, horizon, rate, noise, start
+        Of `bnrank.tasks.matrix_factorization`: ``horizon`` steps of size ``rate``.
+    depth, width, ridge, steps
+        Of the network and its training.
+    early, hidden : int
+        The layers measured: for orbits and for the two coordinates.
+    trajectories, copies : int
+        Test trajectories, and points on each orbit.
+    seed : int
+        Of data and network.
+    """
+
+    samples: int = 1000
+    dimension: int = 10
+    horizon: int = 20
+    rate: float = 0.03
+    noise: float = 0.01
+    start: str = "even"
+    depth: int = 18
+    width: int = 60
+    ridge: float = 4e-4
+    steps: int = 4000
+    early: int = 3
+    hidden: int = 6
+    trajectories: int = 200
+    copies: int = 32
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,7 +96,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Learned:
-    """What is measured of the network.
+    """The measurements of the network.
 
     Attributes
     ----------
@@ -82,7 +105,7 @@ class Learned:
     bottleneck : Bottleneck
         Of its weights.
     early, hidden : int
-        The layers looked at: for orbits and for the two coordinates.
+        The layers measured: for orbits and for the two coordinates.
     exact : float
         Largest |u(v') - u'| for E = 0, over test trajectories.
     test_error : float
@@ -139,27 +162,15 @@ class Learned:
         return int(found[0]) if len(found) else None
 
 
-def learn(
-    net: MLP,
-    task: Task,
-    descent: RankOneFactorization,
-    *,
-    early: int,
-    hidden: int,
-    trajectories: int,
-    copies: int,
-    radius: float,
-    seed: int,
-) -> Learned:
-    """Measure a trained network on the test data of its task; ``copies`` is the number of points on each orbit."""
-    if task.x_test is None or task.y_test is None:
-        raise ValueError("task: got no test data, expected some")
-    x, y = task.x_test.double(), task.y_test.double()
-    steps, scale = y.shape[1], _scale(task, descent)
+def learn(net: MLP, task: Task, descent: RankOneFactorisation, settings: Settings) -> Learned:
+    """Return the measurements of a trained network on the test data of its task."""
+    early, hidden, copies, seed = settings.early, settings.hidden, settings.copies, settings.seed
+    x, y = (part.double() for part in held_out(task))
+    start, steps, scale = x[: settings.trajectories], y.shape[1], _scale(task, descent)
     with torch.no_grad():
         predicted = net.double()(x)
     measured = profile(net, x, y)
-    states = descent.trajectory(x[:trajectories], steps)
+    states = descent.trajectory(start, steps)
     center, directions, share = principal(activations(net, states, hidden))
     paths = {
         FULL: ((activations(net, states, hidden) - center) @ directions).numpy(),
@@ -178,22 +189,21 @@ def learn(
     residuals[BEFORE] = dependence.self_consistency(_in_plane(untrained).numpy())
     u = descent.statistics(x).numpy()
     z = ((activations(net, x, hidden) - center) @ directions).numpy()
-    points = orbits.rotations(x[:trajectories], descent.w, copies, seed)
-    planes = _planes(descent, x[: max(2, trajectories // 4)], radius, copies, seed)
-    in_planes = orbits.collapse_by_layer(net, planes)
+    points = orbits.rotations(start, descent.w, copies, seed)
+    planes = _planes(descent, x[: max(2, settings.trajectories // 4)], copies, seed)
     return Learned(
         profile=measured,
         bottleneck=found,
         early=early,
         hidden=hidden,
-        exact=exactness(descent, x[:trajectories], steps),
-        test_error=float((predicted - y).square().sum() / (y - y.mean(0)).square().sum()),
+        exact=exactness(descent, start, steps),
+        test_error=relative_error(predicted, y),
         share=share,
         residuals=residuals,
         by_layer=by_layer,
         collapse=orbits.collapse_by_layer(net, points),
         collapse_before=orbits.collapse_by_layer(fresh, points),
-        in_planes=in_planes,
+        in_planes=orbits.collapse_by_layer(net, planes),
         from_hidden=np.array([1 - dependence.unexplained(z, u[:, [i]]) for i in (0, 1)]),
         from_u=np.array([1 - dependence.unexplained(u, z[:, [i]]) for i in (0, 1)]),
         trajectories=paths,
@@ -201,7 +211,7 @@ def learn(
         coordinates=z,
         predicted=predicted.numpy() / scale,
         costs=y.numpy() / scale,
-        maps=_maps(net, descent, max(1, early - 1), early, radius),
+        maps=_maps(net, descent, max(1, early - 1), early),
     )
 
 
@@ -248,26 +258,26 @@ def _random_plane(d: int, seed: int) -> Tensor:
     return torch.linalg.qr(torch.randn((d, 2), generator=generator, dtype=torch.float64))[0]
 
 
-def _planes(descent: RankOneFactorization, x: Tensor, radius: float, copies: int, seed: int) -> Tensor:
+def _planes(descent: RankOneFactorisation, x: Tensor, copies: int, seed: int) -> Tensor:
     """Return points (planes, orbits, copies, d) of planes orthogonal to w, with the w^T x of samples.
 
     Radii of the orbits are drawn uniformly, up to where ||v|| is the radius of the starts.
     """
     generator = torch.Generator().manual_seed(seed)
     along = x @ descent.w
-    most = (radius**2 - along.square()).clamp(min=0).sqrt()
-    radii = torch.rand((len(x), RADII), generator=generator, dtype=torch.float64) * most[:, None]
+    limit = (RADIUS**2 - along.square()).clamp(min=0).sqrt()
+    radii = torch.rand((len(x), RADII), generator=generator, dtype=torch.float64) * limit[:, None]
     v = along[:, None, None] * descent.w + radii[..., None] * descent.across
     points = orbits.rotations(v.flatten(0, 1), descent.w, copies, seed)
     return points.unflatten(0, (len(x), RADII))
 
 
-def _maps(net: MLP, descent: RankOneFactorization, before: int, early: int, radius: float) -> tuple[Map, ...]:
+def _maps(net: MLP, descent: RankOneFactorisation, before: int, early: int) -> tuple[Map, ...]:
     """Return distances ||a(x) - a(x0)|| in a plane orthogonal to w, and in one that holds w."""
     w, e = descent.w, descent.across
     f = torch.linalg.svd(torch.stack([w, e]))[2][2 % len(w)]  # orthogonal to both where d is 3 or more
-    height, at = radius / 4, radius / 2
-    side = torch.linspace(-radius, radius, PIXELS, dtype=torch.float64)
+    height, at = RADIUS / 4, RADIUS / 2
+    side = torch.linspace(-RADIUS, RADIUS, PIXELS, dtype=torch.float64)
     up, across = torch.meshgrid(side, side, indexing="ij")
     rings = height * w + across[..., None] * e + up[..., None] * f
     holding = up[..., None] * w + across[..., None] * e
@@ -283,18 +293,21 @@ def _maps(net: MLP, descent: RankOneFactorization, before: int, early: int, radi
     result = []
     for title, label, plane, layer, origin in drawn:
         distance = (activations(net, plane, layer) - activations(net, x0[None], layer)).norm(dim=-1)
-        result.append(Map(title, one, label, radius, origin, distance.numpy()))
+        result.append(Map(title, one, label, RADIUS, origin, distance.numpy()))
     return tuple(result)
 
 
 def rows(learned: Learned) -> list[dict[str, object]]:
     """Return one table row per layer: collapse of orbits and the first three singular values."""
     values = learned.profile.weight_singular_values.values
-    table: list[dict[str, object]] = []
+    table = []
     for layer, (total, planes) in enumerate(zip(learned.collapse, learned.in_planes, strict=True)):
-        row: dict[str, object] = {"layer": layer or "inputs", "variance within orbits / total": float(total)}
-        row |= {"before training": float(learned.collapse_before[layer])}
-        row |= {"in planes orthogonal to w": float(planes)}
+        row: dict[str, object] = {
+            "layer": layer or "inputs",
+            "variance within orbits / total": float(total),
+            "before training": float(learned.collapse_before[layer]),
+            "in planes orthogonal to w": float(planes),
+        }
         if layer:
             row |= {f"s_{i + 1} of W": float(value) for i, value in enumerate(values[layer - 1][:3])}
         table.append(row)

@@ -1,7 +1,7 @@
 """F5 (Jacot2023b, Figure 2 and section 5; Jacot2023c): a deep network learns a rotation symmetry.
 
-Gradient descent on C(v) = ||v v^T - (w w^T + E)||_F^2 depends, up to E, on two numbers of its start alone. A network
-that is to predict its costs from the start finds two coordinates of its own that do the same.
+Gradient descent on C(v) = ||v v^T - (w w^T + E)||_F^2 depends, up to E, on only two numbers of its start. A network
+that predicts the costs from the start finds two hidden coordinates that do the same.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from bnrank.figures.f05_symmetry_learning.computation import (
     FULL,
     LINE,
     PLANE,
+    RADIUS,
     SMALL,
     TRUE,
     Learned,
+    Settings,
     learn,
     rows,
 )
@@ -29,129 +31,65 @@ from bnrank.figures.f05_symmetry_learning.drawing import (
     draw_maps,
     draw_trajectories,
 )
-from bnrank.figures.harness.figure import Claim, Figure, Outcome
+from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below, is_true
+from bnrank.figures.harness.figure import Figure
+from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.training import mlp, train_recorded
 from bnrank.networks import MLP
 from bnrank.reporting import Section, plots
 from bnrank.tasks import matrix_factorization, rank_one_factorization
-from bnrank.training import train
 
-__all__ = ["FIGURE", "claims", "make"]
+__all__ = ["FIGURE", "Settings", "claims", "make"]
 
 RANK = 2
-LAYERS = 3  # of a bottleneck, at least
+LAYERS = 3  # smallest length of a bottleneck
 RATIO = 1e-3  # singular values of the Jacobian that count, relative to the largest
-RADIUS = 1.8
 
 
 def claims(learned: Learned) -> tuple[Claim, ...]:
-    """Measure what Figure 2 shows."""
-    found = learned.bottleneck
+    """Return the claims of Figure 2."""
+    found, early = learned.bottleneck, learned.early
     where = "none" if found.rank is None else f"rank {found.rank}, layers {found.start} to {found.end}"
     layers = 0 if found.start is None or found.end is None else found.end - found.start + 1
     depth = learned.profile.sizes["layer"]
     values = learned.profile.jacobian_singular_values.values
-    two = float(np.mean(np.sum(values > RATIO * values[:, :1], axis=1) == RANK))
-    own = learned.residuals[FULL]
-    collapse = float(learned.collapse[learned.early])
-    from_hidden, from_u = float(np.min(learned.from_hidden)), float(np.min(learned.from_u))
+    two = np.mean(np.sum(values > RATIO * values[:, :1], axis=1) == RANK)
+    planes = "first layer with less than 5 percent of the variance in planes orthogonal to w within orbits"
+    collapsed = np.nan if learned.collapsed is None else float(learned.collapsed)
+    controls = [above(f"the same of {name}", learned.residuals[name], 4 * SMALL) for name in (LINE, PLANE, BEFORE)]
+    open_share = f"variance of a step that the present leaves open, in the worst direction: {FULL}"
     return (
-        Claim(
-            "E = 0: u(v(t + 1)) is the map of u(v(t)), largest difference",
-            learned.exact < 1e-12,
-            learned.exact,
-            "< 1e-12",
-        ),
-        Claim(
+        below("E = 0: u(v(t + 1)) is the map of u(v(t)), largest difference", learned.exact, 1e-12),
+        is_true(
             "longest run of layers with the same number of singular values near 1, the others at most 0.1",
             found.rank == RANK and layers >= LAYERS,
             where,
             f"rank {RANK}, {LAYERS} layers or more",
         ),
-        Claim(f"share of test samples with a Jacobian of rank {RANK}", two >= 0.9, two, ">= 0.9"),
-        _small("test error over the variance of the outputs", learned.test_error),
-        Claim(
-            f"share of the variance of a_{learned.hidden} in two dimensions",
-            learned.share > 1 - SMALL,
-            learned.share,
-            f"> {1 - SMALL:g}",
-        ),
-        _small(f"variance of a step that the present leaves open, in the worst direction: {FULL}", own),
-        _open(LINE, learned.residuals[LINE]),
-        _open(PLANE, learned.residuals[PLANE]),
-        _open(BEFORE, learned.residuals[BEFORE]),
-        _small(f"a_{learned.early}: variance within rotation orbits over total variance", collapse),
-        _large("the same of the inputs, which is what there is to collapse", float(learned.collapse[0])),
-        _large(f"the same of a_{learned.early} before training", float(learned.collapse_before[learned.early])),
-        Claim(
-            "first layer with less than 5 percent of the variance in planes orthogonal to w within orbits",
-            learned.collapsed is not None and learned.collapsed <= depth / 4,
-            "none" if learned.collapsed is None else float(learned.collapsed),
-            f"in the first quarter, 1 to {depth // 4}",
-        ),
-        Claim(
-            "R² of u from the two hidden coordinates, least", from_hidden > 1 - SMALL, from_hidden, f"> {1 - SMALL:g}"
-        ),
-        Claim("R² of the hidden coordinates from u, least", from_u > 1 - SMALL, from_u, f"> {1 - SMALL:g}"),
+        at_least(f"share of test samples with a Jacobian of rank {RANK}", two, 0.9),
+        below("test error over the variance of the outputs", learned.test_error, SMALL),
+        above(f"share of the variance of a_{learned.hidden} in two dimensions", learned.share, 1 - SMALL),
+        below(open_share, learned.residuals[FULL], SMALL),
+        *controls,
+        below(f"a_{early}: variance within rotation orbits over total variance", learned.collapse[early], SMALL),
+        above("the same of the inputs, for comparison", learned.collapse[0], 5 * SMALL),
+        above(f"the same of a_{early} before training", learned.collapse_before[early], 5 * SMALL),
+        at_most(planes, collapsed, depth // 4, note=", in the first quarter"),
+        above("smallest R² of u from the two hidden coordinates", np.min(learned.from_hidden), 1 - SMALL),
+        above("smallest R² of the hidden coordinates from u", np.min(learned.from_u), 1 - SMALL),
     )
 
 
-def _small(name: str, value: float) -> Claim:
-    return Claim(name, value < SMALL, value, f"< {SMALL:g}")
-
-
-def _large(name: str, value: float) -> Claim:
-    return Claim(name, value > 5 * SMALL, value, f"> {5 * SMALL:g}")
-
-
-def _open(name: str, value: float) -> Claim:
-    """Say whether a control, in which trajectories must cross, leaves four times as much open as is allowed."""
-    return Claim(f"the same of {name}", value > 4 * SMALL, value, f"> {4 * SMALL:g}")
-
-
-def make(
-    folder: Path,
-    progress: bool,
-    *,
-    samples: int,
-    dimension: int,
-    horizon: int,
-    rate: float,
-    noise: float,
-    start: str,
-    depth: int,
-    width: int,
-    ridge: float,
-    steps: int,
-    early: int,
-    hidden: int,
-    trajectories: int,
-    copies: int,
-    seed: int,
-) -> Outcome:
-    """Train on starts and costs of ``horizon`` steps of size ``rate``; look at layers ``early`` and ``hidden``."""
-    task = matrix_factorization(samples, dimension, horizon, rate, noise, seed, n_test=1000, start=start, radius=RADIUS)
-    descent = rank_one_factorization(dimension, rate, noise, seed)
-    net = MLP([task.d_in, *[width] * (depth - 1), task.d_out], seed=seed)
-    run = train(
-        net,
-        task,
-        ridge=ridge,
-        steps=steps,
-        record=max(1, steps // 50),
-        out=folder / "network",
-        progress=progress,
+def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
+    """Train on starts and costs of gradient descent, and measure what the hidden layers represent."""
+    s = settings
+    task = matrix_factorization(
+        s.samples, s.dimension, s.horizon, s.rate, s.noise, s.seed, n_test=1000, start=s.start, radius=RADIUS
     )
-    learned = learn(
-        cast(MLP, run.network(0)),
-        task,
-        descent,
-        early=early,
-        hidden=hidden,
-        trajectories=trajectories,
-        copies=copies,
-        radius=RADIUS,
-        seed=seed,
-    )
+    net = mlp(task, s.depth, s.width, seed=s.seed)
+    run = train_recorded(net, task, folder / "network", progress, ridge=s.ridge, steps=s.steps, records=50)
+    descent = rank_one_factorization(s.dimension, s.rate, s.noise, s.seed)
+    learned = learn(cast(MLP, run.network(0)), task, descent, s)
     pictures = {
         "spectra": plots.bottleneck_spectra(learned.profile, top=6)[0].figure,
         "trajectories": draw_trajectories(learned),
@@ -161,26 +99,22 @@ def make(
         "costs": draw_costs(learned),
     }
     text = (
-        "The network sees starts v(0) and costs C(v(1)), C(v(2)), ... only. States along trajectories are shown to it "
-        "as if they were starts. Everything is measured on test data. Variance that a state does not predict is that "
-        "of a local linear fit to 20 neighbors, never on the trajectory or the sample itself; of u it is "
-        f"{learned.residuals[TRUE]:.2g}: what the fit leaves where dynamics close up to E."
+        "The inputs of the network are the starts v(0), its targets the costs C(v(1)), C(v(2)), ... States along "
+        "trajectories are given to it as if they were starts. Everything is measured on test data. The variance that a "
+        "state does not predict is that of a local linear fit to 20 neighbors, never on the trajectory or the sample "
+        f"itself; for u it is {learned.residuals[TRUE]:.2g}: what the fit leaves where the dynamics close up to E."
     )
+    by_layer = {f"two coordinates of layer {layer}": value for layer, value in learned.by_layer.items()}
+    steps = [
+        {"state": name, "share of the step's variance, worst direction": value}
+        for name, value in {**learned.residuals, **by_layer}.items()
+    ]
     sections = (
         Section("The trained network", text=text, profile=learned.profile, history=run.history),
         Section("Orbits and weights, layer by layer", rows=rows(learned)),
-        Section(
-            "How far the present state decides the next one",
-            rows=[
-                {"state": name, "share of the step's variance, worst direction": value}
-                for name, value in {
-                    **learned.residuals,
-                    **{f"two coordinates of layer {layer}": value for layer, value in learned.by_layer.items()},
-                }.items()
-            ],
-        ),
+        Section("How far the present state decides the next one", rows=steps),
     )
-    return Outcome("F5", claims(learned), sections, pictures, captions=_captions(learned))
+    return Outcome(claims=claims(learned), sections=sections, pictures=pictures, captions=_captions(learned))
 
 
 def _captions(learned: Learned) -> dict[str, str]:
@@ -205,42 +139,7 @@ FIGURE = Figure(
     "Jacot2023b, Figure 2; Jacot2023c",
     "two outliers in the bottleneck spectra; paths of gradient descent do not cross in two dimensions of a hidden "
     "layer; distances in an early layer constant on rotation orbits",
-    {
-        "quick": {
-            "samples": 1000,
-            "dimension": 10,
-            "horizon": 20,
-            "rate": 0.03,
-            "noise": 0.01,
-            "start": "even",
-            "depth": 18,
-            "width": 60,
-            "ridge": 4e-4,
-            "steps": 4000,
-            "early": 3,
-            "hidden": 6,
-            "trajectories": 200,
-            "copies": 32,
-            "seed": 0,
-        },
-        "paper": {
-            "samples": 2000,
-            "dimension": 10,
-            "horizon": 20,
-            "rate": 0.03,
-            "noise": 0.01,
-            "start": "even",
-            "depth": 25,
-            "width": 200,
-            "ridge": 2e-4,
-            "steps": 20_000,
-            "early": 3,
-            "hidden": 6,
-            "trajectories": 200,
-            "copies": 32,
-            "seed": 0,
-        },
-    },
+    {"quick": Settings(), "paper": Settings(samples=2000, depth=25, width=200, ridge=2e-4, steps=20_000)},
     make,
     gigabytes={"quick": 0.7, "paper": 2.0},
 )

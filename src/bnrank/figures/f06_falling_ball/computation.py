@@ -1,4 +1,4 @@
-"""What F6 computes: a circular network that predicts a falling ball, and what its hidden layers know of the ball."""
+"""The computation of F6: a circular network that predicts a falling ball, and what its layers know of the ball."""
 
 from __future__ import annotations
 
@@ -16,24 +16,56 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from bnrank.figures.harness.measurement import held_out, relative_error
+from bnrank.figures.harness.training import held_out, relative_error, train_recorded
 from bnrank.measures import profile
 from bnrank.measures.frequencies import Kept, grid, kept, weight_singular_values
 from bnrank.networks import CircularConvolutional
 from bnrank.networks.fourier import in_fourier_space
 from bnrank.networks.reading import capture
 from bnrank.tasks import Task, falling_ball
-from bnrank.training import train
 
-__all__ = ["NOISE", "PAIRS", "Ball", "Read", "Readout", "bottleneck", "follow", "inside", "kept_only", "read_out"]
+__all__ = ["Ball", "Read", "Readout", "Setup", "bottleneck", "follow", "inside", "kept_only", "read_out"]
 
 PAIRS = 2  # of frequency 1 along each axis: "two freq. 1 pairs", for position and velocity
-NOISE = 1e-3  # power that a readout has to hold its own against, as a share of that of the layer
-PROFILED = 300  # samples that a network is profiled on
+NOISE = 1e-3  # power of the noise added for readouts, as a share of that of the layer
+PROFILED = 300  # samples of a profile
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A falling ball and the networks that predict it.
+
+    Attributes
+    ----------
+    size, speed, gravity, width, frames, samples
+        Of `bnrank.tasks.falling_ball`.
+    channels, depth : int
+        Of the circular networks.
+    ridge, steps : tuple
+        Of successive stages of training.
+    tests : int
+        Test samples.
+    members, seed : int
+        Networks, and the seed of the first.
+    """
+
+    size: int
+    speed: float | None
+    gravity: float
+    width: float
+    samples: int
+    channels: int
+    depth: int
+    ridge: tuple[float, ...]
+    steps: tuple[int, ...]
+    frames: int = 2
+    tests: int = 2000
+    members: int = 2
+    seed: int = 0
 
 
 class Read(NamedTuple):
-    """What is read of an angle on samples not fitted to, in radians; R^2 is 1 - sum (difference)^2 / sum (true)^2."""
+    """An angle on held-out samples, true and read, in radians; R^2 is 1 - sum (difference)^2 / sum (true)^2."""
 
     true: np.ndarray
     read: np.ndarray
@@ -42,18 +74,18 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class Readout:
-    """What one layer's preactivations say of the ball through their components at one frequency w along each axis.
+    """Position and velocity read from one layer's preactivations at one frequency w along each axis.
 
     The position q_t is read by a complex linear map from the channels' Fourier coefficients at w to
-    exp(-2 pi i w q_t / n): it is the phase of what comes out. The velocity is the difference of two such phases at
+    exp(-2 pi i w q_t / n), as the phase of its output. The velocity is the difference of two such phases at
     consecutive times.
 
     Attributes
     ----------
     linear : ndarray
-        R^2 of the complex maps for t = -1, 0, 1, ..., the least of the axes.
+        R^2 of the complex maps for t = -1, 0, 1, ..., the minimum over the axes.
     time : int
-        t such that the maps of t and t + 1 are best, the worse of them, where they were fitted.
+        t for which the worse of the maps of t and t + 1 fits best.
     position, velocity : tuple of Read
         Of w q_t and of w (q_{t+1} - q_t), as angles, one per axis.
     """
@@ -65,18 +97,18 @@ class Readout:
 
     @property
     def known(self) -> tuple[float, float]:
-        """R^2 of position and of velocity, the least of the axes."""
+        """R^2 of position and of velocity, the minimum over the axes."""
         return min(part.r2 for part in self.position), min(part.r2 for part in self.velocity)
 
 
 @dataclass(frozen=True)
 class Ball:
-    """A trained network and what was measured of it.
+    """A trained network and its measurements.
 
     Attributes
     ----------
     title : str
-        What the torus is, in words.
+        The torus, in words.
     task, network : Task, Module
         The data and the network, in float64.
     profile : Dataset
@@ -88,9 +120,9 @@ class Ball:
     readouts, controls : list of Readout
         Of every layer, at frequency 1 and at frequency 2.
     only : float
-        ``explained`` where the bottleneck passes on nothing but the frequencies it keeps, in all its layers at once.
+        ``explained`` where all layers of the bottleneck pass on only the frequencies it keeps.
     without : float
-        ``explained`` where a layer of the bottleneck loses the frequencies with |w| = 1, the largest of the layers.
+        ``explained`` where a layer of the bottleneck loses the frequencies with |w| = 1, the maximum over the layers.
     every : list of list of int
         The layers of the bottleneck of every member, in the order of their seeds.
     """
@@ -108,57 +140,47 @@ class Ball:
     every: list[list[int]]
 
 
-def follow(
-    dimensions: int,
-    progress: bool,
-    out: Path,
-    *,
-    size: int,
-    speed: float | None,
-    gravity: float,
-    width: float,
-    frames: int,
-    samples: int,
-    tests: int,
-    channels: int,
-    depth: int,
-    ridge: Sequence[float],
-    steps: Sequence[int],
-    members: int,
-    seed: int,
-) -> Ball:
-    """Train a circular network on a falling ball and measure the member of least loss.
+def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> Ball:
+    """Train circular networks on a falling ball, and return the measurements of the member of least loss.
 
-    The balls it is trained on start within one pixel: as network and data commute with translations, all their
-    translates would add nothing. Those it is tested on are all over the torus. With several ridges training goes on
-    from one to the next; a large one from the start would leave nothing but the mean image.
+    The training balls start within one pixel: network and data commute with translations, so translates would add
+    nothing. Test balls are all over the torus. With several ridges, each stage starts where the previous one ended; a
+    large ridge from the start would leave only the mean image.
     """
+    s, size = setup, setup.size
     task = falling_ball(
-        samples, size, dimensions, frames, gravity, seed, speed=speed, width=width, within="pixel", n_test=tests
+        s.samples,
+        size,
+        dimensions,
+        s.frames,
+        s.gravity,
+        s.seed,
+        speed=s.speed,
+        width=s.width,
+        within="pixel",
+        n_test=s.tests,
     )
-
+    widths = [s.channels] * (s.depth - 1) + [s.frames]
     nets: dict[int, CircularConvolutional] = {
-        seed + i: CircularConvolutional(
-            task.x.shape[1:], [channels] * (depth - 1) + [frames], kernel=size, seed=seed + i
-        )
-        for i in range(members)
+        seed: CircularConvolutional(task.x.shape[1:], widths, kernel=size, seed=seed)
+        for seed in range(s.seed, s.seed + s.members)
     }
-    for stage, (each, count) in enumerate(zip(ridge, steps, strict=True), 1):
-        run = train(
-            lambda own: in_fourier_space(nets[own]),
+    for stage, (ridge, steps) in enumerate(zip(s.ridge, s.steps, strict=True), 1):
+        run = train_recorded(
+            lambda seed: in_fourier_space(nets[seed]),
             task,
-            ridge=each,
-            steps=count,
-            members=members,
-            seed=seed,
+            out / f"{stage}",
+            progress,
+            ridge=ridge,
+            steps=steps,
             optimizer="auto" if stage == 1 else "lbfgs",
-            record=max(1, count // 50),
-            out=out / f"{stage}",
-            progress=progress,
+            members=s.members,
+            seed=s.seed,
+            records=50,
         )
         for i, net in enumerate(nets.values()):
             net.load_state_dict(run.network(i).state_dict())
-    network = nets[seed + int(run.summary.loss.argmin("member"))].double()
+    network = nets[s.seed + int(run.summary.loss.argmin("member"))].double()
     every = [inside(bottleneck(weight_singular_values(net, size=size))) for net in nets.values()]
     x, y = (part.double() for part in held_out(task))
     measured = profile(network, x[:PROFILED], y[:PROFILED], max_jacobian_samples=2)
@@ -168,11 +190,11 @@ def follow(
     only = [w for w, name in zip(places.vectors, places.names, strict=True) if name in names]
     return Ball(
         (f"ring of {size} pixels" if dimensions == 1 else f"torus of {size} x {size} pixels")
-        + (f", least loss of {members}" if members > 1 else ""),
+        + (f", least loss of {s.members}" if s.members > 1 else ""),
         task,
         network,
         measured,
-        _of_network(run.history, network, depth),
+        _of_network(run.history, network, s.depth),
         _explained(kept_only(network, x, (), ()), y),
         read_out(network, task, 1),
         read_out(network, task, 2),
@@ -183,24 +205,23 @@ def follow(
 
 
 def _of_network(history: xr.Dataset, network: nn.Module, depth: int) -> xr.Dataset:
-    """Return a history that says which network it is of; the one in Fourier space has nothing to say."""
+    """Return a history that names its network instead of the one in Fourier space."""
     settings = json.loads(history.attrs["settings"])
     settings["network"] = f"{type(network).__name__}({network.extra_repr()}), trained in Fourier space"
     return history.assign_attrs(settings=json.dumps(settings, indent=1), depth=depth, skipped="[]")
 
 
-def bottleneck(values: xr.DataArray, threshold: float = 0.1, near: tuple[float, float] = (0.5, 2.0)) -> Kept:
-    """Return the longest run of layers that keep two pairs of frequency 1 along each axis and nothing beyond (T27).
+def bottleneck(values: xr.DataArray, atol: float = 0.1, near: tuple[float, float] = (0.5, 2.0)) -> Kept:
+    """Return the longest run of layers with two pairs of frequency 1 along each axis and no higher frequency (T27).
 
-    That is: at each |w| = 1 two singular values lie in ``near``, and all others at |w| > 0 are at most ``threshold``.
-    Frequency 0 decides nothing: it says nothing of where the ball is, and lifts what has to be non-negative. Its
-    channels are counted all the same.
+    At each |w| = 1 two singular values lie in ``near``, and all others at |w| > 0 are at most ``atol``. Frequency 0 is
+    ignored: it carries no position, and shifts what has to be non-negative. Its channels are still counted.
     """
     modulus = values["modulus"].values
     ones, others = np.nan_to_num(values.values[:, modulus == 1]), np.nan_to_num(values.values[:, modulus > 1])
     low, high = near
     clear = ((ones[..., :PAIRS] >= low) & (ones[..., :PAIRS] <= high)).all((1, 2))
-    clear &= (ones[..., PAIRS:] <= threshold).all((1, 2)) & (others <= threshold).all((1, 2))
+    clear &= (ones[..., PAIRS:] <= atol).all((1, 2)) & (others <= atol).all((1, 2))
     runs = [
         [int(layer) for layer, _ in run]
         for key, run in groupby(zip(values["layer"].values, clear, strict=True), itemgetter(1))
@@ -209,7 +230,7 @@ def bottleneck(values: xr.DataArray, threshold: float = 0.1, near: tuple[float, 
     longest = max(runs, key=len, default=[])
     if not longest:
         return Kept(None, None, (), f"no layer has {PAIRS} values near 1 at each |w| = 1 and none beyond")
-    return kept(values, longest[0], longest[-1], atol=threshold)
+    return kept(values, longest[0], longest[-1], threshold=atol)
 
 
 def inside(found: Kept) -> list[int]:

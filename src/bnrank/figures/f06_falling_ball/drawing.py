@@ -11,9 +11,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from bnrank._core.axes import OKABE_ITO, dress
+from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.f06_falling_ball.computation import Ball, Read, bottleneck, inside
-from bnrank.figures.harness.measurement import held_out
+from bnrank.figures.harness.drawing import GRAY, label, panels
+from bnrank.figures.harness.training import held_out
 from bnrank.reporting.stills.frequencies import frequency_spectra
 
 __all__ = ["draw_prediction", "draw_readout", "draw_spectra"]
@@ -24,8 +25,8 @@ AXES = ("vertical", "horizontal")
 
 def draw_spectra(balls: Sequence[Ball]) -> Picture:
     """Draw the singular values of all layers, colored by frequency, one axes per network."""
-    picture = Picture(figsize=(7.4 * len(balls), 4.8), layout="constrained")
-    for ax, ball in zip(picture.subplots(1, len(balls), squeeze=False)[0], balls, strict=True):
+    picture, (axes,) = panels(1, len(balls), (7.4 * len(balls), 4.8))
+    for ax, ball in zip(axes, balls, strict=True):
         held = bottleneck(ball.profile.frequency_singular_values)
         channels = {found.frequency: found.channels for found in held.frequencies}
         kept = [channels.get(str(name), 0) for name in ball.profile["frequency"].values]
@@ -39,9 +40,8 @@ def draw_spectra(balls: Sequence[Ball]) -> Picture:
 
 
 def draw_readout(balls: Sequence[Ball]) -> Picture:
-    """Draw which positions are linear in frequency 1 along depth, and position and velocity read from its phases."""
-    picture = Picture(figsize=(13.6, 4.1 * len(balls)), layout="constrained")
-    axes = picture.subplots(len(balls), 3, squeeze=False, width_ratios=(1.35, 1, 1))
+    """Draw R^2 of positions linear in frequency 1 along depth, and position and velocity read from its phases."""
+    picture, axes = panels(len(balls), 3, (13.6, 4.1 * len(balls)), width_ratios=(1.35, 1, 1))
     for (left, center, right), ball in zip(axes, balls, strict=True):
         _draw_linear(picture, left, ball)
         layers = inside(bottleneck(ball.profile.frequency_singular_values)) or [max(1, len(ball.readouts) // 2)]
@@ -49,28 +49,21 @@ def draw_readout(balls: Sequence[Ball]) -> Picture:
         readout, unit = ball.readouts[layer - 1], ball.task.x.shape[-1] / (2 * math.pi)
         t = readout.time
         _scatter(center, readout.position, unit)
-        dress(center, rf"true $q_{{{t}}}$ (pixels)", "read (pixels)", f"Position: phase of $\\pm 1$ in layer {layer}")
+        label(center, rf"true $q_{{{t}}}$ (pixels)", "read (pixels)", f"Position: phase of $\\pm 1$ in layer {layer}")
         _scatter(right, readout.velocity, unit)
         step = rf"true $q_{{{t + 1}}}-q_{{{t}}}$ (pixels per frame)"
-        dress(right, step, "read (pixels per frame)", f"Velocity: difference of two phases in layer {layer}")
+        label(right, step, "read (pixels per frame)", f"Velocity: difference of two phases in layer {layer}")
     return picture
 
 
 def _draw_linear(picture: Picture, ax: Axes, ball: Ball) -> None:
     values = np.stack([readout.linear for readout in ball.readouts], 1)
     times, layers = values.shape
-    shown = ax.imshow(
-        values,
-        cmap="cividis",
-        vmin=0,
-        vmax=1,
-        aspect="auto",
-        origin="lower",
-        extent=(0.5, layers + 0.5, -1.5, times - 1.5),
-    )
+    style: dict[str, Any] = {"cmap": "cividis", "vmin": 0, "vmax": 1, "aspect": "auto", "origin": "lower"}
+    shown = ax.imshow(values, extent=(0.5, layers + 0.5, -1.5, times - 1.5), **style)
     for (i, j), value in np.ndenumerate(values):
         ax.text(j + 1, i - 1, f"{value:.2f}", ha="center", va="center", fontsize=8, color="w" if value < 0.6 else "k")
-    dress(ax, "layer", "time t of the frame", f"Position $q_t$ as a linear map of $\\pm 1$; {ball.title}")
+    label(ax, "layer", "time t of the frame", f"Position $q_t$ as a linear map of $\\pm 1$; {ball.title}")
     ax.grid(False)
     ax.set_xticks(range(1, layers + 1))
     ax.set_yticks(range(-1, times - 1), [f"{t}{' (input)' if t < 1 else ''}" for t in range(-1, times - 1)])
@@ -78,7 +71,7 @@ def _draw_linear(picture: Picture, ax: Axes, ball: Ball) -> None:
     if held:
         for edge in (held[0] - 0.5, held[-1] + 0.5):
             ax.axvline(edge, color=OKABE_ITO[1], linewidth=2.0)
-    picture.colorbar(shown, ax=ax, label=r"$R^2$, on samples not fitted to; lines: bottleneck", shrink=0.95)
+    picture.colorbar(shown, ax=ax, label=r"held-out $R^2$; lines: bottleneck", shrink=0.95)
 
 
 def _scatter(ax: Axes, parts: Sequence[Read], unit: float) -> None:
@@ -86,15 +79,14 @@ def _scatter(ax: Axes, parts: Sequence[Read], unit: float) -> None:
     for axis, part in enumerate(parts):
         true, read = part.true[:POINTS] * unit, part.read[:POINTS] * unit
         name = f"{AXES[axis]}, " if len(parts) > 1 else ""
-        label = f"{name}$R^2$ = {part.r2:.4f}"
-        ax.plot(true, read, ".", color=OKABE_ITO[axis], markersize=4, alpha=0.7, label=label)
+        ax.plot(true, read, ".", color=OKABE_ITO[axis], ms=4, alpha=0.7, label=f"{name}$R^2$ = {part.r2:.4f}")
         ends = np.array([min(ends[0], true.min()), max(ends[1], true.max())])
-    ax.plot(ends, ends, color="0.35", linewidth=1.0, zorder=1)
+    ax.plot(ends, ends, color=GRAY, linewidth=1.0, zorder=1)
     ax.legend(frameon=False, fontsize=9, loc="upper left", markerscale=2.5, handletextpad=0.2)
 
 
 def draw_prediction(balls: Sequence[Ball], examples: int = 3) -> Picture:
-    """Draw input frames and those that follow, true and predicted, of a few test balls."""
+    """Draw input frames and the next ones, true and predicted, of a few test balls."""
     heights = [4.2 if ball.task.x.ndim == 3 else 0.6 + 2.1 * examples for ball in balls]
     picture = Picture(figsize=(13.2, sum(heights)), layout="constrained")
     parts = picture.subfigures(len(balls), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -118,7 +110,7 @@ def _draw_rings(part: Any, frames: Sequence[np.ndarray], following: int) -> None
             ax.plot(pixels, rows[t + 1], color=color, linewidth=2.0, label=f"t = {t}, {kind}")
             if t > 0:
                 ax.plot(pixels, rows[t + 1 + following], "o", color=color, markersize=5, label=f"t = {t}, predicted")
-        dress(ax, "pixel", "brightness" if i == 0 else "", f"Test ball {i + 1}")
+        label(ax, "pixel", "brightness" if i == 0 else "", f"Test ball {i + 1}")
     part.legend(*ax.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=6, fontsize=9)
 
 
@@ -129,8 +121,7 @@ def _draw_tori(part: Any, frames: Sequence[np.ndarray], following: int) -> None:
             t, predicted = (k - 1, False) if k < 2 else (1 + (k - 2) // 2, bool(k % 2))
             image = images[t + 1 + following] if predicted else images[t + 1]
             shown = ax.imshow(image, cmap="viridis", vmin=0, vmax=1)
-            ax.set_xticks([])
-            ax.set_yticks([])
+            ax.set(xticks=[], yticks=[])
             if i == 0:
                 ax.set_title(f"t = {t}, {'input' if t < 1 else 'predicted' if predicted else 'true'}", fontsize=10)
             if k == 0:

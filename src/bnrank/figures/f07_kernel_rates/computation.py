@@ -1,10 +1,11 @@
-"""What F7 computes: test errors of kernels and of deep networks against the number of samples."""
+"""The computation of F7: test errors of kernels and of deep networks against the number of samples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,24 +13,55 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn.gaussian_process.kernels import Matern
 from sklearn.kernel_ridge import KernelRidge
+from torch import Tensor
 
-from bnrank.figures.harness.measurement import held_out, relative_error
-from bnrank.networks import MLP
+from bnrank.figures.harness.training import held_out, mlp, relative_error, train_recorded
 from bnrank.tasks import Task, TorusTarget, composition, torus_map
 from bnrank.tasks.kernel_targets import torus_targets
 from bnrank.theory.kernels import select
-from bnrank.training import train
 
-__all__ = ["Course", "Decay", "decay_courses", "network_errors", "on_composition", "on_torus_control"]
+__all__ = ["Course", "Decay", "Settings", "decay_courses", "network_errors", "on_composition", "on_torus_control"]
 
 Array = NDArray[np.float64]
 
 SMOOTHNESS = 1.5  # nu of the Matern kernel; its eigenvalues on the d-torus go like ||m||^{-2 nu - d}
 LENGTH = 2.0  # its length scale, the diameter of one circle
-RIDGE = 1e-11  # there is no noise: only what Cholesky needs
+RIDGE = 1e-11  # there is no noise; enough for Cholesky
 RIDGES = (1e-6, 1e-3, 0.1, 1.0)
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
 KERNELS = ("rbf", "laplace")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of F7.
+
+    Attributes
+    ----------
+    dims, alphas, sizes, draws, n_test
+        Targets of prescribed decay: dimensions, exponents, numbers of samples, draws, test samples.
+    inners, d_in, sizes_composition, seeds
+        Compositions: inner dimensions, inputs, numbers of samples, seeds.
+    depth, width, ridge, steps
+        Of the networks and their training.
+    ridges_control : tuple of float
+        Of the networks on the torus.
+    """
+
+    dims: tuple[int, ...] = (1, 2, 3, 4)
+    alphas: tuple[float, ...] = (2.0, 3.0)
+    sizes: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)
+    draws: int = 6
+    n_test: int = 1000
+    inners: tuple[int, ...] = (1, 2)
+    d_in: int = 10
+    sizes_composition: tuple[int, ...] = (100, 400, 800, 1600)
+    seeds: tuple[int, ...] = (10, 11, 12)
+    depth: int = 6
+    width: int = 100
+    ridge: float = 2e-3
+    steps: int = 600
+    ridges_control: tuple[float, ...] = (1e-4, 1e-5)
 
 
 @dataclass(frozen=True)
@@ -45,7 +77,7 @@ class Course:
     errors : ndarray
         Mean of ||f(x) - y||^2 over that of ||y - mean||^2 on test samples, (draws, sizes).
     about : str
-        What was chosen.
+        Settings of the method.
     """
 
     name: str
@@ -78,27 +110,27 @@ class Decay(Course):
     ----------
     d, alpha : int, float
         Of the target.
-    least : ndarray
-        Sum of |beta_k|^2 over k > N, (sizes,): what the source takes the error for.
+    tail : ndarray
+        Sum of |beta_k|^2 over k > N, (sizes,): the error according to the source.
     missing : float
-        Part of the target beyond the cutoff over ``least`` at the largest N.
+        Part of the target beyond the cutoff over ``tail`` at the largest N.
     """
 
     d: int = 1
     alpha: float = 1.0
-    least: Array | None = None
+    tail: Array | None = None
     missing: float = 0.0
 
     @property
     def expected(self) -> float:
-        """The exponent of theory, alpha / d."""
+        """The predicted exponent, alpha / d."""
         return self.alpha / self.d
 
 
 def interval(values: Array) -> tuple[float, float, float]:
-    """Return mean, and ends of its 95 percent interval; infinite ones for a single value.
+    """Return the mean and its 95 percent interval (Student's t), infinite for a single value.
 
-    By Student's t: the bootstrap of three to six values is too narrow.
+    The bootstrap of three to six values is too narrow.
     """
     mean = float(np.mean(values))
     if len(values) < 2:
@@ -123,96 +155,90 @@ def decay_courses(
     targets: list[TorusTarget] = torus_targets(d, alphas, cutoff, torch.Generator().manual_seed(0))
     result = []
     for target, found in zip(targets, errors, strict=True):
-        least = np.array([target.beyond(n) for n in sizes])
-        share = float(target.missing / least[-1])
+        tail = np.array([target.beyond(n) for n in sizes])
+        share = float(target.missing / tail[-1])
         name = f"d = {d}, alpha = {target.alpha:g}"
-        result.append(Decay(name, np.array(sizes, float), found, "", d, target.alpha, least, share))
+        result.append(Decay(name, np.array(sizes, float), found, "", d, target.alpha, tail, share))
     return result
 
 
-def on_composition(
-    folder: Path, progress: bool, inner: int, *, d_in: int, sizes: Sequence[int], seeds: Sequence[int], **network: float
-) -> tuple[Course, Course]:
-    """Fit networks and the kernels that cross-validation chooses to compositions; return the courses of both.
+def on_composition(folder: Path, progress: bool, inner: int, settings: Settings) -> tuple[Course, Course]:
+    """Return the courses of networks and of cross-validated kernels on compositions of an inner dimension.
 
-    With ``inner`` = ``d_in`` nothing small is hidden; h is then slower, so that its argument varies as with inner = 1.
+    With ``inner`` = d_in nothing small is hidden; h is then slower, so that its argument varies as with inner = 1.
     """
-    deep, kernel = np.empty((2, len(seeds), len(sizes)))
+    s = settings
+    frequency = 2.0 / s.d_in**0.5 if inner == s.d_in else 2.0
+    tasks = {
+        seed: composition(max(s.sizes_composition), s.d_in, inner=inner, seed=seed, frequency=frequency)
+        for seed in s.seeds
+    }
     chosen: set[str] = set()
-    edges = 0
-    frequency = 2.0 / d_in**0.5 if inner == d_in else 2.0
-    for row, seed in enumerate(seeds):
-        task = composition(max(sizes), d_in, inner=inner, seed=seed, frequency=frequency)
-        for column, n in enumerate(sizes):
-            part = first(task, n)
-            out = folder / f"inner-{inner}-seed-{seed}-n-{n}"
-            deep[row, column] = network_errors(out, progress, part, ridges=[network["ridge"]], **_shape(network))[0]
-            best = select(part.x, part.y, KERNELS, ridges=RIDGES, scales=SCALES, folds=3)
-            chosen.add(best.kernel)
-            edges += bool(best.at_edge)
-            kernel[row, column] = relative_error(best.predict(held_out(part)[0]), held_out(part)[1])
-    about = f"depth {network['depth']:g}, width {network['width']:g}, ridge {network['ridge']:g}"
+    edges: list[bool] = []
+
+    def fit(part: Task) -> Callable[[Tensor], Any]:
+        best = select(part.x, part.y, KERNELS, ridges=RIDGES, scales=SCALES, folds=3)
+        chosen.add(best.kernel)
+        edges.append(bool(best.at_edge))
+        return best.predict
+
+    deep, kernel = _compare(folder, progress, f"inner-{inner}", tasks, fit, s, [s.ridge])
+    edge = f"; at an edge of its grid in {sum(edges)} of {len(edges)} fits" if any(edges) else ""
     return (
-        Course("network", np.array(sizes, float), deep, about),
-        Course(
-            "kernel",
-            np.array(sizes, float),
-            kernel,
-            f"{' or '.join(sorted(chosen))}, by cross-validation{_at_edge(edges, kernel.size)}",
-        ),
+        replace(deep, about=f"depth {s.depth}, width {s.width}, ridge {s.ridge:g}"),
+        replace(kernel, about=f"{' or '.join(sorted(chosen))}, by cross-validation{edge}"),
     )
 
 
-def on_torus_control(
+def on_torus_control(folder: Path, progress: bool, settings: Settings) -> tuple[Course, Course]:
+    """Return the courses of networks and of the kernel of known rate on a target of prescribed decay on the 2-torus.
+
+    Of the networks with several ridges the one of smallest *test* error counts, which favors them.
+    """
+    s = settings
+    tasks = {seed: torus_map(max(s.sizes_composition), 2, s.alphas[:1], seed) for seed in s.seeds[:1]}
+
+    def fit(part: Task) -> Callable[[Tensor], Any]:
+        model = KernelRidge(alpha=RIDGE, kernel=Matern(LENGTH, nu=SMOOTHNESS)).fit(part.x.numpy(), part.y.numpy())
+        return lambda x: model.predict(x.numpy())
+
+    deep, kernel = _compare(folder, progress, "torus", tasks, fit, s, s.ridges_control)
+    ridges = ", ".join(f"{ridge:g}" for ridge in s.ridges_control)
+    return (
+        replace(deep, about=f"depth {s.depth}, width {s.width}, best on test samples of ridges {ridges}"),
+        replace(kernel, about=f"Matern {SMOOTHNESS:g}, length {LENGTH:g}, ridge {RIDGE:g}"),
+    )
+
+
+def _compare(
     folder: Path,
     progress: bool,
-    *,
-    alpha: float,
-    sizes: Sequence[int],
-    seeds: Sequence[int],
+    name: str,
+    tasks: Mapping[int, Task],
+    fit: Callable[[Task], Callable[[Tensor], Any]],
+    settings: Settings,
     ridges: Sequence[float],
-    depth: int,
-    width: int,
-    steps: int,
 ) -> tuple[Course, Course]:
-    """Fit networks and the kernel of known rate to a target of prescribed decay on the 2-torus.
-
-    Of the networks with several ridges the one of least *test* error counts, which favors them.
-    """
-    deep, kernel = np.empty((2, len(seeds), len(sizes)))
-    for row, seed in enumerate(seeds):
-        task = torus_map(max(sizes), 2, (alpha,), seed)
+    """Return the courses of networks, the best of some ridges, and of a kernel, over the sizes of some tasks."""
+    sizes = settings.sizes_composition
+    deep, kernel = np.empty((2, len(tasks), len(sizes)))
+    for row, (seed, task) in enumerate(tasks.items()):
+        x, y = held_out(task)
         for column, n in enumerate(sizes):
             part = first(task, n)
-            out = folder / f"torus-seed-{seed}-n-{n}"
-            found = network_errors(out, progress, part, ridges=ridges, depth=depth, width=width, steps=steps)
-            deep[row, column] = min(found)
-            model = KernelRidge(alpha=RIDGE, kernel=Matern(LENGTH, nu=SMOOTHNESS)).fit(part.x.numpy(), part.y.numpy())
-            kernel[row, column] = relative_error(model.predict(held_out(part)[0].numpy()), held_out(part)[1])
-    about = f"depth {depth}, width {width}, best on test samples of ridges {', '.join(f'{r:g}' for r in ridges)}"
-    return (
-        Course("network", np.array(sizes, float), deep, about),
-        Course("kernel", np.array(sizes, float), kernel, f"Matern {SMOOTHNESS:g}, length {LENGTH:g}, ridge {RIDGE:g}"),
-    )
+            out = folder / f"{name}-seed-{seed}-n-{n}"
+            deep[row, column] = min(network_errors(out, progress, part, settings, ridges))
+            kernel[row, column] = relative_error(fit(part)(x), y)
+    return Course("network", np.array(sizes, float), deep), Course("kernel", np.array(sizes, float), kernel)
 
 
 def network_errors(
-    folder: Path, progress: bool, task: Task, *, ridges: Sequence[float], depth: int, width: int, steps: int
+    folder: Path, progress: bool, task: Task, settings: Settings, ridges: Sequence[float]
 ) -> list[float]:
-    """Train one network for each ridge; return relative test errors."""
-    net = MLP([task.d_in, *[width] * (depth - 1), task.d_out])
-    every = max(1, steps // 10)
-    run = train(
-        net,
-        task,
-        ridge=list(ridges),
-        steps=steps,
-        members=len(ridges),
-        seed=[0] * len(ridges),
-        record=every,
-        out=folder,
-        progress=progress,
-    )
+    """Train one network per ridge, and return their relative test errors."""
+    net = mlp(task, settings.depth, settings.width)
+    members = {"ridge": list(ridges), "members": len(ridges), "seed": [0] * len(ridges)}
+    run = train_recorded(net, task, folder, progress, steps=settings.steps, records=10, **members)
     x, y = held_out(task)
     with torch.no_grad():
         return [relative_error(run.network(i)(x.float()), y) for i in range(len(ridges))]
@@ -222,11 +248,3 @@ def first(task: Task, n: int) -> Task:
     """Return the task with its first n training samples."""
     settings = {**task.settings, "first": n}
     return Task(task.x[:n], task.y[:n], task.x_test, task.y_test, name=task.name, settings=settings)
-
-
-def _at_edge(count: int, fits: int) -> str:
-    return f"; at an edge of its grid in {count} of {fits} fits" if count else ""
-
-
-def _shape(network: dict[str, float]) -> dict[str, int]:
-    return {name: int(network[name]) for name in ("depth", "width", "steps")}

@@ -12,17 +12,18 @@ from matplotlib.figure import Figure as Picture
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnrank._core.axes import OKABE_ITO, dress
-from bnrank.figures.harness.figure import Claim, Figure, Outcome
-from bnrank.figures.harness.measurement import held_out, relative_error
+from bnrank._core.axes import OKABE_ITO
+from bnrank.figures.harness.claims import Claim, at_least, below, equals, prefixed
+from bnrank.figures.harness.drawing import label, panels
+from bnrank.figures.harness.figure import Figure
+from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.training import held_out, mlp, relative_error, train_recorded
 from bnrank.measures.jacobian import Jacobian
-from bnrank.networks import MLP
 from bnrank.reporting import Section
 from bnrank.tasks import Task, low_rank_map
 from bnrank.theory.kernels import jacobian_ranks, select
-from bnrank.training import train
 
-__all__ = ["FIGURE", "Predictor", "claims", "make"]
+__all__ = ["FIGURE", "Predictor", "Settings", "claims", "make"]
 
 RTOL = 1e-10  # of a kernel's singular values that count, relative to the largest
 GAP = 20  # s_k / s_{k+1} of a network that has rank k, as in F1
@@ -33,8 +34,22 @@ TITLES = {"rbf": "Gaussian kernel", "laplace": "Laplace kernel", "matern32": "Ma
 
 
 @dataclass(frozen=True)
+class Settings:
+    """Settings of F8: rank of the task, networks, deviations of the noise in y, kernels, points of Jacobians."""
+
+    rank: int = 4
+    depth: int = 13
+    width: int = 100
+    samples: int = 500
+    steps: int = 800
+    noises: tuple[float, ...] = (0.0, 0.1)
+    kernels: tuple[str, ...] = ("rbf", "laplace")
+    points: int = 50
+
+
+@dataclass(frozen=True)
 class Predictor:
-    """What was fitted to F1's data, and its Jacobians.
+    """A network or kernel fitted to F1's data, and its Jacobians.
 
     Attributes
     ----------
@@ -45,11 +60,11 @@ class Predictor:
     values : ndarray
         Singular values of the Jacobian, (points, min(d_in, d_out)), descending.
     expected : int
-        The rank that theory gives: that of the task for the network, T16's for a kernel.
+        The predicted rank: that of the task for the network, T16's for a kernel.
     error, cost : float
         Mean of ||f(x) - y||^2 over that of ||y - mean||^2, on test samples without noise and on the training samples.
     about : str
-        What it was fitted with.
+        Settings of the fit.
     """
 
     name: str
@@ -72,7 +87,7 @@ class Predictor:
 
     @property
     def effective(self) -> float:
-        """Participation ratio (sum s^2)^2 / sum s^4, median over points: the rank, were all values that count equal."""
+        """Participation ratio (sum s^2)^2 / sum s^4, median over points: the rank if all nonzero values were equal."""
         squares = self.values**2
         return float(np.median(squares.sum(1) ** 2 / (squares**2).sum(1)))
 
@@ -82,52 +97,34 @@ class Predictor:
         return float(np.median(squares[:, rank:].sum(1) / squares.sum(1)))
 
 
-def make(
-    folder: Path,
-    progress: bool,
-    *,
-    rank: int,
-    depth: int,
-    width: int,
-    samples: int,
-    steps: int,
-    noises: Sequence[float],
-    kernels: Sequence[str],
-    points: int,
-) -> Outcome:
-    """Fit kernels and a network to F1's data without and with noise in y; take Jacobians at test inputs."""
+def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
+    """Fit kernels and a network to F1's data without and with noise in y, and take Jacobians at test inputs."""
+    s, rank = settings, settings.rank
     fitted = []
-    for noise in noises:
-        task = low_rank_map(samples, 50, 50, latent=15, rank=rank, width=100, noise=noise, n_test=500)
-        places = held_out(task)[0][:points]
-        fitted.append(_network(folder / f"noise-{noise:g}", progress, task, noise, depth, width, steps, places))
-        fitted += [_kernel(task, noise, kernel, places) for kernel in kernels]
+    for noise in s.noises:
+        task = low_rank_map(s.samples, 50, 50, latent=15, rank=rank, width=100, noise=noise, n_test=500)
+        fitted.append(_network(folder / f"noise-{noise:g}", progress, task, noise, s))
+        fitted += [_kernel(task, noise, kernel, held_out(task)[0][: s.points]) for kernel in s.kernels]
     text = (
         "Jacobians at test inputs. Ridge and length scale of the kernels are chosen by five-fold cross-validation. "
         "Numerically full rank says little by itself: the participation ratio is (sum s^2)^2 / sum s^4, and the share "
         f"beyond k = {rank} that of ||Jf||_F^2 in s_{rank + 1}, s_{rank + 2}, ..."
     )
     section = Section("Fits", text=text, rows=[_row(p, rank) for p in fitted])
-    caption = "Singular values of Jf at test inputs: median, and least to largest over the inputs."
+    captions = {"jacobian-spectra": "Singular values of Jf at test inputs: median and range over the inputs."}
     pictures = {"jacobian-spectra": draw(fitted, rank)}
-    return Outcome("F8", claims(fitted, rank), (section,), pictures, captions={"jacobian-spectra": caption})
+    return Outcome(claims=claims(fitted, rank), sections=(section,), pictures=pictures, captions=captions)
 
 
-def _network(
-    folder: Path, progress: bool, task: Task, noise: float, depth: int, width: int, steps: int, places: Tensor
-) -> Predictor:
-    net = MLP([task.d_in, *[width] * (depth - 1), task.d_out])
-    ridge = 0.05 / depth
-    every = max(1, steps // 20)
-    run = train(net, task, ridge=ridge, steps=steps, seed=0, record=every, out=folder, progress=progress)
+def _network(folder: Path, progress: bool, task: Task, noise: float, settings: Settings) -> Predictor:
+    s, ridge = settings, 0.05 / settings.depth
+    run = train_recorded(mlp(task, s.depth, s.width), task, folder, progress, ridge=ridge, steps=s.steps, seed=0)
     trained, (x, y) = run.network(), held_out(task)
     with torch.no_grad():
         error, cost = relative_error(trained(x), y), relative_error(trained(task.x), task.y)
-    values = Jacobian(trained, places).singular_values.double().numpy()
-    assert task.truth is not None
-    return Predictor(
-        NETWORK, noise, values, task.truth.rank, error, cost, f"depth {depth}, width {width}, ridge {ridge:.3g}"
-    )
+    values = Jacobian(trained, x[: s.points]).singular_values.double().numpy()
+    about = f"depth {s.depth}, width {s.width}, ridge {ridge:.3g}"
+    return Predictor(NETWORK, noise, values, s.rank, error, cost, about)
 
 
 def _kernel(task: Task, noise: float, kernel: str, places: Tensor) -> Predictor:
@@ -141,75 +138,51 @@ def _kernel(task: Task, noise: float, kernel: str, places: Tensor) -> Predictor:
 
 
 def claims(fitted: Sequence[Predictor], rank: int) -> tuple[Claim, ...]:
-    """Measure what T16 says of the kernels, and F1 of the network, without noise and with it."""
-    result = []
+    """Return the claims of T16 on the kernels and of F1 on the network, without noise and with it."""
+    result: list[Claim] = []
+    ratio = f"s_{rank} / s_{rank + 1}"
     for noise in dict.fromkeys(p.noise for p in fitted):
-        words = f"noise {noise:g} in y" if noise else "no noise"
         networks = [p for p in fitted if p.noise == noise and p.name == NETWORK]
         kernels = [p for p in fitted if p.noise == noise and p.name != NETWORK]
-        least = min(int(p.ranks.min() - p.expected) for p in kernels)
-        gap = min(float(p.gaps(rank).min()) for p in networks)
         full = min(p.expected for p in kernels)
+        deficit = min(int(p.ranks.min() - p.expected) for p in kernels)
+        gap = min(float(p.gaps(rank).min()) for p in networks)
         none = max(float(np.median(p.gaps(rank))) for p in kernels)
-        ratio = max(p.error for p in networks) / min(p.error for p in kernels)
-        result += [
-            Claim(
-                f"{words}: kernels' least rank over points, less T16's min(rank X, rank Y) = {full}",
-                least == 0,
-                least,
-                "0",
-            ),
-            Claim(f"{words}: network's s_{rank} / s_{rank + 1}, least over points", gap >= GAP, gap, f">= {GAP}"),
-            Claim(
-                f"{words}: no such gap in kernels: s_{rank} / s_{rank + 1}, median over points, largest of the kernels",
-                none < GAP,
-                none,
-                f"< {GAP}",
-            ),
-            Claim(
-                f"{words}: test error of the network over that of the best kernel (not in the source)",
-                ratio < 1,
-                ratio,
-                "< 1",
-            ),
-        ]
+        error = max(p.error for p in networks) / min(p.error for p in kernels)
+        these = (
+            equals(f"kernels' smallest rank over points, less T16's min(rank X, rank Y) = {full}", deficit, 0),
+            at_least(f"network's {ratio}, smallest over points", gap, GAP),
+            below(f"no such gap in kernels: {ratio}, median over points, largest of the kernels", none, GAP),
+            below("test error of the network over that of the best kernel (not in the source)", error, 1),
+        )
+        result += prefixed(f"noise {noise:g} in y" if noise else "no noise", these)
     return tuple(result)
 
 
 def draw(fitted: Sequence[Predictor], rank: int) -> Picture:
     """Draw the spectra: all values on a logarithmic axis, and the first ones on a linear one."""
     noises = list(dict.fromkeys(p.noise for p in fitted))
-    picture = Picture(figsize=(5.6 * len(noises), 7.6), layout="constrained")
-    rows = picture.subplots(2, len(noises), squeeze=False, sharey="row")
-    for above, below, noise in zip(*rows, noises, strict=True):
+    picture, rows = panels(2, len(noises), (5.6 * len(noises), 7.6), sharey="row")
+    for top, bottom, noise in zip(*rows, noises, strict=True):
         here = [p for p in fitted if p.noise == noise]
         for i, p in enumerate(here):
             shares = np.maximum(p.values / p.values[:, :1], 1e-17)
             index = np.arange(1, shares.shape[1] + 1)
-            label = f"network of depth {p.about.split()[1].rstrip(',')}" if p.name == NETWORK else TITLES.get(p.name)
-            for ax, last in ((above, len(index)), (below, 15)):
-                ax.fill_between(
-                    index[:last], shares.min(0)[:last], shares.max(0)[:last], color=OKABE_ITO[i], alpha=0.18, lw=0
-                )
-                ax.plot(
-                    index[:last],
-                    np.median(shares, 0)[:last],
-                    color=OKABE_ITO[i],
-                    linewidth=2.0,
-                    marker="o" if ax is below or p.name == NETWORK else None,
-                    markersize=4,
-                    label=label or p.name,
-                )
-        for ax in (above, below):
+            name = f"network of depth {p.about.split()[1].rstrip(',')}" if p.name == NETWORK else TITLES.get(p.name)
+            for ax, last in ((top, len(index)), (bottom, 15)):
+                j, band, middle = index[:last], shares[:, :last], np.median(shares, 0)[:last]
+                mark = "o" if ax is bottom or p.name == NETWORK else None
+                ax.fill_between(j, band.min(0), band.max(0), color=OKABE_ITO[i], alpha=0.18, lw=0)
+                ax.plot(j, middle, color=OKABE_ITO[i], lw=2.0, marker=mark, markersize=4, label=name or p.name)
+        for ax in (top, bottom):
             ax.axvline(rank + 0.5, color="0.4", linestyle=":", linewidth=1.3)
         what = f"noise of deviation {noise:g} in y" if noise else "no noise in y"
-        dress(above, "", "", f"All singular values; {what}")
-        dress(below, "index j", "", f"The first 15; dotted: after k = {rank}")
-        above.set_yscale("log")
-        above.set_ylim(1e-17, 3)
-        below.set_ylim(0, 1.05)
-        above.axhspan(1e-17, 1e-15, color="0.88", zorder=0)
-        above.text(49, 1.6e-16, "rounding", ha="right", va="center", fontsize=9, color="0.3")
+        label(top, "", "", f"All singular values; {what}", log="y")
+        label(bottom, "index j", "", f"The first 15; dotted: after k = {rank}")
+        top.set_ylim(1e-17, 3)
+        bottom.set_ylim(0, 1.05)
+        top.axhspan(1e-17, 1e-15, color="0.88", zorder=0)
+        top.text(49, 1.6e-16, "rounding", ha="right", va="center", fontsize=9, color="0.3")
     for row in rows:
         row[0].set_ylabel(r"$s_j(Jf)\,/\,s_1(Jf)$ at test inputs")
     rows[1][-1].legend(frameon=False, fontsize=9.5, loc="upper right")
@@ -222,7 +195,7 @@ def _row(p: Predictor, rank: int) -> dict[str, object]:
         "fit": p.name,
         "with": p.about,
         "rank expected": p.expected,
-        f"rank at {RTOL:g}, least": int(p.ranks.min()),
+        f"rank at {RTOL:g}, smallest": int(p.ranks.min()),
         "largest": int(p.ranks.max()),
         f"s_{rank}/s_{rank + 1}, median": float(np.median(p.gaps(rank))),
         "s_last/s_1, median": float(np.median(p.values[:, -1] / p.values[:, 0])),
@@ -233,8 +206,6 @@ def _row(p: Predictor, rank: int) -> dict[str, object]:
     }
 
 
-_COMMON = {"rank": 4, "depth": 13, "width": 100, "samples": 500, "noises": (0.0, 0.1)}
-
 FIGURE = Figure(
     "F8",
     "kernel-jacobians",
@@ -242,10 +213,7 @@ FIGURE = Figure(
     "Jacot2023a, appendix D.1, on the data of Figure 1",
     "Jacobians of kernel ridge regression of full rank min(d_in, d_out) almost everywhere, those of the network of "
     "rank k",
-    {
-        "quick": {**_COMMON, "steps": 800, "kernels": ("rbf", "laplace"), "points": 50},
-        "paper": {**_COMMON, "steps": 10_000, "kernels": ("rbf", "laplace", "matern32"), "points": 500},
-    },
+    {"quick": Settings(), "paper": Settings(steps=10_000, kernels=("rbf", "laplace", "matern32"), points=500)},
     make,
     gigabytes={"quick": 0.6, "paper": 0.8},
 )

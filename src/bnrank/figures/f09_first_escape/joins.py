@@ -1,4 +1,4 @@
-"""Part of F9: how long a saddle that is a chain of single neurons lasts, against the scale of the small weights."""
+"""Part of F9: the duration of a saddle with one neuron per layer, against the scale of the small weights."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from matplotlib.figure import Figure as Picture
 from scipy.optimize import minimize
 from torch import Tensor
 
-from bnrank._core.axes import OKABE_ITO, dress
-from bnrank.figures.harness.figure import Claim
+from bnrank._core.axes import OKABE_ITO
+from bnrank.figures.harness.claims import Claim, below, between
+from bnrank.figures.harness.drawing import color, label, panels
 from bnrank.networks import MLP, from_layers
 from bnrank.tasks import Task
 from bnrank.theory.escape import join_rate
@@ -58,7 +59,7 @@ class Exits:
     kappa : float
         The rate with which a new neuron grows (:func:`bnrank.escape.join_rate`).
     scales, times, rates : tuple of float
-        Standard deviations of the small weights; when s_2 / s_1 of W_1 is 0.1; growth rates of s_2 seen before.
+        Standard deviations of the small weights; times at which s_2 / s_1 of W_1 is 0.1; growth rates of s_2 before.
     curves : list of (times, s_2 / s_1)
         Of W_1, per scale.
     deeper : float
@@ -79,9 +80,9 @@ class Exits:
 
 
 def chain(task: Task, depth: int, seed: int = 0) -> Chain:
-    """Find a saddle with one neuron per layer, on the first ten principal components of a few digits.
+    """Return a saddle with one neuron per layer, on the first ten principal components of a few digits.
 
-    Such a network is v sigma(w . x) with ||w|| = ||v|| spread over its layers, and its saddle a minimum of that.
+    Such a network is v sigma(w . x) with the norms of w and v spread over its layers; its saddle minimizes this cost.
     """
     x, labels = task.x[:SAMPLES].double(), task.y[:SAMPLES]
     x = x - x.mean(0)
@@ -127,7 +128,7 @@ def surrounded(saddle: Chain, scale: float, width: int = WIDTH, seed: int = 0) -
 
 
 def measure(task: Task, depth: int, scales: Sequence[float], step: float = 0.4, seed: int = 0) -> Exits:
-    """Follow the flow away from the saddle for every scale of the small weights."""
+    """Return the exits from the saddle, one flow per scale of the small weights."""
     saddle = chain(task, depth, seed)
     kappa = join_rate(from_layers(saddle.weights), "mse", saddle.x, saddle.y, layers=[1], seed=seed).kappa
     times, rates, curves, deeper = [], [], [], 0.0
@@ -154,38 +155,28 @@ def measure(task: Task, depth: int, scales: Sequence[float], step: float = 0.4, 
 
 
 def claims(exits: Exits) -> tuple[Claim, ...]:
-    """Compare times and rates with log(1/scale) / kappa."""
-    slope, seen = exits.slope * exits.kappa, exits.rates[-1] / exits.kappa
+    """Return the claims that compare times and rates with log(1/scale) / kappa."""
+    name, rate = "exit from a one-neuron saddle by joins: time per log(1/scale), times kappa", exits.rates[-1]
     return (
-        Claim(
-            "exit from a one-neuron saddle by joins: time per log(1/scale), times kappa",
-            0.9 < slope < 1.1,
-            slope,
-            "between 0.9 and 1.1",
-        ),
-        Claim("growth rate of s_2(W_1) before the exit, over kappa", 0.9 < seen < 1.1, seen, "between 0.9 and 1.1"),
-        Claim(
-            "at that exit deeper layers have no second one: growth of s_2 in layers 2 to L",
-            exits.deeper < 2,
-            exits.deeper,
-            "< 2",
-        ),
+        between(name, exits.slope * exits.kappa, 0.9, 1.1),
+        between("growth rate of s_2(W_1) before the exit, over kappa", rate / exits.kappa, 0.9, 1.1),
+        below("at that exit deeper layers have no second one: growth of s_2 in layers 2 to L", exits.deeper, 2),
     )
 
 
 def draw(exits: Exits) -> Picture:
     """Draw s_2 / s_1 of W_1 over time for every scale, and the times of exit against the scale."""
-    picture = Picture(figsize=(10.5, 3.8), layout="constrained")
-    left, right = picture.subplots(1, 2)
+    picture, ((left, right),) = panels(1, 2, (10.5, 3.8))
     for i, (scale, (times, share)) in enumerate(zip(exits.scales, exits.curves, strict=True)):
-        left.semilogy(times, share, color=OKABE_ITO[i % len(OKABE_ITO)], label=f"{scale:.0e}")
+        left.plot(times, share, color=color(i), label=f"{scale:.0e}")
     left.axhline(SHARE, color="0.5", linewidth=1, linestyle="--")
-    dress(left, "time since the start at the saddle", "s₂ / s₁ of W₁", "New neurons join in the first layer")
-    left.legend(title="small weights", frameon=False, fontsize=9)
+    title = "New neurons join in the first layer"
+    label(left, "time since the start at the saddle", "s₂ / s₁ of W₁", title, log="y", legend="best")
+    left.get_legend().set_title("small weights")
     log = np.log(1 / np.array(exits.scales))
-    right.plot(log, exits.times, "o", color=OKABE_ITO[0], label=f"seen: slope {exits.slope:.4g}")
+    right.plot(log, exits.times, "o", color=OKABE_ITO[0], label=f"observed: slope {exits.slope:.4g}")
     middle = float(np.mean(np.array(exits.times) - log / exits.kappa))
     right.plot(log, middle + log / exits.kappa, color=OKABE_ITO[1], label=f"slope 1/κ = {1 / exits.kappa:.4g}")
-    dress(right, "log(1 / scale of the small weights)", "time of exit", "The plateau lasts log(1/scale) / κ")
-    right.legend(frameon=False, fontsize=9)
+    title = "The plateau lasts log(1/scale) / κ"
+    label(right, "log(1 / scale of the small weights)", "time of exit", title, legend="best")
     return picture

@@ -1,4 +1,4 @@
-"""What F9 and F10 share: a flow from small weights past its saddles, and what is read off its spectra."""
+"""What F9 and F10 share: a flow from small weights past its saddles, and measurements of its spectra."""
 
 from __future__ import annotations
 
@@ -12,59 +12,66 @@ import numpy as np
 import torch
 import xarray as xr
 
-from bnrank.figures.harness.figure import Claim
+from bnrank.figures.harness.claims import Claim, above, below, between, is_true
+from bnrank.figures.harness.training import mlp
 from bnrank.measures import plateaus
 from bnrank.measures.plateaus import Plateau
-from bnrank.networks import MLP
 from bnrank.reporting import Section, plots
 from bnrank.tasks import Task
 from bnrank.theory.escape import FirstEscape, first_escape, output_gradient
 from bnrank.training import Limits, Record, SkipPlateau, Solver
 from bnrank.training.gradient_flow import Flow, Row, flow
 
-__all__ = ["Part", "claims", "clearness", "descend", "grown", "ratio", "rows", "second_exit", "stages"]
+__all__ = ["Descent", "Part", "claims", "clearness", "descend", "grown", "ratio", "rows", "second_exit", "stages"]
 
 GROWN = 2.0  # times the largest initial singular value of its layer
-SECOND = 0.5  # of s_1, which s_2 of the deep layers reaches when the second escape is over
+SECOND = 0.5  # s_2 / s_1 of the deep layers at which the second escape is over
 DEEP = 3  # the first of the deep layers
-LOW = 0.6  # the loss of a batch at which a flow is not followed on
+LOW = 0.6  # loss of a batch at which a flow ends
 PAPER_WIDTH, PAPER_BATCH = 1000, 32  # of the source
-PREDICTED = 2000  # samples that the speed of the first escape is measured on
+PREDICTED = 2000  # samples for the speed of the first escape
 NEGLIGIBLE = 1e-3  # ||grad C(Y) - G|| / ||G|| up to which the loss near the origin is taken to be homogeneous
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Scale of the initial weights, time after the skipped plateau, step and mini-batch size of a flow."""
+
+    init: float
+    time: float
+    step: float
+    batch_size: int
 
 
 def descend(
     task: Task,
     depth: int,
+    width: int,
+    descent: Descent,
     folder: Path,
     progress: bool,
     *,
-    width: int,
-    init: float,
-    seed: int,
-    time: float,
-    step: float,
-    batch_size: int,
+    seed: int = 0,
     records: int = 600,
 ) -> Flow:
-    """Follow the flow of a bias-free network with weights N(0, init^2) for ``time`` after the skipped plateau.
+    """Return the flow of a bias-free network with weights N(0, init^2).
 
     Euler steps in float32 on mini-batches; where there is a GPU, on it, and with the source's batches of 32 at the
-    source's width. The plateau at the origin is skipped: its
-    direction and norm are integrated apart (T35), until the outputs change the gradient by a thousandth.
+    source's width. The plateau at the origin is skipped: its direction and norm are integrated apart (T35), until the
+    outputs change the gradient by a thousandth.
     """
+    batch_size = descent.batch_size
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and width >= PAPER_WIDTH:
         batch_size = PAPER_BATCH
-    every = max(1, math.ceil(time / step / records))
-    wide = width > 128
+    every = max(1, math.ceil(descent.time / descent.step / records))
     return flow(
-        MLP([task.d_in, *[width] * (depth - 1), task.d_out], bias=False, init=init, seed=seed).to(device),
+        mlp(task, depth, width, bias=False, init=descent.init, seed=seed).to(device),
         (task.x, task.y, "cross_entropy"),
-        solver=Solver("euler", step=step, batch_size=min(batch_size, task.n), seed=seed),
-        plateau=SkipPlateau(handover_rtol=NEGLIGIBLE, t_after=time),
+        solver=Solver("euler", step=descent.step, batch_size=min(batch_size, task.n), seed=seed),
+        plateau=SkipPlateau(handover_rtol=NEGLIGIBLE, t_after=descent.time),
         dtype=torch.float32,
-        record=Record(every=every, spectra_every=every * (12 if wide else 1)),
+        record=Record(every=every, spectra_every=every * (12 if width > 128 else 1)),
         limits=Limits(stop=_low, max_networks=2),
         out=folder,
         progress=progress,
@@ -72,7 +79,7 @@ def descend(
 
 
 def _low(row: Row) -> bool:
-    """Say whether the loss is far below the second saddle."""
+    """Return whether the loss is far below the second saddle."""
     return row.loss < LOW
 
 
@@ -88,15 +95,15 @@ def _known(history: xr.Dataset) -> np.ndarray[Any, Any]:
 
 
 def _spectra(history: xr.Dataset, row: int) -> np.ndarray[Any, Any]:
-    """Return the singular values, (layer, index), in the row nearest to the one given that has them."""
+    """Return the singular values, (layer, index), in the nearest row that has them."""
     known = _known(history)
     return np.asarray(history["weight_singular_values"].values[0, known[np.abs(known - row).argmin()]])
 
 
 def grown(history: xr.Dataset, row: int) -> tuple[int, ...]:
-    """Return per layer how many singular values are above twice the largest it, or a layer from 2 on, had at first.
+    """Return per layer the number of singular values above twice the largest initial one of it and of layers from 2 on.
 
-    A rank for networks whose small weights are not small enough for a share of s_1 to tell.
+    A rank for networks whose small weights are too large for a threshold relative to s_1.
     """
     first = _spectra(history, 0)[:, 0]
     bulk = np.maximum(first, first[1:].max())
@@ -110,7 +117,7 @@ def ratio(history: xr.Dataset, row: int) -> np.ndarray[Any, Any]:
 
 
 def second_exit(history: xr.Dataset, after: int) -> int | None:
-    """Return the first row after the given one in which s_2 > s_1 / 2 in layers 3 to L - 1; None if there is none."""
+    """Return the first row after ``after`` in which s_2 > s_1 / 2 in layers 3 to L - 1; None if there is none."""
     for row in _known(history):
         if row > after and (ratio(history, row)[DEEP - 1 : -1] > SECOND).all():
             return int(row)
@@ -118,11 +125,11 @@ def second_exit(history: xr.Dataset, after: int) -> int | None:
 
 
 def clearness(history: xr.Dataset, share: float = 0.05) -> float:
-    """Return log10 of the longest time the loss takes for a twentieth of its fall, over the median time of all.
+    """Return log10 of the longest time the loss takes for a twentieth of its fall, over the median of these times.
 
-    The fall is that from log 10, less the first and the last twentieth, so that neither the plateau at the origin nor
-    the end counts; a level that is not left counts with the time spent there. A straight descent has 0, a plateau in
-    between that lasts ten times longer than a usual level 1.
+    The first and the last twentieth are left out, so that neither the plateau at the origin nor the end counts; a level
+    that is not left counts with the time spent there. A straight descent has 0, a plateau ten times longer than the
+    median level 1.
     """
     time, loss = history["time_since_handover"].values[0], history["loss"].values[0]
     time, loss = time[time >= 0], loss[time >= 0]
@@ -134,62 +141,50 @@ def clearness(history: xr.Dataset, share: float = 0.05) -> float:
     taken = np.diff(np.append(reached, time[-1]) if len(reached) < len(levels) else reached)
     if len(taken) < 3 or not (taken > 0).any():
         return math.nan
-    taken = np.maximum(taken, np.median(np.diff(time)))  # the record does not resolve less
+    taken = np.maximum(taken, np.median(np.diff(time)))  # the resolution of the record
     return float(np.log10(taken.max() / np.median(taken)))
 
 
 def claims(history: xr.Dataset, found: Sequence[Plateau], second: bool = True) -> tuple[Claim, ...]:
-    """Measure on one flow what is seen after its first and its second escape.
+    """Return the claims on a flow after its first and its second escape.
 
-    The first three numbers are those in the middle of the second plateau, or of the last row if the flow ends before.
+    The first three are measured in the middle of the second plateau, or in the last row if the flow ends before it.
     """
     depth = history.sizes["layer"]
     if not found or not found[0].left or (second and len(found) < 2):
-        return (
-            Claim("the loss leaves the saddle at the origin and stands still again", False, len(found), "2 or more"),
-        )
+        name = "plateaus of the loss: the saddle at the origin is left for another one"
+        return (is_true(name, False, len(found), "2 or more"),)
     row = _on(found[1]) if len(found) > 1 else history.sizes["step"] - 1
-    ratios, ranks = ratio(history, row), grown(history, row)
+    ratios = ratio(history, row)
     deep = float(ratios[DEEP - 1 :].max())
-    result = [
-        Claim(
-            f"after the first escape one singular value has grown in layers {DEEP} to {depth}",
-            set(ranks[DEEP - 1 :]) == {1},
-            ", ".join(map(str, ranks)),
-            "1 in each of them (all layers are listed)",
-        ),
-        Claim(f"s_2 / s_1 there, largest of layers {DEEP} to {depth}", deep < 0.3, deep, "< 0.3"),
-        Claim(
-            "more so in deep layers: s_2 / s_1 of layer 1, less that",
-            float(ratios[0] - deep) > 0,
-            float(ratios[0] - deep),
-            "> 0",
-        ),
-    ]
+    first = f"after the first escape one singular value has grown in layers {DEEP} to {depth}"
+    result = (
+        _ranks(first, history, row, 1, depth),
+        below(f"s_2 / s_1 there, largest of layers {DEEP} to {depth}", deep, 0.3),
+        above("more so in deep layers: s_2 / s_1 of layer 1, less that", float(ratios[0] - deep), 0),
+    )
     if not second:
-        return tuple(result)
+        return result
     out = second_exit(history, row)
     name = f"when s_2 is half of s_1 in layers {DEEP} to {depth - 1}, two have grown in each, not three"
     if out is None:
-        return (*result, Claim(name, False, "no second escape in this time", "2 in each of them"))
-    ranks, values = grown(history, out), _spectra(history, out)
+        return (*result, is_true(name, False, "no second escape in this time", "2 in each of them"))
+    values, relative = _spectra(history, out), _time(history, out) / found[1].end
     third = float((values[DEEP - 1 : -1, 2] / values[DEEP - 1 : -1, 1]).max())
+    at_end = "the second escape comes at the end of the second plateau: its time over the plateau's end"
     return (
         *result,
-        Claim(
-            name,
-            set(ranks[DEEP - 1 : -1]) == {2},
-            ", ".join(map(str, ranks)),
-            "2 in each of them (all layers are listed)",
-        ),
-        Claim("s_3 / s_2 there, largest of these layers", third < 0.5, third, "< 0.5"),
-        Claim(
-            "the second escape comes at the end of the second plateau: its time over the plateau's end",
-            found[1].left and 0.8 < _time(history, out) / found[1].end < 1.25,
-            _time(history, out) / found[1].end,
-            "between 0.8 and 1.25",
-        ),
+        _ranks(name, history, out, 2, depth - 1),
+        below("s_3 / s_2 there, largest of these layers", third, 0.5),
+        between(at_end, relative, 0.8, 1.25, given=found[1].left),
     )
+
+
+def _ranks(name: str, history: xr.Dataset, row: int, rank: int, last: int) -> Claim:
+    """Return the claim that in a row all layers from the third to ``last`` have grown one rank."""
+    ranks = grown(history, row)
+    expected = f"{rank} in each of them (all layers are listed)"
+    return is_true(name, set(ranks[DEEP - 1 : last]) == {rank}, ", ".join(map(str, ranks)), expected)
 
 
 def _on(plateau: Plateau) -> int:
@@ -203,36 +198,24 @@ def _time(history: xr.Dataset, row: int) -> float:
 
 def rows(history: xr.Dataset, found: Sequence[Plateau]) -> list[dict[str, object]]:
     """Return a table row per plateau, and one for the second escape of the deep layers."""
-    table = [
-        {
-            "what": f"plateau {p.number}",
-            "from": p.start,
-            "to": p.end,
-            "loss": p.loss,
-            "singular values grown, per layer": ", ".join(map(str, grown(history, _on(p)))),
-            "s_2 / s_1, per layer": ", ".join(f"{r:.2f}" for r in ratio(history, _on(p))),
-        }
-        for p in found
-    ]
+
+    def row(what: str, start: float, end: float, loss: float, at: int) -> dict[str, object]:
+        ranks = ", ".join(map(str, grown(history, at)))
+        ratios = ", ".join(f"{r:.2f}" for r in ratio(history, at))
+        spectra = {"singular values grown, per layer": ranks, "s_2 / s_1, per layer": ratios}
+        return {"what": what, "from": start, "to": end, "loss": loss, **spectra}
+
+    table = [row(f"plateau {p.number}", p.start, p.end, p.loss, _on(p)) for p in found]
     out = second_exit(history, _on(found[1])) if len(found) > 1 else None
     if out is not None:
-        time = _time(history, out)
-        table.append(
-            {
-                "what": "s_2 is half of s_1",
-                "from": time,
-                "to": time,
-                "loss": float(history["loss"].values[0, out]),
-                "singular values grown, per layer": ", ".join(map(str, grown(history, out))),
-                "s_2 / s_1, per layer": ", ".join(f"{r:.2f}" for r in ratio(history, out)),
-            }
-        )
+        time, loss = _time(history, out), float(history["loss"].values[0, out])
+        table.append(row("s_2 is half of s_1", time, time, loss, out))
     return table
 
 
 @dataclass(frozen=True)
 class Part:
-    """A flow and what is shown of it."""
+    """A flow, its plateaus, and their claims, table and picture."""
 
     title: str
     flow: Flow
@@ -241,7 +224,7 @@ class Part:
 
     @classmethod
     def of(cls, flow: Flow, task: Task, title: str, predict: bool = False) -> Part:
-        """Find the plateaus of a flow; if asked for, predict its first escape from the network at the hand-over."""
+        """Return a flow with its plateaus and, if requested, its first escape as predicted at the hand-over."""
         found, first = stages(flow.history), None
         if predict and flow.handover is not None and found and found[0].left and found[0].end > 0:
             y = task.y[:PREDICTED]
@@ -250,28 +233,22 @@ class Part:
         return cls(title, flow, found, first)
 
     def claims(self, second: bool = True) -> tuple[Claim, ...]:
-        """Measure what must be seen; see `claims`."""
+        """Return the claims on the flow; see `claims`."""
         result = claims(self.flow.history, self.found, second)
         if self.first is None:
             return result
-        share = self.first.predicted / self.first.seen
-        name = "time from the hand-over to the first escape, predicted by T37 for its chain of rank one, over that seen"
-        return (*result, Claim(name, 0.8 < share < 1.25, share, "between 0.8 and 1.25"))
+        name = "time from the hand-over to the first escape, predicted by T37 for its chain of rank one over observed"
+        return (*result, between(name, self.first.predicted / self.first.seen, 0.8, 1.25))
 
     def section(self) -> Section:
-        """Return the plateaus as a table, with what was skipped and how long it took."""
-        flow, text = self.flow, f"{self.flow.steps} steps in {self.flow.seconds:.0f} s."
+        """Return the plateaus as a table, with the skipped time and the number of steps."""
+        flow, text, steps = self.flow, f"{self.flow.steps} steps in {self.flow.seconds:.0f} s.", self.flow.history.step
         if flow.handover is not None:
-            text += (
-                f" The plateau at the origin is skipped up to t = {flow.handover.time:.4g}; times below "
-                "count from there."
-            )
+            skipped = f"The plateau at the origin is skipped up to t = {flow.handover.time:.4g}"
+            text += f" {skipped}; times below count from there."
         if self.found and self.found[0].left:
-            begin = int(flow.history["step"][self.found[0].end_row])
-            text += f" The first escape begins at step {begin}"
-            text += (
-                f" and is over at step {int(flow.history['step'][self.found[1].begin_row])}." if self.found[1:] else "."
-            )
+            over = f" and is over at step {int(steps[self.found[1].begin_row])}" if self.found[1:] else ""
+            text += f" The first escape begins at step {int(steps[self.found[0].end_row])}{over}."
         return Section(self.title, text=text, rows=rows(flow.history, self.found), history=flow.history)
 
     def picture(self) -> Any:

@@ -1,4 +1,4 @@
-"""Deep linear networks on their way from saddle to saddle: an exact reduction of the data, the closed law, the flow."""
+"""The computation of F9L: an exact reduction of the data, the closed law of each mode, the flow of linear networks."""
 
 from __future__ import annotations
 
@@ -19,28 +19,12 @@ from bnrank.tasks import handwritten_digits
 from bnrank.training import Limits, Record, SkipPlateau
 from bnrank.training.gradient_flow import Flow, flow
 
-__all__ = [
-    "HALF",
-    "Reduced",
-    "Staircase",
-    "aligned_network",
-    "array_of",
-    "best_losses",
-    "crossing",
-    "drawing",
-    "end_to_end",
-    "law",
-    "rank_table",
-    "reduced",
-    "staircase",
-    "time_of_mode",
-]
+__all__ = ["Reduced", "Staircase", "aligned_network", "drawing", "law", "rank_table", "reduced", "staircase"]
 
-HALF = 0.5  # of s_k: where mode k counts as escaped; of a layer's largest singular value: what counts for its rank
-EVERY = 2  # steps from row to row
-SPECTRA = 2  # and from one with singular values to the next
-STAY = 1.1  # of the time until the last escape asked for: how long to go on
-LONG = 1e5  # time after the hand-over by which all modes asked for have escaped, or never will
+HALF = 0.5  # mode k has escaped at this share of s_k; relative tolerance of the ranks of layers
+EVERY = 2  # steps between rows, and between rows with singular values
+STAY = 1.1  # multiple of the time of the last escape at which a flow ends
+LONG = 1e5  # latest time after the hand-over
 
 
 @dataclass(frozen=True)
@@ -52,7 +36,7 @@ class Reduced:
     x, y : Tensor
         (d, d_in) and (d, d_out), d = d_in.
     constant : float
-        What C over all samples is above C over these, for every linear map.
+        C over all samples less C over these, for every linear map.
     """
 
     x: Tensor
@@ -67,7 +51,7 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Staircase:
-    """What was seen on the way of one flow.
+    """A flow with its modes and plateaus.
 
     Attributes
     ----------
@@ -158,7 +142,7 @@ def aligned_network(correlation: np.ndarray, depth: int, width: int, size: float
 
 
 def time_of_mode(start: float, end: float, s: float, depth: int) -> float:
-    """Return how long da/dt = 2 L a^{2 - 2/L} (s - a) takes from ``start`` to ``end``, both below s.
+    """Return the time that da/dt = 2 L a^{2 - 2/L} (s - a) takes from ``start`` to ``end``, both below s.
 
     Examples
     --------
@@ -179,7 +163,7 @@ def law(start: float, s: float, depth: int, times: np.ndarray) -> np.ndarray:
 
 
 def staircase(net: MLP, task: Reduced, modes: int, skip: bool) -> Staircase:
-    """Follow the gradient flow until ``modes`` modes have escaped and the loss stands again."""
+    """Return the gradient flow until ``modes`` modes have escaped and the next plateau is reached."""
     u, s, vt = np.linalg.svd(task.correlation, full_matrices=False)
     level = float((s[modes:] ** 2).sum()) + 0.01 * float(s[modes - 1] ** 2)
     path = flow(
@@ -187,7 +171,7 @@ def staircase(net: MLP, task: Reduced, modes: int, skip: bool) -> Staircase:
         (task.x, task.y),
         None if skip else LONG,
         plateau=SkipPlateau(t_after=LONG) if skip else None,
-        record=Record(every=EVERY, spectra_every=SPECTRA),
+        record=Record(every=EVERY, spectra_every=EVERY),
         limits=Limits(stop=_after(level), max_evaluations=400_000, max_networks=100_000),
     )
     maps = np.stack([end_to_end(own) for own in path.networks])
@@ -196,9 +180,10 @@ def staircase(net: MLP, task: Reduced, modes: int, skip: bool) -> Staircase:
     escapes = np.array([crossing(times, seen[:, k], HALF * s[k], len(path.history.layer)) for k in range(len(s))])
     found = plateaus.find(path.times_since_handover, path.loss, path.gradient_norm, least=0.005)
     stairs = Staircase(path, times, seen, escapes, found)
-    ranked = [spectra.weight_singular_values(stairs.network(p)).ranks(HALF) for p in found]
-    found = tuple(_with_ranks(p, ranks) for p, ranks in zip(found, ranked, strict=True))
-    return Staircase(path, times, seen, escapes, found)
+    found = tuple(
+        dataclasses.replace(p, ranks=spectra.weight_singular_values(stairs.network(p)).ranks(HALF)) for p in found
+    )
+    return dataclasses.replace(stairs, found=found)
 
 
 def rank_table(stairs: Staircase) -> np.ndarray:
@@ -214,7 +199,7 @@ def best_losses(task: Reduced) -> np.ndarray:
 
 
 def _after(level: float) -> Any:
-    """Return a function that stops the flow some time after the loss has come below a level."""
+    """Return a function that stops the flow some time after the loss falls below a level."""
     first: list[float] = []
 
     def stop(row: Any) -> bool:
@@ -246,10 +231,6 @@ def end_to_end(net: Any) -> np.ndarray:
     for w in net.weights[1:]:
         result = array_of(w) @ result
     return result
-
-
-def _with_ranks(p: plateaus.Plateau, ranks: tuple[int, ...]) -> plateaus.Plateau:
-    return dataclasses.replace(p, ranks=ranks)
 
 
 def array_of(w: Tensor) -> np.ndarray:

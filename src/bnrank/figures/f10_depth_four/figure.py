@@ -2,66 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bnrank.figures.f09_first_escape import saddles
-from bnrank.figures.harness.figure import Claim, Figure, Outcome
+from bnrank.figures.f09_first_escape.saddles import Descent
+from bnrank.figures.harness.claims import Claim, above
+from bnrank.figures.harness.figure import Figure
+from bnrank.figures.harness.outcome import Outcome
 from bnrank.reporting import Section
 from bnrank.tasks import handwritten_digits
 
-__all__ = ["FIGURE", "claims", "make"]
+__all__ = ["FIGURE", "Settings", "claims", "make"]
 
 DEPTHS = (4, 6)
 
 
-def make(
-    folder: Path,
-    progress: bool,
-    *,
-    images: int | None,
-    width: int,
-    init: float,
-    smaller: float,
-    time: float,
-    step: float,
-    batch_size: int,
-    seeds: int,
-) -> Outcome:
+@dataclass(frozen=True)
+class Settings:
+    """Settings of F10: digits (None for all), width, flow, smaller initial scale of one more flow, number of seeds."""
+
+    images: int | None
+    width: int
+    descent: Descent
+    smaller: float
+    seeds: int = 2
+
+
+def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Follow networks of depth 4 and of depth 6 from the same scale of small weights, and compare their plateaus.
 
-    One more network of depth 4 starts from ``smaller`` weights, from which a second plateau can be seen there.
+    One more network of depth 4 starts from ``smaller`` weights, from which it shows a second plateau.
     """
-    task = handwritten_digits(images)
+    s, task = settings, handwritten_digits(settings.images)
     clear: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
     pictures, captions, sections = {}, {}, []
-    asked = [(depth, seed, init) for depth in DEPTHS for seed in range(seeds)] + [(DEPTHS[0], 0, smaller)]
-    for depth, seed, scale in asked:
-        flow = saddles.descend(
-            task,
-            depth,
-            folder / f"depth-{depth}-init-{scale:g}-seed-{seed}",
-            progress,
-            width=width,
-            init=scale,
-            seed=seed,
-            time=time,
-            step=step,
-            batch_size=batch_size,
-        )
-        if scale == init:
+    runs = [(depth, seed, s.descent) for depth in DEPTHS for seed in range(s.seeds)]
+    for depth, seed, descent in [*runs, (DEPTHS[0], 0, replace(s.descent, init=s.smaller))]:
+        name = f"depth-{depth}-init-{descent.init:g}"
+        flow = saddles.descend(task, depth, s.width, descent, folder / f"{name}-seed-{seed}", progress, seed=seed)
+        if descent is s.descent:
             clear[depth].append(saddles.clearness(flow.history))
         if seed == 0:
-            title = f"{task.name}, {task.n} images, depth {depth}, width {width}, init {scale:g}"
+            title = f"{task.name}, {task.n} images, depth {depth}, width {s.width}, init {descent.init:g}"
             part = saddles.Part.of(flow, task, title)
-            name = f"depth-{depth}-init-{scale:g}"
             pictures[name] = part.picture()
-            captions[name] = f"The loss and the spectra of all layers at depth {depth}, from weights of scale {scale:g}"
+            what = f"The loss and the spectra of all layers at depth {depth}"
+            captions[name] = f"{what}, from weights of scale {descent.init:g}"
             sections.append(part.section())
-    table: list[dict[str, Any]] = [
+    table = [
         {"depth": depth, "seed": seed, "clearness": value}
         for depth, values in clear.items()
         for seed, value in enumerate(values)
@@ -71,22 +63,15 @@ def make(
         "twentieth, over the median of these times. The initial weights have the same scale at both depths."
     )
     sections.append(Section("How clear plateaus are", text=text, rows=table))
-    return Outcome("F10", claims(clear), tuple(sections), pictures, {"data": task.name}, captions=captions)
+    data = {"data": task.name}
+    return Outcome(claims=claims(clear), sections=sections, pictures=pictures, settings=data, captions=captions)
 
 
-def claims(clear: dict[int, Sequence[float]] | dict[int, list[float]]) -> tuple[Claim, ...]:
-    """Compare the clearness of plateaus, depth -> one number per seed."""
+def claims(clear: Mapping[int, Sequence[float]]) -> tuple[Claim, ...]:
+    """Return the claims on the clearness of plateaus, depth -> one number per seed."""
     shallow, deep = (np.asarray(clear[depth]) for depth in DEPTHS)
-    gap = float(deep.min() - shallow.max())
-    return (
-        Claim(
-            "plateaus are clearer at depth 6 than at depth 4: least clearness there less the largest here",
-            gap > 0,
-            gap,
-            "> 0",
-        ),
-        Claim("mean clearness at depth 6", float(deep.mean()) > 0.7, float(deep.mean()), "> 0.7"),
-    )
+    name = "plateaus are clearer at depth 6 than at depth 4: smallest clearness there less the largest here"
+    return above(name, deep.min() - shallow.max(), 0), above("mean clearness at depth 6", deep.mean(), 0.7)
 
 
 FIGURE = Figure(
@@ -96,26 +81,8 @@ FIGURE = Figure(
     "Bantzis2025, Figure 4",
     "the plateaus of F9, shorter against the falls between them",
     {
-        "quick": {
-            "images": 1000,
-            "width": 50,
-            "init": 3e-2,
-            "smaller": 5e-3,
-            "time": 900.0,
-            "step": 0.1,
-            "batch_size": 50,
-            "seeds": 2,
-        },
-        "paper": {
-            "images": None,
-            "width": 1000,
-            "init": 2.5e-3,
-            "smaller": 1e-3,
-            "time": 900.0,
-            "step": 0.1,
-            "batch_size": 128,
-            "seeds": 2,
-        },
+        "quick": Settings(1000, 50, Descent(3e-2, 900.0, 0.1, 50), smaller=5e-3),
+        "paper": Settings(None, 1000, Descent(2.5e-3, 900.0, 0.1, 128), smaller=1e-3),
     },
     make,
     gigabytes={"quick": 0.7, "paper": 2.2},

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import xarray as xr
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure as Picture
 from scipy.stats import binomtest
 
-from bnrank.figures.harness.figure import Claim, Figure, Outcome
+from bnrank._core.axes import OKABE_ITO
+from bnrank.figures.harness.claims import Claim, at_least, at_most, is_true, near
+from bnrank.figures.harness.drawing import label, panels
+from bnrank.figures.harness.figure import Figure
+from bnrank.figures.harness.outcome import Outcome
 from bnrank.reporting import Section
 from bnrank.tasks import circle
 from bnrank.theory.escape.descent import Batch
 
-__all__ = ["FIGURE", "claims", "draw", "make", "rows", "shares", "trials"]
+__all__ = ["FIGURE", "Settings", "claims", "draw", "make", "rows", "shares", "trials"]
 
 DEPTH = 3
 RANK_ONE = math.sqrt(2) - 1  # T40: the best speed of rank one
@@ -27,130 +31,123 @@ OPTIMAL = 0.5
 TOLERANCE = 1e-3  # above RANK_ONE, before a run counts as faster
 
 
-def make(
-    folder: Path, progress: bool, *, widths: Sequence[int], runs: int, steps: int, step: float, decaying: int, seed: int
-) -> Outcome:
-    """Descend from ``runs`` Gaussian starts per width, with the source's steps and then with decaying ones."""
-    data = trials(widths, runs, steps, step, decaying, seed)
+@dataclass(frozen=True)
+class Settings:
+    """Settings of F11: widths, runs per width, steps of length ``step``, decaying steps after them, seed."""
+
+    widths: tuple[int, ...] = (4, 8, 16, 32, 64)
+    runs: int = 50
+    steps: int = 4000
+    step: float = 0.05
+    decaying: int = 2000
+    seed: int = 0
+
+
+def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
+    """Descend from Gaussian starts for every width, with the source's steps and then with decaying ones."""
+    del folder, progress
+    data = trials(settings)
     sections = (Section("Runs by width", rows=rows(data)),)
     captions = {"width": "How often descent finds a direction faster than all of rank one, and the speed of every run"}
-    return Outcome("F11", claims(data), sections, {"width": draw(data)}, captions=captions)
+    return Outcome(claims=claims(data), sections=sections, pictures={"width": draw(data)}, captions=captions)
 
 
-def trials(widths: Sequence[int], runs: int, steps: int, step: float, decaying: int, seed: int = 0) -> xr.Dataset:
+def trials(settings: Settings) -> xr.Dataset:
     """Return the speeds of all runs, (width, run): ``speed`` after constant steps, ``settled`` after decaying ones.
 
-    Projected gradient descent on L0 of T40's data from standard normal weights: ``steps`` steps of length ``step``
-    times the gradient, as in the source, every layer scaled back to norm 1 after each. Steps of one length hover
-    around the kinks that the optima lie on; ``decaying`` more, down to 1e-10 of the length, settle.
+    Projected gradient descent on L0 of T40's data from standard normal weights: steps of constant length times the
+    gradient, as in the source, every layer rescaled to norm 1 after each. Steps of one length hover around the kinks
+    that the optima lie on; the decaying ones, down to 1e-10 of the length, settle.
     """
-    task = circle(dtype=torch.float64)
+    s, task = settings, circle(dtype=torch.float64)
     x, g = task.x.numpy(), -task.y.numpy()
-    speed, settled = np.empty((2, len(widths), runs))
-    for row, width in enumerate(widths):
-        rng = np.random.default_rng([seed, width])
+    speed, settled = np.empty((2, len(s.widths), s.runs))
+    for row, width in enumerate(s.widths):
+        rng = np.random.default_rng([s.seed, width])
         shapes = [(width, 2), *[(width, width)] * (DEPTH - 2), (1, width)]
-        batch = Batch(x, g, [rng.normal(size=(runs, *shape)) for shape in shapes], 0.0)
-        for _ in range(steps):
-            batch.step_unscaled(step)
+        batch = Batch(x, g, [rng.normal(size=(s.runs, *shape)) for shape in shapes], 0.0)
+        for _ in range(s.steps):
+            batch.step_unscaled(s.step)
         speed[row] = batch.speeds()
-        for k in range(decaying):
-            batch.step_unscaled(step * 1e-10 ** ((k + 1) / decaying))
+        for k in range(s.decaying):
+            batch.step_unscaled(s.step * 1e-10 ** ((k + 1) / s.decaying))
         settled[row] = batch.speeds()
     return xr.Dataset(
         {"speed": (("width", "run"), speed), "settled": (("width", "run"), settled)},
-        coords={"width": list(widths), "run": np.arange(runs)},
+        coords={"width": list(s.widths), "run": np.arange(s.runs)},
     )
 
 
-def shares(speeds: xr.DataArray) -> list[tuple[int, float, float, float]]:
-    """Return, per width, how many runs are faster than rank one, the share and its 95 percent interval (Wilson)."""
-    result = []
-    for width in speeds.width.values:
-        faster = speeds.sel(width=width).values > RANK_ONE + TOLERANCE
-        interval = binomtest(int(faster.sum()), faster.size).proportion_ci(0.95, method="wilson")
-        result.append((int(faster.sum()), float(faster.mean()), float(interval.low), float(interval.high)))
-    return result
+def shares(speeds: xr.DataArray) -> pd.DataFrame:
+    """Return the runs faster than rank one by width: count, share, and its 95 percent interval (Wilson)."""
+    table = {}
+    for width, values in zip(speeds.width.values, speeds.transpose("width", "run").values, strict=True):
+        faster = int((values > RANK_ONE + TOLERANCE).sum())
+        interval = binomtest(faster, values.size).proportion_ci(0.95, method="wilson")
+        table[width] = {"count": faster, "share": faster / values.size, "low": interval.low, "high": interval.high}
+    return pd.DataFrame.from_dict(table, orient="index")
 
 
 def rows(data: xr.Dataset) -> list[dict[str, object]]:
     """Return one table row per width."""
-    return [
-        {
-            "width": int(width),
-            "runs": data.sizes["run"],
-            "faster than rank one": count,
-            "share": share,
-            "95 percent, from": low,
-            "to": high,
-            "share after decaying steps": after[1],
-            "optimal after them": float((data.settled.sel(width=width) > OPTIMAL - TOLERANCE).mean()),
-            "best speed": float(data.settled.sel(width=width).max()),
-        }
-        for width, (count, share, low, high), after in zip(
-            data.width.values, shares(data.speed), shares(data.settled), strict=True
-        )
-    ]
+    found, settled = shares(data.speed), shares(data.settled)
+    table = pd.DataFrame({"width": data.width.values, "runs": data.sizes["run"]}, index=data.width.values)
+    names = {"count": "faster than rank one", "share": "share", "low": "95 percent, from", "high": "to"}
+    table = table.join(found.rename(columns=names))
+    table["share after decaying steps"] = settled["share"]
+    table["optimal after them"] = (data.settled > OPTIMAL - TOLERANCE).mean("run").values
+    table["best speed"] = data.settled.max("run").values
+    return table.to_dict("records")
 
 
 def claims(data: xr.Dataset) -> tuple[Claim, ...]:
-    """Measure what Figure 2 shows on speeds over (width, run)."""
-    found = shares(data.speed)
-    order = np.argsort(data.width.values)
-    share = np.array([s for _, s, _, _ in found])[order]
-    low, high = (np.array([f[i] for f in found])[order] for i in (2, 3))
-    text = ", ".join(f"{s:.2f}" for s in share)
-    at = ", ".join(str(w) for w in data.width.values[order])
-    fastest = float(max(data.speed.max(), data.settled.max()))
-    rises = bool((high[1:] >= low[:-1]).all() and low[-1] > high[0])
+    """Return the claims of Figure 2 on speeds over (width, run)."""
+    found = shares(data.speed).sort_index()
+    share, low, high = (found[name].to_numpy() for name in ("share", "low", "high"))
+    text = f"{', '.join(f'{s:.2f}' for s in share)} at widths {', '.join(map(str, found.index))}"
+    fastest = max(data.speed.max(), data.settled.max())
     return (
-        Claim(
+        is_true(
             "the share of runs faster than rank one rises with width",
-            rises,
-            f"{text} at widths {at}",
+            (high[1:] >= low[:-1]).all() and low[-1] > high[0],
+            text,
             "no fall beyond the 95 percent intervals, and those of the ends apart",
         ),
-        Claim("nearly all runs are faster at the largest width", bool(share[-1] >= 0.9), float(share[-1]), "0.9 to 1"),
-        Claim("narrow networks rarely find it", bool(share[0] <= 0.2), float(share[0]), "0 to 0.2 at the least width"),
-        Claim(
-            "no run is faster than the optimum of T40, and the best run attains it",
-            abs(fastest - OPTIMAL) <= 1e-3,
-            fastest,
-            "1/2 within 1e-3",
-        ),
+        at_least("nearly all runs are faster at the largest width", share[-1], 0.9),
+        at_most("narrow networks rarely find it", share[0], 0.2, note=" at the smallest width"),
+        near("no run is faster than the optimum of T40, and the best run attains it", fastest, OPTIMAL, TOLERANCE),
     )
 
 
-def draw(data: xr.Dataset) -> Any:
+def draw(data: xr.Dataset) -> Picture:
     """Draw the shares with intervals, and the speed of every run before and after decaying steps."""
-    canvas = Canvas(figsize=(11, 4.2), layout="constrained")
-    left, right = canvas.subplots(1, 2, width_ratios=[1, 1.5])
-    widths = data.width.values
-    found = shares(data.speed)
-    share = np.array([s for _, s, _, _ in found])
-    bars = np.array([(s - low, high - s) for _, s, low, high in found]).T
-    left.errorbar(widths, share, yerr=np.maximum(bars, 0), fmt="o-", color="#1f5fa8", capsize=4, lw=1.5)
+    picture, ((left, right),) = panels(1, 2, (11, 4.2), width_ratios=[1, 1.5])
+    widths, found = data.width.values, shares(data.speed)
+    bars = np.array([found["share"] - found["low"], found["high"] - found["share"]])
+    style = {"fmt": "o-", "color": OKABE_ITO[0], "capsize": 4, "lw": 1.5}
+    left.errorbar(widths, found["share"], yerr=np.maximum(bars, 0), **style)
+    label(left, "width", r"share of runs faster than $\sqrt{2}-1$", "Share by width, with 95 percent intervals")
     left.set_xscale("log", base=2)
     left.set_xticks(widths, [str(w) for w in widths])
     left.minorticks_off()
-    left.set(xlabel="width", ylabel=r"share of runs faster than $\sqrt{2}-1$", ylim=(-0.04, 1.04))
-    left.set_title(f"{data.sizes['run']} runs per width, 95 percent intervals", fontsize=10)
+    left.set_ylim(-0.04, 1.04)
     rng = np.random.default_rng(0)
     for position, width in enumerate(widths):
-        for name, shift, color in (("speed", -0.19, "#d07a2d"), ("settled", 0.19, "#1f5fa8")):
+        for name, shift, color, what in (
+            ("speed", -0.19, OKABE_ITO[1], "constant steps"),
+            ("settled", 0.19, OKABE_ITO[0], "then decaying steps"),
+        ):
             values = data[name].sel(width=width).values
             spread = position + shift + rng.uniform(-0.13, 0.13, values.size)
-            label = {"speed": "constant steps", "settled": "then decaying steps"}[name] if not position else None
-            right.plot(spread, values, ".", ms=4, alpha=0.6, color=color, label=label, mew=0)
+            right.plot(spread, values, ".", ms=4, alpha=0.6, color=color, label=what if not position else None, mew=0)
     for value, text in ((OPTIMAL, "1/2"), (LOCAL, r"$\sqrt{2}/3$"), (RANK_ONE, r"$\sqrt{2}-1$")):
         right.axhline(value, color="0.55", lw=0.8, ls="--", zorder=0)
         right.annotate(text, (1.01, value), xycoords=("axes fraction", "data"), va="center", fontsize=9)
     right.set_xticks(range(len(widths)), [str(w) for w in widths])
     lowest = float(min(data.speed.min(), data.settled.min()))
-    right.set(xlabel="width", ylabel="escape speed", ylim=(min(lowest, RANK_ONE) - 0.02, 0.52))
-    right.set_title("every run", fontsize=10)
-    right.legend(loc="lower right", fontsize=9, markerscale=2.5)
-    return canvas
+    label(right, "width", "escape speed", "Every run", legend="lower right")
+    right.set_ylim(min(lowest, RANK_ONE) - 0.02, 0.52)
+    return picture
 
 
 FIGURE = Figure(
@@ -159,24 +156,7 @@ FIGURE = Figure(
     "Wider networks find the faster escape direction, which is of rank two",
     "Bantzis2025, Figures 2 and 6",
     "the share of runs faster than the best direction of rank one rises with the width to 1",
-    {
-        "quick": {
-            "widths": [4, 8, 16, 32, 64],
-            "runs": 50,
-            "steps": 4000,
-            "step": 0.05,
-            "decaying": 2000,
-            "seed": 0,
-        },
-        "paper": {
-            "widths": [4, 6, 8, 12, 16, 24, 32, 48, 64, 96],
-            "runs": 200,
-            "steps": 4000,
-            "step": 0.05,
-            "decaying": 2000,
-            "seed": 0,
-        },
-    },
+    {"quick": Settings(), "paper": Settings((4, 6, 8, 12, 16, 24, 32, 48, 64, 96), runs=200)},
     make,
     gigabytes={"quick": 0.6, "paper": 0.6},
 )

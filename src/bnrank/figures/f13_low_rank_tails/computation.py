@@ -1,4 +1,4 @@
-"""What F13 computes: networks with linear last layers, their flows for growing time, and the steps of descent."""
+"""The computation of F13: flows of networks with linear last layers, and steps of gradient descent."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from bnrank.theory.invariants.finding import find
 from bnrank.training import Limits, Record, Solver
 from bnrank.training.gradient_flow import Flow, flow
 
-__all__ = ["ARCHITECTURES", "Course", "Steps", "Watched", "centered", "descend", "follow", "images", "network", "slope"]
+__all__ = ["Course", "Follow", "Steps", "Watched", "centered", "descend", "follow", "images", "network"]
 
 Array = np.ndarray[Any, Any]
-SIDE = 8  # images are averaged over squares until they are at most so large
+SIDE = 8  # largest side of an image that is not averaged over squares
 
 
 def images(digits: tuple[int, int], count: int | None, seed: int) -> Task:
@@ -37,7 +37,7 @@ def images(digits: tuple[int, int], count: int | None, seed: int) -> Task:
 
 
 def centered(task: Task, norm: float) -> Task:
-    """Return a task with the mean sample taken away, and scaled by one number so that the mean of ||x|| is ``norm``."""
+    """Return a task with centered samples, scaled by one number so that the mean of ||x|| is ``norm``."""
     x = task.x - task.x.mean(0)
     x = x * (norm / float(x.flatten(1).norm(dim=1).mean()))
     return Task(x, task.y, loss="logistic", name=task.name)
@@ -94,7 +94,7 @@ def network(architecture: str, shape: Sequence[int], width: int, init: float, se
 
 
 class Watched:
-    """The conserved quantities of a network along a flow, and what they are of its gradients (a watcher of `flow`)."""
+    """The conserved quantities of a network and of its gradients along a flow (a watcher of `flow`)."""
 
     def __init__(self, quantities: Sequence[Conserved]) -> None:
         self.quantities = quantities
@@ -123,18 +123,13 @@ class Watched:
 
     def integral(self) -> dict[str, Tensor]:
         """Return the integral of Q(grad C) over time, by the trapezoidal rule."""
-        widths = torch.tensor(np.diff(self.times))
-        result = {}
-        for name, values in self.of_gradient.items():
-            rows = torch.stack(values)
-            means = (rows[1:] + rows[:-1]) / 2
-            result[name] = (widths.reshape(-1, *[1] * (means.ndim - 1)) * means).sum(0)
-        return result
+        times = torch.tensor(self.times)
+        return {name: torch.trapezoid(torch.stack(rows), times, dim=0) for name, rows in self.of_gradient.items()}
 
 
 @dataclass(frozen=True)
 class Course:
-    """A flow for growing time, and what is measured along it.
+    """A flow and the measurements along it.
 
     Attributes
     ----------
@@ -145,7 +140,7 @@ class Course:
     tail : Tail
         Its linear last layers.
     times : ndarray, (T,)
-        Of the networks that were kept; what follows was measured there.
+        Of the recorded networks, at which the rest is measured.
     ratios, floors : mapping
         Per layer of the tail, ||W||_op^2 / ||W||_F^2 and T48's bound on it, with the constants of the start.
     alignments : mapping
@@ -178,36 +173,34 @@ class Course:
 
     def signs(self) -> dict[str, Array]:
         """Return per weight the fraction of signs that change at time t or later, (T,)."""
-        rows = [stable_signs.changed_since(self.flow.networks, self.times, float(t)) for t in self.times]
-        return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        return _columns([stable_signs.changed_since(self.flow.networks, self.times, float(t)) for t in self.times])
 
 
-def follow(
-    architecture: str,
-    task: Task,
-    progress: bool,
-    *,
-    width: int,
-    init: float,
-    seed: int,
-    time: float,
-    rtol: float = 1e-8,
-    kinks: float = 1e-5,
-) -> Course:
-    """Follow the flow of the logistic loss until t = ``time`` and measure its tail, in relative arc length.
+@dataclass(frozen=True)
+class Follow:
+    """Width and initial scale of a network, time of its flow, largest error at the kinks of ReLUs."""
 
-    ||theta|| grows like a power of log t, so steps of equal relative length take t through its decades. ``kinks``
+    width: int
+    init: float
+    time: float
+    kink_rtol: float = 1e-5
+
+
+def follow(architecture: str, task: Task, progress: bool, settings: Follow, seed: int) -> Course:
+    """Return the flow of the logistic loss up to a time, with measurements of its tail, in relative arc length.
+
+    ||theta|| grows like a power of log t, so steps of equal relative length take t through its decades. ``kink_rtol``
     bounds Heun's steps along kinks of ReLUs, where the flow slides. Such a step adds (h/2)^2 Q(g_1 - g_0) to a
-    conserved Q, g_0 and g_1 the gradients at both ends: at most ``kinks``^2 ||theta||^2.
+    conserved Q, g_0 and g_1 the gradients at both ends: at most ``kink_rtol``^2 ||theta||^2.
     """
-    net = network(architecture, task.x.shape[1:], width, init, seed)
+    net = network(architecture, task.x.shape[1:], settings.width, settings.init, seed)
     x, y = task.x.double(), task.y.double()
     watched = Watched([q for q in find(net, x[:2]) if q.kind != "pair"])
     path = flow(
         net,
         (x, y, "logistic"),
-        time,
-        solver=Solver(rtol=rtol, kink_rtol=kinks, time="arc"),
+        settings.time,
+        solver=Solver(rtol=1e-8, kink_rtol=settings.kink_rtol, time="arc"),
         record=Record(every=5, watch=watched),
         limits=Limits(max_networks=160),
         progress=progress,
@@ -216,32 +209,30 @@ def follow(
     start = end.constants(path.networks[0])
     inside = {name for layer in end.layers for name in layer.parameters}
     trunk = [name for name, p in net.named_parameters() if p.ndim > 1 and name not in inside]
-    before: dict[str, list[float]] = {name: [] for name in trunk}
-    ratios: dict[str, list[float]] = {name: [] for name in end.names}
-    floors: dict[str, list[float]] = {name: [] for name in end.names}
-    alignments: dict[str, list[float]] = {}
+    ratios, floors, alignments, before = [], [], [], []
     for now in path.networks:
-        for name, value in zip(end.names, end.ratios(now), strict=True):
-            ratios[name].append(value)
-        for bound in end.bounds(now, start):
-            floors[bound.layer].append(bound.right / bound.frobenius)
-        for pair in end.alignments(now, start):
-            alignments.setdefault(", ".join(pair.layers), []).append(pair.value)
-        for name in trunk:
-            values = torch.linalg.svdvals(now.get_parameter(name).detach().flatten(1)).square()
-            before[name].append(float(values[0] / values.sum()))
+        ratios.append(dict(zip(end.names, end.ratios(now), strict=True)))
+        floors.append({bound.layer: bound.right / bound.frobenius for bound in end.bounds(now, start)})
+        alignments.append({", ".join(pair.layers): pair.value for pair in end.alignments(now, start)})
+        squares = {name: torch.linalg.svdvals(now.get_parameter(name).detach().flatten(1)).square() for name in trunk}
+        before.append({name: float(values[0] / values.sum()) for name, values in squares.items()})
     return Course(
         f"{architecture}; {task.name}",
         path,
         end,
         path.times[path.network_rows],
-        {name: np.array(values) for name, values in ratios.items()},
-        {name: np.array(values) for name, values in floors.items()},
-        {name: np.array(values) for name, values in alignments.items()},
-        {name: np.array(values) for name, values in before.items()},
+        _columns(ratios),
+        _columns(floors),
+        _columns(alignments),
+        _columns(before),
         np.array(watched.times),
         watched.drift(),
     )
+
+
+def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, Array]:
+    """Return one array per key of equal mappings."""
+    return {key: np.array([row[key] for row in rows]) for key in rows[0]}
 
 
 @dataclass(frozen=True)
@@ -274,51 +265,40 @@ class Steps:
     off_over: Mapping[str, Array]
 
 
-def descend(
-    architecture: str,
-    task: Task,
-    *,
-    width: int,
-    init: float,
-    seed: int,
-    time: float,
-    sizes: Sequence[float],
-    kinks: float = 1e-5,
-) -> Steps:
-    """Take gradient descent over a fixed time with several step sizes, and compare its drift with T49.
+def descend(architecture: str, task: Task, settings: Follow, sizes: Sequence[float], seed: int) -> Steps:
+    """Return the drift of gradient descent over a fixed time with several step sizes, compared with T49.
 
     One step adds eta^2 Q(grad C) to a conserved Q, exactly: the cross term -2 eta B(theta, grad C) is zero. Over the
     T / eta steps up to time T these add up to eta times a Riemann sum of int_0^T Q(grad C(theta(t))) dt, and the steps
     follow the flow to O(eta): the drift is eta times this integral up to O(eta^2). Layer quantities are left out: they
-    are traces of the others, in which the integral may cancel, so that O(eta^2) is what is left.
+    are traces of the others, in which the integral may cancel, so that O(eta^2) remains.
     """
-    net = network(architecture, task.x.shape[1:], width, init, seed)
+    net = network(architecture, task.x.shape[1:], settings.width, settings.init, seed)
     x, y = task.x.double(), task.y.double()
     quantities = [q for q in find(net, x[:2]) if q.kind in ("vertex", "matrix")]
 
     def run(solver: Solver) -> Watched:
-        watched = Watched(quantities)
-        flow(net, (x, y, "logistic"), time, solver=solver, record=Record(watch=watched), limits=Limits(max_networks=2))
+        watched, limits = Watched(quantities), Limits(max_networks=2)
+        flow(net, (x, y, "logistic"), settings.time, solver=solver, record=Record(watch=watched), limits=limits)
         return watched
 
-    exact = run(Solver(rtol=1e-8, kink_rtol=kinks))
-    integral = exact.integral()
-    names = [q.name for q in quantities]
+    exact = run(Solver(rtol=1e-8, kink_rtol=settings.kink_rtol))
+    names, integral = [q.name for q in quantities], exact.integral()
     square = {name: exact.of_gradient[name][0] for name in names}
-    made: list[dict[str, list[float]]] = [{name: [] for name in names} for _ in range(4)]
-    for size in sizes:
+    once, over, off_once, off_over = ({name: np.empty(len(sizes)) for name in names} for _ in range(4))
+    for i, size in enumerate(sizes):
         taken = run(Solver("euler", step=size, max_relative_step=1e9))
         for name in names:
             first, last = (taken.values[name][row] - taken.values[name][0] for row in (1, -1))
-            for norms, left, change, expected in (
-                (made[0], made[2], first, size**2 * square[name]),
-                (made[1], made[3], last, size * integral[name]),
-            ):
-                norms[name].append(float(change.norm()))
-                left[name].append(float((change - expected).norm() / expected.norm()))
-    arrays = [{name: np.array(values) for name, values in one.items()} for one in made]
-    wanted = [{name: float(value.norm()) for name, value in one.items()} for one in (square, integral)]
-    return Steps(np.array(sizes), time, arrays[0], arrays[1], wanted[0], wanted[1], arrays[2], arrays[3])
+            once[name][i], off_once[name][i] = _change(first, size**2 * square[name])
+            over[name][i], off_over[name][i] = _change(last, size * integral[name])
+    squares, integrals = ({name: float(v.norm()) for name, v in one.items()} for one in (square, integral))
+    return Steps(np.array(sizes), settings.time, once, over, squares, integrals, off_once, off_over)
+
+
+def _change(found: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Return the norm of a change, and its relative difference from the expected one."""
+    return float(found.norm()), float((found - expected).norm() / expected.norm())
 
 
 def slope(sizes: Array, values: Array) -> float:

@@ -1,4 +1,4 @@
-"""What F14 computes: kernels along the depth of linear, of trained and of diverging networks."""
+"""The computation of F14: kernels along the depth of linear, of trained and of diverging networks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import xarray as xr
 from torch import Tensor
 
 from bnrank.figures.harness.figure import middle
+from bnrank.figures.harness.training import mlp, train_recorded
 from bnrank.measures.nonlinearity import ratio
 from bnrank.measures.representations import Kernels, distance, distances, kernels
 from bnrank.networks import MLP, LinearNetwork
@@ -22,24 +23,44 @@ from bnrank.tasks import Task, low_rank_map
 from bnrank.theory.cost.pairs import two_point
 from bnrank.training import Stop, train
 
-__all__ = [
-    "Family",
-    "Line",
-    "Trained",
-    "apart",
-    "cheapest_stretch",
-    "diverging",
-    "family",
-    "lines",
-    "read_line",
-    "read_trained",
-    "trained",
-]
+__all__ = ["Family", "Line", "Settings", "Trained", "apart", "diverging", "family", "lines", "trained"]
 
 FULL = ((2.0, 1.0, 0.0, 0.0), (0.0, 2.0, 1.0, 0.0), (0.0, 0.0, 1.5, 0.5), (0.5, 0.0, 0.0, 1.0))
 LOW = ((3.0, 1.0, 0.0, 0.0), (0.0, 2.0, 1.0, 0.0), (3.0, 3.0, 1.0, 0.0), (1.5, 0.5, 0.0, 0.0))  # rank 2
-ZERO = 1e-8  # singular values up to this times the largest are none
+ZERO = 1e-8  # relative tolerance of ranks
 CORNERS = ((1.0, 0.25, 0.5), (0.25, 1.0, 0.5))  # one point on either side of the kink of T31
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of F14.
+
+    Attributes
+    ----------
+    linear_depth, linear_width, linear_ridge, linear_steps
+        Of the linear networks and their training.
+    samples, depths, width, ridge, gain, steps, members, seed
+        Of the trained ReLU networks: outputs start about ``gain`` times larger than with He's weights.
+    diverging_depths, gammas, stretches, floor_depth
+        Of Example 20's networks: depths, eps = L^-gamma, fixed u, largest depth at which T10's bound is computed.
+    """
+
+    linear_depth: int = 8
+    linear_width: int = 8
+    linear_ridge: float = 1e-2
+    linear_steps: int = 3000
+    samples: int = 300
+    depths: tuple[int, ...] = (10, 20, 40)
+    width: int = 50
+    ridge: float = 1e-3
+    gain: float = 30.0
+    steps: tuple[int, ...] = (800, 800, 1300)
+    members: int = 2
+    seed: int = 0
+    diverging_depths: tuple[int, ...] = (10, 32, 100, 316, 1000, 3162, 10_000)
+    gammas: tuple[float, ...] = (0.6, 0.75, 0.9)
+    stretches: tuple[float, ...] = (2.0,)
+    floor_depth: int = 316
 
 
 @dataclass(frozen=True)
@@ -132,12 +153,12 @@ class Trained:
 
     @property
     def share(self) -> float:
-        """The part of the path's length, in angles, that lies in the middle third."""
+        """The share of the path's length, in angles, in the middle third."""
         return float(self.angles[self.inner].sum() / self.angles.sum())
 
     @property
     def jumps(self) -> float:
-        """The largest step of the first sixth or that of the last, the smaller one, over the middle's mean step."""
+        """The smaller of the largest steps of the first and the last sixth, over the mean step of the middle third."""
         sixth = max(1, self.depth // 6)
         ends = min(self.angles[:sixth].max(), self.angles[-sixth:].max())
         return float(ends / self.angles[self.inner].mean())
@@ -180,22 +201,21 @@ class Family:
     courses: tuple[np.ndarray, ...]
 
 
-def lines(folder: Path, progress: bool, depth: int, width: int, ridge: float, steps: int) -> list[Line]:
+def lines(folder: Path, progress: bool, settings: Settings) -> list[Line]:
     """Return optimal, T7's and trained networks of a map of rank 4, then optimal and trained ones of rank 2."""
+    s, depth = settings, settings.linear_depth
     x = 2 * torch.rand(100, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    full, low = torch.tensor(FULL, dtype=torch.float64), torch.tensor(LOW, dtype=torch.float64)
-    found = [
-        read_line("optimal (T8)", linear(full, depth), x),
-        read_line("completely positive (T7)", completely_positive(full, depth, torch.eye(4)), x),
-    ]
-    for a, word in ((full, ""), (low, ", rank 2")):
-        if word:
-            found.append(read_line("optimal (T8)" + word, linear(a, depth), x))
+    found = []
+    for entries, word in ((FULL, ""), (LOW, ", rank 2")):
+        a = torch.tensor(entries, dtype=torch.float64)
+        found.append(read_line("optimal (T8)" + word, linear(a, depth), x))
+        if not word:
+            found.append(read_line("completely positive (T7)", completely_positive(a, depth, torch.eye(4)), x))
         run = train(
-            LinearNetwork([4, *[width] * (depth - 1), 4], bias=False),
+            LinearNetwork([4, *[s.linear_width] * (depth - 1), 4], bias=False),
             Task(x, x @ a.T, loss="mse", name="linear map"),
-            ridge=ridge,
-            steps=Stop(steps, gradient_norm=1e-12),
+            ridge=s.linear_ridge,
+            steps=Stop(s.linear_steps, gradient_norm=1e-12),
             seed=0,
             dtype=torch.float64,
             record=50,
@@ -207,7 +227,7 @@ def lines(folder: Path, progress: bool, depth: int, width: int, ridge: float, st
 
 
 def read_line(title: str, net: MLP, x: Tensor) -> Line:
-    """Measure how straight the kernels of a network are that is linear at the samples, (N, d_in), float64."""
+    """Return the kernels of a network that is linear at the samples x, (N, d_in), float64."""
     product, maps = torch.eye(x.shape[1], dtype=torch.float64), []
     for weight in net.weights:
         product = weight.detach().to(torch.float64) @ product
@@ -243,50 +263,29 @@ def _norm(net: MLP) -> float:
     return math.fsum(float(p.detach().double().square().sum()) for p in net.parameters())
 
 
-def trained(
-    folder: Path,
-    progress: bool,
-    *,
-    samples: int,
-    depths: Sequence[int],
-    width: int,
-    ridge: float,
-    gain: float,
-    steps: Sequence[int],
-    members: int,
-    seed: int,
-) -> list[Trained]:
-    """Train networks on F4's data, each depth from draws of its own; keep the member of least loss, and its start.
+def trained(folder: Path, progress: bool, settings: Settings) -> list[Trained]:
+    """Return networks trained on F4's data, per depth the member of least loss, with its start.
 
-    Hidden weights have the deviation of He's times gain^(1/L), so that outputs begin about ``gain`` times larger:
-    as He draws them, outputs of deep narrow networks are so small that the ridge takes the weights to 0 first (F4).
+    Every depth starts from its own draws. Hidden weights have the deviation of He's times gain^(1/L), so that outputs
+    begin about ``gain`` times larger: with He's own, outputs of deep narrow networks are so small that the ridge takes
+    the weights to 0 first (F4).
     """
-    task = low_rank_map(samples)
+    s, task = settings, low_rank_map(settings.samples)
     found = []
-    for i, (depth, count) in enumerate(zip(depths, steps, strict=True)):
-        init, first = math.sqrt(2 / width) * gain ** (1 / depth), seed + i * members
-        widths = [task.d_in, *[width] * (depth - 1), task.d_out]
-        run = train(
-            MLP(widths, init=init, seed=first),
-            task,
-            ridge=ridge,
-            steps=count,
-            members=members,
-            seed=first,
-            record=max(1, count // 20),
-            out=folder / f"depth-{depth}",
-            progress=progress,
-        )
+    for i, (depth, steps) in enumerate(zip(s.depths, s.steps, strict=True)):
+        init, first = math.sqrt(2 / s.width) * s.gain ** (1 / depth), s.seed + i * s.members
+        net, options = mlp(task, depth, s.width, init=init, seed=first), {"members": s.members, "seed": first}
+        run = train_recorded(net, task, folder / f"depth-{depth}", progress, ridge=s.ridge, steps=steps, **options)
         best = int(run.summary.loss.argmin("member"))
         history = run.history.isel(member=best)
-        start = read_trained(MLP(widths, init=init, seed=first + best), task.x, history.isel(step=0))
+        start = read_trained(mlp(task, depth, s.width, init=init, seed=first + best), task.x, history.isel(step=0))
         end = read_trained(cast(MLP, run.network(best)), task.x, history.isel(step=-1))
         found.append(replace(end, start=start))
     return found
 
 
 def read_trained(net: MLP, x: Tensor, row: xr.Dataset) -> Trained:
-    """Measure the kernels of a network at x; ``row`` is what was recorded of it."""
+    """Return the kernels of a network at x; ``row`` is its recorded row."""
     held = kernels(net, x)
     values = torch.stack([torch.nn.functional.pad(s[:10], (0, max(0, 10 - len(s)))) for s in held.singular_values()])
     pairs = list(zip(held.factors[:-1], held.factors[1:], strict=True))
@@ -317,7 +316,7 @@ def diverging(depths: Sequence[int], gammas: Sequence[float], stretches: Sequenc
 
 
 def cheapest_stretch(depths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the u of least ||theta||^2 among T31's networks (even L, a = 1) at every depth, and that norm less 3 L.
+    """Return the u that minimizes ||theta||^2 of T31's networks (even L, a = 1) at every depth, and the norm less 3 L.
 
     Setting the derivative to 0 gives e^-u = 12 u / L to leading order, so u grows like log L - log log L and the norm
     is about 3 L + 12 (u^2 + 2 u) / L: less than with any eps = L^-gamma, and the representations diverge all the same.
@@ -334,7 +333,7 @@ def cheapest_stretch(depths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np
 
 
 def family(title: str, depths: Sequence[int], gamma: float, stretch: float | None, floor: int) -> Family:
-    """Build the networks of one family and measure them."""
+    """Return the measurements of the networks of one family."""
     x = torch.rand(64, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     f = torch.cat([x[:, :2], x[:, 2:] + (x[:, :1] - x[:, 1:2]).relu()], 1)
     rows: list[tuple[float, ...]] = []

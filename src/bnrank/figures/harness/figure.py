@@ -1,7 +1,8 @@
-"""What every figure of the theory is: settings, a run, claims that can fail, pictures."""
+"""Figures of the theory: settings at two scales, a computation, claims, pictures."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 import traceback
@@ -11,157 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from bnrank._core import validation
-from bnrank._version import __version__
 from bnrank.figures.harness import store
 from bnrank.figures.harness.interruption import ctrl_c
-from bnrank.reporting import Section
+from bnrank.figures.harness.outcome import Outcome
 
-__all__ = ["SCALES", "Claim", "Figure", "Outcome", "describe", "middle"]
+__all__ = ["SCALES", "Figure", "describe", "middle"]
 
 SCALES = ("quick", "paper")
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One thing that must be seen, and whether it was.
-
-    Attributes
-    ----------
-    name : str
-        What is claimed.
-    passed : bool or None
-        Whether it was seen; None if that could not be decided.
-    measured : str or float
-        The number it was decided on.
-    expected : str
-        What that number had to be.
-    """
-
-    name: str
-    passed: bool | None
-    measured: str | float
-    expected: str
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a figure gave.
-
-    Attributes
-    ----------
-    figure : str
-        Its id and name.
-    claims : tuple of Claim
-        What must be seen.
-    sections : tuple of Section
-        Parts of the page: pictures, profiles, histories, tables.
-    pictures : mapping
-        File name without ending -> matplotlib figure; of an outcome that was opened, -> PNG file.
-    settings : mapping
-        What it was made with.
-    seconds : float
-        Wall time, with that of attempts before that were interrupted or failed (not of one that was killed).
-    error : str
-        Why there is nothing, if it failed.
-    captions : mapping
-        Name of a picture -> a line under it; without one, the name in words.
-    version, code : str
-        The version of bnrank, and a digest of its source files.
-    stamp : mapping or None
-        What has to agree for `reproduce` to take it for the outcome that it is asked for; None if it was not made so.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> outcome = Outcome("F0 nothing", (Claim("one is one", True, 1.0, "1"),), seconds=0.5)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     outcome.save(Path(folder))
-    ...     Outcome.open(folder).claims[0].measured
-    1.0
-    """
-
-    figure: str
-    claims: tuple[Claim, ...] = ()
-    sections: tuple[Section, ...] = ()
-    pictures: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-    error: str = ""
-    captions: Mapping[str, str] = field(default_factory=dict)
-    version: str = __version__
-    code: str = field(default_factory=store.code_digest)
-    stamp: Mapping[str, Any] | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Whether it ran, something must be seen, and all of that was seen."""
-        return not self.error and bool(self.claims) and all(claim.passed for claim in self.claims)
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write all of it to a folder, claims.json last: where that is there, the outcome is whole.
-
-        Pictures are written as PNG, histories and profiles as NetCDF, the rest as JSON. Of what the folder holds, only
-        the files of an outcome that was saved there before are removed.
-
-        Raises
-        ------
-        ValueError
-            If the folder cannot be written to, or is full; or if a picture or a section cannot be stored.
-        """
-        folder = Path(folder)
-        text: dict[str, Any] = {
-            "figure": self.figure,
-            "passed": self.passed,
-            "claims": [store.claim_entry(claim) for claim in self.claims],
-            "settings": dict(self.settings),
-            "seconds": round(self.seconds, 3),
-            "error": self.error,
-            "captions": dict(self.captions),
-            "version": self.version,
-            "code": self.code,
-            "stamp": self.stamp,
-            "pictures": {name: f"{name}.png" for name in self.pictures},
-        }
-        with store.one_error(folder):
-            files = store.picture_files(self.pictures) | store.section_files(self.sections)
-            folder.mkdir(parents=True, exist_ok=True)
-            text["files"] = store.write_files(folder, files)
-            store.write_json(folder / store.CLAIMS, text)
-
-    @classmethod
-    def open(cls, folder: str | os.PathLike[str]) -> Outcome:
-        """Open an outcome that was saved.
-
-        Raises
-        ------
-        ValueError
-            If the folder holds none, or one that is damaged.
-        """
-        folder = Path(folder)
-        if not store.is_there(folder / store.CLAIMS):
-            raise ValueError(f"folder: {str(folder)!r} holds no outcome, expected a file {store.CLAIMS} in it")
-        try:
-            text = store.read_json(folder / store.CLAIMS)
-            for file, size in text["files"].items():
-                found = (folder / file).stat().st_size
-                if found != size:
-                    raise ValueError(f"{file} has {found} bytes, {size} were written")
-            return cls(
-                text["figure"],
-                tuple(Claim(**claim) for claim in text["claims"]),
-                store.read_sections(folder, Claim),
-                {name: folder / file for name, file in text["pictures"].items()},
-                text["settings"],
-                text["seconds"],
-                text["error"],
-                text["captions"],
-                text["version"],
-                text["code"],
-                text["stamp"],
-            )
-        except Exception as error:
-            raise ValueError(f"folder: {str(folder)!r} is damaged or holds no outcome: {error!r}") from error
 
 
 @dataclass(frozen=True)
@@ -174,27 +31,31 @@ class Figure:
         "F1", "bottleneck-spectra" and a line in words.
     source : str
         Paper key and figure number.
-    sees : str
-        What must be seen, in words.
+    expected : str
+        The expected result, in words.
     settings : mapping
-        Scale -> keyword arguments of ``make``.
+        Scale -> settings, an instance of the figure's frozen dataclass.
     make : callable
-        (folder for runs, progress, **settings) -> Outcome.
+        (settings, folder of training runs, progress) -> Outcome.
+    version : int
+        Raised by the author when the computation changes; results of another version are not reused.
     gigabytes : mapping
-        Scale -> memory needed at its peak, in GB (10^9 bytes); a scale that is not there is not checked.
+        Scale -> peak memory in GB (10^9 bytes); scales left out are not checked.
     data : mapping
-        Scale -> data sets it cannot do without, such as ``("mnist",)``.
+        Scale -> required data sets, such as ``("mnist",)``.
     printed : bool
-        Whether the source prints this figure, so that ``sees`` is what it shows there.
+        Whether the source prints this figure, so that ``expected`` is what it shows.
     """
 
     id: str
     name: str
     title: str
     source: str
-    sees: str
-    settings: Mapping[str, Mapping[str, Any]]
-    make: Callable[..., Outcome]
+    expected: str
+    settings: Mapping[str, Any]
+    make: Callable[[Any, Path, bool], Outcome]
+    _: dataclasses.KW_ONLY
+    version: int = 1
     gigabytes: Mapping[str, float] = field(default_factory=dict)
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
     printed: bool = True
@@ -205,61 +66,90 @@ class Figure:
         return f"{self.id} {self.name}"
 
     def stamp(self, scale: str, **changes: Any) -> dict[str, Any]:
-        """Return what has to agree for stored results to be gone on with: version, source files, settings."""
-        return store.stamp_of(self.label, {"scale": scale, **self.settings[scale], **changes})
+        """Return what has to agree before stored results are reused: figure, version, scale and settings."""
+        return {"figure": self.label, "version": self.version, **self.described(scale, **changes)}
 
-    def run(self, scale: str, out: str | os.PathLike[str], progress: bool = True, **changes: Any) -> Outcome:
-        """Run the figure at a scale and store its outcome in a folder of its name; an error becomes its outcome.
+    def described(self, scale: str, **changes: Any) -> dict[str, Any]:
+        """Return scale and settings as one mapping."""
+        return {"scale": scale, **dataclasses.asdict(self.changed(scale, **changes))}
 
-        Training runs that the folder holds are gone on with, whatever version of bnrank they are of: the stamp that
-        was written before them stays, by which `bnrank.figures.reproduce` refuses them. ``changes`` replace settings
-        of the scale.
+    def changed(self, scale: str, **changes: Any) -> Any:
+        """Return the settings of a scale with some of them replaced.
 
         Raises
         ------
         ValueError
-            If there is no such scale, or the folder cannot be written to, or is full.
+            If there is no such scale or setting.
         """
-        settings = {**self.settings[validation.choice(scale, "scale", SCALES)], **changes}
-        stamp = self.stamp(scale, **changes)
+        settings = self.settings[validation.choice(scale, "scale", SCALES)]
+        known = [entry.name for entry in dataclasses.fields(settings)]
+        for name in changes:
+            if name not in known:
+                expected = f"expected some of {', '.join(known)}{validation.suggest(name, known)}"
+                raise ValueError(f"changes: {self.label} has no setting {name!r}, {expected}")
+        return replace(settings, **changes)
+
+    def run(
+        self, scale: str, out: str | os.PathLike[str], progress: bool = True, resume: bool = True, **changes: Any
+    ) -> Outcome:
+        """Run the figure at a scale, store its outcome in a folder of its name, and return it.
+
+        An error of the computation becomes the outcome's ``error``. Stored training runs are resumed.
+
+        Parameters
+        ----------
+        scale : "quick" or "paper"
+            Which settings.
+        out : path
+            The figure's folder is created in it.
+        progress : bool
+            Show progress bars.
+        resume : bool
+            Resume stored training runs; False discards stored results first.
+        **changes
+            Settings to replace.
+
+        Raises
+        ------
+        ValueError
+            If there is no such scale or setting, the folder holds results of other settings, of another version or
+            other files, or it cannot be written to.
+        """
+        settings, stamp = self.changed(scale, **changes), self.stamp(scale, **changes)
         folder = Path(out) / self.name
-        before = store.begin(folder, stamp)
-        began = time.perf_counter()
-        error = ""
+        refused = store.refusal(folder, stamp, resume)
+        if refused:
+            raise ValueError(f"out: {refused}")
+        if not resume:
+            store.clear(folder)
+        before, began = store.begin(folder, stamp), time.perf_counter()
+        made, error = Outcome(), ""
         try:
             with ctrl_c():
-                made = self.make(folder / store.RUNS, progress, **settings)
+                made = self.make(settings, folder / store.RUNS, progress)
         except Exception as problem:
-            made, error = Outcome(self.id), describe(problem)
-            if "resume=False" in error:  # said of a stored training run, to whom trains it directly
-                error = f"--fresh (fresh=True) throws away what is stored of the figure and starts anew; {error}"
-        except BaseException:  # Ctrl-C
-            store.spend(folder, before + time.perf_counter() - began)
-            raise
-        seconds = before + time.perf_counter() - began
-        outcome = replace(
-            made,
-            figure=self.label,
-            settings={"scale": scale, **settings, **made.settings},
-            seconds=seconds,
-            error=error,
-            stamp=stamp,
-        )
-        store.spend(folder, seconds)
+            error = describe(problem)
+            if "resume=False" in error:  # advice of a stored training run, for callers of bnrank.train
+                error = f"--fresh (resume=False) discards the stored results of the figure; {error}"
+        finally:
+            seconds = before + time.perf_counter() - began
+            store.spend(folder, seconds)
+        described = self.described(scale, **changes)
         try:
+            described |= made.settings
+            outcome = replace(made, figure=self.label, settings=described, seconds=seconds, error=error)
             outcome.save(folder)
         except Exception as problem:
             if isinstance(problem.__cause__, OSError):
                 raise
-            outcome = replace(
-                outcome, sections=(), pictures={}, error=f"what was found cannot be stored: {describe(problem)}"
-            )
+            error = f"the outcome cannot be stored: {describe(problem)}"
+            outcome = Outcome(self.label, settings=described, seconds=seconds, error=error)
             outcome.save(folder)
         return outcome
 
 
 def describe(problem: Exception) -> str:
-    """Say what an error is, and below where it came from."""
+    """Return what an error is, and below it where it was raised."""
     return f"{type(problem).__name__}: {problem}\n{''.join(traceback.format_exception(problem, limit=-4))}"
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bnrank.figures.harness import store
-from bnrank.figures.harness.figure import Figure, Outcome
+from bnrank.figures.harness.figure import Figure
+from bnrank.figures.harness.outcome import Outcome
 from bnrank.reporting import Section, page
 from bnrank.reporting.blocks import Block, Cell, Code, Column, Heading, Pre, Said, Table, Text, details, picture
 from bnrank.reporting.charts.history import spectra_budget
@@ -21,7 +22,7 @@ from bnrank.reporting.tables import typeset
 __all__ = ["OUT", "Entry", "duration", "entries", "write"]
 
 PAGE = "index.html"
-OUT = "reproduction"  # the folder where none is given
+OUT = "reproduction"  # the default folder
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ class Entry:
     outcome : Outcome or None
         What is stored of it.
     begun : bool
-        Whether it was begun and has no outcome.
+        Whether its folder exists.
     damaged : str
         Why its outcome cannot be opened, if there is one.
     refused : str
-        Why it was not run when it was asked for.
+        Why it was not run.
     other : list of str
-        In what the stored outcome is not one of this version.
+        In what the settings and the version of the stored outcome differ from the present ones.
     """
 
     figure: Figure
@@ -62,11 +63,11 @@ class Entry:
 
     @property
     def result(self) -> str:
-        """Say in a few words what came out."""
+        """The result in a few words."""
         if self.refused and self.outcome is None:
             return "not run: see below"
         if self.outcome is None:
-            return "damaged" if self.damaged else "begun, not finished" if self.begun else "not run yet"
+            return "damaged" if self.damaged else "interrupted" if self.begun else "not run yet"
         if self.outcome.error:
             return "failed"
         undecided = sum(claim.passed is None for claim in self.outcome.claims)
@@ -74,18 +75,18 @@ class Entry:
         results = [f"{failed} fail{'s' if failed == 1 else ''}"] if failed else []
         results += [f"{undecided} not decided"] if undecided else []
         result = ", ".join(results) or ("all pass" if self.outcome.claims else "no claims")
-        return f"{result} (other version)" if self.other else result
+        return f"{result} (other settings)" if self.other else result
 
     @property
     def claims(self) -> str:
-        """Say how many claims pass."""
+        """How many claims were reproduced."""
         if self.outcome is None or self.outcome.error or not self.outcome.claims:
             return "–"
         return f"{sum(bool(claim.passed) for claim in self.outcome.claims)} of {len(self.outcome.claims)}"
 
     @property
     def time(self) -> str:
-        """Say how long it took."""
+        """How long it took."""
         return "–" if self.outcome is None else duration(self.outcome.seconds)
 
 
@@ -96,7 +97,7 @@ def entries(
     refused: Mapping[str, str] | None = None,
     failed: Mapping[str, Outcome] | None = None,
 ) -> list[Entry]:
-    """Return what a folder holds of each figure; for those in ``failed``, the outcome of that name instead."""
+    """Return the entries of figures from what a folder holds; ``failed`` outcomes replace stored ones."""
     found = []
     for figure in figures:
         own, damaged = folder / figure.name, ""
@@ -122,15 +123,15 @@ def write(
     Parameters
     ----------
     folder : Path
-        Where the folders of the figures are.
+        The parent of the figures' folders.
     scale : str
         Their scale.
     figures : sequence of Figure
-        Those that the page has, whether stored or not.
+        All figures of the page, stored or not.
     refused : mapping, optional
-        Name -> why a figure was not run when it was asked for.
+        Name -> why a figure was not run.
     failed : mapping, optional
-        Name -> the outcome of a figure that failed just now, whether it could be stored or not.
+        Name -> the outcome of a figure that has just failed, even if it could not be stored.
 
     Raises
     ------
@@ -146,7 +147,7 @@ def write(
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words.
+    """Return a duration in words.
 
     Examples
     --------
@@ -166,14 +167,17 @@ def _head(found: Sequence[Entry], scale: str) -> Text:
     done = [entry.outcome for entry in ran if entry.outcome is not None and not entry.other]
     claims = [claim for outcome in done for claim in outcome.claims]
     passed, seconds = sum(bool(claim.passed) for claim in claims), sum(outcome.seconds for outcome in done)
-    other = f" Not counted: {len(ran) - len(done)} made by another version." if len(ran) > len(done) else ""
+    other = (
+        f" Not counted: {len(ran) - len(done)} of other settings or of another version." if len(ran) > len(done) else ""
+    )
     sizes = {
         "quick": "small networks and data, minutes on two cores",
         "paper": "networks and data of the sources' sizes",
     }
     return Text(
         f"{len(done)} of {len(found)} figures have run, in {duration(seconds)} together; {passed} of {len(claims)} "
-        f"claims pass.{other} {sizes[scale].capitalize()}. Each claim compares a measured number with a threshold."
+        f"claims reproduced.{other} {sizes[scale].capitalize()}. Each claim compares a measured number "
+        "with a threshold."
     )
 
 
@@ -188,7 +192,7 @@ def _overview(found: Sequence[Entry]) -> Part:
         ]
         for entry in found
     ]
-    heads = (("id", False), ("figure", False), ("result", False), ("claims that pass", True), ("time", True))
+    heads = (("id", False), ("figure", False), ("result", False), ("claims reproduced", True), ("time", True))
     table = Table("All figures", [Column(*head) for head in heads], rows, whole=True, show_caption=False)
     return Part("overview", "Overview", [table])
 
@@ -198,20 +202,20 @@ def _figure(entry: Entry, out: Path, scale: str, budget: int) -> Part:
     figure, outcome, key = entry.figure, entry.outcome, entry.figure.id
     facts = [figure.source]
     if outcome is not None and not outcome.error:
-        facts.append(f"{entry.claims} claims pass" if outcome.claims else "no claims")
+        facts.append(f"{entry.claims} claims reproduced" if outcome.claims else "no claims")
     if outcome is not None:
-        facts += [f"took {entry.time}", f"bnrank {outcome.version}, source files {outcome.code[:8]}"]
+        facts += [f"took {entry.time}", f"bnrank {outcome.version}"]
     blocks: list[Block] = [Text(" · ".join(facts), "note"), *_state(entry)]
     if outcome is not None:
         blocks += [_picture(figure, outcome, name, path) for name, path in outcome.pictures.items()]
-    sees = typeset(figure.sees[:1].upper() + figure.sees[1:])
-    blocks += [Heading("Result in the source" if figure.printed else "Expected result"), Text(f"{sees}.")]
+    expected = typeset(figure.expected[:1].upper() + figure.expected[1:])
+    blocks += [Heading("Result in the source" if figure.printed else "Expected result"), Text(f"{expected}.")]
     if outcome is not None:
         claims = [replace(c, name=typeset(c.name), expected=typeset(c.expected)) for c in outcome.claims]
         blocks += claims_table(Section(figure.title, claims=claims))
     command = f"bnrank reproduce {key}" + ("" if scale == "quick" else f" --scale {scale}")
     command += "" if str(out) == OUT else f" --out {shlex.quote(str(out))}"
-    blocks.append(Code("To run it alone", command))
+    blocks.append(Code("To run this figure", command))
     if outcome is not None:
         for i, section in enumerate(outcome.sections, 1):
             blocks += details(section.title, contents(section, f"{key}-{i}", budget), heading=True)
@@ -220,17 +224,17 @@ def _figure(entry: Entry, out: Path, scale: str, budget: int) -> Part:
 
 
 def _state(entry: Entry) -> list[Block]:
-    """Return why a figure has no outcome, or none of this version."""
+    """Return why a figure has no outcome, or none of its present settings and version."""
     outcome = entry.outcome
     blocks: list[Block] = []
     if entry.refused:
         blocks.append(_said("Not run", entry.refused))
     elif entry.other and outcome is not None:
-        blocks.append(_said("Made by another version", "; ".join(entry.other)))
+        blocks.append(_said("Other settings or another version", "; ".join(entry.other)))
     if entry.damaged:
         blocks.append(_said("Damaged", entry.damaged))
     elif outcome is None and not entry.refused:
-        blocks.append(Said("Interrupted; rerun to resume." if entry.begun else "It has not been run yet.", "warn"))
+        blocks.append(Said("Interrupted; rerun to resume." if entry.begun else "Not run yet.", "warn"))
     if outcome is not None and outcome.error:
         first, _, rest = outcome.error.partition("\n")
         blocks += [_said("Failed", first), *(details("Traceback", [Pre(rest)]) if rest else [])]
@@ -240,7 +244,7 @@ def _state(entry: Entry) -> list[Block]:
 def _settings(figure: Figure, outcome: Outcome, scale: str) -> list[Block]:
     """Return the settings of an outcome, and at quick scale also those of paper scale that differ."""
     shown = flatten_settings(outcome.settings)
-    paper = flatten_settings(figure.settings["paper"]) if scale == "quick" else {}
+    paper = flatten_settings(asdict(figure.settings["paper"])) if scale == "quick" else {}
     differ = {k: v for k, v in paper.items() if k in shown and store.plain(v) != store.plain(shown[k])}
     return settings(Section(figure.title, settings=shown), {"paper scale": differ})
 

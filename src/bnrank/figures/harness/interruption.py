@@ -1,4 +1,4 @@
-"""Ctrl-C while a figure is made."""
+"""Ctrl-C while a figure is computed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ __all__ = ["ctrl_c"]
 
 @contextlib.contextmanager
 def ctrl_c() -> Iterator[None]:
-    """Raise KeyboardInterrupt in the end, if Ctrl-C was pressed inside and taken there for something else.
+    """Raise KeyboardInterrupt at the end if Ctrl-C was pressed inside and handled there.
 
-    Training ends at Ctrl-C as if all were well and returns what it has; claims must not be measured on that. A handler
-    is put in place, to which whoever replaces it meanwhile can pass the signal on. Does nothing but in the main thread,
-    or where Ctrl-C is ignored.
+    Training ends regularly at Ctrl-C and returns an unfinished run, on which no claim may be measured. Has an effect
+    only in the main thread, and only where Ctrl-C is not ignored.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
         yield
         return
-    ours, theirs = socket.socketpair()  # where the interpreter writes the number of every signal, whoever handles it
+    ours, theirs = socket.socketpair()  # receives the number of every signal, whichever handler it has
     with ours, theirs:
         ours.setblocking(False)
         theirs.setblocking(False)

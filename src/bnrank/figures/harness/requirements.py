@@ -1,4 +1,4 @@
-"""What a figure needs before it starts: memory and data sets."""
+"""Requirements of a figure: memory and data sets."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["DATA", "lacking", "memory"]
 
 GB = 1e9
 DATA: Mapping[str, Callable[[], object]] = {"mnist": lambda: tasks.mnist(n=1, n_test=0)}
-"""Data set -> what loads it, from this machine or from the network, or raises what to fetch and where to put it."""
+"""Data set -> its loader, whose error says what to download and where to put it."""
 
 
 def lacking(figure: Figure, scale: str, known: dict[str, str] | None = None) -> str:
-    """Say what a figure needs at a scale and cannot have; empty if nothing.
+    """Return which requirement of a figure at a scale is not met; empty if all are.
 
-    ``known`` keeps why a data set cannot be had, so that it is looked for once.
+    ``known`` caches why a data set is missing.
     """
-    needed, there = figure.gigabytes.get(scale), memory()
-    if needed is not None and there is not None and there < needed:
-        return f"not enough memory: scale {scale} needs {needed:.3g} GB, and there are {there:.3g} GB"
+    needed, available = figure.gigabytes.get(scale), memory()
+    if needed is not None and available is not None and available < needed:
+        return f"not enough memory: scale {scale} needs {needed:.3g} GB, and {available:.3g} GB are available"
     known = {} if known is None else known
     for name in figure.data.get(scale, ()):
         if name not in known:
@@ -35,7 +35,7 @@ def lacking(figure: Figure, scale: str, known: dict[str, str] | None = None) -> 
 
 
 def _absence(name: str) -> str:
-    """Say why a data set cannot be had; empty if it can."""
+    """Return why a data set is missing; empty if it is not."""
     try:
         DATA[name]()
     except (ValueError, OSError) as error:
@@ -44,12 +44,11 @@ def _absence(name: str) -> str:
 
 
 def memory(root: str | os.PathLike[str] = "/") -> float | None:
-    """Return how many GB this process can have, those it has included; None where that cannot be told.
+    """Return the memory available to this process in GB, including what it already uses; None if unknown.
 
-    The least of what the kernel says is available, what the control groups of the process leave (version 1 and 2;
-    files kept in memory count as free there, as they do for the kernel), and what the limit on its addresses
-    (``ulimit -v``) leaves. Where there is no /proc, what the machine has counts as available. ``root`` is where /proc
-    and /sys are.
+    The minimum of the kernel's available memory, what the control groups of the process leave (versions 1 and 2; cached
+    files count as free), and what the limit on addresses (``ulimit -v``) leaves. Without /proc, all memory of the
+    machine counts as available. ``root`` is the parent of /proc and /sys.
     """
     top = Path(root)
     try:
@@ -71,7 +70,7 @@ def memory(root: str | os.PathLike[str] = "/") -> float | None:
 
 
 def _left(top: Path) -> Iterator[float]:
-    """Return the bytes that each control group of this process with a limit leaves."""
+    """Yield the bytes left by each control group of this process that has a limit."""
     try:
         lines = (top / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -86,7 +85,7 @@ def _left(top: Path) -> Iterator[float]:
         else:
             continue
         inner = Path(path.lstrip("/"))
-        for group in (inner, *inner.parents):  # a limit of a group above holds too; a container may see the root only
+        for group in (inner, *inner.parents):  # limits of parents hold too; a container may see only the root
             left = _left_of(base / group, *names)
             if left is not None:
                 yield left

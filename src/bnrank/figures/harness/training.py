@@ -1,0 +1,58 @@
+"""Networks of one width, trained and stored as the figures do it, and their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bnrank.networks import MLP
+from bnrank.tasks import Task
+from bnrank.training import Run, train
+
+__all__ = ["held_out", "mlp", "relative_error", "train_recorded"]
+
+
+def mlp(task: Task, depth: int, width: int, **options: Any) -> MLP:
+    """Return an MLP of one hidden width with the inputs and outputs of a task."""
+    return MLP([task.d_in, *[width] * (depth - 1), task.d_out], **options)
+
+
+def train_recorded(
+    net: nn.Module | Callable[..., nn.Module],
+    task: Task,
+    folder: Path,
+    progress: bool,
+    *,
+    steps: int,
+    records: int = 20,
+    **options: Any,
+) -> Run:
+    """Train a network and store it in a folder, with about ``records`` recorded rows; resumes a stored run."""
+    every = max(1, steps // records)
+    return train(net, task, steps=steps, record=every, out=folder, progress=progress, **options)
+
+
+def relative_error(predicted: Tensor | NDArray[np.float64], y: Tensor) -> float:
+    """Return sum ||f(x_i) - y_i||^2 over sum ||y_i - mean||^2: 0 for a perfect fit, 1 for the mean of y."""
+    wanted = y.double()
+    apart = torch.as_tensor(predicted, dtype=torch.float64) - wanted
+    return float(apart.square().sum() / (wanted - wanted.mean(0)).square().sum())
+
+
+def held_out(task: Task) -> tuple[Tensor, Tensor]:
+    """Return the test samples of a task.
+
+    Raises
+    ------
+    ValueError
+        If it has none.
+    """
+    if task.x_test is None or task.y_test is None:
+        raise ValueError("task: got no test samples, expected some")
+    return task.x_test, task.y_test
