@@ -63,12 +63,12 @@ class Classifier:
 
 
 def look(
-    net: MLP, task: Task, *, ridge: float, seed: int, cost: float, norm: float, far: float, limit: int = 1_000_000
+    net: MLP, task: Task, *, ridge: float, seed: int, cost: float, norm: float, far: float, max_regions: int = 1_000_000
 ) -> Classifier:
     """Return the measurements of one network in ``far`` times the data's bounding box."""
     center, half = _box(task)
     bounds = torch.stack([center - far * half, center + far * half], 1)
-    regions = tripoints(net, [0.0, 0.0], [1.0, 0.0], [0.0, 1.0], bounds, limit=limit)
+    regions = tripoints(net, [0.0, 0.0], [1.0, 0.0], [0.0, 1.0], bounds, max_regions=max_regions)
     distances = torch.cdist(regions.points, task.x.double())
     return Classifier(
         depth=net.depth,

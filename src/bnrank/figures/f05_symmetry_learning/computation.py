@@ -162,7 +162,7 @@ class Learned:
         return int(found[0]) if len(found) else None
 
 
-def learn(net: MLP, task: Task, descent: RankOneFactorisation, settings: Settings) -> Learned:
+def learn(net: MLP, task: Task, descent: RankOneFactorization, settings: Settings) -> Learned:
     """Return the measurements of a trained network on the test data of its task."""
     early, hidden, copies, seed = settings.early, settings.hidden, settings.copies, settings.seed
     x, y = (part.double() for part in held_out(task))
@@ -258,7 +258,7 @@ def _random_plane(d: int, seed: int) -> Tensor:
     return torch.linalg.qr(torch.randn((d, 2), generator=generator, dtype=torch.float64))[0]
 
 
-def _planes(descent: RankOneFactorisation, x: Tensor, copies: int, seed: int) -> Tensor:
+def _planes(descent: RankOneFactorization, x: Tensor, copies: int, seed: int) -> Tensor:
     """Return points (planes, orbits, copies, d) of planes orthogonal to w, with the w^T x of samples.
 
     Radii of the orbits are drawn uniformly, up to where ||v|| is the radius of the starts.
@@ -272,7 +272,7 @@ def _planes(descent: RankOneFactorisation, x: Tensor, copies: int, seed: int) ->
     return points.unflatten(0, (len(x), RADII))
 
 
-def _maps(net: MLP, descent: RankOneFactorisation, before: int, early: int) -> tuple[Map, ...]:
+def _maps(net: MLP, descent: RankOneFactorization, before: int, early: int) -> tuple[Map, ...]:
     """Return distances ||a(x) - a(x0)|| in a plane orthogonal to w, and in one that holds w."""
     w, e = descent.w, descent.across
     f = torch.linalg.svd(torch.stack([w, e]))[2][2 % len(w)]  # orthogonal to both where d is 3 or more

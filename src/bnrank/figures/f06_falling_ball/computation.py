@@ -230,7 +230,7 @@ def bottleneck(values: xr.DataArray, atol: float = 0.1, near: tuple[float, float
     longest = max(runs, key=len, default=[])
     if not longest:
         return Kept(None, None, (), f"no layer has {PAIRS} values near 1 at each |w| = 1 and none beyond")
-    return kept(values, longest[0], longest[-1], threshold=atol)
+    return kept(values, longest[0], longest[-1], atol=atol)
 
 
 def inside(found: Kept) -> list[int]:
