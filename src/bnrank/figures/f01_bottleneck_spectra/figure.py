@@ -15,8 +15,6 @@ from bnrank.measures import profile
 from bnrank.reporting import Section, plots
 from bnrank.tasks import bottleneck_spectra_map
 
-__all__ = ["FIGURE", "Settings", "claims", "make"]
-
 
 @dataclass(frozen=True)
 class Settings:

@@ -12,8 +12,6 @@ from bnrank.measures.regions import ClassRegions, tripoints
 from bnrank.networks import MLP
 from bnrank.tasks import Task
 
-__all__ = ["Classifier", "agreement", "look", "mean_agreement"]
-
 
 @dataclass(frozen=True, eq=False)
 class Classifier:

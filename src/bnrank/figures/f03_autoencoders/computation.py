@@ -17,7 +17,6 @@ from bnrank.tasks import Task, autoencoder, distances_to_polyline, handwritten_d
 from bnrank.theory.symmetry import projection
 from bnrank.training import Adam, Run
 
-__all__ = ["RTOL", "Curves", "Images", "Network", "OfCurve", "OfImages", "curve_runs", "image_runs", "image_task"]
 
 RIDGE = 1e-4
 LEVELS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)  # multiples of the noise of the claims

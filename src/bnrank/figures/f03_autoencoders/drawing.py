@@ -16,7 +16,6 @@ from bnrank.figures.f03_autoencoders.computation import OfCurve, OfImages
 from bnrank.figures.harness.drawing import GRAY, label, legend_below, panels, reference
 from bnrank.networks.functional import Functional
 
-__all__ = ["draw_arrows", "draw_digits", "draw_images", "draw_runs"]
 
 BLUE, ORANGE, GREEN = OKABE_ITO[:3]
 ARROWS = 70

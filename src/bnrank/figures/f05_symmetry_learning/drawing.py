@@ -13,7 +13,6 @@ from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.f05_symmetry_learning.computation import FULL, PLANE, SMALL, TRUE, Learned
 from bnrank.figures.harness.drawing import GRAY, color, label, panels, reference
 
-__all__ = ["draw_collapse", "draw_coordinates", "draw_costs", "draw_maps", "draw_trajectories"]
 
 SHOWN = 40  # trajectories
 CURVES = 7

@@ -20,7 +20,6 @@ from bnrank.tasks import Task, TorusTarget, composition, torus_map
 from bnrank.tasks.kernel_targets import torus_targets
 from bnrank.theory.kernels import select
 
-__all__ = ["Course", "Decay", "Settings", "decay_courses", "network_errors", "on_composition", "on_torus_control"]
 
 Array = NDArray[np.float64]
 

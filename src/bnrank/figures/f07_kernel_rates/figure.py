@@ -23,7 +23,6 @@ from bnrank.figures.harness.figure import Figure
 from bnrank.figures.harness.outcome import Outcome
 from bnrank.reporting import Section
 
-__all__ = ["FIGURE", "Settings", "composition_claims", "control_claim", "early_claim", "make", "rate_claims"]
 
 OFF = 0.15  # largest relative difference of a fitted exponent from alpha / d
 MISSING = 0.05  # largest share of the predicted error beyond the cutoff at the largest N: moves exponents by 0.015

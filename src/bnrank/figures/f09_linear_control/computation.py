@@ -19,7 +19,6 @@ from bnrank.tasks import handwritten_digits
 from bnrank.training import Limits, Record, SkipPlateau
 from bnrank.training.gradient_flow import Flow, flow
 
-__all__ = ["Reduced", "Staircase", "aligned_network", "drawing", "law", "rank_table", "reduced", "staircase"]
 
 HALF = 0.5  # mode k has escaped at this share of s_k; relative tolerance of the ranks of layers
 EVERY = 2  # steps between rows, and between rows with singular values

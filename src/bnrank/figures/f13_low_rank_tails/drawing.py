@@ -12,7 +12,6 @@ from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.f13_low_rank_tails.computation import Course, Steps
 from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels, reference
 
-__all__ = ["draw_bounds", "draw_invariants", "draw_rank_one", "draw_signs"]
 
 TIME = "time t of the gradient flow"
 DASHES = (":", "-.")

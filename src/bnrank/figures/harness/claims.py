@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["Claim", "above", "at_least", "at_most", "below", "between", "equals", "is_true", "near"]
-
 
 @dataclass(frozen=True)
 class Claim:

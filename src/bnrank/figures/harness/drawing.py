@@ -9,7 +9,6 @@ from matplotlib.figure import Figure as Picture
 
 from bnrank._core.axes import OKABE_ITO, dress
 
-__all__ = ["GRAY", "color", "label", "legend_below", "panels", "reference"]
 
 GRAY = "0.35"
 

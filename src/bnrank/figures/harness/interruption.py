@@ -8,8 +8,6 @@ import socket
 import threading
 from collections.abc import Iterator
 
-__all__ = ["ctrl_c"]
-
 
 @contextlib.contextmanager
 def ctrl_c() -> Iterator[None]:

@@ -12,8 +12,6 @@ from bnrank.figures.harness.figure import Figure, describe
 from bnrank.figures.harness.outcome import Outcome
 from bnrank.figures.harness.requirements import lacking
 
-__all__ = ["run_all"]
-
 
 def run_all(
     figures: Sequence[Figure],

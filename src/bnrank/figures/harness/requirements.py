@@ -10,7 +10,6 @@ from pathlib import Path
 from bnrank import tasks
 from bnrank.figures.harness.figure import Figure
 
-__all__ = ["DATA", "lacking", "memory"]
 
 GB = 1e9
 DATA: Mapping[str, Callable[[], object]] = {"mnist": lambda: tasks.mnist(n=1, n_test=0)}

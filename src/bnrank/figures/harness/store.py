@@ -28,7 +28,6 @@ import numpy as np
 from bnrank._core.files import PARTIAL, prepare_folder, write_atomically
 from bnrank.reporting.sections import flatten_settings
 
-__all__ = ["begin", "clear", "differences", "folders", "read_json", "refusal", "spend", "write_files"]
 
 STAMP, SPENT, SECTIONS, CLAIMS = "stamp.json", "spent.json", "sections.json", "claims.json"
 RUNS, INNER = "runs", "sections"

@@ -15,8 +15,6 @@ from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.training import Run, train
 
-__all__ = ["held_out", "mlp", "relative_error", "train_recorded"]
-
 
 def mlp(task: Task, depth: int, width: int, **options: Any) -> MLP:
     """Return an MLP of one hidden width with the inputs and outputs of a task."""
