@@ -16,7 +16,6 @@ from bnrank.reporting import Section, plots, report
 from bnrank.tasks import Task, handwritten_digits, low_rank_map
 from bnrank.training import GradientDescent, Run
 
-
 DEPTHS, MEMBERS, WIDTH, STEPS, RIDGE = (4, 8, 12, 16, 24), 2, 50, 1000, 1e-3
 ESCAPE_STEPS = 1000
 NORM_COLUMNS = ("depth", "||theta||^2", "rank in the middle", "cost")

@@ -18,7 +18,6 @@ from bnrank.figures.f02_class_regions.computation import Classifier
 from bnrank.figures.harness.drawing import GRAY, label, legend_below, panels
 from bnrank.tasks import Task
 
-
 CLASSES = (OKABE_ITO[0], OKABE_ITO[5], OKABE_ITO[2], OKABE_ITO[3], OKABE_ITO[4], OKABE_ITO[1])
 KINDS = ((OKABE_ITO[1], "--"), (OKABE_ITO[1], "-"), (OKABE_ITO[0], "--"), (OKABE_ITO[0], "-"))
 RING: dict[str, Any] = {"marker": "o", "mfc": "white", "mec": "black", "ls": ""}

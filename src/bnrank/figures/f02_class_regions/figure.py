@@ -21,7 +21,6 @@ from bnrank.reporting import Section
 from bnrank.tasks import s_shapes
 from bnrank.training import Adam, train
 
-
 FITTED = 0.99
 MOST = 0.5
 

@@ -17,7 +17,6 @@ from bnrank.tasks import Task, autoencoder, distances_to_polyline, handwritten_d
 from bnrank.theory.symmetry import projection
 from bnrank.training import Adam, Run
 
-
 RIDGE = 1e-4
 LEVELS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)  # multiples of the noise of the claims
 RTOL = 0.01  # singular values of a Jacobian below this share of the largest do not count

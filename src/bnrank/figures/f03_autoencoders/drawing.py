@@ -16,7 +16,6 @@ from bnrank.figures.f03_autoencoders.computation import OfCurve, OfImages
 from bnrank.figures.harness.drawing import GRAY, label, legend_below, panels, reference
 from bnrank.networks.functional import Functional
 
-
 BLUE, ORANGE, GREEN = OKABE_ITO[:3]
 ARROWS = 70
 

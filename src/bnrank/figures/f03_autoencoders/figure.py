@@ -28,7 +28,6 @@ from bnrank.figures.harness.outcome import Outcome
 from bnrank.figures.harness.training import held_out
 from bnrank.reporting import Section
 
-
 QUARTER = 0.25  # largest share of the distance to the curve that a projecting network leaves
 MOST, FEW = 0.8, 0.2  # shares of runs: one in five may end in another local minimum
 NINE_TENTHS = 0.9  # share of the points at which a Jacobian has its rank

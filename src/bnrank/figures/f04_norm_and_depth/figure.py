@@ -17,7 +17,6 @@ from bnrank.reporting import Section, plots
 from bnrank.tasks import low_rank_map
 from bnrank.training import sweep
 
-
 RIDGE = 1e-3
 THRESHOLD = 0.1  # smallest singular value that counts; largest training cost of a fitted network
 

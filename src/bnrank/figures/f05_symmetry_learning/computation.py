@@ -18,7 +18,6 @@ from bnrank.networks import MLP
 from bnrank.networks.reading import capture
 from bnrank.tasks import RankOneFactorization, Task
 
-
 Array = NDArray[np.float64]
 FULL, LINE = "two hidden coordinates, median over the layers of the bottleneck", "the first of them alone, likewise"
 PLANE = "two random directions of the input"

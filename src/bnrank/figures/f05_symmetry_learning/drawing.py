@@ -13,7 +13,6 @@ from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.f05_symmetry_learning.computation import FULL, PLANE, SMALL, TRUE, Learned
 from bnrank.figures.harness.drawing import GRAY, color, label, panels, reference
 
-
 SHOWN = 40  # trajectories
 CURVES = 7
 ALONG, ACROSS = r"$u_0=(w^Tv)^2$", r"$u_1=\|(I-ww^T)v\|^2$"

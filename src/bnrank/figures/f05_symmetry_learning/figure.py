@@ -39,7 +39,6 @@ from bnrank.networks import MLP
 from bnrank.reporting import Section, plots
 from bnrank.tasks import matrix_factorization, rank_one_factorization
 
-
 RANK = 2
 LAYERS = 3  # smallest length of a bottleneck
 RATIO = 1e-3  # singular values of the Jacobian that count, relative to the largest

@@ -24,7 +24,6 @@ from bnrank.networks.fourier import in_fourier_space
 from bnrank.networks.reading import capture
 from bnrank.tasks import Task, falling_ball
 
-
 PAIRS = 2  # of frequency 1 along each axis: "two freq. 1 pairs", for position and velocity
 NOISE = 1e-3  # power of the noise added for readouts, as a share of that of the layer
 PROFILED = 300  # samples of a profile

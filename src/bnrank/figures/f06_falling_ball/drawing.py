@@ -17,7 +17,6 @@ from bnrank.figures.harness.drawing import GRAY, label, panels
 from bnrank.figures.harness.training import held_out
 from bnrank.reporting.stills.frequencies import frequency_spectra
 
-
 POINTS = 400  # of a scatter plot
 AXES = ("vertical", "horizontal")
 

@@ -18,7 +18,6 @@ from bnrank.figures.harness.outcome import Outcome
 from bnrank.measures.frequencies import kept
 from bnrank.reporting import Section
 
-
 KNOWN = 0.95  # share of a variance
 
 

@@ -20,7 +20,6 @@ from bnrank.tasks import Task, TorusTarget, composition, torus_map
 from bnrank.tasks.kernel_targets import torus_targets
 from bnrank.theory.kernels import select
 
-
 Array = NDArray[np.float64]
 
 SMOOTHNESS = 1.5  # nu of the Matern kernel; its eigenvalues on the d-torus go like ||m||^{-2 nu - d}

@@ -12,7 +12,6 @@ from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.f07_kernel_rates.computation import Course, Decay
 from bnrank.figures.harness.drawing import color, label, panels
 
-
 ERROR = r"test error / variance of $y$"
 COLORS = {"network": OKABE_ITO[1], "kernel": OKABE_ITO[0]}
 MARKS = ("o", "s", "^", "D")

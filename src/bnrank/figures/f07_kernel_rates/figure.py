@@ -23,7 +23,6 @@ from bnrank.figures.harness.figure import Figure
 from bnrank.figures.harness.outcome import Outcome
 from bnrank.reporting import Section
 
-
 OFF = 0.15  # largest relative difference of a fitted exponent from alpha / d
 MISSING = 0.05  # largest share of the predicted error beyond the cutoff at the largest N: moves exponents by 0.015
 AS_GOOD = 0.8  # the network's error over the kernel's from which the kernel is at least as good, up to chance

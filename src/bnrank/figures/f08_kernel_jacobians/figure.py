@@ -23,7 +23,6 @@ from bnrank.reporting import Section
 from bnrank.tasks import Task, low_rank_map
 from bnrank.theory.kernels import jacobian_ranks, select
 
-
 RTOL = 1e-10  # of a kernel's singular values that count, relative to the largest
 GAP = 20  # s_k / s_{k+1} of a network that has rank k, as in F1
 RIDGES = (1e-8, 1e-6, 1e-4, 1e-2, 0.1, 1.0)

@@ -15,7 +15,6 @@ from bnrank.figures.harness.outcome import Outcome
 from bnrank.reporting import Section
 from bnrank.tasks import handwritten_digits
 
-
 DEPTH = 6
 
 

@@ -23,7 +23,6 @@ from bnrank.theory.escape import join_rate
 from bnrank.training import Limits, Record, Solver
 from bnrank.training.gradient_flow import flow
 
-
 SAMPLES, COMPONENTS, WIDTH, NORM = 200, 10, 20, 3.0
 SHARE = 0.1  # s_2 / s_1 of W_1 at which the saddle counts as left
 

@@ -22,7 +22,6 @@ from bnrank.theory.escape import FirstEscape, first_escape, output_gradient
 from bnrank.training import Limits, Record, SkipPlateau, Solver
 from bnrank.training.gradient_flow import Flow, Row, flow
 
-
 GROWN = 2.0  # times the largest initial singular value of its layer
 SECOND = 0.5  # s_2 / s_1 of the deep layers at which the second escape is over
 DEEP = 3  # the first of the deep layers

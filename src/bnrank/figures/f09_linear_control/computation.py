@@ -19,7 +19,6 @@ from bnrank.tasks import handwritten_digits
 from bnrank.training import Limits, Record, SkipPlateau
 from bnrank.training.gradient_flow import Flow, flow
 
-
 HALF = 0.5  # mode k has escaped at this share of s_k; relative tolerance of the ranks of layers
 EVERY = 2  # steps between rows, and between rows with singular values
 STAY = 1.1  # multiple of the time of the last escape at which a flow ends

@@ -45,7 +45,6 @@ from bnrank.networks import LinearNetwork
 from bnrank.reporting import Section
 from bnrank.training.gradient_flow import Flow
 
-
 ALIGNED = 0.05  # of s_k: from there on the law is compared in the run from Gaussian weights
 
 

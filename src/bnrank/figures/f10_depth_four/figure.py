@@ -16,7 +16,6 @@ from bnrank.figures.harness.outcome import Outcome
 from bnrank.reporting import Section
 from bnrank.tasks import handwritten_digits
 
-
 DEPTHS = (4, 6)
 
 

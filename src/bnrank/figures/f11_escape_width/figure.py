@@ -22,7 +22,6 @@ from bnrank.reporting import Section
 from bnrank.tasks import circle
 from bnrank.theory.escape.descent import Batch
 
-
 DEPTH = 3
 RANK_ONE = math.sqrt(2) - 1  # T40: the best speed of rank one
 LOCAL = math.sqrt(2) / 3  # a frequent local optimum

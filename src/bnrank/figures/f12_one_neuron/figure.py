@@ -18,7 +18,6 @@ from bnrank.figures.harness.outcome import Outcome
 from bnrank.reporting import Section
 from bnrank.theory.escape.one_neuron import OneNeuron, one_neuron_speed, rank_one_speed
 
-
 BEST = math.sqrt(2) - 1
 RANK_TWO = 0.5
 POINTS = 8

@@ -20,7 +20,6 @@ from bnrank.theory.invariants.finding import find
 from bnrank.training import Limits, Record, Solver
 from bnrank.training.gradient_flow import Flow, flow
 
-
 Array = np.ndarray[Any, Any]
 SIDE = 8  # largest side of an image that is not averaged over squares
 

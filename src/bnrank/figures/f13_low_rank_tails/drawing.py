@@ -12,7 +12,6 @@ from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.f13_low_rank_tails.computation import Course, Steps
 from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels, reference
 
-
 TIME = "time t of the gradient flow"
 DASHES = (":", "-.")
 KINDS = {"sum": "ReLU block, [Z D]", "conv": "convolution", "linear": "fully connected"}

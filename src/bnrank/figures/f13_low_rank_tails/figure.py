@@ -31,7 +31,6 @@ from bnrank.figures.harness.outcome import Outcome
 from bnrank.reporting import Section
 from bnrank.tasks import separable, two_digits
 
-
 NEAR_ONE = 0.99
 ROUNDING = 1e-6  # share of ||W||_F^2 by which the integrator's steps may break the bound
 NORM = 3.0  # mean of ||x|| of the images

@@ -23,7 +23,6 @@ from bnrank.tasks import Task, low_rank_map
 from bnrank.theory.cost.pairs import two_point
 from bnrank.training import Stop, train
 
-
 FULL = ((2.0, 1.0, 0.0, 0.0), (0.0, 2.0, 1.0, 0.0), (0.0, 0.0, 1.5, 0.5), (0.5, 0.0, 0.0, 1.0))
 LOW = ((3.0, 1.0, 0.0, 0.0), (0.0, 2.0, 1.0, 0.0), (3.0, 3.0, 1.0, 0.0), (1.5, 0.5, 0.0, 0.0))  # rank 2
 ZERO = 1e-8  # relative tolerance of ranks

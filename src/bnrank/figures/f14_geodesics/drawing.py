@@ -14,7 +14,6 @@ from bnrank.figures.f14_geodesics.computation import Family, Line, Trained, chea
 from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels
 from bnrank.measures.representations import distances, layout
 
-
 RATIO = r"$\ell\,/\,L$ (0: input, 1: output)"
 
 

@@ -21,7 +21,6 @@ from bnrank.figures.harness.figure import Figure, middle
 from bnrank.figures.harness.outcome import Outcome
 from bnrank.reporting import Section
 
-
 STRAIGHT = 1e-8
 RANK = 2  # of F4's data
 GAP = 20.0  # as in F1

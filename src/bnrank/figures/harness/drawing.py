@@ -9,7 +9,6 @@ from matplotlib.figure import Figure as Picture
 
 from bnrank._core.axes import OKABE_ITO, dress
 
-
 GRAY = "0.35"
 
 

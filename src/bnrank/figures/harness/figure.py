@@ -16,7 +16,6 @@ from bnrank.figures.harness import store
 from bnrank.figures.harness.interruption import ctrl_c
 from bnrank.figures.harness.outcome import Outcome
 
-
 SCALES = ("quick", "paper")
 
 

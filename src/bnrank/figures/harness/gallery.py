@@ -19,7 +19,6 @@ from bnrank.reporting.page import Part
 from bnrank.reporting.sections import flatten_settings
 from bnrank.reporting.tables import typeset
 
-
 PAGE = "index.html"
 OUT = "reproduction"  # the default folder
 

@@ -22,7 +22,6 @@ from bnrank.reporting.charts.parts import plain as plain_figure
 from bnrank.reporting.sections import flatten_settings
 from bnrank.reporting.tables import verdict_rows
 
-
 SVG_LIMIT = 300_000  # bytes above which a picture is kept as PNG only
 DPI = 150
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from bnrank import tasks
 from bnrank.figures.harness.figure import Figure
 
-
 GB = 1e9
 DATA: Mapping[str, Callable[[], object]] = {"mnist": lambda: tasks.mnist(n=1, n_test=0)}
 """Data set -> its loader, whose error says what to download and where to put it."""

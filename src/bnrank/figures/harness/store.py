@@ -28,7 +28,6 @@ import numpy as np
 from bnrank._core.files import PARTIAL, prepare_folder, write_atomically
 from bnrank.reporting.sections import flatten_settings
 
-
 STAMP, SPENT, SECTIONS, CLAIMS = "stamp.json", "spent.json", "sections.json", "claims.json"
 RUNS, INNER = "runs", "sections"
 ABANDONED = 600  # seconds after which a partial file no longer counts as another process's
