@@ -183,7 +183,7 @@ def _row(c: Classifier, times: float, far: float) -> dict[str, object]:
         "||theta||^2": c.norm,
         **{f"tripoints, reach {r:g}": c.within(r) for r in (1.0, times, far)},
         "reach of the first": float(c.reach[0]) if len(c.reach) else "",
-        "distance to a sample, least": c.nearest if len(c.reach) else "",
+        "smallest distance to a sample": c.nearest if len(c.reach) else "",
         "regions": len(c.regions.cells),
         **{f"s_{i + 1}": float(value) for i, value in enumerate(c.weights)},
         "closest to a line": float(np.min(c.spread)),

@@ -173,11 +173,11 @@ def staircase(net: MLP, task: Reduced, modes: int, skip: bool) -> Staircase:
         limits=Limits(stop=_after(level), max_evaluations=400_000, max_networks=100_000),
     )
     maps = np.stack([end_to_end(own) for own in path.networks])
-    seen = np.einsum("ik,tij,kj->tk", u, maps, vt)
+    values = np.einsum("ik,tij,kj->tk", u, maps, vt)
     times = path.times_since_handover[path.network_rows]
-    escapes = np.array([crossing(times, seen[:, k], HALF * s[k], len(path.history.layer)) for k in range(len(s))])
+    escapes = np.array([crossing(times, values[:, k], HALF * s[k], len(path.history.layer)) for k in range(len(s))])
     found = plateaus.find(path.times_since_handover, path.loss, path.gradient_norm, least=0.005)
-    stairs = Staircase(path, times, seen, escapes, found)
+    stairs = Staircase(path, times, values, escapes, found)
     found = tuple(
         dataclasses.replace(p, ranks=spectra.weight_singular_values(stairs.network(p)).ranks(HALF)) for p in found
     )

@@ -53,7 +53,7 @@ def claims(stairs: Staircase, exact: Staircase, task: Reduced, modes: int, start
     u, s, vt = np.linalg.svd(task.correlation, full_matrices=False)
     depth, found = len(stairs.flow.history.layer), stairs.found[1 : modes + 1]
     table = rank_table(stairs)
-    seen = ", ".join("/".join(map(str, np.unique(row))) for row in table)
+    ranks = ", ".join("/".join(map(str, np.unique(row))) for row in table)
     wanted = np.arange(1, len(table) + 1)
     in_order = len(table) >= modes and bool((table == wanted[:, None]).all())
     nets = [stairs.network(p) for p in found]
@@ -73,7 +73,7 @@ def claims(stairs: Staircase, exact: Staircase, task: Reduced, modes: int, start
     off = np.abs(exact.escapes[:modes] / times - 1).max()
     relative = "largest relative difference"
     return (
-        is_true("rank of all layers at the plateaus after the first", in_order, seen, "1, 2, 3, ... in every layer"),
+        is_true("rank of all layers at the plateaus after the first", in_order, ranks, "1, 2, 3, ... in every layer"),
         above(
             "k-th new mode against the k-th singular vectors of Y^T X, smallest overlap",
             overlaps.min(),

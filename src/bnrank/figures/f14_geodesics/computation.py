@@ -326,8 +326,8 @@ def cheapest_stretch(depths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np
         layers = 4 * np.sinh(eps) ** 2 + 2 * np.sinh(2 * eps) ** 2  # 2 cosh 2 eps + cosh 4 eps - 3
         norm = (depth - 2) * layers + 2 * np.exp(-u) + np.exp(-2 * u)
         found.append((u[norm.argmin()], norm.min()))
-    best, least = np.array(found).T
-    return best, least
+    best, smallest = np.array(found).T
+    return best, smallest
 
 
 def family(title: str, depths: Sequence[int], gamma: float, stretch: float | None, floor: int) -> Family:

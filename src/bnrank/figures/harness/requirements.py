@@ -62,8 +62,8 @@ def memory(root: str | os.PathLike[str] = "/") -> float | None:
     with contextlib.suppress(ImportError):
         import resource  # not on every system
 
-        most = resource.getrlimit(resource.RLIMIT_AS)[0]
-        left += [float(most - mapped)] if most != resource.RLIM_INFINITY else []
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        left += [float(limit - mapped)] if limit != resource.RLIM_INFINITY else []
     return (min(left) + held) / GB if left else None
 
 
@@ -91,8 +91,8 @@ def _left(top: Path) -> Iterator[float]:
 
 def _left_of(group: Path, limit: str, usage: str, cache: str) -> float | None:
     try:
-        most, used = (group / limit).read_text().strip(), float((group / usage).read_text())
+        maximum, used = (group / limit).read_text().strip(), float((group / usage).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return None if most == "max" else float(most) - used + float(stat.get(cache, 0))
+        return None if maximum == "max" else float(maximum) - used + float(stat.get(cache, 0))
     except (OSError, ValueError):
         return None
