@@ -110,7 +110,7 @@ def test_memory_of_this_process_counts_and_elsewhere_that_of_the_machine(tmp_pat
 
 def test_missing_data_are_said_before_the_figure_starts_with_what_to_fetch(tmp_path, plant, monkeypatch):
     monkeypatch.setenv("BNRANK_DATA", str(tmp_path / "empty"))
-    monkeypatch.setattr(images.pooch, "os_cache", lambda _: tmp_path / "cache")
+    monkeypatch.setattr("pooch.os_cache", lambda _: tmp_path / "cache")
     monkeypatch.setattr(images, "_download", lambda name, folder: (folder / name, ["no network"]))
     a, b = planted("a", data={"paper": ("mnist",)}), planted("b")
     plant(a, b)
