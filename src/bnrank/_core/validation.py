@@ -98,6 +98,31 @@ def per_member(value: Any, name: str, members: int, minimum: float = 0.0, *, str
     return [number(value, name, minimum, strict=strict)] * members
 
 
+def real(value: object, name: str, expected: str = "real numbers") -> Tensor:
+    """Return finite real numbers as a tensor: floating point as given, integers as float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not a tensor, array or nested sequence of real numbers, or an entry is NaN or infinite.
+
+    Examples
+    --------
+    >>> real([[1, 2]], "a").dtype
+    torch.float64
+    """
+    try:
+        tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+        if tensor.is_complex() or tensor.dtype == torch.bool:
+            raise TypeError
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name}: got {describe(value)}, expected {expected}") from error
+    tensor = tensor if tensor.is_floating_point() else tensor.to(torch.float64)
+    if not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"{name}: got NaN or infinite entries, expected finite ones")
+    return tensor
+
+
 def samples(value: object, name: str, *, features: int | None = None, minimum: int = 1, ndim: int | None = 2) -> Tensor:
     """Return data as a floating-point tensor, one sample per row.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
@@ -260,15 +259,4 @@ def plane(origin: object, u: object, v: object, bounds: object, size: int) -> tu
 
 
 def _numbers(value: object, name: str, expected: str) -> Array:
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().to(torch.float64)
-    try:
-        array = np.asarray(value)
-        if array.dtype.kind not in "iuf":
-            raise ValueError
-        array = array.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}: got {validation.describe(value)}, expected numbers, {expected}") from error
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name}: got NaN or infinite entries, expected finite ones")
-    return array
+    return validation.real(value, name, f"numbers, {expected}").cpu().numpy().astype(np.float64)

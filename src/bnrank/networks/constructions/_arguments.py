@@ -31,18 +31,10 @@ def together(f: Chain, g: Chain, names: tuple[str, str]) -> tuple[Chain, Chain]:
 
 
 def array(value: object, name: str, shape: str, ndim: int | Sequence[int]) -> Tensor:
-    """Return a tensor or array of floating point with finite entries and ``ndim`` dimensions, in its precision."""
-    ndims = [ndim] if isinstance(ndim, int) else list(ndim)
-    tensor = torch.from_numpy(np.ascontiguousarray(value)) if _is_numeric(value) else value
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+    """Return a tensor or array of finite numbers with ``ndim`` dimensions, in its precision."""
+    if not isinstance(value, Tensor | np.ndarray) or (isinstance(value, Tensor) and not value.is_floating_point()):
         raise TypeError(f"{name}: got {validation.describe(value)}, expected floating-point numbers of shape {shape}")
-    if tensor.ndim not in ndims or 0 in tensor.shape:
+    tensor = validation.real(value, name, f"floating-point numbers of shape {shape}")
+    if tensor.ndim not in ([ndim] if isinstance(ndim, int) else ndim) or 0 in tensor.shape:
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {shape}")
-    if not bool(torch.isfinite(tensor).all()):
-        bad = int((~torch.isfinite(tensor)).sum())
-        raise ValueError(f"{name}: got {bad} NaN or infinite entries, expected finite numbers")
-    return tensor.detach()
-
-
-def _is_numeric(value: object) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
+    return tensor

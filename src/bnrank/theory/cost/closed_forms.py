@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -165,21 +164,9 @@ def schatten(values: Tensor, depth: int) -> float:
 
 
 def _array(value: Any, name: str) -> Tensor:
-    if isinstance(value, Tensor):
-        array = value.detach().cpu()
-    else:
-        try:
-            array = torch.as_tensor(np.asarray(value))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"{name}: got {validation.describe(value)}, expected an array of real numbers") from error
-    if array.is_complex() or array.dtype == torch.bool:
-        raise TypeError(f"{name}: got {validation.describe(value)}, expected real numbers")
+    array = validation.real(value, name).cpu()
     if array.numel() == 0:
         raise ValueError(f"{name}: got an empty array of shape {tuple(array.shape)}, expected at least one entry")
-    if not array.is_floating_point():
-        array = array.to(torch.float64)
-    if not bool(torch.isfinite(array).all()):
-        raise ValueError(f"{name}: got NaN or infinite entries, expected finite ones")
     return array
 
 

@@ -177,15 +177,7 @@ def _blow_up(r0: np.ndarray, speed: np.ndarray, depth: int) -> np.ndarray:
 
 
 def _finite(value: Numbers, name: str) -> np.ndarray:
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name}: got {validation.describe(value)}, expected a number or numbers") from error
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name}: got {array[~np.isfinite(array)][0]}, expected finite numbers")
-    return array
+    return validation.real(value, name, "a number or numbers").double().cpu().numpy()
 
 
 def _positive(value: Numbers, name: str) -> np.ndarray:
