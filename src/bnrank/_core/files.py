@@ -9,8 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["atomic_path", "discard_partial", "prepare_folder", "write_atomically"]
-
 PARTIAL = ".partial"  # suffix of folders with unfinished files
 
 
@@ -55,6 +53,24 @@ def prepare_folder(out: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise ValueError(f"out: cannot write to {str(folder)!r}: {error.strerror or error}") from error
     return folder
+
+
+def checked_path(path: str | os.PathLike[str], name: str, suffix: str | None = None) -> Path:
+    """Return a path that a file can be written to.
+
+    Raises
+    ------
+    ValueError
+        If it has another ending, is a folder, or lies in a folder that does not exist.
+    """
+    path = Path(path)
+    if suffix and path.suffix != suffix:
+        raise ValueError(f"{name}: got {path.name!r}, expected a name ending in {suffix}")
+    if path.is_dir():
+        raise ValueError(f"{name}: got {str(path)!r}, which is a folder, expected a file name")
+    if not path.parent.is_dir():
+        raise ValueError(f"{name}: got {str(path)!r}, expected a path in a folder that exists")
+    return path
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:

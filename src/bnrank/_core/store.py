@@ -16,10 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bnrank._core.files import atomic_path
+from bnrank._core.files import atomic_path, checked_path
 from bnrank._version import __version__
-
-__all__ = ["Stored", "checked_path", "load", "read", "save"]
 
 SUFFIX = ".safetensors"
 KEY = "bnrank"
@@ -82,7 +80,7 @@ def save(
     >>> stored.about["n"], stored.tensors["x"].tolist()
     (2, [1.0, 1.0])
     """
-    path = checked_path(path)
+    path = checked_path(path, "path", SUFFIX)
     plain, seen = {name: _plain(tensor) for name, tensor in tensors.items()}, set()
     for name, tensor in plain.items():  # safetensors refuses tensors that share memory
         plain[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
@@ -149,24 +147,6 @@ def read(path: str | os.PathLike[str], *, name: str = "path") -> Stored:
         raise ValueError(
             f"{name}: {path} ({path.stat().st_size} bytes) is damaged or not a safetensors file: {error}"
         ) from error
-
-
-def checked_path(path: str | os.PathLike[str], name: str = "path") -> Path:
-    """Return a path that a file can be written to.
-
-    Raises
-    ------
-    ValueError
-        If it does not end in ``.safetensors``, is a folder, or lies in a folder that does not exist.
-    """
-    path = Path(path)
-    if path.suffix != SUFFIX:
-        raise ValueError(f"{name}: got {path.name!r}, expected a name ending in {SUFFIX}")
-    if path.is_dir():
-        raise ValueError(f"{name}: got {str(path)!r}, which is a folder, expected a file name")
-    if not path.parent.is_dir():
-        raise ValueError(f"{name}: got {str(path)!r}, expected a path in a folder that exists")
-    return path
 
 
 def _plain(tensor: Tensor | np.ndarray) -> Tensor:

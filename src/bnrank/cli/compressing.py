@@ -9,6 +9,7 @@ import torch
 import typer
 
 from bnrank import tasks
+from bnrank._core.files import checked_path
 from bnrank.cli.arguments import (
     DropMissing,
     Ignore,
@@ -17,7 +18,6 @@ from bnrank.cli.arguments import (
     Slope,
     Targets,
     Weights,
-    checked_output,
     read_model,
     words,
 )
@@ -61,8 +61,8 @@ def compress_command(
 
     Here run is what [bold]bnrank train low-rank --depth 12 --width 30 --ridge 0.002 --steps 500 --out run[/] left.
     """
-    checked_output(out, "out")
-    checked_output(save, "save", ".safetensors")
+    checked_path(out, "out")
+    checked_path(save, "save", ".safetensors")
     if any(Path(given).resolve() == save.resolve() for given in (model, weights) if given is not None):
         raise ValueError(f"save: got {str(save)!r}, the network that is read, expected another name")
     table = tasks.read_table(data, words(targets), words(ignore), outputs=False, drop_missing=drop_missing)

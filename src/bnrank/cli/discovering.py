@@ -13,7 +13,7 @@ import typer
 
 from bnrank import tasks
 from bnrank._core import files, validation
-from bnrank.cli.arguments import Data, DropMissing, Ignore, Quiet, Targets, checked_output, words
+from bnrank.cli.arguments import Data, DropMissing, Ignore, Quiet, Targets, words
 from bnrank.cli.terminal import say, say_where
 from bnrank.discovery import (
     BottleneckAutoencoder,
@@ -65,10 +65,10 @@ def discover(
 
     Example: [bold]bnrank discover table.csv --targets price,quality --ignore id --coordinates z.csv[/]
     """
-    checked_output(out, "out")
+    files.checked_path(out, "out")
     for path, option, suffix in ((save, "save", ".safetensors"), (coordinates, "coordinates", ".csv")):
         if path is not None:
-            checked_output(path, option, suffix)
+            files.checked_path(path, option, suffix)
     if kind is not None:
         validation.choice(kind, "kind", list(KINDS))
     needed = kind != "autoencoder"

@@ -127,7 +127,7 @@ def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] 
     stored = store.read(path)
     if not stored.kind:
         return _from_foreign(stored.path, stored.tensors, validation.slope(slope), order)
-    if stored.kind == "compressed":
+    if stored.kind == "compressed network":
         hint = f"load it with bnrank.discovery.load_compressed({str(path)!r})"
         raise ValueError(f"path: {path} holds a network that was compressed; {hint}")
     return _rebuilt(store.load(path, "network"))

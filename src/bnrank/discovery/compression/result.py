@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bnrank._core import store
+from bnrank._core import files, store
 from bnrank._core.results import Printed
 from bnrank.discovery.compression.certificate import Certificate
 from bnrank.discovery.compression.stages import Step
@@ -64,7 +64,7 @@ class Compressed(Printed):
         TypeError, ValueError
             If a part of a segment is no layer of torch that plain values describe, or the path does not fit.
         """
-        path = store.checked_path(path)
+        path = files.checked_path(path, "path", store.SUFFIX)
         if not self.plan:
             raise ValueError(
                 "network: nothing was compressed, expected a network with replaced segments; save the module itself"
