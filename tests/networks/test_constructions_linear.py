@@ -235,7 +235,7 @@ def test_domains_that_are_not_completely_positive_are_refused():
         (lambda: linear(torch.ones(3), 2), ValueError, r"a: got shape \(3,\), expected \(d_out, d_in\)"),
         (lambda: linear(torch.ones(3, 3, dtype=torch.int), 2), TypeError, "a: got Tensor.*int32"),
         (lambda: linear([[1.0]], 2), TypeError, "a: got"),
-        (lambda: linear(np.array([[np.inf]]), 2), ValueError, "a: got 1 NaN or infinite"),
+        (lambda: linear(np.array([[np.inf]]), 2), ValueError, "a: got NaN or infinite"),
         (lambda: linear(torch.ones(3, 0), 2), ValueError, "a: got shape"),
         (lambda: linear(torch.ones(3, 3), 0), ValueError, "depth: got 0"),
         (lambda: linear(torch.ones(3, 3), 3, rtol=-1), ValueError, "rtol: got -1"),

@@ -143,7 +143,7 @@ def test_slopes_there_and_back():
         (lambda: max_of_affine(torch.ones(3, 2), torch.ones(1, 3, 1)), ValueError, "b: got shape"),
         (lambda: max_of_affine(torch.ones(3, 2), signs=torch.ones(2)), ValueError, r"signs: got shape \(1, 2\)"),
         (lambda: max_of_affine(np.array([["a"]])), TypeError, "a: got ndarray"),
-        (lambda: max_of_affine(torch.tensor([[math.inf, 0]])), ValueError, "a: got 1 NaN or infinite"),
+        (lambda: max_of_affine(torch.tensor([[math.inf, 0]])), ValueError, "a: got NaN or infinite"),
     ],
 )
 def test_bad_arguments_are_named(call, error, words):

@@ -126,7 +126,7 @@ def test_bad_input():
         blow_up_time(1, 1, 3.0)
     with pytest.raises(ValueError, match="r0: got 0, expected a number > 0"):
         norm_at(1, 0, 1, 3)
-    with pytest.raises(ValueError, match="r: got nan"):
+    with pytest.raises(ValueError, match="r: got NaN"):
         time_to(math.nan, 1, 1, 3)
     with pytest.raises(TypeError, match="t: got 'now'"):
         norm_at("now", 1, 1, 3)
