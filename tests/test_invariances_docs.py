@@ -39,7 +39,7 @@ def test_the_tail_becomes_low_rank(after):
     assert tail.ratios(after["after"]) == pytest.approx([0.975, 0.980, 1], abs=1e-3)
     bounds = tail.bounds(after["after"], after["start"])
     assert all(0.95 * bound.left < bound.right <= bound.left * (1 + 1e-9) for bound in bounds)
-    assert all(one.value >= one.least for one in tail.alignments(after["after"], after["start"]))
+    assert all(one.value >= one.minimum for one in tail.alignments(after["after"], after["start"]))
 
 
 def test_the_numbers_of_the_small_graph(after):

@@ -156,9 +156,9 @@ def test_bad_arguments():
     tree = graph.decompose()
     with pytest.raises(ValueError, match=r"h: got shape \(4, 5\), expected \(N, 6\)"):
         tree(torch.ones(4, 5))
-    with pytest.raises(ValueError, match="limit: the graph has 6 paths, more than 5"):
-        graph.decompose(limit=5)
-    with pytest.raises(ValueError, match="limit: the graph has 6 paths, more than 5"):
-        graph.enumerate(torch.ones(1, 2), limit=5)
+    with pytest.raises(ValueError, match="max_paths: the graph has 6 paths, more than 5"):
+        graph.decompose(max_paths=5)
+    with pytest.raises(ValueError, match="max_paths: the graph has 6 paths, more than 5"):
+        graph.enumerate(torch.ones(1, 2), max_paths=5)
     assert tree != "tree"
     assert repr(tree) == "SignTree(1 outputs, 6 paths, 16 nodes)"

@@ -264,8 +264,8 @@ def test_refusals():
         neurons(LayerGraph((*nodes, pool), "pool", frozenset()), {})
     with pytest.raises(ValueError, match="parameters: 'w', which last uses, is missing; did you mean 'W'"):
         neurons(by_hand(), {"W": normal(2, 3)})
-    with pytest.raises(ValueError, match="limit: the graph has 6 edges, counted before merging, more than 5"):
-        neurons(by_hand(), {"w": normal(2, 3)}, limit=5)
+    with pytest.raises(ValueError, match="max_edges: the graph has 6 edges, counted before merging, more than 5"):
+        neurons(by_hand(), {"w": normal(2, 3)}, max_edges=5)
     with pytest.raises(ValueError, match="weights: got nan"):
         neurons(by_hand(), {"w": normal(2, 3) * np.nan})
 

@@ -78,7 +78,7 @@ def test_paths_counted_and_enumerated(g):
     for edge in graph.edges:
         assert graph.through(edge) == sum(edge in edges_of(path) for path in paths)
     with pytest.raises(ValueError, match=f"has {len(paths)} paths, more than {len(paths) - 1}"):
-        graph.paths(limit=len(paths) - 1)
+        graph.paths(max_paths=len(paths) - 1)
 
 
 @QUICK

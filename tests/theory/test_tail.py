@@ -262,7 +262,7 @@ def test_the_bound_is_linear_algebra():
             if seed % 5:
                 continue
             for one, ratio in zip(found.alignments(module), found.ratios(module), strict=False):
-                assert one.value >= one.least - 1e-4  # of a small angle the cosine is known to this only
+                assert one.value >= one.minimum - 1e-4  # of a small angle the cosine is known to this only
                 assert 0 <= ratio <= 1 + 1e-12 or np.isnan(ratio)
     assert looked_at > 2500
     assert biting > 40
@@ -305,7 +305,7 @@ def test_constants_are_constant_and_the_bound_of_the_start_holds_along_the_flow(
             assert bound.left >= bound.right - 1e-8
             assert bound.right == pytest.approx(of_now.right, abs=1e-7)
         for one in found.alignments(network, module):
-            assert one.value >= one.least - 1e-6
+            assert one.value >= one.minimum - 1e-6
         grown = found.bounds(network)[0].frobenius
     assert grown > found.bounds(module)[0].frobenius
     changed = {name: p + 0.1 * torch.ones_like(p) for name, p in network.named_parameters()}  # not by the flow

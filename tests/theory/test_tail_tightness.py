@@ -197,7 +197,7 @@ def test_alignment_is_of_a_higher_order_than_the_ratio():
         squares.append(bound.frobenius)
         ratios.append(1 - found.ratios(module)[0])
         angles.append(1 - one.value**2)
-        least.append(1 - one.least**2)
+        least.append(1 - one.minimum**2)
         assert ratios[-1] <= bound.constant / bound.frobenius
         assert angles[-1] <= least[-1] <= (spread / (2 * bound.frobenius - 4 * bound.constant - spread)) ** 2
     slopes = [np.polyfit(np.log(squares), np.log(values), 1)[0] for values in (ratios, angles, least)]

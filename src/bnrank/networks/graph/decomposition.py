@@ -49,7 +49,7 @@ class SignTree:
 
     Notes
     -----
-    sgn(0) is +1 here, and any other choice would be as right: where w_e = 0, every path through e has h_p = 0, so the
+    sgn(0) is +1 here, and any other choice is equally valid: where w_e = 0, every path through e has h_p = 0, so the
     node whose path starts with e has the value sigma(0) = 0, whichever sign it is multiplied by.
 
     sigma_s may have any slope, also a negative one: only sigma_s(c z) = c sigma_s(z) for c >= 0 is used.
@@ -95,7 +95,7 @@ class SignTree:
         return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
 
     def __eq__(self, other: object) -> bool:
-        """Say whether another tree has the same parents, signs, slopes and leaves."""
+        """Return whether another tree has the same parents, signs, slopes and leaves."""
         if not isinstance(other, SignTree):
             return NotImplemented
         names = ("parents", "signs", "slopes", "leaves")
@@ -111,7 +111,7 @@ class SignTree:
         return f"SignTree({self.starts[1]} outputs, {len(self.leaves)} paths, {len(self)} nodes)"
 
     def to_networkx(self) -> nx.DiGraph:
-        """Return the trees as a networkx graph that `NeuronGraph.from_networkx` reads: mu as a network of its own.
+        """Return the trees as a networkx graph that `NeuronGraph.from_networkx` reads: mu as a network.
 
         Nodes are numbered as here; "input" is the number of the path, "label" the vertex at which the node's path
         starts.

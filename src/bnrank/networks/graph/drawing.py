@@ -58,7 +58,7 @@ def draw(graph: Graph, axes: Any = None) -> Axes:
 class _Layout:
     """Where everything goes, in inches: a column per step, the longest path in lane 0, branches in lanes below.
 
-    Long graphs are broken into lines, where a single value is all that goes on.
+    Long graphs are broken into lines where a single value connects them.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -147,7 +147,7 @@ def _lanes(graph: Graph, columns: Mapping[str, int]) -> dict[str, int]:
     for column in sorted({columns[node.name] for node in branches}):
         here = [node for node in branches if columns[node.name] == column]
         taken: set[int] = set()
-        for on in (True, False):  # first those that go on in a lane, from a value that all take in this column
+        for on in (True, False):  # first those that stay in a lane, from a value that all take in this column
             for node in here:
                 before = {lanes[name] for name in node.inputs if name in lanes and last[name] == column} - {0, *taken}
                 if node.name in lanes or (on and not before):

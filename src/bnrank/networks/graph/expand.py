@@ -25,13 +25,13 @@ CONSTANT = "constant"
 Array = NDArray[Any]
 
 
-def neurons(graph: Graph, parameters: Mapping[str, Tensor], limit: int = EDGE_LIMIT) -> NeuronGraph:
+def neurons(graph: Graph, parameters: Mapping[str, Tensor], max_edges: int = EDGE_LIMIT) -> NeuronGraph:
     """Return a layer graph as a weighted DAG of neurons.
 
     The vertices are entries of values, named (node, flat index), and "constant", from which the biases come. Entries of
     parameters are edges, learnable where the graph trains them, with their origin; sums, averages and reorderings are
     fixed edges. A vertex that only passes on a value is merged with its neighbor: a layer and the activation after
-    it are one vertex, named after the layer. Entries that are 0 whatever the input, and those that reach no output, are
+    it are one vertex, with the layer's name. Entries that are 0 whatever the input, and those that reach no output, are
     left out. Two edges between the same vertices are kept apart by a vertex (node, flat index, k) of slope 1.
 
     Slopes that are learned (PReLU) become fixed numbers.
@@ -42,14 +42,14 @@ def neurons(graph: Graph, parameters: Mapping[str, Tensor], limit: int = EDGE_LI
         All of its nodes inside the theory, no max pooling.
     parameters : mapping
         From names to tensors, as ``dict(module.named_parameters())``.
-    limit : int
-        Most edges, counted before vertices are merged.
+    max_edges : int
+        Limit on the edges, counted before vertices are merged.
 
     Raises
     ------
     ValueError
         If a node is outside the theory or takes maxima (named), a parameter is missing or not finite, or there are more
-        edges than ``limit`` (says how many).
+        edges than ``max_edges``.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def neurons(graph: Graph, parameters: Mapping[str, Tensor], limit: int = EDGE_LI
 
     Source: LeJegelka2022, section 2; T42.
     """
-    validation.integer(limit, "limit")
+    validation.integer(max_edges, "max_edges")
     for node in graph:
         if node.op == "outside":
             raise ValueError(f"graph: {node.name} is outside the theory: {node.reason or node.text}")
@@ -80,8 +80,8 @@ def neurons(graph: Graph, parameters: Mapping[str, Tensor], limit: int = EDGE_LI
                 raise ValueError(f"parameters: {name!r}, which {node.name} uses, is missing{near}")
     parts = [(node, part) for node in graph for part in _parts(graph, node, values)]
     total = sum(part.count for _, part in parts)
-    if total > limit:
-        raise ValueError(f"limit: the graph has {total} edges, counted before merging, more than {limit}")
+    if total > max_edges:
+        raise ValueError(f"max_edges: the graph has {total} edges, counted before merging, more than {max_edges}")
     inputs: list[Hashable] = [(graph.nodes[0].name, i) for i in range(graph.nodes[0].size)]
     outputs: list[Hashable] = [(graph.output, i) for i in range(graph[graph.output].size)]
     draft = _drafted(graph, values, parts)

@@ -1,4 +1,4 @@
-"""A module run on two samples with every operation of torch intercepted: carried out, read and verified."""
+"""A module run on two samples with every operation of torch intercepted, read and verified."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Follower(TorchFunctionMode):
         if self.working:
             return func(*args, **(kwargs or {}))
         self._check_numbers(func, args)
-        return self._carry_out(function_name(func), _setitem if func is Tensor.__setitem__ else func, args, kwargs)
+        return self._run(function_name(func), _setitem if func is Tensor.__setitem__ else func, args, kwargs)
 
     @contextmanager
     def _patched(self) -> Iterator[None]:
@@ -110,7 +110,7 @@ class Follower(TorchFunctionMode):
             run = function.__get__(None, cls)
             if self.working:
                 return run(*args, **kwargs)
-            return self._carry_out(f"{cls.__name__} (autograd.Function)", run, args, kwargs)
+            return self._run(f"{cls.__name__} (autograd.Function)", run, args, kwargs)
 
         setattr(nn.Module, "__call__", run_module)  # noqa: B010
         setattr(torch.autograd.Function, "apply", classmethod(run_function))  # noqa: B010
@@ -121,7 +121,7 @@ class Follower(TorchFunctionMode):
             setattr(torch.autograd.Function, "apply", function)  # noqa: B010
 
     def _call(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Follow a submodule, or carry it out as one operation."""
+        """Follow a submodule, or run it as one operation."""
         if id(module) not in self.places:
             if any(True for _ in module.parameters()):
                 raise RefusedError(
@@ -132,7 +132,7 @@ class Follower(TorchFunctionMode):
             self.made.append(module.eval())
         place = self.places[id(module)]
         if _is_operation(module):
-            return self._carry_out(type(module).__name__, run, args, kwargs, module, place)
+            return self._run(type(module).__name__, run, args, kwargs, module, place)
         self.scope.append(place)
         try:
             return run(*args, **kwargs)
@@ -166,7 +166,7 @@ class Follower(TorchFunctionMode):
         self.alive.append(value)
         return value
 
-    def _carry_out(
+    def _run(
         self,
         name: str,
         run: Callable[..., Any],
@@ -175,7 +175,7 @@ class Follower(TorchFunctionMode):
         module: nn.Module | None = None,
         place: str = "",
     ) -> Any:
-        """Carry out an operation, read it, and return its result."""
+        """Run an operation, read it, and return its result."""
         self.working = True
         try:
             given = replace((args, kwargs or {}), lambda leaf: self._value(leaf) if isinstance(leaf, Tensor) else leaf)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bnrank.networks.functional import unwrap
 from bnrank.networks.graph import drawing, expand
 from bnrank.networks.graph.decomposition import SignTree
-from bnrank.networks.graph.neurons import NeuronGraph
+from bnrank.networks.graph.neurons import PATH_LIMIT, NeuronGraph
 from bnrank.networks.graph.nodes import Graph
 from bnrank.networks.graph.wiring import Vertex
 
@@ -39,33 +39,33 @@ class LayerGraph(Graph):
         The module's class.
     """
 
-    def neurons(self, net: nn.Module | None = None, limit: int = 20_000) -> NeuronGraph:
+    def neurons(self, net: nn.Module | None = None, max_edges: int = expand.EDGE_LIMIT) -> NeuronGraph:
         """Return the graph with a vertex per neuron, for small networks (theory.md T42).
 
         Parameters
         ----------
         net : torch.nn.Module, optional
-            The network to take the weights from; those it was traced with if none is given.
-        limit : int
-            Most edges, counted before vertices are merged.
+            The network to take the weights from. Default: the weights it was traced with.
+        max_edges : int
+            Limit on the edges, counted before vertices are merged.
 
         Raises
         ------
         ValueError
-            If a node is outside the theory or takes maxima, or there are more edges than ``limit``.
+            If a node is outside the theory or takes maxima, or there are more edges than ``max_edges``.
         """
         held = self.parameters
         if net is not None:
             held = {name: p.detach() for name, p in unwrap(net).named_parameters()}
-        return expand.neurons(self, held, limit)
+        return expand.neurons(self, held, max_edges)
 
     def count(self) -> int:
         """Return the number of paths from inputs to outputs, neuron by neuron, without enumerating them."""
         return self.neurons().count()
 
-    def paths(self, limit: int = 10**6) -> tuple[tuple[Vertex, ...], ...]:
+    def paths(self, max_paths: int = PATH_LIMIT) -> tuple[tuple[Vertex, ...], ...]:
         """Return the paths from inputs to outputs, neuron by neuron; see `NeuronGraph.paths`."""
-        return self.neurons().paths(limit)
+        return self.neurons().paths(max_paths)
 
     def enumerate(self, x: Tensor | np.ndarray) -> Tensor:
         """Return the path enumeration h(x; w); see `NeuronGraph.enumerate`. x is (N, inputs), flattened."""
@@ -76,15 +76,15 @@ class LayerGraph(Graph):
         return self.neurons().decompose()
 
     def draw(self, axes: Any = None) -> Axes:
-        """Draw the operations from left to right, in the order in which they run, colored by kind.
+        """Draw the operations from left to right, in the order of execution, colored by kind.
 
-        A value that is used again later is an arc over what lies between. Below an operation stands the shape of its
-        value, where it changes. Graphs of more than 9 steps have upright labels.
+        A value that is used again later is drawn as an arc. The shape of a value is below its operation, where it
+        changes. Graphs of more than 9 steps have upright labels.
 
         Parameters
         ----------
         axes : matplotlib axes, optional
-            Where to draw; new ones of a size that fits by default.
+            Default: new axes.
 
         Returns
         -------

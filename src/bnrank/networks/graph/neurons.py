@@ -57,7 +57,7 @@ class NeuronGraph:
     origins : tuple of (parameter name, flat index) or None, optional
         What each weight is an entry of. Edges of the same origin share their weight, as those of a convolution do.
     wiring : Wiring
-        Order, levels and numbers of paths; made, not given.
+        Order, levels and numbers of paths; computed.
 
     Raises
     ------
@@ -151,7 +151,7 @@ class NeuronGraph:
         ----------
         weights : array_like or mapping
             One per edge, (edges,); or a mapping from edges to numbers, or from names of parameters (those of
-            ``origins``) to tensors; what is not named stays.
+            ``origins``) to tensors. Other weights stay.
         """
         if not isinstance(weights, Mapping):
             return replace(self, weights=_array(weights))
@@ -181,14 +181,14 @@ class NeuronGraph:
         x : Tensor or ndarray
             (N, coordinates), or (N, ...) with as many entries; one sample per row.
         weights : Tensor, optional
-            (edges,), in place of the graph's own; gradients flow to it.
+            (edges,), instead of the weights of the graph; gradients flow to it.
         """
         x, weights, slopes = self._points(x), self._factors(weights), torch.tensor(self.slopes)
         parts = x.split(max(1, CHUNK_ENTRIES // max(1, len(self.edges))))
         return torch.cat([self.wiring.evaluate(part, weights, slopes) for part in parts])
 
     def count(self, output: Vertex | None = None) -> int:
-        """Return how many paths there are (to one output), exactly, by dynamic programming."""
+        """Return the exact number of paths (to one output), by dynamic programming."""
         if output is None:
             return sum(self.wiring.ending[v] for v in self.wiring.outputs.tolist())
         if output not in self.outputs:
@@ -196,45 +196,45 @@ class NeuronGraph:
         return self.wiring.ending[self.wiring.position[output]]
 
     def through(self, edge: Edge) -> int:
-        """Return how many paths go along an edge, exactly, by dynamic programming."""
+        """Return the exact number of paths that contain an edge, by dynamic programming."""
         e = self._edge(edge, "edge")
         return self.wiring.ending[self.wiring.sources[e]] * self.wiring.reaching[self.wiring.targets[e]]
 
-    def paths(self, limit: int = PATH_LIMIT) -> tuple[tuple[Vertex, ...], ...]:
+    def paths(self, max_paths: int = PATH_LIMIT) -> tuple[tuple[Vertex, ...], ...]:
         """Return all paths, each as its vertices from the input to the output, in the order of `enumerate`.
 
         Raises
         ------
         ValueError
-            If there are more than ``limit``; says how many.
+            If there are more than ``max_paths``.
         """
-        self._few_enough(limit)
+        self._check_count(max_paths)
         return tuple(self.wiring.walk())
 
-    def enumerate(self, x: Tensor | NDArray[Any], weights: Tensor | None = None, limit: int = PATH_LIMIT) -> Tensor:
+    def enumerate(self, x: Tensor | NDArray[Any], weights: Tensor | None = None, max_paths: int = PATH_LIMIT) -> Tensor:
         """Return the path enumeration h(x; w), float64 (N, paths): x at the path's input times all its weights.
 
         Parameters
         ----------
         x, weights
             As for calling the graph.
-        limit : int
-            Most paths.
+        max_paths : int
+            Limit on the number of paths.
 
         Raises
         ------
         ValueError
-            If there are more than ``limit`` paths; says how many.
+            If there are more than ``max_paths`` paths.
 
         Source: LeJegelka2022, Definition 4.
         """
-        self._few_enough(limit)
+        self._check_count(max_paths)
         x, tree = self._points(x), self.wiring.unrolled
         coordinates = self.wiring.coordinates[tree.vertices[tree.parents[tree.leaves]]]
         ones = torch.cat([x, x.new_ones(len(x), 1)], 1)
         return ones[:, torch.from_numpy(coordinates)] * tree.products(self._factors(weights))
 
-    def decompose(self, limit: int = PATH_LIMIT) -> SignTree:
+    def decompose(self, max_paths: int = PATH_LIMIT) -> SignTree:
         """Return the network mu of weights +1 and -1 with f(x; w) = mu(h(x; w)), h that of `enumerate`.
 
         Built by unrolling the graph into a tree and pulling absolute values towards the inputs; it depends on the
@@ -243,17 +243,17 @@ class NeuronGraph:
         Raises
         ------
         ValueError
-            If there are more than ``limit`` paths; says how many.
+            If there are more than ``max_paths`` paths.
 
         Source: LeJegelka2022, Lemma 1; T42.
         """
-        self._few_enough(limit)
+        self._check_count(max_paths)
         return decomposition.sign_tree(self.wiring, self.weights, self.slopes)
 
     def is_cut(self, edges: Iterable[Edge]) -> bool:
-        """Say whether every path, those from the constant included, goes along exactly one of the edges.
+        """Return whether every path, including those from the constant, contains exactly one of the edges.
 
-        That is what T46 needs; Definition 7 of LeJegelka2022 asks for less (E20).
+        T46 needs this; Definition 7 of LeJegelka2022 requires less (E20).
         """
         return self.wiring.is_cut({self._edge(edge, "edges") for edge in edges})
 
@@ -314,18 +314,18 @@ class NeuronGraph:
     def draw(self, axes: Any = None) -> Axes:
         """Draw the network from left (inputs) to right, vertices by the length of the longest path from an input.
 
-        Blue edges have positive weights, orange ones negative, dashed ones are fixed; widths are as |w|. Names and
-        weights are written where there is room for them.
+        Blue edges have positive weights, orange ones negative, dashed ones are fixed; widths are as |w|. Small graphs
+        show names and weights.
 
         Parameters
         ----------
         axes : matplotlib Axes, optional
-            New ones by default.
+            Default: new axes.
 
         Raises
         ------
         ValueError
-            If there are too many edges to be seen.
+            If there are more than 2000 edges.
         """
         columns, heights = drawing_neurons.graph_places(self.wiring)
         names, headings = drawing_neurons.graph_names(self.vertices, columns)
@@ -334,7 +334,7 @@ class NeuronGraph:
         return drawing_neurons.draw(drawing_neurons.Picture(columns, heights, *weights, names, headings=headings), axes)
 
     def __eq__(self, other: object) -> bool:
-        """Say whether another graph has the same vertices, edges and attributes, in the same order."""
+        """Return whether another graph has the same vertices, edges and attributes, in the same order."""
         if not isinstance(other, NeuronGraph):
             return NotImplemented
         plain = ("vertices", "edges", "inputs", "outputs", "origins")
@@ -355,7 +355,7 @@ class NeuronGraph:
 
     @cached_property
     def shared(self) -> NDArray[np.bool_]:
-        """Whether each edge has its weight in common with another, (edges,)."""
+        """Whether each edge shares its weight with another, (edges,)."""
         uses = Counter(self.origins)
         return np.array([origin is not None and uses[origin] > 1 for origin in self.origins], bool)
 
@@ -395,9 +395,9 @@ class NeuronGraph:
             )
         return weights.double()
 
-    def _few_enough(self, limit: int) -> None:
-        if self.count() > validation.integer(limit, "limit", 0):
-            raise ValueError(f"limit: the graph has {_big(self.count())} paths, more than {limit}")
+    def _check_count(self, max_paths: int) -> None:
+        if self.count() > validation.integer(max_paths, "max_paths", 0):
+            raise ValueError(f"max_paths: the graph has {_big(self.count())} paths, more than {max_paths}")
 
 
 def _array(values: object) -> NDArray[np.float64]:

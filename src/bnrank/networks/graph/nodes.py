@@ -42,7 +42,7 @@ class Node:
     op : str
         One of `OPERATIONS`.
     inputs : tuple of str
-        Names of the nodes whose values it takes, in order; the same one may come twice.
+        Names of the nodes whose values it takes, in order; a node may occur twice.
     shape : tuple of int
         Of the value of one sample, without the dimension of the samples.
     module : str
@@ -61,11 +61,11 @@ class Node:
     factors : tuple of float
         Of an "add", one per input: (1, 1) is a sum, (1, -1) a difference, (2,) twice the input.
     index : ndarray or None
-        Of an "index": for every entry of the value, flattened, the entry of the inputs (flattened and laid end to end)
+        Of an "index": for every entry of the value, flattened, the entry of the inputs (flattened and concatenated)
         it is equal to, or -1 where it is 0 whatever the input.
     stride, padding, dilation, kernel : tuple of int
-        Of a "conv", and of pooling with a window of its own, per spatial dimension; empty for the mean over dimensions
-        and adaptive pooling, which ``windows`` describes.
+        Of a "conv" and of pooling with a fixed window, per spatial dimension; empty for the mean over dimensions and
+        adaptive pooling, which ``windows`` describes.
     padding_mode : str
         "zeros" or "circular" of a "conv". Reflected and replicated padding, and uneven padding, are an "index" before a
         "conv" without padding.
@@ -82,7 +82,7 @@ class Node:
     held : tuple of str
         Names of the parameters that an "outside" uses.
     text : str
-        What it is called in drawings and reasons, e.g. "Linear(3, 5)".
+        Its label in drawings and reasons, e.g. "Linear(3, 5)".
     reason : str
         Of an "outside", why.
     """

@@ -38,7 +38,7 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     net : torch.nn.Module
         Any feedforward module of one tensor that returns one tensor; it is not changed.
     example : Tensor or ndarray
-        Samples (N, ...) such as the module takes, at least one; only their shape matters.
+        Samples (N, ...) of the module's input, one or more; only their shape matters.
 
     Raises
     ------
@@ -46,8 +46,8 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
         If it is no module, takes or returns more than one tensor, has recurrent layers, weights used in several places
         (they are named), control flow that depends on the data (with the line), changes its input in place, or draws
         random numbers that decide what it does: which operations or which entries, in eval mode or in training mode.
-        That is seen where it happens within 3 more traces in eval mode and 32 runs in training mode; an event of a
-        probability of a percent may be missed. Noise that is added and dropout are "outside" and not refused.
+        Detected within 3 more traces in eval mode and 32 runs in training mode; events of a probability of 1 percent
+        may be missed. Added noise and dropout are "outside" and not refused.
 
     Examples
     --------
@@ -160,7 +160,7 @@ def _check_training(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
             f"{first.name!r} ({first.text}); expected the same graph: set the probability of dropping to 0"
         )
     if differs:
-        raise _random(net, f"which operations it carries out while training ({differs})")
+        raise _random(net, f"which operations it runs while training ({differs})")
 
 
 def _check_draws(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
@@ -170,7 +170,7 @@ def _check_draws(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
             follower, output = _follow(net, x, training=False)
             found = follower.finished(output)
         if len(found) != len(nodes):
-            raise _random(net, "which operations it carries out")
+            raise _random(net, "which operations it runs")
         for one, other in zip(nodes, found, strict=True):
             if repr(one) != repr(other) or not (_equal(one.index, other.index) and _equal(one.windows, other.windows)):
                 raise _random(net, f"what it does at {one.name!r} ({one.text})")
@@ -258,10 +258,7 @@ def _drawn(run: Callable[[], Any]) -> tuple[Any, bool]:
 
 
 def _steps(net: nn.Module, x: Tensor) -> str:
-    """Return "" if a module carries out the same operations under every seed, else the first one that differs.
-
-    It is run 32 times, as it is: a copy. What happens less often than that may not be seen.
-    """
+    """Return "" if a module, a copy, runs the same operations under 32 seeds, else the first one that differs."""
     first: list[str] | None = None
     for seed in range(DRAWS):
         with generators(seed), torch.no_grad(), _Names() as names:
@@ -284,7 +281,7 @@ def _state() -> tuple[bytes, Any, Any]:
 
 
 class _Names(TorchFunctionMode):
-    """Takes down the names of the functions that are called, and the shapes that they give."""
+    """Records the names of the functions that are called, and the shapes of their results."""
 
     def __init__(self) -> None:
         super().__init__()

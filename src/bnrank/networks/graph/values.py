@@ -1,4 +1,4 @@
-"""What flows through a module while it is traced: tensors of two samples that know where they come from."""
+"""Values and operations of a module that is traced: tensors of two samples with their origin, and shared memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 SAMPLES = 2
-"""How many samples a module is traced on: two, so that what mixes them is seen."""
+"""Number of samples a module is traced on: two, to detect operations that mix samples."""
 
 NO_SAMPLES = -1
 """The dimension of the samples of a tensor that has none."""
@@ -70,18 +70,18 @@ class Value:
 
 @dataclass
 class Call:
-    """One operation that a module carried out.
+    """One operation of a module.
 
     Attributes
     ----------
     name : str
         "relu", "conv2d", "Linear": the function's name without what marks it as in place, or the class of a module.
     args, kwargs
-        Its arguments, `Value` in place of tensors, as they were before it ran.
+        Its arguments before it ran, with a `Value` in place of every tensor.
     result
-        What it gave, tensors and all.
+        Its result, with tensors.
     run : callable
-        Carries it out again on other arguments.
+        Runs it again on other arguments.
     module : torch.nn.Module or None
         The submodule that was called.
     weights : mapping

@@ -16,14 +16,14 @@ from torch import Tensor
 from bnrank.theory.invariants.drift import StepRule, rule_of, split
 from bnrank.theory.invariants.track import Track
 
-PENDING = "momentum from before the first row: what it adds later is in the rest"
+PENDING = "momentum from before the first row: its later effect is in the rest"
 CHANGED = "step size, momentum or decay changed between steps that have momentum: its parts are for constant ones"
 CLIPPED = "gradients look clipped by value (their largest entry occurs more than once): T49 is for the gradient itself"
 
 
 @dataclass
 class Remarks:
-    """What is to be said of the steps that were taken.
+    """Remarks on the steps that were taken.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Remarks:
 class Attachment:
     """Hooks in an optimizer that add rows to a track while it steps.
 
-    Nothing that goes wrong in them ends the training: recording stops, with a warning and a remark that say why.
+    An error in them does not end the training: recording stops, with a warning and a remark that give the reason.
 
     Parameters
     ----------
@@ -58,13 +58,13 @@ class Attachment:
     trained, live : mapping of str to Tensor
         All trained parameters, and those that enter a quantity.
     track : Track
-        Gets the rows.
+        Receives the rows.
     every : int
         Steps between rows, once there are three times as many.
     remarks : Remarks
-        Is added to.
+        Receives the remarks.
     step, time : int, float
-        Where to go on from.
+        Of the first row to come.
     """
 
     def __init__(
@@ -134,20 +134,20 @@ class Attachment:
             self._stop(error)
 
     def _stop(self, error: Exception) -> None:
-        """Record no more; the hooks stay, since torch goes through them just now."""
+        """Stop recording; the hooks stay, since torch is iterating over them."""
         self.stopped, self._pending = True, None
         text = f"recording stopped at step {self.step}: {type(error).__name__}: {error}"
         self.remarks.add(note=text, unsure=text)
-        warnings.warn(f"bnrank.invariants.Monitor: {text}; training goes on", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"bnrank.invariants.Monitor: {text}; training continues", RuntimeWarning, stacklevel=2)
 
     def _is_due(self, last: int | None) -> bool:
-        """Say whether the present step is a row: closer together at the start, where most happens."""
+        """Return whether the present step is a row; rows are closer at the start, where most changes occur."""
         if last is None or self.step % self.every == 0:
             return True
         return self.step - last >= max(1, min(self.every, self.step // 3))
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> StepRule:
-        """Add a row, if there is none yet, and keep what the split of the step that follows needs."""
+        """Add a row, if there is none yet, and keep what the split of the next step needs."""
         rule = rule_of(optimizer, {id(p): name for name, p in self.live.items()})
         self.remarks.add(rule.note, rule.unlike, rule.unsure)
         self._check_frozen()
@@ -181,7 +181,7 @@ class Attachment:
                 ledger.complete(increments)
 
     def _check_frozen(self) -> None:
-        """Remark on a parameter that is frozen now: what it enters is not conserved any more."""
+        """Remark on a parameter that is frozen now: its quantities are no longer conserved."""
         for name, p in self.live.items():
             if not p.requires_grad and not any(name in text.split() for text in self.remarks.unlike):
                 text = f"parameter {name} was found frozen at step {self.step}"
@@ -189,13 +189,13 @@ class Attachment:
 
 
 def _begun(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> bool:
-    """Say whether steps with momentum were taken before."""
+    """Return whether steps with momentum were taken before."""
     buffers = [optimizer.state.get(p, {}).get("momentum_buffer") for p in parameters]
     return any(b is not None and bool(b.any()) for b in buffers)
 
 
 def _clipped(gradients: Iterable[Tensor | None]) -> bool:
-    """Say whether the largest entry of all gradients occurs more than once, as it does after clipping by value."""
+    """Return whether the largest entry of all gradients occurs more than once, as after clipping by value."""
     found = [g.detach() for g in gradients if g is not None and g.numel()]
     if any(g.dtype.itemsize < 4 for g in found):  # where entries often agree by chance
         return False

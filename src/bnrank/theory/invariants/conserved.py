@@ -166,7 +166,7 @@ class Conserved:
         return self._form(a, b, signed=True)
 
     def scale(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return what a change is to be compared with: in-weights plus out-weights, sqrt(s_u s_v) for a pair u, v."""
+        """Return the scale of changes: in-weights plus out-weights, sqrt(s_u s_v) for a pair u, v."""
         sums = self._squares(parameters, parameters, signed=False)
         return sums if self.kind in ("vertex", "layer") else torch.outer(sums.sqrt(), sums.sqrt())
 
@@ -228,7 +228,7 @@ class Conserved:
         for term in self.terms:
             u = term.rows(a)
             sums = (u * (u if a is b else term.rows(b))).sum(1) * (term.sign if signed else 1)
-            sums = sums.sum() if self.kind == "layer" else sums  # of several values, with channels of their own
+            sums = sums.sum() if self.kind == "layer" else sums  # of several values, each with its channels
             total = sums if total is None else total.to(sums.device) + sums
         assert total is not None
         return total

@@ -90,7 +90,7 @@ class Ledger:
                 late += before.late[i] * weights.sum()
 
     def complete(self, increments: Increments) -> None:
-        """Say what the step after the last row adds."""
+        """Add the increments of the step after the last row."""
         before, self.now = self.before, increments
         if before is None:
             return

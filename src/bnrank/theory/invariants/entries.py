@@ -1,10 +1,11 @@
-"""The entries of all values inside a network: which must be scaled alike, what is done to them, what is fixed."""
+"""The entries of all values inside a network: ties, operations on them, and which are fixed."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ class Entries:
     graph, parameters
         As for :func:`bnrank.theory.invariants.classes.blocks`.
     kept : frozenset of str
-        Diagonal weights that are taken for fixed numbers: what goes in is tied to what comes out, entry by entry.
+        Diagonal weights that are treated as fixed numbers: their inputs are tied to their outputs, entry by entry.
         The entries that one number of any other diagonal weight multiplies are tied with each other.
     """
 
@@ -98,6 +99,11 @@ class Entries:
         node = self.graph[name]
         return self.start[name] + np.arange(node.size).reshape(node.shape)
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all parameters."""
+        return {name: tuple(p.shape) for name, p in self.parameters.items()}
+
     @property
     def pinned(self) -> Array:
         """The numbers of the entries that nothing may scale."""
@@ -108,7 +114,7 @@ class Entries:
         return np.searchsorted(np.array([self.start[node.name] for node in self.graph]), entries, side="right") - 1
 
     def labels(self, without: Collection[str] = ()) -> Array:
-        """Return the class of every entry, where asked without the ties by some parameters."""
+        """Return the class of every entry, optionally without the ties by some parameters."""
         ties = self._ties + [
             (np.repeat(slot.entries[:, 0], slot.entries.shape[1] - 1), slot.entries[:, 1:].ravel())
             for slot in self.slots
@@ -198,9 +204,7 @@ class Entries:
     def _activation(self, node: Node) -> None:
         entries = self.of(node.name)
         if node.weight and self.parameters[node.weight].numel() > 1:
-            self.obstacles.append(
-                (f"{node.text or node.name} has a slope of its own for every channel", entries.ravel())
-            )
+            self.obstacles.append((f"{node.text or node.name} has a separate slope for every channel", entries.ravel()))
         if node.slope != 1:
             self.activations.append((node, entries.ravel()))
 
@@ -277,7 +281,7 @@ class Entries:
         return _broadcast(self.parameters[node.weight].detach().cpu().double().numpy(), node).ravel()
 
     def _shift(self, node: Node) -> None:
-        """Take in a bias: learnable, it writes its channels; a frozen number other than 0 pins them."""
+        """Add a bias: a learnable one writes its channels; a frozen number other than 0 pins them."""
         if not node.bias:
             return
         bias = self.parameters[node.bias]

@@ -21,7 +21,7 @@ from bnrank.theory.invariants.classes import Block, Stage, blocks, numbers, stag
 from bnrank.theory.invariants.conserved import Conserved, Piece, Term, gradient
 from bnrank.theory.invariants.entries import Entries, Slot
 from bnrank.theory.invariants.patterns import Pair
-from bnrank.theory.invariants.wording import STILL, Words, title, words
+from bnrank.theory.invariants.wording import STILL, title, words
 
 Array = np.ndarray[Any, Any]
 RTOL, ROUNDING = 1e-8, 1e-13
@@ -183,9 +183,9 @@ def with_blocks(
         check_unshared(net)
         parameters = dict(net.named_parameters())
         found, entries = blocks(graph, parameters)
-        items = [q for block in found for q in quantities(block, words(graph, block), entries)]
+        items = [q for block in found for q in quantities(block, entries)]
         for block in numbers(graph, parameters, entries):
-            items += quantities(block, words(graph, block, number=True), entries)
+            items += quantities(block, entries, number=True)
         items += _layers(entries, stages(entries, found), found)
         findings = Findings(_named(items), graph)
         if verify:
@@ -193,8 +193,9 @@ def with_blocks(
         return findings, found, entries
 
 
-def quantities(block: Block, said: Words, entries: Entries) -> list[Conserved]:
-    """Return the conserved quantities of a block, in words given."""
+def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[Conserved]:
+    """Return the conserved quantities of a block; ``number`` for a learnable number that multiplies several classes."""
+    said = words(entries.graph, block, number=number)
     terms = _terms(block.terms, entries)
     common: dict[str, Any] = {
         "biases": said.biases,
@@ -202,7 +203,7 @@ def quantities(block: Block, said: Words, entries: Entries) -> list[Conserved]:
         "layers": said.layers,
         "terms": terms,
         "parts": block.parts,
-        "every": _shapes(entries),
+        "every": entries.shapes,
     }
     alone = len(np.unique(block.parts)) == block.size
     activated = block.activations.shape[1] > 0
@@ -232,16 +233,12 @@ def quantities(block: Block, said: Words, entries: Entries) -> list[Conserved]:
     return result
 
 
-def _shapes(entries: Entries) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(p.shape) for name, p in entries.parameters.items()}
-
-
 def _terms(terms: Iterable[tuple[tuple[Slot, Array, Array], ...]], entries: Entries) -> tuple[Term, ...]:
     return tuple(
         Term(
             pieces[0][0].sign,
             tuple(
-                Piece(s.parameter, s.axis, s.groups, tuple(entries.parameters[s.parameter].shape), members, channels)
+                Piece(s.parameter, s.axis, s.groups, entries.shapes[s.parameter], members, channels)
                 for s, members, channels in pieces
             ),
         )
@@ -290,7 +287,7 @@ def _layers(entries: Entries, where: list[Stage], found: list[Block]) -> list[Co
                 terms=terms,
                 parts=np.zeros(size, dtype=np.int64),
                 cuts=stage.cuts,
-                every=_shapes(entries),
+                every=entries.shapes,
             )
         )
     return result

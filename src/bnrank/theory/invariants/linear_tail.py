@@ -1,4 +1,4 @@
-"""The linear layers that a network ends in, and the low rank that its conserved quantities force on them (T48)."""
+"""The last linear layers of a network, and their low rank by the conserved quantities (T48)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bnrank.theory.invariants.tail_layers import Layer, largest, layers, squares
 
 @dataclass(frozen=True, eq=False)
 class Constants:
-    """What the gradient flow keeps of a linear tail: eigenvalues, ascending, float64.
+    """The constants of a linear tail under gradient flow: eigenvalues, ascending, float64.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Bound:
-    """T48 for one layer: ``left`` >= ``right``, and what it follows from, ``beyond`` <= ``constant``.
+    """T48 for one layer: ``left`` >= ``right``, and the underlying bound ``beyond`` <= ``constant``.
 
     Attributes
     ----------
@@ -48,11 +48,11 @@ class Bound:
     frobenius : float
         ||W_j||_F^2.
     factor : int
-        rank 2^{N_j} M_j, rank the least side of the last layer, 1 for a scalar output.
+        rank 2^{N_j} M_j, rank the smaller side of the last layer, 1 for a scalar output.
     beyond : float
         The sum of the squared singular values of W_j after the first ``factor``.
     constant : float
-        What it is at most, from the eigenvalues of the conserved matrices.
+        The upper bound of ``beyond``, from the eigenvalues of the conserved matrices.
     """
 
     layer: str
@@ -66,7 +66,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How well a layer writes where the next one reads.
+    """The alignment of what a layer writes with what the next one reads.
 
     Attributes
     ----------
@@ -75,18 +75,18 @@ class Alignment:
     value : float
         |<v_{j+1}, u_j>|: u_j the first left singular vector of the written form of layer j, v_{j+1} the first right one
         of the read form of layer j + 1.
-    least : float
-        What it is at least by the conserved matrix between them; 0 where that says nothing.
+    minimum : float
+        The lower bound from the conserved matrix between them; 0 where it is trivial.
     """
 
     layers: tuple[str, str]
     value: float
-    least: float
+    minimum: float
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The linear layers that a network ends in, between values whose whole matrix in - out is conserved.
+    """The last linear layers of a network, between values whose whole matrix in - out is conserved.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class Tail:
         return tuple(math.prod(factors[j + 1 :]) for j in range(len(factors)))
 
     def factors(self, parameters: Any) -> tuple[int, ...]:
-        """Return rank 2^{N_j} M_j of every layer, rank the least side of the last layer's matrix."""
+        """Return rank 2^{N_j} M_j of every layer, rank the smaller side of the last layer's matrix."""
         rank = min(self.layers[-1].written(_named(parameters, self)).shape) if self.layers else 1
         following = [layer.factor for layer in self.layers]
         return tuple(rank * math.prod(following[j + 1 :]) for j in range(len(following)))
@@ -165,8 +165,8 @@ class Tail:
         net : torch.nn.Module or mapping of str to Tensor
             The network, or its named parameters, now.
         start : torch.nn.Module, mapping or Constants, optional
-            Where the training began, or its :meth:`constants`. With it the bound follows from the gradient flow, and
-            training that is something else can break it; without, from linear algebra alone.
+            The start of training, or its :meth:`constants`. With it the bound is that of gradient flow, and other
+            training can violate it; without, it follows from linear algebra alone.
 
         Returns
         -------
@@ -198,12 +198,12 @@ class Tail:
         net: nn.Module | Mapping[str, Tensor],
         start: nn.Module | Mapping[str, Tensor] | Constants | None = None,
     ) -> tuple[Alignment, ...]:
-        """Return |<v_{j+1}, u_j>| of neighboring layers, and what the conserved matrix between them makes of it.
+        """Return |<v_{j+1}, u_j>| of neighboring layers, with its lower bound from the conserved matrix between them.
 
-        With s the greatest less the least eigenvalue of D_j, and without a bias, 1 - value^2 <= (s / 2)^2 /
-        (s_1^2 - s_2^2 - s / 2)^2, s_1 and s_2 the first singular values of the written form, where the denominator is
-        positive. A bias turns u_j away from the first direction of [W_j b_j], which is the one bound to v_{j+1}, by
-        an angle whose squared sine is at most t_2^2 / s_1^2, t_2 the second singular value of [W_j b_j].
+        Let s be the difference of the largest and the smallest eigenvalue of D_j, and s_1, s_2 the first singular
+        values of the written form. Without a bias, 1 - value^2 <= (s / 2)^2 / (s_1^2 - s_2^2 - s / 2)^2 where the
+        denominator is positive. A bias turns u_j away from the first direction of [W_j b_j], which is the one bound to
+        v_{j+1}, by an angle whose squared sine is at most t_2^2 / s_1^2, t_2 the second singular value of [W_j b_j].
 
         Parameters are those of :meth:`bounds`.
         """
@@ -221,18 +221,18 @@ class Tail:
             angle = _angle(half, first - second - half)
             if bias.numel():
                 angle += _angle(math.sqrt(second), float(values[0]))
-            least = math.cos(angle) if angle < math.pi / 2 else 0.0
-            found.append(Alignment((layer.name, following.name), abs(float(left[:, 0] @ right[0])), least))
+            minimum = math.cos(angle) if angle < math.pi / 2 else 0.0
+            found.append(Alignment((layer.name, following.name), abs(float(left[:, 0] @ right[0])), minimum))
         return tuple(found)
 
 
 def _angle(opposite: float, hypotenuse: float) -> float:
-    """Return the angle of a sine, a right angle where it is none."""
+    """Return the angle whose sine is a ratio, a right angle where the ratio is 1 or more."""
     return math.asin(opposite / hypotenuse) if hypotenuse > opposite else math.pi / 2
 
 
 def _named(net: Any, of: Tail) -> Mapping[str, Tensor]:
-    """Return the tail's parameters by name, after checking that they are there."""
+    """Return the tail's parameters by name, after checking their sizes."""
     if isinstance(net, Mapping):
         named: Mapping[str, Tensor] = net
     elif isinstance(net, nn.Module):
@@ -257,12 +257,12 @@ def _named(net: Any, of: Tail) -> Mapping[str, Tensor]:
 
 
 def tail(net: nn.Module, example: Any) -> Tail:
-    """Return the linear layers that a network ends in.
+    """Return the last linear layers of a network.
 
     They are the longest chain of learnable fully connected layers, convolutions and free residual blocks
     x -> Z(Y x) + D x that ends in the output and between which all of in - out is conserved: no activation, maximum,
-    diagonal or identity skip, group or frozen weight. Flattening and average pooling may stand between them. Before the
-    chain may be anything.
+    diagonal or identity skip, group or frozen weight. Flattening and average pooling may be between
+    them, anything before the chain.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Watching conserved quantities drift while a network is trained."""
+"""Drift of conserved quantities during training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGE = 128  # channels of a matrix from which they are seldom
 
 
 class Monitor:
-    r"""Record how far conserved quantities drift in training, and what of it step size and weight decay explain.
+    r"""Record the drift of conserved quantities in training, and its parts due to step size and weight decay.
 
     Gradient flow conserves every Q = in - out that :func:`bnrank.invariants.find` returns. Steps of gradient descent,
     theta' = theta - eta (grad C + 2 lambda theta), do not (T49):
@@ -41,26 +41,26 @@ class Monitor:
 
     In general, with theta' = (1 - c) theta + Delta' and c the decay of one step, the first part is Q(Delta'), the
     second ((1 - c)^2 - 1) Q(theta), and the cross term 2 (1 - c) B(theta, Delta') is the rest. It is 0 for gradient
-    descent with any step sizes: what is seen there comes from preconditioning (Adam), step sizes or decays that differ
+    descent with any step sizes: a rest comes from preconditioning (Adam), step sizes or decays that differ
     between parameters, gradients changed before the step (clipping by value; by norm does no harm), kinks and rounding.
-    With momentum mu of `torch.optim.SGD` and a constant step size and decay, a step is exact too once what it does
-    later is counted: by its size it adds (1 + mu) / (1 - mu) Q(theta' - theta), 19 times as much for mu = 0.9, and c is
-    eta weight_decay / (1 - mu); what has not come yet is left out of the parts. Under a schedule that is approximate.
+    With momentum mu of `torch.optim.SGD` and a constant step size and decay, a step is exact too once its later effects
+    are counted: by its size it adds (1 + mu) / (1 - mu) Q(theta' - theta), 19 times as much for mu = 0.9, and c is
+    eta weight_decay / (1 - mu); pending effects are left out of the parts. Under a schedule this is approximate.
 
     Parameters
     ----------
     module : nn.Module
-        The network; read only, never changed.
+        The network; never changed.
     example : Tensor
-        Samples it takes, (N, ...); only their shape matters. At most two are used.
+        Samples (N, ...) of the network's input; only their shape matters. At most two are used.
     every : int
         Steps between rows; before step 3 every they are closer, at most a third of the steps so far apart. With
         1 the split is exact; else the parts of the steps between two rows are taken to change linearly (the trapezoidal
         rule), and the error of that is in the rest.
     matrices_every : int, optional
-        Least steps between rows that also have what is expensive: whole matrices, singular values of the linear tail
-        (T48), signs and the direction of theta (T43). The first and the last row have it too. Without it 100, or 1000
-        where a matrix has more than 128 channels. 0 for never.
+        Minimal number of steps between rows that also have expensive measures: whole matrices, singular values of the
+        linear tail (T48), signs and the direction of theta (T43). The first and the last row have them too. Default:
+        100, or 1000 where a matrix has more than 128 channels. 0 for never.
 
     Notes
     -----
@@ -74,9 +74,9 @@ class Monitor:
     Quantities of kind "pair" are left out: they are conserved only where activation patterns agree.
     A row costs a pass over the weights for Q(theta) and one for Q(Delta'), and a copy of them unless it is SGD.
     ``time`` is the sum of the learning rates of the optimizer's first parameter group.
-    Nothing that goes wrong while recording ends the training: recording stops, with a warning and a note.
-    A parameter that is frozen or unfrozen midway is followed as before. What it enters is not conserved while it is
-    frozen, so verdicts are "not applicable" then.
+    An error while recording does not end the training: recording stops, with a warning and a note.
+    A parameter that is frozen or unfrozen midway is followed as before. Its quantities are not conserved while it is
+    frozen, and their verdicts are "not applicable".
 
     Raises
     ------
@@ -128,7 +128,7 @@ class Monitor:
 
     @property
     def notes(self) -> list[str]:
-        """What is to be known of the steps that were taken."""
+        """Remarks on the steps that were taken."""
         return self._remarks.notes
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Monitor:
@@ -315,7 +315,7 @@ class Monitor:
         ``sign_changes`` (parameter): the fraction of signs that differ from those of the row before that has them;
         ``turned_from_last`` and ``turned_from_first``: 1 - cos of the angle of theta to that row's and to the first
         one's. ``ratio``, ``alignment``, ``operator`` and ``bound`` (layer) are T48's of the linear tail: ||W||_op^2 /
-        ||W||_F^2, |<v_{j+1}, u_j>| with the next layer, and ||W||_op^2 against what it is at least.
+        ||W||_F^2, |<v_{j+1}, u_j>| with the next layer, ||W||_op^2 and its lower bound.
 
         While attached, the present state is added as a row if it is not one yet.
         """
@@ -424,5 +424,5 @@ class Monitor:
 
 
 def _diagonal(matrix: Conserved) -> Conserved:
-    """Return a matrix' diagonal as a quantity of its own, cheap enough for every row."""
+    """Return the diagonal of a matrix as a quantity, cheap enough for every row."""
     return dataclasses.replace(matrix, name=matrix.name.replace("matrix", "diagonal", 1), kind="vertex")

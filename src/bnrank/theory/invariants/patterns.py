@@ -24,7 +24,7 @@ MAX_PAIRS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Pair(Conserved):
-    """A conserved quantity of kind "pair", and the activation patterns that say where it is conserved.
+    """A conserved quantity of kind "pair", and the activation patterns where it is conserved.
 
     Channel u of the value goes through one or more activations, in one or more places (the positions of a convolution).
     The pattern of u is the derivative of the activation at its preactivations, over samples, activations and places:
@@ -131,7 +131,7 @@ def same_patterns(quantities: Iterable[Conserved], net: nn.Module, x: Tensor) ->
 
 
 class _Watch(TorchFunctionMode):
-    """Takes down what goes into every activation, its derivative, and that by what comes out once it is computed."""
+    """Records the input of every activation, its derivative, and the gradient at its output once it is computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def _derivative(func: Any, at: Tensor, args: Any, kwargs: Any) -> Tensor:
 
 
 def _homogeneous(name: str, args: Any, kwargs: Any) -> bool:
-    """Say whether a clamp or threshold is a ReLU."""
+    """Return whether a clamp or threshold is a ReLU."""
     words = ("threshold", "value") if name == "threshold" else ("min", "max")
     given = {**dict(zip(words, args[1:], strict=False)), **{w: kwargs[w] for w in words if w in kwargs}}
     second = given.get(words[1])

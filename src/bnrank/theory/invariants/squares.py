@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ CHUNK = 1 << 17  # squares that are held at a time: they stay in the cache, and 
 
 
 class Forms:
-    """Conserved quantities as one vector, their entries laid end to end, float64.
+    """Conserved quantities as one vector of all their entries, float64.
 
     Sums of squares come from one pass over every weight, without a copy of the whole of it. Matrices are products.
     """
@@ -30,7 +31,7 @@ class Forms:
         self.sizes = [math.prod(q.shape) for q in self.quantities]
         self._ends = np.cumsum([0, *self.sizes])
         self._scratch = Scratch()
-        squares = [q for q in self.quantities if q.kind != "matrix"]  # a matrix takes products of its own
+        squares = [q for q in self.quantities if q.kind != "matrix"]  # a matrix needs products
         self._short = _Sums(squares, [])
         self._all = _Sums(squares, self.quantities)
 
@@ -116,18 +117,17 @@ class _Sums:
         assert kind is not None
         sums = scratch.flat(self._matrix.shape[1], kind, parameters[self._places[0][0]].device)
         for name, groups, places in self._places:
-            weight, factor = parameters[name].detach(), 1.0 if factors is None else factors[name]
-            other, copy = None if less is None else less[name], copies[name] if copies else None
-            away = weight.device != sums.device
-            room = {axis: sums[p].to(weight.device) if away else sums[p] for axis, p in places.items()}
-            scratch.along(weight, groups, room, other, factor, copy)
-            for axis, place in places.items() if away else ():
+            factor, other = 1.0 if factors is None else factors[name], None if less is None else less[name]
+            weight = _Weight(parameters[name].detach(), other, factor, copies[name] if copies else None)
+            room = {axis: sums[place].to(weight.values.device) for axis, place in places.items()}
+            scratch.along(weight, groups, room)
+            for axis, place in places.items() if weight.values.device != sums.device else ():
                 sums[place].copy_(room[axis])
         flat = self._matrix @ sums.cpu().numpy().astype(np.float64, copy=False)
         return [flat[part] for part in self.parts]
 
     def _prepare(self, parameters: Mapping[str, Tensor]) -> None:
-        """Lay the sums out end to end."""
+        """Assign a place to every sum."""
         lengths: dict[tuple[str, int, int], int] = {}
         for (name, groups), axes in self.axes.items():
             shape = parameters[name].shape
@@ -155,8 +155,23 @@ class _Sums:
         return csr_array(entries, shape=(height, width))
 
 
+@dataclass(frozen=True)
+class _Weight:
+    """A weight less a factor times another, and where it is copied to."""
+
+    values: Tensor
+    less: Tensor | None
+    factor: float
+    copy: Tensor | None
+
+    def each(self, view: Callable[[Tensor], Tensor]) -> _Weight:
+        """Return the same of views of the tensors."""
+        less, copy = (None if w is None else view(w) for w in (self.less, self.copy))
+        return _Weight(view(self.values), less, self.factor, copy)
+
+
 class Scratch:
-    """Memory that sums of squares need, kept between calls: allocating it anew costs more than the sums."""
+    """Memory of sums of squares, kept between calls: allocating it again costs more than the sums."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
@@ -168,79 +183,61 @@ class Scratch:
         return (Scratch, ())
 
     def flat(self, size: int, dtype: torch.dtype, device: torch.device, name: str = "flat") -> Tensor:
-        """Return memory for so many numbers, of ones at first."""
+        """Return memory for a number of entries, initially ones."""
         key = (name, dtype, device)
         if key not in self._held or len(self._held[key]) < size:
             self._held[key] = torch.ones(size, dtype=dtype, device=device)
         return self._held[key][:size]
 
-    def along(
-        self,
-        weight: Tensor,
-        groups: int,
-        out: Mapping[int, Tensor],
-        less: Tensor | None,
-        factor: float,
-        copy: Tensor | None,
-    ) -> None:
-        """Write sums of squares of a weight, less a factor times another, along axes.
-
-        0 are rows, 1 columns, -1 single entries; the weight itself is copied to ``copy``.
-        """
+    def along(self, weight: _Weight, groups: int, out: Mapping[int, Tensor]) -> None:
+        """Write sums of squares of a weight along axes: 0 are rows, 1 columns, -1 single entries."""
         rows, columns = out.get(0), out.get(1)
         if -1 in out:
-            singles = [None if w is None else w.reshape(-1, 1) for w in (weight, less, copy)]
-            self._sums(singles[0], out[-1], None, singles[1], factor, singles[2])
-        for g in range(groups if len(out) > (-1 in out) else 0):
-            height, width = weight.shape[0] // groups, weight.shape[1]
+            self._sums(weight.each(lambda w: w.reshape(-1, 1)), out[-1], None)
+        if rows is None and columns is None:
+            return
+        height, width = weight.values.shape[0] // groups, weight.values.shape[1]
+        whole = None
+        if columns is not None:
+            whole = self.flat(weight.values[0].numel(), columns.dtype, columns.device, "columns")
+        for g in range(groups):
             mine = slice(g * height, (g + 1) * height)
-            matrices = [None if w is None else w[mine].flatten(1) for w in (weight, less, copy)]
-            whole = None
-            if columns is not None:
-                whole = self.flat(weight[0].numel(), columns.dtype, weight.device, "columns")
-            self._sums(matrices[0], None if rows is None else rows[mine], whole, matrices[1], factor, matrices[2])
+            matrix = weight.each(lambda w, mine=mine: w[mine].flatten(1))  # type: ignore[misc]
+            self._sums(matrix, None if rows is None else rows[mine], whole)
             if columns is not None and whole is not None:
                 torch.sum(whole.view(width, -1), 1, out=columns[g * width : (g + 1) * width])
 
-    def _sums(
-        self,
-        matrix: Tensor | None,
-        rows: Tensor | None,
-        columns: Tensor | None,
-        less: Tensor | None,
-        factor: float,
-        copy: Tensor | None,
-    ) -> None:
-        """Write the sums of squares of the rows and of the columns of a matrix, those that are wanted."""
-        assert matrix is not None
-        height, width = matrix.shape
-        dtype = (rows if rows is not None else columns).dtype  # type: ignore[union-attr]
+    def _sums(self, matrix: _Weight, rows: Tensor | None, columns: Tensor | None) -> None:
+        """Write the sums of squares of the rows and of the columns of a matrix, those that are requested."""
+        height, width = matrix.values.shape
+        device, dtype = matrix.values.device, (rows if rows is not None else columns).dtype  # type: ignore[union-attr]
         step = min(height, max(1, CHUNK // max(1, width)))
-        room = self.flat(step * width, dtype, matrix.device, "squares")
-        ones = self.flat(max(step, width), dtype, matrix.device, "ones")
+        room = self.flat(step * width, dtype, device, "squares")
+        ones = self.flat(max(step, width), dtype, device, "ones")
         if columns is not None:
             columns.zero_()
         for start in range(0, height, step):
-            part = matrix[start : start + step]
+            end = start + step
+            part = matrix.values[start:end]
             squares = room[: part.numel()].view(part.shape)
-            if less is None and part.dtype == dtype:
+            if matrix.less is None and part.dtype == dtype:
                 torch.mul(part, part, out=squares)
-            elif less is None:
+            elif matrix.less is None:
                 squares.copy_(part).mul_(squares)
             elif part.dtype == dtype:
-                torch.sub(part, less[start : start + step], alpha=factor, out=squares).mul_(squares)
+                torch.sub(part, matrix.less[start:end], alpha=matrix.factor, out=squares).mul_(squares)
             else:
-                squares.copy_(part).sub_(less[start : start + step], alpha=factor).mul_(squares)
-            if copy is not None:
-                copy[start : start + step].copy_(part)
+                squares.copy_(part).sub_(matrix.less[start:end], alpha=matrix.factor).mul_(squares)
+            if matrix.copy is not None:
+                matrix.copy[start:end].copy_(part)
             if rows is not None:
-                torch.mv(squares, ones[:width], out=rows[start : start + step])
+                torch.mv(squares, ones[:width], out=rows[start:end])
             if columns is not None:
                 columns.addmv_(squares.T, ones[: len(part)])
 
 
 class _Difference(Mapping[str, Tensor]):
-    """The parameters after - keep before, formed where they are asked for."""
+    """The parameters after - keep before, computed on access."""
 
     def __init__(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], keep: Mapping[str, float]) -> None:
         self.before, self.after, self.keep = before, after, keep

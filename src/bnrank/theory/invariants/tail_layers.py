@@ -15,7 +15,6 @@ from bnrank.theory.invariants.classes import Block
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.entries import Entries
 from bnrank.theory.invariants.finding import quantities
-from bnrank.theory.invariants.wording import words
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def largest(values: Tensor, count: int) -> float:
 
 
 def squares(matrix: Tensor) -> Tensor:
-    """Return the squared singular values of a matrix in descending order, in float64; at least one.
+    """Return the squared singular values of a matrix in descending order, in float64; a single 0 for an empty matrix.
 
     Examples
     --------
@@ -264,7 +263,7 @@ def _value(block: Block, entries: Entries) -> _Value | None:
         places[slot.node] = channels
     if not written or not read or not set(biases) <= set(written):
         return None
-    matrix = replace(quantities(block, words(entries.graph, block), entries)[0], kind="matrix")
+    matrix = replace(quantities(block, entries)[0], kind="matrix")
     return _Value(matrix, tuple(written), tuple(read), written, read, biases)
 
 
@@ -290,7 +289,7 @@ def _map(node: Node, entries: Entries, written: _Value | None, read: _Value | No
 
 
 def _plain(node: Node) -> bool:
-    """Say whether what a node does is linear and fixed."""
+    """Return whether a node is linear and fixed."""
     return node.op in ("index", "average", "add") or (node.op == "activation" and node.slope == 1)
 
 
@@ -311,7 +310,7 @@ def _sources(graph: LayerGraph, name: str) -> tuple[list[str], list[str]]:
 
 
 def _before(graph: LayerGraph, name: str) -> str:
-    """Say what stands before a map whose input may not be mixed."""
+    """Return a description of what precedes a map whose input may not be mixed."""
     maps, others = _sources(graph, graph[name].inputs[0])
     if others:
         return _said(graph, others[0])
@@ -322,7 +321,7 @@ def _before(graph: LayerGraph, name: str) -> str:
 
 
 def _uses(graph: LayerGraph, maps: list[str]) -> set[str]:
-    """Say what else than learnable linear maps uses a value, by the names of its writers."""
+    """Return what uses a value apart from learnable linear maps, by the names of its writers."""
     found, waiting, seen = set(), list(maps), set(maps)
     while waiting:
         for node in graph.consumers(waiting.pop()):

@@ -35,7 +35,7 @@ class Track:
     tail : Tail
         Without layers if there is none.
     matrices_every : int
-        Least steps between rows with matrices, signs and the tail; 0 for none.
+        Minimal number of steps between rows with matrices, signs and the tail; 0 for none.
     """
 
     ledger: Ledger
@@ -57,7 +57,7 @@ class Track:
         return self.steps[-1] if self.steps else None
 
     def is_wide(self, step: int, *, last: bool = False) -> bool:
-        """Say whether a row at this step has matrices, signs and the tail."""
+        """Return whether a row at this step has matrices, signs and the tail."""
         if not self.wide or not self.matrices_every:
             return bool(self.matrices_every)
         since = step - self.steps[self.wide[-1]]
@@ -229,7 +229,7 @@ def dataset(
 
 
 def table(tracks: Mapping[int, Track], quantities: Sequence[Conserved], about: Mapping[str, Any]) -> str:
-    """Describe the last rows in words and a table; of several members, the one with the largest drift."""
+    """Return the last rows as a table with remarks; of several members, the one with the largest drift."""
     most = {m: float(np.nanmax(track.latest()["relative"], initial=0.0)) for m, track in tracks.items()}
     member = max(most, key=lambda m: most[m])
     track = tracks[member]

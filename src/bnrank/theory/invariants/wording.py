@@ -1,4 +1,4 @@
-"""What conserved quantities are called, and why they are conserved, in words."""
+"""Names of conserved quantities, and the reasons for their conservation."""
 
 from __future__ import annotations
 
@@ -31,17 +31,13 @@ class Words:
 
 
 def words(graph: LayerGraph, block: Block, *, number: bool = False) -> Words:
-    """Say in words what a block of classes conserves; ``number`` for one learnable number that multiplies several."""
+    """Return the texts for a block of classes; ``number`` for one learnable number that multiplies several."""
     slots = block.slots
-    writers = [graph[s.node] for s in slots if s.role in ("write", "scale out")]
-    readers = [graph[s.node] for s in slots if s.sign == -1]
     order = {node.name: i for i, node in enumerate(graph)}
-
-    def trained(name: str) -> bool:
-        return graph[name].weight in graph.trained
-
-    writers.sort(key=lambda node: order[node.name])
-    readers.sort(key=lambda node: order[node.name])
+    writers, readers = (
+        sorted((graph[s.node] for s in slots if s.role in roles), key=lambda node: order[node.name])
+        for roles in (("write", "scale out"), ("read", "scale in"))
+    )
     layers = tuple(tuple(dict.fromkeys(s.parameter for s in slots if s.sign == sign)) for sign in (1, -1))
     biases = [s.parameter for s in slots if s.role == "bias"]
     still = ""
@@ -50,13 +46,11 @@ def words(graph: LayerGraph, block: Block, *, number: bool = False) -> Words:
     elif not writers and not biases:
         still = "nothing writes it, so it is 0, and what reads it has no gradient and stays as it is"
     case = STILL if still else _case(graph, writers, readers, order)
-    bends = list(
-        dict.fromkeys(_text(n) for n in map(graph.__getitem__, block.nodes) if n.op == "activation" and n.slope != 1)
-    )
+    nodes = [graph[name] for name in block.nodes]
+    bends = dict.fromkeys(n.text or n.name for n in nodes if n.op == "activation" and n.slope != 1)
     between = " and ".join(bends)
-    tail = ""
-    if case == STREAM:
-        tail = "; identity skips tie the value from its first writer to its last reader, so all of them enter"
+    stream = "; identity skips tie the value from its first writer to its last reader, so all of them enter"
+    tail = stream if case == STREAM else ""
     if still:
         only = still
     elif number:
@@ -68,11 +62,11 @@ def words(graph: LayerGraph, block: Block, *, number: bool = False) -> Words:
     elif block.size == 1:
         only = "one channel, which can be scaled"
     else:
-        only = "every channel is in a group of its own, and can be scaled"
+        only = "every channel is a separate group, and can be scaled"
     groups = len(set(block.parts.tolist()))
     within = f" within each of the {groups} groups of channels" if groups > 1 else ""
     maps = "only trained free linear maps, sums and reorderings touch it"
-    if any(graph[n].weight and graph[n].op in ("linear", "conv", "diagonal") and not trained(n) for n in block.nodes):
+    if any(n.op in ("linear", "conv", "diagonal") and n.weight not in graph.trained for n in nodes):
         maps = "only trained free linear maps, and frozen ones that treat its channels alike, touch it"
     return Words(
         name=f"{_names(writers)} | {_names(readers)}",
@@ -102,12 +96,8 @@ def _names(nodes: list[Node]) -> str:
     return " + ".join(names) or "nothing"
 
 
-def _text(node: Node) -> str:
-    return node.text or node.name
-
-
 def _case(graph: LayerGraph, writers: list[Node], readers: list[Node], order: dict[str, int]) -> str:
-    """Say which case of T45 a value is, by what writes and what reads it."""
+    """Return the case of T45 of a value, by what writes and what reads it."""
     if not writers or not readers:
         return SEVERAL
     if min(order[r.name] for r in readers) < max(order[w.name] for w in writers):

@@ -1,4 +1,4 @@
-"""Statements about what gradient flow keeps, for any module with a computation graph (T42, T44 to T49)."""
+"""Statements about quantities that gradient flow conserves, for modules with a computation graph (T42, T44-T49)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _paths(facts: Facts) -> Sides:
     weights = sum(facts.function.parameters[node.weight].numel() for node in graph if node.op in ("linear", "conv"))
     assume(weights <= PATHS, "a network of few paths", f"{weights} weights, more than {PATHS}")
     try:
-        neurons = graph.neurons(facts.net, limit=PATHS)
+        neurons = graph.neurons(facts.net, max_edges=PATHS)
     except ValueError as error:
         raise NotApplicable("a small network without parts outside the theory", str(error)) from error
     count = neurons.count()
@@ -119,7 +119,7 @@ def _different_patterns(facts: Facts) -> Iterator[Sides]:
     "T48",
     "linear tails are of low rank",
     "(||W_j||_F^2 - kappa_j) / (d 2^{N_j} M_j) <= ||W_j||_op^2, kappa_j from the conserved matrices after layer j, d "
-    "the least side of the last layer",
+    "the smaller side of the last layer",
     source="LeJegelka2022 theorem 2, corrected (E20), constants as in docs/low-rank-tails.md",
 )
 def _tail(facts: Facts) -> Iterator[Sides]:
