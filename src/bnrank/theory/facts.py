@@ -24,7 +24,7 @@ from bnrank.theory.invariants.finding import Findings
 from bnrank.theory.invariants.linear_tail import Tail, findings_and_tail
 from bnrank.theory.invariants.patterns import same_patterns
 from bnrank.theory.path import Path
-from bnrank.theory.verdicts import NotApplicable, assume
+from bnrank.theory.verdicts import NotApplicable, assume, assuming
 from bnrank.training.losses import cost_and_gradient, gradient_at_zero
 
 SMALLEST = 1e-290  # squared norm below which float64 loses digits
@@ -140,12 +140,8 @@ class Facts:
     @cached_property
     def jacobian_values(self) -> Tensor:
         """Singular values of Jf(x_i), (n, min(d_in, d_out)), descending; NotApplicable where f has no Jacobian."""
-        try:
+        with assuming("f can be differentiated in x, sample by sample"):
             return Jacobian(self.net, self.x, kink_rtol=None).singular_values
-        except validation.RangeError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise NotApplicable("f can be differentiated in x, sample by sample", str(error)) from error
 
     @cached_property
     def counted_values(self) -> Tensor:
@@ -190,18 +186,10 @@ class Facts:
     # The chain ---------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _chain(self) -> MLP | str:
-        try:
-            return as_mlp(self.net)
-        except TypeError as error:
-            return str(error).removeprefix("net: ")
-
-    @property
     def chain(self) -> MLP:
         """The network as an MLP in float64; raises NotApplicable where it is no chain of linear layers."""
-        if isinstance(self._chain, str):
-            raise NotApplicable("the network is a chain of linear layers with one activation", self._chain)
-        return self._chain
+        with assuming("the network is a chain of linear layers with one activation"):
+            return as_mlp(self.net)
 
     @cached_property
     def depth(self) -> int:
@@ -354,18 +342,17 @@ class Facts:
     # Conserved quantities ----------------------------------------------------------------------------------------
 
     @cached_property
-    def _of_graph(self) -> tuple[Findings, Tail] | str:
+    def _of_graph(self) -> tuple[Findings, Tail] | NotApplicable:
         try:
-            return findings_and_tail(self.net, self.all_x[:1], verify=False)
-        except validation.RangeError:
-            raise
-        except (TypeError, ValueError) as error:
-            return str(error).removeprefix("net: ")
+            with assuming("the computation graph of the network is known"):
+                return findings_and_tail(self.net, self.all_x[:1], verify=False)
+        except NotApplicable as reason:  # cached: tracing takes long
+            return reason
 
     @property
     def _conserved(self) -> tuple[Findings, Tail]:
-        if isinstance(self._of_graph, str):
-            raise NotApplicable("the computation graph of the network is known", self._of_graph)
+        if isinstance(self._of_graph, NotApplicable):
+            raise self._of_graph
         return self._of_graph
 
     @cached_property
@@ -392,10 +379,8 @@ class Facts:
     @cached_property
     def patterns(self) -> dict[str, Tensor]:
         """Which channels have the same activation pattern there, (n, n), by the findings' names; for four of them."""
-        try:
+        with assuming("the activations are those of the computation graph"):
             return same_patterns(self.findings, self.net, self.few[0])
-        except ValueError as error:
-            raise NotApplicable("the activations are those of the computation graph", str(error)) from error
 
     @cached_property
     def gradient(self) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, overload
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 
-from bnrank._core import text
+from bnrank._core import text, validation
 from bnrank._core.results import Printed
 
 if TYPE_CHECKING:
@@ -41,6 +42,20 @@ def assume(condition: bool, assumption: str, detail: str = "") -> None:
     """Raise :class:`NotApplicable` with the assumption unless the condition is true."""
     if not condition:
         raise NotApplicable(assumption, detail)
+
+
+@contextmanager
+def assuming(assumption: str) -> Iterator[None]:
+    """Raise :class:`NotApplicable` with the assumption where a function refuses its arguments.
+
+    Values beyond the range of floats (RangeError) pass through.
+    """
+    try:
+        yield
+    except validation.RangeError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise NotApplicable(assumption, str(error).removeprefix("net: ")) from error
 
 
 @dataclass(frozen=True)

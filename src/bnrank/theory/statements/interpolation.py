@@ -15,7 +15,7 @@ from bnrank.theory.cost.search import rounded
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import counted_values, vectors
 from bnrank.theory.tours import TourBound, tsp_bound
-from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, assume, statement
+from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, assume, assuming, statement
 
 FITTED = 1e-6  # mean squared error of a fit, relative to the mean square of the targets
 TINY = 1e-280  # products below it may have lost digits
@@ -170,10 +170,8 @@ def _interpolation(facts: Facts) -> tuple[float, tuple[str, ...], str]:
     assume(depth >= 3, "depth at least 3", f"depth {depth}")
     slope = facts.slope
     assume(slope != 1, "the network is not linear")
-    try:
+    with assuming("a rank-one network of this depth fits the data"):
         net = line_interpolant(x, y, depth, facts.seed, slope=slope)
-    except ValueError as error:
-        raise NotApplicable("a rank-one network of this depth fits the data", str(error)) from error
     with torch.no_grad():
         miss = float(((net(x) - y) ** 2).sum(1).mean())
     bound = sum(float((p.detach() ** 2).sum()) for p in net.parameters()) + miss / ridge

@@ -11,7 +11,7 @@ from torch import Tensor
 from bnrank.theory.facts import Facts
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.patterns import Pair
-from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, assume, statement
+from bnrank.theory.verdicts import Inconclusive, Sides, assume, assuming, statement
 
 PATHS = 10_000  # of a network that is decomposed, and edges
 SAMPLES = 10  # it is decomposed at
@@ -30,10 +30,8 @@ def _paths(facts: Facts) -> Sides:
     graph = facts.findings.graph
     weights = sum(facts.function.parameters[node.weight].numel() for node in graph if node.op in ("linear", "conv"))
     assume(weights <= PATHS, "a network of few paths", f"{weights} weights, more than {PATHS}")
-    try:
+    with assuming("a small network without parts outside the theory"):
         neurons = graph.neurons(facts.net, max_edges=PATHS)
-    except ValueError as error:
-        raise NotApplicable("a small network without parts outside the theory", str(error)) from error
     count = neurons.count()
     assume(count <= PATHS, "a network of few paths", f"{count} paths, more than {PATHS}")
     assume(count > 0, "a path leads from the input to the output", "there is none")

@@ -13,7 +13,7 @@ from bnrank.measures import regions
 from bnrank.theory import rank
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import FEW, ROWS, smooth
-from bnrank.theory.verdicts import NotApplicable, Sides, assume, statement
+from bnrank.theory.verdicts import NotApplicable, Sides, assume, assuming, statement
 
 MAX_REGIONS = 5000
 SMALL = 4, 24  # inputs and hidden neurons of the networks whose regions are enumerated, unless there are 2 inputs
@@ -28,11 +28,9 @@ MIN_RTOL = 1e-9  # relative size of a singular value that may be rounding, whate
 )
 def _bracket(facts: Facts) -> Sides:
     assume(facts.x.is_floating_point(), "f can be differentiated in x", f"x has dtype {facts.x.dtype}")
-    try:
+    with assuming("f can be differentiated in x, sample by sample"):
         rows = evenly_spaced(len(facts.x), ROWS)
         found = rank.bracket(facts.net, facts.x[rows], facts.rtol, domain="everywhere")
-    except ValueError as error:
-        raise NotApplicable("f can be differentiated in x, sample by sample", str(error)) from error
     counts = linalg.rank(facts.jacobian_values, max(facts.rtol, MIN_RTOL), _rounding(facts))
     note = (
         f"rank of the Jacobian at sample {int(counts.argmax())}; f is cut at the {found.place} after {found.layer} "
@@ -70,11 +68,11 @@ def _chain(facts: Facts) -> Iterator[Sides]:
 def _regions(facts: Facts) -> Sides:
     x = facts.x.flatten(1)
     inputs, hidden = x.shape[1], sum(facts.chain.widths[1:-1])
-    if inputs > 2 and (inputs > SMALL[0] or hidden > SMALL[1]):
-        raise NotApplicable(
-            f"so small that all regions can be enumerated: 2 inputs, or {SMALL[0]} with {SMALL[1]} hidden neurons",
-            f"{inputs} inputs and {hidden} hidden neurons",
-        )
+    assume(
+        inputs <= 2 or (inputs <= SMALL[0] and hidden <= SMALL[1]),
+        f"so small that all regions can be enumerated: 2 inputs, or {SMALL[0]} with {SMALL[1]} hidden neurons",
+        f"{inputs} inputs and {hidden} hidden neurons",
+    )
     low, high = x.min(0).values, x.max(0).values
     margin = 1e-3 * (high - low) + 1e-3 * (1 + x.abs().max())
     box = torch.stack([low - margin, high + margin], 1).cpu()
