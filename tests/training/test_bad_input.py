@@ -89,7 +89,7 @@ def test_one_sample():
             r"net: got 2 networks, expected .* one per member \(3\)",
         ),
         ({"net": [mlp(3, 4, 2), mlp(3, 5, 2)]}, ValueError, r"net: members 0 and 1 .*differ in size"),
-        ({"net": []}, ValueError, r"net: got 0 networks"),
+        ({"net": []}, TypeError, r"net: got \[\]"),
         ({"net": [mlp(3, 4, 2), 3]}, TypeError, r"net: got 3"),
         ({"members": 0}, ValueError, "members: got 0, expected an integer of at least 1"),
         ({"members": 2.0}, TypeError, r"members: got 2.0 \(float\)"),

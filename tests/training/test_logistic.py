@@ -13,8 +13,7 @@ import bnrank
 from bnrank.tasks import Task
 from bnrank.training import Adam, GradientDescent, SkipPlateau
 from bnrank.training.ensemble import Workers
-from bnrank.training.gradient_flow.costs import AutogradCost, HandCost
-from bnrank.training.gradient_flow.origin import LIPSCHITZ
+from bnrank.training.gradient_flow.fields import LIPSCHITZ, AutogradCost, HandCost
 from bnrank.training.kronecker import KroneckerCurvature
 from bnrank.training.losses import cost_and_gradient, gradient_at_zero
 from bnrank.training.objective_mlp import MLPObjective

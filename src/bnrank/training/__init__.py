@@ -2,10 +2,9 @@
 
 from bnrank.training.gradient_flow import Flow, flow
 from bnrank.training.grid import sweep
-from bnrank.training.options import Adam, GradientDescent, Limits, Record, Save, SkipPlateau, Solver, Stop
+from bnrank.training.options import Adam, GradientDescent, Limits, Record, Save, SkipPlateau, Solver, Stop, Watcher
 from bnrank.training.run import Run
 from bnrank.training.trainer import train
-from bnrank.training.watching import Watcher
 
 __all__ = [
     "Adam",

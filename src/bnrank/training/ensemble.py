@@ -21,7 +21,7 @@ PIECE = 1 << 18  # entries that are converted to float64 at a time
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Return data that begin where the bits of products do not depend on."""
+    """Return data aligned in memory, so that products have the same bits in every run."""
     return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
@@ -96,7 +96,7 @@ class BatchOrder:
     """Sample numbers of every member's mini-batch at a given step: epochs in shuffled order, a last short one dropped.
 
     The order is a function of (member's seed, epoch) alone, so that a member sees the same batches alone and in an
-    ensemble, and a resumed run goes on as if it had not been interrupted.
+    ensemble, and a resumed run is identical to an uninterrupted one.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class BatchOrder:
 
 
 class Workers:
-    """A few threads, each of which computes by itself, with libraries told not to add threads of their own.
+    """A pool of threads, with multithreading inside libraries switched off.
 
     How a library splits one matrix product among threads may change its last bits; here each product and each sum is
     done by one thread, and the split is over members and blocks of samples, so that results do not depend on the
@@ -148,7 +148,7 @@ class Workers:
     Parameters
     ----------
     threads : int, optional
-        Number of threads; ``torch.get_num_threads()`` without it.
+        Number of threads. Default: ``torch.get_num_threads()``.
 
     Examples
     --------
@@ -180,7 +180,7 @@ class Workers:
 
     @contextlib.contextmanager
     def all_threads(self) -> Iterator[None]:
-        """Let PyTorch use all threads by itself meanwhile, for work that is not shared out here."""
+        """Let PyTorch use all threads, for work that is not shared among the workers."""
         torch.set_num_threads(self._before)
         try:
             yield
@@ -188,7 +188,7 @@ class Workers:
             torch.set_num_threads(1)
 
     def share(self, tasks: Sequence[Callable[[], object]]) -> None:
-        """Run all tasks, each once, and return when the last one is done; an error in one is raised here."""
+        """Run all tasks and return when all are done; an error in one is raised here."""
         if self._pool is None or len(tasks) < 2:
             for task in tasks:
                 task()

@@ -1,4 +1,4 @@
-"""Optimizers that take one step from each gradient: Adam and plain gradient descent."""
+"""First-order optimizers: Adam and gradient descent."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EnsembleDescent:
         return self.objective.theta
 
     def digest(self) -> None:
-        """Do nothing: the gradient is used where it is."""
+        """Do nothing: the gradient is used in place."""
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Return regularized loss and norm of its gradient at ``point``, each (members,), float64."""
@@ -81,12 +81,12 @@ class EnsembleDescent:
         return {"theta": self.objective.theta, "time": self.time}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Put back what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         for name, value in self.state().items():
             value.copy_(state[name])
 
     def keep(self, members: list[int], objective: Objective) -> None:
-        """Go on with some of the members, whose rows are in a new objective."""
+        """Continue with some of the members, whose rows are in a new objective."""
         self.objective, self.ridge, self.lr = objective, self.ridge[members], self.lr[members]
         self.stalled, self.time = self.stalled[members], self.time[members]
 
@@ -130,7 +130,7 @@ class EnsembleAdam(EnsembleDescent):
         return {"theta": self.objective.theta, "first": self.first, "second": self.second}
 
     def keep(self, members: list[int], objective: Objective) -> None:
-        """Go on with some of the members, whose rows are in a new objective."""
+        """Continue with some of the members, whose rows are in a new objective."""
         super().keep(members, objective)
         self.first, self.second = self.first[members], self.second[members]
 

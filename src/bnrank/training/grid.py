@@ -1,7 +1,8 @@
-"""Grids of runs: grouped into ensembles, run side by side, stored, resumed."""
+"""Grids of runs: grouped into ensembles, trained in parallel, stored, resumed."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import itertools
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bnrank._core import validation
 from bnrank._core.files import prepare_folder, write_atomically
@@ -28,6 +28,8 @@ from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
 from bnrank.training.options import Record
+from bnrank.training.progress import bar
+from bnrank.training.run import last_rows
 from bnrank.training.settings import OPTIMIZERS, digest
 from bnrank.training.trainer import CHECKPOINT, train
 
@@ -91,8 +93,9 @@ def sweep(
     xarray.Dataset
         Over (depth, width, size, ridge, seed): ``loss``, ``cost``, ``parameter_norm``, ``gradient_norm``,
         ``balance_residual``, ``steps``, ``status``, ``error`` (empty unless status is "failed") and ``run`` (the run's
-        folder in ``out``); and ``weight_singular_values`` with (layer, index) besides, NaN where a network has no such
-        layer. Attribute ``ran`` is the number of ensembles that were trained rather than found in ``out``.
+        folder in ``out``); ``weight_singular_values`` has the further dimensions (layer, index) and is NaN where a
+        network has no such layer. Attribute ``ran`` is the number of ensembles that were trained rather than found in
+        ``out``.
 
     Raises
     ------
@@ -129,7 +132,7 @@ def sweep(
         if name not in OPTIONS:
             raise TypeError(f"options: got {name!r}, which train does not have{validation.suggest(name, OPTIONS)}")
     if isinstance(options.get("record"), Record) and options["record"].watch is not None:
-        raise ValueError("watch: the runs of a grid go on side by side; watch one of bnrank.train")
+        raise ValueError("watch: the runs of a grid are trained in parallel; watch one of bnrank.train")
     if isinstance(options.get("optimizer"), str):
         validation.choice(options["optimizer"], "optimizer", OPTIMIZERS)
     groups = [
@@ -174,7 +177,7 @@ def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -
         ridge, seed = [r for r, _ in pairs], [s for _, s in pairs]
         run = train(net, part, ridge=ridge, seed=seed, out=folder, progress=False, **group.options)
         if "interrupted" in run.summary.status.values:
-            raise KeyboardInterrupt  # the checkpoint is there to go on from
+            raise KeyboardInterrupt  # the next sweep resumes from the checkpoint
         last = _last_spectra(run.history)
         result = run.summary.drop_vars(["ridge", "seed", "lr"], errors="ignore").assign(
             weight_singular_values=last, error=("member", [""] * len(pairs))
@@ -213,11 +216,8 @@ def _store(group: _Group, folder: Path, result: xr.Dataset) -> None:
 def _last_spectra(history: xr.Dataset) -> xr.DataArray:
     """Return every member's last recorded spectra, over (member, layer, index)."""
     spectra = history["weight_singular_values"]
-    known = history["loss"].notnull().values
-    last = known.shape[1] - 1 - known[:, ::-1].argmax(axis=1)
-    return spectra.isel(step=xr.DataArray(last, dims="member")).drop_vars(
-        ["step", "seed", "ridge", "lr", "status", "layer_name"], errors="ignore"
-    )
+    last = spectra.isel(step=last_rows(spectra.notnull().any(["layer", "index"])))
+    return last.drop_vars(["step", "seed", "ridge", "lr", "status", "layer_name"], errors="ignore")
 
 
 def _run_all(
@@ -226,39 +226,35 @@ def _run_all(
     """Run what is not stored yet; return how many ensembles that was."""
     waiting = [group for group in groups if not _is_done(group.path(task, folder))]
     waiting.sort(key=lambda group: -group.depth * group.width**2 * group.size)  # the long ones first
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(*columns, disable=not progress) as bar:
-        number = bar.add_task("training ensembles", total=len(groups), completed=len(groups) - len(waiting))
-        threads = torch.get_num_threads()
-        if executor is None:
-            processes = min(threads, len(waiting)) if processes is None else validation.integer(processes, "processes")
+    text, stored, threads = "training ensembles", len(groups) - len(waiting), torch.get_num_threads()
+    if executor is None:
+        processes = min(threads, len(waiting)) if processes is None else validation.integer(processes, "processes")
+    with bar(progress, text, len(groups)) as tell, contextlib.ExitStack() as stack:
+        tell(stored, text)
         if executor is None and (processes is None or processes <= 1):
-            for group in waiting:
+            for done, group in enumerate(waiting, stored + 1):
                 _train_group(group, task, group.path(task, folder), None)
-                bar.advance(number)
+                tell(done, text)
             return len(waiting)
-        own = ProcessPoolExecutor(processes, mp_context=get_context("spawn")) if executor is None else None
         each = max(1, threads // processes) if processes else None
         plain = replace(task, truth=None)  # functions need not survive the way to another process
-        try:
-            futures: dict[Future[None], _Group] = {
-                (executor or own).submit(_train_group, group, plain, group.path(task, folder), each): group  # type: ignore[union-attr]
-                for group in waiting
-            }
-            for future in as_completed(futures):
-                try:
-                    future.result()
-                except BrokenExecutor as error:  # a worker was killed, or could not start
-                    _store_failure(futures[future], futures[future].path(plain, folder), error)
-                bar.advance(number)
-        finally:
-            if own is not None:
-                own.shutdown(wait=True, cancel_futures=True)
+        if executor is None:
+            executor = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+            stack.callback(executor.shutdown, wait=True, cancel_futures=True)
+        futures: dict[Future[None], _Group] = {
+            executor.submit(_train_group, group, plain, group.path(task, folder), each): group for group in waiting
+        }
+        for done, future in enumerate(as_completed(futures), stored + 1):
+            try:
+                future.result()
+            except BrokenExecutor as error:  # a worker was killed, or could not start
+                _store_failure(futures[future], futures[future].path(plain, folder), error)
+            tell(done, text)
     return len(waiting)
 
 
 def _is_done(folder: Path) -> bool:
-    """Say whether a whole, successful result is stored."""
+    """Return whether a complete, successful result is stored."""
     if not (folder / RESULT).exists():
         return False
     try:
@@ -269,7 +265,7 @@ def _is_done(folder: Path) -> bool:
 
 
 def _assemble(groups: list[_Group], task: Task, folder: Path, axes: dict[str, list[Any]], ran: int) -> xr.Dataset:
-    """Put all results into one dataset."""
+    """Return all results as one dataset."""
     shape = tuple(len(values) for values in axes.values())
     names = tuple(axes)
     found = [(g, xr.load_dataset(g.path(task, folder) / RESULT, engine="h5netcdf")) for g in groups]
@@ -280,16 +276,13 @@ def _assemble(groups: list[_Group], task: Task, folder: Path, axes: dict[str, li
     spectra = np.full((*shape, layers, indices), np.nan)
     for group, result in found:
         where = tuple(axes[name].index(getattr(group, name)) for name in ("depth", "width", "size"))
-        for i in range(result.sizes["member"]):
-            member = result.isel(member=i)
-            at = (*where, axes["ridge"].index(float(member.ridge)), axes["seed"].index(int(member.seed)))
-            data["run"][at] = group.path(task, folder).name
-            for name in data:
-                if name in member:
-                    data[name][at] = member[name].item()
-            if "weight_singular_values" in member:
-                values = member.weight_singular_values.values
-                spectra[at][: values.shape[0], : values.shape[1]] = values
+        data["run"][where] = group.path(task, folder).name
+        for name in data:
+            if name in result:
+                data[name][where] = result[name].values.reshape(shape[3:])
+        if "weight_singular_values" in result:
+            values = result["weight_singular_values"].values
+            spectra[where][..., : values.shape[1], : values.shape[2]] = values.reshape(*shape[3:], *values.shape[1:])
     variables: dict[str, Any] = {
         name: (names, values.astype(str) if values.dtype == object else values) for name, values in data.items()
     }

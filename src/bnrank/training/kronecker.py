@@ -121,7 +121,7 @@ class KroneckerCurvature:
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues and eigenvectors, computed in float64: LAPACK may fail on nearly singular float32 matrices.
 
-    A matrix that is not finite, of a member that diverges, is taken for zero.
+    A matrix that is not finite (of a diverging member) is replaced by zero.
     """
     if not bool(torch.isfinite(matrix).all()):
         matrix = torch.zeros_like(matrix)

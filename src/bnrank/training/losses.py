@@ -39,7 +39,7 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
         return cost
     if loss == "logistic":
         margin = output.mul_(target)
-        # Member by member: the last bit of these functions depends on where in memory a number stands.
+        # Member by member: the last bit of these functions depends on alignment in memory.
         each = torch.stack([torch.nn.functional.softplus(-row, threshold=50) for row in margin])
         cost = each.double().flatten(1).sum(1).div_(n)
         for row in margin:
@@ -68,7 +68,7 @@ def gradient_at_zero(loss: str, y: Tensor, outputs: int | None = None) -> Tensor
     y : Tensor
         (N, d_out) for "mse", (N, 1) for "logistic", class numbers (N,) for "cross_entropy".
     outputs : int, optional
-        d_out of "cross_entropy"; the largest class number and 1 without it.
+        d_out of "cross_entropy". Default: the largest class number plus 1.
 
     Returns
     -------

@@ -12,7 +12,7 @@ from bnrank.training.losses import LOSSES
 
 __all__ = ["ModuleObjective", "refuse_untrainable"]
 
-BLOCK = 1024  # samples that are differentiated at once
+BLOCK = 1024  # samples per block
 
 
 class ModuleObjective(Objective):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
 
 from bnrank._core import validation
 from bnrank._core.files import discard_partial, prepare_folder
 
-__all__ = ["Adam", "GradientDescent", "Limits", "Record", "Save", "SkipPlateau", "Solver", "Stop", "given"]
+__all__ = ["Adam", "GradientDescent", "Limits", "Record", "Save", "SkipPlateau", "Solver", "Stop", "Watcher", "given"]
 
 METHODS = ("rk45", "dop853", "heun", "lsoda", "bdf", "euler")
 ADAPTIVE = METHODS[:3]  # explicit, with error control
@@ -88,6 +90,50 @@ class Stop:
         validation.number(self.balance_residual, "balance_residual", 0.0)
 
 
+class Watcher(Protocol):
+    """An observer that `bnrank.train` and `bnrank.flow` call at every recorded row.
+
+    A watcher does not change a run, its settings or its checkpoints: a run may be resumed with another watcher or none.
+    Rows from before a resume are not shown again.
+    """
+
+    def observe(
+        self,
+        *,
+        step: int,
+        time: float | None,
+        parameters: Mapping[str, Tensor],
+        gradient: Mapping[str, Tensor] | None,
+        lr: float | None,
+        ridge: float,
+        member: int,
+    ) -> None:
+        """Receive one member at one recorded step.
+
+        An exception raised here ends the run, after a checkpoint if there is a folder for it.
+
+        Parameters
+        ----------
+        step : int
+            Steps taken so far.
+        time : float or None
+            The sum of the step sizes so far for gradient descent, t for a flow; None for other optimizers.
+        parameters : mapping
+            The trained parameters by their names in ``net.named_parameters()``. They are views, valid during the call
+            only, and read-only: clone what is kept.
+        gradient : mapping or None
+            dC/dtheta by the same names, of the data cost alone, without the ridge; on the skipped plateau of a flow
+            that of L0. None where the whole gradient is not known: with mini-batches in all rows but the last of
+            ``train``.
+        lr : float or None
+            The step size of the step that follows, of gradient descent and Adam; None for L-BFGS and for a flow.
+        ridge : float
+            lambda of this member; 0 for a flow.
+        member : int
+            Its number in the ensemble.
+        """
+
+
 @dataclass(frozen=True)
 class Record:
     """Rows of the history.
@@ -108,7 +154,7 @@ class Record:
     every: int | None = None
     top_k: int = 10
     spectra_every: int | None = None
-    watch: Any = None
+    watch: Watcher | None = None
 
     def __post_init__(self) -> None:
         validation.integer(self.top_k, "top_k")

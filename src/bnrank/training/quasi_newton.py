@@ -1,34 +1,25 @@
-"""L-BFGS for ensembles: every member has its own history, its own line search and its own pace."""
+"""L-BFGS for ensembles: every member has its own history and line search."""
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bnrank.training.ensemble import Objective, squared_norm
 from bnrank.training.first_order import EnsembleAdam, EnsembleDescent
+from bnrank.training.kronecker import KroneckerCurvature
 
-__all__ = ["LBFGS", "Metric", "Optimizer", "WarmStarted"]
+__all__ = ["LBFGS", "Optimizer", "WarmStarted"]
 
 SUFFICIENT = 1e-4  # decrease of the loss, Wolfe's first condition
 CURVATURE = 0.9  # Wolfe's second condition
 TRIALS = 12  # evaluations of one line search
 WARM_STEPS, WARM_LR = 200, 3e-3  # of Adam, in front of L-BFGS
 CAUTION = 6  # powers of ten by which the damping of a metric may rise before a member counts as stalled
-
-
-class Metric(Protocol):
-    """The inverse Hessian that a direction starts from."""
-
-    def refresh(self, row: Tensor, count: int, caution: int) -> None:
-        """Estimate it at a point; every unit of caution brings it nearer to a small multiple of the identity."""
-
-    def solve(self, row: Tensor) -> Tensor:
-        """Apply it to a vector."""
 
 
 class LBFGS:
@@ -47,10 +38,10 @@ class LBFGS:
         lambda per member, float64.
     memory : int
         Pairs (s, y) kept.
-    metrics : list of Metric, optional
+    metrics : list of KroneckerCurvature, optional
         One per member: the inverse Hessian to start from in place of a multiple of the identity.
     every : int
-        Iterations after which a metric is estimated anew.
+        Iterations between estimates of a metric.
     """
 
     def __init__(
@@ -58,7 +49,7 @@ class LBFGS:
         objective: Objective,
         ridge: Tensor,
         memory: int = 10,
-        metrics: list[Metric] | None = None,
+        metrics: list[KroneckerCurvature] | None = None,
         every: int = 20,
     ) -> None:
         self.objective = objective
@@ -69,7 +60,7 @@ class LBFGS:
 
     @property
     def stalled(self) -> Tensor:
-        """Which members have come to an end, shape (members,), bool."""
+        """Members that cannot descend further, shape (members,), bool."""
         return torch.tensor([search.stalled for search in self.searches])
 
     @property
@@ -78,7 +69,7 @@ class LBFGS:
         return torch.stack([search.x for search in self.searches])
 
     def digest(self) -> None:
-        """Take in the objective's cost and gradient, each member in a thread."""
+        """Use the objective's cost and gradient, each member in a thread."""
         objective = self.objective
         costs = objective.cost.tolist()
         objective.workers.share(
@@ -116,13 +107,13 @@ class LBFGS:
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Put back what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         self.objective.theta.copy_(state["theta"])
         for i, search in enumerate(self.searches):
             search.load({name: state[f"{name}.{i}"] for name in search.state()})
 
     def keep(self, members: list[int], objective: Objective) -> None:
-        """Go on with some of the members, whose rows are in a new objective."""
+        """Continue with some of the members, whose rows are in a new objective."""
         self.objective = objective
         self.searches = [self.searches[i] for i in members]
 
@@ -160,7 +151,7 @@ class WarmStarted:
         return self.current.state() | {"moves": self.moves}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Put back what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         self.moves.copy_(state["moves"])
         self.current.load(state)
 
@@ -181,7 +172,9 @@ class _Search:
     FLAGS = ("started", "stalled")
     TENSORS = ("x", "g", "direction", "s", "y", "rho", "anchor")
 
-    def __init__(self, size: int, like: Tensor, ridge: float, memory: int, metric: Metric | None, every: int) -> None:
+    def __init__(
+        self, size: int, like: Tensor, ridge: float, memory: int, metric: KroneckerCurvature | None, every: int
+    ) -> None:
         self.ridge, self.memory, self.metric, self.every = ridge, memory, metric, every
         self.x, self.g, self.direction = (like.new_zeros(size) for _ in range(3))
         self.s, self.y = like.new_zeros(memory, size), like.new_zeros(memory, size)
@@ -202,7 +195,7 @@ class _Search:
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Put back what :meth:`state` returned; the metric is estimated again where it was."""
+        """Restore what :meth:`state` returned; the metric is estimated again at the same point."""
         for name in self.TENSORS:
             getattr(self, name).copy_(state[name])
         for name, value in zip(self.SCALARS, state["scalars"].tolist(), strict=True):
@@ -213,7 +206,7 @@ class _Search:
             self.metric.refresh(self.anchor, self.refreshes, self.anchor_caution)
 
     def advance(self, theta: Tensor, cost: float, gradient: Tensor) -> None:
-        """Use cost and gradient at theta: accept it, or decide where to look next."""
+        """Accept theta, or choose the next trial point."""
         f = cost + self.ridge * float(squared_norm(theta))
         # A new tensor: the bits of BLAS' dot product depend on where in memory a row of an ensemble begins.
         gradient = torch.add(gradient, theta, alpha=2 * self.ridge)
@@ -258,7 +251,7 @@ class _Search:
         self._start()
 
     def _give_up(self) -> None:
-        """Forget the history and try again from x, each time closer to the plain gradient, until nothing is left."""
+        """Clear the history and restart from x, each time closer to the plain gradient, until the search stalls."""
         if self.pairs == 0:
             self.caution += 1
             if self.metric is None or self.caution > CAUTION:

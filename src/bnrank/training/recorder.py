@@ -16,9 +16,10 @@ from bnrank._version import __version__
 from bnrank.measures import balance, convolution
 from bnrank.networks import reading
 from bnrank.training.ensemble import Workers, split, squared_norm
+from bnrank.training.options import Watcher
 from bnrank.training.settings import Settings, by_hand
 
-__all__ = ["SERIES", "EnsembleRecorder", "Recorder", "top_singular_values"]
+__all__ = ["SERIES", "EnsembleRecorder", "Recorder", "show", "top_singular_values"]
 
 LARGE = 300  # smaller side of a matrix above which a flow computes a few singular values by Lanczos iterations
 SERIES = {
@@ -118,7 +119,7 @@ class Recorder:
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         self.steps, self.rows = state["history.steps"].tolist(), list(state["history.rows"])
         self.spectra = dict(zip(state["history.measured"].tolist(), state["history.spectra"], strict=True))
 
@@ -180,6 +181,23 @@ class EnsembleRecorder(Recorder):
             self.workers.share([functools.partial(balanced, i, member) for i, member in enumerate(active)])
         self.add(step, torch.stack(list(row.values())))
         return row
+
+
+def show(
+    watch: Watcher,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    parameters: Tensor,
+    gradient: Tensor | None,
+    **row: Any,
+) -> None:
+    """Show a row of one member to a watcher, with flat parameters and gradient, shape (size,), by their names."""
+
+    def named(flat: Tensor) -> dict[str, Tensor]:
+        return dict(zip(names, split(flat.detach(), shapes), strict=True))
+
+    known = None if gradient is None else named(gradient)
+    watch.observe(parameters=named(parameters), gradient=known, **row)
 
 
 def _spectrum(layer: reading.Layer, k: int) -> tuple[Callable[[Tensor], Tensor] | None, int, str]:

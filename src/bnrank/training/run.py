@@ -1,4 +1,4 @@
-"""What training gives back."""
+"""The result of training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bnrank.networks.mlp import MLP
 from bnrank.training.ensemble import filled
 from bnrank.training.settings import TrainSettings, by_hand
 
-__all__ = ["Run", "summarize"]
+__all__ = ["Run", "last_rows", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Run:
         a kink of the loss, or rounding), "diverged" (a loss that is not finite; the parameters are those of the last
         row in which it was) or "interrupted".
     settings : TrainSettings
-        What the run was made of.
+        The settings of the run.
     seconds : float
         Wall time of training.
 
@@ -64,12 +64,12 @@ class Run:
         return self.parameters.shape[0]
 
     def network(self, member: int = 0) -> nn.Module:
-        """Return member ``member`` as a plain `nn.Module` of its own.
+        """Return member ``member`` as a new `nn.Module`.
 
         Raises
         ------
         TypeError, ValueError
-            If there is no such member.
+            If the member does not exist.
         """
         member = validation.integer(member, "member", 0)
         if member >= self.members:
@@ -98,7 +98,7 @@ class Run:
 
     @classmethod
     def open(cls, out: str | os.PathLike[str], net: nn.Module | None = None) -> Run:
-        """Open a run that was saved.
+        """Return a run that was saved.
 
         Parameters
         ----------
@@ -138,11 +138,17 @@ class Run:
         return cls(history, summary, settings, seconds, net, parameters)
 
 
+def last_rows(known: xr.DataArray) -> xr.DataArray:
+    """Return the last row, over member, where ``known`` (member, step) holds, 0 without one."""
+    values = known.transpose("member", "step").values
+    return xr.DataArray(
+        np.where(values.any(axis=1), values.shape[1] - 1 - values[:, ::-1].argmax(axis=1), 0), dims="member"
+    )
+
+
 def summarize(history: xr.Dataset) -> xr.Dataset:
     """Return every member's last recorded values, and the step they belong to, over member."""
-    known = np.isfinite(history["loss"].values)
-    last = np.where(known.any(axis=1), known.shape[1] - 1 - known[:, ::-1].argmax(axis=1), 0)
-    rows = xr.DataArray(last, dims="member")
+    rows = last_rows(abs(history["loss"]) < np.inf)
     series = [name for name, values in history.data_vars.items() if values.dims == ("member", "step")]
     if not history.sizes["step"]:
         raise ValueError("history: got no recorded step, expected at least one")

@@ -1,4 +1,4 @@
-"""What a run is made of, checked once and then fixed."""
+"""Settings of runs, and the initial parameters of ensembles."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ __all__ = [
     "check_batch_size",
     "check_dtype",
     "common",
-    "device_of",
     "digest",
     "starting_points",
 ]
 
 OPTIMIZERS = ("auto", "adam", "gd", "lbfgs", "kfac-lbfgs", "adam+lbfgs", "adam+kfac-lbfgs")
-DRAWN = (MLP, Drawn)  # networks that can be drawn anew, by their method reset
+DRAWN = (MLP, Drawn)  # networks whose method reset draws new parameters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that decides what a computation gives; plain values, stored with it as JSON.
+    """Everything that determines the result of a computation; plain values, stored with it as JSON.
 
     Attributes
     ----------
@@ -68,7 +67,7 @@ class Settings:
         return json.dumps(asdict(self), indent=1)
 
     def differences(self, stored: Mapping[str, Any]) -> list[str]:
-        """Name what keeps a computation with stored settings from continuing with these."""
+        """Return the differences that prevent a computation with stored settings from resuming with these."""
         hashes = {"data": "other data", "start": "other initial parameters"}
         mine: dict[str, Any] = json.loads(self.to_json())
         return [
@@ -143,7 +142,7 @@ class TrainSettings(Settings):
             )
         rates = () if options is None else validation.per_member(options.lr, "lr", members, 0.0, strict=True)
         return cls(
-            **common(start.net, (task.x, task.y), [start.theta], dtype, start.device, record.rows(100)),
+            **common(start.net, (task.x, task.y), [start.theta], dtype, str(start.device), record.rows(100)),
             loss=task.loss,
             batch_size=batch_size,
             top_k=record.top_k,
@@ -159,21 +158,14 @@ class TrainSettings(Settings):
         )
 
 
-def common(
-    net: nn.Module,
-    data: tuple[Tensor, Tensor],
-    start: Sequence[Tensor],
-    dtype: torch.dtype,
-    device: torch.device,
-    rows: tuple[int, int],
-) -> dict[str, Any]:
+def common(net: nn.Module, data: Any, start: Any, dtype: torch.dtype, device: str, rows: tuple[int, int]) -> Any:
     """Return the settings that a run and a flow build alike."""
     return {
         "network": f"{type(net).__name__}({net.extra_repr()})",
         "data": digest(*data),
         "start": digest(*start),
         "dtype": str(dtype).removeprefix("torch."),
-        "device": str(device),
+        "device": device,
         "record_every": rows[0],
         "spectra_every": rows[1],
     }
@@ -189,11 +181,6 @@ def check_dtype(dtype: object) -> None:
     """Raise if this is no precision to compute in."""
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype: got {dtype}, expected torch.float32 or torch.float64")
-
-
-def device_of(net: nn.Module) -> torch.device:
-    """Return the device of a network's parameters."""
-    return next((p.device for p in net.parameters()), torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -214,55 +201,46 @@ def starting_points(
     ``per_member`` holds the settings that may have one value per member.
     """
     check_dtype(dtype)
-    nets = list(net) if isinstance(net, list | tuple) else None
-    count = _count_members(members, [seed, nets, *per_member])
-    if nets is not None and len(nets) != count:
-        raise ValueError(f"net: got {len(nets)} networks, expected one, or one per member ({count})")
-    batches = [list(range(count))] if batch_size else []  # members of one module differ in the order of their batches
-    first = net if nets is None else nets[0]
-    if not isinstance(first, nn.Module) and (nets is not None or not callable(net)):
+    modules = [net] if isinstance(net, nn.Module) else list(net) if isinstance(net, list | tuple) else []
+    wrong = [module for module in modules if not isinstance(module, nn.Module)]
+    if wrong or (not modules and not callable(net)):
         raise TypeError(
-            f"net: got {validation.describe(first)}, expected an nn.Module, a list of them or a function "
-            "seed -> nn.Module"
+            f"net: got {validation.describe(wrong[0] if wrong else net)}, expected an nn.Module, a list of them or a "
+            "function seed -> nn.Module"
         )
-    if isinstance(first, nn.Module):
-        template = unwrap(first)
-        drawn = isinstance(template, DRAWN)
-        own = [(each.seed or 0) if isinstance(each, DRAWN) else 0 for each in map(unwrap, nets or [first])]
-        seeds = _seeds(own if nets is not None and seed is None else seed, count, own[0])
-        if count > 1 and nets is None and not drawn and not _differ([*per_member, *batches]):
-            raise ValueError(
-                f"members: got {count} of the same {type(template).__name__} with the same settings, which would be "
-                f"{count} copies of one run; give a list of networks or a function seed -> nn.Module as net"
-            )
-    else:
-        seeds = _seeds(seed, count, 0)
-        template = _call(net, seeds[0])
-        if not isinstance(template, nn.Module):
-            raise TypeError(f"net: the function returned {validation.describe(template)}, expected an nn.Module")
-    device = device_of(template)
-    template = copy.deepcopy(template).cpu()
+    single, modules = len(modules) == 1, [unwrap(module) for module in modules]
+    count = _count_members(members, [seed, modules, *per_member])
+    if modules and not single and len(modules) != count:
+        raise ValueError(f"net: got {len(modules)} networks, expected one, or one per member ({count})")
+    own = [(module.seed or 0) if isinstance(module, DRAWN) else 0 for module in modules] or [0]
+    seeds = _seeds(own if seed is None and len(own) > 1 else seed, count, own[0])
+    template = modules[0] if modules else _call(net, seeds[0])
+    batches = [list(range(count))] if batch_size else []  # members of one module differ in the order of their batches
+    if count > 1 and single and not isinstance(template, DRAWN) and not _differ([*per_member, *batches]):
+        raise ValueError(
+            f"members: got {count} of the same {type(template).__name__} with the same settings, which would be "
+            f"{count} copies of one run; give a list of networks or a function seed -> nn.Module as net"
+        )
     refuse_untrainable(template)
+    device = next(p.device for p in template.parameters())
+    template = copy.deepcopy(template).cpu()
     _check_shapes(template, task)
     size = sum(p.numel() for p in template.parameters() if p.requires_grad)
     theta = torch.empty(count, size, dtype=dtype)
     for i, member_seed in enumerate(seeds):
-        if not isinstance(first, nn.Module):
-            member = _call(net, member_seed)
-        else:
-            member = template if nets is None else unwrap(nets[i])
-            redrawn = seed is not None or (i > 0 and nets is None and not _differ(per_member))
-            if redrawn and isinstance(member, DRAWN):
-                member = copy.deepcopy(member).reset(member_seed)
+        member = modules[0 if single else i] if modules else _call(net, member_seed)
+        redrawn = seed is not None or (i > 0 and single and not _differ(per_member))
+        if modules and redrawn and isinstance(member, DRAWN):
+            member = copy.deepcopy(member).reset(member_seed)
         row = torch.cat([p.detach().flatten() for p in member.parameters() if p.requires_grad])
         if len(row) != size:
             raise ValueError(f"net: members 0 and {i} (seeds {seeds[0]} and {member_seed}) differ in size")
         theta[i] = row
-    return Start(template, theta, tuple(seeds), device)
+    return Start(template, theta, seeds, device)
 
 
 def by_hand(net: nn.Module) -> bool:
-    """Say whether a network is trained by `MLPObjective`: an MLP as it was made, all of its parameters trained."""
+    """Return whether `MLPObjective` applies: an unchanged MLP with all of its parameters trained."""
     return is_plain_mlp(net) and all(p.requires_grad for p in net.parameters())
 
 
@@ -275,7 +253,10 @@ def _call(function: Callable[..., nn.Module], seed: int) -> nn.Module:
         raise TypeError(
             f"net: got a function that cannot be called with a seed ({error}), expected seed -> nn.Module"
         ) from None
-    return function(seed)
+    net = function(seed)
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net: the function returned {validation.describe(net)}, expected an nn.Module")
+    return net
 
 
 def _optimizer(optimizer: object, net: nn.Module, batch_size: int | None) -> tuple[str, Adam | GradientDescent | None]:

@@ -19,13 +19,12 @@ from bnrank.training.first_order import EnsembleAdam, EnsembleDescent
 from bnrank.training.kronecker import KroneckerCurvature
 from bnrank.training.objective_mlp import MLPObjective
 from bnrank.training.objective_module import ModuleObjective
-from bnrank.training.options import Adam, GradientDescent, Record, Save, Stop, given
+from bnrank.training.options import Adam, GradientDescent, Record, Save, Stop, Watcher, given
 from bnrank.training.progress import bar, interruptions
 from bnrank.training.quasi_newton import LBFGS, Optimizer, WarmStarted
-from bnrank.training.recorder import SERIES, EnsembleRecorder
+from bnrank.training.recorder import SERIES, EnsembleRecorder, show
 from bnrank.training.run import Run, summarize
 from bnrank.training.settings import Start, TrainSettings, by_hand, starting_points
-from bnrank.training.watching import Watcher, show
 
 __all__ = ["CHECKPOINT", "train"]
 
@@ -137,7 +136,7 @@ def train(
 
 
 class _Trainer:
-    """The loop: evaluate, record, stop, move, save."""
+    """The training loop."""
 
     def __init__(
         self, start: Start, task: Task, settings: TrainSettings, workers: Workers, watch: Watcher | None = None
@@ -285,7 +284,7 @@ class _Trainer:
             self.failure = error
 
     def _drop(self, done: dict[int, str]) -> None:
-        """Freeze members, given by their position among the active ones, and go on with the others."""
+        """Freeze members, given by their position among the active ones, and continue with the others."""
         if not done:
             return
         point, old = self.optimizer.point, self.objective
@@ -305,7 +304,7 @@ class _Trainer:
             self.batches = self.batches.keep(rest)
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint from which the run goes on to the same trajectory."""
+        """Write a checkpoint from which the run resumes to the same trajectory."""
         tensors = {"final": self.final, "recent": self.recent} | self.recorder.state()
         if self.active:
             tensors |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
@@ -313,7 +312,7 @@ class _Trainer:
         checkpoints.write(folder / CHECKPOINT, tensors, about, "checkpoint", self.settings)
 
     def resume(self, folder: Path) -> None:
-        """Go on from the folder's checkpoint, if there is one."""
+        """Resume from the folder's checkpoint, if it exists."""
         stored = checkpoints.read(folder / CHECKPOINT, "checkpoint", self.settings)
         if stored is None:
             return

@@ -1,6 +1,6 @@
 """Gradient flow with error control, and a way past the plateau around the origin."""
 
 from bnrank.training.gradient_flow.integration import flow
-from bnrank.training.gradient_flow.result import Flow, Handover, Row
+from bnrank.training.gradient_flow.record import Flow, Handover, Row
 
 __all__ = ["Flow", "Handover", "Row", "flow"]

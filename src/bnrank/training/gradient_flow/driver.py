@@ -6,21 +6,19 @@ import math
 import threading
 import time as clock
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
 from bnrank.training.ensemble import BatchOrder
-from bnrank.training.gradient_flow.costs import Cost
-from bnrank.training.gradient_flow.origin import Origin
+from bnrank.training.gradient_flow.fields import Cost, Origin, Plateau, Rate, System, TrueFlow, norm
 from bnrank.training.gradient_flow.plan import FlowSettings
-from bnrank.training.gradient_flow.record import FlowRecorder
-from bnrank.training.gradient_flow.result import Handover, Row
-from bnrank.training.gradient_flow.steppers import EXPLICIT, Euler, Explicit, Implicit, Move, StalledError
-from bnrank.training.gradient_flow.systems import Plateau, Rate, TrueFlow, norm
+from bnrank.training.gradient_flow.record import FlowRecorder, Handover, Row
+from bnrank.training.gradient_flow.steppers import EXPLICIT, Euler, Explicit, Implicit, Move, StalledError, Stepper
+from bnrank.training.options import Limits
 
-__all__ = ["Driver", "Ends"]
+__all__ = ["Driver"]
 
 ENOUGH = 1.1  # growth of ||theta|| left before the hand-over below which it is done at once
 AIM = 0.98  # share of it that a step aims at
@@ -29,18 +27,8 @@ EASE = 300.0  # how much more error is allowed at kinks in the middle of the pla
 NEAR = 1.2  # the same, below which it is done where a step goes beyond it
 SHORTEST = 1e-4  # step on the plateau, in units of ||theta||, that is not shortened any further for the hand-over
 COARSE = 0.01  # tolerance of Heun's steps on the plateau where Euler's method comes after it
+STATE = ("step", "time", "since", "passed", "arc", "h", "seconds", "recent")  # what a checkpoint holds as it is
 FIRST = 0.01  # length of the first step, relative to ||theta||
-
-
-@dataclass(frozen=True)
-class Ends:
-    """When to stop, none of which changes what is computed until then."""
-
-    t_end: float
-    t_after: float
-    evaluations: float
-    seconds: float
-    stop: Callable[[Row], bool] | None
 
 
 class Driver:
@@ -52,15 +40,17 @@ class Driver:
         cost: Cost,
         origin: Origin | None,
         record: FlowRecorder,
-        limits: Ends,
+        ends: tuple[float, float],
+        limits: Limits,
         theta: Tensor,
         watch: Callable[[Row, Tensor, Tensor | None], None] | None = None,
     ) -> None:
         self.plan, self.cost, self.origin, self.record, self.limits = plan, cost, origin, record, limits
+        self.t_end, self.t_after = ends
         self.watch = watch  # shown every row, with theta and grad C there
         self.batches = BatchOrder([plan.seed], len(cost.x), plan.batch_size) if plan.batch_size else None
         self.flow = TrueFlow(cost, plan.time)
-        self.stepper: Any = _stepper(plan.method, plan)
+        self.stepper = _stepper(plan.method, plan)
         self.step = 0
         self.time = 0.0  # t, at the hand-over or, on the plateau, now
         self.since = 0.0  # t since the hand-over
@@ -112,7 +102,10 @@ class Driver:
             if self.status != "running":
                 break
             try:
-                self._advance()
+                if self.plateau is None:
+                    self._advance_flow()
+                else:
+                    self._advance_plateau(self.plateau)
             except StalledError:
                 self.status = "stalled"
                 break
@@ -127,34 +120,28 @@ class Driver:
         self.seconds = clock.perf_counter() - began
 
     def _end(self, interrupted: threading.Event) -> str:
-        """Say why to stop, if there is a reason."""
-        done = self.time >= self.limits.t_end if self.handover is None else self.since >= self._left()
+        """Return the reason to stop, or "running"."""
+        done = self.time >= self.t_end if self.handover is None else self.since >= self._left()
         if done:
             return "finished"
         if self.first.speed == 0 and (self.plateau is not None or self.plan.time == "arc"):
             return "stationary"
         if self.plateau is not None and math.sqrt(max(0.0, 1 - self.first.cosine**2)) < ASIDE and self.first.cosine < 0:
             return "no escape"
-        if self.cost.evaluations >= self.limits.evaluations:
+        if self.cost.evaluations >= (self.limits.max_evaluations or math.inf):
             return "evaluations used up"
-        if self.seconds >= self.limits.seconds:
+        if self.seconds >= 60 * (self.limits.max_minutes or math.inf):
             return "time is up"
         return "interrupted" if interrupted.is_set() else "running"
 
     def _left(self) -> float:
         """Return the time after the hand-over at which to stop."""
-        if math.isfinite(self.limits.t_after):
-            return self.limits.t_after
-        return self.limits.t_end - (self.handover.time if self.handover is not None else 0.0)
-
-    def _advance(self) -> None:
-        if self.plateau is not None:
-            self._advance_plateau(self.plateau)
-        else:
-            self._advance_flow()
+        if math.isfinite(self.t_after):
+            return self.t_after
+        return self.t_end - (self.handover.time if self.handover is not None else 0.0)
 
     def _advance_flow(self) -> None:
-        since, end = self.since, self._left() if self.handover is not None else self.limits.t_end
+        since, end = self.since, self._left() if self.handover is not None else self.t_end
         left = end - since
         longest = left / self.first.clock if isinstance(self.stepper, Euler) or self.plan.time == "t" else math.inf
         radius = norm(self.theta)
@@ -181,7 +168,7 @@ class Driver:
             return
         longest = math.log(min(AIM * room, self.plan.max_growth))
         stepper = self._on_plateau(self.stepper)
-        left = self.limits.t_end - self.time
+        left = self.t_end - self.time
         before = self.theta
         # errors at kinks die away while ||theta|| grows, but not those of the time, nor the last ones
         passing = self.first.clock / self.time if self.time > 0 else math.inf  # d log t / du
@@ -197,7 +184,7 @@ class Driver:
             return
         plateau.log_radius = log_radius
         self.theta = move.theta.div_(size)
-        self.time = self.limits.t_end if move.clock >= left * (1 - 1e-12) else self.time + move.clock
+        self.time = self.t_end if move.clock >= left * (1 - 1e-12) else self.time + move.clock
         self.passed += move.clock
         self.arc += move.tau
         self.h = move.next
@@ -207,16 +194,17 @@ class Driver:
             move.rate.speed /= size
         self.first = self._rate(move.rate)
 
-    def _on_plateau(self, stepper: Any) -> Any:
-        """Return what makes the steps on the plateau, where there are no stiff directions and no fixed step fits."""
+    def _on_plateau(self, stepper: Stepper) -> Stepper:
+        """Return the method on the plateau, which has no stiff directions and no suitable fixed step."""
         if isinstance(stepper, Implicit):
             return _stepper("rk45", self.plan)
         return Explicit("heun", COARSE, 0.0) if isinstance(stepper, Euler) else stepper
 
-    def _move(self, system: Any, stepper: Any, longest: float, time: float, left: float, ease: float = 1.0) -> Move:
+    def _move(
+        self, system: System, stepper: Stepper, longest: float, time: float, left: float, ease: float = 1.0
+    ) -> Move:
         """Take a step that does not go beyond the end of the time."""
-        move = stepper.advance(system, self.theta, self.first, self.h, longest, time, ease)
-        result: Move = move
+        result = stepper.advance(system, self.theta, self.first, self.h, longest, time, ease)
         for _ in range(20):
             if result.clock <= left * (1 + 1e-9):
                 break
@@ -225,7 +213,7 @@ class Driver:
         return result
 
     def _leave(self, plateau: Plateau) -> None:
-        """Go over to the true flow."""
+        """Switch to the true flow."""
         log_radius = plateau.log_radius
         self.plateau = None
         theta = self.theta * math.exp(log_radius)
@@ -254,9 +242,8 @@ class Driver:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return everything besides theta that the next steps depend on, as plain values."""
-        names = ("step", "time", "since", "passed", "arc", "h", "seconds", "recent")
-        return {name: getattr(self, name) for name in names} | {
+        """Return everything except theta that the next steps depend on, as plain values."""
+        return {name: getattr(self, name) for name in STATE} | {
             "log_radius": None if self.plateau is None else self.plateau.log_radius,
             "handover": None if self.handover is None else asdict(self.handover),
             "stepper": self.stepper.state(),
@@ -265,7 +252,7 @@ class Driver:
         }
 
     def restore(self, theta: Tensor, velocity: Tensor, state: dict[str, Any]) -> None:
-        """Go on from a stored state."""
+        """Resume from a stored state."""
         self.handover = None if state["handover"] is None else Handover(**state["handover"])
         self.plateau = None if self.origin is None or self.handover is not None else self.origin.plateau
         if self.plateau is not None:
@@ -276,7 +263,7 @@ class Driver:
         else:
             self.theta = theta.to(self.cost.theta)
         self.first = Rate(velocity.to(self.cost.theta), **state["rate"])
-        for name in ("step", "time", "since", "passed", "arc", "h", "seconds", "recent"):
+        for name in STATE:
             setattr(self, name, state[name])
         (self.flow if self.plateau is None else self.plateau).batch = self._batch()
         self.stepper.load(state["stepper"])
@@ -341,7 +328,7 @@ class Driver:
         return self.theta if self.plateau is None else self.theta * math.exp(self.plateau.log_radius)
 
 
-def _stepper(method: str, plan: FlowSettings) -> Any:
+def _stepper(method: str, plan: FlowSettings) -> Stepper:
     if method == "euler":
         return Euler(plan.step, plan.max_relative_step)
     return Explicit(method, plan.rtol, plan.kink_rtol) if method in EXPLICIT else Implicit(method, plan.rtol)

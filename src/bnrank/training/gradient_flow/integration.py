@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import store, validation
 from bnrank.measures import plateaus
 from bnrank.networks.functional import unwrap
 from bnrank.networks.mlp import MLP
 from bnrank.tasks import Task
+from bnrank.training import checkpoints
 from bnrank.training.ensemble import Workers
 from bnrank.training.gradient_flow import plan as plans
-from bnrank.training.gradient_flow.costs import AutogradCost, Cost, HandCost
-from bnrank.training.gradient_flow.driver import Driver, Ends
-from bnrank.training.gradient_flow.origin import Origin
-from bnrank.training.gradient_flow.record import FlowRecorder
-from bnrank.training.gradient_flow.result import Flow, Row
-from bnrank.training.gradient_flow.store import Store
+from bnrank.training.gradient_flow.driver import Driver
+from bnrank.training.gradient_flow.fields import AutogradCost, Cost, HandCost, Origin
+from bnrank.training.gradient_flow.record import Flow, FlowRecorder, Row
 from bnrank.training.options import Limits, Record, Save, SkipPlateau, Solver, given
 from bnrank.training.progress import bar, interruptions
-from bnrank.training.settings import by_hand, device_of
-from bnrank.training.watching import show
+from bnrank.training.recorder import show
+from bnrank.training.settings import by_hand
 
 __all__ = ["flow"]
 
+Array = np.ndarray[Any, Any]
+NAME = "flow.safetensors"
+INTERVAL = 60.0  # seconds between checkpoints
 FALL = 1e-3  # of the first loss: a fall by less does not end a plateau
 
 
@@ -53,7 +57,7 @@ def flow(
     outputs are negligible, C = C(0) + L0 with L0 homogeneous of degree L, and direction and norm separate: steps are
     taken on the unit sphere in the relative arc length u, du = ||d theta|| / ||theta||, and log ||theta|| and t follow,
     the latter exactly along escape directions (T37). A step moves all of the weights, so that those off the direction
-    keep their own dynamics, which decide on the next plateau. It ends when the gradient at the outputs differs from
+    keep their own dynamics, which determine the next plateau. It ends when the gradient at the outputs differs from
     G = grad C(0) by more than ``handover_rtol``: ||grad C(Y) - G||_F > handover_rtol ||G||_F. A step that ends beyond
     is discarded, and the true flow takes over.
 
@@ -115,11 +119,16 @@ def flow(
     >>> round(result.handover.radius, 2), result.status
     (0.2, 'finished')
     """
-    ends = _ends(t_end, plateau, limits)
+    t_after, limits = None if plateau is None else plateau.t_after, limits or Limits()
+    if (t_end is None) == (t_after is None):
+        raise ValueError(
+            "t_end: give either t_end, or t_after of SkipPlateau, the time after the hand-over; got both or neither"
+        )
+    ends = math.inf if t_end is None else validation.number(t_end, "t_end", 0.0, strict=True), t_after or math.inf
     solver, rows = given(Solver, solver), given(Record, record)
     save = None if out is None else given(Save, out)
     own = plans.network(net, dtype, plateau is not None)
-    inputs, targets, loss = plans.data(own, task, dtype, device_of(net))
+    inputs, targets, loss = plans.data(own, task, dtype, next(net.parameters()).device)
     own = own.to(inputs.device)
     plan = plans.FlowSettings.create(
         own,
@@ -127,7 +136,7 @@ def flow(
         solver=solver,
         plateau=plateau,
         record=rows,
-        max_networks=None if limits is None else limits.max_networks,
+        max_networks=limits.max_networks,
         dtype=dtype,
     )
     folder = None if save is None else save.folder()
@@ -144,38 +153,23 @@ def flow(
 
         def watched(row: Row, theta: Tensor, gradient: Tensor | None) -> None:
             about: dict[str, Any] = {"step": row.step, "time": row.time, "lr": None, "ridge": 0.0, "member": 0}
+            assert rows.watch is not None
             show(rows.watch, names, cost.shapes, theta, gradient, **about)
 
         with interruptions() as interrupted, bar(progress, "flow", 1.0, counted=False) as tell:
 
             def told(row: Row) -> None:
-                done = max(row.time / ends.t_end, row.since_handover / ends.t_after, 0.0)
+                done = max(row.time / ends[0], row.since_handover / ends[1], 0.0)
                 tell(done, f"{row.phase}, t = {row.time:.4g}, loss {row.loss:.4g}, {row.evaluations} evaluations")
 
-            driver = Driver(plan, cost, origin, recorder, ends, theta, watched if rows.watch else None)
+            driver = Driver(plan, cost, origin, recorder, ends, limits, theta, watched if rows.watch else None)
             if not math.isfinite(driver.first.cost) or not math.isfinite(driver.first.gradient_norm):
                 raise ValueError("net: the cost or its gradient at the start is not finite")
-            store = None if folder is None or save is None else Store(folder, driver, save.checkpoint_every)
-            if store is not None and save is not None:
-                (store.read if save.resume else store.clear)()
-            driver.run(interrupted, told, (lambda last: None) if store is None else store.offer)
+            files = None if folder is None or save is None else _Store(folder, driver, save.checkpoint_every)
+            if files is not None and save is not None:
+                (files.read if save.resume else files.clear)()
+            driver.run(interrupted, told, (lambda last: None) if files is None else files.offer)
         return _result(driver)
-
-
-def _ends(t_end: float | None, plateau: SkipPlateau | None, limits: Limits | None) -> Ends:
-    t_after = None if plateau is None else plateau.t_after
-    if (t_end is None) == (t_after is None):
-        raise ValueError(
-            "t_end: give either t_end, or t_after of SkipPlateau, the time after the hand-over; got both or neither"
-        )
-    limits = limits or Limits()
-    return Ends(
-        t_end=math.inf if t_end is None else validation.number(t_end, "t_end", 0.0, strict=True),
-        t_after=t_after or math.inf,
-        evaluations=limits.max_evaluations or math.inf,
-        seconds=60 * limits.max_minutes if limits.max_minutes else math.inf,
-        stop=limits.stop,
-    )
 
 
 def _result(driver: Driver) -> Flow:
@@ -189,16 +183,15 @@ def _result(driver: Driver) -> Flow:
     elif driver.plan.skip_plateau:
         history["time_since_handover"].values[:] = history["time"].values
     rows, networks = record.networks()
-    columns = {name: history[name].values[0] for name in ("time", "time_since_handover", "loss", "gradient_norm")}
+    same = {name: history[name].values[0] for name in ("loss", "gradient_norm", "parameter_norm")}
+    since = history["time_since_handover"].values[0]
     return Flow(
-        times=columns["time"],
-        times_since_handover=columns["time_since_handover"],
-        loss=columns["loss"],
-        gradient_norm=columns["gradient_norm"],
-        parameter_norm=history["parameter_norm"].values[0],
+        times=history["time"].values[0],
+        times_since_handover=since,
+        **same,
         networks=networks,
         network_rows=rows,
-        plateaus=_plateaus(columns, record),
+        plateaus=_plateaus(since, same["loss"], same["gradient_norm"], record),
         history=history,
         handover=handover,
         evaluations=driver.cost.evaluations,
@@ -208,9 +201,8 @@ def _result(driver: Driver) -> Flow:
     )
 
 
-def _plateaus(columns: dict[str, np.ndarray[Any, Any]], record: FlowRecorder) -> tuple[Any, ...]:
+def _plateaus(times: Array, loss: Array, gradient_norm: Array, record: FlowRecorder) -> tuple[Any, ...]:
     """Return the plateaus of the loss with the ranks of the layers at each."""
-    loss = columns["loss"]
     if len(loss) < 3:
         return ()
     fall, counts = float(np.ptp(loss)), FALL * abs(float(loss[0]))
@@ -218,5 +210,89 @@ def _plateaus(columns: dict[str, np.ndarray[Any, Any]], record: FlowRecorder) ->
         loss, least = np.full_like(loss, loss[0]), 0.01
     else:
         least = min(max(0.01, counts / fall), 0.99)
-    found = plateaus.find(columns["time_since_handover"], loss, columns["gradient_norm"], least=least)
+    found = plateaus.find(times, loss, gradient_norm, least=least)
     return tuple(replace(plateau, ranks=record.ranks(plateau.row)) for plateau in found)
+
+
+class _Store:
+    """The checkpoints of a flow in a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Where they are.
+    driver : Driver
+        The flow.
+    every : int or None
+        Steps between checkpoints. Default: about a minute.
+    """
+
+    def __init__(self, folder: Path, driver: Driver, every: int | None) -> None:
+        self.folder, self.driver, self.every = folder, driver, every
+        self._last = time.monotonic()
+
+    def offer(self, last: bool) -> None:
+        """Write a checkpoint at the end of the flow and when one is due, unless the flow has diverged."""
+        step = self.driver.step
+        due = step % self.every == 0 if self.every else time.monotonic() - self._last > INTERVAL
+        if (last or due) and self.driver.status != "diverged":
+            self.write()
+
+    def write(self) -> None:
+        """Write a checkpoint; networks that are no longer kept are removed after it.
+
+        Raises
+        ------
+        ValueError
+            If the folder is full or cannot be written to; the previous checkpoint is kept.
+        """
+        driver, record = self.driver, self.driver.record
+        for row, theta in record.kept.items():
+            if not self._network(row).exists():
+                checkpoints.write(self._network(row), {"theta": theta}, {}, "flow network", driver.plan)
+        tensors = {"theta": driver.theta, "velocity": driver.first.velocity} | record.state()
+        about = driver.state() | {"phases": record.phases, "stride": record.stride, "kept": sorted(record.kept)}
+        checkpoints.write(self.folder / NAME, tensors, about, "flow", driver.plan)
+        self.forget(set(record.kept))
+        self._last = time.monotonic()
+
+    def read(self) -> None:
+        """Resume the flow from the folder's checkpoint, if it exists.
+
+        Raises
+        ------
+        ValueError
+            If it is damaged, or of a flow with other settings.
+        """
+        driver, record = self.driver, self.driver.record
+        stored = checkpoints.read(self.folder / NAME, "flow", driver.plan)
+        if stored is None:
+            self.forget(set())
+            return
+        about = stored.about
+        try:
+            kept = {
+                row: store.load(self._network(row), "flow network", name="out").tensors["theta"]
+                for row in about["kept"]
+            }
+        except (ValueError, KeyError) as error:
+            raise checkpoints.refused(stored.path, error) from error
+        record.load(stored.tensors)
+        record.phases, record.stride, record.kept = about["phases"], about["stride"], kept
+        self.forget(set(kept))
+        driver.restore(stored.tensors["theta"], stored.tensors["velocity"], about)
+
+    def forget(self, kept: set[int]) -> None:
+        """Remove the files of networks other than these."""
+        for path in self.folder.glob("network-*.safetensors"):
+            found = re.fullmatch(r"network-(\d+)", path.stem)
+            if found and int(found[1]) not in kept:
+                path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove a flow that is to be overwritten."""
+        (self.folder / NAME).unlink(missing_ok=True)
+        self.forget(set())
+
+    def _network(self, row: int) -> Path:
+        return self.folder / f"network-{row}.safetensors"

@@ -1,4 +1,4 @@
-"""What a flow is made of, checked once and then fixed."""
+"""Settings of a flow, its network and its data."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
-from bnrank.networks.mlp import MLP
-from bnrank.tasks.task import Task, signs
+from bnrank.tasks.task import Task, as_task, signs
+from bnrank.training.losses import LOSSES
 from bnrank.training.options import Record, SkipPlateau, Solver
 from bnrank.training.settings import Settings, check_batch_size, check_dtype, common
 
-__all__ = ["LOSSES", "FlowSettings", "data", "network"]
+__all__ = ["FlowSettings", "data", "network"]
 
-LOSSES = ("mse", "cross_entropy", "logistic")
 RTOL = {"heun": 1e-3}
 MAX_GROWTH = {"rk45": 4.0, "dop853": 10.0, "heun": 1.5}
 MEMORY = 1 << 30  # bytes of networks that are kept unless asked otherwise
@@ -73,7 +72,7 @@ class FlowSettings(Settings):
                 (x, y),
                 list(net.parameters()),
                 dtype,
-                x.device,
+                str(x.device),
                 record.rows(1, 10 if max(sides, default=0) > 128 else 1),
             ),
             loss=loss
@@ -134,51 +133,35 @@ def data(
     if isinstance(task, Task):
         task = (task.x, task.y, task.loss)
     if not isinstance(task, tuple) or len(task) not in (2, 3):
-        raise TypeError(
-            f"task: got {validation.describe(task)}, expected a bnrank.tasks.Task or a tuple (x, y) or (x, y, loss)"
-        )
+        as_task(task)
     x, y, loss = task if len(task) == 3 else (*task, "mse")
     if not callable(loss):
-        validation.choice(loss, "loss", LOSSES)
-    inputs = example(net, x)
-    inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+        validation.choice(loss, "loss", list(LOSSES))
+    x = example(net, x)
+    x = x.to(dtype) if x.is_floating_point() else x
     if isinstance(y, np.ndarray) and y.dtype.kind in "iufb":
         y = torch.from_numpy(np.ascontiguousarray(y))
     if not isinstance(y, Tensor):
         raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray")
-    if y.ndim == 0 or len(y) != len(inputs):
-        raise ValueError(f"y: got shape {tuple(y.shape)}, expected one entry per sample of x, {len(inputs)}")
+    if y.ndim == 0 or len(y) != len(x):
+        raise ValueError(f"y: got shape {tuple(y.shape)}, expected one entry per sample of x, {len(x)}")
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):
         raise ValueError("y: got NaN or infinite entries, expected finite")
-    width = _outputs(net, inputs)
-    if loss == "mse":
-        if y.shape != (len(inputs), *width):
-            raise ValueError(
-                f"y: got shape {tuple(y.shape)}, expected the shape of the outputs, {(len(inputs), *width)}, for 'mse'"
-            )
-        y = y.to(dtype)
-    elif loss == "cross_entropy":
+    with torch.no_grad():
+        shape = (len(x), *Functional(net, dtype)(x[:2]).shape[1:])
+    if len(shape) < 2:
+        raise ValueError(f"net: gives outputs of shape {shape}, expected (N, d_out)")
+    if loss == "mse" and y.shape != shape:
+        raise ValueError(f"y: got shape {tuple(y.shape)}, expected the shape of the outputs, {shape}, for 'mse'")
+    if loss == "cross_entropy":
         if y.is_floating_point() or y.dtype == torch.bool or y.ndim != 1:
             raise ValueError(f"y: got {validation.describe(y)}, expected class numbers (N,) for 'cross_entropy'")
         y = y.to(torch.int64)
-        if int(y.min()) < 0 or int(y.max()) >= width[-1]:
-            raise ValueError(f"y: got classes {int(y.min())} to {int(y.max())}, expected 0 to {width[-1] - 1}")
+        if int(y.min()) < 0 or int(y.max()) >= shape[-1]:
+            raise ValueError(f"y: got classes {int(y.min())} to {int(y.max())}, expected 0 to {shape[-1] - 1}")
     elif loss == "logistic":
-        if width != (1,):
-            raise ValueError(f"net: gives outputs of shape {width}, expected (1,) for 'logistic'")
-        y = signs(y, "y").to(dtype)
-    elif y.is_floating_point():
-        y = y.to(dtype)
-    return inputs.to(device).contiguous(), y.detach().to(device).contiguous(), loss
-
-
-def _outputs(net: nn.Module, x: Tensor) -> tuple[int, ...]:
-    """Return the shape of one sample's output."""
-    if isinstance(net, MLP):
-        return (net.widths[-1],)
-    dtype = next(p.dtype for p in net.parameters())
-    with torch.no_grad():
-        output = Functional(net, dtype)(x[:2])
-    if output.ndim < 2:
-        raise ValueError(f"net: gives outputs of shape {tuple(output.shape)}, expected (N, d_out)")
-    return tuple(output.shape[1:])
+        if shape[1:] != (1,):
+            raise ValueError(f"net: gives outputs of shape {shape[1:]}, expected (1,) for 'logistic'")
+        y = signs(y, "y")
+    y = y.to(dtype) if loss == "mse" or y.is_floating_point() else y
+    return x.to(device).contiguous(), y.detach().to(device).contiguous(), loss

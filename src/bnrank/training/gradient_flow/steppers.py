@@ -12,9 +12,9 @@ import torch
 from scipy import integrate
 from torch import Tensor
 
-from bnrank.training.gradient_flow.systems import Rate, System, norm
+from bnrank.training.gradient_flow.fields import Rate, System, norm
 
-__all__ = ["EXPLICIT", "Euler", "Explicit", "Implicit", "Move", "StalledError"]
+__all__ = ["EXPLICIT", "Euler", "Explicit", "Implicit", "Move", "StalledError", "Stepper"]
 
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0
 KINK = 2.0  # order of decrease of the error below which there is a kink
@@ -23,7 +23,7 @@ SMALLEST = 1e-15  # a step that moves theta by less than this, relatively, leads
 
 
 class StalledError(ArithmeticError):
-    """The steps that the tolerance asks for have become too small."""
+    """The steps that the tolerance requires have become too small."""
 
 
 @dataclass
@@ -60,11 +60,32 @@ EXPLICIT = {
 IMPLICIT = {"lsoda": integrate.LSODA, "bdf": integrate.BDF}
 
 
-class Explicit:
+class Stepper:
+    """A method that takes one step at a time."""
+
+    def state(self) -> list[int]:
+        """Return what the next steps depend on in addition to the point."""
+        return []
+
+    def load(self, state: list[int]) -> None:
+        """Restore what :meth:`state` returned."""
+
+    def advance(
+        self, system: System, theta: Tensor, first: Rate, h: float, longest: float, time: float, ease: float = 1.0
+    ) -> Move:
+        """Take a step of about length ``h``, at most ``longest``, from ``theta``, where the field is ``first``.
+
+        ``time`` has passed on the clock before it. The error in theta that is allowed at kinks is ``ease`` times as
+        large.
+        """
+        raise NotImplementedError
+
+
+class Explicit(Stepper):
     """An embedded explicit method; the error is measured against ||theta||, so that its scale does not matter.
 
     Where a ReLU has its kink the field jumps, and shortening a step makes its error smaller in proportion only: the
-    method would crawl, for good where the flow slides along a kink. Such a place is told by this slow decrease. Heun's
+    method would crawl, for good where the flow slides along a kink. This slow decrease identifies a kink. Heun's
     steps are taken there, accepted if h/2 ||v1 - v0|| is at most a tolerance that begins at 10 rtol, for a kink that is
     just crossed, and doubles with every step up to ``kink_rtol``; now and then the method itself is tried again.
     Stepping to and fro across a kink does not add up: the sliding flow is followed to first order in the length of the
@@ -84,7 +105,7 @@ class Explicit:
         self.tableau, self.rtol, self.kink_rtol = EXPLICIT[method], rtol, kink_rtol if method != "heun" else 0.0
         self.level = 0  # steps taken at kinks; 0 where all is smooth
         self.wait = 0  # steps to take at the kink before the method itself is tried again
-        self.returns = 0  # how many times it was tried in vain
+        self.returns = 0  # failed attempts to return to the method itself
         self.quiet = 0  # steps of the method since
 
     def state(self) -> list[int]:
@@ -92,17 +113,13 @@ class Explicit:
         return [self.level, self.wait, self.returns, self.quiet]
 
     def load(self, state: list[int]) -> None:
-        """Put back what :meth:`state` returned."""
+        """Restore what :meth:`state` returned."""
         self.level, self.wait, self.returns, self.quiet = state
 
     def advance(
         self, system: System, theta: Tensor, first: Rate, h: float, longest: float, time: float, ease: float = 1.0
     ) -> Move:
-        """Take a step from ``theta``, where the field is ``first``, shortened until the error is within the tolerance.
-
-        ``time`` has passed on the clock before it. The error in theta that is allowed at kinks is ``ease`` times as
-        large.
-        """
+        """Take a step, shortened until the error is within the tolerance."""
         wanted, h = h, min(h, longest)
         smallest = SMALLEST * norm(theta) / first.speed if first.speed > 0 else 0.0
         before: tuple[float, float] | None = None  # length and error of the attempt before, with the same method
@@ -135,7 +152,7 @@ class Explicit:
                 self.level = self.returns = 0
 
     def _is_kink(self, before: tuple[float, float] | None, h: float, error: float) -> bool:
-        """Say whether to go over to Heun's steps, after the method's own was rejected."""
+        """Return whether to switch to Heun's steps, after the method's own was rejected."""
         known = self.level > 0
         if not known and (before is None or not math.isfinite(before[1])):
             return False
@@ -146,18 +163,11 @@ class Explicit:
         return False
 
 
-class Euler:
+class Euler(Stepper):
     """Steps of a fixed length in t, or shorter: none is longer than ``max_relative_step`` times ||theta||."""
 
     def __init__(self, step: float, max_relative_step: float) -> None:
         self.step, self.max_relative_step = step, max_relative_step
-
-    def state(self) -> list[int]:
-        """Return what the next steps depend on besides the point: nothing."""
-        return []
-
-    def load(self, state: list[int]) -> None:
-        """Put back what :meth:`state` returned."""
 
     def advance(
         self, system: System, theta: Tensor, first: Rate, h: float, longest: float, time: float, ease: float = 1.0
@@ -170,25 +180,21 @@ class Euler:
         return Move(theta, h, h * first.clock, None, h)
 
 
-class Implicit:
-    """SciPy's solvers for stiff problems, in t; restarted when ||theta|| has changed, as their tolerance is fixed."""
+class Implicit(Stepper):
+    """SciPy's solvers for stiff problems, in t.
+
+    Restarted when ||theta|| has changed, as their tolerance is fixed, and when the flow is resumed.
+    """
 
     def __init__(self, method: str, rtol: float) -> None:
         self.solver, self.rtol = IMPLICIT[method], rtol
         self._running: Any = None
         self._size = 0.0
 
-    def state(self) -> list[int]:
-        """Return nothing: after an interruption the solver is started anew."""
-        return []
-
-    def load(self, state: list[int]) -> None:
-        """Put back what :meth:`state` returned."""
-
     def advance(
         self, system: System, theta: Tensor, first: Rate, h: float, longest: float, time: float, ease: float = 1.0
     ) -> Move:
-        """Take a step of the solver's own length."""
+        """Take a step of the solver's choice."""
         size = norm(theta)
         if self._running is None or not self._size / 4 < size < self._size * 4:
             self._start(system, theta, first, size, longest)
@@ -219,7 +225,7 @@ def _attempt(
 ) -> tuple[Tensor, float, Rate | None, float]:
     """Return the end of a step, its length on the clock, the rate there if computed, and the error over the tolerance.
 
-    The clock is t less its closed form along an escape direction (T37), weighted so that it stands still there: t is
+    The clock is t less its closed form along an escape direction (T37), weighted so that it is constant there: t is
     exact along such a direction whatever h is, and just as exact elsewhere as without.
     """
     rates = [first]
