@@ -15,11 +15,10 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import xarray as xr
 
 from bnrank._core import validation
 from bnrank._core.files import prepare_folder, write_atomically
@@ -32,6 +31,9 @@ from bnrank.training.progress import bar
 from bnrank.training.run import last_rows
 from bnrank.training.settings import OPTIMIZERS, digest
 from bnrank.training.trainer import CHECKPOINT, train
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["sweep"]
 
@@ -193,6 +195,8 @@ def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -
 
 def _store_failure(group: _Group, folder: Path, error: BaseException) -> None:
     """Store an error as the result of every member."""
+    import xarray as xr
+
     message = f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error, limit=3))}"
     if isinstance(error, BrokenExecutor):
         message = (
@@ -255,6 +259,8 @@ def _run_all(
 
 def _is_done(folder: Path) -> bool:
     """Return whether a complete, successful result is stored."""
+    import xarray as xr
+
     if not (folder / RESULT).exists():
         return False
     try:
@@ -266,6 +272,8 @@ def _is_done(folder: Path) -> bool:
 
 def _assemble(groups: list[_Group], task: Task, folder: Path, axes: dict[str, list[Any]], ran: int) -> xr.Dataset:
     """Return all results as one dataset."""
+    import xarray as xr
+
     shape = tuple(len(values) for values in axes.values())
     names = tuple(axes)
     found = [(g, xr.load_dataset(g.path(task, folder) / RESULT, engine="h5netcdf")) for g in groups]

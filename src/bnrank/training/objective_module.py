@@ -65,18 +65,10 @@ def refuse_untrainable(net: nn.Module) -> None:
     for name, module in net.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise ValueError(
-                f"net: layer {name!r} ({kind}) makes a sample's output depend on the others in its batch, and the cost "
-                "no mean over samples; use LayerNorm or GroupNorm"
-            )
+            raise ValueError(f"net: layer {name!r} ({kind}) mixes samples of a batch; use LayerNorm or GroupNorm")
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-            raise ValueError(
-                f"net: layer {name!r} ({kind}) updates running statistics while training, which an ensemble cannot "
-                "share; use track_running_stats=False"
-            )
+            raise ValueError(f"net: layer {name!r} ({kind}) updates running statistics; use track_running_stats=False")
         if isinstance(module, nn.RReLU) or (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0):
-            raise ValueError(
-                f"net: layer {name!r} ({kind}) is random, so that the same seed gives no longer the same run"
-            )
+            raise ValueError(f"net: layer {name!r} ({kind}) is random: a seed would not determine the run")
     if not any(p.requires_grad for p in net.parameters()):
         raise ValueError("net: got a module without trainable parameters, expected at least one")

@@ -264,10 +264,7 @@ class Solver:
         if self.batch_size is not None:
             validation.integer(self.batch_size, "batch_size")
             if not euler:
-                raise ValueError(
-                    f"batch_size: error control, as in method {method!r}, means nothing against the noise of "
-                    "mini-batches; use method='euler' with a step"
-                )
+                raise ValueError(f"batch_size: error control, as in method {method!r}, means nothing; use 'euler'")
         if self.time == "arc" and method not in ADAPTIVE:
             raise ValueError(f"time: method {method!r} runs in 't', expected 'rk45', 'dop853' or 'heun' for 'arc'")
 

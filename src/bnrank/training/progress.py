@@ -7,8 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 __all__ = ["bar", "interruptions"]
 
 
@@ -44,7 +42,12 @@ def bar(progress: bool, text: str, total: float, *, counted: bool = True) -> Ite
 
     ``counted`` shows the part done as "k/n" with the remaining time, else the elapsed time alone.
     """
-    columns = [MofNCompleteColumn(), TimeRemainingColumn()] if counted else [TimeElapsedColumn()]
-    with Progress(TextColumn("{task.description}"), BarColumn(), *columns, disable=not progress) as shown:
+    if not progress:
+        yield lambda done, text: None
+        return
+    from rich import progress as rich
+
+    columns = [rich.MofNCompleteColumn(), rich.TimeRemainingColumn()] if counted else [rich.TimeElapsedColumn()]
+    with rich.Progress(rich.TextColumn("{task.description}"), rich.BarColumn(), *columns) as shown:
         number = shown.add_task(text, total=total)
         yield lambda done, text: shown.update(number, completed=done, description=text)

@@ -19,6 +19,7 @@ SUFFICIENT = 1e-4  # decrease of the loss, Wolfe's first condition
 CURVATURE = 0.9  # Wolfe's second condition
 TRIALS = 12  # evaluations of one line search
 WARM_STEPS, WARM_LR = 200, 3e-3  # of Adam, in front of L-BFGS
+EVERY = 20  # iterations between estimates of a metric
 CAUTION = 6  # powers of ten by which the damping of a metric may rise before a member counts as stalled
 
 
@@ -40,21 +41,14 @@ class LBFGS:
         Pairs (s, y) kept.
     metrics : list of KroneckerCurvature, optional
         One per member: the inverse Hessian to start from in place of a multiple of the identity.
-    every : int
-        Iterations between estimates of a metric.
     """
 
     def __init__(
-        self,
-        objective: Objective,
-        ridge: Tensor,
-        memory: int = 10,
-        metrics: list[KroneckerCurvature] | None = None,
-        every: int = 20,
+        self, objective: Objective, ridge: Tensor, memory: int = 10, metrics: list[KroneckerCurvature] | None = None
     ) -> None:
         self.objective = objective
         self.searches = [
-            _Search(objective.size, objective.theta, float(r), memory, metrics[i] if metrics else None, every)
+            _Search(objective.size, objective.theta, float(r), memory, metrics[i] if metrics else None)
             for i, r in enumerate(ridge.tolist())
         ]
 
@@ -172,10 +166,8 @@ class _Search:
     FLAGS = ("started", "stalled")
     TENSORS = ("x", "g", "direction", "s", "y", "rho", "anchor")
 
-    def __init__(
-        self, size: int, like: Tensor, ridge: float, memory: int, metric: KroneckerCurvature | None, every: int
-    ) -> None:
-        self.ridge, self.memory, self.metric, self.every = ridge, memory, metric, every
+    def __init__(self, size: int, like: Tensor, ridge: float, memory: int, metric: KroneckerCurvature | None) -> None:
+        self.ridge, self.memory, self.metric = ridge, memory, metric
         self.x, self.g, self.direction = (like.new_zeros(size) for _ in range(3))
         self.s, self.y = like.new_zeros(memory, size), like.new_zeros(memory, size)
         self.rho = torch.zeros(memory, dtype=torch.float64)
@@ -272,7 +264,7 @@ class _Search:
 
     def _start(self) -> None:
         """Choose a direction from x and begin a line search along it."""
-        if self.metric is not None and (self.refreshed < 0 or self.iterations - self.refreshed >= self.every):
+        if self.metric is not None and (self.refreshed < 0 or self.iterations - self.refreshed >= EVERY):
             if self.refreshed >= 0:
                 self.caution = max(0, self.caution - 1)
             self.refreshes += 1

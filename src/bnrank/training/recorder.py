@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import xarray as xr
 from torch import Tensor, nn
 
 from bnrank._version import __version__
@@ -18,6 +17,9 @@ from bnrank.networks import reading
 from bnrank.training.ensemble import Workers, split, squared_norm
 from bnrank.training.options import Watcher
 from bnrank.training.settings import Settings, by_hand
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["SERIES", "EnsembleRecorder", "Recorder", "show", "top_singular_values"]
 
@@ -29,6 +31,9 @@ SERIES = {
     "gradient_norm": ("||grad (C + lambda ||theta||^2)||", "norm of the gradient of the regularized loss"),
     "balance_residual": ("1", "imbalance of incoming and outgoing norms (T14), in [0, 1]"),
 }
+
+
+Series = Mapping[str, tuple[str, str]]
 
 
 class Recorder:
@@ -48,20 +53,12 @@ class Recorder:
         Threads to share the layers among.
     series : mapping
         Units and a description for each series.
-    lanczos : bool
-        Compute singular values of large matrices by Lanczos iterations, to about 1e-5 of the largest.
     """
 
+    lanczos = False  # for a few singular values of large matrices, to about 1e-5 of the largest
+
     def __init__(
-        self,
-        net: nn.Module,
-        example: Tensor,
-        settings: Settings,
-        members: int,
-        workers: Workers,
-        series: Mapping[str, tuple[str, str]],
-        *,
-        lanczos: bool = False,
+        self, net: nn.Module, example: Tensor, settings: Settings, members: int, workers: Workers, series: Series
     ) -> None:
         self.net, self.settings, self.members, self.workers, self.series = net, settings, members, workers, series
         self.is_chain = by_hand(net)
@@ -79,7 +76,7 @@ class Recorder:
             if reason or spectrum is None:
                 self.skipped.append({"name": layer.name, "type": type(layer.module).__name__, "reason": reason})
                 continue
-            if lanczos and len(trained[weight]) == 2 and min(trained[weight]) > max(LARGE, 4 * settings.top_k):
+            if self.lanczos and len(trained[weight]) == 2 and min(trained[weight]) > max(LARGE, 4 * settings.top_k):
                 spectrum = functools.partial(_leading, k=settings.top_k)
             self.layers.append((layer.name, names.index(weight), spectrum))
             self.top_k = max(self.top_k, min(settings.top_k, count))
@@ -131,6 +128,8 @@ class Recorder:
 
     def dataset(self, coords: Mapping[str, Any], attrs: Mapping[str, Any]) -> xr.Dataset:
         """Return the history over (member, step), singular values over (member, step, layer, index)."""
+        import xarray as xr
+
         shape = (self.members, len(self.steps), len(self.layers), self.top_k)
         table = torch.stack(self.rows, dim=2).numpy() if self.rows else np.zeros((len(self.series), self.members, 0))
         spectra = np.full(shape, np.nan)
@@ -184,12 +183,7 @@ class EnsembleRecorder(Recorder):
 
 
 def show(
-    watch: Watcher,
-    names: Sequence[str],
-    shapes: Sequence[tuple[int, ...]],
-    parameters: Tensor,
-    gradient: Tensor | None,
-    **row: Any,
+    watch: Watcher, names: Sequence[str], shapes: Any, parameters: Tensor, gradient: Tensor | None, **row: Any
 ) -> None:
     """Show a row of one member to a watcher, with flat parameters and gradient, shape (size,), by their names."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 from torch import Tensor, nn
 
 from bnrank._core import store, validation
@@ -16,6 +16,9 @@ from bnrank.networks.files import blueprint, build
 from bnrank.networks.mlp import MLP
 from bnrank.training.ensemble import filled
 from bnrank.training.settings import TrainSettings, by_hand
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["Run", "last_rows", "summarize"]
 
@@ -113,6 +116,8 @@ class Run:
         ValueError
             If the folder holds no run, or a damaged one, or ``net`` is needed and missing.
         """
+        import xarray as xr
+
         folder = Path(out)
         path = folder / "networks.safetensors"
         if not path.exists():
@@ -132,18 +137,14 @@ class Run:
             net = build(plan)
         size = sum(p.numel() for p in net.parameters() if p.requires_grad)
         if size != parameters.shape[1]:
-            raise ValueError(
-                f"net: got {size} parameters, expected {parameters.shape[1]}, those of a {settings.network}"
-            )
+            raise ValueError(f"net: got {size} parameters, expected {parameters.shape[1]} ({settings.network})")
         return cls(history, summary, settings, seconds, net, parameters)
 
 
 def last_rows(known: xr.DataArray) -> xr.DataArray:
     """Return the last row, over member, where ``known`` (member, step) holds, 0 without one."""
-    values = known.transpose("member", "step").values
-    return xr.DataArray(
-        np.where(values.any(axis=1), values.shape[1] - 1 - values[:, ::-1].argmax(axis=1), 0), dims="member"
-    )
+    last = known.sizes["step"] - 1 - known.isel(step=slice(None, None, -1)).argmax("step")
+    return last.where(known.any("step"), 0).reset_coords(drop=True)
 
 
 def summarize(history: xr.Dataset) -> xr.Dataset:

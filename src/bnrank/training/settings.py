@@ -22,18 +22,7 @@ from bnrank.tasks import Task
 from bnrank.training.objective_module import refuse_untrainable
 from bnrank.training.options import Adam, GradientDescent, Record, Stop
 
-__all__ = [
-    "OPTIMIZERS",
-    "Settings",
-    "Start",
-    "TrainSettings",
-    "by_hand",
-    "check_batch_size",
-    "check_dtype",
-    "common",
-    "digest",
-    "starting_points",
-]
+__all__ = ["Settings", "Start", "TrainSettings", "by_hand", "digest", "starting_points"]
 
 OPTIMIZERS = ("auto", "adam", "gd", "lbfgs", "kfac-lbfgs", "adam+lbfgs", "adam+kfac-lbfgs")
 DRAWN = (MLP, Drawn)  # networks whose method reset draws new parameters
@@ -67,18 +56,17 @@ class Settings:
         return json.dumps(asdict(self), indent=1)
 
     def differences(self, stored: Mapping[str, Any]) -> list[str]:
-        """Return the differences that prevent a computation with stored settings from resuming with these."""
+        """Return the differences that prevent a computation with stored settings from resuming with these.
+
+        Constant and normalized step sizes do not depend on the number of steps, which may then change.
+        """
         hashes = {"data": "other data", "start": "other initial parameters"}
         mine: dict[str, Any] = json.loads(self.to_json())
         return [
             hashes.get(key, f"{key}: {stored.get(key)!r} there, {value!r} here")
             for key, value in mine.items()
-            if stored.get(key) != value and key not in self.may_differ()
+            if stored.get(key) != value and (key != "steps" or mine["schedule"] not in ("constant", "normalized"))
         ]
-
-    def may_differ(self) -> tuple[str, ...]:
-        """Return the settings that a resumed computation may change."""
-        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,22 +100,9 @@ class TrainSettings(Settings):
         read: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in values.items()}
         return cls(**read)
 
-    def may_differ(self) -> tuple[str, ...]:
-        """Return the number of steps, unless the step size depends on it."""
-        return ("steps",) if self.schedule in ("constant", "normalized") else ()
-
     @classmethod
     def create(
-        cls,
-        start: Start,
-        task: Task,
-        *,
-        ridge: Any,
-        stop: Stop,
-        optimizer: str | Adam | GradientDescent,
-        batch_size: int | None,
-        dtype: torch.dtype,
-        record: Record,
+        cls, start: Start, task: Task, ridge: Any, stop: Stop, optimizer: Any, batch_size: int | None, record: Record
     ) -> TrainSettings:
         """Return the settings of a run, with defaults filled in."""
         members = len(start.seeds)
@@ -136,13 +111,12 @@ class TrainSettings(Settings):
         if stop.gradient_norm and batch_size:
             raise ValueError("gradient_norm: mini-batches do not give the whole gradient; leave it at 0")
         if stop.balance_residual and not by_hand(start.net):
-            raise ValueError(
-                "balance_residual: balancedness (T14) is measured for a bnrank.MLP with all its parameters trained; "
-                "leave it at 0"
-            )
+            raise ValueError("balance_residual: expected 0, except for a bnrank.MLP with all its parameters trained")
         rates = () if options is None else validation.per_member(options.lr, "lr", members, 0.0, strict=True)
         return cls(
-            **common(start.net, (task.x, task.y), [start.theta], dtype, str(start.device), record.rows(100)),
+            **common(
+                start.net, (task.x, task.y), [start.theta], start.theta.dtype, str(start.device), record.rows(100)
+            ),
             loss=task.loss,
             batch_size=batch_size,
             top_k=record.top_k,
@@ -250,9 +224,7 @@ def _call(function: Callable[..., nn.Module], seed: int) -> nn.Module:
     except ValueError:
         pass  # built in, without a signature to look at
     except TypeError as error:
-        raise TypeError(
-            f"net: got a function that cannot be called with a seed ({error}), expected seed -> nn.Module"
-        ) from None
+        raise TypeError(f"net: got a function that cannot be called with a seed: {error}") from None
     net = function(seed)
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: the function returned {validation.describe(net)}, expected an nn.Module")

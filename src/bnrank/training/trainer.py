@@ -120,9 +120,7 @@ def train(
         raise ValueError("task: got 1 sample, expected at least 2")
     lr = getattr(optimizer, "lr", None)
     start = starting_points(net, task, members, seed, [ridge, lr], batch_size, dtype)
-    settings = TrainSettings.create(
-        start, task, ridge=ridge, stop=stop, optimizer=optimizer, batch_size=batch_size, dtype=dtype, record=rows
-    )
+    settings = TrainSettings.create(start, task, ridge, stop, optimizer, batch_size, rows)
     folder = None if save is None else save.folder()
     every = save.checkpoint_every if save is not None and save.checkpoint_every else max(1, stop.steps // 20)
     with Workers(None if settings.device == "cpu" else 1) as workers:

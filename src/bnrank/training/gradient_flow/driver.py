@@ -15,8 +15,8 @@ from bnrank.training.ensemble import BatchOrder
 from bnrank.training.gradient_flow.fields import Cost, Origin, Plateau, Rate, System, TrueFlow, norm
 from bnrank.training.gradient_flow.plan import FlowSettings
 from bnrank.training.gradient_flow.record import FlowRecorder, Handover, Row
-from bnrank.training.gradient_flow.steppers import EXPLICIT, Euler, Explicit, Implicit, Move, StalledError, Stepper
-from bnrank.training.options import Limits
+from bnrank.training.gradient_flow.steppers import Euler, Explicit, Implicit, Move, StalledError, Stepper
+from bnrank.training.options import ADAPTIVE, Limits
 
 __all__ = ["Driver"]
 
@@ -31,23 +31,18 @@ STATE = ("step", "time", "since", "passed", "arc", "h", "seconds", "recent")  # 
 FIRST = 0.01  # length of the first step, relative to ||theta||
 
 
+Goal = tuple[float, float, Limits]  # t_end, t_after, and what else ends a flow
+
+
 class Driver:
     """One flow from its first step to its last; see :func:`bnrank.flow` for the rules."""
 
     def __init__(
-        self,
-        plan: FlowSettings,
-        cost: Cost,
-        origin: Origin | None,
-        record: FlowRecorder,
-        ends: tuple[float, float],
-        limits: Limits,
-        theta: Tensor,
-        watch: Callable[[Row, Tensor, Tensor | None], None] | None = None,
+        self, plan: FlowSettings, cost: Cost, origin: Origin | None, record: FlowRecorder, goal: Goal, theta: Tensor
     ) -> None:
-        self.plan, self.cost, self.origin, self.record, self.limits = plan, cost, origin, record, limits
-        self.t_end, self.t_after = ends
-        self.watch = watch  # shown every row, with theta and grad C there
+        self.plan, self.cost, self.origin, self.record = plan, cost, origin, record
+        self.t_end, self.t_after, self.limits = goal
+        self.watch: Callable[[Row, Tensor, Tensor | None], None] | None = None  # given every row, theta and grad C
         self.batches = BatchOrder([plan.seed], len(cost.x), plan.batch_size) if plan.batch_size else None
         self.flow = TrueFlow(cost, plan.time)
         self.stepper = _stepper(plan.method, plan)
@@ -330,5 +325,6 @@ class Driver:
 
 def _stepper(method: str, plan: FlowSettings) -> Stepper:
     if method == "euler":
-        return Euler(plan.step, plan.max_relative_step)
-    return Explicit(method, plan.rtol, plan.kink_rtol) if method in EXPLICIT else Implicit(method, plan.rtol)
+        return Euler(plan.step or math.inf, plan.max_relative_step or 0.05)
+    kink_rtol = 1e-4 if plan.kink_rtol is None else plan.kink_rtol
+    return Explicit(method, plan.rtol, kink_rtol) if method in ADAPTIVE else Implicit(method, plan.rtol)

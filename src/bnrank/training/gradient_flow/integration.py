@@ -121,24 +121,14 @@ def flow(
     """
     t_after, limits = None if plateau is None else plateau.t_after, limits or Limits()
     if (t_end is None) == (t_after is None):
-        raise ValueError(
-            "t_end: give either t_end, or t_after of SkipPlateau, the time after the hand-over; got both or neither"
-        )
+        raise ValueError("t_end: give either t_end, or t_after of SkipPlateau; got both or neither")
     ends = math.inf if t_end is None else validation.number(t_end, "t_end", 0.0, strict=True), t_after or math.inf
     solver, rows = given(Solver, solver), given(Record, record)
     save = None if out is None else given(Save, out)
     own = plans.network(net, dtype, plateau is not None)
     inputs, targets, loss = plans.data(own, task, dtype, next(net.parameters()).device)
     own = own.to(inputs.device)
-    plan = plans.FlowSettings.create(
-        own,
-        (inputs, targets, loss),
-        solver=solver,
-        plateau=plateau,
-        record=rows,
-        max_networks=limits.max_networks,
-        dtype=dtype,
-    )
+    plan = plans.FlowSettings.create(own, (inputs, targets, loss), solver, plateau, rows, limits)
     folder = None if save is None else save.folder()
     with Workers(None if plan.device == "cpu" else 1) as workers:
         theta = torch.cat([p.detach().flatten() for p in own.parameters() if p.requires_grad])
@@ -162,7 +152,8 @@ def flow(
                 done = max(row.time / ends[0], row.since_handover / ends[1], 0.0)
                 tell(done, f"{row.phase}, t = {row.time:.4g}, loss {row.loss:.4g}, {row.evaluations} evaluations")
 
-            driver = Driver(plan, cost, origin, recorder, ends, limits, theta, watched if rows.watch else None)
+            driver = Driver(plan, cost, origin, recorder, (*ends, limits), theta)
+            driver.watch = watched if rows.watch else None
             if not math.isfinite(driver.first.cost) or not math.isfinite(driver.first.gradient_norm):
                 raise ValueError("net: the cost or its gradient at the start is not finite")
             files = None if folder is None or save is None else _Store(folder, driver, save.checkpoint_every)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
 from bnrank.tasks.task import Task, as_task, signs
 from bnrank.training.losses import LOSSES
-from bnrank.training.options import Record, SkipPlateau, Solver
+from bnrank.training.options import Limits, Record, SkipPlateau, Solver
 from bnrank.training.settings import Settings, check_batch_size, check_dtype, common
 
 __all__ = ["FlowSettings", "data", "network"]
@@ -28,35 +28,21 @@ MEMORY = 1 << 30  # bytes of networks that are kept unless asked otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowSettings(Settings):
-    """The settings of a flow."""
+class FlowSettings(Settings, Solver):
+    """The settings of a flow: those of its solver, with ``rtol`` filled in, and of the skipped plateau."""
 
-    method: str
     rtol: float
-    kink_rtol: float
-    step: float
-    max_relative_step: float
-    max_growth: float
-    time: str
     skip_plateau: bool
     handover_rtol: float
-    seed: int
+    max_growth: float
     max_networks: int
 
     @classmethod
     def create(
-        cls,
-        net: nn.Module,
-        data: tuple[Tensor, Tensor, str | Callable[..., Any]],
-        *,
-        solver: Solver,
-        plateau: SkipPlateau | None,
-        record: Record,
-        max_networks: int | None,
-        dtype: torch.dtype,
+        cls, net: nn.Module, data: Any, solver: Solver, plateau: SkipPlateau | None, record: Record, limits: Limits
     ) -> FlowSettings:
         """Return the settings of a flow, with defaults filled in."""
-        (x, y, loss), method = data, solver.method
+        (x, y, loss), method, dtype = data, solver.method, next(net.parameters()).dtype
         precision = 10 * torch.finfo(dtype).eps
         rtol = solver.rtol or RTOL.get(method, 1e-6 if dtype == torch.float64 else 1e-4)
         if method != "euler" and not precision <= rtol < 1:
@@ -65,32 +51,17 @@ class FlowSettings(Settings):
         shapes = [p.shape for p in net.parameters() if p.requires_grad]
         sides = [min(shape) for shape in shapes if len(shape) > 1]
         size = sum(math.prod(shape) for shape in shapes) * (8 if dtype == torch.float64 else 4)
+        rows = record.rows(1, 10 if max(sides, default=0) > 128 else 1)
         skip = plateau or SkipPlateau()
         return cls(
-            **common(
-                net,
-                (x, y),
-                list(net.parameters()),
-                dtype,
-                str(x.device),
-                record.rows(1, 10 if max(sides, default=0) > 128 else 1),
-            ),
-            loss=loss
-            if isinstance(loss, str)
-            else f"the function {getattr(loss, '__qualname__', type(loss).__name__)}",
-            batch_size=solver.batch_size,
+            **common(net, (x, y), list(net.parameters()), dtype, str(x.device), rows),
+            loss=loss if isinstance(loss, str) else f"function {getattr(loss, '__qualname__', type(loss).__name__)}",
+            **asdict(solver) | {"rtol": rtol},
             top_k=record.top_k,
-            method=method,
-            rtol=rtol,
-            kink_rtol=1e-4 if solver.kink_rtol is None else solver.kink_rtol,
-            step=solver.step or math.inf,
-            max_relative_step=solver.max_relative_step or 0.05,
-            max_growth=skip.max_growth or MAX_GROWTH.get(method, 4.0),
-            time=solver.time,
             skip_plateau=plateau is not None,
             handover_rtol=skip.handover_rtol,
-            seed=solver.seed,
-            max_networks=max_networks or max(2, min(64, MEMORY // size)),
+            max_growth=skip.max_growth or MAX_GROWTH.get(method, 4.0),
+            max_networks=limits.max_networks or max(2, min(64, MEMORY // size)),
         )
 
 
@@ -109,15 +80,9 @@ def network(net: nn.Module, dtype: torch.dtype, skip_plateau: bool) -> nn.Module
         try:
             chain = as_mlp(net)
         except TypeError as error:
-            raise TypeError(
-                "plateau: near the origin only a bias-free chain of linear layers with the same activation "
-                f"between them is known to be homogeneous (T34): {error}"
-            ) from None
+            raise TypeError(f"plateau: expected linear layers with one activation between (T34): {error}") from None
         if chain.bias:
-            raise ValueError(
-                "plateau: got a network with biases, expected one without: with them the cost near the origin "
-                "is not homogeneous, and direction and norm do not separate (T34, T35)"
-            )
+            raise ValueError("plateau: got a network with biases, which is not homogeneous (T34, T35)")
         if chain.depth < 2:
             raise ValueError("plateau: got a network of depth 1, whose cost has no saddle at the origin")
         net = chain

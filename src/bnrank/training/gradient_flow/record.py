@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import xarray as xr
 from torch import Tensor, nn
 
 from bnrank._core import linalg
 from bnrank.training.ensemble import Workers, filled
 from bnrank.training.gradient_flow.plan import FlowSettings
 from bnrank.training.recorder import SERIES, Recorder
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["Flow", "FlowRecorder", "Handover", "Row"]
 
@@ -175,8 +177,10 @@ class FlowRecorder(Recorder):
     of the hand-over stays.
     """
 
+    lanczos = True
+
     def __init__(self, net: nn.Module, example: Tensor, settings: FlowSettings, workers: Workers) -> None:
-        super().__init__(net, example, settings, 1, workers, COLUMNS, lanczos=True)
+        super().__init__(net, example, settings, 1, workers, COLUMNS)
         self.most, self.spectra_every = settings.max_networks, settings.spectra_every // settings.record_every
         self.phases: list[str] = []
         self.kept: dict[int, Tensor] = {}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from scipy import integrate
 from torch import Tensor
 
 from bnrank.training.gradient_flow.fields import Rate, System, norm
 
-__all__ = ["EXPLICIT", "Euler", "Explicit", "Implicit", "Move", "StalledError", "Stepper"]
+__all__ = ["Euler", "Explicit", "Implicit", "Move", "StalledError", "Stepper"]
 
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0
 KINK = 2.0  # order of decrease of the error below which there is a kink
@@ -47,17 +46,16 @@ class Tableau:
     order: int  # of the lower method: the step goes with the error's power -1 / (order + 1)
 
 
-def _from_scipy(solver: Any, errors: Sequence[Any]) -> Tableau:
-    return Tableau(solver.A, solver.B, tuple(errors), solver.error_estimator_order)
+@functools.cache
+def _tableau(method: str) -> Tableau:
+    """Return the pair of an explicit method; Heun's error is the difference to Euler's step, h/2 (g1 - g0)."""
+    from scipy import integrate
 
-
-EXPLICIT = {
-    "rk45": _from_scipy(integrate.RK45, [integrate.RK45.E]),
-    "dop853": _from_scipy(integrate.DOP853, [integrate.DOP853.E5, integrate.DOP853.E3]),
-    # the difference of Heun's and Euler's step, h/2 (g1 - g0)
-    "heun": Tableau(np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([0.5, 0.5]), (np.array([-0.5, 0.5, 0.0]),), 1),
-}
-IMPLICIT = {"lsoda": integrate.LSODA, "bdf": integrate.BDF}
+    if method == "heun":
+        return Tableau(np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([0.5, 0.5]), (np.array([-0.5, 0.5, 0.0]),), 1)
+    solver: Any = {"rk45": integrate.RK45, "dop853": integrate.DOP853}[method]
+    errors = (solver.E,) if method == "rk45" else (solver.E5, solver.E3)
+    return Tableau(solver.A, solver.B, errors, solver.error_estimator_order)
 
 
 class Stepper:
@@ -94,7 +92,7 @@ class Explicit(Stepper):
     Parameters
     ----------
     method : str
-        One of `EXPLICIT`.
+        "rk45", "dop853" or "heun".
     rtol : float
         Error of a step: at most so much of ||theta||, and of the time passed where the clock is not tau itself.
     kink_rtol : float
@@ -102,7 +100,7 @@ class Explicit(Stepper):
     """
 
     def __init__(self, method: str, rtol: float, kink_rtol: float) -> None:
-        self.tableau, self.rtol, self.kink_rtol = EXPLICIT[method], rtol, kink_rtol if method != "heun" else 0.0
+        self.tableau, self.rtol, self.kink_rtol = _tableau(method), rtol, kink_rtol if method != "heun" else 0.0
         self.level = 0  # steps taken at kinks; 0 where all is smooth
         self.wait = 0  # steps to take at the kink before the method itself is tried again
         self.returns = 0  # failed attempts to return to the method itself
@@ -125,7 +123,7 @@ class Explicit(Stepper):
         before: tuple[float, float] | None = None  # length and error of the attempt before, with the same method
         while True:
             at_kink = self.wait > 0
-            table = EXPLICIT["heun"] if at_kink else self.tableau
+            table = _tableau("heun") if at_kink else self.tableau
             rtol = min(self.kink_rtol, 10 * self.rtol * 2.0 ** min(self.level, 60)) if at_kink else self.rtol
             eased = ease if table.order == 1 else 1.0
             end, clock, rate, error = _attempt(table, rtol, eased, system, theta, first, h, time)
@@ -187,7 +185,9 @@ class Implicit(Stepper):
     """
 
     def __init__(self, method: str, rtol: float) -> None:
-        self.solver, self.rtol = IMPLICIT[method], rtol
+        from scipy import integrate
+
+        self.solver, self.rtol = {"lsoda": integrate.LSODA, "bdf": integrate.BDF}[method], rtol
         self._running: Any = None
         self._size = 0.0
 
