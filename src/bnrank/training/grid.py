@@ -26,7 +26,7 @@ from bnrank._version import __version__
 from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
-from bnrank.training.options import Record
+from bnrank.training.options import Record, Save
 from bnrank.training.progress import bar
 from bnrank.training.run import last_rows
 from bnrank.training.settings import OPTIMIZERS, digest
@@ -39,6 +39,7 @@ __all__ = ["sweep"]
 
 RESULT = "result.nc"
 OPTIONS = [name for name in inspect.signature(train).parameters if name not in ("net", "task", "out", "progress")]
+OPTIONS.append("checkpoint_every")
 SCALARS = ("loss", "cost", "parameter_norm", "gradient_norm", "balance_residual", "steps")
 
 
@@ -88,7 +89,7 @@ def sweep(
     progress : bool
         Show a progress bar.
     **options
-        Passed to :func:`bnrank.train`: steps, optimizer, batch_size, dtype, record.
+        Passed to :func:`bnrank.train`: steps, optimizer, batch_size, dtype, record; and ``checkpoint_every`` of `Save`.
 
     Returns
     -------
@@ -127,7 +128,7 @@ def sweep(
     for name in grid:
         validation.choice(name, "grid", ("width", "size", "slope", "bias", "init"))
     network: dict[str, Any] = {"slope": validation.slope(grid.get("slope", 0.0)), "bias": bool(grid.get("bias", True))}
-    network |= {"init": grid.get("init", "he"), "device": str(device)}
+    network["init"] = grid.get("init", "he")
     for name in options:
         if name in ("members", "ridge", "seed"):
             raise ValueError(f"options: got {name!r}, which the grid decides; use ridges and seeds")
@@ -138,7 +139,7 @@ def sweep(
     if isinstance(options.get("optimizer"), str):
         validation.choice(options["optimizer"], "optimizer", OPTIMIZERS)
     groups = [
-        _Group(depth, width, size, tuple(axes["ridge"]), tuple(axes["seed"]), network, options)
+        _Group(depth, width, size, tuple(axes["ridge"]), tuple(axes["seed"]), network, str(device), options)
         for depth, width, size in itertools.product(axes["depth"], axes["width"], axes["size"])
     ]
     with tempfile.TemporaryDirectory() as temporary:
@@ -157,6 +158,7 @@ class _Group:
     ridges: tuple[float, ...]
     seeds: tuple[int, ...]
     network: dict[str, Any]
+    device: str
     options: dict[str, Any]
 
     def path(self, task: Task, folder: Path) -> Path:
@@ -173,19 +175,17 @@ def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -
     pairs = list(itertools.product(group.ridges, group.seeds))
     try:
         part = replace(task, x=task.x[: group.size], y=task.y[: group.size])
-        network, device = dict(group.network), group.network["device"]
-        del network["device"]
-        net = MLP([task.d_in, *[group.width] * (group.depth - 1), task.d_out], **network).to(device)
+        net = MLP([task.d_in, *[group.width] * (group.depth - 1), task.d_out], **group.network).to(group.device)
+        options = dict(group.options)
+        save = Save(folder, checkpoint_every=options.pop("checkpoint_every", None))
         ridge, seed = [r for r, _ in pairs], [s for _, s in pairs]
-        run = train(net, part, ridge=ridge, seed=seed, out=folder, progress=False, **group.options)
+        run = train(net, part, ridge=ridge, seed=seed, out=save, progress=False, **options)
         if "interrupted" in run.summary.status.values:
             raise KeyboardInterrupt  # the next sweep resumes from the checkpoint
         last = _last_spectra(run.history)
         result = run.summary.drop_vars(["ridge", "seed", "lr"], errors="ignore").assign(
             weight_singular_values=last, error=("member", [""] * len(pairs))
         )
-    except (KeyboardInterrupt, SystemExit):
-        raise
     except Exception as error:
         _store_failure(group, folder, error)
         return
