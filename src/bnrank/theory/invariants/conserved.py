@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.functional import Functional, example, unwrap
-from bnrank.training.gradient_flow.costs import LOSSES
+from bnrank.training.losses import LOSSES
 
 Array = np.ndarray[Any, Any]
 Loss = str | Callable[[Tensor, Tensor], Tensor]
