@@ -137,7 +137,7 @@ def weight_singular_values(
             continue
         found, note = layer_singular_values(layer, size)
         if found is None:
-            skipped.append(Skipped(layer.name, type(layer.module).__name__, f"weight_singular_values: {note}"))
+            skipped.append(Skipped.part(layer.name, layer.module, f"weight_singular_values: {note}"))
         else:
             values[layer.name] = found
             if note:
@@ -274,7 +274,7 @@ def activation_singular_values(
             reason = (
                 f"{which}: {width} features for {samples} samples need {entries} numbers, the limit is {MAX_ENTRIES}"
             )
-            skipped.append(Skipped(layer.name, type(layer.module).__name__, reason))
+            skipped.append(Skipped.part(layer.name, layer.module, reason))
     return Spectra(values, skipped, floor=max(1e-8 if method == "gram" else 1e-15, torch.finfo(dtype).eps))
 
 

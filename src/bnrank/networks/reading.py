@@ -153,7 +153,7 @@ def read(net: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
         plain = {}
         for name, layer in candidates.items():
             if _overrides_forward(layer):
-                skipped.append(_skip(name, layer, "its class overrides forward; give an example x to check it"))
+                skipped.append(Skipped.part(name, layer, "its class overrides forward; give an example x to check it"))
             else:
                 plain[name] = layer
         layers = [Layer(i, name, _KINDS[_base(sub)], sub) for i, (name, sub) in enumerate(plain.items(), start=1)]
@@ -163,7 +163,7 @@ def read(net: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
     for name, layer in sorted(candidates.items(), key=lambda item: runs[item[1]][0].order if runs[item[1]] else -1):
         reason = _reason_of_runs(runs[layer])
         if reason:
-            skipped.append(_skip(name, layer, reason))
+            skipped.append(Skipped.part(name, layer, reason))
         else:
             run = runs[layer][0]
             found.append(Layer(len(found) + 1, name, _KINDS[_base(layer)], layer, run.before, run.after))
@@ -330,11 +330,13 @@ def _candidates(net: nn.Module) -> tuple[dict[str, nn.Module], list[Skipped]]:
         if (not _own(part) and not parametrized) or isinstance(part, parametrize.ParametrizationList):
             continue  # a parametrization is reported at its layer
         if _base(part) is None or parametrized:
-            skipped.append(_skip(name, part, _reason_of_type(part)))
+            skipped.append(Skipped.part(name, part, _reason_of_type(part)))
         elif any(name.startswith(prefix) for prefix in attention):
-            skipped.append(_skip(name, part, "belongs to an attention layer, which uses its weight without calling it"))
+            skipped.append(
+                Skipped.part(name, part, "belongs to an attention layer, which uses its weight without calling it")
+            )
         elif reason := reasons.of_parameters(part) or _reason_of_sharing(name, part, names[part], owners):
-            skipped.append(_skip(name, part, reason))
+            skipped.append(Skipped.part(name, part, reason))
         else:
             candidates[name] = part
     return candidates, skipped
@@ -381,10 +383,6 @@ def _is_plain(layer: nn.Module, before: Tensor, after: Tensor) -> bool:
     else:
         plain = base._conv_forward(layer, before, layer.weight, layer.bias)
     return plain.shape == after.shape and torch.allclose(plain, after, rtol=1e-9, atol=1e-12)
-
-
-def _skip(name: str, part: nn.Module, reason: str) -> Skipped:
-    return Skipped(name, type(part).__name__, reason)
 
 
 @contextmanager

@@ -68,6 +68,11 @@ class Skipped:
     type: str
     reason: str
 
+    @classmethod
+    def part(cls, name: str, part: nn.Module, reason: str) -> Skipped:
+        """Return the record of a submodule."""
+        return cls(name, type(part).__name__, reason)
+
     def __str__(self) -> str:
         return f"{self.name or 'the module itself'} ({self.type}): {self.reason}"
 

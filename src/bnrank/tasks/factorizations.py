@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,25 +90,23 @@ class RankOneFactorization:
 
     def representative(self, u: Tensor) -> Tensor:
         """Return sqrt(u_0) w + sqrt(u_1) q with q = ``across``, (..., d): one of the v that have the statistics u."""
-        root = _pair(u).sqrt()
+        root = _double(u, "u", 2).sqrt()
         return (root[..., :1] * self.w + root[..., 1:] * self.across).to(u.dtype)
 
     def step_statistics(self, u: Tensor) -> Tensor:
         """Return u after one step, (..., 2); exact for E = 0, up to O(||E||) otherwise."""
-        s = _pair(u)
+        s = _double(u, "u", 2)
         r = s.sum(-1)
         along, rest = (1 - 4 * self.lr * (r - 1)).square(), (1 - 4 * self.lr * r).square()
         return (s * torch.stack([along, rest], -1)).to(u.dtype)
 
     def cost_of_statistics(self, u: Tensor) -> Tensor:
         """Return C, (...,), for u (..., 2); exact for E = 0, up to O(||E||) otherwise."""
-        s = _pair(u)
+        s = _double(u, "u", 2)
         return (s.sum(-1).square() - 2 * s[..., 0] + 1).to(u.dtype)
 
     def _vectors(self, v: Tensor) -> Tensor:
-        if not isinstance(v, Tensor) or not v.is_floating_point() or v.ndim < 1 or v.shape[-1] != len(self.w):
-            raise ValueError(f"v: got {validation.describe(v)}, expected floating point (..., {len(self.w)})")
-        return v.double()
+        return _double(v, "v", len(self.w))
 
 
 def rank_one_factorization(d: int = 6, lr: float = 0.03, noise: float = 0.0, seed: int = 0) -> RankOneFactorization:
@@ -219,33 +218,26 @@ def matrix_factorization(
             f"lr: got {descent.lr:g}, expected below 1 / (4 max ||v(0)||^2) = {0.25 / largest:.3g} for the starts "
             "drawn, so that steps do not overshoot; give a smaller lr or radius"
         )
-    scale = 1.0
+    scale, y, y_test = 1.0, _costs(descent, x, steps), _costs(descent, x_test, steps)
     if y_variance is not None:
-        scale = _scale(_costs(descent, x, steps), validation.number(y_variance, "y_variance", 0.0, strict=True))
+        variance = validation.number(y_variance, "y_variance", 0.0, strict=True)
+        drawn = float(y.var(0, correction=0).mean())
+        if drawn == 0:
+            raise ValueError("y_variance: the costs are the same for all samples, expected n of at least 2, or None")
+        scale = float((variance / drawn) ** 0.5)
     truth = None
     if not noise:
-        truth = Truth(
-            rank=min(2, steps),
-            latents=descent.statistics(x),
-            latents_test=descent.statistics(x_test),
-            x_of_latents=descent.representative,
-            y_of_latents=partial(_costs_of_statistics, descent, steps=steps, scale=scale),
-        )
-    return Task(
-        x=x,
-        y=(scale * _costs(descent, x, steps)).float(),
-        x_test=x_test if n_test else None,
-        y_test=(scale * _costs(descent, x_test, steps)).float() if n_test else None,
-        name="matrix_factorization",
-        truth=truth,
-        settings=settings,
-    )
+        y_of_latents = partial(_costs_of_statistics, descent, steps=steps, scale=scale)
+        latents, latents_test = descent.statistics(x), descent.statistics(x_test)
+        truth = Truth(min(2, steps), latents, latents_test, descent.representative, y_of_latents)
+    test: dict[str, Any] = {"x_test": x_test, "y_test": (scale * y_test).float()} if n_test else {}
+    return Task(x, (scale * y).float(), **test, name="matrix_factorization", truth=truth, settings=settings)
 
 
-def _pair(u: Tensor) -> Tensor:
-    if not isinstance(u, Tensor) or not u.is_floating_point() or u.ndim < 1 or u.shape[-1] != 2:
-        raise ValueError(f"u: got {validation.describe(u)}, expected floating point (..., 2)")
-    return u.double()
+def _double(value: Tensor, name: str, n: int) -> Tensor:
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 1 or value.shape[-1] != n:
+        raise ValueError(f"{name}: got {validation.describe(value)}, expected floating point (..., {n})")
+    return value.double()
 
 
 def _starts(descent: RankOneFactorization, count: int, start: str, radius: float, generator: torch.Generator) -> Tensor:
@@ -264,16 +256,9 @@ def _costs(descent: RankOneFactorization, v: Tensor, steps: int) -> Tensor:
     return descent.cost(descent.trajectory(v.double(), steps)[:, 1:])
 
 
-def _scale(costs: Tensor, variance: float) -> float:
-    drawn = float(costs.var(0, correction=0).mean())
-    if drawn == 0:
-        raise ValueError("y_variance: the costs are the same for all samples, expected n of at least 2, or None")
-    return float((variance / drawn) ** 0.5)
-
-
 def _costs_of_statistics(descent: RankOneFactorization, u: Tensor, *, steps: int, scale: float) -> Tensor:
     """Return the scaled costs after 1, ..., T steps, (..., T), for u (..., 2)."""
-    costs, s = [], _pair(u)
+    costs, s = [], _double(u, "u", 2)
     for _ in range(steps):
         s = descent.step_statistics(s)
         costs.append(descent.cost_of_statistics(s))

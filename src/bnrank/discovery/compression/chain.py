@@ -128,8 +128,8 @@ def _skipped(name: str, part: nn.Module) -> Skipped:
         reason = "grouped convolution, whose channels do not mix"
     if reason is None and hooked(part):
         reason = "has forward hooks, which could change its output"
-    kind = type(part).__name__
-    return Skipped(name, kind, reason or f"{kind} is not a Linear, a convolution or a Sequential of them")
+    other = f"{type(part).__name__} is not a Linear, a convolution or a Sequential of them"
+    return Skipped.part(name, part, reason or other)
 
 
 def neighbors(parts: Sequence[nn.Module]) -> list[tuple[int, int]]:

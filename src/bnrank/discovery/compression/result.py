@@ -84,7 +84,7 @@ class Compressed(Printed):
             for step in self.steps
         ]
         lines += [self.reason] if self.reason else []
-        lines += [f"skipped {u.name or 'the module'} ({u.type}): {u.reason}" for u in self.skipped]
+        lines += [f"skipped {part}" for part in self.skipped]
         return "\n".join([*lines, str(self.certificate)])
 
 

@@ -139,7 +139,7 @@ class Convolutions:
 
     def skip(self, layer: Layer, reason: str) -> None:
         """Leave a layer out."""
-        self.skipped.append(Skipped(layer.name, type(layer.module).__name__, f"frequencies: {reason}"))
+        self.skipped.append(Skipped.part(layer.name, layer.module, f"frequencies: {reason}"))
 
     def assemble(self, rows: Sequence[np.ndarray], text: str) -> xr.DataArray:
         """Return the (frequency, channel) arrays of the layers as one array, padded with NaN."""

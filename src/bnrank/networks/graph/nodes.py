@@ -158,7 +158,7 @@ class Graph:
             rows.append(dict(zip(("node", "does", "takes", "gives", "parameters"), cells, strict=True)))
         lines = [f"{self.name}: {len(self)} nodes", text.render(rows)]
         if self.outside:
-            lines += ["outside the theory:", *(f"  {o.name} ({o.type}): {o.reason}" for o in self.outside)]
+            lines += ["outside the theory:", *(f"  {part}" for part in self.outside)]
         return "\n".join(lines)
 
 
