@@ -59,7 +59,7 @@ def test_discover_finds_the_count_and_writes_page_estimator_and_coordinates(tmp_
     files = ("--out", "found.html", "--save", "found.safetensors", "--coordinates", "z.csv")
     done = command("discover", "trees.csv", "--targets", "p,q,r", *NAMED, *QUICK, *files)
     assert done.code == 0, done.error
-    assert "components: 1 (interval 1 to 1; at most 3 could be seen), model: linear" in done.out
+    assert "components: 1 (interval 1 to 1; at most 3 detectable), model: linear" in done.out
     assert re.search(r"1 +\S+ +(height|girth) \(0\.\d+\), (height|girth) \(0\.\d+\), age", done.out)
     assert "BottleneckRegressor.load('found.safetensors')" in done.out
     again = BottleneckRegressor.load(tmp_path / "found.safetensors")
