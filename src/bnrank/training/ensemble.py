@@ -28,7 +28,7 @@ def aligned(x: Tensor) -> Tensor:
 def split(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Return views of parameters, shape (..., size), as tensors of these shapes, each (..., *shape)."""
     pieces = rows.split([math.prod(shape) for shape in shapes], dim=-1)
-    return [piece.view(*rows.shape[:-1], *shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    return [piece.view((*rows.shape[:-1], *shape)) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def squared_norm(row: Tensor) -> Tensor:

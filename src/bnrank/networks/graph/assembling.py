@@ -23,7 +23,7 @@ class Use:
     where: np.ndarray | None = None
 
     def meets(self, other: Use) -> bool:
-        """Say whether another operation uses some of the same entries of the parameter."""
+        """Return whether another operation uses some of the same entries of the parameter."""
         if self.parameter != other.parameter or self.call == other.call:
             return False
         if self.where is None or other.where is None:

@@ -112,7 +112,7 @@ def _parts(graph: Graph, node: Node, values: Mapping[str, Array]) -> Iterator[_P
     elif node.op == "conv":
         yield _convolution(node, graph[first], values[node.weight])
     elif node.op == "diagonal":
-        yield _fixed(first, entries, entries, _spread(node, values[node.weight]), node.weight)
+        yield _fixed(first, entries, entries, node.weight_places(), node.weight)
     elif node.op == "activation":
         yield _fixed(first, entries, entries, np.ones(size))
     elif node.op == "add":
@@ -125,7 +125,7 @@ def _parts(graph: Graph, node: Node, values: Mapping[str, Array]) -> Iterator[_P
     elif node.op != "input":
         raise ValueError(f"graph: {node.name} has the operation {node.op!r}, which cannot be expanded into neurons")
     if node.bias:
-        yield _fixed("", entries, entries, _spread_bias(node, values[node.bias]), node.bias)
+        yield _fixed("", entries, entries, node.bias_places(values[node.bias].size), node.bias)
 
 
 def _fixed(name: str, source: Array, target: Array, content: Array, parameter: str = "") -> _Part:
@@ -165,15 +165,10 @@ def _convolution(node: Node, before: Node, weight: Array) -> _Part:
 def _average(node: Node, before: Node) -> _Part:
     if node.windows is None:
         raise ValueError(f"graph: {node.name} ({node.text}) averages over too many entries to be expanded into neurons")
-    dims = [d % len(before.shape) for d in node.dims]
-    others = [d for d in range(len(before.shape)) if d not in dims]
-    inside = np.arange(before.size).reshape(before.shape).transpose(*others, *dims).reshape(-1, node.windows.shape[1])
-    at, position = np.nonzero(node.windows)
-    kept = len(inside)
-    places = np.arange(node.size).reshape(kept, node.windows.shape[0])
-
-    weights = np.tile(node.windows[at, position], kept)
-    return _fixed(before.name, inside[:, position].ravel(), places[:, at].ravel(), weights)
+    given, taken = node.pooled(before)
+    out, position = np.nonzero(node.windows)
+    weights = np.tile(node.windows[out, position], len(taken))
+    return _fixed(before.name, taken[:, position].ravel(), given[:, out].ravel(), weights)
 
 
 def _reordered(graph: Graph, node: Node) -> Iterator[_Part]:
@@ -184,21 +179,6 @@ def _reordered(graph: Graph, node: Node) -> Iterator[_Part]:
         target = np.flatnonzero((index >= start) & (index < start + size))
         yield _fixed(name, index[target] - start, target, np.ones(len(target)))
         start += size
-
-
-def _spread(node: Node, weight: Array) -> Array:
-    """Return the entry of a diagonal's parameter that each entry of the value is multiplied by."""
-    shape = node.weight_shape or weight.shape
-    return np.broadcast_to(np.arange(weight.size).reshape(shape), (1, *node.shape)).reshape(-1)
-
-
-def _spread_bias(node: Node, bias: Array) -> Array:
-    entries = np.arange(bias.size)
-    if node.op == "conv":
-        return np.repeat(entries, node.size // bias.size)
-    if node.op == "linear":
-        return np.tile(entries, node.size // bias.size)
-    return _spread(node, bias)
 
 
 def _drafted(

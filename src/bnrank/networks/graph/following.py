@@ -329,7 +329,7 @@ def _setitem(target: Tensor, key: Any, value: Any) -> Tensor:
 
 
 def _is_operation(module: nn.Module) -> bool:
-    """Say whether a submodule is one operation: a module of torch, unless it only runs others."""
+    """Return whether a submodule is one operation: a module of torch, unless it only runs others."""
     if isinstance(module, _FOLLOWED) or "forward" in vars(module):
         return False
     forward = getattr(module, "_conv_forward", None) if isinstance(module, nn.modules.conv._ConvNd) else None

@@ -114,7 +114,24 @@ class Node:
     @property
     def size(self) -> int:
         """Number of entries of the value of one sample."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
+
+    def weight_places(self) -> np.ndarray:
+        """Return, for a "diagonal", the entry of the weight that multiplies every entry of the value, (size,)."""
+        entries = np.arange(math.prod(self.weight_shape)).reshape(self.weight_shape)
+        return np.broadcast_to(entries, (1, *self.shape)).reshape(-1)
+
+    def bias_places(self, count: int) -> np.ndarray:
+        """Return the entry of the bias, of ``count`` entries, that is added to every entry of the value, (size,)."""
+        if self.op == "conv":
+            return np.repeat(np.arange(count), self.size // count)
+        return np.tile(np.arange(count), self.size // count) if self.op == "linear" else self.weight_places()
+
+    def pooled(self, before: Node) -> tuple[np.ndarray, np.ndarray]:
+        """Return the entries that an "average" or "maximum" gives and takes, (others, positions) each."""
+        taken = np.moveaxis(np.arange(before.size).reshape(before.shape), self.dims, range(-len(self.dims), 0))
+        taken = taken.reshape(math.prod(taken.shape[: -len(self.dims)]), -1)
+        return np.arange(self.size).reshape(len(taken), -1), taken
 
 
 @dataclass(frozen=True)

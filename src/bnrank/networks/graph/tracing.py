@@ -240,7 +240,7 @@ def _copy(net: nn.Module, training: bool) -> nn.Module:
 
 
 def _is_torch(hook: Any) -> bool:
-    """Say whether a hook is one of torch.nn.utils, which computes a weight from others."""
+    """Return whether a hook is one of torch.nn.utils, which computes a weight from others."""
     return type(hook).__module__.startswith("torch.nn.utils.")
 
 

@@ -184,7 +184,7 @@ def canonical(tensor: Tensor, batch: int, merged: int = 1) -> Tensor:
 
 
 def agree(a: Tensor, b: Tensor) -> bool:
-    """Say whether two tensors are the same up to rounding, relative to the largest entry."""
+    """Return whether two tensors are the same up to rounding, relative to the largest entry."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     largest = float(b.abs().nan_to_num(0, 0, 0).max()) if b.numel() else 0.0
@@ -201,17 +201,17 @@ def function_name(function: Any) -> str:
 
 
 def same_memory(a: Tensor, b: Tensor) -> bool:
-    """Say whether two tensors are views of the same memory."""
+    """Return whether two tensors are views of the same memory."""
     return bool(a.numel() and b.numel()) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def same_place(a: Tensor, b: Tensor) -> bool:
-    """Say whether two tensors are the same view of the same memory."""
+    """Return whether two tensors are the same view of the same memory."""
     return same_memory(a, b) and a.storage_offset() == b.storage_offset() and same_order(a, b)
 
 
 def same_order(a: Tensor, b: Tensor) -> bool:
-    """Say whether two tensors of the same beginning lay out their entries alike."""
+    """Return whether two tensors of the same beginning lay out their entries alike."""
     if a.shape != b.shape or a.data_ptr() != b.data_ptr():
         return False
     return all(x == y or n == 1 for x, y, n in zip(a.stride(), b.stride(), a.shape, strict=True))

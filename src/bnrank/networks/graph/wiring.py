@@ -129,7 +129,7 @@ class Wiring:
         return counts
 
     def is_cut(self, chosen: set[int]) -> bool:
-        """Say whether every path contains exactly one of the edges, given by their numbers; linear in the edges."""
+        """Return whether every path contains exactly one of the edges, given by their numbers; linear in the edges."""
         never = len(self.edges) + 1
         fewest = np.where(self.coordinates >= -1, 0, never).tolist()
         most = np.where(self.coordinates >= -1, 0, -never).tolist()

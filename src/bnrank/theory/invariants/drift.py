@@ -218,7 +218,7 @@ def rule_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> StepR
 
 
 def _is_decoupled(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
-    """Say whether weight decay is lr * weight_decay * theta, apart from the gradient."""
+    """Return whether weight decay is lr * weight_decay * theta, apart from the gradient."""
     known = [getattr(torch.optim, name, None) for name in ("AdamW", "Adafactor", "Muon")]
     return bool(group.get("decoupled_weight_decay")) or any(k is not None and isinstance(optimizer, k) for k in known)
 

@@ -175,7 +175,7 @@ class Entries:
                 tiled = np.tile(mixed(weight), len(given))
                 yield _key(node.op), given[:, rows].ravel(), tiled, taken[:, columns].ravel()
         elif node.op == "diagonal" and node.weight in self.kept:
-            places = mixed(self._places(node))
+            places = mixed(node.weight_places())
             yield _key("diagonal", node.weight), out, places, self.of(node.inputs[0]).ravel()
         elif node.op == "diagonal" and node.weight not in self.graph.trained:
             numbers = self._number(node)
@@ -184,7 +184,7 @@ class Entries:
             yield _key("times"), out[given], weights, self.of(node.inputs[0]).ravel()[given]
 
     def _taken(self, node: Node) -> tuple[Array, Array]:
-        """Say which entries of an "index" are given (not 0) and which entries they are equal to."""
+        """Return which entries of an "index" are given (not 0) and which entries they are equal to."""
         assert node.index is not None
         index = np.asarray(node.index).ravel()
         sources = np.concatenate([self.of(name).ravel() for name in node.inputs])
@@ -214,12 +214,9 @@ class Entries:
             self._tie(taken[:, :1], taken)
 
     def _pooled(self, node: Node) -> tuple[Array, Array]:
-        """Return the entries given and taken by a pooling, (others, positions) each."""
-        taken = self.of(node.inputs[0])
-        taken = np.moveaxis(taken, node.dims, range(-len(node.dims), 0))
-        others = taken.shape[: taken.ndim - len(node.dims)]
-        taken = taken.reshape(int(np.prod(others, dtype=np.int64)), -1)
-        return self.of(node.name).reshape(len(taken), -1), taken
+        """Return the numbers of the entries given and taken by a pooling, (others, positions) each."""
+        given, taken = node.pooled(self.graph[node.inputs[0]])
+        return self.start[node.name] + given, self.start[node.inputs[0]] + taken
 
     def _maximum(self, node: Node) -> None:
         self._average(node)
@@ -230,16 +227,12 @@ class Entries:
         given, taken = self.of(node.name), self.of(node.inputs[0])
         weight = self.parameters[node.weight]
         if node.weight in self.graph.trained and node.weight not in self.kept:
-            order = np.argsort(self._places(node), kind="stable").reshape(weight.numel(), -1)
+            order = np.argsort(node.weight_places(), kind="stable").reshape(weight.numel(), -1)
             for role, values in (("scale out", given), ("scale in", taken)):
                 self._slot(node, role, -1, values.ravel()[order], _key(role, node.weight))
             reason = f"{node.weight} is diagonal: only scalings can be undone in it"
             self.obstacles.append((reason, np.concatenate([given.ravel(), taken.ravel()])))
         self._shift(node)
-
-    def _places(self, node: Node) -> Array:
-        """Return which entry of a diagonal's weight multiplies every entry."""
-        return _broadcast(np.arange(self.parameters[node.weight].numel()), node).ravel()
 
     def _sides(self, node: Node) -> tuple[Array, Array]:
         """Return the entries that a matrix or kernel gives and takes, (channels, positions) each."""
@@ -278,18 +271,16 @@ class Entries:
 
     def _number(self, node: Node) -> Array:
         """Return what a frozen diagonal multiplies every entry by."""
-        return _broadcast(self.parameters[node.weight].detach().cpu().double().numpy(), node).ravel()
+        values: Array = self.parameters[node.weight].detach().cpu().double().numpy().ravel()
+        return values[node.weight_places()]
 
     def _shift(self, node: Node) -> None:
         """Add a bias: a learnable one writes its channels; a frozen number other than 0 pins them."""
         if not node.bias:
             return
         bias = self.parameters[node.bias]
-        given = self.of(node.name)
-        if node.op == "diagonal":
-            rows = given.ravel()[np.argsort(self._places(node), kind="stable").reshape(bias.numel(), -1)]
-        else:
-            rows = (given if node.op == "conv" else np.moveaxis(given, -1, 0)).reshape(bias.numel(), -1)
+        order = np.argsort(node.bias_places(bias.numel()), kind="stable").reshape(bias.numel(), -1)
+        rows = self.of(node.name).ravel()[order]
         if node.bias in self.graph.trained:
             self._slot(node, "bias", -1, rows, _key("bias"))
         else:
@@ -326,11 +317,6 @@ def shared_factors(graph: LayerGraph, parameters: Mapping[str, Tensor]) -> froze
     label = entries.labels(without=names)
     sets = [slot for slot in entries.slots if slot.parameter in names]
     return frozenset(s.parameter for s in sets if (label[s.entries] != label[s.entries[:, :1]]).any())
-
-
-def _broadcast(weight: Array, node: Node) -> Array:
-    """Return a diagonal weight in the shape of one sample's value."""
-    return np.broadcast_to(weight.reshape(node.weight_shape), (1, *node.shape))[0]
 
 
 def _key(*words: str) -> int:
