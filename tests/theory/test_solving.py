@@ -118,7 +118,7 @@ def test_networks_are_pruned_and_balanced_without_polish():
 def test_starts_are_scaled_back_to_the_units_of_the_data():
     x, y = 30 * normal(6, 2), 1e-3 * normal(6, 1, seed=1)
     training = _Training(bnrank.MLP([2, 5, 5, 1], dtype=torch.float64), x, y, steps=20)
-    (start,) = training.with_ridges([3])
+    (start,) = training.trained([3])
     with torch.no_grad():
         outputs = training.units[1] * training.members[3](x / training.units[0])
         torch.testing.assert_close(start.network()(x), outputs, rtol=1e-12, atol=1e-15)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank.networks.chain import as_mlp
+from bnrank.networks.chain import as_mlp, read_chain
 from bnrank.networks.functional import check_finite
 from bnrank.networks.mlp import MLP, from_layers, leaky_relu
 from bnrank.theory.cost.bounds import LowerBound, lower_bound
@@ -130,33 +130,32 @@ def bracket(
     if pruned.widths != chain.widths:
         candidates["pruned and balanced"] = pruned
     candidates["balanced"] = chain
-    points = samples if where.name == "data" else torch.cat([where.inside(samples), lower.point[None], where.corners()])
+    points = samples if where.name == "data" else torch.cat([where.inside(samples), lower.point[None], where.box.T])
     with torch.no_grad():
-        expected, allowed = chain(points), EQUAL * _size(chain, points)
+        expected, allowed = chain(points), EQUAL * float(_terms(chain, points).max())
         balanced = {how: as_mlp(balance(candidate)) for how, candidate in candidates.items()}
         norms = {
-            how: parameter_norm(network)
+            how: _norm(network)
             for how, network in balanced.items()
             if how == "balanced" or float((network(points) - expected).abs().max()) <= allowed
         }
         how = min(norms, key=lambda name: norms[name] * (1 + EQUAL * list(norms).index(name)))
         network = balanced[how].to(next(p.dtype for p in net.parameters() if p.is_floating_point()))
         deviation = float((as_mlp(network)(points) - expected).abs().max())
-    return CostBracket(lower, parameter_norm(network), network, how, deviation, parameter_norm(chain))
+    return CostBracket(lower, _norm(network), network, how, deviation, _norm(chain))
 
 
-def _size(net: MLP, points: Tensor) -> float:
-    """Return the largest sum of sizes that an output of the network is made of."""
+def _norm(net: MLP) -> float:
+    return read_chain(net).norm
+
+
+def _terms(net: MLP, points: Tensor) -> Tensor:
+    """Return the sums of the absolute terms that the outputs consist of, (n, d_out)."""
     a = points
     for layer in net.layers[:-1]:
         a = leaky_relu(layer(a), net.slope)
-    terms = a.abs() @ net.weights[-1].abs().T
-    return float((terms + net.biases[-1].abs() if net.bias else terms).max())
-
-
-def parameter_norm(net: MLP) -> float:
-    """Return ||theta||^2 in float64."""
-    return sum(float((p.detach().double() ** 2).sum()) for p in net.parameters())
+    weight, bias = parameters(net.layers[-1])
+    return a.abs() @ weight.abs().T + bias.abs()
 
 
 def _signs(net: MLP, domain: Domain, samples: Tensor, max_regions: int) -> list[Tensor]:
@@ -233,10 +232,10 @@ def _affine(net: MLP, signs: list[Tensor], domain: Domain) -> MLP:
     u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
     kept = s > max(matrix.shape) * torch.finfo(torch.float64).eps * s[0]
     u, s, vt = u[:, kept], s[kept], vt[kept]
-    if depth == 1 or len(s) == 0:
-        hidden = [matrix.new_zeros(1, 1)] * (depth - 2) + [matrix.new_zeros(len(matrix), 1)]
-        weights = [matrix] if depth == 1 else [matrix.new_zeros(1, matrix.shape[1]), *hidden]
-        return from_layers(weights, [*(w.new_zeros(len(w)) for w in weights[:-1]), offset], net.slope).to(u.device)
+    if depth == 1:
+        return from_layers([matrix], [offset], net.slope).to(u.device)
+    if len(s) == 0:
+        u, s, vt = u.new_zeros(len(u), 1), s.new_zeros(1), vt.new_zeros(1, vt.shape[1])
     beside = MARGIN * (1 + torch.maximum(domain.lower.abs(), domain.upper.abs())) * (domain.name == "data")
     lower, upper = domain.lower - beside, domain.upper + beside  # a neighborhood of the samples
     low = vt.clamp(min=0) @ lower + vt.clamp(max=0) @ upper

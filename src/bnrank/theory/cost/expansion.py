@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from bnrank._core import validation
 
@@ -125,6 +124,8 @@ def expand(
     >>> expand(depths, [L * L for L in depths]).fits
     False
     """
+    from scipy import stats
+
     L, y = _pairs(depths, norms)
     known = None if sigma is None else validation.number(sigma, "sigma", 0.0, strict=True)
     columns = np.stack([L, np.ones_like(L), 1 / L], 1)
@@ -141,25 +142,29 @@ def expand(
     if known is None and p_further < ALPHA:
         widths = widths + 1.5 * np.abs(further[:3] - estimate)
     fits, p_value, reason = _verdict(L, y, columns, gaps, known)
-    (R0, R1, R2), (low, high) = estimate.tolist(), (estimate - widths, estimate + widths)
+    low, high = (estimate - widths).tolist(), (estimate + widths).tolist()
+    R0, R1, R2 = estimate.tolist()
+    R0_interval, R1_interval, R2_interval = zip(low, high, strict=True)
     return Expansion(
         R0,
         R1,
         R2,
-        (float(low[0]), float(high[0])),
-        (float(low[1]), float(high[1])),
-        (float(low[2]), float(high[2])),
-        math.sqrt(squares / len(y)),
-        p_value,
-        fits,
-        reason,
-        round(R0),
-        bool(np.ceil(low[0]) == np.floor(high[0])),
+        R0_interval,
+        R1_interval,
+        R2_interval,
+        residual=math.sqrt(squares / len(y)),
+        p_value=p_value,
+        fits=fits,
+        reason=reason,
+        rank=round(R0),
+        unique=math.ceil(low[0]) == math.floor(high[0]),
     )
 
 
 def _verdict(L: Array, y: Array, columns: Array, gaps: Array, sigma: float | None) -> tuple[bool | None, float, str]:
     """Return fits, p-value and reason."""
+    from scipy import stats
+
     different, group = np.unique(L, return_inverse=True)
     m, freedom = len(different), len(y) - 3
     if m < 4:
@@ -215,6 +220,8 @@ def _least_squares(columns: Array, y: Array) -> tuple[Array, Array, Array]:
 
 def _with_term(columns: Array, y: Array, term: Array) -> tuple[Array, float]:
     """Return the coefficients with one more term, and how often chance makes it matter as much (NaN: unknown)."""
+    from scipy import stats
+
     if len(np.unique(columns[:, 0])) < 4:
         return np.full(4, math.nan), math.nan
     estimate, gaps, inverse = _least_squares(np.c_[columns, term], y)

@@ -117,14 +117,6 @@ class Domain:
         """Return those of the points that lie in the box."""
         return points[((points >= self.lower) & (points <= self.upper)).all(1)]
 
-    def corners(self) -> Tensor:
-        """Return the two corners with the lowest and the highest coordinates, (2, d)."""
-        return torch.stack([self.lower, self.upper])
-
-    def clip(self, points: Tensor) -> Tensor:
-        """Return the nearest points of the box."""
-        return points.clamp(self.lower, self.upper)
-
 
 @dataclass(frozen=True)
 class Found:
@@ -164,7 +156,8 @@ def maximize(
         if idle == PATIENCE:
             break
         best = float(scores[0])
-        new = torch.cat([domain.clip(_neighbors(function, domain, point, generator)) for point in points])
+        new = torch.cat([_neighbors(function, domain, point, generator) for point in points])
+        new = new.clamp(domain.lower, domain.upper)
         points, scores = torch.cat([points, new]), torch.cat([scores, objective(function.singular_values(new))])
         evaluated += len(new)
     return _best(function, objective, points, evaluated=evaluated, exact=False)
@@ -224,7 +217,7 @@ def _widened(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 
 def _starts(function: Function, domain: Domain, count: int, generator: torch.Generator) -> Tensor:
     """Return random points of the box; of a chain also points of all pieces of segments between samples or points."""
-    x = function.x
+    x, ends = function.x, (domain.lower, domain.upper)
 
     def even(n: int) -> Tensor:
         draw = torch.rand(n, x.shape[1], generator=generator, dtype=torch.float64).to(x.device)
@@ -234,9 +227,9 @@ def _starts(function: Function, domain: Domain, count: int, generator: torch.Gen
     rows = torch.randint(len(x), (2, segments), generator=generator).to(x.device)
     if function.chain is None:
         share = torch.rand(segments, 1, generator=generator, dtype=torch.float64).to(x.device)
-        return torch.cat([even(count), domain.clip(x[rows[0]] + share * (x[rows[1]] - x[rows[0]]))])
-    firsts = torch.cat([domain.clip(x[rows[0]]), even(segments)])
-    seconds = torch.cat([domain.clip(x[rows[1]]), even(segments)])
+        return torch.cat([even(count), (x[rows[0]] + share * (x[rows[1]] - x[rows[0]])).clamp(*ends)])
+    firsts = torch.cat([x[rows[0]].clamp(*ends), even(segments)])
+    seconds = torch.cat([x[rows[1]].clamp(*ends), even(segments)])
     distinct = (firsts != seconds).any(1)
     pieces = regions.along_lines(function.chain, firsts[distinct], seconds[distinct], max_regions=4 * count)
     return torch.cat([even(count), pieces.points.to(x)])

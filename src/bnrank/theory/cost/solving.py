@@ -145,9 +145,9 @@ def solve(
 
     search = _Search(points.numpy(), values.numpy(), rtol * size)
     training = _Training(net, points, values, steps)
-    found = [search.interpolating(start) for start in training.with_ridges(list(range(seed, seed + starts)))]
+    found = [search.interpolating(start) for start in training.trained(list(range(seed, seed + starts)))]
     lost = [i for i, start in enumerate(found) if start.norm == math.inf]
-    for i, start in zip(lost, training.without_ridge([seed + i for i in lost]), strict=True):
+    for i, start in zip(lost, training.trained([seed + i for i in lost], stages=(0.0,)), strict=True):
         found[i] = min(found[i], search.interpolating(start))
     for i in sorted(range(starts), key=found.__getitem__)[:POLISHED]:
         found[i] = min(found[i], search.polished(found[i], polish))
@@ -219,40 +219,26 @@ class _Training:
         self.task = Task((x / self.units[0]).repeat(repeats, 1), (y / self.units[1]).repeat(repeats, 1))
         self.members: dict[int, MLP] = {}
 
-    def with_ridges(self, seeds: list[int]) -> list[Arrays]:
-        """Return networks drawn with these seeds and trained, in the units of the data."""
+    def trained(self, seeds: list[int], stages: Sequence[float] = RIDGES) -> list[Arrays]:
+        """Return the networks of these seeds after stages of training with ridges in units of mean ||y||^2 / L."""
         ridges = np.geomspace(1.0, SPREAD, len(seeds)) * float((self.task.y**2).sum(1).mean()) / self.net.depth
-        for ridge in RIDGES:
-            self._train(seeds, (ridge * ridges).tolist())
-        return self._results(seeds)
-
-    def without_ridge(self, seeds: list[int]) -> list[Arrays]:
-        """Return some of them trained further, without ridge."""
-        if seeds:
-            self._train(seeds, [0.0] * len(seeds))
-        return self._results(seeds)
-
-    def _train(self, seeds: list[int], ridges: list[float]) -> None:
-        run = train(
-            self.members.__getitem__ if self.members else self.net,
-            self.task,
-            ridge=ridges,
-            steps=self.steps,
-            seed=seeds,
-            optimizer="kfac-lbfgs" if self.members else "auto",
-            dtype=torch.float64,
-            record=self.steps,
-            progress=False,
-        )
-        for i, seed in enumerate(seeds):
-            self.members[seed] = cast(MLP, run.network(i))
-
-    def _results(self, seeds: Sequence[int]) -> list[Arrays]:
-        x_unit, y_unit = self.units
-        factor = (y_unit / x_unit) ** (1 / self.net.depth)
+        for stage in stages if seeds else ():
+            run = train(
+                self.members.__getitem__ if self.members else self.net,
+                self.task,
+                ridge=(stage * ridges).tolist(),
+                steps=self.steps,
+                seed=seeds,
+                optimizer="kfac-lbfgs" if self.members else "auto",
+                dtype=torch.float64,
+                record=self.steps,
+                progress=False,
+            )
+            self.members |= {seed: cast(MLP, run.network(i)) for i, seed in enumerate(seeds)}
+        factor = (self.units[1] / self.units[0]) ** (1 / self.net.depth)
         results = []
         for chain in (Arrays.of(self.members[seed]) for seed in seeds):
-            biases = [b * x_unit * factor**layer for layer, b in enumerate(chain.biases, 1)]
+            biases = [b * self.units[0] * factor**layer for layer, b in enumerate(chain.biases, 1)]
             results.append(Arrays([w * factor for w in chain.weights], biases, chain.slope))
         return results
 
