@@ -157,7 +157,7 @@ def expand(
         fits=fits,
         reason=reason,
         rank=round(R0),
-        unique=math.ceil(low[0]) == math.floor(high[0]),
+        unique=bool(np.ceil(low[0]) == np.floor(high[0])),
     )
 
 
