@@ -8,7 +8,7 @@ from torch import nn
 
 import bnrank
 from bnrank import Jacobian
-from bnrank.measures import mixed, ntk, products
+from bnrank.measures import ntk, products
 from helpers import normal
 from oracles import float64
 from oracles import ntk as dense_ntk
@@ -209,7 +209,7 @@ def gradient(value, parameters):
 @pytest.mark.parametrize("dense", [0, 10**6])
 def test_the_mixed_norm_is_that_of_the_second_derivatives(name, dense, monkeypatch):
     monkeypatch.setattr(products, "DENSE", 3 if dense == 0 else dense)
-    monkeypatch.setattr(mixed, "FORMED", dense)
+    monkeypatch.setattr(ntk, "FORMED", dense)
     net, shape = NETWORKS[name]
     x = normal(3, *shape)
     expected = [float(torch.linalg.matrix_norm(m, 2)) ** 2 for m in second_derivatives(net, x)]

@@ -110,7 +110,7 @@ def test_by_layer_on_a_network_that_learns_the_orbits():
     hidden = torch.relu(points.double() @ w1.T)
     assert found[1] == pytest.approx(orbits.collapse(hidden), rel=1e-9)
     assert found[2] < 1e-8 < 0.3 < found[1]
-    np.testing.assert_allclose(orbits.collapse_by_layer(net, points, chunk=7), found)
+    np.testing.assert_allclose(orbits.collapse_by_layer(net, points, chunk_size=7), found)
     strata = points.unflatten(0, (5, 10))
     np.testing.assert_allclose(orbits.collapse_by_layer(net, strata)[0], orbits.collapse(strata))
 
@@ -126,7 +126,7 @@ def test_by_layer_takes_any_module_and_leaves_it():
 def test_the_first_entry_is_of_the_inputs_whatever_the_first_layer_reads():
     net = nn.Sequential(nn.ReLU(), nn.Linear(3, 2)).double()
     points = orbits.rotations(torch.randn(6, 3, dtype=torch.float64), torch.eye(3)[0], 5)
-    found = orbits.collapse_by_layer(net, points, chunk=10)
+    found = orbits.collapse_by_layer(net, points, chunk_size=10)
     assert found[0] == pytest.approx(orbits.collapse(points), rel=1e-12)
     assert found[0] != pytest.approx(orbits.collapse(points.relu()), rel=1e-3)
     assert found[1] == pytest.approx(orbits.collapse(net(points).detach()), rel=1e-9)

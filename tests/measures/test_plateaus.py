@@ -60,7 +60,7 @@ def test_noise_of_mini_batches(noise, smooth, seed):
     t = np.linspace(0, 70, 3000)
     centers = [15.0, 35.0, 55.0]
     loss = staircase(t, [1.0, 0.5, 0.3], centers) + noise * np.random.default_rng(seed).normal(size=3000)
-    found = find(t, loss, smooth=smooth)
+    found = find(t, loss, window=smooth)
     assert len(found) == 4
     for p, center in zip(found, centers, strict=False):
         assert p.end == pytest.approx(center - REACH, abs=1.5)
@@ -91,7 +91,7 @@ def test_a_steep_fall_in_the_first_rows_is_no_spike():
 def test_constant_with_noise_is_one_plateau():
     loss = 2 + 0.1 * np.random.default_rng(0).normal(size=500)
     for smooth in (1, 11):
-        (only,) = find(np.arange(500), loss, smooth=smooth)
+        (only,) = find(np.arange(500), loss, window=smooth)
         assert (only.begin_row, only.end_row, only.end) == (0, 499, math.inf)
 
 
@@ -157,13 +157,13 @@ def test_options():
     t = np.linspace(0, 100, 2001)
     loss = staircase(t, [1.0, 0.03, 1.0], [20.0, 45.0, 70.0])
     assert len(find(t, loss)) == 4
-    assert len(find(t, loss, least=0.05)) == 3
-    wide, narrow = find(t, loss, drop=0.2, least=0.05), find(t, loss, drop=0.01, least=0.05)
+    assert len(find(t, loss, min_drop=0.05)) == 3
+    wide, narrow = find(t, loss, flatness=0.2, min_drop=0.05), find(t, loss, flatness=0.01, min_drop=0.05)
     assert narrow[0].end < wide[0].end
     assert wide[0].end == pytest.approx(20 - math.log(4) / RATE, abs=0.1)
     short = staircase(t, [1.0, 1.0], [20.0, 24.5])  # a rest that lasts no longer than the falls
     assert len(find(t, short)) == 3
-    assert len(find(t, short, rest=1.0)) == 2
+    assert len(find(t, short, min_rest=1.0)) == 2
 
 
 def test_bad_input():
@@ -184,11 +184,17 @@ def test_bad_input():
         find([], [])
     with pytest.raises(TypeError, match="loss: got 'low'"):
         find(t, "low")
-    for option, value in [("drop", 0.5), ("drop", 0.0), ("least", 1.0), ("least", 0.0), ("rest", 0.0)]:
+    for option, value in [
+        ("flatness", 0.5),
+        ("flatness", 0.0),
+        ("min_drop", 1.0),
+        ("min_drop", 0.0),
+        ("min_rest", 0.0),
+    ]:
         with pytest.raises(ValueError, match=f"{option}: got"):
             find(t, loss, **{option: value})
-    with pytest.raises(ValueError, match="smooth: got 0"):
-        find(t, loss, smooth=0)
+    with pytest.raises(ValueError, match="window: got 0"):
+        find(t, loss, window=0)
 
 
 def test_plateaus_are_records():

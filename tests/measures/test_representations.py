@@ -33,7 +33,7 @@ def triple(metric, seed):
 @pytest.mark.parametrize("values", ["preactivations", "activations"])
 def test_kernels_are_inner_products_over_n(values):
     net, x = MLP([3, 5, 4, 2], slope=0.3, seed=1), draw(6, 3)
-    found = kernels(net, x, values=values, chunk=4).matrices()
+    found = kernels(net, x, which=values, chunk_size=4).matrices()
     at = [x[i].clone() for i in range(6)]
     for layer in range(4):
         for i, j in itertools.product(range(6), repeat=2):
@@ -245,7 +245,7 @@ CONSTANT = torch.full((7, 3), 0.1, dtype=torch.float64)
         (lambda: distance(draw(7, 2), 1e9 * CONSTANT, "centered-angle"), ValueError, "b: got a representation"),
         (lambda: distance(draw(3, 2), draw(3, 2), rtol=2.0), ValueError, "rtol"),
         (lambda: distances([]), ValueError, "factors: got an empty"),
-        (lambda: kernels(MLP([2, 2]), draw(3, 2), values="weights"), ValueError, "values: got 'weights'"),
+        (lambda: kernels(MLP([2, 2]), draw(3, 2), which="weights"), ValueError, "which: got 'weights'"),
         (lambda: kernels(nn.ReLU(), draw(3, 2)), ValueError, "no linear or convolutional layer"),
         (lambda: layout(np.ones((2, 3))), ValueError, "distances: got"),
         (lambda: layout(np.full((2, 2), math.inf)), ValueError, "distances: got"),

@@ -11,8 +11,6 @@ from torch import Tensor
 from bnrank.measures import kinks
 from bnrank.networks.mlp import MLP, leaky_relu
 
-__all__ = ["Forward", "Layers", "mlp_forward", "sweep"]
-
 BLOCK_ENTRIES = 2**17  # numbers of one product in a block; two of them in float64 fill a cache of 2 MiB
 BLOCK_ROWS = 128  # and at least so many rows, or wide layers are read from memory too often
 WORTH = 0.9  # share of neurons alive at some sample of a piece, below which the others are left out of the products
@@ -167,7 +165,9 @@ def sweep(
         n, base = len(part), None if bases is None else bases[i]
         found = layers.forward(part, None if watch is None else watch.rtol)
         if watch is not None:
-            watch.add(kinks.depending(weights, found.slopes, found.candidates, n, tangent if bases is None else base))
+            watch.masks.append(
+                kinks.depending(weights, found.slopes, found.candidates, n, tangent if bases is None else base)
+            )
             if not jacobian and not trace:
                 continue
         masks, inner, first_part, last_part = _alive(layers, found.slopes, first, last)

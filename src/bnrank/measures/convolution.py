@@ -14,8 +14,6 @@ from torch import Tensor
 from bnrank._core import validation
 from bnrank.networks.reading import Layer
 
-__all__ = ["conv_singular_values", "layer_blocks", "layer_singular_values"]
-
 CHUNK_ENTRIES = 2**22  # complex entries of the transfer matrices held at a time: 64 MiB
 
 

@@ -297,7 +297,7 @@ class Jacobian(Printed):
         else:
             check_samplewise(self._function, self._x)
             for part, basis in self._parts(self._function, self.chunk_size or 4096):
-                watch.add(kinks.of_module(self._function, part, watch.rtol, basis))
+                watch.masks.append(kinks.of_module(self._function, part, watch.rtol, basis))
         return watch.found
 
     def _measure(self, trace: bool) -> None:
@@ -361,7 +361,7 @@ class Jacobian(Printed):
         size = self.chunk_size or max(1, CHUNK_ENTRIES // (self._x[0].numel() * d_out))
         for piece, basis in self._parts(function, size):
             if watch is not None:
-                watch.add(kinks.of_module(function, piece, watch.rtol, basis))
+                watch.masks.append(kinks.of_module(function, piece, watch.rtol, basis))
             part = piece.clone().requires_grad_(True)
             with torch.enable_grad():
                 out = function(part).reshape(len(part), -1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bnrank.networks.functional import Functional
 
-__all__ = ["KinkWarning", "Watch", "depending", "near_zero", "of_module"]
-
 ROUNDING = 1e-12  # of a derivative's terms: less than that is zero
 
 
@@ -23,8 +21,9 @@ class KinkWarning(UserWarning):
     """Samples lie on or next to a kink, where the Jacobian jumps and the one returned is that of one side."""
 
 
+@dataclass
 class Watch:
-    """Counts samples near a kink.
+    """A search for samples near a kink.
 
     Parameters
     ----------
@@ -37,24 +36,13 @@ class Watch:
         Which samples are near a kink, (n,), piece by piece.
     """
 
-    def __init__(self, rtol: float) -> None:
-        self.rtol = rtol
-        self.masks: list[Tensor] = []
-
-    def add(self, mask: Tensor) -> None:
-        """Take in the next samples."""
-        self.masks.append(mask)
+    rtol: float
+    masks: list[Tensor] = field(default_factory=list)
 
     @property
     def found(self) -> Tensor:
         """Which samples are near a kink, (N,)."""
         return torch.cat(self.masks)
-
-    def warn(self, stacklevel: int) -> None:
-        """Warn, once, if any sample is near a kink."""
-        message = describe(self.found, self.rtol)
-        if message:
-            warnings.warn(f"x: {message}", KinkWarning, stacklevel + 1)
 
 
 def describe(near: Tensor, rtol: float, numbers: np.ndarray | None = None) -> str:

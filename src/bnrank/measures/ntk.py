@@ -7,22 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.measures import mixed
+from bnrank.measures import products
 from bnrank.measures.backward import Layers, sweep
-from bnrank.measures.products import (
-    ByLayers,
-    Products,
-    check_samplewise,
-    largest_eigenvalue,
-    parameter_jacobians,
-    sizes,
-    with_gradients,
-)
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
 
 __all__ = ["gram", "mixed_derivative_norm", "top_eigenvalue", "trace"]
 
 MAX_ENTRIES = 2**28  # of the parameter Jacobian held by gram for modules other than MLP: 2 GiB
+FORMED = 256  # d_in d_out up to which the matrix of the mixed derivative is formed
 
 
 def trace(
@@ -68,14 +60,14 @@ def trace(
     >>> trace(net, torch.ones(1, 3))
     tensor([8.], dtype=torch.float64)
     """
-    net, x = _checked(net, x)
-    if chunk_size is not None:
-        chunk_size = validation.integer(chunk_size, "chunk_size")
+    net, x = _checked(net, x, chunk_size)
     if is_plain_mlp(net):
         pieces = sweep(Layers.of(net, dtype), x, chunk_size=chunk_size, jacobian=False, trace=True)
         return finite(torch.cat([t for _, t in pieces if t is not None]))
-    function = with_gradients(Functional(net, dtype))
-    return finite(torch.cat([(rows * rows).sum((1, 2)) for rows in parameter_jacobians(function, x, chunk_size)]))
+    function = products.with_gradients(Functional(net, dtype))
+    return finite(
+        torch.cat([(rows * rows).sum((1, 2)) for rows in products.parameter_jacobians(function, x, chunk_size)])
+    )
 
 
 def gram(net: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -116,17 +108,17 @@ def gram(net: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.f
         kernel = torch.zeros(n, n, d_out, d_out, dtype=dtype, device=found.inputs[0].device)
         for a, g in zip(found.inputs, layers.to_output(found.slopes), strict=True):
             rows = g.expand(n, -1, -1).reshape(n * d_out, -1)
-            products = (rows @ rows.T).reshape(n, d_out, n, d_out).permute(0, 2, 1, 3)
-            kernel += (a @ a.T + one)[:, :, None, None] * products
+            pairs = (rows @ rows.T).reshape(n, d_out, n, d_out).permute(0, 2, 1, 3)
+            kernel += (a @ a.T + one)[:, :, None, None] * pairs
         return kernel
-    function = with_gradients(Functional(net, dtype))
-    d_out, count = sizes(function, x)
+    function = products.with_gradients(Functional(net, dtype))
+    d_out, count = products.sizes(function, x)
     if x.shape[0] * d_out * count > MAX_ENTRIES:
         raise ValueError(
             f"x: got {x.shape[0]} samples, with {d_out} outputs and {count} parameters the parameter Jacobian exceeds "
             f"{MAX_ENTRIES} numbers, expected at most {MAX_ENTRIES // (d_out * count)} samples"
         )
-    rows = torch.cat(list(parameter_jacobians(function, x, None))).flatten(0, 1)  # (N d_out, P)
+    rows = torch.cat(list(products.parameter_jacobians(function, x, None))).flatten(0, 1)  # (N d_out, P)
     return (rows @ rows.T).reshape(x.shape[0], d_out, x.shape[0], d_out).permute(0, 2, 1, 3).contiguous()
 
 
@@ -181,28 +173,27 @@ def top_eigenvalue(
     >>> round(top_eigenvalue(net, torch.diag(torch.tensor([3.0, 4.0]))), 9)
     16.0
     """
-    net, x = _checked(net, x)
+    net, x = _checked(net, x, chunk_size)
     rtol = validation.rtol(rtol)
     seed = validation.integer(seed, "seed", 0)
-    if chunk_size is not None:
-        chunk_size = validation.integer(chunk_size, "chunk_size")
-    jacobian: ByLayers | Products
+    jacobian: products.ByLayers | products.Products
     if is_plain_mlp(net):
         layers = Layers.of(net, torch.float64)
-        jacobian = ByLayers(layers, x, chunk_size)
+        jacobian = products.ByLayers(layers, x, chunk_size)
         like = layers.weights[0]
     else:
-        function = with_gradients(Functional(net))
+        function = products.with_gradients(Functional(net))
         x = x.to(function.device)
-        check_samplewise(function, x)
-        jacobian = Products(function, x, chunk_size)
+        products.check_samplewise(function, x)
+        jacobian = products.Products(function, x, chunk_size)
         like = jacobian.parameters[0].detach()
     rows = jacobian.n * jacobian.d_out
-    if rows <= jacobian.count:
-        value = largest_eigenvalue(lambda u: jacobian.forward(jacobian.backward(u)), like.new_zeros(rows), rtol, seed)
-    else:
-        start = like.new_zeros(jacobian.count)
-        value = largest_eigenvalue(lambda v: jacobian.backward(jacobian.forward(v)), start, rtol, seed)
+
+    def apply(vector: Tensor) -> Tensor:
+        few = rows <= jacobian.count
+        return jacobian.forward(jacobian.backward(vector)) if few else jacobian.backward(jacobian.forward(vector))
+
+    value = products.largest_eigenvalue(apply, like.new_zeros(min(rows, jacobian.count)), rtol, seed)
     return value / jacobian.n if normalized else value
 
 
@@ -258,24 +249,83 @@ def mixed_derivative_norm(
     >>> mixed_derivative_norm(net, torch.ones(1, 1))
     tensor([48.], dtype=torch.float64)
     """
-    net, x = _checked(net, x)
+    net, x = _checked(net, x, chunk_size)
     if not x.is_floating_point():
         raise TypeError(f"x: got dtype {x.dtype}, expected floating point to differentiate by")
     rtol = validation.rtol(rtol)
     seed = validation.integer(seed, "seed", 0)
-    if chunk_size is not None:
-        chunk_size = validation.integer(chunk_size, "chunk_size")
     if is_plain_mlp(net):
-        return finite(mixed.by_layers(Layers.of(net, torch.float64), x, rtol, chunk_size, seed))
-    function = with_gradients(Functional(net))
+        return finite(_mixed_by_layers(Layers.of(net, torch.float64), x, rtol, chunk_size, seed))
+    function = products.with_gradients(Functional(net))
     x = x.to(function.device, torch.float64)
-    check_samplewise(function, x)
-    norms = [mixed.at_sample(function, sample[None], rtol, seed) for sample in x]
+    products.check_samplewise(function, x)
+    norms = [_mixed_at_sample(function, sample[None], rtol, seed) for sample in x]
     return finite(torch.tensor(norms, dtype=torch.float64, device=function.device))
 
 
-def _checked(net: nn.Module, x: Tensor | np.ndarray) -> tuple[nn.Module, Tensor]:
+def _mixed_by_layers(layers: Layers, x: Tensor, rtol: float, chunk_size: int | None, seed: int) -> Tensor:
+    """Return the norms of sum_l J a_{l-1}^T J a_{l-1} (x) J(a~_l -> f) J(a~_l -> f)^T, (N,), of an MLP."""
+    d_in, d_out = layers.widths[0], layers.widths[-1]
+    size = d_in * d_out
+    formed = size <= FORMED
+    numbers = sum(layers.widths) * (d_in + d_out) + len(layers.weights) * (d_in**2 + d_out**2) + size**2 * formed
+    norms = []
+    for part in x.split(chunk_size or max(1, products.CHUNK_ENTRIES // (4 * numbers))):
+        slopes = layers.forward(part).slopes
+        down = [g.expand(len(part), -1, -1) for g in layers.to_output(slopes)]
+        outer = torch.stack([g @ g.mT for g in down], 1)  # (n, L, d_out, d_out)
+        up = [a.expand(len(part), -1, -1) for a in layers.from_input(slopes)]
+        if formed:
+            inner = torch.stack([a.mT @ a for a in up], 1)  # (n, L, d_in, d_in)
+            matrix = (inner.flatten(2).mT @ outer.flatten(2)).view(-1, d_in, d_in, d_out, d_out)
+            matrix = matrix.transpose(2, 3).reshape(-1, size, size)
+            norms.append(torch.linalg.eigvalsh(matrix)[:, -1].clamp(min=0.0))
+            continue
+        for i in range(len(part)):
+            factors, kernels = [a[i] for a in up[1:]], outer[i]
+
+            def apply(v: Tensor, factors: list[Tensor] = factors, kernels: Tensor = kernels) -> Tensor:
+                v = v.view(d_in, d_out)
+                total = v @ kernels[0]
+                for a, kernel in zip(factors, kernels[1:], strict=True):
+                    total = total + a.T @ ((a @ v) @ kernel)
+                return total.flatten()
+
+            norms.append(outer.new_tensor([products.largest_eigenvalue(apply, outer.new_zeros(size), rtol, seed)]))
+    return torch.cat(norms)
+
+
+def _mixed_at_sample(function: Functional, sample: Tensor, rtol: float, seed: int) -> float:
+    """Return the norm at one sample, (1, ...), by automatic differentiation: M^T u is a gradient, M v its transpose."""
+    parameters = [p for p in function.parameters.values() if p.requires_grad]
+    sample = sample.detach().clone().requires_grad_(True)
+    with torch.enable_grad(), products.twice(function):
+        out = function(sample).flatten()
+        if not out.requires_grad:
+            return 0.0
+        one = torch.ones_like(out[0], requires_grad=True)  # so that once_differentiable functions are noticed
+        rows = [torch.autograd.grad(f, sample, one, create_graph=True, materialize_grads=True)[0] for f in out]
+        jacobian = torch.stack([row.flatten() for row in rows], 1)  # (d_in, d_out)
+        products.check_connected(function, [jacobian])
+        if not jacobian.requires_grad:
+            return 0.0
+        u = torch.zeros_like(jacobian, requires_grad=True)
+        found = torch.autograd.grad(jacobian, parameters, u, create_graph=True, materialize_grads=True)
+        products.check_connected(function, found)
+
+        def apply(v: Tensor) -> Tensor:
+            directions = torch.autograd.grad(
+                jacobian, parameters, v.view_as(jacobian), retain_graph=True, materialize_grads=True
+            )
+            return products.transposed(found, u, list(directions), keep=True).flatten()
+
+        return products.largest_eigenvalue(apply, jacobian.detach().flatten(), rtol, seed)
+
+
+def _checked(net: nn.Module, x: Tensor | np.ndarray, chunk_size: int | None = None) -> tuple[nn.Module, Tensor]:
     net = unwrap(net)
+    if chunk_size is not None:
+        validation.integer(chunk_size, "chunk_size")
     x = example(net, x).detach()
     check_finite(net)
     check_unshared(net)

@@ -104,7 +104,7 @@ def collapse(values: Tensor | np.ndarray) -> float:
     return _share(float((h - means[:, :, None]).square().sum()), means, h.shape[2])
 
 
-def collapse_by_layer(net: nn.Module, points: Tensor | np.ndarray, chunk: int = 4096) -> np.ndarray:
+def collapse_by_layer(net: nn.Module, points: Tensor | np.ndarray, chunk_size: int = 4096) -> np.ndarray:
     """Return :func:`collapse` of the inputs and of the activations a_l of every layer of a network.
 
     Parameters
@@ -114,7 +114,7 @@ def collapse_by_layer(net: nn.Module, points: Tensor | np.ndarray, chunk: int = 
     points : Tensor or ndarray
         Points on orbits, (orbits, points, d), as :func:`rotations` draws them, or strata of such, as in
         :func:`collapse`.
-    chunk : int
+    chunk_size : int
         Samples per forward pass, rounded to whole orbits; bounds the memory.
 
     Returns
@@ -140,7 +140,7 @@ def collapse_by_layer(net: nn.Module, points: Tensor | np.ndarray, chunk: int = 
     reading = read(net, flat)
     within = np.zeros(len(reading.layers) + 1)
     means: list[list[Tensor]] = [[] for _ in within]
-    whole = count * max(1, validation.integer(chunk, "chunk") // count)  # whole orbits, of which no more is kept
+    whole = count * max(1, validation.integer(chunk_size, "chunk_size") // count)  # whole orbits
     for given, part in zip(flat.split(whole), capture(net, flat, reading, whole), strict=True):
         for i, layer in enumerate((given, *part.activations)):
             orbit = layer.flatten(1).double().cpu().unflatten(0, (-1, count))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.ndimage import median_filter
 from torch import Tensor
 
 from bnrank._core import validation
@@ -15,29 +14,28 @@ from bnrank._core import validation
 __all__ = ["Plateau", "find"]
 
 Array = np.ndarray
-BINS = 4  # levels per smallest fall that counts
+BINS = 4  # levels per smallest drop that counts
 SWING = 4.0  # how much longer than in between the curve stays in a level that may be a plateau
 SPIKE = 10.0  # robust standard deviations from the running median of 11 rows beyond which a row is a spike
-NOISE = 5.0  # falls below this many standard deviations of the noise do not count
+NOISE = 5.0  # drops below this many standard deviations of the noise do not count
 
 
 @dataclass(frozen=True)
 class Plateau:
-    """One stretch of time in which the loss stands nearly still.
+    """One segment of time in which the loss hardly changes.
 
     Attributes
     ----------
     number : int
         1 for the first plateau of the curve.
     start, end : float
-        When it is reached and when it is left (the escape time), interpolated between rows; ``end`` is inf for a last
-        plateau that is not left.
+        Times of arrival and escape, interpolated between rows; ``end`` is inf for a last plateau that is not left.
     begin_row, end_row : int
         First and last row inside.
     row : int
-        Row inside in which the gradient norm, or without it the rate of fall, is least.
+        Row inside with the smallest gradient norm, or without norms the slowest decrease.
     time, loss, gradient_norm : float
-        What stands in that row; the norm is NaN where none was given.
+        Values in that row; the norm is NaN if none is given.
     ranks : tuple of int
         Rank of every layer there, where a caller fills it in (:meth:`bnrank.spectra.Spectra.ranks`).
     """
@@ -66,11 +64,11 @@ class Plateau:
 
 @dataclass(frozen=True)
 class _Curve:
-    """A non-increasing loss over time, and the least fall that counts."""
+    """A non-increasing loss over time, and the smallest drop that counts."""
 
     times: Array
     loss: Array
-    least: float
+    min_drop: float
 
     def crossing(self, level: float) -> float:
         """Return when the loss first is at ``level`` or below, linear between rows."""
@@ -95,26 +93,25 @@ def find(
     loss: Sequence[float] | Array | Tensor,
     gradient_norm: Sequence[float] | Array | Tensor | None = None,
     *,
-    drop: float = 0.05,
-    least: float = 0.01,
-    rest: float = 0.4,
-    smooth: int = 1,
+    flatness: float = 0.05,
+    min_drop: float = 0.01,
+    min_rest: float = 0.4,
+    window: int = 1,
 ) -> tuple[Plateau, ...]:
-    """Find the plateaus of a loss curve.
+    """Return the plateaus of a loss curve.
 
-    The curve is first made non-increasing, unless it is: spikes of up to 5 rows are replaced by the median of the 11
-    rows around, where they are 10 robust standard deviations from it, then come a running mean over ``smooth`` rows and
-    the non-increasing sequence nearest in least squares, which averages noise away where the loss stands still. Longer
-    spikes can hide plateaus. The range of the curve is cut into levels, and what counts is how long it stays in each: a
-    level at which it stays long, between fast ones, is a candidate C*. With D the fall to a candidate from the one
-    before (or from the first row) and D' the fall to the next one (or to the last row), the plateau lasts from when the
-    loss is C* + ``drop`` D until it is C* - ``drop`` D'; in between lie the falls. Candidates go, the weakest first,
-    until
+    A curve that increases anywhere is first made non-increasing: spikes of up to 5 rows, 10 robust standard deviations
+    from the median of the 11 rows around, are replaced by it; then follow a running mean over ``window`` rows and the
+    nearest non-increasing sequence in least squares, which averages noise away on plateaus. Longer spikes can hide
+    plateaus. The range of the curve is cut into levels: a level at which the curve stays long, between fast ones, is a
+    candidate C*. With D the drop to a candidate from the one before (or from the first row) and D' the drop to the next
+    one (or to the last row), the plateau lasts from when the loss is C* + ``flatness`` D until it is
+    C* - ``flatness`` D'. Candidates are discarded, the weakest first, until
 
-    - every fall is at least ``least`` of the whole drop of the curve, and at least 5 standard deviations of the noise;
-    - every plateau lasts at least ``rest`` times as long as the fall before it and the fall after it.
+    - every drop is at least ``min_drop`` of the total drop, and at least 5 standard deviations of the noise;
+    - every plateau lasts at least ``min_rest`` times as long as the drop before it and the drop after it.
 
-    Nothing depends on the units of loss and time. The latter may be uneven, run over many decades, or count steps. A
+    The result does not depend on the units of loss and time. Times may be uneven, span many decades, or count steps. A
     first plateau begins in the first row, a last one that is not left has ``end`` inf. A curve that never falls is
     one plateau, a straight line has none.
 
@@ -125,14 +122,14 @@ def find(
     loss : array, shape (T,)
         Finite.
     gradient_norm : array, shape (T,), optional
-        Non-negative. It decides only on ``row``.
-    drop : float
-        Share of the falls next to a plateau by which the loss may change on it, in (0, 0.5).
-    least : float
-        Least fall between two plateaus, as a share of the whole drop, in [0.001, 1).
-    rest : float
-        How long a plateau lasts, at least, in units of the falls next to it, positive.
-    smooth : int
+        Non-negative. It only determines ``row``.
+    flatness : float
+        Share of the adjacent drops by which the loss may change on a plateau, in (0, 0.5).
+    min_drop : float
+        Minimum drop between two plateaus, as a share of the total drop, in [0.001, 1).
+    min_rest : float
+        Minimum duration of a plateau, in units of the durations of the adjacent drops, positive.
+    window : int
         Rows of the running mean, for mini-batches; 1 for none.
 
     Returns
@@ -167,18 +164,18 @@ def find(
     if np.any(np.diff(when) < 0):
         row = int(np.argmax(np.diff(when) < 0)) + 1
         raise ValueError(f"times: got {when[row]:g} after {when[row - 1]:g} in row {row}, expected no decrease")
-    drop = _between(drop, "drop", 0.0, 0.5)
-    least = _between(least, "least", 0.001, 1.0)
-    rest = validation.number(rest, "rest", 0.0, strict=True)
-    smooth = validation.integer(smooth, "smooth")
-    curve = _monotone(when, values, least, smooth)
+    flatness = _between(flatness, "flatness", 0.0, 0.5)
+    min_drop = _between(min_drop, "min_drop", 0.001, 1.0)
+    min_rest = validation.number(min_rest, "min_rest", 0.0, strict=True)
+    window = validation.integer(window, "window")
+    curve = _monotone(when, values, min_drop, window)
     if norms is not None:
-        norms = _running_mean(norms, smooth)
-    if curve.loss[0] - curve.loss[-1] <= curve.least:
+        norms = _running_mean(norms, window)
+    if curve.loss[0] - curve.loss[-1] <= curve.min_drop:
         candidates = [_Candidate(float(np.median(curve.loss)), math.inf)]
-        return tuple(_plateaus(curve, candidates, drop, when, values, norms))
-    candidates = _slow_levels(curve, max(BINS, math.ceil(BINS / least)))
-    return tuple(_plateaus(curve, _distinct(curve, candidates, drop, rest), drop, when, values, norms))
+        return tuple(_plateaus(curve, candidates, flatness, when, values, norms))
+    candidates = _slow_levels(curve, max(BINS, math.ceil(BINS / min_drop)))
+    return tuple(_plateaus(curve, _distinct(curve, candidates, flatness, min_rest), flatness, when, values, norms))
 
 
 def _rows(value: object, name: str) -> Array:
@@ -206,27 +203,29 @@ def _between(value: object, name: str, low: float, high: float) -> float:
 
 
 def _running_mean(values: Array, window: int) -> Array:
-    """Average over ``window`` rows around each, over those that there are near the ends."""
-    half, rows = window // 2, np.arange(len(values))
-    first, last = np.maximum(rows - half, 0), np.minimum(rows + half, len(values) - 1) + 1
-    offset = values.mean()  # keeps the sums small
-    sums = np.concatenate([[0.0], np.cumsum(values - offset)])
-    return offset + (sums[last] - sums[first]) / (last - first) if half else values
+    """Return the means over ``window`` rows around each row, over fewer near the ends."""
+    import pandas as pd
+
+    if window < 2:
+        return values
+    return pd.Series(values).rolling(window // 2 * 2 + 1, center=True, min_periods=1).mean().to_numpy()
 
 
-def _monotone(times: Array, loss: Array, least: float, smooth: int) -> _Curve:
+def _monotone(times: Array, loss: Array, min_drop: float, window: int) -> _Curve:
     fitted, noise = loss, 0.0
-    if np.any(np.diff(loss) > 0) or smooth > 1:
+    if np.any(np.diff(loss) > 0) or window > 1:
         from sklearn.isotonic import isotonic_regression  # here, as it takes a second to import
 
-        averaged = _running_mean(_without_spikes(loss), smooth)
+        averaged = _running_mean(_without_spikes(loss), window)
         fitted = np.asarray(isotonic_regression(averaged, increasing=False), dtype=np.float64)
         noise = float(np.std(averaged - fitted))
-    return _Curve(times, fitted, max(least * float(fitted[0] - fitted[-1]), NOISE * noise))
+    return _Curve(times, fitted, max(min_drop * float(fitted[0] - fitted[-1]), NOISE * noise))
 
 
 def _without_spikes(loss: Array) -> Array:
     """Replace single rows far from the running median by it: least squares would spread them over all rows before."""
+    from scipy.ndimage import median_filter
+
     padded = np.pad(np.pad(loss, (5, 0), "edge"), (0, 5), "reflect")  # a fall after the first row is no spike
     off = loss - median_filter(padded, 11)[5:-5]
     return np.where(np.abs(off) > SPIKE * 1.4826 * np.median(np.abs(off)), loss - off, loss)
@@ -248,23 +247,13 @@ def _slow_levels(curve: _Curve, bins: int) -> list[_Candidate]:
 
 
 def _maxima(values: Array, swing: float) -> list[int]:
-    """Return the maxima, ends included, that stand out by ``swing`` from minima on both their sides."""
-    found: list[int] = []
-    high = low = 0
-    rising: bool | None = None
-    for i, value in enumerate(values):
-        if value > values[high]:
-            high = i
-        if value < values[low]:
-            low = i
-        if rising is not False and value <= values[high] - swing:
-            found.append(high)
-            rising, low = False, i
-        elif rising is not True and value >= values[low] + swing:
-            rising, high = True, i
-    if rising:
-        found.append(high)
-    return found
+    """Return the maxima, ends included, that stand out by ``swing`` from the minima between them and higher ones."""
+    from scipy.signal import find_peaks
+
+    if np.ptp(values) < swing:
+        return []
+    peaks, _ = find_peaks(np.pad(values, 1, constant_values=-np.inf), prominence=swing)
+    return [int(peak) - 1 for peak in peaks]
 
 
 def _slowest(curve: _Curve, first: int, last: int) -> int:
@@ -284,53 +273,55 @@ def _falls(curve: _Curve, candidates: Sequence[_Candidate]) -> Array:
     return np.maximum(-np.diff(levels), 0.0)
 
 
-def _extents(curve: _Curve, candidates: Sequence[_Candidate], drop: float) -> list[tuple[float, float]]:
+def _extents(curve: _Curve, candidates: Sequence[_Candidate], flatness: float) -> list[tuple[float, float]]:
     """Return when each candidate is reached and left; a fall that does not count is none."""
     falls = _falls(curve, candidates)
     result = []
     for i, candidate in enumerate(candidates):
         before, after = falls[i], falls[i + 1]
-        reached = curve.crossing(candidate.level + drop * before) if before >= curve.least > 0 else curve.times[0]
-        is_left = after >= curve.least > 0
-        result.append((float(reached), curve.crossing(candidate.level - drop * after) if is_left else math.inf))
+        reached = (
+            curve.crossing(candidate.level + flatness * before) if before >= curve.min_drop > 0 else curve.times[0]
+        )
+        is_left = after >= curve.min_drop > 0
+        result.append((float(reached), curve.crossing(candidate.level - flatness * after) if is_left else math.inf))
     return result
 
 
-def _distinct(curve: _Curve, candidates: list[_Candidate], drop: float, rest: float) -> list[_Candidate]:
+def _distinct(curve: _Curve, candidates: list[_Candidate], flatness: float, min_rest: float) -> list[_Candidate]:
     """Let candidates go, the weakest first, until falls are large and plateaus slow enough."""
     kept = list(candidates)
     while len(kept) > 1:
         between = _falls(curve, kept)[1:-1]
         i = int(between.argmin())
-        if between[i] >= curve.least:
+        if between[i] >= curve.min_drop:
             break
         del kept[i if kept[i].dwell < kept[i + 1].dwell else i + 1]
     while kept:
-        lengths = _lengths(curve, kept, drop)
+        lengths = _lengths(curve, kept, flatness)
         i = int(lengths.argmin())
-        if lengths[i] >= rest:
+        if lengths[i] >= min_rest:
             break
         del kept[i]
     return kept
 
 
-def _lengths(curve: _Curve, candidates: Sequence[_Candidate], drop: float) -> Array:
+def _lengths(curve: _Curve, candidates: Sequence[_Candidate], flatness: float) -> Array:
     """Return how long each candidate lasts, in units of the longer of the falls next to it."""
-    extents = _extents(curve, candidates, drop)
+    extents = _extents(curve, candidates, flatness)
     first, last = float(curve.times[0]), float(curve.times[-1])
     starts = [*(start for start, _ in extents), last]
     ends = [first, *(min(end, last) for _, end in extents)]
     falls = np.subtract(starts, ends)
-    falls[_falls(curve, candidates) < curve.least] = 0.0
+    falls[_falls(curve, candidates) < curve.min_drop] = 0.0
     own, longest = np.subtract(ends[1:], starts[:-1]), np.maximum(falls[:-1], falls[1:])
     return np.divide(own, longest, out=np.where(own > 0, np.inf, 0.0), where=longest > 0)
 
 
 def _plateaus(
-    curve: _Curve, candidates: list[_Candidate], drop: float, times: Array, loss: Array, norms: Array | None
+    curve: _Curve, candidates: list[_Candidate], flatness: float, times: Array, loss: Array, norms: Array | None
 ) -> list[Plateau]:
     result: list[Plateau] = []
-    for start, end in _extents(curve, candidates, drop):
+    for start, end in _extents(curve, candidates, flatness):
         begin = min(int(np.searchsorted(times, start)), len(times) - 1)
         last = max(int(np.searchsorted(times, end, side="right")) - 1, begin)
         row = _slowest(curve, begin, last) if norms is None else begin + int(norms[begin : last + 1].argmin())

@@ -7,25 +7,11 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from scipy.sparse import linalg
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bnrank.measures.backward import Forward, Layers
 from bnrank.networks.functional import Functional
-
-__all__ = [
-    "ByLayers",
-    "Products",
-    "check_connected",
-    "check_samplewise",
-    "largest_eigenvalue",
-    "parameter_jacobians",
-    "sizes",
-    "transposed",
-    "twice",
-    "with_gradients",
-]
 
 CHUNK_ENTRIES = 2**24  # float64 numbers of the largest intermediate tensor: 128 MiB
 KEPT_ENTRIES = 2**25  # numbers of activations and slopes kept from product to product: 256 MiB
@@ -106,19 +92,12 @@ class Products:
         self.parameters = [p for p in function.parameters.values() if p.requires_grad]
         self.connected = False
 
-    def _outputs(self) -> Iterator[Tensor]:
-        for part in self.parts:
-            with torch.enable_grad():
-                out = self.function(part).flatten()
-            if not out.requires_grad:
-                name = type(self.function.module).__name__
-                raise ValueError(f"net: the output of {name} does not depend on its parameters")
-            yield out
-
     def backward(self, u: Tensor) -> Tensor:
         """Return J^T u, (P,), for u of shape (N d_out,)."""
         total = torch.zeros(self.count, dtype=u.dtype, device=u.device)
-        for out, g in zip(self._outputs(), u.split([len(p) * self.d_out for p in self.parts]), strict=True):
+        for out, g in zip(
+            _outputs(self.function, self.parts), u.split([len(p) * self.d_out for p in self.parts]), strict=True
+        ):
             found = torch.autograd.grad(out, self.parameters, g, materialize_grads=True)
             total += torch.cat([f.flatten() for f in found])
         return total
@@ -130,7 +109,7 @@ class Products:
         ]
         results = []
         with twice(self.function):
-            for out in self._outputs():
+            for out in _outputs(self.function, self.parts):
                 u = torch.zeros_like(out, requires_grad=True)
                 found = torch.autograd.grad(out, self.parameters, u, create_graph=True, materialize_grads=True)
                 if not self.connected:
@@ -138,6 +117,16 @@ class Products:
                     self.connected = True
                 results.append(transposed(found, u, directions))
         return torch.cat(results)
+
+
+def _outputs(function: Functional, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Iterate over the outputs at parts of the samples, flat, with gradients."""
+    for part in parts:
+        with torch.enable_grad():
+            out = function(part).flatten()
+        if not out.requires_grad:
+            raise ValueError(f"net: the output of {type(function.module).__name__} does not depend on its parameters")
+        yield out
 
 
 def transposed(found: tuple[Tensor, ...], u: Tensor, directions: list[Tensor], keep: bool = False) -> Tensor:
@@ -188,6 +177,8 @@ def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, rtol: fl
         columns = [apply(column) for column in torch.eye(n, dtype=like.dtype, device=like.device)]
         matrix = torch.stack(columns)
         return max(0.0, float(torch.linalg.eigvalsh((matrix + matrix.T) / 2)[-1]))
+
+    from scipy.sparse import linalg
 
     def product(vector: np.ndarray) -> np.ndarray:
         there = torch.from_numpy(np.ascontiguousarray(vector.reshape(-1))).to(like.device, like.dtype)
@@ -242,25 +233,18 @@ def parameter_jacobians(function: Functional, x: Tensor, chunk_size: int | None)
     """Iterate over df/dtheta at the samples, (n, d_out, P)."""
     d_out, count = sizes(function, x)
     parameters = [p for p in function.parameters.values() if p.requires_grad]
-
-    def backward(out: Tensor, direction: Tensor) -> Tensor:
-        gradients = torch.autograd.grad(out, parameters, direction, retain_graph=True, materialize_grads=True)
-        return torch.cat([g.flatten() for g in gradients])
-
     directions = torch.eye(d_out, dtype=function.dtype, device=function.device)
     for piece in x.split(chunk_size or max(1, CHUNK_ENTRIES // (d_out * count))):
         try:
             yield _vectorized(function, piece)
         except (RuntimeError, ValueError):  # an operation without a batching rule: the same numbers, one by one
-            rows = []
-            for i in range(piece.shape[0]):
-                with torch.enable_grad():
-                    out = function(piece[i : i + 1]).flatten()
-                if not out.requires_grad:
-                    name = type(function.module).__name__
-                    raise ValueError(f"net: the output of {name} does not depend on its parameters") from None
-                rows.append(torch.stack([backward(out, direction) for direction in directions]))
-            yield torch.stack(rows)
+            rows = [
+                torch.autograd.grad(out, parameters, direction, retain_graph=True, materialize_grads=True)
+                for out in _outputs(function, piece.split(1))
+                for direction in directions
+            ]
+            flat = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+            yield flat.unflatten(0, (len(piece), d_out))
 
 
 def _vectorized(function: Functional, x: Tensor) -> Tensor:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.measures.spectra import WHICH
 from bnrank.networks.functional import example
 from bnrank.networks.reading import capture, read
 
 __all__ = ["METRICS", "Kernels", "Layout", "distance", "distances", "kernels", "layout"]
 
 METRICS = ("bures", "affine-invariant", "log-euclidean", "angle", "centered-angle")
-VALUES = ("preactivations", "activations")
 SAME_RANGE = 1e-6  # sine of the largest angle between two ranges that count as one
 
 
@@ -46,7 +46,9 @@ class Kernels:
         return [torch.linalg.svdvals(f) for f in self.factors]
 
 
-def kernels(net: nn.Module, x: Tensor | np.ndarray, *, values: str = "preactivations", chunk: int = 4096) -> Kernels:
+def kernels(
+    net: nn.Module, x: Tensor | np.ndarray, *, which: str = "preactivations", chunk_size: int = 4096
+) -> Kernels:
     """Return the kernels K_l(x_i, x_j) = (1/N) <a~_l(x_i), a~_l(x_j)> of the input and of every layer.
 
     Permutations and any other orthogonal changes of a layer's neurons leave them as they are: they are what a
@@ -59,9 +61,9 @@ def kernels(net: nn.Module, x: Tensor | np.ndarray, *, values: str = "preactivat
         Any module with linear or convolutional layers.
     x : Tensor or ndarray
         Samples, (N, ...); anything with more dimensions is flattened to (N, features).
-    values : "preactivations" or "activations"
+    which : "preactivations" or "activations"
         a~_l, what a layer puts out, as in the source; or a_l, what enters the next one.
-    chunk : int
+    chunk_size : int
         Samples per forward pass.
 
     Returns
@@ -86,15 +88,15 @@ def kernels(net: nn.Module, x: Tensor | np.ndarray, *, values: str = "preactivat
     >>> [round(3 * float(k[0, 0]), 9) for k in found.matrices()]                       # 16^(2 l / 4)
     [1.0, 4.0, 16.0, 64.0, 256.0]
     """
-    validation.choice(values, "values", VALUES)
+    validation.choice(which, "which", WHICH)
     x = example(net, x)
     reading = read(net, x)
-    parts = [getattr(part, values) for part in capture(net, x, reading, chunk)]
+    parts = [getattr(part, which) for part in capture(net, x, reading, chunk_size)]
     found = [x, *(torch.cat(pieces) for pieces in zip(*parts, strict=True))]
     names = ("input", *(layer.name for layer in reading.layers))
     for name, value in zip(names, found, strict=True):
         if not bool(torch.isfinite(value).all()):
-            raise ValueError(f"net: {values} of {name!r} have NaN or infinite entries, expected finite ones")
+            raise ValueError(f"net: {which} of {name!r} have NaN or infinite entries, expected finite ones")
     scale = 1 / math.sqrt(len(x))
     return Kernels(names, tuple(scale * value.detach().flatten(1).to(torch.float64) for value in found))
 

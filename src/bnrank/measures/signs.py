@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,17 +16,6 @@ __all__ = ["SignTrace"]
 PIECE = 1 << 17  # entries that are gone through at a time, so that they stay in the cache
 
 
-@dataclass(frozen=True)
-class _Look:
-    """What one look at the parameters gave."""
-
-    step: int
-    time: float
-    changed: tuple[float, ...]
-    from_last: float
-    from_first: float
-
-
 class SignTrace:
     """Which weights have changed sign since when, and how far the direction theta / ||theta|| has turned.
 
@@ -35,6 +23,15 @@ class SignTrace:
     direction to a limit without a zero entry. A sign is -1, 0 or 1. Signs are compared between looks, so a weight
     that goes there and back between two of them is not seen to change. Held in memory per weight: the values at the
     first look and at the last one, and a number, the look at which the sign was last seen to have changed.
+
+    Attributes
+    ----------
+    steps, times : list
+        Steps and times of the looks.
+    changed : list of tuple of float
+        Per look, the fraction of every parameter's entries whose sign differs from that at the look before.
+    from_last, from_first : list of float
+        Per look, 1 - cos of the angle between theta and theta at the look before, or at the first look.
 
     Source: LeJegelka2022, Assumptions 1 and 2, Claim 1; T43.
 
@@ -52,39 +49,23 @@ class SignTrace:
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
-        self._looks: list[_Look] = []
+        self.steps: list[int] = []
+        self.times: list[float] = []
+        self.changed: list[tuple[float, ...]] = []
+        self.from_last: list[float] = []
+        self.from_first: list[float] = []
         self._first: dict[str, Tensor] = {}
         self._last: dict[str, Tensor] = {}
         self._changed_at: dict[str, Tensor] = {}
         self._norms = (0.0, 0.0)
 
     def __len__(self) -> int:
-        return len(self._looks)
+        return len(self.steps)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """How many entries every parameter has."""
         return tuple(p.numel() for p in self._first.values())
-
-    @property
-    def steps(self) -> list[int]:
-        """The steps of the looks."""
-        return [look.step for look in self._looks]
-
-    @property
-    def changed(self) -> list[tuple[float, ...]]:
-        """Per look, the fraction of every parameter's entries whose sign differs from that at the look before."""
-        return [look.changed for look in self._looks]
-
-    @property
-    def from_last(self) -> list[float]:
-        """Per look, 1 - cos of the angle between theta and theta at the look before."""
-        return [look.from_last for look in self._looks]
-
-    @property
-    def from_first(self) -> list[float]:
-        """Per look, 1 - cos of the angle between theta and theta at the first look."""
-        return [look.from_first for look in self._looks]
 
     @torch.no_grad()
     def look(self, parameters: Mapping[str, Tensor], *, step: int, time: float = math.nan) -> None:
@@ -95,7 +76,7 @@ class SignTrace:
         ValueError
             If other parameters come than at the first look.
         """
-        number = len(self._looks)
+        number = len(self)
         if number == 0:
             self.names = tuple(parameters)
             self._first = {
@@ -106,7 +87,7 @@ class SignTrace:
             self._changed_at = {n: torch.zeros_like(p, dtype=torch.float32) for n, p in self._first.items()}
             norm = _norm(self._first)
             self._norms = (norm, norm)
-            self._looks.append(_Look(step, time, (0.0,) * len(self.names), 0.0, 0.0))
+            self._append(step, time, (0.0,) * len(self.names), 0.0, 0.0)
             return
         if tuple(parameters) != self.names:
             raise ValueError(f"parameters: got {', '.join(parameters)}, expected {', '.join(self.names)}")
@@ -134,7 +115,14 @@ class SignTrace:
         # 1 - cos as half the squared distance of the unit vectors, without cancellation
         sines = [0.5 * t / norm**2 if norm > 0 and n > 0 else math.nan for t, n in zip(turned, lengths, strict=True)]
         self._norms = (self._norms[0], norm)
-        self._looks.append(_Look(step, time, tuple(changed), *sines))
+        self._append(step, time, tuple(changed), *sines)
+
+    def _append(self, step: int, time: float, changed: tuple[float, ...], from_last: float, from_first: float) -> None:
+        self.steps.append(step)
+        self.times.append(time)
+        self.changed.append(changed)
+        self.from_last.append(from_last)
+        self.from_first.append(from_first)
 
     def changed_since(self, step: int | None = None, *, time: float | None = None) -> dict[str, float]:
         """Return per parameter the fraction of entries whose sign was seen to change after a step, or after a time.
@@ -149,21 +137,17 @@ class SignTrace:
         """
         if (step is None) == (time is None):
             raise ValueError(f"step, time: got {step!r} and {time!r}, expected one of them")
-        if not self._looks:
+        if not self.steps:
             raise ValueError("nothing recorded yet, so there is no sign to compare with")
         if step is not None:
-            since = validation.integer(step, "step", 0)
-            before = [look.step <= since for look in self._looks]
+            name, since, when = "step", validation.integer(step, "step", 0), np.array(self.steps)
         else:
-            limit = validation.number(time, "time")
-            if any(math.isnan(look.time) for look in self._looks):
+            name, since, when = "time", validation.number(time, "time"), np.array(self.times)
+            if np.isnan(when).any():
                 raise ValueError("time: the times of the recorded rows are not known; give step")
-            before = [look.time <= limit for look in self._looks]
-        final = self._looks[-1]
-        if (step is not None and since > final.step) or (step is None and limit > final.time):
-            name, value, end = ("time", time, final.time) if step is None else ("step", step, final.step)
-            raise ValueError(f"{name}: got {value}, expected at most {end}, where signs were looked at last")
-        last = max(0, int(np.sum(before)) - 1)
+        if since > when[-1]:
+            raise ValueError(f"{name}: got {since}, expected at most {when[-1]}, where signs were looked at last")
+        last = max(0, int((when <= since).sum()) - 1)
         return {n: float((at > last).sum()) / max(1, at.numel()) for n, at in self._changed_at.items()}
 
 

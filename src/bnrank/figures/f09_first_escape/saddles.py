@@ -84,7 +84,7 @@ def _low(row: Row) -> bool:
 def stages(history: xr.Dataset) -> tuple[Plateau, ...]:
     """Return the plateaus of the loss over the time of the flow, counted from where the skipped plateau ends."""
     time = history["time_since_handover"].values[0]
-    return plateaus.find(time, history["loss"].values[0], history["gradient_norm"].values[0], least=0.05, smooth=9)
+    return plateaus.find(time, history["loss"].values[0], history["gradient_norm"].values[0], min_drop=0.05, window=9)
 
 
 def _known(history: xr.Dataset) -> np.ndarray[Any, Any]:

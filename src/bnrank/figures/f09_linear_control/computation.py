@@ -176,7 +176,7 @@ def staircase(net: MLP, task: Reduced, modes: int, skip: bool) -> Staircase:
     values = np.einsum("ik,tij,kj->tk", u, maps, vt)
     times = path.times_since_handover[path.network_rows]
     escapes = np.array([crossing(times, values[:, k], HALF * s[k], len(path.history.layer)) for k in range(len(s))])
-    found = plateaus.find(path.times_since_handover, path.loss, path.gradient_norm, least=0.005)
+    found = plateaus.find(path.times_since_handover, path.loss, path.gradient_norm, min_drop=0.005)
     stairs = Staircase(path, times, values, escapes, found)
     found = tuple(
         dataclasses.replace(p, ranks=spectra.weight_singular_values(stairs.network(p)).ranks(HALF)) for p in found

@@ -18,7 +18,6 @@ from bnrank.networks.reading import Layer, Skipped
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Convolutions", "Grid", "checked", "grid", "label"]
 
 DIMS = ("layer", "frequency", "channel")
 

@@ -16,8 +16,6 @@ from bnrank.measures.frequencies.values import rank
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Kept", "KeptFrequency", "kept"]
-
 
 @dataclass(frozen=True)
 class KeptFrequency:

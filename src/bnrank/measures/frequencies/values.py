@@ -20,7 +20,6 @@ from bnrank.networks.reading import Captured, Reading, capture, read
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["activation_power", "activation_singular_values", "rank", "weight_convolutions", "weight_singular_values"]
 
 PROBE = 64  # samples that decide whether a flat tensor is an image
 

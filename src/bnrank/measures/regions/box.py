@@ -13,8 +13,6 @@ from bnrank.measures.regions.pieces import Swept, read, sweep
 from bnrank.measures.regions.region import Regions
 from bnrank.measures.regions.shapes import Ball, Cell, Cells, Polytope
 
-__all__ = ["enumerate"]
-
 FAST, MOST = 8, 12  # inputs up to which vertices are faster than linear programmes, and fit in memory
 
 

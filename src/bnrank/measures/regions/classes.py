@@ -16,8 +16,6 @@ from bnrank.measures.regions.domains import plane, sweep_plane
 from bnrank.measures.regions.pieces import CHUNK_ENTRIES, ROUNDING, Array, Layers, read
 from bnrank.measures.regions.shapes import Polygons
 
-__all__ = ["ClassRegions", "tripoints"]
-
 NEAR = 1e-9  # what is closer is together, in coordinates in which the rectangle is [-1, 1]^2
 
 

@@ -201,7 +201,7 @@ def _plateaus(times: Array, loss: Array, gradient_norm: Array, record: FlowRecor
         loss, least = np.full_like(loss, loss[0]), 0.01
     else:
         least = min(max(0.01, counts / fall), 0.99)
-    found = plateaus.find(times, loss, gradient_norm, least=least)
+    found = plateaus.find(times, loss, gradient_norm, min_drop=least)
     return tuple(replace(plateau, ranks=record.ranks(plateau.row)) for plateau in found)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.measures.denoising import Denoising, denoising, distances_to_samples
+from bnrank.measures.noise import Denoising, denoising, distances_to_samples
 from bnrank.measures.spectra import effective_rank
 from bnrank.networks.mlp import MLP, from_layers
 
