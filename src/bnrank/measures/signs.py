@@ -140,9 +140,11 @@ class SignTrace:
         if not self.steps:
             raise ValueError("nothing recorded yet, so there is no sign to compare with")
         if step is not None:
-            name, since, when = "step", validation.integer(step, "step", 0), np.array(self.steps)
+            name, when = "step", np.array(self.steps)
+            since: float = validation.integer(step, "step", 0)
         else:
-            name, since, when = "time", validation.number(time, "time"), np.array(self.times)
+            name, when = "time", np.array(self.times)
+            since = validation.number(time, "time")
             if np.isnan(when).any():
                 raise ValueError("time: the times of the recorded rows are not known; give step")
         if since > when[-1]:

@@ -11,7 +11,7 @@ from bnrank._core import validation
 from bnrank.measures.regions.domains import pairs, sweep_lines, sweep_plane
 from bnrank.measures.regions.pieces import Swept, read, sweep
 from bnrank.measures.regions.region import Regions
-from bnrank.measures.regions.shapes import Ball, Cell, Cells, Polytope
+from bnrank.measures.regions.shapes import Ball, Cells, Polytope
 
 FAST, MOST = 8, 12  # inputs up to which vertices are faster than linear programmes, and fit in memory
 
@@ -82,8 +82,8 @@ def enumerate(
     elif method == "auto" and d == 2:
         swept, _ = sweep_plane(layers, np.zeros(2), np.eye(2), bounds, max_regions)
     else:
-        kind: type[Cell] = Polytope if method == "vertices" or (method == "auto" and d <= FAST) else Ball
+        by_vertices = method == "vertices" or (method == "auto" and d <= FAST)
         start = np.vstack([center, np.diag(half), half])
-        swept = sweep(layers, start[None], Cells([kind.cube(d)]), max_regions)
+        swept = sweep(layers, start[None], Cells([Polytope.cube(d) if by_vertices else Ball.cube(d)]), max_regions)
     points = center + half * swept.shapes.centers()
     return Regions.of("box", layers, swept, swept.shapes.scaled(center, half), points, rtol, max_regions)

@@ -43,6 +43,9 @@ class ClassRegions(Printed):
         Area in (a, b) that belongs to no class.
     complete : bool
         Whether the whole rectangle was covered; if not, the search stopped at ``max_regions``.
+    cells : tuple of Tensor
+        Convex polygons in (a, b), counter-clockwise, each (vertices, 2), that fill the rectangle. On each the network
+        is affine and one class has the largest output.
     """
 
     points: Tensor
@@ -54,16 +57,7 @@ class ClassRegions(Printed):
     areas: Tensor = field(repr=False)
     tied: float
     complete: bool
-    _corners: Tensor = field(repr=False)
-    _counts: list[int] = field(repr=False)
-
-    @property
-    def cells(self) -> tuple[Tensor, ...]:
-        """Convex polygons in (a, b), counter-clockwise, each (vertices, 2), that fill the rectangle.
-
-        On each the network is affine and one class has the largest output.
-        """
-        return torch.split(self._corners, self._counts)
+    cells: tuple[Tensor, ...] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.points)
@@ -146,9 +140,8 @@ def tripoints(
     found = _Partition.of(layers, start + center @ axes, half[:, None] * axes, swept.shapes)
     spots, classes = found.tripoints()
     ends, beside = found.boundaries()
-    labels, counts = np.array(found.labels), np.array([len(corners) for corners in found.corners])
-    corners = center + half * np.concatenate(found.corners)
-    areas = _areas(corners, counts)
+    labels, cells = np.array(found.labels), Polygons.of(found.corners).scaled(center, half)
+    areas = cells.sizes()
     points = center + half * spots
     return ClassRegions(
         points=torch.from_numpy(points),
@@ -160,8 +153,7 @@ def tripoints(
         areas=torch.from_numpy(np.bincount(labels + 1, areas, len(layers.weights[-1]) + 1)[1:]),
         tied=float(areas[labels < 0].sum()),
         complete=swept.complete,
-        _corners=torch.from_numpy(corners),
-        _counts=counts.tolist(),
+        cells=tuple(torch.from_numpy(cells.corners(i)) for i in range(len(cells))),
     )
 
 
@@ -345,15 +337,6 @@ def _outputs(layers: Layers, x: Array, inside: Array) -> tuple[Array, Array]:
     reach = np.linalg.norm(a, axis=2).max(1)
     size = reach * np.linalg.norm(layers.weights[-1], axis=1).max() + np.abs(layers.biases[-1]).max()
     return a @ layers.weights[-1].T + layers.biases[-1], ROUNDING * size + np.finfo(float).tiny
-
-
-def _areas(corners: Array, counts: Array) -> Array:
-    """Return the areas of polygons whose corners follow each other."""
-    first = np.cumsum(counts) - counts
-    after = np.arange(1, len(corners) + 1)
-    after[first + counts - 1] = first
-    x, y = (corners - np.repeat(corners[first], counts, 0)).T
-    return np.asarray(np.add.reduceat(x * y[after] - x[after] * y, first) / 2)
 
 
 def _together(points: Array) -> Array:

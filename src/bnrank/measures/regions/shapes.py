@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, Self, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -107,6 +107,13 @@ class Polygons:
         return Polygons(self.vertices[part], self.counts[part])
 
     @classmethod
+    def of(cls, corners: Sequence[Array]) -> Polygons:
+        """Return polygons given by their vertices, (vertices, 2) each."""
+        counts = np.array([len(each) for each in corners])
+        slots = np.arange(counts.max())
+        return cls(np.stack([each[np.minimum(slots, len(each) - 1)] for each in corners]), counts)
+
+    @classmethod
     def joined(cls, parts: Sequence[Polygons]) -> Polygons:
         """Return all polygons of some parts as one."""
         most = max((part.vertices.shape[1] for part in parts), default=1)
@@ -206,99 +213,9 @@ def _packed(corners: Array, kept: Array) -> Polygons:
 # Any number of dimensions, one by one ---------------------------------------------------------------------------
 
 
-class Cell(Protocol):
-    """The points y with rows y <= sides, the rows of length 1."""
-
-    @property
-    def rows(self) -> Array:
-        """Return the rows, (m, d)."""
-
-    @property
-    def sides(self) -> Array:
-        """Return the sides, (m,)."""
-
-    @classmethod
-    def cube(cls, dimensions: int) -> Self:
-        """Return [-1, 1]^dimensions."""
-
-    def center(self) -> Array:
-        """Return a point in the interior."""
-
-    def crossed(self, rows: Array, values: Array) -> Array:
-        """Return which of the hyperplanes rows y + values = 0 have parts on both sides."""
-
-    def halves(self, row: Array, value: float) -> Sequence[Self]:
-        """Return the parts on both sides of row y + value = 0, or the cell itself if it has but one."""
-
-
-@dataclass(frozen=True)
-class Cells:
-    """Cells in coordinates y, of points x = center + half y."""
-
-    cells: Sequence[Cell]
-    center: Array | float = 0.0
-    half: Array | float = 1.0
-
-    def __len__(self) -> int:
-        return len(self.cells)
-
-    def __getitem__(self, part: slice) -> Cells:
-        return Cells(self.cells[part])
-
-    @classmethod
-    def joined(cls, parts: Sequence[Cells]) -> Cells:
-        """Return all cells of some parts as one."""
-        return cls([cell for part in parts for cell in part.cells])
-
-    def centers(self) -> Array:
-        """Return a point in the interior of each, (pieces, dimensions)."""
-        return np.stack([cell.center() for cell in self.cells])
-
-    def scaled(self, center: Array, half: Array) -> Cells:
-        """Return the cells with x = center + half y."""
-        return Cells(self.cells, center, half)
-
-    def sizes(self) -> Array:
-        """Refuse to return volumes."""
-        d = self.cells[0].rows.shape[1]
-        raise ValueError(f"sizes: got a box with d_in = {d}, expected at most 2 with method='auto'")
-
-    def corners(self, index: int) -> Array | None:
-        """Return the vertices x of one cell, (vertices, d); None where they are not known."""
-        cell = self.cells[index]
-        return self.center + self.half * cell.vertices if isinstance(cell, Polytope) else None
-
-    def halfspaces(self, index: int) -> tuple[Array, Array]:
-        """Return the rows, of length 1, and sides of one cell, rows x <= sides."""
-        cell = self.cells[index]
-        rows = cell.rows / self.half
-        lengths = np.linalg.norm(rows, axis=1)
-        return rows / lengths[:, None], (cell.sides + rows @ np.broadcast_to(self.center, rows.shape[1])) / lengths
-
-    def cut(self, z: Array, size: Array, most: int) -> tuple[Array, Cells]:
-        """Cut at the zeros of z, one neuron at a time; stop after ``most`` pieces and one more."""
-        found = list(islice(self._parts(z, size), most + 1))
-        return np.array([parent for parent, _ in found]), Cells([cell for _, cell in found])
-
-    def _parts(self, z: Array, size: Array) -> Iterator[tuple[int, Cell]]:
-        for parent, cell in enumerate(self.cells):
-            lengths = np.linalg.norm(z[parent, 1:], axis=0)
-            kinks = lengths > size[parent]
-            rows, values = z[parent, 1:, kinks] / lengths[kinks, None], z[parent, 0, kinks] / lengths[kinks]
-            order = cell.crossed(rows, values)
-            stack = [(cell, 0)]
-            while stack:
-                part, step = stack.pop()
-                if step == len(order):
-                    yield parent, part
-                else:
-                    i = order[step]
-                    stack.extend((half, step + 1) for half in part.halves(rows[i], values[i]))
-
-
 @dataclass(frozen=True)
 class Polytope:
-    """A cell with its vertices, (vertices, d), and which of them lie on which row, (vertices, rows)."""
+    """The points y with rows y <= sides, rows of length 1, with the vertices and which of them lie ``on`` which row."""
 
     rows: Array
     sides: Array
@@ -351,7 +268,7 @@ class Polytope:
 
 @dataclass(frozen=True)
 class Ball:
-    """A cell with a ball inside, found by linear programmes where it is not plain to see."""
+    """The points y with rows y <= sides, the rows of length 1, with a ball inside, by linear programmes if needed."""
 
     rows: Array
     sides: Array
@@ -390,6 +307,71 @@ class Ball:
         if height < radius:
             middle, radius = middle + sign * row * (radius - height) / 2, (radius + height) / 2
         return [Ball(near_rows, near, middle, radius), Ball(far_rows, far, *beyond)]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Cells, Polytopes or Balls, in coordinates y of points x = center + half y."""
+
+    cells: Sequence[Any]
+    center: Array | float = 0.0
+    half: Array | float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __getitem__(self, part: slice) -> Cells:
+        return Cells(self.cells[part])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Cells]) -> Cells:
+        """Return all cells of some parts as one."""
+        return cls([cell for part in parts for cell in part.cells])
+
+    def centers(self) -> Array:
+        """Return a point in the interior of each, (pieces, dimensions)."""
+        return np.stack([cell.center() for cell in self.cells])
+
+    def scaled(self, center: Array, half: Array) -> Cells:
+        """Return the cells with x = center + half y."""
+        return Cells(self.cells, center, half)
+
+    def sizes(self) -> Array:
+        """Refuse to return volumes."""
+        d = self.cells[0].rows.shape[1]
+        raise ValueError(f"sizes: got a box with d_in = {d}, expected at most 2 with method='auto'")
+
+    def corners(self, index: int) -> Array | None:
+        """Return the vertices x of one cell, (vertices, d); None where they are not known."""
+        cell = self.cells[index]
+        return self.center + self.half * cell.vertices if isinstance(cell, Polytope) else None
+
+    def halfspaces(self, index: int) -> tuple[Array, Array]:
+        """Return the rows, of length 1, and sides of one cell, rows x <= sides."""
+        cell = self.cells[index]
+        rows = cell.rows / self.half
+        lengths = np.linalg.norm(rows, axis=1)
+        return rows / lengths[:, None], (cell.sides + rows @ np.broadcast_to(self.center, rows.shape[1])) / lengths
+
+    def cut(self, z: Array, size: Array, most: int) -> tuple[Array, Cells]:
+        """Cut at the zeros of z, one neuron at a time; stop after ``most`` pieces and one more."""
+        found = list(islice(self._parts(z, size), most + 1))
+        return np.array([parent for parent, _ in found]), Cells([cell for _, cell in found])
+
+    def _parts(self, z: Array, size: Array) -> Iterator[tuple[int, Any]]:
+        for parent, cell in enumerate(self.cells):
+            lengths = np.linalg.norm(z[parent, 1:], axis=0)
+            kinks = lengths > size[parent]
+            rows, values = z[parent, 1:, kinks] / lengths[kinks, None], z[parent, 0, kinks] / lengths[kinks]
+            order = cell.crossed(rows, values)
+            stack = [(cell, 0)]
+            while stack:
+                part, step = stack.pop()
+                if step == len(order):
+                    yield parent, part
+                else:
+                    i = order[step]
+                    stack.extend((half, step + 1) for half in part.halves(rows[i], values[i]))
 
 
 def _product(a: Array, b: Array) -> Array:
