@@ -150,7 +150,7 @@ def test_integers_as_input():
     assert list(ds.layer_name.values) == ["2", "4"]
     assert np.isnan(ds.jacobian_singular_values).all()
     assert np.isfinite(ds.ntk_trace).all()
-    assert any("x holds integers" in line for line in describe(ds))
+    assert any("x has integers" in line for line in describe(ds))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is measured: numbers only, no claims."""
+"""Measures of networks: numbers only, no claims."""
 
 import importlib
 from typing import Any

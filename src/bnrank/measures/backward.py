@@ -1,4 +1,4 @@
-"""Products along the layers of an MLP, in blocks that stay in the cache: Jacobians and kernels are made of them."""
+"""Products along the layers of an MLP, in blocks that fit the cache, for Jacobians and kernels."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bnrank.measures import kinks
 from bnrank.networks.mlp import MLP, leaky_relu
 
 BLOCK_ENTRIES = 2**17  # numbers of one product in a block; two of them in float64 fill a cache of 2 MiB
-BLOCK_ROWS = 128  # and at least so many rows, or wide layers are read from memory too often
-WORTH = 0.9  # share of neurons alive at some sample of a piece, below which the others are left out of the products
-PIECE_ENTRIES = 2**20  # numbers kept of a piece: activations, slopes and Jacobians, 8 MiB in float64
+BLOCK_ROWS = 128  # minimum number of rows, so that wide layers are not read from memory too often
+WORTH = 0.9  # share of neurons alive in a piece below which the dead ones are left out of the products
+PIECE_ENTRIES = 2**20  # numbers stored per piece: activations, slopes and Jacobians, 8 MiB in float64
 
 
 @dataclass(frozen=True)
 class Forward:
-    """What a forward pass leaves for the products.
+    """Values of a forward pass that the products need.
 
     Attributes
     ----------
@@ -132,14 +132,14 @@ def sweep(
         Samples in a piece; by default as many as keep it within 2^20 numbers. Within a piece the products of a block
         of samples are made in the same two buffers.
     jacobian, trace : bool
-        What is wanted.
+        What to compute.
     compact : bool
         Return a smaller matrix with the same non-zero singular values where the first or last layer allows it: of
         W_L = Q R (W_1^T = Q R) with orthonormal columns Q, Q is left out if that is narrower.
     tangent : Tensor, optional
         Orthonormal columns Q, (d_in, m) or (N, d_in, m): Jf(x) Q instead of Jf(x).
     watch : Watch, optional
-        Is told which samples are near a kink.
+        Collects which samples are near a kink.
 
     Yields
     ------

@@ -17,7 +17,7 @@ _HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Dropout)
 
 @dataclass(frozen=True)
 class Balance:
-    """How far a network is from balanced (T14).
+    """Deviation of a network from balance (T14).
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Balance:
 
 
 def residual(net: nn.Module) -> Balance:
-    """Measure how far every hidden neuron's incoming norm is from its outgoing norm.
+    """Return the differences between incoming and outgoing norms of every hidden neuron.
 
     At a local minimum of the L2-regularized loss of a network with positively homogeneous activations,
     ||W_l[i,:]||^2 + b_l[i]^2 = ||W_{l+1}[:,i]||^2 for every hidden neuron (T14), and the residual is 0.
@@ -70,7 +70,7 @@ def residual(net: nn.Module) -> Balance:
 
 
 def between(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Balance:
-    """Measure the balance of a chain given by its weights, each (n_l, n_{l-1}), and biases, each (n_l,) or None.
+    """Return the balance of a chain given by its weights, each (n_l, n_{l-1}), and biases, each (n_l,) or None.
 
     See :func:`residual`; ``biases`` may be empty.
 

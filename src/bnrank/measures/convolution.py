@@ -41,7 +41,7 @@ def conv_singular_values(
     stride, dilation : int or sequence of int
         As in PyTorch; n must be a multiple of the stride.
     groups : int
-        As in PyTorch; the singular values of all groups stand together at each frequency.
+        As in PyTorch; the singular values of all groups are joined at each frequency.
 
     Returns
     -------
@@ -96,12 +96,12 @@ def layer_singular_values(layer: Layer, size: int | Sequence[int] | None = None)
     layer : Layer
         Read with an example, or else ``size`` is needed.
     size : int or sequence of int, optional
-        Size of the images, in place of the one seen on the example.
+        Size of the images instead of that of the example.
 
     Returns
     -------
     values : Tensor or None
-        None if they cannot be computed; the note then says why.
+        None if they cannot be computed (see the note).
     note : str
         Empty if the values are those of the true operator.
 
@@ -149,7 +149,7 @@ def layer_blocks(layer: Layer, size: int | Sequence[int] | None = None) -> tuple
 
 
 def _padding_note(conv: Any, n: Sequence[int]) -> str:
-    """Say in which way the layer differs from a circular convolution; nothing if it does not."""
+    """Return how the layer differs from a circular convolution; "" if it does not."""
     pads = conv.padding == "same" or (conv.padding != "valid" and any(conv.padding))
     if all(k == 1 for k in conv.kernel_size) and (conv.padding == "same" or not pads):
         return ""

@@ -1,4 +1,4 @@
-"""Whether one quantity is a function of another, decided on samples: dynamics that close, coordinates that match."""
+"""Whether one quantity is a function of another, estimated from samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def predict(
     folds: int = 10,
     seed: int = 0,
 ) -> Array:
-    """Predict y from x at every sample by a local linear fit on the other folds.
+    """Return predictions of y from x at every sample, by a local linear fit on the other folds.
 
     x is centered and whitened, so that nothing depends on the choice of linear coordinates of x; directions that vary
     by rounding only, in the precision x has, are left out. The fit at a sample uses its nearest neighbors outside its
@@ -92,8 +92,8 @@ def unexplained(
     """Return the share of the variance of y that x does not predict, sum ||y - y^(x)||^2 / sum ||y - mean y||^2.
 
     y^ is what :func:`predict` gives, on samples it was not fitted to: near 0 where y is a function of x (up to the
-    error of the local fit), near 1 or a little above where x says nothing of y. R^2 is 1 minus it. NaN where y is
-    constant.
+    error of the local fit), near 1 or slightly above where x carries no information on y. R^2 is 1 minus it. NaN for
+    constant y.
 
     Parameters
     ----------
@@ -124,10 +124,10 @@ def unexplained(
 def self_consistency(states: Tensor | np.ndarray, *, neighbors: int = 20, folds: int = 10, seed: int = 0) -> float:
     """Return the share of the variance of the steps h(t + 1) - h(t) that the present state h(t) does not predict.
 
-    Of all linear coordinates of h, that of the one that does worst: 0 if the dynamics close on h, so that trajectories
-    do not cross, and near 1 if a single coordinate does not close, however small its steps are beside the others.
+    For the worst of all linear coordinates of h: 0 if the dynamics close on h, so that trajectories do not cross, and
+    near 1 if a single coordinate does not close, however small its steps are compared with the others.
     Nothing depends on the choice of coordinates. Fitted by :func:`predict`, never on the trajectory itself. The
-    variance of steps, not of states, is what it is compared to: where steps are small, the present state is a good
+    reference is the variance of steps, not of states: where steps are small, the present state is a good
     prediction of the next one in any projection. Coordinates whose steps are constant up to rounding are left out; NaN
     where all are.
 

@@ -1,4 +1,4 @@
-"""Points near a kink of a piecewise linear network, where a Jacobian is that of one side only."""
+"""Samples near a kink of a piecewise linear network, where the Jacobian is one-sided."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bnrank.networks.functional import Functional
 
-ROUNDING = 1e-12  # of a derivative's terms: less than that is zero
+ROUNDING = 1e-12  # of a derivative's terms: smaller values are zero
 
 
 class KinkWarning(UserWarning):
@@ -33,7 +33,7 @@ class Watch:
     Attributes
     ----------
     masks : list of Tensor
-        Which samples are near a kink, (n,), piece by piece.
+        Masks of samples near a kink, (n,), block by block.
     """
 
     rtol: float
@@ -41,12 +41,12 @@ class Watch:
 
     @property
     def found(self) -> Tensor:
-        """Which samples are near a kink, (N,)."""
+        """Mask of samples near a kink, (N,)."""
         return torch.cat(self.masks)
 
 
 def describe(near: Tensor, rtol: float, numbers: np.ndarray | None = None) -> str:
-    """Say how many samples are near a kink, and (by number, if given) which is the first; empty where none is."""
+    """Return a text on the samples near a kink: their number and the first (by ``numbers``); empty if there is none."""
     rows = near.nonzero().flatten()
     if not len(rows):
         return ""
@@ -62,7 +62,7 @@ def describe(near: Tensor, rtol: float, numbers: np.ndarray | None = None) -> st
 
 
 def near_zero(z: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, rtol: float) -> Tensor | None:
-    """Say where |z_i| <= rtol (sum_j |w_ij| |a_j| + |b_i|), of z = W a + b, (n, n_l); None where nowhere."""
+    """Return where |z_i| <= rtol (sum_j |w_ij| |a_j| + |b_i|), of z = W a + b, (n, n_l); None if nowhere."""
     most = float(torch.linalg.vector_norm(a, dim=1).max() * torch.linalg.vector_norm(weight, dim=1).max())
     most += 0.0 if bias is None else float(bias.abs().max())
     if float(z.abs().amin()) > rtol * most:  # the usual case, found out without the terms
@@ -75,7 +75,7 @@ def near_zero(z: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, rtol: f
 def depending(
     weights: list[Tensor], slopes: list[Tensor], candidates: list[tuple[int, Tensor]], n: int, tangent: Tensor | None
 ) -> Tensor:
-    """Say which samples have a preactivation near 0 that depends on x (along the tangents, if given), (n,).
+    """Return which samples have a preactivation near 0 that depends on x (along the tangents, if given), (n,).
 
     The Jacobian of a random combination of the preactivations near 0 is zero only if all of theirs are.
     """
@@ -108,7 +108,7 @@ def _bounds(z: Any, low: Any = None, high: Any = None) -> list[Any]:
     return [z - bound for bound in (low, high) if bound is not None]
 
 
-# What is 0 at a kink, of an operation's arguments.
+# Functions of an operation's arguments that vanish at a kink.
 _KINKS: dict[str, Callable[..., list[Any]]] = {
     "relu": lambda z: [z],
     "leaky_relu": lambda z, slope=0.01: [] if slope == 1 else [z],
@@ -127,7 +127,7 @@ _KINKS: dict[str, Callable[..., list[Any]]] = {
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes where arguments are near a kink; given such notes, which of those move with the samples."""
+    """Records where arguments are near a kink; given such records, which of them move with the samples."""
 
     def __init__(self, n: int, rtol: float, notes: list[tuple[Tensor, Tensor] | None] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # its base class in torch has no types
@@ -138,7 +138,7 @@ class _Recorder(TorchDispatchMode):
         self.mixed = False  # something near a kink has not one row, or a number of them, per sample
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at the operation's arguments, then run it."""
+        """Inspect the arguments of the operation, then run it."""
         kwargs = kwargs or {}
         of = _KINKS.get(func.overloadpacket.__name__.removesuffix("_")) if func.namespace == "aten" else None
         if of is not None:
@@ -165,9 +165,9 @@ class _Recorder(TorchDispatchMode):
 
 
 def of_module(function: Functional, x: Tensor, rtol: float, tangent: Tensor | None = None) -> Tensor:
-    """Say at which samples an argument of a kink is near it and depends on x (along the tangents, if given), (n,).
+    """Return at which samples an argument of a kink is near it and depends on x (along the tangents, if given), (n,).
 
-    Looks at the operations of one forward pass: relu, leaky_relu, prelu, threshold, hardtanh, hardsigmoid, hardswish,
+    Inspects the operations of one forward pass: relu, leaky_relu, prelu, threshold, hardtanh, hardsigmoid, hardswish,
     clamp, abs, maximum and minimum; near means within ``rtol`` of the largest argument of the same operation on the
     same sample. Where something is near, a second pass at points next to the samples shows whether it moves with them.
     """

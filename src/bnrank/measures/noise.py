@@ -1,4 +1,4 @@
-"""What an autoencoder does to noise: distance to the data, or to what they lie on, before and after (T17)."""
+"""Effect of an autoencoder on noise: distances to the data, or to a curve, before and after (T17)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def denoising(
     distance: Callable[[Tensor], Tensor] | None = None,
     seed: int = 0,
 ) -> Denoising:
-    """Add noise N(0, std^2) to every entry of samples, and measure how far they are off before and after the network.
+    """Return samples with noise N(0, std^2) on every entry and their distances before and after the network.
 
     An autoencoder of the rank of its data projects what is near the data onto them (T17; Jacot2023a section 5): noise
     across the data vanishes, noise along them stays.
@@ -57,7 +57,7 @@ def denoising(
     Parameters
     ----------
     net : torch.nn.Module
-        Any module with as many outputs as inputs; in eval mode, in float64, left as it was.
+        Any module with as many outputs as inputs; in eval mode, in float64, left unchanged.
     x : Tensor or ndarray
         Samples without noise, (N, ...).
     std : float
@@ -66,7 +66,7 @@ def denoising(
         Distances (N,) of points (N, d), such as to the curve that the samples lie on. By default the distance of a row
         to its own sample without noise.
     seed : int
-        Of the noise.
+        Random seed.
 
     Returns
     -------

@@ -28,17 +28,17 @@ def trace(
 
     Theta(x, x') = sum_p (df/dp)(x) (df/dp)(x')^T, d_out x d_out, over all parameters p, trainable or not, each once
     however often it is used; so Tr Theta(x, x) = ||df/dtheta||_F^2. MLPs in closed form (T24):
-    sum_l (||a_{l-1}(x)||^2 + 1) ||J(a~_l -> f)(x)||_F^2, without the + 1 where there are no biases. Other modules: the
+    sum_l (||a_{l-1}(x)||^2 + 1) ||J(a~_l -> f)(x)||_F^2, without the + 1 for layers without biases. Other modules: the
     parameter Jacobian of a few samples at a time.
 
     Parameters
     ----------
     net : torch.nn.Module
-        Any module; in eval mode, left as it was.
+        Any module; in eval mode, left unchanged.
     x : Tensor or ndarray
         Samples, (N, ...).
     chunk_size : int, optional
-        Samples at a time; by default a number that bounds the memory (MLPs: 2^20 numbers, others: 2^24).
+        Samples per block; by default a number that bounds the memory (MLPs: 2^20 numbers, others: 2^24).
     dtype : torch.dtype
         Precision of the passes.
 
@@ -151,9 +151,9 @@ def top_eigenvalue(
         Relative accuracy: the iteration ends when the residual of the eigenpair, a bound on the error of the
         eigenvalue, is ``rtol`` times it. The error is then usually far smaller.
     chunk_size : int, optional
-        Samples at a time.
+        Samples per block.
     seed : int
-        Of the vector the iteration starts from.
+        Random seed of the starting vector.
 
     Returns
     -------
@@ -219,15 +219,15 @@ def mixed_derivative_norm(
     Parameters
     ----------
     net : torch.nn.Module
-        Any module that can be differentiated three times; in eval mode, left as it was.
+        Any module that can be differentiated three times; in eval mode, left unchanged.
     x : Tensor or ndarray
         Samples, (N, ...), floating point.
     rtol : float
         Relative accuracy of Lanczos iterations, as in :func:`top_eigenvalue`.
     chunk_size : int, optional
-        Samples at a time (MLPs).
+        Samples per block (MLPs).
     seed : int
-        Of the vectors the iterations start from.
+        Random seed of the starting vectors.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""How far a representation is constant on the orbits of a symmetry (F5, T17)."""
+"""Constancy of a representation on the orbits of a symmetry (F5, T17)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["collapse", "collapse_by_layer", "rotations"]
 
 
 def rotations(v: Tensor | np.ndarray, axis: Tensor | np.ndarray, count: int = 32, seed: int = 0) -> Tensor:
-    """Draw points from the orbits of vectors under the rotations that leave an axis as it is.
+    """Return random points from the orbits of vectors under the rotations that fix an axis.
 
     With w the unit vector along the axis, the orbit of v is (w^T v) w + ||(I - w w^T) v|| q for all unit vectors q
     orthogonal to w; q is drawn uniformly, which is what a uniformly drawn rotation does to v. In two dimensions q is
@@ -29,7 +29,7 @@ def rotations(v: Tensor | np.ndarray, axis: Tensor | np.ndarray, count: int = 32
     count : int
         Points per orbit.
     seed : int
-        Seed of a generator of its own.
+        Random seed.
 
     Returns
     -------
@@ -75,9 +75,8 @@ def collapse(values: Tensor | np.ndarray) -> float:
 
     The total counts what varies between orbits for any reason. A linear projection onto the axis of a rotation has
     the value 0 although it knows nothing of the distance to the axis, and a representation that varies much along
-    the axis has a small value whatever it does across it. To look at the orbits of a plane orthogonal to the axis
-    alone, give such planes as strata: both sums are then taken over all strata, and the mean of the second is that
-    of each stratum.
+    the axis has a small value whatever it does across it. To measure only the orbits in planes orthogonal to the
+    axis, give such planes as strata: both sums then run over all strata, and the second uses the mean of each stratum.
 
     Parameters
     ----------
@@ -110,7 +109,7 @@ def collapse_by_layer(net: nn.Module, points: Tensor | np.ndarray, chunk_size: i
     Parameters
     ----------
     net : torch.nn.Module
-        Any module with linear or convolutional layers; it is left as it was.
+        Any module with linear or convolutional layers; it is left unchanged.
     points : Tensor or ndarray
         Points on orbits, (orbits, points, d), as :func:`rotations` draws them, or strata of such, as in
         :func:`collapse`.

@@ -1,4 +1,4 @@
-"""The parameter Jacobian df/dtheta: products with it without forming it, and its rows where it fits."""
+"""The parameter Jacobian df/dtheta: matrix-free products, and its rows if they fit in memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ByLayers:
     x : Tensor
         Samples, (N, d_in).
     chunk_size : int, optional
-        Samples at a time. Activations are kept if they are no more than 2^25 numbers, else made again every time.
+        Samples per block. Activations are stored if they are at most 2^25 numbers, else recomputed every time.
     """
 
     def __init__(self, layers: Layers, x: Tensor, chunk_size: int | None) -> None:
@@ -82,7 +82,7 @@ class Products:
     x : Tensor
         Samples, (N, ...).
     chunk_size : int, optional
-        Samples at a time.
+        Samples per block.
     """
 
     def __init__(self, function: Functional, x: Tensor, chunk_size: int | None) -> None:
@@ -141,7 +141,7 @@ def transposed(found: tuple[Tensor, ...], u: Tensor, directions: list[Tensor], k
 
 @contextmanager
 def twice(function: Functional) -> Iterator[None]:
-    """Name the module if it cannot be differentiated twice; attention is computed in a way that can."""
+    """Raise an error naming the module if it cannot be differentiated twice; use twice differentiable attention."""
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
@@ -150,7 +150,7 @@ def twice(function: Functional) -> Iterator[None]:
 
 
 def check_connected(function: Functional, tensors: Iterable[Tensor]) -> None:
-    """Refuse gradients of a function that is differentiable once: theirs would be 0 where it is not known."""
+    """Raise ValueError for functions differentiable only once: their second derivatives would silently be 0."""
     nodes = [t.grad_fn for t in tensors if t.grad_fn is not None]
     seen = set(nodes)
     while nodes:
@@ -201,7 +201,7 @@ def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, rtol: fl
 
 
 def with_gradients(function: Functional) -> Functional:
-    """Let all floating-point parameters of a function require gradients; refuse if there are none."""
+    """Return the function with gradients for all floating-point parameters; raise ValueError if there are none."""
     floating = [p.requires_grad_(True) for p in function.parameters.values() if p.is_floating_point()]
     if not floating:
         raise ValueError(f"net: {type(function.module).__name__} has no parameters, expected at least one")

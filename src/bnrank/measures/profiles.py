@@ -239,7 +239,7 @@ class _Samples:
         d_in, closed, traced = x[0].numel(), is_plain_mlp(unwrap(net)), False
         name = "jacobian_singular_values"
         if not x.is_floating_point():
-            self._skip(f"{name}: x holds integers, there is nothing to differentiate by")
+            self._skip(f"{name}: x has integers, so f cannot be differentiated in x")
         elif self._affordable(name, self.n * d_in * d_out * min(d_in, d_out), MAX_JACOBIAN_WORK):
             try:
                 jacobian = Jacobian(net, x, dtype=dtype, kink_rtol=None)

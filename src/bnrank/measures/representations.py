@@ -1,4 +1,4 @@
-"""Kernels of representations along depth, how far apart they are, and their path drawn in the plane."""
+"""Kernels of representations along depth, their distances, and a planar layout."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bure
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, the numbers of samples differ, or an angle is asked for with a kernel that is 0
+        If an argument is out of range, the numbers of samples differ, or an angle is requested for a kernel that is 0
         or, for "centered-angle", a representation that is constant up to rounding.
 
     Notes
@@ -182,7 +182,7 @@ def distances(
     Parameters
     ----------
     factors : Kernels or sequence of Tensor
-        What :func:`kernels` returned, or factors, (N, n_l) each.
+        The result of :func:`kernels`, or factors, (N, n_l) each.
     metric, rtol
         As in :func:`distance`.
 
@@ -208,7 +208,7 @@ def distances(
 
 @dataclass(frozen=True)
 class Layout:
-    """Points whose Euclidean distances stand for given ones.
+    """Points whose Euclidean distances approximate given ones.
 
     Attributes
     ----------
@@ -227,10 +227,10 @@ class Layout:
 
 
 def layout(distances: np.ndarray, dims: int = 2) -> Layout:
-    """Draw points in ``dims`` dimensions with about the given distances (classical multidimensional scaling).
+    """Return points in ``dims`` dimensions with approximately the given distances (classical multidimensional scaling).
 
     With J = I - 11^T / K the matrix -J D^2 J / 2 holds the inner products of centered points that have the distances
-    D, where there are any; the points drawn are its leading eigenvectors times the roots of their eigenvalues.
+    D, if such points exist; the result is its leading eigenvectors times the roots of their eigenvalues.
 
     Parameters
     ----------

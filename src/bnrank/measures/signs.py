@@ -17,12 +17,12 @@ PIECE = 1 << 17  # entries that are gone through at a time, so that they stay in
 
 
 class SignTrace:
-    """Which weights have changed sign since when, and how far the direction theta / ||theta|| has turned.
+    """Sign changes of the weights over time, and the rotation of the direction theta / ||theta||.
 
     The stable sign regime of T43 begins where no weight changes its sign any more; it follows from convergence of the
     direction to a limit without a zero entry. A sign is -1, 0 or 1. Signs are compared between looks, so a weight
-    that goes there and back between two of them is not seen to change. Held in memory per weight: the values at the
-    first look and at the last one, and a number, the look at which the sign was last seen to have changed.
+    that changes and returns between two of them is not detected. Stored per weight: the values at the first and the
+    last look, and the number of the look at which the sign last changed.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class SignTrace:
     ...     trace.look({"w": torch.tensor([1.0, 1.5 - step])}, step=step, time=0.1 * step)
     >>> trace.changed_since(0), trace.changed_since(2)
     ({'w': 0.5}, {'w': 0.0})
-    >>> round(trace.from_first[-1], 3), trace.changed[2]  # 1 - cos, and the share that changed at the look before
+    >>> round(trace.from_first[-1], 3), trace.changed[2]  # 1 - cos, and the share that changed at that look
     (1.385, (0.5,))
     """
 
@@ -125,14 +125,14 @@ class SignTrace:
         self.from_first.append(from_first)
 
     def changed_since(self, step: int | None = None, *, time: float | None = None) -> dict[str, float]:
-        """Return per parameter the fraction of entries whose sign was seen to change after a step, or after a time.
+        """Return per parameter the fraction of entries whose sign changed after a step, or after a time.
 
-        Seen at looks after it; :mod:`bnrank.measures.stable_signs` counts those at it as well.
+        Counts looks after it; :mod:`bnrank.measures.stable_signs` counts a look at that time as well.
 
         Raises
         ------
         ValueError
-            If not one of the two is given, nothing has been looked at yet, the times are not known, or it lies beyond
+            If not one of the two is given, nothing is recorded yet, the times are not known, or it lies beyond
             the last look.
         """
         if (step is None) == (time is None):
@@ -154,7 +154,7 @@ class SignTrace:
 
 
 class _Room:
-    """Memory for results that are not kept: allocating it for each costs more than computing them."""
+    """Scratch memory: allocating it for each result costs more than computing them."""
 
     def __init__(self, most: int) -> None:
         self._held: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}

@@ -1,6 +1,6 @@
 """Stable signs along a sequence of networks (T43), and whether their direction converges to one that implies them.
 
-`bnrank.measures.signs` follows signs during a training; here whole networks were kept, as ``Flow.networks``.
+`bnrank.measures.signs` follows signs during training; here whole networks are stored, as in ``Flow.networks``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def changed_since(networks: Sequence[Parameters], times: Sequence[float] | Array
 
     An entry counts if it has another sign in some network with time >= t than in the network before it. With t the
     first time or earlier this is the fraction that ever changes; it never rises with t. Changes there and back between
-    two networks are not seen.
+    two networks are not detected.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def changed_since(networks: Sequence[Parameters], times: Sequence[float] | Array
     Raises
     ------
     TypeError, ValueError
-        If the networks do not match, there are not as many times, or t is later than all.
+        If the networks do not match, their number differs from that of the times, or t is after the last time.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def stable_since(networks: Sequence[Parameters], times: Sequence[float] | Array)
     """Return the time from which the signs of every parameter are those of the last network.
 
     That of the first network, if no sign ever changes; that of the last one, if some change in the last step. The
-    signs then are stable as far as is seen, not forever: see :func:`directional_convergence`.
+    signs are stable up to the last network, not forever: see :func:`directional_convergence`.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def stable_since(networks: Sequence[Parameters], times: Sequence[float] | Array)
     Raises
     ------
     TypeError, ValueError
-        If the networks do not match or there are not as many times.
+        If the networks do not match, or their number differs from that of the times.
 
     Examples
     --------
@@ -134,7 +134,7 @@ def stable_since(networks: Sequence[Parameters], times: Sequence[float] | Array)
 
 @dataclass(frozen=True)
 class Convergence:
-    """How far the direction of the weights was from the last one, and what this says of signs (T43).
+    """Distances of the direction of the weights from the last one, and the consequence for signs (T43).
 
     Attributes
     ----------
@@ -170,7 +170,7 @@ class Convergence:
 
 
 def directional_convergence(networks: Sequence[Parameters], times: Sequence[float] | Array) -> Convergence:
-    """Measure how the direction theta / ||theta|| of all weights together approaches that of the last network.
+    """Return how the direction theta / ||theta|| of all weights together approaches that of the last network.
 
     If it converges to a limit with no zero entry, the signs are constant from some time on (T43): once the distance is
     below the smallest |entry| of the limit, every entry has the limit's sign. The last direction stands for the limit,
@@ -188,7 +188,7 @@ def directional_convergence(networks: Sequence[Parameters], times: Sequence[floa
     Raises
     ------
     TypeError, ValueError
-        If the networks do not match, there are not as many times, or a network is zero.
+        If the networks do not match, their number differs from that of the times, or a network is zero.
 
     Examples
     --------

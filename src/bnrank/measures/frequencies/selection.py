@@ -38,16 +38,16 @@ class KeptFrequency:
 
 @dataclass(frozen=True)
 class Kept(Printed):
-    """The frequencies that a bottleneck keeps; ``print`` shows them in one line.
+    """The frequencies that a bottleneck keeps; ``print`` shows one line.
 
     Attributes
     ----------
     start, end : int or None
-        First and last layer; None where there is no bottleneck, and ``reason`` says why.
+        First and last layer; None if there is no bottleneck (see ``reason``).
     frequencies : tuple of KeptFrequency
         By |w|.
     reason : str
-        Why there is no bottleneck; empty where there is one.
+        Why there is no bottleneck; empty if there is one.
     """
 
     start: int | None
@@ -78,7 +78,7 @@ def kept(
     atol: float = 0.1,
     near_one: tuple[float, float] = (0.5, 2.0),
 ) -> Kept:
-    """Name the frequencies that the layers of a bottleneck keep, those with a value above ``atol`` in each (F6).
+    """Return the frequencies that the layers of a bottleneck keep, those with a value above ``atol`` in each (F6).
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ def weight_singular_values(
     size : int or sequence of int, optional
         Size of the images, where ``x`` is not given.
     reading : Reading, optional
-        What ``read(module, x)`` returned.
+        The result of ``read(net, x)``.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def weight_convolutions(
 
 
 def rank(values: xr.DataArray, atol: float = 0.1) -> xr.DataArray:
-    """Count the singular values above a tolerance at every frequency.
+    """Return the number of singular values above a tolerance at every frequency.
 
     Parameters
     ----------

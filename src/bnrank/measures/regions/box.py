@@ -35,7 +35,7 @@ def enumerate(
     max_regions : int
         Maximum number of regions.
     method : {"auto", "vertices", "linear programmes"}
-        How a hyperplane is known to cross a region. "vertices": there are vertices on both sides; thousands of regions
+        Test whether a hyperplane crosses a region. "vertices": there are vertices on both sides; thousands of regions
         a second for few inputs, but regions have of the order of 2^d_in vertices. "linear programmes": a ball fits in
         on both sides; about a hundred regions a second, for any d_in. "auto": vertices up to 8 inputs.
 
@@ -47,7 +47,7 @@ def enumerate(
     Raises
     ------
     TypeError
-        If the network is no such chain; the message says what is in the way.
+        If the network is no such chain; the message gives the reason.
     ValueError
         If an argument is out of range, or the network is not finite in the box.
 

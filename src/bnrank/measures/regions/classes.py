@@ -16,7 +16,7 @@ from bnrank.measures.regions.domains import plane, sweep_plane
 from bnrank.measures.regions.pieces import CHUNK_ENTRIES, ROUNDING, Array, Layers, read
 from bnrank.measures.regions.shapes import Polygons
 
-NEAR = 1e-9  # what is closer is together, in coordinates in which the rectangle is [-1, 1]^2
+NEAR = 1e-9  # points closer than this are one, in coordinates in which the rectangle is [-1, 1]^2
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class ClassRegions(Printed):
     boundaries : Tensor
         Segments (a, b) to (a, b) between cells of different classes, (segments, 2, 2).
     boundary_classes : Tensor
-        The two classes beside each segment, ascending, (segments, 2); -1 as in ``cell_classes``.
+        The two classes on the sides of each segment, ascending, (segments, 2); -1 as in ``cell_classes``.
     areas : Tensor
         Area in (a, b) of each class, (d_out,); without what ties.
     tied : float
@@ -64,7 +64,7 @@ class ClassRegions(Printed):
 
     def __str__(self) -> str:
         present = int((self.areas > 0).sum())
-        cut = "" if self.complete else "; not all of the rectangle was seen"
+        cut = "" if self.complete else "; the rectangle was not fully covered"
         tie = f", {self.tied:.3g} of the area without a class" if self.tied else ""
         return f"{len(self)} tripoint{'' if len(self) == 1 else 's'} of {present} classes{tie}{cut}"
 
@@ -106,7 +106,7 @@ def tripoints(
     Raises
     ------
     TypeError
-        If the network is no such chain; the message says what is in the way.
+        If the network is no such chain; the message gives the reason.
     ValueError
         If an argument is out of range, u and v are parallel, the network has one output, or is not finite there.
 
@@ -228,7 +228,7 @@ class _Partition:
         """Return the points that touch cells of three classes or more, (points, 2), and these classes.
 
         Cells of one polygon share their corners. Cells of different ones meet in a tripoint only where three outputs
-        tie at a corner of each: a kink of f that ends on the side of a polygon goes on into it.
+        tie at a corner of each: a kink of f that ends on the side of a polygon continues into it.
         """
         if not self.spots:
             return np.zeros((0, 2)), ()
@@ -326,8 +326,8 @@ class _Division:
 def _outputs(layers: Layers, x: Array, inside: Array) -> tuple[Array, Array]:
     """Return the outputs at the vertices x (polygons, vertices, d_in), and up to where they tie on each polygon.
 
-    Which neurons are active on a polygon is decided at a point inside, (polygons, d_in): at vertices on a kink the sign
-    is one of rounding, and what is dead on the polygon must be exactly 0 there.
+    The active neurons of a polygon are found at a point inside, (polygons, d_in): at vertices on a kink the sign
+    is rounding noise, and neurons dead on the polygon must be exactly 0 there.
     """
     a, within = x, inside
     for weight, bias in zip(layers.weights[:-1], layers.biases[:-1], strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.measures.regions.pieces import Array, Layers, Swept, beside, differ, read, sweep
+from bnrank.measures.regions.pieces import Array, Layers, Swept, differ, random_direction, read, sweep
 from bnrank.measures.regions.region import Regions
 from bnrank.measures.regions.shapes import Intervals, Polygons
 
@@ -94,7 +94,7 @@ def along_lines(
     Raises
     ------
     TypeError
-        If the network is no such chain; the message says what is in the way.
+        If the network is no such chain; the message gives the reason.
     ValueError
         If an argument is out of range, a segment has no length, or the network is not finite on it.
 
@@ -125,7 +125,7 @@ def along_lines(
 def sweep_lines(layers: Layers, starts: Array, ends: Array, max_regions: int) -> Swept[Intervals]:
     """Return the pieces of segments, in coordinates from -1 at the start to 1 at the end."""
     half = (ends - starts) / 2
-    start = np.stack([starts + half, half, beside(half[:, None])], 1)
+    start = np.stack([starts + half, half, random_direction(half[:, None])], 1)
     whole = Intervals(np.tile([-1.0, 1.0], (len(starts), 1)), np.arange(len(starts)))
     return sweep(layers, start, whole, max_regions)
 
@@ -164,7 +164,7 @@ def in_plane(
     """Return the polygons of a plane, origin + a u + b v, on which a network is affine.
 
     Exact at any depth: layer by layer, every polygon is cut along the lines where a neuron changes sign. A neuron that
-    is 0 on a whole polygon is taken as in :func:`along_lines`.
+    is 0 on a whole polygon is treated as in :func:`along_lines`.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def in_plane(
     Raises
     ------
     TypeError
-        If the network is no such chain; the message says what is in the way.
+        If the network is no such chain; the message gives the reason.
     ValueError
         If an argument is out of range, u and v are parallel, or the network is not finite there.
 
@@ -219,7 +219,7 @@ def sweep_plane(
 ) -> tuple[Swept[Polygons], Array]:
     """Return the pieces of a rectangle of a plane, in coordinates of [-1, 1]^2, and points inside them."""
     scaled = np.diff(bounds) / 2 * axes
-    start = np.vstack([origin + bounds.mean(1) @ axes, scaled, beside(scaled)])
+    start = np.vstack([origin + bounds.mean(1) @ axes, scaled, random_direction(scaled)])
     square = Polygons(np.array([[[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]]), np.array([4]))
     swept = sweep(layers, start[None], square, max_regions)
     return swept, start[0] + swept.shapes.centers() @ scaled

@@ -142,10 +142,10 @@ class Shapes(Protocol):
     def __getitem__(self, part: slice) -> Self:
         """Return some of the pieces."""
 
-    def cut(self, z: Array, size: Array, most: int) -> tuple[Array, Self]:
+    def cut(self, z: Array, size: Array, max_pieces: int) -> tuple[Array, Self]:
         """Cut piece p where z[p, 0, i] + c . z[p, 1:, i] = 0 for any i; return of each new piece the old one, and it.
 
-        Values up to size[p, i] are taken for 0. After more than ``most`` new pieces it may stop.
+        Values up to size[p, i] count as 0. After more than ``max_pieces`` new pieces it may stop.
         """
 
     def centers(self) -> Array:
@@ -184,7 +184,7 @@ class Swept(Generic[S]):
 def sweep(layers: Layers, start: Array, shapes: S, max_regions: int) -> Swept[S]:
     """Cut pieces of the input space into those on which no hidden neuron changes sign.
 
-    Depth first, so that little is in memory. A neuron that is 0 on all of a piece takes the sign it has beside the
+    Depth first, to save memory. A neuron that is 0 on all of a piece takes the sign it has next to the
     piece, in one random direction that is the same for all neurons: so the pattern is that of a region of the input
     space which touches the piece. Where it is 0 there as well, the sign is 0.
 
@@ -263,7 +263,7 @@ def _affine(layers: Layers, depth: int, a: Array) -> Array:
     return z
 
 
-def beside(axes: Array) -> Array:
+def random_direction(axes: Array) -> Array:
     """Return a random direction, of the size of the longest of the axes, (..., dimensions, d_in)."""
     draw = np.random.default_rng(0).standard_normal(axes.shape[-1])
     lengths = np.linalg.norm(axes, axis=-1).max(-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Linear regions of a network, and what is known of them."""
+"""Linear regions of a network."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Regions(Printed, Sequence[Region]):
     complete : bool
         Whether a whole box was covered: then ``rank`` is Rank_J over the box (T18), else a lower bound on it.
     note : str
-        What ``rank`` is and, if it is no more than a lower bound, why.
+        Meaning of ``rank``: Rank_J, or why it is only a lower bound.
     rtol : float
         Singular values above ``rtol`` times the largest of the same region count.
     activation_regions : int

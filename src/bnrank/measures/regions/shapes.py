@@ -62,7 +62,7 @@ class Intervals:
         """Return the rows and sides of one interval, rows y <= sides."""
         return np.array([[-1.0], [1.0]]), self.ends[index] * [-1.0, 1.0]
 
-    def cut(self, z: Array, size: Array, most: int) -> tuple[Array, Intervals]:
+    def cut(self, z: Array, size: Array, max_pieces: int) -> tuple[Array, Intervals]:
         """Cut at the zeros of z, in the order of the line."""
         low, high = self.ends.T
         at_low, at_high = (z[:, 0] + end[:, None] * z[:, 1] for end in (low, high))
@@ -146,7 +146,7 @@ class Polygons:
         x, y = np.moveaxis(self.vertices - self.vertices[:, :1], 2, 0)
         return cast(Array, (x[:, :-1] * y[:, 1:] - x[:, 1:] * y[:, :-1]).sum(1) / 2)
 
-    def cut(self, z: Array, size: Array, most: int) -> tuple[Array, Polygons]:
+    def cut(self, z: Array, size: Array, max_pieces: int) -> tuple[Array, Polygons]:
         """Cut along the lines where z is 0, one neuron of each polygon at a time."""
         old, neuron = self._crossed(z, size)
         number = np.bincount(old, minlength=len(self))
@@ -353,9 +353,9 @@ class Cells:
         lengths = np.linalg.norm(rows, axis=1)
         return rows / lengths[:, None], (cell.sides + rows @ np.broadcast_to(self.center, rows.shape[1])) / lengths
 
-    def cut(self, z: Array, size: Array, most: int) -> tuple[Array, Cells]:
-        """Cut at the zeros of z, one neuron at a time; stop after ``most`` pieces and one more."""
-        found = list(islice(self._parts(z, size), most + 1))
+    def cut(self, z: Array, size: Array, max_pieces: int) -> tuple[Array, Cells]:
+        """Cut at the zeros of z, one neuron at a time; stop after ``max_pieces`` pieces and one more."""
+        found = list(islice(self._parts(z, size), max_pieces + 1))
         return np.array([parent for parent, _ in found]), Cells([cell for _, cell in found])
 
     def _parts(self, z: Array, size: Array) -> Iterator[tuple[int, Any]]:
