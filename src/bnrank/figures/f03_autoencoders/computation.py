@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.figures.harness.training import held_out, mlp, train_recorded
-from bnrank.measures.noise import Denoising, denoising, distances_to_samples
 from bnrank.measures.jacobian import Jacobian
+from bnrank.measures.noise import Denoising, denoising, distances_to_samples
 from bnrank.measures.spectra import effective_rank
 from bnrank.tasks import Task, autoencoder, distances_to_polyline, handwritten_digits, mnist, planar_curve, polyline
 from bnrank.theory.symmetry import projection
