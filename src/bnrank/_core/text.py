@@ -17,7 +17,7 @@ Row = Mapping[str, object]
 
 
 def cell(value: object) -> str:
-    """Write one value: four significant digits, a dash for None and NaN, words for truth values.
+    """Return a value as text: four significant digits, a dash for None and NaN, words for truth values.
 
     Examples
     --------

@@ -192,7 +192,7 @@ def _pair(layer: nn.Linear) -> _Pair:
 
 
 def _multiplied(pairs: list[_Pair], slopes: Sequence[float | None]) -> tuple[list[_Pair], list[float | None]]:
-    """Multiply consecutive layers without an activation between them."""
+    """Return the layers with products for consecutive layers without an activation between them."""
     merged = [pairs[0]]
     for (weight, bias), slope in zip(pairs[1:], slopes, strict=True):
         before, shift = merged[-1]

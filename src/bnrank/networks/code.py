@@ -16,7 +16,7 @@ from bnrank._core import store, validation
 
 
 def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.Module:
-    """Build a module from code, and load its weights from a safetensors file.
+    """Return a module built by code, with weights from a safetensors file.
 
     Parameters
     ----------

@@ -156,12 +156,9 @@ class LinearConvolutional(Convolutional):
         d_out: int = 1,
         window: Window | Mapping[str, Any] = Window(),
         tail: Sequence[int] = (),
-        bias: bool = False,
-        init: str | float = "he",
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
+        **options: Any,
     ) -> None:
-        super().__init__(shape, channels, d_out, window, tail, 1.0, bias, init, seed, dtype)
+        super().__init__(shape, channels, d_out, window, tail, slope=1.0, **options)
         self.settings = {name: value for name, value in self.settings.items() if name != "slope"}
 
 
@@ -247,7 +244,7 @@ class CircularConvolutional(Stack):
 
 
 def _sizes(shape: Sequence[int], channels: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Check the shape of a sample and the channels of the layers."""
+    """Return the shape of a sample and the channels of the layers as lists."""
     shape, channels = validation.integers(shape, "shape"), validation.integers(channels, "channels")
     if len(shape) not in (2, 3):
         raise ValueError(f"shape: got {tuple(shape)}, expected (channels, length) or (channels, height, width)")

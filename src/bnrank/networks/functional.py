@@ -184,7 +184,7 @@ def aliases(net: nn.Module) -> dict[str, str]:
 
 @contextmanager
 def _eval_mode(net: nn.Module) -> Iterator[None]:
-    """Run in eval mode; afterwards modes are as before, and so is what hooks or forwards set as attributes."""
+    """Run in eval mode, and restore modes and the attributes that hooks or forwards set."""
     before = [(sub, sub.training, dict(vars(sub))) for sub in net.modules()]
     try:
         for sub, _, _ in before:

@@ -14,7 +14,7 @@ from bnrank._core import validation
 
 
 def leaky_relu(z: Tensor, slope: float) -> Tensor:
-    """Apply sigma_s(z) = z for z >= 0 and s z otherwise; s = 0 is ReLU, s = 1 the identity."""
+    """Return sigma_s(z) = z for z >= 0 and s z otherwise; s = 0 is ReLU, s = 1 the identity."""
     if slope == 1:
         return z
     return torch.relu(z) if slope == 0 else nn.functional.leaky_relu(z, slope)

@@ -113,7 +113,7 @@ class Captured:
 
 
 def read(net: nn.Module, x: Tensor | np.ndarray | None = None) -> Reading:
-    """Read a module into its linear and convolutional layers.
+    """Return the linear and convolutional layers of a module, its segments, and the parts that are not read.
 
     Everything else that owns parameters is listed in ``skipped`` with the reason; modules without parameters
     (activations, dropout, pooling, flattening) are neither.
@@ -265,7 +265,7 @@ _Runs = dict[nn.Module, list[_Run]]
 
 
 def _trial_run(net: nn.Module, x: Tensor) -> _Runs:
-    """Run a module on two samples and record the calls of all submodules."""
+    """Return the calls of all submodules when a module runs on a few samples."""
     runs: _Runs = defaultdict(list)
     order = itertools.count()
 

@@ -296,7 +296,7 @@ def _find_files(download: bool) -> dict[str, Path]:
 
 
 def _download(name: str, folder: Path) -> tuple[Path, list[str]]:
-    """Fetch one file from the first mirror that has it, hash checked by pooch; else return why each one failed."""
+    """Return the path of a file downloaded from the first mirror that provides it, and the failures, one per mirror."""
     import pooch
 
     failures = []
@@ -322,7 +322,7 @@ def _task(
     name: str,
     settings: Mapping[str, Any],
 ) -> Task:
-    """Make the task of images (N, pixels), uint8, with top value ``white``, and labels, for training and testing."""
+    """Return the task of images (N, pixels), uint8, with maximum ``white``, and labels, for training and testing."""
     images, labels = pools[:2]
     values = np.arange(256) / white
     if standardize:

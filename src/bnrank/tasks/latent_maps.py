@@ -265,7 +265,7 @@ def _shallow(inputs: int, width: int, outputs: int, bias: bool, generator: torch
 
 
 def _scaled(function: ShallowReLU, z: Tensor, target: float | None, name: str) -> ShallowReLU:
-    """Fold into W2 the scalar that makes the mean squared norm over z equal to the target."""
+    """Return the function with W2 scaled so that its mean squared norm over z is the target."""
     if target is None:
         return function
     target = validation.number(target, name, 0.0, strict=True)

@@ -16,7 +16,7 @@ DOUBLE = torch.float64
 
 
 def together(f: Chain, g: Chain, names: tuple[str, str]) -> tuple[Chain, Chain]:
-    """Bring two networks to one slope, precision and device, and to biases in both or in neither."""
+    """Return two networks with one slope, precision and device, and with biases in both or in neither."""
     deep = [chain.slope for chain in (f, g) if chain.depth > 1]  # without activations the slope is arbitrary
     if len(set(deep)) > 1:
         raise ValueError(

@@ -93,7 +93,7 @@ def inserted(layers: Chain, depth: int, x: Tensor | None = None, rtol: float = 1
 
 
 def _places(layers: Chain, x: Tensor | None, rtol: float) -> Iterator[tuple[int, Tensor, bool]]:
-    """Yield a place l = 0..L (hidden layers first), a basis of what passes there, and whether sigma keeps it."""
+    """Iterate over places l = 0..L, hidden layers first: basis of the values there, and whether sigma keeps them."""
     linear, relu, last = layers.slope == 1, layers.slope == 0, layers.depth
     values = None if x is None else _values(layers, x)
     for place in [*range(1, last), 0, last]:
@@ -124,7 +124,7 @@ def _put(layers: Chain, place: int, steps: list[Tensor]) -> Chain:
 
 
 def _split(layers: Chain, place: int, steps: list[Tensor]) -> Chain:
-    """Insert layers of which the last (at the output: the first) merges with the layer next to it."""
+    """Return a chain with inserted layers, the last (at the output: the first) merged with the next layer."""
     weights, biases = list(layers.weights), list(layers.biases)
     if place < layers.depth:
         weights[place] = weights[place] @ steps[-1]

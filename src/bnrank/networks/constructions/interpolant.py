@@ -221,7 +221,7 @@ def _best_gain(line: _Line, cost: Callable[[float], float]) -> float:
 def _through(
     line: _Line, gain: float, hidden: list[tuple[Tensor, Tensor]], depth: int, slope: float, dtype: torch.dtype
 ) -> MLP:
-    """Put the projection, the layers that hold t, and those of h together."""
+    """Return the network of the projection, the layers that hold t, and those of h."""
     hold = torch.full((1, 1), 1.0 if gain else 0.0, dtype=DOUBLE, device=line.direction.device)
     weights = [gain * line.direction[None], *[hold] * (depth - 1 - len(hidden))]
     biases = [hold.new_tensor([-gain * line.start]), *[hold.new_zeros(1)] * (len(weights) - 1)]
