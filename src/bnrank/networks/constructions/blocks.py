@@ -17,8 +17,8 @@ from bnrank.networks.mlp import MLP
 def identity(k: int, depth: int, slope: float = 0.0, signed: bool = False) -> MLP:
     """Return the network of identity matrices, the identity on vectors without negative entries.
 
-    W_1 = ... = W_L = I_k without biases: f(x) = x for x in R^k_+, at norm ||theta||^2 = k L, the least there is (T9:
-    R1 = 0). Elsewhere sigma_s takes a part of negative entries away: with ReLU and L >= 2, f(x) = max(x, 0).
+    W_1 = ... = W_L = I_k without biases: f(x) = x for x in R^k_+, at norm ||theta||^2 = k L, the minimum (T9:
+    R1 = 0). Elsewhere sigma_s changes negative entries: with ReLU and L >= 2, f(x) = max(x, 0).
 
     With ``signed``, f(x) = x on all of R^k, by neurons for both signs of every coordinate: z = sigma(z) - sigma(-z)
     for ReLU, z = (sigma_s(z) - sigma_s(-z)) / (1 + s) in general. Hidden layers have width 2k and the norm is 2 k L

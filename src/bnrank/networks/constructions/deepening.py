@@ -16,17 +16,17 @@ from bnrank.networks.mlp import MLP, leaky_relu
 
 
 def deepen(net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, *, rtol: float = 1e-12) -> MLP:
-    """Return a deeper network of the same function, with linear layers inserted where they cost least.
+    """Return a deeper network of the same function, with linear layers inserted where they increase the norm least.
 
     Without x the function is the same everywhere. Between a ReLU layer of width n and the next, each inserted layer is
-    I_n and costs n; the narrowest hidden layer is taken. Where values may be negative (other slopes, and at the input
+    I_n and costs n; the narrowest hidden layer is chosen. Where values may be negative (other slopes, and at the input
     and the output) two neurons per coordinate carry z as max(z, 0) and max(-z, 0), at a cost of 2n per layer and
-    once for splitting and joining; such a place is taken where it is cheaper in all.
+    once for splitting and joining; such a place is chosen where its total cost is lower.
 
     With x the function is the same on the samples, and wherever the representation lies in their span:
     each inserted layer is the orthogonal projection on span a_l(X) and costs k, its dimension; where a_l(X) has
-    negative entries, two neurons per dimension cost 2k. The place (input, hidden layer or output) with the least norm
-    in all is taken.
+    negative entries, two neurons per dimension cost 2k. The place (input, hidden layer or output) with the smallest
+    total norm is chosen.
 
     Inserted layers have bias 0. For a linear network (slope 1) the costs are n and k everywhere.
 

@@ -22,7 +22,8 @@ def diverging_geodesic(depth: int, gamma: float = 0.75, a: float = 1.0) -> MLP:
         ||theta||^2 = 6 + a (2 e^(-u) + e^(-2u)) + (L - 2) (2 cosh 2 eps + cosh 4 eps) = 3 L + 12 L^(1 - 2 gamma) + ...
 
     so R0 = 3 and R1 = 0, while values in the middle reach e^(u/2) times the inputs, u = L^(1 - gamma) - ... At odd L
-    there is one layer more after the middle than before, and those after undo those before in equal steps.
+    one more layer follows the middle than precedes it, and the layers after the middle invert those before in equal
+    steps.
 
     Parameters
     ----------

@@ -31,26 +31,26 @@ def line_interpolant(
 ) -> MLP:
     """Return a network through the points, f(x_i) = y_i, of bottleneck rank 1 and norm L + C_N.
 
-    f = h(t), t = r max(0, u . x - min_i u . x_i). The unit vector u is, of 64 random ones, that with the largest gap
-    between the numbers u . x_i, so that no two different points meet on the line; t is one non-negative neuron, held
-    by layers of weight 1; h is piecewise linear. Below the first point f is constant, beyond the last linear
+    f = h(t), t = r max(0, u . x - min_i u . x_i). The unit vector u is the one of 64 random ones with the largest gap
+    between the projections u . x_i, so that different points stay apart on the line; t is one non-negative neuron,
+    kept by layers of weight 1; h is piecewise linear. Below the first point f is constant, beyond the last linear
     ("dots") or constant ("steps").
 
-    The norm is ||theta||^2 = L + C_N at every depth L from 3 ("steps": 4) on, C_N depending on the points alone:
+    The norm is ||theta||^2 = L + C_N at every depth L from 3 ("steps": 4) on, where C_N depends only on the points:
 
     - "dots" joins the points by straight lines, with one hidden layer, so that they lie on kinks of f. With
       t_1 < t_2 < ... the sorted u . x_i, delta_i = t_i - t_1 and c_i the change of slope at t_i (c_1 the first slope),
       L + C_N = L - 3 + r^2 (1 + t_1^2) + 2 sum_{i<N} |c_i| sqrt(1 / r^2 + delta_i^2) + |y_1|^2
-      with ReLU; a slope s changes the c_i to c_i / (1 - s), the first and the last bias besides.
+      with ReLU; a slope s changes the c_i to c_i / (1 - s), and the first and the last bias.
     - "steps" goes from y_i to y_{i+1} in the middle third of each gap, constant elsewhere, with two hidden layers:
       L + C_N = L - 4 + r^2 (1 + t_1^2) + sum_{i<N} min_g (2 K_i g + g^2 + |y_{i+1} - y_i|^2 / g^2) + |y_N|^2,
       K_i = sqrt(1 / r^2 + (delta_i + w_i)^2) / w_i, w_i = (t_{i+1} - t_i) / 3. Jf(x_i) = 0.
 
-    r is chosen to make it least, and every neuron of h has incoming and outgoing norm equal (T14).
+    r minimizes the norm, and the incoming and outgoing norms of every neuron of h are equal (T14).
 
-    Rounding: with "dots" it is magnified by the slopes. N = 1000 standard normal points in d = 20 (smallest gap about
-    1e-5) are met within 1e-9 in float64, and not at all in float32. "steps" has no such loss while the gaps stand out
-    of the rounding of u . x: 1e-13 in float64 and 1e-4 in float32 there, at less than a tenth of the norm.
+    Rounding: "dots" magnifies it by the slopes. N = 1000 standard normal points in d = 20 (smallest gap about
+    1e-5) are interpolated to 1e-9 in float64, and not at all in float32. "steps" loses no precision while the gaps
+    exceed the rounding of u . x: 1e-13 in float64 and 1e-4 in float32, at less than a tenth of the norm.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ def line_interpolant(
     depth : int
         L, at least 3 for "dots" (projection, hidden layer, output), 4 for "steps".
     seed : int
-        Of the directions.
+        Seed of the directions.
     slope : float
-        s in (-1, 1); "steps" needs 0.
+        s in (-1, 1); "steps" requires 0.
     method : str, optional
         "dots" or "steps". By default "dots", and "steps" where straight lines miss a point by more than 1e-6 of the
         range of y because of rounding, if depth and slope allow.

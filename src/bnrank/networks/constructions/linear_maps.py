@@ -154,9 +154,9 @@ def completely_positive(
         O_in, (m, d_in), and O_out, (m, d_out), checked on x. By default they are searched for: the identity where
         coordinates are non-negative, a simplex around the axis for cones within arcsin(1/sqrt k) of it, else a
         combination, by non-negative least squares, of rows that are non-negative on the cone (samples, and up to
-        k = 5 its facets and mixtures of them). None may be found although there is one.
+        k = 5 its facets and mixtures of them). The search may fail although an isometry exists.
     slope : float
-        s of the activation; nothing depends on it, as no value is negative on the domain.
+        s of the activation; irrelevant on the domain, where no value is negative.
     rtol : float, optional
         As in :func:`linear`.
 
@@ -168,7 +168,7 @@ def completely_positive(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, a given isometry is none or is negative somewhere, P Omega or A Omega has
+        If an argument is out of range, a given isometry is not one or has negative values, P Omega or A Omega has
         two points with a negative inner product (so that it is not completely positive), or no isometry was found.
 
     Notes
