@@ -140,7 +140,7 @@ def test_linear_maps_are_compared_row_by_row():
 def test_resamples_of_linear_maps_are_compared_row_by_row():
     fit = weak_component(0.33)
     found = Evidence("linear", 2, fit, None, None, np.arange(200), budget_for(20, 4, 2, 2))
-    assert learning.resampled(fit.errors, 0.0) == (1, 2)
+    assert learning.counts.resampled(fit.errors, 0.0) == (1, 2)
     assert count_from(found, (), 2).interval == (2, 2)
 
 

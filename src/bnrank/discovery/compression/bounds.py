@@ -127,10 +127,17 @@ def _norm(part: Any, value: Tensor) -> float | None:
     if isinstance(part, nn.LeakyReLU):
         return max(1.0, abs(part.negative_slope))
     if isinstance(part, CONVOLUTIONS):
-        return _of_convolution(part, value)
+        sizes, pads, wraps = list(value.shape[2:]), pads_of(part), part.padding_mode == "circular"
+        too_wide = any(pad > reach for pad, reach in zip(pads, reach_of(part), strict=True))
+        if part.padding_mode not in ("zeros", "circular") or (wraps and too_wide):
+            return None
+        sizes = sizes if wraps else [size + pad for size, pad in zip(sizes, pads, strict=True)]
+        return float(conv_singular_values(part.weight, sizes, dilation=part.dilation, groups=part.groups).max())
     if isinstance(part, nn.AvgPool1d | nn.AvgPool2d | nn.MaxPool1d | nn.MaxPool2d):
         d = value.ndim - 2
-        kernel, stride, padding = (_tuple(v, d) for v in (part.kernel_size, part.stride, part.padding))
+        kernel, stride, padding = (
+            (v,) * d if isinstance(v, int) else tuple(v) for v in (part.kernel_size, part.stride, part.padding)
+        )
         partial = getattr(part, "ceil_mode", False) or getattr(part, "divisor_override", None)
         if partial and isinstance(part, nn.AvgPool1d | nn.AvgPool2d):
             return None  # a mean over fewer entries than the window has
@@ -138,17 +145,3 @@ def _norm(part: Any, value: Tensor) -> float | None:
             return None
         return 1.0 if isinstance(part, nn.MaxPool1d | nn.MaxPool2d) else 1 / math.sqrt(math.prod(kernel))
     return None
-
-
-def _of_convolution(part: Any, value: Tensor) -> float | None:
-    pads, sizes = pads_of(part), list(value.shape[2:])
-    wraps = part.padding_mode == "circular"
-    if part.padding_mode != "zeros" and (not wraps or any(p > r for p, r in zip(pads, reach_of(part), strict=True))):
-        return None
-    if not wraps:
-        sizes = [n + p for n, p in zip(sizes, pads, strict=True)]
-    return float(conv_singular_values(part.weight, sizes, dilation=part.dilation, groups=part.groups).max())
-
-
-def _tuple(value: Any, d: int) -> tuple[int, ...]:
-    return (value,) * d if isinstance(value, int) else tuple(value)

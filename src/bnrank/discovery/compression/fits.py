@@ -242,14 +242,10 @@ def equivariant_fit(parts: Sequence[nn.Module], z1: Tensor, z2: Tensor) -> Affin
     mean1, mean2 = (z.mean((0, *axes), keepdim=True) for z in (z1, z2))
     f1, f2 = (torch.fft.fftn(z - m, dim=axes, norm="ortho").flatten(2) for z, m in ((z1, mean1), (z2, mean2)))
     basis = torch.eye(math.prod(image), dtype=torch.float64).reshape(-1, *image)
-    waves = torch.fft.fftn(basis.to(z1.device), dim=tuple(range(1, len(image) + 1)), norm="ortho").reshape(
-        len(basis), -1
-    )
+    waves = torch.fft.fftn(basis.to(z1.device), dim=tuple(range(1, basis.ndim)), norm="ortho").flatten(1)
     n, scale = len(z1), math.sqrt(len(z1))
     largest = float(f1.abs().square().sum(0).max())
-    rows: list[Tensor] = []
-    columns: list[Tensor] = []
-    powers: list[float] = []
+    found: list[tuple[float, Tensor, Tensor]] = []  # power, row and column
     for w, mirror in _half(image):
         a, b = f1[:, :, w], f2[:, :, w]
         if w == mirror:
@@ -264,20 +260,17 @@ def equivariant_fit(parts: Sequence[nn.Module], z1: Tensor, z2: Tensor) -> Affin
                 continue
             reading = m @ vh[i].conj() / s[i] * scale  # t = a @ reading has mean square 1
             writing = vh[i] * s[i] / scale
-            for part in _real(torch.kron(reading, wave), torch.kron(writing, wave.conj()), w == mirror):
-                rows.append(part[0])
-                columns.append(part[1])
-                powers.append(float(s[i] ** 2))
-    if not rows:
+            parts_ = _real(torch.kron(reading, wave), torch.kron(writing, wave.conj()), w == mirror)
+            found += [(float(s[i] ** 2), row, column) for row, column in parts_]
+    if not found:
         return None
-    order = sorted(range(len(rows)), key=lambda i: -powers[i])
-    ranked = torch.tensor([powers[i] for i in order], dtype=torch.float64).sqrt()
+    powers, rows, columns = zip(*sorted(found, key=lambda one: -one[0]), strict=True)
     return AffineFit(
-        torch.stack([rows[i] for i in order]),
-        torch.stack([columns[i] for i in order], 1),
+        torch.stack(rows),
+        torch.stack(columns, 1),
         mean1.expand(1, -1, *image).flatten(),
         mean2.expand(1, -1, *image).flatten(),
-        (linalg.tails(ranked) / n).sqrt(),
+        (linalg.tails(torch.tensor(powers, dtype=torch.float64).sqrt()) / n).sqrt(),
     )
 
 
@@ -291,12 +284,9 @@ def _real(reading: Tensor, writing: Tensor, alone: bool) -> list[tuple[Tensor, T
 
 def _half(image: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return every pair of frequencies w and -w, as indices of the flattened spectrum."""
-    index = torch.arange(math.prod(image)).reshape(image)
-    mirror = index
-    for axis in range(len(image)):
-        mirror = mirror.flip(axis).roll(1, axis)
-    pairs = zip(index.flatten().tolist(), mirror.flatten().tolist(), strict=True)
-    return [(w, m) for w, m in pairs if w <= m]
+    axes = tuple(range(len(image)))
+    mirror = torch.arange(math.prod(image)).reshape(image).flip(axes).roll([1] * len(axes), axes)
+    return [(w, m) for w, m in enumerate(mirror.flatten().tolist()) if w <= m]
 
 
 def _equivariant(part: Any) -> bool:

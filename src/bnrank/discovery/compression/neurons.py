@@ -22,6 +22,7 @@ _UNITWISE = (
 )
 _POOLS = [f"{kind}Pool{d}d" for kind in ("Avg", "Max", "AdaptiveAvg", "AdaptiveMax") for d in (1, 2, 3)]
 ACTIVATIONS, POOLING = (tuple(getattr(nn, name) for name in names) for names in (_UNITWISE.split(), _POOLS))
+PRUNABLE = (nn.Linear, nn.ReLU, nn.LeakyReLU)
 RIDGE = 1e-8  # of a unit's squared size, in least squares between units
 FLOOR = 1e-14  # of the initial squared size, below which float64 resolves no difference
 
@@ -247,29 +248,21 @@ def without_superfluous(parts: Parts, x: Tensor, rtol: float = 1e-9) -> tuple[Pa
 
 
 def _pruned_runs(parts: list[nn.Module], rtol: float) -> tuple[list[nn.Module], int, int]:
-    removed = merged = start = 0
-    while start < len(parts):
-        end = start
-        while end < len(parts) and type(parts[end]) in (nn.Linear, nn.ReLU, nn.LeakyReLU):
-            end += 1
-        run_ = parts[start:end]
-        while run_ and not isinstance(run_[-1], nn.Linear):
-            run_.pop()
-        while run_ and not isinstance(run_[0], nn.Linear):
-            run_, start = run_[1:], start + 1
+    removed = merged = 0
+    for plain, places in itertools.groupby(range(len(parts)), lambda i: type(parts[i]) in PRUNABLE):
+        linear = [i for i in places if isinstance(parts[i], nn.Linear)]
+        if not plain or not linear:
+            continue
         try:
-            found = prune(nn.Sequential(*run_), rtol=rtol) if run_ else None
+            found = prune(nn.Sequential(*parts[linear[0] : linear[-1] + 1]), rtol=rtol)
         except TypeError:  # activations differ, or there are two in a row
-            found = None
-        if found is not None and (any(found.removed) or any(found.merged)):
-            layers = iter(zip(found.network.weights, [*found.network.biases] or itertools.repeat(None), strict=False))
-            for k, part in enumerate(run_):
-                if isinstance(part, nn.Linear):
-                    weight, bias = next(layers)
-                    parts[start + k] = with_weight(part, weight.detach(), None if bias is None else bias.detach())
+            continue
+        if any(found.removed) or any(found.merged):
+            biases = [*found.network.biases] or itertools.repeat(None)
+            for i, weight, bias in zip(linear, found.network.weights, biases, strict=False):
+                parts[i] = with_weight(parts[i], weight.detach(), None if bias is None else bias.detach())
             removed += sum(map(len, found.removed))
             merged += sum(len(others) for of in found.merged for _, others in of)
-        start = max(end, start) + 1
     return parts, removed, merged
 
 

@@ -14,23 +14,12 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery import storage
+from bnrank.discovery.compression import samples
 from bnrank.discovery.compression.certificate import certified
 from bnrank.discovery.compression.chain import Parts, segments
 from bnrank.discovery.compression.costs import counts, multiply_adds, parameters
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.result import Compressed, replaced
-from bnrank.discovery.compression.samples import (
-    ENRICH,
-    MIN_SAMPLES,
-    affordable,
-    check_classes,
-    check_spread,
-    enriched,
-    entering,
-    outputs,
-    read_samples,
-    split,
-)
 from bnrank.discovery.compression.stages import Cut, Step, cut_down
 from bnrank.networks import Segment, Skipped
 from bnrank.networks.functional import Functional, check_finite, unwrap
@@ -133,28 +122,31 @@ def compress(
     (True, True)
     """
     original = unwrap(net)
-    x = read_samples(original, x, "x", MIN_SAMPLES)
+    x = samples.read_samples(original, x, "x", samples.MIN_SAMPLES)
     tol = validation.number(tol, "tol", 0.0, strict=True)
     if tol >= 1:
         raise ValueError(f"tol: got {tol:g}, expected 0 < tol < 1, relative to the spread of the outputs")
-    tune, limit = validation.integer(tune, "tune", 0), validation.integer(max_samples, "max_samples", MIN_SAMPLES)
+    tune, limit = (
+        validation.integer(tune, "tune", 0),
+        validation.integer(max_samples, "max_samples", samples.MIN_SAMPLES),
+    )
     timing = validation.integer(batch_size, "batch_size"), validation.integer(repeats, "repeats")
     seed = validation.integer(seed, "seed", 0)
     check_finite(net)
-    parted = split(original, x, y, held_out, seed)
+    parted = samples.split(original, x, y, held_out, seed)
     function = Functional(original)
-    reference = outputs(function, x, "x"), outputs(function, parted.kept, "held_out")
-    check_classes(parted.y, reference[0], "y")
-    check_classes(parted.y_kept, reference[1], "held_out[1]")
-    check_spread(original, x, parted.kept, reference)
+    reference = samples.outputs(function, x, "x"), samples.outputs(function, parted.kept, "held_out")
+    samples.check_classes(parted.y, reference[0], "y")
+    samples.check_classes(parted.y_kept, reference[1], "held_out[1]")
+    samples.check_spread(original, x, parted.kept, reference)
     work = copy.deepcopy(original).double().eval().requires_grad_(True)
     deciding = parted.deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
     with torch.no_grad():
         found, skipped = segments(work, deciding[:2])
-    limit = affordable(work, found, deciding, limit)
+    limit = samples.affordable(work, found, deciding, limit)
     deciding = deciding[:limit]
     real, selecting = len(deciding), max(1, round(SELECTING * len(deciding)))
-    deciding = enriched(deciding, real - selecting, min(ENRICH, limit), seed)
+    deciding = samples.enriched(deciding, real - selecting, min(samples.ENRICH, limit), seed)
     search = _Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
     search = _smallest(search, work, found, MARGIN * tol)
     new = search.new
@@ -229,7 +221,7 @@ class _Search:
 
     def _judge(self, work: nn.Module, segment: Segment) -> Judge:
         with torch.no_grad():
-            given = entering(work, segment.name, self.x).detach()
+            given = samples.entering(work, segment.name, self.x).detach()
         first, second = (
             (given[rows], _rest(work, segment.name, self.x[rows]), self.reference[rows].flatten(1))
             for rows in (slice(0, self.fitted), slice(self.fitted, None))

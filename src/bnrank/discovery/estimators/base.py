@@ -160,9 +160,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             )
         return wanted
 
-    def _learn(
-        self, x: np.ndarray, scaling: Scaling, data: Data, wanted: int | None, known: Count | None = None
-    ) -> None:
+    def _learn(self, x: np.ndarray, scaling: Scaling, data: Data, wanted: int | None, known: Any = None) -> None:
         """Fit, and set all fitted attributes; ``known`` is a count from elsewhere."""
         plan, seed = self._plan(data, wanted or 0), self._seed()
         data = replace(data, max_components=max(data.max_components, wanted or 0))
@@ -217,14 +215,9 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         if len(dead := np.flatnonzero(constant_columns(x))):
             notes.append(f"constant inputs left out: {', '.join(names[i] for i in dead[:10])}")
         if copies := len(x) - data.distinct:
-            notes.append(
-                f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; they are held out together"
-            )
+            notes.append(f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; held out together")
         if (points := int(data.inputs.max()) + 1) < data.distinct:
-            notes.append(
-                f"{points} different inputs, with several outputs at some: rows there are held out one by one, and "
-                "the result holds at these inputs"
-            )
+            notes.append(f"{points} different inputs, with several outputs at some: the result holds at these inputs")
         if data.distinct < FEW and isinstance(self.ridges, str):
             notes.append(f"fewer than {FEW} rows that differ: only linear maps were fitted")
         if points <= x.shape[1]:
@@ -235,10 +228,8 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         if still := int((self.influence_ < DEAD * self.influence_.max(initial=0)).sum()):
             notes.append(f"{still} of the {model.k} components do not vary on these rows: fewer suffice")
         if data.bound == 1 and model.k:
-            notes.append(
-                "one output (or two classes): the count is 1 for any function, since it is bounded by the number of "
-                f"outputs. y depends on {self.n_input_directions_} combination(s) of the inputs"
-            )
+            directions = f"y depends on {self.n_input_directions_} combination(s) of the inputs"
+            notes.append(f"one output or two classes: the count, bounded by the number of outputs, is 1; {directions}")
         return tuple(notes)
 
     def _input_names(self, d: int) -> list[str]:

@@ -9,18 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from bnrank.discovery.estimators import counts
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, project, truncate
-from bnrank.discovery.estimators.counts import (
-    SURE,
-    Count,
-    Trial,
-    by_group,
-    count_of,
-    is_better,
-    resampled,
-    smallest_within_error,
-    standard_error,
-)
+from bnrank.discovery.estimators.counts import Count, Trial
 from bnrank.discovery.estimators.linear import LinearFit, best_linear, linear_map, sample_losses
 from bnrank.discovery.estimators.path import MAX_ROWS, Budget, Fit, Path, explore, finished, folds_of, train_members
 from bnrank.discovery.estimators.tables import Data, apart
@@ -138,7 +129,7 @@ def investigate(
     if k == wanted == 0:
         return Evidence("constant", 0, linear, None, None, rows, plan)
     if linear.is_exact(k) or not plan.ridges:
-        found = k and (wanted is not None or is_better(linear.errors[k], linear.errors[0]))
+        found = k and (wanted is not None or counts.is_better(linear.errors[k], linear.errors[0]))
         return Evidence("linear" if found else "constant", k if found else 0, linear, None, None, rows, plan)
     path, rival = explore(some, folds, groups, linear.errors[0], plan, seed, tell), None
     if plan.shallow:
@@ -146,12 +137,12 @@ def investigate(
         other_plan = replace(plan, depth=plan.shallow, shallow=0)
         rival = explore(some, folds, groups, linear.errors[0], other_plan, seed, tell)
         deep, shallow = (p.by_number[p.supported if wanted is None else wanted] for p in (path, rival))
-        if _is_worse(deep, shallow, SURE):
+        if _is_worse(deep, shallow, counts.SURE):
             path, rival, plan = rival, path, other_plan
     kind, errors, bent = "linear", linear.errors[k], path.supported if wanted is None else wanted
-    if is_better(path.by_number[bent], errors, sure=1.0):
+    if counts.is_better(path.by_number[bent], errors, sure=1.0):
         kind, k, errors = "network", bent, path.by_number[bent]
-    if k == 0 or (wanted is None and not is_better(errors, linear.errors[0])):
+    if k == 0 or (wanted is None and not counts.is_better(errors, linear.errors[0])):
         kind, k = "constant", 0
     return Evidence(kind, k, linear, path, rival, rows, plan)
 
@@ -208,7 +199,7 @@ def _network(
     path.fits += fits
     candidates = [fit for fit in fits if fit.ridge == ridge and fit.depth == plan.depth]
     whole = min(candidates, key=lambda fit: fit.loss + float(fit.truncation.change[k])).network
-    if mean_loss(whole, some) > path.errors[ridge][-1].mean() + standard_error(path.errors[ridge][-1]):
+    if mean_loss(whole, some) > path.errors[ridge][-1].mean() + counts.standard_error(path.errors[ridge][-1]):
         tell("these stopped at a saddle: continuing from a network of the folds")
         own = [fit for fit in path.fits if (fit.ridge, fit.depth) == (ridge, plan.depth) and fit.fold is not None]
         best = min(own, key=lambda fit: float(fit.truncation.errors[-1].mean()))
@@ -326,7 +317,7 @@ def between_inputs(
     found = investigate(data, plan, seed, tell, by_input=True)
     other = found.number
     errors = [found.linear.errors] + ([found.path.by_number] if found.path else [])
-    shown = any(is_better(e[number], found.errors[other], sure=1.0) for e in errors if number < len(e))
+    shown = any(counts.is_better(e[number], found.errors[other], sure=1.0) for e in errors if number < len(e))
     if other >= number or shown:
         return count
     why = f"{number} held at the inputs of the design, not shown between them (with all rows of an input "
@@ -337,12 +328,12 @@ def count_from(found: Evidence, trials: tuple[Trial, ...], bound: int) -> Count:
     """Return the count that a cross-validation and single networks support, with the reason in words."""
     number, path, linear = found.number, found.path, found.linear
     if found.kind == "network" and path is not None:
-        return count_of(number, trials, bound, resampled(found.errors, path.rtol))
-    low, high = resampled(linear.errors, 0.0, paired=True)
+        return counts.count_of(number, trials, bound, counts.resampled(found.errors, path.rtol))
+    low, high = counts.resampled(linear.errors, 0.0, paired=True)
     if found.kind == "constant":
         tried = "function" if path else "linear map"
         reason = f"nothing was found: on held-out rows no {tried} predicts better than the mean"
-        high = max(high, resampled(path.by_number, path.rtol)[1]) if path else high
+        high = max(high, counts.resampled(path.by_number, path.rtol)[1]) if path else high
         return Count(0, (0, high), NAN, False, reason)
     interval = (min(number, low), max(number, high))
     if path is not None and not linear.is_exact(number):
@@ -362,7 +353,7 @@ def count_from(found: Evidence, trials: tuple[Trial, ...], bound: int) -> Count:
 
 def _is_worse(errors: np.ndarray, than: np.ndarray, sure: float = 1.0) -> bool:
     """Return whether a held-out loss, (N,), exceeds another by more than ``sure`` of the other's standard errors."""
-    return bool(errors.mean() > than.mean() + sure * standard_error(than))
+    return bool(errors.mean() > than.mean() + sure * counts.standard_error(than))
 
 
 def number_of_directions(path: Path, ridge: float) -> int:
@@ -383,4 +374,4 @@ def number_of_directions(path: Path, ridge: float) -> int:
         with torch.no_grad():
             for j in range(len(errors)):
                 errors[j, out] = sample_losses(net(found.project(x, j)).numpy(), held_out.y, data.classes)
-    return max(smallest_within_error(by_group(errors, path.groups), paired=False, rtol=path.rtol), 1)
+    return max(counts.smallest_within_error(counts.by_group(errors, path.groups), paired=False, rtol=path.rtol), 1)

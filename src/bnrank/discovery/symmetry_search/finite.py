@@ -115,11 +115,7 @@ def given_maps(given: Sequence[Any], d: int) -> list[tuple[str, str, Tensor]]:
 
 
 def tested(
-    net: nn.Module,
-    x: Tensor,
-    coordinates: Coordinates,
-    maps: Sequence[tuple[str, str, Tensor]],
-    rtol: float | None,
+    net: nn.Module, x: Tensor, coordinates: Coordinates, maps: Sequence[tuple[str, str, Tensor]], rtol: float | None
 ) -> tuple[FiniteTest, ...]:
     """Return the tests of maps on samples (N, d), without flips of pairs of which each is a symmetry by itself."""
     before = outputs_of(net, x)

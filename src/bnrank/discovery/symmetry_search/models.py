@@ -76,43 +76,30 @@ def module_of(model: object, x: Tensor | None = None) -> nn.Module:
 
 
 def _pipeline(model: Pipeline, x: Tensor) -> nn.Module:
-    """Return the last step's module after the affine map of the steps before it."""
-    last = module_of(model.steps[-1][1])
-    points = x.detach().double().cpu().numpy()
-    spread = np.where(points.std(0) > 0, points.std(0), 1.0)
-    mean = points.mean(0)
-    probes = _transformed(model, np.concatenate([mean[None], mean + np.diag(spread)]))
-    matrix = ((probes[1:] - probes[0]).T) / spread
-    expected, found = probes[0] + (points - mean) @ matrix.T, _transformed(model, points)
-    rounding = ROUNDING * (np.abs(probes[0]) + np.abs(matrix) @ np.abs(points).max(0))
-    if not (_agree(expected, found, rounding) and _alone(model, points, probes[0], matrix, rounding)):
-        steps = ", ".join(name for name, _ in model.steps[:-1])
-        raise ValueError(
-            f"net: got a Pipeline whose steps before the last ({steps}) are no affine map of x, expected scalings "
-            "and the like; pass the last step with x as it receives it"
-        )
-    layer = nn.Linear(matrix.shape[1], matrix.shape[0]).double()
-    layer.weight.data, layer.bias.data = torch.from_numpy(matrix), torch.from_numpy(probes[0] - matrix @ mean)
-    return nn.Sequential(layer, copy.deepcopy(last).double())
+    """Return the last step's module after the affine map of the steps before it.
 
-
-def _agree(expected: np.ndarray, found: np.ndarray, rounding: np.ndarray) -> bool:
-    """Return whether values (n, m) agree in every column, to a millionth of its variation plus ``rounding`` (m,)."""
-    return bool((np.abs(expected - found).max(0) <= AFFINE * np.abs(found - found.mean(0)).max(0) + rounding).all())
-
-
-def _alone(model: Pipeline, points: np.ndarray, center: np.ndarray, matrix: np.ndarray, rounding: np.ndarray) -> bool:
-    """Return whether the steps are affine in every column of x by itself, the others at their mean.
-
-    A column of large values in the same sums can hide that one of small values is bent.
+    The map is verified on the samples, and along every column of x with the others at their mean: a column of large
+    values can hide that one of small values in the same sums is bent.
     """
-    mean, d = points.mean(0), points.shape[1]
-    values = np.quantile(points, QUANTILES, axis=0)
-    probes = np.repeat(mean[None, None], len(values), 0).repeat(d, 1)  # value, column that moves, column
-    probes[:, np.arange(d), np.arange(d)] = values
-    found = _transformed(model, probes.reshape(-1, d)).reshape(len(values), d, -1)
-    expected = center + (values - mean)[:, :, None] * matrix.T
-    return all(_agree(expected[:, j], found[:, j], rounding) for j in range(d))
+    points = x.detach().double().cpu().numpy()
+    d, mean = points.shape[1], points.mean(0)
+    spread = np.where(points.std(0) > 0, points.std(0), 1.0)
+    probes = _transformed(model, np.concatenate([mean[None], mean + np.diag(spread)]))
+    center, matrix = probes[0], (probes[1:] - probes[0]).T / spread
+    rounding = ROUNDING * (np.abs(center) + np.abs(matrix) @ np.abs(points).max(0))
+    quantiles = np.quantile(points, QUANTILES, axis=0)
+    for some in (points, *(np.where(np.arange(d) == column, quantiles, mean) for column in range(d))):
+        found = _transformed(model, some)
+        deviation = np.abs(center + (some - mean) @ matrix.T - found).max(0)
+        if (deviation > AFFINE * np.abs(found - found.mean(0)).max(0) + rounding).any():
+            steps = ", ".join(name for name, _ in model.steps[:-1])
+            raise ValueError(
+                f"net: got a Pipeline whose steps before the last ({steps}) are no affine map of x, expected scalings "
+                "and the like; pass the last step with x as it receives it"
+            )
+    layer = nn.Linear(*matrix.T.shape).double()
+    layer.weight.data, layer.bias.data = torch.from_numpy(matrix), torch.from_numpy(center - matrix @ mean)
+    return nn.Sequential(layer, copy.deepcopy(module_of(model.steps[-1][1])).double())
 
 
 def _transformed(model: Pipeline, points: np.ndarray) -> np.ndarray:

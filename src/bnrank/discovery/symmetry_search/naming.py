@@ -13,6 +13,7 @@ from bnrank.discovery.symmetry_search import algebra
 from bnrank.discovery.symmetry_search.pieces import (
     SMALL,
     Piece,
+    Point,
     Search,
     axes_of,
     centers,
@@ -28,7 +29,10 @@ from bnrank.discovery.symmetry_search.pieces import (
 )
 from bnrank.discovery.symmetry_search.problem import Coordinates
 
+LENGTHS = {"Euclidean": "", "standardized": " (of standardized columns)"}
+LENGTHS |= {"covariance": " (in the metric of the covariance)", "ellipsoid": " (of an ellipsoid)"}
 ROUGH = 0.03  # of the largest, below which entries of inexact directions are omitted from texts
+MAX_COLUMNS = 32  # above which no units are determined in which pairs of columns rotate
 MAX_MULTIPLE = 12  # of the exponents of a scaling, to make them whole numbers
 
 
@@ -134,15 +138,10 @@ def _scaling_text(weights: Tensor, names: Sequence[str]) -> str:
     return "scaling of " + ", ".join(parts)
 
 
-MAX_COLUMNS = 32  # above which no units are determined in which pairs of columns rotate
-
-
 def rotated(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
     """Return the rotations in the span of fields, in the lengths and about the point with the most of them."""
-    where = search.coordinates
-    euclidean, standardized, points = _euclidean(search), where.metric(where.spread), centers(fields, search)
     best: tuple[list[Piece], Tensor] = ([], fields[:0])
-    for name, metric, point in _metrics(fields, euclidean.T @ euclidean, standardized, points, search):
+    for name, metric, point in _metrics(fields, centers(fields, search), search):
         pieces, ideal = _turning(fields, name, metric, point, search)
         if len(ideal) > len(best[1]):
             best = (pieces, ideal)
@@ -151,21 +150,19 @@ def rotated(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
     return best
 
 
-def _metrics(
-    fields: Tensor, euclidean: Tensor, standardized: Tensor, points: list[tuple[Tensor, Tensor]], search: Search
-) -> Iterator[tuple[str, Tensor, tuple[Tensor, Tensor]]]:
+def _metrics(fields: Tensor, points: list[Point], search: Search) -> Iterator[tuple[str, Tensor, Point]]:
     """Yield metrics and fixed points to try, by name."""
-    yield from (("Euclidean", euclidean, point) for point in points)
-    yield from (("standardized", standardized, point) for point in points)
-    yield from (("covariance", torch.eye(len(euclidean), dtype=fields.dtype), point) for point in points)
+    where, euclidean = search.coordinates, _euclidean(search)
+    standardized, covariance = where.metric(where.spread), torch.eye(where.dimension, dtype=fields.dtype)
+    metrics = {"Euclidean": euclidean.T @ euclidean, "standardized": standardized, "covariance": covariance}
     if search.exact:
         found = algebra.invariant_metric(fields[..., :-1], standardized, 1e-5)
-        if found is not None:
-            yield from (("ellipsoid", found, point) for point in points)
-        for point in points:
-            lengths = _lengths(fields, point[1], search)
-            if lengths is not None:
-                yield "ellipsoid", search.coordinates.metric(lengths), point
+        metrics |= {} if found is None else {"ellipsoid": found}
+    yield from ((name, metric, point) for name, metric in metrics.items() for point in points)
+    for point in points if search.exact else []:
+        lengths = _lengths(fields, point[1], search)
+        if lengths is not None:
+            yield "ellipsoid", where.metric(lengths), point
 
 
 def _euclidean(search: Search) -> Tensor:
@@ -203,9 +200,7 @@ def _lengths(fields: Tensor, center: Tensor, search: Search) -> Tensor | None:
     return lengths if reached else None
 
 
-def _turning(
-    fields: Tensor, name: str, metric: Tensor, about: tuple[Tensor, Tensor], search: Search
-) -> tuple[list[Piece], Tensor]:
+def _turning(fields: Tensor, name: str, metric: Tensor, about: Point, search: Search) -> tuple[list[Piece], Tensor]:
     """Return the rotations about a point, in a metric (q, q), in the span of the fields."""
     root, inverse = _roots(metric)
     (point, center), where = about, search.coordinates
@@ -265,10 +260,8 @@ def _ellipsoid(space: Tensor, names: Sequence[str], units: Tensor) -> str:
     first, second = torch.triu_indices(len(names), len(names))
     scales = units[first] * units[second]
     terms = form[first, second] * torch.where(first == second, 1.0, 2.0) / scales
-    products = [
-        f"{names[i]}^2" if i == j else f"{names[i]} {names[j]}"
-        for i, j in zip(first.tolist(), second.tolist(), strict=True)
-    ]
+    pairs = [(names[i], names[j]) for i, j in zip(first.tolist(), second.tolist(), strict=True)]
+    products = [f"{a}^2" if a == b else f"{a} {b}" for a, b in pairs]
     return f"squared length {combination(terms / terms[0], products, 1 / scales)}"
 
 
@@ -277,12 +270,7 @@ def _text(space: Tensor, center: Tensor, metric: str, where: Coordinates, names:
     n, q = space.shape[1], where.dimension
     units = torch.ones_like(where.spread) if metric == "Euclidean" else where.spread
     axes = axes_of(space / units[:, None])
-    lengths = {
-        "Euclidean": "",
-        "standardized": " (of standardized columns)",
-        "covariance": " (in the metric of the covariance)",
-        "ellipsoid": " (of an ellipsoid)",
-    }[metric]
+    lengths = LENGTHS[metric]
     if axes is not None:
         shown = ", ".join(names[i] for i in axes)
         words = f"rotation in the plane ({shown})" if n == 2 else f"all rotations of ({shown})"

@@ -13,6 +13,8 @@ from torch import Tensor
 from bnrank.discovery.symmetry_search import algebra
 from bnrank.discovery.symmetry_search.problem import Coordinates, in_units
 
+Point = tuple[Tensor, Tensor]  # in z and in x
+
 SMALL = 1e-3  # relative to the largest, below which entries are omitted from texts
 MAX_TERMS = 6
 
@@ -214,7 +216,7 @@ def common(fields: Tensor, family: Tensor, bar: float) -> Tensor:
     return (left[:, cosines >= bar].T @ basis).reshape(-1, *fields.shape[1:])
 
 
-def centers(fields: Tensor, search: Search) -> list[tuple[Tensor, Tensor]]:
+def centers(fields: Tensor, search: Search) -> list[Point]:
     """Return possible fixed points of the fields, in z and in x: x = 0, the mean of the data, the best."""
     where = search.coordinates
     zero = torch.zeros_like(where.mean)
