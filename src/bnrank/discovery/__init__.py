@@ -1,4 +1,4 @@
-"""What a user takes home: the numbers y depends on, its symmetries, and the network cut down to its bottleneck."""
+"""Latent variables of a table, symmetries of a function, and networks compressed to their bottleneck."""
 
 from bnrank.discovery.compression import Certificate, Compressed, compress
 from bnrank.discovery.compression import load as load_compressed

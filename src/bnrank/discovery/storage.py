@@ -41,11 +41,8 @@ def plain_array(value: Any, name: str) -> Any:
     if not isinstance(value, pd.DataFrame | pd.Series):
         read_only = isinstance(value, np.ndarray) and not value.flags.writeable  # as columns of a DataFrame are
         return value.copy() if read_only else value
-    columns, kind, types = (
-        value.to_frame() if isinstance(value, pd.Series) else value,
-        type(value).__name__,
-        pd.api.types,
-    )
+    columns = value.to_frame() if isinstance(value, pd.Series) else value
+    kind, types = type(value).__name__, pd.api.types
     kinds = {label: dtype for label, dtype in columns.dtypes.items()}
     bad = [f"{k} ({t})" for k, t in kinds.items() if not types.is_numeric_dtype(t) or types.is_bool_dtype(t)]
     if bad:

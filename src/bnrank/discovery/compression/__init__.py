@@ -1,4 +1,4 @@
-"""Trained modules cut down to their bottleneck, with a certificate."""
+"""Trained modules compressed to their bottleneck, with a certificate."""
 
 from bnrank.discovery.compression.bounds import Bound
 from bnrank.discovery.compression.certificate import Accuracy, Certificate

@@ -66,23 +66,18 @@ class Compressed(Printed):
         """
         path = files.checked_path(path, "path", store.SUFFIX)
         if not self.plan:
-            raise ValueError(
-                "network: nothing was compressed, expected a network with replaced segments; save the module itself"
-            )
+            raise ValueError("network: nothing was compressed, expected replaced segments; save the module itself")
         unknown = [name or "the module" for name, layers in self.plan.items() if layers is None]
         if unknown:
-            raise TypeError(
-                f"network: {', '.join(unknown)} has parts that cannot be built from plain values; save its state_dict"
-            )
+            found = ", ".join(unknown)
+            raise TypeError(f"network: {found} has parts that no plain values describe; save its state_dict")
         return store.save(path, self.network.state_dict(), {"plan": dict(self.plan)}, KIND)
 
     def __str__(self) -> str:
         lines = [] if self.changed else ["returned as it is"]
-        lines += [
-            f"{step.kind}{f' ({step.where})' if step.where else ''}: {step.what}; change so far "
-            f"{100 * step.change:.3g} %"
-            for step in self.steps
-        ]
+        for step in self.steps:
+            where = f" ({step.where})" if step.where else ""
+            lines.append(f"{step.kind}{where}: {step.what}; change so far {100 * step.change:.3g} %")
         lines += [self.reason] if self.reason else []
         lines += [f"skipped {part}" for part in self.skipped]
         return "\n".join([*lines, str(self.certificate)])

@@ -97,10 +97,8 @@ def _refusing(function: Functional, x: Tensor) -> str:
     handles = []
     for name, sub in function.module.named_modules():
         if isinstance(sub, (nn.Linear, *CONVOLUTIONS)):
-            handles.append(
-                sub.register_forward_pre_hook(lambda sub, given, name=name: entered.append((name, sub, given[0].shape)))
-            )
-            handles.append(sub.register_forward_hook(lambda *_: entered.clear()))
+            note = lambda sub, given, name=name: entered.append((name, sub, given[0].shape))  # noqa: E731
+            handles += [sub.register_forward_pre_hook(note), sub.register_forward_hook(lambda *_: entered.clear())]
     try:
         _runs(function, x)
     finally:
@@ -130,16 +128,13 @@ def check_spread(net: nn.Module, x: Tensor, kept: Tensor, found: tuple[Tensor, T
         The outputs on both, (N, outputs).
     """
     own = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
-    varies, kept_varies = (
-        float((out - out.mean(0)).norm()) > 32 * torch.finfo(own).eps * float(out.norm()) for out in found
-    )
+    eps = 32 * torch.finfo(own).eps
+    varies, kept_varies = (float((out - out.mean(0)).norm()) > eps * float(out.norm()) for out in found)
     if _equal(x):
         raise ValueError(f"x: got {len(x)} equal samples, expected different ones: the spread of the outputs is 0")
     if not kept_varies and (varies or _equal(kept)):
-        raise ValueError(
-            f"held_out: the spread of the outputs on the {len(kept)} samples held out is 0, "
-            "expected samples on which they vary"
-        )
+        where = f"on the {len(kept)} samples held out"
+        raise ValueError(f"held_out: the spread of the outputs {where} is 0, expected samples on which they vary")
 
 
 def _equal(x: Tensor) -> bool:
@@ -182,9 +177,8 @@ def split(net: nn.Module, x: Tensor, y: Any, held_out: Any, seed: int) -> Parted
     if isinstance(held_out, Tensor | np.ndarray):
         kept = read_samples(net, held_out, "held_out", MIN_SAMPLES)
         if kept.shape[1:] != x.shape[1:]:
-            raise ValueError(
-                f"held_out: got samples of shape {tuple(kept.shape[1:])}, expected {tuple(x.shape[1:])} as in x"
-            )
+            shapes = tuple(kept.shape[1:]), tuple(x.shape[1:])
+            raise ValueError(f"held_out: got samples of shape {shapes[0]}, expected {shapes[1]} as in x")
         if kept.is_floating_point() != x.is_floating_point():
             raise TypeError(f"held_out: got dtype {kept.dtype}, expected samples like x, of dtype {x.dtype}")
         return Parted(x, y, x[order], kept, y_kept)

@@ -126,10 +126,8 @@ def compress(
     tol = validation.number(tol, "tol", 0.0, strict=True)
     if tol >= 1:
         raise ValueError(f"tol: got {tol:g}, expected 0 < tol < 1, relative to the spread of the outputs")
-    tune, limit = (
-        validation.integer(tune, "tune", 0),
-        validation.integer(max_samples, "max_samples", samples.MIN_SAMPLES),
-    )
+    tune = validation.integer(tune, "tune", 0)
+    limit = validation.integer(max_samples, "max_samples", samples.MIN_SAMPLES)
     timing = validation.integer(batch_size, "batch_size"), validation.integer(repeats, "repeats")
     seed = validation.integer(seed, "seed", 0)
     check_finite(net)

@@ -1,4 +1,4 @@
-"""Estimators in scikit-learn's sense: the number of components that carry x to y, and the components."""
+"""Estimators with the interface of scikit-learn: the components through which y depends on x, and their number."""
 
 from bnrank._core.store import Stored
 from bnrank.discovery.estimators import summary

@@ -105,9 +105,8 @@ class BottleneckAutoencoder(BottleneckEstimator):
         if largest.number >= half:
             reason = f"undetermined: each half has {half} column(s), so that no more than {half} can be detected"
             return Count(largest.number, (low, high), largest.agreement, True, reason)
-        return replace(
-            largest, interval=(low, high), reason=f"one half of the columns from the other: {largest.reason}"
-        )
+        reason = f"one half of the columns from the other: {largest.reason}"
+        return replace(largest, interval=(low, high), reason=reason)
 
 
 def _kept(x: np.ndarray, rebuilt: np.ndarray) -> float:

@@ -287,14 +287,11 @@ def voice(progress: bool | str) -> Iterator[Callable[[str], None]]:
     """Give a function that shows progress: on one line of a terminal, elsewhere line by line ("auto": not at all)."""
     if isinstance(progress, str):
         validation.choice(progress, "progress", ["auto"])
-    if progress == "auto" and not sys.stderr.isatty():
-        progress = False
-    if not progress:
-        yield lambda text: None
-        return
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not progress or (progress == "auto" and not sys.stderr.isatty()):
+        yield lambda text: None
+    elif not console.is_terminal:
         yield lambda text: console.print(f"fitting: {text}", soft_wrap=True)
-        return
-    with console.status("fitting") as status:
-        yield lambda text: status.update(f"fitting: {text}")
+    else:
+        with console.status("fitting") as status:
+            yield lambda text: status.update(f"fitting: {text}")

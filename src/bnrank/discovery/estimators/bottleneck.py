@@ -74,11 +74,9 @@ def truncate(
             errors.append(sample_losses(values.numpy(), held_out[1], classes))
         if made[best] <= DEAD * max(change[0], 1e-12):  # further dimensions change nothing
             rest = max_k - k
-            layers, change, errors = (
-                layers + layers[-1:] * rest,
-                change + change[-1:] * rest,
-                errors + errors[-1:] * rest,
-            )
+            layers += layers[-1:] * rest
+            change += change[-1:] * rest
+            errors += errors[-1:] * rest
             break
     return Truncation(layers, np.array(change), np.array(errors))
 

@@ -204,14 +204,10 @@ class Path:
         change, errors, held_out = fit.truncation.change, self.errors[self.best].mean(axis=1), fit.truncation.errors
         negligible = max(self.error, self.rtol * (errors[0] - errors[-1]), change.min())
         nominal = fit.ridge * fit.depth / self.fits[0].depth  # a dimension costs lambda L
+        own = {name: getattr(fit, name) for name in ("ridge", "depth", "seed", "fold", "weight_rank", "loss")}
         return Trial(
-            ridge=fit.ridge,
-            depth=fit.depth,
-            seed=fit.seed,
-            fold=fit.fold,
+            **own,
             count=int(np.argmax(change <= negligible)),
-            weight_rank=fit.weight_rank,
-            loss=fit.loss,
             held_out=float(held_out[-1].mean()) if held_out.size else float("nan"),
             considered=bool(min(abs(np.log(ridge / nominal)) for ridge in self.running) < 0.5 * np.log(STEP)),
         )

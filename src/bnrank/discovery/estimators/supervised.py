@@ -17,6 +17,8 @@ from bnrank._core import validation
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.tables import Data, names_of, refuse_tables_by_name, scaling_of
 
+NO_TARGET = "y: got None, expected {}; this estimator requires y to be passed, but the target y is None"
+
 
 class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator):
     r"""Regression y = h(g(x)) through as few components g(x) in R^k as the table supports, and their number.
@@ -162,9 +164,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
 
 def _read_outputs(y: Any) -> np.ndarray:
     if y is None:
-        raise ValueError(
-            "y: got None, expected outputs; this estimator requires y to be passed, but the target y is None"
-        )
+        raise ValueError(NO_TARGET.format("outputs"))
     refuse_tables_by_name(y, "y")
     values = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
     if values.ndim not in (1, 2):
@@ -209,9 +209,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         """Fit to inputs (N, d_in) and classes (N,)."""
         x = self._begin(X)
         if y is None:
-            raise ValueError(
-                "y: got None, expected classes; this estimator requires y to be passed, but the target y is None"
-            )
+            raise ValueError(NO_TARGET.format("classes"))
         if missing := int(pd.isna(np.asarray(y, dtype=object).ravel()).sum()):
             raise ValueError(f"y: got missing values (NaN) ({missing} of {len(x)} rows), expected a class each")
         labels = column_or_1d(y, warn=True)

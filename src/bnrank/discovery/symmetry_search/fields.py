@@ -89,10 +89,8 @@ class SampledFields:
         for function, label in zip(self.functions, self.labels, strict=True):
             value = torch.as_tensor(function(x.clone())).detach().double()
             if value.shape != x.shape or not bool(torch.isfinite(value).all()):
-                raise ValueError(
-                    f"{label}: returned {validation.describe(value)} for x of shape {tuple(x.shape)}, expected one "
-                    "finite vector per sample, of the same shape"
-                )
+                returned = f"returned {validation.describe(value)} for x of shape {tuple(x.shape)}"
+                raise ValueError(f"{label}: {returned}, expected one finite vector per sample, of the same shape")
             values.append(value)
         return torch.stack(values, 1)
 
@@ -194,9 +192,8 @@ def read_affine(given: Any, name: str, d: int, alternative: str = "") -> Tensor:
         expected = f"a matrix A {(d, d)}, a pair (A, b) {alternative}".strip()
         raise TypeError(f"{name}: got {validation.describe(given)}, expected {expected}") from error
     if tuple(parts[0].shape) != (d, d) or tuple(parts[1].shape) != (d,):
-        raise ValueError(
-            f"{name}: got shapes {tuple(parts[0].shape)} and {tuple(parts[1].shape)}, expected A {(d, d)} and b {(d,)}"
-        )
+        found = f"{tuple(parts[0].shape)} and {tuple(parts[1].shape)}"
+        raise ValueError(f"{name}: got shapes {found}, expected A {(d, d)} and b {(d,)}")
     if not all(bool(torch.isfinite(part).all()) for part in parts):
         raise ValueError(f"{name}: got NaN or infinite entries, expected finite ones")
     return torch.cat([parts[0], parts[1][:, None]], 1)

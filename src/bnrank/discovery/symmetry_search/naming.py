@@ -225,9 +225,8 @@ def _turning(fields: Tensor, name: str, metric: Tensor, about: Point, search: Se
     if not search.holds(ideal):
         return [], fields[:0]
     written = sparse(where.to_x(ideal), where)
-    text = f"rotations, {name} lengths kept, about {point_text(center, search.names, where.spread)}: " + "; ".join(
-        field_text(field, search.names, where.spread) for field in written
-    )
+    words = "; ".join(field_text(field, search.names, where.spread) for field in written)
+    text = f"rotations, {name} lengths kept, about {point_text(center, search.names, where.spread)}: {words}"
     left, sizes, _ = torch.linalg.svd(lift @ algebra.casimir(matrices) / units[:, None], full_matrices=False)
     turned = left[:, sizes > 1e-3 * sizes[0]] * units[:, None]
     return [Piece("rotation", text, written, search.residual(ideal), turned, center, name)], ideal

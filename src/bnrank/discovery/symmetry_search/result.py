@@ -140,11 +140,8 @@ class Symmetries(Printed):
         yield from (f"  {piece.text} (residual {piece.residual:.2g})" for piece in self.pieces)
         k = self.fields.gap.candidate
         if 0 < k < len(self.values):
-            below, above = (
-                ", ".join(f"{float(v):.3g}" for v in part)
-                for part in (self.values[max(0, k - 2) : k], self.values[k : k + 2])
-            )
-            yield f"  singular values around place {k}: {below} | {above}"
+            shown = [f"{float(value):.3g}" for value in self.values[: k + 2]]
+            yield f"  singular values around index {k}: {', '.join(shown[:k][-2:])} | {', '.join(shown[k:])}"
         if missing := self.left_out.shape[1]:
             dimensions = f"{self.domain_dimension} of {len(self.names)} dimensions"
             yield f"  the data span {dimensions}: the result does not cover the other {missing}"

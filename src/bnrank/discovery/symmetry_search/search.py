@@ -138,10 +138,8 @@ def symmetries(
         sample, held = (part.within(given.where, inner) for part in (sample, held))
         family = affine(inner.dimension)
     if len(family) > MAX_FIELDS:
-        raise ValueError(
-            f"fields: got {len(family)} fields, expected at most {MAX_FIELDS}; f depends on {inner.dimension} "
-            "coordinates: give a sequence of fields to search"
-        )
+        found_fields = f"got {len(family)} fields of {inner.dimension} coordinates"
+        raise ValueError(f"fields: {found_fields}, expected at most {MAX_FIELDS}; give a sequence of fields to search")
     found = along_flows(find_fields(sample, family, given), family, inner, held, given)
     pieces += _pieces(found, family, inner, held, given.names)
     tests: tuple[FiniteTest, ...] = ()

@@ -167,9 +167,8 @@ def find_fields(sample: Sample, family: Family, given: Problem) -> Found:
     p, q = len(family), sample.z.shape[1]
     blocks = max(2, min(len(sample), BLOCKS, max(FOLDS, 2**26 // p**2)))
     parts = [sample.at(rows) for rows in order.tensor_split(blocks)]
-    grams = torch.stack(
-        [sum((rows.T @ rows for rows in _rows(part, family)), torch.zeros(p, p, dtype=torch.float64)) for part in parts]
-    )
+    zero = torch.zeros(p, p, dtype=torch.float64)
+    grams = torch.stack([sum((rows.T @ rows for rows in _rows(part, family)), zero) for part in parts])
     sizes = torch.tensor([float(part.jacobian.square().sum()) for part in parts], dtype=torch.float64)
     values, vectors = _spectrum(grams.sum(0), float(sizes.sum()), q)
     low = int((values < 1e-4).sum())
