@@ -167,13 +167,7 @@ class Follower(TorchFunctionMode):
         return value
 
     def _run(
-        self,
-        name: str,
-        run: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        module: nn.Module | None = None,
-        place: str = "",
+        self, name: str, run: Any, args: Any, kwargs: Any, module: nn.Module | None = None, place: str = ""
     ) -> Any:
         """Run an operation, read it, and return its result."""
         self.working = True
@@ -182,11 +176,11 @@ class Follower(TorchFunctionMode):
             held: list[Value] = leaves(given, Value)
             if name not in _FRESH and all(v.node is None and v.raw and not v.sources for v in held):
                 return run(*args, **(kwargs or {}))
-            return self._recorded(Call(name, given[0], given[1], None, run, module, self.weights), held, place)
+            return self._record(Call(name, given[0], given[1], None, run, module, self.weights), held, place)
         finally:
             self.working = False
 
-    def _recorded(self, call: Call, held: list[Value], place: str) -> Any:
+    def _record(self, call: Call, held: list[Value], place: str) -> Any:
         versions = [v.tensor._version for v in held]
         before = {id(v): v.before() for v in held if v.node is not None or not (v.sources or v.raw)}
         args, kwargs = replace((call.args, call.kwargs), lambda leaf: leaf.tensor if isinstance(leaf, Value) else leaf)

@@ -172,7 +172,8 @@ def _check_draws(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
         if len(found) != len(nodes):
             raise _random(net, "which operations it runs")
         for one, other in zip(nodes, found, strict=True):
-            if repr(one) != repr(other) or not (_equal(one.index, other.index) and _equal(one.windows, other.windows)):
+            arrays: list[tuple[Any, Any]] = [(one.index, other.index), (one.windows, other.windows)]
+            if repr(one) != repr(other) or not all(np.array_equal(a, b) for a, b in arrays):
                 raise _random(net, f"what it does at {one.name!r} ({one.text})")
 
 
@@ -181,10 +182,6 @@ def _random(net: nn.Module, what: str) -> ValueError:
         f"net: {type(net).__name__} draws random numbers that decide {what}; expected the same graph in every "
         "call: set the probability to 0, or draw once and keep the draw in a buffer"
     )
-
-
-def _equal(a: np.ndarray | None, b: np.ndarray | None) -> bool:
-    return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
 def _check(net: nn.Module) -> None:

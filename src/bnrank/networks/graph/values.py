@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -142,14 +142,8 @@ class Call:
         return name, tensor, value.tensor
 
 
-class Emit(Protocol):
-    """Adds a node to the graph."""
-
-    def __call__(
-        self, op: str, inputs: Sequence[Value], tensor: Tensor, batch: int, merged: int = 1, **fields: Any
-    ) -> Value:
-        """Return the value of the new node."""
-        ...
+Emit = Callable[..., Value]
+"""Adds a node (op, inputs, tensor, batch, merged=1, **fields) to the graph and returns its value."""
 
 
 def leaves(tree: Any, kind: type) -> list[Any]:

@@ -171,7 +171,38 @@ class Wiring:
     @cached_property
     def unrolled(self) -> Unrolled:
         """The tree of path ends; its size is the number of paths times their length."""
-        return _unroll(self)
+        reached = zip(self.ending, self.reaching, strict=True)
+        ending = np.array([n if to_outputs else 0 for n, to_outputs in reached], dtype=np.int64)
+        is_input = self.coordinates >= -1
+        order = np.argsort(self.targets, kind="stable")  # by target
+        first = np.searchsorted(self.targets[order], np.arange(len(is_input) + 1))
+        degree = np.diff(first)
+        sizes = np.concatenate([[0], np.cumsum(ending[self.sources[order]])])
+        before = sizes[:-1] - np.repeat(
+            sizes[first[:-1]], degree
+        )  # paths that end in earlier edges into the same vertex
+
+        vertex = self.outputs
+        parent, edge = np.full_like(vertex, -1), np.full_like(vertex, -1)
+        offset = np.cumsum(ending[vertex]) - ending[vertex]
+        levels, starts, leaves = [], [0], np.full(int(ending[vertex].sum()), -1, dtype=np.int64)
+        while len(vertex):
+            nodes = starts[-1] + np.arange(len(vertex))
+            starts.append(starts[-1] + len(vertex))
+            levels.append((vertex, parent, edge))
+            leaf = vertex < 0
+            leaves[offset[leaf]] = nodes[leaf]
+            ends = ~leaf & is_input[vertex]
+            children = np.where(leaf, 0, np.where(ends, 1, degree[vertex]))
+            row = np.repeat(np.arange(len(nodes)), children)
+            within = np.arange(len(row)) - np.repeat(np.cumsum(children) - children, children)
+            slot = np.where(ends[row], 0, first[vertex[row]] + within)
+            edge = np.where(ends[row], -1, order[slot] if len(order) else -1)
+            offset = offset[row] + np.where(ends[row], 0, before[slot] if len(order) else 0)
+            vertex = np.where(ends[row], -1, self.sources[edge] if len(order) else -1)
+            parent = nodes[row]
+        vertices, parents, edges = (np.concatenate(column) for column in zip(*levels, strict=True))
+        return Unrolled(vertices, parents, edges, np.array(starts, dtype=np.int64), leaves)
 
     def walk(self) -> Iterator[tuple[Vertex, ...]]:
         """Yield the paths as tuples of vertices, in the order of their last edge, then the last but one, ..."""
@@ -256,40 +287,6 @@ class Unrolled:
             here = here[torch.from_numpy(self.parents[part] - self.starts[depth - 1])] * own
             depths.append(here)
         return torch.cat(depths)[torch.from_numpy(self.leaves - self.starts[1])]
-
-
-def _unroll(wiring: Wiring) -> Unrolled:
-    """Return the tree of path ends."""
-    reached = zip(wiring.ending, wiring.reaching, strict=True)
-    ending = np.array([n if to_outputs else 0 for n, to_outputs in reached], dtype=np.int64)
-    is_input = wiring.coordinates >= -1
-    order = np.argsort(wiring.targets, kind="stable")  # by target
-    first = np.searchsorted(wiring.targets[order], np.arange(len(is_input) + 1))
-    degree = np.diff(first)
-    sizes = np.concatenate([[0], np.cumsum(ending[wiring.sources[order]])])
-    before = sizes[:-1] - np.repeat(sizes[first[:-1]], degree)  # paths that end in earlier edges into the same vertex
-
-    vertex = wiring.outputs
-    parent, edge = np.full_like(vertex, -1), np.full_like(vertex, -1)
-    offset = np.cumsum(ending[vertex]) - ending[vertex]
-    levels, starts, leaves = [], [0], np.full(int(ending[vertex].sum()), -1, dtype=np.int64)
-    while len(vertex):
-        nodes = starts[-1] + np.arange(len(vertex))
-        starts.append(starts[-1] + len(vertex))
-        levels.append((vertex, parent, edge))
-        leaf = vertex < 0
-        leaves[offset[leaf]] = nodes[leaf]
-        ends = ~leaf & is_input[vertex]
-        children = np.where(leaf, 0, np.where(ends, 1, degree[vertex]))
-        row = np.repeat(np.arange(len(nodes)), children)
-        within = np.arange(len(row)) - np.repeat(np.cumsum(children) - children, children)
-        slot = np.where(ends[row], 0, first[vertex[row]] + within)
-        edge = np.where(ends[row], -1, order[slot] if len(order) else -1)
-        offset = offset[row] + np.where(ends[row], 0, before[slot] if len(order) else 0)
-        vertex = np.where(ends[row], -1, wiring.sources[edge] if len(order) else -1)
-        parent = nodes[row]
-    vertices, parents, edges = (np.concatenate(column) for column in zip(*levels, strict=True))
-    return Unrolled(vertices, parents, edges, np.array(starts, dtype=np.int64), leaves)
 
 
 def few(names: tuple[Vertex, ...]) -> str:
