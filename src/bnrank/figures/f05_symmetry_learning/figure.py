@@ -11,6 +11,7 @@ from typing import cast
 
 import numpy as np
 
+from bnrank._core import linalg
 from bnrank.figures.f05_symmetry_learning.computation import (
     BEFORE,
     FULL,
@@ -51,7 +52,7 @@ def claims(learned: Learned) -> tuple[Claim, ...]:
     layers = 0 if found.start is None or found.end is None else found.end - found.start + 1
     depth = learned.profile.sizes["layer"]
     values = learned.profile.jacobian_singular_values.values
-    two = np.mean(np.sum(values > RATIO * values[:, :1], axis=1) == RANK)
+    two = np.mean(np.asarray(linalg.rank(values, RATIO)) == RANK)
     planes = "first layer with less than 5 percent of the variance in planes orthogonal to w within orbits"
     collapsed = np.nan if learned.collapsed is None else float(learned.collapsed)
     controls = [above(f"the same of {name}", learned.residuals[name], 4 * SMALL) for name in (LINE, PLANE, BEFORE)]

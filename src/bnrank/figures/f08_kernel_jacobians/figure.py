@@ -12,6 +12,7 @@ from matplotlib.figure import Figure as Picture
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bnrank._core import linalg
 from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.harness.claims import Claim, at_least, below, equals, prefixed
 from bnrank.figures.harness.drawing import label, panels
@@ -76,7 +77,7 @@ class Predictor:
     @property
     def ranks(self) -> NDArray[np.int_]:
         """Number of singular values above 1e-10 of the largest, (points,)."""
-        return np.asarray((self.values > RTOL * self.values[:, :1]).sum(1))
+        return np.asarray(linalg.rank(self.values, RTOL))
 
     def gaps(self, rank: int) -> NDArray[np.float64]:
         """s_k / s_{k+1}, (points,); values below 1e-16 of the largest are rounding and taken as that."""
@@ -86,8 +87,7 @@ class Predictor:
     @property
     def effective(self) -> float:
         """Participation ratio (sum s^2)^2 / sum s^4, median over points: the rank if all nonzero values were equal."""
-        squares = self.values**2
-        return float(np.median(squares.sum(1) ** 2 / (squares**2).sum(1)))
+        return float(np.median(linalg.effective_rank(self.values**2)))
 
     def beyond(self, rank: int) -> float:
         """Share of ||Jf||_F^2 in the singular values after the k-th, median over points."""

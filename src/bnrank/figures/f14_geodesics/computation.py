@@ -13,6 +13,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from bnrank._core import linalg
 from bnrank.figures.harness.figure import middle
 from bnrank.figures.harness.training import mlp, train_recorded
 from bnrank.measures.nonlinearity import ratio
@@ -231,7 +232,7 @@ def read_line(title: str, net: MLP, x: Tensor) -> Line:
         product = weight.detach().to(torch.float64) @ product
         maps.append(product)
     _, s, vh = torch.linalg.svd(product)
-    rank = int((s > ZERO * s[0]).sum())
+    rank = int(linalg.rank(s, ZERO))
     logs = torch.stack([torch.zeros(rank, rank, dtype=torch.float64), *(_log(m @ vh[:rank].T) for m in maps)])
     ratios = torch.linspace(0, 1, len(logs), dtype=torch.float64)[:, None, None]
     bent = (logs - ratios * logs[-1]).flatten(1).norm(dim=1).max() / logs[-1].norm()
