@@ -48,7 +48,7 @@ __all__ = [
     "stored",
 ]
 
-FIGURES = tuple(
+FIGURES: tuple[Figure, ...] = tuple(
     module.FIGURE for module in (f01, f02, f03, f04, f05, f06, f07, f08, f09, f09l, f10, f11, f12, f13, f14)
 )
 

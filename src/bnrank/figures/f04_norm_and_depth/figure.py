@@ -80,7 +80,7 @@ def rows(flat: xr.Dataset) -> list[dict[str, object]]:
     """Return one table row per run."""
     table = flat.reset_index("run")[["depth", "seed", "parameter_norm", "cost", "status"]].to_dataframe()
     table.insert(2, "rank in the middle", middle_ranks(flat))
-    return table.rename(columns={"parameter_norm": "||theta||^2"}).to_dict("records")
+    return list(table.rename(columns={"parameter_norm": "||theta||^2"}).to_dict("records"))
 
 
 def claims(flat: xr.Dataset) -> tuple[Claim, ...]:

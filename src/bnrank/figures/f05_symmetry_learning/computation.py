@@ -169,10 +169,12 @@ def learn(net: MLP, task: Task, descent: RankOneFactorization, settings: Setting
         predicted = net.double()(x)
     measured = profile(net, x, y)
     states = descent.trajectory(start, steps)
+    generator = torch.Generator().manual_seed(seed)
+    directions_of_input = torch.randn((x.shape[1], 2), generator=generator, dtype=torch.float64)
     center, directions, share = principal(activations(net, states, hidden))
     paths = {
         FULL: ((activations(net, states, hidden) - center) @ directions).numpy(),
-        PLANE: (states @ _random_plane(x.shape[1], seed)).numpy(),
+        PLANE: (states @ torch.linalg.qr(directions_of_input)[0]).numpy(),
         TRUE: descent.statistics(states).numpy(),
     }
     found = detect(measured.weight_singular_values.values)
@@ -250,12 +252,6 @@ def _scale(task: Task, descent: RankOneFactorization) -> float:
     return float(task.y[:, 0].double() @ costs / (costs @ costs))
 
 
-def _random_plane(d: int, seed: int) -> Tensor:
-    """Return two orthonormal random directions, (d, 2)."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.linalg.qr(torch.randn((d, 2), generator=generator, dtype=torch.float64))[0]
-
-
 def _planes(descent: RankOneFactorization, x: Tensor, copies: int, seed: int) -> Tensor:
     """Return points (planes, orbits, copies, d) of planes orthogonal to w, with the w^T x of samples.
 
@@ -266,8 +262,7 @@ def _planes(descent: RankOneFactorization, x: Tensor, copies: int, seed: int) ->
     limit = (RADIUS**2 - along.square()).clamp(min=0).sqrt()
     radii = torch.rand((len(x), RADII), generator=generator, dtype=torch.float64) * limit[:, None]
     v = along[:, None, None] * descent.w + radii[..., None] * descent.across
-    points = orbits.rotations(v.flatten(0, 1), descent.w, copies, seed)
-    return points.unflatten(0, (len(x), RADII))
+    return orbits.rotations(v.flatten(0, 1), descent.w, copies, seed).reshape(len(x), RADII, copies, -1)
 
 
 def _maps(net: MLP, descent: RankOneFactorization, before: int, early: int) -> tuple[Map, ...]:

@@ -271,7 +271,8 @@ def angles(task: Task, frequency: int = 1) -> Tensor:
     cosine, sine, velocity = task.truth.latents_test.split(d, 1)
     fall = torch.tensor([float(task.settings["gravity"]), 0.0][:d], dtype=torch.float64)
     t = torch.arange(-1, task.y.shape[1] // n**d + 1, dtype=torch.float64)[:, None, None]
-    return frequency * (torch.atan2(sine, cosine) + 2 * math.pi / n * (t * velocity + t * (t + 1) / 2 * fall))
+    fallen = 2 * math.pi / n * (t * velocity + t * (t + 1) / 2 * fall)
+    return frequency * torch.atan2(sine, cosine).add(fallen)
 
 
 def _read(images: Tensor, places: Tensor, frequency: int) -> Readout:

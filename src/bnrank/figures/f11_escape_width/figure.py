@@ -95,7 +95,7 @@ def rows(data: xr.Dataset) -> list[dict[str, object]]:
     table["share after decaying steps"] = settled["share"]
     table["optimal after them"] = (data.settled > OPTIMAL - TOLERANCE).mean("run").values
     table["best speed"] = data.settled.max("run").values
-    return table.to_dict("records")
+    return list(table.to_dict("records"))
 
 
 def claims(data: xr.Dataset) -> tuple[Claim, ...]:

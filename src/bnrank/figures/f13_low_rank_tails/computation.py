@@ -42,7 +42,8 @@ def centered(task: Task, norm: float) -> Task:
 
 
 def _dense(n_in: int, n_out: int) -> nn.Module:
-    return nn.utils.skip_init(nn.Linear, n_in, n_out, bias=False)
+    layer: nn.Module = nn.utils.skip_init(nn.Linear, n_in, n_out, bias=False)
+    return layer
 
 
 def _fully_connected(shape: Sequence[int], width: int) -> list[nn.Module]:

@@ -255,7 +255,8 @@ def read_line(title: str, net: MLP, x: Tensor) -> Line:
 def _log(a: Tensor) -> Tensor:
     """Return log(A^T A) of a matrix with independent columns."""
     _, s, vh = torch.linalg.svd(a, full_matrices=False)
-    return (vh.T * (2 * s.log())) @ vh
+    result: Tensor = (vh.T * (2 * s.log())) @ vh
+    return result
 
 
 def _norm(net: MLP) -> float:
