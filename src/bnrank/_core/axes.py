@@ -11,8 +11,6 @@ from bnrank._core import validation
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["OKABE_ITO", "axes_for", "dress"]
-
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Seven colors that color-blind readers can tell apart (Okabe and Ito 2008; yellow left out, too pale for lines)."""
 

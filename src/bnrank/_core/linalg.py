@@ -11,8 +11,6 @@ from torch import Tensor
 
 from bnrank._core import validation
 
-__all__ = ["counted", "effective_rank", "exp", "log_pseudo_determinant", "rank", "schatten", "stable_rank", "tails"]
-
 Values = Tensor | np.ndarray | Sequence[float]
 
 

@@ -10,8 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["attach", "rows"]
-
 
 def attach(dataset: xr.Dataset, dimension: str, found: Sequence[Mapping[str, str]]) -> xr.Dataset:
     """Return the dataset with one string coordinate per column, after the rows that it has along the dimension.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html
 
-__all__ = ["Printed"]
-
 
 class Printed:
     """Results that a notebook shows as they print: a mixin for classes with a ``__str__``.

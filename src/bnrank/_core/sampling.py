@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["evenly_spaced"]
-
 
 def evenly_spaced(count: int, limit: int) -> Tensor:
     """Return at most ``limit`` evenly spaced integers from 0 to ``count`` - 1, both ends included.

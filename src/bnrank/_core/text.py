@@ -11,8 +11,6 @@ import numpy as np
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["cell", "grid", "numeric_columns", "render", "table"]
-
 Row = Mapping[str, object]
 
 
