@@ -242,10 +242,8 @@ def _of_arrays(name: str, arrays: dict[str, np.ndarray], outputs: bool) -> Table
     x, y = arrays["x"], arrays["y"] if outputs else None
     if y is not None and len(x) != len(y):
         raise ValueError(f"x, y: got {len(x)} and {len(y)} samples, expected the same number in both")
-    columns, targets = (
-        tuple(f"{letter}{i}" for i in range(int(np.prod(part.shape[1:])))) if part is not None else ()
-        for letter, part in (("x", x), ("y", y))
-    )
+    columns = tuple(f"x{i}" for i in range(x[:1].size))
+    targets = () if y is None else tuple(f"y{i}" for i in range(y[:1].size))
     tests = arrays.get("x_test"), arrays.get("y_test") if outputs else None
     return Table(name, x, y, columns, targets, np.arange(len(x)), 0, *tests)
 
