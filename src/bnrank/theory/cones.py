@@ -111,7 +111,7 @@ def _lowest(form: Array, bases: list[Array], rays: Array) -> tuple[Array, float]
     A minimizer over the cone is an eigenvector of the form restricted to the span of some face.
     """
     found: list[Array] = [np.zeros((0, len(form)))]
-    least = 0.0
+    lowest = 0.0
     for _, group in itertools.groupby(bases, key=lambda basis: basis.shape[1]):
         stack = np.stack(list(group))  # (faces, k, r)
         values, vectors = np.linalg.eigh(np.swapaxes(stack, 1, 2) @ form @ stack)
@@ -121,9 +121,9 @@ def _lowest(form: Array, bases: list[Array], rays: Array) -> tuple[Array, float]
             candidates, lows = sign * ambient[negative], values.reshape(-1)[negative]
             near = _inside(candidates, rays, 1e-6)
             if near.any():
-                least = min(least, float(lows[near].min()))
+                lowest = min(lowest, float(lows[near].min()))
             found.append(candidates[_inside(candidates, rays, 1e-12)])
-    return np.concatenate(found), least - 1e-9 * (len(form) + 2)
+    return np.concatenate(found), lowest - 1e-9 * (len(form) + 2)
 
 
 def cutting_planes(rays: Array, atol: float) -> tuple[Array | None, Array | None]:
@@ -175,8 +175,8 @@ def cutting_planes(rays: Array, atol: float) -> tuple[Array | None, Array | None
         form = np.zeros((k, k))
         form[upper] = solved.x
         form = form + np.triu(form, 1).T
-        vectors, least = _lowest(form, bases, rays)
-        lifted = form - least * np.eye(k)
+        vectors, lowest = _lowest(form, bases, rays)
+        lifted = form - lowest * np.eye(k)
         if np.trace(lifted) < -k * atol:
             return lifted, None
         if not len(vectors):

@@ -1,4 +1,4 @@
-"""The facts that statements are about: a network and data, with every measurement made once and in float64."""
+"""A network and data, with the measurements that statements are about, each made once and in float64."""
 
 from __future__ import annotations
 

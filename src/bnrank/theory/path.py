@@ -1,4 +1,4 @@
-"""The linear maps that a chain applies at one point, and k directions followed through them."""
+"""The linear maps of a chain at one point, and the images of k directions under them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bnrank._core import linalg
 
 @dataclass(frozen=True)
 class Path:
-    """The linear maps that a chain applies at one point: Jf(x) = W_L D_{L-1} ... D_1 W_1.
+    """The linear maps of a chain at one point: Jf(x) = W_L D_{L-1} ... D_1 W_1.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class Path:
 
 @dataclass(frozen=True)
 class Narrow:
-    """A k-dimensional space of directions M_0, followed through the layers: M_l = J a_l(x) M_0 (T21).
+    """The images M_l = J a_l(x) M_0 of a k-dimensional space of directions M_0 in every layer (T21).
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ class Narrow:
     left, values, right : tuple of Tensor
         U_l (n_l, k), S_l (k,), V_l (n_{l-1}, k) with W_l P_{M_{l-1}} = U_l S_l V_l^T, l = 1..L.
     kept : tuple of float
-        ||D_l P_{W_l M_{l-1}}||_F^2, l = 1..L-1; k where the nonlinearity leaves these directions as they are.
+        ||D_l P_{W_l M_{l-1}}||_F^2, l = 1..L-1; k where the nonlinearity preserves these directions.
     volumes : tuple of float
         log |J a_l(x) P_{M_0}|_+ for l = 0..L (T11), the last one log |Jf(x) P_{M_0}|_+.
     """

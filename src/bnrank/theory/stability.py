@@ -1,4 +1,4 @@
-"""Which minima gradient descent can stay at, and how narrow those of rank one are (T26)."""
+"""Stability of minima under gradient descent, and the growth of the NTK of rank-one networks (T26)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import linalg, validation
+from bnrank._core.results import Printed
 from bnrank.measures import ntk, regions
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite
@@ -21,16 +22,16 @@ __all__ = ["GrowthBound", "Sharpness", "growth_bound", "largest_trace", "output_
 
 
 @dataclass(frozen=True)
-class Sharpness:
-    """The curvature of the loss at parameters that fit the data, against what a step size allows.
+class Sharpness(Printed):
+    """The curvature of the loss at parameters that fit the data, and its limit for a step size.
 
     Attributes
     ----------
     curvature : float
         (2/N) ||J_theta f(X)||_op^2 + 2 ridge, the largest eigenvalue of the Gauss-Newton matrix of the loss
-        (1/N) sum_i ||f(x_i) - y_i||^2 + ridge ||theta||^2: of its Hessian where f(x_i) = y_i and f is differentiable.
+        (1/N) sum_i ||f(x_i) - y_i||^2 + ridge ||theta||^2; of its Hessian where f(x_i) = y_i and f is differentiable.
     largest_step : float
-        2 / curvature: gradient descent with a larger step leaves such a minimum; infinite without curvature.
+        2 / curvature: gradient descent with a larger step leaves the minimum; infinite without curvature.
     step : float or None
         As given.
     limit : float
@@ -45,9 +46,13 @@ class Sharpness:
     limit: float
     stable: bool | None
 
+    def __str__(self) -> str:
+        against = "" if self.step is None else f", {'' if self.stable else 'un'}stable for step {self.step:.4g}"
+        return f"curvature {self.curvature:.6g}, largest step {self.largest_step:.4g}{against}"
+
 
 @dataclass(frozen=True)
-class GrowthBound:
+class GrowthBound(Printed):
     """A lower bound on the largest Tr Theta(x, x) of a network that has rank-one weights.
 
     Attributes
@@ -57,9 +62,9 @@ class GrowthBound:
     measured : float
         The largest Tr Theta(x, x) on the segment, for weights and biases.
     path : PathBounds
-        Of the outputs f(x_i); ``bound`` takes its lower end for TSP, less what rounding of the outputs can add.
+        Bounds on the path through the outputs f(x_i); ``bound`` uses the lower one, minus the rounding error.
     diameter : float
-        Of the inputs.
+        Diameter of the inputs.
     excess : float
         c1 = ||theta||^2 - L.
     layers : tuple of int
@@ -67,7 +72,7 @@ class GrowthBound:
     start, end : Tensor
         The segment between two samples on which Theta is that large.
     network : MLP
-        The network with exactly rank-one weights in S, the one all of this is about.
+        The network with exactly rank-one weights in S, which the bound is about.
     """
 
     bound: float
@@ -79,6 +84,10 @@ class GrowthBound:
     start: Tensor
     end: Tensor
     network: MLP
+
+    def __str__(self) -> str:
+        layers = ", ".join(str(layer) for layer in self.layers)
+        return f"max Tr Theta >= {self.bound:.6g} (measured: {self.measured:.6g}), weights of rank one: {layers}"
 
 
 def output_error(net: MLP, x: Tensor) -> float:
@@ -107,7 +116,7 @@ def output_error(net: MLP, x: Tensor) -> float:
 def sharpness_bound(
     net: nn.Module, x: Tensor | np.ndarray, step: float | None = None, *, ridge: float = 0.0
 ) -> Sharpness:
-    """Return the largest curvature of the loss at parameters that fit the data, against 2 / step.
+    """Return the largest curvature of the loss at parameters that fit the data, and the limit 2 / step.
 
     Gradient descent with step eta cannot stay at a minimum with f(x_i) = y_i where (2/N) ||J_theta f||_op^2 > 2 / eta
     (T26; Jacot2023b section 4, with the factor of the loss of docs/theory.md: E14).
@@ -117,7 +126,7 @@ def sharpness_bound(
     net : torch.nn.Module
         Any module.
     x : Tensor or ndarray
-        Samples, (N, ...): all that the loss is over.
+        All samples of the loss, (N, ...).
     step : float, optional
         eta > 0.
     ridge : float
@@ -192,16 +201,16 @@ def largest_trace(net: nn.Module, start: Tensor, end: Tensor) -> float:
 
 
 def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) -> GrowthBound:
-    r"""Return an explicit form of the growth of the NTK of networks of rank one, with what is measured.
+    r"""Return a lower bound on the NTK of networks of rank one, with the largest trace measured.
 
     Let W_l have rank one for l in S, and let T bound the shortest path through f(x_1), ..., f(x_N) from below. Then on
-    a segment between two of the samples there is a point with
+    a segment between two samples there is a point with
 
         Tr Theta(x, x) >= e^{-c1} T^4 sum_{l in S} ||W_l||_op^{-2} / (64 diam^2),    c1 = ||theta||^2 - L.
 
     With T of order N^{1 - 1/k} and near-isometric W_l this is Jacot2023b Thm 10, c'' L e^{-c1} N^{4 - 4/k} (T26), with
-    its constant, and without the condition on the depth. Why: W_l = s u v^T makes f = h_l o z_l, z_l = v . a_{l-1}.
-    Take the segment on which z of the first such layer goes from its least to its largest value over the samples. Of
+    its constant, and without the condition on the depth. Proof: W_l = s u v^T makes f = h_l o z_l, z_l = v . a_{l-1}.
+    Take the segment on which z of the first such layer goes from its smallest to its largest value over the samples. Of
     its image, at least T long, the part with |z_l| < T / (4 H_l), H_l = ||W_l|| ... ||W_L||, covers at most half; so
     where |z_l| is larger, f moves by at least T / 2, for each l. Average ||Jf|| over the segment, with the number of
     such l as weight, and use Tr Theta >= sum_l z_l^2 ||J(a~_l -> f)||_F^2,
@@ -214,8 +223,7 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
     x : Tensor or ndarray
         Samples, (N, d_in).
     rtol : float
-        A weight has rank one if s_2 <= ``rtol`` s_1; the rest is dropped, and the bound is about the network that is
-        left.
+        A weight has rank one if s_2 <= ``rtol`` s_1; its remainder is set to 0, and the bound is about this network.
 
     Returns
     -------

@@ -264,7 +264,7 @@ def narrowest_layer(weights: Sequence[Tensor]) -> tuple[int, float]:
     Returns
     -------
     layer : int
-        The first of the layers with the least ratio.
+        The first of the layers with the smallest ratio.
     ratio : float
         s_2 / s_1 there; 0 if it has one row or column.
 

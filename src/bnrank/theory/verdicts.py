@@ -181,7 +181,7 @@ def judge(sides: Sides) -> tuple[str, float, str]:
 
 
 def closest(candidates: Iterable[Sides]) -> Sides:
-    """Return the sides that are closest to failing: those of the worst status, and of these those of least slack.
+    """Return the sides that are closest to failing: those of the worst status, and of these those of smallest slack.
 
     Slack is measured in units of the largest of both sides and the scale.
 

@@ -17,7 +17,7 @@ from bnrank.theory.escape.stationarity import residual
 from bnrank.theory.facts import Facts
 from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Verdicts, assume, statement, statements_in
 
-STATIONARY = 1e-2  # ||grad L0 + s theta|| / (s ||theta||) up to which T36 is looked at
+STATIONARY = 1e-2  # largest ||grad L0 + s theta|| / (s ||theta||) to which T36 applies
 BALANCED = 1e-4  # of the larger side: up to which the norms of layers count as equal
 OPTIMAL = 1e-3  # of its speed: by how much rank-one layers may be faster than the layers they replace
 TAIL = "sum_{i>=2} s_i^2 / sum_i s_i^2"
@@ -105,7 +105,7 @@ def _once_near_rank_one(facts: Facts) -> Iterator[Sides]:
     bounds = [_bound(found, float(found.errors[k]), excess) for k, excess in enumerate(excesses, 1)]
     compared = [(ratio, min(bounds[: ratio.layer - 1])) for ratio in _ratios(found) if ratio.layer > 1]
     errors = found.errors[1:] / found.share
-    relative = f"||G|| eps_k / s = {float(errors.min()):.3g} at k = {int(errors.argmin()) + 1}, the least"
+    relative = f"||G|| eps_k / s = {float(errors.min()):.3g} at k = {int(errors.argmin()) + 1}, the smallest"
     return _judged(compared, assumption, f"{relative}; {_speed(found)}{_raised(max(excesses))}", relative)
 
 

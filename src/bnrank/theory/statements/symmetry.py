@@ -128,9 +128,9 @@ def _denoising(facts: Facts) -> list[Sides]:
         truncated = (u[:, :k] * s[:k]) @ v[:k]
         image = across - (jacobian - truncated) @ directions[:k].T
         back = torch.linalg.matrix_norm(torch.linalg.pinv(image) @ truncated, 2)
-        beside = torch.linalg.matrix_norm(jacobian - torch.eye(len(s), dtype=s.dtype, device=s.device), 2)
+        distance = torch.linalg.matrix_norm(jacobian - torch.eye(len(s), dtype=s.dtype, device=s.device), 2)
         left = torch.linalg.matrix_norm(jacobian @ jacobian - jacobian, 2)
-        right = s[0] * error * back + beside * rest * (back + 1)
+        right = s[0] * error * back + distance * rest * (back + 1)
         note = f"{len(rows)} samples in the region of sample {rows[0]}, k = {k}, ||E|| = {float(error):.2g}"
         scale = float(s[0] ** 2 + s[0])
         found.append(Sides(float(left), float(right), "<=", 1e-9, scale, ("f(x) = x up to E",), note))
