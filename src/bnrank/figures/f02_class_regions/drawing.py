@@ -110,7 +110,7 @@ def _regions(ax: Axes, c: Classifier, times: float, task: Task) -> None:
 
 
 def _spans(cell: Any, center: Any, half: Any) -> bool:
-    """Say whether the bounding box of a cell meets the rectangle."""
+    """Return whether the bounding box of a cell meets the rectangle."""
     return bool((cell.min(0) <= center + half).all() and (cell.max(0) >= center - half).all())
 
 

@@ -134,8 +134,8 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
 CAPTIONS = {
     "arrows": "Random points of the plane and where they are taken to, by the first networks of the first "
     "curves: above deep ones, below shallow ones.",
-    "digits": "Unseen images with noise, and what deep and shallow networks make of them.",
-    "noise-and-rank": "Every run: what is left of the noise off the curve, and where the Jacobian has rank 1.",
+    "digits": "Unseen images with noise, and the outputs of deep and shallow networks.",
+    "noise-and-rank": "Every run: remaining noise off the curve, and where the Jacobian has rank 1.",
     "images": "How far from the image without noise the outputs are, and spectra of Jacobians.",
 }
 
@@ -149,7 +149,7 @@ CURVES = (
 IMAGES = (
     "Pixels in [0, 1] less the mean image. Distances are Euclidean, to the image without noise; 'nearest' is the "
     "distance to the nearest training image. Networks of both depths take the same number of steps, far from "
-    "a minimum: what is measured depends on it. The effective rank is (sum s)^2 / sum s^2 of the singular values of "
+    "a minimum, and the results depend on it. The effective rank is (sum s)^2 / sum s^2 of the singular values of "
     "the Jacobian."
 )
 

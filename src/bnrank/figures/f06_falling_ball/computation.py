@@ -213,7 +213,7 @@ def bottleneck(values: xr.DataArray, atol: float = 0.1, near: tuple[float, float
     """Return the longest run of layers with two pairs of frequency 1 along each axis and no higher frequency (T27).
 
     At each |w| = 1 two singular values lie in ``near``, and all others at |w| > 0 are at most ``atol``. Frequency 0 is
-    ignored: it carries no position, and shifts what has to be non-negative. Its channels are still counted.
+    ignored: it carries no position, and shifts images that have to be non-negative. Its channels are still counted.
     """
     modulus = values["modulus"].values
     ones, others = np.nan_to_num(values.values[:, modulus == 1]), np.nan_to_num(values.values[:, modulus > 1])
@@ -252,10 +252,10 @@ def kept_only(network: nn.Module, x: Tensor, frequencies: Collection[Sequence[in
 
 
 def read_out(network: nn.Module, task: Task, frequency: int) -> list[Readout]:
-    """Read position and velocity from the preactivations of all layers; maps are fitted on half of the test samples.
+    """Return position and velocity as read from all layers; maps are fitted on half of the test samples.
 
-    White noise of `NOISE` times the power of the layer is added to every coefficient: what is far weaker than that does
-    not count as known.
+    White noise of `NOISE` times the power of the layer is added to every coefficient, so that far weaker components do
+    not count.
     """
     x = held_out(task)[0].double()
     places = angles(task, frequency)
@@ -302,7 +302,7 @@ def _read(images: Tensor, places: Tensor, frequency: int) -> Readout:
 
 
 def _compare(true: Tensor, read: Tensor) -> Read:
-    """Compare angles; both are given in (-pi, pi] around the circular mean of the true ones."""
+    """Return true and read angles, both in (-pi, pi] around the circular mean of the true ones, and R^2."""
     middle = torch.exp(1j * true).mean().angle()
     true = _wrapped(true - middle)
     apart = _wrapped(read - middle - true)

@@ -140,7 +140,7 @@ def interval(values: Array) -> tuple[float, float, float]:
 def decay_courses(
     d: int, alphas: Sequence[float], sizes: Sequence[int], draws: Sequence[int], n_test: int
 ) -> list[Decay]:
-    """Fit kernel ridge regressions to targets on the d-torus, one course for each alpha."""
+    """Return the courses of kernel ridge regression on targets on the d-torus, one for each alpha."""
     errors = np.empty((len(alphas), len(draws), len(sizes)))
     for row, seed in enumerate(draws):
         task = torus_map(max(sizes), d, tuple(alphas), seed, n_test=n_test)

@@ -105,7 +105,7 @@ class Watched:
     def observe(
         self, *, time: float | None, parameters: Mapping[str, Tensor], gradient: Mapping[str, Tensor] | None, **_: Any
     ) -> None:
-        """Compute them at a recorded step."""
+        """Record the quantities at a step."""
         self.times.append(float(time or 0.0))
         for q in self.quantities:
             self.values[q.name].append(q.of(parameters))
@@ -167,7 +167,7 @@ class Course:
         return tuple(self.ratios)[:-1]
 
     def convergence(self) -> stable_signs.Convergence:
-        """Measure how the direction of all weights converges (T43)."""
+        """Return how the direction of all weights converges (T43)."""
         return stable_signs.directional_convergence(self.flow.networks, self.times)
 
     def signs(self) -> dict[str, Array]:
@@ -250,8 +250,8 @@ class Steps:
         Quantity -> ||Q(grad C(theta_0))|| and ||int_0^T Q(grad C(theta(t))) dt|| along the flow: ``once`` is eta^2
         times the first, ``over`` is eta times the second up to O(eta^2).
     off_once, off_over : mapping
-        Quantity -> what is left of the drift less eta^2 Q(grad C(theta_0)), or less eta times the integral, relative to
-        these, (S,); as matrices, not only their norms.
+        Quantity -> relative difference of the drift from eta^2 Q(grad C(theta_0)) and from eta times the integral,
+        (S,); of the matrices, not only of their norms.
     """
 
     sizes: Array

@@ -1,4 +1,4 @@
-"""The pictures of F13: ratios with their bounds, alignments, drift of what is conserved, signs."""
+"""The pictures of F13: ratios with their bounds, alignments, drift of conserved quantities, signs."""
 
 from __future__ import annotations
 

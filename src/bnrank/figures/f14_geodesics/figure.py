@@ -74,7 +74,7 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
 
 
 def _training(settings: Settings) -> str:
-    """Return what was trained, from where, and how it was measured."""
+    """Return the description of training and measurements."""
     width, gain, members = settings.width, settings.gain, settings.members
     draws = "a separate draw" if members == 1 else f"{members} separate draws, keeping the one of least loss"
     return (

@@ -64,7 +64,7 @@ class Figure:
         return f"{self.id} {self.name}"
 
     def stamp(self, scale: str, **changes: Any) -> dict[str, Any]:
-        """Return what has to agree before stored results are reused: figure, version, scale and settings."""
+        """Return the stamp of results, which are reused only if it agrees: figure, version, scale and settings."""
         return {"figure": self.label, "version": self.version, **self.described(scale, **changes)}
 
     def described(self, scale: str, **changes: Any) -> dict[str, Any]:

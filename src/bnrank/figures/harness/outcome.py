@@ -35,7 +35,7 @@ class Outcome:
     figure : str
         Its id and name.
     claims : tuple of Claim
-        Expected results, with what was measured.
+        Expected results and their measurements.
     sections : tuple of Section
         Parts of the page: pictures, profiles, histories, tables.
     pictures : mapping

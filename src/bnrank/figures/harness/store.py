@@ -1,4 +1,4 @@
-"""The folder of a figure: what is in it, and which settings and version of the figure it is of.
+"""The folder of a figure: its files, and the settings and version they belong to.
 
 stamp.json              written before anything is computed: id, version and settings of the figure
 runs/                   training runs, from which an interrupted figure resumes
