@@ -16,7 +16,7 @@ RANK_FIRST = 1e4  # more than any difference of log pseudo-determinants: the lar
 
 
 class Certified(float):
-    """A number that cannot be changed, with what certifies it as attributes."""
+    """An immutable number with its evidence as attributes."""
 
     def __new__(cls, value: float, **evidence: Any) -> Self:
         """Make the number with its evidence."""
@@ -99,41 +99,40 @@ def lower_bound(
     """Return L max_x sum_k s_k(Jf(x))^{2/L}, a lower bound on R(f; Omega, L) (T4).
 
     R(f; Omega, L) is the least ||theta||^2 of a fully connected network of depth L, with an activation of slopes in
-    [-1, 1], that equals f on Omega (Jacot2023a section 3, Jacot2023b section 3). The points x are those of ``domain``,
-    and Omega is the box, or any set that contains a neighborhood of the samples: on isolated points alone a function
-    has no Jacobian, and any values can be had at rank 1. The bound holds wherever f is differentiable; points where a
-    neuron is at its kink are left out.
+    [-1, 1], that equals f on Omega (Jacot2023a section 2, Jacot2023b section 3). The points x are those of ``domain``,
+    and Omega is the box, or any set that contains a neighborhood of the samples: on isolated points a function has no
+    Jacobian, and any values can be attained at rank 1. The bound holds wherever f is differentiable; points at a kink
+    are left out.
 
-    Small chains are cut into all their linear regions, and the maximum is exact. Else it is searched for: at the
-    samples, random points and pieces of segments, and from the best of them across the nearest kinks. Whatever point is
-    found, its bound holds.
+    For small chains the maximum over all linear regions is exact. Otherwise it is searched for: at the samples, random
+    points and pieces of segments, and from the best of them across the nearest kinks. The bound of any point holds.
 
     Parameters
     ----------
     net : torch.nn.Module
-        Any module of one sample at a time. Its function counts, not its parameters: the norm of a module whose layers
-        are no full matrices is no upper bound on R. Of a convolution the dense matrix counts, in which every entry of
-        the kernel stands once per output position.
+        Any module that treats samples one by one. The bound is on its function, not on its parameters: the norm of a
+        module whose layers are not full matrices is no upper bound on R. A convolution counts as its dense matrix, in
+        which each entry of the kernel occurs once per output position.
     x : Tensor or ndarray
-        Samples, (N, ...); where the search starts.
+        Samples, (N, ...), from which the search starts.
     depth : int, optional
-        L; by default that of the chain of linear layers that the module is.
+        L. Default: the depth of the module, if it is a chain of linear layers.
     domain : "box", "data" or array (d, 2)
-        The bounding box of the samples, the samples alone, or lower and upper ends of every coordinate. Where both ends
-        are the same number x, the box is made wider by 1e-6 (1 + |x|) either way.
+        The bounding box of the samples, the samples alone, or lower and upper ends of every coordinate. If both ends
+        are the same number x, the box is widened by 1e-6 (1 + |x|) on both sides.
     rtol : float
         Singular values up to ``rtol`` times the largest are left out.
     starts, rounds : int
-        Random points, and times that the search goes on from the best ones.
+        Number of random points, and of rounds from the best ones.
     max_regions : int
-        Most linear regions to look at for an exact maximum; 0 searches.
+        Largest number of linear regions for an exact maximum; 0 always searches.
     seed : int
-        Of the random points.
+        Seed of the random points.
 
     Returns
     -------
     LowerBound
-        The bound as a float, with the point and the singular values that certify it; rounding errors are subtracted.
+        The bound as a float, with the point and the singular values that certify it, minus rounding errors.
 
     Raises
     ------
@@ -175,27 +174,27 @@ def r1_lower_bound(
     """Return 2 max_x log |Jf(x)|_+ over points with rank Jf(x) = R0(f), a lower bound on R1(f) (T7).
 
     |A|_+ is the product of the non-zero singular values (Jacot2023b theorem 3). R0(f) is between the largest rank of
-    the Jacobian and Rank_BN(f), which is at most the least rank of a weight matrix. Where these agree nothing is
-    assumed; else the bound is for the case that R0(f) is the largest rank that was found, as ``assumes`` says.
+    the Jacobian and Rank_BN(f), which is at most the smallest rank of a weight matrix. If these differ, the bound
+    assumes that R0(f) is the largest rank found, and ``assumes`` says so.
 
     Parameters
     ----------
-    module, x, domain, starts, rounds, max_regions, seed
+    net, x, domain, starts, rounds, max_regions, seed
         As in :func:`lower_bound`.
     rank : int, optional
-        R0(f), where it is known.
+        R0(f), if known.
     rtol : float
         Singular values above ``rtol`` times the largest count for the rank.
 
     Returns
     -------
     R1LowerBound
-        The bound as a float, with its point, the rank there and what is assumed.
+        The bound as a float, with its point, the rank there and the assumption.
 
     Raises
     ------
     TypeError, ValueError
-        As :func:`lower_bound`; or if the Jacobian has nowhere the rank given, or somewhere a larger one.
+        As :func:`lower_bound`; or if no Jacobian has the given rank, or one has a larger rank.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The representation cost between two bounds, with a certificate for each."""
+"""A bracket of the representation cost, with a certificate for either end."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bnrank.theory.cost.pruning import prune
 from bnrank.theory.cost.rescaling import balance
 from bnrank.theory.cost.search import KINK, Domain, every_region, parameters, slopes_of
 
-MARGIN = 1e-3  # of 1 + |x|: how far beside the samples an affine network is still the function
-EQUAL = 1e-9  # of the upper bound, or of the largest output: what rounding explains
+MARGIN = 1e-3  # of 1 + |x|: size of the neighborhood of the samples on which an affine network equals the function
+EQUAL = 1e-9  # of the upper bound, or of the largest output: allowed rounding error
 
 
 @dataclass(frozen=True)
 class CostBracket:
-    """lower <= R(f; Omega, L) <= upper, with what certifies either.
+    """lower <= R(f; Omega, L) <= upper, with the evidence for both.
 
     Attributes
     ----------
@@ -33,11 +33,11 @@ class CostBracket:
     network : MLP
         A network of the same depth that equals f on the domain, in the precision of the given one.
     how : str
-        How it was made: "balanced", "pruned and balanced", or "affine" where f is affine on the domain.
+        Construction of that network: "balanced", "pruned and balanced", or "affine" where f is affine on the domain.
     deviation : float
         max |network(x_i) - f(x_i)| over samples of the domain and outputs, evaluated in float64.
     norm : float
-        ||theta||^2 of the network given.
+        ||theta||^2 of the given network.
     """
 
     lower: LowerBound
@@ -59,7 +59,7 @@ class CostBracket:
 
     @property
     def gap(self) -> float:
-        """Upper minus lower, at least 0."""
+        """Upper minus lower end."""
         return self.upper - float(self.lower)
 
     @property
@@ -81,11 +81,12 @@ def bracket(
 ) -> CostBracket:
     """Return bounds on R(f; Omega, L), the least ||theta||^2 of a network of depth L that equals f on Omega (T1, T4).
 
-    L is the network's own. Below is the Jacobian bound of :func:`lower_bound`. Above is the norm of a network: of the
-    given one without the neurons that are dead on Omega, pruned and balanced (:func:`prune`, :func:`balance`); where f
-    is A x + c on Omega, also of W_1 = S^{1/L} V^T, W_l = S^{1/L}, W_L = U S^{1/L}, A = U S V^T, the optimum of linear
-    networks (T2). A ReLU network reaches that only where every v_i^T x has one sign on Omega; else the first bias makes
-    it non-negative and the last one takes that off again, at a price. Networks are allowed biases.
+    L is the depth of the network. The lower end is the Jacobian bound of :func:`lower_bound`. The upper end is the norm
+    of a network: the given one without the neurons that are dead on Omega, pruned and balanced (:func:`prune`,
+    :func:`balance`); where f is A x + c on Omega, also that of W_1 = S^{1/L} V^T, W_l = S^{1/L}, W_L = U S^{1/L}, A = U
+    S V^T, the optimum of linear networks (T2). A ReLU network attains that only if every v_i^T x has one sign on Omega;
+    otherwise the first bias makes it non-negative and the last bias compensates, at an additional cost. The networks
+    may have biases.
 
     Parameters
     ----------
@@ -121,7 +122,7 @@ def bracket(
     where = Domain.of(domain, samples)
     pruned = prune(chain).network
     widths: list[int] = []
-    while widths != pruned.widths:  # what is dead leaves others without inputs
+    while widths != pruned.widths:  # removing dead neurons can leave others without inputs
         widths, signs = pruned.widths, _signs(pruned, where, samples, max_regions)
         pruned = prune(_without_dead(pruned, signs)).network
     candidates = {}  # in order of preference

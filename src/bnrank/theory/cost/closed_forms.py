@@ -41,8 +41,8 @@ def linear(a: Any, depth: int, *, rtol: float | None = None) -> float:
     depth : int
         L, at least 1.
     rtol : float, optional
-        Singular values up to ``rtol`` times the largest are taken for 0, because s^{2/L} makes rounding noise of
-        10^-17 count for a half at L = 100. By default max(d_out, d_in) times the rounding error of A's precision.
+        Singular values up to ``rtol`` times the largest count as 0; at L = 100, s^{2/L} would turn rounding noise
+        of 1e-17 into 1/2. By default max(d_out, d_in) times the rounding error of A's precision.
 
     Returns
     -------
@@ -76,7 +76,7 @@ def diagonal(w: Any, depth: int) -> float:
     Returns
     -------
     float
-        The cost; zeros of w cost nothing.
+        The cost; zeros of w contribute 0.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def linear_corrections(a: Any, rtol: float | None = None) -> Corrections:
     Raises
     ------
     TypeError, ValueError
-        As :func:`linear`.
+        See :func:`linear`.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def remainder_bound(a: Any, depth: int, *, rtol: float | None = None) -> float:
     Raises
     ------
     TypeError, ValueError
-        As :func:`linear`.
+        See :func:`linear`.
 
     Examples
     --------
@@ -159,7 +159,7 @@ def remainder_bound(a: Any, depth: int, *, rtol: float | None = None) -> float:
 
 
 def schatten(values: Tensor, depth: int) -> float:
-    """Return L sum_i s_i^{2/L} of non-negative numbers; zeros count for nothing."""
+    """Return L sum_i s_i^{2/L} of non-negative numbers."""
     return depth * float(linalg.schatten(values, depth, rtol=0.0))
 
 

@@ -14,8 +14,8 @@ from bnrank._core import validation
 
 Array = NDArray[Any]  # float64
 LEVEL = 0.95  # of the intervals
-ALPHA = 0.01  # a misfit as large as this or larger comes about by chance this often
-DRIFT = 0.25  # of the slope over the depths: less than that passes for what the terms left out do
+ALPHA = 0.01  # significance level
+DRIFT = 0.25  # drift of the slope over the depths that the omitted terms may explain
 SCATTER = 0.25  # of the depth: the norms of neighboring ranks are about the depth apart
 ROUNDING = 1e-10  # of the largest norm
 
@@ -31,17 +31,17 @@ class Expansion:
     R0_interval, R1_interval, R2_interval : tuple of float
         95 percent intervals; infinite where there are as many norms as coefficients.
     residual : float
-        Root mean square of what is left, in units of the norm.
+        Root mean square of the residuals, in units of the norm.
     p_value : float
-        How often chance alone gives a misfit as large, by the test that ``reason`` names; NaN without a test.
+        p-value of the misfit, by the test that ``reason`` names; NaN without a test.
     fits : bool or None
-        Whether the expansion describes the norms; None where that cannot be said.
+        Whether the expansion describes the norms; None if undetermined.
     reason : str
-        Why.
+        Reason for ``fits``.
     rank : int
         R0 rounded.
     unique : bool
-        Whether the interval of R0 contains exactly one integer. Says nothing where the fit is refused.
+        Whether the interval of R0 contains exactly one integer; meaningful only if ``fits`` is True.
     """
 
     R0: float
@@ -75,26 +75,26 @@ class Expansion:
 def expand(
     depths: Sequence[int] | ArrayLike, norms: Sequence[float] | ArrayLike, *, sigma: float | None = None
 ) -> Expansion:
-    r"""Fit the expansion L R0 + R1 + R2 / L to norms of networks of different depths, and say whether it fits (T3).
+    r"""Return the least-squares fit of L R0 + R1 + R2 / L to norms of networks of different depths (T3).
 
-    Least squares over the pairs given. For the representation cost of one function (T1) R0 is a rank and R1 measures
-    regularity (Jacot2023b); what is left out is O(1 / L^2).
+    For the representation cost of one function (T1) R0 is a rank and R1 measures regularity (Jacot2023b); the omitted
+    terms are O(1 / L^2).
 
     Intervals have the variance of the residuals and Student's t with n - 3 degrees of freedom, or ``sigma`` and the
-    normal distribution. Where a further term c / L^2 is significant, they are widened by 1.5 times what it changes in
-    each coefficient.
+    normal distribution. If a further term c / L^2 is significant, they are widened by 1.5 times its effect on each
+    coefficient.
 
     The fit is refused (``fits`` is False)
 
     - with ``sigma``: if chi^2 = sum of squared residuals / sigma^2 is too large for n - 3 degrees of freedom;
     - without: if a norm is off by more than L / 4. Neighboring ranks are about L apart, so these are not norms of one
-      rank: a mixture, or a collapse. Also if the misfit is significant and matters: over the depths the slope, R2 / L
-      apart, drifts by more than 1/4. Significant by an F test of lack of fit against the scatter at repeated depths,
-      or, if no depth is repeated, by a test of a term in L^2.
+      rank: a mixture, or a collapse. Also if the misfit is significant and large: over the depths the slope, apart from
+      R2 / L, drifts by more than 1/4. Significance is by an F test of lack of fit against the scatter at repeated
+      depths, or, if no depth is repeated, by a test of a term in L^2.
 
-    Significant means p < 0.01. Nothing can be said (None) with fewer than 4 different depths; with 4 that are not
-    repeated and no ``sigma``, unless a norm is off by too much; and where the slope seems to drift by more than 1/2,
-    but norms are too few or too noisy to make that significant.
+    Significant means p < 0.01. The fit is undetermined (None) with fewer than 4 different depths; with 4 that are not
+    repeated and no ``sigma``, unless a norm is off by too much; and if the slope seems to drift by more than 1/2, but
+    the norms are too few or too noisy for significance.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def expand(
     norms : sequence of float
         ||theta||^2.
     sigma : float, optional
-        Standard deviation of the norms, if it is known: how far from the expansion they may lie.
+        Standard deviation of the norms about the expansion, if known.
 
     Returns
     -------
@@ -177,7 +177,7 @@ def _verdict(L: Array, y: Array, columns: Array, gaps: Array, sigma: float | Non
     if abs(gaps[worst]) > SCATTER * L[worst]:
         return False, math.nan, f"the norm at depth {L[worst]:g} is off by {abs(gaps[worst]):.3g}, more than L / 4"
     if np.abs(gaps).max() <= ROUNDING * np.abs(y).max():
-        return True, 1.0, "nothing but rounding is left"
+        return True, 1.0, "the residuals are rounding errors"
     means = np.bincount(group, y) / np.bincount(group)
     scatter = float(((y - means[group]) ** 2).sum())
     curved, p = _with_term(columns, y, L**2)
@@ -187,7 +187,7 @@ def _verdict(L: Array, y: Array, columns: Array, gaps: Array, sigma: float | Non
         F = (float(gaps @ gaps) - scatter) / (m - 3) / (scatter / (len(y) - m))
         p, test = float(stats.f.sf(F, m - 3, len(y) - m)), f"lack of fit, F = {F:.3g}"
     if math.isnan(p):
-        return None, p, "4 depths, not repeated, without sigma: nothing to compare the residuals with"
+        return None, p, "4 depths, not repeated, without sigma: the residuals cannot be tested"
     reason = f"{test}: p = {p:.2g}; the slope drifts by {drift:.2g} over the depths"
     if p < ALPHA:
         return bool(drift <= DRIFT), p, reason
@@ -202,7 +202,7 @@ def _pairs(depths: Any, norms: Any) -> tuple[Array, Array]:
         if not np.isfinite(values).all():
             raise ValueError(f"{name}: got NaN or infinite entries, expected finite numbers")
     if len(L) != len(y):
-        raise ValueError(f"depths, norms: got {len(L)} and {len(y)} numbers, expected as many of either")
+        raise ValueError(f"depths, norms: got {len(L)} and {len(y)} numbers, expected the same number")
     if (odd := (L < 1) | (np.rint(L) != L)).any():
         raise ValueError(f"depths: got {L[odd][0]:g}, expected integers of at least 1")
     if len(np.unique(L)) < 3:
@@ -219,7 +219,7 @@ def _least_squares(columns: Array, y: Array) -> tuple[Array, Array, Array]:
 
 
 def _with_term(columns: Array, y: Array, term: Array) -> tuple[Array, float]:
-    """Return the coefficients with one more term, and how often chance makes it matter as much (NaN: unknown)."""
+    """Return the coefficients with one more term, and its p-value (NaN: unknown)."""
     from scipy import stats
 
     if len(np.unique(columns[:, 0])) < 4:

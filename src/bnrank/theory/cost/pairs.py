@@ -15,7 +15,7 @@ from bnrank.theory.cost.bounds import Certified
 
 
 class TwoPointBound(Certified):
-    """A lower bound on ||theta||^2 from two points: a float, with what it is made of.
+    """A lower bound on ||theta||^2 from two points: a float, with its terms.
 
     Attributes
     ----------
@@ -24,7 +24,7 @@ class TwoPointBound(Certified):
     points : tuple of Tensor
         Those samples, (d_in,), float64.
     singular_values : tuple of Tensor
-        Of the Jacobians at both, float64.
+        Singular values of both Jacobians, float64.
     difference : float
         ||Jf(x) - Jf(y)||_*, the nuclear norm.
     constant : float
@@ -32,7 +32,7 @@ class TwoPointBound(Certified):
     depth : int
         L.
     pairs : int
-        How many pairs were looked at.
+        Number of pairs compared.
     """
 
     pair: tuple[int, int]
@@ -56,8 +56,8 @@ def two_point(
 
     ||theta||^2 >= (L/2) (||Jf(x)||_{2/L}^{2/L} + ||Jf(y)||_{2/L}^{2/L}) + C^{-2} ||Jf(x) - Jf(y)||_*, where ||A||_p^p
     is the sum of the p-th powers of the singular values, ||A||_* their sum, and C >= 1 bounds the operator norms of
-    J a~_l, l = 1..L-2, and of J(a_l -> f), l = 2..L-1, at x and y (Jacot2023b proposition 13, corrected: E5). C belongs
-    to this network: the bound is on its norm, and on no other's that has the same function.
+    J a~_l, l = 1..L-2, and of J(a_l -> f), l = 2..L-1, at x and y (Jacot2023b proposition 13, corrected: E5). C depends
+    on the network: the bound is on its norm, not on that of other networks of the same function.
 
     Parameters
     ----------
@@ -66,11 +66,11 @@ def two_point(
     x : Tensor or ndarray
         Samples, (N, d_in). At a kink the derivative of ReLU is taken to be 0.
     y : Tensor or ndarray, optional
-        Samples to pair those of x with; by default x itself.
+        Samples to pair with those of x. Default: x.
     max_pairs : int
-        Where there are more pairs, as many random samples are taken as make no more than these.
+        Largest number of pairs; of more samples, random ones are taken.
     seed : int
-        Of that choice.
+        Seed of that choice.
 
     Returns
     -------

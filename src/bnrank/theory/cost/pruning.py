@@ -1,4 +1,4 @@
-"""Neurons that a network can do without: dead, constant, or parallel to others."""
+"""Removal of superfluous neurons: dead, constant, or parallel to others."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ EPS = float(np.finfo(float).eps)
 
 @dataclass(frozen=True)
 class Pruned:
-    """A network without superfluous neurons, and which they were.
+    """A network without superfluous neurons, and a record of them.
 
     Attributes
     ----------
     network : MLP
-        The smaller network. A hidden layer of which nothing is left keeps one neuron with zero weights.
+        The smaller network. A hidden layer that loses all neurons keeps one with zero weights.
     removed : tuple of tuple of int
         For l = 1..L-1: neurons of the original network that were dropped or folded into the next bias.
     merged : tuple of tuple of (int, tuple of int)
         For l = 1..L-1: neurons that were kept, each with those that were merged into it.
     exact_on : "everywhere" or "samples"
-        Where the function is the same, up to rounding and ``rtol``: "samples" if what happens at ``x`` was used.
+        Where the function is the same, up to rounding and ``rtol``: "samples" if activations at ``x`` were used.
     norm_before, norm : float
         ||theta||^2 before and after, in float64.
     """
@@ -41,7 +41,7 @@ class Pruned:
 
 
 def prune(net: nn.Module, x: Tensor | np.ndarray | None = None, *, rtol: float = 1e-12) -> Pruned:
-    r"""Remove neurons that do not matter and merge those that are parallel; the norm never increases.
+    r"""Return the network without superfluous neurons and with parallel ones merged; the norm never increases.
 
     Exact everywhere:
 
@@ -51,11 +51,11 @@ def prune(net: nn.Module, x: Tensor | np.ndarray | None = None, *, rtol: float =
     - parallel neurons, with (W_l[i,:], b_l[i]) = c (W_l[j,:], b_l[j]), c > 0 (any c != 0 for slope 1), are merged, the
       columns of W_{l+1} added up: W_{l+1}[:,j] += c W_{l+1}[:,i].
 
-    With ``x``, also exact on these samples, but perhaps not elsewhere:
+    With ``x``, further steps that are exact on these samples, but possibly not elsewhere:
 
     - neurons whose activation is 0 at every sample (inactive ones, for ReLU) are removed;
-    - neurons whose activations over the samples are multiples of each other are merged into the one with the least
-      in-norm for its activation.
+    - neurons whose activations over the samples are multiples of each other are merged into the one with the
+      smallest in-norm for its activation.
 
     Neurons that are linear on all samples stay. A merged neuron is rescaled so that its in- and out-norm agree: with
     r_i, w_i the in-weights (bias included) and out-weights of those merged, it costs
@@ -73,12 +73,12 @@ def prune(net: nn.Module, x: Tensor | np.ndarray | None = None, *, rtol: float =
     Returns
     -------
     Pruned
-        The smaller network, in the precision of ``net``, and what was done.
+        The smaller network, in the precision of ``net``, and the record.
 
     Raises
     ------
     TypeError
-        If the network is no chain of linear layers with one activation, or ``x`` is no array of floating point.
+        If the network is no chain of linear layers with one activation, or ``x`` is not floating point.
     ValueError
         If parameters or ``x`` are not finite, or ``x`` has the wrong shape.
 

@@ -1,4 +1,4 @@
-"""The least norm that rescaling neurons can reach."""
+"""The smallest norm that rescaling of neurons attains."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ Mask = NDArray[np.bool_]
 Scale = tuple[Array, NDArray[Any]]  # c = m 2^e of every neuron of a layer: products over many layers stay finite
 
 LN2 = float(np.log(2))
-EXACT = 4e-15  # of log ||in|| - log ||out||: what rounding of the weights leaves
-PATIENCE = 100  # iterations without getting closer by a factor of 2; weights near the smallest floats never get there
+EXACT = 4e-15  # rounding error of log ||in|| - log ||out||
+PATIENCE = 100  # iterations without an improvement by a factor of 2; weights near the smallest floats never converge
 
 
 @dataclass(frozen=True)
 class Balancing:
-    """A balanced network and how it was reached.
+    """A balanced network, and the iterations that led to it.
 
     Attributes
     ----------
     network : torch.nn.Module
         See :func:`balance`.
     norm_before, norm : float
-        ||theta||^2 before and after, biases included; after it in float64, before the network's own rounding.
+        ||theta||^2 before and after, biases included; the latter in float64, before rounding to the network's dtype.
     residual : float
-        What is left of :func:`bnrank.balance.residual`, likewise.
+        The remaining :func:`bnrank.balance.residual`, likewise.
     dead : tuple of Tensor
         For l = 1..L-1, (n_l,), bool: neurons set to zero, through which no path of non-zero weights leads from an input
         or a bias to an output.
@@ -56,32 +56,32 @@ class Balancing:
 
 
 def balance(net: nn.Module) -> nn.Module:
-    r"""Return the network of least norm among those that rescaling neurons gives.
+    r"""Return the network of smallest norm among the rescalings of its neurons.
 
     Neuron i of layer l is rescaled by c_{l,i} > 0: its row of W_l and b_l[i] are multiplied, its column of W_{l+1} is
-    divided. The function stays the same, since sigma_s(c z) = c sigma_s(z). The norm ||theta||^2, biases included, is
-    a sum of exponentials of differences of the log c; it is strictly convex, and least where every hidden neuron is
-    balanced (T14; Jacot2023a, Proposition 12 and Remark 6):
+    divided. The function stays the same, since sigma_s(c z) = c sigma_s(z). The norm ||theta||^2, biases included, is a
+    sum of exponentials of differences of the log c; it is strictly convex, with its minimum where every hidden neuron
+    is balanced (T14; Jacot2023a, Proposition 12 and Remark 6):
 
         ||W_l[i,:]||^2 + b_l[i]^2 = ||W_{l+1}[:,i]||^2,   l = 1..L-1.
 
-    It has no minimum where neurons are on no path of non-zero weights from an input or a bias to an output. The infimum
-    then sets all of their weights to zero, which does not change the function either, and that is returned.
+    It has no minimum if neurons are on no path of non-zero weights from an input or a bias to an output. The infimum
+    sets all their weights to zero, which does not change the function either; that network is returned.
 
-    Method: Newton on the logs of both sides. Its matrix is that of a random walk up and down the layers, block
-    tridiagonal, with an inverse of at most L^2 / 8 whatever the scales; O(sum_l n_l^3) a step. A step that does not
-    lower the norm is replaced by a sweep that balances one layer after the other, which always does.
+    Method: Newton steps on the logs of both sides. The matrix is that of a random walk up and down the layers, block
+    tridiagonal, with an inverse of at most L^2 / 8 for all scales; a step costs O(sum_l n_l^3). A step that does not
+    lower the norm is replaced by a sweep that balances one layer after the other, which always lowers it.
 
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        What :func:`bnrank.networks.as_mlp` takes; any slope, with or without biases. It is not changed.
+        A chain, as for :func:`bnrank.networks.as_mlp`; any slope, with or without biases. It is not changed.
 
     Returns
     -------
     torch.nn.Module
-        A copy with rescaled parameters, of the same type and precision. Computed in float64; the residual is below
-        1e-14 there, and that of the rounding in networks of lower precision.
+        A copy with rescaled parameters, of the same type and precision. Computed in float64, with a residual below
+        1e-14; in networks of lower precision the residual is the rounding error.
 
     Raises
     ------
@@ -101,14 +101,14 @@ def balance(net: nn.Module) -> nn.Module:
 
 
 def balancing(net: nn.Module) -> Balancing:
-    """Balance a network as :func:`balance` does, and say what was done.
+    """Return the network of :func:`balance` with a record of the iterations.
 
     Parameters, errors and method are those of :func:`balance`.
 
     Returns
     -------
     Balancing
-        The network, norms before and after, what is left of the residual, dead neurons and iterations.
+        The network, norms before and after, the remaining residual, dead neurons and iterations.
 
     Examples
     --------
@@ -185,13 +185,13 @@ class Arrays:
         )
 
     def balanced(self) -> tuple[Arrays, int, int]:
-        """Return the chain of least norm, zero at dead neurons, and the numbers of Newton steps and sweeps."""
+        """Return the chain of smallest norm, zero at dead neurons, and the numbers of Newton steps and sweeps."""
         alive = self.alive()
         if not alive:
             return self, 0, 0
         zeros = [[np.zeros_like(p) for p in of] for of in (self.weights, self.biases[:-1])]
         result = Arrays(zeros[0], [*zeros[1], *self.biases[-1:]], self.slope)
-        # a constant may come in at any layer; those before it are then dead as wholes
+        # a bias may be the first input at any layer; all layers before it are then dead
         first = next((number for number, mask in enumerate(alive) if mask.any()), len(alive))
         if first == len(alive):
             return result, 0, 0

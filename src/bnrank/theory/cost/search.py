@@ -1,4 +1,4 @@
-"""Points of a domain where the Jacobian of a network makes something large."""
+"""Maximization over a domain of a function of the Jacobian's singular values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import check_finite, example
 from bnrank.networks.mlp import MLP, leaky_relu
 
-KEPT = 8  # best points from which the search goes on
+KEPT = 8  # best points from which the search continues
 PATIENCE = 3  # times without a better point
 STEPS = 32  # new points from each of them
 OVERSHOOT = 1e-3  # of the distance to a hyperplane that is crossed
@@ -53,7 +53,7 @@ class Function:
             validation.samples(self.x, "x", features=self.chain.widths[0])
 
     def depth(self, depth: int | None) -> int:
-        """Return the depth asked for, or that of the chain."""
+        """Return the requested depth, or that of the chain."""
         if depth is not None:
             return validation.integer(depth, "depth")
         if self.chain is None:

@@ -1,4 +1,4 @@
-"""The least norm found for networks that interpolate data."""
+"""Networks of small norm that interpolate data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bnrank.training import train
 RIDGES = (1e-1, 1e-2)  # of the two stages, in units of mean ||y||^2 / L
 SPREAD = 1e-3  # the last start's ridge over the first's: a large ridge loses small directions, a small one is slow
 POLISHED = 3  # best starts that are polished
-CORRECTIONS = 30  # at most, to come to interpolate
+CORRECTIONS = 30  # largest number of Gauss-Newton corrections
 EXACT = 1e-11  # error of the interpolation while polishing, of the largest |y|
 GAIN = 1e-10  # of the norm, per iteration of polishing
 MAX_ENTRIES = 2**27  # of the parameter Jacobian: 1 GiB
@@ -35,13 +35,13 @@ class Solution:
     Attributes
     ----------
     network : MLP
-        The best one found, balanced and pruned, in float64. Where no start interpolates, the one closest to it.
+        The best network found, balanced and pruned, in float64. If no start interpolates, the one closest to it.
     norm : float
-        Its ||theta||^2, biases included: an upper bound on the least norm if ``interpolates``.
+        Its ||theta||^2, biases included: an upper bound on the smallest norm if ``interpolates``.
     error : float
         max_i |f(x_i) - y_i|, over samples and outputs.
     norms : tuple of float
-        For every start, the norm at which it interpolates (the best ones polished); inf where it does not.
+        For each start, the norm at which it interpolates (the best ones polished); inf if it does not.
     interpolates : bool
         Whether ``error`` <= rtol * max |y|.
     """
@@ -67,11 +67,11 @@ def solve(
     steps: int = 300,
     polish: int = 100,
 ) -> Solution:
-    r"""Search for the network of least norm through given points, min ||theta||^2 s.t. f(x_i) = y_i.
+    r"""Return the network of smallest norm found through given points, min ||theta||^2 s.t. f(x_i) = y_i (T1).
 
     The norm found is an upper bound on the minimum over networks of this depth (and on R(f; {x_i}, L) of the function
-    found, T1): the problem is not convex, and nothing says that it is reached. A lower bound needs the Jacobian of f,
-    see T4.
+    found): the problem is not convex, and a global minimum is not certified. A lower bound needs the Jacobian of f
+    (T4).
 
     Method: all starts are trained as one ensemble on data scaled to unit size, with the loss
     (1/N) sum ||f(x_i) - y_i||^2 + lambda ||theta||^2 in two stages of falling ridge, each start with its own. Every
@@ -88,21 +88,21 @@ def solve(
     depth : int
         L, number of weight layers.
     width : int
-        Of every hidden layer.
+        Width of the hidden layers.
     slope : float
         s in (-1, 1), 0 for ReLU, or 1 for linear networks.
     bias : bool
         Whether the network has biases; they count in the norm.
     starts : int
-        Initial draws.
+        Number of random starts.
     seed : int
-        Of the first; the others have the seeds that follow.
+        Seed of the first start; the others have the seeds that follow.
     rtol : float
-        Largest error, relative to max |y|, that counts as interpolating.
+        Largest error relative to max |y| that counts as interpolation.
     steps : int
-        Evaluations of loss and gradient in each stage.
+        Evaluations of loss and gradient per stage.
     polish : int
-        Most iterations of polishing for each of the three best starts.
+        Largest number of polishing iterations for each of the three best starts.
 
     Returns
     -------

@@ -20,7 +20,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Measures:
-    """What T38 bounds, layer by layer.
+    """The quantities that T38 bounds, layer by layer.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Measures:
 
 @dataclass(frozen=True, eq=False)
 class EscapeDirection(Printed):
-    """What :func:`bnrank.theory.escape.find` found.
+    """An escape direction, as :func:`bnrank.escape.find` returns it.
 
     Attributes
     ----------
@@ -48,21 +48,21 @@ class EscapeDirection(Printed):
     network : MLP
         float64, without biases, every layer of Frobenius norm 1.
     speeds : ndarray
-        Speed that every start ended with: first those drawn, then those given as ``initial``; the best one after
+        Final speed of each start: first the random ones, then those given as ``initial``; the best one after
         polishing.
     residual : float
         min ||grad L0 + s theta|| / (s ||theta||) over the subgradients at kinks (T36), with those that
         :func:`bnrank.theory.escape.residual` names: with kinks in one layer at most the distance from the Clarke
         subdifferential. Inf where the speed is 0.
     converged : bool
-        Whether the residual is at most the tolerance asked for. No proof of a maximum, not even of a local one.
+        Whether the residual is at most ``rtol``. This does not prove a maximum, not even a local one.
     weight_rank_one, activation_rank_one, nonlinearity : ndarray
         As in :class:`Measures`.
     kinks : int
         Pairs of a neuron and a sample with preactivation 0 on which the gradient depends, parallel neurons counted
         once.
     steps : int
-        Projected steps that were made.
+        Number of projected steps.
     x, g : Tensor
         The data, (N, d_in), and G, (N, d_out), float64.
     """
@@ -104,7 +104,7 @@ class EscapeDirection(Printed):
 def speed(net: nn.Module, x: Tensor | Array, g: Tensor | Array) -> float:
     """Return the escape speed s = -L0 = -sum(G * f(X)) of a network scaled to the sphere ||theta||^2 = L.
 
-    Of an escape direction it is the rate in T37; of any other network, the rate at which the loss falls along it.
+    For an escape direction it is the rate in T37; for any other network, the rate at which the loss falls along it.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def preactivations(weights: Sequence[Array], x: Array, slope: float) -> list[Arr
 
 
 def measures(weights: Sequence[Array], x: Array, slope: float) -> Measures:
-    """Return what T38 bounds, of W_1, ..., W_L."""
+    """Return the quantities that T38 bounds, for W_1, ..., W_L."""
     hidden = preactivations(weights, x, slope)[:-1]
     active = [np.where(z > 0, z, slope * z) for z in hidden]
     return Measures(
@@ -189,15 +189,15 @@ def deepen(
     then layers of one neuron of weight 1, and ||theta||^2 = ``depth``. Which neuron of the last hidden layer stays:
 
     - with data, from an :class:`EscapeDirection` or as ``x`` and ``g``: the one whose contribution to L0, with its
-      weights normalized, is least. The speed of any network is then that before, at least
-      (:func:`bnrank.networks.constructions.deepen_escape`);
+      weights normalized, is lowest. The speed of any network then does not fall
+      (:func:`bnrank.constructions.deepen_escape`);
     - without: the one with the largest |W_L[:, i]| |W_{L-1}[i, :]|. At an escape direction all normalized
-      contributions agree, so that no data are needed; of another network the speed may fall.
+      contributions agree, so no data are needed; the speed of another network may fall.
 
     Parameters
     ----------
     net : EscapeDirection, MLP or torch.nn.Sequential
-        ReLU, without biases, of depth 2 at least.
+        ReLU, without biases, of depth at least 2.
     depth : int
         New depth, at least that of the network.
     x, g : Tensor or ndarray, optional

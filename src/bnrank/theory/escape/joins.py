@@ -1,4 +1,4 @@
-"""How fast new neurons join the chain at a saddle, and when they are there (T41)."""
+"""The rate at which new neurons join the chain at a saddle, and the predicted time of the exit (T41)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bnrank.theory.escape.one_neuron import OneNeuron, Options, fastest
 from bnrank.theory.escape.passes import Pass
 from bnrank.theory.escape.reading import bias_free
 
-SMALL = 0.03  # of the largest part in the chain: neurons that may join in any case
+SMALL = 0.03  # share of the largest part in the chain, below which a neuron is free to join
 
 TURNS = 5  # of the outgoing direction, at kinks
 AS_FAST = 0.99  # of kappa: -v* counts as well
@@ -34,25 +34,25 @@ class JoinRate:
     Attributes
     ----------
     kappa, upper : float
-        Bracket of the rate: of the fastest neuron found in any layer that was asked for, and a bound that none
-        exceeds. Far above ``kappa`` where samples sit on kinks and layer l + 1 has several neurons.
+        Bracket of the rate: of the fastest neuron found in the requested layers, and an upper bound. Far above
+        ``kappa`` where samples sit on kinks and layer l + 1 has several neurons.
     layer : int
         Hidden layer, from 1, of that neuron.
     direction, output : Tensor
         v*, (n_{l-1},), and u*, (n_{l+1},): unit incoming row and outgoing column of that neuron.
     per_layer : dict
-        Layer -> its rate, a bracket with direction and output of its own.
+        Layer -> its rate, a bracket with its own direction and output.
     amplitude : float
-        Size of what of the growing mode is in the small weights already.
+        Size of the growing mode in the present small weights.
     size : float
         Where growth ends: the A at which the neuron A v*, A u*, added alone, lowers the loss most, with downstream
         layers linearized; at most the size of the chain in these layers, sqrt(s_1(W_l) s_1(W_{l+1})).
     predicted_exit : float
-        log(size / amplitude) / kappa, the time until growth ends; inf where nothing grows. NaN where that is undecided:
-        no growing neuron was found, but the bracket does not exclude one, or one of the two layers is zero, so that
+        log(size / amplitude) / kappa, the time until growth ends; inf if nothing grows. NaN if undetermined: no growing
+        neuron was found, but the bracket does not exclude one, or one of the two layers is zero, so that
         there is no chain that says where growth ends.
     gradient_norm : float
-        ||grad C||_F over all weights: how near to a saddle the network is.
+        ||grad C||_F over all weights; small near a saddle.
     """
 
     kappa: float
@@ -69,7 +69,7 @@ class JoinRate:
     def exit_after(self, amplitude: float) -> float:
         """Return log(size / amplitude) / kappa for an amplitude of the growing mode, 0 if it is ``size`` or more.
 
-        Where nothing grows inf, where that is undecided NaN, as in ``predicted_exit``.
+        inf if nothing grows, NaN if undetermined, as ``predicted_exit``.
         """
         amplitude = validation.number(amplitude, "amplitude", 0.0)
         if amplitude >= self.size > 0:
@@ -134,13 +134,13 @@ def join_rate(
         The named ones are means over samples, "mse" with the sum over outputs and without 1/2. A callable is given
         outputs, (N, d_out), and ``y``, and returns a tensor of one number.
     x : Tensor or ndarray
-        Samples, (N, d_in); a random part of a large data set will do.
+        Samples, (N, d_in); a random part of a large data set suffices.
     y : Tensor or ndarray
         (N, d_out), or class numbers, (N,).
     layers : sequence of int, optional
-        Hidden layers to look at, 1 to L - 1; all without it.
+        Hidden layers, from 1 to L - 1. Default: all.
     starts : int
-        Ascents of each layer.
+        Number of ascents per layer.
     rtol : float
         Directions of a_{l-1} and delta_{l+1} with singular values below this share of the largest are left out of the
         search; the bracket covers them. 1e-3 makes wide layers several times faster.
@@ -148,7 +148,7 @@ def join_rate(
         A preactivation of at most this times the largest of its layer counts as 0. Values above 0 make sense where the
         small weights give silent samples small preactivations, which a growing neuron soon exceeds.
     seed : int
-        Of the starts.
+        Seed of the starts.
 
     Returns
     -------
@@ -219,7 +219,7 @@ def exit_time(net: nn.Module, loss: Loss, x: Tensor | np.ndarray, y: Tensor | np
     Returns
     -------
     float
-        ``join_rate(...).predicted_exit``; inf where nothing grows, NaN where that is undecided.
+        ``join_rate(...).predicted_exit``; inf if nothing grows, NaN if undetermined.
 
     Raises
     ------
@@ -262,7 +262,7 @@ def _rate(here: Pass, layer: int, search: Callable[..., OneNeuron], seed: int) -
 
 
 def _one_sided(here: Pass, layer: int, u: Tensor, search: Callable[..., OneNeuron]) -> OneNeuron:
-    """Return the fastest neuron with outgoing direction u, then turn u and look again, while that helps.
+    """Return the fastest neuron with outgoing direction u, turning u and repeating while that helps.
 
     A leaky neuron changes by u sigma(v . a) where v . a > 0, and by -u s |v . a| elsewhere, which the layers above may
     answer from the other side: that is a ReLU neuron on the samples and their mirror images.
@@ -309,7 +309,7 @@ def _turned(here: Pass, layer: int, v: Tensor, u: Tensor) -> Tensor:
 
 
 def _starts(here: Pass, layer: int, directions: list[Tensor], columns: list[Tensor], seed: int) -> list[Tensor]:
-    """Return outgoing directions that are worth a search: of axes, deltas and random ones with good incoming ones."""
+    """Return outgoing directions worth a search: axes, deltas and random ones with good incoming directions."""
     generator = torch.Generator().manual_seed(seed)
     inputs, width = here.activations[layer - 1], here.weights[layer].shape[0]
 
@@ -372,7 +372,7 @@ def _amplitude(below: Tensor, above: Tensor, sides: list[tuple[Tensor, Tensor]])
 
 
 def _saturation(here: Pass, response: Tensor, chain: float) -> float:
-    """Return the A, at most ``chain``, at which C(f + A^2 h) is least, h the change of outputs by the unit neuron."""
+    """Return the A, at most ``chain``, that minimizes C(f + A^2 h), with h the change of outputs by the unit neuron."""
     unit = response / response.abs().max().clamp(min=np.finfo(float).tiny)
 
     def derivative(square: float) -> float:

@@ -1,4 +1,4 @@
-"""How fast the norm grows along an escape direction, in closed form (T37 with the normalization of E2).
+"""The norm along an escape direction, in closed form (T37 with the normalization of E2), and the first escape.
 
 Near the origin the loss is C(0) + L0(theta), L0 homogeneous of degree L, the depth (T34). Along an escape direction of
 speed s, which is -L0 where ||theta||^2 = L, gradient flow stays on the ray and r = ||theta|| obeys
@@ -9,7 +9,7 @@ At depth 2 that is exponential growth; deeper, the norm is infinite after the fi
 
     T = r0^{2 - L} / ((L - 2) L^{1 - L/2} s),    r(t) = r0 (1 - t/T)^{-1/(L - 2)}.
 
-Long before that the higher terms of the loss matter: the law holds while the outputs are small.
+The law holds while the outputs are small; long before T the higher terms of the loss matter.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def time_to(r: Numbers, r0: Numbers, speed: Numbers, depth: int) -> float | np.n
     Parameters
     ----------
     r, r0 : float or array
-        Norms of all parameters, positive. Where ``r`` is below ``r0`` the time is negative: so long ago the norm was
-        ``r`` on the same trajectory.
+        Norms of all parameters, positive. Where ``r`` is below ``r0`` the time is negative: the norm was ``r``
+        that long ago on the same trajectory.
     speed, depth
         As in :func:`norm_at`.
 
@@ -200,14 +200,14 @@ def _plain(values: np.ndarray) -> float | np.ndarray:
 
 @dataclass(frozen=True)
 class FirstEscape:
-    """The first escape of a flow, predicted and seen.
+    """The first escape of a flow, predicted and observed.
 
     Attributes
     ----------
     predicted, seen : float
         Time from ``row`` to the escape, by T37 and in the flow.
     speed : float
-        s of the direction in that row.
+        Speed s of the direction in that row.
     start, end : float
         ||theta|| in that row and at the escape; of the leading singular components where a rank was given.
     row : int
@@ -230,7 +230,7 @@ def first_escape(
     rank: int | None = None,
     end: float | None = None,
 ) -> FirstEscape:
-    """Compare the time at which a flow leaves the first plateau with the time that T37 predicts.
+    """Return the time at which a flow leaves the first plateau, and the time that T37 predicts.
 
     The direction is that of a network on the plateau, taken for an escape direction of its own speed; its norm grows
     by dr/dt = L^{1 - L/2} s r^{L-1} to what it is when the plateau is left. That end is where the loss has fallen by
@@ -239,14 +239,14 @@ def first_escape(
     Parameters
     ----------
     flow : Flow
-        Of a bias-free network; with at least one plateau that is left.
+        Flow of a bias-free network that has left a plateau.
     x, g : Tensor or ndarray
         X and G (:func:`bnrank.escape.output_gradient`), all samples or a part of them with its own G.
     rank : int, optional
-        Take the network to be its leading singular components, so many per layer: in a wide network the small weights
-        may hold most of the norm, and they do not move. The flow must have recorded as many singular values.
+        Replace each layer by its ``rank`` leading singular components: in a wide network the small weights may hold
+        most of the norm, and they do not move. The flow must have recorded at least ``rank`` singular values.
     end : float, optional
-        Time since the hand-over at which the plateau is left; the end of ``flow.plateaus[0]`` without it.
+        Time since the hand-over at which the plateau is left. Default: the end of ``flow.plateaus[0]``.
 
     Returns
     -------
@@ -275,7 +275,7 @@ def first_escape(
         raise TypeError(f"flow: got {validation.describe(flow)}, expected the result of bnrank.flow")
     if end is None:
         if not flow.plateaus or not flow.plateaus[0].left:
-            raise ValueError("flow: it has not left a plateau; follow it for longer")
+            raise ValueError("flow: it has not left a plateau; increase t_end")
         end = flow.plateaus[0].end
     times = flow.times_since_handover
     limit = np.searchsorted(times, end) - 1 if flow.handover is None else flow.handover.row

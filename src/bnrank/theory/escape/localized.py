@@ -1,9 +1,9 @@
-"""The localized loss at a network: how fast it leaves the origin, and how near to rank one each of its layers is.
+"""The localized loss of a network: its speed away from the origin, and the distance of its layers from rank one.
 
-Near the origin the cost of a bias-free network is C(0) + L0(theta), L0 = Tr[G^T f_theta(X)] (T34). What T38 compares
-does not change when X, G or a layer is multiplied by a positive number, so all of them are scaled to Frobenius norm 1
-first: that is the largest speed of any network with these ratios on the sphere ||theta||^2 = L, and nothing leaves the
-range of floats.
+Near the origin the cost of a bias-free network is C(0) + L0(theta), L0 = Tr[G^T f_theta(X)] (T34). The quantities of
+T38 are invariant under scaling of X, G or a layer by a positive number, so all of them are first scaled to Frobenius
+norm 1: this gives the largest speed of any network with these ratios on the sphere ||theta||^2 = L, and nothing
+overflows.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from bnrank.theory.verdicts import NotApplicable
 
 CHUNK = 2**12  # samples at a time
 ROUNDING = 1e-14  # of ||A||: rounding error of its distance from rank one
-ALTERNATIONS = (10, 200)  # of the search for a non-negative part of rank one, at least and at most
-EFFORT = 1 << 27  # entries of X that each start of the search goes over, between those limits
+ALTERNATIONS = (10, 200)  # bounds on the alternations of the search for a non-negative part of rank one
+EFFORT = 1 << 27  # entries of X that each start of that search reads, between those bounds
 NEGATIVE = 1e-12  # of the largest entry: down to which an entry counts as non-negative
 
 
 @dataclass(frozen=True)
 class Localized:
-    """What T38 compares, of one network on one data set.
+    """The quantities of T38, for one network on one data set.
 
     Tails are sum_{i>=2} s_i^2 / sum_i s_i^2, in [0, 1). A_0 = X, A_l = sigma(Z_l). Everything but ``sphere_speed`` and
     the norms is for X, G and every layer scaled to Frobenius norm 1.
@@ -64,7 +64,7 @@ class Localized:
     nonnegative : bool
         Whether v can be chosen non-negative for A_0 = X.
     part : tuple of float
-        ||E||_F and ||G v|| ||u|| of X = v u^T + E with v >= 0 and a least E that was found.
+        ||E||_F and ||G v|| ||u|| of X = v u^T + E with v >= 0 and the smallest E found.
     """
 
     share: float
@@ -100,7 +100,7 @@ class Localized:
 
 
 def localized(weights: Sequence[Tensor], x: Tensor, g: Tensor) -> Localized:
-    """Measure the localized loss of a bias-free ReLU network.
+    """Return the quantities of T38 for a bias-free ReLU network.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ class OneNeuron:
         How the upper end was found: "closed form", "cones" or "norms"; "sides" where
         :func:`~bnrank.theory.escape.joins.join_rate` let every sample choose its side of a kink.
     note : str
-        What is to be said of it.
+        Remark, or empty.
     """
 
     lower: float
@@ -73,14 +73,14 @@ def rank_one_speed(
 
         s = max_{||v|| = 1} ||G^T sigma(X v)||_2,
 
-    the same at every depth of at least 2 for ReLU. Of a leaky ReLU the slope to give is that of all hidden layers
-    together, slope^{L-1}.
+    the same at every depth of at least 2 for ReLU. For a leaky ReLU, ``slope`` is that of all hidden layers together,
+    slope^{L-1}.
 
     Exact (up to rounding) where the inputs span one or two dimensions: there G^T sigma(X v) = M v on the arcs between
     the kinks, and ||M v|| is largest at a stationary angle of the quadratic form or at an end of an arc. Exact for
     slope 1 too, ||G^T X||_op. Otherwise a bracket: below, the best of many projected ascents with decaying steps and
-    exact searches over great circles; above, branch and bound over cones for inputs of rank 5 or less, as far as it
-    gets, and bounds from norms (:func:`~bnrank.theory.escape.one_neuron_bounds.norm_bound`), whichever is smaller.
+    exact searches over great circles; above, branch and bound over at most ``max_cones`` cones for inputs of rank
+    5 or less, and bounds from norms (:func:`~bnrank.theory.escape.one_neuron_bounds.norm_bound`), whichever is smaller.
 
     Parameters
     ----------
@@ -91,18 +91,18 @@ def rank_one_speed(
     slope : float
         s in (-1, 1]; 0 is ReLU, 1 the identity.
     starts, steps : int
-        Ascents, and steps of each. Cost of a step: 4 N (d_in + d_out) operations per start.
+        Number of ascents, and steps of each. A step costs 4 N (d_in + d_out) operations per start.
     rtol : float
         Branch and bound stops at upper - lower <= rtol lower.
     max_cones : int
         Largest number of cones; 0 skips branch and bound.
     seed : int
-        Of the starts.
+        Seed of the starts.
 
     Returns
     -------
     OneNeuron
-        Where no chain moves the loss, as sigma(X v) is orthogonal to G for every v, a speed of 0 with a note.
+        If no chain changes the loss, as sigma(X v) is orthogonal to G for every v, the speed is 0, with a note.
 
     Raises
     ------

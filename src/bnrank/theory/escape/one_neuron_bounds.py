@@ -53,7 +53,7 @@ def norm_bound(neuron: Neuron) -> float:
 
 @dataclass(frozen=True)
 class Search:
-    """What branch and bound found: bounds, and the unit vector of the lower one."""
+    """The result of branch and bound: bounds, and the unit vector of the lower one."""
 
     lower: float
     upper: float

@@ -57,7 +57,7 @@ class Neuron:
         return np.maximum(z, 0) if self.slope == 0 else np.where(z >= 0, z, self.slope * z)
 
     def blocks(self, columns: int) -> list[slice]:
-        """Return slices of the samples for products with so many columns."""
+        """Return slices of the samples for products with that number of columns."""
         size = max(1, ENTRIES // columns)
         return [slice(first, first + size) for first in range(0, len(self.x), size)]
 

@@ -1,4 +1,4 @@
-"""Newton's method for an escape direction once it is known which samples lie on which kinks."""
+"""Newton's method for an escape direction whose kinks are known."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 from bnrank.theory.escape.stationarity import Stationarity, of_weights
 
 Array = np.ndarray
-TOLERANCES = (1e-8, 1e-6, 1e-4)  # that a kink counts as active at, tried in turn
-LARGEST = 1200  # unknowns
-COSTLIEST = 1 << 19  # unknowns times samples
-RESTS = 1e-15  # where the equations count as solved, the data being of norm 1
+TOLERANCES = (1e-8, 1e-6, 1e-4)  # of kinks, tried in turn
+MAX_UNKNOWNS = 1200
+MAX_COST = 1 << 19  # unknowns times samples
+SOLVED = 1e-15  # residual of the solved equations, for data of norm 1
 
 
 def reduce(weights: Sequence[Array], dead: float = 1e-6, angle: float = 1e-4) -> tuple[list[Array], list[Array]]:
-    """Leave out neurons that died out and merge those of a layer whose incoming rows point the same way.
+    """Return the weights without neurons that died out, and with those of parallel incoming rows merged.
 
-    Neurons of which an escape direction makes no use shrink under projected steps, rows and outgoing columns together.
-    Neurons with rows c_i w, c_i > 0, do what one neuron does; with it the norm is no larger (by Cauchy-Schwarz).
+    Neurons that an escape direction does not use shrink under projected steps, rows and outgoing columns together.
+    Neurons with rows c_i w, c_i > 0, are equivalent to one neuron; its norm is no larger (by Cauchy-Schwarz).
 
     Parameters
     ----------
@@ -30,13 +30,13 @@ def reduce(weights: Sequence[Array], dead: float = 1e-6, angle: float = 1e-4) ->
     dead : float
         Norm of row and column below which a neuron is left out. One neuron per layer stays.
     angle : float
-        Up to which two rows point the same way.
+        Largest distance of unit rows that count as parallel.
 
     Returns
     -------
     weights, factors : lists of ndarray
         w_l, each of norm 1, and U_0 = I, U_1, ..., U_L = I with orthonormal non-negative columns, so that
-        W_l = U_l w_l U_{l-1}^T up to what was left out.
+        W_l = U_l w_l U_{l-1}^T up to the removed neurons.
     """
     result, factors = [w.copy() for w in weights], [np.eye(weights[0].shape[1])]
     for layer in range(len(weights) - 1):
@@ -64,12 +64,12 @@ def grow(weights: Sequence[Array], factors: Sequence[Array]) -> list[Array]:
 
 
 def snap(weights: Sequence[Array], x: Array, g: Array, slope: float) -> tuple[list[Array], Stationarity]:
-    """Move a direction that is nearly stationary onto its kinks and make it stationary there, if it is small enough.
+    """Return a nearly stationary direction moved onto its kinks and made stationary there, if it is small enough.
 
     With theta and the derivatives alpha of the activation at the kinks as unknowns, T36 and z = 0 at the kinks are as
-    many equations; Newton steps of least norm solve them, on the network that :func:`reduce` leaves. What comes out is
-    taken only where its residual, with the subgradients of :func:`bnrank.theory.escape.residual`, is less and its speed
-    no lower than before (by more than 1e-5 of it). Stationary is not more than that: the speed may grow on one side.
+    many equations; Newton steps of least norm solve them, on the network that :func:`reduce` leaves. The result is
+    accepted only if its residual, with the subgradients of :func:`bnrank.theory.escape.residual`, is less and its speed
+    no lower than before (by more than 1e-5 of it). It may still not be a maximum: the speed may grow on one side.
 
     Parameters
     ----------
@@ -83,18 +83,18 @@ def snap(weights: Sequence[Array], x: Array, g: Array, slope: float) -> tuple[li
     Returns
     -------
     weights, Stationarity
-        Of the shapes that came; the residual and the kinks are those of the reduced network, whose subgradients are
+        Of the given shapes; the residual and the kinks are those of the reduced network, whose subgradients are
         subgradients of the whole one.
     """
     small, factors = reduce(weights)
     best, stands = small, of_weights(small, x, g, slope)
     tried: set[bytes] = set()
     size = sum(w.size for w in small)
-    for rtol in TOLERANCES if size <= LARGEST and size * len(x) <= COSTLIEST else ():
+    for rtol in TOLERANCES if size <= MAX_UNKNOWNS and size * len(x) <= MAX_COST else ():
         at = of_weights(small, x, g, slope, rtol)
         key = np.stack([at.layers, at.neurons, at.samples]).tobytes()
         unknowns = len(at.derivatives) + size
-        if key in tried or unknowns > LARGEST or unknowns * len(x) > COSTLIEST:
+        if key in tried or unknowns > MAX_UNKNOWNS or unknowns * len(x) > MAX_COST:
             continue
         tried.add(key)
         candidate = _newton(small, x, g, slope, at)
@@ -136,7 +136,7 @@ class _Equations:
         return [p.reshape(s) for p, s in zip(pieces, self.shapes, strict=True)], v[self.parameters :]
 
     def __call__(self, v: Tensor) -> Tensor:
-        """Return the residuals of all equations, as many as there are unknowns."""
+        """Return the residuals of all equations."""
         weights, free = self.split(v)
         alphas = torch.where(self.sides > 0, free[self.groups], 1 + self.slope - free[self.groups])
         inputs, slopes, zeros = [self.x], [], []
@@ -164,7 +164,7 @@ def _newton(weights: Sequence[Array], x: Array, g: Array, slope: float, at: Stat
     chunk = max(1, (1 << 22) // max(1, sum(p.numel() for p in equations.pattern) + now.numel()))
     jacobian = torch.func.jacrev(equations, chunk_size=chunk)
     for _ in range(20):
-        if now.norm() <= RESTS:
+        if now.norm() <= SOLVED:
             break
         move = torch.linalg.lstsq(jacobian(v), -now[:, None], rcond=1e-9, driver="gelsd").solution[:, 0]
         size = 1.0

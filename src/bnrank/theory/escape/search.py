@@ -1,4 +1,4 @@
-"""The fastest way out of the saddle at the origin, searched for from many starts at once."""
+"""The search for optimal escape directions from many starts at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bnrank.theory.escape.stationarity import Stationarity, of_weights
 Array = np.ndarray
 STARTS = ("gaussian", "rank one")
 CONSTANT = 0.5  # of the steps, before they decay
-EVERY = 50  # steps between checks whether all has come to rest
+EVERY = 50  # steps between checks for rest
 TRIES = 100  # draws of a start whose gradient is zero
 ROUNDS = 3  # of polishing
 NOTHING = 1e-13  # times ||X|| ||G||: speed that is rounding error
@@ -83,7 +83,7 @@ def find(
     are set to 0 and, in networks of up to 1,200 weights and kinks and few samples, Newton steps bring it onto its
     kinks and to stationarity there.
 
-    Nothing certifies a global maximum; more starts and wider networks find faster directions more often.
+    A global maximum is not certified; more starts and wider networks find faster directions more often.
 
     Parameters
     ----------
@@ -94,13 +94,13 @@ def find(
     depth : int
         L, at least 2.
     width : int or sequence of int
-        Of all hidden layers, or of each of the L - 1.
+        Width of all hidden layers, or of each of the L - 1.
     starts : int
         Number of random starts; may be 0 if ``initial`` is not empty.
     seed : int
         Each start has its own stream, so more starts extend fewer.
     slope : float
-        Of the activation: 0 is ReLU, 1 a linear network.
+        Slope of the activation: 0 is ReLU, 1 a linear network.
     start : "gaussian" or "rank one"
         Standard normal weights, or W_l = u_l u_{l-1}^T with u_l >= 0 in the hidden layers. The gradient at networks
         of rank one is of that form too: they stay of rank one, and the search is among those.
@@ -111,7 +111,7 @@ def find(
     rtol : float
         Residual up to which the direction counts as converged.
     polish : bool
-        Whether to polish the best start.
+        Polish the best start.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""How nearly a network is an escape direction: the least residual of T36 over the subgradients at ReLU kinks."""
+"""The smallest residual of T36 over the subgradients at ReLU kinks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENOUGH = 1e-12  # relative residual
 
 @dataclass(frozen=True)
 class Stationarity:
-    """The residual of T36 and the kinks it was minimized over.
+    """The residual of T36, and the kinks over which it is minimal.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Stationarity:
     layers, neurons, samples : ndarray, (kinks,)
         Where they are; layers from 1, the others from 0.
     derivatives : ndarray, (kinks,)
-        The derivative of the activation there that gives the least residual.
+        The derivative of the activation there that gives the smallest residual.
     groups, sides : ndarray, (kinks,)
         Kinks of one group, counted from 0, have one derivative alpha where the side is 1, 1 + slope - alpha where -1.
     """
@@ -58,7 +58,7 @@ class Stationarity:
 
 
 def residual(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: float = KINK_RTOL) -> float:
-    """Return how far a network is from an escape direction, relative; 0 at an escape direction.
+    """Return the relative residual of the equation of an escape direction, 0 at an escape direction (T36).
 
     The network is scaled to the sphere ||theta||^2 = L. There grad L0(theta) = -s theta at an escape direction, with
     s = -L0(theta) > 0 its speed (T36), and this returns min ||grad L0 + s theta|| / (s ||theta||). The minimum is over
