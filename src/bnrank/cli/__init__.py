@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from bnrank._version import __version__
+from bnrank.cli.arguments import grouped
 from bnrank.cli.compressing import compress_command
 from bnrank.cli.discovering import discover
 from bnrank.cli.measuring import check_command, profile_command
@@ -47,9 +48,9 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
 
 
 app.command()(demo)
-app.command(name="train")(train_command)
-app.command(name="profile")(profile_command)
-app.command(name="check")(check_command)
-app.command()(discover)
-app.command(name="compress")(compress_command)
+app.command(name="train")(grouped(train_command))
+app.command(name="profile")(grouped(profile_command))
+app.command(name="check")(grouped(check_command))
+app.command(name="discover")(grouped(discover))
+app.command(name="compress")(grouped(compress_command))
 app.command()(reproduce)

@@ -1,67 +1,107 @@
-"""What several verbs take: a model, data, and the options that go with them."""
+"""Arguments that several commands share: a network, data, output files."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from torch import nn
 
-from bnrank import tasks
-from bnrank._core import store
-from bnrank.discovery import load_compressed
-from bnrank.discovery.compression.result import KIND as COMPRESSED
-from bnrank.networks import load, load_module
-from bnrank.training import Run
+import bnrank
 
-__all__ = [
-    "Data",
-    "DropMissing",
-    "Ignore",
-    "Member",
-    "ModelSpec",
-    "Quiet",
-    "Slope",
-    "Targets",
-    "Weights",
-    "read_model",
-    "words",
-]
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Data", "ModelFiles", "ModelSpec", "Quiet", "TableColumns", "checked_output", "grouped", "words"]
 
 ModelSpec = Annotated[
-    str, typer.Argument(help="A .safetensors file, a folder of train, or file.py:function returning an nn.Module.")
+    str,
+    typer.Argument(help="A .safetensors file, a folder of bnrank train, or file.py:function returning an nn.Module."),
 ]
 Data = Annotated[
-    str, typer.Argument(help=f"A .csv, an .npz with x and y, or one of {', '.join(tasks.NAMED)}.", show_default=False)
+    str,
+    typer.Argument(
+        help="A .csv file, an .npz file with x and y, or a built-in task: low-rank, bottleneck-spectra, s-shapes, "
+        "digits, mnist.",
+        show_default=False,
+    ),
 ]
-Weights = Annotated[Path | None, typer.Option(help="A .safetensors state dict for file.py:function.")]
-Slope = Annotated[float, typer.Option(help="Slope of the activation of a bare state dict; 0 is ReLU.")]
-Member = Annotated[int, typer.Option(help="Which network of a folder of train.")]
-Targets = Annotated[str | None, typer.Option(help="Columns of a .csv that are y, separated by commas.")]
-Ignore = Annotated[str | None, typer.Option(help="Columns of a .csv to leave out, separated by commas.")]
-DropMissing = Annotated[bool, typer.Option("--drop-missing", help="Leave out rows with missing values.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Hide progress bars.")]
 
 
-def read_model(model: str, weights: Path | None, slope: float, member: int) -> tuple[nn.Module, float | None]:
-    """Return a network, and the ridge it was trained with where that is known."""
-    if ":" in model:
-        if weights is not None and store.read(weights, name="weights").kind == COMPRESSED:
-            return load_compressed(weights, load_module(model)), None
-        return load_module(model, weights), None
-    if weights is not None:
-        raise ValueError(f"weights: got {str(weights)!r} beside {model!r}, expected weights for file.py:function alone")
-    if Path(model).suffix == ".py":
-        raise ValueError(f"model: got {model!r} without :function, expected {model}:NAME, the function that builds it")
-    if not Path(model).is_dir():
-        return (load_compressed(model) if store.read(model).kind == COMPRESSED else load(model, slope)), None
-    run = Run.open(model)
-    return run.network(member), run.settings.ridge[member]
+@dataclass(frozen=True)
+class TableColumns:
+    """Options of a .csv file."""
+
+    targets: Annotated[str | None, typer.Option(help="Target columns y, separated by commas.")] = None
+    ignore: Annotated[str | None, typer.Option(help="Columns to ignore, separated by commas.")] = None
+    drop_missing: Annotated[bool, typer.Option("--drop-missing", help="Drop rows with missing values.")] = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the reader of tables."""
+        return {"targets": words(self.targets), "ignore": words(self.ignore), "drop_missing": self.drop_missing}
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Options of a network read from a file or folder."""
+
+    weights: Annotated[Path | None, typer.Option(help="A .safetensors state dict for file.py:function.")] = None
+    slope: Annotated[float, typer.Option(help="Activation slope for a bare state dict; 0 is ReLU.")] = 0.0
+    member: Annotated[int, typer.Option(help="Ensemble member to load from a training run.")] = 0
+
+    def read(self, model: str) -> tuple[nn.Module, float | None]:
+        """Return a network, and the ridge it was trained with if known."""
+        if ":" in model:
+            net = bnrank.networks.load_module(model)
+            return (net if self.weights is None else bnrank.networks.with_weights(net, self.weights)), None
+        if self.weights is not None:
+            raise ValueError(
+                f"weights: got {str(self.weights)!r} with {model!r}, expected weights only with file.py:function"
+            )
+        if Path(model).suffix == ".py":
+            raise ValueError(f"model: got {model!r} without :function, expected {model}:NAME")
+        found = bnrank.load(model, slope=self.slope)
+        if isinstance(found, bnrank.Run):
+            return found.network(self.member), found.settings.ridge[self.member]
+        return found, None
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command for typer in which the fields of dataclass parameters are options of their own."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    parameters = []
+    for parameter in inspect.signature(command).parameters.values():
+        kind = groups.get(parameter.name)
+        if kind is None:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            continue
+        inner = get_type_hints(kind, include_extras=True)
+        for field in dataclasses.fields(kind):
+            own = {"default": field.default, "annotation": inner[field.name]}
+            parameters.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, **own))
+    parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
+
+    def run(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
+        command(**given)
+
+    run.__doc__ = command.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    vars(run)["__signature__"] = inspect.Signature(keyword)
+    return run
 
 
 def words(text: str | None) -> list[str]:
-    """Return what stands between commas.
+    """Return the words between commas.
 
     Examples
     --------
@@ -69,3 +109,20 @@ def words(text: str | None) -> list[str]:
     (['height', 'girth'], [])
     """
     return [word.strip() for word in text.split(",")] if text else []
+
+
+def checked_output(path: Path, option: str, suffix: str | None = None) -> Path:
+    """Return a path that a file can be written to; checked before anything is computed.
+
+    Raises
+    ------
+    ValueError
+        If it has another ending, is a folder, or lies in a folder that does not exist.
+    """
+    if suffix and path.suffix != suffix:
+        raise ValueError(f"{option}: got {path.name!r}, expected a name ending in {suffix}")
+    if path.is_dir():
+        raise ValueError(f"{option}: got {str(path)!r}, which is a folder, expected a file name")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option}: got {str(path)!r}, expected a path in a folder that exists")
+    return path

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bnrank import figures
+import bnrank
 from bnrank._core import text
 from bnrank.cli import terminal
 from bnrank.cli.arguments import Quiet
 from bnrank.cli.terminal import escape, say_where
-from bnrank.reporting import tables
+
+if TYPE_CHECKING:
+    from bnrank import figures
 
 __all__ = ["reproduce"]
 
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[FIGURE]...", help="Ids or names, or all; all of them without any.")
+        list[str] | None, typer.Argument(metavar="[FIGURE]...", help="Ids or names of figures, or all. Default: all.")
     ] = None,
-    scale: Annotated[
-        str, typer.Option(help="quick: minutes on two cores; paper: the sources' networks and data.")
-    ] = "quick",
-    out: Annotated[Path, typer.Option(help="Folder for runs, pictures and the page.")] = Path(figures.OUT),
+    scale: Annotated[str, typer.Option(help="quick: minutes on two cores; paper: the sources' sizes.")] = "quick",
+    out: Annotated[Path, typer.Option(help="Folder for runs, pictures and the page.")] = Path("reproduction"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Discard stored results and start over.")] = False,
     show: Annotated[
-        bool, typer.Option("--list", help="Show the figures, what they need and what is stored of them; run none.")
+        bool, typer.Option("--list", help="List the figures, their requirements and stored results; run none.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run figures of the theory, say which of their claims were reproduced, and write a page of all of them.
+    """Run figures of the theory, print which claims are reproduced, and write a page of all figures.
 
-    A figure that is finished is not run again; one that was interrupted goes on. Exit status 1 if a figure
-    failed or a claim was not reproduced.
+    A finished figure is not run again; an interrupted one resumes. The exit status is 1 if a figure fails or a claim
+    is not reproduced.
 
     Example: [bold]bnrank reproduce F9[/]
 
@@ -53,19 +53,19 @@ def reproduce(
 
     def end(figure: figures.Figure, outcome: figures.Outcome) -> None:
         how = "" if figure.name in running else ", not run" if outcome.error else ", stored before"
-        took = "" if outcome.error and not outcome.seconds else f", {figures.duration(outcome.seconds)}"
+        took = "" if outcome.error and not outcome.seconds else f", {bnrank.figures.duration(outcome.seconds)}"
         title = f"{figure.label}, {scale} scale{took}{how}"
         error = f": {escape(outcome.error)}" if outcome.error else ""
         terminal.console.print(f"[bold]{title}[/]{error}", highlight=False, soft_wrap=True)
         if not outcome.error:
-            terminal.console.print(text.table(tables.claim_rows(outcome.claims)))
+            terminal.console.print(text.table(bnrank.reporting.tables.claim_rows(outcome.claims)))
 
     page = out / scale / "index.html"
     try:
-        outcomes = figures.reproduce(names or ["all"], out, scale, not quiet, not fresh, start, end)
+        outcomes = bnrank.figures.reproduce(names or ["all"], out, scale, not quiet, fresh, start, end)
     except KeyboardInterrupt:
-        again = "the same command without --fresh" if fresh else "the same command"
-        say_where(f"Stopped in {running[-1] if running else 'the start'}; {again} goes on. The page", page)
+        again = "rerun without --fresh" if fresh else "rerun"
+        say_where(f"Interrupted in {running[-1] if running else 'the start'}; {again} to resume. The page", page)
         raise
     terminal.console.print(text.table([_summary(outcome, running) for outcome in outcomes], title="Summary"))
     say_where("The page", page)
@@ -82,8 +82,8 @@ def _summary(outcome: figures.Outcome, running: list[str]) -> dict[str, object]:
         result = "no claims"
     passed = sum(bool(claim.passed) for claim in outcome.claims)
     row: dict[str, object] = {"id": id_, "name": name, "result": result}
-    row["claims reproduced"] = f"{passed} of {len(outcome.claims)}" if outcome.claims and not outcome.error else None
-    return row | {"time": figures.duration(outcome.seconds) if outcome.seconds else None}
+    row["claims that pass"] = f"{passed} of {len(outcome.claims)}" if outcome.claims and not outcome.error else None
+    return row | {"time": bnrank.figures.duration(outcome.seconds) if outcome.seconds else None}
 
 
 def _list(out: Path, scale: str, names: list[str]) -> None:
@@ -96,7 +96,7 @@ def _list(out: Path, scale: str, names: list[str]) -> None:
             "time": entry.time,
             "needs": _needs(entry.figure, scale),
         }
-        for entry in figures.listing(out, scale, names)
+        for entry in bnrank.figures.listing(out, scale, names)
     ]
     listed = text.table(rows, title=f"{scale} scale, stored in {out}")
     for name in (0, 2, 4, 5):

@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bnrank import figures, tasks
+import bnrank
 from bnrank._core import text, validation
 from bnrank.cli import terminal
-from bnrank.cli.arguments import DropMissing, Ignore, Quiet, Targets, words
+from bnrank.cli.arguments import Data, Quiet, TableColumns
 from bnrank.cli.terminal import escape, say_where
-from bnrank.measures import profile
-from bnrank.networks import MLP
-from bnrank.reporting import Section, report
-from bnrank.training import Adam, GradientDescent, Save, train
 
 __all__ = ["demo", "train_command"]
 
-SHORT = {  # headings that fit a terminal of 80 columns
+SHORT = {  # headings that fit a terminal of 80 columns, and the variables
     "loss": "loss",
     "cost": "cost",
     "‖θ‖²": "parameter_norm",
     "gradient": "gradient_norm",
     "balance": "balance_residual",
 }
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Options of the networks and their optimizer."""
+
+    depth: Annotated[int, typer.Option(help="Number of weight layers.")] = 8
+    width: Annotated[int, typer.Option(help="Width of the hidden layers.")] = 50
+    ridge: Annotated[float, typer.Option(help="lambda in C + lambda ||theta||^2.")] = 1e-3
+    steps: Annotated[int, typer.Option(help="Evaluations of cost and gradient.")] = 1000
+    members: Annotated[int, typer.Option(help="Number of networks trained in parallel.")] = 2
+    seed: Annotated[int, typer.Option(help="Seed of the first network.")] = 0
+    optimizer: Annotated[str, typer.Option(help="auto, adam, gd, lbfgs, kfac-lbfgs, adam+lbfgs, ...")] = "auto"
+    lr: Annotated[float | None, typer.Option(help="Step size of adam and gd.")] = None
+    batch_size: Annotated[
+        int | None, typer.Option(help="Mini-batch size (reshuffled every epoch). Default: full batch.")
+    ] = None
+    record_every: Annotated[int, typer.Option(help="Steps between recorded rows.")] = 10
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `bnrank.train`."""
+        chosen: Any = self.optimizer
+        if self.lr is not None:
+            adam = chosen == "adam" or (chosen == "auto" and self.batch_size)
+            if not adam and chosen != "gd":
+                raise ValueError(f"lr: got {self.lr:g}, but {chosen!r} chooses its own steps; omit lr or use 'adam'")
+            kind = bnrank.training.Adam if adam else bnrank.training.GradientDescent
+            chosen = kind(self.lr)
+        names = ("ridge", "steps", "members", "seed", "batch_size")
+        return {name: getattr(self, name) for name in names} | {"optimizer": chosen, "record": self.record_every}
 
 
 def demo(
@@ -35,8 +63,8 @@ def demo(
 
     Example: [bold]bnrank demo --out demo[/]
     """
-    done = figures.run_demo(out, progress=not quiet)
-    terminal.console.print(text.table(done.rows, title="What was found"))
+    done = bnrank.figures.run_demo(out, progress=not quiet)
+    terminal.console.print(text.table(done.rows, title="Results"))
     source = "MNIST" if done.digits == "mnist" else "scikit-learn's bundled digits (no copy of MNIST was found)"
     terminal.console.print(f"Handwritten digits: {source}.\n{escape(done.escaped)}.", highlight=False)
     say_where("The page", done.page)
@@ -44,43 +72,25 @@ def demo(
 
 
 def train_command(
-    data: Annotated[
-        str, typer.Argument(help=f"A file (.npz with x and y, or .csv) or one of {', '.join(tasks.NAMED)}.")
-    ],
-    depth: Annotated[int, typer.Option(help="Number of weight layers.")] = 8,
-    width: Annotated[int, typer.Option(help="Width of the hidden layers.")] = 50,
-    ridge: Annotated[float, typer.Option(help="lambda in C + lambda ||theta||^2.")] = 1e-3,
-    steps: Annotated[int, typer.Option(help="Evaluations of cost and gradient.")] = 1000,
-    members: Annotated[int, typer.Option(help="Networks to train side by side.")] = 2,
-    seed: Annotated[int, typer.Option(help="Seed of the first one.")] = 0,
-    optimizer: Annotated[str, typer.Option(help="auto, adam, gd, lbfgs, kfac-lbfgs, adam+lbfgs, ...")] = "auto",
-    lr: Annotated[float | None, typer.Option(help="Step size, for adam and gd.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Mini-batches of so many samples.")] = None,
-    targets: Targets = None,
-    ignore: Ignore = None,
-    drop_missing: DropMissing = False,
-    record_every: Annotated[int, typer.Option(help="Steps between recorded rows.")] = 10,
+    data: Data,
+    ensemble: Ensemble,
+    columns: TableColumns,
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, results and the page.")] = Path("run"),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, over what is in the folder.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Overwrite existing results.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train an ensemble of MLPs on data of your own or on a task, and write a page.
+    """Train an ensemble of MLPs on your data or on a built-in task, and write a page.
 
-    Goes on from the checkpoint in the folder if there is one; more --steps make a finished run longer.
+    Resumes from the checkpoint in the folder; a larger --steps continues a finished run.
 
     Example: [bold]bnrank train low-rank --depth 8 --width 30 --steps 300 --out run[/]
     """
-    task = tasks.load_table(data, words(targets), words(ignore), drop_missing)
-    net = MLP([task.d_in, *[width] * (validation.integer(depth, "depth") - 1), task.d_out], seed=seed)
-    options: dict[str, Any] = {"batch_size": batch_size, "members": members, "record": record_every}
-    options |= {"ridge": ridge, "steps": steps, "seed": seed, "optimizer": optimizer}
-    if lr is not None:
-        adam = optimizer == "adam" or (optimizer == "auto" and batch_size)
-        if not adam and optimizer != "gd":
-            raise ValueError(f"lr: got {lr:g}, but {optimizer!r} chooses its own steps; leave lr out or use 'adam'")
-        options["optimizer"] = Adam(lr) if adam else GradientDescent(lr)
-    run = train(net, task, out=Save(out, resume=not fresh), progress=not quiet, **options)
-    profiles = {f"member {i}": profile(run.network(i), task.x, task.y) for i in range(run.members)}
+    task = bnrank.tasks.load_table(data, **columns.arguments)
+    depth = validation.integer(ensemble.depth, "depth")
+    net = bnrank.MLP([task.d_in, *[ensemble.width] * (depth - 1), task.d_out], seed=ensemble.seed)
+    save = bnrank.training.Save(out, resume=not fresh)
+    run = bnrank.train(net, task, out=save, progress=not quiet, **ensemble.arguments)
+    profiles = {f"member {i}": bnrank.profile(run.network(i), task.x, task.y) for i in range(run.members)}
     rows = [
         {
             "member": i,
@@ -90,8 +100,8 @@ def train_command(
         }
         for i in range(run.members)
     ]
-    section = Section(f"Training on {task.name}", rows=rows, history=run.history, profile=profiles)
-    page = report(section, out / "report.html", title=f"bnrank train: {task.name}")
+    section = bnrank.Section(f"Training on {task.name}", rows=rows, history=run.history, profile=profiles)
+    page = bnrank.report(section, out / "report.html", title=f"bnrank train: {task.name}")
     terminal.console.print(text.table(rows))
     say_where("The page", page)
     say_where("The networks", out)

@@ -1,0 +1,101 @@
+"""Opening and writing stored results: networks, runs, compressed networks and fitted estimators."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bnrank import networks
+from bnrank._core import store, validation
+from bnrank.discovery import Compressed
+from bnrank.discovery.compression import open_compressed
+from bnrank.discovery.estimators import open_estimator
+from bnrank.discovery.estimators.base import BottleneckEstimator
+from bnrank.training import Run
+
+__all__ = ["load", "save"]
+
+
+def load(
+    path: str | os.PathLike[str],
+    net: nn.Module | None = None,
+    *,
+    slope: float = 0.0,
+    order: Sequence[str] | None = None,
+) -> Any:
+    """Return what a file or folder holds: a network, a run, a compressed network or a fitted estimator.
+
+    Parameters
+    ----------
+    path : path
+        A folder that `bnrank.train` or `Run.save` wrote, a file that `bnrank.save` wrote, or the safetensors state
+        dict of a chain of linear layers.
+    net : nn.Module, optional
+        The architecture of a run that is not a network of bnrank, the original network of a compressed one of which
+        only segments were replaced, or a network of which the file holds the state dict; it is copied.
+    slope : float
+        Slope of the activation of a foreign state dict, which does not contain it; 0 is ReLU.
+    order : sequence of str, optional
+        Names of the weights of a foreign state dict, first layer first. Needed where the names contain no numbers to
+        sort by.
+
+    Returns
+    -------
+    nn.Module, Run or fitted estimator
+
+    Raises
+    ------
+    ValueError
+        If there is no such file, it is damaged or a pickle, or it holds something else; the message names it.
+
+    Examples
+    --------
+    >>> import tempfile, bnrank
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = bnrank.save(bnrank.MLP([3, 5, 2]), f"{folder}/net.safetensors")
+    ...     bnrank.load(path).widths
+    [3, 5, 2]
+    """
+    if Path(path).is_dir():
+        return Run.open(path, net)
+    stored = store.read(path)
+    if stored.kind == "compressed network":
+        return open_compressed(stored, net)
+    if stored.kind == "estimator":
+        return open_estimator(stored)
+    if net is None:
+        return networks.load(path, slope, order)
+    net = copy.deepcopy(net)
+    try:
+        net.load_state_dict(stored.tensors)
+    except RuntimeError as error:
+        raise ValueError(f"path: {stored.path} does not fit net: {error}") from error
+    return net
+
+
+def save(result: object, path: str | os.PathLike[str]) -> Path:
+    """Write a network, a run, a compressed network or a fitted estimator, without pickle, and return its path.
+
+    Parameters
+    ----------
+    result : nn.Module, Run, Compressed or fitted estimator
+        A module must be a network of bnrank; write others with ``safetensors.torch.save_file(net.state_dict(), path)``.
+    path : path
+        A folder for a run, else a name ending in ``.safetensors``. It is replaced when it exists.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the result is none of these, or the path cannot be written to.
+    """
+    if isinstance(result, nn.Module):
+        return networks.save(result, path)
+    if isinstance(result, Run | Compressed | BottleneckEstimator):
+        return result.save(path)
+    expected = "a network of bnrank, a run, a compressed network or a fitted estimator"
+    raise TypeError(f"result: got {validation.describe(result)}, expected {expected}")
