@@ -12,8 +12,8 @@ from bnrank._version import __version__
 if TYPE_CHECKING:
     from bnrank import discovery, figures, measures, networks, reporting, tasks, theory, training
     from bnrank.measures import Jacobian, balance, bottleneck, frequencies, nonlinearity, ntk, profile, regions, spectra
-    from bnrank.networks import MLP, LinearNetwork, constructions, graph, load, save
-    from bnrank.reporting import Section, plots, report
+    from bnrank.networks import MLP, LinearNetwork, constructions, graph
+    from bnrank.reporting import Section, load, plots, report, save
     from bnrank.tasks import Task
     from bnrank.theory import check, cost, escape, invariants, rank
     from bnrank.training import Flow, Run, flow, sweep, train
@@ -71,8 +71,8 @@ _ROOMS = {
         "regions",
         "spectra",
     ),
-    "networks": ("MLP", "LinearNetwork", "constructions", "graph", "load", "save"),
-    "reporting": ("Section", "plots", "report"),
+    "networks": ("MLP", "LinearNetwork", "constructions", "graph"),
+    "reporting": ("Section", "load", "plots", "report", "save"),
     "tasks": ("Task",),
     "theory": ("check", "cost", "escape", "invariants", "rank"),
     "training": ("Flow", "Run", "flow", "sweep", "train"),

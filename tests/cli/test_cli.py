@@ -75,7 +75,7 @@ def test_train_writes_a_run_that_can_be_opened(own, command):
         (("profile", "model.pt", "data.npz"), "save_file(model.state_dict()"),
         (
             ("profile", "model.safetensors", "data.npz", "--weights", "w.safetensors"),
-            "weights for file.py:function alone",
+            "weights only with file.py:function",
         ),
         (("reproduce", "F99"), "figure: got 'F99'"),
         (("reproduce", "F9", "--scale", "large"), "scale: got 'large'"),

@@ -11,7 +11,7 @@ from torch import nn
 
 import bnrank
 from bnrank import cli
-from bnrank.discovery import BottleneckRegressor, load_compressed
+from bnrank.discovery import BottleneckRegressor
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -236,8 +236,8 @@ def test_compress_writes_a_smaller_network_and_its_certificate(tmp_path, command
     done = command("compress", "net.safetensors", "x.npz", "--tol", 0.02, "--save", "small.safetensors")
     assert done.code == 0, done.error
     assert "tolerance 2 % of the spread: met" in done.out
-    assert "load_compressed('small.safetensors')" in done.out
-    small = load_compressed(tmp_path / "small.safetensors")
+    assert "bnrank.load('small.safetensors')" in done.out
+    small = bnrank.load(tmp_path / "small.safetensors")
     assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in net.parameters()) / 5
     with torch.no_grad():
         change = (small(x) - net(x)).norm() / (net(x) - net(x).mean(0)).norm()
@@ -282,7 +282,7 @@ def test_stretches_of_a_larger_module_say_how_they_are_loaded(tmp_path, command,
     )
     done = command("compress", "own.py:Own", "x.npz", "--save", "part.safetensors")
     assert done.code == 0, done.error
-    assert "load_compressed('part.safetensors', module)" in done.out
+    assert "bnrank.load('part.safetensors', net)" in done.out
     found, _ = cli.arguments.read_model("own.py:Own", tmp_path / "part.safetensors", 0.0, 0)
     with torch.no_grad():
         assert (found(x) - net(x) - 1).norm() <= 0.01 * (net(x) - net(x).mean(0)).norm()
@@ -340,7 +340,7 @@ def test_a_module_from_code_comes_with_weights_of_its_own(tmp_path, command):
     np.savez(tmp_path / "x.npz", x=torch.randn(100, 4, generator=generator).numpy())
     done = command("compress", "own.py:build", "x.npz", "--weights", "weights.safetensors", "--tol", 1e-4)
     assert done.code == 0, done.error
-    assert load_compressed(tmp_path / "compressed.safetensors")[0].out_features == 5
+    assert bnrank.load(tmp_path / "compressed.safetensors")[0].out_features == 5
     assert "no --weights" not in done.out
     bare = command("compress", "own.py:build", "x.npz", "--tol", 1e-4)
     assert (bare.code, "no --weights: the module as the function returns it\n" in bare.out) == (0, True), bare.error

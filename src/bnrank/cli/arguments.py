@@ -59,7 +59,7 @@ class ModelFiles:
         """Return a network, and the ridge it was trained with if known."""
         if ":" in model:
             net = bnrank.networks.load_module(model)
-            return (net if self.weights is None else bnrank.networks.with_weights(net, self.weights)), None
+            return (net if self.weights is None else bnrank.load(self.weights, net)), None
         if self.weights is not None:
             raise ValueError(
                 f"weights: got {str(self.weights)!r} with {model!r}, expected weights only with file.py:function"
@@ -75,7 +75,7 @@ class ModelFiles:
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command for typer in which the fields of dataclass parameters are options of their own."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
     parameters = []
     for parameter in inspect.signature(command).parameters.values():
         kind = groups.get(parameter.name)

@@ -1,7 +1,6 @@
 """Latent variables of a table, symmetries of a function, and networks compressed to their bottleneck."""
 
 from bnrank.discovery.compression import Certificate, Compressed, compress
-from bnrank.discovery.compression import load as load_compressed
 from bnrank.discovery.estimators import (
     BottleneckAutoencoder,
     BottleneckClassifier,
@@ -22,6 +21,5 @@ __all__ = [
     "Summary",
     "Trial",
     "compress",
-    "load_compressed",
     "symmetries",
 ]

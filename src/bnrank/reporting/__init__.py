@@ -3,6 +3,7 @@
 from bnrank.reporting import stills as plots
 from bnrank.reporting import tables
 from bnrank.reporting.page import report
+from bnrank.reporting.saved import load, save
 from bnrank.reporting.sections import Section
 
-__all__ = ["Section", "plots", "report", "tables"]
+__all__ = ["Section", "load", "plots", "report", "save", "tables"]
