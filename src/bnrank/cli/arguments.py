@@ -16,7 +16,7 @@ import bnrank
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Data", "ModelFiles", "ModelSpec", "Quiet", "TableColumns", "checked_output", "grouped", "words"]
+__all__ = ["Data", "ModelFiles", "ModelSpec", "Quiet", "TableColumns", "grouped", "words"]
 
 ModelSpec = Annotated[
     str,
@@ -109,20 +109,3 @@ def words(text: str | None) -> list[str]:
     (['height', 'girth'], [])
     """
     return [word.strip() for word in text.split(",")] if text else []
-
-
-def checked_output(path: Path, option: str, suffix: str | None = None) -> Path:
-    """Return a path that a file can be written to; checked before anything is computed.
-
-    Raises
-    ------
-    ValueError
-        If it has another ending, is a folder, or lies in a folder that does not exist.
-    """
-    if suffix and path.suffix != suffix:
-        raise ValueError(f"{option}: got {path.name!r}, expected a name ending in {suffix}")
-    if path.is_dir():
-        raise ValueError(f"{option}: got {str(path)!r}, which is a folder, expected a file name")
-    if not path.parent.is_dir():
-        raise ValueError(f"{option}: got {str(path)!r}, expected a path in a folder that exists")
-    return path

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import bnrank
-from bnrank.cli.arguments import ModelFiles, ModelSpec, TableColumns, checked_output
+from bnrank._core.files import checked_path
+from bnrank.cli.arguments import ModelFiles, ModelSpec, TableColumns
 from bnrank.cli.terminal import say, say_where
 
 __all__ = ["compress_command"]
@@ -43,8 +44,8 @@ def compress_command(
 
     The folder run is written by [bold]bnrank train low-rank --depth 12 --width 30 --ridge 0.002 --steps 500[/].
     """
-    checked_output(out, "out")
-    checked_output(save, "save", ".safetensors")
+    checked_path(out, "out")
+    checked_path(save, "save", ".safetensors")
     if any(Path(given).resolve() == save.resolve() for given in (model, files.weights) if given is not None):
         raise ValueError(f"save: got {str(save)!r}, the network that is read, expected another name")
     table = bnrank.tasks.read_table(data, **columns.arguments, outputs=False)

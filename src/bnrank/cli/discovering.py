@@ -13,7 +13,7 @@ import typer
 
 import bnrank
 from bnrank._core import files, validation
-from bnrank.cli.arguments import Data, Quiet, TableColumns, checked_output, words
+from bnrank.cli.arguments import Data, Quiet, TableColumns, words
 from bnrank.cli.terminal import say, say_where
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ def discover(
 
     Example: [bold]bnrank discover table.csv --targets price,quality --ignore id --coordinates z.csv[/]
     """
-    checked_output(out, "out")
+    files.checked_path(out, "out")
     for path, option, suffix in ((save, "save", ".safetensors"), (coordinates, "coordinates", ".csv")):
         if path is not None:
-            checked_output(path, option, suffix)
+            files.checked_path(path, option, suffix)
     if kind is not None:
         validation.choice(kind, "kind", KINDS)
     table = bnrank.tasks.read_table(data, **columns.arguments, outputs=kind != "autoencoder", min_rows=2)

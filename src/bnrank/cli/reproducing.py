@@ -62,7 +62,7 @@ def reproduce(
 
     page = out / scale / "index.html"
     try:
-        outcomes = bnrank.figures.reproduce(names or ["all"], out, scale, not quiet, fresh, start, end)
+        outcomes = bnrank.figures.reproduce(names or ["all"], out, scale, not quiet, not fresh, start, end)
     except KeyboardInterrupt:
         again = "rerun without --fresh" if fresh else "rerun"
         say_where(f"Interrupted in {running[-1] if running else 'the start'}; {again} to resume. The page", page)
@@ -82,7 +82,7 @@ def _summary(outcome: figures.Outcome, running: list[str]) -> dict[str, object]:
         result = "no claims"
     passed = sum(bool(claim.passed) for claim in outcome.claims)
     row: dict[str, object] = {"id": id_, "name": name, "result": result}
-    row["claims that pass"] = f"{passed} of {len(outcome.claims)}" if outcome.claims and not outcome.error else None
+    row["claims reproduced"] = f"{passed} of {len(outcome.claims)}" if outcome.claims and not outcome.error else None
     return row | {"time": bnrank.figures.duration(outcome.seconds) if outcome.seconds else None}
 
 

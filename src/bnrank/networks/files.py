@@ -132,21 +132,14 @@ def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] 
 
 def _rebuilt(stored: Stored) -> MLP | Stack:
     try:
-        net = build(stored.about["plan"], _one_dtype(stored.path, stored.tensors))
-        found, expected = (
-            {name: tuple(t.shape) for name, t in part.items()} for part in (stored.tensors, net.state_dict())
-        )
-        if found != expected:
-            wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-            raise ValueError(f"tensors do not fit a {stored.about['plan']['kind']}: {', '.join(wrong)}")
+        plan = stored.about["plan"]
+        net = build(plan, _one_dtype(stored.path, stored.tensors))
+        net.load_state_dict(stored.tensors)
+    except RuntimeError as error:
+        raise ValueError(f"path: {stored.path}: the tensors do not fit a {plan['kind']}: {error}") from error
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"path: {stored.path} has a damaged plan of its network: {error}") from error
-    net.load_state_dict(stored.tensors)
     return net
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(t.shape) for name, t in tensors.items()}
 
 
 def _from_foreign(path: Path, tensors: Mapping[str, Tensor], slope: float, order: Sequence[str] | None) -> MLP:

@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from bnrank import networks
 from bnrank._core import store, validation
 from bnrank.discovery import Compressed
 from bnrank.discovery.compression import open_compressed
 from bnrank.discovery.estimators import open_estimator
 from bnrank.discovery.estimators.base import BottleneckEstimator
+from bnrank.networks.files import load as load_network
+from bnrank.networks.files import save as save_network
 from bnrank.training import Run
 
 __all__ = ["load", "save"]
@@ -69,7 +70,7 @@ def load(
     if stored.kind == "estimator":
         return open_estimator(stored)
     if net is None:
-        return networks.load(path, slope, order)
+        return load_network(path, slope, order)
     net = copy.deepcopy(net)
     try:
         net.load_state_dict(stored.tensors)
@@ -94,7 +95,7 @@ def save(result: object, path: str | os.PathLike[str]) -> Path:
         If the result is none of these, or the path cannot be written to.
     """
     if isinstance(result, nn.Module):
-        return networks.save(result, path)
+        return save_network(result, path)
     if isinstance(result, Run | Compressed | BottleneckEstimator):
         return result.save(path)
     expected = "a network of bnrank, a run, a compressed network or a fitted estimator"
