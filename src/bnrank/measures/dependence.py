@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 from torch import Tensor
 
 from bnrank._core import validation
@@ -65,6 +64,8 @@ def predict(
     >>> bool(np.abs(predict(x, np.sin(3 * x)) - np.sin(3 * x)).max() < 0.01)
     True
     """
+    from scipy.spatial import cKDTree
+
     inputs, targets, eps = _pair(x, y)
     of = _folds(groups, len(inputs), validation.integer(folds, "folds", 2), seed)
     neighbors = validation.integer(neighbors, "neighbors", 2)

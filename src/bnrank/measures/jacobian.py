@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -135,6 +136,8 @@ class Jacobian(Printed):
         self.tangent: Tensor | None = None
         if tangent is not None:
             self.tangent = _orthonormal(tangent, len(self.x), self.x[0].numel()).to(self._x.device, dtype)
+        if isinstance(self._function, Layers):
+            self._sweep = partial(sweep, self._function, self._x, chunk_size=self.chunk_size, tangent=self.tangent)
         self._matrices: Tensor | None = None
         self._singular_values: Tensor | None = None
         self._ntk_trace: Tensor | None = None
@@ -292,7 +295,7 @@ class Jacobian(Printed):
         default = KINK_RTOL if self.kink_rtol is None else self.kink_rtol
         watch = Watch(default if rtol is None else validation.number(rtol, "rtol", 0.0))
         if isinstance(self._function, Layers):
-            for _ in self._sweep(watch, jacobian=False):
+            for _ in self._sweep(watch=watch, jacobian=False):
                 pass
         else:
             check_samplewise(self._function, self._x)
@@ -323,7 +326,7 @@ class Jacobian(Printed):
         """Iterate over Jf(x_i) Q and (MLPs) the NTK trace, (n,); warn once of kinks. See `sweep` for ``compact``."""
         watch = None if self.kink_rtol is None or self._near_kinks is not None else Watch(self.kink_rtol)
         if isinstance(self._function, Layers):
-            found = self._sweep(watch, compact=compact, trace=trace)
+            found = self._sweep(watch=watch, compact=compact, trace=trace)
             yield from ((matrix, traces) for matrix, traces in found if matrix is not None)
         else:
             yield from ((matrix, None) for matrix in self._automatic(self._function, watch))
@@ -332,21 +335,6 @@ class Jacobian(Printed):
             message = kinks.describe(watch.found, watch.rtol)
             if message:
                 warnings.warn(f"x: {message}", KinkWarning, _level_of_caller())
-
-    def _sweep(
-        self, watch: Watch | None, *, jacobian: bool = True, compact: bool = False, trace: bool = False
-    ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
-        assert isinstance(self._function, Layers)
-        return sweep(
-            self._function,
-            self._x,
-            chunk_size=self.chunk_size,
-            jacobian=jacobian,
-            trace=trace,
-            compact=compact,
-            tangent=self.tangent,
-            watch=watch,
-        )
 
     def _parts(self, function: Functional, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Iterate over samples in the function's precision, with their tangents."""

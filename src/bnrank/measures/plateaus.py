@@ -247,13 +247,19 @@ def _slow_levels(curve: _Curve, bins: int) -> list[_Candidate]:
 
 
 def _maxima(values: Array, swing: float) -> list[int]:
-    """Return the maxima, ends included, that stand out by ``swing`` from the minima between them and higher ones."""
-    from scipy.signal import find_peaks
-
-    if np.ptp(values) < swing:
-        return []
-    peaks, _ = find_peaks(np.pad(values, 1, constant_values=-np.inf), prominence=swing)
-    return [int(peak) - 1 for peak in peaks]
+    """Return the maxima, ends included, that stand out by ``swing`` from the minima on both sides."""
+    found: list[int] = []
+    high = low = 0
+    rising: bool | None = None
+    for i, value in enumerate(values):
+        high = i if value > values[high] else high
+        low = i if value < values[low] else low
+        if rising is not False and value <= values[high] - swing:
+            found.append(high)
+            rising, low = False, i
+        elif rising is not True and value >= values[low] + swing:
+            rising, high = True, i
+    return [*found, high] if rising else found
 
 
 def _slowest(curve: _Curve, first: int, last: int) -> int:
