@@ -15,7 +15,8 @@ from bnrank._core import text, validation
 from bnrank._core.results import Printed
 from bnrank.measures import nonlinearity, spectra
 from bnrank.networks.functional import check_finite, example
-from bnrank.networks.reading import Layer, Reading, Skipped, capture, read
+from bnrank.networks.reading import Layer, Reading, capture, read
+from bnrank.networks.reasons import Skipped
 
 __all__ = ["Bottleneck", "LayerStructure", "Structure", "bottleneck", "detect", "ranks"]
 

@@ -406,4 +406,5 @@ def _orthonormal(tangent: object, n: int, d_in: int) -> Tensor:
         where = f" at sample {int(dependent[0])}" if len(shape) == 3 else ""
         raise ValueError(f"tangent: got linearly dependent columns{where}, expected a basis")
     q, r = torch.linalg.qr(basis)
-    return q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).unsqueeze(-2)
+    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    return torch.mul(q, signs.unsqueeze(-2))

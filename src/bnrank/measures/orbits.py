@@ -60,7 +60,7 @@ def rotations(v: Tensor | np.ndarray, axis: Tensor | np.ndarray, count: int = 32
     q = torch.randn((len(v), count, len(w)), generator=generator, dtype=torch.float64).to(v.device)
     q = q - (q @ w)[..., None] * w
     q = q / q.norm(dim=2, keepdim=True)
-    points = along[:, None] + (z - along).norm(dim=1)[:, None, None] * q
+    points: Tensor = along[:, None] + (z - along).norm(dim=1)[:, None, None] * q
     return points.to(v.dtype)
 
 
@@ -152,19 +152,11 @@ def collapse_by_layer(net: nn.Module, points: Tensor | np.ndarray, chunk_size: i
 
 def _direction(axis: object, d: int) -> Tensor:
     """Return the unit vector along an axis."""
-    try:
-        direction = torch.as_tensor(axis)
-    except (TypeError, ValueError, RuntimeError):
-        direction = None
-    if direction is None or direction.is_complex() or direction.dtype == torch.bool:
-        raise TypeError(
-            f"axis: got {validation.describe(axis)}, expected a torch.Tensor or numpy.ndarray of real numbers"
-        )
-    direction = direction.double()
-    if tuple(direction.shape) != (d,) or not bool(torch.isfinite(direction).all()) or not bool(direction.any()):
-        raise ValueError(f"axis: got {validation.describe(axis)}, expected ({d},), finite and not 0")
+    direction = validation.real(axis, "axis").double()
+    if tuple(direction.shape) != (d,) or not bool(direction.any()):
+        raise ValueError(f"axis: got {validation.describe(axis)}, expected ({d},), not 0")
     direction = direction / direction.abs().max()  # whose norm neither overflows nor is 0
-    return direction / direction.norm()
+    return direction / torch.linalg.vector_norm(direction)
 
 
 def _share(within: float, means: Tensor, count: int) -> float:

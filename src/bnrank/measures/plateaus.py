@@ -208,7 +208,7 @@ def _running_mean(values: Array, window: int) -> Array:
 
     if window < 2:
         return values
-    return pd.Series(values).rolling(window // 2 * 2 + 1, center=True, min_periods=1).mean().to_numpy()
+    return np.asarray(pd.Series(values).rolling(window // 2 * 2 + 1, center=True, min_periods=1).mean())
 
 
 def _monotone(times: Array, loss: Array, min_drop: float, window: int) -> _Curve:

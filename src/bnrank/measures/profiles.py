@@ -17,7 +17,8 @@ from bnrank.measures import bottlenecks, frequencies, kinks, ntk
 from bnrank.measures.frequencies.values import weight_convolutions
 from bnrank.measures.jacobian import KINK_RTOL, Jacobian
 from bnrank.networks.functional import Functional, example, is_plain_mlp, unwrap
-from bnrank.networks.reading import Layer, Reading, Skipped, read
+from bnrank.networks.reading import Layer, Reading, read
+from bnrank.networks.reasons import Skipped
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -13,7 +13,8 @@ from bnrank._core import validation
 from bnrank._core.linalg import effective_rank, rank, stable_rank
 from bnrank.measures.convolution import conv_singular_values, layer_singular_values
 from bnrank.networks.functional import example
-from bnrank.networks.reading import Reading, Skipped, capture, read
+from bnrank.networks.reading import Reading, capture, read
+from bnrank.networks.reasons import Skipped
 
 __all__ = [
     "Accumulator",
@@ -83,7 +84,8 @@ def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
     matrix = matrix.detach().to(torch.float64)
     if not bool(torch.isfinite(matrix).all()):
         raise ValueError(f"{name}: got NaN or infinite entries, expected finite ones")
-    return torch.linalg.svdvals(matrix)
+    values: Tensor = torch.linalg.svdvals(matrix)
+    return values
 
 
 def weight_singular_values(
@@ -190,7 +192,7 @@ class Accumulator:
         if not bool(torch.isfinite(self._state).all()):
             raise ValueError("got NaN or infinite entries, expected finite ones")
         if self.method == "gram":
-            values = torch.linalg.eigvalsh(self._state).clamp(min=0).sqrt().flip(0)
+            values: Tensor = torch.linalg.eigvalsh(self._state).clamp(min=0).sqrt().flip(0)
         else:
             values = torch.linalg.svdvals(self._state)
         return values[: min(self.rows, self._state.shape[1])]

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.reading import Layer, Skipped
+from bnrank.networks.reading import Layer
+from bnrank.networks.reasons import Skipped
 
 if TYPE_CHECKING:
     import xarray as xr

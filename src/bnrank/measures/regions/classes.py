@@ -279,7 +279,7 @@ class _Division:
         """Return which functions are not below another one at all vertices."""
         values = np.stack(self.values)
         best = (values[:, :, None] - values[:, None, :]).max(0)  # of function i above function j
-        return ~(best < -self.size).any(1)
+        return np.asarray(~(best < -self.size).any(1))
 
     def insert(self, k: int) -> None:
         """Give function k the part where it exceeds all those before."""

@@ -231,7 +231,7 @@ class Polytope:
 
     def center(self) -> Array:
         """Return the mean of the vertices."""
-        return self.vertices.mean(0)
+        return np.asarray(self.vertices.mean(0))
 
     def crossed(self, rows: Array, values: Array) -> Array:
         """Return which hyperplanes have vertices on both sides."""
