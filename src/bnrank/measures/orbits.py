@@ -156,7 +156,8 @@ def _direction(axis: object, d: int) -> Tensor:
     if tuple(direction.shape) != (d,) or not bool(direction.any()):
         raise ValueError(f"axis: got {validation.describe(axis)}, expected ({d},), not 0")
     direction = direction / direction.abs().max()  # whose norm neither overflows nor is 0
-    return direction / torch.linalg.vector_norm(direction)
+    unit: Tensor = direction / torch.linalg.vector_norm(direction)
+    return unit
 
 
 def _share(within: float, means: Tensor, count: int) -> float:
