@@ -152,7 +152,7 @@ def collapse_by_layer(net: nn.Module, points: Tensor | np.ndarray, chunk_size: i
 
 def _direction(axis: object, d: int) -> Tensor:
     """Return the unit vector along an axis."""
-    direction = validation.real(axis, "axis").double()
+    direction = validation.real(axis, "axis", "a tensor or array of real numbers").double()
     if tuple(direction.shape) != (d,) or not bool(direction.any()):
         raise ValueError(f"axis: got {validation.describe(axis)}, expected ({d},), not 0")
     direction = direction / direction.abs().max()  # whose norm neither overflows nor is 0
