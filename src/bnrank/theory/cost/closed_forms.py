@@ -118,7 +118,8 @@ def linear_corrections(a: Any, rtol: float | None = None) -> Corrections:
 
     Examples
     --------
-    >>>     >>> linear_corrections([[math.e, 0.0], [0.0, 1.0]])
+    >>> import math
+    >>> linear_corrections([[math.e, 0.0], [0.0, 1.0]])
     Corrections(R0=2, R1=2.0, R2=2.0)
     """
     logs = _singular_values(a, rtol).log()

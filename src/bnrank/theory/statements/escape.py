@@ -20,7 +20,6 @@ from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Verdicts,
 STATIONARY = 1e-2  # largest ||grad L0 + s theta|| / (s ||theta||) to which T36 applies
 BALANCED = 1e-4  # of the larger side: up to which the norms of layers count as equal
 OPTIMAL = 1e-3  # of its speed: by how much rank-one layers may be faster than the layers they replace
-TAIL = "sum_{i>=2} s_i^2 / sum_i s_i^2"
 RATIOS = "tails of W_l and, for l < L, of sigma(Z_l), and ||sigma(Z_l) - Z_l||_F^2 / ||Z_l||_F^2"
 
 
