@@ -208,4 +208,4 @@ def _factor(facts: Facts) -> float:
 
 def _steepness(facts: Facts, row: int) -> float:
     """Return (t ||Jf||_op)^{2 - 2/L} at a sample."""
-    return (_factor(facts) * float(facts.jacobian_values[row, 0])) ** (2 - 2 / facts.depth)
+    return math.pow(_factor(facts) * float(facts.jacobian_values[row, 0]), 2 - 2 / facts.depth)
