@@ -61,7 +61,7 @@ def vectors(facts: Facts) -> Tensor:
 
     Examples
     --------
-    >>> import bnrank
+    >>> import bnrank, torch
     >>> vectors(Facts(bnrank.MLP([2, 1]), torch.ones(3, 2))).shape
     torch.Size([3, 2])
     """
@@ -76,7 +76,7 @@ def counted_values(facts: Facts, row: int) -> Tensor:
 
     Examples
     --------
-    >>> import bnrank
+    >>> import bnrank, torch
     >>> net = bnrank.networks.from_layers([torch.diag(torch.tensor([2.0, 0.0]))])
     >>> [round(v, 9) for v in counted_values(Facts(net, torch.ones(1, 2)), 0).tolist()]
     [2.0]
