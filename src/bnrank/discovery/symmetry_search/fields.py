@@ -186,16 +186,11 @@ def read_affine(given: Any, name: str, d: int, alternative: str = "") -> Tensor:
         If it is neither, naming it; ``alternative`` says what else is allowed.
     """
     matrix, shift = given if isinstance(given, tuple | list) and len(given) == 2 else (given, torch.zeros(d))
-    try:
-        parts = [torch.as_tensor(part, dtype=torch.float64) for part in (matrix, shift)]
-    except (TypeError, ValueError, RuntimeError) as error:
-        expected = f"a matrix A {(d, d)}, a pair (A, b) {alternative}".strip()
-        raise TypeError(f"{name}: got {validation.describe(given)}, expected {expected}") from error
+    expected = f"a matrix A {(d, d)}, a pair (A, b) {alternative}".strip()
+    parts = [validation.real(part, name, expected).double().cpu() for part in (matrix, shift)]
     if tuple(parts[0].shape) != (d, d) or tuple(parts[1].shape) != (d,):
         found = f"{tuple(parts[0].shape)} and {tuple(parts[1].shape)}"
         raise ValueError(f"{name}: got shapes {found}, expected A {(d, d)} and b {(d,)}")
-    if not all(bool(torch.isfinite(part).all()) for part in parts):
-        raise ValueError(f"{name}: got NaN or infinite entries, expected finite ones")
     return torch.cat([parts[0], parts[1][:, None]], 1)
 
 
