@@ -47,7 +47,7 @@ class AffineFit:
 
 
 def fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None, ridge: float | None = None) -> AffineFit:
-    r"""Fit affine maps of every rank by ridge regression and a singular value decomposition.
+    r"""Return affine maps of every rank, by ridge regression and a singular value decomposition.
 
     Ridge regression of Z2 on Z1, both centered, gives the prediction F; the first k principal coordinates of F M^{1/2}
     are kept, and Z2 is written from them. The ridge is the largest with a leave-one-out error (in closed form) within

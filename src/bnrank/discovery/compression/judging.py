@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from bnrank.discovery.compression.chain import Parts, is_linear, run, trace
 
+Samples = tuple[Tensor, Callable[[Tensor], Tensor], Tensor]
+
 PROBES = 24  # random directions of the output for the metric, where there are more outputs
 
 
@@ -58,13 +60,9 @@ def change(before: Tensor, after: Tensor) -> Change:
     decisions = float("nan")
     if before.shape[1] > 1:
         decisions = float((before.argmax(1) != after.argmax(1)).double().mean())
-    return Change(
-        _ratio(total, size),
-        _ratio(total, spread if spread > 1e-12 * size else 0.0),
-        _ratio(float(each.max()) * math.sqrt(n), size),
-        decisions,
-        n,
-    )
+    centered = _ratio(total, spread if spread > 1e-12 * size else 0.0)
+    worst = _ratio(float(each.max()) * math.sqrt(n), size)
+    return Change(_ratio(total, size), centered, worst, decisions, n)
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -85,15 +83,10 @@ class Judge:
         The module's output on the given samples of both, (N, outputs), without interpolated points.
     """
 
-    def __init__(
-        self,
-        fitted: tuple[Tensor, Callable[[Tensor], Tensor], Tensor],
-        selected: tuple[Tensor, Callable[[Tensor], Tensor], Tensor],
-        given: Tensor,
-    ) -> None:
+    def __init__(self, fitted: Samples, selected: Samples, given: Tensor) -> None:
         self.x, self.rest, self.f = fitted
         self._selected = selected
-        self._metrics: tuple[Sequence[nn.Module], dict[int, Tensor]] | None = None  # of the last parts asked about
+        self._metrics: tuple[Sequence[nn.Module], dict[int, Tensor]] | None = None  # of the latest parts
         self._trace: tuple[Sequence[nn.Module], list[Tensor]] | None = None
         self.scale = _spread(self.f)
         """Root mean square distance of the fitted outputs from their mean; their size where they are constant."""
@@ -109,11 +102,9 @@ class Judge:
             on_fitted = self._squares(self.x, self.rest, self.f, parts)
             on_selected = self._squares(*self._selected, parts)
         error = float(on_selected.std()) / math.sqrt(len(on_selected)) if len(on_selected) > 1 else 0.0
-        changes = (
-            math.sqrt(float(on_fitted.mean())) / self.scale,
-            math.sqrt(float(on_selected.mean()) + error) / self._scale_given,
-        )
-        return max(changes) if all(map(math.isfinite, changes)) else float("inf")
+        fitted = math.sqrt(float(on_fitted.mean())) / self.scale
+        selected = math.sqrt(float(on_selected.mean()) + error) / self._scale_given
+        return max(fitted, selected) if math.isfinite(fitted) and math.isfinite(selected) else math.inf
 
     @staticmethod
     def _squares(x: Tensor, rest: Callable[[Tensor], Tensor], f: Tensor, parts: Sequence[nn.Module]) -> Tensor:

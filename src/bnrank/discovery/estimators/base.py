@@ -284,7 +284,7 @@ def _in_chunks(net: MLP, x: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def voice(progress: bool | str) -> Iterator[Callable[[str], None]]:
-    """Give a function that shows progress: on one line of a terminal, elsewhere line by line ("auto": not at all)."""
+    """Yield a function that shows progress: on one line of a terminal, elsewhere line by line ("auto": not at all)."""
     if isinstance(progress, str):
         validation.choice(progress, "progress", ["auto"])
     console = Console(stderr=True)
