@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery.compression import compress, load, parameters
+from bnrank.discovery.compression import compress, parameters
 from bnrank.discovery.storage import rebuild
 from helpers import normal
 
@@ -103,7 +103,7 @@ def test_the_result_is_plain_and_loads_through_state_dict(planted, tmp_path):
     again = rebuild(found.plan[""]).double()
     again.load_state_dict(found.network.state_dict())
     assert torch.equal(again(x), found.network(x))
-    loaded = load(found.save(tmp_path / "small.safetensors"))
+    loaded = bnrank.load(found.save(tmp_path / "small.safetensors"))
     assert torch.equal(loaded(x), found.network(x))
 
 
@@ -199,7 +199,7 @@ def test_stretches_of_a_larger_module_are_replaced_and_the_rest_listed(tmp_path)
     with torch.no_grad():
         assert relative(found.network(fresh), net(fresh), centered=True) < 0.02
         assert torch.equal(net.body[1](torch.tensor([-1.0])), torch.tensor([0.0]))
-    loaded = load(found.save(tmp_path / "part.safetensors"), Larger().double())
+    loaded = bnrank.load(found.save(tmp_path / "part.safetensors"), Larger().double())
     assert torch.equal(loaded(fresh), found.network(fresh))
 
 
@@ -278,9 +278,9 @@ def test_damaged_files_are_refused(planted, tmp_path):
         found.save(tmp_path / "small.pt")
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ValueError, match="damaged"):
-        load(path)
+        bnrank.load(path)
     with pytest.raises(ValueError, match="exists"):
-        load(tmp_path / "none.safetensors")
+        bnrank.load(tmp_path / "none.safetensors")
 
 
 def test_the_ranks_on_the_certificate_are_those_of_the_networks(planted):

@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import helpers
-from bnrank.discovery.compression import compress, load, search
+from bnrank._core import store
+from bnrank.discovery.compression import compress, result, search
 from bnrank.discovery.storage import plain_array
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
@@ -142,4 +143,4 @@ def test_a_foreign_file_is_refused_in_words(tmp_path):
         ValueError,
         match=r"other\.safetensors is a safetensors file that bnrank did not write, expected a compressed network",
     ):
-        load(path)
+        store.load(path, result.KIND)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.discovery.compression import compress, load
+from bnrank.discovery.compression import compress
 from helpers import normal
 
 QUICK = {"repeats": 2, "batch_size": 16}
@@ -47,7 +47,7 @@ def test_convolutions_on_a_circle_collapse_to_their_frequencies(tmp_path):
     assert found.certificate.multiply_adds < found.certificate.multiply_adds_before / 3
     assert change(found.network, net, normal(500, 2, 9, seed=5)) < 0.01
     assert found.certificate.bound is not None
-    loaded = load(found.save(tmp_path / "small.safetensors"))
+    loaded = bnrank.load(found.save(tmp_path / "small.safetensors"))
     assert torch.equal(loaded(x), found.network(x))
 
 

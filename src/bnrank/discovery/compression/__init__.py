@@ -4,7 +4,7 @@ from bnrank.discovery.compression.bounds import Bound
 from bnrank.discovery.compression.certificate import Accuracy, Certificate
 from bnrank.discovery.compression.costs import Latency, latency, multiply_adds, parameters
 from bnrank.discovery.compression.judging import Change
-from bnrank.discovery.compression.result import Compressed, load, open_compressed
+from bnrank.discovery.compression.result import Compressed, open_compressed
 from bnrank.discovery.compression.search import compress
 from bnrank.discovery.compression.stages import Step
 
@@ -18,7 +18,6 @@ __all__ = [
     "Step",
     "compress",
     "latency",
-    "load",
     "multiply_adds",
     "open_compressed",
     "parameters",

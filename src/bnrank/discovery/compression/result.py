@@ -120,8 +120,3 @@ def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Mo
     except (AttributeError, RuntimeError) as error:
         raise ValueError(f"path: {stored.path} does not fit the module: {error}") from error
     return network.eval()
-
-
-def load(path: str | os.PathLike[str], net: nn.Module | None = None) -> nn.Module:
-    """Return the network that :meth:`Compressed.save` wrote; see :func:`open_compressed`."""
-    return open_compressed(store.load(path, KIND), net)
