@@ -70,7 +70,7 @@ def exact(monitor, tolerance):
     parts = monitor.parts()
     for q in monitor.quantities:
         if q.kind != "matrix":
-            size = float(q.scale(dict(monitor.module.named_parameters())).norm())
+            size = float(q.scale(dict(monitor.net.named_parameters())).norm())
             assert float(parts["rest"][q.name].norm()) <= tolerance * size, q.name
             assert float(parts["drift"][q.name].norm()) > 100 * tolerance * size, q.name
 
@@ -341,7 +341,7 @@ def test_copies_are_not_attached():
     for copied in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):
         train(net, optimizer, 5)
         assert len(copied.history.row) == rows
-        copied.attach(torch.optim.SGD(copied.module.parameters(), lr=0.01))
+        copied.attach(torch.optim.SGD(copied.net.parameters(), lr=0.01))
 
 
 # -- signs, direction, tail

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import conv1d, conv2d, conv3d, linear, pad, prelu
 
 from bnrank._core import text, validation
+from bnrank._core.results import Printed
 from bnrank.networks.reasons import Skipped
 
 OPERATIONS = {
@@ -135,7 +136,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(Printed):
     """The nodes of a computation graph; see `LayerGraph`."""
 
     nodes: tuple[Node, ...]

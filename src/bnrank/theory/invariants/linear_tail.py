@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.results import Printed
 from bnrank.networks.functional import unwrap
 from bnrank.theory.invariants import finding
 from bnrank.theory.invariants.finding import Findings
@@ -85,7 +86,7 @@ class Alignment:
 
 
 @dataclass(frozen=True)
-class Tail:
+class Tail(Printed):
     """The last linear layers of a network, between values whose whole matrix in - out is conserved.
 
     Attributes
@@ -105,6 +106,9 @@ class Tail:
 
     def __len__(self) -> int:
         return len(self.layers)
+
+    def __str__(self) -> str:
+        return f"linear tail of {len(self)} layers: {', '.join(self.names) or 'none'} ({self.why})"
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import xarray as xr
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.results import Printed
 from bnrank._version import __version__
 from bnrank.networks.functional import unwrap
 from bnrank.theory.invariants import drift_plot
@@ -31,7 +32,7 @@ OFTEN, SELDOM = 100, 1000  # steps between rows with matrices
 LARGE = 128  # channels of a matrix from which they are seldom
 
 
-class Monitor:
+class Monitor(Printed):
     r"""Record the drift of conserved quantities in training, and its parts due to step size and weight decay.
 
     Gradient flow conserves every Q = in - out that :func:`bnrank.invariants.find` returns. Steps of gradient descent,
@@ -49,7 +50,7 @@ class Monitor:
 
     Parameters
     ----------
-    module : nn.Module
+    net : nn.Module
         The network; never changed.
     example : Tensor
         Samples (N, ...) of the network's input; only their shape matters. At most two are used.
@@ -103,11 +104,11 @@ class Monitor:
 
     def __init__(self, net: nn.Module, example: Tensor, *, every: int = 20, matrices_every: int | None = None) -> None:
         self.every = validation.integer(every, "every")
-        self.module = unwrap(net)
+        self.net = unwrap(net)
         example = example[:2] if isinstance(example, Tensor | np.ndarray) and example.ndim else example
         self.findings: Findings
         self.tail: Tail
-        self.findings, self.tail = findings_and_tail(self.module, example)
+        self.findings, self.tail = findings_and_tail(self.net, example)
         chosen = [q for q in self.findings if q.kind in ("vertex", "layer")]
         matrices = [q for q in self.findings if q.kind == "matrix"]
         if matrices_every is None:
@@ -123,7 +124,7 @@ class Monitor:
         self._attachment: Attachment | None = None
         self._step, self._time = 0, 0.0
         self._clock = "t (sum of the step sizes)"
-        self._names = {name for name, p in self.module.named_parameters() if p.requires_grad}
+        self._names = {name for name, p in self.net.named_parameters() if p.requires_grad}
         self._remarks = Remarks()
 
     @property
@@ -148,13 +149,12 @@ class Monitor:
         if self._attachment is not None:
             kind = type(self._attachment.optimizer).__name__
             raise ValueError(f"optimizer: already attached to {kind}; call detach() first")
-        missing = self.missing(optimizer)
-        if missing:
+        if missing := self.missing(optimizer):
             raise ValueError(
                 f"optimizer: does not hold {', '.join(missing)} of the module, expected all parameters that enter a "
                 "conserved quantity; train them too, or set requires_grad to False before the monitor is made"
             )
-        trained = {name: p for name, p in self.module.named_parameters() if name in self._names}
+        trained = {name: p for name, p in self.net.named_parameters() if name in self._names}
         about = (self._track(0), self.every, self._remarks, self._step, self._time)
         self._attachment = Attachment(optimizer, trained, self._live(), *about)
         return self
@@ -197,12 +197,12 @@ class Monitor:
         return {**self.__dict__, **now, "_attachment": None}
 
     def _own(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in self.module.named_parameters() if name in self._names}
+        return {name: p.detach() for name, p in self.net.named_parameters() if name in self._names}
 
     def _live(self) -> dict[str, Tensor]:
         """Return the parameters that enter a quantity, in the module's order."""
         entering = set(self._forms.parameters)
-        return {name: p for name, p in self.module.named_parameters() if name in entering}
+        return {name: p for name, p in self.net.named_parameters() if name in entering}
 
     def record(
         self,
@@ -273,17 +273,16 @@ class Monitor:
             )
         own = self._own()
         given = {name: p.detach() for name, p in parameters.items() if name in own}
-        missing = [name for name in own if name not in given]
-        if missing:
+        if missing := [name for name in own if name not in given]:
             raise ValueError(
                 f"parameters: got no {', '.join(missing)}, expected all that require a gradient of the "
-                f"{type(self.module).__name__} the monitor was made for"
+                f"{type(self.net).__name__} the monitor was made for"
             )
         for name, p in given.items():
             if p.shape != own[name].shape:
                 raise ValueError(
                     f"parameters: got {name} of shape {tuple(p.shape)}, expected {tuple(own[name].shape)}; "
-                    f"the monitor was made for another {type(self.module).__name__} than the one that is trained"
+                    f"the monitor was made for another {type(self.net).__name__} than the one that is trained"
                 )
         track.add(step, math.nan if time is None else float(time), given)
         if time is None:
@@ -331,7 +330,7 @@ class Monitor:
 
     def _about(self) -> dict[str, Any]:
         return {
-            "module": type(self.module).__name__,
+            "module": type(self.net).__name__,
             "bnrank_version": __version__,
             "every": self.every,
             "matrices_every": self.matrices_every,
@@ -420,7 +419,7 @@ class Monitor:
         return table(self._recorded(), self.quantities, self._about())
 
     def __repr__(self) -> str:
-        return f"Monitor({type(self.module).__name__}, {len(self.quantities)} quantities, every={self.every})"
+        return f"Monitor({type(self.net).__name__}, {len(self.quantities)} quantities, every={self.every})"
 
 
 def _diagonal(matrix: Conserved) -> Conserved:
