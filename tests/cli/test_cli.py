@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 
 import bnrank
-from bnrank import cli
 from bnrank.theory import STATEMENTS, Facts, Verdicts
 
 
@@ -128,7 +127,7 @@ def test_check_fails_where_a_statement_is_violated(command, own, monkeypatch):
         facts = Facts(*arguments[:3]).altered(parameter_norm=1e-3)
         return Verdicts(tuple(s(facts) for s in STATEMENTS if s.id == "T4"), {})
 
-    monkeypatch.setattr(cli.measuring, "check", planted)
+    monkeypatch.setattr(bnrank, "check", planted)
     done = command("check", "model.safetensors", "data.npz")
     assert done.code == 1
     assert re.search(r"T4 +Jacobian bound +violated", done.out)

@@ -61,8 +61,9 @@ def test_discover_finds_the_count_and_writes_page_estimator_and_coordinates(tmp_
     assert done.code == 0, done.error
     assert "components: 1 (interval 1 to 1; at most 3 detectable), model: linear" in done.out
     assert re.search(r"1 +\S+ +(height|girth) \(0\.\d+\), (height|girth) \(0\.\d+\), age", done.out)
-    assert "BottleneckRegressor.load('found.safetensors')" in done.out
-    again = BottleneckRegressor.load(tmp_path / "found.safetensors")
+    assert "bnrank.load('found.safetensors')" in done.out
+    again = bnrank.load(tmp_path / "found.safetensors")
+    assert isinstance(again, BottleneckRegressor)
     assert again.feature_names_in_.tolist() == ["height", "girth", "age"]
     with (tmp_path / "z.csv").open() as file:
         header, *rows = csv.reader(file)
@@ -90,7 +91,7 @@ def test_text_is_classes_and_whole_numbers_are_said_to_be_taken_for_them(command
     done = command("discover", "trees.csv", "--targets", "wood", "--ignore", "id,rings,p,q,r", *QUICK)
     assert (done.code, "BottleneckClassifier" in done.out, "--kind" in done.out) == (0, True, False), done.error
     done = command("discover", "trees.csv", "--targets", "rings", "--ignore", "id,wood,p,q,r", *QUICK)
-    assert "rings has 2 different whole numbers, taken for classes; --kind regressor" in done.out
+    assert "rings has 2 different whole numbers, read as classes; --kind regressor" in done.out
     assert "BottleneckClassifier" in done.out
     done = command(
         "discover", "trees.csv", "--targets", "rings", "--ignore", "id,wood,p,q,r", "--kind", "regressor", *QUICK
@@ -112,7 +113,7 @@ def test_discover_reads_arrays_and_says_where_nothing_was_found(tmp_path, comman
     assert done.code == 0, done.error
     assert "80 rows, 4 inputs, 3 outputs" in done.out
     assert "nothing was found" in done.out
-    assert "symmetries: none looked for" in done.out
+    assert "symmetries: not searched" in done.out
     assert not (tmp_path / "z.csv").exists()
 
 
@@ -160,7 +161,7 @@ def test_missing_values_are_named_by_column_and_left_out_where_asked(tmp_path, c
     assert f"missing or infinite values in column {where}" in flat(done.error)
     done = command(*ask, "--drop-missing", "--coordinates", "z.csv")
     assert done.code == 0, done.error
-    assert f"3 of {ROWS} rows left out" in done.out
+    assert f"3 of {ROWS} rows with missing values are dropped" in done.out
     rows = np.loadtxt(tmp_path / "z.csv", delimiter=",", skiprows=1)
     kept = [i for i in range(ROWS) if i not in (3, 5, 7)]
     assert rows[:, 0].tolist() == kept
@@ -244,7 +245,7 @@ def test_compress_writes_a_smaller_network_and_its_certificate(tmp_path, command
     assert change <= 0.02
     assert "Linear" in (tmp_path / "compress.html").read_text()
     # and it can be given to the other verbs, although it is no chain with an activation after every layer
-    found, _ = cli.arguments.read_model("small.safetensors", None, 0.0, 0)
+    found, _ = cli.arguments.ModelFiles().read("small.safetensors")
     assert isinstance(found, nn.Sequential)
     assert torch.equal(found(x), small(x))
 
@@ -283,7 +284,7 @@ def test_stretches_of_a_larger_module_say_how_they_are_loaded(tmp_path, command,
     done = command("compress", "own.py:Own", "x.npz", "--save", "part.safetensors")
     assert done.code == 0, done.error
     assert "bnrank.load('part.safetensors', net)" in done.out
-    found, _ = cli.arguments.read_model("own.py:Own", tmp_path / "part.safetensors", 0.0, 0)
+    found, _ = cli.arguments.ModelFiles(tmp_path / "part.safetensors").read("own.py:Own")
     with torch.no_grad():
         assert (found(x) - net(x) - 1).norm() <= 0.01 * (net(x) - net(x).mean(0)).norm()
     assert sum(p.numel() for p in found.parameters()) < sum(p.numel() for p in net.parameters()) / 5
@@ -296,7 +297,7 @@ def test_a_network_without_bottleneck_is_left_with_the_reason(tmp_path, command)
     done = command("compress", "wide.safetensors", "x.npz", "--tol", 1e-6)
     assert done.code == 0, done.error
     assert "returned as it is" in done.out
-    assert "nothing to cut, and none is written" in done.out
+    assert "cannot be reduced; none is written" in done.out
     assert not (tmp_path / "compressed.safetensors").exists()
     assert (tmp_path / "compress.html").exists()
 
@@ -343,6 +344,8 @@ def test_a_module_from_code_comes_with_weights_of_its_own(tmp_path, command):
     assert bnrank.load(tmp_path / "compressed.safetensors")[0].out_features == 5
     assert "no --weights" not in done.out
     bare = command("compress", "own.py:build", "x.npz", "--tol", 1e-4)
-    assert (bare.code, "no --weights: the module as the function returns it\n" in bare.out) == (0, True), bare.error
+    assert (bare.code, "no --weights: using the module as returned by the function\n" in bare.out) == (0, True), (
+        bare.error
+    )
     refused = command("compress", "own.py:build", "x.npz", "--weights", "w.safetensors", "--save", "w.safetensors")
     assert (refused.code, "the network that is read" in flat(refused.error)) == (2, True)
