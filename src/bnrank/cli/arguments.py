@@ -16,8 +16,6 @@ import bnrank
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Data", "ModelFiles", "ModelSpec", "Quiet", "TableColumns", "grouped", "words"]
-
 ModelSpec = Annotated[
     str,
     typer.Argument(help="A .safetensors file, a folder of bnrank train, or file.py:function returning an nn.Module."),

@@ -12,8 +12,6 @@ from bnrank._core.files import checked_path
 from bnrank.cli.arguments import ModelFiles, ModelSpec, TableColumns
 from bnrank.cli.terminal import say, say_where
 
-__all__ = ["compress_command"]
-
 
 def compress_command(
     model: ModelSpec,

@@ -19,8 +19,6 @@ from bnrank.cli.terminal import say, say_where
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["discover"]
-
 KINDS = ("regressor", "classifier", "autoencoder")
 MAX_CLASSES = 20  # different whole numbers in one column that are read as classes rather than quantities
 

@@ -13,8 +13,6 @@ from bnrank.cli import terminal
 from bnrank.cli.arguments import Data, ModelFiles, ModelSpec, TableColumns
 from bnrank.cli.terminal import escape, say_where
 
-__all__ = ["check_command", "profile_command"]
-
 LAYER = {  # the same for the rows of a profile
     "layer": "layer",
     "name": "name",

@@ -16,8 +16,6 @@ from bnrank.cli.terminal import escape, say_where
 if TYPE_CHECKING:
     from bnrank import figures
 
-__all__ = ["reproduce"]
-
 
 def reproduce(
     names: Annotated[

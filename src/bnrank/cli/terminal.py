@@ -6,8 +6,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-__all__ = ["console", "escape", "say", "say_where"]
-
 console = Console()
 
 

@@ -14,8 +14,6 @@ from bnrank.cli import terminal
 from bnrank.cli.arguments import Data, Quiet, TableColumns
 from bnrank.cli.terminal import escape, say_where
 
-__all__ = ["demo", "train_command"]
-
 SHORT = {  # headings that fit a terminal of 80 columns, and the variables
     "loss": "loss",
     "cost": "cost",

@@ -21,8 +21,6 @@ from bnrank.measures.products import check_samplewise
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
 
-__all__ = ["KINK_RTOL", "Jacobian", "JacobianRank", "KinkWarning"]
-
 KINK_RTOL = 1e-12
 CHUNK_ENTRIES = 2**24  # float64 numbers of the largest intermediate tensor of modules other than MLP: 128 MiB
 INDEPENDENT = 1e-10  # least singular value, over the largest, of a basis with columns of length 1

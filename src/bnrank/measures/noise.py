@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.functional import Functional, example
 
-__all__ = ["Denoising", "denoising", "distances_to_samples"]
-
 
 @dataclass(frozen=True)
 class Denoising:

@@ -18,27 +18,6 @@ from bnrank._core import text as tables
 from bnrank._core import validation
 from bnrank.reporting.charts.chart import View
 
-__all__ = [
-    "Block",
-    "Cell",
-    "Code",
-    "Details",
-    "Heading",
-    "Picture",
-    "Plot",
-    "Pre",
-    "Said",
-    "Table",
-    "Text",
-    "details",
-    "drawn",
-    "named_figures",
-    "paragraphs",
-    "picture",
-    "plots_in",
-    "table",
-]
-
 STATUS = {
     "pass": "good",
     "converged": "good",

@@ -34,8 +34,6 @@ from bnrank.reporting.stills.frequencies import kept_frequencies
 from bnrank.reporting.stills.verdicts import drawable, tightness
 from bnrank.theory.verdicts import NOT_APPLICABLE
 
-__all__ = ["claims", "contents", "settings"]
-
 
 def contents(section: Section, key: str, max_steps: int) -> list[Block]:
     """Return the blocks of a section below its title; ``key`` starts the ids of its charts."""

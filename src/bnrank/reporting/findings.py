@@ -19,8 +19,6 @@ from bnrank.discovery.symmetry_search.result import Symmetries
 from bnrank.reporting.blocks import Block, Said, Text, details, table
 from bnrank.reporting.charts.discovery import classes, describes_itself, score
 
-__all__ = ["headline", "rows_below"]
-
 MAX_GENERATORS = 100
 
 

@@ -20,8 +20,6 @@ from bnrank.reporting.charts.parts import DARK, dump
 from bnrank.reporting.contents import contents
 from bnrank.reporting.sections import Section, sections_from
 
-__all__ = ["Part", "compose", "render", "report", "write"]
-
 
 @dataclass(frozen=True)
 class Part:

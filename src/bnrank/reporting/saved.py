@@ -19,8 +19,6 @@ from bnrank.networks.files import load as load_network
 from bnrank.networks.files import save as save_network
 from bnrank.training import Run
 
-__all__ = ["load", "save"]
-
 
 def load(
     path: str | os.PathLike[str],

@@ -20,19 +20,6 @@ from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.symmetry_search.result import Symmetries
 from bnrank.theory.verdicts import Verdicts
 
-__all__ = [
-    "CURVES",
-    "SPECTRA",
-    "Claim",
-    "Section",
-    "bottleneck",
-    "flatten_settings",
-    "found_in",
-    "label_of",
-    "sections_from",
-    "threshold_of",
-]
-
 CURVES = {
     "loss": "loss C + λ‖θ‖²",
     "cost": "cost C",

@@ -13,8 +13,6 @@ from bnrank._core import store
 from bnrank._core.store import Stored
 from bnrank.training.settings import Settings
 
-__all__ = ["read", "refused", "write"]
-
 
 def write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], kind: str, settings: Settings) -> None:
     """Write a checkpoint with the settings that it belongs to.

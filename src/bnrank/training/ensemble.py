@@ -14,8 +14,6 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-__all__ = ["PIECE", "BatchOrder", "Objective", "Workers", "aligned", "filled", "split", "squared_norm"]
-
 ALIGNMENT = 64  # bytes; the last bits of BLAS' products depend on where data begin, which must not differ between runs
 PIECE = 1 << 18  # entries that are converted to float64 at a time
 

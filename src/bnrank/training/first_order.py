@@ -11,8 +11,6 @@ from torch.optim.adam import adam
 
 from bnrank.training.ensemble import Objective, squared_norm
 
-__all__ = ["EnsembleAdam", "EnsembleDescent"]
-
 SMALL = 1 << 20  # parameters of an ensemble below which sharing out an update costs more than it gains
 
 

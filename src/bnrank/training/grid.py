@@ -35,8 +35,6 @@ from bnrank.training.trainer import CHECKPOINT, train
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["sweep"]
-
 RESULT = "result.nc"
 OPTIONS = [name for name in inspect.signature(train).parameters if name not in ("net", "task", "out", "progress")]
 OPTIONS.append("checkpoint_every")

@@ -11,8 +11,6 @@ from bnrank.networks import MLP
 from bnrank.networks.mlp import leaky_relu
 from bnrank.training.ensemble import split
 
-__all__ = ["KroneckerCurvature"]
-
 SAMPLES = 1024  # samples that the factors are estimated on, at most
 DAMPING = 25.0  # in units of 2 lambda, what the ridge itself adds to the curvature
 RELATIVE, DECAY, FLOOR = 0.3, 0.6, 1e-3  # in units of the mean curvature: at first, its factor per estimate, in the end

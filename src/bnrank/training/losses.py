@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LOSSES", "cost_and_gradient", "gradient_at_zero"]
-
 
 def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tensor:
     """Return the cost C of every member and overwrite the outputs with dC/d(output).

@@ -23,8 +23,6 @@ from bnrank.networks import MLP
 from bnrank.training.ensemble import Objective, Workers
 from bnrank.training.losses import cost_and_gradient
 
-__all__ = ["MLPObjective"]
-
 aten = torch.ops.aten
 
 BLOCK = 256  # samples in a block: rows enough for an efficient product, few enough for the cache

@@ -10,8 +10,6 @@ from bnrank.networks.functional import aliases
 from bnrank.training.ensemble import Objective, Workers
 from bnrank.training.losses import LOSSES
 
-__all__ = ["ModuleObjective", "refuse_untrainable"]
-
 BLOCK = 1024  # samples per block
 
 

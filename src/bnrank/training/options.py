@@ -13,8 +13,6 @@ from torch import Tensor
 from bnrank._core import validation
 from bnrank._core.files import discard_partial, prepare_folder
 
-__all__ = ["Adam", "GradientDescent", "Limits", "Record", "Save", "SkipPlateau", "Solver", "Stop", "Watcher", "given"]
-
 METHODS = ("rk45", "dop853", "heun", "lsoda", "bdf", "euler")
 ADAPTIVE = METHODS[:3]  # explicit, with error control
 TIMES = ("t", "arc")

@@ -7,8 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-__all__ = ["bar", "interruptions"]
-
 
 @contextlib.contextmanager
 def interruptions() -> Iterator[threading.Event]:

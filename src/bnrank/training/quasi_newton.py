@@ -13,8 +13,6 @@ from bnrank.training.ensemble import Objective, squared_norm
 from bnrank.training.first_order import EnsembleAdam, EnsembleDescent
 from bnrank.training.kronecker import KroneckerCurvature
 
-__all__ = ["LBFGS", "Optimizer", "WarmStarted"]
-
 SUFFICIENT = 1e-4  # decrease of the loss, Wolfe's first condition
 CURVATURE = 0.9  # Wolfe's second condition
 TRIALS = 12  # evaluations of one line search

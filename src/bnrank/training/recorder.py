@@ -21,8 +21,6 @@ from bnrank.training.settings import Settings, by_hand
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["SERIES", "EnsembleRecorder", "Recorder", "show", "top_singular_values"]
-
 LARGE = 300  # smaller side of a matrix above which a flow computes a few singular values by Lanczos iterations
 SERIES = {
     "loss": ("C + lambda ||theta||^2", "regularized loss"),

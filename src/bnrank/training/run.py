@@ -20,8 +20,6 @@ from bnrank.training.settings import TrainSettings, by_hand
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Run", "last_rows", "summarize"]
-
 
 @dataclass(frozen=True)
 class Run:

@@ -22,8 +22,6 @@ from bnrank.tasks import Task
 from bnrank.training.objective_module import refuse_untrainable
 from bnrank.training.options import Adam, GradientDescent, Record, Stop
 
-__all__ = ["Settings", "Start", "TrainSettings", "by_hand", "digest", "starting_points"]
-
 OPTIMIZERS = ("auto", "adam", "gd", "lbfgs", "kfac-lbfgs", "adam+lbfgs", "adam+kfac-lbfgs")
 DRAWN = (MLP, Drawn)  # networks whose method reset draws new parameters
 

@@ -26,8 +26,6 @@ from bnrank.training.recorder import SERIES, EnsembleRecorder, show
 from bnrank.training.run import Run, summarize
 from bnrank.training.settings import Start, TrainSettings, by_hand, starting_points
 
-__all__ = ["CHECKPOINT", "train"]
-
 CHECKPOINT = "checkpoint.safetensors"
 
 

@@ -10,8 +10,6 @@ import plotly.graph_objects as go
 
 from bnrank.reporting.charts import parts
 
-__all__ = ["Change", "Chart", "Control", "Group", "View", "ready_made", "scale_changes"]
-
 
 @dataclass(frozen=True)
 class Control:

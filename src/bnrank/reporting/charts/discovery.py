@@ -18,8 +18,6 @@ from bnrank.discovery.symmetry_search.spectrum import EXACT, IGNORED, LARGEST, F
 from bnrank.reporting.charts import parts
 from bnrank.reporting.charts.chart import Change, Chart, Control, Group, View
 
-__all__ = ["classes", "describes_itself", "score", "view"]
-
 MAX_OUTPUTS = 50
 """Outputs that can be chosen, at most: those that vary most."""
 MAX_COORDINATES = 20

@@ -12,8 +12,6 @@ from bnrank.reporting.charts import parts
 from bnrank.reporting.charts.chart import Change, Chart, Control, Group, View, scale_changes
 from bnrank.reporting.sections import CURVES, threshold_of
 
-__all__ = ["spectra_budget", "view"]
-
 TOP = 10
 """Singular values shown per layer."""
 MAX_STEPS = 200

@@ -15,8 +15,6 @@ from bnrank.reporting.charts.history import TOP, layer_ticks
 from bnrank.reporting.sections import SPECTRA, bottleneck, threshold_of
 from bnrank.reporting.stills.frequencies import Line, frequency_lines
 
-__all__ = ["view"]
-
 MAX_LINES = 200
 """Lines of singular values by frequency, at most."""
 MAX_FREQUENCIES = 40

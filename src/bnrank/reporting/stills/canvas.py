@@ -14,8 +14,6 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from bnrank._core import validation
 from bnrank.reporting.sections import bottleneck
 
-__all__ = ["index_key", "lines", "log_if_wide", "position", "shade", "variable"]
-
 
 def variable(dataset: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray[Any, Any]:
     """Return a variable's values in the order of ``dims``; raise ValueError if it is missing or has others."""

@@ -15,8 +15,6 @@ from bnrank.discovery.estimators.summary import Summary
 from bnrank.reporting.charts.discovery import classes
 from bnrank.reporting.sections import found_in
 
-__all__ = ["discovered"]
-
 _MARKERS = "osD^vP"
 _NAMED = 30  # inputs whose names there is room for
 

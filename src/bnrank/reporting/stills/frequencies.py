@@ -18,8 +18,6 @@ from bnrank._core.axes import axes_for, dress
 from bnrank.measures.frequencies import label
 from bnrank.reporting.stills.canvas import shade, variable
 
-__all__ = ["Line", "frequency_lines", "frequency_spectra", "kept_frequencies"]
-
 _SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 MOST_STEPS = 9  # values of |w| that get a step of the key each; more share a continuous one
 

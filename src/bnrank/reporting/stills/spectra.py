@@ -21,8 +21,6 @@ from bnrank.reporting.stills.canvas import (
     variable,
 )
 
-__all__ = ["bottleneck_spectra", "norm_versus_depth", "weight_spectra"]
-
 
 def bottleneck_spectra(profile: xr.Dataset, axes: Any = None, *, top: int = 10) -> Any:
     """Draw the top singular values of activations and weights over the layers, and the nonlinearity ratio (F1).

@@ -22,8 +22,6 @@ from bnrank.reporting.stills.canvas import (
     variable,
 )
 
-__all__ = ["plateaus", "spectra_over_steps", "training_curves"]
-
 
 def plateaus(
     history: xr.Dataset,

@@ -10,8 +10,6 @@ from matplotlib.axes import Axes
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
 
-__all__ = ["drawable", "tightness"]
-
 _COLORS = {HOLDS: OKABE_ITO[0], INCONCLUSIVE: OKABE_ITO[5], VIOLATED: OKABE_ITO[1]}
 
 

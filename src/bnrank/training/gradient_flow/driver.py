@@ -18,8 +18,6 @@ from bnrank.training.gradient_flow.record import FlowRecorder, Handover, Row
 from bnrank.training.gradient_flow.steppers import Euler, Explicit, Implicit, Move, StalledError, Stepper
 from bnrank.training.options import ADAPTIVE, Limits
 
-__all__ = ["Driver"]
-
 ENOUGH = 1.1  # growth of ||theta|| left before the hand-over below which it is done at once
 AIM = 0.98  # share of it that a step aims at
 ASIDE = 1e-6  # sine of the angle between theta and grad L0 below which the direction has converged

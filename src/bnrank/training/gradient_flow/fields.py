@@ -18,8 +18,6 @@ from bnrank.training.ensemble import PIECE, Workers, aligned, split, squared_nor
 from bnrank.training.losses import LOSSES, cost_and_gradient
 from bnrank.training.objective_mlp import MLPObjective
 
-__all__ = ["LIPSCHITZ", "AutogradCost", "Cost", "HandCost", "Origin", "Plateau", "Rate", "System", "TrueFlow", "norm"]
-
 
 class HandCost:
     """C of an MLP with a loss that `MLPObjective` knows; threads share the blocks of samples.

@@ -30,8 +30,6 @@ from bnrank.training.progress import bar, interruptions
 from bnrank.training.recorder import show
 from bnrank.training.settings import by_hand
 
-__all__ = ["flow"]
-
 Array = np.ndarray[Any, Any]
 NAME = "flow.safetensors"
 INTERVAL = 60.0  # seconds between checkpoints

@@ -20,8 +20,6 @@ from bnrank.training.losses import LOSSES
 from bnrank.training.options import Limits, Record, SkipPlateau, Solver
 from bnrank.training.settings import Settings, check_batch_size, check_dtype, common
 
-__all__ = ["FlowSettings", "data", "network"]
-
 RTOL = {"heun": 1e-3}
 MAX_GROWTH = {"rk45": 4.0, "dop853": 10.0, "heun": 1.5}
 MEMORY = 1 << 30  # bytes of networks that are kept unless asked otherwise

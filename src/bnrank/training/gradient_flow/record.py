@@ -17,8 +17,6 @@ from bnrank.training.recorder import SERIES, Recorder
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Flow", "FlowRecorder", "Handover", "Row"]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from bnrank.training.gradient_flow.fields import Rate, System, norm
 
-__all__ = ["Euler", "Explicit", "Implicit", "Move", "StalledError", "Stepper"]
-
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0
 KINK = 2.0  # order of decrease of the error below which there is a kink
 QUIET = 3  # steps of the method itself after which a kink is forgotten
