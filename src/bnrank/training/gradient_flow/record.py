@@ -58,7 +58,7 @@ class Handover:
     radius : float
         ||theta|| there.
     criterion : float
-        ||grad C(Y) - G||_F / ||G||_F there, at most ``negligible``, unless ``at_once``.
+        ||grad C(Y) - G||_F / ||G||_F there, at most ``handover_rtol``, unless ``at_once``.
     bound : float
         (r / sqrt L)^L ||X||_F, which the norm of the outputs cannot exceed (T35).
     outputs : float
