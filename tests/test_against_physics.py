@@ -159,7 +159,7 @@ def test_a_small_cell_from_end_to_end(monkeypatch):
 
     class Small(physics.BottleneckRegressor):
         def __init__(self, progress=False):
-            super().__init__(ridges=[0.03], depth=3, width=16, steps=50, seeds=1, progress=progress)
+            super().__init__(ridges=[0.03], depth=3, width=16, steps=50, n_networks=1, progress=progress)
 
         def fit(self, x, y):
             fitted["shape"] = x.shape, y.shape
@@ -212,7 +212,7 @@ def test_the_picture_shows_frames_and_coordinates(monkeypatch, tmp_path):
 
     class Small(physics.BottleneckRegressor):
         def __init__(self, progress=False):
-            super().__init__(ridges=[0.03], depth=3, width=16, steps=50, seeds=1, progress=progress)
+            super().__init__(ridges=[0.03], depth=3, width=16, steps=50, n_networks=1, progress=progress)
 
     monkeypatch.setattr(physics_picture, "BottleneckRegressor", Small)
     figure = picture(60, 101, ("pendulum", "falling ball"))

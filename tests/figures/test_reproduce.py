@@ -299,7 +299,7 @@ def test_a_killed_run_leaves_a_page_and_goes_on_from_its_training_runs(tmp_path,
     assert code == 130
     assert (tmp_path / "log").read_text().splitlines()[2:] == ["b 0 rows", "c made"]
     assert "A a-name, quick scale, under 1 s, stored before" in out
-    assert "Stopped in c-name; the same command goes on" in out
+    assert "Interrupted in c-name; rerun to resume" in out
     assert "Traceback" not in error
     page = page_of(tmp_path / "out")
     assert "all pass 1 of 1" in row_of(page, "b")

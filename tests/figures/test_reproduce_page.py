@@ -223,7 +223,7 @@ def test_the_command_ends_with_130_at_ctrl_c(command, plant):
     plant(planted("a", make))
     code, out, error = command("--fresh", "--quiet")
     assert code == 130
-    assert "the same command without --fresh goes on" in out
+    assert "rerun without --fresh to resume" in out
     assert "Traceback" not in error
 
 

@@ -157,10 +157,13 @@ def test_errors_name_the_argument():
 def test_everything_is_computed_once_from_parameters_copied_at_the_start(monkeypatch):
     net, x = bnrank.MLP([3, 5, 2], seed=0, dtype=torch.float64), normal(4, 3)
     for module in (net, nn.Sequential(net)):
-        expected = input_jacobian(module, x)
-        together = Jacobian(module, x)
+        expected, trace = input_jacobian(module, x), bnrank.ntk.trace(module, x)
+        together, first, later = (Jacobian(module, x) for _ in range(3))
+        assert later.singular_values.shape == (4, 2)
         with torch.no_grad():
             net.weights[0].mul_(2.0)
+        assert torch.allclose(first.ntk_trace, trace)
+        assert torch.allclose(later.ntk_trace, trace)
         assert torch.allclose(together.matrices, expected)
         with monkeypatch.context() as patched:
             patched.setattr(Jacobian, "_blocks", None)

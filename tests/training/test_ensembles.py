@@ -73,7 +73,7 @@ def test_modules_agree_to_rounding():
 def test_net_is_never_changed(optimizer):
     net, task = mlp(3, 8, 2, seed=3), random_task()
     before, rng = copy.deepcopy(net.state_dict()), torch.random.get_rng_state()
-    run = trained(net, task, members=2, steps=5, seed=1, init=0.1, optimizer=optimizer, dtype=torch.float64, **QUIET)
+    run = trained(net, task, members=2, steps=5, seed=1, optimizer=optimizer, dtype=torch.float64, **QUIET)
     run.network(0).weights[0].data.fill_(3.0)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert (net.seed, net.init) == (3, "he")

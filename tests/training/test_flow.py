@@ -17,7 +17,7 @@ from training.common import cost_and_gradient, flat, follow, random_task
 
 
 def mlp(widths=(3, 6, 5, 2), slope=0.0, bias=False, init=0.5, seed=0):
-    return bnrank.networks.mlp.make(list(widths), slope, bias, init, seed, torch.float64)
+    return bnrank.networks.mlp.make(list(widths), slope, bias, init=init, seed=seed, dtype=torch.float64)
 
 
 def run(net, task, t_end, **settings):

@@ -24,7 +24,7 @@ KILLED = {"method": "euler", "step": 0.01, "batch_size": 10, "seed": 3}
 
 def start(skip_plateau=False, slope=0.0, **settings):
     init = 1e-3 if skip_plateau else 0.3
-    net = make([3, 6, 5, 2], slope, False, init, 1, torch.float64)
+    net = make([3, 6, 5, 2], slope, False, init=init, seed=1, dtype=torch.float64)
     task = random_task()
     end = {"t_after": 2.0} if skip_plateau else {"t_end": 2.0}
     settings = {"max_networks": 7} | settings

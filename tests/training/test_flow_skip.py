@@ -36,7 +36,7 @@ def signed(loss="mse", n=25, seed=0):
 
 
 def net_of(depth, init, seed=0, slope=0.0, width=6, outputs=2):
-    return make([3, *[width] * (depth - 1), outputs], slope, False, init, seed, torch.float64)
+    return make([3, *[width] * (depth - 1), outputs], slope, False, init=init, seed=seed, dtype=torch.float64)
 
 
 def run(net, task, *args, **settings):

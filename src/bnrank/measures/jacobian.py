@@ -189,10 +189,11 @@ class Jacobian(Printed):
         >>> J.ntk_trace, J.singular_values
         (tensor([4.], dtype=torch.float64), tensor([[4., 3.]], dtype=torch.float64))
         """
-        if self._ntk_trace is None and isinstance(self._function, Layers) and self._singular_values is None:
-            self._measure(trace=True)
+        if self._ntk_trace is None and self._singular_values is None:
+            self._measure(trace=True)  # warns of kinks, as everything that differentiates does
         if self._ntk_trace is None:
-            self._ntk_trace = ntk.trace(self.net, self.x, chunk_size=self.chunk_size, dtype=self.dtype)
+            ntk.check_unshared(self.net)
+            self._ntk_trace = ntk.trace_of(self._function, self._x, self.chunk_size)
         return self._ntk_trace
 
     def rank(self, rtol: float = 1e-6) -> JacobianRank:

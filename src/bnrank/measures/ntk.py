@@ -61,13 +61,19 @@ def trace(
     tensor([8.], dtype=torch.float64)
     """
     net, x = _checked(net, x, chunk_size)
-    if is_plain_mlp(net):
-        pieces = sweep(Layers.of(net, dtype), x, chunk_size=chunk_size, jacobian=False, trace=True)
+    return trace_of(Layers.of(net, dtype) if is_plain_mlp(net) else Functional(net, dtype), x, chunk_size)
+
+
+def trace_of(function: Layers | Functional, x: Tensor, chunk_size: int | None) -> Tensor:
+    """Return Tr Theta(x_i, x_i), (N,), of a network that was read."""
+    if isinstance(function, Layers):
+        pieces = sweep(function, x, chunk_size=chunk_size, jacobian=False, trace=True)
         return finite(torch.cat([t for _, t in pieces if t is not None]))
-    function = products.with_gradients(Functional(net, dtype))
-    return finite(
-        torch.cat([(rows * rows).sum((1, 2)) for rows in products.parameter_jacobians(function, x, chunk_size)])
-    )
+    rows = products.parameter_jacobians(products.with_gradients(function), x, chunk_size)
+    traces = torch.cat([(row * row).sum((1, 2)) for row in rows])
+    for parameter in function.parameters.values():
+        parameter.requires_grad_(False)
+    return finite(traces)
 
 
 def gram(net: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -251,7 +251,7 @@ def _of_arrays(name: str, arrays: dict[str, np.ndarray], outputs: bool) -> Table
 def _read_csv(path: Path, targets: list[str], ignore: list[str], outputs: bool) -> Table:
     import pandas as pd
 
-    header = _check_rows(path)
+    header, lines = _check_rows(path)
     for option, names in (("targets", targets), ("ignore", ignore)):
         for name in names:
             if name not in header:
@@ -282,10 +282,15 @@ def _read_csv(path: Path, targets: list[str], ignore: list[str], outputs: bool) 
     classes = outputs and len(targets) == 1 and frame[targets[0]].dtype.kind not in "iuf"
     wrong = [name for name in text if name in columns or (name in targets and outputs and not classes)]
     if wrong:
+        row, cell = _first_text(frame[wrong[0]])
         raise ValueError(
-            f"{path.name}: got text in column {_shown(wrong)}, expected numbers; leave columns out with ignore, or "
-            "write categories as columns of 0 and 1"
+            f"{path.name}: got text in column {_shown(wrong)}, expected numbers (line {lines[row]}: {cell!r}); leave "
+            "columns out with ignore, or write categories as columns of 0 and 1"
         )
+    if classes and pd.to_numeric(frame[targets[0]], errors="coerce").notna().any():
+        row, cell = _first_text(frame[targets[0]])
+        where = f"{path.name}, line {lines[row]}, column {targets[0]!r}"
+        raise ValueError(f"{where}: got {cell!r} among numbers, expected numbers only, or text only for classes")
     x, y = frame[columns].to_numpy(np.float64), None
     if classes:
         column = frame[targets[0]]
@@ -296,25 +301,34 @@ def _read_csv(path: Path, targets: list[str], ignore: list[str], outputs: bool) 
     return Table(path.stem, x, y, tuple(columns), tuple(targets) if outputs else (), np.arange(len(x)))
 
 
-def _check_rows(path: Path) -> list[str]:
-    """Return the names of the columns; refuse rows of other lengths."""
+def _first_text(column: pd.Series) -> tuple[int, str]:
+    """Return row and text of the first cell that is not a number."""
+    import pandas as pd
+
+    wrong = pd.to_numeric(column, errors="coerce").isna() & column.notna()
+    row = int(wrong.to_numpy().argmax())
+    return row, str(column.iloc[row])
+
+
+def _check_rows(path: Path) -> tuple[list[str], list[int]]:
+    """Return the names of the columns and the line on which each row ends; refuse rows of other lengths."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True, skipinitialspace=True)
             header = [name.strip() for name in next(reader, [])]
-            count = int(bool(header))
+            lines = []
             for row in filter(None, reader):
-                count += 1
+                lines.append(reader.line_num)
                 if len(row) != len(header):
                     where = f"{path.name}, line {reader.line_num}"
                     raise ValueError(f"{where}: got {len(row)} cells, expected {len(header)} as in the header")
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"path: got {path.name!r}, which is no CSV file in UTF-8 ({error})") from error
-    if count < 2:
-        raise ValueError(f"{path.name}: got {count} rows, expected column names and at least one row")
+    if not lines:
+        raise ValueError(f"{path.name}: got {int(bool(header))} rows, expected column names and at least one row")
     if len(set(header)) < len(header) or not all(header):
         raise ValueError(f"{path.name}: got columns {_shown(header)}, expected different names for all")
-    return header
+    return header, lines
 
 
 def _complete(table: Table, file: str, drop_missing: bool, min_rows: int) -> Table:

@@ -42,8 +42,11 @@ def read(path: Path, kind: str, settings: Settings) -> Stored | None:
         return None
     try:
         stored = store.load(path, kind, name="out")
-        differences = settings.differences(stored.about["settings"])
-    except (ValueError, KeyError, AttributeError) as error:
+        before = stored.about["settings"]
+        if not isinstance(before, dict) or before.keys() != asdict(settings).keys():
+            raise ValueError("its settings are not those of this version")
+        differences = settings.differences(before)
+    except (ValueError, KeyError) as error:
         raise refused(path, error) from error
     if differences:
         raise ValueError(

@@ -153,7 +153,7 @@ def value_axis(title: str, values: Any, log: bool = False) -> dict[str, Any]:
 def log_axis(title: str, values: Any) -> dict[str, Any]:
     """Return a logarithmic axis that shows all positive values."""
     array = np.asarray(values, dtype=float)
-    array = np.log10(array[array > 0])
+    array = np.log10(array[(array > 0) & np.isfinite(array)])
     low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
     room = max(0.04 * (high - low), 0.02)
     ticks = max(1, round((high - low) / 6)) if high - low > 2.4 else "D2"
