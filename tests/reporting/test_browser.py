@@ -146,6 +146,19 @@ def test_the_member_and_the_history_can_be_chosen(driver):
     assert {len(line) for line in spectra(driver)} == {12}
 
 
+def test_zero_does_not_count_at_the_threshold_zero_and_hover_keeps_values(driver, tmp_path):
+    history = make_history()
+    history["weight_singular_values"][:, :, :, 2:] *= 0.0
+    driver.get(report(history, tmp_path / "p.html").as_uri())
+    wait_for(driver, f"return document.querySelectorAll('{PLOTS} .main-svg').length > 0")
+    use(driver, "#section-1-history input[type=number]", "0", "input")
+    ranks = "return document.querySelectorAll('#section-1-history .plot')[2].data[0].z.map((row) => row.at(-1))"
+    assert driver.execute_script(ranks) == [2] * 6
+    use(driver, "#section-1-history select[data-state=scale]", 1)
+    first = "return document.querySelectorAll('#section-1-history .plot')[1].data[5].customdata[2]"
+    assert driver.execute_script(first) == 0
+
+
 def test_log_scale_and_threshold(driver):
     use(driver, "#section-1-history select[data-state=scale]", 1)
     kind = "return document.querySelectorAll('#section-1-history .plot')[1].layout.yaxis.type"

@@ -17,6 +17,7 @@ from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, Bottle
 from bnrank.discovery.compression.certificate import Accuracy
 from bnrank.reporting import Section, plots, report
 from bnrank.reporting.charts import discovery as charts
+from bnrank.reporting.charts.parts import MUTED
 
 from .browser import why_absent
 from .conftest import make_summary
@@ -335,7 +336,7 @@ def test_the_threshold_is_the_one_that_decided(symmetric):
     entries = [chart.figure for chart in charts.view(learned).groups[0].charts]
     assert [figure.layout.shapes[0].y0 for figure in entries] == [0.05, 0.2]
     assert [figure.layout.annotations[1].text for figure in entries] == ["gap 7"] * 2
-    assert [len(set(figure.data[0].marker.color)) for figure in entries] == [1, 1]  # none counts
+    assert [set(figure.data[0].marker.color) for figure in entries] == [{MUTED}] * 2  # none counts
     known = charts.view(dataclasses.replace(learned, rtol=0.01)).groups[0].charts
     assert [chart.figure.layout.shapes[0].y0 for chart in known] == [0.2, 0.2]
 

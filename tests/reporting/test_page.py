@@ -151,10 +151,20 @@ def test_the_numbers_are_the_datasets(tmp_path, history, profile):
     for place, name in enumerate(SPECTRA):
         figure = shown["charts"][place]["figure"]
         rows = np.array([line["y"] for line in reversed(figure["data"])], dtype=float).T
-        np.testing.assert_allclose(rows, profile[name].values[:, :10], rtol=1e-3)
+        np.testing.assert_allclose(rows, profile[name].values[:, :10], rtol=1e-4)
         assert [figure["layout"]["shapes"][0][end] for end in ("x0", "x1")] == [3.5, 10.5]
     band = shown["charts"][-1]["figure"]["data"][1]["y"]
     np.testing.assert_allclose(band, profile["jacobian_singular_values"].max("sample")[:10], rtol=1e-4)
+
+
+def test_zero_and_tiny_values_are_kept_as_they_are(tmp_path, history, profile):
+    profile["weight_singular_values"][2, 8:10] = [3e-11, 0.0]
+    history["weight_singular_values"][0, -1, 2, 6:8] = [3e-11, 0.0]
+    page = Page(report([history, profile], tmp_path / "p.html"))
+    lines = chart(page.groups("section-1-history")[0], 1)[1]["y"][-1][0][::-1]
+    assert [lines[6][2], lines[7][2]] == [3e-11, 0]
+    lines = page.groups("section-2-profile")[0]["charts"][2]["figure"]["data"][::-1]
+    assert [lines[8]["y"][2], lines[9]["y"][2]] == [3e-11, 0]
 
 
 def test_nan_and_infinity_become_null(tmp_path, history):

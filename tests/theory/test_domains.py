@@ -337,7 +337,7 @@ def test_bad_arguments_are_named():
     x = np.eye(2)
     with pytest.raises(TypeError, match="x: got"):
         planarity([[1.0]])
-    with pytest.raises(ValueError, match="tol: got 0"):
+    with pytest.raises(ValueError, match=r"^atol: got 0"):
         completely_positive(x, atol=0)
     with pytest.raises(ValueError, match="rtol"):
         planarity(x, rtol=1.0)

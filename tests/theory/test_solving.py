@@ -204,7 +204,7 @@ def test_bad_input_is_named():
         solve(LINE, LINE, 2, 2.5)
     with pytest.raises(ValueError, match="slope: got 2"):
         solve(LINE, LINE, 2, 2, slope=2.0)
-    with pytest.raises(ValueError, match="tol: got -1"):
+    with pytest.raises(ValueError, match=r"^rtol: got -1"):
         solve(LINE, LINE, 2, 2, rtol=-1)
     with pytest.raises(ValueError, match="x: got 3000 samples"):
         solve(normal(3000, 10), normal(3000, 10), 3, 100)

@@ -132,11 +132,8 @@ def _curves(dataset: xr.Dataset, members: list[tuple[str, str, str]], notes: lis
 
 def _spectra(values: np.ndarray, steps: list[int], layers: list[int], names: list[str]) -> list[Chart]:
     """Return the spectra at a step, the ranks over steps, and one layer over steps, of (step, member, layer, index)."""
-    top = [parts.largest(values[:, m]) for m in range(values.shape[1])]
-    drawn = [
-        [[parts.floored(values[s, m, :, i], top[m]) for i in reversed(range(values.shape[3]))] for m in range(len(top))]
-        for s in range(len(steps))
-    ]
+    members = range(values.shape[1])
+    drawn = parts.numbers(values.transpose(0, 1, 3, 2)[:, :, ::-1], 4)  # [step][member][index, the largest last][layer]
     x, axis = layer_ticks(layers), parts.value_axis("singular value of W", values)
     count = values.shape[3]
     spectra = Chart(
@@ -146,7 +143,7 @@ def _spectra(values: np.ndarray, steps: list[int], layers: list[int], names: lis
         changes=[
             Change("y", ("step", "member"), drawn),
             Change("heading", ("step",), [f"Weight spectra at step {step:,}" for step in steps]),
-            *scale_changes([parts.value_ranges(values[:, m]) for m in range(len(top))], ("member",)),
+            *scale_changes([parts.value_ranges(values[:, m]) for m in members], ("member",)),
         ],
         marks=("threshold",),
     )
@@ -162,7 +159,7 @@ def _spectra(values: np.ndarray, steps: list[int], layers: list[int], names: lis
     )
     middle = (len(layers) - 1) // 2
     labels = [f"{layer} ({name})" if name else str(layer) for layer, name in zip(layers, names, strict=True)]
-    by_layer = [[parts.value_ranges(values[:, m, layer]) for layer in range(len(layers))] for m in range(len(top))]
+    by_layer = [[parts.value_ranges(values[:, m, layer]) for layer in range(len(layers))] for m in members]
     single = Chart(
         "One layer over training",
         parts.figure(parts.spectrum_lines(steps, values[:, 0, middle], "step %{x}"), parts.step_axis(steps), axis),

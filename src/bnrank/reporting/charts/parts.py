@@ -23,8 +23,6 @@ DARK |= {INK: "#e8e6e1", MUTED: "#a3a9b1", GRID: "#2b2f34", LINE: "#373b41", PAN
 DARK |= {SHADE: "rgba(255, 255, 255, .07)", **dict(SHADES)}
 """Color in the dark scheme of every color that charts use."""
 SCALES = ("linear", "log")
-FLOOR = 1e-7
-"""Smaller values, relative to the largest, are drawn at this height, below a logarithmic axis."""
 
 
 # values --------------------------------------------------------------------------------------------------------------
@@ -54,13 +52,6 @@ def numbers(array: Any, digits: int = 5) -> Any:
         return None
     rounded = float(f"{value:.{digits}g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
-
-
-def floored(array: Any, top: float | None = None, digits: int = 4) -> Any:
-    """Return values as `numbers` does, those below FLOOR times the largest raised to it."""
-    array = np.asarray(array, dtype=float)
-    top = largest(array) if top is None else top
-    return numbers(np.where(array < FLOOR * top, FLOOR * top, array), digits)
 
 
 def largest(array: Any) -> float:
@@ -213,11 +204,11 @@ def _hover(text: str) -> dict[str, str]:
 def spectrum_lines(x: Sequence[Any], rows: Any, what: str) -> list[go.Scatter]:
     """Return a line per singular value over x, the largest on top; ``rows`` has one row per position."""
     values = np.asarray(rows, dtype=float)
-    count, top, size = values.shape[1], largest(values), 0 if len(x) > 40 else 5
+    count, size = values.shape[1], 0 if len(x) > 40 else 5
     return [
         line(
             x,
-            floored(values[:, i], top),
+            numbers(values[:, i]),
             index_color(i, count),
             f"{what}<br>s<sub>{i + 1}</sub> = %{{y:.4g}}",
             size=size,

@@ -86,7 +86,7 @@ def _frequencies(
     lines = [
         parts.line(
             layers,
-            parts.floored(line.values, parts.largest(values)),
+            parts.numbers(line.values),
             color(line.modulus),
             f"%{{text}}<br>frequency {parts.escaped(line.name)}<br>s<sub>{line.channel}</sub> = %{{y:.4g}}",
             width=2.6 if line.kept else 1,

@@ -101,12 +101,24 @@ class Group {
       else value.forEach((entry, i) => put(own.data[i], target, entry));
     }
     if (chart.derived) this[chart.derived](own);
+    if (own.layout.yaxis.type === "log" && Array.isArray(own.layout.yaxis.range)) own.data.forEach((trace) => this.floor(trace, own.layout));
     own.layout.shapes = [...this.marks(chart, own.layout), ...(own.layout.shapes ?? [])];
     if (COARSE.matches) own.layout.dragmode = false;
     if (own.layout.height) box.style.height = `${own.layout.height}px`;
     const { data, layout } = themed(own);
     Plotly.react(box, data, layout, { displayModeBar: false });
     RESIZED.observe(box);
+  }
+
+  // On a logarithmic axis what vanishes leaves below; the hover text keeps the value.
+  floor(trace, { yaxis: { range } }) {
+    if (!Array.isArray(trace.y) || trace.type === "heatmap") return;
+    const least = 10 ** (range[0] - 2);
+    if (trace.hovertemplate?.includes("%{y")) {
+      trace.customdata = trace.y.map((value) => (value === null ? null : Number(value.toPrecision(4))));
+      trace.hovertemplate = trace.hovertemplate.replace(/%\{y[^}]*\}/, "%{customdata}");
+    }
+    trace.y = trace.y.map((value) => (value === null ? null : Math.max(value, least)));
   }
 
   marks(chart, layout) {
