@@ -81,3 +81,25 @@ def test_the_command_line_repeats_what_rooms_define():
     for name in bnrank.tasks.NAMED:
         assert name in shown, name
     assert bnrank.figures.OUT in CliRunner().invoke(cli.app, ["reproduce", "--help"]).output
+
+
+def test_results_print_in_a_few_lines_and_in_notebooks():
+    task = bnrank.tasks.low_rank_map(n=40, seed=0)
+    run = bnrank.train(bnrank.MLP([20, 8, 20]), task, ridge=1e-2, steps=3, members=2, seed=0, progress=False)
+    cost = bnrank.cost.bracket(run.network(0), task.x)
+    assert str(task).startswith("low_rank_map: 40")
+    assert "20 -> 20, loss 'mse', rank 2" in str(task)
+    assert str(run).splitlines()[0].startswith("2 x MLP, ")
+    assert str(run).count("finished") == 2
+    assert str(cost).startswith("cost in [")
+    for result in (task, run, cost):
+        assert len(str(result).splitlines()) <= 4
+        assert result._repr_html_().startswith("<pre>")
+
+
+def test_arguments_without_effect_are_refused(tmp_path):
+    path = bnrank.save(bnrank.MLP([3, 2]), tmp_path / "net.safetensors")
+    with pytest.raises(ValueError, match=r"slope, order: got 0\.3"):
+        bnrank.load(path, slope=0.3)
+    with pytest.raises(ValueError, match="member: got 3"):
+        cli.arguments.ModelFiles(member=3).read(str(path))

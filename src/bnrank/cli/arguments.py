@@ -67,6 +67,8 @@ class ModelFiles:
         found = bnrank.load(model, slope=self.slope)
         if isinstance(found, bnrank.Run):
             return found.network(self.member), found.settings.ridge[self.member]
+        if self.member:
+            raise ValueError(f"member: got {self.member} with {model!r}, expected it only with a training run")
         return found, None
 
 

@@ -61,8 +61,10 @@ def load(
     [3, 5, 2]
     """
     if Path(path).is_dir():
-        return Run.open(path, net)
+        return Run.open(path, copy.deepcopy(net))
     stored = store.read(path)
+    if stored.kind and (slope or order is not None):
+        raise ValueError(f"slope, order: got {slope:g}, {order}, expected neither for {path}, which has its own")
     if stored.kind == "compressed network":
         return open_compressed(stored, net)
     if stored.kind == "estimator":

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
+from bnrank._core.results import Printed
 
 LOSSES = ("mse", "cross_entropy", "logistic")
 
@@ -54,7 +55,7 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Printed):
     """Training and test data, their loss and, where known, the process that generated them.
 
     Attributes
@@ -101,6 +102,11 @@ class Task:
     truth: Truth | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        test = f" and {len(self.x_test)} test" if self.x_test is not None else ""
+        rank = f", rank {self.truth.rank}" if self.truth is not None else ""
+        return f"{self.name}: {len(self.x)}{test} samples, {self.d_in} -> {self.d_out}, loss {self.loss!r}{rank}"
 
     def __post_init__(self) -> None:
         validation.choice(self.loss, "loss", LOSSES)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from bnrank._core import store, validation
 from bnrank._core.files import prepare_folder, write_atomically
+from bnrank._core.results import Printed
+from bnrank._core.text import render
 from bnrank.networks.files import blueprint, build
 from bnrank.networks.mlp import MLP
 from bnrank.training.ensemble import filled
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Printed):
     """A trained ensemble.
 
     Attributes
@@ -58,6 +60,13 @@ class Run:
     seconds: float
     net: nn.Module
     parameters: Tensor
+
+    def __str__(self) -> str:
+        shown = ["seed", "ridge", "status", "steps", "loss", "cost", "parameter_norm"]
+        columns = {name: self.summary[name].values for name in shown if name in self.summary.variables}
+        rows = [{"member": i} | {name: values[i] for name, values in columns.items()} for i in range(self.members)]
+        title = f"{self.members} x {type(self.net).__name__}, {self.settings.optimizer}, {self.seconds:.3g} s"
+        return render(rows, title=title)
 
     @property
     def members(self) -> int:

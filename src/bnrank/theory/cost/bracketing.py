@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bnrank._core.results import Printed
 from bnrank.networks.chain import as_mlp, read_chain
 from bnrank.networks.functional import check_finite
 from bnrank.networks.mlp import MLP, from_layers, leaky_relu
@@ -21,7 +22,7 @@ EQUAL = 1e-9  # of the upper bound, or of the largest output: allowed rounding e
 
 
 @dataclass(frozen=True)
-class CostBracket:
+class CostBracket(Printed):
     """lower <= R(f; Omega, L) <= upper, with the evidence for both.
 
     Attributes
@@ -46,6 +47,10 @@ class CostBracket:
     how: str
     deviation: float
     norm: float
+
+    def __str__(self) -> str:
+        bounds = f"cost in [{float(self.lower):.4g}, {self.upper:.4g}] at depth {self.depth}"
+        return f"{bounds} (norm {self.norm:.4g}, upper bound: {self.how}, deviation {self.deviation:.1e})"
 
     @property
     def depth(self) -> int:
