@@ -18,6 +18,8 @@ from bnrank.networks.functional import check_finite, example
 from bnrank.networks.reading import Layer, Reading, capture, read
 from bnrank.networks.reasons import Skipped
 
+__all__ = ["Bottleneck", "LayerStructure", "Structure", "bottleneck", "detect", "ranks"]
+
 
 @dataclass(frozen=True)
 class Bottleneck(Printed):

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from bnrank._core import validation
 
+__all__ = ["predict", "self_consistency", "unexplained"]
+
 Array = NDArray[np.float64]
 RIDGE = 1e-3  # on the slopes of the local fit, relative to the spread of the neighbors
 FLAT = 1e-12  # directions that vary less, relative to the one that varies most, carry rounding only

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.functional import Functional, example
 
+__all__ = ["Denoising", "denoising", "distances_to_samples"]
+
 
 @dataclass(frozen=True)
 class Denoising:

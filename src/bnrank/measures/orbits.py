@@ -10,6 +10,8 @@ from bnrank._core import validation
 from bnrank.networks.functional import example
 from bnrank.networks.reading import capture, read
 
+__all__ = ["collapse", "collapse_by_layer", "rotations"]
+
 
 def rotations(v: Tensor | np.ndarray, axis: Tensor | np.ndarray, count: int = 32, seed: int = 0) -> Tensor:
     """Return random points from the orbits of vectors under the rotations that fix an axis.

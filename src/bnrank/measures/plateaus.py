@@ -11,6 +11,8 @@ from torch import Tensor
 
 from bnrank._core import validation
 
+__all__ = ["Plateau", "find"]
+
 Array = np.ndarray
 BINS = 4  # levels per smallest drop that counts
 SWING = 4.0  # how much longer than in between the curve stays in a level that may be a plateau

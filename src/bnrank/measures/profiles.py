@@ -23,6 +23,8 @@ from bnrank.networks.reasons import Skipped
 if TYPE_CHECKING:
     import xarray as xr
 
+__all__ = ["describe", "profile"]
+
 MAX_JACOBIAN_WORK = 10**11  # samples x d_in x d_out x min(d_in, d_out)
 MAX_NTK_WORK = 2 * 10**10  # samples x d_out x parameters, for modules other than MLP
 MAX_FREQUENCY_VALUES = 2**22  # singular values, 32 MiB

@@ -16,6 +16,8 @@ from bnrank.measures.spectra import WHICH
 from bnrank.networks.functional import example
 from bnrank.networks.reading import capture, read
 
+__all__ = ["METRICS", "Kernels", "Layout", "distance", "distances", "kernels", "layout"]
+
 METRICS = ("bures", "affine-invariant", "log-euclidean", "angle", "centered-angle")
 SAME_RANGE = 1e-6  # sine of the largest angle between two ranges that count as one
 

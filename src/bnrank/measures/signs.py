@@ -11,6 +11,8 @@ from torch import Tensor
 
 from bnrank._core import validation
 
+__all__ = ["SignTrace"]
+
 PIECE = 1 << 17  # entries that are gone through at a time, so that they stay in the cache
 
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.functional import unwrap
 
+__all__ = ["Convergence", "Parameters", "changed", "changed_since", "directional_convergence", "stable_since"]
+
 Parameters = nn.Module | Mapping[str, Tensor]
 Array = np.ndarray[Any, Any]
 
