@@ -40,32 +40,32 @@ Discovered = Summary | Compressed | Symmetries
 
 @runtime_checkable
 class Claim(Protocol):
-    """What must be seen: a name, whether it was, what was measured and what was expected."""
+    """A claim: its name, whether it is reproduced, the measured value and the expected one."""
 
     @property
     def name(self) -> str:
-        """Say what is claimed."""
+        """The claim in words."""
 
     @property
     def passed(self) -> bool | None:
-        """Say whether it was seen; None if that could not be decided."""
+        """Whether it is reproduced; None if that cannot be decided."""
 
     @property
     def measured(self) -> str | float:
-        """Give what was measured."""
+        """The measured value."""
 
     @property
     def expected(self) -> str:
-        """Give what was expected, in words."""
+        """The expected value, in words."""
 
 
 @runtime_checkable
 class Run(Protocol):
-    """What the page needs of a training run; ``settings`` are used if there."""
+    """A training run, as pages use it; ``settings`` are optional."""
 
     @property
     def history(self) -> xr.Dataset:
-        """Give what was recorded over (member, step)."""
+        """The recorded values over (member, step)."""
 
 
 @dataclass(frozen=True)

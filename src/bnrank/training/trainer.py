@@ -57,8 +57,8 @@ def train(
         The networks; they are copied, never changed, and trained on their device. A function is called with each
         member's seed; of a list, each member starts from one. Of an MLP, a residual or convolutional network of
         `bnrank.networks`, or a `Stack`, without ``seed``, member 0 starts from the parameters it has and the others
-        from draws with the seeds that follow its own; if ridge or lr differ from member to member, all start from the
-        parameters it has. With ``seed`` all members are redrawn with the network's own init. Any other module is
+        from new draws with consecutive seeds; if ridge or lr differ between members, all start from the parameters it
+        has. With ``seed`` all members are redrawn with the network's own init. Any other module is
         started from its own parameters.
     task : Task or tuple
         Data and loss; (x, y) for the squared error, or (x, y, loss).
