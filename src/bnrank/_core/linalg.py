@@ -1,7 +1,5 @@
 """Singular values: which count, and the numbers computed from them. All functions act along the last axis."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

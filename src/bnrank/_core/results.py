@@ -1,7 +1,5 @@
 """What all results share: how a notebook shows them."""
 
-from __future__ import annotations
-
 import html
 
 

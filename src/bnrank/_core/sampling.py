@@ -1,7 +1,5 @@
 """Which rows stand for all of them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

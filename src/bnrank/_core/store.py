@@ -1,7 +1,5 @@
 """One file format: tensors and plain values in a safetensors file, written atomically."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

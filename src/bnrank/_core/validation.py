@@ -1,7 +1,5 @@
 """Argument validation. Every error names the argument, the value and the expectation."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The command line: one verb each for what the library does."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

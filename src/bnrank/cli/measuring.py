@@ -1,7 +1,5 @@
 """`bnrank profile` and `bnrank check`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Where the verbs say what they did."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Plain values: tables and results as arrays, tensors and JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence

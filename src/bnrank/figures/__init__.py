@@ -1,7 +1,5 @@
 """The figures of the theory, with their claims measured."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence

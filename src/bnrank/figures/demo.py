@@ -1,7 +1,5 @@
 """The demo: two phenomena of the theory, trained, measured and reported on a page."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Balancedness of consecutive layers, neuron by neuron."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

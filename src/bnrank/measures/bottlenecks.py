@@ -1,7 +1,5 @@
 """The bottleneck: a run of layers with k singular values near 1 and the others small."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

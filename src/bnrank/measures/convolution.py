@@ -1,7 +1,5 @@
 """Singular values of convolutions as operators on images (T28), never of the flattened kernel."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

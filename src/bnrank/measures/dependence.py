@@ -1,7 +1,5 @@
 """Whether one quantity is a function of another, estimated from samples."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """Jacobians of the network function at samples: matrices, spectra, rank, log pseudo-determinant, Schatten norm."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator

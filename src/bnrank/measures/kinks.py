@@ -1,7 +1,5 @@
 """Samples near a kink of a piecewise linear network, where the Jacobian is one-sided."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

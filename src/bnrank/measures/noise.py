@@ -1,7 +1,5 @@
 """Effect of an autoencoder on noise: distances to the data, or to a curve, before and after (T17)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Effect of the nonlinearities on the data."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """The neural tangent kernel at the samples: trace, Gram tensor, largest eigenvalue, mixed derivative."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn

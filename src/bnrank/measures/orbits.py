@@ -1,7 +1,5 @@
 """Constancy of a representation on the orbits of a symmetry (F5, T17)."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Plateaus of a loss curve: the segments of time in which it hardly changes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The parameter Jacobian df/dtheta: matrix-free products, and its rows if they fit in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 

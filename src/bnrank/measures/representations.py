@@ -1,7 +1,5 @@
 """Kernels of representations along depth, their distances, and a planar layout."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Signs and the direction of the parameters along training (T43)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Singular values of weights, activations and preactivations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 

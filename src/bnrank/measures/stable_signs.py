@@ -3,8 +3,6 @@
 `bnrank.measures.signs` follows signs during training; here whole networks are stored, as in ``Flow.networks``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Modules built by the user's code."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

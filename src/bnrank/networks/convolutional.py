@@ -1,7 +1,5 @@
 """Convolutional networks: convolutions followed by linear layers, and from image to image on a torus."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence

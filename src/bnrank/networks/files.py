@@ -1,7 +1,5 @@
 """Networks in files: the arguments a network is built from, as plain values, and its parameters."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """Circular convolutions computed in Fourier space: the same parameters and the same function, faster."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

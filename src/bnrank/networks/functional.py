@@ -1,7 +1,5 @@
 """A module as a pure function: any precision, eval mode, and no trace left on the module."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Reading any module into its layers, its segments, and the values that flow through them, without changing it."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Residual networks whose skip is the identity, a learnable diagonal or a free matrix."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Segments: parts of a module that run one after another."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The blocks of a section: claims, verdicts, discoveries, numbers, figures, histories, profiles, settings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

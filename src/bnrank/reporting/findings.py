@@ -1,7 +1,5 @@
 """Headline and tables of what discovery found: a fit, a compression, symmetries."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

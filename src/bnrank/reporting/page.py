@@ -1,7 +1,5 @@
 """Self-contained HTML pages of profiles, histories, runs, verdicts and discoveries, readable offline."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Opening and writing stored results: networks, runs, compressed networks and fitted estimators."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a page is made of: sections, and how a profile, a history or a run becomes one."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence

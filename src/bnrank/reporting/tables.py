@@ -1,7 +1,5 @@
 """The table rows of profiles, histories, claims and verdicts, and formulas in the signs of print."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

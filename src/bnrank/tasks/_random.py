@@ -1,7 +1,5 @@
 """Random streams: one generator per purpose, so that changing one argument does not affect the other draws."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Data for autoencoders, y = x: a known curve in the plane, and the inputs of any other task."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Images of a ball that falls on a torus."""
 
-from __future__ import annotations
-
 import math
 
 import torch

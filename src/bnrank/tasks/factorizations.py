@@ -1,7 +1,5 @@
 """Gradient descent on a rank-one factorization: its costs depend on two statistics of the initial vector (F5)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Handwritten digits: MNIST, verified by its hashes, and the small data set included in scikit-learn."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Targets on the torus with prescribed decay of the Fourier coefficients, which kernels learn at a known rate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

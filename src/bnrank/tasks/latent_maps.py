@@ -1,7 +1,5 @@
 """Maps through few variables: outputs that use few of the latents of the inputs, and compositions y = h(g(x))."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Small data sets: classes in the plane, two classes that a plane separates, points on a circle."""
 
-from __future__ import annotations
-
 import math
 
 import torch

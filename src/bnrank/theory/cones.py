@@ -1,7 +1,5 @@
 """Convex cones of finitely many rays, and isometries that put them into an orthant (T9)."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Sets of points as domains: the dimensions of their spans, and complete positivity (T9)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

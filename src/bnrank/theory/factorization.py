@@ -1,7 +1,5 @@
 """Factorizations f = h o g of a network through a subspace of one of its representations."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

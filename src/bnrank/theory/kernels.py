@@ -1,7 +1,5 @@
 """Kernel ridge regression: selection by cross-validation, and its Jacobians, which overestimate the rank (T16)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

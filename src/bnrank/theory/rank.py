@@ -1,7 +1,5 @@
 """Brackets of the rank of a nonlinear function: Jacobian rank below, an explicit factorization above."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any, Literal

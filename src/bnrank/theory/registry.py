@@ -1,7 +1,5 @@
 """All statements of the theory, and their verdicts on one network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Stability of minima under gradient descent, and the growth of the NTK of rank-one networks (T26)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

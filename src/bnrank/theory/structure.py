@@ -1,7 +1,5 @@
 """Inside a deep network of small norm: weights near partial isometries, bounded representations (T11, T21 to T25)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Symmetries, autoencoders and classifiers of low rank (T17)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

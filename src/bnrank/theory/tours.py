@@ -1,7 +1,5 @@
 """Bounds on the shortest path through the outputs, and on functions of one hidden dimension (T13)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Checkpoints of runs and flows, refused where they are damaged or of other settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path

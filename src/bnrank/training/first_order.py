@@ -1,7 +1,5 @@
 """First-order optimizers: Adam and gradient descent."""
 
-from __future__ import annotations
-
 import functools
 import math
 

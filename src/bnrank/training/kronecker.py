@@ -1,7 +1,5 @@
 """Kronecker-factored curvature of an MLP's cost, used as the metric in which L-BFGS starts."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Losses of whole ensembles: value per member and the gradient with respect to the outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Cost and gradient of an ensemble of any `nn.Module`, by `torch.func`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap

@@ -1,7 +1,5 @@
 """Options of `bnrank.train` and `bnrank.flow`, checked when they are made."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Progress bars, and interruption by Ctrl-C between steps."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

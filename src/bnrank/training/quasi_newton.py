@@ -1,7 +1,5 @@
 """L-BFGS for ensembles: every member has its own history and line search."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

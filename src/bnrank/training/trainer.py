@@ -1,7 +1,5 @@
 """Training of whole ensembles."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

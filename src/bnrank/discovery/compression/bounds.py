@@ -1,7 +1,5 @@
 """Bounds on a whole domain: Lipschitz constants of parts in sequence."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

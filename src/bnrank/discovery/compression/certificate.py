@@ -1,7 +1,5 @@
 """The certificate of a compression: what changed and what was saved."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

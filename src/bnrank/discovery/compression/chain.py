@@ -1,7 +1,5 @@
 """Segments of a module as sequences of parts in float64."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Sequence

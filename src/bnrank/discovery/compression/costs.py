@@ -1,7 +1,5 @@
 """The cost of a network: parameters, multiply-adds, layers and latency."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Sequence

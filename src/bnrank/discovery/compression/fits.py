@@ -1,7 +1,5 @@
 """Affine maps of low rank between two representations, and layers that compute them."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The change of the output that a replacement makes, and fine-tuning that reduces it."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Sequence

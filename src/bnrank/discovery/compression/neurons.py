@@ -1,7 +1,5 @@
 """Neurons and channels that a network does not need, and their scales."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Replacements of layers by maps of low rank: across depth, and layer by layer."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The result of a compression, in memory and on disk."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Mapping

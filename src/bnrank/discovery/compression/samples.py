@@ -1,7 +1,5 @@
 """The samples of a compression: checked, split, and joined by interpolated points."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`compress`: a trained module reduced to its bottleneck."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

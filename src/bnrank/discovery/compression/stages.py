@@ -1,7 +1,5 @@
 """The stages of a reduction: collapse, narrow, factor, each within a share of the tolerance."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Parameters, fitting and methods shared by the three estimators."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """A network at its bottleneck: truncation to k dimensions, coordinates, and input directions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

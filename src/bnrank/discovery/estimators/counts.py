@@ -1,7 +1,5 @@
 """The number of components that held-out rows support, with its uncertainty."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """From a table to a network of k dimensions: the steps of ``fit``, on data in the scale of training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Linear maps as a baseline: ridge regression or logistic regression, truncated to every rank."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The path over ridges: ensembles on the folds of a cross-validation and on all rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

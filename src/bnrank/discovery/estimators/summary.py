@@ -1,7 +1,5 @@
 """The result of a fit, as text, as data and on disk."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The regressor and the classifier."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Self
 

@@ -1,7 +1,5 @@
 """Lie algebras of affine fields: brackets, centers, invariant metrics, and the blocks of rotations."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Families of vector fields among which symmetries are searched."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Finite symmetries: sign flips, swaps and reflections of x, tested one by one."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

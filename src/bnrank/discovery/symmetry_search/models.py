@@ -1,7 +1,5 @@
 """The function whose symmetries are searched: a module, an estimator, a pipeline, or the mean of several."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

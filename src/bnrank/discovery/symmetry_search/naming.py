@@ -1,7 +1,5 @@
 """A readable basis of an algebra of affine fields: rotations, scalings, shears, and formulas."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Groups of generators, and their description in words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

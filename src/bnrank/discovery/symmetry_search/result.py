@@ -1,7 +1,5 @@
 """The result of `symmetries`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """`symmetries`: the transformations of x that leave a function unchanged (T17)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

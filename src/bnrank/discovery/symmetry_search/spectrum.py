@@ -1,7 +1,5 @@
 """The fields that leave a function unchanged: singular values, the gap in them, and the evidence."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

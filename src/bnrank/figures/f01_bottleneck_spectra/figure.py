@@ -1,7 +1,5 @@
 """F1 (Jacot2023a, Figure 1): spectra of a deep network trained on a task of rank 4."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

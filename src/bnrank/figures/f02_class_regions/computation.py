@@ -1,7 +1,5 @@
 """The computation of F2: trained classifiers and their exact class regions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The pictures of F2: class regions with their boundaries, data and tripoints."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

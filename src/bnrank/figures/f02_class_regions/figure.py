@@ -1,7 +1,5 @@
 """F2 (Jacot2023a, Figure 2): shallow classifiers have points where three classes meet, deep ones have none."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

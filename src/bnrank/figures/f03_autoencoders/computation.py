@@ -1,7 +1,5 @@
 """The computation of F3: autoencoders trained on curves and on images, and their effect on noise."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

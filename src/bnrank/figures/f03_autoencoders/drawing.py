@@ -1,7 +1,5 @@
 """The pictures of F3."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

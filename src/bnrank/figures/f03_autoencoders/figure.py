@@ -1,7 +1,5 @@
 """F3 (Jacot2023a, Figure 3): deep autoencoders project noise onto the data, shallow ones do not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """F4 (Jacot2023b, Figure 1): parameter norm and middle rank against depth."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path

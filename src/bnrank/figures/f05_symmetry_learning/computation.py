@@ -1,7 +1,5 @@
 """The computation of F5: hidden representations of a network that predicts the costs of gradient descent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

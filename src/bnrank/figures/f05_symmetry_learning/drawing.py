@@ -1,7 +1,5 @@
 """The pictures of F5: trajectories, rings of equal distance, collapse of orbits, coordinates, costs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Gradient descent on C(v) = ||v v^T - (w w^T + E)||_F^2 depends, up to E, on only
 that predicts the costs from the start finds two hidden coordinates that do the same.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import cast
 

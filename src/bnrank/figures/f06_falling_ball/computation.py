@@ -1,7 +1,5 @@
 """The computation of F6: a circular network that predicts a falling ball, and what its layers know of the ball."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Sequence

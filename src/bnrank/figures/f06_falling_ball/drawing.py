@@ -1,7 +1,5 @@
 """The pictures of F6: singular values by frequency, what can be read from frequency 1, predicted frames."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

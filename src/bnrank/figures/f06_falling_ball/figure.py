@@ -1,7 +1,5 @@
 """F6 (Jacot2023c): a circular network that predicts a falling ball keeps it in pairs of frequency 1."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The computation of F7: test errors of kernels and of deep networks against the number of samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pictures of F7: errors against N, fitted exponents, networks against kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """F7 (Jacot2023c): kernels learn at the rate N^{-alpha/d}; deep networks are faster on a composition."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

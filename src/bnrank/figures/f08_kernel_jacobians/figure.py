@@ -1,7 +1,5 @@
 """F8 (Jacot2023a, appendix D.1): Jacobians of kernel ridge regression have full rank, those of the network rank k."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

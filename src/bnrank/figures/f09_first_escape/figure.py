@@ -1,7 +1,5 @@
 """F9 (Bantzis2025, Figures 1 and 3): handwritten digits from small weights, past the first and the second saddle."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

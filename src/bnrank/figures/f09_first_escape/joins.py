@@ -1,7 +1,5 @@
 """Part of F9: the duration of a saddle with one neuron per layer, against the scale of the small weights."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The computation of F9L: an exact reduction of the data, the closed law of each mode, the flow of linear networks."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -9,8 +9,6 @@ balanced weights that share the singular vectors of S every mode a_k of A evolve
 The images enter through ten class means only, so the gradient over all of them costs as much as over ten samples.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

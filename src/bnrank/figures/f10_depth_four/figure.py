@@ -1,7 +1,5 @@
 """F10 (Bantzis2025, Figure 4): the same as F9 at depth 4, where plateaus are less distinct."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """F11 (Bantzis2025, Figures 2 and 6): how often projected descent finds the fast escape direction, against width."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """F12 (Bantzis2025, Figure 5): the speed of a chain of single neurons against its direction, on T40's data."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The computation of F13: flows of networks with linear last layers, and steps of gradient descent."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The pictures of F13: ratios with their bounds, alignments, drift of conserved quantities, signs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ The source has no experiments. Networks of ReLU layers and then linear ones, fre
 the gradient flow of the logistic loss on separable data, while the norm of the weights grows like a power of log t.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pictures of F14: paths of kernels in the plane, how they move along depth, and what they cost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

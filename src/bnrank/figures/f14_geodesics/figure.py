@@ -6,8 +6,6 @@ move in the middle (T11), compared with the same networks before training; and E
 its norm tends to 3L (T31).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Claims: a measured number and what it has to be, with the expected text derived from the bound."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any

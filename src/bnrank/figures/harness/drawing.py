@@ -1,7 +1,5 @@
 """Axes, colors and legends that the pictures of several figures share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from matplotlib.axes import Axes

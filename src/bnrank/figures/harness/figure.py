@@ -1,7 +1,5 @@
 """Figures of the theory: settings at two scales, a computation, claims, pictures."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import time

@@ -1,7 +1,5 @@
 """The page of all figures that a folder holds: an overview, then per figure pictures, claims, how to run it."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """Ctrl-C while a figure is computed."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import socket

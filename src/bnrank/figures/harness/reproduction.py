@@ -1,7 +1,5 @@
 """Running figures one after another: stored outcomes are reused, and a failure does not stop the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

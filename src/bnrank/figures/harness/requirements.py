@@ -1,7 +1,5 @@
 """Requirements of a figure: memory and data sets."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping

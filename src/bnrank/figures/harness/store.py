@@ -11,8 +11,6 @@ claims.json             written last: an outcome is complete if, and only if, th
 Other files in the folder do not belong to the figure, and are not removed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

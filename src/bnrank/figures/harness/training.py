@@ -1,7 +1,5 @@
 """Networks of one width, trained and stored as the figures do it, and their errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

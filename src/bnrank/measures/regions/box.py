@@ -1,7 +1,5 @@
 """All regions of a network in a box."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

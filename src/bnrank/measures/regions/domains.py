@@ -1,7 +1,5 @@
 """Exact linear regions of a network along lines and in planes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pieces of the input space on which a network is affine, and its Jacobians and affine maps there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast

@@ -1,7 +1,5 @@
 """Arguments of the constructions: chains brought to one form, slopes, arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

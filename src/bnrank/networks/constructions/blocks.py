@@ -1,7 +1,5 @@
 """Identity blocks, composition, parallel sums and the network of a factorization through a bottleneck."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Deeper networks of the same function, or with the same speed of escape from the origin."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A function whose near-optimal hidden representations diverge with depth."""
 
-from __future__ import annotations
-
 import math
 
 import torch

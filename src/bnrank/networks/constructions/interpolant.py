@@ -1,7 +1,5 @@
 """Networks of bottleneck rank 1 through any points."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

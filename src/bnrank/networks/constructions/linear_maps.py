@@ -1,7 +1,5 @@
 """Linear maps: linear and diagonal networks of least norm, and ReLU networks on completely positive domains."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Piecewise linear functions as networks: maxima of affine maps, the cross, and ReLU networks at other slopes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

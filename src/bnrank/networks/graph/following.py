@@ -1,7 +1,5 @@
 """A module run on two samples with every operation of torch intercepted, read and verified."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """What the operations of torch are to the theory: linear maps, convolutions, activations, sums, reorderings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Operations that only put entries in another order, found by running them on numbered entries."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """From a module to its computation graph."""
 
-from __future__ import annotations
-
 import inspect
 import random
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """What a page draws: charts, the controls that change them, and the colors and axes they share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Charts of what discovery found: a fit, a compression, symmetries."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

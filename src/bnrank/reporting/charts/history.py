@@ -1,7 +1,5 @@
 """Charts of a training history: curves, spectra at a step, ranks over training, one layer over training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parts of charts: rounded values, colors, axes, lines, dots and heat maps."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

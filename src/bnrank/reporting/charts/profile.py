@@ -1,7 +1,5 @@
 """Charts of a profile: spectra per layer, nonlinearity, frequencies, the Jacobian."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

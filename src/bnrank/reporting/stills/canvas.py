@@ -1,7 +1,5 @@
 """What the plots share: colors of singular values, checks of the Datasets they draw."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

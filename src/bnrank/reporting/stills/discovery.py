@@ -1,7 +1,5 @@
 """A still picture of what a fit found: held-out loss, coordinates colored by an output, sensitivities."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Still picture of circular convolutions frequency by frequency (F6)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

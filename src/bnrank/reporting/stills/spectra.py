@@ -1,7 +1,5 @@
 """Still pictures of spectra per layer, and of the norm against depth (F1, F4)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

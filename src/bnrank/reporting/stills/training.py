@@ -1,7 +1,5 @@
 """Still pictures of a training, over its steps: loss, plateaus, spectra (F9, F10)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

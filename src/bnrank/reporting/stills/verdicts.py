@@ -1,7 +1,5 @@
 """The tightness of inequalities as a still picture."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lower bounds on the representation cost, each with the points that certify it (T4, T7, T10)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Self
 

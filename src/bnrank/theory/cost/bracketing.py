@@ -1,7 +1,5 @@
 """A bracket of the representation cost, with a certificate for either end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The representation cost of linear and diagonal linear networks, in closed form (T2, T3)."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The expansion of the norm in the depth, fitted to measured norms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The bound on the parameter norm from the Jacobians at two points (T10)."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn

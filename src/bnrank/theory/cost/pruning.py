@@ -1,7 +1,5 @@
 """Removal of superfluous neurons: dead, constant, or parallel to others."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

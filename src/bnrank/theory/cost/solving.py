@@ -1,7 +1,5 @@
 """Networks of small norm that interpolate data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

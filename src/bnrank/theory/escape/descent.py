@@ -1,7 +1,5 @@
 """Projected steps on a product of spheres for many networks at once."""
 
-from __future__ import annotations
-
 import numpy as np
 
 Array = np.ndarray

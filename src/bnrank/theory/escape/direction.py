@@ -1,7 +1,5 @@
 """An escape direction, its speed, and how far its layers are from rank one and from linear."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

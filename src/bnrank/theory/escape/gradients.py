@@ -1,7 +1,5 @@
 """Gradients of a loss with respect to the outputs of a network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

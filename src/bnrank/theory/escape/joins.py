@@ -1,7 +1,5 @@
 """The rate at which new neurons join the chain at a saddle, and the predicted time of the exit (T41)."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

@@ -12,8 +12,6 @@ At depth 2 that is exponential growth; deeper, the norm is infinite after the fi
 The law holds while the outputs are small; long before T the higher terms of the loss matter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ norm 1: this gives the largest speed of any network with these ratios on the sph
 overflows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The fastest escape with one neuron per layer: max over unit v of ||G^T sigma(X v)|| (T38 to T41)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

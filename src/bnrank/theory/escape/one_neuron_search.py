@@ -1,7 +1,5 @@
 """One neuron as a function of its incoming weights, and directions of large speed for it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

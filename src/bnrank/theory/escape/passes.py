@@ -1,7 +1,5 @@
 """One pass through a bias-free network at a point: loss gradients at preactivations, one-sided where these are zero."""
 
-from __future__ import annotations
-
 import math
 
 import torch

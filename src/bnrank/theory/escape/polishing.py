@@ -1,7 +1,5 @@
 """Newton's method for an escape direction whose kinks are known."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The arguments of this package: data, loss gradients at zero output, bias-free networks."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

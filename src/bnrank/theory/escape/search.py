@@ -1,7 +1,5 @@
 """The search for optimal escape directions from many starts at once."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Hooks in a torch optimizer, and a callback of PyTorch Lightning, that record the rows of a monitor."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import warnings

@@ -7,8 +7,6 @@ outside the theory) is free: scaling it by a positive number, what writes it by 
 inverse leaves the function as it is. Classes that sit alike in the network may also be mixed with each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A conserved quantity: a quadratic form in the parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The drift of conserved quantities, and its split into what step size and weight decay explain (T49)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

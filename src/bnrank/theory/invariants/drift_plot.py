@@ -1,7 +1,5 @@
 """Drifts of conserved quantities over time, what explains them, and the linear tail."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

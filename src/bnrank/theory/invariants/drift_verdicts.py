@@ -1,7 +1,5 @@
 """Verdicts on T44 to T46 and T48 along training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The entries of all values inside a network: ties, operations on them, and which are fixed."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Every conserved quantity of T44 to T46 that an architecture has."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The last linear layers of a network, and their low rank by the conserved quantities (T48)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Pairs of neurons: conserved where they are active on the same samples, at the rate of T47 where they are not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

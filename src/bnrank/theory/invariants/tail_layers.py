@@ -1,7 +1,5 @@
 """The layers of a linear tail: tensors flattened in two ways, and where in a layer graph the tail begins."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """The rows that a monitor records of one network, as a dataset and as a table."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

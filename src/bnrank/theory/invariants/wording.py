@@ -1,7 +1,5 @@
 """Names of conserved quantities, and the reasons for their conservation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Statements about convolutional layers (T28)."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

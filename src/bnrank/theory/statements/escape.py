@@ -1,7 +1,5 @@
 """Statements about how a bias-free ReLU network leaves the saddle at the origin (T36, T38, T39)."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Statements about fits of rank one: their cost, tours and stability (T12, T13, T15, T17b, T26)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Statements about quantities that gradient flow conserves, for modules with a computation graph (T42, T44-T49)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

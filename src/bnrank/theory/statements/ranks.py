@@ -1,7 +1,5 @@
 """Statements about the ranks of the network function (T5, T6, T18)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

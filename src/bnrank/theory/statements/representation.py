@@ -1,7 +1,5 @@
 """Statements about the representation cost (T1 to T4, T7, T8, T10, T14, T17b)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The samples that statements are checked on, and their Jacobians less rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

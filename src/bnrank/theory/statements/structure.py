@@ -1,7 +1,5 @@
 """Statements about the structure inside a deep network and its kernel (T11, T21 to T25)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Statements about data and functions of low dimension: domains, kernels, symmetries (T9, T16, T17)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The loop: skip the plateau around the origin, hand over, follow the true flow; record, stop, save."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time as clock

@@ -1,7 +1,5 @@
 """Vector fields of the flow: the cost and its gradient, the true flow, the flow of L0, and how long L0 is valid."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Gradient flow."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """One step at a time: explicit embedded methods, Euler, and SciPy's implicit ones."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass
