@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from bnrank._core import validation
+
 PARTIAL = ".partial"  # suffix of folders with unfinished files
 
 
@@ -62,12 +64,9 @@ def checked_path(path: str | os.PathLike[str], name: str, suffix: str | None = N
         If it has another ending, is a folder, or lies in a folder that does not exist.
     """
     path = Path(path)
-    if suffix and path.suffix != suffix:
-        raise ValueError(f"{name}: got {path.name!r}, expected a name ending in {suffix}")
-    if path.is_dir():
-        raise ValueError(f"{name}: got {str(path)!r}, which is a folder, expected a file name")
-    if not path.parent.is_dir():
-        raise ValueError(f"{name}: got {str(path)!r}, expected a path in a folder that exists")
+    validation.expect(not (suffix and path.suffix != suffix), name, f"{path.name!r}", f"a name ending in {suffix}")
+    validation.expect(not path.is_dir(), name, f"{str(path)!r}, which is a folder", "a file name")
+    validation.expect(path.parent.is_dir(), name, f"{str(path)!r}", "a path in a folder that exists")
     return path
 
 

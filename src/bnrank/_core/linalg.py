@@ -83,8 +83,7 @@ def log_pseudo_determinant(values: Values, rank: int | None = None, rtol: float 
     values = _checked(values)
     if rank is not None:
         rank = validation.integer(rank, "rank", 0)
-        if rank > values.shape[-1]:
-            raise ValueError(f"rank: got {rank}, expected at most min(d_in, d_out) = {values.shape[-1]}")
+        validation.expect(rank <= values.shape[-1], "rank", f"{rank}", f"at most min(d_in, d_out) = {values.shape[-1]}")
         return values[..., :rank].log().sum(-1)
     return torch.where(_counts(values, rtol), values, 1.0).log().sum(-1)
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bnrank._core import validation
 from bnrank._core.files import atomic_path, checked_path
 from bnrank._version import __version__
 
@@ -128,8 +129,7 @@ def read(path: str | os.PathLike[str], *, name: str = "path") -> Stored:
         If the file is missing, damaged or a pickle.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{name}: got {str(path)!r}, expected a file that exists")
+    validation.expect(path.is_file(), name, f"{str(path)!r}", "a file that exists")
     _refuse_pickle(path, name)
     try:
         with safetensors.safe_open(path, framework="pt") as file:

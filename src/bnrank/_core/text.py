@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bnrank._core import validation
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -57,8 +59,7 @@ def grid(
     present = list(dict.fromkeys(key for row in rows for key in row))
     headings = {key: key for key in present} if columns is None else dict(_pairs(columns))
     for key in headings:
-        if rows and key not in present:
-            raise ValueError(f"columns: got {key!r}, expected some of {present}")
+        validation.expect(not (rows and key not in present), "columns", f"{key!r}", f"some of {present}")
     return list(headings.values()), [[cell(row.get(key)) for key in headings] for row in rows]
 
 

@@ -22,6 +22,17 @@ def describe(value: object) -> str:
     return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
 
 
+def expect(
+    condition: object, name: object, got: object, expected: str, error: type[ValueError | TypeError] = ValueError
+) -> None:
+    """Raise ``error`` with the text ``"name: got ..., expected ..."`` unless the condition holds.
+
+    ``got`` is a text, or a value for :func:`describe`.
+    """
+    if not condition:
+        raise error(f"{name}: got {got if isinstance(got, str) else describe(got)}, expected {expected}")
+
+
 def suggest(value: object, options: Iterable[str]) -> str:
     """Return ``"; did you mean 'adam'?"`` for the nearest option, or an empty string."""
     known = {str(option).lower(): str(option) for option in options}

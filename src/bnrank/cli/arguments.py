@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 import bnrank
+from bnrank._core import validation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,13 +63,11 @@ class ModelFiles:
             raise ValueError(
                 f"weights: got {str(self.weights)!r} with {model!r}, expected weights only with file.py:function"
             )
-        if Path(model).suffix == ".py":
-            raise ValueError(f"model: got {model!r} without :function, expected {model}:NAME")
+        validation.expect(Path(model).suffix != ".py", "model", f"{model!r} without :function", f"{model}:NAME")
         found = bnrank.load(model, slope=self.slope)
         if isinstance(found, bnrank.Run):
             return found.network(self.member), found.settings.ridge[self.member]
-        if self.member:
-            raise ValueError(f"member: got {self.member} with {model!r}, expected it only with a training run")
+        validation.expect(not self.member, "member", f"{self.member} with {model!r}", "it only with a training run")
         return found, None
 
 

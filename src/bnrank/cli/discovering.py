@@ -134,8 +134,7 @@ def _fitted(estimator: Any, x: pd.DataFrame, y: pd.DataFrame | None) -> Any:
         assert y is not None
         if isinstance(estimator, bnrank.discovery.BottleneckRegressor):
             return estimator.fit(x, y)
-        if y.shape[1] > 1:
-            raise ValueError(f"targets: got {y.shape[1]} columns, expected one column of classes")
+        validation.expect(y.shape[1] <= 1, "targets", f"{y.shape[1]} columns", "one column of classes")
         column = y.iloc[:, 0]
         text = column.dtype.kind not in "biuf"
         return estimator.fit(x, column.to_numpy(dtype=np.str_ if text else None))

@@ -46,8 +46,7 @@ def plain_array(value: Any, name: str) -> Any:
     if bad:
         shown = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
         raise TypeError(f"{name}: got a {kind} with columns that are no numbers: {shown}")
-    if bool(columns.isna().any(axis=None)):
-        raise ValueError(f"{name}: got a {kind} with missing entries, expected numbers")
+    validation.expect(not bool(columns.isna().any(axis=None)), name, f"a {kind} with missing entries", "numbers")
     whole = all(types.is_integer_dtype(dtype) for dtype in kinds.values())
     return np.array(value.to_numpy(dtype=np.int64 if whole else np.float64))
 

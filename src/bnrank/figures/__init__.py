@@ -155,8 +155,7 @@ def listing(out: str | os.PathLike[str], scale: str = "quick", names: str | Sequ
 def _chosen(names: str | Sequence[str]) -> list[Figure]:
     """Return the figures of these names, without duplicates."""
     given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
-    if not given:
-        raise ValueError("names: got none, expected ids or names of figures, or all")
+    validation.expect(given, "names", "none", "ids or names of figures, or all")
     if not all(isinstance(name, str) for name in given):
         got = validation.describe(names)
         raise TypeError(f"names: got {got}, expected ids or names of figures, such as 'F1', or 'all'")

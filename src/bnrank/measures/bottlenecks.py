@@ -152,8 +152,7 @@ def ranks(
     array([ 1., nan])
     """
     array = _array(values)
-    if array.ndim < 2:
-        raise ValueError(f"values: got shape {array.shape}, expected (..., layer, index)")
+    validation.expect(array.ndim >= 2, "values", f"shape {array.shape}", "(..., layer, index)")
     out = np.full(array.shape[:-2], np.nan)
     for at in np.ndindex(out.shape):
         found = detect(array[at], atol=atol, near_one=near_one, min_layers=min_layers).rank
@@ -406,13 +405,11 @@ def _rows(values: Any) -> list[np.ndarray]:
         rows = [_array(row) for row in values]
     else:
         array = _array(values)
-        if array.ndim != 2:
-            raise ValueError(f"values: got shape {array.shape}, expected (layer, index)")
+        validation.expect(array.ndim == 2, "values", f"shape {array.shape}", "(layer, index)")
         rows = list(array)
     if not rows or any(row.ndim != 1 for row in rows):
         raise ValueError("values: expected (layer, index), at least one layer with a list of singular values each")
-    if any(bool((row < 0).any()) for row in rows):
-        raise ValueError("values: got negative entries, expected singular values")
+    validation.expect(not any(bool((row < 0).any()) for row in rows), "values", "negative entries", "singular values")
     return [np.sort(row[~np.isnan(row)])[::-1] for row in rows]
 
 

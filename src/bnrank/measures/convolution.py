@@ -69,19 +69,16 @@ def conv_singular_values(
             f"kernel: got {validation.describe(kernel)}, expected real (c_out, c_in, k), (..., k, k) or (..., k, k, k)"
         )
     kernel = kernel.to(torch.float64)
-    if not bool(torch.isfinite(kernel).all()):
-        raise ValueError("kernel: got NaN or infinite entries, expected finite ones")
+    validation.expect(bool(torch.isfinite(kernel).all()), "kernel", "NaN or infinite entries", "finite ones")
     d = kernel.ndim - 2
     n, s, dil = (
         _per_dimension(size, "size", d),
         _per_dimension(stride, "stride", d),
         _per_dimension(dilation, "dilation", d),
     )
-    if any(a % b for a, b in zip(n, s, strict=True)):
-        raise ValueError(f"size: got {n}, expected multiples of the stride {s}")
+    validation.expect(not any(a % b for a, b in zip(n, s, strict=True)), "size", f"{n}", f"multiples of the stride {s}")
     groups = validation.integer(groups, "groups")
-    if kernel.shape[0] % groups:
-        raise ValueError(f"groups: got {groups}, expected a divisor of c_out = {kernel.shape[0]}")
+    validation.expect(not kernel.shape[0] % groups, "groups", f"{groups}", f"a divisor of c_out = {kernel.shape[0]}")
     blocks = [_block_values(block, n, s, dil) for block in kernel.chunk(groups)]
     return torch.cat(blocks, -1).sort(-1, descending=True).values
 
@@ -203,7 +200,6 @@ def _transfer(kernel: Tensor, frequencies: Tensor, n: list[int], dilation: list[
 
 def _per_dimension(value: Any, name: str, d: int) -> list[int]:
     if isinstance(value, Sequence) and not isinstance(value, str):
-        if len(value) != d:
-            raise ValueError(f"{name}: got {list(value)}, expected one integer or {d}")
+        validation.expect(len(value) == d, name, f"{list(value)}", f"one integer or {d}")
         return [validation.integer(v, f"{name}[{i}]") for i, v in enumerate(value)]
     return [validation.integer(value, name)] * d

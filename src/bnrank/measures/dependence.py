@@ -178,11 +178,9 @@ def _folds(groups: object, n: int, folds: int, seed: int) -> NDArray[np.int64]:
     if groups is None:
         groups = np.arange(n)
     labels = np.asarray(groups)
-    if labels.shape != (n,):
-        raise ValueError(f"groups: got shape {labels.shape}, expected ({n},), one per sample")
+    validation.expect(labels.shape == (n,), "groups", f"shape {labels.shape}", f"({n},), one per sample")
     known, group = np.unique(labels, return_inverse=True)
-    if len(known) < 2:
-        raise ValueError("groups: got one group, expected two at least")
+    validation.expect(len(known) >= 2, "groups", "one group", "two at least")
     order = np.random.default_rng(validation.integer(seed, "seed", 0)).permutation(len(known))
     return (order % min(folds, len(known)))[group]
 
@@ -190,8 +188,7 @@ def _folds(groups: object, n: int, folds: int, seed: int) -> NDArray[np.int64]:
 def _whitened(x: Array, eps: float) -> Array:
     """Return x in coordinates of mean 0 and variance 1, without directions that do not vary."""
     white = _whitening(x, np.linalg.norm(x, axis=0), eps)
-    if not white.size:
-        raise ValueError("x: got the same point in all samples, expected points that differ")
+    validation.expect(white.size, "x", "the same point in all samples", "points that differ")
     return np.asarray((x - x.mean(0)) @ white)
 
 

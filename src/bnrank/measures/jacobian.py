@@ -391,8 +391,7 @@ def _orthonormal(tangent: object, n: int, d_in: int) -> Tensor:
             f"1 <= m <= {d_in}"
         )
     basis = tangent.detach().double()
-    if not bool(torch.isfinite(basis).all()):
-        raise ValueError("tangent: got NaN or infinite entries, expected finite ones")
+    validation.expect(bool(torch.isfinite(basis).all()), "tangent", "NaN or infinite entries", "finite ones")
     largest = basis.abs().amax(-2, keepdim=True)
     basis = basis / torch.where(largest > 0, largest, 1.0)  # so that no square under- or overflows
     lengths = torch.linalg.vector_norm(basis, dim=-2, keepdim=True)

@@ -254,8 +254,7 @@ def mixed_derivative_norm(
     tensor([48.], dtype=torch.float64)
     """
     net, x = _checked(net, x, chunk_size)
-    if not x.is_floating_point():
-        raise TypeError(f"x: got dtype {x.dtype}, expected floating point to differentiate by")
+    validation.expect(x.is_floating_point(), "x", f"dtype {x.dtype}", "floating point to differentiate by", TypeError)
     rtol = validation.rtol(rtol)
     seed = validation.integer(seed, "seed", 0)
     if is_plain_mlp(net):

@@ -49,8 +49,7 @@ def rotations(v: Tensor | np.ndarray, axis: Tensor | np.ndarray, count: int = 32
     """
     v = validation.samples(v, "v")
     count, seed = validation.integer(count, "count"), validation.integer(seed, "seed", 0)
-    if v.shape[1] < 2:
-        raise ValueError(f"v: got shape {tuple(v.shape)}, expected (m, d) with d of at least 2")
+    validation.expect(v.shape[1] >= 2, "v", f"shape {tuple(v.shape)}", "(m, d) with d of at least 2")
     w = _direction(axis, v.shape[1]).to(v.device)
     z = v.double()
     along = (z @ w)[:, None] * w
@@ -151,8 +150,7 @@ def collapse_by_layer(net: nn.Module, points: Tensor | np.ndarray, chunk_size: i
 def _direction(axis: object, d: int) -> Tensor:
     """Return the unit vector along an axis."""
     direction = validation.real(axis, "axis", "a tensor or array of real numbers").double()
-    if tuple(direction.shape) != (d,) or not bool(direction.any()):
-        raise ValueError(f"axis: got {validation.describe(axis)}, expected ({d},), not 0")
+    validation.expect(tuple(direction.shape) == (d,) and bool(direction.any()), "axis", axis, f"({d},), not 0")
     direction = direction / direction.abs().max()  # whose norm neither overflows nor is 0
     unit: Tensor = direction / torch.linalg.vector_norm(direction)
     return unit

@@ -183,8 +183,7 @@ def _rows(value: object, name: str) -> Array:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name}: got {validation.describe(value)}, expected numbers, shape (T,)") from error
-    if array.ndim != 1 or not array.size:
-        raise ValueError(f"{name}: got {validation.describe(array)}, expected one number per row, shape (T,)")
+    validation.expect(array.ndim == 1 and array.size, name, array, "one number per row, shape (T,)")
     if not np.isfinite(array).all():
         row = int(np.argmin(np.isfinite(array)))
         raise ValueError(f"{name}: got {array[row]} in row {row}, expected finite numbers")
@@ -195,8 +194,7 @@ def _rows(value: object, name: str) -> Array:
 
 def _between(value: object, name: str, low: float, high: float) -> float:
     result = validation.number(value, name, low, strict=low == 0)
-    if result >= high:
-        raise ValueError(f"{name}: got {result:g}, expected a number below {high:g}")
+    validation.expect(result < high, name, f"{result:g}", f"a number below {high:g}")
     return result
 
 

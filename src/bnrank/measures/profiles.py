@@ -352,8 +352,7 @@ def _target(y: Tensor | np.ndarray, n: int, d_out: int) -> Tensor:
         raise TypeError(f"y: got {validation.describe(y)}, expected (N, d_out) floating point or (N,) class numbers")
     elif y.numel() and (int(y.min()) < 0 or int(y.max()) >= d_out):
         raise ValueError(f"y: got class numbers from {int(y.min())} to {int(y.max())}, expected 0 to {d_out - 1}")
-    if y.shape[0] != n:
-        raise ValueError(f"y: got {y.shape[0]} samples, expected {n} as in x")
+    validation.expect(y.shape[0] == n, "y", f"{y.shape[0]} samples", f"{n} as in x")
     return y
 
 

@@ -161,8 +161,7 @@ def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bure
     metric = validation.choice(metric, "metric", METRICS)
     rtol = validation.rtol(rtol)
     f, g = _factor(a, "a"), _factor(b, "b")
-    if len(f) != len(g):
-        raise ValueError(f"b: got {len(g)} samples, expected {len(f)}, as many as a has")
+    validation.expect(len(f) == len(g), "b", f"{len(g)} samples", f"{len(f)}, as many as a has")
     if metric == "bures":
         return _bures(f, g)
     if metric == "affine-invariant" or metric == "log-euclidean":
@@ -196,8 +195,7 @@ def distances(
     [0.0, 1.0, 3.0]
     """
     held = factors.factors if isinstance(factors, Kernels) else tuple(factors)
-    if not held:
-        raise ValueError("factors: got an empty sequence, expected at least one factor (N, n)")
+    validation.expect(held, "factors", "an empty sequence", "at least one factor (N, n)")
     found = np.zeros((len(held), len(held)))
     for i, j in itertools.combinations(range(len(held)), 2):
         found[i, j] = found[j, i] = distance(held[i], held[j], metric, rtol=rtol)
@@ -255,8 +253,7 @@ def layout(distances: np.ndarray, dims: int = 2) -> Layout:
         raise ValueError(f"distances: got {validation.describe(d)}, expected (K, K), finite and non-negative")
     if np.abs(d - d.T).max() > 1e-9 * d.max() or np.abs(np.diag(d)).max() > 1e-9 * d.max():
         raise ValueError("distances: got a matrix that is not symmetric with 0 on the diagonal")
-    if dims > len(d):
-        raise ValueError(f"dims: got {dims}, expected at most the number of points, {len(d)}")
+    validation.expect(dims <= len(d), "dims", f"{dims}", f"at most the number of points, {len(d)}")
     centering = np.eye(len(d)) - 1 / len(d)
     values, vectors = np.linalg.eigh(-0.5 * centering @ d**2 @ centering)
     values, vectors = values[::-1], vectors[:, ::-1]
@@ -291,8 +288,7 @@ def _angle(f: Tensor, g: Tensor) -> float:
     one, other = f @ f.T, g @ g.T
     sizes = float(one.norm()), float(other.norm())
     for name, size in zip("ab", sizes, strict=True):
-        if size == 0:
-            raise ValueError(f"{name}: got a kernel that is 0, expected one that has an angle with others")
+        validation.expect(size != 0, name, "a kernel that is 0", "one that has an angle with others")
     one, other = one / sizes[0], other / sizes[1]
     return 2 * math.atan2(float((one - other).norm()), float((one + other).norm()))  # arccos is blind to small angles
 

@@ -80,8 +80,7 @@ class Spectra(dict[str, Tensor]):
 def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
     """Return the singular values of (batches of) matrices in float64, descending; refuse NaN and infinity by name."""
     matrix = matrix.detach().to(torch.float64)
-    if not bool(torch.isfinite(matrix).all()):
-        raise ValueError(f"{name}: got NaN or infinite entries, expected finite ones")
+    validation.expect(bool(torch.isfinite(matrix).all()), name, "NaN or infinite entries", "finite ones")
     values: Tensor = torch.linalg.svdvals(matrix)
     return values
 

@@ -224,8 +224,7 @@ def _signs(networks: Sequence[Parameters], names: Sequence[str]) -> list[dict[st
 
 def _matched(networks: Sequence[Parameters], names: Sequence[str]) -> list[dict[str, Tensor]]:
     """Return every network's parameters, float64, in the order of the first one's."""
-    if len(networks) == 0:
-        raise ValueError("networks: got none, expected at least one")
+    validation.expect(len(networks) != 0, "networks", "none", "at least one")
     found = [_parameters(network, name) for network, name in zip(networks, names, strict=True)]
     shapes = {key: tuple(tensor.shape) for key, tensor in found[0].items()}
     for entry, name in zip(found[1:], names[1:], strict=True):
@@ -244,8 +243,7 @@ def _parameters(network: Parameters, name: str) -> dict[str, Tensor]:
     else:
         raise TypeError(f"{name}: got {validation.describe(network)}, expected a torch.nn.Module or named tensors")
     held = {key: tensor.detach().to("cpu", torch.float64) for key, tensor in named.items()}
-    if not any(tensor.numel() for tensor in held.values()):
-        raise ValueError(f"{name}: got no parameters, expected at least one")
+    validation.expect(any(tensor.numel() for tensor in held.values()), name, "no parameters", "at least one")
     bad = [key for key, tensor in held.items() if not bool(torch.isfinite(tensor).all())]
     if bad:
         raise ValueError(f"{name}: got NaN or infinite entries in {', '.join(bad[:5])}, expected finite parameters")
@@ -254,8 +252,7 @@ def _parameters(network: Parameters, name: str) -> dict[str, Tensor]:
 
 def _times(times: Sequence[float] | Array, count: int) -> Array:
     when = np.asarray(times, dtype=float)
-    if when.shape != (count,):
-        raise ValueError(f"times: got {validation.describe(when)}, expected one per network, ({count},)")
+    validation.expect(when.shape == (count,), "times", when, f"one per network, ({count},)")
     if np.isnan(when).any() or bool((np.diff(when) < 0).any()):
         raise ValueError("times: got NaN or a decrease, expected numbers in non-decreasing order")
     return when

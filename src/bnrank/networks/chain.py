@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bnrank._core import validation
 from bnrank.networks.functional import check_finite, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.networks.segments import parts_of
@@ -176,8 +177,7 @@ def _layers(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
                 f"net: got {name or kind} ({kind}), expected a bnrank.MLP or a Sequential of Linear, ReLU, LeakyReLU, "
                 "Identity and Dropout"
             )
-    if not layers:
-        raise TypeError(f"net: got {type(net).__name__} without a Linear, expected at least one")
+    validation.expect(layers, "net", f"{type(net).__name__} without a Linear", "at least one", TypeError)
     if slope is not None:
         raise TypeError("net: got an activation after the last Linear, expected the output to be linear")
     held = [p for layer in layers for p in layer.parameters()]

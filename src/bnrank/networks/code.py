@@ -60,8 +60,7 @@ def _find_function(spec: str) -> Callable[[], Any]:
             f"spec: got {validation.describe(spec)}, expected 'file.py:function' or 'package.module:function'"
         )
     source, colon, name = spec.rpartition(":")
-    if not colon or not source or not name:
-        raise ValueError(f"spec: got {spec!r}, expected 'file.py:function' or 'package.module:function'")
+    validation.expect(colon and source and name, "spec", f"{spec!r}", "'file.py:function' or 'package.module:function'")
     if source.endswith(".py") and not Path(source).is_file():
         raise ValueError(f"spec: got {spec!r}, expected a file that exists, {source} does not")
     try:

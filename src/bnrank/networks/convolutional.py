@@ -246,6 +246,5 @@ def _sizes(shape: Sequence[int], channels: Sequence[int]) -> tuple[list[int], li
     shape, channels = validation.integers(shape, "shape"), validation.integers(channels, "channels")
     if len(shape) not in (2, 3):
         raise ValueError(f"shape: got {tuple(shape)}, expected (channels, length) or (channels, height, width)")
-    if not channels:
-        raise ValueError("channels: got none, expected one number per convolution")
+    validation.expect(channels, "channels", "none", "one number per convolution")
     return shape, channels

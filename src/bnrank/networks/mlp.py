@@ -68,8 +68,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         self.widths = validation.integers(widths, "widths")
-        if len(self.widths) < 2:
-            raise ValueError(f"widths: got {self.widths}, expected at least two, [d_in, ..., d_out]")
+        validation.expect(len(self.widths) >= 2, "widths", f"{self.widths}", "at least two, [d_in, ..., d_out]")
         self.slope = validation.slope(slope)
         self.bias = bool(bias)
         self.init = validation.init(init)

@@ -298,6 +298,5 @@ def _require(dataset: xr.Dataset, name: str, dims: tuple[str, ...]) -> None:
 
 
 def _some(sections: list[Section]) -> list[Section]:
-    if not sections:
-        raise ValueError("source: got nothing to show, expected at least one section")
+    validation.expect(sections, "source", "nothing to show", "at least one section")
     return sections

@@ -155,11 +155,9 @@ def polyline(g: ShallowReLU, lower: float, upper: float) -> Tensor:
     """
     if not isinstance(g, ShallowReLU):
         raise TypeError(f"g: got {validation.describe(g)}, expected a bnrank.tasks.ShallowReLU")
-    if g.w1.shape[1] != 1:
-        raise ValueError(f"g: got a function of {g.w1.shape[1]} latents, expected one")
+    validation.expect(g.w1.shape[1] == 1, "g", f"a function of {g.w1.shape[1]} latents", "one")
     lower, upper = validation.number(lower, "lower"), validation.number(upper, "upper")
-    if lower >= upper:
-        raise ValueError(f"lower, upper: got {lower:g} and {upper:g}, expected the first below the second")
+    validation.expect(lower < upper, "lower, upper", f"{lower:g} and {upper:g}", "the first below the second")
     w, b = g.w1.double().flatten(), g.b1.double()
     corners = -b[w != 0] / w[w != 0]
     corners = torch.unique(corners[(corners > lower) & (corners < upper)])  # sorted

@@ -143,8 +143,7 @@ def falling_ball(
     n, n_test = validation.integer(n, "n"), validation.integer(n_test, "n_test", 0)
     size, frames = validation.integer(size, "size", 2), validation.integer(frames, "frames")
     d = validation.integer(dimensions, "dimensions")
-    if d > 2:
-        raise ValueError(f"dimensions: got {d}, expected 1 or 2")
+    validation.expect(d <= 2, "dimensions", f"{d}", "1 or 2")
     gravity = validation.number(gravity, "gravity")
     speed = size / 2 if speed is None else validation.number(speed, "speed", 0.0)
     width = validation.number(width, "width", 0.0, strict=True)

@@ -81,8 +81,7 @@ def mnist(
         parse_idx(paths[name], IMAGES if "images" in name else LABELS) for name in REGISTRY
     )
     for kind, a, b in (("train", images, labels), ("t10k", images_test, labels_test)):
-        if len(a) != len(b):
-            raise ValueError(f"{kind}: got {len(a)} images and {len(b)} labels, expected as many of both")
+        validation.expect(len(a) == len(b), kind, f"{len(a)} images and {len(b)} labels", "as many of both")
     pools = (images.reshape(len(images), -1), labels, images_test.reshape(len(images_test), -1), labels_test)
     return _task(pools, n, n_test, seed, 255, standardize, "mnist", settings)
 
@@ -193,8 +192,7 @@ def two_digits(
     ('logistic', torch.Size([100, 1]), [-1.0, 1.0])
     """
     a, b = validation.integer(a, "a", 0), validation.integer(b, "b", 0)
-    if a == b or max(a, b) > 9:
-        raise ValueError(f"a, b: got {a} and {b}, expected two different digits, 0 to 9")
+    validation.expect(a != b and max(a, b) <= 9, "a, b", f"{a} and {b}", "two different digits, 0 to 9")
     whole = handwritten_digits(seed=seed, n_test=0 if images_test == 0 else None)
     train, test = streams(seed, 2)
 
@@ -248,10 +246,8 @@ def parse_idx(path: str | Path, magic: int) -> np.ndarray:
         raise ValueError(f"{path}: got a damaged or truncated file ({error}), expected whole gzip data") from error
     header = 4 + 4 * (magic % 256)
     found = int.from_bytes(data[:4], "big")
-    if found != magic:
-        raise ValueError(f"{path}: got magic number {found}, expected {magic}")
-    if len(data) < header:
-        raise ValueError(f"{path}: got {len(data)} bytes, expected at least the {header} bytes of the header")
+    validation.expect(found == magic, path, f"magic number {found}", f"{magic}")
+    validation.expect(len(data) >= header, path, f"{len(data)} bytes", f"at least the {header} bytes of the header")
     shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, header, 4))
     if len(data) - header != int(np.prod(shape, dtype=object)):
         raise ValueError(
@@ -275,8 +271,7 @@ def _find_files(download: bool) -> dict[str, Path]:
             missing.append(name)
             continue
         found = hashlib.sha256(path.read_bytes()).hexdigest()
-        if found != expected:
-            raise ValueError(f"{path}: got SHA256 {found}, expected {expected}; delete the file or replace it")
+        validation.expect(found == expected, path, f"SHA256 {found}", f"{expected}; delete the file or replace it")
         paths[name] = path
     failures: list[str] = []
     while download and missing and not failures:

@@ -198,8 +198,7 @@ def torus_map(
         raise TypeError(f"alphas: got {validation.describe(alphas)}, expected a sequence of numbers > 0")
     decays = [validation.number(alpha, f"alphas[{i}]", 0.0, strict=True) for i, alpha in enumerate(alphas)]
     if cutoff is None:
-        if d not in CUTOFFS:
-            raise ValueError(f"cutoff: got None, expected an integer for d = {d}; there are defaults for d = 1 to 4")
+        validation.expect(d in CUTOFFS, "cutoff", "None", f"an integer for d = {d}; there are defaults for d = 1 to 4")
         cutoff = CUTOFFS[d]
     cutoff = validation.integer(cutoff, "cutoff")
     for_phases, train, test = streams(seed, 3)

@@ -47,8 +47,7 @@ class ShallowReLU:
     def __call__(self, z: Tensor) -> Tensor:
         """Return the values, shape (..., d), at z of shape (..., latent) with latent >= k."""
         k = self.w1.shape[1]
-        if z.shape[-1] < k:
-            raise ValueError(f"z: got shape {tuple(z.shape)}, expected (..., latent) with latent >= {k}")
+        validation.expect(z.shape[-1] >= k, "z", f"shape {tuple(z.shape)}", f"(..., latent) with latent >= {k}")
         hidden = torch.relu(z[..., :k].to(self.w1.dtype) @ self.w1.T + self.b1)
         return (hidden @ self.w2.T).to(z.dtype)
 
@@ -250,8 +249,7 @@ def composition(
 def _at_most(value: int, name: str, **limits: int) -> int:
     value = validation.integer(value, name)
     for limit_name, limit in limits.items():
-        if value > limit:
-            raise ValueError(f"{name}: got {value}, expected at most {limit_name} = {limit}")
+        validation.expect(value <= limit, name, f"{value}", f"at most {limit_name} = {limit}")
     return value
 
 

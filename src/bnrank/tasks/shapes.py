@@ -191,8 +191,7 @@ def circle(points: int = 8, dtype: torch.dtype = torch.float32) -> Task:
     [[0, 1], [1, 0], [0, -1], [-1, 0]]
     """
     points = validation.integer(points, "points", 2)
-    if points % 2:
-        raise ValueError(f"points: got {points}, expected an even number: the signs alternate around the circle")
+    validation.expect(not points % 2, "points", f"{points}", "an even number: the signs alternate around the circle")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise TypeError(f"dtype: got {dtype!r}, expected a floating-point torch.dtype")
     x = torch.tensor([_circle_point(j, points) for j in range(points)], dtype=torch.float64).to(dtype)

@@ -233,8 +233,7 @@ def _read_npz(path: Path, outputs: bool) -> dict[str, np.ndarray]:
                 raise TypeError(f"{name}: got dtype {arrays[name].dtype} in {path.name}, expected real numbers")
             if arrays[name].dtype.kind == "S":
                 arrays[name] = arrays[name].astype(np.str_)
-            if arrays[name].ndim == 0:
-                raise ValueError(f"{name}: got one number in {path.name}, expected one row per sample")
+            validation.expect(arrays[name].ndim != 0, name, f"one number in {path.name}", "one row per sample")
     return arrays
 
 
@@ -265,8 +264,7 @@ def _read_csv(path: Path, targets: list[str], ignore: list[str], outputs: bool) 
     if len({*targets, *ignore}) < len(targets) + len(ignore):
         raise ValueError(f"targets, ignore: got {_shown([*targets, *ignore])}, expected each column once")
     columns = [name for name in header if name not in {*targets, *ignore}]
-    if not columns:
-        raise ValueError(f"targets: got every column of {path.name}, expected at least one to be left for x")
+    validation.expect(columns, "targets", f"every column of {path.name}", "at least one to be left for x")
     frame = pd.read_csv(
         path,
         encoding="utf-8-sig",

@@ -189,8 +189,7 @@ def signs(y: object, name: str) -> Tensor:
     if not isinstance(y, Tensor | np.ndarray) or (isinstance(y, np.ndarray) and y.dtype.kind not in "iuf"):
         raise TypeError(f"{name}: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray of -1 and +1")
     labels = torch.as_tensor(y)
-    if labels.dtype == torch.bool or labels.is_complex():
-        raise TypeError(f"{name}: got {validation.describe(y)}, expected numbers -1 and +1")
+    validation.expect(not (labels.dtype == torch.bool or labels.is_complex()), name, y, "numbers -1 and +1", TypeError)
     if labels.numel() == 0 or tuple(labels.shape[1:]) not in ((), (1,)) or labels.ndim == 0:
         raise ValueError(
             f"{name}: got shape {tuple(labels.shape)}, expected labels (N,) or (N, 1) for 'logistic', whose "
@@ -208,6 +207,5 @@ def _labels(y: Tensor, name: str) -> Tensor:
     y = torch.as_tensor(y)
     if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
         raise TypeError(f"{name}: got {validation.describe(y)}, expected class numbers, integers of shape (N,)")
-    if y.numel() == 0:
-        raise ValueError(f"{name}: got an empty array, expected class numbers, integers of shape (N,)")
+    validation.expect(y.numel() != 0, name, "an empty array", "class numbers, integers of shape (N,)")
     return y.long()

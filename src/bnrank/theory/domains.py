@@ -166,11 +166,9 @@ def tangent_bound(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
     0.693147
     """
     first, second = (validation.samples(v, n).detach().double().cpu().numpy() for v, n in ((a, "a"), (b, "b")))
-    if first.shape != second.shape:
-        raise ValueError(f"b: got shape {second.shape}, expected that of a, {first.shape}")
+    validation.expect(first.shape == second.shape, "b", f"shape {second.shape}", f"that of a, {first.shape}")
     for name, basis in (("a", first), ("b", second)):
-        if np.linalg.matrix_rank(basis) < basis.shape[1]:
-            raise ValueError(f"{name}: got dependent columns, expected a basis")
+        validation.expect(np.linalg.matrix_rank(basis) >= basis.shape[1], name, "dependent columns", "a basis")
     return float(np.log1p(np.sin(subspace_angles(first, second))).sum())
 
 

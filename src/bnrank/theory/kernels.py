@@ -284,8 +284,7 @@ def select(
 def _pair(x: Tensor | np.ndarray, y: Tensor | np.ndarray) -> tuple[Array, Array]:
     inputs = validation.samples(x, "x", minimum=2).detach().double().cpu().numpy()
     outputs = validation.samples(y, "y").detach().double().cpu().numpy()
-    if len(inputs) != len(outputs):
-        raise ValueError(f"y: got {len(outputs)} samples, expected as many as x has, {len(inputs)}")
+    validation.expect(len(inputs) == len(outputs), "y", f"{len(outputs)} samples", f"as many as x has, {len(inputs)}")
     return inputs, outputs
 
 

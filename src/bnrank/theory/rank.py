@@ -184,8 +184,7 @@ def bracket(
     net = unwrap(net)
     check_finite(net)
     x = example(net, x).detach().clone()  # the module may work in place
-    if not x.is_floating_point():
-        raise TypeError(f"x: got dtype {x.dtype}, expected floating point to differentiate by")
+    validation.expect(x.is_floating_point(), "x", f"dtype {x.dtype}", "floating point to differentiate by", TypeError)
     rtol = validation.rtol(rtol)
     validation.choice(domain, "domain", ("data", "everywhere"))
     segments = validation.integer(segments, "segments", 0)
@@ -317,6 +316,5 @@ def _pairs(x: Tensor, segments: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     first, second = torch.randint(len(x), (2, segments), generator=generator).to(x.device)
     kept = (x[first] != x[second]).any(1)
-    if not bool(kept.any()):
-        raise ValueError(f"segments: got {segments} on {len(x)} sample(s), expected samples that differ")
+    validation.expect(bool(kept.any()), "segments", f"{segments} on {len(x)} sample(s)", "samples that differ")
     return x[first[kept]], x[second[kept]]

@@ -254,8 +254,7 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
         if one:
             layers.append(number)
             norms.append(float(s[0]) or math.inf)
-    if not layers:
-        raise ValueError("net: got no weight of rank one, expected at least one layer with s_2 <= rtol s_1")
+    validation.expect(layers, "net", "no weight of rank one", "at least one layer with s_2 <= rtol s_1")
     network = from_layers(weights, [b.detach() for b in chain.biases], chain.slope).to(samples.device)
     with torch.no_grad():
         outputs, error = network(samples), output_error(network, samples)

@@ -273,8 +273,7 @@ def activation_bound(net: nn.Module, x: Any, rank: int | None = None, rtol: floa
     """
     facts = _facts(net, _point(x), rtol)
     k = _rank(rank, facts, 0)
-    if k == 0:
-        raise ValueError("x: got a point where Jf(x) = 0, expected one where the rank is at least 1")
+    validation.expect(k != 0, "x", "a point where Jf(x) = 0", "one where the rank is at least 1")
     return activation_bound_at(facts, 0, k)
 
 
@@ -319,8 +318,7 @@ def preactivation_bound(net: nn.Module, x: Any, rank: int | None = None, rtol: f
     facts = _facts(net, x, rtol)
     rows = range(len(facts.x))
     k = min(_rank(rank, facts, row) for row in rows)
-    if k == 0:
-        raise ValueError("x: got a point where Jf(x) = 0, expected only points where the rank is at least 1")
+    validation.expect(k != 0, "x", "a point where Jf(x) = 0", "only points where the rank is at least 1")
     return preactivation_bound_at(facts, rows, k)
 
 
@@ -414,8 +412,7 @@ def _facts(net: nn.Module, x: Any, rtol: float) -> Facts:
 def _point(x: Any) -> Tensor:
     x = torch.as_tensor(x)
     x = validation.samples(x[None] if x.ndim == 1 else x, "x")
-    if len(x) != 1:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, expected one sample, (d_in,) or (1, d_in)")
+    validation.expect(len(x) == 1, "x", f"shape {tuple(x.shape)}", "one sample, (d_in,) or (1, d_in)")
     return x.detach().to(torch.float64)
 
 
@@ -435,6 +432,5 @@ def _at_most(values: Tensor, limit: float, size: float) -> tuple[int, ...]:
 
 def _fraction(p: float) -> float:
     p = validation.number(p, "p", 0.0, strict=True)
-    if p >= 1:
-        raise ValueError(f"p: got {p:g}, expected a number in (0, 1)")
+    validation.expect(p < 1, "p", f"{p:g}", "a number in (0, 1)")
     return p

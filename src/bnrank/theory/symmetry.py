@@ -180,8 +180,7 @@ def rank_bound(
     rtol = validation.rtol(rtol)
     invariance_rtol = validation.number(invariance_rtol, "invariance_rtol", 0.0)
     fields = _closed([_field(g, f"generators[{i}]", samples.shape[1]) for i, g in enumerate(generators)])
-    if not len(fields):
-        raise ValueError("generators: got none, or only zeros, expected at least one")
+    validation.expect(len(fields), "generators", "none, or only zeros", "at least one")
     fields = fields[:, :-1]
     extended = torch.cat([samples.cpu(), torch.ones(len(samples), 1, dtype=torch.float64)], 1)
     vectors = torch.einsum("mij,nj->nim", fields, extended)  # (N, d_in, m)
@@ -337,12 +336,10 @@ def classes_on_line(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-
             f"net: got s_2 / s_1 = {ratio:.3g} or more, in layer {layer}, expected a weight of rank one (s_2 <= "
             f"{rtol:g} s_1)"
         )
-    if chain.widths[-1] < 2:
-        raise ValueError("net: got 1 output, expected one per class, at least 2")
+    validation.expect(chain.widths[-1] >= 2, "net", "1 output", "one per class, at least 2")
     z, tail = rank_one_parts(chain, validation.samples(x, "x", ndim=None).flatten(1).double(), layer)
     lower, upper = float(z.min()), float(z.max())
-    if lower == upper:
-        raise ValueError(f"x: got samples with one and the same z = {lower:g}, expected a range")
+    validation.expect(lower != upper, "x", f"samples with one and the same z = {lower:g}", "a range")
     pieces = regions.along_line(tail, torch.tensor([lower]), torch.tensor([upper]))
     assert pieces.intervals is not None
     ends = lower + (upper - lower) * pieces.intervals

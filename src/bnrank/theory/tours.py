@@ -213,8 +213,7 @@ def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int, *, ato
     """
     depth = validation.integer(depth, "depth")
     inputs, outputs = validation.samples(x, "x"), validation.samples(y, "y")
-    if len(inputs) != len(outputs):
-        raise ValueError(f"y: got {len(outputs)} samples, expected as many as x has, {len(inputs)}")
+    validation.expect(len(inputs) == len(outputs), "y", f"{len(outputs)} samples", f"as many as x has, {len(inputs)}")
     path, width = shortest_path_bounds(outputs, atol=atol), diameter(inputs)
     if width == 0 and path.lower > 0:
         raise ValueError("y: got different outputs for one and the same input, expected a function of x")
@@ -259,8 +258,7 @@ def samples_for_rank(k: int, depth: int, constant: float, rate: float) -> float:
     """
     k, depth = validation.integer(k, "k", 2), validation.integer(depth, "depth")
     constant, rate = validation.number(constant, "constant"), validation.number(rate, "rate", 0.0, strict=True)
-    if k + constant / depth <= 0:
-        raise ValueError(f"constant: got {constant}, expected more than -k L = {-k * depth}")
+    validation.expect(k + constant / depth > 0, "constant", f"{constant}", f"more than -k L = {-k * depth}")
     power = math.log((k + constant / depth) / rate) * k * depth / (2 * k - 2)
     return linalg.exp(power)
 

@@ -170,8 +170,7 @@ def judge(sides: Sides) -> tuple[str, float, str]:
         if -slack <= sides.explained:
             return INCONCLUSIVE, slack, f"they differ by {-slack:.2g}, of which {sides.explained:.2g} are explained"
         return VIOLATED, slack, ""
-    if sides.relation != "<=":
-        raise ValueError(f"relation: got {sides.relation!r}, expected '<=' or '='")
+    validation.expect(sides.relation == "<=", "relation", f"{sides.relation!r}", "'<=' or '='")
     slack = 0.0 if left == right else right - left
     if slack >= -ROUNDING * size:
         return HOLDS, slack, ""

@@ -306,6 +306,5 @@ def _axis(values: Any, name: str, minimum: float) -> list[Any]:
         raise ValueError(f"{name}: got {validation.describe(values)}, expected a list of {kind}")
     check = validation.integer if integers else validation.number
     result = [check(value, f"{name}[{i}]", minimum) for i, value in enumerate(values)]  # type: ignore[arg-type]
-    if len(set(result)) != len(result):
-        raise ValueError(f"{name}: got {result}, expected every value once")
+    validation.expect(len(set(result)) == len(result), name, f"{result}", "every value once")
     return result

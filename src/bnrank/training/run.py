@@ -82,8 +82,7 @@ class Run(Printed):
             If the member does not exist.
         """
         member = validation.integer(member, "member", 0)
-        if member >= self.members:
-            raise ValueError(f"member: got {member}, expected 0 to {self.members - 1}")
+        validation.expect(member < self.members, "member", f"{member}", f"0 to {self.members - 1}")
         return filled(self.net, self.parameters[member])
 
     def save(self, out: str | os.PathLike[str]) -> Path:
@@ -158,8 +157,7 @@ def summarize(history: xr.Dataset) -> xr.Dataset:
     """Return every member's last recorded values, and the step they belong to, over member."""
     rows = last_rows(abs(history["loss"]) < np.inf)
     series = [name for name, values in history.data_vars.items() if values.dims == ("member", "step")]
-    if not history.sizes["step"]:
-        raise ValueError("history: got no recorded step, expected at least one")
+    validation.expect(history.sizes["step"], "history", "no recorded step", "at least one")
     summary = history[series].isel(step=rows).reset_coords("step").rename(step="steps").reset_coords("status")
     return summary.drop_vars(["layer", "layer_name", "index"], errors="ignore").assign_attrs(history.attrs)
 

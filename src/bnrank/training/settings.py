@@ -151,8 +151,7 @@ def check_batch_size(batch_size: int | None, n: int) -> None:
 
 def check_dtype(dtype: object) -> None:
     """Raise if this is no precision to compute in."""
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"dtype: got {dtype}, expected torch.float32 or torch.float64")
+    validation.expect(dtype in (torch.float32, torch.float64), "dtype", f"{dtype}", "torch.float32 or torch.float64")
 
 
 @dataclass(frozen=True)
@@ -254,8 +253,7 @@ def _count_members(members: int | None, values: Sequence[Any]) -> int:
 def _seeds(seed: int | Sequence[int] | None, count: int, default: int) -> tuple[int, ...]:
     entries = _entries(seed)
     if entries is not None:
-        if len(entries) != count:
-            raise ValueError(f"seed: got {len(entries)} values, expected one or one per member ({count})")
+        validation.expect(len(entries) == count, "seed", f"{len(entries)} values", f"one or one per member ({count})")
         return tuple(validation.integer(s, f"seed[{i}]", 0) for i, s in enumerate(entries))
     first = default if seed is None else validation.integer(seed, "seed", 0)
     return tuple(first + i for i in range(count))

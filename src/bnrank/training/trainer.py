@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bnrank._core import validation
 from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
 from bnrank.training import checkpoints
@@ -112,8 +113,7 @@ def train(
     """
     task, stop, rows = as_task(task), given(Stop, steps), given(Record, record)
     save = None if out is None else given(Save, out)
-    if task.n < 2:
-        raise ValueError("task: got 1 sample, expected at least 2")
+    validation.expect(task.n >= 2, "task", "1 sample", "at least 2")
     lr = getattr(optimizer, "lr", None)
     start = starting_points(net, task, members, seed, [ridge, lr], batch_size, dtype)
     settings = TrainSettings.create(start, task, ridge, stop, optimizer, batch_size, rows)

@@ -128,8 +128,7 @@ def check_spread(net: nn.Module, x: Tensor, kept: Tensor, found: tuple[Tensor, T
     own = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
     eps = 32 * torch.finfo(own).eps
     varies, kept_varies = (float((out - out.mean(0)).norm()) > eps * float(out.norm()) for out in found)
-    if _equal(x):
-        raise ValueError(f"x: got {len(x)} equal samples, expected different ones: the spread of the outputs is 0")
+    validation.expect(not _equal(x), "x", f"{len(x)} equal samples", "different ones: the spread of the outputs is 0")
     if not kept_varies and (varies or _equal(kept)):
         where = f"on the {len(kept)} samples held out"
         raise ValueError(f"held_out: the spread of the outputs {where} is 0, expected samples on which they vary")
@@ -181,8 +180,7 @@ def split(net: nn.Module, x: Tensor, y: Any, held_out: Any, seed: int) -> Parted
             raise TypeError(f"held_out: got dtype {kept.dtype}, expected samples like x, of dtype {x.dtype}")
         return Parted(x, y, x[order], kept, y_kept)
     share = validation.number(held_out, "held_out", 0.0, strict=True)
-    if share >= 1:
-        raise ValueError(f"held_out: got {share:g}, expected samples or a fraction of x in (0, 1)")
+    validation.expect(share < 1, "held_out", f"{share:g}", "samples or a fraction of x in (0, 1)")
     count = min(max(2, round(share * len(x))), len(x) - 4)
     return Parted(x, y, x[order[count:]], x[order[:count]], None if y is None else y[order[:count]])
 

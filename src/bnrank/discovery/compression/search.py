@@ -122,8 +122,7 @@ def compress(
     original = unwrap(net)
     x = samples.read_samples(original, x, "x", samples.MIN_SAMPLES)
     tol = validation.number(tol, "tol", 0.0, strict=True)
-    if tol >= 1:
-        raise ValueError(f"tol: got {tol:g}, expected 0 < tol < 1, relative to the spread of the outputs")
+    validation.expect(tol < 1, "tol", f"{tol:g}", "0 < tol < 1, relative to the spread of the outputs")
     tune = validation.integer(tune, "tune", 0)
     limit = validation.integer(max_samples, "max_samples", samples.MIN_SAMPLES)
     timing = validation.integer(batch_size, "batch_size"), validation.integer(repeats, "repeats")

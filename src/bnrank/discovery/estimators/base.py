@@ -112,8 +112,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return read_table(self, X, reset=True)
 
     def _plan(self, data: Data, wanted: int = 0) -> Budget:
-        if not np.ptp(data.x, axis=0).any():
-            raise ValueError("X: got 1 row(s) that differ, expected at least 2")
+        validation.expect(np.ptp(data.x, axis=0).any(), "X", "1 row(s) that differ", "at least 2")
         plan = budget_for(data.distinct, data.x.shape[1], data.outputs, data.bound)
         changes: dict[str, Any] = {"rtol": validation.number(self.rtol, "rtol", 0.0)}
         for name, minimum in [("depth", 2), ("width", 1), ("n_networks", 1), ("steps", 1)]:
@@ -129,8 +128,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             raise ValueError(f"width: got {changes['width']}, expected at least {wanted}, the number of components")
         if not isinstance(self.ridges, str):
             values = [validation.number(r, f"ridges[{i}]", 0.0, strict=True) for i, r in enumerate(self.ridges)]
-            if not values:
-                raise ValueError("ridges: got none, expected at least one, or 'auto'")
+            validation.expect(values, "ridges", "none", "at least one, or 'auto'")
             changes |= {"ridges": tuple(dict.fromkeys(values)), "grow": False}
             changes["steps"] = changes.get("steps", max(plan.steps, 2 * data.distinct if data.distinct < FEW else 0))
         elif self.ridges != "auto":
@@ -148,8 +146,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             validation.choice(self.n_components, "n_components", ["auto"])
             return None
         wanted = validation.integer(self.n_components, "n_components")
-        if wanted > d_in:
-            raise ValueError(f"n_components: got {wanted}, expected at most {d_in}, the number of inputs")
+        validation.expect(wanted <= d_in, "n_components", f"{wanted}", f"at most {d_in}, the number of inputs")
         if wanted > d_out:
             raise ValueError(
                 f"n_components: got {wanted}, expected at most {d_out}: y passes through itself, so that no function "

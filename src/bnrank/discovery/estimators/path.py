@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bnrank._core import validation
 from bnrank.discovery.estimators.bottleneck import Truncation, truncate
 from bnrank.discovery.estimators.counts import Trial, by_group, is_better, smallest_within_error, standard_error
 from bnrank.discovery.estimators.tables import Data, apart
@@ -108,8 +109,7 @@ def folds_of(groups: np.ndarray, count: int, seed: int, labels: np.ndarray | Non
     [1, 1, 2, 0]
     """
     number = int(groups.max()) + 1
-    if number < count:
-        raise ValueError(f"X: got {number} row(s) that differ, expected at least {count}")
+    validation.expect(number >= count, "X", f"{number} row(s) that differ", f"at least {count}")
     assigned = np.empty(number, dtype=int)
     order = np.random.default_rng(seed).permutation(number)
     if labels is not None:

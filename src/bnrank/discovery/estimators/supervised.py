@@ -165,8 +165,7 @@ def _read_outputs(y: Any) -> np.ndarray:
         raise ValueError(NO_TARGET.format("outputs"))
     refuse_tables_by_name(y, "y")
     values = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
-    if values.ndim not in (1, 2):
-        raise ValueError(f"y: got shape {values.shape}, expected (N, d_out) or (N,)")
+    validation.expect(values.ndim in (1, 2), "y", f"shape {values.shape}", "(N, d_out) or (N,)")
     return values
 
 

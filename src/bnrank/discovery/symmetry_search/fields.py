@@ -166,8 +166,7 @@ def read_family(fields: object, coordinates: Coordinates, x: Tensor) -> Family:
         result: Family = AffineFields(torch.einsum("pk,kij->pij", weights, tangent))
     else:
         result = SampledFields([f if callable(f) else _function(f) for f in given], coordinates, x)
-    if not len(result):
-        raise ValueError("fields: got only fields that vanish on x or leave its affine span, expected others")
+    validation.expect(len(result), "fields", "only fields that vanish on x or leave its affine span", "others")
     return result
 
 

@@ -146,8 +146,7 @@ def relative_error(net: nn.Module, x: Tensor, y: Tensor) -> float:
     if outputs.shape != y.shape:
         raise ValueError(f"y: got shape {tuple(y.shape)}, expected that of the outputs, {tuple(outputs.shape)}")
     spread = float((y - y.mean(0)).square().sum())
-    if spread == 0:
-        raise ValueError("y: got the same values for all samples, expected some that vary")
+    validation.expect(spread != 0, "y", "the same values for all samples", "some that vary")
     return (float((outputs - y).square().sum()) / spread) ** 0.5
 
 

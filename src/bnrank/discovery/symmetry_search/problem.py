@@ -232,8 +232,7 @@ def read_problem(
     if len(points) > limit:
         points = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:limit]]
     where = whitened(points.double().cpu())
-    if not where.dimension:
-        raise ValueError(f"x: got {len(points)} samples that are all the same, expected some that vary")
+    validation.expect(where.dimension, "x", f"{len(points)} samples that are all the same", "some that vary")
     sample = _sample(net, points, where)
     if float(sample.jacobian.square().sum()) == 0:
         raise ValueError(
@@ -259,10 +258,8 @@ def _names(names: Sequence[str] | None, model: object, x: object, d: int) -> tup
         return tuple(f"x{i + first}" for i in range(d))
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"names: got {validation.describe(names)}, expected a sequence of strings")
-    if len(names) != d:
-        raise ValueError(f"names: got {len(names)}, expected one per column, {d}")
-    if len(set(names)) < d:
-        raise ValueError(f"names: got {validation.describe(list(names))}, expected a different one for every column")
+    validation.expect(len(names) == d, "names", f"{len(names)}", f"one per column, {d}")
+    validation.expect(len(set(names)) >= d, "names", list(names), "a different one for every column")
     return tuple(names)
 
 
@@ -271,8 +268,7 @@ def _targets(value: Any, name: str, n: int) -> Tensor:
     if isinstance(value, Tensor | np.ndarray) and value.ndim == 1:
         value = value[:, None]
     y = validation.samples(value, name, ndim=None).detach().cpu()
-    if len(y) != n:
-        raise ValueError(f"{name}: got {len(y)} rows, expected one per sample, {n}")
+    validation.expect(len(y) == n, name, f"{len(y)} rows", f"one per sample, {n}")
     return y
 
 

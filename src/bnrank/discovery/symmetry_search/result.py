@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bnrank._core import validation
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank._core.results import Printed
 from bnrank.discovery.symmetry_search.finite import SMALL, FiniteTest
@@ -119,8 +120,7 @@ class Symmetries(Printed):
         """
         points = torch.as_tensor(x).double()
         d, count = len(self.names), len(self.generators)
-        if points.ndim != 2 or points.shape[1] != d:
-            raise ValueError(f"x: got shape {tuple(points.shape)}, expected (N, {d})")
+        validation.expect(points.ndim == 2 and points.shape[1] == d, "x", f"shape {tuple(points.shape)}", f"(N, {d})")
         if not -count <= index < count:
             raise IndexError(f"index: got {index}, expected that of one of {count} generators")
         return moved(points, t * self.generators[index])

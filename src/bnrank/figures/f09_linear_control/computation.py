@@ -11,6 +11,7 @@ import torch
 from scipy.integrate import quad, solve_ivp
 from torch import Tensor
 
+from bnrank._core import validation
 from bnrank.measures import plateaus, spectra
 from bnrank.networks import MLP, from_layers
 from bnrank.tasks import handwritten_digits
@@ -117,8 +118,7 @@ def drawing(images: int | None) -> tuple[Reduced, str]:
     pixels = task.x.double() - task.x.double().mean(0)
     hot = torch.nn.functional.one_hot(task.y, task.d_out).double()
     share = hot.mean(0)
-    if not bool((share > 0).all()):
-        raise ValueError(f"images: got {images}, in which some digit does not occur, expected more")
+    validation.expect(bool((share > 0).all()), "images", f"{images}, in which some digit does not occur", "more")
     x = hot / share.sqrt()
     u, s, _ = torch.linalg.svd(pixels.T @ x / len(x), full_matrices=False)
     return reduced(x, pixels @ u[:, s > 1e-8 * s[0]]), f"{task.name}, {task.n} images"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from bnrank._core import validation
 from bnrank._version import __version__
 from bnrank.figures.harness import store
 from bnrank.figures.harness.claims import Claim
@@ -133,8 +134,7 @@ def _claim(claim: Any) -> dict[str, Any]:
 def _picture_files(pictures: Mapping[str, Any]) -> dict[str, bytes]:
     """Return file name -> content of pictures."""
     for name in pictures:
-        if Path(name).name != name:
-            raise ValueError(f"pictures: got the name {name!r}, expected a valid file name")
+        validation.expect(Path(name).name == name, "pictures", f"the name {name!r}", "a valid file name")
     return {file: content for name, picture in pictures.items() for file, content in _files(name, picture).items()}
 
 

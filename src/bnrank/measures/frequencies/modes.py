@@ -82,8 +82,7 @@ def grid(size: int | Sequence[int]) -> Grid:
     ('(0, 0)', '(0, 1)', '(1, 0)', '(1, 1)', '(1, -1)')
     """
     sizes = tuple(validation.integer(n, "size") for n in (size if isinstance(size, Sequence) else [size]))
-    if not sizes:
-        raise ValueError("size: got none, expected one integer per dimension")
+    validation.expect(sizes, "size", "none", "one integer per dimension")
     found: dict[tuple[int, ...], int] = {}
     for w in itertools.product(*(range(-((n - 1) // 2), n // 2 + 1) for n in sizes)):
         mirror = tuple(-a if 2 * a != n else a for a, n in zip(w, sizes, strict=True))

@@ -133,8 +133,7 @@ def tripoints(
     layers = read(net)
     start, axes, rectangle = plane(origin, u, v, bounds, layers.d_in)
     max_regions = validation.integer(max_regions, "max_regions")
-    if len(layers.weights[-1]) < 2:
-        raise ValueError("net: got one output, expected one output per class, two at least")
+    validation.expect(len(layers.weights[-1]) >= 2, "net", "one output", "one output per class, two at least")
     swept, _ = sweep_plane(layers, start, axes, rectangle, max_regions)
     center, half = rectangle.mean(1), np.diff(rectangle)[:, 0] / 2
     found = _Partition.of(layers, start + center @ axes, half[:, None] * axes, swept.shapes)

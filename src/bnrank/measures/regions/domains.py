@@ -229,8 +229,7 @@ def sweep_plane(
 def vector(value: object, name: str, size: int) -> Array:
     """Return a finite vector (size,) in float64."""
     array = _numbers(value, name, f"({size},)")
-    if array.shape != (size,):
-        raise ValueError(f"{name}: got shape {array.shape}, expected ({size},)")
+    validation.expect(array.shape == (size,), name, f"shape {array.shape}", f"({size},)")
     return array
 
 
@@ -238,8 +237,7 @@ def pairs(value: object, name: str, number: int) -> Array:
     """Return (number, 2) rows (low, high) with low < high, from such rows or from one pair for all."""
     expected = f"rows (low, high), ({number}, 2), or one pair (low, high)"
     array = _numbers(value, name, expected)
-    if array.shape not in ((2,), (number, 2)):
-        raise ValueError(f"{name}: got shape {array.shape}, expected {expected}")
+    validation.expect(array.shape in ((2,), (number, 2)), name, f"shape {array.shape}", f"{expected}")
     array = np.broadcast_to(array, (number, 2))
     if not (array[:, 0] < array[:, 1]).all():
         raise ValueError(f"{name}: got {array.tolist()}, expected low < high in every row")

@@ -102,8 +102,7 @@ def compose(h: nn.Module, g: nn.Module) -> MLP:
 
 def _fits(h: Chain, g: Chain) -> int:
     k, width = len(g.weights[-1]), h.weights[0].shape[1]
-    if k != width:
-        raise ValueError(f"h: got {width} inputs, expected as many as g has outputs, {k}")
+    validation.expect(k == width, "h", f"{width} inputs", f"as many as g has outputs, {k}")
     return k
 
 
@@ -151,8 +150,7 @@ def add(f: nn.Module, g: nn.Module) -> MLP:
     left, right = together(read_chain(f, "f"), read_chain(g, "g"), ("f", "g"))
     for what, end, axis in (("inputs", 0, 1), ("outputs", -1, 0)):
         a, b = left.weights[end].shape[axis], right.weights[end].shape[axis]
-        if a != b:
-            raise ValueError(f"g: got {b} {what}, expected as many as f has, {a}")
+        validation.expect(a == b, "g", f"{b} {what}", f"as many as f has, {a}")
     depth = max(left.depth, right.depth)
     left, right = inserted(left, depth), inserted(right, depth)
     if depth == 1:
@@ -239,6 +237,5 @@ def _bounds(lower: Tensor | float, k: int) -> Tensor:
     if isinstance(lower, int | float):
         return torch.full((k,), validation.number(lower, "lower"), dtype=DOUBLE)
     bounds = array(lower, "lower", f"({k},)", 1).to(DOUBLE)
-    if len(bounds) != k:
-        raise ValueError(f"lower: got shape {tuple(bounds.shape)}, expected ({k},), one per output of g")
+    validation.expect(len(bounds) == k, "lower", f"shape {tuple(bounds.shape)}", f"({k},), one per output of g")
     return bounds

@@ -215,13 +215,11 @@ def deepen_escape(
     sizes = last.norm(dim=0) * before.norm(dim=1)
     if x is None or g is None:
         kept = int(sizes.argmax())
-        if not float(sizes[kept]) > 0:
-            raise ValueError("net: got a network that is zero, expected an escape direction")
+        validation.expect(float(sizes[kept]) > 0, "net", "a network that is zero", "an escape direction")
     else:
         x = validation.samples(x, "x", features=layers.weights[0].shape[1]).detach()
         g = validation.samples(g, "g", features=len(layers.weights[-1])).detach()
-        if len(g) != len(x):
-            raise ValueError(f"g: got {len(g)} samples, expected as many as x has, {len(x)}")
+        validation.expect(len(g) == len(x), "g", f"{len(g)} samples", f"as many as x has, {len(x)}")
         dtype = torch.promote_types(dtype, torch.promote_types(x.dtype, g.dtype))
         a, g = x.to(layers.device, DOUBLE), g.to(layers.device, DOUBLE)
         for weight in rest:

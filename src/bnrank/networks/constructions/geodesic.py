@@ -58,8 +58,7 @@ def diverging_geodesic(depth: int, gamma: float = 0.75, a: float = 1.0) -> MLP:
     """
     depth, a = validation.integer(depth, "depth", 2), validation.number(a, "a", 0.0)
     gamma = validation.number(gamma, "gamma")
-    if not 0.5 < gamma < 1:
-        raise ValueError(f"gamma: got {gamma:g}, expected a number in the open interval (1/2, 1)")
+    validation.expect(0.5 < gamma < 1, "gamma", f"{gamma:g}", "a number in the open interval (1/2, 1)")
     before, after = (depth - 2) // 2, depth - 2 - (depth - 2) // 2
     eps = depth**-gamma
     total = 2 * before * eps  # u

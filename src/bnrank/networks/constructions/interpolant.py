@@ -92,11 +92,9 @@ def line_interpolant(
     method = method if method is None else validation.choice(method, "method", list(_METHODS))
     depth = validation.integer(depth, "depth", 4 if method == "steps" else 3)
     slope, seed = validation.slope(slope), validation.integer(seed, "seed", 0)
-    if method == "steps" and slope != 0:
-        raise ValueError(f"slope: got {slope:g}, expected 0 with method 'steps'")
+    validation.expect(not (method == "steps" and slope != 0), "slope", f"{slope:g}", "0 with method 'steps'")
     x, y = validation.samples(x, "x").detach(), validation.samples(y, "y").detach()
-    if len(x) != len(y):
-        raise ValueError(f"y: got {len(y)} samples, expected as many as x has, {len(x)}")
+    validation.expect(len(x) == len(y), "y", f"{len(y)} samples", f"as many as x has, {len(x)}")
     points, values = _distinct(x.to(DOUBLE), y.to(x.device, DOUBLE))
     line = _project(points, values, seed)
     dtype = torch.promote_types(x.dtype, y.dtype)

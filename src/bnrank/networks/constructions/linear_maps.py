@@ -205,11 +205,9 @@ def _isometry(points: Tensor, basis: Tensor, what: str, name: str, given: Tensor
             return basis.new_zeros(1, len(basis))
         return _found(points @ basis, basis, what) @ basis.T
     o = array(given, name, f"(m, {len(basis)})", 2).to(points.device, DOUBLE)
-    if o.shape[1] != len(basis):
-        raise ValueError(f"{name}: got shape {tuple(o.shape)}, expected (m, {len(basis)})")
+    validation.expect(o.shape[1] == len(basis), name, f"shape {tuple(o.shape)}", f"(m, {len(basis)})")
     off = float((o.T @ o - basis @ basis.T).abs().max())
-    if off > ISOMETRY:
-        raise ValueError(f"{name}: got O with O^T O off the projection by {off:.2g}, expected at most {ISOMETRY:g}")
+    validation.expect(off <= ISOMETRY, name, f"O with O^T O off the projection by {off:.2g}", f"at most {ISOMETRY:g}")
     values = points @ o.T
     if float(values.min()) < -NEGATIVE * float(values.abs().max()):
         raise ValueError(f"{name}: got O with an entry {float(values.min()):.3g} of O {what}, expected none below 0")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnrank._core import axes as canvas
+from bnrank._core import validation
 from bnrank.networks.graph.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ def tree_places(parents: Ints, depths: Ints, leaves: Ints) -> tuple[Ints, Array]
 
 
 def _check_size(size: int) -> None:
-    if size > EDGE_LIMIT:
-        raise ValueError(f"draw: got {size} edges, expected at most {EDGE_LIMIT}; more cannot be seen")
+    validation.expect(size <= EDGE_LIMIT, "draw", f"{size} edges", f"at most {EDGE_LIMIT}; more cannot be seen")
 
 
 def _heights(columns: Ints, sources: Ints, targets: Ints, coordinates: Ints) -> Array:

@@ -41,8 +41,7 @@ def read(graph: nx.DiGraph) -> dict[str, Any]:
 
     if not isinstance(graph, nx.Graph):
         raise TypeError(f"graph: got {validation.describe(graph)}, expected a networkx.DiGraph")
-    if not graph.is_directed():
-        raise ValueError("graph: got an undirected graph, expected a networkx.DiGraph")
+    validation.expect(graph.is_directed(), "graph", "an undirected graph", "a networkx.DiGraph")
     if graph.is_multigraph():
         raise ValueError(
             "graph: got a multigraph, expected a networkx.DiGraph; keep parallel edges apart by a vertex of slope 1 "

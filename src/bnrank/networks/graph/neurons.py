@@ -408,8 +408,7 @@ def _array(values: object) -> NDArray[np.float64]:
 
 def _frozen(values: object, name: str, length: int, what: str) -> NDArray[np.float64]:
     array = _array(values)
-    if array.shape != (length,):
-        raise ValueError(f"{name}: got shape {array.shape}, expected one per {what} ({length})")
+    validation.expect(array.shape == (length,), name, f"shape {array.shape}", f"one per {what} ({length})")
     if not np.isfinite(array).all():
         raise ValueError(f"{name}: got {array[~np.isfinite(array)][0]}, expected finite numbers")
     array.flags.writeable = False

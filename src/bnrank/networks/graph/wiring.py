@@ -104,8 +104,7 @@ class Wiring:
                 f"inputs: {self.vertices[wrong[0]]!r} has no in-edges and is no input; give it a coordinate or "
                 "'constant'"
             )
-        if self.coordinates.max(initial=-2) < 0:
-            raise ValueError("inputs: got no coordinate of x, expected at least one")
+        validation.expect(self.coordinates.max(initial=-2) >= 0, "inputs", "no coordinate of x", "at least one")
 
     @property
     def features(self) -> int:

@@ -26,8 +26,7 @@ def position(history: xr.Dataset, member: object) -> int:
     """Return the position of a member, checked against the history."""
     result = validation.integer(member, "member", 0)
     members = history.sizes.get("member", 0)
-    if result >= members:
-        raise ValueError(f"member: got {result}, expected a position below {members}")
+    validation.expect(result < members, "member", f"{result}", f"a position below {members}")
     return result
 
 

@@ -174,8 +174,7 @@ def weight_spectra(trials: Any, axes: Any = None, *, top: int = 10) -> Any:
         named = {str(title): entry for title, entry in trials.items()}
     else:
         named = {f"trial {i}": entry for i, entry in enumerate(trials, 1)}
-    if not named:
-        raise ValueError("trials: got none, expected at least one profile or array of shape (layer, index)")
+    validation.expect(named, "trials", "none", "at least one profile or array of shape (layer, index)")
     top = validation.integer(top, "top")
     spectra = []
     for title, entry in named.items():
@@ -184,8 +183,7 @@ def weight_spectra(trials: Any, axes: Any = None, *, top: int = 10) -> Any:
             layer = entry["layer"].values
         else:
             values = np.asarray(entry, dtype=float)
-            if values.ndim != 2:
-                raise ValueError(f"trials[{title!r}]: got {validation.describe(values)}, expected shape (layer, index)")
+            validation.expect(values.ndim == 2, f"trials[{title!r}]", values, "shape (layer, index)")
             layer = np.arange(1, len(values) + 1)
         spectra.append((title, layer, values[:, :top]))
     columns = min(len(spectra), 4)

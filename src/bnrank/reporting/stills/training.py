@@ -65,8 +65,7 @@ def plateaus(
     loss = variable(history, "loss", ("member", "step"))[member]
     step = history["step"].values
     for what, row in [*(marks or {}).items(), *((f"plateau {p.number}", p.end_row) for p in found)]:
-        if not 0 <= row < len(step):
-            raise ValueError(f"{what}: got row {row}, expected a row of the history, 0 to {len(step) - 1}")
+        validation.expect(0 <= row < len(step), what, f"row {row}", f"a row of the history, 0 to {len(step) - 1}")
     known = history["layer"].values.tolist()
     if layers is None:
         layers = [known[i] for i in np.unique(np.linspace(0, len(known) - 1, min(6, len(known))).round().astype(int))]
@@ -153,8 +152,7 @@ def spectra_over_steps(
     top = validation.integer(top, "top")
     spectra = variable(history, "weight_singular_values", ("member", "step", "layer", "index"))
     known = history["layer"].values.tolist()
-    if layer not in known:
-        raise ValueError(f"layer: got {layer}, expected one of {known}")
+    validation.expect(layer in known, "layer", f"{layer}", f"one of {known}")
     values = spectra[member, :, known.index(layer), :top]
     recorded = np.isfinite(values).any(1)
     ax = axes_for(ax, (1, 1), (6.4, 3.8))[0]

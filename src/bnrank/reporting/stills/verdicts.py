@@ -5,6 +5,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from bnrank._core import validation
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
 
@@ -40,8 +41,7 @@ def tightness(verdicts: Verdicts, axes: Any = None) -> Axes:
     'left side / right side'
     """
     drawn = [v for v in verdicts if drawable(v)]
-    if not drawn:
-        raise ValueError("verdicts: got no inequality between positive numbers, expected at least one")
+    validation.expect(drawn, "verdicts", "no inequality between positive numbers", "at least one")
     (ax,) = axes_for(axes, (1, 1), (8.0, 1.3 + 0.3 * len(drawn)))
     ratios = [v.left / v.right for v in drawn]
     floor = min([r for r in ratios if r > 0], default=1.0)

@@ -88,8 +88,7 @@ def diagonal(w: Any, depth: int) -> float:
     """
     depth = validation.integer(depth, "depth")
     w = _array(w, "w")
-    if w.ndim != 1:
-        raise ValueError(f"w: got shape {tuple(w.shape)}, expected a vector (d,)")
+    validation.expect(w.ndim == 1, "w", f"shape {tuple(w.shape)}", "a vector (d,)")
     return schatten(w.abs(), depth)
 
 
@@ -164,16 +163,14 @@ def schatten(values: Tensor, depth: int) -> float:
 
 def _array(value: Any, name: str) -> Tensor:
     array = validation.real(value, name).cpu()
-    if array.numel() == 0:
-        raise ValueError(f"{name}: got an empty array of shape {tuple(array.shape)}, expected at least one entry")
+    validation.expect(array.numel() != 0, name, f"an empty array of shape {tuple(array.shape)}", "at least one entry")
     return array
 
 
 def _singular_values(a: Any, rtol: float | None) -> Tensor:
     """Return the singular values above the tolerance, in float64, descending."""
     a = _array(a, "a")
-    if a.ndim > 2:
-        raise ValueError(f"a: got shape {tuple(a.shape)}, expected a matrix (d_out, d_in)")
+    validation.expect(a.ndim <= 2, "a", f"shape {tuple(a.shape)}", "a matrix (d_out, d_in)")
     a = a.reshape(-1, 1) if a.ndim < 2 else a
     tolerance = max(a.shape) * torch.finfo(a.dtype).eps if rtol is None else validation.rtol(rtol)
     values = torch.linalg.svdvals(a.to(torch.float64))

@@ -64,8 +64,7 @@ class Expansion:
             If a depth is not positive.
         """
         at = np.asarray(depth, dtype=float)
-        if not bool((at > 0).all()):
-            raise ValueError(f"depth: got {validation.describe(depth)}, expected positive numbers")
+        validation.expect(bool((at > 0).all()), "depth", depth, "positive numbers")
         norm = at * self.R0 + self.R1 + self.R2 / at
         return float(norm) if norm.ndim == 0 else norm
 
@@ -197,10 +196,8 @@ def _pairs(depths: Any, norms: Any) -> tuple[Array, Array]:
     for values, name in ((L, "depths"), (y, "norms")):
         if values.dtype.kind not in "iuf" or values.ndim != 1:
             raise TypeError(f"{name}: got {validation.describe(values)}, expected a sequence of numbers")
-        if not np.isfinite(values).all():
-            raise ValueError(f"{name}: got NaN or infinite entries, expected finite numbers")
-    if len(L) != len(y):
-        raise ValueError(f"depths, norms: got {len(L)} and {len(y)} numbers, expected the same number")
+        validation.expect(np.isfinite(values).all(), name, "NaN or infinite entries", "finite numbers")
+    validation.expect(len(L) == len(y), "depths, norms", f"{len(L)} and {len(y)} numbers", "the same number")
     if (odd := (L < 1) | (np.rint(L) != L)).any():
         raise ValueError(f"depths: got {L[odd][0]:g}, expected integers of at least 1")
     if len(np.unique(L)) < 3:

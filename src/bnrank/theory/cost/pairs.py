@@ -91,8 +91,7 @@ def two_point(
     """
     check_finite(net)
     chain = as_mlp(net)
-    if chain.slope != 0:
-        raise ValueError(f"net: got an activation of slope {chain.slope:g}, expected ReLU, slope 0")
+    validation.expect(chain.slope == 0, "net", f"an activation of slope {chain.slope:g}", "ReLU, slope 0")
     max_pairs = validation.integer(max_pairs, "max_pairs")
     generator = torch.Generator().manual_seed(validation.integer(seed, "seed", 0))
     first = example(chain, x)

@@ -122,8 +122,7 @@ def solve(
     """
     x = validation.samples(x, "x").detach().cpu().double()
     y = validation.samples(y, "y").detach().cpu().double()
-    if len(x) != len(y):
-        raise ValueError(f"x, y: got {len(x)} and {len(y)} samples, expected the same number in both")
+    validation.expect(len(x) == len(y), "x, y", f"{len(x)} and {len(y)} samples", "the same number in both")
     depth, width = validation.integer(depth, "depth"), validation.integer(width, "width")
     starts, seed = validation.integer(starts, "starts"), validation.integer(seed, "seed", 0)
     steps, polish = validation.integer(steps, "steps"), validation.integer(polish, "polish", 0)

@@ -48,15 +48,13 @@ def output_gradient(loss: Loss, y: Tensor | np.ndarray, outputs: int | None = No
     [-1.0, 3.0]
     """
     y = _labels(y)
-    if y.ndim == 0 or len(y) == 0:
-        raise ValueError(f"y: got shape {tuple(y.shape)}, expected at least one sample")
+    validation.expect(y.ndim != 0 and len(y) != 0, "y", f"shape {tuple(y.shape)}", "at least one sample")
     width = None if outputs is None else validation.integer(outputs, "outputs")
     if not callable(loss):
         validation.choice(loss, "loss", NAMED)
     if loss == "mse":
         columns = validation.samples(y, "y").shape[1]
-        if width not in (None, columns):
-            raise ValueError(f"outputs: got {outputs}, expected {columns}, the columns of y")
+        validation.expect(width in (None, columns), "outputs", f"{outputs}", f"{columns}, the columns of y")
         width = columns
     elif width is None and not y.is_floating_point():
         width = int(y.max()) + 1
@@ -94,8 +92,7 @@ def gradient_at(loss: Loss, outputs: Tensor, y: object) -> Tensor:
         y = validation.samples(y, "y", features=width).to(outputs)
     else:
         _check_classes(y, width)
-    if len(y) != count:
-        raise ValueError(f"y: got {len(y)} samples, expected as many as x has, {count}")
+    validation.expect(len(y) == count, "y", f"{len(y)} samples", f"as many as x has, {count}")
     gradient = outputs[None].clone()
     cost_and_gradient(loss, gradient, y if loss == "mse" else y.long(), count)
     return gradient[0]

@@ -172,8 +172,7 @@ def join_rate(
     (1.0, 1, 6.91, 6.91)
     """
     chain = bias_free(net)
-    if chain.depth < 2:
-        raise ValueError("net: got depth 1, expected at least one hidden layer that neurons can join")
+    validation.expect(chain.depth >= 2, "net", "depth 1", "at least one hidden layer that neurons can join")
     if layers is None:
         layers = range(1, chain.depth)
     layers = [validation.integer(layer, "layers") for layer in layers]

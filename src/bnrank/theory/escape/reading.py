@@ -14,8 +14,7 @@ Array = np.ndarray
 def data(x: Tensor | Array, g: Tensor | Array, *, zeros: bool = False) -> tuple[Array, Array]:
     """Return X, (N, d_in), and G, (N, d_out), in float64; neither may be zero unless ``zeros``."""
     x_, g_ = (validation.samples(v, name).detach().cpu().double().numpy() for name, v in (("x", x), ("g", g)))
-    if len(g_) != len(x_):
-        raise ValueError(f"g: got {len(g_)} samples, expected as many as x has, {len(x_)}")
+    validation.expect(len(g_) == len(x_), "g", f"{len(g_)} samples", f"as many as x has, {len(x_)}")
     for name, value, why in (
         ("x", x_, "all outputs are 0"),
         ("g", g_, "the loss is flat at the origin to first order"),
@@ -70,8 +69,7 @@ def network(net: nn.Module, inputs: int, outputs: int) -> tuple[list[Array], flo
         shape = f"{weights[0].shape[1]} inputs and {len(weights[-1])} outputs"
         raise ValueError(f"net: got {shape}, expected {inputs} and {outputs}, as x and g have")
     largest = max(float(np.abs(w).max()) for w in weights)
-    if not largest:
-        raise ValueError("net: got parameters that are all zero, expected a direction in parameter space")
+    validation.expect(largest, "net", "parameters that are all zero", "a direction in parameter space")
     weights = [w / largest for w in weights]
     norm = math.sqrt(sum(float((w * w).sum()) for w in weights))
     return [w * (math.sqrt(len(weights)) / norm) for w in weights], chain.slope

@@ -148,10 +148,8 @@ def find(
     seeds = np.random.SeedSequence(validation.integer(seed, "seed", 0)).spawn(starts + 1)
     rank_one = start == "rank one"
     given = [_given(net, f"initial[{i}]", widths, slope) for i, net in enumerate(initial)]
-    if not starts + len(given):
-        raise ValueError("starts: got 0 and no network in initial, expected at least one start")
-    if given and rank_one:
-        raise ValueError("initial: got networks, expected none where start is 'rank one'")
+    validation.expect(starts + len(given), "starts", "0 and no network in initial", "at least one start")
+    validation.expect(not (given and rank_one), "initial", "networks", "none where start is 'rank one'")
     unit_x, unit_g, units = reading.scaled(x_, g_)
     data = _Data(unit_x, unit_g, slope)
     shape = [widths[0], *[1] * (len(widths) - 2), widths[-1]] if rank_one else widths

@@ -210,8 +210,7 @@ def check(found: Any) -> Verdicts:
         )
     facts = Facts(found.network, found.x)
     g = validation.samples(found.g, "g", features=facts.outputs.shape[1]).detach().to(torch.float64)
-    if len(g) != facts.samples:
-        raise ValueError(f"g: got {len(g)} samples, expected as many as x has, {facts.samples}")
+    validation.expect(len(g) == facts.samples, "g", f"{len(g)} samples", f"as many as x has, {facts.samples}")
     facts = facts.altered(output_gradient=g)
     verdicts = tuple(each(facts) for each in STATEMENTS)
     about: dict[str, object] = {"network": type(facts.net).__name__, "samples": facts.samples}

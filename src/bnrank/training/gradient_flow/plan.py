@@ -73,8 +73,7 @@ def network(net: nn.Module, dtype: torch.dtype, skip_plateau: bool) -> nn.Module
         raise ValueError("net: got a module without trainable parameters, expected at least one")
     trained = all(p.requires_grad for p in net.parameters())
     if skip_plateau:
-        if not trained:
-            raise ValueError("plateau: got parameters that are not trained, expected all of them to be (T35)")
+        validation.expect(trained, "plateau", "parameters that are not trained", "all of them to be (T35)")
         try:
             chain = as_mlp(net)
         except TypeError as error:
