@@ -6,12 +6,12 @@ import pytest
 from rich.console import Console
 
 from bnrank import cli, figures
-from bnrank.figures.harness import outcome
+from bnrank.figures.harness import store
 
 
 @pytest.fixture
 def small_pictures(monkeypatch):
-    monkeypatch.setattr(outcome, "SVG_LIMIT", 50_000)
+    monkeypatch.setattr(store, "SVG_LIMIT", 50_000)
 
 
 @pytest.fixture

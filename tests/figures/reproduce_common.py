@@ -9,8 +9,7 @@ import xarray as xr
 from matplotlib.figure import Figure as Canvas
 
 from bnrank.figures.harness.claims import Claim
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
 
 

@@ -13,8 +13,7 @@ from bnrank.figures.f04_norm_and_depth import figure as f04
 from bnrank.figures.f09_first_escape import figure as f09
 from bnrank.figures.f09_first_escape.saddles import Descent
 from bnrank.figures.harness.claims import Claim
-from bnrank.figures.harness.figure import Figure, middle
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome, middle
 from helpers import passed
 
 from .reproduce_common import Settings

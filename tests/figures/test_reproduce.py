@@ -17,7 +17,7 @@ import xarray as xr
 import bnrank
 from bnrank import figures
 from bnrank.figures.harness import store
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Outcome
 from bnrank.reporting import Section
 from bnrank.training.progress import interruptions
 
@@ -238,8 +238,7 @@ SCRIPT = """
     import bnrank
     from bnrank import cli, figures, tasks
     from bnrank.figures.harness.claims import Claim
-    from bnrank.figures.harness.figure import Figure
-    from bnrank.figures.harness.outcome import Outcome
+    from bnrank.figures.harness.figure import Figure, Outcome
     from bnrank.training import Record
 
     @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from bnrank import figures
-from bnrank.figures.harness import outcome, store
+from bnrank.figures.harness import figure as harness
+from bnrank.figures.harness import store
 
 from .reproduce_common import change, page_of, part_of, planted, raises, rich_outcome, row_of
 
@@ -88,7 +89,7 @@ def test_settings_and_not_the_source_files_decide(tmp_path, plant, monkeypatch):
     made, calls = planted("a")
     plant((made, calls))
     figures.reproduce("all", tmp_path, progress=False)
-    monkeypatch.setattr(outcome, "__version__", "9.9")
+    monkeypatch.setattr(harness, "__version__", "9.9")
     assert figures.reproduce("all", tmp_path, progress=False)[0].passed
     assert len(calls) == 1
 

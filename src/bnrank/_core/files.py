@@ -1,9 +1,11 @@
 """Atomic file writes."""
 
 import contextlib
+import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,10 +32,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def discard_partial(folder: Path) -> None:
-    """Remove unfinished files of killed processes from a folder."""
+def discard_partial(folder: Path, older: float = -math.inf) -> None:
+    """Remove unfinished files of killed processes from a folder, those older than some seconds."""
     for path in folder.glob(f".*{PARTIAL}"):
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > older:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def prepare_folder(out: str | os.PathLike[str]) -> Path:

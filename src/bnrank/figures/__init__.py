@@ -25,9 +25,8 @@ from bnrank.figures.f13_low_rank_tails import figure as f13
 from bnrank.figures.f14_geodesics import figure as f14
 from bnrank.figures.harness import store
 from bnrank.figures.harness.claims import Claim
-from bnrank.figures.harness.figure import SCALES, Figure
+from bnrank.figures.harness.figure import SCALES, Figure, Outcome
 from bnrank.figures.harness.gallery import OUT, Entry, duration, entries
-from bnrank.figures.harness.outcome import Outcome
 from bnrank.figures.harness.reproduction import run_all
 
 __all__ = [

@@ -6,8 +6,7 @@ from pathlib import Path
 import xarray as xr
 
 from bnrank.figures.harness.claims import Claim, at_least, below, between
-from bnrank.figures.harness.figure import Figure, middle
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome, middle
 from bnrank.figures.harness.training import mlp, train_recorded
 from bnrank.measures import profile
 from bnrank.reporting import Section, plots

@@ -11,8 +11,7 @@ import numpy as np
 from bnrank.figures.f02_class_regions.computation import Classifier, look, mean_agreement
 from bnrank.figures.f02_class_regions.drawing import draw_every_seed, draw_further_out, draw_regions
 from bnrank.figures.harness.claims import Claim, above, at_least, equals
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.figures.harness.training import mlp
 from bnrank.networks import MLP
 from bnrank.reporting import Section

@@ -21,8 +21,7 @@ from bnrank.figures.f03_autoencoders.computation import (
 )
 from bnrank.figures.f03_autoencoders.drawing import draw_arrows, draw_digits, draw_images, draw_runs
 from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.figures.harness.training import held_out
 from bnrank.reporting import Section
 

@@ -9,8 +9,7 @@ import torch
 import xarray as xr
 
 from bnrank.figures.harness.claims import Claim, at_least, is_true, near
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section, plots
 from bnrank.tasks import low_rank_map
 from bnrank.training import sweep

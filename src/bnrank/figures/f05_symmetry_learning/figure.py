@@ -31,8 +31,7 @@ from bnrank.figures.f05_symmetry_learning.drawing import (
     draw_trajectories,
 )
 from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below, is_true
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.figures.harness.training import mlp, train_recorded
 from bnrank.networks import MLP
 from bnrank.reporting import Section, plots

@@ -11,8 +11,7 @@ import numpy as np
 from bnrank.figures.f06_falling_ball.computation import NOISE, PAIRS, Ball, Setup, bottleneck, follow, inside
 from bnrank.figures.f06_falling_ball.drawing import draw_prediction, draw_readout, draw_spectra
 from bnrank.figures.harness.claims import Claim, above, at_least, below, is_true, prefixed
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.measures.frequencies import kept
 from bnrank.reporting import Section
 

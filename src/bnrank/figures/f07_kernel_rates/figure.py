@@ -17,8 +17,7 @@ from bnrank.figures.f07_kernel_rates.computation import (
 )
 from bnrank.figures.f07_kernel_rates.drawing import draw_compositions, draw_rates
 from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
 
 OFF = 0.15  # largest relative difference of a fitted exponent from alpha / d

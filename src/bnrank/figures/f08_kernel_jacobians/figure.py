@@ -14,8 +14,7 @@ from bnrank._core import linalg
 from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.harness.claims import Claim, at_least, below, equals, prefixed
 from bnrank.figures.harness.drawing import label, panels
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.figures.harness.training import held_out, mlp, relative_error, train_recorded
 from bnrank.measures.jacobian import Jacobian
 from bnrank.reporting import Section

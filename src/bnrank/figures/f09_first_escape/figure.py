@@ -8,8 +8,7 @@ import numpy as np
 from bnrank.figures.f09_first_escape import joins, saddles
 from bnrank.figures.f09_first_escape.saddles import Descent
 from bnrank.figures.harness.claims import Claim, prefixed
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
 from bnrank.tasks import handwritten_digits
 

@@ -37,8 +37,7 @@ from bnrank.figures.f09_linear_control.computation import (
 )
 from bnrank.figures.harness.claims import Claim, above, below, is_true
 from bnrank.figures.harness.drawing import color, label, panels
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.networks import LinearNetwork
 from bnrank.reporting import Section
 from bnrank.training.gradient_flow import Flow

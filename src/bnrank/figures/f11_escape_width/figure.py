@@ -14,8 +14,7 @@ from scipy.stats import binomtest
 from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.harness.claims import Claim, at_least, at_most, is_true, near
 from bnrank.figures.harness.drawing import label, panels
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
 from bnrank.tasks import circle
 from bnrank.theory.escape.descent import Batch

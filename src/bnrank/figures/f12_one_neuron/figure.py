@@ -11,8 +11,7 @@ from matplotlib.figure import Figure as Picture
 from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.harness.claims import Claim, above, below
 from bnrank.figures.harness.drawing import label, panels
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
 from bnrank.theory.escape.one_neuron import OneNeuron, one_neuron_speed, rank_one_speed
 

@@ -24,8 +24,7 @@ from bnrank.figures.f13_low_rank_tails.computation import (
 )
 from bnrank.figures.f13_low_rank_tails.drawing import draw_bounds, draw_invariants, draw_rank_one, draw_signs
 from bnrank.figures.harness.claims import Claim, above, below, near, prefixed
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
 from bnrank.tasks import separable, two_digits
 

@@ -15,8 +15,7 @@ import numpy as np
 from bnrank.figures.f14_geodesics.computation import Family, Line, Settings, Trained, apart, diverging, lines, trained
 from bnrank.figures.f14_geodesics.drawing import draw_diverging, draw_lines, draw_trained
 from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below
-from bnrank.figures.harness.figure import Figure, middle
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome, middle
 from bnrank.reporting import Section
 
 STRAIGHT = 1e-8

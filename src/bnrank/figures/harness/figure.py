@@ -1,20 +1,130 @@
-"""Figures of the theory: settings at two scales, a computation, claims, pictures."""
+"""Figures of the theory: settings at two scales, a computation, and its outcome: claims, sections, pictures."""
 
+from __future__ import annotations
+
+import contextlib
 import dataclasses
 import os
+import signal
+import socket
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bnrank._core import validation
+from bnrank._version import __version__
 from bnrank.figures.harness import store
-from bnrank.figures.harness.interruption import ctrl_c
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.claims import Claim
+from bnrank.reporting import Section
 
 SCALES = ("quick", "paper")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a figure.
+
+    Attributes
+    ----------
+    figure : str
+        Its id and name.
+    claims : tuple of Claim
+        Expected results and their measurements.
+    sections : tuple of Section
+        Parts of the page: pictures, profiles, histories, tables.
+    pictures : mapping
+        File name without ending -> matplotlib figure; in an opened outcome, -> PNG file.
+    settings : mapping
+        The settings it was computed with.
+    captions : mapping
+        Name of a picture -> its caption; default: the name in words.
+    seconds : float
+        Wall time, interrupted and failed attempts included (those of killed processes excluded).
+    error : str
+        Why the figure failed; empty if it did not.
+    version : str
+        The version of bnrank that computed it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> outcome = Outcome("F0 nothing", (Claim("one is one", True, 1.0, "1"),), seconds=0.5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     outcome.save(Path(folder))
+    ...     Outcome.open(folder).claims[0].measured
+    1.0
+    """
+
+    figure: str = ""
+    claims: tuple[Claim, ...] = ()
+    sections: Sequence[Section] = ()
+    pictures: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    captions: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    error: str = ""
+    version: str = __version__
+
+    @property
+    def passed(self) -> bool:
+        """Whether it ran, has claims, and all of them were reproduced."""
+        return not self.error and bool(self.claims) and all(claim.passed for claim in self.claims)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the outcome to a folder, claims.json last: if that file exists, the outcome is complete.
+
+        Pictures are written as PNG (small ones also as SVG), histories and profiles as NetCDF, the rest as JSON. Only
+        files of an outcome saved there before are removed.
+
+        Raises
+        ------
+        ValueError
+            If the folder cannot be written to, or is full; or if a picture or a section cannot be stored.
+        """
+        folder = Path(folder)
+        for name in self.pictures:
+            validation.expect(Path(name).name == name, "pictures", f"the name {name!r}", "a valid file name")
+        text = {key: getattr(self, key) for key in ("figure", "passed", "settings", "error", "captions", "version")}
+        text["claims"] = store.claim_entries(self.claims)
+        text["seconds"] = round(self.seconds, 3)
+        text["pictures"] = {name: f"{name}.png" for name in self.pictures}
+        with store.one_error(folder):
+            files = store.section_files(self.sections)
+            for name, picture in self.pictures.items():
+                files |= store.picture_files(name, picture)
+            folder.mkdir(parents=True, exist_ok=True)
+            text["files"] = store.write_files(folder, files)
+            store.write_json(folder / store.CLAIMS, text)
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Outcome:
+        """Return a saved outcome.
+
+        Raises
+        ------
+        ValueError
+            If the folder holds none, or a damaged one.
+        """
+        folder = Path(folder)
+        if not store.is_there(folder / store.CLAIMS):
+            raise ValueError(f"folder: {str(folder)!r} holds no outcome, expected a file {store.CLAIMS} in it")
+        try:
+            text = store.read_json(folder / store.CLAIMS)
+            for file, size in text.pop("files").items():
+                found = (folder / file).stat().st_size
+                if found != size:
+                    raise ValueError(f"{file} has {found} bytes, {size} were written")
+            text.pop("passed")
+            text["claims"] = tuple(Claim(**claim) for claim in text["claims"])
+            text["pictures"] = {name: folder / file for name, file in text["pictures"].items()}
+            return cls(sections=store.read_sections(folder), **text)
+        except Exception as error:
+            raise ValueError(f"folder: {str(folder)!r} is damaged or holds no outcome: {error!r}") from error
 
 
 @dataclass(frozen=True)
@@ -63,11 +173,8 @@ class Figure:
 
     def stamp(self, scale: str, **changes: Any) -> dict[str, Any]:
         """Return the stamp of results, which are reused only if it agrees: figure, version, scale and settings."""
-        return {"figure": self.label, "version": self.version, **self.described(scale, **changes)}
-
-    def described(self, scale: str, **changes: Any) -> dict[str, Any]:
-        """Return scale and settings as one mapping."""
-        return {"scale": scale, **dataclasses.asdict(self.changed(scale, **changes))}
+        settings = dataclasses.asdict(self.changed(scale, **changes))
+        return {"figure": self.label, "version": self.version, "scale": scale, **settings}
 
     def changed(self, scale: str, **changes: Any) -> Any:
         """Return the settings of a scale with some of them replaced.
@@ -130,7 +237,7 @@ class Figure:
         finally:
             seconds = before + time.perf_counter() - began
             store.spend(folder, seconds)
-        described = self.described(scale, **changes)
+        described = {"scale": scale, **dataclasses.asdict(settings)}
         try:
             described |= made.settings
             outcome = replace(made, figure=self.label, settings=described, seconds=seconds, error=error)
@@ -158,3 +265,34 @@ def middle(depth: int) -> Sequence[int]:
     [5, 6, 7, 8, 9]
     """
     return range(depth // 3 + 1, depth - depth // 3 + 1)
+
+
+@contextlib.contextmanager
+def ctrl_c() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end if Ctrl-C was pressed inside and handled there.
+
+    Training ends regularly at Ctrl-C and returns an unfinished run, on which no claim may be measured. Has an effect
+    only in the main thread, and only where Ctrl-C is not ignored.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    ours, theirs = socket.socketpair()  # receives the number of every signal, whichever handler it has
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        told = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            signal.set_wakeup_fd(told)
+            with contextlib.suppress(BlockingIOError):
+                if signal.SIGINT in ours.recv(4096):
+                    raise KeyboardInterrupt

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bnrank.figures.harness import store
-from bnrank.figures.harness.figure import Figure
-from bnrank.figures.harness.outcome import Outcome
+from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section, page
 from bnrank.reporting.blocks import Block, Cell, Code, Column, Heading, Pre, Said, Table, Text, details, picture
 from bnrank.reporting.charts.history import spectra_budget

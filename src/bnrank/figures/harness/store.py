@@ -16,19 +16,27 @@ import errno
 import json
 import math
 import shutil
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
-from bnrank._core.files import PARTIAL, prepare_folder, write_atomically
+from bnrank._core.files import PARTIAL, discard_partial, prepare_folder, write_atomically
+from bnrank.figures.harness.claims import Claim
+from bnrank.reporting import Section
+from bnrank.reporting.blocks import drawn, named_figures
+from bnrank.reporting.charts.parts import is_plotly
+from bnrank.reporting.charts.parts import plain as plain_figure
 from bnrank.reporting.sections import flatten_settings
+from bnrank.reporting.tables import verdict_rows
 
 STAMP, SPENT, SECTIONS, CLAIMS = "stamp.json", "spent.json", "sections.json", "claims.json"
 RUNS, INNER = "runs", "sections"
 ABANDONED = 600  # seconds after which a partial file no longer counts as another process's
+SVG_LIMIT = 300_000  # bytes above which a picture is kept as PNG only
+DPI = 150
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
@@ -42,16 +50,13 @@ def differences(folder: Path, stamp: Mapping[str, Any]) -> list[str]:
     except _DAMAGED:
         return ["the folder does not record its settings"]
     now = plain(flatten_settings(stamp))
-    return [
-        f"{key}: stored {_show(stored, key)}, now {_show(now, key)}"
-        for key in dict.fromkeys((*now, *stored))
-        if stored.get(key) != now.get(key)
-    ]
 
+    def show(entries: Mapping[str, Any], key: str) -> str:
+        text = json.dumps(entries[key]) if key in entries else "none"
+        return text if len(text) <= 80 else text[:77] + "..."
 
-def _show(entries: Mapping[str, Any], key: str) -> str:
-    text = json.dumps(entries[key]) if key in entries else "none"
-    return text if len(text) <= 80 else text[:77] + "..."
+    changed = [key for key in dict.fromkeys((*now, *stored)) if stored.get(key) != now.get(key)]
+    return [f"{key}: stored {show(stored, key)}, now {show(now, key)}" for key in changed]
 
 
 def refusal(folder: Path, stamp: Mapping[str, Any], resume: bool) -> str:
@@ -89,7 +94,7 @@ def is_full(problem: BaseException) -> bool:
 def begin(folder: Path, stamp: Mapping[str, Any]) -> float:
     """Create and stamp a figure's folder, and return the seconds spent on it so far."""
     prepare_folder(folder)
-    discard_abandoned(folder)
+    discard_partial(folder, ABANDONED)
     if not (folder / STAMP).exists():
         with one_error(folder):
             write_json(folder / STAMP, {"stamp": stamp})
@@ -103,14 +108,6 @@ def spend(folder: Path, seconds: float) -> None:
     """Record how many seconds were spent on a figure."""
     with one_error(folder):
         write_json(folder / SPENT, {"seconds": round(seconds, 3)})
-
-
-def discard_abandoned(folder: Path) -> None:
-    """Remove partial files of killed processes from a folder, and leave those of live ones."""
-    for path in folder.glob(f".*{PARTIAL}"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > ABANDONED:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def clear(folder: Path) -> None:
@@ -129,8 +126,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, int]:
     """Replace the files of the previous outcome, and return the sizes of the new ones; claims.json is removed."""
     vectors = [f"{name[:-4]}.svg" for name in files if name.endswith(".png")]  # left by an interrupted save
     stale = {*_listed(folder), *vectors} - set(files)
-    (folder / CLAIMS).unlink(missing_ok=True)
-    for name in stale:
+    for name in (CLAIMS, *stale):
         (folder / name).unlink(missing_ok=True)
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -145,6 +141,22 @@ def _listed(folder: Path) -> list[str]:
         return [n for n in names if Path(n).parent in (Path(), Path(INNER)) and (folder / n).is_file()]
     except _DAMAGED:
         return []
+
+
+def is_there(path: Path) -> bool:
+    """Return whether a path exists; False where that cannot be checked."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def folders(root: Path) -> Iterable[Path]:
+    """Return the folders of complete figures, by name."""
+    return sorted(path for path in root.iterdir() if is_there(path / CLAIMS)) if root.is_dir() else []
+
+
+# JSON ----------------------------------------------------------------------------------------------------------------
 
 
 def plain(value: Any) -> Any:
@@ -201,14 +213,79 @@ def read_json(path: Path) -> Any:
     return _restored(json.loads(path.read_text(encoding="utf-8")))
 
 
-def is_there(path: Path) -> bool:
-    """Return whether a path exists; False where that cannot be checked."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
+# pictures and sections -----------------------------------------------------------------------------------------------
 
 
-def folders(root: Path) -> Iterable[Path]:
-    """Return the folders of complete figures, by name."""
-    return sorted(path for path in root.iterdir() if is_there(path / CLAIMS)) if root.is_dir() else []
+def picture_files(name: str, picture: Any) -> dict[str, bytes]:
+    """Return the files of a picture, PNG first; that of an opened outcome is given by the path of its PNG."""
+    if isinstance(picture, Path):
+        paths = [path for path in (picture, picture.with_suffix(".svg")) if path.exists()]
+        return {f"{name}{path.suffix}": path.read_bytes() for path in paths}
+    files = {f"{name}.png": drawn(picture, name, "png", dpi=DPI, bbox_inches="tight")}
+    svg = drawn(picture, name, "svg")
+    return files | ({f"{name}.svg": svg} if len(svg) <= SVG_LIMIT else {})
+
+
+def claim_entries(claims: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return claims as mappings."""
+    return [{key: getattr(claim, key) for key in ("name", "passed", "measured", "expected")} for claim in claims]
+
+
+def section_files(sections: Sequence[Section]) -> dict[str, bytes]:
+    """Return file name -> content of sections; verdicts become the rows of their table."""
+    files: dict[str, bytes] = {}
+    stored = []
+    for i, section in enumerate(sections, 1):
+        shown: list[dict[str, Any]] = []
+        for j, (caption, picture) in enumerate(named_figures(section.figures).items(), 1):
+            if is_plotly(picture):
+                shown.append({"caption": caption, "plotly": plain_figure(picture)})
+            else:
+                paths = picture_files(f"{INNER}/{i}-picture-{j}", picture)
+                shown.append({"caption": caption, "file": next(iter(paths))})
+                files |= paths
+        entry: dict[str, Any] = {
+            "title": section.title,
+            "text": section.text,
+            "claims": claim_entries(section.claims),
+            "rows": [*section.rows, *(verdict_rows(section.verdicts) if section.verdicts is not None else ())],
+            "figures": shown,
+            "settings": None if section.settings is None else flatten_settings(section.settings),
+        }
+        for kind, datasets in (("history", section.histories), ("profile", section.profiles)):
+            entry[kind] = {label: f"{INNER}/{i}-{kind}-{k}.nc" for k, label in enumerate(datasets, 1)}
+            files |= {entry[kind][label]: _netcdf(dataset) for label, dataset in datasets.items()}
+        stored.append(entry)
+    return files | {SECTIONS: to_json(stored)}
+
+
+def read_sections(folder: Path) -> tuple[Section, ...]:
+    """Return stored sections; pictures are files, datasets are loaded."""
+    result = []
+    for entry in read_json(folder / SECTIONS):
+        for kind in ("history", "profile"):
+            files = entry[kind].items()
+            entry[kind] = {k: xr.load_dataset(folder / file, engine="h5netcdf") for k, file in files} or None
+        entry["claims"] = tuple(Claim(**claim) for claim in entry["claims"])
+        shown = entry["figures"]
+        entry["figures"] = {p["caption"]: p["plotly"] if "plotly" in p else folder / p["file"] for p in shown}
+        result.append(Section(**entry))
+    return tuple(result)
+
+
+def _netcdf(dataset: xr.Dataset) -> bytes:
+    """Return a dataset as NetCDF, its attributes in a form that NetCDF can hold."""
+    dataset = dataset.copy()
+    for part in (dataset, *(dataset[name] for name in dataset.variables)):
+        part.attrs = {key: _attribute(value) for key, value in part.attrs.items() if value is not None}
+    return bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 crashes when the disk is full
+
+
+def _attribute(value: Any) -> Any:
+    if isinstance(value, bool | np.bool_):
+        return int(value)
+    if isinstance(value, str | int | float | np.generic | np.ndarray):
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(v, int | float) for v in value):
+        return list(value)
+    return json.dumps(plain(value))
