@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import bnrank
-from bnrank.figures.f02_class_regions import computation
-from bnrank.figures.f02_class_regions import figure as f02
+from bnrank.figures import f02_class_regions as f02
 from bnrank.measures.regions import tripoints
 from bnrank.networks.mlp import from_layers
 from bnrank.tasks import Task
@@ -18,19 +18,14 @@ PLAIN = tripoints(from_layers([torch.eye(2)]), [0.0, 0.0], [1.0, 0.0], [0.0, 1.0
 
 
 def one(depth=2, ridge=0.0, seed=0, accuracy=1.0, reach=(), complete=True):
-    return computation.Classifier(
+    return f02.Classifier(
         depth=depth,
         ridge=ridge,
         seed=seed,
-        accuracy=accuracy,
-        accuracy_test=1.0,
-        cost=0.1,
-        norm=50.0,
         regions=dataclasses.replace(PLAIN, complete=complete),
         reach=np.array(reach, float),
-        nearest=0.5,
-        weights=np.array([2.0, 1.0, 0.1]),
         spread=np.array([0.5] * (depth - 1)),
+        row={"correct, training": accuracy},
     )
 
 
@@ -93,15 +88,18 @@ def test_what_is_measured_of_a_network():
     net, sites = planted_net()
     x = torch.tensor([[0.4, -0.2], [-0.4, -0.2], [0.0, 0.2], [0.3, 0.1]], dtype=torch.float64)
     task = Task(x, torch.tensor([1, 2, 0, 1]), loss="cross_entropy", name="planted")
-    found = computation.look(net, task, ridge=0.1, seed=3, cost=0.5, norm=7.0, far=5)
+    last = SimpleNamespace(seed=3, cost=0.5, parameter_norm=7.0)
+    found = f02.look(net, task, last, 0.1, f02.Settings(far=5.0))
     assert (found.depth, found.kind, found.seed) == (2, "depth 2, with L2", 3)
     nearest = (sites - x[:, None].float()).norm(dim=2).argmin(1)
-    assert found.accuracy == float((nearest == task.y).double().mean())
-    assert math.isnan(found.accuracy_test)
+    assert found.row["correct, training"] == float((nearest == task.y).double().mean())
+    assert math.isnan(found.row["correct, test"])
     np.testing.assert_allclose(found.reach, [2.5], rtol=1e-6)  # the box reaches from -0.2 to 0.2
     assert (found.within(2.4), found.within(2.6)) == (0, 1)
-    assert found.nearest == pytest.approx(0.3, rel=1e-6)
-    np.testing.assert_allclose(found.weights, np.linalg.svd(net.weights[1].detach().numpy())[1][:3], atol=1e-6)
+    assert found.row["smallest distance to a sample"] == pytest.approx(0.3, rel=1e-6)
+    weights = [found.row[f"s_{i}"] for i in (1, 2, 3)]
+    np.testing.assert_allclose(weights, np.linalg.svd(net.weights[1].detach().numpy())[1][:3], atol=1e-6)
+    assert (found.row["cross-entropy"], found.row["||theta||^2"]) == (0.5, 7.0)
     h = torch.cat([x, -x], 1).relu().numpy()
     values = np.linalg.svd(h - h.mean(0))[1]
     np.testing.assert_allclose(found.spread, [values[1] / values[0]], rtol=1e-6)
@@ -115,8 +113,8 @@ def test_agreement_is_a_share_of_the_box():
     above_two = from_layers([torch.tensor([[0.0, 0.0], [1.0, 0.0]])], [torch.tensor([0.0, -2.0])])  # class 1: x_1 > 2
     all_first = from_layers([torch.zeros(2, 2)], [torch.tensor([0.0, -1.0])])
     above_two, all_first = above_two.float(), all_first.float()
-    assert computation.agreement(above_two, all_first, task) == pytest.approx(0.75)
-    assert computation.agreement(above_two, above_two, task) == 1
+    assert f02.agreement(above_two, all_first, task) == pytest.approx(0.75)
+    assert f02.agreement(above_two, above_two, task) == 1
 
 
 TINY = {

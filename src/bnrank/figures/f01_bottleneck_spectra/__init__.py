@@ -1,1 +1,0 @@
-"""F1: spectra of a deep network."""

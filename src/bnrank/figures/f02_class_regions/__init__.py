@@ -1,1 +1,0 @@
-"""F2: class regions and tripoints."""

@@ -1,1 +1,0 @@
-"""F4: parameter norm against depth."""

@@ -1,1 +1,0 @@
-"""F8: Jacobians of kernel methods."""
