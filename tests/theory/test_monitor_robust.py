@@ -237,7 +237,7 @@ def test_between_rows_the_parts_are_a_trapezoid():
     book, rows, one = ledger(), [0, 4, 5, 12], np.ones(1)
     for number, step in enumerate(rows):
         book.add(number, step, float(step), 0 * one, one)
-        book.complete(Increments((3 + 2 * step) * one, (1 - step) * one))
+        book.complete(Increments(np.stack([(3 + 2 * step) * one, (1 - step) * one])))
     vectors = book.vectors()
     assert vectors["by_step"] == pytest.approx(sum(3 + 2 * s for s in range(12)))
     assert vectors["by_decay"] == pytest.approx(sum(1 - s for s in range(12)))
@@ -251,7 +251,7 @@ def test_between_rows_of_momentum_what_is_to_come_is_nearly_that_of_every_step()
         book, one = ledger(), np.ones(1)
         for number, step in enumerate(rows):
             book.add(number, step, float(step), 0 * one, one)
-            book.complete(Increments(0 * one, 0 * one, lag=mu, late=(late(step) * one, 0 * one)))
+            book.complete(Increments(np.zeros((2, 1)), lag=mu, late=np.stack([late(step) * one, 0 * one])))
         found[len(rows)] = -float(book.vectors()["by_step"][0])
     assert found[13] == pytest.approx(brute, rel=1e-12)
     assert found[4] == pytest.approx(brute, rel=1e-3)

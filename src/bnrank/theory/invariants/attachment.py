@@ -3,15 +3,16 @@
 import importlib
 import math
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank.theory.invariants.drift import StepRule, rule_of, split
+from bnrank.theory.invariants.drift import Remarks, StepRule, rule_of, split
 from bnrank.theory.invariants.track import Track
 
 PENDING = "momentum from before the first row: its later effect is in the rest"
@@ -19,31 +20,7 @@ CHANGED = "step size, momentum or decay changed between steps that have momentum
 CLIPPED = "gradients look clipped by value (their largest entry occurs more than once): T49 is for the gradient itself"
 
 
-@dataclass
-class Remarks:
-    """Remarks on the steps that were taken.
-
-    Attributes
-    ----------
-    notes : list of str
-        Shown with the table.
-    unlike : list of str
-        Why T49 does not describe the steps.
-    unsure : list of str
-        Why the parts are not exact.
-    """
-
-    notes: list[str] = field(default_factory=list)
-    unlike: list[str] = field(default_factory=list)
-    unsure: list[str] = field(default_factory=list)
-
-    def add(self, note: str = "", unlike: str = "", unsure: str = "") -> None:
-        """Add what is not empty and not there yet."""
-        for text, texts in ((note, self.notes), (unlike, self.unlike), (unsure, self.unsure)):
-            if text and text not in texts:
-                texts.append(text)
-
-
+@dataclass(eq=False)
 class Attachment:
     """Hooks in an optimizer that add rows to a track while it steps.
 
@@ -65,31 +42,30 @@ class Attachment:
         Of the first row to come.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        trained: Mapping[str, Tensor],
-        live: Mapping[str, Tensor],
-        track: Track,
-        every: int,
-        remarks: Remarks,
-        step: int = 0,
-        time: float = 0.0,
-    ) -> None:
-        self.optimizer, self.trained, self.live = optimizer, dict(trained), dict(live)
-        self.track, self.every, self.remarks = track, every, remarks
-        self.step, self.time = step, time
+    optimizer: torch.optim.Optimizer
+    trained: Mapping[str, Tensor]
+    live: Mapping[str, Tensor]
+    track: Track
+    every: int
+    remarks: Remarks
+    step: int = 0
+    time: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Add the hooks, with remarks on what changed before."""
         self.stopped = False
         self._before: dict[str, Tensor] = {}
         self._pending: StepRule | None = None
-        self._settings: list[tuple[float, ...]] | None = None
-        if track.step is not None and not np.array_equal(track.ledger.forms.measure(self.live)[0], track.ledger.last):
-            remarks.add(unsure=f"the network changed after step {track.step} while it was not watched")
-        elif track.step is None and _begun(optimizer, self.live.values()):
-            remarks.add(unsure=PENDING)
+        self._settings: list[tuple[float, ...]] = []
+        ledger, last = self.track.ledger, self.track.step
+        if last is not None and not np.array_equal(ledger.forms.measure(self.live)[0], ledger.last):
+            self.remarks.add(unsure=f"the network changed after step {last} while it was not watched")
+        buffers = (self.optimizer.state.get(p, {}).get("momentum_buffer") for p in self.live.values())
+        if last is None and any(b is not None and bool(b.any()) for b in buffers):
+            self.remarks.add(unsure=PENDING)
         self._handles: list[Any] = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(self._after_step),
         ]
 
     def remove(self) -> None:
@@ -99,44 +75,41 @@ class Attachment:
 
     def catch_up(self) -> None:
         """Add the present state as a row if it is not one yet."""
-        if self.stopped or self.track.step in (None, self.step):
-            return
-        try:
-            with torch.no_grad():
+        if not self.stopped and self.track.step not in (None, self.step):
+            with self._recording():
                 self._check_frozen()
                 self.track.add(self.step, self.time, self.trained, last=True)
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Stop recording at an error; the hooks stay, since torch is iterating over them."""
+        try:
+            with torch.no_grad(), np.errstate(all="ignore"):  # of a training that diverges
+                yield
         except Exception as error:
-            self._stop(error)
+            self.stopped = True
+            text = f"recording stopped at step {self.step}: {type(error).__name__}: {error}"
+            self.remarks.add(note=text, unsure=text)
+            warnings.warn(f"bnrank.invariants.Monitor: {text}; training continues", RuntimeWarning, stacklevel=3)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         self._pending = None
-        if self.stopped or not (self.step == self.track.step or self._is_due(self.track.step)):
-            return
-        try:
-            with torch.no_grad():
-                self._pending = self._begin(optimizer)
-        except Exception as error:
-            self._stop(error)
+        if not self.stopped and (self.step == self.track.step or self._is_due(self.track.step)):
+            with self._recording():
+                self._pending = self._begin()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         if self.stopped:
             return
-        try:
+        with self._recording():
             if self._pending is not None:
-                with torch.no_grad(), np.errstate(all="ignore"):  # of a training that diverges
-                    self._complete(optimizer, self._pending)
-            self._pending = None
+                ledgers = self.track.open()
+                wanted = [(ledger.forms, ledger.last) for ledger in ledgers]
+                found = split(optimizer, self._pending, self._before, self.live, wanted)
+                for ledger, increments in zip(ledgers, found, strict=True):
+                    ledger.complete(increments)
             self.step += 1
             self.time += float(optimizer.param_groups[0]["lr"])
-        except Exception as error:
-            self._stop(error)
-
-    def _stop(self, error: Exception) -> None:
-        """Stop recording; the hooks stay, since torch is iterating over them."""
-        self.stopped, self._pending = True, None
-        text = f"recording stopped at step {self.step}: {type(error).__name__}: {error}"
-        self.remarks.add(note=text, unsure=text)
-        warnings.warn(f"bnrank.invariants.Monitor: {text}; training continues", RuntimeWarning, stacklevel=2)
 
     def _is_due(self, last: int | None) -> bool:
         """Return whether the present step is a row; rows are closer at the start, where most changes occur."""
@@ -144,22 +117,20 @@ class Attachment:
             return True
         return self.step - last >= max(1, min(self.every, self.step // 3))
 
-    def _begin(self, optimizer: torch.optim.Optimizer) -> StepRule:
+    def _begin(self) -> StepRule | None:
         """Add a row, if there is none yet, and keep what the split of the next step needs."""
-        rule = rule_of(optimizer, {id(p): name for name, p in self.live.items()})
-        self.remarks.add(rule.note, rule.unlike, rule.unsure)
+        rule = rule_of(self.optimizer, {id(p): name for name, p in self.live.items()}, self.remarks)
         self._check_frozen()
-        exact = self.every == 1 and not rule.unlike  # else the parts are estimates anyway
+        exact = self.every == 1 and not self.remarks.unlike  # else the parts are estimates anyway
         if exact and _clipped(p.grad for p in self.live.values()):
             self.remarks.add(unsure=CLIPPED)
         wanted = ("lr", "momentum", "weight_decay")
-        settings = [tuple(float(group.get(name) or 0.0) for name in wanted) for group in optimizer.param_groups]
-        changed = self._settings is not None and self._settings != settings
-        if changed and any(momentum for _, momentum, _ in (*settings, *(self._settings or ()))):
+        settings = [tuple(float(group.get(name) or 0.0) for name in wanted) for group in self.optimizer.param_groups]
+        before, self._settings = self._settings or settings, settings
+        if before != settings and any(momentum for _, momentum, _ in (*settings, *before)):
             self.remarks.add(unsure=CHANGED)
-        self._settings = settings
         copies: dict[str, Tensor] = {}
-        if rule.splits and math.isnan(rule.rate):
+        if rule is not None and math.isnan(rule.rate):
             if not self._before:
                 self._before = {n: torch.empty(p.shape, dtype=p.dtype, device=p.device) for n, p in self.live.items()}
             copies = self._before
@@ -169,27 +140,12 @@ class Attachment:
             torch._foreach_copy_(list(copies.values()), list(self.live.values()))
         return rule
 
-    def _complete(self, optimizer: torch.optim.Optimizer, rule: StepRule) -> None:
-        """Split the step that has just been taken."""
-        if rule.splits:
-            ledgers = self.track.open()
-            wanted = [(ledger.forms, ledger.last) for ledger in ledgers]
-            found = split(optimizer, rule, self._before, self.live, wanted)
-            for ledger, increments in zip(ledgers, found, strict=True):
-                ledger.complete(increments)
-
     def _check_frozen(self) -> None:
         """Remark on a parameter that is frozen now: its quantities are no longer conserved."""
         for name, p in self.live.items():
             if not p.requires_grad and not any(name in text.split() for text in self.remarks.unlike):
                 text = f"parameter {name} was found frozen at step {self.step}"
                 self.remarks.add(note=text, unlike=text)
-
-
-def _begun(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> bool:
-    """Return whether steps with momentum were taken before."""
-    buffers = [optimizer.state.get(p, {}).get("momentum_buffer") for p in parameters]
-    return any(b is not None and bool(b.any()) for b in buffers)
 
 
 def _clipped(gradients: Iterable[Tensor | None]) -> bool:

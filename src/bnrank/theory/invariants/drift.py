@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,21 +18,20 @@ class Increments:
 
     Attributes
     ----------
-    by_step, by_decay : ndarray
-        By the size of the step and by weight decay; NaN where it does not apply.
+    parts : ndarray
+        (2, entries): by the size of the step, and by weight decay; NaN where it does not apply.
     per_time : bool
         Whether it is per unit of time instead of per step.
     lag : float
-        Momentum mu; then `late` of it has not come yet right after the step, mu late one step on, and so on.
-    late : tuple of ndarray
-        Of by_step and of by_decay.
+        Momentum mu; then ``late`` of the parts comes only after the step: mu ``late`` from one step on, and so on.
+    late : ndarray, optional
+        As ``parts``.
     """
 
-    by_step: Array
-    by_decay: Array
+    parts: Array
     per_time: bool = False
     lag: float = 0.0
-    late: tuple[Array, Array] | None = None
+    late: Array | None = None
 
 
 class Ledger:
@@ -52,8 +51,7 @@ class Ledger:
         size = sum(forms.sizes)
         self.first = self.last = np.zeros(size)
         self.first_scale = self.last_scale = np.zeros(len(forms.sizes))
-        self.sums = {"by_step": np.zeros(size), "by_decay": np.zeros(size)}
-        self.late = {"by_step": np.zeros(size), "by_decay": np.zeros(size)}
+        self.sums, self.late = np.zeros((2, size)), np.zeros((2, size))  # by step and by decay
         self.row: tuple[int, int, float] | None = None  # number, step and time of the last one
         self.since = (0, 0.0)  # steps and time from the row before to the last one
         self.before: Increments | None = None
@@ -61,31 +59,23 @@ class Ledger:
         self._rows: dict[int, dict[str, Array]] = {}
 
     def add(self, number: int, step: int, time: float, value: Array, scale: Array) -> None:
-        """Add a row: Q there, and per quantity the norm of in + out; :meth:`complete` may follow."""
+        """Add a row: Q there, and per quantity the norm of in + out; :meth:`complete` may follow.
+
+        What passed since the row before is added as if each step added what the first one did.
+        """
         self._close()
         self.last, self.last_scale = value, scale
         self.before, self.now = self.now, None
         if self.row is None:
-            self.first, self.first_scale = value, self.last_scale
+            self.first, self.first_scale = value, scale
         else:
-            self.since = (step - self.row[1], time - self.row[2])
-            self._pass(self.before)
-        self.row = (number, step, time)
-
-    def _pass(self, before: Increments | None) -> None:
-        """Add what passed between the last two rows, as if each step added what the first one did."""
-        if before is None:
-            for total in self.sums.values():
-                total += np.nan
-            return
-        steps, time = self.since
-        for name, total in self.sums.items():
-            total += getattr(before, name) * (time if before.per_time else steps)
-        weights = before.lag ** np.arange(steps)
-        for i, late in enumerate(self.late.values()):
-            late *= before.lag**steps
+            steps, passed = self.since = (step - self.row[1], time - self.row[2])
+            before = self.before or Increments(np.full_like(self.sums, np.nan))
+            self.sums += before.parts * (passed if before.per_time else steps)
+            self.late *= before.lag**steps
             if before.late is not None:
-                late += before.late[i] * weights.sum()
+                self.late += before.late * (before.lag ** np.arange(steps)).sum()
+        self.row = (number, step, time)
 
     def complete(self, increments: Increments) -> None:
         """Add the increments of the step after the last row."""
@@ -93,14 +83,11 @@ class Ledger:
         if before is None:
             return
         steps, time = self.since
-        for name, total in self.sums.items():
-            change = getattr(increments, name) - getattr(before, name)
-            total += change / 2 * (time if before.per_time else steps - 1)
+        self.sums += (increments.parts - before.parts) / 2 * (time if before.per_time else steps - 1)
         if before.late is not None and increments.late is not None and before.lag:
             weights = before.lag ** np.arange(steps)
             mean = weights @ (1 - np.arange(1, steps + 1) / steps)  # the last step counts in full and is nearly now
-            for i, late in enumerate(self.late.values()):
-                late += (increments.late[i] - before.late[i]) * mean
+            self.late += (increments.late - before.late) * mean
 
     @property
     def rows(self) -> dict[int, dict[str, Array]]:
@@ -108,34 +95,51 @@ class Ledger:
         self._close()
         return self._rows
 
-    def _close(self) -> None:
-        if self.row is not None:
-            self._rows[self.row[0]] = self._measures(np.maximum(self.last_scale, self.first_scale))
-
     def vectors(self) -> dict[str, Array]:
         """Return the drift and its `PARTS` at the last row, all entries."""
-        drift = self.last - self.first
-        parts = {name: total - self.late[name] for name, total in self.sums.items()}
-        return {"drift": drift, **parts, "rest": drift - sum(_known(part) for part in parts.values())}
+        drift, parts = self.last - self.first, self.sums - self.late
+        by_step, by_decay = np.where(np.isnan(parts), 0.0, parts)
+        return {"drift": drift, "by_step": parts[0], "by_decay": parts[1], "rest": drift - (by_step + by_decay)}
 
-    def _measures(self, scale: Array) -> dict[str, Array]:
+    def _close(self) -> None:
+        if self.row is None:
+            return
         vectors = self.vectors()
         drift, parts = vectors["drift"], np.stack([vectors[name] for name in self.PARTS])
         sums = self.forms.sums(np.concatenate([[self.last**2, drift**2], parts * drift, parts**2]))
         value, size = np.sqrt(sums[0]), np.sqrt(sums[1])
-        found = {"value": value, "drift": size, "relative": _ratio(size, scale)}
+        scale = np.maximum(self.last_scale, self.first_scale)
+        relative = np.divide(size, scale, out=np.zeros_like(size), where=scale > 0)
+        found = {"value": value, "drift": size, "relative": relative}
         for i, name in enumerate(self.PARTS):
             found[name] = sums[2 + i] / np.where(size > 0, size, 1.0)
             found[f"norm_{name}"] = np.sqrt(sums[2 + len(self.PARTS) + i])
-        return found
+        self._rows[self.row[0]] = found
 
 
-def _known(part: Array) -> Array:
-    return np.where(np.isnan(part), 0.0, part)
+@dataclass
+class Remarks:
+    """Remarks on the steps that were taken.
 
+    Attributes
+    ----------
+    notes : list of str
+        Shown with the table.
+    unlike : list of str
+        Why T49 does not describe the steps.
+    unsure : list of str
+        Why the parts are not exact.
+    """
 
-def _ratio(a: Array, b: Array) -> Array:
-    return np.divide(a, b, out=np.zeros_like(a), where=b > 0)
+    notes: list[str] = field(default_factory=list)
+    unlike: list[str] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
+
+    def add(self, note: str = "", unlike: str = "", unsure: str = "") -> None:
+        """Add what is not empty and not there yet."""
+        for text, texts in ((note, self.notes), (unlike, self.unlike), (unsure, self.unsure)):
+            if text and text not in texts:
+                texts.append(text)
 
 
 @dataclass(frozen=True)
@@ -150,14 +154,6 @@ class StepRule:
         mu of gradient descent.
     nesterov : bool
         Whether it is Nesterov's.
-    note : str
-        What is not split, and why; else empty.
-    unlike : str
-        Why a step is not one of gradient descent with one step size, so that T49 leaves a rest; else empty.
-    unsure : str
-        Why its parts are not exact; else empty.
-    splits : bool
-        Whether a step is split at all.
     rate : float
         eta where Delta' is -eta times the gradient, or Delta is -eta times the buffer of momentum; NaN where it has to
         be told from the parameters before and after the step.
@@ -166,19 +162,25 @@ class StepRule:
     decay: Mapping[str, float]
     momentum: float = 0.0
     nesterov: bool = False
-    note: str = ""
-    unlike: str = ""
-    unsure: str = ""
-    splits: bool = True
     rate: float = math.nan
 
 
-def rule_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> StepRule:
-    """Read off a torch optimizer how the step it is about to take splits; ``names`` by the ids of the parameters."""
+def rule_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str], remarks: Remarks) -> StepRule | None:
+    """Return how the step that a torch optimizer is about to take splits, None where it does not.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        With the settings of that step.
+    names : mapping of int to str
+        Names of the parameters by their ids.
+    remarks : Remarks
+        Receives what is not split, and why the step is not one of gradient descent or its parts are not exact.
+    """
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
-        unlike = f"{kind} is not gradient descent"
-        return StepRule({}, note=f"{kind} takes several steps in one: they are not split", unlike=unlike, splits=False)
+        remarks.add(f"{kind} takes several steps in one: they are not split", f"{kind} is not gradient descent")
+        return None
     plain = isinstance(optimizer, torch.optim.SGD)
     decay: dict[str, float] = {}
     notes: list[str] = []
@@ -205,14 +207,16 @@ def rule_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> StepR
     mu, nesterov = next(iter(momenta), (0.0, False))
     if len(momenta) > 1 or not 0 <= mu < 1:
         notes.append("momentum that is 1 or more, or differs between parameters: what it does is in the rest")
-        return StepRule(decay, note="; ".join(notes), unlike=unlike or notes[-1])
-    known = type(optimizer) is torch.optim.SGD and not nesterov and len(set(decay.values())) == len(rates) == 1
-    known = known and not any(group.get("fused") for group in optimizer.param_groups)  # may rescale the gradient
-    rate = float(optimizer.param_groups[0]["lr"]) if known and len(optimizer.param_groups) == 1 else math.nan
-    unsure = "weight decay differs between parameters" if len(set(decay.values())) > 1 else ""
+        remarks.add("; ".join(notes), unlike or notes[-1])
+        return StepRule(decay)
+    same_decay = len(set(decay.values())) == 1
+    unsure = "" if same_decay or not decay else "weight decay differs between parameters"
     if type(optimizer) is not torch.optim.SGD:
         unsure = f"{kind} is not torch's own SGD: what its steps do is not known"
-    return StepRule(decay, mu, nesterov, "; ".join(notes), unlike, unsure, rate=rate)
+    remarks.add("; ".join(notes), unlike, unsure)
+    known = type(optimizer) is torch.optim.SGD and not nesterov and same_decay and len(optimizer.param_groups) == 1
+    known = known and not any(group.get("fused") for group in optimizer.param_groups)  # may rescale the gradient
+    return StepRule(decay, mu, nesterov, float(optimizer.param_groups[0]["lr"]) if known else math.nan)
 
 
 def _is_decoupled(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
@@ -254,7 +258,7 @@ def split(
             decay = ((0 if mu else c**2) - 2 * c) * value
         by_step = rule.rate**2 * forms.of(moved) if moved else forms.of_step(before, after, keep)
         if not mu:
-            found.append(Increments(by_step, decay))
+            found.append(Increments(np.stack([by_step, decay])))
             continue
         late = 2 * mu / (1 - mu) * by_step
         if velocity:
@@ -263,7 +267,7 @@ def split(
             minus = forms.of({name: v - delta[name] for name, v in velocity.items()})
             late = mu**2 / (1 - mu) * (plus - minus) / 2
         later = decay * (mu**2 if velocity else mu)
-        found.append(Increments(by_step + late, decay, lag=mu, late=(late, later)))
+        found.append(Increments(np.stack([by_step + late, decay]), lag=mu, late=np.stack([late, later])))
     return found
 
 
@@ -286,6 +290,6 @@ def predicted(
     """Return what the next step of gradient descent adds (T49), or, without ``lr``, a flow per unit of time."""
     unknown = np.full_like(value, np.nan)
     if lr is None:
-        return Increments(unknown, -4 * ridge * value, per_time=True)
-    c = 2 * lr * ridge
-    return Increments(unknown if gradient is None else lr**2 * forms.of(gradient), (c**2 - 2 * c) * value)
+        return Increments(np.stack([unknown, -4 * ridge * value]), per_time=True)
+    c, by_step = 2 * lr * ridge, unknown if gradient is None else lr**2 * forms.of(gradient)
+    return Increments(np.stack([by_step, (c**2 - 2 * c) * value]))

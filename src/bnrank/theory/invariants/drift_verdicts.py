@@ -1,12 +1,11 @@
 """Verdicts on T44 to T46 and T48 along training."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from bnrank.theory.invariants.conserved import Conserved
+from bnrank.theory.invariants.drift import Remarks
 from bnrank.theory.invariants.squares import Array
 from bnrank.theory.invariants.track import Track
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, NOT_APPLICABLE, VIOLATED, Verdict
@@ -18,43 +17,44 @@ DRIFT = "||drift - step size - weight decay|| / ||in + out|| <= rtol"
 BOUND = "(||W||_F^2 - constant) / (2^N M) <= ||W||_op^2"
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """The conditions of verdicts.
+def judge_all(
+    tracks: Mapping[int, Track], quantities: Sequence[Conserved], layers: Sequence[str], rtol: float, remarks: Remarks
+) -> list[Verdict]:
+    """Return a verdict on every quantity and every layer of the tail, at its worst row and member.
 
-    Attributes
+    Parameters
     ----------
+    tracks : mapping of int to Track
+        By member.
+    quantities, layers
+        What the tracks are of.
     rtol : float
         Of the drift that is left unexplained, relative to in + out.
-    unlike : str
-        Why T49 does not describe the steps that were taken; "" where it does.
-    unsure : str
-        Why the parts are not exact; "" where they are.
+    remarks : Remarks
+        Why T49 does not describe the steps that were taken, and why the parts are not exact.
     """
-
-    rtol: float
-    unlike: str
-    unsure: str
-
-
-def judge_all(
-    tracks: Mapping[int, Track], quantities: Sequence[Conserved], layers: Sequence[str], conditions: Conditions
-) -> list[Verdict]:
-    """Return a verdict on every quantity and every layer of the tail, at its worst row and member."""
     series = {member: track.series() for member, track in tracks.items()}
+    unlike, unsure = "; ".join(remarks.unlike), "; ".join(remarks.unsure)
     with np.errstate(all="ignore"):  # of a training that diverged: its finite rows count
         drifted = max((float(np.nanmax(s["relative"], initial=0.0)) for s in series.values()), default=0.0)
-        drifts = [
-            _drift(q, {m: {name: v[:, i] for name, v in s.items()} for m, s in series.items()}, tracks, conditions)
-            for i, q in enumerate(quantities)
-        ]
-    return drifts + [_bound(j, name, tracks.values(), drifted, conditions) for j, name in enumerate(layers)]
+        verdicts = []
+        for i, q in enumerate(quantities):
+            own = {m: {name: v[:, i] for name, v in s.items()} for m, s in series.items()}
+            verdicts.append(_drift(q, own, tracks, rtol, unlike, unsure))
+    if not unlike and drifted > rtol:
+        unlike = f"the conserved quantities drifted by {drifted:.2g} of in + out"
+    return verdicts + [_bound(j, name, tracks.values(), unlike) for j, name in enumerate(layers)]
 
 
 def _drift(
-    q: Conserved, members: Mapping[int, Mapping[str, Array]], tracks: Mapping[int, Track], conditions: Conditions
+    q: Conserved,
+    members: Mapping[int, Mapping[str, Array]],
+    tracks: Mapping[int, Track],
+    rtol: float,
+    unlike: str,
+    unsure: str,
 ) -> Verdict:
-    rtol, rounded = conditions.rtol, True
+    rounded = True
     found: list[tuple[float, bool, str]] = []  # what is left, whether it is estimated, and where
     for member, series in members.items():
         track, drift = tracks[member], series["drift"]
@@ -72,15 +72,14 @@ def _drift(
         return Verdict(*about, INCONCLUSIVE, reason="no row has it")
     worst, estimated, place = max(found, key=lambda entry: entry[0])
     status, reason = HOLDS if worst <= rtol else VIOLATED, ""
-    if status == VIOLATED and conditions.unlike:
-        status, reason = NOT_APPLICABLE, conditions.unlike
-    elif status == VIOLATED and (conditions.unsure or estimated or rounded):
-        status, reason = INCONCLUSIVE, conditions.unsure or (ESTIMATES if estimated else ROUNDED)
-    sides = Verdict(*about, status, left=worst, right=rtol, slack=rtol - worst, rtol=rtol)
-    return replace(sides, assumptions=(q.assumption,), reason=reason, note=place)
+    if status == VIOLATED and unlike:
+        status, reason = NOT_APPLICABLE, unlike
+    elif status == VIOLATED and (unsure or estimated or rounded):
+        status, reason = INCONCLUSIVE, unsure or (ESTIMATES if estimated else ROUNDED)
+    return Verdict(*about, status, worst, rtol, "<=", rtol - worst, rtol, (q.assumption,), reason, place)
 
 
-def _bound(j: int, name: str, tracks: Any, drifted: float, conditions: Conditions) -> Verdict:
+def _bound(j: int, name: str, tracks: Iterable[Track], unlike: str) -> Verdict:
     about = ("T48", f"low rank of {name}", BOUND, "LeJegelka2022 theorem 2")
     found = [
         (bounds[j], track.steps[row])
@@ -94,21 +93,8 @@ def _bound(j: int, name: str, tracks: Any, drifted: float, conditions: Condition
     slack = bound.left - bound.right
     status, reason, vacuous = HOLDS, "", ""
     if slack < -1e-9 * max(bound.frobenius, abs(bound.constant)):
-        status = VIOLATED
-        if conditions.unlike or drifted > conditions.rtol:
-            status = NOT_APPLICABLE
-            reason = conditions.unlike or f"the conserved quantities drifted by {drifted:.2g} of in + out"
+        status, reason = (NOT_APPLICABLE, unlike) if unlike else (VIOLATED, "")
     elif all(b.right <= 0 for b, _ in found):
         vacuous = "the bound is not positive at any row"
-    return Verdict(
-        *about,
-        status,
-        left=bound.right,
-        right=bound.left,
-        slack=slack,
-        rtol=1e-9,
-        assumptions=("gradient flow from the first row on",),
-        reason=reason,
-        note=f"at step {step}, where it is closest",
-        vacuous=vacuous,
-    )
+    sides = (bound.right, bound.left, "<=", slack, 1e-9, ("gradient flow from the first row on",))
+    return Verdict(*about, status, *sides, reason, f"at step {step}, where it is closest", vacuous)

@@ -18,10 +18,10 @@ from bnrank._core.results import Printed
 from bnrank._version import __version__
 from bnrank.networks.functional import unwrap
 from bnrank.theory.invariants import drift_plot
-from bnrank.theory.invariants.attachment import Attachment, Remarks, lightning_callback
+from bnrank.theory.invariants.attachment import Attachment, lightning_callback
 from bnrank.theory.invariants.conserved import Conserved
-from bnrank.theory.invariants.drift import Ledger, predicted
-from bnrank.theory.invariants.drift_verdicts import Conditions, judge_all
+from bnrank.theory.invariants.drift import Ledger, Remarks, predicted
+from bnrank.theory.invariants.drift_verdicts import judge_all
 from bnrank.theory.invariants.finding import Findings
 from bnrank.theory.invariants.linear_tail import Tail, findings_and_tail
 from bnrank.theory.invariants.squares import Forms
@@ -396,8 +396,7 @@ class Monitor(Printed):
         quantities have drifted by more than ``rtol`` it may fail and is then "not applicable".
         """
         rtol, tracks = validation.number(rtol, "rtol", 0.0, strict=True), self._recorded()
-        conditions = Conditions(rtol, "; ".join(self._remarks.unlike), "; ".join(self._remarks.unsure))
-        found = judge_all(tracks, self.quantities, self.tail.names, conditions)
+        found = judge_all(tracks, self.quantities, self.tail.names, rtol, self._remarks)
         return Verdicts(tuple(found), {**self._about(), "rtol": rtol, "members": len(tracks)})
 
     def plot(self, axes: Any = None, member: int = 0) -> Any:
