@@ -162,8 +162,8 @@ class Scratch:
     def along(self, weight: Weight, factor: float, groups: int, out: Mapping[int, Tensor]) -> None:
         """Write sums of squares of a weight, less a factor times another, along axes: rows 0, columns 1, entries -1."""
         if -1 in out:
-            values, less, copy = (None if w is None else w.reshape(-1) for w in weight)
-            self._sums((values, less, copy), factor, range(len(values)), out[-1], None)
+            less, copy = (None if w is None else w.reshape(-1) for w in weight[1:])
+            self._sums((weight[0].reshape(-1), less, copy), factor, range(weight[0].numel()), out[-1], None)
         rows, columns = out.get(0), out.get(1)
         if rows is None and columns is None:
             return
