@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import Certificate, Latency, compress, costs
-from bnrank.discovery.compression.bounds import lipschitz
-from bnrank.discovery.compression.costs import latency, multiply_adds, parameters
+from bnrank.discovery.compression import Certificate, Latency, compress, parts
+from bnrank.discovery.compression.certificate import lipschitz
 from bnrank.discovery.compression.judging import change
+from bnrank.discovery.compression.parts import latency, multiply_adds, parameters
 
 
 def test_multiply_adds_are_those_of_the_dense_matrices():
@@ -148,7 +148,7 @@ def test_the_speed_up_is_that_of_the_least_times_and_says_where_it_is_uncertain(
 def test_the_least_time_is_not_that_of_a_disturbed_round(monkeypatch):
     """Nine of ten rounds take a hundred times longer: the quartiles move, the least time stays."""
     count = itertools.count()
-    monkeypatch.setattr(costs, "_seconds", lambda *_: 1e-3 if next(count) % 10 == 3 else 0.1)
+    monkeypatch.setattr(parts, "_seconds", lambda *_: 1e-3 if next(count) % 10 == 3 else 0.1)
     (found,) = latency([nn.Linear(2, 2)], torch.ones(4, 2), repeats=20)
     assert (found.minimum, found.low, found.median) == (1e-3, 0.1, 0.1)
 

@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bnrank.discovery.compression.costs import cost, counts
 from bnrank.discovery.compression.fits import dense, equivariant_fit, fit, pair, pointwise_pair
 from bnrank.discovery.compression.judging import Judge, channel_rows
-from bnrank.discovery.compression.replacements import factored
+from bnrank.discovery.compression.parts import cost, counts
+from bnrank.discovery.compression.stages import factored
 from helpers import normal
 
 

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression.chain import run
-from bnrank.discovery.compression.costs import cost, counts
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.neurons import _forward_selection, balanced, narrowed, rankings, without_superfluous
+from bnrank.discovery.compression.parts import cost, counts, run
 from helpers import normal
 
 

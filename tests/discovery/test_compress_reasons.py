@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import compress, parameters, replacements, search, stages
+from bnrank.discovery.compression import compress, parameters, search, stages
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.stages import Cut, Step
 from bnrank.networks import Segment
@@ -29,7 +29,7 @@ def convolutions():
 
 @pytest.mark.parametrize(("layers", "words"), [(2, "1 run of layers has too"), (3, "3 runs of layers have too")])
 def test_too_many_values_are_said_in_good_grammar(layers, words, monkeypatch):
-    monkeypatch.setattr(replacements, "MAX_SVD", 0)
+    monkeypatch.setattr(stages, "MAX_SVD", 0)
     parts = [part for _ in range(layers) for part in (nn.Linear(5, 5), nn.ReLU())][:-1]
     assert words in compress(made(*parts), normal(60, 5), tol=1e-5, **QUICK).reason
 

@@ -1,9 +1,8 @@
 """Trained modules compressed to their bottleneck, with a certificate."""
 
-from bnrank.discovery.compression.bounds import Bound
-from bnrank.discovery.compression.certificate import Accuracy, Certificate
-from bnrank.discovery.compression.costs import Latency, latency, multiply_adds, parameters
+from bnrank.discovery.compression.certificate import Accuracy, Bound, Certificate
 from bnrank.discovery.compression.judging import Change
+from bnrank.discovery.compression.parts import Latency, latency, multiply_adds, parameters
 from bnrank.discovery.compression.result import Compressed, open_compressed
 from bnrank.discovery.compression.search import compress
 from bnrank.discovery.compression.stages import Step

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import linalg
-from bnrank.discovery.compression.chain import CONVOLUTIONS, Parts, pads_of, reach_of
+from bnrank.discovery.compression.parts import CONVOLUTIONS, Parts, pads_of, reach_of
 
 RIDGES = 10.0 ** torch.arange(-12, 1, 2, dtype=torch.float64)  # of the squared largest singular value
 ROUNDING = 1e-10  # singular values below, relative to the largest, are not regressed on
@@ -77,7 +77,7 @@ def fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None, ridge: float | Non
     mean1, mean2 = z1.mean(0), z2.mean(0)
     centered, y = z1 - mean1, z2 - mean2
     u, s, vt = _svd(centered)
-    keep = s > ROUNDING * s[0] if len(s) and s[0] > 0 else torch.zeros_like(s, dtype=torch.bool)
+    keep = s > ROUNDING * s[:1]
     u, s, vt = u[:, keep], s[keep], vt[keep]
     if not len(s):
         empty = z1.new_zeros
@@ -88,7 +88,7 @@ def fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None, ridge: float | Non
     prediction = shrunk[:, None] * (u.T @ y)  # of F, in the basis u
     seen = prediction if metric is None else prediction @ metric
     p, values, _ = torch.linalg.svd(seen, full_matrices=False)
-    some = values > 1e-14 * values[0] if values[0] > 0 else torch.zeros_like(values, dtype=torch.bool)
+    some = values > 1e-14 * values[:1]
     p, values = p[:, some], values[some]
     scale = math.sqrt(len(z1))
     tails = linalg.tails(values).sqrt() / scale
@@ -157,20 +157,12 @@ def pair(first: nn.Module, shape: tuple[int, ...], shape_out: tuple[int, ...], f
     Unflatten where inputs and outputs are no vectors.
     """
     a, b, c = fitted.at(k)
-    weight, shift = dense(first, a, shape)
-    return reshaped(weight, b, c + b @ shift, shape, shape_out)
-
-
-def reshaped(a: Tensor, b: Tensor, c: Tensor, shape: tuple[int, ...], shape_out: tuple[int, ...]) -> Parts:
-    """Return x -> c + B A x on flattened inputs as parts."""
-    (k, n), m = a.shape, len(b)
-    layers: list[nn.Module]
-    if k == 0:
-        layers = [linear_layer(a.new_zeros(m, n), c)]
-    else:
-        layers = [linear_layer(a, None), linear_layer(b, c)] if k * (n + m) < n * m else [linear_layer(b @ a, c)]
-    before: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
-    after: list[nn.Module] = [nn.Unflatten(1, shape_out)] if len(shape_out) > 1 else []
+    a, shift = dense(first, a, shape)
+    c = c + b @ shift
+    two = 0 < len(a) * (a.shape[1] + len(b)) < a.shape[1] * len(b)
+    layers = [linear_layer(a, None), linear_layer(b, c)] if two else [linear_layer(b @ a, c)]
+    before = [nn.Flatten()] if len(shape) > 1 else []
+    after = [nn.Unflatten(1, shape_out)] if len(shape_out) > 1 else []
     return (*before, *layers, *after)
 
 
@@ -179,23 +171,21 @@ def pointwise_pair(first: Any, fitted: AffineFit, k: int) -> Parts:
     a, b, c = fitted.at(k)
     weight, bias = first.weight.detach(), first.bias
     shift = a.new_zeros(k) if bias is None else a @ bias.detach()
-    if isinstance(first, nn.Linear):
-        return linear_layer(a @ weight, None), linear_layer(b, c + b @ shift)
-    return (
-        with_weight(first, (a @ weight.flatten(1)).reshape(k, *weight.shape[1:]), None),
-        with_weight(type(first)(1, 1, 1), b.reshape(*b.shape, *[1] * (weight.ndim - 2)), c + b @ shift),
-    )
+    pointwise = first if isinstance(first, nn.Linear) else type(first)(1, 1, 1)
+    return with_weight(first, a @ weight.flatten(1), None), with_weight(pointwise, b, c + b @ shift)
 
 
 def with_weight(layer: Any, weight: Tensor, bias: Tensor | None) -> Any:
-    """Return a layer like another, Linear or a convolution, with other parameters, perhaps of another shape."""
+    """Return a layer like another, Linear or a convolution, with other parameters, perhaps for other numbers of units.
+
+    The weight has one row per output, in the order of the layer's, and any shape beyond.
+    """
     if isinstance(layer, nn.Linear):
-        return linear_layer(weight, bias)
-    found = copy.deepcopy(layer)
+        return linear_layer(weight.flatten(1), bias)
+    found, weight = copy.deepcopy(layer), weight.reshape(len(weight), -1, *layer.kernel_size)
     found.out_channels, found.in_channels = weight.shape[:2]
-    found.weight, found.bias = nn.Parameter(weight.detach().clone()), None
-    if bias is not None:
-        found.bias = nn.Parameter(bias.detach().clone())
+    found.weight = nn.Parameter(weight.detach().clone())
+    found.bias = None if bias is None else nn.Parameter(bias.detach().clone())
     return found
 
 

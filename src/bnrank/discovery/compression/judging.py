@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.chain import Parts, is_linear, run, trace
+from bnrank.discovery.compression.parts import Parts, is_linear, run, trace
 
 Samples = tuple[Tensor, Callable[[Tensor], Tensor], Tensor]
 
@@ -58,15 +58,16 @@ def change(before: Tensor, after: Tensor) -> Change:
     decisions = float("nan")
     if before.shape[1] > 1:
         decisions = float((before.argmax(1) != after.argmax(1)).double().mean())
-    centered = _ratio(total, spread if spread > 1e-12 * size else 0.0)
-    worst = _ratio(float(each.max()) * math.sqrt(n), size)
-    return Change(_ratio(total, size), centered, worst, decisions, n)
+    centered = ratio(total, spread if spread > 1e-12 * size else 0.0)
+    worst = ratio(float(each.max()) * math.sqrt(n), size)
+    return Change(ratio(total, size), centered, worst, decisions, n)
 
 
-def _ratio(part: float, whole: float) -> float:
+def ratio(part: float, whole: float) -> float:
+    """Return part / whole; where the whole is 0, it is 0 if the part is too, and else infinite."""
     if whole > 0:
         return part / whole
-    return 0.0 if part == 0 else float("inf")
+    return 0.0 if part == 0 else math.inf
 
 
 class Judge:
@@ -126,33 +127,29 @@ class Judge:
             for i, part in enumerate(parts):
                 value = part(value)
                 if i in places:
-                    leaves.append(value if value.requires_grad else value.requires_grad_(True))
+                    leaves.append(value.requires_grad_(True))
                     value = leaves[-1].clone()  # the next part may work in place
             out = self.rest(value).flatten(1)
-        directions = self._directions(out.shape[1]).to(out)
-        sums: list[Tensor | None] = [None] * len(leaves)
-        for number, direction in enumerate(directions):
-            keep = number + 1 < len(directions)
+        n = out.shape[1]
+        if n <= PROBES:
+            directions = torch.eye(n).to(out)
+        else:
+            signs = torch.randint(0, 2, (PROBES, n), generator=torch.Generator().manual_seed(0))
+            directions = ((2.0 * signs - 1) / math.sqrt(PROBES)).to(out)
+        grams: dict[int, Tensor] = {}
+        for direction in directions:
             with torch.enable_grad():
                 along = (out @ direction).sum()
-            found = torch.autograd.grad(along, leaves, retain_graph=keep, allow_unused=True)
-            for j, (place, gradient) in enumerate(zip(places, found, strict=True)):
+            found = torch.autograd.grad(along, leaves, retain_graph=True, allow_unused=True)
+            for place, gradient in zip(places, found, strict=True):
                 if gradient is not None:
                     rows = channel_rows(parts[place], gradient)
-                    before = sums[j]
-                    sums[j] = rows.T @ rows if before is None else before + rows.T @ rows
+                    grams[place] = grams.get(place, 0) + rows.T @ rows
         metrics = {}
-        for place, total in zip(places, sums, strict=True):
-            if total is not None:
-                values, vectors = torch.linalg.eigh(total / len(self.x))
-                metrics[place] = vectors * values.clamp(min=0).sqrt() @ vectors.T
+        for place, gram in grams.items():
+            values, vectors = torch.linalg.eigh(gram / len(self.x))
+            metrics[place] = vectors * values.clamp(min=0).sqrt() @ vectors.T
         return metrics
-
-    def _directions(self, outputs: int) -> Tensor:
-        if outputs <= PROBES:
-            return torch.eye(outputs, dtype=torch.float64)
-        signs = torch.randint(0, 2, (PROBES, outputs), generator=torch.Generator().manual_seed(0))
-        return (2.0 * signs - 1) / math.sqrt(PROBES)
 
     def trace(self, parts: Sequence[nn.Module]) -> list[Tensor]:
         """Return the input of the segment and the output of each part, on the samples of the fits."""

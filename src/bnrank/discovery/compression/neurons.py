@@ -3,15 +3,14 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.chain import CONVOLUTIONS, Parts, convolution, neighbors, pads_of, run
-from bnrank.discovery.compression.costs import Counts, cheapest, share
 from bnrank.discovery.compression.fits import with_weight
 from bnrank.discovery.compression.judging import Judge
+from bnrank.discovery.compression.parts import CONVOLUTIONS, Counts, Parts, cheapest, neighbors, pads_of, run, share
 from bnrank.theory.cost.pruning import prune
 
 _UNITWISE = (
@@ -42,7 +41,7 @@ class Ranking:
         Whether constants can be moved into the reader's bias.
     price : float
         Cost of a unit, its weights and those that read it, see
-        :func:`~bnrank.discovery.compression.costs.share`.
+        :func:`~bnrank.discovery.compression.parts.share`.
     """
 
     place: int
@@ -53,7 +52,7 @@ class Ranking:
     price: float
 
 
-def rankings(judge: Judge, parts: Parts, whole: Counts) -> list[Ranking]:
+def rankings(judge: Judge, parts: tuple[Any, ...], whole: Counts) -> list[Ranking]:
     """Return the units of every linear part but the last, ranked, where only unit-wise parts follow before the next.
 
     Forward selection by orthogonal least squares, n steps of O(n^2): the next unit explains most of the remaining
@@ -69,22 +68,18 @@ def rankings(judge: Judge, parts: Parts, whole: Counts) -> list[Ranking]:
         weight = by_unit(parts[j], rows.shape[1])  # (out, units, places)
         seen = torch.einsum("po,ouk->upk", metrics[j], weight).flatten(1)
         order, squares = _forward_selection(rows - rows.mean(0) if constant else rows, seen @ seen.T)
-        price = _price(parts[i], parts[j], len(order), values[i + 1], values[j + 1], whole)
+        part, reader, units = parts[i], parts[j], len(order)
+        own, read = part.weight[0].numel(), reader.weight.numel() / units
+        work = own * values[i + 1][0].numel() / units + read * values[j + 1][0].numel() / len(reader.weight)
+        price = share((own + read + (part.bias is not None), work, 0), whole)
         found.append(Ranking(i, j, order, (squares / len(rows)).clamp(min=0).sqrt(), constant, price))
     return found
-
-
-def _price(part: Any, reader: Any, units: int, given: Tensor, out: Tensor, whole: Counts) -> float:
-    """Return the cost of a unit of a part, from the outputs of part and reader."""
-    own, read = part.weight[0].numel(), reader.weight.numel() / units
-    work = own * given[0].numel() / units + read * out[0].numel() / len(reader.weight)
-    return share((own + read + (part.bias is not None), work, 0), whole)
 
 
 def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], scale: float) -> tuple[Parts, list[int]]:
     """Return the parts without the units that cost more than the change of the output, to first order, is worth.
 
-    :func:`~bnrank.discovery.compression.costs.cheapest` decides how many are kept. A removed unit is written as linear
+    :func:`~bnrank.discovery.compression.parts.cheapest` decides how many are kept. A removed unit is written as linear
     in those kept, by least squares on the samples, and multiplied into the reader. Parts are done in order, each fitted
     from its input after the preceding ones were narrowed to its original input: later fits correct earlier errors.
 
@@ -120,7 +115,7 @@ def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], scale: float
     return tuple(new), kept
 
 
-def _rewritten(reader: Any, target: Tensor, present: Tensor, constant: bool) -> nn.Module:
+def _rewritten(reader: Any, target: Tensor, present: Tensor, constant: bool) -> Any:
     """Return the reader for inputs ``present``, of which its original input ``target`` is nearly a linear function."""
     shift = target.mean(0), present.mean(0)
     a, b = (present - shift[1], target - shift[0]) if constant else (present, target)
@@ -133,12 +128,7 @@ def _rewritten(reader: Any, target: Tensor, present: Tensor, constant: bool) -> 
     if constant:
         offset = weight.sum(2) @ (shift[0] - shift[1] @ mixing)
         bias = offset if bias is None else bias + offset
-    return reading_units(reader, mixed, bias)
-
-
-def reading_units(reader: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """Return a reader with other parameters; its weight is given by unit, (out, units, weights of a unit)."""
-    return cast(nn.Module, with_weight(reader, weight.reshape(len(weight), -1, *reader.weight.shape[2:]), bias))
+    return with_weight(reader, mixed, bias)
 
 
 def unit_rows(parts: Sequence[nn.Module], i: int, j: int, given: Tensor, read: Tensor) -> Tensor | None:
@@ -146,25 +136,18 @@ def unit_rows(parts: Sequence[nn.Module], i: int, j: int, given: Tensor, read: T
 
     None where the parts between mix units, or treat them differently.
     """
-    between = parts[i + 1 : j]
+    between, linear = parts[i + 1 : j], isinstance(parts[j], nn.Linear)
     flat = [part for part in between if type(part) is nn.Flatten]
-    if any(not (type(part) in ACTIVATIONS or type(part) is nn.Flatten or type(part) in POOLING) for part in between):
+    if any(type(part) not in (*ACTIVATIONS, *POOLING, nn.Flatten) for part in between):
         return None
     if any(part.start_dim != 1 or part.end_dim not in (-1, given.ndim - 1) for part in flat):
         return None
     if isinstance(parts[i], nn.Linear):
         pools = any(type(part) in POOLING for part in between)
-        if not isinstance(parts[j], nn.Linear) or pools or (flat and given.ndim > 2):
-            return None
-        return read.reshape(-1, read.shape[-1])
-    channels = given.shape[1]
-    if given.ndim != parts[i].weight.ndim:
+        return read.reshape(-1, read.shape[-1]) if linear and not pools and not (flat and given.ndim > 2) else None
+    if given.ndim != parts[i].weight.ndim or bool(flat) != linear or (linear and read.ndim != 2):
         return None
-    if convolution(parts[j]):
-        return None if flat else read.movedim(1, -1).reshape(-1, channels)
-    if not flat or read.ndim != 2:
-        return None
-    return read.reshape(len(read), channels, -1).movedim(1, -1).reshape(-1, channels)
+    return read.reshape(len(read), given.shape[1], -1).movedim(1, -1).reshape(-1, given.shape[1])
 
 
 def takes_constants(reader: nn.Module) -> bool:
@@ -232,17 +215,23 @@ def without_superfluous(parts: Parts, x: Tensor, rtol: float = 1e-9) -> tuple[Pa
     """
     new, removed, merged = _pruned_runs(list(parts), rtol)
     with torch.no_grad():
-        for i, j in neighbors(new):
-            values = x[:2]
-            given = run(new[: i + 1], values)
-            read = run(new[i + 1 : j], given)
-            if not convolution(new[i]) or unit_rows(new, i, j, given, read) is None:
-                continue
-            between = [part for part in new[i + 1 : j] if type(part) in ACTIVATIONS]
-            if all(type(part) in (nn.ReLU, nn.LeakyReLU) for part in between):
+        for i, j, between in _homogeneous(new, x):
+            if isinstance(new[i], CONVOLUTIONS):
                 new[i], new[j], gone, same = _merged_channels(new[i], new[j], between, rtol)
                 removed, merged = removed + gone, merged + same
     return tuple(new), removed, merged
+
+
+def _homogeneous(parts: Sequence[nn.Module], x: Tensor) -> list[tuple[int, int, list[nn.Module]]]:
+    """Return the neighboring linear parts between which units are scaled alike, with the activations between them."""
+    found = []
+    for i, j in neighbors(parts):
+        given = run(parts[: i + 1], x[:2])
+        between = [part for part in parts[i + 1 : j] if type(part) in ACTIVATIONS]
+        plain = all(type(part) in (nn.ReLU, nn.LeakyReLU) for part in between)
+        if plain and unit_rows(parts, i, j, given, run(parts[i + 1 : j], given)) is not None:
+            found.append((i, j, between))
+    return found
 
 
 def _pruned_runs(parts: list[nn.Module], rtol: float) -> tuple[list[nn.Module], int, int]:
@@ -267,14 +256,13 @@ def _pruned_runs(parts: list[nn.Module], rtol: float) -> tuple[list[nn.Module], 
 def _merged_channels(layer: Any, reader: Any, between: list[nn.Module], rtol: float) -> tuple[Any, Any, int, int]:
     flat = layer.weight.detach().flatten(1)
     bias = flat.new_zeros(len(flat)) if layer.bias is None else layer.bias.detach()
-    weight, offset = by_unit(reader, len(flat)).clone(), flat.new_zeros(len(reader.weight))
-    constants = run(between, bias)
+    weight, constants = by_unit(reader, len(flat)).clone(), run(between, bias)
     unread = weight.abs().amax((0, 2)) == 0
     dead = ~flat.any(1) & ((constants == 0) | takes_constants(reader)) | unread
-    offset += (weight.sum(2) * torch.where(dead, constants, torch.zeros_like(constants))).sum(1)
+    offset = (weight.sum(2) * torch.where(dead, constants, 0.0)).sum(1)
     rows = torch.cat([flat, bias[:, None]], 1)
     lengths = rows.norm(dim=1)
-    units = rows / torch.where(lengths > 0, lengths, torch.ones_like(lengths))[:, None]
+    units = rows / torch.where(lengths > 0, lengths, 1.0)[:, None]
     gone = dead.clone()
     same = 0
     for u in range(len(flat)):
@@ -293,7 +281,7 @@ def _merged_channels(layer: Any, reader: Any, between: list[nn.Module], rtol: fl
     shifted = offset if reader.bias is None else reader.bias.detach() + offset
     new_bias = None if reader.bias is None and not bool(offset.any()) else shifted
     slim = with_weight(layer, layer.weight.detach()[keep], None if layer.bias is None else bias[keep])
-    return slim, reading_units(reader, weight[:, keep], new_bias), int(gone.sum()) - same, same
+    return slim, with_weight(reader, weight[:, keep], new_bias), int(gone.sum()) - same, same
 
 
 SWEEPS = 20
@@ -327,16 +315,9 @@ def balanced(parts: Parts, x: Tensor) -> Parts:
     """
     new: list[Any] = list(parts)
     with torch.no_grad():
-        values = x[:2]
-        pairs = []
-        for i, j in neighbors(parts):
-            given = run(parts[: i + 1], values)
-            between = [part for part in parts[i + 1 : j] if type(part) in ACTIVATIONS]
-            homogeneous = all(type(part) in (nn.ReLU, nn.LeakyReLU) for part in between)
-            if homogeneous and unit_rows(parts, i, j, given, run(parts[i + 1 : j], given)) is not None:
-                pairs.append((i, j))
+        pairs = _homogeneous(parts, x)
         for _ in range(SWEEPS):
-            for i, j in pairs:
+            for i, j, _ in pairs:
                 new[i], new[j] = _evened(new[i], new[j])
     return tuple(new)
 
@@ -346,7 +327,7 @@ def _evened(layer: Any, reader: Any) -> tuple[nn.Module, nn.Module]:
     columns = by_unit(reader, len(weight))
     squares = weight.flatten(1).square().sum(1) + (0.0 if bias is None else bias.square())
     out = columns.square().sum((0, 2))
-    scale = torch.where((squares > 0) & (out > 0), (out / squares.clamp(min=1e-300)) ** 0.25, torch.ones_like(out))
+    scale = torch.where((squares > 0) & (out > 0), (out / squares.clamp(min=1e-300)) ** 0.25, 1.0)
     scaled = weight * scale.reshape(-1, *[1] * (weight.ndim - 1))
     slim = with_weight(layer, scaled, None if bias is None else bias * scale)
-    return slim, reading_units(reader, columns / scale[:, None], None if reader.bias is None else reader.bias.detach())
+    return slim, with_weight(reader, columns / scale[:, None], None if reader.bias is None else reader.bias.detach())

@@ -1,13 +1,13 @@
 """The samples of a compression: checked, split, and joined by interpolated points."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.discovery.compression.chain import CONVOLUTIONS, trace
+from bnrank.discovery.compression.parts import LINEAR, trace
 from bnrank.discovery.storage import plain_array
 from bnrank.networks import Segment
 from bnrank.networks.functional import Functional, example
@@ -29,22 +29,22 @@ def read_classes(y: Any, count: int, name: str) -> Tensor:
     y = plain_array(y, name)
     if not isinstance(y, Tensor | np.ndarray):
         raise TypeError(f"{name}: got {validation.describe(y)}, expected a Tensor or ndarray of integers")
-    labels = None if isinstance(y, np.ndarray) and y.dtype.kind not in "iufbc" else torch.as_tensor(y).detach().cpu()
-    if labels is None or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        dtype = y.dtype if labels is None else labels.dtype
-        raise TypeError(f"{name}: got dtype {dtype}, expected integers from 0, the places of the outputs")
-    if labels.shape != (count,):
-        raise ValueError(f"{name}: got shape {tuple(labels.shape)}, expected ({count},), one class per sample")
-    if count and int(labels.min()) < 0:
-        raise ValueError(f"{name}: got the class {int(labels.min())}, expected integers from 0")
-    return labels
+    numbers = isinstance(y, Tensor) or y.dtype.kind in "iufbc"
+    labels: Any = torch.as_tensor(y).detach().cpu() if numbers else y
+    integers = numbers and not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    places = "integers from 0, the places of the outputs"
+    validation.expect(integers, name, f"dtype {labels.dtype}", places, TypeError)
+    shape = tuple(labels.shape)
+    validation.expect(shape == (count,), name, f"shape {shape}", f"({count},), one class per sample")
+    validation.expect(int(labels.min()) >= 0, name, f"the class {int(labels.min())}", "integers from 0")
+    return cast(Tensor, labels)
 
 
 def check_classes(labels: Tensor | None, found: Tensor, name: str) -> None:
     """Raise ValueError if a class is the place of no output."""
-    if labels is not None and len(labels) and int(labels.max()) >= found.shape[1]:
+    if labels is not None:
         top, count = int(labels.max()), found.shape[1]
-        raise ValueError(f"{name}: got the class {top}, expected less than the number of outputs, {count}")
+        validation.expect(top < count, name, f"the class {top}", f"less than the number of outputs, {count}")
 
 
 def outputs(function: Functional, x: Tensor, name: str, chunk_size: int = 1024) -> Tensor:
@@ -94,7 +94,7 @@ def _refusing(function: Functional, x: Tensor) -> str:
     entered: list[tuple[str, Any, tuple[int, ...]]] = []
     handles = []
     for name, sub in function.module.named_modules():
-        if isinstance(sub, (nn.Linear, *CONVOLUTIONS)):
+        if isinstance(sub, LINEAR):
             note = lambda sub, given, name=name: entered.append((name, sub, given[0].shape))  # noqa: E731
             handles += [sub.register_forward_pre_hook(note), sub.register_forward_hook(lambda *_: entered.clear())]
     try:
@@ -166,18 +166,17 @@ def split(net: nn.Module, x: Tensor, y: Any, held_out: Any, seed: int) -> Parted
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     y_kept = None
     if isinstance(held_out, tuple):
-        if len(held_out) != 2 or y is None:
-            raise ValueError("held_out: got a tuple, expected samples, or samples and classes where y is given, too")
+        pair = "samples, or samples and classes where y is given, too"
+        validation.expect(len(held_out) == 2 and y is not None, "held_out", "a tuple", pair)
         kept = read_samples(net, held_out[0], "held_out[0]", MIN_SAMPLES)
         held_out, y_kept = kept, read_classes(held_out[1], len(kept), "held_out[1]")
     held_out = plain_array(held_out, "held_out")
     if isinstance(held_out, Tensor | np.ndarray):
         kept = read_samples(net, held_out, "held_out", MIN_SAMPLES)
-        if kept.shape[1:] != x.shape[1:]:
-            shapes = tuple(kept.shape[1:]), tuple(x.shape[1:])
-            raise ValueError(f"held_out: got samples of shape {shapes[0]}, expected {shapes[1]} as in x")
-        if kept.is_floating_point() != x.is_floating_point():
-            raise TypeError(f"held_out: got dtype {kept.dtype}, expected samples like x, of dtype {x.dtype}")
+        shape, wanted = tuple(kept.shape[1:]), tuple(x.shape[1:])
+        validation.expect(shape == wanted, "held_out", f"samples of shape {shape}", f"{wanted} as in x")
+        alike = kept.is_floating_point() == x.is_floating_point()
+        validation.expect(alike, "held_out", f"dtype {kept.dtype}", f"samples like x, of dtype {x.dtype}", TypeError)
         return Parted(x, y, x[order], kept, y_kept)
     share = validation.number(held_out, "held_out", 0.0, strict=True)
     validation.expect(share < 1, "held_out", f"{share:g}", "samples or a fraction of x in (0, 1)")

@@ -14,9 +14,8 @@ from bnrank._core import validation
 from bnrank.discovery import storage
 from bnrank.discovery.compression import samples
 from bnrank.discovery.compression.certificate import certified
-from bnrank.discovery.compression.chain import Parts, segments
-from bnrank.discovery.compression.costs import counts, multiply_adds, parameters
 from bnrank.discovery.compression.judging import Judge, tuned
+from bnrank.discovery.compression.parts import Parts, counts, multiply_adds, parameters, segments
 from bnrank.discovery.compression.result import Compressed, replaced
 from bnrank.discovery.compression.stages import Cut, Step, cut_down
 from bnrank.networks import Segment, Skipped
@@ -243,24 +242,15 @@ def _no_larger(a: Sequence[int], b: Sequence[int]) -> bool:
     return all(one <= other for one, other in zip(a, b, strict=True))
 
 
-class _Given(nn.Module):
-    """A segment with a given output."""
-
-    value: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.value
-
-
 def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
     """Return the map from the output of a segment to the module's output, for given samples."""
     if not name:
         return lambda value: value.flatten(1)
-    stub = _Given()
+    stub: Any = nn.Module()
     around = replaced(copy.deepcopy(work), name, stub)
 
     def rest(value: Tensor) -> Tensor:
-        stub.value = value
+        stub.forward = lambda _: value
         return cast(Tensor, around(x.clone())).flatten(1)
 
     return rest

@@ -3,13 +3,25 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from bnrank.discovery.compression.chain import Parts, convolution, is_linear
-from bnrank.discovery.compression.costs import Counts, cost, counts
-from bnrank.discovery.compression.judging import Judge
+import torch
+from torch import nn
+
+from bnrank.discovery.compression.fits import AffineFit, equivariant_fit, fit, pair, pointwise_pair
+from bnrank.discovery.compression.judging import Judge, channel_rows
 from bnrank.discovery.compression.neurons import Ranking, balanced, narrowed, rankings, without_superfluous
-from bnrank.discovery.compression.replacements import Collapsing, factored
+from bnrank.discovery.compression.parts import (
+    CONVOLUTIONS,
+    Counts,
+    Parts,
+    cheapest,
+    cost,
+    counts,
+    is_linear,
+    run,
+    share,
+)
 
 T = TypeVar("T")
 
@@ -17,6 +29,11 @@ TRIALS = 8  # scales of the change tried for a share of the tolerance
 START = 8.0  # times the share of the tolerance: the first of them
 COLLAPSE_SHARES = (0.3, 0.6, 0.85)  # of the tolerance, as below
 NARROW_SHARES = (0.6, 0.9)
+ABOVE = (0, 1, 2, 3, 5)  # the smallest rank that may do: the ranks tried for a pair of layers
+AHEAD = 2  # layers tried beyond the first that fails
+MAX_SVD = 4e8  # N n1 min(N, n1), the cost of an SVD: at most seconds
+RIDGE = 1e-10  # in fits of a layer's original output by its present one, which are nearly equal
+MAX_ROWS = 8192  # (samples and positions of a convolution) of one fit
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,113 @@ class Cut:
     change: float
     reason: str = ""
 
+    def then(self, step: Step, parts: Parts, cost: float) -> "Cut":
+        """Return the segment after one more step."""
+        return Cut(parts, (*self.steps, step), cost, step.change)
+
+
+class Collapsing:
+    """The search for runs of layers that can be replaced, with cached fits.
+
+    Parameters
+    ----------
+    judge : Judge
+        Measures changes.
+    start : Cut
+        The segment so far.
+    name : str
+        Name of the segment.
+    whole : tuple of int
+        The reference of relative costs, see :func:`~bnrank.discovery.compression.parts.counts`.
+    """
+
+    def __init__(self, judge: Judge, start: Cut, name: str, whole: Counts) -> None:
+        self.judge, self.start, self.parts, self.name, self.whole = judge, start, start.parts, name, whole
+        self.places = [i for i, part in enumerate(self.parts) if is_linear(part)]
+        self.values, self.metrics = judge.trace(self.parts), judge.metrics(self.parts)
+        self.nearest = math.inf
+        """Smallest measured change of the output by a replacement of at least two layers."""
+        self.skipped = 0
+        """Number of runs of layers with too many values for a fit."""
+        self._fitted: dict[tuple[int, int], tuple[str, AffineFit, float] | None] = {}
+        self._tried: dict[tuple[int, int, int], Cut | None] = {}
+
+    def best(self, limit: float) -> Cut | None:
+        """Return the cheapest replacement of a run of layers with a change of at most ``limit``; None without any.
+
+        For every first layer p the last one q increases while a rank is found; for p + 1 it starts there, since a run
+        inside a replaceable one is replaceable too. For p and q the smallest rank within the limit that is cheaper than
+        the layers is used.
+        """
+        found: list[Cut] = []
+        reached = 1
+        for p in range(len(self.places) - 1):
+            misses = 0
+            for q in range(max(p + 1, reached), len(self.places)):
+                best = self._smallest(p, q, limit)
+                if best is not None:
+                    found.append(best)
+                    reached, misses = q, 0
+                else:
+                    misses += 1
+                if misses > AHEAD:
+                    break
+        return min(found, key=lambda c: (c.cost, c.change), default=None)
+
+    def _smallest(self, p: int, q: int, limit: float) -> Cut | None:
+        """Return the replacement of linear parts p to q (from 0) of smallest rank within the limit."""
+        if (p, q) not in self._fitted:
+            self._fitted[p, q] = self._fit(self.places[p], self.places[q])
+        fit_ = self._fitted[p, q]
+        if fit_ is None:
+            return None
+        _, fitted, size = fit_
+        i, j = self.places[p], self.places[q]
+        old = cost(self.parts[i : j + 1], self.values[i], self.whole)
+        entries = self.values[i][0].numel() + self.values[j + 1][0].numel()
+        affordable = int(old / share((1, 1, 0), self.whole) / entries)  # larger ranks cost more than the layers
+        rank = len(fitted.reading)
+        smallest = min(int((fitted.tails > limit * size).sum()), rank)
+        for k in (smallest + more for more in ABOVE if smallest + more <= min(affordable, rank)):
+            if (p, q, k) not in self._tried:
+                self._tried[p, q, k] = self._replaced(p, q, k)
+            found = self._tried[p, q, k]
+            if found is not None:
+                self.nearest = min(self.nearest, found.change)
+                if found.change <= limit:
+                    return found
+        return None
+
+    def _replaced(self, p: int, q: int, k: int) -> Cut | None:
+        """Return the replacement of rank k; None where it is no cheaper."""
+        i, j, fit_ = self.places[p], self.places[q], self._fitted[p, q]
+        assert fit_ is not None
+        a, z2 = self.values[i], self.values[j + 1]
+        middle = pair(self.parts[i], tuple(a.shape[1:]), tuple(z2.shape[1:]), fit_[1], k)
+        new = (*self.parts[:i], *middle, *self.parts[j + 1 :])
+        price = cost(new, self.judge.x, self.whole)
+        if price >= self.start.cost:
+            return None
+        line = f"layers {p + 1} to {q + 1} became one linear map of rank {k}"
+        line += ", fitted frequency by frequency" if fit_[0] == "frequency" else ""
+        where = ", ".join(filter(None, (self.name, f"layers {p + 1} to {q + 1}")))
+        return self.start.then(Step("collapse", where, line, self.judge(new), k), new, price)
+
+    def _fit(self, i: int, j: int) -> tuple[str, AffineFit, float] | None:
+        """Return how the output of part j was fitted to that of part i, the fit, and the scale of its tails."""
+        a, z1, z2 = self.values[i], self.values[i + 1], self.values[j + 1]
+        smallest = min(len(a), z1[0].numel())
+        if a.ndim < 2 or len(a) * smallest * max(z1[0].numel(), z2[0].numel()) > MAX_SVD:
+            self.skipped += 1
+            return None
+        if isinstance(self.parts[i], CONVOLUTIONS) and isinstance(self.parts[j], CONVOLUTIONS):
+            equivariant = equivariant_fit(self.parts[i : j + 1], z1, z2)
+            if equivariant is not None:
+                return "frequency", equivariant, float(equivariant.tails[0])
+        metric = self.metrics.get(j) if z2.ndim == 2 else None
+        fitted = fit(z1.flatten(1), z2.flatten(1), metric)
+        return "samples", fitted, float(fitted.tails[0]) if metric is None else self.judge.scale
+
 
 def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
     """Return the cheapest replacement of a segment within the tolerance.
@@ -80,22 +204,17 @@ def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
     steps: list[Step] = []
     if removed or merged:
         what = f"{removed} dead or constant, {merged} parallel to others"
-        steps.append(Step("prune", _where(name), f"removed neurons and channels: {what}", 0.0))
+        steps.append(Step("prune", name, f"removed neurons and channels: {what}", 0.0))
     start = Cut(slim, tuple(steps), cost(slim, judge.x, whole), judge(slim))
     ranked = rankings(judge, slim, whole)
     outcomes = [start, *_narrowed_and_factored(judge, start, name, tol, whole, ranked)]
-    search = Collapsing(judge, slim, whole)
-    collapsed: dict[tuple[int, int, int], Cut] = {}
-    for share in COLLAPSE_SHARES:
-        found = search.best(share * tol)
-        if found is not None:
-            line = f"layers {found.first} to {found.last} became one linear map of rank {found.rank}"
-            line += ", fitted frequency by frequency" if found.by == "frequency" else ""
-            where = _where(name, f"{found.first} to {found.last}")
-            step = Step("collapse", where, line, found.change, found.rank)
-            cut = Cut(found.parts, (*start.steps, step), found.cost, found.change)
-            collapsed.setdefault((found.first, found.last, found.rank), cut)
-    for cut in collapsed.values():
+    search = Collapsing(judge, start, name, whole)
+    collapsed: list[Cut] = []
+    for share_ in COLLAPSE_SHARES:
+        found = search.best(share_ * tol)
+        if found is not None and found not in collapsed:
+            collapsed.append(found)
+    for cut in collapsed:
         ranked_then = rankings(judge, cut.parts, whole)
         outcomes += [cut, *_narrowed_and_factored(judge, cut, name, tol, whole, ranked_then)]
     best = min(outcomes, key=lambda c: (c.cost, c.change))
@@ -128,44 +247,40 @@ def _all_kept(parts: Parts, ranked: list[Ranking], scale: float, tol: float) -> 
     linear = [part for part in parts if is_linear(part)]
     if len(linear) < 2:
         return ""
-    units = "channel" if any(map(convolution, linear[:-1])) else "neuron"
+    units = "channel" if any(isinstance(part, CONVOLUTIONS) for part in linear[:-1]) else "neuron"
     if not ranked:
         return f"; every {units} stays: what stands between the layers mixes them"
     change = min(float(ranking.tails[-2]) for ranking in ranked) / scale
-    least = f"leaving out the one nearest to it changes the output by about {100 * change:.3g} percent"
+    nearest = f"leaving out the one nearest to it changes the output by about {100 * change:.3g} percent"
     allowed = max(NARROW_SHARES) * tol
     why = "those that are linear in others save too little for the change that they make"
     if change > allowed:
         why = f"none is linear in others within the {100 * allowed:.3g} percent allowed"
-    return f"; every {units} stays: {why} ({least})"
+    return f"; every {units} stays: {why} ({nearest})"
 
 
 def _narrowed_and_factored(
     judge: Judge, cut: Cut, name: str, tol: float, whole: Counts, ranked: list[Ranking]
 ) -> list[Cut]:
-    found = []
-    narrow_seen = set()
-    for share in NARROW_SHARES if ranked else (0.0,):
+    before = [len(ranking.order) for ranking in ranked]
+    starts = {} if ranked else {cut.steps: cut}
+    for share_ in NARROW_SHARES if ranked else ():
         narrow = cut
-        if share:
-            got = _most(judge, lambda t: narrowed(judge, cut.parts, ranked, t), share * tol)
-            if got is not None:
-                parts, kept, change = got
-                before = [len(r.order) for r in ranked]
-                if kept != before:
-                    what = ", ".join(f"{b} to {k}" for b, k in zip(before, kept, strict=True) if b != k)
-                    step = Step("narrow", _where(name), f"neurons or channels: {what}", change)
-                    narrow = Cut(parts, (*cut.steps, step), cost(parts, judge.x, whole), change)
-        if narrow.steps in narrow_seen:
-            continue
-        narrow_seen.add(narrow.steps)
+        got = _most(judge, lambda t: narrowed(judge, cut.parts, ranked, t), share_ * tol)
+        if got is not None and got[1] != before:
+            parts, kept, change = got
+            what = ", ".join(f"{b} to {k}" for b, k in zip(before, kept, strict=True) if b != k)
+            step = Step("narrow", name, f"neurons or channels: {what}", change)
+            narrow = cut.then(step, parts, cost(parts, judge.x, whole))
+        starts.setdefault(narrow.steps, narrow)
+    found = []
+    for narrow in starts.values():
         found.append(narrow)
         two = _most(judge, lambda t, parts=narrow.parts: factored(judge, parts, t, whole), tol)  # type: ignore[misc]
         if two is not None and two[1]:
             parts, ranks, change = two
-            what = ", ".join(f"layer {layer} to rank {k}" for layer, k in ranks)
-            step = Step("factor", _where(name), what, change)
-            found.append(Cut(parts, (*narrow.steps, step), cost(parts, judge.x, whole), change))
+            step = Step("factor", name, ", ".join(f"layer {layer} to rank {k}" for layer, k in ranks), change)
+            found.append(narrow.then(step, parts, cost(parts, judge.x, whole)))
     return found
 
 
@@ -174,7 +289,7 @@ def _most(judge: Judge, make: Callable[[float], tuple[Parts, T]], limit: float) 
 
     Scales decrease by factors of 4 from START times the limit to the first that does, then the gap is bisected.
     """
-    scale, above, best = START * limit, math.inf, None
+    scale, below, above, best = START * limit, 0.0, math.inf, None
     for _ in range(TRIALS):
         parts, about = make(scale)
         found = judge(parts)
@@ -182,13 +297,59 @@ def _most(judge: Judge, make: Callable[[float], tuple[Parts, T]], limit: float) 
             best, below = (parts, about, found), scale
             if above == math.inf:
                 break
-            scale = math.sqrt(below * above)
         else:
             above = scale
-            scale = math.sqrt(below * above) if best is not None else scale / 4
+        scale = math.sqrt(below * above) if below else scale / 4
     return best
 
 
-def _where(name: str, layers: str = "") -> str:
-    inside = f"layers {layers}" if layers else ""
-    return ", ".join(part for part in (name, inside) if part)
+def factored(judge: Judge, parts: Parts, scale: float, whole: Counts) -> tuple[Parts, list[tuple[int, int]]]:
+    """Return the parts with layers replaced by two where that saves more than the change of the output is worth.
+
+    A layer a -> W a + b whose values on the samples lie near c + B t, t in R^k, becomes a -> A W a and t -> c' + B t,
+    with t chosen in the metric of the output. For a convolution t has k channels and the second layer is a convolution
+    with one tap. :func:`~bnrank.discovery.compression.parts.cheapest` decides the rank, with changes to first order;
+    layers are done in order, each fitted on its input at that point.
+
+    Returns
+    -------
+    tuple of torch.nn.Module
+        The parts.
+    list of (int, int)
+        Linear parts, counted from 1 as they were, and the rank of each that was replaced.
+    """
+    old, metrics = judge.trace(parts), judge.metrics(parts)
+    new: list[nn.Module] = []
+    replaced = []
+    value, number = judge.x, 0
+    with torch.no_grad():
+        for i, part in enumerate(parts):
+            choice: Parts = (part,)
+            if is_linear(part):
+                number += 1
+                adjacent = (*parts[max(i - 1, 0) : i], *parts[i + 1 : i + 2])  # two linear parts are a factorization
+                if i in metrics and not any(map(is_linear, adjacent)):
+                    out = part(value)
+                    z1, z2 = channel_rows(part, out), channel_rows(part, old[i + 1])
+                    step = max(1, len(z1) // MAX_ROWS)
+                    fitted = fit(z1[::step], z2[::step], metrics[i], RIDGE)
+                    k = _rank(part, fitted, out[0].numel(), scale * judge.scale, whole)
+                    if k is not None:
+                        choice = pointwise_pair(part, fitted, k)
+                        replaced.append((number, k))
+            new += choice
+            value = run(choice, value)
+    return tuple(new), replaced
+
+
+def _rank(part: Any, fitted: AffineFit, entries: int, scale: float, whole: Counts) -> int | None:
+    """Return the best rank of a layer with the given number of output entries; None to leave it."""
+    n, taps = len(part.weight), part.weight[0].numel()
+    places = entries / n
+    bias = 0 if part.bias is None else n
+    now = share((n * taps + bias, n * taps * places, 1), whole)
+    each = share((taps + n, (taps + n) * places, 0), whole)
+    ranks = torch.arange(1, len(fitted.tails), dtype=torch.float64)
+    prices = torch.cat([torch.tensor([now], dtype=torch.float64), ranks * each + share((n, 0, 2), whole)])
+    tails = torch.cat([fitted.tails.new_zeros(1), fitted.tails[1:]])
+    return cheapest(prices, tails, scale) or None

@@ -1,6 +1,7 @@
-"""The cost of a network: parameters, multiply-adds, layers and latency."""
+"""Parts of a module that run in sequence, in float64: reading, running, and their cost."""
 
 import copy
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +10,123 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from bnrank._core import validation
-from bnrank.discovery.compression.chain import CONVOLUTIONS
-from bnrank.networks.functional import example
+from bnrank.networks import Segment, Skipped, reasons
+from bnrank.networks.functional import example, hooked
+from bnrank.networks.reading import read
 
+Parts = tuple[nn.Module, ...]
 Counts = tuple[int, int, int]
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+LINEAR = (nn.Linear, *CONVOLUTIONS)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def is_linear(part: Any) -> bool:
+    """Return whether a part is a Linear or an ordinary convolution (one group), without hooks."""
+    return type(part) in LINEAR and getattr(part, "groups", 1) == 1 and not hooked(part)
+
+
+def reach_of(part: Any) -> list[int]:
+    """Return the extent of a convolution's kernel less 1, for each axis."""
+    return [d * (k - 1) for d, k in zip(part.dilation, part.kernel_size, strict=True)]
+
+
+def pads_of(part: Any) -> list[int]:
+    """Return the padding of a convolution, both ends together, for each axis."""
+    if part.padding == "same":
+        return reach_of(part)
+    return [0] * len(part.kernel_size) if part.padding == "valid" else [2 * p for p in part.padding]
+
+
+def run(parts: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """Return the output of the parts for x."""
+    if parts and not is_linear(parts[0]):
+        x = x.clone()  # it may work in place
+    for part in parts:
+        x = part(x)
+    return x
+
+
+def trace(parts: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+    """Return x and the output of each part, one tensor more than there are parts."""
+    return list(itertools.accumulate(parts, lambda value, part: run([part], value), initial=x))
+
+
+def segments(net: nn.Module, x: Tensor) -> tuple[list[Segment], list[Skipped]]:
+    """Return the segments of a module that can be made smaller, and everything else that owns parameters.
+
+    A ``nn.Sequential`` (nested ones as one) or an MLP is a segment; a Linear or convolution elsewhere is a segment of
+    its own. Parts of a segment that cannot be made smaller are listed, too.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        In float64 and eval mode.
+    x : Tensor
+        At least two samples, which are run through the module.
+
+    Returns
+    -------
+    list of Segment, list of Skipped
+        In order of registration. Parts are copies in eval mode, batch normalization is folded into the layer before.
+
+    Examples
+    --------
+    >>> import torch
+    >>> block = nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Sequential(nn.ReLU(), nn.Linear(3, 2)))
+    >>> found, _ = segments(block.double().eval(), torch.ones(2, 3, dtype=torch.float64))
+    >>> [type(part).__name__ for part in found[0].parts]
+    ['Linear', 'ReLU', 'Linear']
+    """
+    reading = read(net, x)
+    linear = [segment for segment in reading.segments if any(map(is_linear, segment.parts))]
+    found = [_folded(segment) for segment in linear]
+    left = [
+        _skipped(name, part)
+        for segment in found
+        for name, part in zip(segment.names, segment.parts, strict=True)
+        if not is_linear(part) and any(True for _ in part.parameters())
+    ]
+    inside = tuple(f"{name}." for segment in linear for name in segment.names)
+    others = [*reading.skipped, *(_skipped(layer.name, layer.module) for layer in reading.layers)]
+    return found, left + [other for other in others if not f"{other.name}.".startswith(inside)]
+
+
+def _folded(segment: Segment) -> Segment:
+    """Return a segment of copies with every batch normalization folded into the layer before it."""
+    names: list[str] = []
+    parts: list[nn.Module] = []
+    for name, original in zip(segment.names, segment.parts, strict=True):
+        part = copy.deepcopy(original).eval()
+        if type(part) in _NORMS and parts and is_linear(parts[-1]) and part.track_running_stats:
+            fuse: Any = fuse_conv_bn_eval if isinstance(parts[-1], CONVOLUTIONS) else fuse_linear_bn_eval
+            parts[-1] = fuse(parts[-1], part)
+            continue
+        if isinstance(part, nn.ReLU | nn.LeakyReLU):
+            part.inplace = False
+        names.append(name)
+        parts.append(part)
+    return Segment(segment.name, tuple(parts), tuple(names), len(segment.parts) - len(parts))
+
+
+def _skipped(name: str, part: Any) -> Skipped:
+    reason = reasons.of_type(part)
+    if reason is None and type(part) in CONVOLUTIONS and part.groups != 1:
+        reason = "grouped convolution, whose channels do not mix"
+    if reason is None and hooked(part):
+        reason = "has forward hooks, which could change its output"
+    other = f"{type(part).__name__} is not a Linear, a convolution or a Sequential of them"
+    return Skipped.part(name, part, reason or other)
+
+
+def neighbors(parts: Sequence[nn.Module]) -> list[tuple[int, int]]:
+    """Return the indices of every linear part and of the next."""
+    places = [i for i, part in enumerate(parts) if is_linear(part)]
+    return list(itertools.pairwise(places))
 
 
 @dataclass(frozen=True)
@@ -36,7 +148,7 @@ class Latency:
     device, dtype : str
         Device and precision.
     minimum : float
-        Over the repeats: least disturbed by other processes.
+        Over the repeats: disturbed the least by other processes.
     """
 
     median: float
@@ -83,7 +195,7 @@ def multiply_adds(net: nn.Module, x: Tensor) -> int:
         nonlocal count
         count += (out[0].numel() if out.ndim > 1 else out.numel()) * layer.weight[0].numel()
 
-    layers = {sub for sub in net.modules() if isinstance(sub, (nn.Linear, *CONVOLUTIONS))}
+    layers = {sub for sub in net.modules() if isinstance(sub, LINEAR)}
     handles = [layer.register_forward_hook(note) for layer in layers]
     modes = [(sub, sub.training) for sub in net.modules()]
     try:
@@ -170,7 +282,7 @@ def _seconds(net: nn.Module, x: Tensor, passes: int) -> float:
 
 def counts(parts: Sequence[nn.Module], x: Tensor) -> Counts:
     """Return the numbers of parameters, multiply-adds per sample, and linear parts."""
-    layers = sum(isinstance(part, (nn.Linear, *CONVOLUTIONS)) for part in parts)
+    layers = sum(isinstance(part, LINEAR) for part in parts)
     net = nn.Sequential(*parts)
     return sum(map(parameters, parts)), multiply_adds(net, x), layers
 
