@@ -25,14 +25,6 @@ def test_missing_and_nan_cells_are_dashes():
     assert text.grid(ROWS)[1] == [["1", "a|b", "–"], ["12", "[bold]x[/bold]", "–"]]
 
 
-def test_columns_choose_order_and_headings():
-    headings, cells = text.grid(ROWS, {"name": "Layer name", "layer": "No."})
-    assert headings == ["Layer name", "No."]
-    assert cells[0] == ["a|b", "1"]
-    with pytest.raises(ValueError, match="columns: got 'nmae', expected some of"):
-        text.grid(ROWS, ["nmae"])
-
-
 def test_numbers_are_right_aligned():
     assert [column.justify for column in text.table(ROWS).columns] == ["right", "left", "left"]
 

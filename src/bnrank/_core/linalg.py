@@ -118,10 +118,8 @@ def effective_rank(values: Values) -> Tensor:
     tensor([3., 1.], dtype=torch.float64)
     """
     values = _checked(values).double()
-    if not values.numel() or not bool(torch.isfinite(values).all()):
-        raise ValueError(
-            f"singular_values: got {validation.describe(values)}, expected (..., K), finite and non-negative"
-        )
+    usable = values.numel() > 0 and bool(torch.isfinite(values).all())
+    validation.expect(usable, "singular_values", values, "(..., K), finite and non-negative")
     largest = _largest(values)
     values = values / torch.where(largest > 0, largest, 1.0)  # squares of what is large or small overflow or vanish
     return values.sum(-1).square() / values.square().sum(-1).clamp(min=1.0)
@@ -167,8 +165,8 @@ def tails(values: Values) -> Tensor:
 def _checked(values: Values) -> Tensor:
     plain = not isinstance(values, Tensor | np.ndarray)
     values = torch.as_tensor(values, dtype=torch.float64 if plain else None).detach()
-    if values.ndim == 0 or bool((values < 0).any()):
-        raise ValueError(f"singular_values: got {validation.describe(values)}, expected (..., K), all non-negative")
+    usable = values.ndim > 0 and not bool((values < 0).any())
+    validation.expect(usable, "singular_values", values, "(..., K), all non-negative")
     return values
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from bnrank._core import validation
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,34 +37,17 @@ def cell(value: object) -> str:
     return str(value)
 
 
-def grid(
-    rows: Sequence[Row], columns: Sequence[str] | Mapping[str, str] | None = None
-) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the cells, as text, of rows given as mappings.
+def grid(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings, in order of appearance, and the cells, as text, of rows from column to value.
 
-    Parameters
-    ----------
-    rows : sequence of mappings
-        One mapping per row, from column to value; a column that a row lacks is shown as a dash.
-    columns : sequence of str or mapping, optional
-        Which columns, in which order; a mapping also gives their headings. Default: all, in order of appearance.
-
-    Raises
-    ------
-    ValueError
-        If no row has one of the columns.
+    A column that a row lacks is shown as a dash.
     """
-    present = list(dict.fromkeys(key for row in rows for key in row))
-    headings = {key: key for key in present} if columns is None else dict(_pairs(columns))
-    for key in headings:
-        validation.expect(not (rows and key not in present), "columns", f"{key!r}", f"some of {present}")
-    return list(headings.values()), [[cell(row.get(key)) for key in headings] for row in rows]
+    headings = list(dict.fromkeys(key for row in rows for key in row))
+    return headings, [[cell(row.get(key)) for key in headings] for row in rows]
 
 
-def table(
-    rows: Sequence[Row], columns: Sequence[str] | Mapping[str, str] | None = None, *, title: str | None = None
-) -> Table:
-    """Return a rich table of the rows; numbers are right-aligned. See `grid` for the arguments.
+def table(rows: Sequence[Row], *, title: str | None = None) -> Table:
+    """Return a rich table of the rows; numbers are right-aligned.
 
     Examples
     --------
@@ -77,7 +58,7 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    headings, cells = grid(rows, columns)
+    headings, cells = grid(rows)
     result = Table(title=Text(title) if title else None, box=SIMPLE_HEAD)
     for heading, numeric in zip(headings, numeric_columns(headings, cells), strict=True):
         result.add_column(Text(heading), justify="right" if numeric else "left")
@@ -86,10 +67,8 @@ def table(
     return result
 
 
-def render(
-    rows: Sequence[Row], columns: Sequence[str] | Mapping[str, str] | None = None, *, title: str | None = None
-) -> str:
-    """Return the rows as plain text, one line per row, numbers right-aligned. See `grid` for the arguments.
+def render(rows: Sequence[Row], *, title: str | None = None) -> str:
+    """Return the rows as plain text, one line per row, numbers right-aligned.
 
     Examples
     --------
@@ -100,17 +79,13 @@ def render(
     """
     from rich.console import Console
 
-    result = table(rows, columns, title=title)
+    result = table(rows, title=title)
     result.box, result.pad_edge, result.padding = None, False, (0, 2, 0, 0)
     result.title_justify, result.title_style = "left", ""
     console = Console(width=10_000, color_system=None)
     with console.capture() as capture:
         console.print(result)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
-
-
-def _pairs(columns: Sequence[str] | Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    return columns.items() if isinstance(columns, Mapping) else ((key, key) for key in columns)
 
 
 def numeric_columns(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> list[bool]:

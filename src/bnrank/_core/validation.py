@@ -52,8 +52,7 @@ def integer(value: object, name: str, minimum: int = 1) -> int:
     """Return ``value`` as an int of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name}: got {describe(value)}, expected an integer of at least {minimum}")
-    if value < minimum:
-        raise ValueError(f"{name}: got {value}, expected an integer of at least {minimum}")
+    expect(value >= minimum, name, f"{value}", f"an integer of at least {minimum}")
     return int(value)
 
 
@@ -62,16 +61,14 @@ def number(value: object, name: str, minimum: float = -math.inf, *, strict: bool
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"{name}: got {describe(value)}, expected a number")
     expected = "a finite number" if minimum == -math.inf else f"a finite number {'>' if strict else '>='} {minimum:g}"
-    if not math.isfinite(value) or value < minimum or (strict and value == minimum):
-        raise ValueError(f"{name}: got {value}, expected {expected}")
+    expect(math.isfinite(value) and (value > minimum if strict else value >= minimum), name, f"{value}", expected)
     return float(value)
 
 
 def rtol(value: object, name: str = "rtol") -> float:
     """Return a relative tolerance, a number in [0, 1)."""
     result = number(value, name, 0.0)
-    if result >= 1:
-        raise ValueError(f"{name}: got {result:g}, expected a number in [0, 1)")
+    expect(result < 1, name, f"{result:g}", "a number in [0, 1)")
     return result
 
 
@@ -85,9 +82,8 @@ def integers(value: object, name: str, minimum: int = 1) -> list[int]:
 def slope(value: object, name: str = "slope", *, linear: bool = False) -> float:
     """Return the slope of a leaky ReLU, in the open interval (-1, 1), or 1 (no activation) where ``linear``."""
     result = number(value, name)
-    if not (-1 < result < 1 or (linear and result == 1)):
-        allowed = "; 0 is ReLU, 1 is no activation" if linear else "; 0 is ReLU"
-        raise ValueError(f"{name}: got {result:g}, expected a number in the open interval (-1, 1){allowed}")
+    expected = "a number in the open interval (-1, 1); 0 is ReLU" + ", 1 is no activation" * linear
+    expect(-1 < result < 1 or (linear and result == 1), name, f"{result:g}", expected)
     return result
 
 
@@ -101,8 +97,7 @@ def per_member(value: Any, name: str, members: int, minimum: float = 0.0, *, str
     if isinstance(value, Tensor | np.ndarray):
         value = value.tolist()
     if isinstance(value, list | tuple):
-        if len(value) != members:
-            raise ValueError(f"{name}: got {len(value)} values, expected one number or one per member ({members})")
+        expect(len(value) == members, name, f"{len(value)} values", f"one number or one per member ({members})")
         return [number(v, f"{name}[{i}]", minimum, strict=strict) for i, v in enumerate(value)]
     return [number(value, name, minimum, strict=strict)] * members
 
@@ -127,9 +122,13 @@ def real(value: object, name: str, expected: str = "real numbers") -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name}: got {describe(value)}, expected {expected}") from error
     tensor = tensor if tensor.is_floating_point() else tensor.to(torch.float64)
-    if not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"{name}: got NaN or infinite entries, expected finite ones")
-    return tensor
+    return finite(tensor, name)
+
+
+def finite(value: Tensor, name: str) -> Tensor:
+    """Return a tensor with no NaN or infinite entries."""
+    expect(bool(torch.isfinite(value).all()), name, "NaN or infinite entries", "finite ones")
+    return value
 
 
 def samples(value: object, name: str, *, features: int | None = None, minimum: int = 1, ndim: int | None = 2) -> Tensor:
@@ -156,23 +155,18 @@ def samples(value: object, name: str, *, features: int | None = None, minimum: i
         If it is empty, has too few samples, the wrong shape, or a NaN or infinite entry.
     """
     if isinstance(value, np.ndarray):
-        if value.dtype.kind in "OUS":
-            raise TypeError(f"{name}: got {describe(value)}, expected floating-point numbers")
+        expect(value.dtype.kind not in "OUS", name, value, "floating-point numbers", TypeError)
         value = torch.from_numpy(np.ascontiguousarray(value))
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {describe(value)}, expected a torch.Tensor or numpy.ndarray")
-    columns = "features" if features is None else str(features)
-    shape = "(N, ...)" if ndim is None else f"(N, {columns})"
-    if not value.is_floating_point():
-        raise TypeError(f"{name}: got dtype {value.dtype}, expected floating point; convert it with .float()")
-    if (ndim is None and value.ndim < 2) or (ndim is not None and value.ndim != ndim):
-        raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {shape}, one sample per row")
-    if value.numel() == 0:
-        raise ValueError(f"{name}: got an empty array of shape {tuple(value.shape)}, expected {shape}")
-    if features is not None and value.shape[-1] != features:
-        raise ValueError(f"{name}: got shape {tuple(value.shape)}, expected {shape}")
-    if value.shape[0] < minimum:
-        raise ValueError(f"{name}: got {value.shape[0]} sample(s), expected at least {minimum}")
+    got, expected = f"shape {tuple(value.shape)}", f"(N, {'features' if features is None else features})"
+    expected = "(N, ...)" if ndim is None else expected
+    floating = value.is_floating_point()
+    expect(floating, name, f"dtype {value.dtype}", "floating point; convert it with .float()", TypeError)
+    expect(value.ndim >= 2 if ndim is None else value.ndim == ndim, name, got, f"{expected}, one sample per row")
+    expect(value.numel(), name, f"an empty array of {got}", expected)
+    expect(features is None or value.shape[-1] == features, name, got, expected)
+    expect(value.shape[0] >= minimum, name, f"{value.shape[0]} sample(s)", f"at least {minimum}")
     if not bool(torch.isfinite(value).all()):
         bad = int((~torch.isfinite(value)).flatten(1).any(1).sum())
         raise ValueError(f"{name}: got NaN or infinite entries in {bad} of {value.shape[0]} samples, expected finite")

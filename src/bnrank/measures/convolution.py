@@ -1,6 +1,5 @@
 """Singular values of convolutions as operators on images (T28), never of the flattened kernel."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, cast
@@ -64,18 +63,12 @@ def conv_singular_values(
     tensor([1.0000, 0.7070, 0.0000, 0.7070], dtype=torch.float64)
     """
     kernel = torch.as_tensor(kernel).detach()
-    if kernel.ndim not in (3, 4, 5) or not kernel.is_floating_point() or kernel.numel() == 0:
-        raise ValueError(
-            f"kernel: got {validation.describe(kernel)}, expected real (c_out, c_in, k), (..., k, k) or (..., k, k, k)"
-        )
-    kernel = kernel.to(torch.float64)
-    validation.expect(bool(torch.isfinite(kernel).all()), "kernel", "NaN or infinite entries", "finite ones")
+    usable = kernel.ndim in (3, 4, 5) and kernel.is_floating_point() and kernel.numel() > 0
+    validation.expect(usable, "kernel", kernel, "real (c_out, c_in, k), (..., k, k) or (..., k, k, k)")
+    kernel = validation.finite(kernel.to(torch.float64), "kernel")
     d = kernel.ndim - 2
-    n, s, dil = (
-        _per_dimension(size, "size", d),
-        _per_dimension(stride, "stride", d),
-        _per_dimension(dilation, "dilation", d),
-    )
+    given = {"size": size, "stride": stride, "dilation": dilation}
+    n, s, dil = (_per_dimension(value, name, d) for name, value in given.items())
     validation.expect(not any(a % b for a, b in zip(n, s, strict=True)), "size", f"{n}", f"multiples of the stride {s}")
     groups = validation.integer(groups, "groups")
     validation.expect(not kernel.shape[0] % groups, "groups", f"{groups}", f"a divisor of c_out = {kernel.shape[0]}")
@@ -172,13 +165,10 @@ def _block_values(kernel: Tensor, n: list[int], stride: list[int], dilation: lis
     aliases = math.prod(stride)
     out = torch.empty(len(frequencies), min(c_out, c_in * aliases), dtype=torch.float64, device=kernel.device)
     for some in half.split(max(1, CHUNK_ENTRIES // (c_out * c_in * aliases))):
-        shifts = itertools.product(*(range(b) for b in stride))
-        parts = [
-            _transfer(
-                kernel, frequencies[some] + torch.tensor([j * a for j, a in zip(shift, m, strict=True)]), n, dilation
-            )
-            for shift in shifts
-        ]
+        shifts = torch.cartesian_prod(*(a * torch.arange(b) for a, b in zip(m, stride, strict=True))).reshape(
+            -1, len(m)
+        )
+        parts = [_transfer(kernel, frequencies[some] + shift, n, dilation) for shift in shifts]
         values = torch.linalg.svdvals(torch.cat(parts, -1)) / math.sqrt(aliases)
         out[some] = values
         out[mirror[some]] = values

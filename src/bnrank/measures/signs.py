@@ -18,18 +18,20 @@ class SignTrace:
     """Sign changes of the weights over time, and the rotation of the direction theta / ||theta||.
 
     The stable sign regime of T43 begins where no weight changes its sign any more; it follows from convergence of the
-    direction to a limit without a zero entry. A sign is -1, 0 or 1. Signs are compared between looks, so a weight
-    that changes and returns between two of them is not detected. Stored per weight: the values at the first and the
-    last look, and the number of the look at which the sign last changed.
+    direction to a limit without a zero entry. A sign is -1, 0 or 1. Signs are compared between records, so a weight
+    that changes and returns between two of them is not detected. Stored per weight: the values in the first and the
+    last record, and the number of the record in which the sign last changed.
 
     Attributes
     ----------
     steps, times : list
-        Steps and times of the looks.
+        Steps and times of the records.
     changed : list of tuple of float
-        Per look, the fraction of every parameter's entries whose sign differs from that at the look before.
+        Per record, the fraction of every parameter's entries whose sign differs from that in the record before.
     from_last, from_first : list of float
-        Per look, 1 - cos of the angle between theta and theta at the look before, or at the first look.
+        Per record, 1 - cos of the angle between theta and theta in the record before, or in the first one.
+    changed_at : dict of str to Tensor
+        Per parameter, the number of the record in which the sign of each entry last changed; 0 if it never did.
 
     Source: LeJegelka2022, Assumptions 1 and 2, Claim 1; T43.
 
@@ -41,7 +43,7 @@ class SignTrace:
     ...     trace.look({"w": torch.tensor([1.0, 1.5 - step])}, step=step, time=0.1 * step)
     >>> trace.changed_since(0), trace.changed_since(2)
     ({'w': 0.5}, {'w': 0.0})
-    >>> round(trace.from_first[-1], 3), trace.changed[2]  # 1 - cos, and the share that changed at that look
+    >>> round(trace.from_first[-1], 3), trace.changed[2]  # 1 - cos, and the share that changed in that record
     (1.385, (0.5,))
     """
 
@@ -54,7 +56,7 @@ class SignTrace:
         self.from_first: list[float] = []
         self._first: dict[str, Tensor] = {}
         self._last: dict[str, Tensor] = {}
-        self._changed_at: dict[str, Tensor] = {}
+        self.changed_at: dict[str, Tensor] = {}
         self._norms = (0.0, 0.0)
 
     def __len__(self) -> int:
@@ -67,12 +69,12 @@ class SignTrace:
 
     @torch.no_grad()
     def look(self, parameters: Mapping[str, Tensor], *, step: int, time: float = math.nan) -> None:
-        """Look at the parameters, by name, at a step and a time.
+        """Record the signs and the direction of parameters, given by name, at a step and a time.
 
         Raises
         ------
         ValueError
-            If other parameters come than at the first look.
+            If the names differ from those in the first record.
         """
         number = len(self)
         if number == 0:
@@ -82,13 +84,13 @@ class SignTrace:
             }
             self._last = {name: p.clone() for name, p in self._first.items()}
             # whole numbers in float32, which comparisons without masks are fast in
-            self._changed_at = {n: torch.zeros_like(p, dtype=torch.float32) for n, p in self._first.items()}
+            self.changed_at = {n: torch.zeros_like(p, dtype=torch.float32) for n, p in self._first.items()}
             norm = _norm(self._first)
             self._norms = (norm, norm)
             self._append(step, time, (0.0,) * len(self.names), 0.0, 0.0)
             return
-        if tuple(parameters) != self.names:
-            raise ValueError(f"parameters: got {', '.join(parameters)}, expected {', '.join(self.names)}")
+        same = tuple(parameters) == self.names
+        validation.expect(same, "parameters", ", ".join(parameters), ", ".join(self.names))
         norm = _norm(parameters)
         changed, turned = [], [0.0, 0.0]
         room = _Room(min(PIECE, max((p.numel() for p in parameters.values()), default=0)))
@@ -96,7 +98,7 @@ class SignTrace:
         factors = [norm / length if length else 1.0 for length in lengths]
         for name, p in parameters.items():
             count = 0.0
-            flat = [t.flatten() for t in (p.detach(), self._last[name], self._first[name], self._changed_at[name])]
+            flat = [t.flatten() for t in (p.detach(), self._last[name], self._first[name], self.changed_at[name])]
             for now, last, first, changed_at in zip(*(t.split(PIECE) for t in flat), strict=True):
                 new = last
                 if now.dtype.itemsize < 4:  # of half precision nothing is computed in its own
@@ -125,16 +127,15 @@ class SignTrace:
     def changed_since(self, step: int | None = None, *, time: float | None = None) -> dict[str, float]:
         """Return per parameter the fraction of entries whose sign changed after a step, or after a time.
 
-        Counts looks after it; :mod:`bnrank.measures.stable_signs` counts a look at that time as well.
+        Counts records after it; :mod:`bnrank.measures.stable_signs` counts a record at that time as well.
 
         Raises
         ------
         ValueError
             If not one of the two is given, nothing is recorded yet, the times are not known, or it lies beyond
-            the last look.
+            the last record.
         """
-        if (step is None) == (time is None):
-            raise ValueError(f"step, time: got {step!r} and {time!r}, expected one of them")
+        validation.expect((step is None) != (time is None), "step, time", f"{step!r} and {time!r}", "one of them")
         if not self.steps:
             raise ValueError("nothing recorded yet, so there is no sign to compare with")
         if step is not None:
@@ -145,10 +146,9 @@ class SignTrace:
             since = validation.number(time, "time")
             if np.isnan(when).any():
                 raise ValueError("time: the times of the recorded rows are not known; give step")
-        if since > when[-1]:
-            raise ValueError(f"{name}: got {since}, expected at most {when[-1]}, where signs were looked at last")
+        validation.expect(since <= when[-1], name, f"{since}", f"at most {when[-1]}, that of the last record")
         last = max(0, int((when <= since).sum()) - 1)
-        return {n: float((at > last).sum()) / max(1, at.numel()) for n, at in self._changed_at.items()}
+        return {n: float((at > last).sum()) / max(1, at.numel()) for n, at in self.changed_at.items()}
 
 
 class _Room:

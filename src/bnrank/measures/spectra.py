@@ -79,9 +79,7 @@ class Spectra(dict[str, Tensor]):
 
 def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
     """Return the singular values of (batches of) matrices in float64, descending; refuse NaN and infinity by name."""
-    matrix = matrix.detach().to(torch.float64)
-    validation.expect(bool(torch.isfinite(matrix).all()), name, "NaN or infinite entries", "finite ones")
-    values: Tensor = torch.linalg.svdvals(matrix)
+    values: Tensor = torch.linalg.svdvals(validation.finite(matrix.detach().to(torch.float64), name))
     return values
 
 
@@ -171,16 +169,15 @@ class Accumulator:
         self._state: Tensor | None = None
 
     def add(self, piece: Tensor) -> None:
-        """Add rows, (n, features)."""
-        piece = piece.detach().to(torch.float64)
-        self.rows += piece.shape[0]
+        """Add rows, (n, features), or to each of several matrices, (..., n, features); complex ones for "qr" only."""
+        piece = piece.detach() if piece.is_complex() else piece.detach().to(torch.float64)
+        self.rows += piece.shape[-2]
         if self.method == "gram":
             gram = piece.T @ piece
             self._state = gram if self._state is None else self._state + gram
-        elif self._state is None:
-            self._state = piece if piece.shape[0] <= piece.shape[1] else torch.linalg.qr(piece, mode="r")[1]
         else:
-            self._state = torch.linalg.qr(torch.cat([self._state, piece]), mode="r")[1]
+            rows = piece if self._state is None else torch.cat([self._state, piece], -2)
+            self._state = torch.linalg.qr(rows, mode="r")[1] if rows.shape[-2] > rows.shape[-1] else rows
 
     def singular_values(self) -> Tensor:
         """Return the min(rows, features) singular values of all rows so far, descending."""
@@ -192,7 +189,7 @@ class Accumulator:
             values: Tensor = torch.linalg.eigvalsh(self._state).clamp(min=0).sqrt().flip(0)
         else:
             values = torch.linalg.svdvals(self._state)
-        return values[: min(self.rows, self._state.shape[1])]
+        return values[..., : min(self.rows, self._state.shape[-1])]
 
 
 def activation_singular_values(
@@ -270,10 +267,8 @@ def activation_singular_values(
                 raise ValueError(f"net: {which} of layer {name!r}: {error}") from error
     for layer, width, entries in zip(reading.layers, widths, held, strict=True):
         if entries > MAX_ENTRIES:
-            reason = (
-                f"{which}: {width} features for {samples} samples need {entries} numbers, the limit is {MAX_ENTRIES}"
-            )
-            skipped.append(Skipped.part(layer.name, layer.module, reason))
+            need = f"{width} features for {samples} samples need {entries} numbers"
+            skipped.append(Skipped.part(layer.name, layer.module, f"{which}: {need}, the limit is {MAX_ENTRIES}"))
     return Spectra(values, skipped, floor=max(1e-8 if method == "gram" else 1e-15, torch.finfo(dtype).eps))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.measures.signs import SignTrace
 from bnrank.networks.functional import unwrap
 
 __all__ = ["Convergence", "Parameters", "changed", "changed_since", "directional_convergence", "stable_since"]
@@ -49,8 +50,7 @@ def changed(before: Parameters, after: Parameters) -> dict[str, float]:
     >>> changed({"w": torch.tensor([1.0, -2.0, 3.0, 4.0])}, {"w": torch.tensor([2.0, 2.0, 0.0, 4.0])})
     {'w': 0.5}
     """
-    first, second = _signs([before, after], ("before", "after"))
-    return {name: _fraction(first[name] != second[name]) for name in first}
+    return _fractions(_changed_at([before, after], ("before", "after")), 0)
 
 
 def changed_since(networks: Sequence[Parameters], times: Sequence[float] | Array, t: float) -> dict[str, float]:
@@ -85,14 +85,10 @@ def changed_since(networks: Sequence[Parameters], times: Sequence[float] | Array
     >>> [changed_since(path, [0, 1, 2], t) for t in (0, 1, 1.5)]
     [{'w': 0.5}, {'w': 0.5}, {'w': 0.0}]
     """
-    signs, when = _sequence(networks, times)
+    changed_at, when = _sequence(networks, times)
     t = validation.number(t, "t")
-    if t > when[-1]:
-        raise ValueError(f"t: got {t:g}, expected at most the last time, {when[-1]:g}")
-    start = max(int(np.searchsorted(when, t)) - 1, 0)
-    return {
-        name: _fraction(torch.stack([s[name] != signs[start][name] for s in signs[start:]]).any(0)) for name in signs[0]
-    }
+    validation.expect(t <= when[-1], "t", f"{t:g}", f"at most the last time, {when[-1]:g}")
+    return _fractions(changed_at, max(int(np.searchsorted(when, t)) - 1, 0))
 
 
 def stable_since(networks: Sequence[Parameters], times: Sequence[float] | Array) -> dict[str, float]:
@@ -122,12 +118,8 @@ def stable_since(networks: Sequence[Parameters], times: Sequence[float] | Array)
     >>> stable_since(path, [0, 1, 2])
     {'v': 0.0, 'w': 1.0}
     """
-    signs, when = _sequence(networks, times)
-    result = {}
-    for name in signs[0]:
-        differ = [i for i, s in enumerate(signs) if bool((s[name] != signs[-1][name]).any())]
-        result[name] = float(when[differ[-1] + 1 if differ else 0])
-    return result
+    changed_at, when = _sequence(networks, times)
+    return {name: float(when[int(at.max()) if at.numel() else 0]) for name, at in changed_at.items()}
 
 
 @dataclass(frozen=True)
@@ -213,13 +205,17 @@ def directional_convergence(networks: Sequence[Parameters], times: Sequence[floa
     return Convergence(when, distances, smallest, smallest_of, since)
 
 
-def _sequence(networks: Sequence[Parameters], times: Sequence[float] | Array) -> tuple[list[dict[str, Tensor]], Array]:
-    signs = _signs(networks, [f"networks[{i}]" for i in range(len(networks))])
-    return signs, _times(times, len(signs))
+def _sequence(networks: Sequence[Parameters], times: Sequence[float] | Array) -> tuple[dict[str, Tensor], Array]:
+    changed_at = _changed_at(networks, [f"networks[{i}]" for i in range(len(networks))])
+    return changed_at, _times(times, len(networks))
 
 
-def _signs(networks: Sequence[Parameters], names: Sequence[str]) -> list[dict[str, Tensor]]:
-    return [{name: tensor.sign() for name, tensor in entry.items()} for entry in _matched(networks, names)]
+def _changed_at(networks: Sequence[Parameters], names: Sequence[str]) -> dict[str, Tensor]:
+    """Return the number of the network in which the sign of every entry changed last, 0 if in none."""
+    trace = SignTrace()
+    for number, parameters in enumerate(_matched(networks, names)):
+        trace.look(parameters, step=number)
+    return trace.changed_at
 
 
 def _matched(networks: Sequence[Parameters], names: Sequence[str]) -> list[dict[str, Tensor]]:
@@ -245,18 +241,17 @@ def _parameters(network: Parameters, name: str) -> dict[str, Tensor]:
     held = {key: tensor.detach().to("cpu", torch.float64) for key, tensor in named.items()}
     validation.expect(any(tensor.numel() for tensor in held.values()), name, "no parameters", "at least one")
     bad = [key for key, tensor in held.items() if not bool(torch.isfinite(tensor).all())]
-    if bad:
-        raise ValueError(f"{name}: got NaN or infinite entries in {', '.join(bad[:5])}, expected finite parameters")
+    validation.expect(not bad, name, f"NaN or infinite entries in {', '.join(bad[:5])}", "finite parameters")
     return held
 
 
 def _times(times: Sequence[float] | Array, count: int) -> Array:
     when = np.asarray(times, dtype=float)
     validation.expect(when.shape == (count,), "times", when, f"one per network, ({count},)")
-    if np.isnan(when).any() or bool((np.diff(when) < 0).any()):
-        raise ValueError("times: got NaN or a decrease, expected numbers in non-decreasing order")
+    ordered = not np.isnan(when).any() and bool((np.diff(when) >= 0).all())
+    validation.expect(ordered, "times", "NaN or a decrease", "numbers in non-decreasing order")
     return when
 
 
-def _fraction(mask: Tensor) -> float:
-    return float(mask.double().mean()) if mask.numel() else 0.0
+def _fractions(changed_at: Mapping[str, Tensor], number: int) -> dict[str, float]:
+    return {name: float((at > number).sum()) / max(1, at.numel()) for name, at in changed_at.items()}

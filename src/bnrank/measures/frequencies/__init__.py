@@ -1,10 +1,12 @@
 """Convolutions and images frequency by frequency: singular values, ranks, kept frequencies, power (T28, F6)."""
 
 from bnrank.measures.frequencies.modes import Grid, grid, label
-from bnrank.measures.frequencies.selection import Kept, KeptFrequency, kept
 from bnrank.measures.frequencies.values import (
+    Kept,
+    KeptFrequency,
     activation_power,
     activation_singular_values,
+    kept,
     rank,
     weight_singular_values,
 )

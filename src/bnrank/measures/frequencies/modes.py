@@ -115,25 +115,23 @@ class Convolutions:
         self.layers: list[Layer] = []
         self.skipped = list(skipped)
         self.notes: dict[str, str] = {}
-        self.sizes: list[tuple[int, ...]] = []
+        self.size: tuple[int, ...] = ()
 
     @property
     def grid(self) -> Grid:
         """The frequencies of the images; raises ValueError if there is no convolution."""
         if not self.layers:
-            why = "; ".join(map(str, self.skipped))
-            raise ValueError(
-                "net: found no convolution with frequencies, expected at least one" + f". Skipped: {why}" * bool(why)
-            )
-        return grid(self.sizes[0])
+            why = ". Skipped: " + "; ".join(map(str, self.skipped)) if self.skipped else ""
+            raise ValueError(f"net: found no convolution with frequencies, expected at least one{why}")
+        return grid(self.size)
 
     def add(self, layer: Layer, size: Sequence[int], images: str) -> bool:
         """Add a layer with images of a size; skip it and return False if the size differs from the first."""
-        if self.sizes and tuple(size) != self.sizes[0]:
-            self.skip(layer, f"its {images} have size {tuple(size)}, those of the first {self.sizes[0]}")
+        if self.layers and tuple(size) != self.size:
+            self.skip(layer, f"its {images} have size {tuple(size)}, those of the first {self.size}")
             return False
         self.layers.append(layer)
-        self.sizes.append(tuple(size))
+        self.size = tuple(size)
         return True
 
     def skip(self, layer: Layer, reason: str) -> None:
@@ -175,6 +173,6 @@ def checked(values: object) -> xr.DataArray:
 
     if not isinstance(values, xr.DataArray):
         raise TypeError(f"values: got {validation.describe(values)}, expected an xarray.DataArray over {DIMS}")
-    if set(values.dims) != set(DIMS) or "multiplicity" not in values.coords:
-        raise ValueError(f"values: got dimensions {values.dims}, expected {DIMS} and the coordinate multiplicity")
+    known = set(values.dims) == set(DIMS) and "multiplicity" in values.coords
+    validation.expect(known, "values", f"dimensions {values.dims}", f"{DIMS} and the coordinate multiplicity")
     return values.transpose(*DIMS)

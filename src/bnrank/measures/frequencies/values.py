@@ -1,9 +1,10 @@
-"""Singular values, ranks and power of convolutions and their activations, frequency by frequency (T28)."""
+"""Singular values, ranks and power of convolutions frequency by frequency (T28), and those a bottleneck keeps (F6)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.results import Printed
+from bnrank.measures import bottlenecks
 from bnrank.measures.convolution import layer_blocks
-from bnrank.measures.frequencies.modes import Convolutions, checked
-from bnrank.measures.spectra import MAX_ENTRIES, WHICH
+from bnrank.measures.frequencies.modes import Convolutions, checked, label
+from bnrank.measures.spectra import MAX_ENTRIES, WHICH, Accumulator
 from bnrank.networks.functional import example
 from bnrank.networks.reading import Captured, Reading, capture, read
 
@@ -131,6 +134,118 @@ def rank(values: xr.DataArray, atol: float = 0.1) -> xr.DataArray:
     return counts.assign_attrs(long_name=f"number of singular values above {atol:g}", units="1")
 
 
+@dataclass(frozen=True)
+class KeptFrequency:
+    """A frequency that a bottleneck keeps.
+
+    Attributes
+    ----------
+    frequency : str
+        Its name, see :class:`Grid`.
+    channels : int
+        Number of singular values above the tolerance in every layer of the bottleneck.
+    multiplicity : int
+        2 where the name stands for w and -w, 1 else.
+    """
+
+    frequency: str
+    channels: int
+    multiplicity: int
+
+
+@dataclass(frozen=True)
+class Kept(Printed):
+    """The frequencies that a bottleneck keeps; ``print`` shows one line.
+
+    Attributes
+    ----------
+    start, end : int or None
+        First and last layer; None if there is no bottleneck (see ``reason``).
+    frequencies : tuple of KeptFrequency
+        By |w|.
+    reason : str
+        Why there is no bottleneck; empty if there is one.
+    """
+
+    start: int | None
+    end: int | None
+    frequencies: tuple[KeptFrequency, ...]
+    reason: str = ""
+
+    @property
+    def rank(self) -> int | None:
+        """The sum of channels times multiplicities, None without a bottleneck."""
+        return None if self.start is None else sum(f.channels * f.multiplicity for f in self.frequencies)
+
+    def __str__(self) -> str:
+        if self.start is None:
+            return f"no bottleneck: {self.reason}"
+        each = [
+            f"{label(f.frequency, f.multiplicity)} in {f.channels} channel{'s' if f.channels > 1 else ''}"
+            for f in self.frequencies
+        ]
+        return f"layers {self.start} to {self.end}, rank {self.rank}: {', '.join(each) or 'nothing'}"
+
+
+def kept(
+    values: xr.DataArray,
+    start: int | None = None,
+    end: int | None = None,
+    *,
+    atol: float = 0.1,
+    near_one: tuple[float, float] = (0.5, 2.0),
+) -> Kept:
+    """Return the frequencies that the layers of a bottleneck keep, those with a value above ``atol`` in each (F6).
+
+    Parameters
+    ----------
+    values : DataArray
+        (layer, frequency, channel), as :func:`weight_singular_values` returns it.
+    start, end : int, optional
+        First and last layer of the bottleneck; default: those :func:`bnrank.measures.bottlenecks.detect` finds in all
+        values of every layer.
+    atol : float
+        Singular values above it count.
+    near_one : tuple of float
+        Range of values near 1 in :func:`bnrank.measures.bottlenecks.detect`.
+
+    Returns
+    -------
+    Kept
+        With how many channels each frequency keeps. A frequency with values in other channels in different layers
+        counts with the smallest number.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range, the array has other dimensions, or no layer lies between start and end.
+
+    Examples
+    --------
+    >>> import bnrank
+    >>> net = bnrank.networks.CircularConvolutional((1, 6), [4, 4, 1])
+    >>> print(kept(bnrank.frequencies.weight_singular_values(net, size=6), 2, 3, atol=0.0))
+    layers 2 to 3, rank 6: 0 in 1 channel, ±1 in 1 channel, ±2 in 1 channel, 3 in 1 channel
+    """
+    values = checked(values)
+    validation.expect((start is None) == (end is None), "start, end", "one without the other", "both or neither")
+    if start is None or end is None:
+        flat = [np.repeat(row, values["multiplicity"].values, 0).ravel() for row in values.values]
+        rows = [np.sort(row[~np.isnan(row)])[::-1] for row in flat]
+        found = bottlenecks.detect(rows, atol=atol, near_one=near_one)
+        if found.start is None or found.end is None:
+            return Kept(None, None, (), found.reason)
+        start, end = (int(values["layer"][i - 1]) for i in (found.start, found.end))
+    start, end = validation.integer(start, "start"), validation.integer(end, "end")
+    inside = rank(values.sel(layer=slice(start, end)), atol)
+    some = f"some of the layers {values['layer'].values.tolist()}"
+    validation.expect(inside.sizes["layer"], "start, end", f"{start} and {end}", some)
+    least = inside.fillna(0).min("layer")
+    columns = zip(least["frequency"].values, least.values, least["multiplicity"].values, strict=True)
+    frequencies = (KeptFrequency(str(name), int(count), int(times)) for name, count, times in columns if count)
+    return Kept(start, end, tuple(frequencies))
+
+
 def activation_power(
     net: nn.Module,
     x: Tensor | np.ndarray,
@@ -231,14 +346,13 @@ def activation_singular_values(
     {'layer': 2, 'frequency': 4, 'channel': 3}
     """
     found, parts = _images(net, x, which, chunk_size, dtype, reading)
-    held: list[Tensor] = []  # per layer R factors, (frequency, min(rows so far, channels), channels)
+    held = [Accumulator() for _ in found.layers]
     for images in parts:
-        pieces = [z.permute(1, 0, 2) for z in images]
-        if sum(2 * len(z) * z.shape[2] ** 2 for z in pieces) > MAX_ENTRIES:
+        if sum(2 * z.shape[1] * z.shape[2] ** 2 for z in images) > MAX_ENTRIES:
             raise ValueError(f"net: its {which} by frequency need more than {MAX_ENTRIES} numbers at a time")
-        joined = [torch.cat([r, z], 1) for r, z in zip(held, pieces, strict=True)] if held else pieces
-        held = [torch.linalg.qr(z, mode="r")[1] if z.shape[1] > z.shape[2] else z for z in joined]
-    rows = [(torch.linalg.svdvals(r) / math.sqrt(len(x))).cpu().numpy() for r in held]
+        for accumulator, z in zip(held, images, strict=True):
+            accumulator.add(z.permute(1, 0, 2))
+    rows = [(accumulator.singular_values() / math.sqrt(len(x))).cpu().numpy() for accumulator in held]
     return found.assemble(rows, f"singular values of the {which} / sqrt(N)")
 
 

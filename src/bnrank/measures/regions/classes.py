@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank._core.results import Printed
 from bnrank.measures.regions.domains import plane, sweep_plane
-from bnrank.measures.regions.pieces import CHUNK_ENTRIES, ROUNDING, Array, Layers, read
-from bnrank.measures.regions.shapes import Polygons
+from bnrank.measures.regions.pieces import ROUNDING, Layers, read
+from bnrank.measures.regions.shapes import CHUNK_ENTRIES, Array, Polygons
 
 NEAR = 1e-9  # points closer than this are one, in coordinates in which the rectangle is [-1, 1]^2
 
@@ -200,24 +200,22 @@ class _Partition:
 
     def divide(self, corners: Array, values: Array, size: float) -> None:
         """Divide one polygon, given the outputs at its vertices, (vertices, d_out)."""
-        division = _Division(list(corners), list(values), size)
-        for k in np.flatnonzero(division.may_win()):
-            division.insert(int(k))
-        cells = [(label[0] if len(label) == 1 else -1, loop) for label, loop in division.cells]
+        points, outputs = list(corners), list(values)
         beside: dict[tuple[int, int], list[int]] = defaultdict(list)
         around: dict[int, set[int]] = defaultdict(set)
-        for label, loop in cells:
-            self.corners.append(np.stack([division.points[p] for p in loop]))
+        for winners, loop in _divided(points, outputs, size):
+            label = winners[0] if len(winners) == 1 else -1
+            self.corners.append(np.stack([points[p] for p in loop]))
             self.labels.append(label)
             for p, q in zip(loop, [*loop[1:], loop[0]], strict=True):
                 beside[min(p, q), max(p, q)].append(label)
                 around[p].add(label)
-        ties = [int((f >= f.max() - size).sum()) for f in division.values]
+        ties = [int((f >= f.max() - size).sum()) for f in outputs]
         for p, touching in around.items():
             if ties[p] >= 3 or len(touching - {-1}) >= 3:
-                self.spots.append((division.points[p], frozenset(touching - {-1})))
+                self.spots.append((points[p], frozenset(touching - {-1})))
         for (p, q), labels in beside.items():
-            ends = np.stack([division.points[p], division.points[q]])
+            ends = np.stack([points[p], points[q]])
             if len(labels) == 2 and labels[0] != labels[1]:
                 self.inner.append((ends, (min(labels), max(labels))))
             elif len(labels) == 1 and min(ties[p], ties[q]) >= 2:
@@ -250,47 +248,35 @@ class _Partition:
         return np.stack([ends for ends, _ in found]), np.array([classes for _, classes in found])
 
 
-@dataclass
-class _Division:
-    """A convex polygon divided among the affine functions inserted so far, by which of them is the largest.
+def _divided(points: list[Array], values: list[Array], size: float) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Return the cells of a convex polygon on each of which some affine functions are the largest.
 
-    Cells share their vertices by number, so that what meets at a point is known without comparing coordinates.
+    Functions are inserted one by one. Cells share their vertices by number, so that what meets at a point is known
+    without comparing coordinates.
 
-    Attributes
+    Parameters
     ----------
-    points, values : list
-        Coordinates (2,) of the vertices, and the values of all functions there.
+    points, values : list of ndarray
+        Coordinates (2,) of the vertices, and the values of all functions there. New vertices are appended.
     size : float
-        Up to which a difference is 0.
-    cells : list
-        Functions that are largest on a cell, and its vertices, counter-clockwise.
-    inserted : list of int
-        The functions.
+        Differences up to ``size`` are 0.
+
+    Returns
+    -------
+    list
+        Functions that are largest on a cell, and the numbers of its vertices, counter-clockwise.
     """
-
-    points: list[Array]
-    values: list[Array]
-    size: float
-    cells: list[tuple[tuple[int, ...], list[int]]] = field(default_factory=list)
-    inserted: list[int] = field(default_factory=list)
-
-    def may_win(self) -> Array:
-        """Return which functions are not below another one at all vertices."""
-        values = np.stack(self.values)
-        best = (values[:, :, None] - values[:, None, :]).max(0)  # of function i above function j
-        return np.asarray(~(best < -self.size).any(1))
-
-    def insert(self, k: int) -> None:
-        """Give function k the part where it exceeds all those before."""
-        if not self.inserted:
-            self.cells = [((k,), list(range(len(self.points))))]
-            self.inserted = [k]
-            return
-        excess = [f[k] - f[self.inserted].max() for f in self.values]
-        sign = [0 if abs(e) <= self.size else 1 if e > 0 else -1 for e in excess]
+    table = np.stack(values)
+    highest = (table[:, :, None] - table[:, None, :]).max(0)  # of function i above function j
+    first, *others = np.flatnonzero(~(highest < -size).any(1)).tolist()
+    cells: list[tuple[tuple[int, ...], list[int]]] = [((first,), list(range(len(points))))]
+    inserted = [first]
+    for k in others:
+        excess = [f[k] - f[inserted].max() for f in values]
+        sign = [0 if abs(e) <= size else 1 if e > 0 else -1 for e in excess]
         crossings: dict[tuple[int, int], int] = {}
-        cells = []
-        for label, loop in self.cells:
+        before, cells = cells, []
+        for label, loop in before:
             signs = {sign[p] for p in loop}
             if signs == {0}:
                 cells.append(((*label, k), loop))
@@ -299,27 +285,23 @@ class _Division:
             elif -1 not in signs:
                 cells.append(((k,), loop))
             else:
-                whole = list(self._crossed(loop, excess, sign, crossings))
-                for part, side in (((k,), 1), (label, -1)):
-                    cells.append((part, [p for p in whole if p >= len(sign) or sign[p] * side >= 0]))
-        self.cells = cells
-        self.inserted.append(k)
-
-    def _crossed(
-        self, loop: list[int], excess: list[float], sign: list[int], crossings: dict[tuple[int, int], int]
-    ) -> Iterator[int]:
-        """Iterate over the vertices of a cell and the points between them where the excess is 0."""
-        for p, q in zip(loop, [*loop[1:], loop[0]], strict=True):
-            yield p
-            if sign[p] * sign[q] < 0:
-                edge = min(p, q), max(p, q)
-                if edge not in crossings:
-                    a, b = edge
-                    share = excess[a] / (excess[a] - excess[b])
-                    crossings[edge] = len(self.points)
-                    self.points.append(self.points[a] + share * (self.points[b] - self.points[a]))
-                    self.values.append(self.values[a] + share * (self.values[b] - self.values[a]))
-                yield crossings[edge]
+                above: list[int] = []
+                below: list[int] = []
+                for p, q in zip(loop, [*loop[1:], loop[0]], strict=True):
+                    above += [p] if sign[p] >= 0 else []
+                    below += [p] if sign[p] <= 0 else []
+                    if sign[p] * sign[q] < 0:
+                        a, b = min(p, q), max(p, q)
+                        if (a, b) not in crossings:
+                            share = excess[a] / (excess[a] - excess[b])
+                            crossings[a, b] = len(points)
+                            points.append(points[a] + share * (points[b] - points[a]))
+                            values.append(values[a] + share * (values[b] - values[a]))
+                        above.append(crossings[a, b])
+                        below.append(crossings[a, b])
+                cells += [((k,), above), (label, below)]
+        inserted.append(k)
+    return cells
 
 
 def _outputs(layers: Layers, x: Array, inside: Array) -> tuple[Array, Array]:

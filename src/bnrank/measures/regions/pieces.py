@@ -1,20 +1,20 @@
 """Pieces of the input space on which a network is affine, and its Jacobians and affine maps there."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from bnrank._core import validation
+from bnrank.measures.regions.shapes import CHUNK_ENTRIES, Array, Cells, Intervals, Polygons
 from bnrank.networks.chain import read_chain
 
-Array = NDArray[Any]
+S = TypeVar("S", Intervals, Polygons, Cells)
 
 SAME = 1e-9  # affine maps that differ by less, relative to their size, are the same
-CHUNK_ENTRIES = 2**18  # numbers of the largest intermediate array: 2 MiB, what a cache holds
 ROUNDING = 1e-12  # a preactivation up to this times |W_i| |a| + |b_i| is 0
 HUGE = 1e150  # squares of what is larger overflow
 BATCH = 4096  # pieces at a time
@@ -37,13 +37,10 @@ class Layers(NamedTuple):
         """Number of hidden neurons."""
         return sum(len(weight) for weight in self.weights[:-1])
 
-    def split(self, patterns: Array) -> list[Array]:
-        """Return the part of each hidden layer of patterns (..., hidden)."""
-        return np.split(patterns, np.cumsum([len(weight) for weight in self.weights[:-1]])[:-1], axis=-1)
-
     def slopes(self, patterns: Array) -> list[Array]:
         """Return diag D_1, ..., diag D_{L-1}, each (..., n_l), of patterns (..., hidden)."""
-        return [np.where(part > 0, 1.0, self.slope) for part in self.split(patterns)] if self.weights[1:] else []
+        ends = np.cumsum([0, *(len(weight) for weight in self.weights[:-1])])
+        return [np.where(patterns[..., i:j] > 0, 1.0, self.slope) for i, j in itertools.pairwise(ends)]
 
 
 def read(net: nn.Module) -> Layers:
@@ -131,39 +128,13 @@ def distinct(maps: Array) -> int:
 # Pieces ---------------------------------------------------------------------------------------------------------
 
 
-class Shapes(Protocol):
-    """Convex pieces of a domain that has coordinates in [-1, 1]."""
-
-    def __len__(self) -> int:
-        """Return the number of pieces."""
-
-    def __getitem__(self, part: slice) -> Self:
-        """Return some of the pieces."""
-
-    def cut(self, z: Array, size: Array, max_pieces: int) -> tuple[Array, Self]:
-        """Cut piece p where z[p, 0, i] + c . z[p, 1:, i] = 0 for any i; return of each new piece the old one, and it.
-
-        Values up to size[p, i] count as 0. After more than ``max_pieces`` new pieces it may stop.
-        """
-
-    def centers(self) -> Array:
-        """Return the coordinates of a point in the interior of each piece, (pieces, dimensions)."""
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the pieces of all parts."""
-
-
-S = TypeVar("S", bound=Shapes)
-
-
 @dataclass(frozen=True)
 class Swept(Generic[S]):
     """Pieces on which a network is affine.
 
     Attributes
     ----------
-    shapes : Shapes
+    shapes : Intervals, Polygons or Cells
         The pieces, in coordinates in which the domain is [-1, 1]^dimensions.
     patterns : ndarray
         Signs of the hidden neurons, (pieces, hidden), int8.
@@ -193,7 +164,7 @@ def sweep(layers: Layers, start: Array, shapes: S, max_regions: int) -> Swept[S]
     start : ndarray
         (pieces, dimensions + 2, d_in): the point with coordinates 0, one vector for each coordinate, and the random
         direction.
-    shapes : Shapes
+    shapes : Intervals, Polygons or Cells
         The pieces at the start.
     max_regions : int
         Stop at this number of pieces.
@@ -238,7 +209,7 @@ def sweep(layers: Layers, start: Array, shapes: S, max_regions: int) -> Swept[S]
     )
 
 
-def _activate(z: Array, size: Array, shapes: Shapes, slope: float) -> tuple[Array, Array]:
+def _activate(z: Array, size: Array, shapes: Intervals | Polygons | Cells, slope: float) -> tuple[Array, Array]:
     """Return the activations of a layer and the signs of its neurons; signs 0 where there are no kinks."""
     if slope == 1:
         return z, np.zeros((len(z), z.shape[2]), np.int8)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from bnrank._core.results import Printed
-from bnrank.measures.regions.pieces import Array, Layers, Swept, distinct, jacobians, offset, spectra
-from bnrank.measures.regions.shapes import Cells, Intervals, Polygons
+from bnrank.measures.regions.pieces import Layers, Swept, distinct, jacobians, offset, spectra
+from bnrank.measures.regions.shapes import Array
 
 NOTES = {
     "whole box": "The rank is Rank_J over the box: all of its regions are covered.",
@@ -102,35 +102,19 @@ class Regions(Printed, Sequence[Region]):
     patterns: Tensor = field(repr=False)
     _layers: Layers = field(repr=False)
     _maps: Array = field(repr=False)
-    _shapes: Intervals | Polygons | Cells = field(repr=False)
+    _shapes: Any = field(repr=False)
 
     @classmethod
     def of(
-        cls,
-        domain: str,
-        layers: Layers,
-        swept: Swept[Any],
-        shapes: Intervals | Polygons | Cells,
-        points: Array,
-        rtol: float,
-        max_regions: int,
+        cls, domain: str, layers: Layers, swept: Swept[Any], shapes: Any, points: Array, rtol: float, max_regions: int
     ) -> Regions:
         """Return the regions of a swept domain, with shapes in its coordinates and points inside."""
-        note = NOTES["whole box" if domain == "box" and swept.complete else domain]
+        complete = domain == "box" and swept.complete
+        note = NOTES["whole box" if complete else domain]
         if not swept.complete:
             note += f" The search stopped at max_regions = {max_regions}."
-        return cls(
-            domain=domain,
-            complete=domain == "box" and swept.complete,
-            note=note,
-            rtol=rtol,
-            activation_regions=len(swept.patterns),
-            points=torch.from_numpy(points),
-            patterns=torch.from_numpy(swept.patterns),
-            _layers=layers,
-            _maps=swept.maps,
-            _shapes=shapes,
-        )
+        inside, patterns = torch.from_numpy(points), torch.from_numpy(swept.patterns)
+        return cls(domain, complete, note, rtol, len(patterns), inside, patterns, layers, swept.maps, shapes)
 
     def __len__(self) -> int:
         return len(self.points)
@@ -162,21 +146,19 @@ class Regions(Printed, Sequence[Region]):
         if self.domain == "box":
             rows, sides = (torch.from_numpy(part) for part in shapes.halfspaces(index))
             return {"halfspaces": (rows, sides), "vertices": None if corners is None else torch.from_numpy(corners)}
-        if isinstance(shapes, Intervals):
+        if self.domain == "lines":
             return {"interval": tuple(shapes.ends[index].tolist()), "line": int(shapes.lines[index])}
         return {"polygon": torch.from_numpy(corners)}
 
     @property
     def lines(self) -> Tensor | None:
         """On lines: which one every piece is of, (regions,)."""
-        shapes = self._shapes
-        return torch.from_numpy(shapes.lines) if self.domain == "lines" and isinstance(shapes, Intervals) else None
+        return torch.from_numpy(self._shapes.lines) if self.domain == "lines" else None
 
     @property
     def intervals(self) -> Tensor | None:
         """On lines: from which t to which, (regions, 2)."""
-        shapes = self._shapes
-        return torch.from_numpy(shapes.ends) if self.domain == "lines" and isinstance(shapes, Intervals) else None
+        return torch.from_numpy(self._shapes.ends) if self.domain == "lines" else None
 
     @property
     def regions(self) -> tuple[Region, ...]:

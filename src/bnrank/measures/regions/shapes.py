@@ -8,9 +8,11 @@ from itertools import islice
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bnrank.measures.regions.pieces import CHUNK_ENTRIES, Array
+Array = NDArray[Any]
 
+CHUNK_ENTRIES = 2**18  # numbers of the largest intermediate array: 2 MiB, what a cache holds
 CLOSE = 1e-12  # break points of a line in [-1, 1] that are closer are one
 TOUCH = 1e-9  # in coordinates of [-1, 1]: what reaches less far beyond a kink is left with its neighbor
 SOLVER = {"presolve": False, "primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
@@ -63,7 +65,11 @@ class Intervals:
         return np.array([[-1.0], [1.0]]), self.ends[index] * [-1.0, 1.0]
 
     def cut(self, z: Array, size: Array, max_pieces: int) -> tuple[Array, Intervals]:
-        """Cut at the zeros of z, in the order of the line."""
+        """Cut piece p where z[p, 0, i] + c . z[p, 1:, i] = 0 for any i; return of each new piece the old one, and it.
+
+        Values up to size[p, i] count as 0. Shapes of any kind are cut like this; those that are cut one by one stop
+        after ``max_pieces`` pieces and one more.
+        """
         low, high = self.ends.T
         at_low, at_high = (z[:, 0] + end[:, None] * z[:, 1] for end in (low, high))
         crossed = (np.minimum(at_low, at_high) < -size) & (np.maximum(at_low, at_high) > size)
@@ -229,8 +235,9 @@ class Polytope:
         corners = 1.0 - 2 * (np.arange(2**dimensions)[:, None] >> np.arange(dimensions) & 1)
         return cls(np.vstack([eye, -eye]), np.ones(2 * dimensions), corners, np.hstack([corners > 0, corners < 0]))
 
+    @property
     def center(self) -> Array:
-        """Return the mean of the vertices."""
+        """The mean of the vertices."""
         return np.asarray(self.vertices.mean(0))
 
     def crossed(self, rows: Array, values: Array) -> Array:
@@ -272,7 +279,7 @@ class Ball:
 
     rows: Array
     sides: Array
-    middle: Array
+    center: Array
     radius: float
 
     @classmethod
@@ -281,10 +288,6 @@ class Ball:
         eye = np.eye(dimensions)
         return cls(np.vstack([eye, -eye]), np.ones(2 * dimensions), np.zeros(dimensions), 1.0)
 
-    def center(self) -> Array:
-        """Return the center of the ball."""
-        return self.middle
-
     def crossed(self, rows: Array, values: Array) -> Array:
         """Return which hyperplanes have a ball on both sides."""
         possible = np.flatnonzero(np.abs(values) < np.abs(rows).sum(1))  # all cells are in [-1, 1]^d
@@ -292,21 +295,21 @@ class Ball:
 
     def halves(self, row: Array, value: float) -> list[Ball]:
         """Return both parts with the largest ball inside that is known."""
-        height = float(self.middle @ row + value)
+        height = float(self.center @ row + value)
         sign = 1.0 if height >= 0 else -1.0
         height *= sign
         near, far = (np.append(self.sides, side * value) for side in (sign, -sign))
         near_rows, far_rows = (np.vstack([self.rows, side * row]) for side in (-sign, sign))
         if height < self.radius / 2:
-            beyond = self.middle - sign * row * (self.radius + height) / 2, (self.radius - height) / 2
+            beyond = self.center - sign * row * (self.radius + height) / 2, (self.radius - height) / 2
         else:
             beyond = _largest_ball(far_rows, far)
             if beyond[1] <= TOUCH:
                 return [self]
-        middle, radius = self.middle, self.radius
+        center, radius = self.center, self.radius
         if height < radius:
-            middle, radius = middle + sign * row * (radius - height) / 2, (radius + height) / 2
-        return [Ball(near_rows, near, middle, radius), Ball(far_rows, far, *beyond)]
+            center, radius = center + sign * row * (radius - height) / 2, (radius + height) / 2
+        return [Ball(near_rows, near, center, radius), Ball(far_rows, far, *beyond)]
 
 
 @dataclass(frozen=True)
@@ -330,7 +333,7 @@ class Cells:
 
     def centers(self) -> Array:
         """Return a point in the interior of each, (pieces, dimensions)."""
-        return np.stack([cell.center() for cell in self.cells])
+        return np.stack([cell.center for cell in self.cells])
 
     def scaled(self, center: Array, half: Array) -> Cells:
         """Return the cells with x = center + half y."""
@@ -354,7 +357,7 @@ class Cells:
         return rows / lengths[:, None], (cell.sides + rows @ np.broadcast_to(self.center, rows.shape[1])) / lengths
 
     def cut(self, z: Array, size: Array, max_pieces: int) -> tuple[Array, Cells]:
-        """Cut at the zeros of z, one neuron at a time; stop after ``max_pieces`` pieces and one more."""
+        """Cut at the zeros of z, one neuron at a time."""
         found = list(islice(self._parts(z, size), max_pieces + 1))
         return np.array([parent for parent, _ in found]), Cells([cell for _, cell in found])
 
