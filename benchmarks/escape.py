@@ -12,7 +12,7 @@ import torch
 import bnrank
 from benchmarks.rows import Row
 from benchmarks.timing import in_turn, seconds
-from bnrank.theory.escape.descent import Batch
+from bnrank.theory.escape.search import Batch
 
 __all__ = ["measure"]
 
@@ -29,9 +29,9 @@ def starts(count: int) -> list[np.ndarray]:
 
 def batch(x: np.ndarray, g: np.ndarray, weights: list[np.ndarray], steps: int) -> np.ndarray:
     """Return the speeds after projected steps of all starts at once."""
-    members = Batch(x, g, weights, 0.0)
+    members = Batch(weights, x, g, 0.0)
     for _ in range(steps):
-        members.step_unscaled(STEP)
+        members.step(STEP, scaled=False)
     return members.speeds()
 
 

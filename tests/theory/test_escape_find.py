@@ -9,11 +9,10 @@ import torch
 
 import bnrank
 from bnrank.networks import LinearNetwork, from_layers
-from bnrank.theory.escape.descent import Batch
 from bnrank.theory.escape.direction import deepen, measures, speed
-from bnrank.theory.escape.gradients import output_gradient
 from bnrank.theory.escape.polishing import grow, reduce
-from bnrank.theory.escape.search import Steps, find
+from bnrank.theory.escape.reading import output_gradient
+from bnrank.theory.escape.search import Batch, Steps, find
 from bnrank.theory.escape.stationarity import residual
 
 RANK_ONE = math.sqrt(2) - 1
@@ -144,15 +143,15 @@ def test_leaky_networks():
 @pytest.mark.parametrize("slope", [0.0, 0.3, -0.4, 1.0])
 @pytest.mark.parametrize("depth", [2, 4])
 def test_the_gradient_of_the_batch_is_that_of_autograd(slope, depth, monkeypatch):
-    from bnrank.theory.escape import descent
+    from bnrank.theory.escape import search
 
     rng = np.random.default_rng(1)
     x, g = normal(0, n=10)
     widths = [3, *[4] * (depth - 1), 2]
     weights = [rng.normal(size=(5, b, a)) for a, b in itertools.pairwise(widths)]
-    for block in (descent.BLOCK, 60):  # at once, and three samples or one at a time
-        monkeypatch.setattr(descent, "BLOCK", block)
-        batch = Batch(x, g, weights, slope)
+    for block in (search.BLOCK, 60):  # at once, and three samples or one at a time
+        monkeypatch.setattr(search, "BLOCK", block)
+        batch = Batch(weights, x, g, slope)
         speeds = batch.speeds()
         for member in range(5):
             net = from_layers([torch.from_numpy(w[member] / np.linalg.norm(w[member])) for w in weights], slope=slope)
@@ -169,7 +168,7 @@ def test_the_batch_leaves_what_came_as_it_was():
     x, g = normal(0, d_out=1)
     weights = [np.random.default_rng(0).normal(size=s) for s in ((5, 4, 3), (5, 1, 4))]
     kept = [w.copy() for w in weights]
-    Batch(x, g, weights, 0.0).step(0.1)
+    Batch(weights, x, g, 0.0).step(0.1)
     for w, before in zip(weights, kept, strict=True):
         np.testing.assert_array_equal(w, before)
 
@@ -233,8 +232,8 @@ def test_what_the_result_says():
     assert torch.equal(found.x, x)
     assert torch.equal(found.g, g)
     measured = measures([w.detach().numpy() for w in exact().weights], x.numpy(), 0.0)
-    np.testing.assert_allclose(measured.weight_rank_one, [0.5, 0, 0], atol=1e-15)
-    np.testing.assert_allclose(found.weight_rank_one, measured.weight_rank_one, atol=1e-8)
+    np.testing.assert_allclose(measured["weight_rank_one"], [0.5, 0, 0], atol=1e-15)
+    np.testing.assert_allclose(found.weight_rank_one, measured["weight_rank_one"], atol=1e-8)
 
 
 def test_measures_are_those_of_the_definitions():
@@ -244,13 +243,13 @@ def test_measures_are_those_of_the_definitions():
     a = x.T
     for layer, w in enumerate(weights):
         values = np.linalg.svd(w, compute_uv=False) ** 2
-        assert measured.weight_rank_one[layer] == pytest.approx(values[1:].sum() / values.sum())
+        assert measured["weight_rank_one"][layer] == pytest.approx(values[1:].sum() / values.sum())
         if layer < 2:
             z = w @ a
             a = np.where(z > 0, z, 0.2 * z)
             values = np.linalg.svd(a, compute_uv=False) ** 2
-            assert measured.activation_rank_one[layer] == pytest.approx(values[1:].sum() / values.sum())
-            assert measured.nonlinearity[layer] == pytest.approx(((a - z) ** 2).sum() / (z**2).sum())
+            assert measured["activation_rank_one"][layer] == pytest.approx(values[1:].sum() / values.sum())
+            assert measured["nonlinearity"][layer] == pytest.approx(((a - z) ** 2).sum() / (z**2).sum())
 
 
 def test_merging_parallel_neurons_changes_nothing():

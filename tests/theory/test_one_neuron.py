@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from bnrank._core.validation import RangeError
 from bnrank.networks import from_layers
 from bnrank.theory.escape import one_neuron_search
-from bnrank.theory.escape.one_neuron import Options, fastest, one_neuron_speed, rank_one_speed
-from bnrank.theory.escape.one_neuron_bounds import branch_and_bound, norm_bound
+from bnrank.theory.escape.one_neuron import fastest, one_neuron_speed, rank_one_speed
+from bnrank.theory.escape.one_neuron_search import branch_and_bound, norm_bound
 
 
 def circle(points=8):
@@ -140,12 +140,13 @@ def test_branch_and_bound_alone_finds_the_circle():
     """From a bad start, on T40's plane, where the answer is known."""
     x, g = (t.numpy() for t in circle())
     start = np.array([math.sin(0.3), math.cos(0.3)])
-    found = branch_and_bound(one_neuron_search.Neuron(x, g, 0.0), start, rtol=1e-7)
-    assert found.lower <= math.sqrt(2) - 1 + 1e-12
-    assert math.sqrt(2) - 1 <= found.upper * (1 + 1e-12)
-    assert found.upper <= found.lower * (1 + 2e-7)
-    stopped = branch_and_bound(one_neuron_search.Neuron(x, g, 0.0), start, rtol=1e-7, max_cones=8)
-    assert stopped.upper > found.upper
+    neuron = one_neuron_search.Neuron(x, g, 0.0)
+    upper, best = branch_and_bound(neuron, start, rtol=1e-7)
+    assert neuron.size(best) <= math.sqrt(2) - 1 + 1e-12
+    assert math.sqrt(2) - 1 <= upper * (1 + 1e-12)
+    assert upper <= neuron.size(best) * (1 + 2e-7)
+    stopped, _ = branch_and_bound(neuron, start, rtol=1e-7, max_cones=8)
+    assert stopped > upper
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.4, -0.5])
@@ -159,9 +160,10 @@ def test_cones_bound_the_speed_however_early_they_stop(slope, k):
         start = rng.normal(size=2)
         start /= np.linalg.norm(start)
         for budget in (4, 6, 10, 40):
-            found = branch_and_bound(one_neuron_search.Neuron(x, g, slope), start, max_cones=budget)
-            assert found.lower <= known * (1 + 1e-12)
-            assert known <= found.upper * (1 + 1e-12)
+            neuron = one_neuron_search.Neuron(x, g, slope)
+            upper, best = branch_and_bound(neuron, start, max_cones=budget)
+            assert neuron.size(best) <= known * (1 + 1e-12)
+            assert known <= upper * (1 + 1e-12)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -222,7 +224,7 @@ def test_compression_is_covered_by_the_bracket():
     x = rng.normal(size=(50, 2)) @ rng.normal(size=(2, 6)) + 1e-3 * rng.normal(size=(50, 6))
     g = rng.normal(size=(50, 1)) @ rng.normal(size=(1, 8)) + 1e-3 * rng.normal(size=(50, 8))
     full = fastest(x, g, 0.0)
-    fast = fastest(x, g, 0.0, options=Options(rank_rtol=0.05))
+    fast = fastest(x, g, 0.0, rank_rtol=0.05)
     assert fast.method == "closed form"
     assert not fast.exact
     assert fast.lower == pytest.approx(full.lower, rel=1e-2)
@@ -256,8 +258,8 @@ def test_signed_cones_bound_the_maximum_however_early_they_stop(k):
     known = fastest(x, g, 0.0, signed=True).lower
     for budget in (4, 6, 10, 40):
         neuron = one_neuron_search.Neuron(x, g, 0.0, signed=True)
-        found = branch_and_bound(neuron, np.array([1.0, 0.0]), max_cones=budget)
-        assert known <= max(found.upper, 0.0) * (1 + 1e-12)
+        upper, _ = branch_and_bound(neuron, np.array([1.0, 0.0]), max_cones=budget)
+        assert known <= max(upper, 0.0) * (1 + 1e-12)
 
 
 def test_no_neuron_moves_the_loss():

@@ -21,6 +21,8 @@ from bnrank.theory.factorization import Basis, Cut, cuts
 
 __all__ = ["RankBracket", "bracket"]
 
+Witness = tuple[int, Tensor, int | None, Tensor]  # a rank, a point with it, its row, and its singular values
+
 
 @dataclass(frozen=True)
 class RankBracket(Printed):
@@ -91,22 +93,6 @@ class RankBracket(Printed):
             f"rank in [{self.lower}, {self.upper}] ({self.domain}), cut at {self.place} {self.layer}, "
             f"relative error {self.relative_error:.2g}"
         )
-
-
-@dataclass(frozen=True)
-class _Witness:
-    rank: int
-    point: Tensor
-    index: int | None
-    singular_values: Tensor
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    rank: int
-    cut: Cut
-    basis: Basis
-    error: float
 
 
 def bracket(
@@ -200,39 +186,41 @@ def bracket(
     size = float(f.abs().max())
     places = cuts(net, x)
     globally = _everywhere(places, f, max(output_rtol * size, 10 * eps * _terms(net, x, size)))
-    best = globally if domain == "everywhere" else _on_data(places, f, output_rtol * size, globally)
-    upper, on_data = best.rank, best is not globally
-    h, g = (part.to(f.device, dtype) for part in best.cut.split(best.basis))
+    everywhere = globally[1].dimension
+    found = None if domain == "everywhere" else _on_data(places, f, output_rtol * size, everywhere)
+    cut, basis = found or globally
+    upper = basis.dimension
+    h, g = (part.to(f.device, dtype) for part in cut.split(basis))
     composition = _composition(h, g)
     with torch.no_grad():
         error = float((Functional(h)(Functional(g)(x)).flatten(1) - f).abs().max())
 
     own = Jacobian(net, x, kink_rtol=None)
-    lowest = _lowest(Jacobian(composition, x, kink_rtol=None) if on_data else own, upper, rtol, seed)
+    witnesses = [_witness(Jacobian(composition, x, kink_rtol=None) if found else own, upper, rtol, seed)]
     searched = [regions.enumerate(composition, box, rtol=rtol, max_regions=max_regions)] if box is not None else []
     if segments:
-        searched.append(
-            regions.along_lines(composition, *_pairs(x, segments, seed), rtol=rtol, max_regions=max_regions)
-        )
-    for found in searched:
-        if min(found.rank, upper) > lowest.rank:
-            lowest = _Witness(min(found.rank, upper), found.witness.point, None, found.witness.singular_values[:upper])
+        pairs = _pairs(x, segments, seed)
+        searched.append(regions.along_lines(composition, *pairs, rtol=rtol, max_regions=max_regions))
+    for each in searched:
+        values = each.witness.singular_values[:upper]
+        witnesses.append((min(each.rank, upper), each.witness.point, None, values))
+    lower, witness, index, values = max(witnesses, key=lambda witness: witness[0])
     return RankBracket(
-        lower=lowest.rank,
+        lower=lower,
         upper=upper,
-        domain="on the data" if on_data else "everywhere",
-        everywhere=globally.rank,
-        jacobian_rank=int(linalg.rank(own.singular_values[:, : globally.rank], rtol).max()),
-        witness=lowest.point,
-        index=lowest.index,
-        singular_values=lowest.singular_values,
+        domain="on the data" if found else "everywhere",
+        everywhere=everywhere,
+        jacobian_rank=int(linalg.rank(own.singular_values[:, :everywhere], rtol).max()),
+        witness=witness,
+        index=index,
+        singular_values=values,
         complete=box is not None and searched[0].complete,
         h=h,
         g=g,
         error=error,
         relative_error=error / size if size else (0.0 if error == 0 else float("inf")),
-        layer=best.cut.layer,
-        place=best.cut.place,
+        layer=cut.layer,
+        place=cut.place,
         rtol=rtol,
         output_rtol=output_rtol,
     )
@@ -248,27 +236,27 @@ def _terms(net: nn.Module, x: Tensor, size: float) -> float:
     return max(size, float((last.abs() @ chain.weights[-1].detach().abs().T).max()))
 
 
-def _everywhere(places: list[Cut], f: Tensor, allowed: float) -> _Candidate:
+def _everywhere(places: list[Cut], f: Tensor, allowed: float) -> tuple[Cut, Basis]:
     """Return the factorization of smallest rank that holds for all inputs; of equals one that cuts between neurons.
 
     The rank of a weight is decided by its own rounding, which may be all that a product of weights consists of: so a
     factorization through the image of a weight must also equal f on the data.
     """
-    for cut in sorted(places, key=lambda c: (c.everywhere.dimension, c.everywhere.directions is not None)):
-        error = _error(cut, cut.everywhere, f)
-        if cut.everywhere.directions is None or error <= allowed:
-            return _Candidate(cut.everywhere.dimension, cut, cut.everywhere, error)
-    raise AssertionError("the cut at the input keeps the whole space")
+    ordered = sorted(places, key=lambda c: (c.everywhere.dimension, c.everywhere.directions is not None))
+    exact = (c for c in ordered if c.everywhere.directions is None or _error(c, c.everywhere, f) <= allowed)
+    cut = next(exact)  # the cut at the input keeps the whole space
+    return cut, cut.everywhere
 
 
-def _on_data(places: list[Cut], f: Tensor, allowed: float, known: _Candidate) -> _Candidate:
-    """Return the factorization of smallest rank that equals f on the data, or the known one if none has a smaller rank.
+def _on_data(places: list[Cut], f: Tensor, allowed: float, known: int) -> tuple[Cut, Basis] | None:
+    """Return the factorization of smallest rank that equals f on the data, or None if none has a rank below ``known``.
 
     Of equals the one with the smallest error; errors below a tenth of ``allowed`` are rounding, which must not decide.
     """
-    best, best_k, rounding = known, known.rank - 1, 0.1 * allowed
+    best: tuple[Cut, Basis] | None = None
+    best_key = (known, 0.0)
     for cut in sorted(places, key=lambda c: int((c.spread > 1e-12 * c.spread[:1]).sum())):
-        k = min(best_k, len(cut.spread))
+        k = min(best_key[0] if best else known - 1, len(cut.spread))
         if k < 0 or _error(cut, cut.principal(k), f) > allowed:
             continue
         low = -1  # the error decreases, if not quite monotonically, with k
@@ -278,9 +266,9 @@ def _on_data(places: list[Cut], f: Tensor, allowed: float, known: _Candidate) ->
                 low = middle
             else:
                 k = middle
-        found = _Candidate(k, cut, cut.principal(k), _error(cut, cut.principal(k), f))
-        if best is known or (found.rank, max(found.error, rounding)) < (best.rank, max(best.error, rounding)):
-            best, best_k = found, k
+        key = (k, max(_error(cut, cut.principal(k), f), 0.1 * allowed))
+        if key < best_key:
+            best, best_key = (cut, cut.principal(k)), key
     return best
 
 
@@ -296,7 +284,7 @@ def _composition(h: nn.Module, g: nn.Module) -> nn.Module:
     return compose(outer, inner) if chains else nn.Sequential(inner, outer)
 
 
-def _lowest(jacobian: Jacobian, upper: int, rtol: float, seed: int) -> _Witness:
+def _witness(jacobian: Jacobian, upper: int, rtol: float, seed: int) -> Witness:
     """Return the largest rank of the Jacobian at samples off the kinks, or near the samples if all are on kinks."""
     x, rows = jacobian.x, (~jacobian.near_kinks()).nonzero()[:, 0]
     points, values = x[rows.to(x.device)], jacobian.singular_values[rows.to(jacobian.singular_values.device)]
@@ -308,7 +296,7 @@ def _lowest(jacobian: Jacobian, upper: int, rtol: float, seed: int) -> _Witness:
     rank = int(linalg.rank(values, rtol).max())
     margin = values[:, rank - 1] / values[:, 0].clamp(min=torch.finfo(torch.float64).tiny) if rank else values.sum(1)
     best = int(margin.argmax())
-    return _Witness(rank, points[best].clone(), int(rows[best]) if len(rows) else None, values[best])
+    return rank, points[best].clone(), int(rows[best]) if len(rows) else None, values[best]
 
 
 def _pairs(x: Tensor, segments: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from bnrank.figures.harness.drawing import label, panels
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
 from bnrank.tasks import circle
-from bnrank.theory.escape.descent import Batch
+from bnrank.theory.escape.search import Batch
 
 DEPTH = 3
 RANK_ONE = math.sqrt(2) - 1  # T40: the best speed of rank one
@@ -60,12 +60,12 @@ def trials(settings: Settings) -> xr.Dataset:
     for row, width in enumerate(s.widths):
         rng = np.random.default_rng([s.seed, width])
         shapes = [(width, 2), *[(width, width)] * (DEPTH - 2), (1, width)]
-        batch = Batch(x, g, [rng.normal(size=(s.runs, *shape)) for shape in shapes], 0.0)
+        batch = Batch([rng.normal(size=(s.runs, *shape)) for shape in shapes], x, g, 0.0)
         for _ in range(s.steps):
-            batch.step_unscaled(s.step)
+            batch.step(s.step, scaled=False)
         speed[row] = batch.speeds()
         for k in range(s.decaying):
-            batch.step_unscaled(s.step * 1e-10 ** ((k + 1) / s.decaying))
+            batch.step(s.step * 1e-10 ** ((k + 1) / s.decaying), scaled=False)
         settled[row] = batch.speeds()
     return xr.Dataset(
         {"speed": (("width", "run"), speed), "settled": (("width", "run"), settled)},

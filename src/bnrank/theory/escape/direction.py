@@ -16,25 +16,6 @@ from bnrank.theory.escape import reading
 Array = np.ndarray
 
 
-@dataclass(frozen=True)
-class Measures:
-    """The quantities that T38 bounds, layer by layer.
-
-    Attributes
-    ----------
-    weight_rank_one : ndarray, (L,)
-        sum_{i >= 2} s_i^2 / sum_i s_i^2 of W_l; 0 for rank one.
-    activation_rank_one : ndarray, (L - 1,)
-        The same of sigma(Z_l), the activations of all samples; NaN where they are all 0.
-    nonlinearity : ndarray, (L - 1,)
-        ||sigma(Z_l) - Z_l||_F^2 / ||Z_l||_F^2; NaN where Z_l is 0.
-    """
-
-    weight_rank_one: Array
-    activation_rank_one: Array
-    nonlinearity: Array
-
-
 @dataclass(frozen=True, eq=False)
 class EscapeDirection(Printed):
     """An escape direction, as :func:`bnrank.escape.find` returns it.
@@ -54,8 +35,12 @@ class EscapeDirection(Printed):
         subdifferential. Inf where the speed is 0.
     converged : bool
         Whether the residual is at most ``rtol``. This does not prove a maximum, not even a local one.
-    weight_rank_one, activation_rank_one, nonlinearity : ndarray
-        As in :class:`Measures`.
+    weight_rank_one : ndarray, (L,)
+        sum_{i >= 2} s_i^2 / sum_i s_i^2 of W_l; 0 for rank one.
+    activation_rank_one : ndarray, (L - 1,)
+        The same of sigma(Z_l), the activations of all samples; NaN where they are all 0.
+    nonlinearity : ndarray, (L - 1,)
+        ||sigma(Z_l) - Z_l||_F^2 / ||Z_l||_F^2; NaN where Z_l is 0.
     kinks : int
         Pairs of a neuron and a sample with preactivation 0 on which the gradient depends, parallel neurons counted
         once.
@@ -150,15 +135,15 @@ def preactivations(weights: Sequence[Array], x: Array, slope: float) -> list[Arr
     return result
 
 
-def measures(weights: Sequence[Array], x: Array, slope: float) -> Measures:
-    """Return the quantities that T38 bounds, for W_1, ..., W_L."""
+def measures(weights: Sequence[Array], x: Array, slope: float) -> dict[str, Array]:
+    """Return the quantities that T38 bounds, as :class:`EscapeDirection` names them, for W_1, ..., W_L."""
     hidden = preactivations(weights, x, slope)[:-1]
     active = [np.where(z > 0, z, slope * z) for z in hidden]
-    return Measures(
-        np.array([_beyond_rank_one(w) for w in weights]),
-        np.array([_beyond_rank_one(a) for a in active]),
-        np.array([_share(a - z, z) for a, z in zip(active, hidden, strict=True)]),
-    )
+    return {
+        "weight_rank_one": np.array([_beyond_rank_one(w) for w in weights]),
+        "activation_rank_one": np.array([_beyond_rank_one(a) for a in active]),
+        "nonlinearity": np.array([_share(a - z, z) for a, z in zip(active, hidden, strict=True)]),
+    }
 
 
 def _beyond_rank_one(matrix: Array) -> float:

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.mlp import leaky_relu
-from bnrank.theory.escape.gradients import Loss
-from bnrank.theory.escape.one_neuron import OneNeuron, Options, fastest
+from bnrank.theory.escape.one_neuron import OneNeuron, fastest
 from bnrank.theory.escape.passes import Pass
-from bnrank.theory.escape.reading import bias_free
+from bnrank.theory.escape.reading import Loss, bias_free
 
 SMALL = 0.03  # share of the largest part in the chain, below which a neuron is free to join
 
@@ -182,26 +181,15 @@ def join_rate(
     rtol = validation.number(rtol, "rtol", 0.0)
     samples = validation.samples(x, "x", features=chain.weights[0].shape[1]).detach().cpu().double()
     here = Pass(chain, loss, samples, y, validation.number(kink_rtol, "kink_rtol", 0.0))
-    options = Options(starts=starts, steps=100, seed=seed, rank_rtol=rtol)
-    search = functools.partial(fastest, slope=chain.slope, options=options)
+    search = functools.partial(fastest, slope=chain.slope, starts=starts, steps=100, seed=seed, rank_rtol=rtol)
     per_layer = {layer: _rate(here, layer, search, seed) for layer in layers}
     layer = max(per_layer, key=lambda number: per_layer[number].lower)
     best = per_layer[layer]
     response, sides = _sides(here, layer, best)
     amplitude, chain_size = _amplitude(here.weights[layer - 1], here.weights[layer], sides)
     size = _saturation(here, response, chain_size) if best.lower > 0 else chain_size
-    rate = JoinRate(
-        best.lower,
-        max(found.upper for found in per_layer.values()),
-        layer,
-        best.direction,
-        best.output,
-        per_layer,
-        amplitude,
-        size,
-        math.inf,
-        here.gradient_norm(),
-    )
+    upper, norm = max(found.upper for found in per_layer.values()), here.gradient_norm()
+    rate = JoinRate(best.lower, upper, layer, best.direction, best.output, per_layer, amplitude, size, math.inf, norm)
     return replace(rate, predicted_exit=rate.exit_after(amplitude))
 
 

@@ -1,7 +1,7 @@
 """The fastest escape with one neuron per layer: max over unit v of ||G^T sigma(X v)|| (T38 to T41)."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -9,8 +9,7 @@ from torch import Tensor
 
 from bnrank._core import validation
 from bnrank.theory.escape import reading
-from bnrank.theory.escape.one_neuron_bounds import branch_and_bound, norm_bound
-from bnrank.theory.escape.one_neuron_search import Neuron, ascend, best_on_circle
+from bnrank.theory.escape.one_neuron_search import Neuron, ascend, best_on_circle, branch_and_bound, norm_bound
 
 BRANCHING_RANK = 5  # of the inputs, up to which cones are searched
 ZERO = 1e-14  # times ||X||_op ||G||_op counts as 0
@@ -78,7 +77,7 @@ def rank_one_speed(
     the kinks, and ||M v|| is largest at a stationary angle of the quadratic form or at an end of an arc. Exact for
     slope 1 too, ||G^T X||_op. Otherwise a bracket: below, the best of many projected ascents with decaying steps and
     exact searches over great circles; above, branch and bound over at most ``max_cones`` cones for inputs of rank
-    5 or less, and bounds from norms (:func:`~bnrank.theory.escape.one_neuron_bounds.norm_bound`), whichever is smaller.
+    5 or less, and bounds from norms (:func:`~bnrank.theory.escape.one_neuron_search.norm_bound`), whichever is smaller.
 
     Parameters
     ----------
@@ -127,14 +126,16 @@ def rank_one_speed(
             f"x, g: the largest entries have the product {size:g}, expected {SMALLEST:g} to {1 / SMALLEST:g}: float64 "
             "may not hold the speed; bring x or g to another scale, the speed is proportional to both"
         )
-    options = Options(
+    return fastest(
+        samples,
+        gradient,
+        slope,
         starts=validation.integer(starts, "starts"),
         steps=validation.integer(steps, "steps"),
         rtol=validation.number(rtol, "rtol", 0.0, strict=True),
         max_cones=validation.integer(max_cones, "max_cones", 0),
         seed=validation.integer(seed, "seed", 0),
     )
-    return fastest(samples, gradient, slope, options=options)
 
 
 def one_neuron_speed(
@@ -177,73 +178,74 @@ def one_neuron_speed(
     return torch.from_numpy(neuron.sizes(neuron.outputs((v / norms).T)) * (x_unit * g_unit))
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of the search, as in :func:`rank_one_speed`.
-
-    ``rank_rtol``: directions of X and of G with singular values up to this times the largest are left out of the
-    search; the lower end is evaluated on all of X and G, and the upper end covers what was left out.
-    """
-
-    starts: int = 64
-    steps: int = 150
-    rtol: float = 1e-6
-    max_cones: int = 20_000
-    seed: int = 0
-    rank_rtol: float = 0.0
-
-
 def fastest(
-    x: np.ndarray, g: np.ndarray, slope: float, *, signed: bool = False, options: Options | None = None
+    x: np.ndarray,
+    g: np.ndarray,
+    slope: float,
+    *,
+    signed: bool = False,
+    starts: int = 64,
+    steps: int = 150,
+    rtol: float = 1e-6,
+    max_cones: int = 20_000,
+    seed: int = 0,
+    rank_rtol: float = 0.0,
 ) -> OneNeuron:
     """Return what :func:`rank_one_speed` does, for float64 arrays; the speed is 0 for zeros.
 
-    With one output and ``signed``, it is the maximum of G^T sigma(X v) itself, or 0 if that is negative.
+    With one output and ``signed``, it is the maximum of G^T sigma(X v) itself, or 0 if that is negative. Directions of
+    X and of G with singular values up to ``rank_rtol`` times the largest are left out of the search; the lower end is
+    evaluated on all of X and G, and the upper end covers what was left out.
     """
     (x, x_unit), (g, g_unit) = _scaled(x), _scaled(g)
-    found = _fastest(Neuron(x, g, slope, signed), options or Options())
-    lower, upper = found.lower * (x_unit * g_unit), found.upper * (x_unit * g_unit)
-    if not math.isfinite(upper):
-        raise validation.RangeError(
-            f"the speed is too large for float64: {found.lower:g} times {x_unit:g} times {g_unit:g}"
-        )
-    return replace(found, lower=lower, upper=upper)
-
-
-def _fastest(neuron: Neuron, options: Options) -> OneNeuron:
-    used = neuron.x.any(1) & neuron.g.any(1)
-    x, g, slope, signed = neuron.x[used], neuron.g[used], neuron.slope, neuron.signed
-    rows, x_left = _rows_of(x, options.rank_rtol)
-    columns, g_left = _rows_of(g, options.rank_rtol)
-    if not (rows.size and columns.size):
-        return _result(neuron, np.eye(1, neuron.x.shape[1])[0], 0.0, "closed form", scale=0.0, exact=True)
-    if signed:
-        columns = np.ones((1, 1))  # not its negative
-    inner = Neuron(x @ rows.T, g @ columns.T, slope, signed)  # the data in their row spaces
-    x_size, g_size = (float(np.linalg.norm(matrix, 2)) for matrix in (inner.x, inner.g))
-    rest = (x_size * g_left + g_size * x_left) * (options.rank_rtol > 0)  # without it, what is left out is rounding
-    exact, method, upper = rest == 0, "closed form", math.inf
-    rank = len(rows)
-    if slope == 1:
-        product = inner.g.T @ inner.x
-        v = product[0] if signed else np.linalg.svd(product)[2][0]
-        v = v if v.any() else np.eye(rank)[0]
-    elif rank == 1:
-        v = np.array([1.0 if inner.size(np.ones(1)) >= inner.size(-np.ones(1)) else -1.0])
-    elif rank == 2:
-        angle = best_on_circle(inner)
-        v = np.array([math.cos(angle), math.sin(angle)])
+    used = x.any(1) & g.any(1)
+    rows, x_left = _rows_of(x[used], rank_rtol)
+    columns, g_left = _rows_of(g[used], rank_rtol)
+    neuron, rank = Neuron(x, g, slope, signed), len(rows)
+    v, upper, scale, exact, method = np.eye(1, x.shape[1])[0], 0.0, 0.0, True, "closed form"
+    if rows.size and columns.size:
+        if signed:
+            columns = np.ones((1, 1))  # not its negative
+        inner = Neuron(x[used] @ rows.T, g[used] @ columns.T, slope, signed)  # the data in their row spaces
+        x_size, g_size = (float(np.linalg.norm(matrix, 2)) for matrix in (inner.x, inner.g))
+        scale = x_size * g_size
+        left_out = (x_size * g_left + g_size * x_left) * (rank_rtol > 0)  # without it, only rounding is left out
+        exact = left_out == 0
+        if slope == 1:
+            product = inner.g.T @ inner.x
+            v = product[0] if signed else np.linalg.svd(product)[2][0]
+            v = v if v.any() else np.eye(rank)[0]
+        elif rank == 1:
+            v = np.array([1.0 if inner.size(np.ones(1)) >= inner.size(-np.ones(1)) else -1.0])
+        elif rank == 2:
+            angle = best_on_circle(inner)
+            v = np.array([math.cos(angle), math.sin(angle)])
+        else:
+            exact, method, upper = False, "norms", norm_bound(inner)
+            v = ascend(inner, starts, steps, np.random.default_rng(seed))
+        if method == "closed form":
+            upper = max(inner.size(v / np.linalg.norm(v)), 0.0)
+        elif rank <= BRANCHING_RANK and max_cones:
+            bound, v = branch_and_bound(inner, v, rtol=rtol, max_cones=max_cones)
+            if bound <= upper:
+                upper, method = bound, "cones"
+        v, upper = v @ rows, upper + left_out
+    v = v / np.linalg.norm(v)
+    output = neuron.outputs(v[:, None])[:, 0]
+    speed = float(neuron.sizes(output[:, None])[0])
+    u, note = np.zeros_like(output), ""
+    if speed > ZERO * scale:
+        u = -output / speed
     else:
-        exact, method, upper = False, "norms", norm_bound(inner)
-        v = ascend(inner, options.starts, options.steps, np.random.default_rng(options.seed))
-    if method == "closed form":
-        upper = max(inner.size(v / np.linalg.norm(v)), 0.0)
-    elif rank <= BRANCHING_RANK and options.max_cones:
-        found = branch_and_bound(inner, v, rtol=options.rtol, max_cones=options.max_cones)
-        v = found.direction
-        if found.upper <= upper:
-            upper, method = found.upper, "cones"
-    return _result(neuron, v @ rows, upper + rest, method, scale=x_size * g_size, exact=exact)
+        speed, note = 0.0, "no neuron was found that changes the loss to first order"
+        if exact or upper <= ZERO * scale:
+            note = "no single neuron changes the loss to first order: sigma(X v) is orthogonal to G for every v"
+            upper = 0.0
+    upper = speed if exact else max(upper, speed)
+    if not math.isfinite(upper * (x_unit * g_unit)):
+        raise validation.RangeError(f"the speed is too large for float64: {speed:g} times {x_unit:g} times {g_unit:g}")
+    lower, upper = speed * (x_unit * g_unit), upper * (x_unit * g_unit)
+    return OneNeuron(lower, upper, exact, torch.from_numpy(v), torch.from_numpy(u), method, note)
 
 
 def _scaled(matrix: np.ndarray) -> tuple[np.ndarray, float]:
@@ -253,23 +255,6 @@ def _scaled(matrix: np.ndarray) -> tuple[np.ndarray, float]:
         return matrix, 1.0
     exponent = math.frexp(largest)[1] - 1
     return np.ldexp(matrix, -exponent), math.ldexp(1.0, exponent)
-
-
-def _result(neuron: Neuron, v: np.ndarray, upper: float, method: str, *, scale: float, exact: bool) -> OneNeuron:
-    v = v / np.linalg.norm(v)
-    output = neuron.outputs(v[:, None])[:, 0]
-    speed = float(neuron.sizes(output[:, None])[0])
-    if speed <= ZERO * scale or speed == 0:
-        speed, output = 0.0, np.zeros_like(output)
-    u = -output / speed if speed else output
-    note = ""
-    if speed == 0 and (exact or upper <= ZERO * scale):
-        note = "no single neuron changes the loss to first order: sigma(X v) is orthogonal to G for every v"
-        upper = 0.0
-    elif speed == 0:
-        note = "no neuron was found that changes the loss to first order"
-    upper = speed if exact else max(upper, speed)
-    return OneNeuron(speed, upper, exact, torch.from_numpy(v), torch.from_numpy(u), method, note)
 
 
 def _rows_of(matrix: np.ndarray, rtol: float = 0.0) -> tuple[np.ndarray, float]:

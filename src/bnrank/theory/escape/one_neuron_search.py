@@ -1,15 +1,19 @@
-"""One neuron as a function of its incoming weights, and directions of large speed for it."""
+"""One neuron as a function of its incoming weights: directions of large speed, and upper bounds on the speed."""
 
+import itertools
 import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import null_space
+from scipy.optimize import minimize_scalar
 
 ENTRIES = 2**22  # numbers held at a time: 32 MiB
 POLISHED = 4  # ascents that are continued on great circles
 MAX_CIRCLES = 60  # great circles of each
 NEAR = 1e-5  # |x . v| below this times |x| is near a kink
 MAX_ACTIVE = 8  # kinks per dimension that a direction is put on
+BATCH = 64  # cones split at a time
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ def _polish(neuron: Neuron, v: np.ndarray, rng: np.random.Generator) -> tuple[fl
         near = np.abs(z) <= NEAR * lengths
         center, along = v, gradient
         if turn % 3 == 0 and 0 < near.sum() <= MAX_ACTIVE * x.shape[1]:  # along the kinks nearby
-            free = _orthogonal_to(x[near])
+            free = null_space(x[near], rcond=1e-9)
             center, along = free @ (free.T @ v), free @ (free.T @ gradient)
         elif turn % 3 == 2:
             along = rng.normal(size=v.shape)
@@ -187,7 +191,126 @@ def _on_great_circle(neuron: Neuron, center: np.ndarray, along: np.ndarray) -> l
     return [center, found / np.linalg.norm(found)]
 
 
-def _orthogonal_to(rows: np.ndarray) -> np.ndarray:
-    """Return an orthonormal basis, in columns, of the orthogonal complement of the rows."""
-    _, s, vt = np.linalg.svd(rows)
-    return vt[int((s > 1e-9 * s[0]).sum()) :].T
+def norm_bound(neuron: Neuron) -> float:
+    """Return an upper bound on ||G^T sigma(X v)|| over unit v, from norms of X, G and G^T X.
+
+    With sigma(z) = p z + q |z|, p = (1 + s)/2 and q = (1 - s)/2, and || |X v| || = ||X v||,
+
+        ||G^T sigma(X v)|| <= p ||G^T X v|| + q ||G||_op ||X v||.
+
+    For every tau > 0 the square of the right-hand side is at most
+
+        v^T ((1 + tau) p^2 X^T G G^T X + (1 + 1/tau) q^2 ||G||_op^2 X^T X) v,
+
+    whose largest eigenvalue is minimized over tau. It is at most (p ||G^T X||_op + q ||G||_op ||X||_op)^2, the largest
+    two norms apart. With one output, ||G||_op is replaced by the larger of the norms of the positive and the negative
+    part of G, as |X v| >= 0. The bound max(1, |s|) ||G||_op ||X||_op is never better.
+    """
+    x, g, slope = neuron.x, neuron.g, neuron.slope
+    p, q = (1 + slope) / 2, (1 - slope) / 2
+    if g.shape[1] == 1:
+        size = max(np.linalg.norm(np.maximum(g, 0)), np.linalg.norm(np.maximum(-g, 0)))
+    else:
+        size = np.sqrt(max(np.linalg.eigvalsh(g.T @ g)[-1], 0.0))
+    product = g.T @ x
+    linear, rest = p**2 * product.T @ product, (q * size) ** 2 * (x.T @ x)
+
+    def squared(log_tau: float) -> float:
+        tau = np.exp(log_tau)
+        return float(np.linalg.eigvalsh((1 + tau) * linear + (1 + 1 / tau) * rest)[-1])
+
+    a, b = (np.sqrt(max(float(np.linalg.eigvalsh(m)[-1]), 0.0)) for m in (linear, rest))
+    bound = float(a + b)  # tau = b/a where both are reached together
+    if a > 0 and b > 0:
+        middle = float(np.log(b / a))
+        best = minimize_scalar(squared, bounds=(middle - 5, middle + 5), method="bounded", options={"maxiter": 30})
+        bound = min(bound, float(np.sqrt(max(best.fun, 0.0))))
+    return bound * (1 + 1e-12)
+
+
+def branch_and_bound(
+    neuron: Neuron, start: np.ndarray, *, rtol: float = 1e-6, max_cones: int = 20_000
+) -> tuple[float, np.ndarray]:
+    """Return an upper bound on the size of G^T sigma(X v) over unit v, and the best v found, by splitting cones.
+
+    The space is split into simplicial cones. In a cone with corners p_j (unit vectors) v = sum_j lambda_j p_j,
+    lambda_j >= 0, and with z_ij = x_i . p_j
+
+        G^T sigma(X v) = sum_j lambda_j F_j - (1 - s) sum_i g_i e_i,    F_j = G^T sigma(X p_j),
+        0 <= e_i = sum_j lambda_j relu(z_ij) - relu(sum_j lambda_j z_ij) <= Lambda a b / (a + b),
+
+    a and b the largest of relu(z_ij) and of relu(-z_ij), Lambda the largest of sum_j lambda_j over unit v. The linear
+    function that is ||F_j|| at p_j is at most the norm of its gradient, and at most Lambda max_j ||F_j||; what the e_i
+    add is at most sum_i |g_i| e_i, with one output the sum over the g_i of one sign. Both parts converge like the
+    square of the cone's width. The cones with the largest bounds are split across their widest edge.
+
+    Parameters
+    ----------
+    neuron : Neuron
+        With X, (N, r), of rank r >= 2.
+    start : ndarray
+        A good unit vector, (r,).
+    rtol : float
+        The search stops where upper - lower is less than ``rtol`` times lower.
+    max_cones : int
+        Number of cones after which it stops in any case.
+    """
+    x, g, slope, signed = neuron.x, neuron.g, neuron.slope, neuron.signed
+    rank = x.shape[1]
+    parts = np.linalg.norm(g, axis=1, keepdims=True)
+    if g.shape[1] == 1:
+        parts = np.maximum(-g, 0) if signed else np.concatenate([np.maximum(g, 0), np.maximum(-g, 0)], 1)
+    best, lower = start, max(neuron.size(start), 0.0)
+
+    def bounds_of(corners: np.ndarray) -> np.ndarray:
+        """Return an upper bound of the size in each cone, for corners (cone, corner, coordinate)."""
+        nonlocal best, lower
+        z = corners @ x.T  # (C, r, N)
+        above, below = np.maximum(z, 0), np.maximum(-z, 0)
+        outputs = (above - slope * below) @ g
+        values = outputs[..., 0] if signed else np.linalg.norm(outputs, axis=2)  # (C, r)
+        cone, corner = np.unravel_index(values.argmax(), values.shape)
+        if values[cone, corner] > lower:
+            best, lower = corners[cone, corner], float(values[cone, corner])
+        a, b = above.max(1), below.max(1)
+        gap = (np.divide(a * b, a + b, out=np.zeros_like(a), where=a + b > 0) @ parts).max(1)
+        targets = np.stack([np.ones_like(values), values], 2)
+        gradients = np.linalg.norm(np.linalg.solve(corners, targets), axis=1)  # (C, 2)
+        spread = gradients[:, 0]
+        linear = np.minimum(gradients[:, 1], spread * np.maximum(values.max(1), 0))
+        return (linear + (1 - slope) * spread * gap) * (1 + 1e-12)
+
+    signs = np.array(list(itertools.product([1.0, -1.0], repeat=rank)))
+    corners = signs[:, :, None] * np.eye(rank)
+    bounds, seen = bounds_of(corners), len(signs)
+    batch = max(1, min(BATCH, 2**22 // (rank * len(x))))
+    while seen < max_cones:
+        order = np.argsort(-bounds, kind="stable")
+        order = order[bounds[order] > lower * (1 + rtol)]
+        if not len(order):
+            break
+        split, rest = order[:batch], order[batch:]
+        halves = _halves(corners[split])
+        try:
+            smaller = np.minimum(bounds_of(halves), np.tile(bounds[split], 2))  # a half has no more than the whole
+        except np.linalg.LinAlgError:  # slivers, where the maximum is 0 or nearly so; the bounds so far stand
+            break
+        corners, bounds = np.concatenate([corners[rest], halves]), np.concatenate([bounds[rest], smaller])
+        seen += len(halves)
+    left = bounds[bounds > lower * (1 + rtol)]
+    return (float(left.max()) if len(left) else lower * (1 + rtol)), best
+
+
+def _halves(corners: np.ndarray) -> np.ndarray:
+    """Return every cone cut in two, through the middle of its widest edge."""
+    cosines = corners @ corners.transpose(0, 2, 1)
+    rank = corners.shape[1]
+    cosines[:, np.arange(rank), np.arange(rank)] = 2.0
+    i, j = np.unravel_index(cosines.reshape(len(corners), -1).argmin(1), (rank, rank))
+    cone = np.arange(len(corners))
+    middle = corners[cone, i] + corners[cone, j]
+    middle /= np.linalg.norm(middle, axis=1, keepdims=True)
+    halves = np.repeat(corners[None], 2, axis=0)
+    halves[0, cone, i] = middle
+    halves[1, cone, j] = middle
+    return halves.reshape(-1, rank, rank)

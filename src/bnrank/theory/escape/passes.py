@@ -8,7 +8,7 @@ from torch import Tensor
 from bnrank._core import validation
 from bnrank.networks.chain import Chain
 from bnrank.networks.mlp import leaky_relu
-from bnrank.theory.escape.gradients import Loss, gradient_at
+from bnrank.theory.escape.reading import Loss, gradient_at
 
 
 class Pass:

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank.theory.escape.stationarity import Stationarity, of_weights
+from bnrank.theory.escape.direction import preactivations
+from bnrank.theory.escape.stationarity import Stationarity, deltas, of_weights
 
 Array = np.ndarray
 TOLERANCES = (1e-8, 1e-6, 1e-4)  # of kinks, tried in turn
@@ -106,60 +107,37 @@ def _normalized(weights: Sequence[Array]) -> list[Array]:
     return [w / max(float(np.linalg.norm(w)), np.finfo(float).tiny) for w in weights]
 
 
-class _Equations:
-    """T36 with the layers of norm 1, and z = 0 at the kinks."""
-
-    def __init__(self, weights: Sequence[Array], x: Array, g: Array, slope: float, at: Stationarity):
-        self.shapes = [w.shape for w in weights]
-        self.x = torch.from_numpy(x.T / np.linalg.norm(x))
-        self.g = torch.from_numpy(g.T / np.linalg.norm(g))
-        self.slope = slope
-        self.groups, self.sides = torch.from_numpy(at.groups), torch.from_numpy(at.sides)
-        self.first = torch.from_numpy(np.unique(at.groups, return_index=True)[1])
-        self.alphas = torch.from_numpy(at.derivatives)[self.first]
-        self.at = [torch.from_numpy(np.flatnonzero(at.layers == layer)) for layer in range(1, len(weights))]
-        self.where = [
-            (torch.from_numpy(at.neurons[i.numpy()]), torch.from_numpy(at.samples[i.numpy()])) for i in self.at
-        ]
-        self.parameters = sum(w.size for w in weights)
-        self.pattern, a = [], x.T
-        for w in weights[:-1]:
-            z = w @ a
-            d = np.where(z > 0, 1.0, slope)
-            self.pattern.append(torch.from_numpy(d))
-            a = z * d
-
-    def split(self, v: Tensor) -> tuple[list[Tensor], Tensor]:
-        pieces = torch.split(v[: self.parameters], [a * b for a, b in self.shapes])
-        return [p.reshape(s) for p, s in zip(pieces, self.shapes, strict=True)], v[self.parameters :]
-
-    def __call__(self, v: Tensor) -> Tensor:
-        """Return the residuals of all equations."""
-        weights, free = self.split(v)
-        alphas = torch.where(self.sides > 0, free[self.groups], 1 + self.slope - free[self.groups])
-        inputs, slopes, zeros = [self.x], [], []
-        for w, pattern, i, where in zip(weights[:-1], self.pattern, self.at, self.where, strict=True):
-            z = w @ inputs[-1]
-            zeros.append(z[where])  # of one group, multiples of each other
-            slopes.append(torch.index_put(pattern, where, alphas[i]) if len(i) else pattern)
-            inputs.append(z * slopes[-1])
-        delta, ascent = -self.g, []
-        for layer in reversed(range(len(weights))):
-            ascent.append(delta @ inputs[layer].T)
-            if layer:
-                delta = (weights[layer].T @ delta) * slopes[layer - 1]
-        ascent = ascent[::-1]
-        speed = (weights[-1] * ascent[-1]).sum()
-        return torch.cat(
-            [*((a - speed * w).flatten() for a, w in zip(ascent, weights, strict=True)), torch.cat(zeros)[self.first]]
-        )
-
-
 def _newton(weights: Sequence[Array], x: Array, g: Array, slope: float, at: Stationarity) -> list[Array]:
-    equations = _Equations(weights, x, g, slope, at)
-    v = torch.cat([*(torch.from_numpy(w).flatten() for w in weights), equations.alphas])
+    """Return the weights after Newton steps for T36 with layers of norm 1, and z = 0 at the kinks."""
+    sizes, shapes = [w.size for w in weights], [w.shape for w in weights]
+    inputs, outputs = (torch.from_numpy(values.T / np.linalg.norm(values)) for values in (x, g))
+    groups, sides = torch.from_numpy(at.groups), torch.from_numpy(at.sides)
+    first = torch.from_numpy(np.unique(at.groups, return_index=True)[1])
+    patterns = [torch.from_numpy(np.where(z > 0, 1.0, slope)) for z in preactivations(weights, x, slope)[:-1]]
+    kinks = [np.flatnonzero(at.layers == layer) for layer in range(1, len(weights))]
+    places = [(torch.from_numpy(at.neurons[i]), torch.from_numpy(at.samples[i])) for i in kinks]
+
+    def layers_of(v: Tensor) -> list[Tensor]:
+        return [part.reshape(shape) for part, shape in zip(v.split([*sizes, len(first)]), shapes, strict=False)]
+
+    def equations(v: Tensor) -> Tensor:
+        """Return the residuals of all equations."""
+        layers, free = layers_of(v), v[sum(sizes) :]
+        alphas = torch.where(sides > 0, free[groups], 1 + slope - free[groups])
+        activations, slopes, zeros = [inputs], [], []
+        for w, pattern, i, place in zip(layers[:-1], patterns, kinks, places, strict=True):
+            z = w @ activations[-1]
+            zeros.append(z[place])  # of one group, multiples of each other
+            slopes.append(torch.index_put(pattern, place, alphas[i]) if len(i) else pattern)
+            activations.append(z * slopes[-1])
+        ascent = [d @ a.T for d, a in zip(deltas(layers, slopes, outputs)[0], activations, strict=True)]
+        speed = (layers[-1] * ascent[-1]).sum()
+        off = [(a - speed * w).flatten() for a, w in zip(ascent, layers, strict=True)]
+        return torch.cat([*off, torch.cat(zeros)[first]])
+
+    v = torch.cat([*(torch.from_numpy(w).flatten() for w in weights), torch.from_numpy(at.derivatives)[first]])
     now = equations(v)
-    chunk = max(1, (1 << 22) // max(1, sum(p.numel() for p in equations.pattern) + now.numel()))
+    chunk = max(1, (1 << 22) // max(1, sum(pattern.numel() for pattern in patterns) + now.numel()))
     jacobian = torch.func.jacrev(equations, chunk_size=chunk)
     for _ in range(20):
         if now.norm() <= SOLVED:
@@ -174,4 +152,4 @@ def _newton(weights: Sequence[Array], x: Array, g: Array, slope: float, at: Stat
         else:
             break
         v, now = v + size * move, tried
-    return _normalized([w.numpy() for w in equations.split(v)[0]])
+    return _normalized([w.numpy() for w in layers_of(v)])

@@ -13,17 +13,102 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.networks.mlp import from_layers
 from bnrank.theory.escape import polishing, reading
-from bnrank.theory.escape.descent import Batch
 from bnrank.theory.escape.direction import EscapeDirection, measures
 from bnrank.theory.escape.stationarity import Stationarity, of_weights
 
 Array = np.ndarray
+Data = tuple[Array, Array, float]  # X and G, each of norm 1, and the slope of the activation
 STARTS = ("gaussian", "rank one")
 CONSTANT = 0.5  # of the steps, before they decay
 EVERY = 50  # steps between checks for rest
 TRIES = 100  # draws of a start whose gradient is zero
 ROUNDS = 3  # of polishing
 NOTHING = 1e-13  # times ||X|| ||G||: speed that is rounding error
+BLOCK = 1 << 22  # entries of all hidden activations that are held at a time
+TINY = np.finfo(float).tiny
+
+
+class Batch:
+    """Networks of one shape, every layer of Frobenius norm 1, and the gradients of their speeds.
+
+    The speed of a member is s = -sum(G * f_theta(X)), with theta on the product of unit spheres, a subset of the sphere
+    of radius sqrt(L). The samples are taken in blocks, so that memory does not grow with N.
+
+    Parameters
+    ----------
+    weights : list of ndarray
+        W_1, ..., W_L of all members, (members, n_l, n_{l-1}). Copied and scaled to norm 1.
+    x, g : ndarray
+        X, (N, d_in), and G, (N, d_out), float64.
+    slope : float
+        s of the activation: z for z >= 0 and s z otherwise.
+
+    Attributes
+    ----------
+    weights, ascent : list of ndarray
+        W_l, and -dL0/dW_l at the last call of :meth:`speeds`, (members, n_l, n_{l-1}).
+    """
+
+    def __init__(self, weights: list[Array], x: Array, g: Array, slope: float) -> None:
+        self.slope, self.depth, self.members = slope, len(weights), len(weights[0])
+        self.weights = [np.array(w, dtype=float, order="C") for w in weights]
+        self.ascent = [np.zeros_like(w) for w in self.weights]
+        size = max(1, BLOCK // (self.members * sum(w.shape[1] for w in self.weights[:-1])))
+        self._blocks = [(np.ascontiguousarray(x[i : i + size].T), g[i : i + size]) for i in range(0, len(x), size)]
+        self.normalize()
+
+    def normalize(self) -> None:
+        """Scale every layer to norm 1; a layer of zeros is left as it is."""
+        for w in self.weights:
+            w /= np.maximum(np.sqrt(np.einsum("mij,mij->m", w, w)), TINY)[:, None, None]
+
+    def speeds(self) -> Array:
+        """Return s of all members, (members,), and leave the gradients in ``ascent``."""
+        self.ascent = self._block(*self._blocks[0])
+        for block in self._blocks[1:]:
+            self.ascent = [total + part for total, part in zip(self.ascent, self._block(*block), strict=True)]
+        return np.einsum("mij,mij->m", self.weights[-1], self.ascent[-1])
+
+    def at_rest(self, rtol: float = 1e-12) -> bool:
+        """Return whether all members have grad L0 = -s theta up to ``rtol`` of it, without regard to kinks."""
+        speeds = self.speeds()
+        off = [d - speeds[:, None, None] * w for w, d in zip(self.weights, self.ascent, strict=True)]
+        return not any((np.einsum("mij,mij->m", d, d) > (rtol * speeds) ** 2).any() for d in off)
+
+    def step(self, size: float, *, scaled: bool = True) -> None:
+        """Move all members by ``size`` times the gradient, if ``scaled`` over its mean norm per layer.
+
+        The scale is one per member, so that small steps follow the gradient flow of the source in another time. The
+        source itself does not scale.
+        """
+        self.speeds()
+        scale: Array | float = size
+        if scaled:
+            squares = sum(np.einsum("mij,mij->m", d, d) for d in self.ascent)
+            scale = (size / np.maximum(np.sqrt(squares / self.depth), TINY))[:, None, None]
+        for w, d in zip(self.weights, self.ascent, strict=True):
+            w += scale * d
+        self.normalize()
+
+    def _block(self, x: Array, g: Array) -> list[Array]:
+        """Return the gradients on one block of samples, x (d_in, n) and g (n, d_out)."""
+        m, n, w = self.members, len(g), self.weights
+        inputs, slopes = [x], []
+        for layer, weight in enumerate(w[:-1]):
+            # one product for all members where they share a factor
+            z = weight @ inputs[-1] if layer else (weight.reshape(-1, len(x)) @ x).reshape(m, -1, n)
+            slopes.append(np.where(z > 0, 1.0, self.slope) if self.slope else z > 0)
+            inputs.append(z * slopes[-1])
+        ascent = [-(inputs[-1].reshape(-1, n) @ g).reshape(m, -1, g.shape[1]).transpose(0, 2, 1)]
+        delta = -(w[-1].transpose(0, 2, 1) @ g.T)
+        for layer in reversed(range(len(slopes))):
+            delta *= slopes[layer]
+            if layer:
+                ascent.append(delta @ inputs[layer].transpose(0, 2, 1))
+                delta = w[layer].transpose(0, 2, 1) @ delta
+            else:
+                ascent.append((delta.reshape(-1, n) @ x.T).reshape(m, -1, len(x)))
+        return ascent[::-1]
 
 
 @dataclass(frozen=True)
@@ -151,7 +236,7 @@ def find(
     validation.expect(starts + len(given), "starts", "0 and no network in initial", "at least one start")
     validation.expect(not (given and rank_one), "initial", "networks", "none where start is 'rank one'")
     unit_x, unit_g, units = reading.scaled(x_, g_)
-    data = _Data(unit_x, unit_g, slope)
+    data = (unit_x, unit_g, slope)
     shape = [widths[0], *[1] * (len(widths) - 2), widths[-1]] if rank_one else widths
     drawn = [_draw(np.random.default_rng(s), shape, data, rank_one) for s in seeds[:starts]]
     members = [np.stack(layers) for layers in zip(*drawn, *given, strict=True)]
@@ -163,7 +248,7 @@ def find(
         speeds[best] = found.speed
         made += more
     else:
-        found = of_weights(fastest, data.x, data.g, slope)
+        found = of_weights(fastest, *data)
     if rank_one:
         fastest = _widened(fastest, widths, np.random.default_rng(seeds[-1]))
     speeds = np.where(np.abs(speeds) > NOTHING, speeds, 0.0)
@@ -174,38 +259,24 @@ def find(
             UserWarning,
             stacklevel=2,
         )
-    measured = measures(fastest, data.x, slope)
     return EscapeDirection(
         speed=float(max(speeds[best], 0.0)) * units,
         network=from_layers([torch.from_numpy(w) for w in fastest], slope=slope),
         speeds=speeds * units,
         residual=found.residual if speeds[best] > 0 else math.inf,
         converged=bool(speeds[best] > 0 and found.residual <= rtol),
-        weight_rank_one=measured.weight_rank_one,
-        activation_rank_one=measured.activation_rank_one,
-        nonlinearity=measured.nonlinearity,
         kinks=found.kinks,
         steps=made,
         x=torch.from_numpy(x_),
         g=torch.from_numpy(g_),
+        **measures(fastest, unit_x, slope),
     )
-
-
-@dataclass(frozen=True)
-class _Data:
-    """X and G, each scaled to norm 1, and the activation."""
-
-    x: Array
-    g: Array
-    slope: float
 
 
 def _widths(depth: int, width: int | Sequence[int], inputs: int, outputs: int) -> list[int]:
     if isinstance(width, Sequence | np.ndarray) and not isinstance(width, str):
-        if len(width) != depth - 1:
-            raise ValueError(
-                f"width: got {len(width)} widths, expected one number, or {depth - 1}: one per hidden layer"
-            )
+        expected = f"one number, or {depth - 1}: one per hidden layer"
+        validation.expect(len(width) == depth - 1, "width", f"{len(width)} widths", expected)
         hidden = [validation.integer(w, f"width[{i}]") for i, w in enumerate(width)]
     else:
         hidden = [validation.integer(width, "width")] * (depth - 1)
@@ -219,22 +290,22 @@ def _given(net: nn.Module, name: str, widths: list[int], slope: float) -> list[A
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from error
     has = [weights[0].shape[1], *(len(w) for w in weights)]
-    if len(has) != len(widths) or any(a > b for a, b in zip(has, widths, strict=True)) or its_slope != slope:
-        expected = f"depth {len(widths) - 1}, widths up to {widths} and slope {slope:g}"
-        raise ValueError(f"{name}: got widths {has} and slope {its_slope:g}, expected {expected}")
+    fits = len(has) == len(widths) and all(a <= b for a, b in zip(has, widths, strict=True)) and its_slope == slope
+    expected = f"depth {len(widths) - 1}, widths up to {widths} and slope {slope:g}"
+    validation.expect(fits, name, f"widths {has} and slope {its_slope:g}", expected)
     return [
         np.pad(w, ((0, b - len(w)), (0, a - w.shape[1])))
         for w, (a, b) in zip(weights, itertools.pairwise(widths), strict=True)
     ]
 
 
-def _draw(rng: np.random.Generator, widths: list[int], data: _Data, rank_one: bool) -> list[Array]:
+def _draw(rng: np.random.Generator, widths: list[int], data: Data, rank_one: bool) -> list[Array]:
     """Return one start, drawn again while its gradient is zero."""
     for _ in range(TRIES):
         weights = [rng.normal(size=(b, a)) for a, b in itertools.pairwise(widths)]
         if rank_one:
-            weights[1:-1] = [np.abs(w) if data.slope == 0 else w for w in weights[1:-1]]
-        batch = Batch(data.x, data.g, [w[None] for w in weights], data.slope)
+            weights[1:-1] = [np.abs(w) if data[2] == 0 else w for w in weights[1:-1]]
+        batch = Batch([w[None] for w in weights], *data)
         batch.speeds()
         last = batch.ascent[-1][0]
         if rank_one and last.any():
@@ -244,9 +315,9 @@ def _draw(rng: np.random.Generator, widths: list[int], data: _Data, rank_one: bo
     return weights
 
 
-def _descend(weights: list[Array], data: _Data, steps: Steps) -> tuple[list[Array], Array, int]:
+def _descend(weights: list[Array], data: Data, steps: Steps) -> tuple[list[Array], Array, int]:
     """Return weights, speeds and the number of steps made."""
-    batch = Batch(data.x, data.g, weights, data.slope)
+    batch = Batch(weights, *data)
     made = 0
     for made, size in enumerate(steps.lengths(), start=1):
         if made % EVERY == 0 and batch.at_rest():
@@ -256,17 +327,17 @@ def _descend(weights: list[Array], data: _Data, steps: Steps) -> tuple[list[Arra
     return [w.copy() for w in batch.weights], speeds, made
 
 
-def _polish(weights: list[Array], data: _Data, steps: Steps, rtol: float) -> tuple[list[Array], Stationarity, int]:
+def _polish(weights: list[Array], data: Data, steps: Steps, rtol: float) -> tuple[list[Array], Stationarity, int]:
     """Alternate Newton steps and, until they converge, projected steps that get shorter every round."""
     made = 0
-    best, found = polishing.snap(weights, data.x, data.g, data.slope)
+    best, found = polishing.snap(weights, *data)
     for number in range(1, ROUNDS):
         if found.residual <= rtol:
             break
         shorter = Steps(steps.count, 10.0 ** (-1 - number), 1e-12)
         moved, _, more = _descend([w[None] for w in best], data, shorter)
         made += more
-        weights, now = polishing.snap([w[0] for w in moved], data.x, data.g, data.slope)
+        weights, now = polishing.snap([w[0] for w in moved], *data)
         if now.speed >= found.speed * (1 - 1e-9) and (now.residual < found.residual or now.speed > found.speed):
             best, found = weights, now
     return best, found, made

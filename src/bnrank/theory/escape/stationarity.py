@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -204,12 +205,6 @@ class _Kinks:
         """Return the derivatives at all kinks for the unknowns of the groups."""
         return np.where(self.sides > 0, free[self.groups], 1 + self.slope - free[self.groups])
 
-    def matrix(self) -> Array:
-        """Return the Jacobian of :meth:`derivatives`, (kinks, groups)."""
-        result = np.zeros((len(self.groups), len(self.first)))
-        result[np.arange(len(result)), self.groups] = self.sides
-        return result
-
 
 class _Samples:
     """Some samples with their activations, derivatives and kinks."""
@@ -233,7 +228,7 @@ class _Samples:
             self.near.append(np.where(at, near, np.inf))
             open_ = self.inputs[-1].any(0) | (open_ & ((self.plain[-1] != 0) | at).any(0))
         halves = [np.where(np.isfinite(n), (1 + slope) / 2, d) for n, d in zip(self.near, self.plain, strict=True)]
-        for near, below in zip(self.near, self.deltas(halves)[1], strict=True):
+        for near, below in zip(self.near, deltas(weights, halves, g.T)[1], strict=True):
             near[below == 0] = np.inf  # the loss does not depend on this neuron
 
     def kinks(self) -> _Kinks:
@@ -253,25 +248,17 @@ class _Samples:
             derivatives[kinks.neurons[at], kinks.samples[at]] = alphas[at]
         return result
 
-    def deltas(self, derivatives: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        """Return -dL0/dz_l, l = 1..L, and -dL0/da_l, l = 1..L-1, each (n_l, N)."""
-        deltas, below = [-self.g.T], []
-        for w, d in zip(self.weights[:0:-1], derivatives[::-1], strict=True):
-            below.append(w.T @ deltas[-1])
-            deltas.append(below[-1] * d)
-        return deltas[::-1], below[::-1]
-
     def ascent(self, derivatives: Sequence[Array], keep: Array | slice = slice(None)) -> list[Array]:
         """Return -dL0/dW_l, l = 1..L, from some of the samples."""
-        deltas, _ = self.deltas(derivatives)
-        return [d[:, keep] @ a[:, keep].T for d, a in zip(deltas, self.inputs, strict=True)]
+        found, _ = deltas(self.weights, derivatives, self.g.T)
+        return [d[:, keep] @ a[:, keep].T for d, a in zip(found, self.inputs, strict=True)]
 
     def columns(self, derivatives: Sequence[Array], kinks: _Kinks) -> list[tuple[Array, Array]]:
         """Return, for each hidden layer, the derivatives of -dL0/dW_l in all alphas as products u a^T of vectors.
 
         u is (kinks, n_l), a (kinks, n_{l-1}); of kinks in layers before l, u is 0.
         """
-        _, below = self.deltas(derivatives)
+        _, below = deltas(self.weights, derivatives, self.g.T)
         result = []
         u = np.zeros((len(kinks.layers), len(self.weights[-1])))
         for layer in reversed(range(len(below))):
@@ -282,6 +269,15 @@ class _Samples:
             u[rows, neurons] = below[layer][neurons, kinks.samples[rows]]
             result.append((u, self.inputs[layer].T[kinks.samples]))
         return result[::-1]
+
+
+def deltas(weights: Sequence[Any], derivatives: Sequence[Any], g: Any) -> tuple[list[Any], list[Any]]:
+    """Return -dL0/dz_l, l = 1..L, and -dL0/da_l, l = 1..L-1, each (n_l, N), of arrays or tensors, with G^T as ``g``."""
+    found, below = [-g], []
+    for w, d in zip(weights[:0:-1], derivatives[::-1], strict=True):
+        below.append(w.T @ found[-1])
+        found.append(below[-1] * d)
+    return found[::-1], below[::-1]
 
 
 def _norm(parts: Sequence[Array]) -> float:
@@ -321,7 +317,7 @@ def _from(alphas: Array, near: _Samples, kinks: _Kinks, rest: list[Array], steps
     value = _norm(now)
     if not len(alphas):  # what counted as 0 in a larger product does not in this one
         return alphas, value
-    joined = kinks.matrix()
+    joined = np.eye(len(kinks.first))[kinks.groups] * kinks.sides[:, None]  # Jacobian of the derivatives
     for _ in range(steps):
         columns = near.columns(near.with_alphas(kinks, kinks.derivatives(alphas)), kinks)
         move = _bounded(columns, joined, now, slope - alphas, 1 - alphas)
