@@ -131,6 +131,25 @@ def finite(value: Tensor, name: str) -> Tensor:
     return value
 
 
+def classes(value: Tensor | np.ndarray, name: str, count: int | None = None) -> Tensor:
+    """Return class numbers, (N,) integers from 0 to ``count`` - 1 (of any size by default), as int64.
+
+    Examples
+    --------
+    >>> classes(np.array([0, 2]), "y", 3)
+    tensor([0, 2])
+    """
+    labels = torch.as_tensor(value).detach()
+    if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"{name}: got {describe(value)}, expected class numbers: integers, shape (N,)")
+    expect(len(labels), name, "an empty array", "class numbers: integers, shape (N,)")
+    first, last = int(labels.min()), int(labels.max())
+    limit = last if count is None else count - 1
+    inside = first >= 0 and last <= limit
+    expect(inside, name, f"class numbers from {first} to {last}", f"class numbers from 0 to {limit}")
+    return labels.long()
+
+
 def samples(value: object, name: str, *, features: int | None = None, minimum: int = 1, ndim: int | None = 2) -> Tensor:
     """Return data as a floating-point tensor, one sample per row.
 

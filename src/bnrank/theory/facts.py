@@ -100,33 +100,27 @@ class Facts:
 
     def _read_targets(self, y: Any) -> Tensor:
         """Return targets (N, d_out) in float64, or class numbers (N,), after checking that they fit."""
-        y = torch.from_numpy(y) if isinstance(y, np.ndarray) else y
         outputs = self.outputs.shape[1]
-        if isinstance(y, Tensor) and y.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-            if y.ndim != 1 or y.numel() == 0 or int(y.min()) < 0 or int(y.max()) >= outputs:
-                raise ValueError(
-                    f"y: got {validation.describe(y)}, expected class numbers (N,) from 0 to {outputs - 1}"
-                )
-            targets = y.detach().long()
+        y = torch.from_numpy(y) if isinstance(y, np.ndarray) else y
+        if isinstance(y, Tensor) and not y.is_floating_point():
+            targets = validation.classes(y, "y", outputs)
         else:
             targets = validation.samples(y, "y", ndim=None).detach().to(torch.float64).flatten(1)
-            if targets.shape[1] != outputs:
-                raise ValueError(f"y: got {targets.shape[1]} columns, expected {outputs}, the network's outputs")
-        if len(targets) != self.samples:
-            raise ValueError(f"y: got {len(targets)} samples, expected as many as x has, {self.samples}")
+            expected = f"{outputs}, the network's outputs"
+            validation.expect(targets.shape[1] == outputs, "y", f"{targets.shape[1]} columns", expected)
+        count = len(targets)
+        validation.expect(count == self.samples, "y", f"{count} samples", f"as many as x has, {self.samples}")
         return targets
 
     def altered(self, **values: Any) -> Facts:
         """Return a copy with some values replaced, e.g. ``altered(parameter_norm=0.0)``; the rest is recomputed."""
         measured = {name for name in dir(type(self)) if isinstance(getattr(type(self), name), cached_property)}
-        unknown = [name for name in values if name not in measured]
-        if unknown:
-            raise ValueError(f"got {', '.join(unknown)}, expected some of {', '.join(sorted(measured))}")
+        for name in values:
+            validation.expect(name in measured, "altered", name, f"some of {', '.join(sorted(measured))}")
         other = copy.copy(self)
-        other._taken = {**self._taken, **values}
-        for name in measured:
-            vars(other).pop(name, None)
-        vars(other).update(other._taken)
+        other._taken = self._taken | values
+        kept = {name: value for name, value in vars(other).items() if name not in measured}
+        other.__dict__ = kept | other._taken
         return other
 
     # The function ------------------------------------------------------------------------------------------------

@@ -39,13 +39,13 @@ class Path:
     def forward(self) -> list[Tensor]:
         """J a_1, ..., J a_{L-1}, Jf, each (n_l, d_in)."""
         first = self.weights[0]
-        return self.push(torch.eye(first.shape[1], dtype=first.dtype, device=first.device))
+        return self.push(torch.eye(first.shape[1]).to(first))
 
     @cached_property
     def to_output(self) -> list[Tensor]:
         """J(a~_1 -> f), ..., J(a~_L -> f), each (d_out, n_l)."""
         last = self.weights[-1]
-        found = [torch.eye(len(last), dtype=last.dtype, device=last.device)]
+        found = [torch.eye(len(last)).to(last)]
         for weight, d in zip(self.weights[:0:-1], self.slopes[::-1], strict=True):
             found.append(found[-1] @ weight * d)
         return found[::-1]
@@ -75,10 +75,9 @@ class Path:
 
         First order in the machine precision; the norms of Jacobians are estimated with 8 random vectors.
         """
-        first, last = self.weights[0], self.weights[-1]
-        draw = torch.Generator().manual_seed(0)
-        v = torch.randn(first.shape[1], 8, generator=draw, dtype=torch.float64).to(first) / 8**0.5
-        u = torch.randn(len(last), 8, generator=draw, dtype=torch.float64).to(first) / 8**0.5
+        draw, first = torch.Generator().manual_seed(0), self.weights[0]
+        sizes = first.shape[1], len(self.weights[-1])
+        v, u = (torch.randn(n, 8, generator=draw, dtype=torch.float64).to(first) / 8**0.5 for n in sizes)
         total = float(self.jacobian.norm())
         before = [float(image.norm()) for image in self.push(v)]
         after = 1.0
@@ -106,23 +105,16 @@ class Path:
 
     def narrow(self, k: int) -> Narrow:
         """Return the images in every layer of M_0, the span of the first k right singular vectors of Jf(x)."""
-        basis = self.decomposition[2][:, :k]
-        left, values, right, kept, volumes = [], [], [], [], [0.0]
-        bases = [basis]
+        left, right, kept, bases = [], [], [], [self.decomposition[2][:, :k]]
         for i, weight in enumerate(self.weights):
-            u, s, z = torch.linalg.svd(weight @ basis, full_matrices=False)
+            u, _, z = torch.linalg.svd(weight @ bases[i], full_matrices=False)
             left.append(u[:, :k])
-            values.append(s[:k])
-            right.append(basis @ z[:k].T)
-            volume = volumes[-1] + float(s[:k].log().sum())
+            right.append(bases[i] @ z[:k].T)
             if i < len(self.slopes):
-                image = self.slopes[i][:, None] * left[-1]
+                image = self.slopes[i][:, None] * left[i]
                 kept.append(float((image * image).sum()))
-                basis, r = torch.linalg.qr(image)
-                volume += float(r.diagonal().abs().log().sum())
-                bases.append(basis)
-            volumes.append(volume)
-        return Narrow(tuple(bases), tuple(left), tuple(values), tuple(right), tuple(kept), tuple(volumes))
+                bases.append(torch.linalg.qr(image)[0])
+        return Narrow(tuple(bases), tuple(left), tuple(right), tuple(kept))
 
 
 @dataclass(frozen=True)
@@ -133,17 +125,13 @@ class Narrow:
     ----------
     bases : tuple of Tensor
         Orthonormal bases of M_0, ..., M_{L-1}, (n_l, k).
-    left, values, right : tuple of Tensor
-        U_l (n_l, k), S_l (k,), V_l (n_{l-1}, k) with W_l P_{M_{l-1}} = U_l S_l V_l^T, l = 1..L.
+    left, right : tuple of Tensor
+        U_l (n_l, k) and V_l (n_{l-1}, k) with W_l P_{M_{l-1}} = U_l S_l V_l^T, l = 1..L.
     kept : tuple of float
         ||D_l P_{W_l M_{l-1}}||_F^2, l = 1..L-1; k where the nonlinearity preserves these directions.
-    volumes : tuple of float
-        log |J a_l(x) P_{M_0}|_+ for l = 0..L (T11), the last one log |Jf(x) P_{M_0}|_+.
     """
 
     bases: tuple[Tensor, ...]
     left: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
     right: tuple[Tensor, ...]
     kept: tuple[float, ...]
-    volumes: tuple[float, ...]

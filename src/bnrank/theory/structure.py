@@ -126,10 +126,9 @@ class _Bound(Printed):
         return _at_most(self.values, self.bound / (_fraction(p) * len(self.values)), float(self.values.max()))
 
     def _with(self, log_growth: float) -> float:
-        raise NotImplementedError
+        return self.ntk_trace / self.rank * linalg.exp(log_growth - 2 * self.log_pseudo_determinant / self.rank)
 
 
-@dataclass(frozen=True)
 class ActivationBound(_Bound):
     """The bound on the norms of the representations of a point, given its NTK (T22).
 
@@ -150,9 +149,6 @@ class ActivationBound(_Bound):
     log_balanced_growth : float
         log max{1, e^{c1/k}}, c1 = ||theta||^2 - k L.
     """
-
-    def _with(self, log_growth: float) -> float:
-        return self.ntk_trace / self.rank * linalg.exp(log_growth - 2 * self.log_pseudo_determinant / self.rank)
 
 
 @dataclass(frozen=True)
@@ -229,7 +225,7 @@ def weight_structure(net: nn.Module, x: Any, rank: int | None = None, rtol: floa
     >>> found.rank, found.weights.tolist(), round(found.slack, 3)             # 8 - 2 - 2 log 4
     (1, [1.0, 1.0], 3.227)
     """
-    facts = _facts(net, _point(x), rtol)
+    facts = _at_point(net, x, rtol)
     return weight_structure_at(facts, 0, _rank(rank, facts, 0))
 
 
@@ -271,7 +267,7 @@ def activation_bound(net: nn.Module, x: Any, rank: int | None = None, rtol: floa
     >>> found.total, found.bound                                              # 9 + 9, attained
     (18.0, 18.0)
     """
-    facts = _facts(net, _point(x), rtol)
+    facts = _at_point(net, x, rtol)
     k = _rank(rank, facts, 0)
     validation.expect(k != 0, "x", "a point where Jf(x) = 0", "one where the rank is at least 1")
     return activation_bound_at(facts, 0, k)
@@ -315,7 +311,7 @@ def preactivation_bound(net: nn.Module, x: Any, rank: int | None = None, rtol: f
     >>> found.total <= found.bound
     True
     """
-    facts = _facts(net, x, rtol)
+    facts = Facts(net, example(as_mlp(net), x), rtol=rtol)
     rows = range(len(facts.x))
     k = min(_rank(rank, facts, row) for row in rows)
     validation.expect(k != 0, "x", "a point where Jf(x) = 0", "only points where the rank is at least 1")
@@ -404,24 +400,18 @@ def log_growths(facts: Facts, k: int) -> tuple[float, float]:
     return growth, max(0.0, facts.parameter_norm / k - facts.depth)
 
 
-def _facts(net: nn.Module, x: Any, rtol: float) -> Facts:
-    """Return the facts of a chain; TypeError where the network is none."""
-    return Facts(net, example(as_mlp(net), x), rtol=rtol)
-
-
-def _point(x: Any) -> Tensor:
+def _at_point(net: nn.Module, x: Any, rtol: float) -> Facts:
+    """Return the facts of a chain at one sample; TypeError where the network is no chain."""
     x = torch.as_tensor(x)
     x = validation.samples(x[None] if x.ndim == 1 else x, "x")
     validation.expect(len(x) == 1, "x", f"shape {tuple(x.shape)}", "one sample, (d_in,) or (1, d_in)")
-    return x.detach().to(torch.float64)
+    return Facts(net, example(as_mlp(net), x.detach().to(torch.float64)), rtol=rtol)
 
 
 def _rank(rank: int | None, facts: Facts, row: int) -> int:
     found = facts.paths[row].rank(facts.rtol)
-    if rank is None:
-        return found
-    if validation.integer(rank, "rank", 0) > found:
-        raise ValueError(f"rank: got {rank}, expected at most the rank of Jf(x), {found}")
+    rank = found if rank is None else validation.integer(rank, "rank", 0)
+    validation.expect(rank <= found, "rank", f"{rank}", f"at most the rank of Jf(x), {found}")
     return rank
 
 

@@ -186,20 +186,15 @@ def rank_bound(
     vectors = torch.einsum("mij,nj->nim", fields, extended)  # (N, d_in, m)
     spread = torch.linalg.svdvals(vectors)
     dimensions = linalg.rank(spread, rtol, 1e-300)
-    ranks, worst, start = [], 0.0, 0
+    ranks, worst = torch.zeros(0, dtype=torch.int64), 0.0
     for part in Jacobian(net, samples).chunks():
         part = part.cpu()
-        values = torch.linalg.svdvals(part)
-        ranks.append(linalg.rank(values, rtol))
-        here = vectors[start : start + len(part)]
-        size = values[:, :1] * here.norm(dim=1)
-        moved = (part @ here).norm(dim=1)
+        values, here = torch.linalg.svdvals(part), vectors[len(ranks) : len(ranks) + len(part)]
+        ranks = torch.cat([ranks, linalg.rank(values, rtol)])
+        size, moved = values[:, :1] * here.norm(dim=1), (part @ here).norm(dim=1)
         worst = max(worst, float(torch.where(size > 0, moved / size.clamp(min=1e-300), 0.0).max()))
-        start += len(part)
     bounds = samples.shape[1] - dimensions
-    return SymmetryBound(
-        torch.cat(ranks), bounds, dimensions, worst, worst <= invariance_rtol, fields, rtol, invariance_rtol
-    )
+    return SymmetryBound(ranks, bounds, dimensions, worst, worst <= invariance_rtol, fields, rtol, invariance_rtol)
 
 
 def projection(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) -> Projections:
@@ -239,14 +234,13 @@ def projection(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) ->
     with torch.no_grad():
         outputs = Functional(net)(samples).flatten(1).cpu()
     inputs = samples.detach().flatten(1).double().cpu()
-    if outputs.shape != inputs.shape:
-        raise ValueError(f"net: got {outputs.shape[1]} outputs, expected as many as inputs, {inputs.shape[1]}")
+    (_, d_out), (_, d_in) = outputs.shape, inputs.shape
+    validation.expect(d_out == d_in, "net", f"{d_out} outputs", f"as many as inputs, {d_in}")
     defects, ranks = [], []
     for part in Jacobian(net, samples).chunks():
-        values = torch.linalg.svdvals(part)
-        ranks.append(linalg.rank(values, rtol).cpu())
-        size = part.flatten(1).norm(dim=1)
-        defects.append(((part @ part - part).flatten(1).norm(dim=1) / size.clamp(min=1e-300)).cpu())
+        ranks.append(linalg.rank(torch.linalg.svdvals(part), rtol).cpu())
+        size, off = (matrix.flatten(1).norm(dim=1) for matrix in (part, part @ part - part))
+        defects.append((off / size.clamp(min=1e-300)).cpu())
     return Projections(torch.cat(defects), torch.cat(ranks), (outputs - inputs).norm(dim=1), rtol)
 
 
@@ -271,10 +265,8 @@ def narrowest_layer(weights: Sequence[Tensor]) -> tuple[int, float]:
     >>> narrowest_layer([torch.eye(2), torch.ones(1, 2)])
     (2, 0.0)
     """
-    ratios = []
-    for weight in weights:
-        values = torch.linalg.svdvals(weight.detach())
-        ratios.append(float(values[1] / values[0]) if len(values) > 1 and values[0] > 0 else 0.0)
+    spectra = [torch.linalg.svdvals(weight.detach()) for weight in weights]
+    ratios = [float(s[1] / s[0]) if len(s) > 1 and s[0] > 0 else 0.0 for s in spectra]
     layer = int(np.argmin(ratios))
     return layer + 1, ratios[layer]
 
@@ -331,11 +323,8 @@ def classes_on_line(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-
     check_finite(net)
     chain, rtol = as_mlp(net), validation.rtol(rtol)
     layer, ratio = narrowest_layer(chain.weights)
-    if ratio > rtol:
-        raise ValueError(
-            f"net: got s_2 / s_1 = {ratio:.3g} or more, in layer {layer}, expected a weight of rank one (s_2 <= "
-            f"{rtol:g} s_1)"
-        )
+    got, expected = f"s_2 / s_1 = {ratio:.3g} or more, in layer {layer}", f"a weight of rank one (s_2 <= {rtol:g} s_1)"
+    validation.expect(ratio <= rtol, "net", got, expected)
     validation.expect(chain.widths[-1] >= 2, "net", "1 output", "one per class, at least 2")
     z, tail = rank_one_parts(chain, validation.samples(x, "x", ndim=None).flatten(1).double(), layer)
     lower, upper = float(z.min()), float(z.max())
@@ -345,23 +334,17 @@ def classes_on_line(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-
     ends = lower + (upper - lower) * pieces.intervals
     with torch.no_grad():
         values = tail(ends.reshape(-1, 1)).reshape(len(ends), 2, -1)
-    classes: list[int] = []
-    boundaries: list[float] = []
-    tied: list[int] = []
-    for (start, stop), (first, last) in zip(ends.tolist(), values, strict=True):
-        for place, winner in _envelope(first, last):
-            if not classes:
-                classes.append(winner)
-            elif winner != classes[-1]:
-                here = torch.lerp(first, last, place)
-                size = EQUAL * max(float(here.abs().max()), float(values.abs().max()))
-                classes.append(winner)
-                boundaries.append(start + place * (stop - start))
-                tied.append(int((here >= here.max() - size).sum()))
-    double = torch.float64
-    return LineClasses(
-        torch.tensor(classes), torch.tensor(boundaries, dtype=double), torch.tensor(tied), layer, lower, upper
-    )
+    size = float(values.abs().max())
+    steps = [
+        (start + place * (stop - start), winner, torch.lerp(first, last, place))
+        for (start, stop), (first, last) in zip(ends.tolist(), values, strict=True)
+        for place, winner in _envelope(first, last)
+    ]
+    changes = [new for old, new in itertools.pairwise(steps) if new[1] != old[1]]
+    tied = [int((here >= here.max() - EQUAL * size).sum()) for _, _, here in changes]
+    boundaries = torch.tensor([place for place, _, _ in changes], dtype=torch.float64)
+    classes = torch.tensor([winner for _, winner, _ in [steps[0], *changes]])
+    return LineClasses(classes, boundaries, torch.tensor(tied), layer, lower, upper)
 
 
 def rank_one_parts(net: MLP, x: Tensor, layer: int) -> tuple[Tensor, MLP]:

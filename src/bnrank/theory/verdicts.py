@@ -162,20 +162,18 @@ def judge(sides: Sides) -> tuple[str, float, str]:
     left, right = sides.left, sides.right
     if math.isnan(left) or math.isnan(right):
         return INCONCLUSIVE, math.nan, "a side is not a number"
+    equation = sides.relation == "="
+    validation.expect(equation or sides.relation == "<=", "relation", f"{sides.relation!r}", "'<=' or '='")
+    difference = 0.0 if left == right else right - left
+    slack = -abs(difference) if equation else difference
     size = max((abs(v) for v in (left, right, sides.scale) if math.isfinite(v)), default=0.0)
-    if sides.relation == "=":
-        slack = 0.0 if left == right else -abs(left - right)
-        if -slack <= sides.rtol * size:
-            return HOLDS, slack, ""
-        if -slack <= sides.explained:
-            return INCONCLUSIVE, slack, f"they differ by {-slack:.2g}, of which {sides.explained:.2g} are explained"
-        return VIOLATED, slack, ""
-    validation.expect(sides.relation == "<=", "relation", f"{sides.relation!r}", "'<=' or '='")
-    slack = 0.0 if left == right else right - left
-    if slack >= -ROUNDING * size:
+    error = sides.rtol * size
+    if -slack <= (error if equation else ROUNDING * size):
         return HOLDS, slack, ""
-    if slack >= -sides.rtol * size:
-        return INCONCLUSIVE, slack, f"fails by {-slack:.2g}, within the numerical error {sides.rtol * size:.2g}"
+    if equation and -slack <= sides.explained:
+        return INCONCLUSIVE, slack, f"they differ by {-slack:.2g}, of which {sides.explained:.2g} are explained"
+    if -slack <= error:
+        return INCONCLUSIVE, slack, f"fails by {-slack:.2g}, within the numerical error {error:.2g}"
     return VIOLATED, slack, ""
 
 
@@ -240,17 +238,10 @@ class Statement:
         except (ArithmeticError, torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
             return replace(verdict, status=INCONCLUSIVE, reason=f"values leave the range of floats: {error}")
         status, slack, reason = judge(sides)
-        same = ("relation", "rtol", "assumptions", "note")
-        return replace(
-            verdict,
-            status=status,
-            left=float(sides.left),
-            right=float(sides.right),
-            slack=slack,
-            reason=reason,
-            vacuous=sides.vacuous if status == HOLDS else "",
-            **{name: getattr(sides, name) for name in same},
-        )
+        shared = {name: getattr(sides, name) for name in ("relation", "rtol", "assumptions", "note")}
+        vacuous = sides.vacuous if status == HOLDS else ""
+        numbers = {"left": float(sides.left), "right": float(sides.right), "slack": slack}
+        return replace(verdict, status=status, reason=reason, vacuous=vacuous, **numbers, **shared)
 
 
 def statement(
@@ -293,9 +284,6 @@ class Verdicts(Printed, Sequence[Verdict]):
 
     def __len__(self) -> int:
         return len(self.verdicts)
-
-    def __iter__(self) -> Iterator[Verdict]:
-        return iter(self.verdicts)
 
     @overload
     def __getitem__(self, key: int | str) -> Verdict: ...

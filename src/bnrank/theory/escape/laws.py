@@ -284,16 +284,15 @@ def first_escape(
         rank = validation.integer(rank, "rank")
         net = from_layers([_leading(w.detach(), rank) for w in net.weights], slope=net.slope)
         values = flow.history["weight_singular_values"].values[0]
-        if rank > values.shape[2]:
-            raise ValueError(f"rank: got {rank}, expected at most the {values.shape[2]} singular values recorded")
+        count = values.shape[2]
+        validation.expect(rank <= count, "rank", f"{rank}", f"at most the {count} singular values recorded")
         known = np.isfinite(values).any(axis=(1, 2))
         radius = np.interp(times, times[known], np.sqrt(np.nansum(values[known, :, :rank] ** 2, axis=(1, 2))))
-    found = speed_of(net, x, g)
+    speed = speed_of(net, x, g)
     start = math.sqrt(sum(float(w.detach().square().sum()) for w in net.weights))
     last = float(np.interp(end, times, radius))
-    return FirstEscape(
-        float(time_to(last, start, found, net.depth)), float(end - times[row]), found, start, last, int(row)
-    )
+    predicted = float(time_to(last, start, speed, net.depth))
+    return FirstEscape(predicted, float(end - times[row]), speed, start, last, int(row))
 
 
 def _leading(weight: Tensor, rank: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from bnrank._core import linalg
 from bnrank.networks.constructions import deepen_escape
 from bnrank.networks.mlp import MLP
-from bnrank.theory.verdicts import NotApplicable
+from bnrank.theory.verdicts import assume
 
 CHUNK = 2**12  # samples at a time
 ROUNDING = 1e-14  # of ||A||: rounding error of its distance from rank one
@@ -131,8 +131,7 @@ def localized(weights: Sequence[Tensor], x: Tensor, g: Tensor) -> Localized:
     norms = torch.stack([_norm(w) for w in weights])
     x_norm, g_norm = float(_norm(x)), float(_norm(g))
     for what, value in {"every layer": float(norms.min()), "X": x_norm, "G": g_norm}.items():
-        if not value:
-            raise NotApplicable(f"{what} is not 0")
+        assume(value > 0, f"{what} is not 0")
     units = [w / n for w, n in zip(weights, norms, strict=True)]
     inputs = [_Activations(w) for w in units]
     outside = torch.zeros(depth - 1, dtype=torch.float64)  # ||sigma(Z) - Z||^2
@@ -146,8 +145,7 @@ def localized(weights: Sequence[Tensor], x: Tensor, g: Tensor) -> Localized:
             if layer < depth - 1:
                 outside[layer] += float((z - a).square().sum())
         loss += float((b * z).sum())
-    if not loss < 0:
-        raise NotApplicable("the speed is positive", f"L0 = {loss * x_norm * g_norm:.3g} with layers of norm 1")
+    assume(loss < 0, "the speed is positive", f"L0 = {loss * x_norm * g_norm:.3g} with layers of norm 1")
     spectra = [each.spectrum() for each in inputs]
     squares = torch.stack([s.square().sum() for s, _ in spectra]).cpu()
     directions = [u for _, u in spectra]
@@ -288,12 +286,8 @@ def _input(x: Tensor, g: Tensor, direction: Tensor) -> tuple[tuple[float, float]
     whole = bool(along.min() >= -NEGATIVE * along.max())
     v = nonnegative_part(x, [direction, -direction])
     u = x.T @ v
-    error = math.sqrt(
-        sum(
-            float((rows - torch.outer(part, u)).square().sum())
-            for rows, part in zip(x.split(CHUNK), v.split(CHUNK), strict=True)
-        )
-    )
+    parts = zip(x.split(CHUNK), v.split(CHUNK), strict=True)
+    error = math.sqrt(sum(float((rows - torch.outer(part, u)).square().sum()) for rows, part in parts))
     neurons = torch.stack([direction, -direction, u / u.norm() if u.any() else u], 1)
     one_neuron = float((g.T @ (x @ neurons).clamp(min=0.0)).norm(dim=0).max())
     return (error, float((g.T @ v).norm() * u.norm())), one_neuron, whole

@@ -110,11 +110,11 @@ def output_gradient(loss: Loss, y: Tensor | np.ndarray, outputs: int | None = No
     """
     y = _labels(y)
     validation.expect(y.ndim != 0 and len(y) != 0, "y", f"shape {tuple(y.shape)}", "at least one sample")
+    outputs = None if outputs is None else validation.integer(outputs, "outputs")
     columns = y.shape[1] if y.ndim == 2 else 1
     if loss != "mse" and not y.is_floating_point():
-        columns = int(y.max()) + 1
-        _check_classes(y, columns if outputs is None else validation.integer(outputs, "outputs"))
-    width = columns if outputs is None else validation.integer(outputs, "outputs")
+        columns = int(validation.classes(y, "y", outputs).max()) + 1
+    width = outputs or columns
     validation.expect(loss != "mse" or width == columns, "outputs", f"{outputs}", f"{columns}, the columns of y")
     gradient = gradient_at(loss, torch.zeros(len(y), width, dtype=torch.float64, device=y.device), y)
     finite = bool(torch.isfinite(gradient).all())
@@ -140,11 +140,7 @@ def gradient_at(loss: Loss, outputs: Tensor, y: object) -> Tensor:
         return torch.autograd.grad(cost.reshape(()), leaf)[0]
     validation.choice(loss, "loss", NAMED)
     count, width = outputs.shape
-    if loss == "mse":
-        y = validation.samples(y, "y", features=width).to(outputs)
-    else:
-        _check_classes(y, width)
-        y = y.long()
+    y = validation.samples(y, "y", features=width).to(outputs) if loss == "mse" else validation.classes(y, "y", width)
     validation.expect(len(y) == count, "y", f"{len(y)} samples", f"as many as x has, {count}")
     gradient = outputs[None].clone()
     cost_and_gradient(loss, gradient, y, count)
@@ -157,11 +153,3 @@ def _labels(y: object) -> Tensor:
     if not isinstance(y, Tensor):
         raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray of numbers")
     return y.detach()
-
-
-def _check_classes(y: Tensor, count: int) -> None:
-    if y.ndim != 1 or y.is_floating_point() or y.dtype is torch.bool:
-        raise TypeError(f"y: got {validation.describe(y)}, expected class numbers: integers, shape (N,)")
-    first, last = int(y.min()), int(y.max())
-    inside = first >= 0 and last < count
-    validation.expect(inside, "y", f"class numbers from {first} to {last}", f"class numbers from 0 to {count - 1}")
