@@ -240,8 +240,8 @@ class Statement:
         status, slack, reason = judge(sides)
         shared = {name: getattr(sides, name) for name in ("relation", "rtol", "assumptions", "note")}
         vacuous = sides.vacuous if status == HOLDS else ""
-        numbers = {"left": float(sides.left), "right": float(sides.right), "slack": slack}
-        return replace(verdict, status=status, reason=reason, vacuous=vacuous, **numbers, **shared)
+        verdict = replace(verdict, left=float(sides.left), right=float(sides.right), **shared)
+        return replace(verdict, status=status, slack=slack, reason=reason, vacuous=vacuous)
 
 
 def statement(
