@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bnrank.networks.graph.expand import neurons
-from bnrank.networks.graph.layers import LayerGraph
+from bnrank.networks.graph.layers import LayerGraph, neurons
 from bnrank.networks.graph.nodes import Node
 from bnrank.networks.graph.tracing import trace
 from helpers import normal

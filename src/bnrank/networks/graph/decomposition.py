@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.graph import drawing_neurons
+from bnrank.networks.graph import drawing
 from bnrank.networks.graph.wiring import Ints, Wiring, propagate
 
 if TYPE_CHECKING:
@@ -132,18 +132,13 @@ class SignTree:
         """Draw the trees from left (entries of h) to right (outputs); see `NeuronGraph.draw`."""
         inner = np.flatnonzero(self.parents >= 0)
         path = {node: f"$h_{{{p}}}$" for p, node in enumerate(self.leaves.tolist())}
-        return drawing_neurons.draw(
-            drawing_neurons.Picture(
-                *drawing_neurons.tree_places(self.parents, self.depths, self.leaves),
-                np.stack([inner, self.parents[inner]], 1),
-                self.signs[inner].astype(np.float64),
-                np.ones(len(inner), bool),
-                self.slopes,
-                [path.get(v) or drawing_neurons.shortened(label) for v, label in enumerate(self.labels)],
-                "+.0f",
-            ),
-            axes,
+        names = [path.get(v) or drawing.shortened(label) for v, label in enumerate(self.labels)]
+        places, ends = (
+            drawing.tree_places(self.parents, self.depths, self.leaves),
+            np.stack([inner, self.parents[inner]], 1),
         )
+        values = (self.signs[inner].astype(np.float64), np.ones(len(inner), bool), self.slopes)
+        return drawing.draw_neurons(places, ends, *values, names, axes, number="+.0f")
 
 
 def sign_tree(wiring: Wiring, weights: NDArray[np.float64], slopes: NDArray[np.float64]) -> SignTree:

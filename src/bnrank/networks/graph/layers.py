@@ -1,26 +1,40 @@
-"""The computation graph of a module, an operation per node."""
+"""The computation graph of a module, an operation per node, and the same graph with a vertex per neuron."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import itertools
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bnrank._core import text, validation
+from bnrank._core.results import Printed
 from bnrank.networks.functional import unwrap
-from bnrank.networks.graph import drawing, expand
+from bnrank.networks.graph import drawing
 from bnrank.networks.graph.decomposition import SignTree
-from bnrank.networks.graph.neurons import PATH_LIMIT, NeuronGraph
-from bnrank.networks.graph.nodes import Graph
+from bnrank.networks.graph.neurons import PATH_LIMIT, NeuronGraph, Origin
+from bnrank.networks.graph.nodes import Node
 from bnrank.networks.graph.wiring import Vertex
+from bnrank.networks.reasons import Skipped
 
 if TYPE_CHECKING:
+    import networkx as nx
     from matplotlib.axes import Axes
+
+EDGE_LIMIT = 20_000
+CONSTANT = "constant"
+
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class LayerGraph(Graph):
+class LayerGraph(Printed):
     """The computation graph of a module, in an order in which every node comes after those it takes values from.
 
     Attributes
@@ -39,8 +53,53 @@ class LayerGraph(Graph):
         The module's class.
     """
 
-    def neurons(self, net: nn.Module | None = None, max_edges: int = expand.EDGE_LIMIT) -> NeuronGraph:
-        """Return the graph with a vertex per neuron, for small networks (theory.md T42).
+    nodes: tuple[Node, ...]
+    output: str
+    trained: frozenset[str]
+    outside: tuple[Skipped, ...] = ()
+    parameters: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    name: str = ""
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __getitem__(self, name: str) -> Node:
+        if name not in self._by_name:
+            raise KeyError(f"no node {name!r}{validation.suggest(name, self._by_name)}")
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    def consumers(self, name: str) -> tuple[Node, ...]:
+        """Return the nodes that take the value of a node, each once."""
+        return tuple(node for node in self.nodes if name in node.inputs)
+
+    def __str__(self) -> str:
+        """Return a table of the nodes with their inputs, shapes and parameters, and what is outside."""
+        rows = []
+        for node in self.nodes:
+            held = [node.weight, node.bias] if node.op != "outside" else node.held
+            rows.append(
+                {
+                    "node": node.name,
+                    "does": node.text if node.op in ("input", "outside") else f"{node.op} {node.text}".strip(),
+                    "takes": ", ".join(node.inputs),
+                    "gives": "x".join(map(str, node.shape)) or "1",
+                    "parameters": ", ".join(n if n in self.trained else f"{n} (fixed)" for n in held if n),
+                }
+            )
+        lines = [f"{self.name}: {len(self)} nodes", text.render(rows)]
+        if self.outside:
+            lines += ["outside the theory:", *(f"  {part}" for part in self.outside)]
+        return "\n".join(lines)
+
+    def neurons(self, net: nn.Module | None = None, max_edges: int = EDGE_LIMIT) -> NeuronGraph:
+        """Return the graph with a vertex per neuron, for small networks (theory.md T42); see `neurons`.
 
         Parameters
         ----------
@@ -54,10 +113,8 @@ class LayerGraph(Graph):
         ValueError
             If a node is outside the theory or takes maxima, or there are more edges than ``max_edges``.
         """
-        held = self.parameters
-        if net is not None:
-            held = {name: p.detach() for name, p in unwrap(net).named_parameters()}
-        return expand.neurons(self, held, max_edges)
+        held = self.parameters if net is None else {name: p.detach() for name, p in unwrap(net).named_parameters()}
+        return neurons(self, held, max_edges)
 
     def count(self) -> int:
         """Return the number of paths from inputs to outputs, neuron by neuron, without enumerating them."""
@@ -90,4 +147,240 @@ class LayerGraph(Graph):
         -------
         matplotlib axes
         """
-        return drawing.draw(self, axes)
+        return drawing.draw_operations(self.nodes, self.output, axes)
+
+
+def neurons(graph: LayerGraph, parameters: Mapping[str, Tensor], max_edges: int = EDGE_LIMIT) -> NeuronGraph:
+    """Return a layer graph as a weighted DAG of neurons.
+
+    The vertices are entries of values, named (node, flat index), and "constant", from which the biases come. Entries of
+    parameters are edges, learnable where the graph trains them, with their origin; sums, averages and reorderings are
+    fixed edges. A vertex that only passes on a value is merged with its neighbor: a layer and the activation after
+    it are one vertex, with the layer's name. Entries that are 0 whatever the input, and those that reach no output, are
+    left out. Two edges between the same vertices are kept apart by a vertex (node, flat index, k) of slope 1.
+
+    Slopes that are learned (PReLU) become fixed numbers.
+
+    Parameters
+    ----------
+    graph : LayerGraph
+        All of its nodes inside the theory, no max pooling.
+    parameters : mapping
+        From names to tensors, as ``dict(module.named_parameters())``.
+    max_edges : int
+        Limit on the edges, counted before vertices are merged.
+
+    Raises
+    ------
+    ValueError
+        If a node is outside the theory or takes maxima (named), a parameter is missing or not finite, or there are more
+        edges than ``max_edges``.
+
+    Examples
+    --------
+    >>> import bnrank, torch
+    >>> from bnrank.networks.graph import trace
+    >>> net = bnrank.MLP([2, 3, 1], seed=0)
+    >>> graph = neurons(trace(net, torch.zeros(1, 2)), dict(net.named_parameters()))
+    >>> graph
+    NeuronGraph(7 vertices, 13 edges, 13 learnable)
+    >>> graph.count()  # 2 * 3 from the inputs, 3 + 1 from the biases
+    10
+
+    Source: LeJegelka2022, section 2; T42.
+    """
+    validation.integer(max_edges, "max_edges")
+    values = {name: np.asarray(value.detach().cpu().double().numpy()) for name, value in parameters.items()}
+    for node in graph:
+        if node.op == "outside":
+            raise ValueError(f"graph: {node.name} is outside the theory: {node.reason or node.text}")
+        if node.op == "maximum":
+            maxima = f"{node.name} ({node.text or 'max pooling'}) takes maxima"
+            raise ValueError(f"graph: {maxima}, which are no sums of weighted edges")
+        for name in (node.weight, node.bias):
+            if name and name not in values:
+                near = validation.suggest(name, values)
+                raise ValueError(f"parameters: {name!r}, which {node.name} uses, is missing{near}")
+    parts = [(node, part) for node in graph for part in _parts(graph, node, values)]
+    total = sum(part.count for _, part in parts)
+    if total > max_edges:
+        raise ValueError(f"max_edges: the graph has {total} edges, counted before merging, more than {max_edges}")
+    inputs: list[Hashable] = [(graph.nodes[0].name, i) for i in range(graph.nodes[0].size)]
+    outputs: list[Hashable] = [(graph.output, i) for i in range(graph[graph.output].size)]
+    draft = _drafted(graph, values, parts)
+    _prune(draft, [*inputs, CONSTANT], outputs)
+    return _assembled(draft, inputs, _contracted(draft, {*inputs, CONSTANT}, outputs))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Edges into the entries of a node, counted before they are made.
+
+    ``make`` returns, per edge: the entry of the node ``source``, the entry of the node, and the entry of the parameter
+    or, without a parameter, the fixed weight.
+    """
+
+    source: str
+    count: int
+    make: Callable[[], tuple[Array, Array, Array]]
+    parameter: str = ""
+
+
+def _parts(graph: LayerGraph, node: Node, values: Mapping[str, Array]) -> Iterator[_Part]:
+    """Yield the edges into a node's entries."""
+    entries, ones = np.arange(node.size), np.ones(node.size)
+    first = node.inputs[0] if node.inputs else ""
+    if node.op == "linear":
+        yield _linear(node, values[node.weight])
+    elif node.op == "conv":
+        yield _convolution(node, graph[first], values[node.weight])
+    elif node.op == "diagonal":
+        yield _fixed(first, entries, entries, node.weight_places(), node.weight)
+    elif node.op == "activation":
+        yield _fixed(first, entries, entries, ones)
+    elif node.op == "add":
+        for name, factor in zip(node.inputs, node.factors or (1.0,) * len(node.inputs), strict=True):
+            yield _fixed(name, entries, entries, float(factor) * ones)
+    elif node.op == "average":
+        if node.windows is None:
+            many = f"{node.name} ({node.text}) averages over too many entries"
+            raise ValueError(f"graph: {many} to be expanded into neurons")
+        given, taken = node.pooled(graph[first])
+        out, position = np.nonzero(node.windows)
+        weights = np.tile(node.windows[out, position], len(taken))
+        yield _fixed(first, taken[:, position].ravel(), given[:, out].ravel(), weights)
+    elif node.op == "index":
+        index, start = np.ravel(node.index), 0  # type: ignore[arg-type]
+        for name in node.inputs:
+            size = graph[name].size
+            target = np.flatnonzero((index >= start) & (index < start + size))
+            yield _fixed(name, index[target] - start, target, np.ones(len(target)))
+            start += size
+    elif node.op != "input":
+        raise ValueError(f"graph: {node.name} has the operation {node.op!r}, which cannot be expanded into neurons")
+    if node.bias:
+        yield _fixed("", entries, entries, node.bias_places(values[node.bias].size), node.bias)
+
+
+def _fixed(name: str, source: Array, target: Array, content: Array, parameter: str = "") -> _Part:
+    return _Part(name, len(target), lambda: (source, target, content), parameter)
+
+
+def _linear(node: Node, weight: Array) -> _Part:
+    n_out, n_in = weight.T.shape if node.transposed else weight.shape
+    rows = node.size // n_out
+
+    def make() -> tuple[Array, Array, Array]:
+        row, out, into = (a.ravel() for a in np.indices((rows, n_out, n_in)))
+        return row * n_in + into, row * n_out + out, into * n_out + out if node.transposed else out * n_in + into
+
+    return _Part(node.inputs[0], rows * weight.size, make, node.weight)
+
+
+def _convolution(node: Node, before: Node, weight: Array) -> _Part:
+    n_out, n_in, *kernel = weight.shape
+    numbers = np.arange(1, before.size + 1).reshape(before.shape)
+    pads, mode = [(0, 0), *((p, p) for p in node.padding)], "wrap" if node.padding_mode == "circular" else "constant"
+    spans = [1 + dilation * (k - 1) for k, dilation in zip(kernel, node.dilation, strict=True)]
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(numbers, pads, mode), (1, *spans))  # type: ignore[call-overload]
+    steps = [slice(None, None, step) for step in (1, *node.stride, 1, *node.dilation)]
+    windows = windows[tuple(steps)].reshape(len(numbers), -1, math.prod(kernel))  # 0 in the padding
+    position, tap = np.nonzero(windows[0])
+
+    def make() -> tuple[Array, Array, Array]:
+        out, into, hit = (a.ravel() for a in np.indices((n_out, n_in, len(position))))
+        channel = out // (n_out // node.groups) * n_in + into
+        source = windows[channel, position[hit], tap[hit]] - 1
+        return source, out * windows.shape[1] + position[hit], (out * n_in + into) * windows.shape[2] + tap[hit]
+
+    return _Part(node.inputs[0], n_out * n_in * len(position), make, node.weight)
+
+
+def _drafted(
+    graph: LayerGraph, values: Mapping[str, Array], parts: Iterable[tuple[Node, _Part]]
+) -> nx.MultiDiGraph[Hashable]:
+    """Return a vertex per entry of every value, with all edges."""
+    import networkx as nx
+
+    draft: nx.MultiDiGraph[Hashable] = nx.MultiDiGraph()
+    for node in graph:
+        slopes = np.ravel(node.slope if not np.isnan(node.slope) else values[node.weight])  # learned by PReLU
+        each = np.repeat(slopes if node.op == "activation" else [1.0], node.size // len(slopes))
+        draft.add_nodes_from(((node.name, i), {"slope": slope}) for i, slope in enumerate(each.tolist()))
+    draft.add_node(CONSTANT, slope=1.0)
+    numbers = itertools.count()
+    for node, part in parts:
+        source, target, content = part.make()
+        weights = values[part.parameter].reshape(-1)[content] if part.parameter else content
+        held: dict[str, Any] = {"learnable": part.parameter in graph.trained, "origin": None}
+        for u, v, weight, entry in zip(*(a.tolist() for a in (source, target, weights, content)), strict=True):
+            if part.parameter:
+                held["origin"] = (part.parameter, entry)
+            start = (part.source, u) if part.source else CONSTANT
+            draft.add_edge(start, (node.name, v), weight=weight, number=next(numbers), **held)
+    return draft
+
+
+def _prune(draft: nx.MultiDiGraph[Hashable], sources: Iterable[Hashable], outputs: Iterable[Hashable]) -> None:
+    """Remove edges from vertices that are 0 whatever the input, and into those that reach no output."""
+    import networkx as nx
+
+    start, end = object(), object()
+    draft.add_edges_from((start, v) for v in sources)
+    draft.add_edges_from((v, end) for v in outputs)
+    carries, needed = nx.descendants(draft, start), nx.ancestors(draft, end)
+    draft.remove_nodes_from([start, end])
+    unused = [(u, v, key) for u, v, key in draft.edges(keys=True) if u not in carries or v not in needed]
+    draft.remove_edges_from(unused)
+    for v in outputs:
+        if v not in carries:
+            draft.add_edge(CONSTANT, v, weight=0.0, learnable=False, origin=None, number=-1)
+
+
+def _contracted(
+    draft: nx.MultiDiGraph[Hashable], sources: Collection[Hashable], outputs: Iterable[Hashable]
+) -> tuple[Hashable, ...]:
+    """Merge vertices that a fixed edge of weight 1 joins if one of them only passes on a value; return the outputs."""
+    place = {v: i for i, v in enumerate(outputs)}
+    for v in [v for v in draft if v not in sources and draft.in_degree(v) == 1]:
+        ((u, _, edge),) = draft.in_edges(v, data=True)
+        if edge["weight"] != 1 or edge["learnable"] or edge["origin"] is not None:
+            continue
+        before, own = draft.nodes[u]["slope"], draft.nodes[v]["slope"]
+        only = draft.out_degree(u) == 1 and u not in sources and u not in place
+        if not ((before == 1 and only) or (own == 1 and (only or v not in place))):
+            continue
+        draft.nodes[u]["slope"] = own if before == 1 and only else before
+        draft.add_edges_from([(u, w, data) for _, w, data in draft.out_edges(v, data=True)])
+        draft.remove_node(v)
+        if v in place:
+            place[u] = place.pop(v)
+    return tuple(sorted(place, key=lambda v: place[v]))
+
+
+def _assembled(
+    draft: nx.MultiDiGraph[Hashable], inputs: Iterable[Hashable], outputs: tuple[Hashable, ...]
+) -> NeuronGraph:
+    """Return the graph, parallel edges kept apart by vertices of slope 1."""
+    coordinates: dict[Hashable, int | str] = {v: i for i, v in enumerate(inputs)}
+    if draft.out_degree(CONSTANT):
+        coordinates[CONSTANT] = CONSTANT
+    vertices: dict[Hashable, float] = dict.fromkeys(coordinates, 1.0)
+    edges: dict[tuple[Hashable, Hashable], tuple[float, bool, Origin | None]] = {}
+    for v in draft:
+        if v in coordinates or not draft.in_degree(v):
+            continue
+        apart = itertools.count()
+        for u, _, edge in sorted(draft.in_edges(v, data=True), key=lambda e: e[2]["number"]):
+            target = v
+            if (u, v) in edges:
+                target = (*cast(tuple[Hashable, ...], v), next(apart))
+                vertices[target] = 1.0
+            edges[u, target] = (edge["weight"], edge["learnable"], edge["origin"])
+            if target != v:
+                edges[target, v] = (1.0, False, None)
+        vertices[v] = draft.nodes[v]["slope"]
+    weights, learnable, origins = zip(*edges.values(), strict=True) if edges else ((), (), ())
+    slopes = np.array(list(vertices.values()))
+    free = np.array(learnable, bool)
+    return NeuronGraph(tuple(vertices), tuple(edges), np.array(weights), slopes, coordinates, outputs, free, origins)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.networks.graph import decomposition, drawing_neurons, exchange
+from bnrank.networks.graph import decomposition, drawing, exchange
 from bnrank.networks.graph.decomposition import SignTree
 from bnrank.networks.graph.wiring import Edge, Vertex, Wiring, few
 
@@ -327,11 +327,10 @@ class NeuronGraph:
         ValueError
             If there are more than 2000 edges.
         """
-        columns, heights = drawing_neurons.graph_places(self.wiring)
-        names, headings = drawing_neurons.graph_names(self.vertices, columns)
-        ends = np.stack([self.wiring.sources, self.wiring.targets], 1)
-        weights = (ends, self.weights, self.learnable, self.slopes)
-        return drawing_neurons.draw(drawing_neurons.Picture(columns, heights, *weights, names, headings=headings), axes)
+        places, ends = drawing.graph_places(self.wiring), np.stack([self.wiring.sources, self.wiring.targets], 1)
+        names, headings = drawing.graph_names(self.vertices, places[0])
+        values = (self.weights, self.learnable, self.slopes)
+        return drawing.draw_neurons(places, ends, *values, names, axes, headings=headings)
 
     def __eq__(self, other: object) -> bool:
         """Return whether another graph has the same vertices, edges and attributes, in the same order."""

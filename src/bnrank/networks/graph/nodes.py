@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, conv2d, conv3d, linear, pad, prelu
-
-from bnrank._core import text, validation
-from bnrank._core.results import Printed
-from bnrank.networks.reasons import Skipped
-
-OPERATIONS = {
-    "input": "the module's input",
-    "linear": "W a + b along the last dimension",
-    "conv": "convolution, channels along the first dimension",
-    "activation": "sigma_s, entry by entry",
-    "add": "sum of the inputs, each times a number",
-    "diagonal": "entry by entry times a learnable vector",
-    "average": "mean, sum or average pooling: fixed weights along some dimensions, the same for all others",
-    "maximum": "max pooling: positively homogeneous, the same for every channel",
-    "index": "entries of the inputs in another order: flatten, reshape, permute, cat, chunk, pad",
-    "outside": "anything else: outside the theory",
-}
-"""What a node does."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +22,12 @@ class Node:
     name : str
         Unique, e.g. "layers_0".
     op : str
-        One of `OPERATIONS`.
+        What it does: "input" (the module's input), "linear" (W a + b along the last dimension), "conv" (convolution,
+        channels along the first dimension), "activation" (sigma_s, entry by entry), "add" (sum of the inputs, each
+        times a number), "diagonal" (entry by entry times a learnable vector), "average" (mean, sum or average pooling:
+        fixed weights along some dimensions, the same for all others), "maximum" (max pooling: positively homogeneous,
+        the same for every channel), "index" (entries of the inputs in another order: flatten, reshape, permute, cat,
+        chunk, pad) or "outside" (anything else: outside the theory).
     inputs : tuple of str
         Names of the nodes whose values it takes, in order; a node may occur twice.
     shape : tuple of int
@@ -135,51 +121,6 @@ class Node:
         return np.arange(self.size).reshape(len(taken), -1), taken
 
 
-@dataclass(frozen=True)
-class Graph(Printed):
-    """The nodes of a computation graph; see `LayerGraph`."""
-
-    nodes: tuple[Node, ...]
-    output: str
-    trained: frozenset[str]
-    outside: tuple[Skipped, ...] = ()
-    parameters: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
-    name: str = ""
-
-    def __iter__(self) -> Iterator[Node]:
-        return iter(self.nodes)
-
-    def __len__(self) -> int:
-        return len(self.nodes)
-
-    def __getitem__(self, name: str) -> Node:
-        if name not in self._by_name:
-            raise KeyError(f"no node {name!r}{validation.suggest(name, self._by_name)}")
-        return self._by_name[name]
-
-    @cached_property
-    def _by_name(self) -> Mapping[str, Node]:
-        return {node.name: node for node in self.nodes}
-
-    def consumers(self, name: str) -> tuple[Node, ...]:
-        """Return the nodes that take the value of a node, each once."""
-        return tuple(node for node in self.nodes if name in node.inputs)
-
-    def __str__(self) -> str:
-        """Return a table of the nodes with their inputs, shapes and parameters, and what is outside."""
-        rows = []
-        for node in self.nodes:
-            does = node.text if node.op in ("input", "outside") else f"{node.op} {node.text}".strip()
-            held = [node.weight, node.bias] if node.op != "outside" else list(node.held)
-            names = ", ".join(name if name in self.trained else f"{name} (fixed)" for name in held if name)
-            cells = (node.name, does, ", ".join(node.inputs), "x".join(map(str, node.shape)) or "1", names)
-            rows.append(dict(zip(("node", "does", "takes", "gives", "parameters"), cells, strict=True)))
-        lines = [f"{self.name}: {len(self)} nodes", text.render(rows)]
-        if self.outside:
-            lines += ["outside the theory:", *(f"  {part}" for part in self.outside)]
-        return "\n".join(lines)
-
-
 def apply(node: Node, inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]) -> Tensor:
     """Return the value (N, *shape) of a node from the values of its inputs, from its fields alone.
 
@@ -202,15 +143,12 @@ def apply(node: Node, inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]
     if node.op == "linear" and weight is not None:
         return linear(a, weight.T if node.transposed else weight, bias)
     if node.op == "conv" and weight is not None:
-        padding: Any = node.padding
-        if node.padding_mode == "circular":
-            a, padding = pad(a, [p for p in reversed(padding) for _ in range(2)], mode="circular"), 0
+        pads = [p for p in reversed(node.padding) for _ in range(2)]
+        a = pad(a, pads, mode="circular" if node.padding_mode == "circular" else "constant")
         conv: Any = (conv1d, conv2d, conv3d)[len(node.kernel) - 1]
-        return conv(a, weight, bias, node.stride, padding, node.dilation, node.groups)
+        return conv(a, weight, bias, node.stride, 0, node.dilation, node.groups)
     if node.op == "activation":
-        if weight is not None:
-            return prelu(a, weight)
-        return torch.where(a < 0, node.slope * a, a)
+        return torch.where(a < 0, node.slope * a, a) if weight is None else prelu(a, weight)
     if node.op == "add":
         return sum((factor * value for factor, value in zip(node.factors, inputs, strict=True)), torch.zeros_like(a))
     if node.op == "diagonal" and weight is not None:
@@ -224,12 +162,7 @@ def apply(node: Node, inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]
         outside = torch.zeros_like(windows).masked_fill(windows == 0, -math.inf)
         return torch.stack([(moved + row).amax(-1) for row in outside], -1).reshape(-1, *node.shape)
     if node.op == "index" and node.index is not None:
-        return _gather(inputs, node.index, node.shape)
+        flat = torch.cat([value.reshape(len(a), -1) for value in inputs], 1)  # a value of one number per sample is (N,)
+        padded = torch.cat([flat, flat.new_zeros(len(a), 1)], 1)  # -1 is the last
+        return padded[:, torch.from_numpy(node.index)].reshape(len(a), *node.shape)
     raise ValueError(f"node: got {node.name!r} ({node.op}), expected one whose value its fields say")
-
-
-def _gather(inputs: Sequence[Tensor], index: np.ndarray, shape: Sequence[int]) -> Tensor:
-    """Return the entries of the inputs (N, ...) that an index names, as (N, *shape); 0 for -1."""
-    flat = torch.cat([a.reshape(len(a), -1) for a in inputs], 1)  # a value of one number per sample is (N,)
-    padded = torch.cat([flat, flat.new_zeros(len(flat), 1)], 1)  # -1 is the last
-    return padded[:, torch.from_numpy(index)].reshape(len(flat), *shape)
