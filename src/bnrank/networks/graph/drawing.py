@@ -320,7 +320,7 @@ def draw_neurons(
             ax.text(x, y, format(weights[e], number), fontsize=7, color=color, zorder=2, bbox=_PLAIN, **centered)
     shades = [SHADES.get(float(s), OTHERS) for s in slopes]
     size = 420 if named else 60
-    marks = ax.scatter(*spots.T, s=size, c=shades, edgecolors="black", linewidths=0.8, zorder=3)
+    marks = ax.scatter(spots[:, 0], spots[:, 1], s=size, c=shades, edgecolors="black", linewidths=0.8, zorder=3)
     marks.set_clip_on(False)
     for (x, y), name in zip(spots, names, strict=True) if named else ():
         ax.text(x, y, name, fontsize=5.5 if len(name) > 5 else 7, zorder=4, **centered)

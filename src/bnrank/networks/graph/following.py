@@ -1,45 +1,26 @@
 """A module run on two samples with every operation of torch intercepted, read and verified."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import itertools
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bnrank.networks.graph import assembling, operations, reordering
+from bnrank.networks.graph import operations, values
 from bnrank.networks.graph.nodes import Node, apply
-from bnrank.networks.graph.values import (
-    NO_SAMPLES,
-    Call,
-    Emit,
-    UnreadError,
-    Value,
-    addresses,
-    agree,
-    function_name,
-    leaves,
-    replace,
-    same_memory,
-    same_place,
-    written,
-)
+from bnrank.networks.graph.values import Call, Emit, UnreadError, Value, leaves, replace, same_memory, same_place
 
-_FOLLOWED = (
-    nn.Sequential,
-    nn.Transformer,
-    nn.TransformerEncoder,
-    nn.TransformerDecoder,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
-)
+_FOLLOWED = ("torch.nn.modules.container", "torch.nn.modules.transformer")  # modules that only run others
 _COMPUTED = "parameters computed outside torch functions"
 _NUMBERS = "item tolist numpy equal allclose is_nonzero __bool__ __int__ __float__ __index__ __contains__ __array__"
 _NEW = tuple(f"new_{kind}" for kind in ("zeros", "ones", "full", "empty", "tensor"))
@@ -48,6 +29,21 @@ _FRESH = (*_NEW, "zeros_like", "ones_like", "full_like", "empty_like", "zeros", 
 
 class RefusedError(ValueError):
     """An error of bnrank, raised inside the module's forward."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """A parameter in an operation: the operation's number, the parameter and, for a view of it, which entries."""
+
+    call: int
+    parameter: str
+    where: Tensor | None = None
+
+    def meets(self, other: Use) -> bool:
+        """Return whether another operation uses some of the same entries of the parameter."""
+        if self.parameter != other.parameter or self.call == other.call:
+            return False
+        return self.where is None or other.where is None or bool(torch.isin(self.where, other.where).any())
 
 
 class Follower(TorchFunctionMode):
@@ -63,7 +59,7 @@ class Follower(TorchFunctionMode):
         self.alive: list[Value] = []
         self.made: list[nn.Module] = []
         self.nodes: dict[str, Node] = {}
-        self.uses: dict[str, list[assembling.Use]] = {}
+        self.uses: dict[str, list[Use]] = {}
         self.scope = [""]
         self.count = 0
         self.working = False  # inside an operation
@@ -84,16 +80,12 @@ class Follower(TorchFunctionMode):
             raise RefusedError(f"net: {name} returns a tensor that does not depend on its input")
         return value
 
-    def finished(self, output: Value) -> tuple[Node, ...]:
-        """Return the nodes that reach the output, the output last; refuse shared weights."""
-        return assembling.finish(self.nodes, str(output.node), self.uses, self.net)
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Intercept a function or method of torch."""
-        if self.working:
-            return func(*args, **(kwargs or {}))
-        self._check_numbers(func, args)
-        return self._run(function_name(func), _setitem if func is Tensor.__setitem__ else func, args, kwargs)
+        if not self.working:
+            self._check_numbers(func, args)
+        name = values.function_name(func)
+        return self._run(name, _setitem if func is Tensor.__setitem__ else func, args, kwargs or {})
 
     @contextmanager
     def _patched(self) -> Iterator[None]:
@@ -101,14 +93,10 @@ class Follower(TorchFunctionMode):
         call, function = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
 
         def run_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            run = functools.partial(call, module)
-            return run(*args, **kwargs) if self.working else self._call(module, run, args, kwargs)
+            return self._call(module, functools.partial(call, module), args, kwargs)
 
         def run_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            run = function.__get__(None, cls)
-            if self.working:
-                return run(*args, **kwargs)
-            return self._run(f"{cls.__name__} (autograd.Function)", run, args, kwargs)
+            return self._run(f"{cls.__name__} (autograd.Function)", function.__get__(None, cls), args, kwargs)
 
         setattr(nn.Module, "__call__", run_module)  # noqa: B010
         setattr(torch.autograd.Function, "apply", classmethod(run_function))  # noqa: B010
@@ -120,6 +108,8 @@ class Follower(TorchFunctionMode):
 
     def _call(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Follow a submodule, or run it as one operation."""
+        if self.working:
+            return run(*args, **kwargs)
         if id(module) not in self.places:
             if any(True for _ in module.parameters()):
                 raise RefusedError(
@@ -128,10 +118,9 @@ class Follower(TorchFunctionMode):
                 )
             self.places[id(module)] = ""
             self.made.append(module.eval())
-        place = self.places[id(module)]
         if _is_operation(module):
-            return self._run(type(module).__name__, run, args, kwargs, module, place)
-        self.scope.append(place)
+            return self._run(type(module).__name__, run, args, kwargs, module)
+        self.scope.append(self.places[id(module)])
         try:
             return run(*args, **kwargs)
         finally:
@@ -164,34 +153,35 @@ class Follower(TorchFunctionMode):
         self.alive.append(value)
         return value
 
-    def _run(
-        self, name: str, run: Any, args: Any, kwargs: Any, module: nn.Module | None = None, place: str = ""
-    ) -> Any:
+    def _run(self, name: str, run: Any, args: Any, kwargs: Any, module: nn.Module | None = None) -> Any:
         """Run an operation, read it, and return its result."""
+        if self.working:
+            return run(*args, **kwargs)
         self.working = True
         try:
-            given = replace((args, kwargs or {}), lambda leaf: self._value(leaf) if isinstance(leaf, Tensor) else leaf)
-            held: list[Value] = leaves(given, Value)
-            if name not in _FRESH and all(v.node is None and v.raw and not v.sources for v in held):
-                return run(*args, **(kwargs or {}))
-            return self._record(Call(name, given[0], given[1], None, run, module, self.weights), held, place)
+            taken, named = replace((args, kwargs), Tensor, self._value)
+            call = Call(name, taken, named, None, run, module, self.weights)
+            if name not in _FRESH and all(v.node is None and v.raw and not v.sources for v in call.taken):
+                return run(*args, **kwargs)
+            return self._record(call)
         finally:
             self.working = False
 
-    def _record(self, call: Call, held: list[Value], place: str) -> Any:
+    def _record(self, call: Call) -> Any:
+        held, fresh = call.taken, call.name in _FRESH
         versions = [v.tensor._version for v in held]
         before = {id(v): v.before() for v in held if v.node is not None or not (v.sources or v.raw)}
-        args, kwargs = replace((call.args, call.kwargs), lambda leaf: leaf.tensor if isinstance(leaf, Value) else leaf)
-        result = call.result = call.run(*args, **kwargs)
+        result = call.result = call.again(lambda value: value.tensor)
         if not leaves(result, Tensor):
             return result
-        if call.name in _FRESH and "empty" in call.name:
+        if fresh and "empty" in call.name:
             result.zero_()  # every entry is overwritten, or the module is not defined
         changed = [v for v, version in zip(held, versions, strict=True) if v.tensor._version != version]
+        place = self.places.get(id(call.module), "")
         self._check_changes(changed, call.name if call.module is None else place)
-        call.args, call.kwargs = replace((call.args, call.kwargs), lambda leaf: before.get(id(leaf), leaf))
-        if not call.values or call.name in _FRESH:
-            sources = frozenset() if call.name in _FRESH else frozenset(call.held)
+        call.args, call.kwargs = replace((call.args, call.kwargs), Value, lambda v: before.get(id(v), v))
+        if fresh or not call.values:
+            sources = frozenset() if fresh else frozenset(call.held)
             made = [Value(tensor, sources=sources) for tensor in leaves(result, Tensor)]
         else:
             made = leaves(self._read(call, place), Value)
@@ -218,70 +208,67 @@ class Follower(TorchFunctionMode):
     def _read(self, call: Call, place: str) -> Any:
         """Add the nodes of an operation, verified, or else one that is outside."""
         self.count += 1
-        label = assembling.text(call.module) if call.module is not None else call.name
+        label = text(call.module) if call.module is not None else call.name
         base = place.replace(".", "_") or label.partition("(")[0].strip().lower()
         if call.module is None and self.scope[-1]:
             base = f"{self.scope[-1].replace('.', '_')}_{base}"
-        made: dict[str, Value] = {}
+        made: list[Value] = []
 
-        def emit(op: str, inputs: Any, tensor: Tensor, batch: int, merged: int = 1, **fields: Any) -> Value:
+        def emit(op: str, *given: Any, **fields: Any) -> Value:
             name = base if "text" not in fields else f"{base}_{fields['text'].partition(' ')[0]}"
-            fields = {"text": label, "module": place, **fields}
-            value = self._emit(name, op, inputs, tensor, batch, merged, **fields)
-            made[str(value.node)] = value
-            return value
+            made.append(self._emit(name, op, *given, **{"text": label, "module": place, **fields}))
+            return made[-1]
 
         try:
-            values = operations.read(call, emit)
+            found = operations.read(call, emit)
             if any(v.tensor.requires_grad for v in call.values):
                 floating = [t for t in leaves(call.result, Tensor) if t.is_floating_point()]
                 if not all(t.requires_grad for t in floating):
                     raise UnreadError("no gradient flows through it (detach, no_grad or an autograd.Function)")
             self._verify(call, made)
-            return values
+            return found
         except UnreadError as error:
-            reason = str(error)
-        for name in made:
-            del self.nodes[name], self.uses[name]
-        fields: dict[str, Any] = {"text": label, "module": place, "reason": reason, "held": tuple(sorted(call.held))}
+            fields: dict[str, Any] = {
+                "text": label,
+                "module": place,
+                "reason": str(error),
+                "held": tuple(sorted(call.held)),
+            }
+        for value in made:
+            del self.nodes[str(value.node)], self.uses[str(value.node)]
         inputs = list({v.node: v for v in call.values}.values())
         outside = []
         for number, tensor in enumerate(leaves(call.result, Tensor)):
-            outside.append(self._emit(base, "outside", inputs, tensor, *reordering.layout(call, number), **fields))
+            outside.append(self._emit(base, "outside", inputs, tensor, *values.layout(call, number), **fields))
             self.uses[str(outside[-1].node)] = self._all_uses(call)
         return outside
 
-    def _verify(self, call: Call, made: Mapping[str, Value]) -> None:
+    def _verify(self, call: Call, made: list[Value]) -> None:
         """Refuse nodes whose fields do not give their values."""
-        every = {str(v.node): v for v in [*call.values, *made.values()]}
-        values = {name: v.canonical.detach() for name, v in every.items()}
+        known = {str(v.node): v.canonical.detach() for v in [*call.values, *made]}
         weights = {name: p.detach() for name, p in self.weights.items()}
-        for name in made:
-            node = self.nodes[name]
+        for node in (self.nodes[str(v.node)] for v in made):
             if node.op in ("bias", "cast") or (node.op in ("average", "maximum") and node.windows is None):
                 continue
-            if not agree(apply(node, [values[other] for other in node.inputs], weights), values[name]):
+            if not values.agree(apply(node, [known[name] for name in node.inputs], weights), known[node.name]):
                 raise UnreadError(f"{call.name} does something else than its name and parameters say")
 
-    def _all_uses(self, call: Call) -> list[assembling.Use]:
+    def _all_uses(self, call: Call) -> list[Use]:
         """Return the parameters of a call, with the entries where it takes a view of them."""
-        found = [assembling.Use(self.count, name) for name in call.owned]
+        found = [Use(self.count, name) for name in call.owned]
         for value in call.constants:
             for name in sorted(value.sources):
                 view = name in self.weights and same_memory(self.weights[name], value.tensor)
-                entries = np.unique(addresses(value.tensor)) if view else None
-                found.append(assembling.Use(self.count, name, entries))
+                found.append(Use(self.count, name, values.addresses(value.tensor) if view else None))
         return found
 
-    def _emit(
-        self, name: str, op: str, inputs: Any, tensor: Tensor, batch: int, merged: int = 1, **fields: Any
-    ) -> Value:
+    def _emit(self, name: str, op: str, inputs: Any, tensor: Tensor, batch: int, merged: int = 1, **more: Any) -> Value:
         names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
         name = next(n for n in names if n not in self.nodes)
         value = Value(tensor, name, batch, merged=merged)
-        shape = tuple(value.canonical.shape)[batch != NO_SAMPLES :]
-        self.nodes[name] = Node(name, op, tuple(str(v.node) for v in inputs), shape, **fields)
-        self.uses[name] = [assembling.Use(self.count, fields[key]) for key in ("weight", "bias") if fields.get(key)]
+        shape = tuple(value.canonical.shape)[batch != values.NO_SAMPLES :]
+        self.nodes[name] = Node(name, op, tuple(str(v.node) for v in inputs), shape, **more)
+        self.uses[name] = [Use(self.count, more[key]) for key in ("weight", "bias") if more.get(key)]
         return value
 
     def _redirect(self, changed: list[Value], made: list[Value], name: str) -> None:
@@ -300,8 +287,8 @@ class Follower(TorchFunctionMode):
                     continue
                 if other.node is None:
                     raise RefusedError(f"net: {name} changes a part of a tensor of fixed numbers in place{where()}")
-                shown = written(other.tensor, new.tensor)
-                moved = reordering.reorder([dataclasses.replace(other), new], shown, other.tensor, emit)
+                shown = values.written(other.tensor, new.tensor)
+                moved = values.reorder([dataclasses.replace(other), new], shown, other.tensor, emit)
                 other.node, other.batch, other.merged = moved.node, moved.batch, moved.merged
 
 
@@ -322,8 +309,19 @@ def _setitem(target: Tensor, key: Any, value: Any) -> Tensor:
 
 def _is_operation(module: nn.Module) -> bool:
     """Return whether a submodule is one operation: a module of torch, unless it only runs others."""
-    if isinstance(module, _FOLLOWED) or "forward" in vars(module):
-        return False
     forward = getattr(module, "_conv_forward", None) if isinstance(module, nn.modules.conv._ConvNd) else None
-    functions = [f for f in (type(module).forward, forward) if f is not None]
-    return all(str(getattr(f, "__module__", "")).startswith("torch.nn.") for f in functions)
+    places = [str(getattr(f, "__module__", "")) for f in (type(module).forward, forward) if f is not None]
+    known = all(place.startswith("torch.nn.") and place not in _FOLLOWED for place in places)
+    return known and "forward" not in vars(module)
+
+
+def text(module: Any) -> str:
+    """Return a submodule in a few words: class and sizes."""
+    kind = type(module).__name__
+    if isinstance(module, nn.Linear):
+        return f"{kind}({module.in_features}, {module.out_features})"
+    if isinstance(module, nn.modules.conv._ConvNd):
+        kernel = "x".join(map(str, module.kernel_size))
+        groups = f", groups {module.groups}" if module.groups > 1 else ""
+        return f"{kind}({module.in_channels}, {module.out_channels}, {kernel}{groups})"
+    return kind

@@ -1,5 +1,6 @@
 """What the operations of torch are to the theory: linear maps, convolutions, activations, sums, reorderings."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,8 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.networks import reasons
-from bnrank.networks.graph.reordering import MIXES, reorder
-from bnrank.networks.graph.values import NO_SAMPLES, Call, Emit, UnreadError, Value, leaves, replace, same_order
+from bnrank.networks.graph.values import (
+    MIXES,
+    NO_SAMPLES,
+    Call,
+    Emit,
+    UnreadError,
+    Value,
+    reorder,
+    same_order,
+)
 
 _INDEX = """
 flatten unflatten ravel reshape reshapeas view viewas permute transpose swapaxes swapdims movedim moveaxis t mt h mh
@@ -31,56 +40,41 @@ def read(call: Call, emit: Emit) -> Any:
     UnreadError
         If it is outside the theory; the message is the reason.
     """
-    names = _names(call)
-    plain = isinstance(call.module, nn.Linear | nn.modules.conv._ConvNd | nn.PReLU)
-    if call.module is not None and plain and (reason := reasons.of_parameters(call.module)):
-        raise UnreadError(reason)
+    module, names = call.module, [_plain(call.name)]
+    if module is not None:
+        names = [_plain(kind.__name__) for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn.")]
+        plain = isinstance(module, nn.Linear | nn.modules.conv._ConvNd | nn.PReLU)
+        if plain and (reason := reasons.of_parameters(module)):
+            raise UnreadError(reason)
     handler = next((_HANDLERS[name] for name in names if name in _HANDLERS), None)
     if handler is None:
-        raise UnreadError(_reason(call, names))
+        if call.name.endswith("(autograd.Function)"):
+            raise UnreadError("an autograd.Function, whose gradient is its own")
+        known = reasons.of_type(module) if module is not None else None
+        known = known or reasons.of_operation(names[0] if names else "")
+        raise UnreadError(known or f"{call.name} is not among the operations that the theory covers")
     if any(v.batch == NO_SAMPLES or (v.merged > 1 and handler in (_conv, _mean, _pool)) for v in call.values):
         raise UnreadError(MIXES)
     return handler(call, emit)
-
-
-def _names(call: Call) -> list[str]:
-    """Return the names an operation is known by: of the function, or of the module's classes in torch.nn."""
-    if call.module is None:
-        return [_plain(call.name)]
-    return [_plain(kind.__name__) for kind in type(call.module).__mro__ if kind.__module__.startswith("torch.nn.")]
 
 
 def _plain(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def _reason(call: Call, names: list[str]) -> str:
-    """Return why an operation that nothing reads is outside."""
-    if call.name.endswith("(autograd.Function)"):
-        return "an autograd.Function, whose gradient is its own"
-    known = reasons.of_type(call.module) if call.module is not None else None
-    known = known or reasons.of_operation(names[0] if names else "")
-    return known or f"{call.name} is not among the operations that the theory covers"
-
-
 # linear maps and convolutions
 
 
 def _linear(call: Call, emit: Emit) -> Value:
-    if call.module is not None:
-        x, weight, bias, transposed = call.get(0, "input"), call.own("weight"), call.own("bias"), False
-    elif call.name == "linear":
-        x, weight, bias, transposed = call.get(0, "input"), call.get(1, "weight"), call.get(2, "bias"), False
-    elif call.name == "addmm":
-        bias, x, weight, transposed = call.get(0, "input"), call.get(1, "mat1"), call.get(2, "mat2"), True
+    x, weight, bias, transposed = call.get(0, "input"), call.get(1, "weight"), call.get(2, "bias"), False
+    if call.name == "addmm":
+        bias, x, weight, transposed = x, call.get(1, "mat1"), call.get(2, "mat2"), True
         if (call.kwargs.get("alpha", 1), call.kwargs.get("beta", 1)) != (1, 1):
             raise UnreadError("a product with factors alpha and beta")
-    else:
-        x, weight, bias, transposed = call.get(0, "input"), call.get(1, "other", call.get(1, "mat2")), None, True
+    elif call.module is None and call.name != "linear":
+        weight, bias, transposed = call.get(1, "other", call.get(1, "mat2")), None, True
     if not _depends(x):
         raise UnreadError("a matrix times the input from the left: it acts across positions")
-    if _depends(weight) or _depends(bias):
-        raise UnreadError("product of two values")
     name, tensor, view = call.parameter(weight, "weight")
     if tensor.ndim != 2 or view.ndim != 2:
         raise UnreadError("its weight is no matrix")
@@ -104,45 +98,29 @@ def _bias(call: Call, bias: Value | None, shape: tuple[int, ...]) -> str:
 
 
 def _conv(call: Call, emit: Emit) -> Value:
-    m: Any = call.module
-    if m is not None:
-        x, weight, bias = call.get(0, "input"), call.own("weight"), call.own("bias")
-        stride, padding, dilation, groups, mode = m.stride, m.padding, m.dilation, m.groups, m.padding_mode
-    else:
-        x, weight, bias = call.get(0, "input"), call.get(1, "weight"), call.get(2, "bias")
-        stride, padding = call.get(3, "stride", 1), call.get(4, "padding", 0)
-        dilation, groups, mode = call.get(5, "dilation", 1), call.get(6, "groups", 1), "zeros"
-    if _depends(weight) or _depends(bias):
-        raise UnreadError("product of two values")
-    name, tensor, view = call.parameter(weight, "weight")
+    x, mode = call.get(0, "input"), getattr(call.module, "padding_mode", "zeros")
+    name, tensor, view = call.parameter(call.get(1, "weight"), "weight")
     if not same_order(view, tensor):
         raise UnreadError(f"its weight is another view of {name}")
     kernel = tuple(tensor.shape[2:])
     count = len(kernel)
     if not _depends(x) or x.batch != 0 or x.tensor.ndim != count + 2:
         raise UnreadError(MIXES)
-    stride, dilation = _numbers(stride, count), _numbers(dilation, count)
-    if padding == "valid":
-        pads = [(0, 0)] * count
-    elif padding == "same":
+    padding, dilation = call.get(4, "padding", 0), _numbers(call.get(5, "dilation", 1), count)
+    if padding == "same":
         totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         pads = [(total // 2, total - total // 2) for total in totals]
     else:
-        pads = [(p, p) for p in _numbers(padding, count)]
+        pads = [(p, p) for p in _numbers(0 if padding == "valid" else padding, count)]
     if mode not in ("zeros", "circular") or any(left != right for left, right in pads):
         flat = [p for pair in reversed(pads) for p in pair]
-        padded = _pad(x.tensor, flat, mode)
-        x = reorder([x], lambda ids: _pad(ids[0], flat, mode), padded, emit, text=f"pad ({mode})")
+        pad = functools.partial(nn.functional.pad, pad=flat, mode="constant" if mode == "zeros" else mode)
+        x = reorder([x], lambda ids: pad(ids[0]), pad(x.tensor), emit, text=f"pad ({mode})")
         pads, mode = [(0, 0)] * count, "zeros"
-    fields: dict[str, Any] = {"stride": stride, "padding": tuple(p for p, _ in pads), "dilation": dilation}
-    held = _bias(call, bias, (tensor.shape[0],))
-    return emit(
-        "conv", [x], call.result, 0, weight=name, bias=held, kernel=kernel, groups=groups, padding_mode=mode, **fields
-    )
-
-
-def _pad(x: Tensor, pads: list[int], mode: str) -> Tensor:
-    return nn.functional.pad(x, pads, mode="constant" if mode == "zeros" else mode)
+    fields: dict[str, Any] = {"weight": name, "bias": _bias(call, call.get(2, "bias"), (tensor.shape[0],))}
+    fields |= {"kernel": kernel, "stride": _numbers(call.get(3, "stride", 1), count), "dilation": dilation}
+    fields |= {"padding": tuple(p for p, _ in pads), "padding_mode": mode, "groups": call.get(6, "groups", 1)}
+    return emit("conv", [x], call.result, 0, **fields)
 
 
 # entry by entry
@@ -151,10 +129,7 @@ def _pad(x: Tensor, pads: list[int], mode: str) -> Tensor:
 def _activation(call: Call, emit: Emit) -> Value:
     x, weight = call.get(0, "input"), ""
     if _plain(call.name) == "prelu":
-        held = call.own("weight") if call.module is not None else call.get(1, "weight")
-        if _depends(held):
-            raise UnreadError("product of two values")
-        weight, tensor, _ = call.parameter(held, "slope")
+        weight, tensor, _ = call.parameter(call.get(1, "weight"), "slope")
         slope = math.nan
         if tensor.numel() > 1 and (x.batch != 0 or x.merged > 1):
             raise UnreadError(MIXES)
@@ -258,15 +233,15 @@ def _number(other: Any) -> float:
 
 
 def _dropout(call: Call, emit: Emit) -> Any:
-    p = getattr(call.module, "p", None) if call.module is not None else call.get(1, "p", 0.5)
+    p = call.get(1, "p", 0.5)
     if p != 0:
         raise UnreadError(f"dropout with p = {p}: random while training")
     return _index(call, emit)
 
 
 def _interpolate(call: Call, emit: Emit) -> Any:
-    mode = getattr(call.module, "mode", None) if call.module is not None else call.get(3, "mode", "nearest")
-    if not str(mode).startswith("nearest"):
+    mode = str(call.get(3, "mode", "nearest"))
+    if not mode.startswith("nearest"):
         raise UnreadError(f"interpolation ({mode}), which bnrank does not read")
     return _index(call, emit)
 
@@ -281,37 +256,24 @@ def _cast(call: Call, emit: Emit) -> Value:
 
 
 def _index(call: Call, emit: Emit) -> Any:
-    m: Any = call.module
     places = {"pad": 3, "setitem": 2, "masked_fill": 2, "fill": 1}
-    put = m.value if isinstance(m, nn.modules.padding._ConstantPadNd) else None
-    if call.name in places:
-        put = call.get(places[call.name], "value")
+    put = call.get(places.get(call.name, len(call.args)), "value")
     if put is not None and not _depends(put) and not _is_zero(put):
         raise UnreadError("puts in numbers that do not come from the input")
-    every: list[Value] = leaves((call.args, call.kwargs), Value)
-    for constant in every:
-        floating = constant.tensor.is_floating_point()
-        if constant.node is None and (constant.sources or (floating and not _is_zero(constant))):
+    for constant in call.constants:
+        if constant.sources or (constant.tensor.is_floating_point() and not _is_zero(constant)):
             raise UnreadError("puts in numbers that do not come from the input")
-    values = [v for v in every if v.node is not None]
-    if len({v.tensor.is_floating_point() for v in values}) > 1:
+    if len({v.tensor.is_floating_point() for v in call.values}) > 1:
         raise UnreadError("which entries it takes depends on the data")
 
     def run(ids: Sequence[Tensor]) -> Any:
         left = iter(ids)
-
-        def plain(leaf: Any) -> Any:
-            if isinstance(leaf, Value):
-                return next(left).clone() if leaf.node is not None else leaf.tensor
-            return leaf
-
-        args, kwargs = replace((call.args, call.kwargs), plain)
-        if call.name == "view" and not any(isinstance(a, torch.dtype) for a in args):
-            return args[0].reshape(*args[1:], **kwargs)  # of ids, whose memory may be laid out otherwise
-        return call.run(*args, **kwargs)
+        if call.name == "view" and not any(isinstance(a, torch.dtype) for a in call.args):
+            return next(left).reshape(*call.args[1:], **call.kwargs)  # of ids, whose memory may be laid out otherwise
+        return call.again(lambda value: value.tensor if value.node is None else next(left).clone())
 
     try:
-        return reorder(values, run, call.result, emit)
+        return reorder(call.values, run, call.result, emit)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:  # numbered entries are no indices or masks
         raise UnreadError("takes entries in a way that bnrank does not read") from error
 
@@ -340,9 +302,8 @@ def _mean(call: Call, emit: Emit) -> Value:
 
 def _pool(call: Call, emit: Emit) -> Value:
     """Add the node of average or max pooling."""
-    m: Any = call.module
     x: Value = call.get(0, "input")
-    name = (call.name if m is None else type(m).__name__).lower()
+    name = call.name.lower()
     count = next(int(digit) for digit in name if digit in "123")
     if not isinstance(call.result, Tensor):
         raise UnreadError("returns indices as well")
@@ -350,12 +311,10 @@ def _pool(call: Call, emit: Emit) -> Value:
         raise UnreadError(MIXES)
     fields: dict[str, Any] = {}
     if "adaptive" not in name:
-        get = (lambda _, key, default=None: getattr(m, key, default)) if m is not None else call.get
-        kernel = _numbers(get(1, "kernel_size"), count)
-        stride = get(2, "stride")
+        kernel, stride = _numbers(call.get(1, "kernel_size"), count), call.get(2, "stride")
         fields = {"kernel": kernel, "stride": _numbers(stride, count) if stride else kernel}
-        fields["padding"] = _numbers(get(3, "padding", 0), count)
-        fields["dilation"] = _numbers(get(4, "dilation", 1) if "max" in name else 1, count)
+        fields["padding"] = _numbers(call.get(3, "padding", 0), count)
+        fields["dilation"] = _numbers(call.get(4, "dilation", 1) if "max" in name else 1, count)
     spatial = tuple(x.tensor.shape[-count:])
     dims = tuple(range(x.tensor.ndim - 1))[-count:]
     windows = _windows(call, spatial, math.prod(call.result.shape[-count:]))

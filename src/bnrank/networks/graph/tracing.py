@@ -1,10 +1,12 @@
 """From a module to its computation graph."""
 
 import inspect
+import itertools
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bnrank.networks import functional
-from bnrank.networks.graph import assembling
-from bnrank.networks.graph.following import Follower, RefusedError, where
+from bnrank.networks.graph.following import Follower, RefusedError, Use, where
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node
 from bnrank.networks.graph.values import SAMPLES, Value, agree, function_name, generators
+from bnrank.networks.reasons import Skipped
 
 SEEDS = (20_001, 20_002, 20_003)  # of traces
 DRAWS = 32  # of runs in training mode
@@ -57,32 +59,29 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     """
     net = functional.unwrap(net)
     _check(net)
-    x = samples(net, example)
+    x = functional.example(net, example, name="example")
     x = torch.cat([x, x]) if len(x) < SAMPLES else x[:SAMPLES]
     (follower, output), draws = _drawn(lambda: _follow(net, x, training=False))
     with generators():
         _verify(net, x, follower, output)
-    nodes = follower.finished(output)
+    nodes = _finished(follower, output)
     if draws:
         _check_draws(net, x, nodes)
     with generators():
         _check_training(net, x, nodes)
+    outside: dict[str, Skipped] = {}  # each operation once
+    for node in nodes:
+        if node.op == "outside":
+            name = node.module or node.name
+            outside.setdefault(name, Skipped(name, node.text.partition("(")[0], node.reason))
     return LayerGraph(
         nodes,
         nodes[-1].name,
         frozenset(name for name, p in net.named_parameters() if p.requires_grad),
-        assembling.outside(nodes),
+        tuple(outside.values()),
         {name: p.detach() for name, p in net.named_parameters()},
         type(net).__name__,
     )
-
-
-def samples(net: nn.Module, example: Tensor | np.ndarray) -> Tensor:
-    """Return samples (N, ...) for a module; errors name the argument ``example``."""
-    try:
-        return functional.example(net, example)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"example: {str(error).removeprefix('x: ')}") from None
 
 
 def _follow(net: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Value]:
@@ -102,6 +101,71 @@ def _follow(net: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Value]
             raise ValueError(str(error)) from error
         except Exception as error:
             raise ValueError(f"net: {type(net).__name__} cannot be traced{where(error)}: {error}") from error
+
+
+def _finished(follower: Follower, output: Value) -> tuple[Node, ...]:
+    """Return the nodes that reach the output, the output last: biases with their layers, no shared weights."""
+    nodes, last = follower.nodes, str(output.node)
+    while nodes[last].op == "cast":
+        last = nodes[last].inputs[0]
+    nodes = _alive(nodes, last)
+    for name, node in nodes.items():
+        if node.op == "cast":
+            nodes[name] = replace(node, op="outside", reason="rounds values to a lower precision")
+    nodes, last = _biases(nodes, last)
+    nodes = _alive(nodes, last)
+    _check_unshared(nodes, follower.uses, follower.net)
+    end = nodes.pop(last)
+    return (*nodes.values(), end)
+
+
+def _alive(nodes: dict[str, Node], output: str) -> dict[str, Node]:
+    needed = {output}
+    for name in reversed(nodes):  # inputs come before
+        if name in needed:
+            needed.update(nodes[name].inputs)
+    return {name: node for name, node in nodes.items() if name in needed or node.op == "input"}
+
+
+def _biases(nodes: dict[str, Node], output: str) -> tuple[dict[str, Node], str]:
+    """Give added parameters to the layer before, where they are its bias; else they are outside."""
+    names: dict[str, str] = {}
+    for node in list(nodes.values()):
+        if node.op != "bias":
+            continue
+        before = nodes[names.get(node.inputs[0], node.inputs[0])]
+        users = [other for other in nodes.values() if node.inputs[0] in other.inputs]
+        alone = len(users) == 1 and node.inputs[0] != output
+        if before.op in ("linear", "conv") and not before.bias and alone and _is_bias(node, before):
+            nodes[before.name] = replace(before, bias=node.weight)
+            names[node.name] = before.name
+            del nodes[node.name]
+        else:
+            reason = f"adds {node.weight}, which is not the bias of a linear layer or convolution"
+            held = (node.weight,)
+            nodes[node.name] = replace(node, op="outside", reason=reason, held=held, weight="", weight_shape=())
+    for name, node in nodes.items():
+        nodes[name] = replace(node, inputs=tuple(names.get(other, other) for other in node.inputs))
+    return nodes, names.get(output, output)
+
+
+def _is_bias(node: Node, before: Node) -> bool:
+    shape = (1,) * (len(node.shape) + 1 - len(node.weight_shape)) + node.weight_shape
+    axis = 1 if before.op == "conv" else len(node.shape)
+    return all(size == (node.shape[axis - 1] if d == axis else 1) for d, size in enumerate(shape))
+
+
+def _check_unshared(nodes: Mapping[str, Node], uses: Mapping[str, Sequence[Use]], module: nn.Module) -> None:
+    held = [(name, use) for name in nodes for use in uses[name]]
+    every = dict(module.named_parameters(remove_duplicate=False))
+    for (a, one), (b, two) in itertools.combinations(held, 2):
+        if one.meets(two):
+            aliases = [name for name, p in every.items() if p is every[one.parameter]]
+            also = f" (registered as {', '.join(aliases)})" if len(aliases) > 1 else ""
+            raise ValueError(
+                f"net: shared weights: {one.parameter}{also} is used in {a!r} and in {b!r}; expected every "
+                "parameter in one place, since the conserved quantities of shared weights are others"
+            )
 
 
 def _verify(net: nn.Module, x: Tensor, follower: Follower, output: Value) -> None:
@@ -147,7 +211,7 @@ def _check_training(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
     try:
         with generators():
             follower, output = _follow(net, x, training=True)
-        found = follower.finished(output)
+        found = _finished(follower, output)
         differs = _steps(held, given)
     except ValueError:
         return  # what runs while evaluating need not run while training, as batch norm on one entry per channel
@@ -166,7 +230,7 @@ def _check_draws(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
     for seed in SEEDS:
         with generators(seed):
             follower, output = _follow(net, x, training=False)
-            found = follower.finished(output)
+            found = _finished(follower, output)
         if len(found) != len(nodes):
             raise _random(net, "which operations it runs")
         for one, other in zip(nodes, found, strict=True):

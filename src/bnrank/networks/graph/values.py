@@ -1,21 +1,22 @@
-"""Values and operations of a module that is traced: tensors of two samples with their origin, and shared memory."""
+"""Values and operations of a module that is traced: tensors of two samples, shared memory, reorderings of entries."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 SAMPLES = 2
 """Number of samples a module is traced on: two, to detect operations that mix samples."""
+
+MIXES = "mixes samples, or has no dimension for them"
 
 NO_SAMPLES = -1
 """The dimension of the samples of a tensor that has none."""
@@ -97,18 +98,33 @@ class Call:
     weights: Mapping[str, Tensor] = field(default_factory=dict)
 
     def get(self, position: int, name: str, default: Any = None) -> Any:
-        """Return an argument by position or name."""
-        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
+        """Return an argument by position or name; what a submodule that is called holds under the name counts too."""
+        if position < len(self.args):
+            return self.args[position]
+        held = self.kwargs.get(name, getattr(self.module, name, default))
+        if not isinstance(held, Tensor):
+            return held
+        return Value(held, sources=frozenset(n for n, p in self.weights.items() if p is held))
+
+    def again(self, content: Callable[[Value], Tensor]) -> Any:
+        """Run it with other tensors in place of the values it takes."""
+        args, kwargs = replace((self.args, self.kwargs), Value, content)
+        return self.run(*args, **kwargs)
+
+    @property
+    def taken(self) -> list[Value]:
+        """The values that it takes."""
+        return leaves((self.args, self.kwargs), Value)
 
     @property
     def values(self) -> list[Value]:
         """What it takes that depends on the module's input."""
-        return [v for v in leaves((self.args, self.kwargs), Value) if v.node is not None]
+        return [v for v in self.taken if v.node is not None]
 
     @property
     def constants(self) -> list[Value]:
         """What it takes that does not depend on the module's input."""
-        return [v for v in leaves((self.args, self.kwargs), Value) if v.node is None]
+        return [v for v in self.taken if v.node is None]
 
     @property
     def owned(self) -> list[str]:
@@ -121,15 +137,10 @@ class Call:
         """All parameters that it takes."""
         return {*self.owned, *(name for v in self.constants for name in v.sources)}
 
-    def own(self, name: str) -> Value | None:
-        """Return a parameter of the submodule that is called, or None."""
-        tensor = None if self.module is None else self.module._parameters.get(name)
-        if tensor is None:
-            return None
-        return Value(tensor, sources=frozenset(n for n, p in self.weights.items() if p is tensor))
-
     def parameter(self, value: Value | None, what: str) -> tuple[str, Tensor, Tensor]:
         """Return a parameter's name, its tensor, and the view of all of it that a value is; else refuse."""
+        if isinstance(value, Value) and value.node is not None:
+            raise UnreadError("product of two values")
         if not isinstance(value, Value) or not value.sources:
             raise UnreadError(f"its {what} is not a parameter")
         name, *others = sorted(value.sources)
@@ -149,23 +160,20 @@ Emit = Callable[..., Value]
 def leaves(tree: Any, kind: type) -> list[Any]:
     """Return all leaves of a type in tuples, lists, dictionaries and slices, in order."""
     found: list[Any] = []
-    replace(tree, lambda leaf: found.append(leaf) if isinstance(leaf, kind) else None)
+    replace(tree, kind, found.append)
     return found
 
 
-def replace(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the same tuples, lists, dictionaries and slices with the function applied to what they hold."""
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(replace(item, function) for item in tree))
-    if isinstance(tree, list):
-        return [replace(item, function) for item in tree]
-    if isinstance(tree, tuple) and not isinstance(tree, torch.Size):
-        return tuple(replace(item, function) for item in tree)
+def replace(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """Return the same tuples, lists, dictionaries and slices with the function applied to the leaves of a type."""
+    if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
+        items = [replace(item, kind, function) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else items if isinstance(tree, list) else tuple(items)
     if isinstance(tree, dict):
-        return {key: replace(item, function) for key, item in tree.items()}
+        return {key: replace(item, kind, function) for key, item in tree.items()}
     if isinstance(tree, slice):
-        return slice(*(replace(item, function) for item in (tree.start, tree.stop, tree.step)))
-    return function(tree)
+        return slice(*(replace(item, kind, function) for item in (tree.start, tree.stop, tree.step)))
+    return function(tree) if isinstance(tree, kind) else tree
 
 
 def canonical(tensor: Tensor, batch: int, merged: int = 1) -> Tensor:
@@ -182,8 +190,8 @@ def agree(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     largest = float(b.abs().nan_to_num(0, 0, 0).max()) if b.numel() else 0.0
-    coarse = torch.finfo(b.dtype).eps > 1e-9 if b.is_floating_point() else False  # a module that casts
-    rtol, atol = (16 * torch.finfo(b.dtype).eps, 1e-3 * torch.finfo(b.dtype).eps) if coarse else (1e-9, 1e-12)
+    eps = torch.finfo(b.dtype).eps if b.is_floating_point() else 0.0
+    rtol, atol = (16 * eps, 1e-3 * eps) if eps > 1e-9 else (1e-9, 1e-12)  # larger in a module that casts
     return torch.allclose(a, b, rtol=rtol, atol=atol * (1 + largest), equal_nan=True)
 
 
@@ -211,17 +219,15 @@ def same_order(a: Tensor, b: Tensor) -> bool:
     return all(x == y or n == 1 for x, y, n in zip(a.stride(), b.stride(), a.shape, strict=True))
 
 
-def addresses(tensor: Tensor) -> NDArray[np.int64]:
+def addresses(tensor: Tensor) -> Tensor:
     """Return where in its memory every entry of a tensor lies."""
-    found = np.full(tuple(tensor.shape), tensor.storage_offset(), dtype=np.int64)
-    for d, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        found += (np.arange(size) * stride).reshape([-1 if i == d else 1 for i in range(tensor.ndim)])
-    return found
+    memory = torch.arange(tensor.untyped_storage().nbytes() // tensor.element_size())
+    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def written(shown: Tensor, by: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
     """Return what gives, of the entries of two tensors over the same memory, ``shown`` once ``by`` is written."""
-    places = [torch.from_numpy(addresses(tensor)) for tensor in (shown, by)]
+    places = addresses(shown), addresses(by)
 
     def seen(entries: Sequence[Tensor]) -> Tensor:
         memory = torch.zeros(1 + max(int(place.max()) for place in places), dtype=torch.float64)
@@ -232,7 +238,7 @@ def written(shown: Tensor, by: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
     return seen
 
 
-@contextmanager
+@contextlib.contextmanager
 def generators(seed: int | None = None) -> Iterator[None]:
     """Put the random generators of torch, NumPy and Python back afterwards; within, start them at a seed if given."""
     numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002  (what forward may draw from)
@@ -246,3 +252,99 @@ def generators(seed: int | None = None) -> Iterator[None]:
     finally:
         np.random.set_state(numpy)  # noqa: NPY002
         random.setstate(python)
+
+
+def reorder(values: list[Value], run: Callable[..., Any], result: Any, emit: Emit, **fields: Any) -> Any:
+    """Add an "index" node for every tensor of the result, by running the operation on numbered entries.
+
+    Parameters
+    ----------
+    values : list of Value
+        What the operation takes.
+    run : callable
+        The operation on tensors in their place.
+    result
+        What it gave: a tensor, or several.
+    emit : callable
+        Adds a node.
+    """
+    sizes = [v.tensor.numel() // SAMPLES for v in values]
+    total = sum(sizes)
+    ids, start = [], 1
+    for value, size in zip(values, sizes, strict=True):
+        numbered = start + torch.arange(size, dtype=torch.float64) + total * torch.arange(SAMPLES)[:, None]
+        numbered = numbered.reshape(value.canonical.shape).movedim(0, value.batch)
+        ids.append(numbered.reshape(value.tensor.shape))  # positions that are merged with the samples come after them
+        start += size
+
+    def reordered(numbers: Tensor, tensor: Tensor) -> Value:
+        batch, merged = _samples(torch.where(numbers == 0, -1, (numbers - 1) // total))
+        entries = canonical(numbers, batch, merged)
+        index = torch.where(entries == 0, -1, (entries - 1) % total).to(torch.int64)
+        if not torch.equal(index[0], index[1]):
+            raise UnreadError("treats samples differently")
+        flat = index[0].flatten()
+        same = len(values) == 1 and index[0].shape == values[0].canonical.shape[1:]
+        if same and torch.equal(flat, torch.arange(len(flat))):
+            return Value(tensor, values[0].node, batch, merged=merged)
+        kept, flat = _needed(values, flat)
+        return emit("index", kept, tensor, batch, merged, index=flat.numpy(), **fields)
+
+    numbers, tensors = leaves(run(ids), Tensor), leaves(result, Tensor)
+    made = iter([reordered(n, t) for n, t in zip(numbers, tensors, strict=True)])
+    return replace(result, Tensor, lambda _: next(made))
+
+
+def _samples(sample: Tensor) -> tuple[int, int]:
+    """Return the dimension along which samples follow each other, and how many entries of it each has."""
+    for merged_too in (False, True):
+        for batch, size in enumerate(sample.shape):
+            if size % SAMPLES == 0 and (size == SAMPLES or merged_too):
+                rows = canonical(sample, batch, size // SAMPLES).reshape(SAMPLES, -1)
+                if all(bool(((row == i) | (row == -1)).all()) for i, row in enumerate(rows)):
+                    return batch, size // SAMPLES
+    raise UnreadError(MIXES)
+
+
+def layout(call: Call, number: int) -> tuple[int, int]:
+    """Return where the samples are in a tensor of the result of any operation: which dimension, how many entries each.
+
+    Where it is no dimension that was the samples' before, they are found by changing one sample at a time.
+    """
+    shape = leaves(call.result, Tensor)[number].shape
+    sizes = dict(enumerate(shape))
+    for value in call.values:
+        if value.merged == 1 and sizes.get(value.batch) == SAMPLES:
+            return value.batch, 1
+
+    def run(changed: int | None) -> Tensor:
+        def content(value: Value) -> Tensor:
+            tensor = value.tensor.detach().clone()
+            if value.node is not None and changed is not None and tensor.is_floating_point():
+                canonical(tensor, value.batch, value.merged)[changed].mul_(1.5).add_(0.25)
+            return tensor
+
+        with generators(0):  # the same random numbers
+            found: Tensor = leaves(call.again(content), Tensor)[number]
+        return found
+
+    if all(value.batch != NO_SAMPLES for value in call.values):
+        plain, sample = run(None), torch.full(shape, -1)
+        for i in range(SAMPLES):
+            sample = torch.where(run(i) != plain, torch.where(sample == -1, i, SAMPLES), sample)
+        with contextlib.suppress(UnreadError):
+            return _samples(sample)
+    return (0, 1) if sizes.get(0) == SAMPLES else (NO_SAMPLES, 1)
+
+
+def _needed(values: list[Value], index: Tensor) -> tuple[list[Value], Tensor]:
+    """Leave out the inputs of which nothing is taken."""
+    kept, start, moved = [], 0, index.clone()
+    for value in values:
+        end = start + value.tensor.numel() // SAMPLES
+        if bool(((index >= start) & (index < end)).any()):
+            kept.append(value)
+        else:
+            moved[index >= end] -= end - start
+        start = end
+    return kept or values[:1], moved

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from bnrank._core import text
 from bnrank._core.results import Printed
 from bnrank.networks.functional import check_unshared, unwrap
+from bnrank.networks.functional import example as samples
 from bnrank.networks.graph.layers import LayerGraph
-from bnrank.networks.graph.tracing import samples, trace
+from bnrank.networks.graph.tracing import trace
 from bnrank.networks.reasons import Skipped
 from bnrank.theory.invariants.classes import Block, Stage, blocks, numbers, stages
 from bnrank.theory.invariants.conserved import Conserved, Piece, Term, gradient
@@ -313,7 +314,7 @@ def _verify(findings: Findings, net: nn.Module, example: Tensor | np.ndarray) ->
         generator = torch.Generator().manual_seed(0)
         return (outputs * torch.randn(outputs.shape, generator=generator, dtype=torch.float64).to(outputs.device)).sum()
 
-    leaves, flow = gradient(net, samples(net, example)[:2], random)
+    leaves, flow = gradient(net, samples(net, example, name="example")[:2], random)
     if not all(bool(g.isfinite().all()) for g in flow.values()):
         raise ValueError(
             "example: the gradient there is not finite, so what is found cannot be verified; pass other samples, or "
