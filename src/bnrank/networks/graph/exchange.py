@@ -39,14 +39,10 @@ def read(graph: nx.DiGraph) -> dict[str, Any]:
     """Return the arguments of `NeuronGraph` that a networkx graph describes; see `NeuronGraph.from_networkx`."""
     import networkx as nx
 
-    if not isinstance(graph, nx.Graph):
-        raise TypeError(f"graph: got {validation.describe(graph)}, expected a networkx.DiGraph")
-    validation.expect(graph.is_directed(), "graph", "an undirected graph", "a networkx.DiGraph")
-    if graph.is_multigraph():
-        raise ValueError(
-            "graph: got a multigraph, expected a networkx.DiGraph; keep parallel edges apart by a vertex of slope 1 "
-            "in between"
-        )
+    digraph, kept = "a networkx.DiGraph", "keep parallel edges apart by a vertex of slope 1 in between"
+    validation.expect(isinstance(graph, nx.Graph), "graph", graph, digraph, TypeError)
+    validation.expect(graph.is_directed(), "graph", "an undirected graph", digraph)
+    validation.expect(not graph.is_multigraph(), "graph", "a multigraph", f"{digraph}; {kept}")
     for vertex, attributes in graph.nodes(data=True):
         _check_known(attributes, f"vertex {vertex!r}", NODE_ATTRIBUTES)
     for source, target, attributes in graph.edges(data=True):
@@ -55,33 +51,25 @@ def read(graph: nx.DiGraph) -> dict[str, Any]:
     inputs = {v: i for v, i in graph.nodes(data="input") if i is not None}
     if not inputs:
         inputs = {v: i for i, v in enumerate(natural_order(v for v, degree in graph.in_degree() if degree == 0))}
-    outputs = _outputs(graph)
-    linear = set(inputs) | set(outputs)
-    edges = list(graph.edges(data=True))
+    places = {v: i for v, i in graph.nodes(data="output") if i is not None}
+    if not places:
+        places = {v: i for i, v in enumerate(natural_order(v for v, degree in graph.out_degree() if degree == 0))}
+    for vertex, place in places.items():
+        validation.integer(place, f"output of vertex {vertex!r}", 0)
+    order, count = sorted(places.values()), len(places)
+    validation.expect(order == list(range(count)), "output", f"the places {order}", f"0 to {count - 1}, each once")
+    slopes = {v: a.get("slope", float(v in inputs or v in places)) for v, a in graph.nodes(data=True)}
+    edges = [((u, v), attributes) for u, v, attributes in graph.edges(data=True)]
     return dict(
         vertices=tuple(graph.nodes),
-        edges=tuple((source, target) for source, target, _ in edges),
-        weights=[_number(a.get("weight", 1.0), f"weight of edge {(u, v)!r}") for u, v, a in edges],
-        slopes=[
-            _number(a.get("slope", 1.0 if v in linear else 0.0), f"slope of vertex {v!r}")
-            for v, a in graph.nodes(data=True)
-        ],
+        edges=tuple(edge for edge, _ in edges),
+        weights=[_number(a.get("weight", 1.0), f"weight of edge {edge!r}") for edge, a in edges],
+        slopes=[_number(slope, f"slope of vertex {v!r}") for v, slope in slopes.items()],
         inputs=inputs,
-        outputs=outputs,
-        learnable=[_truth(a.get("learnable", True), f"learnable of edge {(u, v)!r}") for u, v, a in edges],
-        origins=tuple(a.get("origin") for _, _, a in edges),
+        outputs=tuple(sorted(places, key=lambda vertex: places[vertex])),
+        learnable=[_truth(a.get("learnable", True), f"learnable of edge {edge!r}") for edge, a in edges],
+        origins=tuple(a.get("origin") for _, a in edges),
     )
-
-
-def _outputs(graph: nx.DiGraph) -> tuple[Hashable, ...]:
-    given = {v: i for v, i in graph.nodes(data="output") if i is not None}
-    if not given:
-        return tuple(natural_order(v for v, degree in graph.out_degree() if degree == 0))
-    for vertex, place in given.items():
-        validation.integer(place, f"output of vertex {vertex!r}", 0)
-    if sorted(given.values()) != list(range(len(given))):
-        raise ValueError(f"output: got the places {sorted(given.values())}, expected 0 to {len(given) - 1}, each once")
-    return tuple(sorted(given, key=lambda vertex: given[vertex]))
 
 
 def _check_known(attributes: dict[str, Any], where: str, known: tuple[str, ...]) -> None:
@@ -98,6 +86,5 @@ def _number(value: Any, name: str) -> float:
 
 
 def _truth(value: object, name: str) -> bool:
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name}: got {validation.describe(value)}, expected True or False")
+    validation.expect(isinstance(value, bool | np.bool_), name, value, "True or False", TypeError)
     return bool(value)

@@ -103,11 +103,8 @@ class NeuronGraph:
         put(self, "inputs", MappingProxyType(dict(self.inputs)))
         put(self, "weights", _frozen(self.weights, "weights", len(self.edges), "edge"))
         put(self, "slopes", _frozen(self.slopes, "slopes", len(self.vertices), "vertex"))
-        learnable = np.ones(len(self.edges), bool) if self.learnable is None else np.array(self.learnable, bool)
-        if learnable.shape != (len(self.edges),):
-            raise ValueError(f"learnable: got shape {learnable.shape}, expected one per edge ({len(self.edges)})")
-        learnable.flags.writeable = False
-        put(self, "learnable", learnable)
+        learnable = np.ones(len(self.edges)) if self.learnable is None else self.learnable
+        put(self, "learnable", _frozen(learnable, "learnable", len(self.edges), "edge", np.bool_))
         put(self, "origins", tuple(self.origins) or (None,) * len(self.edges))
         if self.wiring is None:
             put(self, "wiring", Wiring(self.vertices, self.edges, self.inputs, self.outputs))
@@ -158,19 +155,16 @@ class NeuronGraph:
         given = self.weights.copy()
         parameters = {origin[0] for origin in self.origins if origin is not None}
         for key, value in weights.items():
-            if isinstance(key, str):
-                if key not in parameters:
-                    near = validation.suggest(key, parameters)
-                    raise ValueError(f"weights: got the name {key!r}, expected a parameter of this graph{near}")
-                entries = _array(value).reshape(-1)
-                mine = [(e, o[1]) for e, o in enumerate(self.origins) if o is not None and o[0] == key]
-                if max(i for _, i in mine) >= len(entries):
-                    raise ValueError(
-                        f"weights[{key!r}]: got {len(entries)} entries, the graph uses entry {max(i for _, i in mine)}"
-                    )
-                given[[e for e, _ in mine]] = entries[[i for _, i in mine]]
-            else:
+            if not isinstance(key, str):
                 given[self._edge(key, "weights")] = float(cast(Any, value))
+                continue
+            near = validation.suggest(key, parameters)
+            validation.expect(key in parameters, "weights", f"the name {key!r}", f"a parameter of this graph{near}")
+            mine = {e: origin[1] for e, origin in enumerate(self.origins) if origin is not None and origin[0] == key}
+            entries, last = _array(value).reshape(-1), max(mine.values())
+            if last >= len(entries):
+                raise ValueError(f"weights[{key!r}]: got {len(entries)} entries, the graph uses entry {last}")
+            given[list(mine)] = entries[list(mine.values())]
         return replace(self, weights=given)
 
     def __call__(self, x: Tensor | NDArray[Any], weights: Tensor | None = None) -> Tensor:
@@ -191,8 +185,7 @@ class NeuronGraph:
         """Return the exact number of paths (to one output), by dynamic programming."""
         if output is None:
             return sum(self.wiring.ending[v] for v in self.wiring.outputs.tolist())
-        if output not in self.outputs:
-            raise ValueError(f"output: got {output!r}, expected one of {few(self.outputs)}")
+        validation.expect(output in self.outputs, "output", repr(output), f"one of {few(self.outputs)}")
         return self.wiring.ending[self.wiring.position[output]]
 
     def through(self, edge: Edge) -> int:
@@ -359,15 +352,16 @@ class NeuronGraph:
         return np.array([origin is not None and uses[origin] > 1 for origin in self.origins], bool)
 
     def _check_origins(self) -> None:
-        if len(self.origins) != len(self.edges):
-            raise ValueError(f"origins: got {len(self.origins)}, expected one per edge ({len(self.edges)})")
+        count = len(self.origins)
+        validation.expect(count == len(self.edges), "origins", str(count), f"one per edge ({len(self.edges)})")
         first: dict[Origin, int] = {}
         for e, origin in enumerate(self.origins):
             if origin is None:
                 continue
+            name = f"origin of edge {self.edges[e]!r}"
             if not (isinstance(origin, tuple) and len(origin) == 2 and isinstance(origin[0], str)):
-                raise TypeError(f"origin of edge {self.edges[e]!r}: got {origin!r}, expected (name, flat index)")
-            validation.integer(origin[1], f"origin of edge {self.edges[e]!r}", 0)
+                raise TypeError(f"{name}: got {origin!r}, expected (name, flat index)")
+            validation.integer(origin[1], name, 0)
             other = first.setdefault(origin, e)
             if self.weights[e] != self.weights[other]:
                 raise ValueError(
@@ -388,10 +382,8 @@ class NeuronGraph:
     def _factors(self, weights: Tensor | None) -> Tensor:
         if weights is None:
             return torch.tensor(self.weights)
-        if not isinstance(weights, Tensor) or weights.shape != (len(self.edges),):
-            raise ValueError(
-                f"weights: got {validation.describe(weights)}, expected a tensor with one per edge ({len(self.edges)})"
-            )
+        fits = isinstance(weights, Tensor) and weights.shape == (len(self.edges),)
+        validation.expect(fits, "weights", weights, f"a tensor with one per edge ({len(self.edges)})")
         return weights.double()
 
     def _check_count(self, max_paths: int) -> None:
@@ -399,14 +391,12 @@ class NeuronGraph:
             raise ValueError(f"max_paths: the graph has {_big(self.count())} paths, more than {max_paths}")
 
 
-def _array(values: object) -> NDArray[np.float64]:
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().double().numpy()
-    return np.array(values, dtype=np.float64)
+def _array(values: object, dtype: type[np.generic] = np.float64) -> NDArray[Any]:
+    return np.array(values.detach().cpu().double().numpy() if isinstance(values, Tensor) else values, dtype)
 
 
-def _frozen(values: object, name: str, length: int, what: str) -> NDArray[np.float64]:
-    array = _array(values)
+def _frozen(values: object, name: str, length: int, what: str, dtype: type[np.generic] = np.float64) -> NDArray[Any]:
+    array = _array(values, dtype)
     validation.expect(array.shape == (length,), name, f"shape {array.shape}", f"one per {what} ({length})")
     if not np.isfinite(array).all():
         raise ValueError(f"{name}: got {array[~np.isfinite(array)][0]}, expected finite numbers")

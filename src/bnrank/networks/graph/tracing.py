@@ -2,11 +2,11 @@
 
 import inspect
 import itertools
-import random
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,9 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
     _check(net)
     x = functional.example(net, example, name="example")
     x = torch.cat([x, x]) if len(x) < SAMPLES else x[:SAMPLES]
-    (follower, output), draws = _drawn(lambda: _follow(net, x, training=False))
+    with generators() as drawn:
+        follower, output = _follow(net, x, training=False)
+        draws = drawn()
     with generators():
         _verify(net, x, follower, output)
     nodes = _finished(follower, output)
@@ -74,14 +76,10 @@ def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
         if node.op == "outside":
             name = node.module or node.name
             outside.setdefault(name, Skipped(name, node.text.partition("(")[0], node.reason))
-    return LayerGraph(
-        nodes,
-        nodes[-1].name,
-        frozenset(name for name, p in net.named_parameters() if p.requires_grad),
-        tuple(outside.values()),
-        {name: p.detach() for name, p in net.named_parameters()},
-        type(net).__name__,
-    )
+    held = dict(net.named_parameters())
+    trained = frozenset(name for name, p in held.items() if p.requires_grad)
+    parameters = {name: p.detach() for name, p in held.items()}
+    return LayerGraph(nodes, nodes[-1].name, trained, tuple(outside.values()), parameters, type(net).__name__)
 
 
 def _follow(net: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Value]:
@@ -215,8 +213,9 @@ def _check_training(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
         differs = _steps(held, given)
     except ValueError:
         return  # what runs while evaluating need not run while training, as batch norm on one entry per channel
-    first = next((b for a, b in zip(nodes, found, strict=False) if (a.name, a.op) != (b.name, b.op)), found[-1])
-    if [(node.name, node.op, node.inputs) for node in nodes] != [(n.name, n.op, n.inputs) for n in found]:
+    key = attrgetter("name", "op", "inputs")
+    if list(map(key, nodes)) != list(map(key, found)):
+        first = next((b for a, b in zip(nodes, found, strict=False) if key(a) != key(b)), found[-1])
         raise ValueError(
             f"net: {type(net).__name__} does something else while training than in eval mode, near "
             f"{first.name!r} ({first.text}); expected the same graph: set the probability of dropping to 0"
@@ -261,11 +260,8 @@ def _check(net: nn.Module) -> None:
             )
         if isinstance(sub, torch.jit.ScriptModule):
             raise ValueError(f"net: {place} is scripted, which cannot be followed; pass the original module")
-    needed = [
-        name
-        for name, p in inspect.signature(net.forward).parameters.items()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
+    arguments = inspect.signature(net.forward).parameters.values()
+    needed = [p.name for p in arguments if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if len(needed) > 1:
         raise ValueError(
             f"net: the forward of {type(net).__name__} needs {len(needed)} arguments ({', '.join(needed)}), "
@@ -277,18 +273,14 @@ def _copy(net: nn.Module, training: bool) -> nn.Module:
     """Return a copy in float64, without the user's hooks, with all parameters contiguous."""
     memo: dict[int, Any] = {}
     for sub in net.modules():
-        for key, value in vars(sub).items():
-            if key.endswith("_hooks") and isinstance(value, dict):
-                memo[id(value)] = OrderedDict((k, hook) for k, hook in value.items() if _is_torch(hook))
-            elif isinstance(value, Tensor):  # what torch.nn.utils.weight_norm leaves, which torch refuses to copy
-                memo[id(value)] = _double(value)
-        for parameter in sub._parameters.values():
-            if parameter is not None and id(parameter) not in memo:
-                tensor = _double(parameter)
-                memo[id(parameter)] = nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
-        for buffer in sub._buffers.values():
-            if buffer is not None and id(buffer) not in memo:
-                memo[id(buffer)] = _double(buffer)
+        for key, value in [*vars(sub).items(), *sub._parameters.items(), *sub._buffers.items()]:
+            if isinstance(value, Tensor) and id(value) not in memo:  # also what weight_norm leaves, not to be copied
+                double = _double(value)
+                is_parameter = isinstance(value, nn.Parameter)
+                memo[id(value)] = nn.Parameter(double, double.is_floating_point()) if is_parameter else double
+            elif key.endswith("_hooks") and isinstance(value, dict):  # those of torch.nn.utils compute weights
+                own = (item for item in value.items() if type(item[1]).__module__.startswith("torch.nn.utils."))
+                memo[id(value)] = OrderedDict(own)
     try:
         copied = deepcopy(net, memo)
     except Exception as error:
@@ -298,45 +290,25 @@ def _copy(net: nn.Module, training: bool) -> nn.Module:
     return copied
 
 
-def _is_torch(hook: Any) -> bool:
-    """Return whether a hook is one of torch.nn.utils, which computes a weight from others."""
-    return type(hook).__module__.startswith("torch.nn.utils.")
-
-
 def _double(tensor: Tensor) -> Tensor:
     tensor = tensor.detach().cpu()
     return tensor.to(torch.float64, copy=True).contiguous() if tensor.is_floating_point() else tensor.clone()
-
-
-def _drawn(run: Callable[[], Any]) -> tuple[Any, bool]:
-    """Return what a function returns, and whether it drew random numbers; the generators are put back."""
-    with generators():
-        before = _state()
-        result = run()
-        return result, _state() != before
 
 
 def _steps(net: nn.Module, x: Tensor) -> str:
     """Return "" if a module, a copy, runs the same operations under 32 seeds, else the first one that differs."""
     first: list[str] | None = None
     for seed in range(DRAWS):
-        with generators(seed), torch.no_grad(), _Names() as names:
-            net(x.clone())
-        if first is None:
-            first = names.found
-            _, again = _drawn(lambda: net(x.clone()))
-            if not again:
+        with generators(seed) as drawn:
+            with torch.no_grad(), _Names() as names:
+                net(x.clone())
+            if seed == 0 and not drawn():
                 return ""
+        first = names.found if first is None else first
         if names.found != first:
             pairs = zip([*first, "the end"], [*names.found, "the end"], strict=False)
             return next(f"{a} or {b}" for a, b in pairs if a != b)
     return ""
-
-
-def _state() -> tuple[bytes, Any, Any]:
-    numpy = np.random.get_state(legacy=False)  # noqa: NPY002
-    key = (numpy["state"]["key"].tobytes(), numpy["state"]["pos"])
-    return torch.get_rng_state().numpy().tobytes(), key, random.getstate()
 
 
 class _Names(TorchFunctionMode):

@@ -239,16 +239,25 @@ def written(shown: Tensor, by: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
 
 
 @contextlib.contextmanager
-def generators(seed: int | None = None) -> Iterator[None]:
-    """Put the random generators of torch, NumPy and Python back afterwards; within, start them at a seed if given."""
-    numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002  (what forward may draw from)
+def generators(seed: int | None = None) -> Iterator[Callable[[], bool]]:
+    """Put the random generators of torch, NumPy and Python back afterwards; within, start them at a seed if given.
+
+    Gives a function that returns whether numbers have been drawn.
+    """
+
+    def state() -> tuple[Any, ...]:
+        key = np.random.get_state(legacy=False)["state"]  # noqa: NPY002  (what forward may draw from)
+        return torch.get_rng_state().numpy().tobytes(), key["key"].tobytes(), key["pos"], random.getstate()
+
+    numpy, python = np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         with torch.random.fork_rng([]):
             if seed is not None:
                 torch.manual_seed(seed)
                 np.random.seed(seed)  # noqa: NPY002
                 random.seed(seed)
-            yield
+            before = state()
+            yield lambda: state() != before
     finally:
         np.random.set_state(numpy)  # noqa: NPY002
         random.setstate(python)
