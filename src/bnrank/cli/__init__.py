@@ -7,9 +7,8 @@ from rich.console import Console
 
 from bnrank._version import __version__
 from bnrank.cli.arguments import grouped
-from bnrank.cli.compressing import compress_command
 from bnrank.cli.discovering import discover
-from bnrank.cli.measuring import check_command, profile_command
+from bnrank.cli.networks import check_command, compress_command, profile_command
 from bnrank.cli.reproducing import reproduce
 from bnrank.cli.terminal import escape, say
 from bnrank.cli.training import demo, train_command

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,10 +59,8 @@ class ModelFiles:
         if ":" in model:
             net = bnrank.networks.load_module(model)
             return (net if self.weights is None else bnrank.load(self.weights, net)), None
-        if self.weights is not None:
-            raise ValueError(
-                f"weights: got {str(self.weights)!r} with {model!r}, expected weights only with file.py:function"
-            )
+        got = f"{str(self.weights)!r} with {model!r}"
+        validation.expect(self.weights is None, "weights", got, "weights only with file.py:function")
         validation.expect(Path(model).suffix != ".py", "model", f"{model!r} without :function", f"{model}:NAME")
         found = bnrank.load(model, slope=self.slope)
         if isinstance(found, bnrank.Run):
@@ -73,27 +71,25 @@ class ModelFiles:
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command for typer in which the fields of dataclass parameters are options of their own."""
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
-    parameters = []
-    for parameter in inspect.signature(command).parameters.values():
-        kind = groups.get(parameter.name)
-        if kind is None:
-            parameters.append(parameter.replace(annotation=hints[parameter.name]))
-            continue
-        inner = get_type_hints(kind, include_extras=True)
-        for field in dataclasses.fields(kind):
-            own = {"default": field.default, "annotation": inner[field.name]}
-            parameters.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, **own))
-    parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[Any, list[str]]] = {}
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        kind = parameter.annotation
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            fields = inspect.signature(kind, eval_str=True).parameters
+            groups[name] = kind, list(fields)
+            parameters += fields.values()
+        else:
+            parameters.append(parameter)
 
     def run(**given: Any) -> None:
-        for name, kind in groups.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
+        for name, (kind, fields) in groups.items():
+            given[name] = kind(**{field: given.pop(field) for field in fields})
         command(**given)
 
     run.__doc__ = command.__doc__
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
     keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     vars(run)["__signature__"] = inspect.Signature(keyword)
     return run

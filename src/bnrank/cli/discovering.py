@@ -129,11 +129,9 @@ def _kind(y: pd.DataFrame | None) -> str:
 def _fitted(estimator: Any, x: pd.DataFrame, y: pd.DataFrame | None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", bnrank.discovery.NothingFoundWarning)  # the summary says it
-        if isinstance(estimator, bnrank.discovery.BottleneckAutoencoder):
-            return estimator.fit(x)
-        assert y is not None
-        if isinstance(estimator, bnrank.discovery.BottleneckRegressor):
+        if not isinstance(estimator, bnrank.discovery.BottleneckClassifier):
             return estimator.fit(x, y)
+        assert y is not None
         validation.expect(y.shape[1] <= 1, "targets", f"{y.shape[1]} columns", "one column of classes")
         column = y.iloc[:, 0]
         text = column.dtype.kind not in "biuf"
@@ -159,8 +157,7 @@ def _write_coordinates(found: Any, x: pd.DataFrame, path: Path) -> None:
         return
     import pandas as pd
 
-    z = pd.DataFrame(found.transform(x), index=x.index)
-    z.columns = [f"z{j + 1}" for j in range(z.shape[1])]
+    z = pd.DataFrame(found.transform(x), x.index, [f"z{j + 1}" for j in range(found.n_components_)])
     files.write_atomically(path, z.to_csv(index_label="row"))
     say_where("The coordinates, with row numbers from 0", path)
 

@@ -86,21 +86,21 @@ class Layers:
 
     def to_output(self, slopes: list[Tensor]) -> list[Tensor]:
         """Return J(a~_l -> f), (n, d_out, n_l), for l = 1..L."""
-        d_out = self.widths[-1]
-        identity = torch.eye(d_out, dtype=self.weights[0].dtype, device=self.weights[0].device)
-        products = [identity.expand(len(slopes[0]) if slopes else 1, -1, -1)]
+        products = [self._identity(self.widths[-1], slopes)]
         for weight, d in zip(self.weights[:0:-1], slopes[::-1], strict=True):
             products.append((products[-1] @ weight) * d[:, None, :])
         return products[::-1]
 
     def from_input(self, slopes: list[Tensor]) -> list[Tensor]:
         """Return J a_{l-1}, (n, n_{l-1}, d_in), for l = 1..L."""
-        d_in = self.widths[0]
-        identity = torch.eye(d_in, dtype=self.weights[0].dtype, device=self.weights[0].device)
-        products = [identity.expand(len(slopes[0]) if slopes else 1, -1, -1)]
+        products = [self._identity(self.widths[0], slopes)]
         for weight, d in zip(self.weights[:-1], slopes, strict=True):
             products.append(d[:, :, None] * (weight @ products[-1]))
         return products
+
+    def _identity(self, size: int, slopes: list[Tensor]) -> Tensor:
+        identity = torch.eye(size, dtype=self.weights[0].dtype, device=self.weights[0].device)
+        return identity.expand(len(slopes[0]) if slopes else 1, -1, -1)
 
 
 def mlp_forward(net: MLP, x: Tensor, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
@@ -177,10 +177,10 @@ def sweep(
         else:
             start = (last_part.T if base is None else (last_part @ base).mT).expand(n, -1, -1)
             matrices = [*(w.T for w in inner), first_part.T]
-        squares: list[Tensor] | None = [] if trace else None
+        norms = first.new_empty(len(masks), n) if trace else None
         if depth > 1:
             target = first.new_empty(n, rows, matrices[-1].shape[1]) if jacobian else None
-            _in_blocks(start, masks, matrices, block, buffers, target, squares)
+            _in_blocks(start, masks, matrices, block, buffers, target, norms)
             result = start if target is None else target
         else:
             result = last.expand(n, -1, -1).clone() if by_output else start.clone()
@@ -188,8 +188,7 @@ def sweep(
             result = result.mT
         elif base is not None and jacobian:
             result = result @ base
-        traces = None if squares is None else _traces(layers, found.inputs, squares)
-        yield result if jacobian else None, traces
+        yield result if jacobian else None, None if norms is None else _traces(layers, found.inputs, norms)
 
 
 def _narrow(matrix: Tensor) -> Tensor:
@@ -220,18 +219,17 @@ def _in_blocks(
     block: int,
     buffers: list[Tensor],
     result: Tensor | None,
-    squares: list[Tensor] | None,
+    norms: Tensor | None,
 ) -> None:
-    """Write start D M D M ... D M to result; to squares, the squared norm after every D."""
+    """Write start D M D M ... D M to result; to norms, (matrices D, n), the norm after every D."""
     n, rows = start.shape[:2]
-    norms = start.new_empty(len(masks), n)
     for begin in range(0, n, block):
         here = slice(begin, min(begin + block, n))
         g = start[here]
         for i, mask in enumerate(masks):
             d = mask[here, None, :]
             g = g.mul_(d) if i else torch.mul(g, d, out=_view(buffers[0], len(d), rows, d.shape[2]))
-            if squares is not None:
+            if norms is not None:
                 torch.linalg.vector_norm(g.view(len(d), -1), dim=1, out=norms[i, here])
             if i == len(matrices):
                 break
@@ -242,19 +240,17 @@ def _in_blocks(
                 out = _view(buffers[(i + 1) % 2], len(d), rows, matrix.shape[1])
             torch.mm(g.view(len(d) * rows, -1), matrix, out=out.view(len(d) * rows, -1))
             g = out
-    if squares is not None:
-        squares.extend(norms.square_())
 
 
 def _view(buffer: Tensor, *shape: int) -> Tensor:
     return buffer[: torch.Size(shape).numel()].view(shape)
 
 
-def _traces(layers: Layers, inputs: list[Tensor], squares: list[Tensor]) -> Tensor:
-    """Return sum_l (||a_{l-1}||^2 + 1) ||J(a~_l -> f)||_F^2 from the squared norms of layers L-1, ..., 1."""
+def _traces(layers: Layers, inputs: list[Tensor], norms: Tensor) -> Tensor:
+    """Return sum_l (||a_{l-1}||^2 + 1) ||J(a~_l -> f)||_F^2 from the norms of layers L-1, ..., 1."""
     one = 1.0 if layers.biases else 0.0
     scales = [(a * a).sum(1) + one for a in inputs]
     total = scales[-1] * layers.widths[-1]
-    for scale, square in zip(scales[-2::-1], squares, strict=True):
+    for scale, square in zip(scales[-2::-1], norms.square(), strict=True):
         total = total + scale * square
     return total

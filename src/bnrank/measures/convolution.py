@@ -158,16 +158,14 @@ def _block_values(kernel: Tensor, n: list[int], stride: list[int], dilation: lis
     """Singular values of one group, (n_1 / s_1, ..., min(c_out, c_in prod s)), unsorted between conjugate pairs."""
     c_out, c_in = kernel.shape[:2]
     m = [a // b for a, b in zip(n, stride, strict=True)]
-    frequencies = torch.cartesian_prod(*(torch.arange(a) for a in m)).reshape(-1, len(m))
+    frequencies = _vectors(m)
     index = torch.arange(len(frequencies)).reshape(m)
     mirror = index[tuple(((-frequencies[:, i]) % m[i]) for i in range(len(m)))]
     half = torch.nonzero(torch.arange(len(frequencies)) <= mirror).squeeze(1)
     aliases = math.prod(stride)
     out = torch.empty(len(frequencies), min(c_out, c_in * aliases), dtype=torch.float64, device=kernel.device)
     for some in half.split(max(1, CHUNK_ENTRIES // (c_out * c_in * aliases))):
-        shifts = torch.cartesian_prod(*(a * torch.arange(b) for a, b in zip(m, stride, strict=True))).reshape(
-            -1, len(m)
-        )
+        shifts = _vectors(stride) * torch.tensor(m)
         parts = [_transfer(kernel, frequencies[some] + shift, n, dilation) for shift in shifts]
         values = torch.linalg.svdvals(torch.cat(parts, -1)) / math.sqrt(aliases)
         out[some] = values
@@ -178,7 +176,7 @@ def _block_values(kernel: Tensor, n: list[int], stride: list[int], dilation: lis
 def _transfer(kernel: Tensor, frequencies: Tensor, n: list[int], dilation: list[int]) -> Tensor:
     """K^(w) at the given frequencies, (F, c_out, c_in), complex128."""
     c_out, c_in, *taps = kernel.shape
-    places = torch.cartesian_prod(*(torch.arange(k) for k in taps)).reshape(-1, len(taps))
+    places = _vectors(taps)
     turns = torch.zeros(len(frequencies), len(places), dtype=torch.float64)
     for i, a in enumerate(n):
         turns += (frequencies[:, i : i + 1] * places[:, i] * dilation[i] % a).double() / a
@@ -186,6 +184,11 @@ def _transfer(kernel: Tensor, frequencies: Tensor, n: list[int], dilation: list[
     flat = kernel.reshape(c_out * c_in, -1)
     transfer = torch.complex(angle.cos() @ flat.T, angle.sin() @ flat.T)  # (F, c_out c_in)
     return transfer.reshape(-1, c_out, c_in)
+
+
+def _vectors(sizes: Sequence[int]) -> Tensor:
+    """Return all integer vectors w with 0 <= w_i < sizes_i, (prod sizes, d)."""
+    return torch.cartesian_prod(*map(torch.arange, sizes)).reshape(-1, len(sizes))
 
 
 def _per_dimension(value: Any, name: str, d: int) -> list[int]:

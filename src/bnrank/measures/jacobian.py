@@ -4,7 +4,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -119,8 +119,8 @@ class Jacobian(Printed):
     ) -> None:
         self.net = net = unwrap(net)
         self.x = example(net, x).detach()
-        if not self.x.is_floating_point():
-            raise TypeError(f"x: got dtype {self.x.dtype}, expected floating point to differentiate by")
+        floating = self.x.is_floating_point()
+        validation.expect(floating, "x", f"dtype {self.x.dtype}", "floating point to differentiate by", TypeError)
         check_finite(net)
         self.dtype = dtype
         self.kink_rtol = None if kink_rtol is None else validation.number(kink_rtol, "kink_rtol", 0.0)
@@ -134,9 +134,6 @@ class Jacobian(Printed):
             self.tangent = _orthonormal(tangent, len(self.x), self.x[0].numel()).to(self._x.device, dtype)
         if isinstance(self._function, Layers):
             self._sweep = partial(sweep, self._function, self._x, chunk_size=self.chunk_size, tangent=self.tangent)
-        self._matrices: Tensor | None = None
-        self._singular_values: Tensor | None = None
-        self._ntk_trace: Tensor | None = None
         self._near_kinks: Tensor | None = None
 
     def __str__(self) -> str:
@@ -149,14 +146,12 @@ class Jacobian(Printed):
         """Iterate over Jf(x_i) in blocks (n, d_out, d_in), in the order of the samples; nothing is cached."""
         return (matrix for matrix, _ in self._blocks())
 
-    @property
+    @cached_property
     def matrices(self) -> Tensor:
         """Jf(x_i), (N, d_out, d_in), with tangents Jf(x_i) Q, (N, d_out, m)."""
-        if self._matrices is None:
-            self._matrices = torch.cat(list(self.chunks()))
-        return self._matrices
+        return torch.cat(list(self.chunks()))
 
-    @property
+    @cached_property
     def singular_values(self) -> Tensor:
         """Singular values of Jf(x_i), (N, min(d_in, d_out)), with tangents (N, min(m, d_out)), float64, descending.
 
@@ -165,12 +160,9 @@ class Jacobian(Printed):
         >>> Jacobian(torch.nn.Softplus(), torch.zeros(1, 3)).singular_values
         tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
         """
-        if self._singular_values is None:
-            self._measure(trace=False)
-        assert self._singular_values is not None
-        return self._singular_values
+        return self._measure(trace=False)[0]
 
-    @property
+    @cached_property
     def ntk_trace(self) -> Tensor:
         """Tr Theta(x_i, x_i), (N,), float64 (see :func:`bnrank.ntk.trace`); tangents make no difference.
 
@@ -187,12 +179,12 @@ class Jacobian(Printed):
         >>> J.ntk_trace, J.singular_values
         (tensor([4.], dtype=torch.float64), tensor([[4., 3.]], dtype=torch.float64))
         """
-        if self._ntk_trace is None and self._singular_values is None:
-            self._measure(trace=True)  # warns of kinks, as everything that differentiates does
-        if self._ntk_trace is None:
-            ntk.check_unshared(self.net)
-            self._ntk_trace = ntk.trace_of(self._function, self._x, self.chunk_size)
-        return self._ntk_trace
+        if "singular_values" not in vars(self):  # warns of kinks, as everything that differentiates does
+            vars(self)["singular_values"], trace = self._measure(trace=True)
+            if trace is not None:
+                return trace
+        ntk.check_unshared(self.net)
+        return ntk.trace_of(self._function, self._x, self.chunk_size)
 
     def rank(self, rtol: float = 1e-6) -> JacobianRank:
         """Return the largest rank of the Jacobian over the samples, with the sample where it is attained (T18).
@@ -292,20 +284,19 @@ class Jacobian(Printed):
         default = KINK_RTOL if self.kink_rtol is None else self.kink_rtol
         watch = Watch(default if rtol is None else validation.number(rtol, "rtol", 0.0))
         if isinstance(self._function, Layers):
-            for _ in self._sweep(watch=watch, jacobian=False):
-                pass
+            list(self._sweep(watch=watch, jacobian=False))
         else:
             check_samplewise(self._function, self._x)
             for part, basis in self._parts(self._function, self.chunk_size or 4096):
                 watch.masks.append(kinks.of_module(self._function, part, watch.rtol, basis))
         return watch.found
 
-    def _measure(self, trace: bool) -> None:
-        """Compute the singular values and, for MLPs, the NTK traces if requested."""
+    def _measure(self, trace: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the singular values and, for MLPs, the NTK traces if requested."""
         layers = self._function if isinstance(self._function, Layers) else None
         values, traces = [], []
-        blocks = self._blocks(compact=True, trace=trace) if self._matrices is None else iter([(self._matrices, None)])
-        for matrix, part in blocks:
+        held = "matrices" in vars(self)
+        for matrix, part in [(self.matrices, None)] if held else self._blocks(compact=True, trace=trace):
             if not bool(torch.isfinite(matrix).all()):
                 raise validation.RangeError("net: its Jacobian has NaN or infinite entries, expected finite ones")
             found = torch.linalg.svdvals(matrix.double())
@@ -315,9 +306,7 @@ class Jacobian(Printed):
             values.append(found)
             if part is not None:
                 traces.append(part)
-        self._singular_values = torch.cat(values)
-        if traces:
-            self._ntk_trace = ntk.finite(torch.cat(traces))
+        return torch.cat(values), ntk.finite(torch.cat(traces)) if traces else None
 
     def _blocks(self, *, compact: bool = False, trace: bool = False) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Iterate over Jf(x_i) Q and (MLPs) the NTK trace, (n,); warn once of kinks. See `sweep` for ``compact``."""
@@ -385,13 +374,10 @@ def _orthonormal(tangent: object, n: int, d_in: int) -> Tensor:
     if not isinstance(tangent, Tensor) or not tangent.is_floating_point():
         raise TypeError(f"tangent: got {validation.describe(tangent)}, expected a floating-point Tensor or ndarray")
     shape = tuple(tangent.shape)
-    if len(shape) not in (2, 3) or shape[-2] != d_in or not 1 <= shape[-1] <= d_in or shape[:-2] not in ((), (n,)):
-        raise ValueError(
-            f"tangent: got shape {shape}, expected columns (d_in, m) or (N, d_in, m) with d_in = {d_in}, N = {n} and "
-            f"1 <= m <= {d_in}"
-        )
-    basis = tangent.detach().double()
-    validation.expect(bool(torch.isfinite(basis).all()), "tangent", "NaN or infinite entries", "finite ones")
+    fits = len(shape) in (2, 3) and shape[-2] == d_in and 1 <= shape[-1] <= d_in and shape[:-2] in ((), (n,))
+    expected = f"columns (d_in, m) or (N, d_in, m) with d_in = {d_in}, N = {n} and 1 <= m <= {d_in}"
+    validation.expect(fits, "tangent", f"shape {shape}", expected)
+    basis = validation.finite(tangent.detach().double(), "tangent")
     largest = basis.abs().amax(-2, keepdim=True)
     basis = basis / torch.where(largest > 0, largest, 1.0)  # so that no square under- or overflows
     lengths = torch.linalg.vector_norm(basis, dim=-2, keepdim=True)

@@ -117,11 +117,9 @@ def gram(net: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.f
         return kernel
     function = products.with_gradients(Functional(net, dtype))
     d_out, count = products.sizes(function, x)
-    if x.shape[0] * d_out * count > MAX_ENTRIES:
-        raise ValueError(
-            f"x: got {x.shape[0]} samples, with {d_out} outputs and {count} parameters the parameter Jacobian exceeds "
-            f"{MAX_ENTRIES} numbers, expected at most {MAX_ENTRIES // (d_out * count)} samples"
-        )
+    most = MAX_ENTRIES // max(1, d_out * count)
+    exceeds = f"with {d_out} outputs and {count} parameters the parameter Jacobian exceeds {MAX_ENTRIES} numbers"
+    validation.expect(len(x) <= most, "x", f"{len(x)} samples, {exceeds}", f"at most {most} samples")
     rows = torch.cat(list(products.parameter_jacobians(function, x, None))).flatten(0, 1)  # (N d_out, P)
     return (rows @ rows.T).reshape(x.shape[0], d_out, x.shape[0], d_out).permute(0, 2, 1, 3).contiguous()
 

@@ -275,36 +275,31 @@ def _with_frequencies(dataset: xr.Dataset, reading: Reading, bottleneck: bottlen
     convolutions = [layer for layer in reading.layers if layer.kind != "linear"]
     if not any(map(_is_circular, convolutions)):
         return dataset
-    count = sum(_values(layer) for layer in convolutions)
+    shapes = [(len(layer.weight), *(layer.input_shape or (0,))) for layer in convolutions]
+    count = sum(min(c_out, c_in) * math.prod(size) for c_out, c_in, *size in shapes)
     if count > MAX_FREQUENCY_VALUES:
-        reason = (
-            f"frequency_singular_values: {count} numbers, the limit is {MAX_FREQUENCY_VALUES}; "
-            "bnrank.frequencies.weight_singular_values returns them"
-        )
-        row = {"name": "", "type": dataset.attrs["title"].split()[-1], "reason": reason}
+        reason = f"frequency_singular_values: {count} numbers, the limit is {MAX_FREQUENCY_VALUES}"
+        row = {"name": "", "type": dataset.attrs["title"].split()[-1]}
+        row["reason"] = f"{reason}; bnrank.frequencies.weight_singular_values returns them"
         return remarks.attach(dataset, "skipped", [row])
     found, rows = weight_convolutions(reading)
     values = found.assemble(rows, "singular values of W_l")
     ranks = frequencies.rank(values, bottleneck.atol)
     names = {layer.name for layer in convolutions}
     notes = [{"name": s.name, "note": s.reason} for s in found.skipped if s.name in names]
-    kept = _kept(values, bottleneck)
-    channels = {f.frequency: f.channels for f in kept.frequencies}
+    start, end = bottleneck.start, bottleneck.end
+    channels, missing = {}, bottleneck.reason
+    if start is not None and end is not None and values.sel(layer=slice(start, end)).size:
+        kept = frequencies.kept(values, start, end, atol=bottleneck.atol)
+        channels = {f.frequency: f.channels for f in kept.frequencies}
+    elif not missing:
+        missing = "the bottleneck has no convolution with frequencies"
     for name, variable in (("frequency_singular_values", values), ("frequency_rank", ranks)):
         dataset[name] = variable.drop_vars("layer_name").reindex(layer=dataset["layer"].values)
         dataset[name].attrs = {key: variable.attrs[key] for key in ("long_name", "units")}
     dataset["kept_channels"] = "frequency", [channels.get(name, 0) for name in values["frequency"].values]
-    attrs = {"image_size": values.attrs["image_size"], **({"kept_reason": kept.reason} if kept.reason else {})}
+    attrs = {"image_size": values.attrs["image_size"], **({"kept_reason": missing} if missing else {})}
     return remarks.attach(dataset, "note", notes).assign_attrs(attrs)
-
-
-def _kept(values: xr.DataArray, bottleneck: bottlenecks.Bottleneck) -> frequencies.Kept:
-    start, end = bottleneck.start, bottleneck.end
-    if start is None or end is None:
-        return frequencies.Kept(None, None, (), bottleneck.reason)
-    if not ((values["layer"] >= start) & (values["layer"] <= end)).any():
-        return frequencies.Kept(None, None, (), "the bottleneck has no convolution with frequencies")
-    return frequencies.kept(values, start, end, atol=bottleneck.atol)
 
 
 def _is_circular(layer: Layer) -> bool:
@@ -314,11 +309,6 @@ def _is_circular(layer: Layer) -> bool:
     conv: Any = layer.module
     same = layer.input_shape[1:] == layer.output_shape[1:]
     return conv.padding_mode == "circular" and all(s == 1 for s in conv.stride) and same
-
-
-def _values(layer: Layer) -> int:
-    size = layer.input_shape or (0,)
-    return min(layer.weight.shape[0], size[0]) * math.prod(size[1:])
 
 
 def _described(dataset: xr.Dataset) -> xr.Dataset:
@@ -357,13 +347,11 @@ def _target(y: Tensor | np.ndarray, n: int, d_out: int) -> Tensor:
 
 
 def _cost(function: Functional, x: Tensor, y: Tensor, chunk_size: int) -> float:
-    total = 0.0
+    regression = y.is_floating_point()
+    loss, dtype = (nn.functional.mse_loss, torch.float64) if regression else (nn.functional.cross_entropy, torch.int64)
     with torch.no_grad():
-        for part, target in zip(x.split(chunk_size), y.split(chunk_size), strict=True):
-            out = function(part).flatten(1).double()
-            target = target.to(out.device)
-            if y.is_floating_point():
-                total += float(((out - target.double()) ** 2).sum())
-            else:
-                total += float(nn.functional.cross_entropy(out, target.long(), reduction="sum"))
-    return total / len(x)
+        parts = [
+            float(loss(function(part).flatten(1).double(), target.to(function.device, dtype), reduction="sum"))
+            for part, target in zip(x.split(chunk_size), y.split(chunk_size), strict=True)
+        ]
+    return sum(parts) / len(x)
