@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from bnrank.networks import constructions
+from bnrank.networks.constructions import cones
 from bnrank.networks.mlp import from_layers
-from bnrank.theory import cones, domains
 from bnrank.theory.domains import completely_positive, planarity, tangent_bound
 
 HORN = np.array([[1, -1, 1, 1, -1], [-1, 1, -1, 1, 1], [1, -1, 1, -1, 1], [1, 1, -1, 1, -1], [-1, 1, 1, -1, 1]])
@@ -100,7 +100,7 @@ def test_many_points_in_many_dimensions_are_found_by_projections(search, monkeyp
 
 
 def test_what_is_non_negative_already_needs_no_search(monkeypatch):
-    monkeypatch.setattr(domains, "alternating_projections", None)
+    monkeypatch.setattr(cones, "search", None)
     x = torch.rand(40, 30, generator=torch.Generator().manual_seed(0))
     x[:, 20:] = 0
     found = completely_positive(x)

@@ -1,4 +1,4 @@
-"""Singular values: which count, and the numbers computed from them. All functions act along the last axis."""
+"""Singular values: which count, and the numbers computed from them, along the last axis; and scaling by powers of 2."""
 
 import math
 from collections.abc import Sequence
@@ -148,6 +148,18 @@ def exp(value: float) -> float:
     (1.0, inf)
     """
     return math.exp(value) if value < 709 else math.inf
+
+
+def scaled(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return 2^-e times the values, with a largest size in [1/2, 1), and e, so that no square leaves the float range.
+
+    Examples
+    --------
+    >>> scaled(np.array([1e200, 0.0]))[0].round(2).tolist()
+    [0.65, 0.0]
+    """
+    exponent = int(np.frexp(np.abs(values).max())[1])
+    return np.ldexp(values, -exponent), exponent
 
 
 def tails(values: Values) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bnrank._core import linalg, validation
 from bnrank._core.results import Printed
-from bnrank.theory.cones import alternating_projections, cutting_planes, extreme_rays, into_quadrant
+from bnrank.networks.constructions import cones
 
 Array = NDArray[np.float64]
 
@@ -240,26 +240,16 @@ def completely_positive(
     if unit.min() >= 0:
         return _yes(points, basis @ basis.T, reason="the points are non-negative", **about)
 
-    rays = extreme_rays(unit @ basis)
-    k, about["rays"] = about["k"], len(rays)
-    form: Array | None = None
-    isometry: Array | None = None
-    if k <= 2:
-        isometry, reason = into_quadrant(rays), f"a span of dimension {k}, and no negative inner product"
-    else:
-        form, isometry = cutting_planes(rays, atol)
-        reason = "a sum of squares of the dual cone was found"
+    rays = cones.extreme_rays(unit @ basis)
+    about["rays"] = len(rays)
+    isometry, form, reason = cones.search(rays, atol, rng)
     if form is not None:
-        whole = torch.from_numpy(basis @ form @ basis.T)
-        return CompletePositivity("no", "a form separates the points", form=whole, **about)
-    if isometry is None:
-        isometry = alternating_projections(rays, atol, rng)
-        reason = "an isometry was found by alternating projections"
+        return CompletePositivity("no", reason, form=torch.from_numpy(basis @ form @ basis.T), **about)
     if isometry is not None and (unit @ basis @ isometry.T).min() >= -10 * atol:
         return _yes(points, isometry @ basis.T, reason=reason, **about)
     if len(rays) <= 4:
         return CompletePositivity("yes", f"{len(rays)} extreme rays without negative inner products", **about)
-    reason = f"no isometry was found and none ruled out, {len(rays)} rays in a span of dimension {k}"
+    reason = f"no isometry was found and none ruled out, {len(rays)} rays in a span of dimension {basis.shape[1]}"
     return CompletePositivity("inconclusive", reason, **about)
 
 

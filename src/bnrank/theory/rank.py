@@ -191,7 +191,9 @@ def bracket(
     cut, basis = found or globally
     upper = basis.dimension
     h, g = (part.to(f.device, dtype) for part in cut.split(basis))
-    composition = _composition(h, g)
+    outer, inner = (copy.deepcopy(part).double() for part in (h, g))
+    chains = isinstance(outer, MLP) and isinstance(inner, MLP)
+    composition = compose(outer, inner) if chains else nn.Sequential(inner, outer)  # h o g
     with torch.no_grad():
         error = float((Functional(h)(Functional(g)(x)).flatten(1) - f).abs().max())
 
@@ -275,13 +277,6 @@ def _on_data(places: list[Cut], f: Tensor, allowed: float, known: int) -> tuple[
 def _error(cut: Cut, basis: Basis, f: Tensor) -> float:
     with torch.no_grad():
         return float((cut.rest(basis.project(cut.values)) - f).abs().max())
-
-
-def _composition(h: nn.Module, g: nn.Module) -> nn.Module:
-    """Return h o g in float64, as one chain where both are chains."""
-    outer, inner = (copy.deepcopy(part).double() for part in (h, g))
-    chains = isinstance(outer, MLP) and isinstance(inner, MLP)
-    return compose(outer, inner) if chains else nn.Sequential(inner, outer)
 
 
 def _witness(jacobian: Jacobian, upper: int, rtol: float, seed: int) -> Witness:

@@ -149,13 +149,11 @@ def sharpness_bound(
     (8.0, 10.0, True)
     """
     ridge = validation.number(ridge, "ridge", 0.0)
-    if step is not None:
-        step = validation.number(step, "step", 0.0, strict=True)
+    step = None if step is None else validation.number(step, "step", 0.0, strict=True)
     curvature = 2 * ntk.top_eigenvalue(net, x, normalized=True) + 2 * ridge
     largest = 2 / curvature if curvature else math.inf
-    if step is None:
-        return Sharpness(curvature, largest, None, math.nan, None)
-    return Sharpness(curvature, largest, step, 2 / step, curvature < 2 / step)
+    limit, stable = (math.nan, None) if step is None else (2 / step, curvature < 2 / step)
+    return Sharpness(curvature, largest, step, limit, stable)
 
 
 def largest_trace(net: nn.Module, start: Tensor, end: Tensor) -> float:
@@ -246,15 +244,12 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
     check_finite(net)
     chain, rtol = as_mlp(net), validation.rtol(rtol)
     samples = validation.samples(x, "x", ndim=None).detach().flatten(1).double().to(chain.weights[0].device)
-    weights, layers, norms = [], [], []
-    for number, weight in enumerate(chain.weights, start=1):
-        truncated, s = nearest_rank_one(weight)
-        one = len(s) == 1 or bool(s[1] <= rtol * s[0])
-        weights.append(truncated if one else weight.detach())
-        if one:
-            layers.append(number)
-            norms.append(float(s[0]) or math.inf)
+    weights = [weight.detach() for weight in chain.weights]
+    nearest = {number: nearest_rank_one(weight) for number, weight in enumerate(weights, start=1)}
+    layers = [number for number, (_, s) in nearest.items() if len(s) == 1 or s[1] <= rtol * s[0]]
     validation.expect(layers, "net", "no weight of rank one", "at least one layer with s_2 <= rtol s_1")
+    norms = [float(nearest[number][1][0]) or math.inf for number in layers]
+    weights = [nearest[number][0] if number in layers else weight for number, weight in enumerate(weights, start=1)]
     network = from_layers(weights, [b.detach() for b in chain.biases], chain.slope).to(samples.device)
     with torch.no_grad():
         outputs, error = network(samples), output_error(network, samples)
@@ -269,8 +264,6 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
         inverse = float(torch.tensor([-2 * math.log(norm) for norm in norms], dtype=torch.float64).logsumexp(0))
         power = -excess + 4 * math.log(path.lower) - 2 * math.log(width) + inverse - math.log(64)
         bound = linalg.exp(power)
-    if bool((start == end).all()):
-        measured = float(ntk.trace(network, start[None]))
-    else:
-        measured = largest_trace(network, start, end)
+    same = bool((start == end).all())
+    measured = float(ntk.trace(network, start[None])) if same else largest_trace(network, start, end)
     return GrowthBound(bound, measured, path, width, excess, tuple(layers), start, end, network)

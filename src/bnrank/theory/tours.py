@@ -110,7 +110,7 @@ def shortest_path_bounds(y: Tensor | np.ndarray, *, atol: float = 0.0) -> PathBo
     (5.0, 5.0, True)
     """
     atol = validation.number(atol, "atol", 0.0)
-    given, exponent = _scaled(validation.samples(y, "y").detach().double().cpu().numpy())
+    given, exponent = linalg.scaled(validation.samples(y, "y").detach().double().cpu().numpy())
     points, where = np.unique(given, axis=0, return_inverse=True)
     if len(points) <= EXACT:
         order = _shortest(cdist(points, points))
@@ -157,7 +157,7 @@ def diameter(x: Tensor | np.ndarray) -> float:
     >>> diameter(torch.tensor([[0.0, 0.0], [3.0, 4.0], [1.0, 1.0]]))
     5.0
     """
-    points, exponent = _scaled(validation.samples(x, "x").detach().double().cpu().numpy())
+    points, exponent = linalg.scaled(validation.samples(x, "x").detach().double().cpu().numpy())
     points = points - points.mean(0)
     radii = np.linalg.norm(points, axis=1)
     order = np.argsort(-radii)
@@ -261,12 +261,6 @@ def samples_for_rank(k: int, depth: int, constant: float, rate: float) -> float:
     validation.expect(k + constant / depth > 0, "constant", f"{constant}", f"more than -k L = {-k * depth}")
     power = math.log((k + constant / depth) / rate) * k * depth / (2 * k - 2)
     return linalg.exp(power)
-
-
-def _scaled(points: Array) -> tuple[Array, int]:
-    """Return 2^-e points, of size about 1, and e, so that squares of distances stay in the range of floats."""
-    exponent = int(np.frexp(np.abs(points).max())[1])
-    return np.ldexp(points, -exponent), exponent
 
 
 def _unscaled(length: float, exponent: int, name: str) -> float:

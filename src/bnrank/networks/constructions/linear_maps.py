@@ -8,15 +8,12 @@ from torch import Tensor
 
 from bnrank._core import validation
 from bnrank.networks.chain import Chain
+from bnrank.networks.constructions import cones
 from bnrank.networks.constructions._arguments import DOUBLE, array
 from bnrank.networks.mlp import MLP
 
 NEGATIVE = 1e-12  # cosines from minus this on count as non-negative
 ISOMETRY = 1e-10  # entries of O^T O - P up to this count as 0
-MAX_POINTS = 300  # samples among the candidates for rows of an isometry
-MAX_RAYS = 60  # facets of which all sums of two are candidates, too
-MIXTURES = 2000  # random combinations of facets among the candidates
-MAX_HULL = 5  # largest dimension in which facets are computed
 
 
 def linear(a: Tensor | np.ndarray, depth: int, *, rtol: float | None = None) -> MLP:
@@ -149,10 +146,9 @@ def completely_positive(
     x : Tensor or ndarray
         Generators of the cone, (N, d_in): samples, or ``torch.eye(d_in)`` for R^d_+.
     inner, outer : Tensor or ndarray, optional
-        O_in, (m, d_in), and O_out, (m, d_out), checked on x. By default they are searched for: the identity where
-        coordinates are non-negative, a simplex around the axis for cones within arcsin(1/sqrt k) of it, else a
-        combination, by non-negative least squares, of rows that are non-negative on the cone (samples, and up to
-        k = 5 its facets and mixtures of them). The search may fail although an isometry exists.
+        O_in, (m, d_in), and O_out, (m, d_out), checked on x. Default: the identity where coordinates are non-negative;
+        else the result of a search as in :func:`bnrank.cost.completely_positive`, which may fail although an isometry
+        exists.
     slope : float
         s of the activation; irrelevant on the domain, where no value is negative.
     rtol : float, optional
@@ -216,73 +212,20 @@ def _isometry(points: Tensor, basis: Tensor, what: str, name: str, given: Tensor
 
 def _found(points: Tensor, basis: Tensor, what: str) -> Tensor:
     """Return O, (m, k), with O^T O = I and O z >= 0 for the rows z of points."""
-    from scipy.optimize import nnls
-
-    norms, k = points.norm(dim=1), points.shape[1]
+    norms = points.norm(dim=1)
     z = points[norms > NEGATIVE * norms.max()]
     if len(z) == 0:
         return basis
     z = z / z.norm(dim=1, keepdim=True)
-    axis = z.sum(0) / z.sum(0).norm()
-    simplex = _simplex(axis)
-    for plain in (basis, simplex):
-        if float((z @ plain.T).min()) >= -NEGATIVE:
-            return plain
+    if float((z @ basis.T).min()) >= -NEGATIVE:
+        return basis
     if min(float((part @ z.T).min()) for part in z.split(1000)) < -NEGATIVE:
         raise ValueError(f"x: two points have {what} of negative inner product, expected a completely positive domain")
-    rays = _facets(z, axis)
-    sums = [r + t for i, r in enumerate(rays[:MAX_RAYS]) for t in rays[:i]]
-    candidates = torch.stack([*basis, *-basis, axis, *z[:MAX_POINTS], *rays, *sums, *_mixtures(rays)])
-    size = candidates.norm(dim=1)
-    candidates = candidates[size > NEGATIVE] / size[size > NEGATIVE, None]
-    candidates = torch.cat([part[(part @ z.T).min(1).values >= -NEGATIVE] for part in candidates.split(1000)])
-    outer = (candidates[:, :, None] * candidates[:, None, :]).flatten(1)
-    share, _ = nnls(outer.T.cpu().numpy(), np.eye(k).ravel())
-    used = torch.from_numpy(share).to(points.device)
-    o = used[used > 0].sqrt()[:, None] * candidates[used > 0]
-    gram = o.T @ o
-    if float((gram - torch.eye(k, dtype=DOUBLE, device=gram.device)).abs().max()) > 1e-8:
+    rays = cones.extreme_rays(z.cpu().numpy())
+    isometry, _, _ = cones.search(rays, NEGATIVE, np.random.default_rng(0))
+    if isometry is None:
         raise ValueError(
-            f"x: found no isometry of {what} (dimension {k}) into a non-negative orthant; pass inner and outer if you "
-            "know them"
+            f"x: found no isometry of {what} (dimension {points.shape[1]}) into a non-negative orthant; pass inner and "
+            "outer if you know them"
         )
-    values, vectors = torch.linalg.eigh(gram)
-    return o @ (vectors / values.sqrt()) @ vectors.T
-
-
-def _simplex(axis: Tensor) -> Tensor:
-    """Return an orthonormal basis around the axis, at angle arccos(1/sqrt k) with it."""
-    k = len(axis)
-    ones = torch.full((k,), 1 / math.sqrt(k), dtype=DOUBLE, device=axis.device)
-    mirror = ones - axis
-    if float(mirror.norm()) < NEGATIVE:
-        return torch.eye(k, dtype=DOUBLE, device=axis.device)
-    mirror = mirror / mirror.norm()
-    return torch.eye(k, dtype=DOUBLE, device=axis.device) - 2 * torch.outer(mirror, mirror)
-
-
-def _mixtures(rays: list[Tensor]) -> Tensor | list[Tensor]:
-    """Return random combinations of the rays with non-negative coefficients, most of them uneven."""
-    if not rays:
-        return []
-    draws = torch.rand(MIXTURES, len(rays), generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-    return (1 - draws).log().square().to(rays[0].device) @ torch.stack(rays)
-
-
-def _facets(z: Tensor, axis: Tensor) -> list[Tensor]:
-    """Return the inner normals of the cone's facets, in few dimensions, where it has an inside."""
-    from scipy.spatial import ConvexHull, QhullError
-
-    k = len(axis)
-    if k == 1 or k > MAX_HULL:
-        return []
-    across = torch.linalg.svd(axis[None])[2][1:]  # orthonormal, orthogonal to the axis
-    section = (z @ across.T) / (z @ axis)[:, None]
-    if k == 2:
-        equations = section.new_tensor([[1.0, -float(section.max())], [-1.0, float(section.min())]])
-    else:
-        try:
-            equations = torch.from_numpy(ConvexHull(section.cpu().numpy()).equations).to(z)
-        except (QhullError, ValueError):  # flat
-            return []
-    return list(-(equations[:, :-1] @ across) - equations[:, -1:] * axis)
+    return torch.from_numpy(isometry).to(points)

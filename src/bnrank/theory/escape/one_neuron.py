@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
 from bnrank.theory.escape import reading
 from bnrank.theory.escape.one_neuron_search import Neuron, ascend, best_on_circle, branch_and_bound, norm_bound
 
@@ -119,7 +119,7 @@ def rank_one_speed(
     >>> speed.exact, abs(speed.lower - (2**0.5 - 1)) < 1e-12
     (True, True)
     """
-    (samples, gradient), slope = reading.data(x, g), _slope(slope)
+    (samples, gradient), slope = reading.data(x, g), validation.slope(slope, linear=True)
     size = float(np.abs(samples).max()) * float(np.abs(gradient).max())
     if not SMALLEST <= size <= 1 / SMALLEST:
         raise validation.RangeError(
@@ -165,7 +165,7 @@ def one_neuron_speed(
     >>> one_neuron_speed(torch.eye(2), torch.tensor([[1.0], [-1.0]]), torch.tensor([[3.0, 0.0], [1.0, 1.0]]))
     tensor([1., 0.], dtype=torch.float64)
     """
-    (samples, gradient), slope = reading.data(x, g, zeros=True), _slope(slope)
+    (samples, gradient), slope = reading.data(x, g, zeros=True), validation.slope(slope, linear=True)
     directions = validation.samples(directions, "directions", features=samples.shape[1])
     v = directions.detach().cpu().double().numpy()
     largest = np.abs(v).max(1, keepdims=True)
@@ -173,9 +173,9 @@ def one_neuron_speed(
         raise ValueError(f"directions: got zeros in row {int(largest.argmin())}, expected non-zero vectors")
     v = v / largest
     norms = np.linalg.norm(v, axis=1, keepdims=True)
-    (samples, x_unit), (gradient, g_unit) = _scaled(samples), _scaled(gradient)
+    (samples, x_exponent), (gradient, g_exponent) = linalg.scaled(samples), linalg.scaled(gradient)
     neuron = Neuron(samples, gradient, slope)
-    return torch.from_numpy(neuron.sizes(neuron.outputs((v / norms).T)) * (x_unit * g_unit))
+    return torch.from_numpy(np.ldexp(neuron.sizes(neuron.outputs((v / norms).T)), x_exponent + g_exponent))
 
 
 def fastest(
@@ -197,7 +197,7 @@ def fastest(
     X and of G with singular values up to ``rank_rtol`` times the largest are left out of the search; the lower end is
     evaluated on all of X and G, and the upper end covers what was left out.
     """
-    (x, x_unit), (g, g_unit) = _scaled(x), _scaled(g)
+    (x, x_exponent), (g, g_exponent) = linalg.scaled(x), linalg.scaled(g)
     used = x.any(1) & g.any(1)
     rows, x_left = _rows_of(x[used], rank_rtol)
     columns, g_left = _rows_of(g[used], rank_rtol)
@@ -242,19 +242,11 @@ def fastest(
             note = "no single neuron changes the loss to first order: sigma(X v) is orthogonal to G for every v"
             upper = 0.0
     upper = speed if exact else max(upper, speed)
-    if not math.isfinite(upper * (x_unit * g_unit)):
-        raise validation.RangeError(f"the speed is too large for float64: {speed:g} times {x_unit:g} times {g_unit:g}")
-    lower, upper = speed * (x_unit * g_unit), upper * (x_unit * g_unit)
+    with np.errstate(over="ignore"):
+        lower, upper = np.ldexp([speed, upper], x_exponent + g_exponent).tolist()
+    if not math.isfinite(upper):
+        raise validation.RangeError(f"the speed is too large for float64: {speed:g} 2^{x_exponent + g_exponent}")
     return OneNeuron(lower, upper, exact, torch.from_numpy(v), torch.from_numpy(u), method, note)
-
-
-def _scaled(matrix: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return a matrix with a largest entry from 1 to 2, so that no square leaves the range, and the power of two."""
-    largest = float(np.abs(matrix).max())
-    if largest == 0:
-        return matrix, 1.0
-    exponent = math.frexp(largest)[1] - 1
-    return np.ldexp(matrix, -exponent), math.ldexp(1.0, exponent)
 
 
 def _rows_of(matrix: np.ndarray, rtol: float = 0.0) -> tuple[np.ndarray, float]:
@@ -265,8 +257,3 @@ def _rows_of(matrix: np.ndarray, rtol: float = 0.0) -> tuple[np.ndarray, float]:
     _, s, vt = np.linalg.svd(np.linalg.qr(matrix, mode="r") if tall else matrix, full_matrices=False)
     rank = int((s > max(rtol, max(matrix.shape) * np.finfo(float).eps) * s[0]).sum())
     return vt[:rank], float(s[rank]) if rank < len(s) else 0.0
-
-
-def _slope(slope: object) -> float:
-    number = validation.number(slope, "slope")
-    return 1.0 if number == 1 else validation.slope(slope)

@@ -2,12 +2,10 @@
 
 import itertools
 import math
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import null_space
-from scipy.optimize import linprog, nnls
-from scipy.spatial import ConvexHull, QhullError
 
 Array = NDArray[np.float64]
 
@@ -17,6 +15,43 @@ MAX_TRIED = 200  # points up to which they are found one by one in more dimensio
 ROUNDS, CUTS = 40, 1500  # cutting planes: rounds, and vectors kept
 SEARCHES = ((1, False), (1, True), (2, True), (4, True), (1, False))  # width of the isometry over k, with memory
 STEPS, WORK = 1500, 1e9  # limits of each search: steps and multiplications
+
+
+def search(rays: Array, atol: float, rng: np.random.Generator) -> tuple[Array | None, Array | None, str]:
+    """Return an isometry O with rays O^T >= -atol, or a form that excludes one, and how it was found.
+
+    Parameters
+    ----------
+    rays : ndarray
+        The extreme rays of a cone without negative inner products, unit vectors that span the space, (n, k).
+    atol : float
+        Entries above ``-atol`` count as non-negative.
+    rng : numpy.random.Generator
+        Generator of the starts of alternating projections.
+
+    Returns
+    -------
+    isometry : ndarray or None
+        O, (m, k), O^T O = I.
+    form : ndarray or None
+        S as of :func:`cutting_planes`; neither where the search fails.
+    reason : str
+        The criterion that decides.
+
+    Examples
+    --------
+    >>> search(np.array([[-1.0]]), 1e-8, np.random.default_rng(0))
+    (array([[-1.]]), None, 'a span of dimension 1, and no negative inner product')
+    """
+    k = rays.shape[1]
+    if k <= 2:
+        return into_quadrant(rays), None, f"a span of dimension {k}, and no negative inner product"
+    form, isometry = cutting_planes(rays, atol)
+    if form is not None:
+        return None, form, "a form separates the points"
+    if isometry is not None:
+        return isometry, None, "a sum of squares of the dual cone was found"
+    return alternating_projections(rays, atol, rng), None, "an isometry was found by alternating projections"
 
 
 def extreme_rays(points: Array) -> Array:
@@ -37,6 +72,10 @@ def extreme_rays(points: Array) -> Array:
     >>> extreme_rays(np.array([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6]])).tolist()
     [[1.0, 0.0], [0.6, 0.8]]
     """
+    from scipy.linalg import null_space
+    from scipy.optimize import nnls
+    from scipy.spatial import ConvexHull, QhullError
+
     k = points.shape[1]
     center = points.mean(0)
     heights = points @ center / np.linalg.norm(center)  # positive: no negative inner products
@@ -46,20 +85,14 @@ def extreme_rays(points: Array) -> Array:
     if k == 2:
         return points[[int(section.argmin()), int(section.argmax())]]
     if k <= MAX_HULL:
-        try:
+        with suppress(QhullError):
             return points[ConvexHull(section).vertices]
-        except QhullError:
-            pass
     points = points[np.unique(points.round(12), axis=0, return_index=True)[1]]
     if len(points) <= MAX_TRIED:
         for i in range(len(points) - 1, -1, -1):
             others = np.delete(points, i, axis=0)
-            try:
-                within = nnls(others.T, points[i])[1] <= 1e-12
-            except RuntimeError:  # too many iterations
-                within = False
-            if within:
-                points = others
+            with suppress(RuntimeError):  # too many iterations
+                points = others if nnls(others.T, points[i])[1] <= 1e-12 else points
     return points
 
 
@@ -128,8 +161,8 @@ def cutting_planes(rays: Array, atol: float) -> tuple[Array | None, Array | None
     """Return a separating form, or an isometry, or neither.
 
     Minimize Tr S over |S_ab| <= 1 with b^T S b >= 0 for given vectors b: a minimum of 0 means that the identity is a
-    sum of their squares. Else add the b where S is most negative; if S, lifted by its minimum there, still has a
-    negative trace, it separates.
+    sum of their squares, which non-negative least squares finds. Else add the b where S is most negative; if S, lifted
+    by its minimum there, still has a negative trace, it separates.
 
     Parameters
     ----------
@@ -151,6 +184,8 @@ def cutting_planes(rays: Array, atol: float) -> tuple[Array | None, Array | None
     >>> form is None, float(isometry.round(9).sum())
     (True, 3.0)
     """
+    from scipy.optimize import linprog, nnls
+
     k = rays.shape[1]
     if sum(math.comb(len(rays), size) for size in range(k)) > MAX_FACES:
         return None, None
@@ -164,12 +199,12 @@ def cutting_planes(rays: Array, atol: float) -> tuple[Array | None, Array | None
         solved = linprog(diagonal.astype(float), A_ub=-products, b_ub=np.zeros(len(cuts)), bounds=(-1, 1))
         if not solved.success:
             break
-        weights = -solved.ineqlin.marginals
         if solved.fun > -1e-6:
-            held = weights > 0
-            isometry = _orthonormal(np.sqrt(weights[held])[:, None] * cuts[held])
-            if isometry is not None and (rays @ isometry.T).min() >= -atol:
-                return None, isometry
+            with suppress(RuntimeError):  # too many iterations
+                shares, rest = nnls((cuts[:, :, None] * cuts[:, None, :]).reshape(len(cuts), -1).T, np.eye(k).ravel())
+                u, _, v = np.linalg.svd(np.sqrt(shares[shares > 0])[:, None] * cuts[shares > 0], full_matrices=False)
+                if rest <= 1e-8 and (rays @ (u @ v).T).min() >= -atol:
+                    return None, u @ v
         form = np.zeros((k, k))
         form[upper] = solved.x
         form = form + np.triu(form, 1).T
@@ -179,14 +214,8 @@ def cutting_planes(rays: Array, atol: float) -> tuple[Array | None, Array | None
             return lifted, None
         if not len(vectors):
             break
-        cuts = np.concatenate([cuts[np.argsort(-weights)[:CUTS]], vectors])
+        cuts = np.concatenate([cuts[np.argsort(solved.ineqlin.marginals)[:CUTS]], vectors])
     return None, None
-
-
-def _orthonormal(rows: Array) -> Array | None:
-    """Return the nearest matrix with orthonormal columns, or None without full rank."""
-    u, values, v = np.linalg.svd(rows, full_matrices=False)
-    return u @ v if len(values) == rows.shape[1] and values[-1] > 0.5 else None
 
 
 def alternating_projections(rays: Array, atol: float, rng: np.random.Generator) -> Array | None:
