@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from bnrank.figures.harness.claims import Claim, above, at_least, equals
-from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels
+from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels, ticks
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.figures.harness.training import mlp
 from bnrank.measures.regions import ClassRegions, tripoints
@@ -327,9 +327,7 @@ def draw_further_out(found: Sequence[Classifier], times: float, far: float) -> P
     )
     up = "tripoints within reach, per network"
     label(left, "reach (multiple of the data's box)", up, "Mean over the seeds", log="x", bottom=-0.1)
-    ticks = [t for t in (0.5, 1, 2, 3, 5, 10, 20) if t <= far]
-    left.set_xticks(ticks, [f"{t:g}" for t in ticks])
-    left.minorticks_off()
+    ticks(left, [t for t in (0.5, 1, 2, 3, 5, 10, 20) if t <= far])
     title = "Activations of each network: 0 on a line"
     label(right, "hidden layer", "$s_2/s_1$ of centered activations", title, bottom=0)
     right.xaxis.get_major_locator().set_params(integer=True)

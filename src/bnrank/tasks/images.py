@@ -1,7 +1,7 @@
 """Handwritten digits: MNIST, verified by its hashes, and the small data set included in scikit-learn."""
 
 import gzip
-import hashlib
+import math
 import os
 import zlib
 from collections.abc import Mapping
@@ -249,11 +249,8 @@ def parse_idx(path: str | Path, magic: int) -> np.ndarray:
     validation.expect(found == magic, path, f"magic number {found}", f"{magic}")
     validation.expect(len(data) >= header, path, f"{len(data)} bytes", f"at least the {header} bytes of the header")
     shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, header, 4))
-    if len(data) - header != int(np.prod(shape, dtype=object)):
-        raise ValueError(
-            f"{path}: got {len(data) - header} bytes after the header, "
-            f"expected {int(np.prod(shape, dtype=object))} for shape {shape}"
-        )
+    found, expected = len(data) - header, math.prod(shape)
+    validation.expect(found == expected, path, f"{found} bytes after the header", f"{expected} for shape {shape}")
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 
@@ -264,15 +261,14 @@ def _find_files(download: bool) -> dict[str, Path]:
     cache = Path(pooch.os_cache("bnrank"))
     user = os.environ.get("BNRANK_DATA")
     folders = [folder for base in ([Path(user)] if user else []) + [cache] for folder in (base, base / "mnist")]
-    paths, missing = {}, []
+    paths = {}
     for name, expected in REGISTRY.items():
-        path = next((folder / name for folder in folders if (folder / name).is_file()), None)
-        if path is None:
-            missing.append(name)
-            continue
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-        validation.expect(found == expected, path, f"SHA256 {found}", f"{expected}; delete the file or replace it")
-        paths[name] = path
+        present = [folder / name for folder in folders if (folder / name).is_file()]
+        if present:
+            path, found = present[0], pooch.file_hash(present[0])
+            validation.expect(found == expected, path, f"SHA256 {found}", f"{expected}; delete the file or replace it")
+            paths[name] = path
+    missing = [name for name in REGISTRY if name not in paths]
     failures: list[str] = []
     while download and missing and not failures:
         paths[missing[0]], failures = _download(missing[0], cache / "mnist")

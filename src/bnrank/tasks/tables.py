@@ -143,21 +143,19 @@ def load_table(
     arrays: dict[str, Any] = {name: getattr(table, name) for name in ARRAYS if getattr(table, name) is not None}
     outputs, y = [name for name in ("y", "y_test") if name in arrays], arrays["y"]
     names = classes = None
-    labels: dict[str, Any] = {}
     if y.dtype.kind == "U":
-        if loss not in (None, "cross_entropy"):
-            raise ValueError(f"loss: got {loss!r}, expected 'cross_entropy' for classes given as text")
+        expected = "'cross_entropy' for classes given as text"
+        validation.expect(loss in (None, "cross_entropy"), "loss", f"{loss!r}", expected)
         names = tuple(np.unique(np.concatenate([arrays[name] for name in outputs])).tolist())
         arrays |= {name: np.searchsorted(names, arrays[name]) for name in outputs}
     loss = loss or ("cross_entropy" if y.ndim == 1 and y.dtype.kind in "iuU" else "mse")
+    labels: dict[str, Any] = {}
     if loss == "cross_entropy":
         labels = {name: _labels(arrays.pop(name), name) for name in outputs}
         classes = 1 + max(int(part.max(initial=0)) for part in labels.values())
-        if classes > max(len(y), 2) and names is None:
-            raise ValueError(
-                f"y: got labels up to {classes - 1} in {len(y)} samples, expected classes counted from 0; "
-                "for a quantity, pass loss='mse'"
-            )
+        found = f"labels up to {classes - 1} in {len(y)} samples"
+        expected = "classes counted from 0; for a quantity, pass loss='mse'"
+        validation.expect(classes <= max(len(y), 2) or names is not None, "y", found, expected)
     data = {name: _float32(part) for name, part in arrays.items()} | labels
     return Task(**data, loss=loss, name=table.name, classes=classes, settings=settings, class_names=names)
 
@@ -189,27 +187,35 @@ def read_table(
     """
     targets, ignore = _listed(targets), _listed(ignore)
     named = str(path) in NAMED
-    path = Path(path) if named else _existing(Path(path))
-    if path.suffix.lower() == ".csv":
-        return _complete(_read_csv(path, targets, ignore, outputs), path.name, drop_missing, min_rows)
-    if targets or ignore:
-        found = f"targets, ignore: got {', '.join([*targets, *ignore])}"
-        raise ValueError(f"{found}, expected none for {path}, whose arrays are x and y")
+    path = Path(path)
+    if not named:
+        _check_file(path)
+        if path.suffix.lower() == ".csv":
+            return _complete(_read_csv(path, targets, ignore, outputs), path.name, drop_missing, min_rows)
+    expected = f"none for {path}, whose arrays are x and y"
+    validation.expect(not (targets or ignore), "targets, ignore", ", ".join([*targets, *ignore]), expected)
     if named:
         task = NAMED[str(path)]()
         parts = {name: getattr(task, name) for name in ARRAYS}
-        arrays = {name: part.numpy() for name, part in parts.items() if part is not None}
-        return _complete(_of_arrays(task.name, arrays, outputs), task.name, drop_missing, min_rows)
-    return _complete(_of_arrays(path.stem, _read_npz(path, outputs), outputs), str(path), drop_missing, min_rows)
+        name, arrays = task.name, {name: part.numpy() for name, part in parts.items() if part is not None}
+    else:
+        name, arrays = path.stem, _read_npz(path, outputs)
+    x, y = arrays["x"], arrays["y"] if outputs else None
+    if y is not None and len(x) != len(y):
+        raise ValueError(f"x, y: got {len(x)} and {len(y)} samples, expected the same number in both")
+    columns = tuple(f"x{i}" for i in range(x[:1].size))
+    outs = tuple(f"y{i}" for i in range(y[:1].size)) if y is not None else ()
+    tests = arrays.get("x_test"), arrays.get("y_test") if outputs else None
+    table = Table(name, x, y, columns, outs, np.arange(len(x)), 0, *tests)
+    return _complete(table, name if named else str(path), drop_missing, min_rows)
 
 
-def _existing(path: Path) -> Path:
+def _check_file(path: Path) -> None:
     if path.suffix.lower() not in (".npz", ".csv"):
         hint = "" if path.suffix else f", or one of {', '.join(NAMED)}{validation.suggest(path.name, NAMED)}"
         raise ValueError(f"path: got {path.name!r}, expected a file name ending in .npz or .csv{hint}")
     if not path.is_file():
         raise MissingDataError(f"path: got {str(path)!r}, expected an existing file")
-    return path
 
 
 def _read_npz(path: Path, outputs: bool) -> dict[str, np.ndarray]:
@@ -218,33 +224,21 @@ def _read_npz(path: Path, outputs: bool) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     with np.load(path, allow_pickle=False) as archive:
         for required in ("x", "y") if outputs else ("x",):
-            if required not in archive.files:
-                there = ", ".join(archive.files) or "nothing"
-                raise ValueError(f"{path.name}: got arrays {there}, expected x and y; {required} is missing")
+            found = f"arrays {', '.join(archive.files) or 'nothing'}"
+            validation.expect(required in archive.files, path.name, found, f"x and y; {required} is missing")
         for name in (name for name in ARRAYS if name in archive.files):
             try:
-                arrays[name] = archive[name]
+                array = archive[name]
             except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
                 raise ValueError(
                     f"{name}: got unreadable data in {path.name} ({error}), expected plain numbers; "
                     "arrays of Python objects are refused"
                 ) from error
-            if arrays[name].dtype.kind not in ("biufUS" if name.startswith("y") else "biuf"):
-                raise TypeError(f"{name}: got dtype {arrays[name].dtype} in {path.name}, expected real numbers")
-            if arrays[name].dtype.kind == "S":
-                arrays[name] = arrays[name].astype(np.str_)
-            validation.expect(arrays[name].ndim != 0, name, f"one number in {path.name}", "one row per sample")
+            found, kinds = f"dtype {array.dtype} in {path.name}", "biufUS" if name.startswith("y") else "biuf"
+            validation.expect(array.dtype.kind in kinds, name, found, "real numbers", TypeError)
+            validation.expect(array.ndim != 0, name, f"one number in {path.name}", "one row per sample")
+            arrays[name] = array.astype(np.str_) if array.dtype.kind == "S" else array
     return arrays
-
-
-def _of_arrays(name: str, arrays: dict[str, np.ndarray], outputs: bool) -> Table:
-    x, y = arrays["x"], arrays["y"] if outputs else None
-    if y is not None and len(x) != len(y):
-        raise ValueError(f"x, y: got {len(x)} and {len(y)} samples, expected the same number in both")
-    columns = tuple(f"x{i}" for i in range(x[:1].size))
-    targets = () if y is None else tuple(f"y{i}" for i in range(y[:1].size))
-    tests = arrays.get("x_test"), arrays.get("y_test") if outputs else None
-    return Table(name, x, y, columns, targets, np.arange(len(x)), 0, *tests)
 
 
 def _read_csv(path: Path, targets: list[str], ignore: list[str], outputs: bool) -> Table:
@@ -253,48 +247,43 @@ def _read_csv(path: Path, targets: list[str], ignore: list[str], outputs: bool) 
     header, lines = _check_rows(path)
     for option, names in (("targets", targets), ("ignore", ignore)):
         for name in names:
-            if name not in header:
-                there = f"{path.name}, which has {_shown(header)}{validation.suggest(name, header)}"
-                raise ValueError(f"{option}: got {name!r}, expected columns of {there}")
-    if outputs and not targets:
-        raise ValueError(
-            f"targets: got none, expected the columns of {path.name} that make up y, among {_shown(header)}; "
-            "only an autoencoder needs none"
-        )
-    if len({*targets, *ignore}) < len(targets) + len(ignore):
-        raise ValueError(f"targets, ignore: got {_shown([*targets, *ignore])}, expected each column once")
-    columns = [name for name in header if name not in {*targets, *ignore}]
+            there = f"columns of {path.name}, which has {_shown(header)}{validation.suggest(name, header)}"
+            validation.expect(name in header, option, f"{name!r}", there)
+    expected = f"the columns of {path.name} that make up y, among {_shown(header)}; only an autoencoder needs none"
+    validation.expect(targets or not outputs, "targets", "none", expected)
+    taken = [*targets, *ignore]
+    validation.expect(len(set(taken)) == len(taken), "targets, ignore", _shown(taken), "each column once")
+    columns = [name for name in header if name not in taken]
     validation.expect(columns, "targets", f"every column of {path.name}", "at least one to be left for x")
     frame = pd.read_csv(
         path,
         encoding="utf-8-sig",
-        header=0,
-        names=header,
-        index_col=False,
         skipinitialspace=True,
         keep_default_na=False,
         na_values=list(MISSING),
         low_memory=False,
     )
-    text = [name for name in header if frame[name].dtype.kind not in "biuf"]
-    classes = outputs and len(targets) == 1 and frame[targets[0]].dtype.kind not in "iuf"
-    wrong = [name for name in text if name in columns or (name in targets and outputs and not classes)]
+    frame.columns = pd.Index(header)
+    kinds = {name: frame[name].dtype.kind for name in header}
+    classes = outputs and len(targets) == 1 and kinds[targets[0]] not in "iuf"
+    numeric = columns + (targets if outputs and not classes else [])
+    wrong = [name for name in header if name in numeric and kinds[name] not in "biuf"]
     if wrong:
         row, cell = _first_text(frame[wrong[0]])
         raise ValueError(
             f"{path.name}: got text in column {_shown(wrong)}, expected numbers (line {lines[row]}: {cell!r}); leave "
             "columns out with ignore, or write categories as columns of 0 and 1"
         )
-    if classes and pd.to_numeric(frame[targets[0]], errors="coerce").notna().any():
-        row, cell = _first_text(frame[targets[0]])
-        where = f"{path.name}, line {lines[row]}, column {targets[0]!r}"
-        raise ValueError(f"{where}: got {cell!r} among numbers, expected numbers only, or text only for classes")
     x, y = frame[columns].to_numpy(np.float64), None
     if classes:
         column = frame[targets[0]]
-        y = np.where(column.isna(), "", column.astype(str)).astype(np.str_)
+        if pd.to_numeric(column, errors="coerce").notna().any():
+            row, cell = _first_text(column)
+            where = f"{path.name}, line {lines[row]}, column {targets[0]!r}"
+            raise ValueError(f"{where}: got {cell!r} among numbers, expected numbers only, or text only for classes")
+        y = column.fillna("").to_numpy(np.str_)
     elif outputs:
-        whole = len(targets) == 1 and frame[targets[0]].dtype.kind in "iu"
+        whole = len(targets) == 1 and kinds[targets[0]] in "iu"
         y = frame[targets[0]].to_numpy() if whole else frame[targets].to_numpy(np.float64)
     return Table(path.stem, x, y, tuple(columns), tuple(targets) if outputs else (), np.arange(len(x)))
 
@@ -322,40 +311,36 @@ def _check_rows(path: Path) -> tuple[list[str], list[int]]:
                     raise ValueError(f"{where}: got {len(row)} cells, expected {len(header)} as in the header")
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"path: got {path.name!r}, which is no CSV file in UTF-8 ({error})") from error
-    if not lines:
-        raise ValueError(f"{path.name}: got {int(bool(header))} rows, expected column names and at least one row")
-    if len(set(header)) < len(header) or not all(header):
-        raise ValueError(f"{path.name}: got columns {_shown(header)}, expected different names for all")
+    expected = "column names and at least one row"
+    validation.expect(lines, path.name, f"{int(bool(header))} rows", expected)
+    named = len(set(header)) == len(header) and all(header)
+    validation.expect(named, path.name, f"columns {_shown(header)}", "different names for all")
     return header, lines
 
 
 def _complete(table: Table, file: str, drop_missing: bool, min_rows: int) -> Table:
     """Return a table without missing entries, or name the columns that have some."""
-    parts = [(table.x, table.columns)] + ([] if table.y is None else [(table.y, table.targets)])
-    gaps = [_gaps(values) for values, _ in parts]
-    rows = np.any([part.any(1) for part in gaps], axis=0)
-    if rows.any() and not drop_missing:
-        found = [
-            f"{name} ({count} of {len(rows)} rows)"
-            for part, (_, names) in zip(gaps, parts, strict=True)
-            for name, count in zip(names, part.sum(0), strict=True)
-            if count
-        ]
+    y, names = table.y, [*table.columns, *table.targets]
+    gaps = np.hstack([_gaps(values) for values in (table.x, y) if values is not None])
+    gone = np.asarray(gaps.any(axis=1))
+    if gone.any() and not drop_missing:
+        counts = zip(names, gaps.sum(0), strict=True)
+        found = [f"{name} ({count} of {len(gone)} rows)" for name, count in counts if count]
         raise ValueError(
             f"{file}: got missing or infinite values in column {_shown(found)}, expected none; "
             "drop_missing leaves these rows out, ignore leaves columns out"
         )
-    kept = ~rows
-    if kept.sum() < min_rows:
-        complete = " that are complete" if rows.any() else ""
-        raise ValueError(f"{file}: got {kept.sum()} row(s){complete}, expected at least {min_rows}")
-    if not rows.any():
+    kept = ~gone
+    found_rows = f"{kept.sum()} row(s){' that are complete' if gone.any() else ''}"
+    validation.expect(kept.sum() >= min_rows, file, found_rows, f"at least {min_rows}")
+    if kept.all():
         return table
-    y = None if table.y is None else table.y[kept]
-    if y is not None and gaps[1].any() and y.dtype.kind == "f" and (y % 1 == 0).all():
-        y = y.astype(np.int64)  # the gaps had made them floating-point
-        y = y[:, 0] if len(table.targets) == 1 else y
-    return replace(table, x=table.x[kept], y=y, rows=table.rows[kept], dropped=int(rows.sum()))
+    if y is not None:
+        y = y[kept]
+        if gaps[:, len(table.columns) :].any() and y.dtype.kind == "f" and (y % 1 == 0).all():
+            y = y.astype(np.int64)  # the gaps had made them floating-point
+            y = y[:, 0] if len(table.targets) == 1 else y
+    return replace(table, x=table.x[kept], y=y, rows=table.rows[kept], dropped=int(gone.sum()))
 
 
 def _gaps(values: np.ndarray) -> np.ndarray:
@@ -367,8 +352,8 @@ def _gaps(values: np.ndarray) -> np.ndarray:
 def _labels(values: np.ndarray, name: str) -> np.ndarray:
     """Return class numbers as int64, (N,), from integers or whole floats, (N,) or (N, 1)."""
     flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-    if flat.ndim != 1 or not np.isfinite(flat).all() or (flat != np.floor(flat)).any():
-        raise ValueError(f"{name}: got {validation.describe(values)}, expected one whole number per sample")
+    whole = flat.ndim == 1 and np.isfinite(flat).all() and (flat == np.floor(flat)).all()
+    validation.expect(whole, name, values, "one whole number per sample")
     return flat.astype(np.int64)
 
 

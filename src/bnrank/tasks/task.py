@@ -112,19 +112,14 @@ class Task(Printed):
         validation.choice(self.loss, "loss", LOSSES)
         if (self.x_test is None) != (self.y_test is None):
             raise ValueError("x_test, y_test: got one without the other, expected both or neither")
-        if self.loss == "mse" and isinstance(self.y, Tensor | np.ndarray) and self.y.ndim == 1:
-            raise ValueError(
-                f"y: got {validation.describe(self.y)}, expected (N, d_out); for class numbers pass "
-                "loss='cross_entropy', for one quantity y.reshape(-1, 1)"
-            )
+        flat = self.loss == "mse" and isinstance(self.y, Tensor | np.ndarray) and self.y.ndim == 1
+        expected = "(N, d_out); for class numbers pass loss='cross_entropy', for one quantity y.reshape(-1, 1)"
+        validation.expect(not flat, "y", self.y, expected)
         self._check("")
         if self.x_test is not None:
             self._check("_test")
-            if self.x_test.shape[1:] != self.x.shape[1:]:
-                raise ValueError(
-                    f"x_test: got samples of shape {tuple(self.x_test.shape[1:])}, "
-                    f"expected {tuple(self.x.shape[1:])} as in x"
-                )
+            found, shape = tuple(self.x_test.shape[1:]), tuple(self.x.shape[1:])
+            validation.expect(found == shape, "x_test", f"samples of shape {found}", f"{shape} as in x")
 
     def _check(self, suffix: str) -> None:
         """Check and convert the training data (suffix "") or the test data ("_test")."""
@@ -136,14 +131,13 @@ class Task(Printed):
             y = signs(y, names[1]).to(x.dtype)
         else:
             y = _labels(y, names[1])
-            classes = int(y.max()) + 1 if self.classes is None else self.classes
+            low, high = int(y.min()), int(y.max())
+            classes = high + 1 if self.classes is None else self.classes
             object.__setattr__(self, "classes", classes)
-            if int(y.min()) < 0 or int(y.max()) >= classes:
-                found = f"labels from {int(y.min())} to {int(y.max())}"
-                raise ValueError(f"{names[1]}: got {found}, expected 0 to {classes - 1}")
-        if len(x) != len(y):
-            found = f"got {len(x)} and {len(y)} samples"
-            raise ValueError(f"{', '.join(names)}: {found}, expected the same number in both")
+            found = f"labels from {low} to {high}"
+            validation.expect(low >= 0 and high < classes, names[1], found, f"0 to {classes - 1}")
+        found = f"{len(x)} and {len(y)} samples"
+        validation.expect(len(x) == len(y), ", ".join(names), found, "the same number in both")
         for name, value in zip(names, (x, y), strict=True):
             object.__setattr__(self, name, value)
 
@@ -190,11 +184,9 @@ def signs(y: object, name: str) -> Tensor:
         raise TypeError(f"{name}: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray of -1 and +1")
     labels = torch.as_tensor(y)
     validation.expect(not (labels.dtype == torch.bool or labels.is_complex()), name, y, "numbers -1 and +1", TypeError)
-    if labels.numel() == 0 or tuple(labels.shape[1:]) not in ((), (1,)) or labels.ndim == 0:
-        raise ValueError(
-            f"{name}: got shape {tuple(labels.shape)}, expected labels (N,) or (N, 1) for 'logistic', whose "
-            "output is one number"
-        )
+    shape, expected = tuple(labels.shape), "labels (N,) or (N, 1) for 'logistic', whose output is one number"
+    column = shape != () and shape[1:] in ((), (1,)) and labels.numel() > 0
+    validation.expect(column, name, f"shape {shape}", expected)
     labels = labels.detach().double().reshape(-1, 1)
     wrong = labels[labels.abs() != 1]
     if len(wrong):

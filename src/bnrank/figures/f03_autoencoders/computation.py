@@ -30,6 +30,11 @@ class Network:
     init: float | str
     steps: int
 
+    def train(self, task: Task, folder: Path, progress: bool, **options: Any) -> Run:
+        """Return such networks, trained."""
+        net = mlp(task, self.depth, self.width, init=self.init)
+        return train_recorded(net, task, folder, progress, ridge=RIDGE, steps=self.steps, records=10, **options)
+
 
 @dataclass(frozen=True)
 class Curves:
@@ -120,17 +125,8 @@ def curve_runs(out: Path, progress: bool, curves: Curves, net: Network) -> list[
     result = []
     for curve in curves.curves:
         task = planar_curve(curves.samples, curves.corners, curve, n_test=curves.samples)
-        run = train_recorded(
-            mlp(task, net.depth, net.width, init=net.init),
-            task,
-            out / f"curve-{curve}-depth-{net.depth}",
-            progress,
-            ridge=RIDGE,
-            steps=net.steps,
-            members=curves.nets,
-            seed=curves.nets * curve,
-            records=10,
-        )
+        folder = out / f"curve-{curve}-depth-{net.depth}"
+        run = net.train(task, folder, progress, members=curves.nets, seed=curves.nets * curve)
         result += [_of_curve(run, member, task, curve, net.depth, curves.noise) for member in range(curves.nets)]
     return result
 
@@ -168,19 +164,9 @@ def image_task(images: Images) -> tuple[Task, Tensor]:
 
 def image_runs(out: Path, progress: bool, task: Task, images: Images, net: Network) -> list[OfImages]:
     """Train networks of one depth on images, and return the measurements of all of them."""
-    run = train_recorded(
-        mlp(task, net.depth, net.width, init=net.init),
-        task,
-        out / f"images-depth-{net.depth}",
-        progress,
-        ridge=RIDGE,
-        steps=net.steps,
-        optimizer=Adam(lr=images.lr, schedule="cosine"),
-        batch_size=images.batch_size,
-        members=images.nets,
-        seed=0,
-        records=10,
-    )
+    folder, optimizer = out / f"images-depth-{net.depth}", Adam(lr=images.lr, schedule="cosine")
+    batches: dict[str, Any] = {"optimizer": optimizer, "batch_size": images.batch_size}
+    run = net.train(task, folder, progress, members=images.nets, seed=0, **batches)
     return [_of_images(run, member, task, net.depth, images) for member in range(images.nets)]
 
 

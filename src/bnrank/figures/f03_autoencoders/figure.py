@@ -12,21 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from torch import Tensor
 
-from bnrank._core.axes import OKABE_ITO
-from bnrank.figures.f03_autoencoders.computation import (
-    RIDGE,
-    RTOL,
-    Curves,
-    Images,
-    Network,
-    OfCurve,
-    OfImages,
-    curve_runs,
-    image_runs,
-    image_task,
-)
+from bnrank.figures.f03_autoencoders import computation
+from bnrank.figures.f03_autoencoders.computation import RIDGE, RTOL, Curves, Images, Network, OfCurve, OfImages
 from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below
-from bnrank.figures.harness.drawing import GRAY, label, legend_below, panels, reference
+from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels, reference
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.figures.harness.training import held_out
 from bnrank.networks.functional import Functional
@@ -114,10 +103,10 @@ def image_claims(deep: Sequence[OfImages], shallow: Sequence[OfImages]) -> tuple
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Train deep and shallow autoencoders on curves and on images, and apply them to noisy samples."""
     s = settings
-    deep, shallow = (curve_runs(folder, progress, s.curves, net) for net in (s.curve_deep, s.curve_shallow))
-    task, mean = image_task(s.images)
+    deep, shallow = (computation.curve_runs(folder, progress, s.curves, net) for net in (s.curve_deep, s.curve_shallow))
+    task, mean = computation.image_task(s.images)
     deep_images, shallow_images = (
-        image_runs(folder, progress, task, s.images, net) for net in (s.images_deep, s.images_shallow)
+        computation.image_runs(folder, progress, task, s.images, net) for net in (s.images_deep, s.images_shallow)
     )
     first = [[next(run for run in runs if run.row["curve"] == curve) for curve in s.shown] for runs in (deep, shallow)]
     pictures = {
@@ -158,7 +147,7 @@ IMAGES = (
 )
 
 
-BLUE, ORANGE, GREEN = OKABE_ITO[:3]
+BLUE, ORANGE, GREEN = color(0), color(1), color(2)
 ARROWS = 70
 
 
@@ -189,25 +178,22 @@ def _arrows(ax: Axes, run: OfCurve) -> None:
     ax.quiver(*start.numpy().T, *step, zorder=3, color="0.55", **style)
     ax.plot(*start.numpy().T, "o", color=GREEN, markersize=4, zorder=4, label="random inputs")
     ax.plot(*stop.numpy().T, "o", color=ORANGE, markersize=4, zorder=5, label="their outputs")
-    ax.set_aspect("equal")
-    edge = 1.15 * half
-    ax.set_xlim(float(center[0]) - edge, float(center[0]) + edge)
-    ax.set_ylim(float(center[1]) - edge, float(center[1]) + edge)
+    (left, bottom), (right, top) = (center - 1.15 * half).tolist(), (center + 1.15 * half).tolist()
+    ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
 
 
 def draw_runs(deep: Sequence[OfCurve], shallow: Sequence[OfCurve], threshold: float) -> Picture:
     """Draw for every run on a curve the share of the noise that is left, and of samples with a Jacobian of rank 1."""
     picture, ((left, right),) = panels(1, 2, (11, 4.4))
-    for runs, color, mark, shift in ((deep, BLUE, "o", -0.12), (shallow, ORANGE, "s", 0.12)):
+    for runs, hue, mark, shift in ((deep, BLUE, "o", -0.12), (shallow, ORANGE, "s", 0.12)):
         curves = np.array([run.row["curve"] for run in runs]) + shift
-        style: dict[str, Any] = {"color": color, "markersize": 7, "label": f"depth {runs[0].row['depth']}"}
+        style: dict[str, Any] = {"color": hue, "markersize": 7, "label": f"depth {runs[0].row['depth']}"}
         left.plot(curves, [run.row["after / before"] for run in runs], mark, **style)
         right.plot(curves, [100 * run.row["rank 1"] for run in runs], mark, **style)
     reference(left, threshold, f"{threshold:g}")
     title = "Noise off the curve that is left"
     label(left, "curve (seed)", "median distance to the curve, after / before", title, log="y")
-    label(right, "curve (seed)", "unseen points (%)", "Where the Jacobian has rank 1")
-    right.set_ylim(-4, 104)
+    label(right, "curve (seed)", "unseen points (%)", "Where the Jacobian has rank 1", ylim=(-4, 104))
     for ax in (left, right):
         ax.set_xticks(sorted({run.row["curve"] for run in deep}))
     legend_below(picture, left)
@@ -238,15 +224,15 @@ def draw_digits(deep: OfImages, shallow: OfImages, clean: Tensor, mean: Tensor, 
 def draw_images(deep: Sequence[OfImages], shallow: Sequence[OfImages]) -> Picture:
     """Draw the distance to the image without noise after against before, and the spectra of the Jacobians."""
     picture, ((left, right),) = panels(1, 2, (11, 4.6))
-    for runs, color, mark in ((deep, BLUE, "o"), (shallow, ORANGE, "s")):
+    for runs, hue, mark in ((deep, BLUE, "o"), (shallow, ORANGE, "s")):
         for i, run in enumerate(runs):
             depth = f"depth {run.row['depth']}"
             name = depth if i == 0 else None
-            left.plot(*np.array(run.distances).T, mark + "-", color=color, markersize=5, linewidth=1.4, label=name)
+            left.plot(*np.array(run.distances).T, mark + "-", color=hue, markersize=5, linewidth=1.4, label=name)
             values = run.spectra.median(0).values.numpy()
             ranks = " and ".join(f"{one.row['effective rank']:.0f}" for one in runs)
             name = f"{depth}, effective rank {ranks}" if i == 0 else None
-            right.plot(np.arange(1, len(values) + 1), values, color=color, linewidth=1.6, label=name)
+            right.plot(np.arange(1, len(values) + 1), values, color=hue, linewidth=1.6, label=name)
     end = max(before for run in (*deep, *shallow) for before, _ in run.distances)
     left.plot([0, end], [0, end], color=GRAY, linestyle="--", linewidth=1.2, label="unchanged")
     what, title = "median distance to the image without noise", "Spectra of the Jacobian on unseen images"

@@ -1,9 +1,12 @@
 """Axes, colors and legends that the pictures of several figures share."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
+from numpy.typing import NDArray
 
 from bnrank._core.axes import OKABE_ITO, dress
 
@@ -21,8 +24,13 @@ def color(i: int) -> str:
     return OKABE_ITO[i % len(OKABE_ITO)]
 
 
-def label(ax: Axes, x: str, y: str, title: str, *, log: str = "", legend: Any = None, bottom: Any = None) -> None:
-    """Label axes; ``log`` names logarithmic axes ("x", "y", "xy"), ``legend`` its place, ``bottom`` the end of y."""
+def label(
+    ax: Axes, x: str, y: str, title: str, *, log: str = "", legend: Any = None, bottom: Any = None, **properties: Any
+) -> None:
+    """Label axes; ``log`` names logarithmic axes ("x", "y", "xy"), ``legend`` its place, ``bottom`` the end of y.
+
+    ``properties``, such as ``xlim`` and ``aspect``, are those of ``Axes.set``.
+    """
     dress(ax, x, y, title)
     for axis in log:
         getattr(ax, f"set_{axis}scale")("log")
@@ -30,6 +38,13 @@ def label(ax: Axes, x: str, y: str, title: str, *, log: str = "", legend: Any = 
         ax.legend(frameon=False, fontsize=9, loc=legend)
     if bottom is not None:
         ax.set_ylim(bottom=bottom)
+    ax.set(**properties)
+
+
+def ticks(ax: Axes, values: Sequence[float] | NDArray[np.float64]) -> None:
+    """Mark these values, and no others, on the horizontal axis."""
+    ax.set_xticks(values, [f"{value:g}" for value in values])
+    ax.minorticks_off()
 
 
 def reference(ax: Axes, value: float, name: str | None = None) -> None:
