@@ -10,7 +10,7 @@ import pytest
 
 import bnrank
 from bnrank import figures
-from bnrank.figures.harness import reproduction, store
+from bnrank.figures.harness import requirements, store
 from bnrank.figures.harness.claims import Claim
 from bnrank.figures.harness.figure import Outcome
 from bnrank.tasks import images
@@ -41,14 +41,14 @@ def test_names_are_checked_before_anything_runs_and_run_once(tmp_path, plant, mo
 def test_too_little_memory_is_said_before_the_figure_starts(tmp_path, plant, monkeypatch):
     a, b = planted("a", gigabytes={"quick": 3.0, "paper": 1.0}), planted("b")
     plant(a, b)
-    monkeypatch.setattr(reproduction, "memory", lambda: 2.0)
+    monkeypatch.setattr(requirements, "memory", lambda: 2.0)
     first, second = figures.reproduce("all", tmp_path, progress=False)
     assert "needs 3 GB, and 2 GB are available" in first.error
     assert "needs 3 GB" in part_of(page_of(tmp_path), "a")
     assert (a[1], second.passed) == ([], True)
     assert not (tmp_path / "quick" / "a-name").exists()
     assert figures.reproduce("a", tmp_path, "paper", progress=False)[0].passed
-    monkeypatch.setattr(reproduction, "memory", lambda: None)  # where it cannot be told
+    monkeypatch.setattr(requirements, "memory", lambda: None)  # where it cannot be told
     assert figures.reproduce("a", tmp_path, progress=False)[0].passed
 
 
@@ -86,7 +86,7 @@ def group(at, limit, used, cache, version=2):
     ],
 )
 def test_memory_is_what_kernel_and_control_groups_leave(tmp_path, files, groups, expected):
-    assert reproduction.memory(machine(tmp_path, groups=groups, **files)) == pytest.approx(expected)
+    assert requirements.memory(machine(tmp_path, groups=groups, **files)) == pytest.approx(expected)
 
 
 def test_memory_is_no_more_than_the_limit_on_addresses_leaves(tmp_path, monkeypatch):
@@ -94,17 +94,17 @@ def test_memory_is_no_more_than_the_limit_on_addresses_leaves(tmp_path, monkeypa
     machine(tmp_path)
     (tmp_path / "proc/self/statm").write_text("900 500 0 0")
     monkeypatch.setattr(resource, "getrlimit", lambda kind: {resource.RLIMIT_AS: (2 * 10**9, -1)}[kind])
-    assert reproduction.memory(tmp_path) == pytest.approx(2 - 400 * page / 1e9)
-    assert reproduction.memory(tmp_path / "nothing") <= 2
+    assert requirements.memory(tmp_path) == pytest.approx(2 - 400 * page / 1e9)
+    assert requirements.memory(tmp_path / "nothing") <= 2
 
 
 def test_memory_of_this_process_counts_and_elsewhere_that_of_the_machine(tmp_path):
     machine(tmp_path)
     (tmp_path / "proc/self/statm").write_text("900000 500000 0 0")
-    assert reproduction.memory(tmp_path) == pytest.approx(8.192 + 500000 * os.sysconf("SC_PAGE_SIZE") / 1e9)
+    assert requirements.memory(tmp_path) == pytest.approx(8.192 + 500000 * os.sysconf("SC_PAGE_SIZE") / 1e9)
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert reproduction.memory(tmp_path / "nothing") == pytest.approx(whole / 1e9)
-    here = reproduction.memory()
+    assert requirements.memory(tmp_path / "nothing") == pytest.approx(whole / 1e9)
+    here = requirements.memory()
     assert here is None or here > 0.05
 
 
@@ -128,8 +128,8 @@ def test_what_will_not_run_is_said_before_the_first_starts_and_data_are_looked_f
         asked.append("mnist")
         raise ValueError("no mnist")
 
-    monkeypatch.setattr(reproduction, "DATA", {"mnist": absent})
-    monkeypatch.setattr(reproduction, "memory", lambda: 2.0)
+    monkeypatch.setattr(requirements, "DATA", {"mnist": absent})
+    monkeypatch.setattr(requirements, "memory", lambda: 2.0)
     needs = {"quick": ("mnist",)}
     a, b, c = planted("a"), planted("b", data=needs), planted("c", data=needs)
     d = planted("d", gigabytes={"quick": 3.0})
@@ -154,7 +154,7 @@ def test_what_will_not_run_is_said_before_the_first_starts_and_data_are_looked_f
 
 def test_memory_that_went_meanwhile_is_noticed(tmp_path, plant, monkeypatch):
     free = [4.0]
-    monkeypatch.setattr(reproduction, "memory", lambda: free[0])
+    monkeypatch.setattr(requirements, "memory", lambda: free[0])
 
     def make(*_, **__):
         free[0] = 1.0
@@ -204,7 +204,7 @@ def test_every_figure_says_what_it_needs():
     for figure in figures.FIGURES:
         assert set(figure.gigabytes) == set(figures.SCALES), figure.id
         assert set(figure.data) <= set(figures.SCALES)
-        assert all(name in reproduction.DATA for names in figure.data.values() for name in names)
+        assert all(name in requirements.DATA for names in figure.data.values() for name in names)
         assert 0.2 < figure.gigabytes["quick"] <= 8
 
 

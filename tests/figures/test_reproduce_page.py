@@ -10,7 +10,7 @@ import pytest
 
 import bnrank
 from bnrank import figures
-from bnrank.figures.harness import gallery, reproduction
+from bnrank.figures.harness import gallery, requirements
 from bnrank.figures.harness.claims import Claim
 from bnrank.figures.harness.figure import Figure, Outcome
 
@@ -198,7 +198,7 @@ def test_the_command_says_what_runs_and_what_came_out_as_it_goes(command, plant,
 def test_list_shows_all_figures_and_what_they_need_and_runs_none(command, plant, tmp_path, monkeypatch):
     a, b = planted("a", gigabytes={"quick": 3.0}, data={"quick": ("mnist",)}), planted("b")
     plant(a, b)
-    monkeypatch.setattr(reproduction, "DATA", {"mnist": lambda: None})
+    monkeypatch.setattr(requirements, "DATA", {"mnist": lambda: None})
     code, out, _ = command("--list")
     assert (code, a[1], list(tmp_path.iterdir())) == (0, [], [])
     assert re.search(r"A +a-name +– +not run yet +– +3 GB", out)

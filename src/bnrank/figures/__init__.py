@@ -3,10 +3,12 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bnrank._core import validation
+from bnrank._core.files import discard_partial, prepare_folder
 from bnrank.figures import f01_bottleneck_spectra as f01
 from bnrank.figures import f02_class_regions as f02
 from bnrank.figures import f04_norm_and_depth as f04
@@ -23,11 +25,11 @@ from bnrank.figures.f11_escape_width import figure as f11
 from bnrank.figures.f12_one_neuron import figure as f12
 from bnrank.figures.f13_low_rank_tails import figure as f13
 from bnrank.figures.f14_geodesics import figure as f14
-from bnrank.figures.harness import store
+from bnrank.figures.harness import gallery, store
 from bnrank.figures.harness.claims import Claim
-from bnrank.figures.harness.figure import SCALES, Figure, Outcome
+from bnrank.figures.harness.figure import SCALES, Figure, Outcome, describe
 from bnrank.figures.harness.gallery import OUT, Entry, duration, entries
-from bnrank.figures.harness.reproduction import run_all
+from bnrank.figures.harness.requirements import lacking
 
 __all__ = [
     "FIGURES",
@@ -113,8 +115,63 @@ def reproduce(
     KeyboardInterrupt
         At Ctrl-C; the page is written, and the same call resumes.
     """
-    validation.choice(scale, "scale", SCALES)
-    return run_all(_chosen(names), FIGURES, Path(out) / scale, scale, progress, resume, on_start, on_end)
+    folder = Path(out) / validation.choice(scale, "scale", SCALES)
+    figures = _chosen(names)
+    prepare_folder(folder)
+    discard_partial(folder, store.ABANDONED)
+    data: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    failed: dict[str, Outcome] = {}
+    done: dict[str, Outcome] = {}
+    write_page = partial(gallery.write, folder, scale, FIGURES, refused, failed)
+
+    def opened(figure: Figure) -> Outcome | None:
+        """Return the stored outcome of a figure, or one that says why it cannot run; None if it has to run."""
+        refused.pop(figure.name, None)
+        why = store.refusal(folder / figure.name, figure.stamp(scale), resume)
+        if not why and resume:
+            with contextlib.suppress(ValueError):  # none, or a damaged one: run again
+                outcome = Outcome.open(folder / figure.name)
+                if not outcome.error:
+                    return outcome
+        why = why or lacking(figure, scale, data)
+        if not why:
+            return None
+        refused[figure.name] = why
+        return Outcome(figure.label, settings={"scale": scale}, error=why)
+
+    for figure in figures:
+        opened(figure)
+    write_page()
+    for figure in sorted(figures, key=lambda one: one.name not in refused):
+        outcome = opened(figure)  # again: the figures before may have used up memory or disk space
+        if outcome is None:
+            if on_start is not None:
+                on_start(figure)
+            try:
+                outcome = _run(figure, folder, scale, progress, resume)
+            except KeyboardInterrupt:
+                write_page()
+                raise
+            if outcome.error:
+                failed[figure.name] = outcome
+        write_page()
+        done[figure.name] = outcome
+        if on_end is not None:
+            on_end(figure, outcome)
+    return [done[figure.name] for figure in figures]
+
+
+def _run(figure: Figure, folder: Path, scale: str, progress: bool, resume: bool) -> Outcome:
+    """Run a figure and return its outcome as stored, or one that says why nothing could be stored."""
+    try:
+        figure.run(scale, folder, progress, resume)
+        return Outcome.open(folder / figure.name)
+    except Exception as problem:
+        if store.is_full(problem):
+            raise
+        why = str(problem) if isinstance(problem.__cause__, OSError) else describe(problem)
+        return Outcome(figure.label, settings={"scale": scale}, error=why)
 
 
 def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outcome]:
@@ -155,9 +212,8 @@ def _chosen(names: str | Sequence[str]) -> list[Figure]:
     """Return the figures of these names, without duplicates."""
     given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
     validation.expect(given, "names", "none", "ids or names of figures, or all")
-    if not all(isinstance(name, str) for name in given):
-        got = validation.describe(names)
-        raise TypeError(f"names: got {got}, expected ids or names of figures, such as 'F1', or 'all'")
+    strings = all(isinstance(name, str) for name in given)
+    validation.expect(strings, "names", names, "ids or names of figures, such as 'F1', or 'all'", TypeError)
     known = {name: [figure] for figure in FIGURES for name in (figure.id.lower(), figure.name)}
     known["all"] = list(FIGURES)
     unknown = [name for name in given if name.lower() not in known]

@@ -18,6 +18,10 @@ from bnrank.reporting.tables import typeset
 
 PAGE = "index.html"
 OUT = "reproduction"  # the default folder
+SIZES = {
+    "quick": "Small networks and data, minutes on two cores.",
+    "paper": "Networks and data of the sources' sizes.",
+}
 
 
 @dataclass(frozen=True)
@@ -48,22 +52,26 @@ class Entry:
     other: Sequence[str] = ()
 
     @property
+    def ran(self) -> bool:
+        """Whether there is an outcome without an error."""
+        return self.outcome is not None and not self.outcome.error
+
+    @property
     def kind(self) -> str:
         """Good, bad or warn, as the marks of the page are called."""
         if self.outcome is None or self.other:
             return "bad" if self.refused or self.damaged else "warn"
-        if not self.outcome.error and not self.outcome.claims:
+        if self.ran and not self.outcome.claims:
             return "warn"
         return "good" if self.outcome.passed else "bad"
 
     @property
     def result(self) -> str:
         """The result in a few words."""
-        if self.refused and self.outcome is None:
-            return "not run: see below"
         if self.outcome is None:
-            return "damaged" if self.damaged else "interrupted" if self.begun else "not run yet"
-        if self.outcome.error:
+            stored = "damaged" if self.damaged else "interrupted" if self.begun else "not run yet"
+            return "not run: see below" if self.refused else stored
+        if not self.ran:
             return "failed"
         undecided = sum(claim.passed is None for claim in self.outcome.claims)
         failed = sum(not claim.passed for claim in self.outcome.claims) - undecided
@@ -75,9 +83,8 @@ class Entry:
     @property
     def claims(self) -> str:
         """How many claims were reproduced."""
-        if self.outcome is None or self.outcome.error or not self.outcome.claims:
-            return "–"
-        return f"{sum(bool(claim.passed) for claim in self.outcome.claims)} of {len(self.outcome.claims)}"
+        found = self.outcome.claims if self.outcome is not None and self.ran else ()
+        return f"{sum(bool(claim.passed) for claim in found)} of {len(found)}" if found else "–"
 
     @property
     def time(self) -> str:
@@ -158,21 +165,15 @@ def duration(seconds: float) -> str:
 
 
 def _head(found: Sequence[Entry], scale: str) -> Text:
-    ran = [entry for entry in found if entry.outcome is not None and not entry.outcome.error]
+    ran = [entry for entry in found if entry.ran]
     done = [entry.outcome for entry in ran if entry.outcome is not None and not entry.other]
     claims = [claim for outcome in done for claim in outcome.claims]
-    passed, seconds = sum(bool(claim.passed) for claim in claims), sum(outcome.seconds for outcome in done)
-    other = (
-        f" Not counted: {len(ran) - len(done)} of other settings or of another version." if len(ran) > len(done) else ""
-    )
-    sizes = {
-        "quick": "small networks and data, minutes on two cores",
-        "paper": "networks and data of the sources' sizes",
-    }
+    passed, time = sum(bool(claim.passed) for claim in claims), duration(sum(outcome.seconds for outcome in done))
+    left = len(ran) - len(done)
+    other = f" Not counted: {left} of other settings or of another version." if left else ""
     return Text(
-        f"{len(done)} of {len(found)} figures have run, in {duration(seconds)} together; {passed} of {len(claims)} "
-        f"claims reproduced.{other} {sizes[scale].capitalize()}. Each claim compares a measured number "
-        "with a threshold."
+        f"{len(done)} of {len(found)} figures have run, in {time} together; {passed} of {len(claims)} claims "
+        f"reproduced.{other} {SIZES[scale]} Each claim compares a measured number with a threshold."
     )
 
 
@@ -195,45 +196,42 @@ def _overview(found: Sequence[Entry]) -> Part:
 def _figure(entry: Entry, out: Path, scale: str, budget: int) -> Part:
     """Return the section of a figure: pictures, expected result, claims, command, data, settings."""
     figure, outcome, key = entry.figure, entry.outcome, entry.figure.id
-    facts = [figure.source]
-    if outcome is not None and not outcome.error:
-        facts.append(f"{entry.claims} claims reproduced" if outcome.claims else "no claims")
-    if outcome is not None:
-        facts += [f"took {entry.time}", f"bnrank {outcome.version}"]
-    blocks: list[Block] = [Text(" · ".join(facts), "note"), *_state(entry)]
-    if outcome is not None:
-        blocks += [_picture(figure, outcome, name, path) for name, path in outcome.pictures.items()]
     expected = typeset(figure.expected[:1].upper() + figure.expected[1:])
-    blocks += [Heading("Result in the source" if figure.printed else "Expected result"), Text(f"{expected}.")]
-    if outcome is not None:
-        claims = [replace(c, name=typeset(c.name), expected=typeset(c.expected)) for c in outcome.claims]
-        blocks += claims_table(Section(figure.title, claims=claims))
+    heading = Heading("Result in the source" if figure.printed else "Expected result")
     command = f"bnrank reproduce {key}" + ("" if scale == "quick" else f" --scale {scale}")
     command += "" if str(out) == OUT else f" --out {shlex.quote(str(out))}"
-    blocks.append(Code("To run this figure", command))
+    facts, claims, rest = [figure.source], list[Block](), list[Block]()
+    pictures = list[Block]()
     if outcome is not None:
+        if entry.ran:
+            facts.append(f"{entry.claims} claims reproduced" if outcome.claims else "no claims")
+        facts += [f"took {entry.time}", f"bnrank {outcome.version}"]
+        pictures += [_picture(figure, outcome, name, path) for name, path in outcome.pictures.items()]
+        made = [replace(c, name=typeset(c.name), expected=typeset(c.expected)) for c in outcome.claims]
+        claims += claims_table(Section(figure.title, claims=made))
         for i, section in enumerate(outcome.sections, 1):
-            blocks += details(section.title, contents(section, f"{key}-{i}", budget), heading=True)
-        blocks += _settings(figure, outcome, scale)
-    return Part(key, f"{key}. {figure.title}", blocks)
+            rest += details(section.title, contents(section, f"{key}-{i}", budget), heading=True)
+        rest += _settings(figure, outcome, scale)
+    blocks = [Text(" · ".join(facts), "note"), *_state(entry), *pictures, heading, Text(f"{expected}."), *claims]
+    return Part(key, f"{key}. {figure.title}", [*blocks, Code("To run this figure", command), *rest])
 
 
 def _state(entry: Entry) -> list[Block]:
     """Return why a figure has no outcome, or none of its present settings and version."""
-    outcome = entry.outcome
-    blocks: list[Block] = []
+    outcome, said = entry.outcome, {}
     if entry.refused:
-        blocks.append(_said("Not run", entry.refused))
+        said["Not run"] = entry.refused
     elif entry.other and outcome is not None:
-        blocks.append(_said("Other settings or another version", "; ".join(entry.other)))
+        said["Other settings or another version"] = "; ".join(entry.other)
     if entry.damaged:
-        blocks.append(_said("Damaged", entry.damaged))
-    elif outcome is None and not entry.refused:
+        said["Damaged"] = entry.damaged
+    error, _, trace = outcome.error.partition("\n") if outcome is not None else ("", "", "")
+    if error:
+        said["Failed"] = error
+    blocks: list[Block] = [Said(what, "bad", text.splitlines()) for what, text in said.items()]
+    if outcome is None and not said:
         blocks.append(Said("Interrupted; rerun to resume." if entry.begun else "Not run yet.", "warn"))
-    if outcome is not None and outcome.error:
-        first, _, rest = outcome.error.partition("\n")
-        blocks += [_said("Failed", first), *(details("Traceback", [Pre(rest)]) if rest else [])]
-    return blocks
+    return blocks + (details("Traceback", [Pre(trace)]) if trace else [])
 
 
 def _settings(figure: Figure, outcome: Outcome, scale: str) -> list[Block]:
@@ -248,7 +246,3 @@ def _picture(figure: Figure, outcome: Outcome, name: str, path: Path) -> Block:
     caption = outcome.captions.get(name) or name.replace("-", " ").capitalize()
     vector = path.with_suffix(".svg")
     return picture(vector if vector.exists() else path, caption, alt=f"{figure.id}, {figure.title}: {caption}")
-
-
-def _said(what: str, text: str) -> Said:
-    return Said(what, "bad", text.splitlines())

@@ -14,7 +14,6 @@ Other files in the folder do not belong to the figure, and are not removed.
 import contextlib
 import errno
 import json
-import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +36,7 @@ RUNS, INNER = "runs", "sections"
 ABANDONED = 600  # seconds after which a partial file no longer counts as another process's
 SVG_LIMIT = 300_000  # bytes above which a picture is kept as PNG only
 DPI = 150
-_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
@@ -167,23 +166,21 @@ def plain(value: Any) -> Any:
     >>> plain({"depths": range(2, 4), "ridge": float("inf")})
     {'depths': [2, 3], 'ridge': 'Infinity'}
     """
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else json.dumps(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple | range):
-        return [plain(entry) for entry in value]
-    return str(value)
+
+    def native(value: Any) -> Any:
+        if isinstance(value, np.generic | np.ndarray):
+            return value.tolist()
+        if isinstance(value, Mapping):
+            return dict(value)
+        return list(value) if isinstance(value, range) else str(value)
+
+    return json.loads(json.dumps(value, default=native), parse_constant=str)
 
 
 def _restored(value: Any) -> Any:
     """Return a value with the numbers that `plain` turns into text."""
     if isinstance(value, str):
-        return _NUMBERS.get(value, value)
+        return float(value) if value in _NUMBERS else value
     if isinstance(value, dict):
         return {key: _restored(entry) for key, entry in value.items()}
     return [_restored(entry) for entry in value] if isinstance(value, list) else value

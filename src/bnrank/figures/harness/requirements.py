@@ -1,16 +1,12 @@
-"""Running figures one after another: requirements, reuse of stored outcomes, and failures that stop no other figure."""
+"""Requirements of a figure: memory and data sets."""
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from bnrank import tasks
-from bnrank._core.files import discard_partial, prepare_folder
-from bnrank.figures.harness import gallery, store
-from bnrank.figures.harness.figure import Figure, Outcome, describe
+from bnrank.figures.harness.figure import Figure
 
 GB = 1e9
 DATA: Mapping[str, Callable[[], object]] = {"mnist": lambda: tasks.mnist(n=1, n_test=0)}
@@ -18,77 +14,6 @@ DATA: Mapping[str, Callable[[], object]] = {"mnist": lambda: tasks.mnist(n=1, n_
 VERSION_1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 VERSION_2 = ("", "memory.max", "memory.current", "inactive_file")
 """Folder, files of the limit and the usage, and name of the file cache, of control groups."""
-
-
-def run_all(
-    figures: Sequence[Figure],
-    shown: Sequence[Figure],
-    folder: Path,
-    scale: str,
-    progress: bool,
-    resume: bool,
-    on_start: Callable[[Figure], Any] | None = None,
-    on_end: Callable[[Figure, Outcome], Any] | None = None,
-) -> list[Outcome]:
-    """Run figures or open their stored outcomes, and keep the page of all that are ``shown`` up to date.
-
-    Figures that cannot run are reported before the first one starts.
-    """
-    prepare_folder(folder)
-    discard_partial(folder, store.ABANDONED)
-    data: dict[str, str] = {}
-    refused: dict[str, str] = {}
-    failed: dict[str, Outcome] = {}
-    done: dict[str, Outcome] = {}
-    write = partial(gallery.write, folder, scale, shown, refused, failed)
-
-    def stored(figure: Figure) -> Outcome | None:
-        own = folder / figure.name
-        refused.pop(figure.name, None)
-        why = store.refusal(own, figure.stamp(scale), resume)
-        if not why and resume:
-            with contextlib.suppress(ValueError):  # none, or a damaged one: run again
-                outcome = Outcome.open(own)
-                if not outcome.error:
-                    return outcome
-        why = why or lacking(figure, scale, data)
-        if not why:
-            return None
-        refused[figure.name] = why
-        return Outcome(figure.label, settings={"scale": scale}, error=why)
-
-    for figure in figures:
-        stored(figure)
-    write()
-    for figure in sorted(figures, key=lambda one: one.name not in refused):
-        outcome = stored(figure)  # again: the figures before may have used up memory or disk space
-        if outcome is None:
-            if on_start is not None:
-                on_start(figure)
-            try:
-                outcome = _run(figure, folder, scale, progress, resume)
-            except KeyboardInterrupt:
-                write()
-                raise
-            if outcome.error:
-                failed[figure.name] = outcome
-        write()
-        done[figure.name] = outcome
-        if on_end is not None:
-            on_end(figure, outcome)
-    return [done[figure.name] for figure in figures]
-
-
-def _run(figure: Figure, folder: Path, scale: str, progress: bool, resume: bool) -> Outcome:
-    """Run a figure and return its outcome as stored, or one that says why nothing could be stored."""
-    try:
-        figure.run(scale, folder, progress, resume)
-        return Outcome.open(folder / figure.name)
-    except Exception as problem:
-        if store.is_full(problem):
-            raise
-        why = str(problem) if isinstance(problem.__cause__, OSError) else describe(problem)
-        return Outcome(figure.label, settings={"scale": scale}, error=why)
 
 
 def lacking(figure: Figure, scale: str, known: dict[str, str]) -> str:
