@@ -139,7 +139,7 @@ def test_blocks_are_in_the_order_of_the_network_with_channels_in_order():
             for _, members, channels in term:
                 np.testing.assert_array_equal(members, np.arange(block.size))
                 np.testing.assert_array_equal(channels[:, 0], np.arange(block.size))
-    assert entries.total == sum(node.size for node in graph)
+    assert entries.starts[-1] == sum(node.size for node in graph)
 
 
 def test_flattened_positions_belong_to_their_channel():

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 import bnrank
-from bnrank.theory.invariants import attachment
-from bnrank.theory.invariants.drift import Increments, Ledger
+from bnrank.theory.invariants import steps
 from bnrank.theory.invariants.finding import find
 from bnrank.theory.invariants.monitor import Monitor
 from bnrank.theory.invariants.squares import Forms
-from bnrank.theory.invariants.track import Track
+from bnrank.theory.invariants.track import Increments, Ledger, Track
 from bnrank.training import GradientDescent, Record
 
 
@@ -169,7 +168,7 @@ def test_a_failure_ends_the_recording_and_not_the_training(where, monkeypatch):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.02)
     monitor = Monitor(net, data()[0][:2], every=1, matrices_every=1).attach(optimizer)
     train(net, optimizer, 5)
-    monkeypatch.setattr(attachment, where, failing)
+    monkeypatch.setattr(steps, where, failing)
     with pytest.warns(RuntimeWarning, match="recording stopped at step 5: RuntimeError: no luck") as warned:
         train(net, optimizer, 5)
     assert len(warned) == 1

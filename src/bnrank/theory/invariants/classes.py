@@ -7,19 +7,17 @@ outside the theory) is free: scaling it by a positive number, what writes it by 
 inverse leaves the function as it is. Classes that sit alike in the network may also be mixed with each other.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order
 from torch import Tensor
 
 from bnrank.networks.graph.layers import LayerGraph
-from bnrank.theory.invariants.entries import Entries, Slot, mixed, shared_factors
-
-Array = np.ndarray[Any, Any]
+from bnrank.theory.invariants.entries import Array, Entries, Slot, components, mixed, shared_factors
 
 
 @dataclass(frozen=True)
@@ -78,17 +76,9 @@ def blocks(graph: LayerGraph, parameters: Mapping[str, Tensor]) -> tuple[list[Bl
         touched[labels[slot.entries[:, 0]]] = True
     chosen = np.flatnonzero(free & touched)
     _, first, group = np.unique(alike[chosen], return_index=True, return_inverse=True)
-    position = np.empty(len(first), dtype=np.int64)
-    position[np.argsort(opening[chosen[first]], kind="stable")] = np.arange(len(first))  # as in the graph
     block = np.full(len(free), -1)
-    block[chosen] = position[group]
-    inside = np.full(len(free), -1)  # the place of a class in its block, by its first entry
-    members = np.flatnonzero(block >= 0)
-    members = members[np.lexsort((opening[members], block[members]))]
-    sizes = np.bincount(block[members], minlength=len(first))
-    inside[members] = np.arange(len(members)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    entries.label, entries.block = labels, block
-    return _assemble(entries, labels, rank, block, inside, parts, len(first)), entries
+    block[chosen] = np.argsort(np.argsort(opening[chosen[first]]))[group]  # numbered as in the graph
+    return _assemble(entries, labels, block, parts), entries
 
 
 def numbers(graph: LayerGraph, parameters: Mapping[str, Tensor], entries: Entries) -> list[Block]:
@@ -106,8 +96,7 @@ def numbers(graph: LayerGraph, parameters: Mapping[str, Tensor], entries: Entrie
     sides = {(slot.parameter, slot.role): labels[slot.entries[:, 0]] for slot in tied.slots}
     names = sorted(entries.kept)
     into, out = (np.concatenate([sides[name, role] for name in names]) for role in ("scale in", "scale out"))
-    joined = coo_array((np.ones(len(into), dtype=np.int8), (into, out)), shape=(labels.max() + 1,) * 2)
-    component = connected_components(joined.tocsr(), directed=False)[1]
+    component = components(into, out, labels.max() + 1)
     chosen: list[int] = []
     for c in dict.fromkeys(component[into].tolist()):
         before, behind = (list(dict.fromkeys(side[component[side] == c].tolist())) for side in (into, out))
@@ -117,9 +106,7 @@ def numbers(graph: LayerGraph, parameters: Mapping[str, Tensor], entries: Entrie
         chosen += [label for label in members if label not in fixed]
     block = np.full(labels.max() + 1, -1)
     block[chosen] = np.arange(len(chosen))
-    tied.label, tied.block = labels, block
-    rank = _ranks(labels)[0]
-    return _assemble(tied, labels, rank, block, np.zeros_like(block), block, len(chosen))
+    return _assemble(tied, labels, block, block)
 
 
 def _ranks(labels: Array) -> tuple[Array, Array]:
@@ -138,21 +125,25 @@ def _per_class(contexts: Array, labels: Array, rank: Array, number: int) -> Arra
     return result
 
 
-def _assemble(
-    entries: Entries, labels: Array, rank: Array, block: Array, inside: Array, parts: Array, number: int
-) -> list[Block]:
-    """Gather for every block what touches its classes, in orders that correspond between the classes."""
-    firsts = np.concatenate([slot.entries[:, 0] for slot in entries.slots] or [np.zeros(0, int)])
-    slots = np.repeat(np.arange(len(entries.slots)), [len(slot.entries) for slot in entries.slots])
-    channels = np.concatenate([np.arange(len(slot.entries)) for slot in entries.slots] or [np.zeros(0, int)])
-    keys = np.array([slot.key for slot in entries.slots], dtype=np.uint64)[slots]
-    owner = labels[firsts]
-    order = np.lexsort((slots, keys, rank[firsts], inside[owner], block[owner]))
-    bounds = np.searchsorted(block[owner][order], np.arange(number + 1))
+def _assemble(entries: Entries, labels: Array, block: Array, parts: Array) -> list[Block]:
+    """Return what touches the classes of every block, in orders that correspond between the classes."""
+    entries.label, entries.block = labels, block
+    rank, opening = _ranks(labels)
+    number = block.max(initial=-1) + 1
 
-    activated = np.concatenate([a for _, a in entries.activations] or [np.zeros(0, int)])
-    by_class = activated[np.lexsort((rank[activated], inside[labels[activated]], block[labels[activated]]))]
-    active_bounds = np.searchsorted(block[labels[by_class]], np.arange(number + 1))
+    def by_block(classes: Array, *keys: Array) -> list[Array]:
+        """Return the places of classes that are in each block: by class in the order of the network, then by keys."""
+        order = np.lexsort((*keys, opening[classes], block[classes]))
+        return np.split(order, np.searchsorted(block[classes][order], np.arange(number + 1)))[1:-1]
+
+    firsts = np.concatenate([np.zeros(0, int), *(slot.entries[:, 0] for slot in entries.slots)])
+    slots = np.repeat(np.arange(len(entries.slots)), [len(slot.entries) for slot in entries.slots])
+    channels = np.concatenate([np.zeros(0, int), *(np.arange(len(slot.entries)) for slot in entries.slots)])
+    keys = np.array([slot.key for slot in entries.slots], dtype=np.uint64)[slots]
+    touching = by_block(labels[firsts], slots, keys, rank[firsts])
+    activated = np.concatenate([np.zeros(0, int), *(a for _, a in entries.activations)])
+    activations = by_block(labels[activated], rank[activated])
+    classes = by_block(np.arange(len(block)))
 
     held = np.flatnonzero(block[labels] >= 0)
     inner = np.unique(np.stack([block[labels[held]], entries.node_of(held)]), axis=1)
@@ -163,12 +154,8 @@ def _assemble(
 
     names = [node.name for node in entries.graph]
     result = []
-    sorted_classes = np.lexsort((inside, block))
-    ends = np.searchsorted(block[sorted_classes], np.arange(number + 1))
-    for b in range(number):
-        mine = sorted_classes[ends[b] : ends[b + 1]]
-        n = len(mine)
-        chosen = order[bounds[b] : bounds[b + 1]].reshape(n, -1)
+    for b, mine in enumerate(classes):
+        chosen = touching[b].reshape(len(mine), -1)
         table, columns = slots[chosen], channels[chosen]
         patterns, first, which = np.unique(table, axis=1, return_index=True, return_inverse=True)
         terms = []
@@ -181,10 +168,10 @@ def _assemble(
             terms.append(tuple(pieces))
         result.append(
             Block(
-                size=n,
+                size=len(mine),
                 terms=tuple(terms),
                 parts=np.unique(parts[mine], return_inverse=True)[1],
-                activations=by_class[active_bounds[b] : active_bounds[b + 1]].reshape(n, -1),
+                activations=activated[activations[b]].reshape(len(mine), -1),
                 nodes=tuple(names[i] for i in inner[1][inner[0] == b]),
                 diagonal=obstacles.get(b, ""),
             )
@@ -217,68 +204,54 @@ def stages(entries: Entries, found: list[Block]) -> list[Stage]:
     of edges, from the vertices that are not behind it, without and with the stage itself, to the rest, are crossed once
     by every path. Where an edge without a weight crosses, there is no such cut.
     """
-    block = entries.block
+    block, labels = entries.block, entries.label
     alike: dict[tuple[frozenset[str], ...], int] = {}
     merged = np.arange(len(found))
     for b, item in enumerate(found):
         sets = tuple(frozenset(s.parameter for s in item.slots if s.sign == sign) for sign in (1, -1))
         merged[b] = alike.setdefault(sets, b)
-    vertex = (
-        np.where(block >= 0, merged[block], len(found) + np.arange(len(block))) if len(found) else np.arange(len(block))
-    )
-    labels = entries.label
+    vertex = len(found) + np.arange(len(block))
+    vertex[block >= 0] = merged[block[block >= 0]]
+
+    def vertices(values: Array) -> list[int]:
+        found: list[int] = vertex[labels[values.ravel()]].tolist()
+        return found
+
     edges: list[tuple[int, int, str]] = []
     biases: list[tuple[int, str]] = []
-    reads = {s.parameter: s for s in entries.slots if s.sign == -1}
+    reads = {s.parameter: vertices(s.entries[:, 0]) for s in entries.slots if s.sign == -1}
     for slot in entries.slots:
-        given = np.unique(vertex[labels[slot.entries[:, 0]]])
+        given = vertices(slot.entries[:, 0])
         if slot.role == "bias":
-            biases += [(int(v), slot.parameter) for v in given]
+            biases += [(v, slot.parameter) for v in set(given)]
         elif slot.role == "scale out":
-            pairs = np.unique(
-                np.stack([vertex[labels[reads[slot.parameter].entries[:, 0]]], vertex[labels[slot.entries[:, 0]]]]),
-                axis=1,
-            )
-            edges += [(int(a), int(b), slot.parameter) for a, b in pairs.T]
+            edges += [(a, b, slot.parameter) for a, b in set(zip(reads[slot.parameter], given, strict=True))]
         elif slot.role == "write":
-            taken = np.unique(vertex[labels[reads[slot.parameter].entries[:, 0]]])
-            edges += [(int(a), int(b), slot.parameter) for a in taken for b in given]
+            edges += [(a, b, slot.parameter) for a, b in itertools.product(set(reads[slot.parameter]), set(given))]
     for node in entries.graph:
         if node.op == "outside":
-            given = np.unique(vertex[labels[entries.of(node.name).ravel()]])
-            taken = np.unique(vertex[labels[np.concatenate([entries.of(name).ravel() for name in node.inputs])]])
-            edges += [(int(a), int(b), "") for a in taken for b in given]
+            taken = {v for name in node.inputs for v in vertices(entries.of(name))}
+            edges += [(a, b, "") for a, b in itertools.product(taken, set(vertices(entries.of(node.name))))]
     if not edges:
         return []
 
     size = len(found) + len(block)
     rows, columns = np.array([e[0] for e in edges]), np.array([e[1] for e in edges])
-    matrix = coo_array((np.ones(len(edges)), (rows, columns)), shape=(size, size)).tocsr()
-    component = connected_components(matrix, directed=True, connection="strong")[1]
+    component = components(rows, columns, size, directed=True)
     fixed = set(component[len(found) :][block < 0].tolist())
+    after = csr_array((np.ones(len(edges)), (rows, columns)), shape=(size, size))
     result = []
     for c in dict.fromkeys(component[merged].tolist()):
         if c in fixed:
             continue
-        behind = _reached(c, component[rows], component[columns])
-        before = ~np.isin(component, [*behind, c])
-        upto = before | (component == c)
+        inside, reached = component == c, np.zeros(size, dtype=bool)
+        reached[breadth_first_order(after, np.flatnonzero(inside)[0], return_predecessors=False)] = True
         cuts = []
-        for side in (before, upto):
+        for side in (~reached, ~reached | inside):
             crossing = [name for a, b, name in edges if side[a] and not side[b]]
             if "" in crossing:
                 break
             cuts.append(tuple(dict.fromkeys([*crossing, *(name for v, name in biases if not side[v])])))
         if len(cuts) == 2:
-            members = tuple(int(b) for b in np.flatnonzero(component[merged] == c))
-            result.append(Stage(members, (cuts[0], cuts[1])))
+            result.append(Stage(tuple(np.flatnonzero(component[merged] == c).tolist()), (cuts[0], cuts[1])))
     return result
-
-
-def _reached(start: int, rows: Array, columns: Array) -> set[int]:
-    """Return what can be reached from a vertex along edges, without itself."""
-    reached, front = {start}, {start}
-    while front:
-        front = set(columns[np.isin(rows, list(front))].tolist()) - reached
-        reached |= front
-    return reached - {start}

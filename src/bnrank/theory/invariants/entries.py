@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.sparse import coo_array
+from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
@@ -38,8 +38,6 @@ class Slot:
         (channels, positions), the entries that channel touches; they are tied.
     key : int
         Equal for slots that do the same thing: the same operation on the same value, or into the same value.
-    group : ndarray
-        (channels,), the group of a grouped convolution that channel is in.
     """
 
     node: str
@@ -49,7 +47,6 @@ class Slot:
     groups: int
     entries: Array = field(repr=False)
     key: int = field(repr=False)
-    group: Array = field(repr=False)
 
     @property
     def sign(self) -> int:
@@ -71,12 +68,8 @@ class Entries:
 
     def __init__(self, graph: LayerGraph, parameters: Mapping[str, Tensor], kept: frozenset[str] = frozenset()) -> None:
         self.graph, self.parameters, self.kept = graph, parameters, kept
-        self.start: dict[str, int] = {}
-        total = 0
-        for node in graph:
-            self.start[node.name] = total
-            total += node.size
-        self.total = total
+        self.starts = np.cumsum([0, *(node.size for node in graph)])
+        self.start = {node.name: int(start) for node, start in zip(graph, self.starts, strict=False)}
         self.label = self.block = np.zeros(0, dtype=np.int64)  # class of every entry, block (or -1) of every class
         self.slots: list[Slot] = []
         self.obstacles: list[tuple[str, Array]] = []  # why classes with these entries may not be mixed
@@ -109,7 +102,7 @@ class Entries:
 
     def node_of(self, entries: Array) -> Array:
         """Return the position in the graph of the node that each entry is of."""
-        return np.searchsorted(np.array([self.start[node.name] for node in self.graph]), entries, side="right") - 1
+        return np.searchsorted(self.starts, entries, side="right") - 1
 
     def labels(self, without: Collection[str] = ()) -> Array:
         """Return the class of every entry, optionally without the ties by some parameters."""
@@ -118,20 +111,18 @@ class Entries:
             for slot in self.slots
             if slot.parameter not in without
         ]
-        a = np.concatenate([t[0].ravel() for t in ties] or [np.zeros(0, int)])
-        b = np.concatenate([t[1].ravel() for t in ties] or [np.zeros(0, int)])
-        matrix = coo_array((np.ones(len(a), dtype=np.int8), (a, b)), shape=(self.total, self.total))
-        return connected_components(matrix.tocsr(), directed=False)[1].astype(np.int64)
+        a, b = (np.concatenate([np.zeros(0, int), *(tie[side] for tie in ties)]) for side in (0, 1))
+        return components(a, b, int(self.starts[-1]))
 
     def contexts(self, rank: Array) -> tuple[Array, Array]:
         """Return for every entry a number for what is done to it, without and for the groups of convolutions."""
-        coarse, fine = np.zeros(self.total, dtype=np.uint64), np.zeros(self.total, dtype=np.uint64)
+        coarse, fine = np.zeros((2, self.starts[-1]), dtype=np.uint64)
         for slot in self.slots:
             channels, positions = slot.entries.shape
             place = mixed(np.uint64(slot.key) + mixed(np.arange(positions)))
             np.add.at(coarse, slot.entries.ravel(), np.tile(place, channels))
-            group = mixed(np.uint64(slot.key) ^ mixed(slot.group + 1))
-            np.add.at(fine, slot.entries.ravel(), np.repeat(group, positions))
+            group = np.arange(channels) // (channels // slot.groups)
+            np.add.at(fine, slot.entries.ravel(), np.repeat(mixed(np.uint64(slot.key) ^ mixed(group + 1)), positions))
         for key, out, weight, source in self._maps:
             value = np.zeros(len(out), dtype=np.uint64) if source is None else mixed(rank[source])
             np.add.at(coarse, out, mixed(np.uint64(key) + (value if weight is None else value ^ weight)))
@@ -227,7 +218,9 @@ class Entries:
         if node.weight in self.graph.trained and node.weight not in self.kept:
             order = np.argsort(node.weight_places(), kind="stable").reshape(weight.numel(), -1)
             for role, values in (("scale out", given), ("scale in", taken)):
-                self._slot(node, role, -1, values.ravel()[order], _key(role, node.weight))
+                self.slots.append(
+                    Slot(node.name, node.weight, role, -1, 1, values.ravel()[order], _key(role, node.weight))
+                )
             reason = f"{node.weight} is diagonal: only scalings can be undone in it"
             self.obstacles.append((reason, np.concatenate([given.ravel(), taken.ravel()])))
         self._shift(node)
@@ -245,9 +238,10 @@ class Entries:
             shape = (node.kernel, node.stride, node.padding, node.dilation, node.padding_mode, node.groups)
             how = (node.op, *map(str, (shape, taken.shape)))
             axis = int(node.transposed)
-            self._slot(node, "write", axis, given, _key("write", node.inputs[0], *how), node.groups)
-            where = (self._target(node), str(tuple(given.shape)))
-            self._slot(node, "read", 1 - axis, taken, _key("read", *where, *how[:-1]), node.groups)
+            key = _key("write", node.inputs[0], *how)
+            self.slots.append(Slot(node.name, node.weight, "write", axis, node.groups, given, key))
+            key = _key("read", self._target(node), str(tuple(given.shape)), *how[:-1])
+            self.slots.append(Slot(node.name, node.weight, "read", 1 - axis, node.groups, taken, key))
         else:
             self._tie(given[:, :1], given)
             self._tie(taken[:, :1], taken)
@@ -280,15 +274,9 @@ class Entries:
         order = np.argsort(node.bias_places(bias.numel()), kind="stable").reshape(bias.numel(), -1)
         rows = self.of(node.name).ravel()[order]
         if node.bias in self.graph.trained:
-            self._slot(node, "bias", -1, rows, _key("bias"))
+            self.slots.append(Slot(node.name, node.bias, "bias", -1, 1, rows, _key("bias")))
         else:
             self._pins.append(rows[bias.detach().cpu().numpy().ravel() != 0])
-
-    def _slot(self, node: Node, role: str, axis: int, entries: Array, key: int, groups: int = 1) -> None:
-        name = node.bias if role == "bias" else node.weight
-        channels = len(entries)
-        group = np.arange(channels) // (channels // groups)
-        self.slots.append(Slot(node.name, name, role, axis, groups, entries, key, group))
 
     def _target(self, node: Node) -> str:
         """Name the value a map adds to: its own, or the sum it goes into and nowhere else."""
@@ -315,6 +303,12 @@ def shared_factors(graph: LayerGraph, parameters: Mapping[str, Tensor]) -> froze
     label = entries.labels(without=names)
     sets = [slot for slot in entries.slots if slot.parameter in names]
     return frozenset(s.parameter for s in sets if (label[s.entries] != label[s.entries[:, :1]]).any())
+
+
+def components(rows: Array, columns: Array, size: int, *, directed: bool = False) -> Array:
+    """Return the connected component of every vertex of a graph given by its edges; strongly connected if directed."""
+    matrix = csr_array((np.ones(len(rows)), (rows, columns)), shape=(size, size))
+    return connected_components(matrix, directed=directed, connection="strong")[1].astype(np.int64)
 
 
 def _key(*words: str) -> int:

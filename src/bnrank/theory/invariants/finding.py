@@ -1,30 +1,27 @@
 """Every conserved quantity of T44 to T46 that an architecture has."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import text
+from bnrank._core import text, validation
 from bnrank._core.results import Printed
 from bnrank.networks.functional import check_unshared, unwrap
 from bnrank.networks.functional import example as samples
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.tracing import trace
 from bnrank.networks.reasons import Skipped
-from bnrank.theory.invariants.classes import Block, Stage, blocks, numbers, stages
-from bnrank.theory.invariants.conserved import Conserved, Piece, Term, gradient
-from bnrank.theory.invariants.entries import Entries, Slot
-from bnrank.theory.invariants.patterns import Pair
-from bnrank.theory.invariants.wording import STILL, title, words
+from bnrank.theory.invariants.classes import Block, blocks, numbers
+from bnrank.theory.invariants.conserved import Conserved, gradient
+from bnrank.theory.invariants.derivation import differences, quantities
+from bnrank.theory.invariants.entries import Entries
 
-Array = np.ndarray[Any, Any]
 RTOL, ROUNDING = 1e-8, 1e-13
-FLOW = "gradient flow; any loss, any data"
 
 
 class Findings(Printed, Sequence[Conserved]):
@@ -54,9 +51,7 @@ class Findings(Printed, Sequence[Conserved]):
 
     def having(self, kind: str) -> tuple[Conserved, ...]:
         """Return the quantities of a kind: "vertex", "pair", "matrix" or "layer"."""
-        kinds = ("vertex", "pair", "matrix", "layer")
-        if kind not in kinds:
-            raise ValueError(f"kind: got {kind!r}, expected one of {', '.join(map(repr, kinds))}")
+        validation.choice(kind, "kind", ("vertex", "pair", "matrix", "layer"))
         return tuple(item for item in self._items if item.kind == kind)
 
     @overload
@@ -76,9 +71,6 @@ class Findings(Printed, Sequence[Conserved]):
 
     def __len__(self) -> int:
         return len(self._items)
-
-    def __iter__(self) -> Iterator[Conserved]:
-        return iter(self._items)
 
     def __repr__(self) -> str:
         return f"Findings({', '.join(map(repr, self.names))})"
@@ -110,9 +102,8 @@ class Findings(Printed, Sequence[Conserved]):
         if not learnable:
             return "no linear or convolutional layer is trained"
         if len(learnable) == 1:
-            return (
-                f"only {learnable[0].weight} is trained, between the input and the output there is no value to rescale"
-            )
+            only = learnable[0].weight
+            return f"only {only} is trained, between the input and the output there is no value to rescale"
         if self.outside:
             parts = ", ".join(dict.fromkeys(part.type for part in self.outside))
             return f"every hidden value is tied to the input, the output or something outside the theory ({parts})"
@@ -185,123 +176,21 @@ def with_blocks(
         items = [q for block in found for q in quantities(block, entries)]
         for block in numbers(graph, parameters, entries):
             items += quantities(block, entries, number=True)
-        items += _layers(entries, stages(entries, found), found)
+        items += differences(entries, found)
         findings = Findings(_named(items), graph)
         if verify:
             _verify(findings, net, example)
         return findings, found, entries
 
 
-def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[Conserved]:
-    """Return the conserved quantities of a block; ``number`` for a learnable number that multiplies several classes."""
-    said = words(entries.graph, block, number=number)
-    terms = _terms(block.terms, entries)
-    common: dict[str, Any] = {
-        "biases": said.biases,
-        "size": block.size,
-        "layers": said.layers,
-        "terms": terms,
-        "parts": block.parts,
-        "every": entries.shapes,
-    }
-    alone = len(np.unique(block.parts)) == block.size
-    activated = block.activations.shape[1] > 0
-    if not (alone or activated or block.diagonal):
-        return [Conserved(f"matrix {said.name}", "matrix", (said.case,), reason=said.matrix, assumption=FLOW, **common)]
-    ids = ("T44", said.case) if said.case.startswith("T45 (") else (STILL if said.case == STILL else "T44",)
-    result = [Conserved(f"vertex {said.name}", "vertex", ids, reason=said.vertex, assumption=FLOW, **common)]
-    if activated and not (alone or block.diagonal or said.case == STILL):
-        numbers = block.activations
-        nodes = entries.node_of(numbers)
-        starts = np.array([entries.start[node.name] for node in entries.graph])
-        names = tuple(node.name for node in entries.graph)
-        result.append(
-            Pair(
-                f"pair {said.name}",
-                "pair",
-                ("T44", "T47"),
-                reason=said.pair,
-                assumption="gradient flow; neurons u and v active on the same samples",
-                **common,
-                nodes=tuple(names[i] for i in np.unique(nodes)),
-                node_of=np.unique(nodes, return_inverse=True)[1].reshape(nodes.shape),
-                entry_of=numbers - starts[nodes],
-                graph=entries.graph,
-            )
-        )
-    return result
-
-
-def _terms(terms: Iterable[tuple[tuple[Slot, Array, Array], ...]], entries: Entries) -> tuple[Term, ...]:
-    return tuple(
-        Term(
-            pieces[0][0].sign,
-            tuple(
-                Piece(s.parameter, s.axis, s.groups, entries.shapes[s.parameter], members, channels)
-                for s, members, channels in pieces
-            ),
-        )
-        for pieces in terms
-    )
-
-
-def _layers(entries: Entries, where: list[Stage], found: list[Block]) -> list[Conserved]:
-    """T46: the cut before and the cut behind every stage."""
-    graph, result = entries.graph, []
-    for stage in where:
-        inside: Counter[tuple[str, int]] = Counter()
-        channels_of: dict[tuple[str, int], int] = {}
-        for slot, _, channels in (piece for b in stage.blocks for pieces in found[b].terms for piece in pieces):
-            inside[slot.parameter, slot.sign] += channels.size
-            channels_of[slot.parameter, slot.sign] = len(slot.entries)
-        whole = {key for key, count in inside.items() if count == channels_of[key]}
-        within = {name for name, sign in whole if (name, -sign) in whole}
-        crossing = [
-            pieces
-            for b in stage.blocks
-            for pieces in found[b].terms
-            if not all(slot.parameter in within for slot, _, _ in pieces)
-        ]
-        terms = _terms(crossing, entries)
-        layers = tuple(
-            tuple(dict.fromkeys(p.parameter for t in terms if t.sign == sign for p in t.pieces)) for sign in (1, -1)
-        )
-        if not all(layers):  # nothing reads it, or nothing writes it: no path goes through
-            continue
-        size = sum(found[b].size for b in stage.blocks)
-        biases = [name for name in layers[0] if any(node.bias == name for node in graph)]
-        held = f"a cut holds the biases behind it as well; {', '.join(biases)} are behind one cut only"
-        result.append(
-            Conserved(
-                f"layer {title(graph, terms)}",
-                "layer",
-                ("T46",),
-                reason="every path from the input to the output crosses each of the two cuts once",
-                assumption=FLOW,
-                biases=f"{held}; {', '.join(biases)} are behind one cut only"
-                if biases
-                else "no biases between the cuts",
-                size=size,
-                layers=(layers[0], layers[1]),
-                terms=terms,
-                parts=np.zeros(size, dtype=np.int64),
-                cuts=stage.cuts,
-                every=entries.shapes,
-            )
-        )
-    return result
-
-
 def _named(items: list[Conserved]) -> list[Conserved]:
     """Give names that come more than once a number."""
-    count = Counter(item.name for item in items)
-    seen: Counter[str] = Counter()
-    result = []
-    for item in items:
+    count, seen = Counter(item.name for item in items), Counter[str]()
+    for i, item in enumerate(items):
         seen[item.name] += 1
-        again = count[item.name] > 1
-        result.append(replace(item, name=f"{item.name} ({seen[item.name]})") if again else item)
-    return result
+        if count[item.name] > 1:
+            items[i] = replace(item, name=f"{item.name} ({seen[item.name]})")
+    return items
 
 
 def _verify(findings: Findings, net: nn.Module, example: Tensor | np.ndarray) -> None:

@@ -17,15 +17,13 @@ from bnrank._core import validation
 from bnrank._core.results import Printed
 from bnrank._version import __version__
 from bnrank.networks.functional import unwrap
-from bnrank.theory.invariants import drift_plot
-from bnrank.theory.invariants.attachment import Attachment, lightning_callback
+from bnrank.theory.invariants import history
 from bnrank.theory.invariants.conserved import Conserved
-from bnrank.theory.invariants.drift import Ledger, Remarks, predicted
-from bnrank.theory.invariants.drift_verdicts import judge_all
 from bnrank.theory.invariants.finding import Findings
 from bnrank.theory.invariants.linear_tail import Tail, findings_and_tail
 from bnrank.theory.invariants.squares import Forms
-from bnrank.theory.invariants.track import Track, dataset, table
+from bnrank.theory.invariants.steps import Attachment, Remarks, lightning_callback, predicted
+from bnrank.theory.invariants.track import Ledger, Track
 from bnrank.theory.verdicts import Verdicts
 
 OFTEN, SELDOM = 100, 1000  # steps between rows with matrices
@@ -318,7 +316,7 @@ class Monitor(Printed):
 
         While attached, the present state is added as a row if it is not one yet.
         """
-        return dataset(self._recorded(), self.quantities, self.tail, self._about())
+        return history.dataset(self._recorded(), self.quantities, self.tail, self._about())
 
     def _recorded(self) -> dict[int, Track]:
         if self._attachment is not None:
@@ -396,7 +394,7 @@ class Monitor(Printed):
         quantities have drifted by more than ``rtol`` it may fail and is then "not applicable".
         """
         rtol, tracks = validation.number(rtol, "rtol", 0.0, strict=True), self._recorded()
-        found = judge_all(tracks, self.quantities, self.tail.names, rtol, self._remarks)
+        found = history.judge_all(tracks, self.quantities, self.tail.names, rtol, self._remarks)
         return Verdicts(tuple(found), {**self._about(), "rtol": rtol, "members": len(tracks)})
 
     def plot(self, axes: Any = None, member: int = 0) -> Any:
@@ -410,12 +408,12 @@ class Monitor(Printed):
             Which member.
         """
         self._of(member)
-        return drift_plot.plot(self.history.sel(member=member), axes)
+        return history.plot(self.history.sel(member=member), axes)
 
     def __str__(self) -> str:
         if not any(track.steps for track in self._tracks.values()):
             return f"monitor of {len(self.quantities)} quantities, nothing recorded yet"
-        return table(self._recorded(), self.quantities, self._about())
+        return history.table(self._recorded(), self.quantities, self._about())
 
     def __repr__(self) -> str:
         return f"Monitor({type(self.net).__name__}, {len(self.quantities)} quantities, every={self.every})"

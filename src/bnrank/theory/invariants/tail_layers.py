@@ -11,8 +11,8 @@ from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node
 from bnrank.theory.invariants.classes import Block
 from bnrank.theory.invariants.conserved import Conserved
+from bnrank.theory.invariants.derivation import quantities
 from bnrank.theory.invariants.entries import Entries
-from bnrank.theory.invariants.finding import quantities
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,125 @@
-"""The rows that a monitor records of one network, as a dataset and as a table."""
+"""What a monitor measures of one network at the rows that it records."""
 
 import contextlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
-import xarray as xr
 from torch import Tensor
 
-from bnrank._core import text
 from bnrank.measures.signs import SignTrace
-from bnrank.theory.invariants.conserved import Conserved
-from bnrank.theory.invariants.drift import Ledger
 from bnrank.theory.invariants.linear_tail import Bound, Constants, Tail
-from bnrank.theory.invariants.squares import Array
+from bnrank.theory.invariants.squares import Array, Forms
 
 LARGE = 64  # sides from which a matrix is large
+
+
+@dataclass(frozen=True)
+class Increments:
+    """What one step adds to Q, or what is added per unit of time.
+
+    Attributes
+    ----------
+    parts : ndarray
+        (2, entries): by the size of the step, and by weight decay; NaN where it does not apply.
+    per_time : bool
+        Whether it is per unit of time instead of per step.
+    lag : float
+        Momentum mu; then ``late`` of the parts comes only after the step: mu ``late`` from one step on, and so on.
+    late : ndarray, optional
+        As ``parts``.
+    """
+
+    parts: Array
+    per_time: bool = False
+    lag: float = 0.0
+    late: Array | None = None
+
+
+class Ledger:
+    """Rows of drift of several quantities: what it is since the first row, and the parts that explain it.
+
+    Between two rows that are n steps apart the parts of the steps in between are taken to change linearly, so the sum
+    over the n steps is n s + (s' - s) (n - 1) / 2 for s at the first row and s' at the second; for n = 1 that is s.
+    Of what momentum spreads over later steps, the part that has not come yet is taken off. What is left of the drift is
+    the rest.
+    """
+
+    PARTS = ("by_step", "by_decay", "rest")
+    NAMES = ("value", "drift", "relative", *PARTS, *(f"norm_{name}" for name in PARTS))
+
+    def __init__(self, forms: Forms) -> None:
+        self.forms = forms
+        size = sum(forms.sizes)
+        self.first = self.last = np.zeros(size)
+        self.first_scale = self.last_scale = np.zeros(len(forms.sizes))
+        self.sums, self.late = np.zeros((2, size)), np.zeros((2, size))  # by step and by decay
+        self.row: tuple[int, int, float] | None = None  # number, step and time of the last one
+        self.since = (0, 0.0)  # steps and time from the row before to the last one
+        self.before: Increments | None = None
+        self.now: Increments | None = None
+        self._rows: dict[int, Array] = {}
+
+    def add(self, number: int, step: int, time: float, value: Array, scale: Array) -> None:
+        """Add a row: Q there, and per quantity the norm of in + out; :meth:`complete` may follow.
+
+        What passed since the row before is added as if each step added what the first one did.
+        """
+        self._close()
+        self.last, self.last_scale = value, scale
+        self.before, self.now = self.now, None
+        if self.row is None:
+            self.first, self.first_scale = value, scale
+        else:
+            steps, passed = self.since = (step - self.row[1], time - self.row[2])
+            before = self.before or Increments(np.full_like(self.sums, np.nan))
+            self.sums += before.parts * (passed if before.per_time else steps)
+            self.late *= before.lag**steps
+            if before.late is not None:
+                self.late += before.late * (before.lag ** np.arange(steps)).sum()
+        self.row = (number, step, time)
+
+    def complete(self, increments: Increments) -> None:
+        """Add the increments of the step after the last row."""
+        before, self.now = self.before, increments
+        if before is None:
+            return
+        steps, time = self.since
+        self.sums += (increments.parts - before.parts) / 2 * (time if before.per_time else steps - 1)
+        if before.late is not None and increments.late is not None and before.lag:
+            weights = before.lag ** np.arange(steps)
+            mean = weights @ (1 - np.arange(1, steps + 1) / steps)  # the last step counts in full and is nearly now
+            self.late += (increments.late - before.late) * mean
+
+    def vectors(self) -> dict[str, Array]:
+        """Return the drift and its `PARTS` at the last row, all entries."""
+        drift, parts = self.last - self.first, self.sums - self.late
+        by_step, by_decay = np.where(np.isnan(parts), 0.0, parts)
+        return {"drift": drift, "by_step": parts[0], "by_decay": parts[1], "rest": drift - (by_step + by_decay)}
+
+    def series(self, rows: int) -> Array:
+        """Return all measures, `NAMES`, as (names, rows, quantities); NaN at rows that were not added."""
+        self._close()
+        found = np.full((len(self.NAMES), rows, len(self.forms.sizes)), np.nan)
+        for number, measures in self._rows.items():
+            found[:, number] = measures
+        return found
+
+    @np.errstate(all="ignore")
+    def _close(self) -> None:
+        """Measure the last row, of which the increments are known now."""
+        if self.row is None:
+            return
+        drift, *each = self.vectors().values()
+        parts = np.stack(each)
+        sums = self.forms.sums(np.concatenate([[self.last**2, drift**2], parts * drift, parts**2]))
+        size, scale = np.sqrt(sums[1]), np.maximum(self.last_scale, self.first_scale)
+        relative = np.divide(size, scale, out=np.zeros_like(size), where=scale > 0)
+        along = sums[2:5] / np.where(size > 0, size, 1.0)
+        self._rows[self.row[0]] = np.stack([np.sqrt(sums[0]), size, relative, *along, *np.sqrt(sums[5:])])
 
 
 @dataclass
@@ -54,13 +154,6 @@ class Track:
         """The step of the last row."""
         return self.steps[-1] if self.steps else None
 
-    def is_wide(self, step: int, *, last: bool = False) -> bool:
-        """Return whether a row at this step has matrices, signs and the tail."""
-        if not self.wide or not self.matrices_every:
-            return bool(self.matrices_every)
-        since = step - self.steps[self.wide[-1]]
-        return since >= self.matrices_every or (last and since > 0)
-
     def add(
         self,
         step: int,
@@ -71,26 +164,22 @@ class Track:
         copies: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Add a row, once all of it is measured; the parameters that enter a quantity are written to ``copies``."""
-        wide, number = self.is_wide(step, last=last), len(self.steps)
-        matrices, tail = None, None
+        since, number = step - self.steps[self.wide[-1]] if self.wide else math.inf, len(self.steps)
         with np.errstate(all="ignore"):  # of a training that diverges
             measured = self.ledger.forms.measure(parameters, copies)
-            if wide:
-                matrices = self.matrices.forms.measure(parameters)
-                tail = self._measure_tail(parameters, bool(np.isfinite(measured[0]).all()))
+            if self.matrices_every and (since >= self.matrices_every or (last and since > 0)):
+                products = self.matrices.forms.measure(parameters)
+                tail, bounds = self._measure_tail(parameters, bool(np.isfinite(measured[0]).all()))
                 self.signs.look(parameters, step=step, time=time)
+                self.matrices.add(number, step, time, *products)
+                self.wide.append(number)
+                self.measured.append(tail)
+                self.bounds.append(bounds)
             self.ledger.add(number, step, time, *measured)
-            if matrices is not None:
-                self.matrices.add(number, step, time, *matrices)
         entering = (*self.ledger.forms.parameters, *self.matrices.forms.parameters)
         self.epsilon = max([self.epsilon, *(torch.finfo(parameters[name].dtype).eps for name in entering)])
         self.steps.append(step)
         self.times.append(time)
-        if wide:
-            self.wide.append(number)
-        if tail is not None:
-            self.measured.append(tail[0])
-            self.bounds.append(tail[1])
 
     def _measure_tail(self, parameters: Mapping[str, Tensor], finite: bool) -> tuple[Array, tuple[Bound, ...]]:
         """Return ratios, alignments and the sides of T48, (4, layers), and the bounds; NaN where training diverged."""
@@ -121,31 +210,22 @@ class Track:
 
     def series(self) -> dict[str, Array]:
         """Return all measures of quantities, (rows, quantities), NaN where a row does not have them."""
-        rows, ledgers = len(self.steps), (self.ledger, self.matrices)
-        counts = [len(ledger.forms.sizes) for ledger in ledgers]
-        found = {name: np.full((rows, sum(counts)), math.nan) for name in Ledger.NAMES}
-        for ledger, columns in zip(ledgers, (slice(0, counts[0]), slice(counts[0], None)), strict=True):
-            with np.errstate(all="ignore"):
-                measured = ledger.rows
-            for number, measures in measured.items():
-                for name, values in measures.items():
-                    found[name][number, columns] = values
-        return found
+        found = np.concatenate([ledger.series(len(self.steps)) for ledger in (self.ledger, self.matrices)], axis=2)
+        return dict(zip(Ledger.NAMES, found, strict=True))
 
     def columns(self) -> dict[str, Array]:
         """Return all variables of the dataset, (rows, ...), NaN where a row does not have them."""
-        rows, layers = len(self.steps), len(self.tail)
-        found = {"step": np.array(self.steps, dtype=float), "time": np.array(self.times, dtype=float), **self.series()}
-        tail = np.array(self.measured).reshape(len(self.wide), 4, layers)
-        wide: dict[str, tuple[Any, tuple[int, ...]]] = {
-            "sign_changes": (self.signs.changed, (len(self.signs.names),)),
-            "turned_from_last": (self.signs.from_last, ()),
-            "turned_from_first": (self.signs.from_first, ()),
-            **{name: (tail[:, i], (layers,)) for i, name in enumerate(("ratio", "alignment", "operator", "bound"))},
+        tail = np.array(self.measured).reshape(len(self.wide), 4, len(self.tail))
+        seldom = {
+            "sign_changes": np.reshape(self.signs.changed, (len(self.wide), len(self.signs.names))),
+            "turned_from_last": np.array(self.signs.from_last),
+            "turned_from_first": np.array(self.signs.from_first),
+            **{name: tail[:, i] for i, name in enumerate(("ratio", "alignment", "operator", "bound"))},
         }
-        for name, (values, shape) in wide.items():
-            found[name] = np.full((rows, *shape), math.nan)
-            found[name][self.wide] = np.array(values, dtype=float).reshape(len(self.wide), *shape)
+        found = {"step": np.array(self.steps, dtype=float), "time": np.array(self.times), **self.series()}
+        for name, values in seldom.items():
+            found[name] = np.full((len(self.steps), *values.shape[1:]), math.nan)
+            found[name][self.wide] = values
         return found
 
     def latest(self) -> dict[str, Array]:
@@ -167,96 +247,3 @@ def _first(matrix: Tensor) -> Array:
             found: Array = svds(array, k=1, v0=start, return_singular_vectors="u")[0][:, 0]
             return found
     return np.asarray(torch.linalg.svd(matrix, full_matrices=False)[0][:, 0].cpu())
-
-
-VARIABLES = {  # name -> dimension, units, long name
-    "value": ("quantity", "theta^2", "||Q||"),
-    "drift": ("quantity", "theta^2", "||Q - Q at the first row||"),
-    "relative": ("quantity", "1", "drift over ||in + out||, the larger of now and at the first row"),
-    "by_step": ("quantity", "theta^2", "component along the drift of what the size of the steps explains"),
-    "by_decay": ("quantity", "theta^2", "component along the drift of what weight decay explains"),
-    "rest": ("quantity", "theta^2", "component along the drift of the rest"),
-    "norm_by_step": ("quantity", "theta^2", "norm of what the size of the steps explains"),
-    "norm_by_decay": ("quantity", "theta^2", "norm of what weight decay explains"),
-    "norm_rest": ("quantity", "theta^2", "norm of the rest"),
-    "sign_changes": ("parameter", "1", "fraction of signs that differ from those of the previous row that has them"),
-    "turned_from_last": ("", "1", "1 - cos of the angle of theta to that of the previous row that has it"),
-    "turned_from_first": ("", "1", "1 - cos of the angle of theta to that of the first row"),
-    "ratio": ("layer", "1", "||W||_op^2 / ||W||_F^2"),
-    "alignment": ("layer", "1", "|<v, u>| of the first singular vectors, with the next layer"),
-    "operator": ("layer", "theta^2", "||W||_op^2"),
-    "bound": ("layer", "theta^2", "lower bound of ||W||_op^2 by T48 from the first row's constants"),
-}
-SHARES = {"by step size": "by_step", "by weight decay": "by_decay", "rest": "rest"}
-
-
-def dataset(
-    tracks: Mapping[int, Track], quantities: Sequence[Conserved], tail: Tail, attrs: dict[str, Any]
-) -> xr.Dataset:
-    """Return all rows over (member, row, ...)."""
-    columns = [track.columns() for track in tracks.values()]
-    rows = max(len(found["step"]) for found in columns)
-
-    def stacked(name: str) -> Array:
-        result = np.full((len(columns), rows, *columns[0][name].shape[1:]), math.nan)
-        for member, found in zip(result, columns, strict=True):
-            member[: len(found[name])] = found[name]
-        return result
-
-    steps = stacked("step")
-    about_steps = {"units": "1", "long_name": "steps taken, -1 where a member has no such row"}
-    about_time = {"units": "t", "long_name": "sum of the step sizes, or time of the flow"}
-    return xr.Dataset(
-        {
-            name: (("member", "row", *([dim] if dim else [])), stacked(name), {"units": units, "long_name": long})
-            for name, (dim, units, long) in VARIABLES.items()
-        },
-        coords={
-            "member": list(tracks),
-            "row": np.arange(rows),
-            "quantity": np.array([q.name for q in quantities], dtype=str),
-            "kind": ("quantity", np.array([q.kind for q in quantities], dtype=str)),
-            "statement": ("quantity", np.array([", ".join(q.ids) for q in quantities], dtype=str)),
-            "parameter": np.array(next(iter(tracks.values())).signs.names, dtype=str),
-            "layer": np.array(tail.names, dtype=str),
-            "step": (("member", "row"), np.where(np.isnan(steps), -1, steps).astype(np.int64), about_steps),
-            "time": (("member", "row"), stacked("time"), about_time),
-        },
-        attrs=attrs,
-    )
-
-
-def table(tracks: Mapping[int, Track], quantities: Sequence[Conserved], about: Mapping[str, Any]) -> str:
-    """Return the last rows as a table with remarks; of several members, the one with the largest drift."""
-    most = {m: float(np.nanmax(track.latest()["relative"], initial=0.0)) for m, track in tracks.items()}
-    member = max(most, key=lambda m: most[m])
-    track = tracks[member]
-    latest = track.latest()
-    which = f" of member {member}, which drifts most of {len(tracks)}" if len(tracks) > 1 else ""
-    clock = "" if math.isnan(track.times[-1]) else f", time {track.times[-1]:.4g}"
-    lines = [f"{about['module']}{which}: {len(track.steps)} rows, step {track.steps[-1]}{clock}"]
-    rows = []
-    for i, q in enumerate(quantities):
-        drift = latest["drift"][i]
-        row = {"conserved quantity": q.name, "relative drift": f"{latest['relative'][i]:.2e}"}
-        shares = {name: _share(latest[key][i], drift) for name, key in SHARES.items()}
-        rows.append(row | shares)
-    lines.append(text.render(rows))
-    if track.measured and len(track.tail):
-        ratios = ", ".join(f"{n} {r:.4f}" for n, r in zip(track.tail.names, track.measured[-1][0], strict=True))
-        lines.append(f"||W||_op^2 / ||W||_F^2 of the linear tail: {ratios}")
-    if len(track.signs) > 1:
-        counts = sum(f * n for f, n in zip(track.signs.changed[-1], track.signs.sizes, strict=True))
-        share = counts / max(1, sum(track.signs.sizes))
-        before = track.signs.steps[-2]
-        turned = track.signs.from_last[-1]
-        lines.append(f"since step {before}: {share:.2%} of the signs changed, theta turned by 1 - cos = {turned:.1e}")
-    if about["notes"]:
-        lines.append(f"note: {about['notes']}")
-    return "\n".join(lines)
-
-
-def _share(part: float, drift: float) -> str:
-    if math.isnan(part):
-        return "n/a"
-    return f"{part / drift:.1%}".replace("-0.0%", "0.0%") if drift > 0 else "-"

@@ -1,0 +1,213 @@
+"""Conserved quantities of blocks and stages, with their names and the reasons for their conservation."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from bnrank.networks.graph.layers import LayerGraph
+from bnrank.networks.graph.nodes import Node
+from bnrank.theory.invariants.classes import Block, stages
+from bnrank.theory.invariants.conserved import Array, Conserved, Piece, Term
+from bnrank.theory.invariants.entries import Entries, Slot
+from bnrank.theory.invariants.patterns import Pair
+
+STREAM = "T44-T45, identity stream"
+SEVERAL = "T44-T45"
+SUMS = "T44-T45, sums"
+STILL = "no gradient"
+BEYOND = "T45, beyond the source"
+FLOW = "gradient flow; any loss, any data"
+
+
+def quantities(block: Block, entries: Entries, *, number: bool = False) -> list[Conserved]:
+    """Return the conserved quantities of a block; ``number`` for a learnable number that multiplies several classes."""
+    graph, slots = entries.graph, block.slots
+    order = {node.name: i for i, node in enumerate(graph)}
+    writers, readers = (
+        sorted((graph[s.node] for s in slots if s.role in roles), key=lambda node: order[node.name])
+        for roles in (("write", "scale out"), ("read", "scale in"))
+    )
+    biases = ", ".join(s.parameter for s in slots if s.role == "bias")
+    still = ""
+    if not readers:
+        still = "nothing reads it, so what writes it has no gradient and stays as it is"
+    elif not writers and not biases:
+        still = "nothing writes it, so it is 0, and what reads it has no gradient and stays as it is"
+    case = STILL if still else _case(graph, writers, readers, order)
+    name = f"{_names(writers)} | {_names(readers)}"
+    nodes = [graph[name] for name in block.nodes]
+    between = " and ".join(dict.fromkeys(n.text or n.name for n in nodes if n.op == "activation" and n.slope != 1))
+    groups = len(np.unique(block.parts))
+    within = f" within each of the {groups} groups of channels" if groups > 1 else ""
+    tail = "; identity skips tie the value from its first writer to its last reader, so all of them enter"
+    tail = tail if case == STREAM else ""
+    layers = [tuple(dict.fromkeys(s.parameter for s in slots if s.sign == sign)) for sign in (1, -1)]
+    common: dict[str, Any] = {
+        "biases": f"{biases}: in-weights from a constant 1" if biases else "none",
+        "size": block.size,
+        "layers": tuple(layers),
+        "terms": _terms(block.terms, entries),
+        "parts": block.parts,
+        "every": entries.shapes,
+    }
+    alone, activated = groups == block.size, block.activations.shape[1] > 0
+    if not (alone or activated or block.diagonal):
+        maps = "only trained free linear maps, sums and reorderings touch it"
+        if any(n.op in ("linear", "conv", "diagonal") and n.weight not in graph.trained for n in nodes):
+            maps = "only trained free linear maps, and frozen ones that treat its channels alike, touch it"
+        why = still or f"{maps}: any mixing of its channels{within} can be undone{tail}"
+        return [Conserved(f"matrix {name}", "matrix", (case,), reason=why, assumption=FLOW, **common)]
+    only = "every channel is a separate group, and can be scaled"
+    if number:
+        only = "one number multiplies all of these channels, and takes up their scaling"
+    elif block.diagonal:
+        only = block.diagonal
+    elif between:
+        only = f"{between} between: only scalings by positive numbers commute with it"
+    elif block.size == 1:
+        only = "one channel, which can be scaled"
+    ids = ("T44", case) if case.startswith("T45 (") else (STILL if still else "T44",)
+    found = [Conserved(f"vertex {name}", "vertex", ids, reason=still or only + tail, assumption=FLOW, **common)]
+    if activated and not (alone or block.diagonal or still):
+        places = entries.node_of(block.activations)
+        names = [node.name for node in graph]
+        found.append(
+            Pair(
+                f"pair {name}",
+                "pair",
+                ("T44", "T47"),
+                reason=f"{between} between: where it acts alike on u and v, on every sample, it commutes with mixing "
+                f"them{within}{tail}",
+                assumption="gradient flow; neurons u and v active on the same samples",
+                **common,
+                nodes=tuple(names[i] for i in np.unique(places)),
+                node_of=np.unique(places, return_inverse=True)[1].reshape(places.shape),
+                entry_of=block.activations - entries.starts[places],
+                graph=graph,
+            )
+        )
+    return found
+
+
+def _terms(terms: Iterable[tuple[tuple[Slot, Array, Array], ...]], entries: Entries) -> tuple[Term, ...]:
+    found = []
+    for pieces in terms:
+        made = [Piece(s.parameter, s.axis, s.groups, entries.shapes[s.parameter], *where) for s, *where in pieces]
+        found.append(Term(pieces[0][0].sign, tuple(made)))
+    return tuple(found)
+
+
+def differences(entries: Entries, found: list[Block]) -> list[Conserved]:
+    """Return the quantities of T46, the differences of the cut before and the cut behind every stage."""
+    graph, result = entries.graph, []
+    for stage in stages(entries, found):
+        inside: Counter[tuple[str, int]] = Counter()
+        channels_of: dict[tuple[str, int], int] = {}
+        touching = [pieces for b in stage.blocks for pieces in found[b].terms]
+        for slot, _, channels in itertools.chain(*touching):
+            inside[slot.parameter, slot.sign] += channels.size
+            channels_of[slot.parameter, slot.sign] = len(slot.entries)
+        whole = {key for key, count in inside.items() if count == channels_of[key]}
+        within = {name for name, sign in whole if (name, -sign) in whole}
+        crossing = [pieces for pieces in touching if not all(slot.parameter in within for slot, _, _ in pieces)]
+        terms = _terms(crossing, entries)
+        before, behind = (
+            tuple(dict.fromkeys(p.parameter for t in terms if t.sign == sign for p in t.pieces)) for sign in (1, -1)
+        )
+        if not before or not behind:  # nothing reads it, or nothing writes it: no path goes through
+            continue
+        name = " | ".join(_names([node for node in graph if node.weight in side]) for side in (before, behind))
+        size = sum(found[b].size for b in stage.blocks)
+        biases = ", ".join(name for name in before if any(node.bias == name for node in graph))
+        held = f"a cut holds the biases behind it as well; {biases} are behind one cut only"
+        result.append(
+            Conserved(
+                f"layer {name}",
+                "layer",
+                ("T46",),
+                reason="every path from the input to the output crosses each of the two cuts once",
+                assumption=FLOW,
+                biases=held if biases else "no biases between the cuts",
+                size=size,
+                layers=(before, behind),
+                terms=terms,
+                parts=np.zeros(size, dtype=np.int64),
+                cuts=stage.cuts,
+                every=entries.shapes,
+            )
+        )
+    return result
+
+
+def _names(nodes: list[Node]) -> str:
+    names = list(dict.fromkeys(node.weight.removesuffix(".weight") for node in nodes))
+    if len(names) > 3:
+        names = [*names[:2], f"{len(names) - 2} more"]
+    return " + ".join(names) or "nothing"
+
+
+def _case(graph: LayerGraph, writers: list[Node], readers: list[Node], order: dict[str, int]) -> str:
+    """Return the case of T45 of a value, by what writes and what reads it."""
+    if not writers or not readers:
+        return SEVERAL
+    if min(order[r.name] for r in readers) < max(order[w.name] for w in writers):
+        return STREAM
+    before, behind = _side(graph, writers, before=True), _side(graph, readers, before=False)
+    if (before, behind) == ("linear", "linear") and _skipped(graph, writers[0], readers[0]) is not None:
+        return "T45 (3)"
+    cases = {
+        ("linear", "linear"): "T45 (1)",
+        ("conv", "conv"): "T45 (2)",
+        ("block", "block"): "T45 (4)",
+        ("conv", "linear"): "T45 (5)",
+        ("conv", "block"): "T45 (6)",
+        ("block", "linear"): "T45 (7)",
+        ("linear", "block"): "T45 (7)",
+        ("linear", "conv"): BEYOND,
+        ("block", "conv"): BEYOND,
+    }
+    several = SUMS if len(writers) > 1 or len(readers) > 1 else SEVERAL
+    return cases.get((before, behind), several)
+
+
+def _side(graph: LayerGraph, nodes: list[Node], *, before: bool) -> str:
+    """Return "linear", "conv", "block" (Z and D, or Y and D, of a residual block) or ""."""
+    if len(nodes) == 1:
+        return nodes[0].op
+    if len(nodes) != 2:
+        return ""
+    for one, skip in (nodes, nodes[::-1]):
+        others = [n for n in graph if n.op == "linear"]
+        pairs = [(y, one) for y in others] if before else [(one, z) for z in others]
+        if one.op == "linear" and any(_skipped(graph, y, z) is skip for y, z in pairs):
+            return "block"
+    return ""
+
+
+def _skipped(graph: LayerGraph, first: Node, second: Node) -> Node | None:
+    """Return D where two maps are Y and Z of a block x -> Z sigma(Y x) + D x; the sum itself where D is the identity.
+
+    Between Y and Z there is an activation at most. D is the identity or trained: diagonal or any matrix.
+    """
+    inner = graph[second.inputs[0]]
+    if inner.op == "activation":
+        inner = graph[inner.inputs[0]]
+    if inner is not first:
+        return None
+    consumers = graph.consumers(second.name)
+    if len(consumers) != 1:
+        return None
+    total, value = consumers[0], first.inputs[0]
+    if total.op != "add" or len(total.inputs) != 2 or total.factors != (1.0, 1.0):
+        return None
+    others = [name for name in total.inputs if name != second.name]
+    if len(others) != 1:
+        return None
+    skip = graph[others[0]]
+    if others[0] == value:
+        return total
+    kept = skip.op in ("linear", "diagonal") and skip.weight in graph.trained
+    return skip if kept and skip.inputs == (value,) else None
