@@ -8,8 +8,7 @@ import pytest
 
 from bnrank.reporting import Section, plots, report
 from bnrank.reporting.blocks import Details
-from bnrank.reporting.contents import contents
-from bnrank.reporting.page import Part, compose, write
+from bnrank.reporting.page import Part, compose, contents, write
 
 from .browser import chromium, show, why_absent
 from .conftest import make_history, make_profile

@@ -7,7 +7,7 @@ import pytest
 
 from bnrank import report
 from bnrank.reporting import Section
-from bnrank.reporting.stills.verdicts import drawable, tightness
+from bnrank.reporting.stills.results import drawable, tightness
 from bnrank.reporting.tables import about_rows, summary, verdict_rows
 from bnrank.theory.verdicts import Verdict, Verdicts
 

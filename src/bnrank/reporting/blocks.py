@@ -7,78 +7,43 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import PIL.Image
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from bnrank._core import text as tables
 from bnrank._core import validation
-from bnrank.reporting.charts.chart import View
+from bnrank.reporting.charts.parts import View
 
 STATUS = {
-    "pass": "good",
-    "converged": "good",
-    "holds": "good",
-    "exact": "good",
-    "approximate": "good",
-    "fail": "bad",
-    "diverged": "bad",
-    "violated": "bad",
-    "interrupted": "warn",
-    "holds (vacuous)": "warn",
-    "inconclusive": "warn",
-    "off the data": "warn",
-    "undetermined": "warn",
+    **dict.fromkeys(("pass", "converged", "holds", "exact", "approximate"), "good"),
+    **dict.fromkeys(("fail", "diverged", "violated"), "bad"),
+    **dict.fromkeys(("interrupted", "holds (vacuous)", "inconclusive", "off the data", "undetermined"), "warn"),
 }
 """Mark of a cell in a column "result" or "status"."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; ``style`` is "", "note" or "headline"."""
+    """A paragraph, followed by a command where there is one; a "note", "headline", "heading" or "pre" (lines kept)."""
 
-    type: ClassVar[str] = "text"
     text: str
     style: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True)
 class Said:
     """Marked text (good, bad, warn or neutral), and lines after it."""
 
-    type: ClassVar[str] = "said"
     text: str
     mark: str
     lines: Sequence[str] = ()
     wraps: bool = False
-
-
-@dataclass(frozen=True)
-class Code:
-    """Text, and a command."""
-
-    type: ClassVar[str] = "code"
-    text: str
-    code: str
-
-
-@dataclass(frozen=True)
-class Pre:
-    """Text in lines as they are."""
-
-    type: ClassVar[str] = "pre"
-    text: str
-
-
-@dataclass(frozen=True)
-class Heading:
-    """A heading within a section."""
-
-    type: ClassVar[str] = "heading"
-    text: str
 
 
 @dataclass(frozen=True)
@@ -92,24 +57,14 @@ class Cell:
     formula: str = ""
     note: str = ""
     href: str = ""
-    wraps: bool = False
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table."""
-
-    heading: str
-    numeric: bool = False
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table in a box that scrolls, or is shown whole."""
+    """A table in a box that scrolls, or is shown whole; columns are headings, and whether they hold numbers."""
 
-    type: ClassVar[str] = "table"
     caption: str
-    columns: Sequence[Column]
+    columns: Sequence[tuple[str, bool]]
     rows: Sequence[Sequence[Cell]]
     whole: bool = False
     show_caption: bool = True
@@ -119,7 +74,6 @@ class Table:
 class Picture:
     """An image in the page."""
 
-    type: ClassVar[str] = "picture"
     caption: str
     mime: str
     data: str
@@ -131,7 +85,6 @@ class Picture:
 class Plot:
     """Charts in a box of this id."""
 
-    type: ClassVar[str] = "view"
     id: str
     view: View
 
@@ -140,13 +93,12 @@ class Plot:
 class Details:
     """Blocks folded away under a title."""
 
-    type: ClassVar[str] = "details"
     title: str
     blocks: Sequence[Block]
     heading: bool = False
 
 
-Block = Text | Said | Code | Pre | Heading | Table | Picture | Plot | Details
+Block = Text | Said | Table | Picture | Plot | Details
 
 
 def paragraphs(text: str) -> list[Block]:
@@ -163,14 +115,14 @@ def table(rows: Sequence[Mapping[str, object]], caption: str, whole: bool = Fals
     if not rows:
         return []
     headings, cells = tables.grid(rows)
-    columns = [Column(*pair) for pair in zip(headings, tables.numeric_columns(headings, cells), strict=True)]
-    lines = [[_cell(column, entry) for column, entry in zip(columns, line, strict=True)] for line in cells]
+    columns = list(zip(headings, tables.numeric_columns(headings, cells), strict=True))
+    lines = [[_cell(*column, entry) for column, entry in zip(columns, line, strict=True)] for line in cells]
     return [Table(caption, columns, lines, whole)]
 
 
-def _cell(column: Column, entry: str) -> Cell:
-    mark = STATUS.get(entry, "") if column.heading in ("result", "status") else ""
-    return Cell(entry, mark, "num" if column.numeric else "long" if len(entry) > 24 else "")
+def _cell(heading: str, numeric: bool, entry: str) -> Cell:
+    mark = STATUS.get(entry, "") if heading in ("result", "status") else ""
+    return Cell(entry, mark, "num" if numeric else "long" if len(entry) > 24 else "")
 
 
 def details(title: str, blocks: Sequence[Block], heading: bool = False) -> list[Block]:
@@ -218,7 +170,8 @@ def picture(value: Any, caption: str, alt: str = "") -> Picture:
     if isinstance(value, Path) and value.suffix in MIME:
         mime, content = MIME[value.suffix], value.read_bytes()
         if mime == "image/png":
-            width = _css_width(content)
+            with PIL.Image.open(value) as image:
+                width = round(image.width * 96 / image.info.get("dpi", (96, 96))[0])
     else:
         mime, content = "image/svg+xml", drawn(value, caption)
     return Picture(caption, mime, base64.b64encode(content).decode(), alt or caption, width)
@@ -236,21 +189,11 @@ def drawn(value: Any, caption: str, kind: str = "svg", **options: Any) -> bytes:
     """
     if isinstance(value, np.ndarray) and value.size:
         value = value.flat[0]
-    figure = value.figure if isinstance(value, Artist) else value
-    if not isinstance(figure, Figure):
-        raise TypeError(
-            f"figures[{caption!r}]: got {validation.describe(value)}, expected a matplotlib figure or axes, "
-            "or a plotly figure"
-        )
+    figure: Any = value.figure if isinstance(value, Artist) else value
+    expected = "a matplotlib figure or axes, or a plotly figure"
+    validation.expect(isinstance(figure, Figure), f"figures[{caption!r}]", value, expected, TypeError)
     buffer = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else None
     with mpl.rc_context({"svg.hashsalt": "bnrank", "svg.fonttype": "path"}):
         figure.savefig(buffer, format=kind, metadata=metadata, facecolor="white", **options)
     return buffer.getvalue()
-
-
-def _css_width(png: bytes) -> int:
-    """Return the width of a PNG in CSS pixels: by its density where it has one, else in its own pixels."""
-    pixels, at = int.from_bytes(png[16:20], "big"), png.find(b"pHYs", 0, 4096)
-    per_meter = int.from_bytes(png[at + 4 : at + 8], "big") if at > 0 else 0
-    return round(pixels * 96 / (per_meter * 0.0254)) if per_meter else pixels

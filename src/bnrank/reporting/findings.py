@@ -1,5 +1,6 @@
-"""Headline and tables of what discovery found: a fit, a compression, symmetries."""
+"""What discovery found, on a page: headline, charts and tables of a fit, a compression or symmetries."""
 
+import itertools
 import math
 from collections.abc import Iterable
 
@@ -7,61 +8,54 @@ import numpy as np
 from torch import nn
 
 from bnrank._core.text import cell
-from bnrank.discovery.compression.certificate import Accuracy, Certificate
+from bnrank.discovery.compression.certificate import Accuracy
 from bnrank.discovery.compression.judging import Change
 from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.symmetry_search.pieces import field_text
 from bnrank.discovery.symmetry_search.result import Symmetries
-from bnrank.reporting.blocks import Block, Said, Text, details, table
-from bnrank.reporting.charts.discovery import classes, describes_itself, score
+from bnrank.reporting.blocks import Block, Plot, Said, Text, details, table
+from bnrank.reporting.charts.discovery import classes, score, view
 
 MAX_GENERATORS = 100
 
 
-def headline(found: Summary | Compressed | Symmetries) -> list[Block]:
-    """Return what was found in one sentence, how sure it is, and what that rests on."""
+def found_blocks(found: Summary | Compressed | Symmetries, key: str) -> list[Block]:
+    """Return what was found in one sentence, how sure it is, the charts, and the tables below them."""
     if isinstance(found, Summary):
-        return _summary_headline(found)
-    return _compressed_headline(found) if isinstance(found, Compressed) else _symmetries_headline(found)
-
-
-def rows_below(found: Summary | Compressed | Symmetries) -> list[Block]:
-    """Return what stands below the plots."""
-    if isinstance(found, Summary):
-        return _summary_tables(found)
-    return _compressed_tables(found) if isinstance(found, Compressed) else _symmetries_tables(found)
+        (said, mark, how), rows = _fit(found), _fit_tables(found)
+    elif isinstance(found, Compressed):
+        (said, mark, how), rows = _compression(found), _compression_tables(found)
+    else:
+        (said, mark, how), rows = _symmetries(found), _symmetries_tables(found)
+    return [Text(said, "headline"), Said(how, mark, wraps=True), Plot(key, view(found)), *rows]
 
 
 # a fit ----------------------------------------------------------------------------------------------------------------
 
 
-def _summary_headline(summary: Summary) -> list[Block]:
+def _fit(summary: Summary) -> tuple[str, str, str]:
+    """Return what was found in one sentence, how that is marked, and what it rests on."""
     k, labels = summary.n_components, classes(summary)
-    inputs = f"x ({_count(len(summary.inputs), 'column')})"
-    if describes_itself(summary):
-        what, goal = ("describes" if k == 1 else "describe"), inputs
-    else:
-        what = "carries" if k == 1 else "carry"
+    what = f"{'describe' if k > 1 else 'describes'} x ({_count(len(summary.inputs), 'column')})"
+    if not summary.estimator.endswith("Autoencoder"):  # its outputs are its inputs
         outputs = f"y ({_count(summary.outputs, 'column')})" if labels is None else f"{len(labels)} classes"
-        goal = f"{inputs} to {outputs}"
+        what = f"{'carry' if k > 1 else 'carries'} x ({_count(len(summary.inputs), 'column')}) to {outputs}"
     low, high = summary.interval
     if k:
-        said = f"{_count(k, 'number')} {what} {goal}"
+        said = f"{_count(k, 'number')} {what}"
     elif summary.undetermined:
-        said = (
-            f"No latent variable that {'describes' if describes_itself(summary) else 'carries'} {goal} was established"
-        )
+        said = f"No latent variable that {what} was established"
     else:
-        said = f"Nothing was found that {'describes' if describes_itself(summary) else 'carries'} {goal}"
+        said = f"Nothing was found that {what}"
     reason = summary.reason.removeprefix("undetermined: ").removeprefix("nothing was found: ")
     if summary.undetermined:
-        return _head(said, "warn", f"undetermined because {reason} (interval {low} to {high})")
-    return _head(said, _mark("good" if k else "warn", low, high), f"interval {low} to {high}: {reason}")
+        return said, "warn", f"undetermined because {reason} (interval {low} to {high})"
+    return said, _mark("good" if k else "warn", low, high), f"interval {low} to {high}: {reason}"
 
 
-def _summary_tables(summary: Summary) -> list[Block]:
+def _fit_tables(summary: Summary) -> list[Block]:
     labels = classes(summary)
     facts: dict[str, object] = {
         "model": summary.model,
@@ -73,17 +67,10 @@ def _summary_tables(summary: Summary) -> list[Block]:
         "input combinations": summary.n_input_directions,
         "ridge": summary.ridge,
     }
-    coordinates = [
-        {
-            "coordinate": f"z{j + 1}",
-            "influence": float(summary.influence[j]),
-            "moves most with": ", ".join(
-                f"{summary.inputs[i]} ({summary.sensitivity[j, i]:.2g})"
-                for i in np.argsort(-summary.sensitivity[j], kind="stable")[:6]
-            ),
-        }
-        for j in range(summary.n_components)
-    ]
+    coordinates: list[dict[str, object]] = []
+    for j, (influence, row) in enumerate(zip(summary.influence, summary.sensitivity, strict=True), 1):
+        most = [f"{summary.inputs[i]} ({row[i]:.2g})" for i in np.argsort(-row, kind="stable")[:6]]
+        coordinates.append({"coordinate": f"z{j}", "influence": influence, "moves most with": ", ".join(most)})
     return [
         *table([facts], "The fit"),
         *table(coordinates, "Coordinates, most influential first"),
@@ -94,11 +81,10 @@ def _summary_tables(summary: Summary) -> list[Block]:
 
 def _stability_rows(trials: Iterable[Trial]) -> list[dict[str, object]]:
     """Return one row per depth, ridge and kind of training, with the count of every fold or seed."""
-    groups: dict[tuple[int, float, bool], list[Trial]] = {}
-    for trial in sorted(trials, key=lambda t: (t.depth, -t.ridge, t.fold is None, t.seed, t.fold or 0)):
-        groups.setdefault((trial.depth, trial.ridge, trial.fold is None), []).append(trial)
+    order = sorted(trials, key=lambda t: (t.depth, -t.ridge, t.fold is None, t.seed, t.fold or 0))
     rows = []
-    for (depth, ridge, whole), group in groups.items():
+    for (depth, ridge, whole), found in itertools.groupby(order, lambda t: (t.depth, t.ridge, t.fold is None)):
+        group = list(found)
         losses = [trial.held_out for trial in group if not math.isnan(trial.held_out)]
         row: dict[str, object] = {
             "ridge": ridge,
@@ -118,37 +104,33 @@ def _stability_rows(trials: Iterable[Trial]) -> list[dict[str, object]]:
 # a compression --------------------------------------------------------------------------------------------------------
 
 
-def _compressed_headline(found: Compressed) -> list[Block]:
+def _compression(found: Compressed) -> tuple[str, str, str]:
     certificate = found.certificate
     after, before = certificate.parameters, certificate.parameters_before
     if not found.changed:
-        return _head("Returned unchanged", "warn", found.reason or "nothing could be removed")
+        return "Returned unchanged", "warn", found.reason or "nothing could be removed"
     said = f"{before:,} parameters became {after:,}, {before / max(after, 1):.3g} times fewer"
     change = f"change on held-out samples {_percent(certificate.held_out.centered)} of the spread of the outputs"
-    verdict = "within" if certificate.met else "NOT within"
-    how = f"{change}, {verdict} the tolerance of {_percent(certificate.tol)}"
-    return _head(said, "good" if certificate.met else "bad", how)
+    mark, verdict = ("good", "within") if certificate.met else ("bad", "NOT within")
+    return said, mark, f"{change}, {verdict} the tolerance of {_percent(certificate.tol)}"
 
 
-def _compressed_tables(found: Compressed) -> list[Block]:
+def _compression_tables(found: Compressed) -> list[Block]:
     certificate = found.certificate
     before, after = certificate.latency_before, certificate.latency
     costs = [
-        _cost("parameters", f"{certificate.parameters_before:,}", f"{certificate.parameters:,}")
-        | {"ratio": certificate.parameters_before / max(certificate.parameters, 1)},
-        _cost("multiply-adds per sample", f"{certificate.multiply_adds_before:,}", f"{certificate.multiply_adds:,}")
-        | {"ratio": certificate.multiply_adds_before / max(certificate.multiply_adds, 1)},
-        _cost(
-            f"minimum latency in ms, batch {after.batch_size}",
-            f"{1e3 * before.minimum:.3f}",
-            f"{1e3 * after.minimum:.3f}",
+        {"": what, "before": f"{first:,}", "after": f"{then:,}", "ratio": first / max(then, 1)}
+        for what, first, then in (
+            ("parameters", certificate.parameters_before, certificate.parameters),
+            ("multiply-adds per sample", certificate.multiply_adds_before, certificate.multiply_adds),
         )
-        | {"ratio": certificate.speedup},
     ]
+    times = {"before": f"{1e3 * before.minimum:.3f}", "after": f"{1e3 * after.minimum:.3f}"}
+    costs.append({"": f"minimum latency in ms, batch {after.batch_size}", **times, "ratio": certificate.speedup})
+    unsure = "" if certificate.speedup_certain else " (uncertain: the quartiles of the times overlap)"
     timed = (
-        f"Latency: minimum of {after.repeats} interleaved rounds{_unsure(certificate)}, "
-        f"{_count(after.threads, 'thread')}, {after.device}, "
-        f"{after.dtype}; quartiles {1e3 * before.low:.3f} to {1e3 * before.high:.3f} ms before, "
+        f"Latency: minimum of {after.repeats} interleaved rounds{unsure}, {_count(after.threads, 'thread')}, "
+        f"{after.device}, {after.dtype}; quartiles {1e3 * before.low:.3f} to {1e3 * before.high:.3f} ms before, "
         f"{1e3 * after.low:.3f} to {1e3 * after.high:.3f} ms after."
     )
     changes = [
@@ -182,10 +164,6 @@ def _compressed_tables(found: Compressed) -> list[Block]:
     ]
 
 
-def _unsure(certificate: Certificate) -> str:
-    return "" if certificate.speedup_certain else " (uncertain: the quartiles of the times overlap)"
-
-
 def _bounds(found: Compressed) -> Iterable[str]:
     certificate = found.certificate
     yield (
@@ -207,10 +185,6 @@ def _bounds(found: Compressed) -> Iterable[str]:
         )
 
 
-def _cost(what: str, before: str, after: str) -> dict[str, object]:
-    return {"": what, "before": before, "after": after}
-
-
 def _change(where: str, change: Change, accuracy: Accuracy | None) -> dict[str, object]:
     row: dict[str, object] = {
         "measured on": where,
@@ -228,29 +202,27 @@ def _change(where: str, change: Change, accuracy: Accuracy | None) -> dict[str, 
 
 def _layer_rows(network: nn.Module) -> list[dict[str, object]]:
     """Return one row per module without children: name, what it is, its parameters."""
-    leaves = [(name, part) for name, part in network.named_modules() if not list(part.children())]
     return [
         {
             "name": name or "the module",
             "layer": f"{type(part).__name__}({part.extra_repr()})",
             "parameters": sum(p.numel() for p in part.parameters()),
         }
-        for name, part in leaves
+        for name, part in network.named_modules()
+        if not list(part.children())
     ]
 
 
 # symmetries -----------------------------------------------------------------------------------------------------------
 
-_TRUST = {"exact": "good", "approximate": "good", "undetermined": "warn", "none": "warn"}
 
-
-def _symmetries_headline(found: Symmetries) -> list[Block]:
+def _symmetries(found: Symmetries) -> tuple[str, str, str]:
     low, high = found.interval
     count = f"{found.dimension} infinitesimal {'symmetry' if found.dimension == 1 else 'symmetries'}"
     said = f"{count} and {len(found.held)} of {len(found.finite)} finite ones tested"
-    status = {"none": "none infinitesimal"}.get(found.status, found.status)
-    how = f"{status}: {found.reason} ({low} to {high} over resamples)"
-    return _head(said, _mark(_TRUST[found.status], low, high), how)
+    status = "none infinitesimal" if found.status == "none" else found.status
+    mark = _mark("good" if found.status in ("exact", "approximate") else "warn", low, high)
+    return said, mark, f"{status}: {found.reason} ({low} to {high} over resamples)"
 
 
 def _symmetries_tables(found: Symmetries) -> list[Block]:
@@ -299,10 +271,6 @@ def _symmetries_tables(found: Symmetries) -> list[Block]:
 def _mark(trust: str, low: int, high: int) -> str:
     """Return how a count is marked: a good one is neutral, neither a tick nor a warning, while others are possible."""
     return "neutral" if trust == "good" and low < high else trust
-
-
-def _head(said: str, mark: str, how: str) -> list[Block]:
-    return [Text(said, "headline"), Said(how, mark, wraps=True)]
 
 
 def _count(number: int, noun: str) -> str:

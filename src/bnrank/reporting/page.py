@@ -1,22 +1,43 @@
 """Self-contained HTML pages of profiles, histories, runs, verdicts and discoveries, readable offline."""
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 import plotly.offline
+import xarray as xr
 
-from bnrank._core import files, validation
+from bnrank._core import files, text, validation
 from bnrank._version import __version__
-from bnrank.reporting.blocks import Block, paragraphs, plots_in
-from bnrank.reporting.charts.history import spectra_budget
-from bnrank.reporting.charts.parts import DARK, dump
-from bnrank.reporting.contents import contents
-from bnrank.reporting.sections import Section, sections_from
+from bnrank.measures.frequencies import label as label_of_frequency
+from bnrank.reporting import tables
+from bnrank.reporting.blocks import (
+    STATUS,
+    Block,
+    Cell,
+    Plot,
+    Table,
+    Text,
+    details,
+    named_figures,
+    paragraphs,
+    picture,
+    plots_in,
+    table,
+)
+from bnrank.reporting.charts import history, profile
+from bnrank.reporting.charts.parts import DARK, as_json, is_plotly, ready_made
+from bnrank.reporting.findings import found_blocks
+from bnrank.reporting.sections import Section, bottleneck, flatten_settings, found_in, sections_from
+from bnrank.reporting.stills.frequencies import kept_frequencies
+from bnrank.reporting.stills.results import drawable, tightness
+from bnrank.theory.verdicts import NOT_APPLICABLE
 
 
 @dataclass(frozen=True)
@@ -85,44 +106,37 @@ def report(
     if claims or figures is not None:
         first = Section("Claims" if claims else "Figures", claims=claims or (), figures=figures)
         sections = [first, *sections]
-    return write(Path(path), render(sections, title, notes or ""))
-
-
-def render(sections: Sequence[Section], title: str, notes: str = "") -> str:
-    """Return the page as text; see `report`."""
-    budget = spectra_budget([dataset for section in sections for dataset in section.histories.values()])
+    budget = history.spectra_budget([dataset for section in sections for dataset in section.histories.values()])
     bare = len(sections) == 1 and sections[0].title == title  # the page's title is its heading
     parts = [
         Part(f"section-{i}", section.title, contents(section, f"section-{i}", budget), bare)
         for i, section in enumerate(sections, 1)
     ]
-    return compose(title, paragraphs(notes), parts, with_contents=len(parts) > 1)
+    return write(Path(path), compose(title, paragraphs(notes or ""), parts, with_contents=len(parts) > 1))
 
 
 def compose(title: str, head: Sequence[Block], parts: Sequence[Part], with_contents: bool = False) -> str:
     """Return a page as text: a title, blocks below it, and sections, with a list of contents where wanted."""
-    views = {plot.id: plot.view.data for part in parts for plot in plots_in(part.blocks)}
-    environment, style, script = _templates()
-    return environment.get_template("page.html.j2").render(
+    views = {plot.id: plot.view for part in parts for plot in plots_in(part.blocks)}
+    return _template().render(
         title=title,
         head=head,
         parts=parts,
         contents=with_contents,
-        version=__version__,
-        style=style,
-        data=dump({"dark": DARK, "views": views}),
+        data={"dark": DARK, "views": views},
         plotly=plotly.offline.get_plotlyjs() if views else "",
-        script=script if views else "",
     )
 
 
 @cache
-def _templates() -> tuple[jinja2.Environment, str, str]:
-    """Return the templates, with autoescape, and the style sheet and the script of a page."""
+def _template() -> jinja2.Template:
+    """Return the template of a page, with autoescape, the style sheet and the script."""
     loader = jinja2.PackageLoader("bnrank.reporting")
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.policies["json.dumps_kwargs"] = {"default": as_json, "separators": (",", ":"), "allow_nan": False}
+    environment.filters["kind"] = lambda block: type(block).__name__
     style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
-    return environment, style, script
+    return environment.get_template("page.html.j2", globals={"style": style, "script": script, "version": __version__})
 
 
 def write(target: Path, text: str) -> Path:
@@ -140,3 +154,148 @@ def write(target: Path, text: str) -> Path:
         reason = error.strerror or str(error)
         raise ValueError(f"path: got {str(target)!r}, expected a file that can be written ({reason})") from error
     return target
+
+
+# the blocks of a section ---------------------------------------------------------------------------------------------
+
+
+def contents(section: Section, key: str, max_steps: int) -> list[Block]:
+    """Return the blocks of a section below its title; ``key`` starts the ids of its charts."""
+    blocks = [*paragraphs(section.text), *claims_table(section.claims), *_verdicts(section)]
+    if (found := found_in(section.found)) is not None:
+        blocks += found_blocks(found, f"{key}-found")
+    blocks += table(section.rows, "Numbers")
+    for i, (caption, figure) in enumerate(named_figures(section.figures).items(), 1):
+        ready = Plot(f"{key}-figure-{i}", ready_made(figure, caption)) if is_plotly(figure) else None
+        blocks.append(ready or picture(figure, caption))
+    if section.histories:
+        blocks += [Plot(f"{key}-history", history.view(section.histories, max_steps)), *_members(section.histories)]
+    if section.profiles:
+        blocks += [*_facts(section.profiles), Plot(f"{key}-profile", profile.view(section.profiles))]
+        blocks += [*_layers(section.profiles), *_measured_with(section.profiles)]
+    return [*blocks, *settings(section)]
+
+
+def claims_table(claims: Sequence[Any]) -> list[Block]:
+    """Return claims as a table headed by how many pass."""
+    passed = sum(claim.passed is not None and bool(claim.passed) for claim in claims)
+    return table(tables.claim_rows(claims), f"Claims: {passed} of {len(claims)} pass", whole=True)
+
+
+def _verdicts(section: Section) -> list[Block]:
+    """Return a table of verdicts, a picture of the inequalities, and, folded away, those that do not apply."""
+    found = section.verdicts
+    if found is None:
+        return []
+    rows = tables.verdict_rows(found)
+    applied = [row for row in rows if row["status"] != NOT_APPLICABLE]
+    others = [row for row in rows if row["status"] == NOT_APPLICABLE]
+    blocks: list[Block] = [_verdict_table(applied, f"Verdicts: {tables.summary(found)}")] if applied else []
+    if any(map(drawable, found)):
+        blocks.append(picture(tightness(found), "Left side over right side of every inequality; 1 is equality."))
+    if others:
+        blocks += details(f"Not applicable ({len(others)})", [_verdict_table(others, "Not applicable, and why")])
+    return blocks + details("Network and data of the verdicts", table(tables.about_rows(found), "Network and data"))
+
+
+def _verdict_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
+    """Return verdicts as a table of four columns: statement, status, both sides, remarks."""
+    typeset = tables.typeset
+    lines = []
+    for row in rows:
+        sides = slack = ""
+        if row["relation"]:
+            sides = f"{text.cell(row['left'])} {typeset(row['relation'])} {text.cell(row['right'])}"
+            slack = f"slack {text.cell(row['slack'])}"
+        formula, remarks = typeset(row["formula"]), typeset(row["remarks"])
+        stated = Cell(row["statement"], kind="stated", lead=row["id"], formula=formula, note=row["source"])
+        status = Cell(row["status"], STATUS.get(row["status"], ""))
+        lines.append([stated, status, Cell(sides, kind="num", note=slack), Cell(remarks, kind="remarks")])
+    columns = [("statement", False), ("status", False), ("left and right side", True), ("remarks", False)]
+    return Table(caption, columns, lines, whole=True)
+
+
+def _facts(profiles: Mapping[str, xr.Dataset]) -> list[Block]:
+    """Return the bottleneck of each profile, its norm, and medians over the sample."""
+    headings = {"rank": "bottleneck rank", "start": "from layer", "end": "to layer", "gap": "gap"}
+    per_sample = {"log_pseudo_determinant": "log |Jf|₊ (median)", "ntk_trace": "NTK trace (median)"}
+    rows = []
+    for label, dataset in profiles.items():
+        row: dict[str, object] = {"profile": label, "layers": dataset.sizes["layer"]}
+        found = bottleneck(dataset)
+        row |= {heading: found[name] for name, heading in headings.items() if found[name] is not None}
+        if found["reason"]:
+            row["undetermined because"] = found["reason"]
+        if kept := kept_frequencies(dataset):
+            named = [f"{label_of_frequency(name, times)}: {channels}" for name, times, channels in kept]
+            row["kept frequencies: channels"] = "; ".join(named)
+        if "parameter_norm" in dataset:
+            row["‖θ‖²"] = float(dataset["parameter_norm"].sum())
+        for name, heading in per_sample.items():
+            if name in dataset and dataset[name].size and np.isfinite(dataset[name].values).any():
+                row[heading] = float(np.nanmedian(dataset[name].values))
+        rows.append(row)
+    return table(rows, "Bottleneck")
+
+
+def _measured_with(profiles: Mapping[str, xr.Dataset]) -> list[Block]:
+    """Return the tolerances and the other attributes of each profile."""
+    rows: dict[str, dict[str, object]] = {}
+    for label, dataset in profiles.items():
+        for key, value in dataset.attrs.items():
+            elsewhere = ("settings", "name", "title", "kept_reason")
+            if key not in elsewhere and not str(key).startswith("bottleneck"):
+                rows.setdefault(str(key), {"measured with": str(key)})[label] = _plain(value)
+    return table(list(rows.values()), "Tolerances and settings of the measurement")
+
+
+def _layers(profiles: Mapping[str, xr.Dataset]) -> list[Block]:
+    """Return the ranks per layer and the skipped layers of each profile; folded away if there are several."""
+    blocks: list[Block] = []
+    for label, dataset in profiles.items():
+        own = table(tables.layer_rows(dataset), f"Layers of {label}" if len(profiles) > 1 else "Layers")
+        skipped = tables.noted_rows(dataset, "skipped")
+        own += table(skipped, f"Skipped layers ({len(skipped)})") or [Text("No layer was skipped.", "note")]
+        own += table(tables.noted_rows(dataset, "note"), "Notes")
+        blocks += details(f"Layers of {label}", own) if len(profiles) > 1 else own
+    return blocks
+
+
+def _members(histories: Mapping[str, xr.Dataset]) -> list[Block]:
+    """Return one row per member of each history: settings, status, last values."""
+    rows = [
+        ({"run": label} if len(histories) > 1 else {}) | row
+        for label, dataset in histories.items()
+        for row in tables.member_rows(dataset)
+    ]
+    body = table(rows, f"Members ({len(rows)})")
+    return body if len(rows) <= 12 else details(f"Members ({len(rows)})", body)
+
+
+def settings(section: Section, others: Mapping[str, Mapping[str, object]] | None = None) -> list[Block]:
+    """Return the settings of a section, folded away; ``others`` has more columns of values by heading."""
+    blocks: list[Block] = []
+    for label, entries in section.all_settings.items():
+        title = "Settings" if len(section.all_settings) == 1 else f"Settings of {label}"
+        rows = []
+        for key, value in entries.items():
+            more = {heading: _plain(values[key]) for heading, values in (others or {}).items() if key in values}
+            rows.append({"setting": key, "value": _plain(value), **more})
+        blocks += details(title, table(rows, title))
+    if len(section.histories) == 1:
+        ((label, dataset),) = section.histories.items()
+        about = {str(key): value for key, value in dataset.attrs.items() if key not in ("settings", "name")}
+        rows = [{"attribute": key, "value": _plain(value)} for key, value in about.items()]
+        blocks += details(f"About {label}", table(rows, f"About {label}"))
+    return blocks
+
+
+def _plain(value: object) -> object:
+    """Return an attribute in a form that a cell can show."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} = {text.cell(entry)}" for key, entry in flatten_settings(value).items())
+    if isinstance(value, float) and math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    return value

@@ -4,14 +4,14 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import xarray as xr
-from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from bnrank._core import validation
+from bnrank._core.validation import expect
 from bnrank.discovery.compression.result import Compressed
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.summary import Summary
@@ -36,36 +36,6 @@ SPECTRA = {
 Discovered = Summary | Compressed | Symmetries
 
 
-@runtime_checkable
-class Claim(Protocol):
-    """A claim: its name, whether it is reproduced, the measured value and the expected one."""
-
-    @property
-    def name(self) -> str:
-        """The claim in words."""
-
-    @property
-    def passed(self) -> bool | None:
-        """Whether it is reproduced; None if that cannot be decided."""
-
-    @property
-    def measured(self) -> str | float:
-        """The measured value."""
-
-    @property
-    def expected(self) -> str:
-        """The expected value, in words."""
-
-
-@runtime_checkable
-class Run(Protocol):
-    """A training run, as pages use it; ``settings`` are optional."""
-
-    @property
-    def history(self) -> xr.Dataset:
-        """The recorded values over (member, step)."""
-
-
 @dataclass(frozen=True)
 class Section:
     """One part of a page. Everything but the title is optional; what is given is shown, in this order.
@@ -76,8 +46,8 @@ class Section:
         The heading.
     text : str
         Plain text; an empty line starts a new paragraph.
-    claims : sequence of Claim
-        Shown as rows with pass or fail.
+    claims : sequence
+        Claims with ``name``, ``passed``, ``measured`` and ``expected``; shown as rows with pass or fail.
     verdicts : Verdicts, optional
         What `bnrank.check` returned: a table, and a picture of how tight each inequality is.
     found : fitted estimator, Summary, Compressed or Symmetries, optional
@@ -117,21 +87,19 @@ class Section:
     settings: Any = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.title, str):
-            raise TypeError(f"title: got {validation.describe(self.title)}, expected a str")
-        for dataset in self.histories.values():
-            _require(dataset, "history", ("member", "step"))
-        for dataset in self.profiles.values():
-            _require(dataset, "profile", ("layer",))
-        if self.verdicts is not None and not isinstance(self.verdicts, Verdicts):
-            raise TypeError(f"verdicts: got {validation.describe(self.verdicts)}, expected what bnrank.check returns")
-        if self.found is not None and found_in(self.found) is None:
-            raise TypeError(f"found: got {validation.describe(self.found)}, expected {_DISCOVERED}")
+        expect(isinstance(self.title, str), "title", self.title, "a str", TypeError)
+        expected = (("history", self.histories, ("member", "step")), ("profile", self.profiles, ("layer",)))
+        for name, datasets, dims in expected:
+            for dataset in datasets.values():
+                got = f"dimensions {sorted(map(str, dataset.dims))}"
+                expect(set(dims) <= set(dataset.dims), name, got, f"{dims} among them")
+        verdicts = self.verdicts is None or isinstance(self.verdicts, Verdicts)
+        expect(verdicts, "verdicts", self.verdicts, "what bnrank.check returns", TypeError)
+        found = self.found is None or found_in(self.found) is not None
+        expect(found, "found", self.found, _DISCOVERED, TypeError)
         for i, claim in enumerate(self.claims):
-            if not isinstance(claim, Claim):
-                raise TypeError(
-                    f"claims[{i}]: got {validation.describe(claim)}, expected .name, .passed, .measured and .expected"
-                )
+            complete = all(hasattr(claim, name) for name in ("name", "passed", "measured", "expected"))
+            expect(complete, f"claims[{i}]", claim, ".name, .passed, .measured and .expected", TypeError)
 
     @property
     def histories(self) -> dict[str, xr.Dataset]:
@@ -166,12 +134,7 @@ def found_in(source: object) -> Discovered | None:
     """
     if not isinstance(source, BottleneckEstimator):
         return source if isinstance(source, Discovered) else None
-    try:
-        check_is_fitted(source)
-    except NotFittedError:
-        raise NotFittedError(
-            f"source: got a {type(source).__name__} that is not fitted, expected it after fit"
-        ) from None
+    check_is_fitted(source, msg="source: got a %(name)s that is not fitted, expected it after fit")
     return source.summary()
 
 
@@ -198,6 +161,19 @@ def bottleneck(profile: xr.Dataset) -> dict[str, Any]:
 def threshold_of(dataset: xr.Dataset) -> float:
     """Return the threshold above which a singular value counts: attribute ``atol``, else 0.1 (F4)."""
     return validation.number(np.asarray(dataset.attrs.get("atol", 0.1)).item(), "atol", 0.0)
+
+
+def layer_labels(dataset: xr.Dataset) -> list[str]:
+    """Return what the layers are called: the number, and the name where there is one."""
+    layers, names = dataset["layer"].values.tolist(), dataset.coords.get("layer_name")
+    if names is None:
+        return list(map(str, layers))
+    return [f"{layer} ({name})" if name else str(layer) for layer, name in zip(layers, names.values, strict=True)]
+
+
+def evenly(size: int, most: int) -> np.ndarray:
+    """Return at most ``most`` evenly spaced positions of ``range(size)``, the first and the last among them."""
+    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(int))
 
 
 def flatten_settings(settings: object) -> dict[str, object]:
@@ -239,10 +215,13 @@ def sections_from(source: object) -> list[Section]:
         If a Dataset is neither a profile nor a history, an estimator is not fitted, or there is nothing to show.
     """
     if isinstance(source, Mapping) and not isinstance(source, xr.Dataset):
-        return _some([_section(entry, str(name)) for name, entry in source.items()])
-    if isinstance(source, Iterable) and not isinstance(source, str | xr.Dataset | Run | Verdicts):
-        return _some([_section(entry, None) for entry in source])
-    return [_section(source, None)]
+        sections = [_section(entry, str(name)) for name, entry in source.items()]
+    elif isinstance(source, str | xr.Dataset | Verdicts) or hasattr(source, "history"):
+        sections = [_section(source, None)]
+    else:
+        sections = [_section(entry, None) for entry in (source if isinstance(source, Iterable) else [source])]
+    expect(sections, "source", "nothing to show", "at least one section")
+    return sections
 
 
 def _section(source: object, name: str | None) -> Section:
@@ -262,8 +241,7 @@ def _section(source: object, name: str | None) -> Section:
             f"source: got a Dataset with dimensions {sorted(map(str, source.dims))}, expected a profile (layer, ...) "
             "or a history (member, step, ...)"
         )
-    if isinstance(source, Run):
-        history = source.history
+    if (history := getattr(source, "history", None)) is not None:
         title = name or str(getattr(source, "name", "") or label_of(history, "Training run"))
         return Section(title, history=history, settings=getattr(source, "settings", None))
     raise TypeError(
@@ -289,14 +267,3 @@ def _by_label(value: object, name: str) -> dict[str, xr.Dataset]:
     if not isinstance(value, Mapping) or not all(isinstance(dataset, xr.Dataset) for dataset in value.values()):
         raise TypeError(f"{name}: got {validation.describe(value)}, expected an xarray.Dataset or a mapping to some")
     return {str(label): dataset for label, dataset in value.items()}
-
-
-def _require(dataset: xr.Dataset, name: str, dims: tuple[str, ...]) -> None:
-    missing = [dim for dim in dims if dim not in dataset.dims]
-    if missing:
-        raise ValueError(f"{name}: got dimensions {sorted(map(str, dataset.dims))}, expected {dims} among them")
-
-
-def _some(sections: list[Section]) -> list[Section]:
-    validation.expect(sections, "source", "nothing to show", "at least one section")
-    return sections

@@ -10,36 +10,32 @@ import xarray as xr
 from bnrank._core import remarks
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdicts
 
-__all__ = [
-    "about_rows",
-    "claim_rows",
-    "layer_rows",
-    "member_rows",
-    "noted_rows",
-    "summary",
-    "typeset",
-    "verdict_rows",
-]
+__all__ = ["about_rows", "claim_rows", "layer_rows", "member_rows", "noted_rows", "summary", "typeset", "verdict_rows"]
 
 _SIGNS = {"<=": "≤", "->": "→", "||": "‖", "sum_": "Σ_", "^2": "²", "Theta": "Θ", "theta": "θ", "lambda": "λ"}
 _SIGNS |= {"Omega": "Ω", "sigma": "σ", " o ": " ∘ ", "a~": "ã"}
+_LAYER_COLUMNS = {
+    "weight_rank": "rank of W",
+    "weight_singular_values": "s₁ of W",
+    "activation_singular_values": "s₁ of activations",
+    "nonlinearity": "nonlinearity",
+    "parameter_norm": "‖θ‖² of the layer",
+}
+_CURVE_COLUMNS = {"loss": "loss", "cost": "cost", "parameter_norm": "‖θ‖²", "gradient_norm": "gradient norm"}
 
 
 def layer_rows(profile: xr.Dataset) -> list[dict[str, object]]:
     """Return one row per layer of a profile: number, name, ranks, largest singular value, nonlinearity, norm."""
-    names = profile.coords.get("layer_name")
-    rows: list[dict[str, object]] = []
-    for i, layer in enumerate(profile["layer"].values.tolist()):
-        row: dict[str, object] = {"layer": layer}
-        if names is not None:
-            row["name"] = str(names.values[i])
-        for variable, heading in _LAYER_COLUMNS.items():
-            if variable in profile:
-                entry = profile[variable].isel(layer=i).values
-                number = float(np.nanmax(entry)) if np.isfinite(entry).any() else math.nan
-                row[heading] = int(number) if "rank" in variable and math.isfinite(number) else number
-        rows.append(row)
-    return rows
+    columns: dict[str, list[object]] = {"layer": profile["layer"].values.tolist()}
+    if "layer_name" in profile.coords:
+        columns["name"] = list(map(str, profile["layer_name"].values))
+    for variable, heading in _LAYER_COLUMNS.items():
+        if variable in profile:
+            found = profile[variable]
+            values = found.max([dim for dim in found.dims if dim != "layer"]).values.tolist()
+            ranks = "rank" in variable
+            columns[heading] = [int(value) if ranks and math.isfinite(value) else float(value) for value in values]
+    return [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
 
 
 def member_rows(history: xr.Dataset) -> list[dict[str, object]]:
@@ -52,11 +48,11 @@ def member_rows(history: xr.Dataset) -> list[dict[str, object]]:
                 row[name] = history.coords[name].values[i]
         for name, heading in _CURVE_COLUMNS.items():
             if name in history and history[name].dims == ("member", "step"):
-                values = np.asarray(history[name].values[i], dtype=float)
-                finite = np.flatnonzero(np.isfinite(values))
-                if len(finite) and "last step" not in row:
-                    row["last step"] = history["step"].values[finite[-1]]
-                row[heading] = float(values[finite[-1]]) if len(finite) else math.nan
+                curve = history[name][i]
+                recorded = curve[np.isfinite(curve.values)]
+                if recorded.size:
+                    row.setdefault("last step", recorded["step"].values[-1])
+                row[heading] = float(recorded[-1]) if recorded.size else math.nan
         rows.append(row)
     return rows
 
@@ -68,30 +64,14 @@ def noted_rows(profile: xr.Dataset, name: str) -> list[dict[str, object]]:
 
 def claim_rows(claims: Iterable[Any]) -> list[dict[str, object]]:
     """Return one row per claim (anything with ``name``, ``passed``, ``measured`` and ``expected``)."""
-    words = {True: "pass", False: "fail"}
-    return [
-        {
-            "result": "not decided" if claim.passed is None else words[bool(claim.passed)],
-            "claim": claim.name,
-            "measured": "NaN" if _is_nan(claim.measured) else claim.measured,
-            "expected": claim.expected,
-        }
-        for claim in claims
-    ]
-
-
-_LAYER_COLUMNS = {
-    "weight_rank": "rank of W",
-    "weight_singular_values": "s₁ of W",
-    "activation_singular_values": "s₁ of activations",
-    "nonlinearity": "nonlinearity",
-    "parameter_norm": "‖θ‖² of the layer",
-}
-_CURVE_COLUMNS = {"loss": "loss", "cost": "cost", "parameter_norm": "‖θ‖²", "gradient_norm": "gradient norm"}
-
-
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float | np.floating) and math.isnan(value)
+    words = {True: "pass", False: "fail", None: "not decided"}
+    rows: list[dict[str, object]] = []
+    for claim in claims:
+        result, measured = words[None if claim.passed is None else bool(claim.passed)], claim.measured
+        if isinstance(measured, float | np.floating) and math.isnan(measured):
+            measured = "NaN"
+        rows.append({"result": result, "claim": claim.name, "measured": measured, "expected": claim.expected})
+    return rows
 
 
 def verdict_rows(verdicts: Verdicts) -> list[dict[str, object]]:

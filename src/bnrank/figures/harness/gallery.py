@@ -8,11 +8,9 @@ from pathlib import Path
 from bnrank.figures.harness import store
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section, page
-from bnrank.reporting.blocks import Block, Cell, Code, Column, Heading, Pre, Said, Table, Text, details, picture
+from bnrank.reporting.blocks import Block, Cell, Said, Table, Text, details, picture
 from bnrank.reporting.charts.history import spectra_budget
-from bnrank.reporting.contents import claims as claims_table
-from bnrank.reporting.contents import contents, settings
-from bnrank.reporting.page import Part
+from bnrank.reporting.page import Part, claims_table, contents, settings
 from bnrank.reporting.sections import flatten_settings
 from bnrank.reporting.tables import typeset
 
@@ -189,7 +187,7 @@ def _overview(found: Sequence[Entry]) -> Part:
         for entry in found
     ]
     heads = (("id", False), ("figure", False), ("result", False), ("claims reproduced", True), ("time", True))
-    table = Table("All figures", [Column(*head) for head in heads], rows, whole=True, show_caption=False)
+    table = Table("All figures", heads, rows, whole=True, show_caption=False)
     return Part("overview", "Overview", [table])
 
 
@@ -197,7 +195,7 @@ def _figure(entry: Entry, out: Path, scale: str, budget: int) -> Part:
     """Return the section of a figure: pictures, expected result, claims, command, data, settings."""
     figure, outcome, key = entry.figure, entry.outcome, entry.figure.id
     expected = typeset(figure.expected[:1].upper() + figure.expected[1:])
-    heading = Heading("Result in the source" if figure.printed else "Expected result")
+    heading = Text("Result in the source" if figure.printed else "Expected result", "heading")
     command = f"bnrank reproduce {key}" + ("" if scale == "quick" else f" --scale {scale}")
     command += "" if str(out) == OUT else f" --out {shlex.quote(str(out))}"
     facts, claims, rest = [figure.source], list[Block](), list[Block]()
@@ -208,12 +206,12 @@ def _figure(entry: Entry, out: Path, scale: str, budget: int) -> Part:
         facts += [f"took {entry.time}", f"bnrank {outcome.version}"]
         pictures += [_picture(figure, outcome, name, path) for name, path in outcome.pictures.items()]
         made = [replace(c, name=typeset(c.name), expected=typeset(c.expected)) for c in outcome.claims]
-        claims += claims_table(Section(figure.title, claims=made))
+        claims += claims_table(made)
         for i, section in enumerate(outcome.sections, 1):
             rest += details(section.title, contents(section, f"{key}-{i}", budget), heading=True)
         rest += _settings(figure, outcome, scale)
     blocks = [Text(" · ".join(facts), "note"), *_state(entry), *pictures, heading, Text(f"{expected}."), *claims]
-    return Part(key, f"{key}. {figure.title}", [*blocks, Code("To run this figure", command), *rest])
+    return Part(key, f"{key}. {figure.title}", [*blocks, Text("To run this figure", code=command), *rest])
 
 
 def _state(entry: Entry) -> list[Block]:
@@ -231,7 +229,7 @@ def _state(entry: Entry) -> list[Block]:
     blocks: list[Block] = [Said(what, "bad", text.splitlines()) for what, text in said.items()]
     if outcome is None and not said:
         blocks.append(Said("Interrupted; rerun to resume." if entry.begun else "Not run yet.", "warn"))
-    return blocks + (details("Traceback", [Pre(trace)]) if trace else [])
+    return blocks + (details("Traceback", [Text(trace, "pre")]) if trace else [])
 
 
 def _settings(figure: Figure, outcome: Outcome, scale: str) -> list[Block]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.symmetry_search.result import Symmetries
 from bnrank.discovery.symmetry_search.spectrum import EXACT, IGNORED, LARGEST, Found
 from bnrank.reporting.charts import parts
-from bnrank.reporting.charts.chart import Change, Chart, Control, Group, View
+from bnrank.reporting.charts.parts import Change, Chart, Control, Group, View
 
 MAX_OUTPUTS = 50
 """Outputs that can be chosen, at most: those that vary most."""
@@ -28,8 +27,6 @@ MAX_FIELDS = 200
 """Singular values of fields, at most: the smallest."""
 ROUNDING = 1e-10
 """Scores below are printed as 0."""
-LETTERS = 24
-"""Letters of a name in a plot, at most."""
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 
 
@@ -43,11 +40,6 @@ def view(found: Summary | Compressed | Symmetries) -> View:
 def classes(summary: Summary) -> list[str] | None:
     """Return the names of the classes; None where outputs are numbers."""
     return list(summary.output_names) if len(summary.output_names) > summary.outputs else None
-
-
-def describes_itself(summary: Summary) -> bool:
-    """Return whether the outputs are the inputs, as those of an autoencoder are."""
-    return summary.estimator.endswith("Autoencoder")
 
 
 def score(value: float) -> float:
@@ -65,24 +57,20 @@ def score(value: float) -> float:
 
 
 def _summary(summary: Summary) -> View:
-    k = summary.n_components
-    shown = min(k, MAX_COORDINATES)
+    shown = min(summary.n_components, MAX_COORDINATES)
     notes: list[str] = []
-    if shown < k:
-        notes.append(f"the {shown} most influential of {k} coordinates are shown")
+    if shown < summary.n_components:
+        notes.append(f"the {shown} most influential of {summary.n_components} coordinates are shown")
     if summary.rows > len(summary.coordinates):
         notes.append(f"{len(summary.coordinates)} of {summary.rows} rows are shown")
-    labels = classes(summary)
-    outputs = [] if labels else _outputs(summary, notes)
-    charts = [_held_out(summary)]
-    if spectra := _spectra(summary):
-        charts.append(_spectrum(spectra))
     z = parts.numbers(summary.coordinates[:, :shown].T, 4)
-    if shown:
-        charts.append(_class_dots(summary, z, labels) if labels else _dots(z, outputs))
-    charts.append(_confusion(summary, labels) if labels else _predicted(outputs))
-    if k:
-        charts.append(_sensitivity(summary, shown, notes))
+    if labels := classes(summary):
+        dots, against = _class_dots(summary, z, labels) if shown else None, _confusion(summary, labels)
+    else:
+        outputs = _outputs(summary, notes)
+        dots, against = _dots(z, outputs) if shown else None, _predicted(outputs)
+    sensitivity = _sensitivity(summary, shown, notes) if shown else None
+    charts = [chart for chart in (_held_out(summary), _spectrum(summary), dots, against, sensitivity) if chart]
     left_out = f"Left out of the plots: {'; '.join(notes)}." if notes else ""
     return View("found", [Group("", charts, notes=left_out)])
 
@@ -97,25 +85,23 @@ def _held_out(summary: Summary) -> Chart:
     ring = {"color": parts.member_color(1), "width": 2.4}
     used = parts.dots([k], [y[k]], size=15, color="rgba(0,0,0,0)", line=ring)
     tops = np.concatenate([loss, loss + np.nan_to_num(error)])
-    axis = parts.log_axis("held-out loss", tops) if log else parts.value_axis("held-out loss", tops)
-    interval = None if summary.undetermined else summary.interval
-    shapes = [] if interval is None else [parts.band(interval[0] - 0.5, interval[1] + 0.5)]
+    axis = (parts.log_axis if log else parts.value_axis)("held-out loss", tops)
+    low, high = summary.interval
+    shapes = [] if summary.undetermined else [parts.band(low - 0.5, high + 0.5)]
     figure = parts.figure([curve, used], parts.count_axis("components k", len(x), first=0), axis, shapes=shapes)
     note = "Bars: one standard error. Ring: the number used." + (" Shaded: the interval." if shapes else "")
     return Chart("Held-out loss by number of components", figure, note=note)
 
 
-def _spectra(summary: Summary) -> list[tuple[str, str, np.ndarray, int]]:
-    """Return label, axis title, values and count of each spectrum, the most informative first."""
-    entries = [
+def _spectrum(summary: Summary) -> Chart | None:
+    """Return the spectra at the bottleneck and of the inputs, the most informative first; None without either."""
+    spectra = [
         ("at the bottleneck", "standard deviation", summary.spectrum, summary.n_components),
         ("of input combinations", "how much y depends on it", summary.input_spectrum, summary.n_input_directions),
     ]
-    found = [entry for entry in entries if len(entry[2]) and entry[3]]
-    return found[::-1] if summary.bound == 1 else found
-
-
-def _spectrum(spectra: Sequence[tuple[str, str, np.ndarray, int]]) -> Chart:
+    spectra = [entry for entry in spectra if len(entry[2]) and entry[3]]
+    if summary.bound == 1:
+        spectra.reverse()
     figures, notes = [], []
     for _, title, every, count in spectra:
         gap = float(every[count - 1] / every[count]) if count < len(every) and every[count] > 0 else None
@@ -127,11 +113,9 @@ def _spectrum(spectra: Sequence[tuple[str, str, np.ndarray, int]]) -> Chart:
         said = [parts.short(value) for value in values]
         dots = parts.line(x, parts.numbers(y), parts.LINE, "index %{x}<br>%{customdata}", width=1.2, customdata=said)
         dots.marker = {"size": 9, "color": [parts.member_color(0) if i < count else parts.MUTED for i in range(len(x))]}
-        axis = parts.log_axis(title, y) if wide else parts.value_axis(title, values)
-        marked = [] if gap is None else [_gap(gap, count, len(x), 0.98)]
-        shapes = [] if gap is None else [parts.dotted("x", count + 0.5)]
-        x_axis = parts.count_axis("index", len(x))
-        figures.append(parts.figure(dots, x_axis, axis, shapes=shapes, annotations=marked))
+        axis = (parts.log_axis if wide else parts.value_axis)(title, y)
+        more = {} if gap is None else _gap(gap, count, len(x), 0.98)
+        figures.append(parts.figure(dots, parts.count_axis("index", len(x)), axis, **more))
         said = ["Nothing is left beyond the values kept."]
         if gap is not None:
             said = ["Dotted: the gap, the last value kept over the first left out."]
@@ -140,23 +124,29 @@ def _spectrum(spectra: Sequence[tuple[str, str, np.ndarray, int]]) -> Chart:
         if wide and last < 1e-6 * top:
             said.append("Values below 1e-6 of the largest are drawn there.")
         notes.append(" ".join(said))
-    return _chosen("Spectrum", figures, notes, Control("spectrum", "", [label for label, *_ in spectra]))
+    control = Control("spectrum", "", [label for label, *_ in spectra])
+    return _chosen("Spectrum", figures, notes, [control]) if spectra else None
 
 
-def _chosen(title: str, figures: Sequence[go.Figure], notes: Sequence[str], control: Control) -> Chart:
-    """Return a chart of one of several figures."""
+def _chosen(
+    title: str, figures: Sequence[go.Figure], notes: Sequence[str], controls: Sequence[Control], size: str = ""
+) -> Chart:
+    """Return a chart of one of several figures, chosen by a control; of the only one without a control."""
     changes = [
-        Change("figure", (control.name,), [parts.plain(figure) for figure in figures]),
-        Change("note", (control.name,), list(notes)),
+        Change(target, (control.name,), values)
+        for control in controls
+        for target, values in (("figure", figures), ("note", notes))
     ]
-    return Chart(title, figures[0], note=notes[0], controls=[control], changes=changes)
+    return Chart(title, figures[0], note=notes[0], size=size, controls=controls, changes=changes)
 
 
 def _gap(ratio: float, place: int, of: int, y: float) -> dict[str, Any]:
+    """Return a dotted line after a place and, next to it, the ratio of the values there, as parts of a layout."""
     left = place > of / 2
     text = f"gap {ratio:.1e}" if ratio >= 1e5 else f"gap {parts.short(ratio)}"
-    anchor = "right" if left else "left"
-    return parts.written(text, x=place + 0.5, y=y, yref="paper", xanchor=anchor, xshift=-6 if left else 6)
+    side = {"xanchor": "right", "xshift": -6} if left else {"xanchor": "left", "xshift": 6}
+    label = parts.written(text, x=place + 0.5, y=y, yref="paper", **side)
+    return {"shapes": [parts.dotted("x", place + 0.5)], "annotations": [label]}
 
 
 def _outputs(summary: Summary, notes: list[str]) -> list[dict[str, Any]]:
@@ -168,6 +158,7 @@ def _outputs(summary: Summary, notes: list[str]) -> list[dict[str, Any]]:
     return [
         {
             "name": summary.output_names[i],
+            "label": _label(summary.output_names[i]),
             "seen": parts.numbers(seen[:, i], 4),
             "predicted": parts.numbers(predicted[:, i], 4),
             "r2": score(r2_score(seen[:, i], predicted[:, i])) if np.ptp(seen[:, i]) else None,
@@ -177,72 +168,47 @@ def _outputs(summary: Summary, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _output_control(outputs: Sequence[dict[str, Any]], label: str) -> list[Control]:
-    names = [_cut(output["name"]) for output in outputs]
+    names = [parts.cut(output["name"]) for output in outputs]
     return [Control("output", label, names)] if len(outputs) > 1 else []
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= LETTERS else name[: LETTERS - 1] + "…"
-
-
-def _plain(name: str) -> str:
-    return parts.escaped(name, LETTERS)
-
-
-def _axes_of(z: Sequence[Any]) -> tuple[list[Control], list[Change]]:
-    """Return the controls that choose two of more than two coordinates, and what they change in the titles."""
-    titles = [f"z<sub>{i + 1}</sub>" for i in range(len(z))]
-    changes = [
-        Change("layout.xaxis.title.text", ("across",), titles),
-        Change("layout.yaxis.title.text", ("up",), titles),
-    ]
-    names = [f"z{i + 1}" for i in range(len(z))]
-    if len(z) < 3:
-        return [], []
-    return [Control("across", "across", names), Control("up", "up", names, 1)], changes
+def _label(name: str) -> str:
+    return parts.escaped(parts.cut(name))
 
 
 def _dots(z: Sequence[Any], outputs: Sequence[dict[str, Any]]) -> Chart:
     """Return the coordinates against each other, colored by an output; the only one, against the output."""
-    first, many = outputs[0], len(outputs) > 1
+    seen, labels = [[output["seen"]] for output in outputs], [output["label"] for output in outputs]
     if len(z) == 1:
-        color = parts.member_color(0)
-        dots = parts.dots(z[0], first["seen"], "%{x:.3g}, %{y:.4g}", color=color, opacity=0.75)
-        changes = [
-            Change("y", ("output",), [[output["seen"]] for output in outputs]),
-            Change("layout.yaxis.title.text", ("output",), [_plain(output["name"]) for output in outputs]),
-        ]
-        figure = parts.figure(dots, {"title": "z<sub>1</sub>"}, {"title": _plain(first["name"])})
+        hover, color = "%{x:.3g}, %{y:.4g}", parts.member_color(0)
+        dots = parts.dots(z[0], seen[0][0], hover, color=color, opacity=0.75)
+        changes = [Change("y", ("output",), seen), Change("layout.yaxis.title.text", ("output",), labels)]
+        figure = parts.figure(dots, {"title": "z<sub>1</sub>"}, {"title": labels[0]})
         controls = _output_control(outputs, "output")
-        return Chart("Coordinate against output", figure, size="tall", controls=controls, changes=changes * many)
-    scale = {"colorscale": parts.heat_scale(light=False), "colorbar": parts.color_bar(_plain(first["name"]))}
+        changes = changes if controls else []
+        return Chart("Coordinate against output", figure, size="tall", controls=controls, changes=changes)
+    scale = {"colorscale": parts.heat_scale(light=False), "colorbar": parts.color_bar(labels[0])}
     hover = "%{x:.3g}, %{y:.3g}<br>%{marker.color:.4g}"
-    dots = parts.dots(z[0], z[1], hover, size=6.5, color=first["seen"], **scale)
-    controls, changes = _axes_of(z)
-    if controls:
-        changes += [Change("x", ("across",), [[row] for row in z]), Change("y", ("up",), [[row] for row in z])]
-    if many:
-        changes += [
-            Change("marker.color", ("output",), [[output["seen"]] for output in outputs]),
-            Change("marker.colorbar.title.text", ("output",), [[_plain(output["name"])] for output in outputs]),
-        ]
-    figure = parts.figure(dots, {"title": "z<sub>1</sub>"}, {"title": "z<sub>2</sub>"})
-    controls += _output_control(outputs, "color")
-    return Chart("Coordinates", figure, size="tall", controls=controls, changes=changes)
+    dots = parts.dots(z[0], z[1], hover, size=6.5, color=seen[0][0], **scale)
+    changes = [
+        Change("marker.color", ("output",), seen),
+        Change("marker.colorbar.title.text", ("output",), [[label] for label in labels]),
+    ]
+    controls = _output_control(outputs, "color")
+    return _coordinates([dots], [[row] for row in z], controls, changes if controls else [])
 
 
 def _class_dots(summary: Summary, z: Sequence[Any], labels: list[str]) -> Chart:
     """Return dots by class: over two coordinates, or, of one coordinate, in a row for every class."""
-    place = {name: i for i, name in enumerate(labels)}
-    seen = np.array([place[str(label)] for label in summary.seen])
-    rows = [np.flatnonzero(seen == c) for c in range(len(labels))]
+    names = np.array([str(label) for label in summary.seen])
+    rows = [np.flatnonzero(names == label) for label in labels]
     points = [[[z_j[i] for i in own] for own in rows] for z_j in z]
     jitter = [[c + 0.5 * ((i * 0.618034) % 1 - 0.5) for i in range(len(own))] for c, own in enumerate(rows)]
     traces = [
         parts.dots(
             points[0][c],
             points[1][c] if len(z) > 1 else parts.numbers(jitter[c]),
-            f"{_plain(name)}<br>%{{x:.3g}}{', %{y:.3g}' if len(z) > 1 else ''}",
+            f"{_label(name)}<br>%{{x:.3g}}{', %{y:.3g}' if len(z) > 1 else ''}",
             size=7,
             color=parts.member_color(c),
             symbol=SYMBOLS[c // 7 % 6],
@@ -250,59 +216,64 @@ def _class_dots(summary: Summary, z: Sequence[Any], labels: list[str]) -> Chart:
         )
         for c, name in enumerate(labels)
     ]
-    if len(z) == 1:
-        ticks = {"tickmode": "array", "tickvals": list(range(len(labels))), "ticktext": list(map(_plain, labels))}
-        figure = parts.figure(traces, {"title": "z<sub>1</sub>"}, {"title": "class", "zeroline": False, **ticks})
-        return Chart("Coordinate by class", figure, size="tall")
-    controls, changes = _axes_of(z)
-    if controls:
-        changes += [Change("x", ("across",), points), Change("y", ("up",), points)]
-    figure = parts.figure(traces, {"title": "z<sub>1</sub>"}, {"title": "z<sub>2</sub>"})
-    key = [(parts.member_color(c), name) for c, name in enumerate(labels)]
+    if len(z) > 1:
+        key = [(parts.member_color(c), name) for c, name in enumerate(labels)]
+        return _coordinates(traces, points, key=key)
+    axis = parts.named_axis("class", list(map(_label, labels)), zeroline=False)
+    return Chart("Coordinate by class", parts.figure(traces, {"title": "z<sub>1</sub>"}, axis), size="tall")
+
+
+def _coordinates(
+    traces: Sequence[Any],
+    points: Sequence[Any],
+    controls: Sequence[Control] = (),
+    changes: Sequence[Change] = (),
+    key: Sequence[tuple[str, str]] = (),
+) -> Chart:
+    """Return traces over two coordinates, chosen by controls where there are more; ``points``: of each, per trace."""
+    titles = [f"z<sub>{i + 1}</sub>" for i in range(len(points))]
+    if len(points) > 2:
+        names = [f"z{i + 1}" for i in range(len(points))]
+        controls = [Control("across", "across", names), Control("up", "up", names, 1), *controls]
+        ends = (("x", "across"), ("y", "up"))
+        moves = [Change(f"layout.{end}axis.title.text", (name,), titles) for end, name in ends]
+        changes = [*moves, *(Change(end, (name,), points) for end, name in ends), *changes]
+    figure = parts.figure(traces, {"title": titles[0]}, {"title": titles[1]})
     return Chart("Coordinates", figure, size="tall", key=key, controls=controls, changes=changes)
 
 
 def _predicted(outputs: Sequence[dict[str, Any]]) -> Chart:
     figures, notes = [], []
     for output in outputs:
-        seen, predicted, label = output["seen"], output["predicted"], _plain(output["name"])
+        seen, predicted = output["seen"], output["predicted"]
         low, high = min([*seen, *predicted]), max([*seen, *predicted])
         room = 0.04 * (high - low) or 1
         limits = [low - room, high + room]
         hover = "observed %{x:.4g}<br>predicted %{y:.4g}"
         dots = parts.dots(seen, predicted, hover, color=parts.member_color(0), opacity=0.7)
         diagonal = parts.line(limits, limits, parts.MUTED, width=1.2, size=0, line_dash="dot")
-        axes = ({"title": f"{label}, {word}", "range": limits} for word in ("observed", "predicted"))
+        axes = ({"title": f"{output['label']}, {word}", "range": limits} for word in ("observed", "predicted"))
         figures.append(parts.figure([diagonal, dots], *axes))
         r2 = "" if output["r2"] is None else f" R² of {output['name']}: {output['r2']:.3g}."
         notes.append(f"Fitted rows; dotted: equality.{r2}")
-    control = Control("output", "output", [_cut(output["name"]) for output in outputs])
-    return _sized(_chosen("Predicted vs. observed", figures, notes, control))
-
-
-def _sized(chart: Chart) -> Chart:
-    """Return a tall chart, without a control that has one option."""
-    controls = [control for control in chart.controls if len(control.options) > 1]
-    return replace(chart, size="tall", controls=controls, changes=chart.changes if controls else ())
+    return _chosen("Predicted vs. observed", figures, notes, _output_control(outputs, "output"), "tall")
 
 
 def _confusion(summary: Summary, labels: list[str]) -> Chart:
-    names = [_plain(name) for name in labels]
+    names = [_label(name) for name in labels]
     table = confusion_matrix(list(map(str, summary.seen)), list(map(str, summary.predicted)), labels=labels)
     shares = 100 * table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    at = list(range(0, len(names), -(-len(names) // 20)))
-    ticks = {"tickmode": "array", "tickvals": at, "ticktext": [names[i] for i in at], "showgrid": False}
     hover = [
         [f"observed {a}<br>predicted {b}<br>{n} rows" for b, n in zip(names, row, strict=True)]
         for a, row in zip(names, table.tolist(), strict=True)
     ]
-    heat = parts.heat_map(
-        parts.numbers(shares, 4), "%{hovertext}", parts.color_bar("percent"), zmax=100, hovertext=hover
-    )
+    bar = parts.color_bar("percent")
+    heat = parts.heat_map(parts.numbers(shares, 4), "%{hovertext}", bar, zmax=100, hovertext=hover)
     heat.update(text=table.tolist(), texttemplate="%{text}" if len(names) <= 12 else "")
-    axes = ({"title": "predicted class", **ticks}, {"title": "observed class", "autorange": "reversed", **ticks})
+    x = parts.named_axis("predicted class", names, most=20, showgrid=False)
+    y = parts.named_axis("observed class", names, most=20, showgrid=False, autorange="reversed")
     note = "Fitted rows; color: share of the rows of the class."
-    return Chart("Predicted vs. observed", parts.figure(heat, *axes), note=note, size="tall")
+    return Chart("Predicted vs. observed", parts.figure(heat, x, y), note=note, size="tall")
 
 
 def _sensitivity(summary: Summary, shown: int, notes: list[str]) -> Chart:
@@ -311,7 +282,7 @@ def _sensitivity(summary: Summary, shown: int, notes: list[str]) -> Chart:
     kept = np.sort(np.argsort(-rows.max(axis=0), kind="stable")[:MAX_INPUTS])
     if len(kept) < rows.shape[1]:
         notes.append(f"the {len(kept)} of {rows.shape[1]} inputs that coordinates move most with are shown")
-    inputs = [_plain(summary.inputs[i]) for i in kept]
+    inputs = [_label(summary.inputs[i]) for i in kept]
     coordinates = [f"z<sub>{j + 1}</sub>" for j in range(shown)]
     return Chart(
         "What each coordinate depends on",
@@ -330,14 +301,10 @@ def _map(values: np.ndarray, down: list[str], along: list[str], *, across: bool)
     heat = parts.heat_map(parts.numbers(values, 3), "%{hovertext}<br>%{z:.3g}", bar, zmax=float(values.max()) or 1)
     heat.hovertext = [[f"{a}, {b}" for b in along] for a in down]
     heat.texttemplate = "%{z:.2f}" if len(along) <= (24 if across else 6) else ""
-
-    def axis(title: str, names: list[str], **more: Any) -> dict[str, Any]:
-        ticks = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": names}
-        return {"title": title, **ticks, "showgrid": False, "zeroline": False, **more}
-
     titles = ("input", "coordinate") if across else ("coordinate", "input")
-    x = axis(titles[0], along, tickangle=-60 if slanted else 0)
-    y = axis(titles[1], down, autorange="reversed", **({} if across else {"tickfont": {"size": 11}}))
+    x = parts.named_axis(titles[0], along, tickangle=-60 if slanted else 0, showgrid=False, zeroline=False)
+    y = parts.named_axis(titles[1], down, autorange="reversed", showgrid=False, zeroline=False)
+    y |= {} if across else {"tickfont": {"size": 11}}
     return parts.figure(heat, x, y, height=max(150, min(height, 1200)))
 
 
@@ -368,12 +335,12 @@ def _compressed(found: Compressed) -> View:
     charts = [Chart("Remaining cost (%)", figure)]
     if found.steps:
         changes = [parts.numbers(100 * step.change) for step in found.steps]
-        tol = parts.numbers(100 * certificate.tol)
+        tol, kinds = parts.numbers(100 * certificate.tol), [step.kind for step in found.steps]
         x = list(range(1, len(changes) + 1))
-        line = parts.line(x, changes, parts.member_color(0), "step %{x}: %{text}<br>%{y:.4g} %", size=8)
-        line.text = [step.kind for step in found.steps]
-        names = [f"{i}: {step.kind}" for i, step in zip(x, found.steps, strict=True)]
-        ticks = {"title": "step", "tickmode": "array", "tickvals": x, "ticktext": names, "range": [0.5, len(x) + 0.5]}
+        hover = "step %{x}: %{text}<br>%{y:.4g} %"
+        line = parts.line(x, changes, parts.member_color(0), hover, size=8, text=kinds)
+        names = [f"{i}: {kind}" for i, kind in zip(x, kinds, strict=True)]
+        ticks = parts.named_axis("step", names, first=1, range=[0.5, len(x) + 0.5])
         axis = parts.value_axis("change, percent", [*changes, tol])
         note = "Of the outputs' spread, on the samples used to decide. Dotted: the tolerance."
         figure = parts.figure(line, ticks, axis, shapes=[parts.dotted("y", tol)])
@@ -385,33 +352,30 @@ def _compressed(found: Compressed) -> View:
 
 
 def _symmetries(found: Symmetries) -> View:
-    parts = (
+    kinds = (
         ("Translations: directions that f ignores", found.translations, IGNORED if found.rtol is None else LARGEST),
         ("Affine and other fields", found.fields, LARGEST),
     )
-    charts = [_fields(title, part, most, found.rtol) for title, part, most in parts if len(part.values)]
+    charts = [_fields(title, part, most, found.rtol) for title, part, most in kinds if len(part.values)]
     return View("symmetries", [Group("", charts)])
 
 
 def _fields(title: str, part: Found, most: float, error: float | None) -> Chart:
     """Return how much f changes along every field, ascending; those below the gap are symmetries."""
     gap, count = part.gap, part.count if part.status in ("exact", "approximate") else 0
-    rounding = gap.exact or error == 0
-    level, meaning = (EXACT, "rounding below") if rounding else (most, "above: no symmetry")
+    level, meaning = (EXACT, "rounding below") if gap.exact or error == 0 else (most, "above: no symmetry")
     values = part.values[:MAX_FIELDS].numpy()
     y, x = np.maximum(values, 1e-16), list(range(1, len(values) + 1))
     colors = [parts.member_color(2) if i < count else parts.MUTED for i in range(len(x))]
     dots = parts.dots(x, parts.numbers(y), "field %{x}<br>%{customdata}", size=8, color=colors)
     dots.customdata = [parts.short(value) for value in values]
     place = {"xref": "paper", "x": 1, "xanchor": "right", "y": math.log10(level), "yanchor": "bottom"}
-    marked, shapes = [parts.written(f"{parts.short(level)}, {meaning}", **place)], [parts.dotted("y", level)]
+    more = {"shapes": [parts.dotted("y", level)]}
+    more["annotations"] = [parts.written(f"{parts.short(level)}, {meaning}", **place)]
     if math.isfinite(gap.ratio) and 0 < gap.candidate < len(values):
-        marked.append(_gap(gap.ratio, gap.candidate, len(values), 0.5))
-        shapes.append(parts.dotted("x", gap.candidate + 0.5))
+        more = {name: [*more[name], *own] for name, own in _gap(gap.ratio, gap.candidate, len(values), 0.5).items()}
     axis = parts.log_axis("relative singular value", [*y, level, 1])
-    more = f" The {len(values)} smallest of {len(part.values)}." if len(part.values) > len(values) else ""
-    return Chart(
-        title,
-        parts.figure(dots, parts.count_axis("field", len(x)), axis, shapes=shapes, annotations=marked),
-        note=f"How much f changes along every field: about 1 for a field unrelated to f.{more}",
-    )
+    note = "How much f changes along every field: about 1 for a field unrelated to f."
+    if len(part.values) > len(values):
+        note += f" The {len(values)} smallest of {len(part.values)}."
+    return Chart(title, parts.figure(dots, parts.count_axis("field", len(x)), axis, **more), note=note)

@@ -1,14 +1,14 @@
 """Charts of a training history: curves, spectra at a step, ranks over training, one layer over training."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
 
 from bnrank.reporting.charts import parts
-from bnrank.reporting.charts.chart import Change, Chart, Control, Group, View, scale_changes
-from bnrank.reporting.sections import CURVES, threshold_of
+from bnrank.reporting.charts.parts import Change, Chart, Control, Group, View, scale_changes
+from bnrank.reporting.sections import CURVES, evenly, layer_labels, threshold_of
 
 TOP = 10
 """Singular values shown per layer."""
@@ -47,97 +47,71 @@ def view(histories: Mapping[str, xr.Dataset], max_steps: int = MAX_STEPS) -> Vie
 
 def _group(label: str, dataset: xr.Dataset, max_steps: int) -> Group:
     notes: list[str] = []
-    chosen = _evenly(dataset.sizes["member"], MAX_MEMBERS)
+    chosen = evenly(dataset.sizes["member"], MAX_MEMBERS)
     if len(chosen) < dataset.sizes["member"]:
         notes.append(f"{len(chosen)} of {dataset.sizes['member']} members are shown, evenly spaced")
     kept = dataset.isel(member=chosen)
     members = [_member(kept, i) for i in range(len(chosen))]
     controls = [Control("member", "member", [", ".join(filter(None, member)) for member in members])]
-    charts = [chart] if (chart := _curves(kept, members, notes)) else []
-    spectra = kept.get("weight_singular_values")
-    steps: list[int] = []
-    ends: list[int] = []
-    if spectra is not None:
-        values, steps = _recorded(spectra, max_steps, notes)
-        if steps:
-            present = np.isfinite(values).any(axis=(2, 3))
-            ends = [int(np.flatnonzero(row).max(initial=0)) for row in present.T]
-            names = _layer_names(dataset)
-            charts += _spectra(values, steps, spectra["layer"].values.tolist(), names)
-            controls.append(Control("scale", "scale", ("linear", "log")))
+    charts = _curves(kept, members, notes)
+    values, steps = _recorded(kept, max_steps, notes)
+    ends, threshold = [], None
+    if steps:
+        present = np.isfinite(values).any(axis=(2, 3))
+        ends = [int(np.flatnonzero(row).max(initial=0)) for row in present.T]
+        threshold = threshold_of(dataset)
+        charts += _spectra(values, steps, kept)
+        controls.append(Control("scale", "scale", parts.SCALES))
     stopped = [
         f"{name} stopped ({status or 'no later values'}); its last recorded state, step {steps[end]:,}, is shown."
         for (name, _, status), end in zip(members, ends, strict=False)
     ]
     left_out = f"Left out to keep the page small: {'; '.join(notes)}." if notes else ""
-    return Group(
-        label,
-        charts,
-        controls,
-        steps=steps,
-        ends=ends,
-        stopped=stopped,
-        threshold=threshold_of(dataset) if steps else None,
-        notes=left_out,
-    )
+    return Group(label, charts, controls, steps, ends, stopped, threshold, left_out)
 
 
-def _curves(dataset: xr.Dataset, members: list[tuple[str, str, str]], notes: list[str]) -> Chart | None:
-    """Return one line per member of the chosen quantity; None without a quantity."""
-    rows = _evenly(dataset.sizes["step"], MAX_CURVE_STEPS)
+def _curves(dataset: xr.Dataset, members: list[tuple[str, str, str]], notes: list[str]) -> list[Chart]:
+    """Return the chart of one line per member of the chosen quantity; none without a quantity."""
+    rows = evenly(dataset.sizes["step"], MAX_CURVE_STEPS)
     if len(rows) < dataset.sizes["step"]:
         notes.append(f"the curves show {len(rows)} of {dataset.sizes['step']} recorded steps")
-    names = [name for name in CURVES if name in dataset and set(dataset[name].dims) == {"member", "step"}]
-    if not names:
-        return None
-    values = {name: dataset[name].transpose("member", "step").values[:, rows].astype(float) for name in names}
-    values = {name: np.where(array > 0, array, np.nan) for name, array in values.items()}
-    x = parts.numbers(dataset["step"].values[rows], 15)
-    count = len(members)
-    lines = [
-        parts.line(
-            x,
-            parts.numbers(values[names[0]][i]),
-            parts.member_color(i),
-            f"{name}<br>step %{{x}}<br>%{{y:.4g}}",
-            size=0,
-            line_dash=parts.DASHES[i // 7 % 4],
-        )
-        for i, (name, _, _) in enumerate(members)
-    ]
-    axes = [parts.log_axis(CURVES[name], values[name]) for name in names]
+    curves = {}
+    for name, title in CURVES.items():
+        if name in dataset and set(dataset[name].dims) == {"member", "step"}:
+            values = dataset[name].transpose("member", "step").values[:, rows].astype(float)
+            curves[title] = np.where(values > 0, values, np.nan)
+    if not curves:
+        return []
+    titles, drawn = list(curves), list(map(parts.numbers, curves.values()))
+    x, count = parts.numbers(dataset["step"].values[rows], 15), len(members)
+    lines, key = [], []
+    for i, (name, _, status) in enumerate(members):
+        color, dash, hover = parts.member_color(i), parts.DASHES[i // 7 % 4], f"{name}<br>step %{{x}}<br>%{{y:.4g}}"
+        lines.append(parts.line(x, drawn[0][i], color, hover, size=0, line_dash=dash))
+        key.append((color, name + (f" ({status})" if status in ("diverged", "interrupted") else "")))
+    axes = [parts.log_axis(title, values) for title, values in curves.items()]
     changes = [
-        Change("y", ("curve",), [parts.numbers(values[name]) for name in names]),
+        Change("y", ("curve",), drawn),
         Change("layout.yaxis.range", ("curve",), [axis["range"] for axis in axes]),
-        Change("layout.yaxis.title.text", ("curve",), [CURVES[name] for name in names]),
+        Change("layout.yaxis.title.text", ("curve",), titles),
         Change("line.width", ("member",), [[3 if i == j else 1.4 for i in range(count)] for j in range(count)]),
         Change("opacity", ("member",), [[1 if i == j else 0.6 for i in range(count)] for j in range(count)]),
     ]
-    key = [
-        (parts.member_color(i), name + (f" ({status})" if status in ("diverged", "interrupted") else ""))
-        for i, (name, _, status) in enumerate(members)
-    ]
-    return Chart(
-        "Training curves",
-        parts.figure(lines, parts.step_axis(), axes[0]),
-        key=key,
-        picks="member",
-        controls=[Control("curve", "quantity", [CURVES[name] for name in names])],
-        changes=changes,
-        marks=("step",),
-    )
+    controls, figure = [Control("curve", "quantity", titles)], parts.figure(lines, parts.step_axis(), axes[0])
+    chart = Chart("Training curves", figure, controls=controls, changes=changes, marks=("step",))
+    return [replace(chart, key=key, picks="member")]
 
 
-def _spectra(values: np.ndarray, steps: list[int], layers: list[int], names: list[str]) -> list[Chart]:
+def _spectra(values: np.ndarray, steps: list[int], dataset: xr.Dataset) -> list[Chart]:
     """Return the spectra at a step, the ranks over steps, and one layer over steps, of (step, member, layer, index)."""
-    members = range(values.shape[1])
+    members, layers = range(values.shape[1]), dataset["layer"].values.tolist()
     drawn = parts.numbers(values.transpose(0, 1, 3, 2)[:, :, ::-1], 4)  # [step][member][index, the largest last][layer]
-    x, axis = layer_ticks(layers), parts.value_axis("singular value of W", values)
-    count = values.shape[3]
+    x, axis = parts.count_axis("layer", len(layers), layers[0]), parts.value_axis("singular value of W", values)
+    key = parts.index_key(values.shape[3])
     spectra = Chart(
         "Weight spectra",
         parts.figure(parts.spectrum_lines(layers, values[-1, 0], "layer %{x}"), x, axis),
-        key=parts.index_key(count),
+        key=key,
         changes=[
             Change("y", ("step", "member"), drawn),
             Change("heading", ("step",), [f"Weight spectra at step {step:,}" for step in steps]),
@@ -156,13 +130,12 @@ def _spectra(values: np.ndarray, steps: list[int], layers: list[int], names: lis
         derived="ranks",
     )
     middle = (len(layers) - 1) // 2
-    labels = [f"{layer} ({name})" if name else str(layer) for layer, name in zip(layers, names, strict=True)]
     by_layer = [[parts.value_ranges(values[:, m, layer]) for layer in range(len(layers))] for m in members]
     single = Chart(
         "One layer over training",
         parts.figure(parts.spectrum_lines(steps, values[:, 0, middle], "step %{x}"), parts.step_axis(steps), axis),
-        key=parts.index_key(count),
-        controls=[Control("layer", "layer", labels, middle)],
+        key=key,
+        controls=[Control("layer", "layer", layer_labels(dataset), middle)],
         changes=scale_changes(by_layer, ("member", "layer")),
         marks=("step", "threshold"),
         derived="layer",
@@ -170,16 +143,14 @@ def _spectra(values: np.ndarray, steps: list[int], layers: list[int], names: lis
     return [spectra, ranks, single]
 
 
-def layer_ticks(layers: list[int]) -> dict[str, Any]:
-    """Return the axis of layers."""
-    return parts.count_axis("layer", len(layers), layers[0])
-
-
-def _recorded(spectra: xr.DataArray, max_steps: int, notes: list[str]) -> tuple[np.ndarray, list[int]]:
+def _recorded(dataset: xr.Dataset, max_steps: int, notes: list[str]) -> tuple[np.ndarray, list[int]]:
     """Return the top values (step, member, layer, index) at the recorded steps, thinned out, and these steps."""
+    spectra = dataset.get("weight_singular_values")
+    if spectra is None:
+        return np.zeros(0), []
     values = spectra.transpose("step", "member", "layer", "index").values[..., :TOP].astype(float)
     recorded = np.flatnonzero(np.isfinite(values).any(axis=(1, 2, 3)))
-    chosen = recorded[_evenly(len(recorded), max_steps)]
+    chosen = recorded[evenly(len(recorded), max_steps)]
     if len(chosen) < len(recorded):
         notes.append(f"the spectra show {len(chosen)} of {len(recorded)} recorded steps")
     if len(chosen) and spectra.sizes["index"] > TOP:
@@ -196,16 +167,3 @@ def _member(dataset: xr.Dataset, i: int) -> tuple[str, str, str]:
             facts.append(f"{name} {coordinate.values[i]:.4g}" if name != "seed" else f"seed {coordinate.values[i]}")
     status = dataset.coords.get("status")
     return f"member {dataset['member'].values[i]}", ", ".join(facts), "" if status is None else str(status.values[i])
-
-
-def _evenly(size: int, most: int) -> np.ndarray:
-    """Return at most ``most`` evenly spaced positions of ``range(size)``, the first and the last among them."""
-    if size <= most:
-        return np.arange(size)
-    return np.unique(np.linspace(0, size - 1, most).round().astype(int))
-
-
-def _layer_names(dataset: xr.Dataset) -> list[str]:
-    """Return the names of the layers, empty where there are none."""
-    names = dataset.coords.get("layer_name")
-    return [""] * dataset.sizes.get("layer", 0) if names is None else [str(name) for name in names.values]

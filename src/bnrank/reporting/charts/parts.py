@@ -1,8 +1,10 @@
-"""The parts of charts: rounded values, colors, axes, lines, dots and heat maps."""
+"""What charts are made of: rounded values, colors, axes and traces; charts, and the controls that change them."""
 
+import html
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,20 +26,6 @@ SCALES = ("linear", "log")
 
 
 # values --------------------------------------------------------------------------------------------------------------
-
-
-def dump(value: object) -> str:
-    r"""Return JSON that can stand inside a script element: no ``<``, ``>``, ``&``, no line separators, no NaN.
-
-    Examples
-    --------
-    >>> dump({"title": "</script>"})
-    '{"title":"\\u003c/script\\u003e"}'
-    """
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
 
 
 def numbers(array: Any, digits: int = 5) -> Any:
@@ -64,11 +52,14 @@ def short(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
-def escaped(text: object, most: int = 10_000) -> str:
-    """Return text in which plotly sees no markup, cut to a length."""
-    text = str(text)
-    text = text if len(text) <= most else text[: most - 1] + "…"
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def cut(name: str, most: int = 24) -> str:
+    """Return a name, cut to as many letters as there is room for in a plot."""
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def escaped(text: object) -> str:
+    """Return text in which plotly sees no markup."""
+    return html.escape(str(text), quote=False)
 
 
 # colors and axes -----------------------------------------------------------------------------------------------------
@@ -116,6 +107,13 @@ def count_axis(title: str, count: int, first: int = 1) -> dict[str, Any]:
     last = first + max(count, 1) - 1
     every = -(-max(count, 1) // 14)
     return {"title": title, "tickformat": "d", "dtick": every, "tick0": first, "range": [first - 0.5, last + 0.5]}
+
+
+def named_axis(title: str, names: Sequence[str], first: int = 0, most: int = 10_000, **more: Any) -> dict[str, Any]:
+    """Return an axis over ``first``, ``first + 1``, ... whose ticks are names, every n-th where there are too many."""
+    every = -(-len(names) // most)
+    at = list(range(first, first + len(names), every))
+    return {"title": title, "tickmode": "array", "tickvals": at, "ticktext": list(names[::every]), **more}
 
 
 def step_axis(steps: Sequence[float] = ()) -> dict[str, Any]:
@@ -221,6 +219,9 @@ def index_key(count: int) -> list[tuple[str, str]]:
     return [(index_color(i, count), f"s{i + 1}") for i in range(count)]
 
 
+# figures -------------------------------------------------------------------------------------------------------------
+
+
 def is_plotly(value: Any) -> bool:
     """Return whether a value is a plotly figure or the mapping of one."""
     return hasattr(value, "to_plotly_json") or (isinstance(value, Mapping) and "data" in value)
@@ -233,3 +234,143 @@ def plain(value: Any) -> dict[str, Any]:
         "data": found.get("data", []),
         "layout": {key: entry for key, entry in found.get("layout", {}).items() if key != "template"},
     }
+
+
+def as_json(value: Any) -> dict[str, Any]:
+    """Return a figure, or a part of a chart, as plain values: what the page's script reads."""
+    return plain(value) if is_plotly(value) else vars(value)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A list to choose from; equal names in one group are one choice."""
+
+    name: str
+    label: str
+    options: Sequence[str]
+    chosen: int = 0
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a choice changes in a chart.
+
+    Attributes
+    ----------
+    target : str
+        "figure", "heading", "note", a path in the layout ("layout.yaxis.range"), or an attribute of every trace ("y").
+    by : tuple of str
+        Names of the controls, outermost index of ``values`` first.
+    values : nested list
+        For every choice, the new value (one per trace for an attribute of traces).
+    """
+
+    target: str
+    by: tuple[str, ...]
+    values: Sequence[Any]
+
+
+def scale_changes(ranges: Sequence[Any], by: tuple[str, ...] = ()) -> list[Change]:
+    """Return the changes of the y axis by the control "scale", whose ranges may depend on others too."""
+    return [Change("layout.yaxis.type", ("scale",), SCALES), Change("layout.yaxis.range", (*by, "scale"), ranges)]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A plotly figure in a card.
+
+    Attributes
+    ----------
+    title : str
+        Heading of the card.
+    figure : go.Figure
+        What is drawn at first.
+    narrow : go.Figure, optional
+        What is drawn in place of it in a window below 900 pixels.
+    note : str
+        Text below the plot.
+    size : str
+        "", "tall", or "wide".
+    key : sequence of (color, text)
+        Legend below the plot.
+    picks : str
+        Name of the control that a click on an entry of the legend sets.
+    controls : sequence of Control
+        In the head of the card.
+    changes : sequence of Change
+        What controls change.
+    marks : tuple of str
+        "step" for a vertical line at the chosen step, "threshold" for a horizontal one.
+    derived : str
+        "ranks" or "layer": computed on the page from the spectra of the group and the threshold.
+    """
+
+    title: str
+    figure: go.Figure
+    narrow: go.Figure | None = None
+    note: str = ""
+    size: str = ""
+    key: Sequence[tuple[str, str]] = ()
+    picks: str = ""
+    controls: Sequence[Control] = ()
+    changes: Sequence[Change] = ()
+    marks: tuple[str, ...] = ()
+    derived: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Charts that share controls: one history, one profile, or one result.
+
+    Attributes
+    ----------
+    label : str
+        Its name among the groups of a view.
+    charts : sequence of Chart
+        In order.
+    controls : sequence of Control
+        Above the charts.
+    steps : sequence of int
+        Positions of the slider.
+    ends : sequence of int
+        The last position of the slider with a value, per member.
+    stopped : sequence of str
+        What to say of a member at later positions.
+    threshold : float, optional
+        First value of the live threshold.
+    notes : str
+        Text below the charts.
+    """
+
+    label: str
+    charts: Sequence[Chart]
+    controls: Sequence[Control] = ()
+    steps: Sequence[int] = ()
+    ends: Sequence[int] = ()
+    stopped: Sequence[str] = ()
+    threshold: float | None = None
+    notes: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """Groups of charts, one shown at a time."""
+
+    kind: str
+    groups: Sequence[Group]
+
+
+def ready_made(value: Any, caption: str) -> View:
+    """Return the view of the user's own plotly figure, in the colors of the page where it has none."""
+    own = plain(value)
+    axes = {name: axis for name, axis in own["layout"].items() if name[:5] in ("xaxis", "yaxis")}
+    base = layout({}, {})
+    for name in {*axes, "xaxis", "yaxis"}:
+        title = axes.get(name, {}).get("title", {})
+        title = {"standoff": 8, **({"text": title} if isinstance(title, str) else title)}
+        own["layout"][name] = {**base["xaxis"], **axes.get(name, {}), "title": title}
+    fixed = {name: base[name] for name in ("paper_bgcolor", "plot_bgcolor")}
+    font = {**own["layout"].get("font", {}), **base["font"]}
+    shown = {**base, "showlegend": None, **own["layout"], **fixed, "font": font}
+    made = go.Figure(skip_invalid=True, data=own["data"], layout=shown)
+    return View("figure", [Group(caption, [Chart(caption, made)])])

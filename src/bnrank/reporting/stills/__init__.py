@@ -5,11 +5,10 @@ pyplot, so no figure stays open; save with ``ax.figure.savefig(...)``.
 """
 
 from bnrank._core.axes import OKABE_ITO
-from bnrank.reporting.stills.discovery import discovered
 from bnrank.reporting.stills.frequencies import frequency_spectra
+from bnrank.reporting.stills.results import discovered, tightness
 from bnrank.reporting.stills.spectra import bottleneck_spectra, norm_versus_depth, weight_spectra
 from bnrank.reporting.stills.training import plateaus, spectra_over_steps, training_curves
-from bnrank.reporting.stills.verdicts import tightness
 
 __all__ = [
     "OKABE_ITO",

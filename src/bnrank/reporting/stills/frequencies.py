@@ -1,20 +1,19 @@
 """Still picture of circular convolutions frequency by frequency (F6)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xarray as xr
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import BoundaryNorm, ListedColormap, PowerNorm
+from matplotlib.colors import PowerNorm
 from matplotlib.ticker import MaxNLocator
 
 from bnrank._core import validation
 from bnrank._core.axes import axes_for, dress
 from bnrank.measures.frequencies import label
-from bnrank.reporting.stills.canvas import shade, variable
+from bnrank.reporting.stills.spectra import color_key, colors, shade, variable
 
 _SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 MOST_STEPS = 9  # values of |w| that get a step of the key each; more share a continuous one
@@ -61,7 +60,7 @@ def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, most: int 
     shade(ax, profile)
     named: list[tuple[float, float, str, Any]] = []
     for line in reversed(drawn):
-        color = _colors(_place(line.modulus, modulus[-1]))
+        color = _colors(line.modulus, modulus[-1])
         width, size = (2.0, 4.0) if line.kept else (0.9, 2.0)
         ax.plot(layer, line.values, color=color, linewidth=width, marker="o", markersize=size, zorder=2 + line.kept)
         if line.kept:
@@ -124,7 +123,7 @@ def frequency_lines(profile: xr.Dataset, most: int = 200) -> list[Line]:
     """
     most = validation.integer(most, "most")
     values = variable(profile, "frequency_singular_values", ("layer", "frequency", "channel"))
-    kept = {entry["frequency"]: int(entry["channels"]) for entry in kept_frequencies(profile)["frequencies"]}
+    kept = {name: channels for name, _, channels in kept_frequencies(profile)}
     found = []
     for i, name in enumerate(map(str, profile["frequency"].values)):
         text, count = label(name, int(profile["multiplicity"].values[i])), kept.get(name, 0)
@@ -135,46 +134,28 @@ def frequency_lines(profile: xr.Dataset, most: int = 200) -> list[Line]:
     return sorted(found, key=lambda line: (not line.kept, -float(np.nanmax(line.values))))[:most]
 
 
-def kept_frequencies(profile: xr.Dataset) -> dict[str, Any]:
-    """Return a profile's kept frequencies: start, end, rank, reason, and frequencies with the channels each keeps."""
+def kept_frequencies(profile: xr.Dataset) -> list[tuple[str, int, int]]:
+    """Return the frequencies that the bottleneck keeps: name, multiplicity, and how many channels."""
     if "kept_channels" not in profile:
-        return {"start": None, "end": None, "rank": None, "reason": "", "frequencies": []}
-    columns = zip(
-        profile["frequency"].values, profile["kept_channels"].values, profile["multiplicity"].values, strict=True
-    )
-    kept = [{"frequency": w, "channels": n, "multiplicity": times} for w, n, times in columns if n]
-    reason = str(profile.attrs.get("kept_reason", ""))
-    ends = {key: None if reason else profile.attrs.get(f"bottleneck_{key}") for key in ("start", "end")}
-    rank = None if reason else sum(entry["channels"] * entry["multiplicity"] for entry in kept)
-    return {**ends, "rank": rank, "reason": reason, "frequencies": kept}
-
-
-def _place(modulus: Any, top: float) -> Any:
-    """Where |w| stands between 0 and 1 on the color map; the root sets the low frequencies apart."""
-    return np.sqrt(modulus / (top or 1.0))
-
-
-def _colors(places: Any) -> Any:
-    """Viridis without its palest part, dark for 0."""
-    return colormaps["viridis"](0.88 * np.asarray(places))
+        return []
+    columns = (profile[name].values.tolist() for name in ("frequency", "multiplicity", "kept_channels"))
+    return [(name, times, channels) for name, times, channels in zip(*columns, strict=True) if channels]
 
 
 def _key(ax: Axes, every: np.ndarray[Any, Any]) -> None:
     """Add a key from |w| to its color: in steps where there are few values, else continuous."""
-    figure: Any = ax.figure
     top = float(every[-1])
     if len(every) <= MOST_STEPS:
-        shades = ListedColormap(_colors(_place(every, top)))
-        mappable = ScalarMappable(BoundaryNorm(np.arange(len(every) + 1) - 0.5, len(every)), shades)
-        bar = figure.colorbar(mappable, ax=ax, ticks=range(len(every)), aspect=30, pad=0.02)
-        bar.ax.set_yticklabels([f"{value:.3g}" for value in every])
+        bar = color_key(ax, _colors(every, top), [f"{value:.3g}" for value in every], pad=0.02)
     else:
-        mappable = ScalarMappable(PowerNorm(0.5, 0, top), ListedColormap(_colors(np.linspace(0, 1, 256))))
-        bar = figure.colorbar(mappable, ax=ax, ticks=MaxNLocator(integer=True, nbins=8), aspect=30, pad=0.02)
-    bar.ax.tick_params(length=0, labelsize=8)
-    bar.ax.minorticks_off()
+        ticks = MaxNLocator(integer=True, nbins=8)
+        bar = color_key(ax, colors(np.linspace(0, 1, 256)), norm=PowerNorm(0.5, 0, top), ticks=ticks, pad=0.02)
     bar.set_label("|w|, cycles per image", fontsize=9)
-    bar.outline.set_visible(False)
+
+
+def _colors(modulus: Any, top: float) -> Any:
+    """Return the colors of |w|, dark for 0; the root sets the low frequencies apart."""
+    return colors(np.sqrt(modulus / (top or 1.0)))
 
 
 def _name(ax: Axes, named: list[tuple[float, float, str, Any]], right: float) -> None:
@@ -182,12 +163,7 @@ def _name(ax: Axes, named: list[tuple[float, float, str, Any]], right: float) ->
     low, high = ax.get_ylim()
     step = 0.055 * (high - low)
     ends = sorted(named, key=lambda entry: entry[1])
-    heights: list[float] = []
-    for _, y, *_ in ends:
-        heights.append(max(y, heights[-1] + step) if heights else y)
-    for i in reversed(range(len(heights))):  # what would stand above the axes moves down, and pushes those below
-        most = heights[i + 1] - step if i + 1 < len(heights) else high - 0.3 * step
-        heights[i] = min(heights[i], most)
+    heights = apart([y for _, y, *_ in ends], step, high - 0.3 * step)
     left = ax.get_xlim()[0]
     span = right - left
     for (x, y, text, color), height in zip(ends, heights, strict=True):
@@ -201,3 +177,13 @@ def _name(ax: Axes, named: list[tuple[float, float, str, Any]], right: float) ->
     if named:
         widest = max(len(text) for *_, text, _ in named)
         ax.set_xlim(left, right=right + span * (0.07 + 0.0165 * widest))
+
+
+def apart(heights: Sequence[float], step: float, top: float) -> list[float]:
+    """Return heights at least a step apart and at most ``top``, for heights in ascending order."""
+    result: list[float] = []
+    for height in heights:
+        result.append(max(height, result[-1] + step) if result else height)
+    for i in reversed(range(len(result))):  # what is above the top moves down, and pushes those below
+        result[i] = min(result[i], result[i + 1] - step if i + 1 < len(result) else top)
+    return result

@@ -1,23 +1,20 @@
-"""Still pictures of spectra per layer, and of the norm against depth (F1, F4)."""
+"""Still pictures of spectra per layer, and of the norm against depth (F1, F4); what other pictures draw of spectra."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from bnrank._core import validation
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
-from bnrank.reporting.sections import SPECTRA
-from bnrank.reporting.stills.canvas import (
-    index_key,
-    lines,
-    shade,
-    variable,
-)
+from bnrank.reporting.sections import SPECTRA, bottleneck
 
 
 def bottleneck_spectra(profile: xr.Dataset, axes: Any = None, *, top: int = 10) -> Any:
@@ -50,25 +47,22 @@ def bottleneck_spectra(profile: xr.Dataset, axes: Any = None, *, top: int = 10) 
     >>> [len(ax.lines) for ax in bottleneck_spectra(profile)]
     [3, 3, 1]
     """
-    spectra = [
-        variable(profile, name, ("layer", "index")) for name in ("activation_singular_values", "weight_singular_values")
-    ]
+    names = ("activation_singular_values", "weight_singular_values")
+    spectra = [variable(profile, name, ("layer", "index")) for name in names]
     ratio = variable(profile, "nonlinearity", ("layer",))
     axes = axes_for(axes, (1, 3), (12.5, 3.8))
     top = validation.integer(top, "top")
     layer = profile["layer"].values
-    labels = (SPECTRA["activation_singular_values"], SPECTRA["weight_singular_values"])
-    for ax, spectrum, label in zip(axes, spectra, labels, strict=False):
-        kind, _, quantity = label.partition(", ")
+    for ax in axes:
         shade(ax, profile)
+    for ax, name, spectrum in zip(axes, names, spectra, strict=False):
+        kind, _, quantity = SPECTRA[name].partition(", ")
         lines(ax, layer, spectrum[:, :top])
         dress(ax, "layer", quantity, kind.capitalize())
-        ax.set_ylim(bottom=0)
-    shade(axes[2], profile)
     axes[2].plot(layer, ratio, color=OKABE_ITO[0], marker="o", markersize=4)
     dress(axes[2], "layer", "‖Z − σ(Z)‖ / ‖Z‖  (Frobenius)", "Nonlinearity ratio")
-    axes[2].set_ylim(bottom=0)
     for ax in axes:
+        ax.set_ylim(bottom=0)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     index_key(axes[1], min(top, max(spectrum.shape[1] for spectrum in spectra)))
     return axes
@@ -197,3 +191,54 @@ def weight_spectra(trials: Any, axes: Any = None, *, top: int = 10) -> Any:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     index_key(axes, max(values.shape[1] for _, _, values in spectra))
     return axes
+
+
+# what pictures of spectra share --------------------------------------------------------------------------------------
+
+
+def variable(dataset: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray[Any, Any]:
+    """Return a variable's values in the order of ``dims``; raise ValueError if it is missing or has others."""
+    if name not in dataset:
+        raise ValueError(f"{name}: not in the Dataset, which holds {sorted(map(str, dataset.data_vars))}")
+    found = dataset[name].dims
+    validation.expect(set(found) == set(dims), name, f"dimensions {found}", f"{dims}")
+    return np.asarray(dataset[name].transpose(*dims).values, dtype=float)
+
+
+def colors(places: Any) -> Any:
+    """Return the colors of places between 0, dark, and 1: viridis without its palest part."""
+    return colormaps["viridis"](0.88 * np.asarray(places))
+
+
+def lines(ax: Axes, x: Any, spectrum: np.ndarray[Any, Any], marker: str | None = "o") -> None:
+    """Draw a spectrum of shape (len(x), index) as one line per index, the largest on top."""
+    for i, color in enumerate(colors(np.linspace(0, 1, spectrum.shape[1]))):
+        ax.plot(x, spectrum[:, i], color=color, marker=marker, markersize=3, linewidth=1.4, zorder=3 - 0.01 * i)
+
+
+def index_key(axes: Any, count: int) -> None:
+    """Add a color key from the index of a singular value to its color, at the right of the axes."""
+    bar = color_key(axes, colors(np.linspace(0, 1, count)), range(1, count + 1), pad=0.015)
+    bar.ax.invert_yaxis()
+    bar.ax.set_title("index", fontsize=9)
+
+
+def color_key(axes: Any, shades: Any, labels: Any = None, norm: Any = None, **options: Any) -> Any:
+    """Return a new color key at the right of the axes: one step per label, or continuous by a norm."""
+    every = list(np.ravel(axes))
+    steps = BoundaryNorm(np.arange(len(shades) + 1) - 0.5, len(shades))
+    mappable = ScalarMappable(norm or steps, ListedColormap(shades))
+    bar = every[0].figure.colorbar(mappable, ax=every, aspect=30, **options)
+    if labels is not None:
+        bar.set_ticks(range(len(shades)), labels=labels)
+    bar.ax.tick_params(length=0, labelsize=8)
+    bar.ax.minorticks_off()
+    bar.outline.set_visible(False)
+    return bar
+
+
+def shade(ax: Axes, profile: xr.Dataset) -> None:
+    """Shade the layers of the bottleneck, if the profile has found one."""
+    found = bottleneck(profile)
+    if found["start"] is not None and found["end"] is not None:
+        ax.axvspan(found["start"] - 0.5, found["end"] + 0.5, color="0.94", zorder=0, label="bottleneck")

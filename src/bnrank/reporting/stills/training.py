@@ -11,14 +11,8 @@ from matplotlib.ticker import MaxNLocator
 
 from bnrank._core import validation
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
-from bnrank.reporting.sections import CURVES
-from bnrank.reporting.stills.canvas import (
-    index_key,
-    lines,
-    log_if_wide,
-    position,
-    variable,
-)
+from bnrank.reporting.sections import CURVES, evenly
+from bnrank.reporting.stills.spectra import index_key, lines, variable
 
 
 def plateaus(
@@ -61,14 +55,14 @@ def plateaus(
         If the history lacks a variable, a layer or the member is not in it, or a mark or plateau is not one of its
         rows.
     """
-    member = position(history, member)
+    member = _position(history, member)
     loss = variable(history, "loss", ("member", "step"))[member]
     step = history["step"].values
     for what, row in [*(marks or {}).items(), *((f"plateau {p.number}", p.end_row) for p in found)]:
         validation.expect(0 <= row < len(step), what, f"row {row}", f"a row of the history, 0 to {len(step) - 1}")
     known = history["layer"].values.tolist()
     if layers is None:
-        layers = [known[i] for i in np.unique(np.linspace(0, len(known) - 1, min(6, len(known))).round().astype(int))]
+        layers = [known[i] for i in evenly(len(known), 6)]
     columns = len(layers) if len(layers) in (1, 2, 4) else 3
     rows = -(-len(layers) // columns)
     if axes is None:
@@ -80,7 +74,7 @@ def plateaus(
     axes = axes_for(axes, (1, 1 + len(layers)), (0, 0))
     axes[0].plot(step, loss, color=OKABE_ITO[0], linewidth=1.6)
     dress(axes[0], "step", "loss  C + λ‖θ‖²", "Training loss")
-    log_if_wide(axes[0], loss)
+    _log_if_wide(axes[0], loss)
     for i, (ax, layer) in enumerate(zip(axes[1:], layers, strict=True)):
         spectra_over_steps(history, layer, member, ax, top=top, key=False)
         ax.xaxis.set_major_locator(MaxNLocator(nbins=4))
@@ -148,7 +142,7 @@ def spectra_over_steps(
     ValueError
         If the history lacks the variable, or the layer or the member is not in it.
     """
-    member = position(history, member)
+    member = _position(history, member)
     top = validation.integer(top, "top")
     spectra = variable(history, "weight_singular_values", ("member", "step", "layer", "index"))
     known = history["layer"].values.tolist()
@@ -197,8 +191,23 @@ def training_curves(
             label = f"member {members[i]}" + (f" ({status[i]})" if status[i] in ("diverged", "interrupted") else "")
             ax.plot(history["step"].values, curve, color=color, linestyle=dash, linewidth=1.4, label=label)
         dress(ax, "step", CURVES.get(name, name), name.replace("_", " ").capitalize())
-        log_if_wide(ax, curves)
+        _log_if_wide(ax, curves)
     axes[-1].legend(
         frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1.0), ncols=1 + (len(members) - 1) // 14
     )
     return axes
+
+
+def _position(history: xr.Dataset, member: object) -> int:
+    """Return the position of a member, checked against the history."""
+    result = validation.integer(member, "member", 0)
+    members = history.sizes.get("member", 0)
+    validation.expect(result < members, "member", f"{result}", f"a position below {members}")
+    return result
+
+
+def _log_if_wide(ax: Axes, values: np.ndarray[Any, Any]) -> None:
+    """Use a logarithmic y axis if the finite values are positive and span more than a factor of ten."""
+    finite = values[np.isfinite(values)]
+    if finite.size and 0 < 10 * float(finite.min()) < float(finite.max()):
+        ax.set_yscale("log")

@@ -21,7 +21,9 @@ function put(object, path, value) {
 
 class Group {
   constructor(root, data) {
-    Object.assign(this, data, { root, shown: false, timer: null });
+    const controls = [...data.controls, ...data.charts.flatMap((chart) => chart.controls)];
+    const state = Object.fromEntries(controls.map(({ name, chosen }) => [name, chosen]));
+    Object.assign(this, data, { root, state, shown: false, timer: null });
     this.state.step = Math.max(0, this.steps.length - 1);
     this.boxes = [...root.querySelectorAll(".plot")];
     this.slider = root.querySelector("input[type=range]");

@@ -1,5 +1,6 @@
-"""A still picture of what a fit found: held-out loss, coordinates colored by an output, sensitivities."""
+"""Still pictures of results: what a fit found, and how tight the inequalities of the theory are."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ from bnrank._core import validation
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.reporting.charts.discovery import classes
+from bnrank.reporting.charts.parts import cut
 from bnrank.reporting.sections import found_in
+from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
 
 _MARKERS = "osD^vP"
 _NAMED = 30  # inputs whose names there is room for
+_COLORS = {HOLDS: OKABE_ITO[0], INCONCLUSIVE: OKABE_ITO[5], VIOLATED: OKABE_ITO[1]}
 
 
 def discovered(found: object, axes: Any = None, *, output: int = 0, coordinates: tuple[int, int] = (1, 2)) -> Any:
@@ -126,10 +130,69 @@ def _sensitivity(ax: Axes, summary: Summary) -> None:
     dress(ax, "coordinate", "input", "Sensitivity of coordinates to inputs")
     ax.grid(visible=False)
     every = -(-d // _NAMED)
-    ax.set_yticks(range(0, d, every), [_shortened(name) for name in summary.inputs[::every]])
+    ax.set_yticks(range(0, d, every), list(map(cut, summary.inputs[::every])))
     ax.tick_params(axis="y", labelsize=8 if d <= 20 else 6.5)
     ax.set_xticks(range(k), [f"z{j + 1}" for j in range(k)])
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= 24 else f"{name[:23]}…"
+def tightness(verdicts: Verdicts, axes: Any = None) -> Axes:
+    """Draw left over right of every inequality between positive numbers: 1 is tight, above 1 it fails.
+
+    Inequalities that hold vacuously are left out.
+
+    Parameters
+    ----------
+    verdicts : Verdicts
+        What `bnrank.check` returns.
+    axes : Axes, optional
+        Where to draw; default: a new figure.
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    ValueError
+        If there is no inequality to draw.
+
+    Examples
+    --------
+    >>> import torch, bnrank
+    >>> ax = tightness(bnrank.check(bnrank.MLP([3, 8, 2]), torch.randn(20, 3), only="T4"))
+    >>> ax.get_xlabel()
+    'left side / right side'
+    """
+    drawn = [v for v in verdicts if drawable(v)]
+    validation.expect(drawn, "verdicts", "no inequality between positive numbers", "at least one")
+    (ax,) = axes_for(axes, (1, 1), (8.0, 1.3 + 0.3 * len(drawn)))
+    ratios = [v.left / v.right for v in drawn]
+    floor = min([r for r in ratios if r > 0], default=1.0)
+    low = min(0.5, 10 ** math.floor(math.log10(max(floor, 1e-6))))
+    for row, (verdict, ratio) in enumerate(zip(drawn, ratios, strict=True)):
+        ax.plot([low, max(ratio, low)], [row, row], color=_COLORS[verdict.status], linewidth=2.2, alpha=0.55)
+        ax.plot(max(ratio, low), row, "o", color=_COLORS[verdict.status], markersize=6, zorder=3)
+    ax.axvline(1.0, color="0.25", linewidth=1.2)
+    ax.set_xscale("log")
+    ax.set_xlim(low * 0.9, max([1.3, *(1.2 * r for r in ratios)]))
+    ax.set_yticks(range(len(drawn)), [f"{v.id}  {v.name}" for v in drawn], fontsize=9)
+    ax.set_ylim(len(drawn) - 0.4, -0.6)
+    present = [status for status in _COLORS if any(v.status == status for v in drawn)]
+    if present != [HOLDS]:
+        handles = [ax.plot([], [], "o", color=_COLORS[status], label=status)[0] for status in present]
+        ax.legend(handles=handles, fontsize=9, frameon=False, loc="lower left")
+    dress(ax, "left side / right side", "", "How tight the inequalities are (1 is equality)")
+    return ax
+
+
+def drawable(verdict: Verdict) -> bool:
+    """Return whether a verdict compares two numbers by "<=" whose ratio says how tight it is."""
+    return (
+        verdict.relation == "<="
+        and not verdict.vacuous
+        and verdict.status in _COLORS
+        and math.isfinite(verdict.left)
+        and math.isfinite(verdict.right)
+        and verdict.left >= 0
+        and verdict.right > 0
+    )
