@@ -277,7 +277,7 @@ def test_speeds_in_extreme_units(d, unit):
         assert other.upper == pytest.approx(one.upper * unit, rel=1e-3)
         assert other.exact == one.exact
         assert one_neuron_speed(x * unit, g, other.direction[None] * 1e-200)[0] == pytest.approx(other.lower, rel=1e-9)
-    with pytest.raises(RangeError, match="x, g: the largest entries have the product"):
+    with pytest.raises(RangeError, match="x, g: got largest entries of product"):
         rank_one_speed(x * unit, g * unit)
 
 

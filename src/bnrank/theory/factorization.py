@@ -157,10 +157,9 @@ def _chain_cuts(given: Chain, x: Tensor) -> Iterator[Cut]:
             g = network([*weights[: layer - 1], last], [*biases[: layer - 1], bias])
             return network([q, *weights[layer:]], [origin, *biases[layer:]]), g
 
-        names = ("activation" if layer else "input") if activated else "preactivation"
-        return Cut(
-            layer, "output" if layer == chain.depth else names, values, bool(given.biases), rest, split, everywhere
-        )
+        ends = {0: "input", chain.depth: "output"}
+        place = ends.get(layer, "activation" if activated else "preactivation")
+        return Cut(layer, place, values, bool(given.biases), rest, split, everywhere)
 
     a = x
     for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):

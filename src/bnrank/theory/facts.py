@@ -167,8 +167,9 @@ class Facts:
     @cached_property
     def parameter_norm(self) -> float:
         """||theta||^2, over all parameters."""
-        total = sum(float((p * p).sum()) for p in self.function.parameters.values())
-        if total < SMALLEST and any(bool((p != 0).any()) for p in self.function.parameters.values()):
+        parameters = self.function.parameters.values()
+        total = sum(float((p * p).sum()) for p in parameters)
+        if total < SMALLEST and any(bool(p.any()) for p in parameters):
             raise validation.RangeError(f"net: its squared norm is below {SMALLEST:g}, where float64 loses digits")
         return total
 
@@ -246,13 +247,11 @@ class Facts:
         It need not be a kink in x: a preactivation may cancel to 0 in a whole region.
         """
         found = torch.zeros(len(self.x), dtype=torch.bool, device=self.inputs[0].device)
-        if self.slope == 1:
-            return found
-        for i, (a, weight) in enumerate(zip(self.inputs[:-1], self.weights[:-1], strict=True)):
-            bias = self.biases[i] if self.biases else weight.new_zeros(len(weight))
+        biases = self.biases or [weight.new_zeros(len(weight)) for weight in self.weights]
+        for a, weight, bias in zip(self.inputs[:-1], self.weights, biases, strict=False):
             z, terms = a @ weight.T + bias, a.abs() @ weight.abs().T + bias.abs()
             found |= ((z.abs() <= KINK_RTOL * terms) & (terms > 0)).any(1)
-        return found
+        return found & (self.slope != 1)
 
     # The loss ----------------------------------------------------------------------------------------------------
 

@@ -260,8 +260,8 @@ def select(
     names = [validation.choice(name, f"kernels[{i}]", KERNELS) for i, name in enumerate(kernels)]
     alphas = [validation.number(ridge, f"ridges[{i}]", 0.0, strict=True) for i, ridge in enumerate(ridges)]
     factors = [validation.number(scale, f"scales[{i}]", 0.0, strict=True) for i, scale in enumerate(scales)]
-    if (folds := validation.integer(folds, "folds", 2)) > len(inputs):
-        raise ValueError(f"folds: got {folds}, expected at most the number of samples, {len(inputs)}")
+    folds, count = validation.integer(folds, "folds", 2), len(inputs)
+    validation.expect(folds <= count, "folds", f"{folds}", f"at most the number of samples, {count}")
     lengths = [factor * _typical_distance(inputs) for factor in factors]
     tried = [(RADIAL[name][0](length), name, length) for name in names for length in lengths]
     mean = outputs.mean(0) * center

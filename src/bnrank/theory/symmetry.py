@@ -360,32 +360,28 @@ def _envelope(first: Tensor, last: Tensor) -> list[tuple[float, int]]:
     """Return where on [0, 1] which output becomes the largest; outputs are linear between first and last."""
     rise = last - first
     winner = int(max(range(len(first)), key=lambda i: (float(first[i]), float(rise[i]), -i)))
-    found, place = [(0.0, winner)], 0.0
-    while True:
+    found, place = [], 0.0
+    while place < 1:
+        found.append((place, winner))
         faster = rise > rise[winner]
-        if not bool(faster.any()):
-            return found
         meets = torch.where(faster, (first[winner] - first) / (rise - rise[winner]).where(faster, 1.0), torch.inf)
         meets = meets.clamp(min=place)
         place = float(meets.min())
-        if place >= 1:
-            return found
         level = torch.nonzero(meets == meets.min()).flatten().tolist()
         winner = max(level, key=lambda i: (float(rise[i]), -i))
-        found.append((place, winner))
+    return found
 
 
 def _field(generator: Any, name: str, d: int) -> Tensor:
     """Return [[A, b], [0, 0]], (d + 1, d + 1), float64."""
     matrix, shift = generator if isinstance(generator, tuple | list) and len(generator) == 2 else (generator, None)
     field = torch.zeros(d + 1, d + 1, dtype=torch.float64)
-    for value, part, shape in ((matrix, field[:d, :d], (d, d)), (shift, field[:d, d], (d,))):
-        if value is None:
-            continue
-        tensor = torch.as_tensor(value, dtype=torch.float64)
-        if tuple(tensor.shape) != shape or not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{name}: got {validation.describe(tensor)}, expected finite A {(d, d)} and b {(d,)}")
-        part.copy_(tensor)
+    for value, part in ((matrix, field[:d, :d]), (shift, field[:d, d])):
+        if value is not None:
+            tensor = torch.as_tensor(value, dtype=torch.float64)
+            fits = tensor.shape == part.shape and bool(torch.isfinite(tensor).all())
+            validation.expect(fits, name, tensor, f"finite A {(d, d)} and b {(d,)}")
+            part.copy_(tensor)
     return field
 
 

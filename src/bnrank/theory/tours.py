@@ -215,8 +215,8 @@ def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int, *, ato
     inputs, outputs = validation.samples(x, "x"), validation.samples(y, "y")
     validation.expect(len(inputs) == len(outputs), "y", f"{len(outputs)} samples", f"as many as x has, {len(inputs)}")
     path, width = shortest_path_bounds(outputs, atol=atol), diameter(inputs)
-    if width == 0 and path.lower > 0:
-        raise ValueError("y: got different outputs for one and the same input, expected a function of x")
+    function = width > 0 or path.lower <= 0
+    validation.expect(function, "y", "different outputs for one and the same input", "a function of x")
     slope = path.lower / width if width else 0.0
     power = 2 / depth * math.log(slope) if slope else -math.inf
     norm = depth * slope ** (2 / depth) if power < 700 else math.inf
@@ -278,14 +278,10 @@ def _shortest(distances: Array) -> NDArray[np.int64]:
     previous = np.zeros((1 << n, n), dtype=np.int64)
     lengths[1 << np.arange(n), np.arange(n)] = 0.0
     for visited in range(1, 1 << n):
-        last = np.flatnonzero(np.isfinite(lengths[visited]))
-        for point in range(n):
-            if not visited >> point & 1:
-                options = lengths[visited, last] + distances[last, point]
-                best = int(options.argmin())
-                wider = visited | 1 << point
-                if options[best] < lengths[wider, point]:
-                    lengths[wider, point], previous[wider, point] = options[best], last[best]
+        options = lengths[visited][:, None] + distances
+        new = np.flatnonzero((~visited >> np.arange(n)) & 1)
+        wider = visited | (1 << new)
+        lengths[wider, new], previous[wider, new] = options.min(0)[new], options.argmin(0)[new]
     visited, point = (1 << n) - 1, int(lengths[-1].argmin())
     order = [point]
     while len(order) < n:

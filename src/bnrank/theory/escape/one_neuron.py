@@ -121,11 +121,9 @@ def rank_one_speed(
     """
     (samples, gradient), slope = reading.data(x, g), validation.slope(slope, linear=True)
     size = float(np.abs(samples).max()) * float(np.abs(gradient).max())
-    if not SMALLEST <= size <= 1 / SMALLEST:
-        raise validation.RangeError(
-            f"x, g: the largest entries have the product {size:g}, expected {SMALLEST:g} to {1 / SMALLEST:g}: float64 "
-            "may not hold the speed; bring x or g to another scale, the speed is proportional to both"
-        )
+    got = f"largest entries of product {size:g}"
+    expected = f"{SMALLEST:g} to {1 / SMALLEST:g}; bring x or g to another scale, the speed is proportional to both"
+    validation.expect(SMALLEST <= size <= 1 / SMALLEST, "x, g", got, expected, validation.RangeError)
     return fastest(
         samples,
         gradient,
@@ -169,8 +167,7 @@ def one_neuron_speed(
     directions = validation.samples(directions, "directions", features=samples.shape[1])
     v = directions.detach().cpu().double().numpy()
     largest = np.abs(v).max(1, keepdims=True)
-    if not largest.all():
-        raise ValueError(f"directions: got zeros in row {int(largest.argmin())}, expected non-zero vectors")
+    validation.expect(largest.all(), "directions", f"zeros in row {int(largest.argmin())}", "non-zero vectors")
     v = v / largest
     norms = np.linalg.norm(v, axis=1, keepdims=True)
     (samples, x_exponent), (gradient, g_exponent) = linalg.scaled(samples), linalg.scaled(gradient)

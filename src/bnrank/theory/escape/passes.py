@@ -39,18 +39,16 @@ class Pass:
             self._derivatives.append(self._side(z))
             self._kinks.append(z.abs() <= kink_rtol * z.abs().max())
         self.outputs = self.activations[-1] @ self.weights[-1].T
-        if not bool(torch.isfinite(self.outputs).all()):
-            raise validation.RangeError(
-                "x: got samples at which the outputs of net overflow; bring them to a smaller scale"
-            )
+        finite, got = bool(torch.isfinite(self.outputs).all()), "samples at which the outputs of net overflow"
+        validation.expect(finite, "x", got, "samples of another scale", validation.RangeError)
         self.at_outputs = gradient_at(loss, self.outputs, y)
 
     def delta(self, layer: int, open_kinks: bool = False) -> Tensor:
         """Return dC/d(preactivation of a layer), (N, n_l), with sigma'(0) = slope, or 1 with ``open_kinks``."""
-        derivatives = self._derivatives
-        if open_kinks:
-            derivatives = [d.masked_fill(k, 1.0) for d, k in zip(derivatives, self._kinks, strict=True)]
-        return self._back(layer, derivatives)
+        if not open_kinks:
+            return self._back(layer, self._derivatives)
+        pairs = zip(self._kinks, self._derivatives, strict=True)
+        return self._back(layer, [torch.where(kinks, 1.0, derivative) for kinks, derivative in pairs])
 
     def delta_range(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return center and radius, (N, n_l), of intervals with dC/d(preactivation of a layer) for any sides of kinks.
@@ -62,10 +60,9 @@ class Pass:
             weight, derivative, kinks = self.weights[number], self._derivatives[number - 1], self._kinks[number - 1]
             up, down = weight.clamp(min=0), weight.clamp(max=0)
             low, high = low @ up + high @ down, high @ up + low @ down
-            ends = torch.stack([low * derivative, high * derivative])
-            sides = torch.stack([low, high, self.slope * low, self.slope * high])
-            low = torch.where(kinks, sides.amin(0), ends.amin(0))
-            high = torch.where(kinks, sides.amax(0), ends.amax(0))
+            sides = torch.where(kinks, 1.0, derivative), torch.where(kinks, self.slope, derivative)
+            ends = torch.stack([end * side for end in (low, high) for side in sides])
+            low, high = ends.amin(0), ends.amax(0)
         return (low + high) / 2, (high - low) / 2
 
     def respond(self, layer: int, change: Tensor, side: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -77,13 +74,10 @@ class Pass:
         """
         derivatives = list(self._derivatives)
         for number in range(layer, len(self.weights)):
-            kinks = self._kinks[number - 1]
-            sided = self._side(change)
-            derivatives[number - 1] = torch.where(kinks, sided, derivatives[number - 1])
+            derivatives[number - 1] = self._at_kinks(number, change)
             change = (change * derivatives[number - 1]) @ self.weights[number].T
         if side is not None and layer < len(self.weights):
-            sided = self._side(side)
-            derivatives[layer - 1] = torch.where(self._kinks[layer - 1], sided, derivatives[layer - 1])
+            derivatives[layer - 1] = self._at_kinks(layer, side)
         return change, self._back(layer, derivatives)
 
     def gradient_at(self, outputs: Tensor) -> Tensor:
@@ -95,6 +89,10 @@ class Pass:
         parts = [(self.delta(layer).T @ inputs).flatten() for layer, inputs in enumerate(self.activations, 1)]
         largest = max(float(part.abs().max()) for part in parts)  # so that no square overflows
         return largest * math.sqrt(sum(float((part / largest).square().sum()) for part in parts)) if largest else 0.0
+
+    def _at_kinks(self, layer: int, change: Tensor) -> Tensor:
+        """Return the derivatives of sigma after a layer, at kinks for a change of its preactivations."""
+        return torch.where(self._kinks[layer - 1], self._side(change), self._derivatives[layer - 1])
 
     def _side(self, change: Tensor) -> Tensor:
         return torch.where(change > 0, 1.0, torch.full_like(change, self.slope))  # two numbers would be float32

@@ -41,23 +41,19 @@ def scaled(x: Array, g: Array) -> tuple[Array, Array, float]:
     x, g = x / x_largest, g / g_largest
     x_norm, g_norm = float(np.linalg.norm(x)), float(np.linalg.norm(g))
     units = x_largest * g_largest * (x_norm * g_norm)
-    if not np.finfo(float).tiny <= units < math.inf:
-        raise validation.RangeError(
-            f"x, g: got largest entries {x_largest:.3g} and {g_largest:.3g}, expected ||X|| ||G||, the unit of the "
-            "speed, between 2.2e-308 and 1.8e308; multiply x or g by a number, and the speed is multiplied by it"
-        )
+    got = f"largest entries {x_largest:.3g} and {g_largest:.3g}"
+    expected = (
+        "||X|| ||G|| between 2.2e-308 and 1.8e308; bring x or g to another scale, the speed is proportional to both"
+    )
+    validation.expect(np.finfo(float).tiny <= units < math.inf, "x, g", got, expected, validation.RangeError)
     return x / x_norm, g / g_norm, units
 
 
 def bias_free(net: nn.Module) -> Chain:
     """Return the layers of a network without biases."""
     chain = read_chain(net)
-    if chain.biases:
-        raise ValueError(
-            "net: got a network with biases, expected none. The outputs of networks with biases are not homogeneous in "
-            "the parameters, and the theory of escape from the origin (T34 to T41) is about those without; make the "
-            "layers with bias=False"
-        )
+    why = "with biases the outputs are not homogeneous in the parameters, as T34 to T41 assume"
+    validation.expect(not chain.biases, "net", "a network with biases", f"layers with bias=False: {why}")
     return chain
 
 
@@ -148,8 +144,6 @@ def gradient_at(loss: Loss, outputs: Tensor, y: object) -> Tensor:
 
 
 def _labels(y: object) -> Tensor:
-    if isinstance(y, np.ndarray) and y.dtype.kind in "biuf":
-        y = torch.from_numpy(np.ascontiguousarray(y))
-    if not isinstance(y, Tensor):
-        raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray of numbers")
-    return y.detach()
+    if isinstance(y, Tensor) or (isinstance(y, np.ndarray) and y.dtype.kind in "biuf"):
+        return torch.as_tensor(y).detach()
+    raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray of numbers")

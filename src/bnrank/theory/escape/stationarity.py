@@ -144,26 +144,18 @@ def of_weights(
     scale = float((weights[-1] * plain[-1]).sum())  # s of the scaled data
     if not scale > 0:
         return Stationarity(math.inf, math.inf, scale * units)
-    unit = scale * math.sqrt(len(weights))
+    unit, speed = scale * math.sqrt(len(weights)), scale * units
     plain_value = _norm([p - scale * w for p, w in zip(plain, weights, strict=True)]) / unit
     where = np.concatenate(touched)
     if not len(where):
-        return Stationarity(plain_value, plain_value, scale * units)
+        return Stationarity(plain_value, plain_value, speed)
     rest = [p - scale * w for p, w in zip(smooth, weights, strict=True)]
     near = _Samples(weights, x[where], g[where], slope, kink_rtol)
     kinks = near.kinks()
     alphas, value = _least(near, kinks, rest)
+    layers, samples = kinks.layers + 1, where[kinks.samples]
     return Stationarity(
-        residual=value / unit,
-        plain=plain_value,
-        speed=scale * units,
-        kinks=len(alphas),
-        layers=kinks.layers + 1,
-        neurons=kinks.neurons,
-        samples=where[kinks.samples],
-        derivatives=alphas,
-        groups=kinks.groups,
-        sides=kinks.sides,
+        value / unit, plain_value, speed, len(alphas), layers, kinks.neurons, samples, alphas, kinks.groups, kinks.sides
     )
 
 
@@ -181,25 +173,6 @@ class _Kinks:
     sides: Array
     first: Array  # kink of each group; its side is 1
     slope: float
-
-    @classmethod
-    def tied(cls, layers: Array, neurons: Array, samples: Array, x: Array, slope: float) -> _Kinks:
-        """Tie the kinks of a neuron with samples c x, for c > 0, in layer 0 for c < 0 too; no row of x is 0.
-
-        Positive homogeneity gives sigma(Z_l) of c x, c > 0, as c times that of x, whatever the weights. After layer 0
-        this is not so for c < 0; and activations that happen to be multiples, of samples that are not, need not stay
-        so when the weights change.
-        """
-        directions = x / np.abs(x).max(1, keepdims=True)
-        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-        side = np.where(directions @ np.random.default_rng(0).normal(size=directions.shape[1]) >= 0, 1, -1)
-        _, line = np.unique(np.round(directions * side[:, None], DIGITS) + 0.0, axis=0, return_inverse=True)
-        sides = side[samples]
-        keys = np.stack([layers, neurons, line.ravel()[samples], np.where(layers > 0, sides, 0)])
-        _, first, groups = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-        order = np.argsort(first)  # groups in the order of their kinks
-        groups, first = np.argsort(order)[groups.ravel()], first[order]
-        return cls(layers, neurons, samples, groups, sides * sides[first][groups], first, slope)
 
     def derivatives(self, free: Array) -> Array:
         """Return the derivatives at all kinks for the unknowns of the groups."""
@@ -232,13 +205,27 @@ class _Samples:
             near[below == 0] = np.inf  # the loss does not depend on this neuron
 
     def kinks(self) -> _Kinks:
-        """Return the kinks layer by layer, of too many the nearest."""
+        """Return the kinks layer by layer, of too many the nearest, tied in groups; no sample may be 0.
+
+        The kinks of a neuron with samples c x are tied, for c > 0, in layer 0 for c < 0 too. Positive homogeneity gives
+        sigma(Z_l) of c x, c > 0, as c times that of x, whatever the weights. After layer 0 this is not so for c < 0;
+        and activations that happen to be multiples, of samples that are not, need not stay so when the weights change.
+        """
         values = np.concatenate([near[np.isfinite(near)] for near in self.near])
         limit = np.inf if len(values) <= MAX_KINKS else np.partition(values, MAX_KINKS)[MAX_KINKS]
         found = [np.nonzero(near < limit) for near in self.near]
         layers = np.repeat(np.arange(len(found)), [len(neurons) for neurons, _ in found])
         neurons, samples = np.concatenate(found, axis=1)
-        return _Kinks.tied(layers, neurons, samples, self.x, self.slope)
+        directions = self.x / np.abs(self.x).max(1, keepdims=True)
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        side = np.where(directions @ np.random.default_rng(0).normal(size=directions.shape[1]) >= 0, 1, -1)
+        _, line = np.unique(np.round(directions * side[:, None], DIGITS) + 0.0, axis=0, return_inverse=True)
+        sides = side[samples]
+        keys = np.stack([layers, neurons, line.ravel()[samples], np.where(layers > 0, sides, 0)])
+        _, first, groups = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+        order = np.argsort(first)  # groups in the order of their kinks
+        groups, first = np.argsort(order)[groups.ravel()], first[order]
+        return _Kinks(layers, neurons, samples, groups, sides * sides[first][groups], first, self.slope)
 
     def with_alphas(self, kinks: _Kinks, alphas: Array) -> list[Array]:
         """Return the derivatives with those at kinks replaced."""
@@ -289,7 +276,7 @@ def _least(near: _Samples, kinks: _Kinks, rest: list[Array]) -> tuple[Array, flo
     count, free, slope = len(kinks.groups), len(kinks.first), near.slope
     several = len(np.unique(kinks.layers)) > 1
     starts = [np.full(free, (1 + slope) / 2)]
-    at = np.stack([kinks.layers, kinks.neurons, kinks.samples], 1)[kinks.first]
+    at = zip(kinks.layers[kinks.first], kinks.neurons[kinks.first], kinks.samples[kinks.first], strict=True)
     plain = np.array([near.plain[layer][neuron, sample] for layer, neuron, sample in at])
     if several and count <= EXACT:  # ones let the kinks of one layer decide; the others break ties
         rng = np.random.default_rng(0)
