@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import bnrank
-from bnrank.figures import f02_class_regions as f02
+from bnrank.figures.f02_class_regions import computation
+from bnrank.figures.f02_class_regions import figure as f02
 from bnrank.measures.regions import tripoints
 from bnrank.networks.mlp import from_layers
 from bnrank.tasks import Task
@@ -18,7 +19,7 @@ PLAIN = tripoints(from_layers([torch.eye(2)]), [0.0, 0.0], [1.0, 0.0], [0.0, 1.0
 
 
 def one(depth=2, ridge=0.0, seed=0, accuracy=1.0, reach=(), complete=True):
-    return f02.Classifier(
+    return computation.Classifier(
         depth=depth,
         ridge=ridge,
         seed=seed,
@@ -89,7 +90,7 @@ def test_what_is_measured_of_a_network():
     x = torch.tensor([[0.4, -0.2], [-0.4, -0.2], [0.0, 0.2], [0.3, 0.1]], dtype=torch.float64)
     task = Task(x, torch.tensor([1, 2, 0, 1]), loss="cross_entropy", name="planted")
     last = SimpleNamespace(seed=3, cost=0.5, parameter_norm=7.0)
-    found = f02.look(net, task, last, 0.1, f02.Settings(far=5.0))
+    found = computation.look(net, task, last, 0.1, computation.Settings(far=5.0))
     assert (found.depth, found.kind, found.seed) == (2, "depth 2, with L2", 3)
     nearest = (sites - x[:, None].float()).norm(dim=2).argmin(1)
     assert found.row["correct, training"] == float((nearest == task.y).double().mean())
@@ -113,8 +114,8 @@ def test_agreement_is_a_share_of_the_box():
     above_two = from_layers([torch.tensor([[0.0, 0.0], [1.0, 0.0]])], [torch.tensor([0.0, -2.0])])  # class 1: x_1 > 2
     all_first = from_layers([torch.zeros(2, 2)], [torch.tensor([0.0, -1.0])])
     above_two, all_first = above_two.float(), all_first.float()
-    assert f02.agreement(above_two, all_first, task) == pytest.approx(0.75)
-    assert f02.agreement(above_two, above_two, task) == 1
+    assert computation.agreement(above_two, all_first, task) == pytest.approx(0.75)
+    assert computation.agreement(above_two, above_two, task) == 1
 
 
 TINY = {

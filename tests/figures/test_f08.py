@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bnrank.figures import f08_kernel_jacobians as f08
-from bnrank.figures.f08_kernel_jacobians import Predictor
+from bnrank.figures.f08_kernel_jacobians import figure as f08
+from bnrank.figures.f08_kernel_jacobians.figure import Predictor
 
 
 def spectrum(*values, points=3):

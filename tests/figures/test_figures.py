@@ -8,8 +8,8 @@ import pytest
 import xarray as xr
 
 from bnrank import figures
-from bnrank.figures import f01_bottleneck_spectra as f01
-from bnrank.figures import f04_norm_and_depth as f04
+from bnrank.figures.f01_bottleneck_spectra import figure as f01
+from bnrank.figures.f04_norm_and_depth import figure as f04
 from bnrank.figures.f09_first_escape import figure as f09
 from bnrank.figures.f09_first_escape.saddles import Descent
 from bnrank.figures.harness.claims import Claim

@@ -9,15 +9,15 @@ from typing import Any
 
 from bnrank._core import validation
 from bnrank._core.files import discard_partial, prepare_folder
-from bnrank.figures import f01_bottleneck_spectra as f01
-from bnrank.figures import f02_class_regions as f02
-from bnrank.figures import f04_norm_and_depth as f04
-from bnrank.figures import f08_kernel_jacobians as f08
 from bnrank.figures.demo import Demo, run_demo
+from bnrank.figures.f01_bottleneck_spectra import figure as f01
+from bnrank.figures.f02_class_regions import figure as f02
 from bnrank.figures.f03_autoencoders import figure as f03
+from bnrank.figures.f04_norm_and_depth import figure as f04
 from bnrank.figures.f05_symmetry_learning import figure as f05
 from bnrank.figures.f06_falling_ball import figure as f06
 from bnrank.figures.f07_kernel_rates import figure as f07
+from bnrank.figures.f08_kernel_jacobians import figure as f08
 from bnrank.figures.f09_first_escape import figure as f09
 from bnrank.figures.f09_linear_control import figure as f09l
 from bnrank.figures.f10_depth_four import figure as f10

@@ -1,0 +1,1 @@
+"""F1: spectra of a deep network."""

@@ -1,0 +1,1 @@
+"""F2: class regions and tripoints."""

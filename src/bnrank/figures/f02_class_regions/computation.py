@@ -1,0 +1,146 @@
+"""The computation of F2: trained classifiers and their exact class regions."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bnrank.measures.regions import ClassRegions, tripoints
+from bnrank.networks import MLP
+from bnrank.tasks import Task
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of F2.
+
+    Attributes
+    ----------
+    samples : int
+        Training samples, and as many test samples.
+    depths : tuple of int
+        The shallow and the deep one.
+    width : int
+        Of every hidden layer.
+    init : "he" or float
+        Standard deviation of all initial weights; biases start at 0.
+    ridge : float
+        lambda of the networks with L2.
+    seeds : tuple of int
+        Of the initial weights; the data are the same.
+    steps : tuple of int
+        Of Adam (3e-3, cosine) without L2 at each depth; there is no minimum to converge to, and shallow networks fit
+        more slowly.
+    steps_ridge : int
+        Of L-BFGS with L2, from there.
+    times, far : float
+        Multiples of the data's bounding box: claims are about ``times``, the search extends to ``far``.
+    """
+
+    samples: int = 400
+    depths: tuple[int, int] = (2, 9)
+    width: int = 50
+    init: str | float = 0.06
+    ridge: float = 3e-4
+    seeds: tuple[int, ...] = tuple(range(8))
+    steps: tuple[int, int] = (4000, 2000)
+    steps_ridge: int = 800
+    times: float = 3.0
+    far: float = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """One trained network and its class regions.
+
+    Attributes
+    ----------
+    depth, seed : int
+        Number of weight layers, and the seed of the start.
+    ridge : float
+        lambda; 0 without L2.
+    regions : ClassRegions
+        The exact class regions.
+    reach : ndarray
+        Of each tripoint: the smallest multiple of the data's bounding box about its center that contains it.
+    spread : ndarray
+        s_2 / s_1 of the centered activations of each hidden layer on the training set: 0 if they lie on a line.
+    row : dict
+        The measurements by column of the table: shares of correctly classified samples, the cross-entropy of the
+        training set, ||theta||^2, the smallest distance from a tripoint to a sample, the three largest singular values
+        of the weight matrix in the middle, W_{floor(L/2) + 1}, and more.
+    """
+
+    depth: int
+    ridge: float
+    seed: int
+    regions: ClassRegions
+    reach: np.ndarray
+    spread: np.ndarray
+    row: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """Depth and kind of training."""
+        return f"depth {self.depth}, {'with' if self.ridge else 'no'} L2"
+
+    def within(self, times: float) -> int:
+        """Return the number of tripoints in ``times`` the data's bounding box."""
+        return int((self.reach <= times).sum())
+
+
+def look(net: MLP, task: Task, last: Any, ridge: float, settings: Settings) -> Classifier:
+    """Return the measurements of one network in ``far`` times the data's bounding box; ``last`` is its summary."""
+    times, far = settings.times, settings.far
+    center, half = box(task)
+    bounds = torch.stack([center - far * half, center + far * half], 1)
+    regions = tripoints(net, [0.0, 0.0], [1.0, 0.0], [0.0, 1.0], bounds, max_regions=1_000_000)
+    reach = np.sort(((regions.points - center).abs() / half).amax(1).numpy())
+    spread = _spread(net, task.x)
+    weights = torch.linalg.svdvals(net.weights[net.depth // 2].detach().double())
+    row = {
+        "correct, training": _accuracy(net, task.x, task.y),
+        "correct, test": float("nan") if task.x_test is None else _accuracy(net, task.x_test, task.y_test),
+        "cross-entropy": float(last.cost),
+        "||theta||^2": float(last.parameter_norm),
+        **{f"tripoints, reach {r:g}": int((reach <= r).sum()) for r in (1.0, times, far)},
+        "reach of the first": float(reach[0]) if len(reach) else "",
+        "smallest distance to a sample": float(torch.cdist(regions.points, task.x.double()).min())
+        if len(reach)
+        else "",
+        "regions": len(regions.cells),
+        **{f"s_{i}": float(value) for i, value in enumerate(weights[:3], 1)},
+        "closest to a line": float(np.min(spread)),
+    }
+    return Classifier(net.depth, ridge, int(last.seed), regions, reach, spread, row)
+
+
+def agreement(first: MLP, second: MLP, task: Task, grid: int = 300) -> float:
+    """Return the share of the data's bounding box on which two networks predict the same class, on a grid of points."""
+    center, half = box(task)
+    steps = (torch.arange(grid, dtype=torch.float64) + 0.5) / grid * 2 - 1
+    x = (center + half * torch.cartesian_prod(steps, steps)).to(task.x.dtype)
+    with torch.no_grad():
+        return float((first(x).argmax(1) == second(x).argmax(1)).double().mean())
+
+
+def box(task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the center of the data's bounding box and half its sides."""
+    low, high = task.x.double().amin(0), task.x.double().amax(0)
+    return (low + high) / 2, (high - low) / 2
+
+
+def _accuracy(net: MLP, x: torch.Tensor, y: torch.Tensor | None) -> float:
+    with torch.no_grad():
+        return float((net(x).argmax(1) == y).double().mean())
+
+
+def _spread(net: MLP, x: torch.Tensor) -> np.ndarray:
+    ratios = []
+    with torch.no_grad():
+        for layer in net.layers[:-1]:
+            x = layer(x).relu()
+            values = torch.linalg.svdvals((x - x.mean(0)).double())
+            ratios.append(float(values[1] / values[0]) if values[0] > 0 else float("nan"))
+    return np.array(ratios)

@@ -1,0 +1,1 @@
+"""F4: parameter norm against depth."""

@@ -1,0 +1,1 @@
+"""F8: Jacobians of kernel methods."""
