@@ -1,6 +1,6 @@
 """A conserved quantity: a quadratic form in the parameters."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,26 +146,34 @@ class Conserved:
     def _checked(self, net: nn.Module) -> dict[str, Tensor]:
         """Return a module's parameters, if it can be the one that the quantity was found for."""
         named: dict[str, Tensor] = dict(unwrap(net).named_parameters())
-        shapes = {name: tuple(p.shape) for name, p in named.items()}
-        for name in dict.fromkeys([*self.every, *shapes] if self.every else []):
-            if shapes.get(name) != self.every.get(name):
-                came, expected = (str(s.get(name, "no such parameter")) for s in (shapes, self.every))
-                raise ValueError(
-                    f"net: got {name}: {came}, expected {expected}, as for {self.name!r} when it was found"
-                )
+        for name in dict.fromkeys([*self.every, *named] if self.every else []):
+            came = str(tuple(named[name].shape)) if name in named else "no such parameter"
+            expected = str(self.every.get(name, "no such parameter"))
+            said = f"{expected}, as for {self.name!r} when it was found"
+            validation.expect(came == expected, "net", f"{name}: {came}", said)
         return named
 
     def of(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return the quantity at named tensors, any floating-point type and device, in float64."""
-        return self._form(parameters, parameters, signed=True)
+        return self.between(parameters, parameters)
 
     def between(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
         """Return B(a, b), the symmetric bilinear form with B(a, a) = Q(a)."""
-        return self._form(a, b, signed=True)
+        if self.kind in ("vertex", "layer"):
+            return self._sums(a, b, signed=True)
+        total = torch.zeros((), dtype=torch.float64)
+        for sign, u, v in self._rows(a, b):
+            product = sign * (u @ v.T)
+            total = total.to(product.device) + product
+        if a is not b:
+            total = (total + total.T) / 2
+        parts = torch.from_numpy(self.parts).to(total.device)
+        total = total.where(parts[:, None] == parts, 0)
+        return total - torch.diag(total.diagonal()) if self.kind == "pair" else total
 
     def scale(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return the scale of changes: in-weights plus out-weights, sqrt(s_u s_v) for a pair u, v."""
-        sums = self._squares(parameters, parameters, signed=False)
+        sums = self._sums(parameters, parameters, signed=False)
         return sums if self.kind in ("vertex", "layer") else torch.outer(sums.sqrt(), sums.sqrt())
 
     def rate(self, net: nn.Module, x: Tensor, y: Tensor, loss: Loss = "mse") -> Tensor:
@@ -204,47 +212,28 @@ class Conserved:
         outer = torch.outer(weights, slopes)
         return rate, outer + outer.T
 
-    def _form(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, signed: bool) -> Tensor:
-        if self.kind in ("vertex", "layer"):
-            return self._squares(a, b, signed=signed)
-        self._check(a, b)
-        total: Tensor | None = None
-        for term in self.terms:
-            u = term.rows(a)
-            product = term.sign * (u @ (u if a is b else term.rows(b)).T)
-            total = product if total is None else total.to(product.device) + product
-        assert total is not None
-        if a is not b:
-            total = (total + total.T) / 2
-        parts = torch.from_numpy(self.parts).to(total.device)
-        total = total.where(parts[:, None] == parts, 0)
-        return total - torch.diag(total.diagonal()) if self.kind == "pair" else total
-
-    def _squares(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, signed: bool) -> Tensor:
-        self._check(a, b)
-        total: Tensor | None = None
-        for term in self.terms:
-            u = term.rows(a)
-            sums = (u * (u if a is b else term.rows(b))).sum(1) * (term.sign if signed else 1)
+    def _sums(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, signed: bool) -> Tensor:
+        """Return sums over the weights of every channel, or of all of them for a layer."""
+        total = torch.zeros((), dtype=torch.float64)
+        for sign, u, v in self._rows(a, b):
+            sums = (u * v).sum(1) * (sign if signed else 1)
             sums = sums.sum() if self.kind == "layer" else sums  # of several values, each with its channels
-            total = sums if total is None else total.to(sums.device) + sums
-        assert total is not None
+            total = total.to(sums.device) + sums
         return total
 
-    def _check(self, *mappings: Mapping[str, Tensor]) -> None:
-        for mapping in mappings:
-            missing = [name for name in self.parameters if name not in mapping]
-            if missing:
-                raise ValueError(
-                    f"parameters: got no {', '.join(missing)}, expected all of {', '.join(self.parameters)} "
-                    f"for {self.name!r}"
-                )
+    def _rows(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield the sign and the weights of every term, after checking that they are those of the module."""
+        for named in (a, b):
+            missing = [name for name in self.parameters if name not in named]
+            expected = f"all of {', '.join(self.parameters)} for {self.name!r}"
+            validation.expect(not missing, "parameters", f"no {', '.join(missing)}", expected)
             for piece in (p for term in self.terms for p in term.pieces):
-                if tuple(mapping[piece.parameter].shape) != piece.shape:
-                    raise ValueError(
-                        f"parameters: got {piece.parameter} of shape {tuple(mapping[piece.parameter].shape)}, expected "
-                        f"{piece.shape}, that of the module for which {self.name!r} was found"
-                    )
+                shape = tuple(named[piece.parameter].shape)
+                expected = f"{piece.shape}, that of the module for which {self.name!r} was found"
+                validation.expect(shape == piece.shape, "parameters", f"{piece.parameter} of shape {shape}", expected)
+        for term in self.terms:
+            u = term.rows(a)
+            yield term.sign, u, u if a is b else term.rows(b)
 
 
 def gradient(
@@ -270,24 +259,20 @@ def cost(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
             raise ValueError(f"loss: returned {validation.describe(value)}, expected a tensor with one number")
         return value.reshape(())
     validation.choice(loss, "loss", tuple(LOSSES))
-    if not isinstance(y, Tensor):
-        raise TypeError(f"y: got {validation.describe(y)}, expected a tensor")
+    validation.expect(isinstance(y, Tensor), "y", y, "a tensor", TypeError)
     y = y.to(outputs.device)
     if loss == "cross_entropy":
         classes = outputs.shape[1] if outputs.ndim > 1 else 0
         shape = (len(outputs), *outputs.shape[2:])
         whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
-        if not whole or tuple(y.shape) != shape or not bool(((y >= 0) & (y < classes)).all()):
-            raise ValueError(
-                f"y: got {validation.describe(y)}, expected class numbers from 0 to {classes - 1} of shape {shape} for "
-                "the loss 'cross_entropy'"
-            )
+        fits = whole and tuple(y.shape) == shape and bool(((y >= 0) & (y < classes)).all())
+        expected = f"class numbers from 0 to {classes - 1} of shape {shape} for the loss 'cross_entropy'"
+        validation.expect(fits, "y", y, expected)
         return LOSSES[loss](outputs, y.long())
     y = y.to(outputs.dtype)
-    if y.shape != outputs.shape and y.numel() == outputs.numel():
-        y = y.reshape(outputs.shape)
-    if y.shape != outputs.shape:
-        raise ValueError(f"y: got shape {tuple(y.shape)}, expected that of the outputs, {tuple(outputs.shape)}")
+    y = y.reshape(outputs.shape) if y.numel() == outputs.numel() else y
+    expected = f"that of the outputs, {tuple(outputs.shape)}"
+    validation.expect(y.shape == outputs.shape, "y", f"shape {tuple(y.shape)}", expected)
     if loss == "logistic" and not bool((y.abs() == 1).all()):
         raise ValueError("y: got other numbers than -1 and 1, which the loss 'logistic' expects")
     return LOSSES[loss](outputs, y)

@@ -126,14 +126,18 @@ class Tail(Printed):
         The factor is min(in, k) of a convolution, min(C, P) of a fully connected layer that reads C channels at P
         positions, and 1 of any other. Blocks that are made of convolutions may have an odd factor.
         """
-        factors = [layer.factor / 2 if layer.kind == "free block" else float(layer.factor) for layer in self.layers]
-        return tuple(math.prod(factors[j + 1 :]) for j in range(len(factors)))
+        return tuple(product / 2**blocks for product, blocks in zip(self._products, self.blocks, strict=True))
+
+    @property
+    def _products(self) -> list[int]:
+        """2^{N_j} M_j of every layer."""
+        factors = [layer.factor for layer in self.layers]
+        return [math.prod(factors[j + 1 :]) for j in range(len(factors))]
 
     def factors(self, parameters: Any) -> tuple[int, ...]:
         """Return rank 2^{N_j} M_j of every layer, rank the smaller side of the last layer's matrix."""
         rank = min(self.layers[-1].written(_named(parameters, self)).shape) if self.layers else 1
-        following = [layer.factor for layer in self.layers]
-        return tuple(rank * math.prod(following[j + 1 :]) for j in range(len(following)))
+        return tuple(rank * product for product in self._products)
 
     def constants(self, net: nn.Module | Mapping[str, Tensor]) -> Constants:
         """Return the eigenvalues of the conserved matrices between and inside the layers, computed in float64."""
@@ -149,11 +153,8 @@ class Tail(Printed):
     def ratios(self, net: nn.Module | Mapping[str, Tensor]) -> tuple[float, ...]:
         """Return ||W_j||_op^2 / ||W_j||_F^2 of every layer's written form, in (0, 1]; NaN for a layer that is 0."""
         named = _named(net, self)
-        found = []
-        for layer in self.layers:
-            values = squares(layer.written(named))
-            found.append(float(values[0] / values.sum()))
-        return tuple(found)
+        spectra = [squares(layer.written(named)) for layer in self.layers]
+        return tuple(float(values[0] / values.sum()) for values in spectra)
 
     def bounds(
         self,
@@ -181,8 +182,7 @@ class Tail(Printed):
             If a parameter is missing or has another shape.
         """
         named = _named(net, self)
-        if not isinstance(start, Constants):
-            start = self.constants(named if start is None else start)
+        start = start if isinstance(start, Constants) else self.constants(named if start is None else start)
         factors, constant = self.factors(named), 0.0
         found: list[Bound] = []
         for j in range(len(self.layers) - 1, -1, -1):
@@ -210,8 +210,7 @@ class Tail(Printed):
         Parameters are those of :meth:`bounds`.
         """
         named = _named(net, self)
-        if not isinstance(start, Constants):
-            start = self.constants(named if start is None else start)
+        start = start if isinstance(start, Constants) else self.constants(named if start is None else start)
         found = []
         for j, (layer, following) in enumerate(zip(self.layers, self.layers[1:], strict=False)):
             matrix, bias = layer.written(named), layer.biases(named)
@@ -235,26 +234,16 @@ def _angle(opposite: float, hypotenuse: float) -> float:
 
 def _named(net: Any, of: Tail) -> Mapping[str, Tensor]:
     """Return the tail's parameters by name, after checking their sizes."""
-    if isinstance(net, Mapping):
-        named: Mapping[str, Tensor] = net
-    elif isinstance(net, nn.Module):
-        named = dict(unwrap(net).named_parameters())
-    else:
-        raise TypeError(
-            f"net: got {validation.describe(net)}, expected a torch.nn.Module or a mapping of names to parameters"
-        )
-    for layer in of.layers:
-        for branch in layer.branches:
-            for one in branch:
-                sizes = [(one.weight, one.written.size), (one.bias, 0 if one.biases is None else one.biases.size)]
-                for name, size in sizes:
-                    if not name:
-                        continue
-                    if name not in named:
-                        raise ValueError(f"net: got no parameter {name}, which is in the tail")
-                    if named[name].numel() != size:
-                        came = validation.describe(named[name])
-                        raise ValueError(f"net: got {name} as {came}, expected {size} entries")
+    expected = "a torch.nn.Module or a mapping of names to parameters"
+    validation.expect(isinstance(net, Mapping | nn.Module), "net", net, expected, TypeError)
+    named: Mapping[str, Tensor] = net if isinstance(net, Mapping) else dict(unwrap(net).named_parameters())
+    for one in (one for layer in of.layers for branch in layer.branches for one in branch):
+        for name, places in ((one.weight, one.written), (one.bias, one.biases)):
+            if name and name not in named:
+                raise ValueError(f"net: got no parameter {name}, which is in the tail")
+            if name and places is not None and named[name].numel() != places.size:
+                came = validation.describe(named[name])
+                raise ValueError(f"net: got {name} as {came}, expected {places.size} entries")
     return named
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -19,8 +19,7 @@ from bnrank._version import __version__
 from bnrank.networks.functional import unwrap
 from bnrank.theory.invariants import history
 from bnrank.theory.invariants.conserved import Conserved
-from bnrank.theory.invariants.finding import Findings
-from bnrank.theory.invariants.linear_tail import Tail, findings_and_tail
+from bnrank.theory.invariants.linear_tail import findings_and_tail
 from bnrank.theory.invariants.squares import Forms
 from bnrank.theory.invariants.steps import Attachment, Remarks, lightning_callback, predicted
 from bnrank.theory.invariants.track import Ledger, Track
@@ -104,8 +103,6 @@ class Monitor(Printed):
         self.every = validation.integer(every, "every")
         self.net = unwrap(net)
         example = example[:2] if isinstance(example, Tensor | np.ndarray) and example.ndim else example
-        self.findings: Findings
-        self.tail: Tail
         self.findings, self.tail = findings_and_tail(self.net, example)
         chosen = [q for q in self.findings if q.kind in ("vertex", "layer")]
         matrices = [q for q in self.findings if q.kind == "matrix"]
@@ -114,7 +111,8 @@ class Monitor(Printed):
         self.matrices_every = validation.integer(matrices_every, "matrices_every", 0)
         if not chosen and not matrices:
             raise ValueError(f"net: {self.findings}")
-        diagonals = [_diagonal(q) for q in matrices]
+        # of a matrix the diagonal is cheap enough for every row
+        diagonals = [replace(q, name=q.name.replace("matrix", "diagonal", 1), kind="vertex") for q in matrices]
         self.quantities: tuple[Conserved, ...] = (*diagonals, *chosen, *(matrices if self.matrices_every else ()))
         self._forms = Forms([*diagonals, *chosen])
         self._matrices = Forms(matrices if self.matrices_every else [])
@@ -139,22 +137,18 @@ class Monitor(Printed):
             If it is no torch optimizer (then call :meth:`record` yourself), lacks parameters that enter a conserved
             quantity (they are named), or the monitor is attached already.
         """
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(
-                f"optimizer: got {validation.describe(optimizer)}, expected a torch.optim.Optimizer; "
-                "of any other, call monitor.record() yourself"
-            )
+        expected = "a torch.optim.Optimizer; of any other, call monitor.record() yourself"
+        validation.expect(isinstance(optimizer, torch.optim.Optimizer), "optimizer", optimizer, expected, TypeError)
         if self._attachment is not None:
             kind = type(self._attachment.optimizer).__name__
             raise ValueError(f"optimizer: already attached to {kind}; call detach() first")
-        if missing := self.missing(optimizer):
+        if missing := ", ".join(self.missing(optimizer)):
             raise ValueError(
-                f"optimizer: does not hold {', '.join(missing)} of the module, expected all parameters that enter a "
-                "conserved quantity; train them too, or set requires_grad to False before the monitor is made"
+                f"optimizer: does not hold {missing} of the module, expected all parameters that enter a conserved "
+                "quantity; train them too, or set requires_grad to False before the monitor is made"
             )
-        trained = {name: p for name, p in self.net.named_parameters() if name in self._names}
         about = (self._track(0), self.every, self._remarks, self._step, self._time)
-        self._attachment = Attachment(optimizer, trained, self._live(), *about)
+        self._attachment = Attachment(optimizer, self._own(), self._live(), *about)
         return self
 
     def missing(self, optimizer: torch.optim.Optimizer) -> list[str]:
@@ -195,7 +189,7 @@ class Monitor(Printed):
         return {**self.__dict__, **now, "_attachment": None}
 
     def _own(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in self.net.named_parameters() if name in self._names}
+        return {name: p for name, p in self.net.named_parameters() if name in self._names}
 
     def _live(self) -> dict[str, Tensor]:
         """Return the parameters that enter a quantity, in the module's order."""
@@ -234,9 +228,9 @@ class Monitor(Printed):
             kind = type(self._attachment.optimizer).__name__
             raise ValueError(f"record: attached to {kind}, which records by itself")
         last = self._track(0).step
-        if step is None:
-            step = 0 if last is None else last + 1
-        self.observe(step, time, self._own(), gradient, lr, ridge)
+        self.observe(
+            (0 if last is None else last + 1) if step is None else step, time, self._own(), gradient, lr, ridge
+        )
 
     @torch.no_grad()
     @np.errstate(all="ignore")
@@ -269,19 +263,15 @@ class Monitor(Printed):
             raise ValueError(
                 f"step: got {step} after {track.step} for member {member}; a monitor watches one run, make a new one"
             )
+        kind = type(self.net).__name__
         own = self._own()
         given = {name: p.detach() for name, p in parameters.items() if name in own}
-        if missing := [name for name in own if name not in given]:
-            raise ValueError(
-                f"parameters: got no {', '.join(missing)}, expected all that require a gradient of the "
-                f"{type(self.net).__name__} the monitor was made for"
-            )
+        missing = ", ".join(name for name in own if name not in given)
+        expected = f"all that require a gradient of the {kind} the monitor was made for"
+        validation.expect(not missing, "parameters", f"no {missing}", expected)
         for name, p in given.items():
-            if p.shape != own[name].shape:
-                raise ValueError(
-                    f"parameters: got {name} of shape {tuple(p.shape)}, expected {tuple(own[name].shape)}; "
-                    f"the monitor was made for another {type(self.net).__name__} than the one that is trained"
-                )
+            expected = f"{tuple(own[name].shape)}; the monitor was made for another {kind} than the one that is trained"
+            validation.expect(p.shape == own[name].shape, "parameters", f"{name} of shape {tuple(p.shape)}", expected)
         track.add(step, math.nan if time is None else float(time), given)
         if time is None:
             self._remarks.add(unlike="the steps are not known to be ones of gradient descent")
@@ -289,9 +279,8 @@ class Monitor(Printed):
         if lr is None:
             self._clock = "t"
         elif gradient is None:
-            self._remarks.add(
-                unsure="the gradients of the steps are not known (mini-batches), nor what their size adds"
-            )
+            unsure = "the gradients of the steps are not known (mini-batches), nor what their size adds"
+            self._remarks.add(unsure=unsure)
         for ledger in track.open():
             ledger.complete(predicted(ledger.forms, ledger.last, gradient, lr, ridge))
 
@@ -417,8 +406,3 @@ class Monitor(Printed):
 
     def __repr__(self) -> str:
         return f"Monitor({type(self.net).__name__}, {len(self.quantities)} quantities, every={self.every})"
-
-
-def _diagonal(matrix: Conserved) -> Conserved:
-    """Return the diagonal of a matrix as a quantity, cheap enough for every row."""
-    return dataclasses.replace(matrix, name=matrix.name.replace("matrix", "diagonal", 1), kind="vertex")

@@ -1,6 +1,6 @@
 """Pairs of neurons: conserved where they are active on the same samples, at the rate of T47 where they are not."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from bnrank._core import validation
 from bnrank._core.sampling import evenly_spaced
 from bnrank.networks.functional import Functional, example
 from bnrank.networks.graph.layers import LayerGraph
-from bnrank.theory.invariants.conserved import Conserved, Loss, cost
+from bnrank.theory.invariants.conserved import Array, Conserved, Loss, cost
 
-Array = np.ndarray[Any, Any]
 ACTIVATIONS = {"relu", "leaky_relu", "prelu", "abs", "absolute", "clamp", "clip", "clamp_min", "threshold"}
 BOUNDED = {"clamp", "clip", "clamp_min", "threshold"}
 MAX_PAIRS = 4
@@ -49,7 +49,7 @@ class Pair(Conserved):
         1 where a preactivation is positive, the slope where it is negative. At 0 it is what autograd takes: the slope
         for ReLU, LeakyReLU and PReLU, 1 for ``clamp(min=0)``, 0 for ``abs``.
         """
-        return self._gathered(self._values(net, x)[1])
+        return self._gathered(self._values(net, x), 1)
 
     def pairs(self, net: nn.Module, x: Tensor) -> Tensor:
         """Return which pairs u, v have the same pattern on every sample, (n, n), bool, False on the diagonal.
@@ -69,22 +69,22 @@ class Pair(Conserved):
         of :meth:`slopes`. Arguments as for :meth:`rate`.
         """
         values = self._values(net, x, y, loss)
-        p, d, g = (self._gathered(v).transpose(0, 1).flatten(1) for v in values)
+        p, d, g = (self._gathered(values, i).transpose(0, 1).flatten(1) for i in range(3))
         a, b = (d * p) @ g.T, (d * g) @ p.T
         rate = a + a.T - b - b.T
         parts = torch.from_numpy(self.parts).to(rate.device)
         return rate.where(parts[:, None] == parts, 0).fill_diagonal_(0)
 
-    def _gathered(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return the entries of every channel, (N, n, places)."""
+    def _gathered(self, values: Mapping[str, Sequence[Tensor]], i: int) -> Tensor:
+        """Return the i-th values at the entries of every channel, (N, n, places)."""
         starts = np.cumsum([0, *(self.graph[name].size for name in self.nodes[:-1])])
         index = torch.from_numpy(starts[self.node_of] + self.entry_of)
-        table = torch.cat([values[name].flatten(1) for name in self.nodes], dim=1)
+        table = torch.cat([values[name][i].flatten(1) for name in self.nodes], dim=1)
         return table[:, index.to(table.device)]
 
     def _values(
         self, net: nn.Module, x: Tensor, y: Tensor | None = None, loss: Loss = "mse"
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    ) -> dict[str, tuple[Tensor, ...]]:
         """Return preactivations, the slopes there and, with targets, dC/d(activation), (N, *shape) each, by node."""
         self._checked(net)
         x = example(net, x)
@@ -99,27 +99,24 @@ class Pair(Conserved):
                 outputs = function(x)
             value = outputs.sum() if y is None else cost(outputs, y, loss)
             torch.autograd.grad(value, leaves, allow_unused=True)
-        calls = [i for i in range(len(watch.before)) if i in watch.after]
+        reached = [i for i, call in enumerate(watch.calls) if len(call) == 3]
         nodes = [node for node in self.graph if node.op == "activation"]
-        if len(calls) != len(nodes):
-            raise ValueError(
-                f"net: got {len(calls)} activations when run, expected {len(nodes)}, those of the graph that the "
-                "quantity was found with; find the invariants of this module"
-            )
-        before, slopes, after = {}, {}, {}
-        for node, i in zip(nodes, calls, strict=True):
+        expected = (
+            f"{len(nodes)}, those of the graph that the quantity was found with; find the invariants of this module"
+        )
+        validation.expect(len(reached) == len(nodes), "net", f"{len(reached)} activations when run", expected)
+        found = {}
+        for node, i in zip(nodes, reached, strict=True):
             if node.name in self.nodes:
-                held = tuple(watch.before[i].shape)
+                held = tuple(watch.calls[i][0].shape)
                 where = [d for d in range(len(held)) if (held[d], held[:d] + held[d + 1 :]) == (len(x), node.shape)]
                 if len(where) > 1:  # as many samples as positions: one more sample tells them apart
                     more = _Watch()
                     with more, torch.no_grad():
                         function(torch.cat([x.detach(), x[:1].detach()]))
-                    where = [d for d in where if more.before[i].shape[d] == len(x) + 1]
-                before[node.name] = watch.before[i].movedim(where[0], 0)
-                slopes[node.name] = watch.slopes[i].movedim(where[0], 0)
-                after[node.name] = watch.after[i].movedim(where[0], 0)
-        return before, slopes, after
+                    where = [d for d in where if more.calls[i][0].shape[d] == len(x) + 1]
+                found[node.name] = tuple(v.movedim(where[0], 0) for v in watch.calls[i])
+        return found
 
 
 def same_patterns(quantities: Iterable[Conserved], net: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -133,9 +130,7 @@ class _Watch(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.before: dict[int, Tensor] = {}
-        self.slopes: dict[int, Tensor] = {}
-        self.after: dict[int, Tensor] = {}
+        self.calls: list[list[Tensor]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function."""
@@ -145,11 +140,10 @@ class _Watch(TorchFunctionMode):
             return func(*args, **kwargs)
         taken = (args[0] if args else kwargs["input"]).detach().clone()  # it may work in place
         result = func(*args, **kwargs)
-        number = len(self.before)
-        self.before[number] = taken
-        self.slopes[number] = _derivative(func, taken, args, kwargs)
+        call = [taken, _derivative(func, taken, args, kwargs)]
+        self.calls.append(call)
         if result.requires_grad:
-            result.register_hook(lambda gradient: self.after.update({number: gradient.detach()}))
+            result.register_hook(lambda gradient: call.append(gradient.detach()))
         return result
 
 

@@ -1,5 +1,6 @@
 """The layers of a linear tail: tensors flattened in two ways, and where in a layer graph the tail begins."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -168,13 +169,14 @@ def _taken(parameters: Mapping[str, Tensor], name: str, index: np.ndarray) -> Te
     return flat[torch.from_numpy(index).to(flat.device)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Value:
-    """A value whose channels may be mixed by any matrix, and the nodes whose weights write and read it."""
+    """A value whose channels may be mixed by any matrix, with the channels that weights and biases write and read.
+
+    These are by the names of the nodes.
+    """
 
     matrix: Conserved
-    writers: tuple[str, ...]
-    readers: tuple[str, ...]
     written: Mapping[str, np.ndarray]
     read: Mapping[str, np.ndarray]
     biases: Mapping[str, np.ndarray]
@@ -196,8 +198,8 @@ def layers(graph: LayerGraph, parts: list[Block], entries: Entries) -> tuple[tup
     values: list[_Value] = []
     if not any(_sources(graph, graph[name].inputs[0])[1] for name in last):  # else nothing is before them
         values = [v for v in (_value(block, entries) for block in parts) if v is not None]
-    written = {name: value for value in values for name in value.writers}
-    read = {name: value for value in values for name in value.readers}
+    written = {name: value for value in values for name in value.written}
+    read = {name: value for value in values for name in value.read}
     found: list[Layer] = []
     writers = tuple(dict.fromkeys(last))
     while True:
@@ -210,7 +212,7 @@ def layers(graph: LayerGraph, parts: list[Block], entries: Entries) -> tuple[tup
         found.append(Layer(_name([graph[n] for chain in chains for n in chain]), kind, maps, inside, after))
         if value is None:
             return tuple(reversed(found)), why
-        writers = value.writers
+        writers = tuple(value.written)
 
 
 def _back(
@@ -224,10 +226,8 @@ def _back(
         if name not in read:
             return alone, None, f"before it: {_before(graph, name)}"
         trail, chain = [read[name]], [name]
-        while (
-            len(writers) > 1 and trail[-1].writers and trail[-1].readers == (chain[-1],) and len(trail[-1].writers) == 1
-        ):
-            (inner,) = trail[-1].writers
+        while len(writers) > 1 and len(trail[-1].written) == 1 and tuple(trail[-1].read) == (chain[-1],):
+            (inner,) = trail[-1].written
             if inner not in read:
                 break
             chain.append(inner)
@@ -235,11 +235,11 @@ def _back(
         trails.append(trail)
         steps.append(chain)
     for value in trails[0]:
-        if not all(any(v is value for v in trail) for trail in trails):
+        if not all(value in trail for trail in trails):
             continue
-        lengths = [next(i for i, v in enumerate(trail) if v is value) + 1 for trail in trails]
+        lengths = [trail.index(value) + 1 for trail in trails]
         chains = [tuple(reversed(chain[:n])) for chain, n in zip(steps, lengths, strict=True)]
-        further = set(value.readers) - {chain[0] for chain in chains}
+        further = set(value.read) - {chain[0] for chain in chains}
         if further:
             return alone, None, f"before it: a value that {_text(graph[min(further)])} reads as well"
         return chains, value, ""
@@ -250,40 +250,30 @@ def _value(block: Block, entries: Entries) -> _Value | None:
     """Return the value of a block whose whole matrix is conserved, or None."""
     if block.diagonal or block.activations.size or len(np.unique(block.parts)) > 1:
         return None
-    written: dict[str, np.ndarray] = {}
-    read: dict[str, np.ndarray] = {}
-    biases: dict[str, np.ndarray] = {}
-    for slot, classes, channels in (piece for term in block.terms for piece in term):
+    places: dict[str, dict[str, np.ndarray]] = {"write": {}, "read": {}, "bias": {}}
+    for slot, classes, channels in itertools.chain(*block.terms):
         whole = np.array_equal(classes, np.arange(block.size)) and channels.size == len(slot.entries)
-        places = {"write": written, "read": read, "bias": biases}.get(slot.role)
-        if not whole or places is None or slot.node in places or slot.groups > 1:
+        if not whole or slot.node in places.get(slot.role, {slot.node}) or slot.groups > 1:
             return None
-        places[slot.node] = channels
+        places[slot.role][slot.node] = channels
+    written, read, biases = places.values()
     if not written or not read or not set(biases) <= set(written):
         return None
-    matrix = replace(quantities(block, entries)[0], kind="matrix")
-    return _Value(matrix, tuple(written), tuple(read), written, read, biases)
+    return _Value(replace(quantities(block, entries)[0], kind="matrix"), written, read, biases)
 
 
 def _map(node: Node, entries: Entries, written: _Value | None, read: _Value | None) -> Map:
-    """Return the map of a node in the forms that the values it writes and reads ask for."""
+    """Return the map of a node in the forms that the values it writes and reads need."""
     shape = tuple(entries.parameters[node.weight].shape)
     index = np.arange(int(np.prod(shape))).reshape(shape[0], shape[1], -1)
     if node.transposed:
         index = index.transpose(1, 0, 2)
     rows = written.written[node.name] if written is not None else np.arange(len(index))[:, None]
     columns = read.read[node.name] if read is not None else np.arange(index.shape[1])[:, None]
-    taken = np.moveaxis(index[:, columns], 1, -1)  # (out, positions, rest, channels)
+    taken = np.moveaxis(index[:, columns], 1, -1).reshape(-1, len(columns))  # (out, positions, rest, channels)
     biases = written.biases.get(node.name) if written is not None else None
-    return Map(
-        node.name,
-        node.op,
-        node.weight,
-        node.bias if biases is not None else "",
-        index[rows].reshape(len(rows), -1),
-        taken.reshape(-1, len(columns)),
-        biases,
-    )
+    bias = node.bias if biases is not None else ""
+    return Map(node.name, node.op, node.weight, bias, index[rows].reshape(len(rows), -1), taken, biases)
 
 
 def _plain(node: Node) -> bool:
@@ -298,13 +288,8 @@ def _sources(graph: LayerGraph, name: str) -> tuple[list[str], list[str]]:
         return [name], []
     if not _plain(node):
         return [], [name]
-    maps: list[str] = []
-    others: list[str] = []
-    for one in dict.fromkeys(node.inputs):
-        more, rest = _sources(graph, one)
-        maps += more
-        others += rest
-    return maps, others
+    found = [_sources(graph, one) for one in dict.fromkeys(node.inputs)]
+    return [name for maps, _ in found for name in maps], [name for _, others in found for name in others]
 
 
 def _before(graph: LayerGraph, name: str) -> str:
