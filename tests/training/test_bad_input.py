@@ -47,8 +47,8 @@ def test_data(x, y, error, message):
     ("labels", "classes", "error", "message"),
     [
         (Y[:, 0], 2, TypeError, "y: got Tensor .*expected class numbers"),
-        (torch.full((20,), 2), 2, ValueError, "y: got labels from 2 to 2, expected 0 to 1"),
-        (torch.full((20,), -1), 2, ValueError, "y: got labels from -1 to -1"),
+        (torch.full((20,), 2), 2, ValueError, "y: got class numbers from 2 to 2, expected class numbers from 0 to 1"),
+        (torch.full((20,), -1), 2, ValueError, "y: got class numbers from -1 to -1"),
         (torch.zeros(19, dtype=torch.long), 2, ValueError, "x, y: got 20 and 19 samples"),
     ],
 )

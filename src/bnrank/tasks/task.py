@@ -130,12 +130,8 @@ class Task(Printed):
         elif self.loss == "logistic":
             y = signs(y, names[1]).to(x.dtype)
         else:
-            y = _labels(y, names[1])
-            low, high = int(y.min()), int(y.max())
-            classes = high + 1 if self.classes is None else self.classes
-            object.__setattr__(self, "classes", classes)
-            found = f"labels from {low} to {high}"
-            validation.expect(low >= 0 and high < classes, names[1], found, f"0 to {classes - 1}")
+            y = validation.classes(y, names[1], self.classes)
+            object.__setattr__(self, "classes", self.classes or int(y.max()) + 1)
         found = f"{len(x)} and {len(y)} samples"
         validation.expect(len(x) == len(y), ", ".join(names), found, "the same number in both")
         for name, value in zip(names, (x, y), strict=True):
@@ -193,11 +189,3 @@ def signs(y: object, name: str) -> Tensor:
         hint = "; convert labels 0 and 1 to 2 y - 1" if bool(((labels == 0) | (labels == 1)).all()) else ""
         raise ValueError(f"{name}: got labels {wrong[0].item():g}, expected -1 and +1 only, for 'logistic'{hint}")
     return labels
-
-
-def _labels(y: Tensor, name: str) -> Tensor:
-    y = torch.as_tensor(y)
-    if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
-        raise TypeError(f"{name}: got {validation.describe(y)}, expected class numbers, integers of shape (N,)")
-    validation.expect(y.numel() != 0, name, "an empty array", "class numbers, integers of shape (N,)")
-    return y.long()

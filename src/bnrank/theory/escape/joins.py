@@ -14,7 +14,7 @@ from bnrank._core import validation
 from bnrank.networks.mlp import leaky_relu
 from bnrank.theory.escape.one_neuron import OneNeuron, fastest
 from bnrank.theory.escape.passes import Pass
-from bnrank.theory.escape.reading import Loss, bias_free
+from bnrank.theory.escape.reading import Loss, bias_free, gradient_at
 
 SMALL = 0.03  # share of the largest part in the chain, below which a neuron is free to join
 
@@ -361,7 +361,7 @@ def _saturation(here: Pass, response: Tensor, chain: float) -> float:
     unit = response / response.abs().max().clamp(min=np.finfo(float).tiny)
 
     def derivative(square: float) -> float:
-        return float((here.gradient_at(here.outputs + square * response) * unit).sum())
+        return float((gradient_at(here.loss, here.outputs + square * response, here.y) * unit).sum())
 
     if not (chain > 0 and derivative(0.0) < 0 < derivative(chain**2)):
         return chain

@@ -221,12 +221,7 @@ class FirstEscape:
 
 
 def first_escape(
-    flow: Flow,
-    x: Tensor | np.ndarray,
-    g: Tensor | np.ndarray,
-    *,
-    rank: int | None = None,
-    end: float | None = None,
+    flow: Flow, x: Tensor | np.ndarray, g: Tensor | np.ndarray, *, rank: int | None = None, end: float | None = None
 ) -> FirstEscape:
     """Return the time at which a flow leaves the first plateau, and the time that T37 predicts.
 

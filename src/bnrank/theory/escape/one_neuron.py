@@ -124,16 +124,7 @@ def rank_one_speed(
     got = f"largest entries of product {size:g}"
     expected = f"{SMALLEST:g} to {1 / SMALLEST:g}; bring x or g to another scale, the speed is proportional to both"
     validation.expect(SMALLEST <= size <= 1 / SMALLEST, "x, g", got, expected, validation.RangeError)
-    return fastest(
-        samples,
-        gradient,
-        slope,
-        starts=validation.integer(starts, "starts"),
-        steps=validation.integer(steps, "steps"),
-        rtol=validation.number(rtol, "rtol", 0.0, strict=True),
-        max_cones=validation.integer(max_cones, "max_cones", 0),
-        seed=validation.integer(seed, "seed", 0),
-    )
+    return fastest(samples, gradient, slope, starts=starts, steps=steps, rtol=rtol, max_cones=max_cones, seed=seed)
 
 
 def one_neuron_speed(
@@ -194,6 +185,9 @@ def fastest(
     X and of G with singular values up to ``rank_rtol`` times the largest are left out of the search; the lower end is
     evaluated on all of X and G, and the upper end covers what was left out.
     """
+    starts, steps = validation.integer(starts, "starts"), validation.integer(steps, "steps")
+    max_cones, seed = validation.integer(max_cones, "max_cones", 0), validation.integer(seed, "seed", 0)
+    rtol = validation.number(rtol, "rtol", 0.0, strict=True)
     (x, x_exponent), (g, g_exponent) = linalg.scaled(x), linalg.scaled(g)
     used = x.any(1) & g.any(1)
     rows, x_left = _rows_of(x[used], rank_rtol)

@@ -80,10 +80,6 @@ class Pass:
             derivatives[layer - 1] = self._at_kinks(layer, side)
         return change, self._back(layer, derivatives)
 
-    def gradient_at(self, outputs: Tensor) -> Tensor:
-        """Return dC/df at other outputs."""
-        return gradient_at(self.loss, outputs, self.y)
-
     def gradient_norm(self) -> float:
         """Return ||grad C||_F over all weights."""
         parts = [(self.delta(layer).T @ inputs).flatten() for layer, inputs in enumerate(self.activations, 1)]
