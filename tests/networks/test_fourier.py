@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, vmap
 
 import bnrank
 from bnrank.networks import CircularConvolutional
-from bnrank.networks.fourier import in_fourier_space
+from bnrank.networks.convolutional import in_fourier_space
 
 
 @pytest.mark.parametrize(

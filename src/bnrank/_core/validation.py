@@ -131,6 +131,15 @@ def finite(value: Tensor, name: str) -> Tensor:
     return value
 
 
+def array(value: object, name: str, shape: str, *ndim: int) -> Tensor:
+    """Return a tensor or array of finite floating-point numbers, of one of the numbers of dimensions, as a tensor."""
+    floating = isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.is_floating_point())
+    expect(floating, name, value, f"floating-point numbers of shape {shape}", TypeError)
+    tensor = real(value, name, f"floating-point numbers of shape {shape}")
+    expect(tensor.ndim in ndim and 0 not in tensor.shape, name, f"shape {tuple(tensor.shape)}", shape)
+    return tensor
+
+
 def classes(value: Tensor | np.ndarray, name: str, count: int | None = None) -> Tensor:
     """Return class numbers, (N,) integers from 0 to ``count`` - 1 (of any size by default), as int64.
 

@@ -1,10 +1,9 @@
 """Networks: built-in classes, files, constructions, and one reader of any module."""
 
 from bnrank.networks import constructions, graph
-from bnrank.networks.chain import Chain, as_mlp, read_chain
-from bnrank.networks.code import load_module
+from bnrank.networks.chain import Chain, Segment, as_mlp, read_chain
 from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional, Window
-from bnrank.networks.files import load, save
+from bnrank.networks.files import load, load_module, save
 from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
 from bnrank.networks.reading import Captured, Layer, Reading, capture, read
 from bnrank.networks.reasons import Skipped
@@ -16,7 +15,6 @@ from bnrank.networks.residual import (
     ResNetFree,
     ResNetIdentity,
 )
-from bnrank.networks.segments import Segment
 from bnrank.networks.stack import Stack
 
 __all__ = [

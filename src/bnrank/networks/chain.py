@@ -1,9 +1,9 @@
-"""Chains: linear layers with the same activation between them, read from a module or turned into one."""
+"""Segments, parts of a module that run one after another, and chains, linear layers with one activation between."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -12,11 +12,69 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.networks.functional import check_finite, is_plain_mlp, unwrap
+from bnrank.networks.functional import check_finite, hooked, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP, from_layers
-from bnrank.networks.segments import parts_of
+from bnrank.networks.stack import activation
 
 _Pair = tuple[Tensor, Tensor]
+_NEUTRAL = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # in eval mode
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Parts of a module that run one after another, so that they can be replaced together.
+
+    Attributes
+    ----------
+    name : str
+        The submodule's name; "" for the whole module.
+    parts : tuple of torch.nn.Module
+        In order: layers, activations and anything else. Dropout and identities are left out.
+    names : tuple of str
+        The name of each part.
+    folded : int
+        Number of batch normalizations that were folded into the layers before them; 0 as read.
+    """
+
+    name: str
+    parts: tuple[nn.Module, ...]
+    names: tuple[str, ...] = ()
+    folded: int = 0
+
+
+def parts_of(net: nn.Module, name: str = "", *, through_hooks: bool = False) -> Iterator[tuple[str, nn.Module]]:
+    """Iterate over the parts of a module that run one after another, with their names.
+
+    Sequential modules, nested ones too, and MLPs are taken apart; dropout and identities are left out. Any other
+    module is one part, and so is a module with hooks, which could change its output, unless ``through_hooks``.
+    """
+    inside = f"{name}." if name else ""
+    if _sequential(net, through_hooks):
+        for child, part in net._modules.items():  # named_children omits repeated modules
+            if part is not None:
+                yield from parts_of(part, inside + child, through_hooks=through_hooks)
+    elif is_plain_mlp(net):
+        for i, layer in enumerate(net.layers):
+            if i and net.slope != 1:
+                yield f"{inside}activation{i}", activation(net.slope)
+            yield f"{inside}layers.{i}", layer
+    elif type(net) not in _NEUTRAL or (hooked(net) and not through_hooks):
+        yield name, net
+
+
+def outermost(net: nn.Module, single: set[nn.Module], name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Iterate over the outermost sequential submodules, MLPs and modules in ``single``, with their names."""
+    if _sequential(net) or is_plain_mlp(net) or net in single:
+        if any(True for _ in parts_of(net)):
+            yield name, net
+    elif not isinstance(net, nn.MultiheadAttention):
+        for child, sub in net.named_children():
+            yield from outermost(sub, single, f"{name}.{child}" if name else child)
+
+
+def _sequential(net: nn.Module, through_hooks: bool = False) -> bool:
+    plain = isinstance(net, nn.Sequential) and type(net).forward is nn.Sequential.forward and "forward" not in vars(net)
+    return plain and (through_hooks or not hooked(net))
 
 
 @dataclass(frozen=True)
@@ -178,11 +236,11 @@ def _layers(net: nn.Module) -> tuple[list[nn.Linear], list[float | None]]:
                 "Identity and Dropout"
             )
     validation.expect(layers, "net", f"{type(net).__name__} without a Linear", "at least one", TypeError)
-    if slope is not None:
-        raise TypeError("net: got an activation after the last Linear, expected the output to be linear")
-    held = [p for layer in layers for p in layer.parameters()]
-    if len({id(p) for p in held}) < len(held):
-        raise TypeError("net: got a parameter shared between layers, expected each layer to have its own")
+    linear, last = slope is None, "an activation after the last Linear"
+    validation.expect(linear, "net", last, "the output to be linear", TypeError)
+    held = [id(p) for layer in layers for p in layer.parameters()]
+    own = len(set(held)) == len(held)
+    validation.expect(own, "net", "a parameter shared between layers", "each layer to have its own", TypeError)
     return layers, slopes
 
 

@@ -1,19 +1,21 @@
-"""Networks in files: the arguments a network is built from, as plain values, and its parameters."""
+"""Networks in files: their arguments and parameters, state dicts, and modules built by code."""
 
+import importlib
 import itertools
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import store, validation
-from bnrank._core.store import Stored
 from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional
-from bnrank.networks.mlp import MLP, make
+from bnrank.networks.mlp import MLP, from_layers, make
 from bnrank.networks.residual import ResNetDiagonal, ResNetFree, ResNetIdentity
 from bnrank.networks.stack import Stack
 
@@ -29,13 +31,11 @@ def blueprint(net: nn.Module) -> dict[str, Any] | None:
     """
     if isinstance(net, MLP):
         settings = {"widths": net.widths, "slope": net.slope, "bias": net.bias}
-    elif type(net) in _STACKS and isinstance(net, Stack):
-        settings = dict(net.settings)
-    else:
+        return {"kind": "MLP", **settings, "init": net.init, "seed": net.seed}
+    if not isinstance(net, Stack) or type(net) not in _STACKS:
         return None
-    kind = "MLP" if isinstance(net, MLP) else type(net).__name__
-    plan = {"kind": kind, **settings, "init": net.init, "seed": net.seed}
-    return plan if isinstance(net, MLP) or _parts(net) == _parts(build(plan)) else None
+    plan = {"kind": type(net).__name__, **net.settings, "init": net.init, "seed": net.seed}
+    return plan if _parts(net) == _parts(build(plan)) else None
 
 
 def build(plan: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> MLP | Stack:
@@ -125,10 +125,7 @@ def load(path: str | os.PathLike[str], slope: float = 0.0, order: Sequence[str] 
     stored = store.read(path)
     if not stored.kind:
         return _from_foreign(stored.path, stored.tensors, validation.slope(slope), order)
-    return _rebuilt(store.load(path, "network"))
-
-
-def _rebuilt(stored: Stored) -> MLP | Stack:
+    stored = store.load(path, "network")
     try:
         plan = stored.about["plan"]
         net = build(plan, _one_dtype(stored.path, stored.tensors))
@@ -142,42 +139,36 @@ def _rebuilt(stored: Stored) -> MLP | Stack:
 
 def _from_foreign(path: Path, tensors: Mapping[str, Tensor], slope: float, order: Sequence[str] | None) -> MLP:
     weights = {name: t for name, t in tensors.items() if t.ndim == 2 and re.fullmatch(r"(.*\.)?weight", name)}
-    biases = {
-        name: t
-        for name, t in tensors.items()
-        if t.ndim == 1 and f"{name[:-4]}weight" in weights and name.endswith("bias")
-    }
+    expected = {f"{name.removesuffix('weight')}bias" for name in weights}
+    biases = {name: t for name, t in tensors.items() if t.ndim == 1 and name in expected}
     other = [f"{name} {tuple(t.shape)}" for name, t in tensors.items() if name not in weights and name not in biases]
     if other or not weights:
+        also = f", but it also has {', '.join(other[:5])}{' ...' if len(other) > 5 else ''}" if other else ""
         raise ValueError(
-            f"path: {path} is not a plain chain of linear layers, expected 2-D weights and their biases only"
-            + (f", but it also has {', '.join(other[:5])}{' ...' if len(other) > 5 else ''}" if other else "")
-            + '. Give the code of other modules with load_module("file.py:function", weights)'
+            f"path: {path} is not a plain chain of linear layers, expected 2-D weights and their biases only{also}. "
+            'Give the code of other modules with load_module("file.py:function", weights)'
         )
     names = _in_order(path, list(weights), order)
     bare = [name for name in names if f"{name[:-6]}bias" not in biases]
     if biases and bare:
         raise ValueError(f"path: {path} has biases in some layers but not in {', '.join(bare)}; an MLP has all or none")
-    shapes = [tuple(weights[name].shape) for name in names]
-    for (name, a), (following, b) in itertools.pairwise(zip(names, shapes, strict=True)):
+    for name, following in itertools.pairwise(names):
+        a, b = tuple(weights[name].shape), tuple(weights[following].shape)
         if a[0] != b[1]:
             raise ValueError(
                 f"path: {path}: the layers do not chain: {name} {a} has {a[0]} outputs, {following} {b} has {b[1]} "
                 "inputs; weights must be (out, in), first layer first (give the order of the names with order=[...])"
             )
-    net = MLP([shapes[0][1], *(shape[0] for shape in shapes)], slope, bool(biases), dtype=_one_dtype(path, tensors))
-    with torch.no_grad():
-        for i, name in enumerate(names):
-            net.weights[i].copy_(weights[name])
-            if biases:
-                net.biases[i].copy_(biases[f"{name[:-6]}bias"])
+    shifts = [biases[f"{name[:-6]}bias"] for name in names] if biases else []
+    net = from_layers([weights[name] for name in names], shifts, slope).to(_one_dtype(path, tensors))
+    net.init = "he"  # where its parameters are drawn again
     return net
 
 
 def _in_order(path: Path, names: list[str], order: Sequence[str] | None) -> list[str]:
     if order is not None:
-        if sorted(order) != sorted(names):
-            raise ValueError(f"order: got {list(order)}, expected the weights of {path} in some order: {sorted(names)}")
+        expected = f"the weights of {path} in some order: {sorted(names)}"
+        validation.expect(sorted(order) == sorted(names), "order", f"{list(order)}", expected)
         return list(order)
     if len({re.sub(r"\d+", "", name) for name in names}) > 1:
         raise ValueError(
@@ -194,3 +185,78 @@ def _one_dtype(path: Path, tensors: Mapping[str, Tensor]) -> torch.dtype:
             f"path: {path} has dtypes {', '.join(sorted(map(str, dtypes)))}, expected one floating-point one"
         )
     return dtypes.pop()
+
+
+def load_module(spec: str, weights: str | os.PathLike[str] | None = None) -> nn.Module:
+    """Return a module built by code, with weights from a safetensors file.
+
+    Parameters
+    ----------
+    spec : str
+        ``"path/to/file.py:function"`` or ``"package.module:function"``, a function without arguments that returns
+        a ``torch.nn.Module``. Its code is run, so it must be trusted.
+    weights : path, optional
+        A safetensors file with the module's state dict.
+
+    Returns
+    -------
+    torch.nn.Module
+        The module.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the file, module or function is not there, fails, or returns something else, or the weights do not fit.
+
+    Examples
+    --------
+    >>> load_module("torch.nn:Identity")
+    Identity()
+    """
+    function = _find_function(spec)
+    try:
+        module = function()
+    except Exception as error:
+        raise ValueError(f"spec: {spec!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"spec: {spec!r} returned {validation.describe(module)}, expected a torch.nn.Module")
+    if weights is not None:
+        try:
+            module.load_state_dict(store.read(weights, name="weights").tensors)
+        except RuntimeError as error:
+            raise ValueError(f"weights: {Path(weights)} does not fit {spec!r}: {error}") from error
+    return module
+
+
+def _find_function(spec: str) -> Callable[[], Any]:
+    expected = "'file.py:function' or 'package.module:function'"
+    if not isinstance(spec, str):
+        raise TypeError(f"spec: got {validation.describe(spec)}, expected {expected}")
+    source, colon, name = spec.rpartition(":")
+    validation.expect(colon and source and name, "spec", f"{spec!r}", expected)
+    if source.endswith(".py") and not Path(source).is_file():
+        raise ValueError(f"spec: got {spec!r}, expected a file that exists, {source} does not")
+    try:
+        namespace = _run_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    except Exception as error:
+        raise ValueError(
+            f"spec: got {spec!r}, but importing {source} raised {type(error).__name__}: {error}"
+        ) from error
+    function = getattr(namespace, name, None)
+    if not callable(function):
+        near = validation.suggest(name, [key for key, value in vars(namespace).items() if callable(value)])
+        raise ValueError(f"spec: got {spec!r}, but {source} has no function {name!r}{near}")
+    return function
+
+
+def _run_file(path: Path) -> ModuleType:
+    module = ModuleType(f"bnrank_user_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look their module up there
+    folder = str(path.parent.resolve())
+    sys.path.insert(0, folder)
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    finally:
+        sys.path.remove(folder)
+    return module

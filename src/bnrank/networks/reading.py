@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,9 +16,9 @@ from bnrank._core import validation
 from bnrank._core.results import Printed
 from bnrank._core.text import render
 from bnrank.networks import reasons
+from bnrank.networks.chain import Segment, outermost, parts_of
 from bnrank.networks.functional import Functional, example, unwrap
 from bnrank.networks.reasons import Skipped
-from bnrank.networks.segments import Segment, outermost, parts_of
 
 _KINDS: dict[Any, str] = {nn.Linear: "linear", nn.Conv1d: "conv1d", nn.Conv2d: "conv2d", nn.Conv3d: "conv3d"}
 
@@ -212,17 +212,12 @@ def capture(
     x = example(net, x)
     chunk_size = validation.integer(chunk_size, "chunk_size")
     reading = read(net, x) if reading is None else reading
-    inside = dict(unwrap(net).named_modules())
-    if any(inside.get(layer.name) is not layer.module for layer in reading.layers):
-        raise ValueError(
-            f"reading: got one of another module, expected what read(net, x) returns for {type(net).__name__}"
-        )
+    inside, kind = dict(unwrap(net).named_modules()), type(net).__name__
+    own = all(inside.get(layer.name) is layer.module for layer in reading.layers)
+    validation.expect(own, "reading", "one of another module", f"what read(net, x) returns for {kind}")
     if not reading.layers:
-        why = "; ".join(map(str, reading.skipped))
-        raise ValueError(
-            f"net: found no linear or convolutional layer in {type(net).__name__}, expected at least one"
-            + (f". Skipped: {why}" if why else "")
-        )
+        skipped = f". Skipped: {'; '.join(map(str, reading.skipped))}" if reading.skipped else ""
+        raise ValueError(f"net: found no linear or convolutional layer in {kind}, expected at least one{skipped}")
     return _captured(Functional(net, dtype), x, reading.layers, chunk_size)
 
 
@@ -253,10 +248,6 @@ class _Run:
     samples: int
     faithful: bool  # it computes what its base class does
     batched: bool  # its first dimension is that of the samples
-
-    @property
-    def plain(self) -> bool:
-        return self.faithful and self.batched
 
 
 _Runs = dict[nn.Module, list[_Run]]
@@ -306,7 +297,7 @@ def _segments(net: nn.Module, layers: Sequence[Layer], runs: _Runs | None) -> It
         shared = any(uses[id(p)] > 1 for p in sub.parameters())
         if runs is not None:
             shared |= any(len(runs[part]) > 1 for part in parts if _base(part) is not None)
-            shared |= len(runs[sub]) != 1 or not runs[sub][0].plain
+            shared |= len(runs[sub]) != 1 or not (runs[sub][0].faithful and runs[sub][0].batched)
         if not shared:
             yield Segment(name, parts, names)
 
@@ -318,34 +309,30 @@ def _candidates(net: nn.Module) -> tuple[dict[str, nn.Module], list[Skipped]]:
     for name, part in net.named_modules():
         for parameter in _own(part).values():
             owners[parameter.data_ptr() or id(parameter)].append(name)
+    attention = [name and f"{name}." for name, part in net.named_modules() if isinstance(part, nn.MultiheadAttention)]
     candidates: dict[str, nn.Module] = {}
     skipped: list[Skipped] = []
-    attention: list[str] = []
     for name, part in net.named_modules():
-        if isinstance(part, nn.MultiheadAttention):
-            attention.append(f"{name}." if name else "")
         parametrized = parametrize.is_parametrized(part)
         if (not _own(part) and not parametrized) or isinstance(part, parametrize.ParametrizationList):
             continue  # a parametrization is reported at its layer
-        if _base(part) is None or parametrized:
-            skipped.append(Skipped.part(name, part, _reason_of_type(part)))
+        if parametrized:
+            reason = reasons.of_parameters(part)
+        elif _base(part) is None:
+            reason = reasons.of_type(part) or _reason_of_parameters(part)
         elif any(name.startswith(prefix) for prefix in attention):
-            skipped.append(
-                Skipped.part(name, part, "belongs to an attention layer, which uses its weight without calling it")
-            )
-        elif reason := reasons.of_parameters(part) or _reason_of_sharing(name, part, names[part], owners):
+            reason = "belongs to an attention layer, which uses its weight without calling it"
+        else:
+            reason = reasons.of_parameters(part) or _reason_of_sharing(name, part, names[part], owners)
+        if reason:
             skipped.append(Skipped.part(name, part, reason))
         else:
             candidates[name] = part
     return candidates, skipped
 
 
-def _reason_of_type(part: nn.Module) -> str:
-    if parametrize.is_parametrized(part):
-        return reasons.of_parameters(part) or ""
+def _reason_of_parameters(part: nn.Module) -> str:
     held = ", ".join(_own(part))
-    if reason := reasons.of_type(part):
-        return reason
     if any(True for _ in part.children()):
         return f"parameters registered on the module itself: {held}"
     return f"not a linear or convolutional layer (parameters: {held})"
@@ -391,11 +378,7 @@ def _hooks(parts: Iterable[nn.Module], note: Callable[[nn.Module, Any, Any], Non
         given = args if args else tuple(kwargs.values())
         note(part, given[0] if len(given) == 1 else None, output)
 
-    handles = []
-    try:
+    with ExitStack() as stack:
         for part in parts:
-            handles.append(part.register_forward_hook(hook, with_kwargs=True))
+            stack.callback(part.register_forward_hook(hook, with_kwargs=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

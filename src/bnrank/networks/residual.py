@@ -1,6 +1,5 @@
 """Residual networks whose skip is the identity, a learnable diagonal or a free matrix."""
 
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.mlp import leaky_relu
-from bnrank.networks.stack import Diagonal, Draw, Drawn, Stack, linear
+from bnrank.networks.stack import Diagonal, Draw, Drawn, Stack, linear, linear_tail
 
 
 class Block(Drawn):
@@ -177,19 +176,15 @@ class ResNet(Stack):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        tail = validation.integers(tail, "tail")
-        d_in, d_out = validation.integer(d_in, "d_in"), validation.integer(d_out, "d_out")
-        width, hidden = validation.integer(width, "width"), validation.integer(hidden, "hidden")
-        blocks, bias = validation.integer(blocks, "blocks"), bool(bias)
+        sizes = {"d_in": d_in, "d_out": d_out, "width": width, "hidden": hidden, "blocks": blocks}
+        sizes = {name: validation.integer(value, name) for name, value in sizes.items()}
+        tail, bias = validation.integers(tail, "tail"), bool(bias)
         parts: dict[str, nn.Module] = {"input": linear(d_in, width, bias, dtype)}
         for i in range(blocks):
             parts[f"block{i + 1}"] = self.block(width, hidden, slope, after, bias, dtype=dtype)
-        for i, (n_in, n_out) in enumerate(itertools.pairwise([width, *tail])):
-            parts[f"tail{i + 1}"] = linear(n_in, n_out, bias, dtype)
-        parts["output"] = linear([width, *tail][-1], d_out, bias, dtype)
+        parts |= linear_tail(width, tail, d_out, bias, dtype)
         super().__init__(parts, init=init, seed=validation.integer(seed, "seed", 0))
-        self.settings = {"d_in": d_in, "d_out": d_out, "width": width, "hidden": hidden, "blocks": blocks}
-        self.settings |= {"slope": float(slope), "tail": tail, "after": after, "bias": bias}
+        self.settings = sizes | {"slope": float(slope), "tail": tail, "after": after, "bias": bias}
 
 
 class ResNetIdentity(ResNet):

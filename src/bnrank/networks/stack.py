@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -124,7 +125,6 @@ class Stack(nn.Sequential, Drawn):
                 raise TypeError(f"parts: got {validation.describe(part)} as {name}, expected torch.nn.Modules")
         super().__init__(OrderedDict(named))
         self.init = validation.init(init)
-        self.seed = None
         if seed is not None:
             self.reset(seed)
 
@@ -142,6 +142,13 @@ class Stack(nn.Sequential, Drawn):
 def linear(n_in: int, n_out: int, bias: bool, dtype: torch.dtype) -> nn.Linear:
     """Return a Linear with parameters not yet drawn."""
     return nn.utils.skip_init(nn.Linear, n_in, n_out, bias=bias, dtype=dtype)
+
+
+def linear_tail(width: int, widths: Sequence[int], d_out: int, bias: bool, dtype: torch.dtype) -> dict[str, nn.Module]:
+    """Return linear layers of these widths after a width, ``tail1``, ..., and the ``output``, not yet drawn."""
+    sizes = list(itertools.pairwise([width, *widths, d_out]))
+    names = [*(f"tail{i}" for i in range(1, len(sizes))), "output"]
+    return {name: linear(*size, bias, dtype) for name, size in zip(names, sizes, strict=True)}
 
 
 def activation(slope: float) -> nn.Module:

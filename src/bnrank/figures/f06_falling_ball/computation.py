@@ -18,7 +18,7 @@ from bnrank.figures.harness.training import held_out, relative_error, train_reco
 from bnrank.measures import profile
 from bnrank.measures.frequencies import Kept, grid, kept, weight_singular_values
 from bnrank.networks import CircularConvolutional
-from bnrank.networks.fourier import in_fourier_space
+from bnrank.networks.convolutional import in_fourier_space
 from bnrank.networks.reading import capture
 from bnrank.tasks import Task, falling_ball
 

@@ -2,10 +2,9 @@
 
 from bnrank.networks.constructions.blocks import add, bottleneck, compose, identity
 from bnrank.networks.constructions.deepening import deepen, deepen_escape
-from bnrank.networks.constructions.geodesic import diverging_geodesic
 from bnrank.networks.constructions.interpolant import line_interpolant
 from bnrank.networks.constructions.linear_maps import completely_positive, diagonal, linear
-from bnrank.networks.constructions.piecewise import cross, max_of_affine, with_slope
+from bnrank.networks.constructions.piecewise import cross, diverging_geodesic, max_of_affine, with_slope
 
 __all__ = [
     "add",

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.chain import Chain, read_chain
-from bnrank.networks.constructions._arguments import DOUBLE, array, together
 from bnrank.networks.constructions.deepening import inserted, two_sided
 from bnrank.networks.mlp import MLP
 
@@ -57,7 +56,7 @@ def identity(k: int, depth: int, slope: float = 0.0, signed: bool = False) -> ML
     ([[2.0, 0.0]], [[2.0, -1.0]])
     """
     k, depth = validation.integer(k, "k"), validation.integer(depth, "depth")
-    slope, eye = validation.slope(slope, linear=True), torch.eye(k, dtype=DOUBLE)
+    slope, eye = validation.slope(slope, linear=True), torch.eye(k, dtype=torch.float64)
     return Chain(two_sided(eye, depth, slope) if signed else [eye] * depth, [], slope).network()
 
 
@@ -95,15 +94,28 @@ def compose(h: nn.Module, g: nn.Module) -> MLP:
     >>> net.depth, torch.allclose(net(x), h(g(x)))
     (4, True)
     """
-    after, before = together(read_chain(h, "h"), read_chain(g, "g"), ("h", "g"))
-    _fits(after, before)
-    return _composed(after, before).network()
+    return _composed(*_fitting(h, g)).network()
 
 
-def _fits(h: Chain, g: Chain) -> int:
-    k, width = len(g.weights[-1]), h.weights[0].shape[1]
+def _fitting(h: nn.Module, g: nn.Module) -> tuple[Chain, Chain]:
+    """Return the chains of two networks that can be composed."""
+    after, before = _together(h, g, ("h", "g"))
+    k, width = len(before.weights[-1]), after.weights[0].shape[1]
     validation.expect(k == width, "h", f"{width} inputs", f"as many as g has outputs, {k}")
-    return k
+    return after, before
+
+
+def _together(first: nn.Module, second: nn.Module, names: tuple[str, str]) -> tuple[Chain, Chain]:
+    """Return the chains of two networks with one slope, precision and device, and with biases in both or in neither."""
+    f, g = read_chain(first, names[0]), read_chain(second, names[1])
+    deep = [chain.slope for chain in (f, g) if chain.depth > 1]  # without activations the slope is arbitrary
+    expected = "the same; convert one with with_slope"
+    validation.expect(len(set(deep)) < 2, names[0], f"slope {f.slope:g} where {names[1]} has {g.slope:g}", expected)
+    slope, dtype = (deep or [f.slope])[0], torch.promote_types(f.dtype, g.dtype)
+    if f.biases or g.biases:
+        f, g = f.biased(), g.biased()
+    weights, biases = [w.to(f.device) for w in g.weights], [b.to(f.device) for b in g.biases]
+    return replace(f, slope=slope, dtype=dtype), Chain(weights, biases, slope, dtype, f.device)
 
 
 def _composed(h: Chain, g: Chain) -> Chain:
@@ -147,15 +159,15 @@ def add(f: nn.Module, g: nn.Module) -> MLP:
     >>> net.widths, torch.allclose(net(x), f(x) + g(x))
     ([3, 13, 2], True)
     """
-    left, right = together(read_chain(f, "f"), read_chain(g, "g"), ("f", "g"))
+    left, right = _together(f, g, ("f", "g"))
     for what, end, axis in (("inputs", 0, 1), ("outputs", -1, 0)):
         a, b = left.weights[end].shape[axis], right.weights[end].shape[axis]
         validation.expect(a == b, "g", f"{b} {what}", f"as many as f has, {a}")
     depth = max(left.depth, right.depth)
     left, right = inserted(left, depth), inserted(right, depth)
     if depth == 1:
-        sums = [[v + w for v, w in zip(a, b, strict=True)] for a, b in _pairs(left, right)]
-        return replace(left, weights=sums[0], biases=sums[1]).network()
+        shifts = [v + w for v, w in zip(left.biases, right.biases, strict=True)]
+        return replace(left, weights=[left.weights[0] + right.weights[0]], biases=shifts).network()
     middle = [torch.block_diag(v, w) for v, w in zip(left.weights[1:-1], right.weights[1:-1], strict=True)]
     first = torch.cat([left.weights[0], right.weights[0]])
     last = torch.cat([left.weights[-1], right.weights[-1]], 1)
@@ -163,10 +175,6 @@ def add(f: nn.Module, g: nn.Module) -> MLP:
     if biases:
         biases[-1] = left.biases[-1] + right.biases[-1]
     return replace(left, weights=[first, *middle, last], biases=biases).network()
-
-
-def _pairs(f: Chain, g: Chain) -> list[tuple[list[Tensor], list[Tensor]]]:
-    return [(f.weights, g.weights), (f.biases, g.biases)]
 
 
 def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | None = None) -> MLP:
@@ -210,17 +218,14 @@ def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | N
     >>> net.depth, torch.allclose(net(x), h(g(x)), atol=1e-5), net.widths[2:30] == [2] * 27 + [20]
     (30, True, True)
     """
-    after, before = together(read_chain(h, "h"), read_chain(g, "g"), ("h", "g"))
-    k = _fits(after, before)
+    after, before = _fitting(h, g)
+    k = len(before.weights[-1])
     least = before.depth + after.depth - (lower is None)
     depth = validation.integer(depth, "depth", least)
-    eye = torch.eye(k, dtype=DOUBLE, device=after.device)
+    eye = torch.eye(k, dtype=torch.float64, device=after.device)
     if lower is None:
-        middle = Chain(two_sided(eye, depth - least + 1, after.slope), [], after.slope)
-        middle = middle.biased() if after.biases else middle
-        return _composed(
-            after, _composed(replace(after, weights=middle.weights, biases=middle.biases), before)
-        ).network()
+        middle = replace(after, weights=two_sided(eye, depth - least + 1, after.slope), biases=[])
+        return _composed(after, _composed(middle.biased() if after.biases else middle, before)).network()
     shift = _bounds(lower, k).to(after.device).neg().clamp(min=0)
     if after.slope != 1 and bool((shift > 0).any()):
         after, before = after.biased(), before.biased()
@@ -235,7 +240,7 @@ def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | N
 
 def _bounds(lower: Tensor | float, k: int) -> Tensor:
     if isinstance(lower, int | float):
-        return torch.full((k,), validation.number(lower, "lower"), dtype=DOUBLE)
-    bounds = array(lower, "lower", f"({k},)", 1).to(DOUBLE)
+        return torch.full((k,), validation.number(lower, "lower"), dtype=torch.float64)
+    bounds = validation.array(lower, "lower", f"({k},)", 1).to(torch.float64)
     validation.expect(len(bounds) == k, "lower", f"shape {tuple(bounds.shape)}", f"({k},), one per output of g")
     return bounds

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.chain import Chain, read_chain
-from bnrank.networks.constructions._arguments import DOUBLE
 from bnrank.networks.mlp import MLP, leaky_relu
 
 
@@ -66,7 +65,7 @@ def deepen(net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, *, 
     depth = validation.integer(depth, "depth", layers.depth)
     rtol = validation.number(rtol, "rtol", 0.0)
     if x is not None:
-        x = validation.samples(x, "x", features=layers.weights[0].shape[1]).detach().to(layers.device, DOUBLE)
+        x = validation.samples(x, "x", features=layers.weights[0].shape[1]).detach().to(layers.device, torch.float64)
     return inserted(layers, depth, x, rtol).network()
 
 
@@ -97,7 +96,11 @@ def _places(layers: Chain, x: Tensor | None, rtol: float) -> Iterator[tuple[int,
     for place in [*range(1, last), 0, last]:
         width = layers.weights[place].shape[1] if place < last else len(layers.weights[-1])
         if values is None:
-            yield place, torch.eye(width, dtype=DOUBLE, device=layers.device), linear or (relu and 0 < place < last)
+            yield (
+                place,
+                torch.eye(width, dtype=torch.float64, device=layers.device),
+                linear or (relu and 0 < place < last),
+            )
         else:
             _, s, vh = torch.linalg.svd(values[place], full_matrices=False)
             yield place, vh[s > rtol * s[0]].T, linear or bool((values[place] >= 0).all())
@@ -203,12 +206,11 @@ def deepen_escape(
     1.0
     """
     layers = read_chain(net, "net")
-    if layers.biases or layers.slope != 0 or layers.depth < 2:
-        found = f"biases: {bool(layers.biases)}, slope {layers.slope:g}, depth {layers.depth}"
-        raise ValueError(f"net: got {found}, expected a ReLU network without biases of depth at least 2")
+    found = f"biases: {bool(layers.biases)}, slope {layers.slope:g}, depth {layers.depth}"
+    fits = not layers.biases and layers.slope == 0 and layers.depth >= 2
+    validation.expect(fits, "net", found, "a ReLU network without biases of depth at least 2")
     depth = validation.integer(depth, "depth", layers.depth)
-    if (x is None) != (g is None):
-        raise ValueError("x, g: got one of the two, expected both or neither")
+    validation.expect((x is None) == (g is None), "x, g", "one of the two", "both or neither")
     dtype = layers.dtype
     to_sphere = (layers.depth / layers.norm) ** 0.5 if layers.norm else 1.0
     *rest, before, last = [w * to_sphere for w in layers.weights]
@@ -221,17 +223,17 @@ def deepen_escape(
         g = validation.samples(g, "g", features=len(layers.weights[-1])).detach()
         validation.expect(len(g) == len(x), "g", f"{len(g)} samples", f"as many as x has, {len(x)}")
         dtype = torch.promote_types(dtype, torch.promote_types(x.dtype, g.dtype))
-        a, g = x.to(layers.device, DOUBLE), g.to(layers.device, DOUBLE)
+        a, g = x.to(layers.device, torch.float64), g.to(layers.device, torch.float64)
         for weight in rest:
             a = torch.relu(a @ weight.T)
         contributions = ((g @ last) * torch.relu(a @ before.T)).sum(0)
-        if not float(contributions.sum()) < 0:
-            raise ValueError(f"net: got L0 = {float(contributions.sum()):.6g} on x and g, expected it below 0")
-        normalized = torch.where(sizes > 0, contributions / sizes.clamp(min=torch.finfo(DOUBLE).tiny), torch.inf)
+        loss = float(contributions.sum())
+        validation.expect(loss < 0, "net", f"L0 = {loss:.6g} on x and g", "it below 0")
+        normalized = torch.where(sizes > 0, contributions / sizes.clamp(min=torch.finfo(torch.float64).tiny), torch.inf)
         kept = int(normalized.argmin())
     root = sizes.sum().sqrt()
     row, column = before[kept] / before[kept].norm(), last[:, kept] / last[:, kept].norm()
-    ones = [torch.ones(1, 1, dtype=DOUBLE, device=layers.device)] * (depth - layers.depth)
+    ones = [torch.ones(1, 1, dtype=torch.float64, device=layers.device)] * (depth - layers.depth)
     deeper = replace(layers, weights=[*rest, root * row[None], *ones, root * column[:, None]], dtype=dtype)
     scale = (depth / deeper.norm) ** 0.5
     return replace(deeper, weights=[w * scale for w in deeper.weights]).network()

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from bnrank._core import validation
 from bnrank.networks.chain import Chain
-from bnrank.networks.constructions._arguments import DOUBLE
 from bnrank.networks.mlp import MLP
 
 DRAWS = 64  # directions tried
@@ -95,14 +94,15 @@ def line_interpolant(
     validation.expect(not (method == "steps" and slope != 0), "slope", f"{slope:g}", "0 with method 'steps'")
     x, y = validation.samples(x, "x").detach(), validation.samples(y, "y").detach()
     validation.expect(len(x) == len(y), "y", f"{len(y)} samples", f"as many as x has, {len(x)}")
-    points, values = _distinct(x.to(DOUBLE), y.to(x.device, DOUBLE))
+    points, values = _distinct(x.to(torch.float64), y.to(x.device, torch.float64))
     line = _project(points, values, seed)
     dtype = torch.promote_types(x.dtype, y.dtype)
     span = float((y.max(0).values - y.min(0).values).max()) or float(y.abs().max())
     methods = [method] if method else ["dots", "steps"] if depth > 3 and slope == 0 else ["dots"]
     for name in methods:
         net = _through(line, *_METHODS[name](line, slope), depth, slope, dtype)
-        miss = _miss(net, x, y)
+        with torch.no_grad():
+            miss = float((net(x.to(dtype)).to(torch.float64) - y.to(x.device, torch.float64)).abs().max())
         if miss <= (MISS if name == methods[-1] else CLOSE) * span:
             return net
     raise ValueError(
@@ -123,9 +123,8 @@ class _Line:
 
 def _distinct(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     points, which = torch.unique(x, dim=0, return_inverse=True)
-    first = torch.full((len(points),), len(x), device=x.device).scatter_reduce(
-        0, which, torch.arange(len(x), device=x.device), "amin"
-    )
+    numbers = torch.arange(len(x), device=x.device)
+    first = numbers.new_full((len(points),), len(x)).scatter_reduce(0, which, numbers, "amin")
     differs = (y != y[first[which]]).any(1).nonzero().flatten().tolist()
     if differs:
         i = differs[0]
@@ -135,7 +134,7 @@ def _distinct(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def _project(x: Tensor, y: Tensor, seed: int) -> _Line:
     generator = torch.Generator().manual_seed(seed)
-    directions = torch.randn(DRAWS, x.shape[1], generator=generator, dtype=DOUBLE).to(x.device)
+    directions = torch.randn(DRAWS, x.shape[1], generator=generator, dtype=torch.float64).to(x.device)
     directions = directions / directions.norm(dim=1, keepdim=True)
     places = x @ directions.T
     best = 0
@@ -218,16 +217,11 @@ def _through(
     line: _Line, gain: float, hidden: list[tuple[Tensor, Tensor]], depth: int, slope: float, dtype: torch.dtype
 ) -> MLP:
     """Return the network of the projection, the layers that hold t, and those of h."""
-    hold = torch.full((1, 1), 1.0 if gain else 0.0, dtype=DOUBLE, device=line.direction.device)
+    hold = torch.full((1, 1), 1.0 if gain else 0.0, dtype=torch.float64, device=line.direction.device)
     weights = [gain * line.direction[None], *[hold] * (depth - 1 - len(hidden))]
     biases = [hold.new_tensor([-gain * line.start]), *[hold.new_zeros(1)] * (len(weights) - 1)]
     weights, biases = [*weights, *[w for w, _ in hidden]], [*biases, *[b for _, b in hidden]]
     return Chain(weights, biases, slope, dtype, hold.device).network()
-
-
-def _miss(net: MLP, x: Tensor, y: Tensor) -> float:
-    with torch.no_grad():
-        return float((net(x.to(net.weights[0].dtype)).to(DOUBLE) - y.to(x.device, DOUBLE)).abs().max())
 
 
 _METHODS = {"dots": _dots, "steps": _steps}

@@ -9,7 +9,6 @@ from torch import Tensor
 from bnrank._core import validation
 from bnrank.networks.chain import Chain
 from bnrank.networks.constructions import cones
-from bnrank.networks.constructions._arguments import DOUBLE, array
 from bnrank.networks.mlp import MLP
 
 NEGATIVE = 1e-12  # cosines from minus this on count as non-negative
@@ -55,10 +54,10 @@ def linear(a: Tensor | np.ndarray, depth: int, *, rtol: float | None = None) -> 
     >>> sum(float((p * p).sum().detach()) for p in net.parameters())     # 3 * 8^(2/3)
     12.0
     """
-    matrix, depth = array(a, "a", "(d_out, d_in)", 2), validation.integer(depth, "depth")
+    matrix, depth = validation.array(a, "a", "(d_out, d_in)", 2), validation.integer(depth, "depth")
     u, s, vh = spectrum(matrix, rtol)
     if depth == 1:
-        return Chain([matrix.to(DOUBLE)], [], 1.0, matrix.dtype, matrix.device).network()
+        return Chain([matrix.to(torch.float64)], [], 1.0, matrix.dtype, matrix.device).network()
     if len(s) == 0:
         u, s, vh = u.new_zeros(len(u), 1), s.new_zeros(1), vh.new_zeros(1, vh.shape[1])
     root = s ** (1 / depth)
@@ -71,7 +70,7 @@ def spectrum(matrix: Tensor, rtol: float | None) -> tuple[Tensor, Tensor, Tensor
     if rtol is None:
         rtol = max(matrix.shape) * torch.finfo(matrix.dtype).eps
     rtol = validation.number(rtol, "rtol", 0.0)
-    u, s, vh = torch.linalg.svd(matrix.to(DOUBLE), full_matrices=False)
+    u, s, vh = torch.linalg.svd(matrix.to(torch.float64), full_matrices=False)
     keep = s > rtol * s[0]
     return u[:, keep], s[keep], vh[keep]
 
@@ -109,9 +108,9 @@ def diagonal(w: Tensor | np.ndarray, depth: int) -> MLP:
     >>> net(torch.ones(1, 2)).item(), net.weights[1].tolist()
     (-5.0, [[2.0, -3.0]])
     """
-    vector, depth = array(w, "w", "(d,)", 1), validation.integer(depth, "depth")
-    root = vector.to(DOUBLE).abs() ** (1 / depth)
-    weights = [*[torch.diag(root)] * (depth - 1), (vector.to(DOUBLE).sign() * root)[None]]
+    vector, depth = validation.array(w, "w", "(d,)", 1), validation.integer(depth, "depth")
+    root = vector.to(torch.float64).abs() ** (1 / depth)
+    weights = [*[torch.diag(root)] * (depth - 1), (vector.to(torch.float64).sign() * root)[None]]
     return Chain(weights, [], 1.0, vector.dtype, vector.device).network()
 
 
@@ -177,21 +176,20 @@ def completely_positive(
     >>> torch.allclose(net(x), x @ a.T), net.widths == [2, *[4] * 19, 2]
     (True, True)
     """
-    matrix, depth = array(a, "a", "(d_out, d_in)", 2), validation.integer(depth, "depth")
+    matrix, depth = validation.array(a, "a", "(d_out, d_in)", 2), validation.integer(depth, "depth")
     domain, slope = validation.samples(x, "x", features=matrix.shape[1]).detach(), validation.slope(slope, linear=True)
     dtype = torch.promote_types(matrix.dtype, domain.dtype)
     u, s, vh = spectrum(matrix, rtol)
-    domain, matrix = domain.to(matrix.device, DOUBLE), matrix.to(DOUBLE)
+    domain, matrix = domain.to(matrix.device, torch.float64), matrix.to(torch.float64)
     o_in = _isometry(domain, vh.T, "P x", "inner", inner)
     o_out = _isometry(domain @ matrix.T, u, "A x", "outer", outer)
-    factors, pinvs = [], []
-    for layer in range(1, depth):
-        p = layer / depth
-        factor = torch.cat([math.sqrt(1 - p) * o_in, math.sqrt(p) * o_out @ matrix])
-        factors.append(factor)
-        pinvs.append((vh.T / (1 - p + p * s**2)) @ vh @ factor.T)
-    weights = [w @ pinv for w, pinv in zip([*factors[1:], matrix], pinvs, strict=True)] if factors else []
-    return Chain([*(factors[:1] or [matrix]), *weights], [], slope, dtype, matrix.device).network()
+    shares = [layer / depth for layer in range(1, depth)]
+    factors = [torch.cat([math.sqrt(1 - p) * o_in, math.sqrt(p) * o_out @ matrix]) for p in shares]
+    factors.append(matrix)
+    weights = factors[:1]
+    for p, before, after in zip(shares, factors[:-1], factors[1:], strict=True):
+        weights.append(after @ ((vh.T / (1 - p + p * s**2)) @ vh @ before.T))
+    return Chain(weights, [], slope, dtype, matrix.device).network()
 
 
 def _isometry(points: Tensor, basis: Tensor, what: str, name: str, given: Tensor | np.ndarray | None) -> Tensor:
@@ -200,13 +198,13 @@ def _isometry(points: Tensor, basis: Tensor, what: str, name: str, given: Tensor
         if basis.shape[1] == 0:
             return basis.new_zeros(1, len(basis))
         return _found(points @ basis, basis, what) @ basis.T
-    o = array(given, name, f"(m, {len(basis)})", 2).to(points.device, DOUBLE)
+    o = validation.array(given, name, f"(m, {len(basis)})", 2).to(points.device, torch.float64)
     validation.expect(o.shape[1] == len(basis), name, f"shape {tuple(o.shape)}", f"(m, {len(basis)})")
     off = float((o.T @ o - basis @ basis.T).abs().max())
     validation.expect(off <= ISOMETRY, name, f"O with O^T O off the projection by {off:.2g}", f"at most {ISOMETRY:g}")
     values = points @ o.T
-    if float(values.min()) < -NEGATIVE * float(values.abs().max()):
-        raise ValueError(f"{name}: got O with an entry {float(values.min()):.3g} of O {what}, expected none below 0")
+    low, large = float(values.min()), float(values.abs().max())
+    validation.expect(low >= -NEGATIVE * large, name, f"O with an entry {low:.3g} of O {what}", "none below 0")
     return o
 
 

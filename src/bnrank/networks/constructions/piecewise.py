@@ -1,5 +1,7 @@
-"""Piecewise linear functions as networks: maxima of affine maps, the cross, and ReLU networks at other slopes."""
+"""Piecewise linear functions as networks: the cross, a diverging geodesic, maxima of affine maps, other slopes."""
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +11,6 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.chain import Chain, read_chain
-from bnrank.networks.constructions._arguments import DOUBLE, array
 from bnrank.networks.mlp import MLP
 
 Arrays = Tensor | np.ndarray | Sequence[Tensor | np.ndarray]
@@ -39,11 +40,77 @@ def cross() -> MLP:
     >>> cross()(torch.tensor([[2.0, -2.0], [3.0, -1.0], [-1.0, 0.0]], dtype=torch.float64)).tolist()
     [[2.0, -2.0], [1.0, -1.0], [0.0, 0.0]]
     """
-    first = torch.tensor([[1, -1], [-1, 1], [1, 1], [-1, -1]], dtype=DOUBLE)
+    first = torch.tensor([[1, -1], [-1, 1], [1, 1], [-1, -1]], dtype=torch.float64)
     # rows: quadrants ++, --, +-, -+; columns: the parts (x0 - x1)_+, (x0 - x1)_-, (x0 + x1)_+, (x0 + x1)_-
-    second = torch.tensor([[-1, -1, 1, 0], [-1, -1, 0, 1], [1, 0, -1, -1], [0, 1, -1, -1]], dtype=DOUBLE) / 2
-    third = torch.tensor([[1, -1, 1, -1], [1, -1, -1, 1]], dtype=DOUBLE)
+    second = torch.tensor([[-1, -1, 1, 0], [-1, -1, 0, 1], [1, 0, -1, -1], [0, 1, -1, -1]], dtype=torch.float64) / 2
+    third = torch.tensor([[1, -1, 1, -1], [1, -1, -1, 1]], dtype=torch.float64)
     return Chain([first, second, third], [], 0.0).network()
+
+
+def diverging_geodesic(depth: int, gamma: float = 0.75, a: float = 1.0) -> MLP:
+    """Return a network of f(x, y, z) = (x, y, z + a max(0, x - y)) on R^3_+ whose representations diverge with depth.
+
+    With eps = L^-gamma and u = (L - 2) eps: layers diag(e^eps, e^eps, e^(-2 eps)) up to L/2 - 1; layer L/2 adds a
+    fourth neuron with row sqrt(a) e^(-u/2) (1, -1, 0); layer L/2 + 1 adds it to z with weight sqrt(a) e^(-u); layers
+    diag(e^-eps, e^-eps, e^(2 eps)) from there on. No biases, ReLU. For even L
+
+        ||theta||^2 = 6 + a (2 e^(-u) + e^(-2u)) + (L - 2) (2 cosh 2 eps + cosh 4 eps) = 3 L + 12 L^(1 - 2 gamma) + ...
+
+    so R0 = 3 and R1 = 0, while values in the middle reach e^(u/2) times the inputs, u = L^(1 - gamma) - ... At odd L
+    one more layer follows the middle than precedes it, and the layers after the middle invert those before in equal
+    steps.
+
+    Parameters
+    ----------
+    depth : int
+        L >= 2.
+    gamma : float
+        In (1/2, 1): above 1/2 the norm tends to 3L, below 1 the representations diverge.
+    a : float
+        Strength of the nonlinear term, a >= 0.
+
+    Returns
+    -------
+    MLP
+        ReLU, without biases, in float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is out of range.
+
+    Notes
+    -----
+    Source: T31, with the norm of E10; Jacot2023b, Example 20.
+
+    Examples
+    --------
+    >>> import torch
+    >>> net = diverging_geodesic(1000)
+    >>> f = net(torch.tensor([[1.0, 0.25, 0.5]], dtype=torch.float64)).detach()
+    >>> [round(v, 12) for v in f[0].tolist()]
+    [1.0, 0.25, 1.25]
+    >>> round(sum(float((p * p).sum().detach()) for p in net.parameters()) - 3000, 2)         # 12 / sqrt(1000) = 0.38
+    0.39
+    """
+    depth, a = validation.integer(depth, "depth", 2), validation.number(a, "a", 0.0)
+    gamma = validation.number(gamma, "gamma")
+    validation.expect(0.5 < gamma < 1, "gamma", f"{gamma:g}", "a number in the open interval (1/2, 1)")
+    before, after = (depth - 2) // 2, depth - 2 - (depth - 2) // 2
+    eps = depth**-gamma
+    total = 2 * before * eps  # u
+    back = total / (2 * after) if after else 0.0
+    direction = torch.tensor([1.0, 1.0, -2.0], dtype=torch.float64)
+    eye, root = torch.eye(3, dtype=torch.float64), math.sqrt(a)
+    row = root * math.exp(-total / 2) * torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)
+    column = root * math.exp(-total) * torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64)
+    weights = [
+        *[torch.diag(torch.exp(eps * direction))] * before,
+        torch.cat([eye, row]),
+        torch.cat([eye, column], 1),
+        *[torch.diag(torch.exp(-back * direction))] * after,
+    ]
+    return Chain(weights, [], 0.0).network()
 
 
 def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray | None = None) -> MLP:
@@ -96,42 +163,35 @@ def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray
     slopes = _groups(a, "a", "(m, d), (G, m, d) or a sequence of (m_g, d)", 2)
     offsets = None if b is None else _groups(b, "b", "(m,), (G, m) or a sequence of (m_g,)", 1)
     shapes = [tuple(s.shape) for s in slopes]
-    if len({columns for _, columns in shapes}) > 1:
-        raise ValueError(f"a: got groups of shapes {shapes}, expected the same number of columns")
-    if offsets is not None and [len(o) for o in offsets] != [rows for rows, _ in shapes]:
-        raise ValueError(
-            f"b: got shapes {[tuple(o.shape) for o in offsets]}, expected one number per row of a, {shapes}"
-        )
+    same = len({columns for _, columns in shapes}) == 1
+    validation.expect(same, "a", f"groups of shapes {shapes}", "the same number of columns")
+    if offsets is not None:
+        found, fits = [tuple(o.shape) for o in offsets], [len(o) for o in offsets] == [rows for rows, _ in shapes]
+        validation.expect(fits, "b", f"shapes {found}", f"one number per row of a, {shapes}")
     count = len(slopes)
     coefficients = torch.ones(1, count, dtype=slopes[0].dtype)
     if signs is not None:
-        coefficients = array(signs, "signs", f"({count},) or (d_out, {count})", (1, 2))
-        coefficients = coefficients[None] if coefficients.ndim == 1 else coefficients
-        if coefficients.shape[1] != count:
-            raise ValueError(f"signs: got shape {tuple(coefficients.shape)}, expected ({count},) or (d_out, {count})")
-    dtype = coefficients.dtype
-    for tensor in [*slopes, *(offsets or [])]:
-        dtype = torch.promote_types(dtype, tensor.dtype)
+        expected = f"({count},) or (d_out, {count})"
+        coefficients = torch.atleast_2d(validation.array(signs, "signs", expected, 1, 2))
+        validation.expect(coefficients.shape[1] == count, "signs", f"shape {tuple(coefficients.shape)}", expected)
+    dtypes = [tensor.dtype for tensor in [coefficients, *slopes, *(offsets or [])]]
+    dtype = functools.reduce(torch.promote_types, dtypes)
     most, device = max(rows for rows, _ in shapes), slopes[0].device
-    maps = [_padded(s, most).to(DOUBLE) for s in slopes]
-    shifts = [_padded(o, most).to(device, DOUBLE) for o in offsets or []]
-    last = [c[:, None] for c in coefficients.to(device, DOUBLE).T]
+    maps = [_padded(s, most).to(torch.float64) for s in slopes]
+    shifts = [_padded(o, most).to(device, torch.float64) for o in offsets or []]
+    coefficients = coefficients.to(device, torch.float64)
     if most == 1:
-        weight = torch.cat(last, 1) @ torch.cat(maps)
-        return Chain([weight], [torch.cat(last, 1) @ torch.cat(shifts)] if shifts else [], 0.0, dtype, device).network()
+        biases = [coefficients @ torch.cat(shifts)] if shifts else []
+        return Chain([coefficients @ torch.cat(maps)], biases, 0.0, dtype, device).network()
     match, winners = _round(most)
     weights = [torch.cat([match.to(device) @ m for m in maps])]
     while len(winners) > 1:
-        match, before = _round(len(winners))[0], winners
-        winners = _round(len(winners))[1]
+        before = winners
+        match, winners = _round(len(before))
         weights.append(torch.block_diag(*[(match @ before).to(device)] * count))
-    weights.append(torch.cat([c @ winners.to(device) for c in last], 1))
-    biases = []
-    if shifts:
-        biases = [
-            torch.cat([_round(most)[0].to(device) @ s for s in shifts]),
-            *[w.new_zeros(len(w)) for w in weights[1:]],
-        ]
+    weights.append(torch.kron(coefficients, winners.to(device)))
+    first = [torch.cat([_round(most)[0].to(device) @ s for s in shifts])] if shifts else []
+    biases = first and [*first, *[w.new_zeros(len(w)) for w in weights[1:]]]
     return Chain(weights, biases, 0.0, dtype, device).network()
 
 
@@ -141,15 +201,15 @@ def _round(m: int) -> tuple[Tensor, Tensor]:
     if m % 2:
         matches.append([{m - 1: 1.0}, {m - 1: -1.0}])
     rows = [row for match in matches for row in match]
-    match = torch.tensor([[row.get(i, 0.0) for i in range(m)] for row in rows], dtype=DOUBLE)
-    signs = [torch.tensor([[1.0, 1.0, -1.0][-len(match) :]], dtype=DOUBLE) for match in matches]
+    match = torch.tensor([[row.get(i, 0.0) for i in range(m)] for row in rows], dtype=torch.float64)
+    signs = [torch.tensor([[1.0, 1.0, -1.0][-len(match) :]], dtype=torch.float64) for match in matches]
     return match, torch.block_diag(*signs)
 
 
 def _groups(value: Arrays, name: str, shape: str, ndim: int) -> list[Tensor]:
     if isinstance(value, list | tuple) and value:
-        return [array(v, f"{name}[{i}]", shape, ndim) for i, v in enumerate(value)]
-    tensor = array(value, name, shape, (ndim, ndim + 1))
+        return [validation.array(v, f"{name}[{i}]", shape, ndim) for i, v in enumerate(value)]
+    tensor = validation.array(value, name, shape, ndim, ndim + 1)
     return [tensor] if tensor.ndim == ndim else list(tensor)
 
 
