@@ -1,10 +1,11 @@
 """The computation of F9L: an exact reduction of the data, the closed law of each mode, the flow of linear networks."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -70,12 +71,11 @@ class Staircase:
     escapes: np.ndarray
     found: tuple[plateaus.Plateau, ...]
 
-    def network(self, plateau: plateaus.Plateau) -> MLP:
-        """Return the network at a plateau."""
-        rows = np.asarray(self.flow.network_rows)
-        net = self.flow.networks[int(np.abs(rows - plateau.row).argmin())]
-        assert isinstance(net, MLP)
-        return net
+
+def network_at(path: Flow, plateau: plateaus.Plateau) -> MLP:
+    """Return the network of a flow at a plateau."""
+    rows = np.asarray(path.network_rows)
+    return cast(MLP, path.networks[int(np.abs(rows - plateau.row).argmin())])
 
 
 def reduced(x: Tensor, y: Tensor) -> Reduced:
@@ -152,9 +152,8 @@ def time_of_mode(start: float, end: float, s: float, depth: int) -> float:
 def law(start: float, s: float, depth: int, times: np.ndarray) -> np.ndarray:
     """Return a(t) of the law at the given times, from a = ``start`` at time 0."""
     rate = lambda _, log: 2 * depth * np.exp(log * (1 - 2 / depth)) * (s - np.exp(log))  # noqa: E731
-    found = solve_ivp(
-        rate, (0, float(times[-1])), [math.log(start)], t_eval=times, method="LSODA", rtol=1e-10, atol=1e-10
-    )
+    options = {"t_eval": times, "method": "LSODA", "rtol": 1e-10, "atol": 1e-10}
+    found = solve_ivp(rate, (0, float(times[-1])), [math.log(start)], **options)
     return np.asarray(np.exp(found.y[0]))
 
 
@@ -175,11 +174,9 @@ def staircase(net: MLP, task: Reduced, modes: int, skip: bool) -> Staircase:
     times = path.times_since_handover[path.network_rows]
     escapes = np.array([crossing(times, values[:, k], HALF * s[k], len(path.history.layer)) for k in range(len(s))])
     found = plateaus.find(path.times_since_handover, path.loss, path.gradient_norm, min_drop=0.005)
-    stairs = Staircase(path, times, values, escapes, found)
-    found = tuple(
-        dataclasses.replace(p, ranks=spectra.weight_singular_values(stairs.network(p)).ranks(HALF)) for p in found
-    )
-    return dataclasses.replace(stairs, found=found)
+    ranks = [spectra.weight_singular_values(network_at(path, p)).ranks(HALF) for p in found]
+    ranked = (dataclasses.replace(p, ranks=own) for p, own in zip(found, ranks, strict=True))
+    return Staircase(path, times, values, escapes, tuple(ranked))
 
 
 def rank_table(stairs: Staircase) -> np.ndarray:
@@ -223,10 +220,7 @@ def crossing(times: np.ndarray, values: np.ndarray, level: float, depth: int) ->
 
 def end_to_end(net: Any) -> np.ndarray:
     """Return A = W_L ... W_1."""
-    result = array_of(net.weights[0])
-    for w in net.weights[1:]:
-        result = array_of(w) @ result
-    return result
+    return functools.reduce(lambda product, w: array_of(w) @ product, net.weights[1:], array_of(net.weights[0]))
 
 
 def array_of(w: Tensor) -> np.ndarray:

@@ -19,22 +19,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from bnrank._core.axes import OKABE_ITO
-from bnrank.figures.f09_linear_control.computation import (
-    HALF,
-    Reduced,
-    Staircase,
-    aligned_network,
-    array_of,
-    best_losses,
-    crossing,
-    drawing,
-    end_to_end,
-    law,
-    rank_table,
-    staircase,
-    time_of_mode,
-)
+from bnrank.figures.f09_linear_control import computation as linear
+from bnrank.figures.f09_linear_control.computation import HALF, Reduced, Staircase
 from bnrank.figures.harness.claims import Claim, above, below, is_true
 from bnrank.figures.harness.drawing import color, label, panels
 from bnrank.figures.harness.figure import Figure, Outcome
@@ -49,49 +35,38 @@ def claims(stairs: Staircase, exact: Staircase, task: Reduced, modes: int, start
     """Return the claims on a run from Gaussian weights and on one from aligned weights of size ``start``."""
     u, s, vt = np.linalg.svd(task.correlation, full_matrices=False)
     depth, found = len(stairs.flow.history.layer), stairs.found[1 : modes + 1]
-    table = rank_table(stairs)
+    table = linear.rank_table(stairs)
     ranks = ", ".join("/".join(map(str, np.unique(row))) for row in table)
     wanted = np.arange(1, len(table) + 1)
     in_order = len(table) >= modes and bool((table == wanted[:, None]).all())
-    nets = [stairs.network(p) for p in found]
-    maps = [np.zeros_like(task.correlation), *(end_to_end(net) for net in nets)]
+    nets = [linear.network_at(stairs.flow, p) for p in found]
+    maps = [np.zeros_like(task.correlation), *(linear.end_to_end(net) for net in nets)]
     measured = []
     for k, (net, p) in enumerate(zip(nets, found, strict=True)):
         left, _, right = np.linalg.svd(maps[k + 1] - maps[k])
         overlap = min(abs(left[:, 0] @ u[:, k]), abs(right[0] @ vt[k]))
-        values = np.array([np.linalg.svd(array_of(w), compute_uv=False)[: k + 1] for w in net.weights])
+        values = np.array([np.linalg.svd(linear.array_of(w), compute_uv=False)[: k + 1] for w in net.weights])
         apart = np.abs(values / values.mean(0) - 1).max()
-        measured.append((overlap, abs(p.loss / best_losses(task)[k + 1] - 1), apart))
+        measured.append((overlap, abs(p.loss / linear.best_losses(task)[k + 1] - 1), apart))
     overlaps, losses, shared = np.array(measured or [(0.0, math.inf, math.inf)]).T
     complete = len(measured) == modes
     drift, initial = _drift(stairs.flow)
     late = np.array([_late(stairs, k, s[k], depth) for k in range(modes)])
-    times = np.array([time_of_mode(start**depth, HALF * s[k], s[k], depth) for k in range(modes)])
+    times = np.array([linear.time_of_mode(start**depth, HALF * s[k], s[k], depth) for k in range(modes)])
     off = np.abs(exact.escapes[:modes] / times - 1).max()
-    relative = "largest relative difference"
+    relative, closed = "largest relative difference", "against the closed law"
+    aligned = "k-th new mode against the k-th singular vectors of Y^T X, smallest overlap"
+    balanced = "drift of W_{l+1}^T W_{l+1} - W_l W_l^T, relative to the largest ||W_l||_F^2"
+    gaussian = f"Gaussian weights: time from s_k / 20 to s_k / 2 {closed}, {relative}"
+    took = math.inf if np.isnan(late).all() else np.nanmax(late)
     return (
         is_true("rank of all layers at the plateaus after the first", in_order, ranks, "1, 2, 3, ... in every layer"),
-        above(
-            "k-th new mode against the k-th singular vectors of Y^T X, smallest overlap",
-            overlaps.min(),
-            0.99,
-            given=complete,
-        ),
+        above(aligned, overlaps.min(), 0.99, given=complete),
         below(f"loss at plateau k against the best map of rank k, {relative}", losses.max(), 0.01, given=complete),
-        below(
-            "drift of W_{l+1}^T W_{l+1} - W_l W_l^T, relative to the largest ||W_l||_F^2",
-            drift,
-            1e-4,
-            note=f" (its norm is {initial:.2g} throughout)",
-        ),
+        below(balanced, drift, 1e-4, note=f" (its norm is {initial:.2g} throughout)"),
         below(f"singular values that all layers share, {relative} from their mean", shared.max(), 0.05, given=complete),
-        below(f"aligned weights: escape times of all modes against the closed law, {relative}", off, 0.01),
-        below(
-            f"Gaussian weights: time from s_k / 20 to s_k / 2 against the closed law, {relative}",
-            math.inf if np.isnan(late).all() else np.nanmax(late),
-            0.05,
-            given=not np.isnan(late).any(),
-        ),
+        below(f"aligned weights: escape times of all modes {closed}, {relative}", off, 0.01),
+        below(gaussian, took, 0.05, given=not np.isnan(late).any()),
     )
 
 
@@ -128,15 +103,16 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
 
     Gaussian weights of other widths n are N(0, init^2 width / n), so that ||W_l||_op stays about the same.
     """
-    s, (task, name) = settings, drawing(settings.images)
+    s, (task, name) = settings, linear.drawing(settings.images)
     n_in, n_out = task.x.shape[1], task.y.shape[1]
     runs = {}
     for width, seed in ((s.width, s.seed), *s.others):
         widths, init = [n_in, *[width] * (s.depth - 1), n_out], s.init * math.sqrt(s.width / width)
         net = LinearNetwork(widths, init=init, seed=seed, dtype=torch.float64)
-        runs[width, seed] = staircase(net, task, s.modes, skip=True)
+        runs[width, seed] = linear.staircase(net, task, s.modes, skip=True)
     stairs = runs[s.width, s.seed]
-    exact = staircase(aligned_network(task.correlation, s.depth, s.width, s.start), task, s.modes, skip=False)
+    aligned = linear.aligned_network(task.correlation, s.depth, s.width, s.start)
+    exact = linear.staircase(aligned, task, s.modes, skip=False)
     text = (
         f"{name}, drawn from their labels: {n_in} whitened inputs, {n_out} targets, depth {s.depth}. No map of labels "
         f"can reduce the loss below {task.constant:.4g}, which the pictures leave out. Gaussian weights start at "
@@ -145,10 +121,9 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         "The width enters through the random weights alone. From depth 3 on every pair of singular vectors of Y^T X is "
         "a local optimum of the escape speed: which of near singular values comes first depends on the draw too."
     )
+    rows = [_row(*key, run, s.modes) for key, run in runs.items()]
     sections = (
-        Section(
-            "Runs", text=text, rows=[_row(*key, run, s.modes) for key, run in runs.items()], history=stairs.flow.spectra
-        ),
+        Section("Runs", text=text, rows=rows, history=stairs.flow.spectra),
         Section("Effective rank of every layer at every plateau", rows=_rank_rows(stairs)),
     )
     pictures = {"linear-staircase": picture(stairs, exact, task, s.modes, s.start)}
@@ -165,23 +140,23 @@ def picture(stairs: Staircase, exact: Staircase, task: Reduced, modes: int, star
     s = np.linalg.svd(task.correlation, compute_uv=False)
     spectra = stairs.flow.spectra
     when = spectra["time_since_handover"].values[0]
-    for (left, middle, right), run, title, layer in zip(
-        axes, (stairs, exact), ("Gaussian weights", "Aligned weights"), (1, depth), strict=True
-    ):
-        _draw_loss(left, run, best_losses(task), modes, title)
+    shown = ((stairs, "Gaussian weights", 1), (exact, "Aligned weights", depth))
+    for (left, middle, right), (run, title, layer) in zip(axes, shown, strict=True):
+        _draw_loss(left, run, linear.best_losses(task), modes, title)
         for k in range(modes):
             right.plot(run.times, run.modes[:, k], color=color(k), linewidth=1.8, label=f"k = {k + 1}")
             begin = run.times[0] if run is exact else _small(run, k, s[k])
             if math.isfinite(begin) and begin < run.times[-1]:
                 times = np.linspace(begin, run.times[-1], 600)
                 value = start**depth if run is exact else ALIGNED * s[k]
-                right.plot(times, law(value, s[k], depth, times - begin), color="black", linestyle="--", linewidth=1.0)
+                law = linear.law(value, s[k], depth, times - begin)
+                right.plot(times, law, color="black", linestyle="--", linewidth=1.0)
         since = "law from the start" if run is exact else "law from $s_k/20$"
         label(right, _clock(run), "$u_k^T A v_k$", f"Modes of the map; dashed: {since}", legend="upper left")
         values = spectra["weight_singular_values"].sel(layer=layer).values[0]
         for k in range(values.shape[1]):
-            grown = k < modes
-            middle.plot(when, values[:, k], color=color(k) if grown else "0.75", linewidth=1.4, zorder=2 + grown)
+            hue = color(k) if k < modes else "0.75"
+            middle.plot(when, values[:, k], color=hue, linewidth=1.4, zorder=2 + (k < modes))
         for k in range(modes):
             middle.axhline(s[k] ** (1 / depth), color="0.4", linestyle=":", linewidth=0.9, zorder=1)
         title = f"Gaussian weights, layer {layer}; dotted: $s_k^{{1/L}}$"
@@ -198,7 +173,7 @@ def _draw_loss(ax: Axes, run: Staircase, levels: np.ndarray, modes: int, title: 
         begin, end = max(p.start, 0.0), min(p.end, float(run.times[-1]))
         ax.axvspan(begin, end, color="0.93", zorder=0)
         ax.annotate(f"{p.number - 1}", ((begin + end) / 2, p.loss), (0, 3), textcoords="offset points")
-    ax.plot(run.flow.times_since_handover, run.flow.loss, color=OKABE_ITO[0], linewidth=1.8)
+    ax.plot(run.flow.times_since_handover, run.flow.loss, color=color(0), linewidth=1.8)
     label(ax, _clock(run), "C, less its constant", f"{title}; dashed: best of rank 0, 1, 2, …")
     ax.margins(y=0.12)
 
@@ -218,14 +193,12 @@ def _rank_rows(stairs: Staircase) -> list[dict[str, object]]:
 
 def _row(width: int, seed: int, run: Staircase, modes: int) -> dict[str, object]:
     """Return the table row of a run."""
-    skipped = run.flow.handover.time if run.flow.handover is not None else 0.0
-    order = np.argsort(run.escapes[:modes]) + 1
     return {
         "width": width,
         "seed": seed,
-        "time skipped": skipped,
+        "time skipped": run.flow.handover.time if run.flow.handover is not None else 0.0,
         "escape times after it": ", ".join(f"{t:.4g}" for t in run.escapes[:modes]),
-        "order of the modes": ", ".join(map(str, order)),
+        "order of the modes": ", ".join(map(str, np.argsort(run.escapes[:modes]) + 1)),
         "plateaus": len(run.found),
         "evaluations": run.flow.evaluations,
         "seconds": run.flow.seconds,
@@ -235,7 +208,7 @@ def _row(width: int, seed: int, run: Staircase, modes: int) -> dict[str, object]
 def _late(stairs: Staircase, k: int, s: float, depth: int) -> float:
     """Return the relative difference between the time from s / 20 to s / 2 and the law's."""
     took = stairs.escapes[k] - _small(stairs, k, s)
-    return abs(took / time_of_mode(ALIGNED * s, HALF * s, s, depth) - 1) if math.isfinite(took) else math.nan
+    return abs(took / linear.time_of_mode(ALIGNED * s, HALF * s, s, depth) - 1) if math.isfinite(took) else math.nan
 
 
 def _small(stairs: Staircase, k: int, s: float) -> float:
@@ -246,12 +219,12 @@ def _small(stairs: Staircase, k: int, s: float) -> float:
     times, values = stairs.times[before], stairs.modes[before, k]
     below = np.flatnonzero(values < ALIGNED * s)
     first = int(below[-1]) if len(below) else 0
-    return crossing(times[first:], values[first:], ALIGNED * s, len(stairs.flow.history.layer))
+    return linear.crossing(times[first:], values[first:], ALIGNED * s, len(stairs.flow.history.layer))
 
 
 def _drift(path: Flow) -> tuple[float, float]:
     """Return the largest change of W_{l+1}^T W_{l+1} - W_l W_l^T, and its largest size, both relative."""
-    weights = [[array_of(w) for w in net.weights] for net in path.networks]  # type: ignore[union-attr]
+    weights = [[linear.array_of(w) for w in net.weights] for net in path.networks]  # type: ignore[union-attr]
     apart = [[b.T @ b - a @ a.T for a, b in itertools.pairwise(own)] for own in weights]
     scale = max(float((w**2).sum()) for w in weights[-1])
     norm = np.linalg.norm

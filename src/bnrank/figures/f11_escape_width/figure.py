@@ -11,9 +11,8 @@ import xarray as xr
 from matplotlib.figure import Figure as Picture
 from scipy.stats import binomtest
 
-from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.harness.claims import Claim, at_least, at_most, is_true, near
-from bnrank.figures.harness.drawing import label, panels
+from bnrank.figures.harness.drawing import color, label, panels
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
 from bnrank.tasks import circle
@@ -85,11 +84,10 @@ def shares(speeds: xr.DataArray) -> pd.DataFrame:
 
 def rows(data: xr.Dataset) -> list[dict[str, object]]:
     """Return one table row per width."""
-    found, settled = shares(data.speed), shares(data.settled)
-    table = pd.DataFrame({"width": data.width.values, "runs": data.sizes["run"]}, index=data.width.values)
-    names = {"count": "faster than rank one", "share": "share", "low": "95 percent, from", "high": "to"}
-    table = table.join(found.rename(columns=names))
-    table["share after decaying steps"] = settled["share"]
+    names = {"count": "faster than rank one", "low": "95 percent, from", "high": "to"}
+    table = shares(data.speed).rename(columns=names).rename_axis("width").reset_index()
+    table.insert(1, "runs", data.sizes["run"])
+    table["share after decaying steps"] = shares(data.settled)["share"].values
     table["optimal after them"] = (data.settled > OPTIMAL - TOLERANCE).mean("run").values
     table["best speed"] = data.settled.max("run").values
     return list(table.to_dict("records"))
@@ -119,8 +117,7 @@ def draw(data: xr.Dataset) -> Picture:
     picture, ((left, right),) = panels(1, 2, (11, 4.2), width_ratios=[1, 1.5])
     widths, found = data.width.values, shares(data.speed)
     bars = np.array([found["share"] - found["low"], found["high"] - found["share"]])
-    style = {"fmt": "o-", "color": OKABE_ITO[0], "capsize": 4, "lw": 1.5}
-    left.errorbar(widths, found["share"], yerr=np.maximum(bars, 0), **style)
+    left.errorbar(widths, found["share"], yerr=np.maximum(bars, 0), fmt="o-", color=color(0), capsize=4, lw=1.5)
     label(left, "width", r"share of runs faster than $\sqrt{2}-1$", "Share by width, with 95 percent intervals")
     left.set_xscale("log", base=2)
     left.set_xticks(widths, [str(w) for w in widths])
@@ -128,13 +125,11 @@ def draw(data: xr.Dataset) -> Picture:
     left.set_ylim(-0.04, 1.04)
     rng = np.random.default_rng(0)
     for position, width in enumerate(widths):
-        for name, shift, color, what in (
-            ("speed", -0.19, OKABE_ITO[1], "constant steps"),
-            ("settled", 0.19, OKABE_ITO[0], "then decaying steps"),
-        ):
+        for i, (name, what) in enumerate((("settled", "then decaying steps"), ("speed", "constant steps"))):
             values = data[name].sel(width=width).values
-            spread = position + shift + rng.uniform(-0.13, 0.13, values.size)
-            right.plot(spread, values, ".", ms=4, alpha=0.6, color=color, label=what if not position else None, mew=0)
+            spread = position + 0.19 - 0.38 * i + rng.uniform(-0.13, 0.13, values.size)
+            style = {"ms": 4, "alpha": 0.6, "color": color(i), "mew": 0, "label": None if position else what}
+            right.plot(spread, values, ".", **style)
     for value, text in ((OPTIMAL, "1/2"), (LOCAL, r"$\sqrt{2}/3$"), (RANK_ONE, r"$\sqrt{2}-1$")):
         right.axhline(value, color="0.55", lw=0.8, ls="--", zorder=0)
         right.annotate(text, (1.01, value), xycoords=("axes fraction", "data"), va="center", fontsize=9)

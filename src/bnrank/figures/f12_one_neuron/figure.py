@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure as Picture
 
-from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.harness.claims import Claim, above, below
-from bnrank.figures.harness.drawing import label, panels
+from bnrank.figures.harness.drawing import color, label, panels
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
 from bnrank.theory.escape.one_neuron import OneNeuron, one_neuron_speed, rank_one_speed
@@ -75,13 +74,13 @@ def draw(angle: np.ndarray, measured: np.ndarray, kinks: np.ndarray, at_kinks: n
     """Draw the measured curve, the closed form in dots, the maxima at the kinks and the speed of rank two."""
     picture, ((ax,),) = panels(1, 1, (7.2, 4.2))
     degrees = np.degrees
-    ax.plot(degrees(angle), measured, color=OKABE_ITO[0], linewidth=1.8, label="one neuron, measured")
+    ax.plot(degrees(angle), measured, color=color(0), linewidth=1.8, label="one neuron, measured")
     few = np.linspace(0, 2 * math.pi, 8 * POINTS, endpoint=False) + math.pi / (8 * POINTS)
     ax.plot(degrees(few), closed_form(few), ".", color="black", markersize=4, label="closed form")
     ends, top = np.append(kinks, 2 * math.pi), np.append(at_kinks, at_kinks[:1])
     maximum = f"kinks: maximum √2 − 1 = {BEST:.4f}"
-    ax.plot(degrees(ends), top, "o", color=OKABE_ITO[1], markersize=6, label=maximum, clip_on=False, zorder=3)
-    ax.axhline(RANK_TWO, color=OKABE_ITO[2], linestyle="--", linewidth=1.5, label="rank two: 1/2")
+    ax.plot(degrees(ends), top, "o", color=color(1), markersize=6, label=maximum, clip_on=False, zorder=3)
+    ax.axhline(RANK_TWO, color=color(2), linestyle="--", linewidth=1.5, label="rank two: 1/2")
     label(ax, "angle of the neuron (degrees)", "escape speed s", "")
     ax.set(xticks=degrees(ends), xlim=(0, 360), ylim=(0, 0.72))
     ax.legend(loc="upper center", ncols=2, frameon=False)

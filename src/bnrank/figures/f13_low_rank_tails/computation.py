@@ -1,8 +1,9 @@
 """The computation of F13: flows of networks with linear last layers, and steps of gradient descent."""
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from bnrank.training import Limits, Record, Solver
 from bnrank.training.gradient_flow import Flow, flow
 
 Array = np.ndarray[Any, Any]
+ARCHITECTURES = ("fully connected", "free residual blocks", "convolutions", "convolution and free block")
 SIDE = 8  # largest side of an image that is not averaged over squares
 
 
@@ -29,61 +31,36 @@ def images(digits: tuple[int, int], count: int | None, seed: int) -> Task:
     x = task.x.reshape(-1, 1, side, side)
     if side > SIDE:
         x = nn.functional.avg_pool2d(x, 4)
-    return Task(x.contiguous(), task.y, loss="logistic", name=f"{task.name}, {x.shape[-1]} x {x.shape[-1]}")
+    return replace(task, x=x.contiguous(), name=f"{task.name}, {x.shape[-1]} x {x.shape[-1]}")
 
 
 def centered(task: Task, norm: float) -> Task:
     """Return a task with centered samples, scaled by one number so that the mean of ||x|| is ``norm``."""
     x = task.x - task.x.mean(0)
-    x = x * (norm / float(x.flatten(1).norm(dim=1).mean()))
-    return Task(x, task.y, loss="logistic", name=task.name)
+    return replace(task, x=x * (norm / float(x.flatten(1).norm(dim=1).mean())))
 
 
-def _dense(n_in: int, n_out: int) -> nn.Module:
-    layer: nn.Module = nn.utils.skip_init(nn.Linear, n_in, n_out, bias=False)
-    return layer
-
-
-def _fully_connected(shape: Sequence[int], width: int) -> list[nn.Module]:
-    """Return two ReLU layers, then three linear ones."""
-    hidden = [_dense(math.prod(shape), width), nn.ReLU(), _dense(width, width), nn.ReLU()]
-    return [nn.Flatten(), *hidden, _dense(width, width), _dense(width, width), _dense(width, 1)]
-
-
-def _residual(shape: Sequence[int], width: int) -> list[nn.Module]:
-    """Return a free block with ReLU, two linear ones, two linear layers."""
-    blocks = [FreeBlock(width, width), *(FreeBlock(width, width, slope=1) for _ in range(2))]
-    return [nn.Flatten(), _dense(math.prod(shape), width), nn.ReLU(), *blocks, _dense(width, width), _dense(width, 1)]
-
-
-def _convolutional(shape: Sequence[int], width: int) -> list[nn.Module]:
-    """Return a convolution with ReLU, two linear ones, two linear layers."""
-    first = Convolutional(shape, [4], window=Window(stride=2))[0]
-    linear = [nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.Conv2d(4, 4, 3, stride=2, padding=1, bias=False)]
-    left = 4 * math.ceil(shape[-1] / 4) ** 2
-    return [first, nn.ReLU(), *linear, nn.Flatten(), _dense(left, width), _dense(width, 1)]
-
-
-def _mixed(shape: Sequence[int], width: int) -> list[nn.Module]:
-    """Return a convolution with ReLU, a linear one, a linear free block, two linear layers."""
-    first = Convolutional(shape, [4], window=Window(stride=2))[0]
-    linear = nn.Conv2d(4, 4, 3, stride=2, padding=1, bias=False)
-    left = 4 * math.ceil(shape[-1] / 4) ** 2
-    block = FreeBlock(left, width, slope=1, out=width)
-    return [first, nn.ReLU(), linear, nn.Flatten(), block, _dense(width, width), _dense(width, 1)]
-
-
-ARCHITECTURES: Mapping[str, Callable[[Sequence[int], int], list[nn.Module]]] = {
-    "fully connected": _fully_connected,
-    "free residual blocks": _residual,
-    "convolutions": _convolutional,
-    "convolution and free block": _mixed,
-}
+def _layers(architecture: str, shape: Sequence[int], width: int) -> list[nn.Module]:
+    """Return the layers of one of `ARCHITECTURES` for samples of a shape."""
+    dense = functools.partial(nn.utils.skip_init, nn.Linear, bias=False)
+    if architecture == "fully connected":  # two ReLU layers, then three linear ones
+        hidden = [dense(math.prod(shape), width), nn.ReLU(), dense(width, width), nn.ReLU()]
+        return [nn.Flatten(), *hidden, dense(width, width), dense(width, width), dense(width, 1)]
+    if architecture == "free residual blocks":  # one with ReLU, two linear ones, two linear layers
+        blocks = [FreeBlock(width, width), *(FreeBlock(width, width, slope=1) for _ in range(2))]
+        return [nn.Flatten(), dense(math.prod(shape), width), nn.ReLU(), *blocks, dense(width, width), dense(width, 1)]
+    first = [Convolutional(shape, [4], window=Window(stride=2))[0], nn.ReLU()]
+    halving, left = nn.Conv2d(4, 4, 3, stride=2, padding=1, bias=False), 4 * math.ceil(shape[-1] / 4) ** 2
+    if architecture == "convolutions":  # one with ReLU, two linear ones, two linear layers
+        same = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        return [*first, same, halving, nn.Flatten(), dense(left, width), dense(width, 1)]
+    block = FreeBlock(left, width, slope=1, out=width)  # after two convolutions, before two linear layers
+    return [*first, halving, nn.Flatten(), block, dense(width, width), dense(width, 1)]
 
 
 def network(architecture: str, shape: Sequence[int], width: int, init: float, seed: int) -> Stack:
     """Return a network in float64, its weights ``init`` times those of He et al."""
-    net = Stack(*ARCHITECTURES[architecture](shape, width), seed=seed).double().requires_grad_()
+    net = Stack(*_layers(architecture, shape, width), seed=seed).double().requires_grad_()
     with torch.no_grad():
         for p in net.parameters():
             p.mul_(init)
@@ -206,22 +183,21 @@ def follow(architecture: str, task: Task, progress: bool, settings: Follow, seed
     start = end.constants(path.networks[0])
     inside = {name for layer in end.layers for name in layer.parameters}
     trunk = [name for name, p in net.named_parameters() if p.ndim > 1 and name not in inside]
-    ratios, floors, alignments, before = [], [], [], []
-    for now in path.networks:
-        ratios.append(dict(zip(end.names, end.ratios(now), strict=True)))
-        floors.append({bound.layer: bound.right / bound.frobenius for bound in end.bounds(now, start)})
-        alignments.append({", ".join(pair.layers): pair.value for pair in end.alignments(now, start)})
-        squares = {name: torch.linalg.svdvals(now.get_parameter(name).detach().flatten(1)).square() for name in trunk}
-        before.append({name: float(values[0] / values.sum()) for name, values in squares.items()})
+
+    def share(w: Tensor) -> float:
+        squares = torch.linalg.svdvals(w.detach().flatten(1)).square()
+        return float(squares[0] / squares.sum())
+
+    nets = path.networks
     return Course(
         f"{architecture}; {task.name}",
         path,
         end,
         path.times[path.network_rows],
-        _columns(ratios),
-        _columns(floors),
-        _columns(alignments),
-        _columns(before),
+        _columns([dict(zip(end.names, end.ratios(now), strict=True)) for now in nets]),
+        _columns([{bound.layer: bound.right / bound.frobenius for bound in end.bounds(now, start)} for now in nets]),
+        _columns([{", ".join(pair.layers): pair.value for pair in end.alignments(now, start)} for now in nets]),
+        _columns([{name: share(now.get_parameter(name)) for name in trunk} for now in nets]),
         np.array(watched.times),
         watched.drift(),
     )

@@ -4,26 +4,16 @@ The source has no experiments. Networks of ReLU layers and then linear ones, fre
 the gradient flow of the logistic loss on separable data, while the norm of the weights grows like a power of log t.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bnrank.figures.f13_low_rank_tails.computation import (
-    ARCHITECTURES,
-    Course,
-    Follow,
-    Steps,
-    centered,
-    descend,
-    follow,
-    images,
-    slope,
-)
-from bnrank.figures.f13_low_rank_tails.drawing import draw_bounds, draw_invariants, draw_rank_one, draw_signs
-from bnrank.figures.harness.claims import Claim, above, below, near, prefixed
+from bnrank.figures.f13_low_rank_tails import computation as tails
+from bnrank.figures.f13_low_rank_tails import drawing
+from bnrank.figures.f13_low_rank_tails.computation import ARCHITECTURES, Course, Follow, Steps
+from bnrank.figures.harness.claims import Claim, above, below, largest, near, prefixed, smallest
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
 from bnrank.tasks import separable, two_digits
@@ -31,7 +21,7 @@ from bnrank.tasks import separable, two_digits
 NEAR_ONE = 0.99
 ROUNDING = 1e-6  # share of ||W||_F^2 by which the integrator's steps may break the bound
 NORM = 3.0  # mean of ||x|| of the images
-FULL, OTHERS = "fully connected", tuple(ARCHITECTURES)[1:]
+FULL, *OTHERS = ARCHITECTURES
 
 
 @dataclass(frozen=True)
@@ -70,28 +60,26 @@ class Settings:
 
 def rank_one_claims(courses: Sequence[Course]) -> tuple[Claim, ...]:
     """Return the claims on ReLU layers followed by three linear ones; the least favorable course decides."""
-    ratio = _smallest(values[-1] for c in courses for values in c.ratios.values())
-    aligned = _smallest(values[-1] for c in courses for values in c.alignments.values())
-    slack = _smallest(_slack(c) for c in courses)
-    proven = _smallest(values[-1] for c in courses for values in c.floors.values())
-    lowest = _largest(_smallest(values[-1] for values in c.before.values()) for c in courses)
-    lowest_name = (
-        "ReLU layers need not become rank one: ||W||_op^2 / ||W||_F^2 of the lowest of them, largest of all runs"
-    )
+    ratio = smallest(values[-1] for c in courses for values in c.ratios.values())
+    aligned = smallest(values[-1] for c in courses for values in c.alignments.values())
+    slack = smallest(_slack(c) for c in courses)
+    proven = smallest(values[-1] for c in courses for values in c.floors.values())
+    lowest = largest(smallest(values[-1] for values in c.before.values()) for c in courses)
+    share = "||W||_op^2 / ||W||_F^2"
     return (
-        above("linear last layers at the end: smallest ||W||_op^2 / ||W||_F^2", ratio, NEAR_ONE),
+        above(f"linear last layers at the end: smallest {share}", ratio, NEAR_ONE),
         above("their alignments |<v_{j+1}, u_j>| at the end, smallest", aligned, NEAR_ONE),
         above("T48's bound with the constants of the start, all along: smallest ratio less bound", slack, -ROUNDING),
         above("what the bound alone gives at the end, from the norms and the start", proven, 1 - 2 * (1 - NEAR_ONE)),
-        below(lowest_name, lowest, 0.9),
-        _flat("conserved quantities", courses),
+        below(f"ReLU layers need not become rank one: {share} of the lowest of them, largest of all runs", lowest, 0.9),
+        _flat(courses),
     )
 
 
-def _flat(what: str, courses: Sequence[Course]) -> Claim:
+def _flat(courses: Sequence[Course]) -> Claim:
     """Return the claim that conserved quantities are flat along the flow."""
-    drift = _largest(np.max(values) for c in courses for values in c.drift.values())
-    return below(f"{what} along the flow: largest ||Q(t) - Q(0)|| / ||in + out||", drift, 1e-6)
+    drift = largest(values for c in courses for values in c.drift.values())
+    return below("conserved quantities along the flow: largest ||Q(t) - Q(0)|| / ||in + out||", drift, 1e-6)
 
 
 def bound_claims(courses: Sequence[Course]) -> tuple[Claim, ...]:
@@ -99,11 +87,11 @@ def bound_claims(courses: Sequence[Course]) -> tuple[Claim, ...]:
     result: list[Claim] = []
     for c in courses:
         factors = c.tail.factors(c.flow.network)
-        share = _smallest(c.floors[name][-1] * factor for name, factor in zip(c.floors, factors, strict=True))
+        share = smallest(c.floors[name][-1] * factor for name, factor in zip(c.floors, factors, strict=True))
         these = (
             above("smallest ratio less its bound, all along, but for the last layer", _slack(c), -ROUNDING),
             above("smallest bound at the end, as a share of 1 / (2^N M)", share, 0.5, note=": not vacuous"),
-            _flat("conserved quantities", [c]),
+            _flat([c]),
         )
         result += prefixed(c.title.partition(";")[0], these)
     return tuple(result)
@@ -111,10 +99,10 @@ def bound_claims(courses: Sequence[Course]) -> tuple[Claim, ...]:
 
 def step_claims(steps: Steps) -> tuple[Claim, ...]:
     """Return the claims of T49 on the drift under gradient descent."""
-    once = [slope(steps.sizes, values) for values in steps.once.values()]
-    over = [slope(steps.sizes, values) for values in steps.over.values()]
-    left = _largest(np.max(values) for values in steps.off_once.values())
-    off = _largest(values[-1] for name, values in steps.off_over.items() if name.startswith("matrix"))
+    once = [tails.slope(steps.sizes, values) for values in steps.once.values()]
+    over = [tails.slope(steps.sizes, values) for values in steps.over.values()]
+    left = largest(steps.off_once.values())
+    off = largest(values[-1] for name, values in steps.off_over.items() if name.startswith("matrix"))
     relative = "largest relative difference"
     integral = f"drift of the matrices against step times the integral of Q(gradient) along the flow, {relative}"
     return (
@@ -131,17 +119,7 @@ def _exponent(name: str, found: Sequence[float], wanted: float) -> Claim:
 
 def _slack(c: Course) -> float:
     """Return the smallest ratio less its bound, over time and all layers of the tail but the last (one row)."""
-    return _smallest(np.min(c.ratios[name] - c.floors[name]) for name in c.inner)
-
-
-def _smallest(values: Iterable[Any]) -> float:
-    """Return the smallest number; NaN if one is NaN."""
-    return float(np.min(list(values)))
-
-
-def _largest(values: Iterable[Any]) -> float:
-    """Return the largest number; NaN if one is NaN."""
-    return float(np.max(list(values)))
+    return smallest(c.ratios[name] - c.floors[name] for name in c.inner)
 
 
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
@@ -149,18 +127,18 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     del folder
     s, seed = settings, settings.seeds[0]
     drawn = {seed: separable(s.samples, s.dimension, s.margin, seed) for seed in s.seeds}
-    courses = [follow(FULL, drawn[seed], progress, s.follow, seed) for seed in s.seeds]
-    digits = centered(two_digits(*s.digits, images=s.images, images_test=0, seed=seed), NORM)
-    courses.append(follow(FULL, digits, progress, s.follow, seed))
-    small = centered(images(s.digits, s.images_small, seed), NORM)
-    others = [follow(kind, small, progress, s.follow_small, seed) for kind in OTHERS]
-    steps = descend(FULL, drawn[seed], replace(s.follow, init=s.descent_init, time=s.descent_time), s.sizes, seed)
+    courses = [tails.follow(FULL, drawn[seed], progress, s.follow, seed) for seed in s.seeds]
+    digits = tails.centered(two_digits(*s.digits, images=s.images, images_test=0, seed=seed), NORM)
+    courses.append(tails.follow(FULL, digits, progress, s.follow, seed))
+    small = tails.centered(tails.images(s.digits, s.images_small, seed), NORM)
+    others = [tails.follow(kind, small, progress, s.follow_small, seed) for kind in OTHERS]
+    steps = tails.descend(FULL, drawn[seed], replace(s.follow, init=s.descent_init, time=s.descent_time), s.sizes, seed)
     shown = [courses[0], courses[-1]]
     pictures = {
-        "rank-one": draw_rank_one(shown),
-        "bounds": draw_bounds(others),
-        "invariants": draw_invariants(courses[0], steps),
-        "signs": draw_signs(shown),
+        "rank-one": drawing.rank_one(shown),
+        "bounds": drawing.bounds(others),
+        "invariants": drawing.invariants(courses[0], steps),
+        "signs": drawing.signs(shown),
     }
     captions = {
         "rank-one": "How near to rank one linear last layers and the ReLU layers before them come, and how aligned",
@@ -212,7 +190,7 @@ def _row(c: Course) -> dict[str, object]:
         "t": c.times[-1],
         "loss": c.flow.loss[-1],
         "||theta||^2": f"{norms[0]:.3g} to {norms[-1]:.3g}",
-        "largest drift": max(float(np.max(values)) for values in c.drift.values()),
+        "largest drift": largest(c.drift.values()),
         "steps": c.flow.steps,
         "status": c.flow.status,
         "seconds": round(c.flow.seconds, 1),
@@ -220,24 +198,22 @@ def _row(c: Course) -> dict[str, object]:
 
 
 def _layer_rows(c: Course) -> list[dict[str, object]]:
-    rows = [
-        {"network and data": c.title, "layer": name, "kind": "before the tail", "ratio": float(values[-1])}
-        for name, values in c.before.items()
+    ends = {name: float(values[-1]) for name, values in {**c.before, **c.ratios}.items()}
+    rows: list[dict[str, object]] = [
+        {"layer": name, "kind": "before the tail", "ratio": ends[name]} for name in c.before
     ]
-    factors = c.tail.factors(c.flow.network)
-    for layer, factor in zip(c.tail.layers, factors, strict=True):
-        row: dict[str, object] = {"network and data": c.title, "layer": layer.name, "kind": layer.kind}
-        row |= {"ratio": float(c.ratios[layer.name][-1]), "bound": float(c.floors[layer.name][-1])}
-        rows.append(row | {"2^N M": factor})
-    return rows
+    for layer, factor in zip(c.tail.layers, c.tail.factors(c.flow.network), strict=True):
+        rows.append({"layer": layer.name, "kind": layer.kind, "ratio": ends[layer.name]})
+        rows[-1] |= {"bound": float(c.floors[layer.name][-1]), "2^N M": factor}
+    return [{"network and data": c.title, **row} for row in rows]
 
 
 def _step_rows(steps: Steps) -> list[dict[str, object]]:
     return [
         {
             "quantity": name,
-            "exponent, one step": slope(steps.sizes, steps.once[name]),
-            f"exponent over T = {steps.time:g}": slope(steps.sizes, steps.over[name]),
+            "exponent, one step": tails.slope(steps.sizes, steps.once[name]),
+            f"exponent over T = {steps.time:g}": tails.slope(steps.sizes, steps.over[name]),
             "relative difference from step times the integral": ", ".join(f"{v:.1g}" for v in steps.off_over[name]),
         }
         for name in steps.once
@@ -245,9 +221,7 @@ def _step_rows(steps: Steps) -> list[dict[str, object]]:
 
 
 def _sign_row(c: Course) -> dict[str, object]:
-    found, signs = c.convergence(), c.signs()
-    last = c.times[-1]
-    since = f"{found.since:.3g}" if found.reached else "no"
+    found, signs, last = c.convergence(), c.signs(), c.times[-1]
     row = int(np.searchsorted(c.times, last / 100))
     return {
         "network and data": c.title,
@@ -255,7 +229,7 @@ def _sign_row(c: Course) -> dict[str, object]:
         f"at t = {last / 100:g} or later": ", ".join(f"{100 * v[row]:.1f}" for v in signs.values()),
         "distance to the last direction there": float(found.distances[row]),
         "its smallest |entry|": found.smallest,
-        "in the ball of T43 since": since,
+        "in the ball of T43 since": f"{found.since:.3g}" if found.reached else "no",
     }
 
 

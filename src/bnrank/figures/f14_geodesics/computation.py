@@ -255,8 +255,7 @@ def read_line(title: str, net: MLP, x: Tensor) -> Line:
 def _log(a: Tensor) -> Tensor:
     """Return log(A^T A) of a matrix with independent columns."""
     _, s, vh = torch.linalg.svd(a, full_matrices=False)
-    result: Tensor = (vh.T * (2 * s.log())) @ vh
-    return result
+    return cast(Tensor, (vh.T * (2 * s.log())) @ vh)
 
 
 def _norm(net: MLP) -> float:
@@ -309,27 +308,23 @@ def apart(one: Trained, other: Trained) -> np.ndarray:
     return np.array([distance(a, b, "angle") for a, b in pairs])
 
 
-def diverging(depths: Sequence[int], gammas: Sequence[float], stretches: Sequence[float], floor: int) -> list[Family]:
-    """Return T31's networks, diverging (eps = L^-gamma) and bounded (u fixed); T10's bound up to depth ``floor``."""
-    free = [family(rf"$\gamma$ = {gamma:g}", depths, gamma, None, floor) for gamma in gammas]
-    return free + [family(f"bounded, u = {u:g}", depths, math.nan, u, floor) for u in stretches]
-
-
 def cheapest_stretch(depths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the u that minimizes ||theta||^2 of T31's networks (even L, a = 1) at every depth, and the norm less 3 L.
 
     Setting the derivative to 0 gives e^-u = 12 u / L to leading order, so u grows like log L - log log L and the norm
     is about 3 L + 12 (u^2 + 2 u) / L: less than with any eps = L^-gamma, and the representations diverge all the same.
     """
-    found = []
-    for depth in depths:
-        u = np.linspace(0, math.log(depth), 20_001)
-        eps = u / (depth - 2)
-        layers = 4 * np.sinh(eps) ** 2 + 2 * np.sinh(2 * eps) ** 2  # 2 cosh 2 eps + cosh 4 eps - 3
-        norm = (depth - 2) * layers + 2 * np.exp(-u) + np.exp(-2 * u)
-        found.append((u[norm.argmin()], norm.min()))
-    best, smallest = np.array(found).T
-    return best, smallest
+    depth = np.asarray(depths, dtype=np.float64)
+    u = np.linspace(0, np.log(depth), 20_001)
+    eps = u / (depth - 2)
+    layers = 4 * np.sinh(eps) ** 2 + 2 * np.sinh(2 * eps) ** 2  # 2 cosh 2 eps + cosh 4 eps - 3
+    norm = (depth - 2) * layers + kink(u)
+    return u[norm.argmin(0), np.arange(len(depth))], norm.min(0)
+
+
+def kink(u: np.ndarray | float) -> np.ndarray:
+    """Return what the row and the column of the nonlinear term cost at stretch u, 2 e^-u + e^-2u."""
+    return np.asarray(2 * np.exp(-np.asarray(u)) + np.exp(-2 * np.asarray(u)))
 
 
 def family(title: str, depths: Sequence[int], gamma: float, stretch: float | None, floor: int) -> Family:

@@ -7,17 +7,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from bnrank._core.axes import OKABE_ITO
-from bnrank.figures.f14_geodesics.computation import Family, Line, Trained, cheapest_stretch
+from bnrank.figures.f14_geodesics.computation import Family, Line, Trained, cheapest_stretch, kink
+from bnrank.figures.harness.claims import largest, smallest
 from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels
 from bnrank.measures.representations import distances, layout
 
 RATIO = r"$\ell\,/\,L$ (0: input, 1: output)"
 
 
-def draw_lines(found: Sequence[Line]) -> Picture:
+def lines(found: Sequence[Line]) -> Picture:
     """Draw the linear networks of full rank: log eigenvalues along depth, distances against steps, paths."""
-    best, mixed, learned = found[0], found[1], found[2]
+    best, mixed, learned = found[:3]
     picture, ((left, middle, right),) = panels(1, 3, (14, 4.8))
     ratios = np.linspace(0, 1, len(best.logs))
     for i in range(best.rank):
@@ -25,44 +25,39 @@ def draw_lines(found: Sequence[Line]) -> Picture:
         left.plot(ratios, mixed.logs[:, i], color=color(i), linewidth=1.6, linestyle="--")
         if i < learned.rank:
             left.plot(ratios, learned.logs[:, i], "o", color=color(i), markersize=5)
-    up = r"eigenvalues of $\log A_\ell^T A_\ell$"
-    label(left, RATIO, up, "Eigenvalues in log space along depth")
-    shown = (
-        (mixed, "x", 6, OKABE_ITO[1], "T7's construction"),
-        (found[-1], "s", 9, OKABE_ITO[2], "trained, rank 2"),
-        (learned, "o", 6, OKABE_ITO[0], "trained, rank 4"),
-        (best, ".", 4, OKABE_ITO[6], "optimal (T8)"),
-    )
-    for line, marker, size, hue, name in shown:
+    label(left, RATIO, r"eigenvalues of $\log A_\ell^T A_\ell$", "Eigenvalues in log space along depth")
+    for line, marker, size, hue, name in (
+        (mixed, "x", 6, color(1), "T7's construction"),
+        (found[-1], "s", 9, color(2), "trained, rank 2"),
+        (learned, "o", 6, color(0), "trained, rank 4"),
+        (best, ".", 4, color(6), "optimal (T8)"),
+    ):
         d = line.distances
         one, other = np.triu_indices(len(d), 1)
         style = {"color": hue, "markersize": size, "markerfacecolor": "none" if marker in "so" else hue}
         middle.plot((other - one) / (len(d) - 1), d[one, other] / d[0, -1], marker, zorder=3, label=name, **style)
     middle.axline((0, 0), slope=1, color=GRAY, linewidth=1)
-    across, up = r"$|\ell-m|$ / steps in all", r"$d(K_\ell,K_m)\,/\,d($first, last$)$"
-    label(middle, across, up, "Distances of all pairs of kernels", legend="upper left")
-    of = [best, mixed, learned]
-    points = layout(distances([f for line in of for f in line.kernels.factors], "affine-invariant")).points
-    groups = np.split(points * np.where(points[0] > 0, -1.0, 1.0), len(of))  # the input to the left
-    styles = (
-        ("-", "o", OKABE_ITO[6], 5, "optimal (T8)"),
-        ("--", "x", OKABE_ITO[1], 6, "T7's construction"),
-        ("", "o", OKABE_ITO[0], 10, "trained, rank 4"),
-    )
-    for group, (dash, marker, hue, size, name) in zip(groups, styles, strict=True):
-        style = {"color": hue, "markersize": size, "markerfacecolor": hue if dash else "none"}
-        right.plot(*group.T, linestyle=dash, marker=marker, label=name, **style)
-    _number(right, groups[0], range(len(best.logs)), OKABE_ITO[6], (0, -15))
+    up = r"$d(K_\ell,K_m)\,/\,d($first, last$)$"
+    label(middle, r"$|\ell-m|$ / steps in all", up, "Distances of all pairs of kernels", legend="upper left")
+    points = layout(distances([f for line in found[:3] for f in line.kernels.factors], "affine-invariant")).points
+    groups = np.split(points * np.where(points[0] > 0, -1.0, 1.0), 3)  # the input to the left
+    for group, dash, marker, hue, size, name in (
+        (groups[0], "-", "o", color(6), 5, "optimal (T8)"),
+        (groups[1], "--", "x", color(1), 6, "T7's construction"),
+        (groups[2], "", "o", color(0), 10, "trained, rank 4"),
+    ):
+        style = {"linestyle": dash, "markersize": size, "markerfacecolor": hue if dash else "none", "label": name}
+        right.plot(*group.T, color=hue, marker=marker, **style)
+        left.plot([], [], color=GRAY, linewidth=1.7, linestyle=dash, marker="" if dash else marker, label=name)
+    left.legend(frameon=False, loc="best")
+    _number(right, groups[0], range(len(best.logs)), color(6), (0, -15))
     right.margins(0.08, 0.35)
     title = r"Paths of the kernels $K_0,\dots,K_L$ in the plane"
     label(right, "affine-invariant distance", "the same, enlarged", title, legend="best")
-    for dash, marker, name in (("-", "", "optimal (T8)"), ("--", "", "T7's construction"), ("", "o", "trained, ridge")):
-        left.plot([], [], color=GRAY, linewidth=1.7, linestyle=dash, marker=marker, label=name)
-    left.legend(frameon=False, loc="best")
     return picture
 
 
-def draw_trained(found: Sequence[Trained]) -> Picture:
+def trained(found: Sequence[Trained]) -> Picture:
     """Draw the trained networks: the paths of all depths in one plane, steps along depth, the deepest one's spectra."""
     picture, ((left, middle, right),) = panels(1, 3, (14, 5.0))
     made = layout(distances([f for net in found for f in net.kernels.factors], "angle"))
@@ -86,9 +81,8 @@ def draw_trained(found: Sequence[Trained]) -> Picture:
     up, title = r"angle of $K_{\ell-1}$ and $K_\ell$ (radians)", "Step of every layer; dotted: before training"
     label(middle, RATIO, up, title, log="y", legend="best")
     at = np.arange(last.depth + 1) / last.depth
-    for i in range(min(4, last.values.shape[1])):
-        values = np.maximum(last.values[:, i], 1e-9)
-        right.plot(at, values, ".-", color=OKABE_ITO[i], linewidth=1.8, label=f"$s_{i + 1}$")
+    for i, values in enumerate(np.maximum(last.values.T[:4], 1e-9)):
+        right.plot(at, values, ".-", color=color(i), linewidth=1.8, label=f"$s_{i + 1}$")
     up = r"singular values of $N^{-1/2}\tilde a_\ell(X)$"
     label(right, RATIO, up, f"Singular values along depth, L = {last.depth}", log="y")
     right.set_ylim(1e-5, 30 * last.values.max())
@@ -98,7 +92,7 @@ def draw_trained(found: Sequence[Trained]) -> Picture:
     return picture
 
 
-def draw_diverging(found: Sequence[Family]) -> Picture:
+def diverging(found: Sequence[Family]) -> Picture:
     """Draw Example 20: the largest eigenvalue along depth, the norm above 3L, and the one against the other."""
     picture, ((left, middle, right),) = panels(1, 3, (14, 4.8))
     free = [f for f in found if not np.isnan(f.gamma)]
@@ -108,41 +102,32 @@ def draw_diverging(found: Sequence[Family]) -> Picture:
         for f, dash in ((shown, "-"), (calm, "--")):
             course, name = f.courses[i], f"L = {f.depths[i]:,}" if f is shown else None
             left.plot(np.linspace(0, 1, len(course)), course, dash, color=color(n), linewidth=1.8, label=name)
-    up, title = (
-        r"$\log\lambda_1(K_\ell)-\log\lambda_1(K_0)$",
-        f"Largest eigenvalues, {shown.title}; dashed: {calm.title}",
-    )
-    label(left, RATIO, up, title, legend="upper left")
+    title = f"Largest eigenvalues, {shown.title}; dashed: {calm.title}"
+    label(left, RATIO, r"$\log\lambda_1(K_\ell)-\log\lambda_1(K_0)$", title, legend="upper left")
     for n, f in enumerate(found):
-        style: dict[str, Any] = {"color": color(n), "markersize": 5, "linestyle": "-", "linewidth": 1.2}
-        marker = "o" if f in free else "s"
-        middle.plot(f.depths, f.excess, marker, label=f.title, **style)
+        style = {"color": color(n), "marker": "o" if f in free else "s", "markersize": 5, "linewidth": 1.2}
+        middle.plot(f.depths, f.excess, label=f.title, **style)
+        right.plot(f.stretch, f.excess, **style)
         if f in free:
             middle.plot(f.depths, 12.0 * f.depths ** (1 - 2 * f.gamma), "--", color=color(n), linewidth=1.2)
-        right.plot(f.stretch, f.excess, marker, **style)
     depths = np.geomspace(shown.depths[0], shown.depths[-1], 60)
-    cheapest, smallest = cheapest_stretch(depths)
-    middle.plot(depths, smallest, "-", color=OKABE_ITO[6], linewidth=2.0, label="cheapest u at each L")
-    right.plot(cheapest, smallest, "-", color=OKABE_ITO[6], linewidth=2.0)
-    up = r"$\|\theta\|^2-3L$"
+    cheapest, least = cheapest_stretch(depths)
+    middle.plot(depths, least, color=color(6), linewidth=2.0, label="cheapest u at each L")
+    right.plot(cheapest, least, color=color(6), linewidth=2.0)
+    u = np.geomspace(smallest(f.stretch for f in found), largest(f.stretch for f in found), 200)
+    right.plot(u, kink(u), color=GRAY, linewidth=1.4, linestyle=":")
+    up, title = r"$\|\theta\|^2-3L$", r"The norm against u; dotted: $2e^{-u}+e^{-2u}$"
     label(middle, "depth L", up, r"The norm above 3L; dashed: $12\,L^{1-2\gamma}$", log="xy")
-    u = np.geomspace(min(f.stretch.min() for f in found), max(f.stretch.max() for f in found), 200)
-    right.plot(u, 2 * np.exp(-u) + np.exp(-2 * u), color=GRAY, linewidth=1.4, linestyle=":")
-    title = r"The norm against u; dotted: $2e^{-u}+e^{-2u}$"
     label(right, r"u: kernels grow by $e^u$ to the middle", up, title, log="xy")
     ticks = [tick for tick in (1, 2, 5, 10, 20, 50) if tick <= 1.1 * u[-1]]
     right.set_xticks(ticks, [str(tick) for tick in ticks])
     right.minorticks_off()
-    low = min(smallest.min(), *(f.excess.min() for f in found))
     for ax in (middle, right):
-        ax.set_ylim(low / 2, 20)
+        ax.set_ylim(smallest([least, *(f.excess for f in found)]) / 2, 20)
     legend_below(picture, middle, len(found) + 1)
     return picture
 
 
-def _number(
-    ax: Axes, points: np.ndarray, layers: Sequence[int] | range, color: str, shift: tuple[float, float]
-) -> None:
-    style: dict[str, Any] = {"textcoords": "offset points", "color": color, "fontsize": 9, "ha": "center"}
+def _number(ax: Axes, points: np.ndarray, layers: Sequence[int], color: str, shift: tuple[float, float]) -> None:
     for layer in layers:
-        ax.annotate(str(layer), points[layer], xytext=shift, **style)
+        ax.annotate(f"{layer}", points[layer], shift, textcoords="offset points", color=color, fontsize=9, ha="center")

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from bnrank.figures.f14_geodesics.computation import Family, Line, Settings, Trained, apart, diverging, lines, trained
-from bnrank.figures.f14_geodesics.drawing import draw_diverging, draw_lines, draw_trained
-from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below
+from bnrank.figures.f14_geodesics import computation as geodesics
+from bnrank.figures.f14_geodesics import drawing as draw
+from bnrank.figures.f14_geodesics.computation import Family, Line, Settings, Trained, kink
+from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below, largest, smallest
 from bnrank.figures.harness.figure import Figure, Outcome, middle
 from bnrank.reporting import Section
 
@@ -52,15 +53,21 @@ DIVERGING = (
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Build and train all networks, measure their kernels, and draw their paths."""
     s = settings
-    straight, nets = lines(folder, progress, s), trained(folder, progress, s)
-    families = diverging(s.diverging_depths, s.gammas, s.stretches, s.floor_depth)
+    straight, nets = geodesics.lines(folder, progress, s), geodesics.trained(folder, progress, s)
+    depths, floor = s.diverging_depths, s.floor_depth
+    families = [geodesics.family(rf"$\gamma$ = {gamma:g}", depths, gamma, None, floor) for gamma in s.gammas]
+    families += [geodesics.family(f"bounded, u = {u:g}", depths, np.nan, u, floor) for u in s.stretches]
     sections = (
         Section("Linear networks", text=LINES, rows=line_rows(straight)),
         Section("Trained networks", text=_training(s), rows=trained_rows(nets)),
         Section("Before training and after", text=CHANGE, rows=change_rows(nets)),
         Section("Example 20 (T31)", text=DIVERGING, rows=diverging_rows(families)),
     )
-    pictures = {"linear": draw_lines(straight), "trained": draw_trained(nets), "diverging": draw_diverging(families)}
+    pictures = {
+        "linear": draw.lines(straight),
+        "trained": draw.trained(nets),
+        "diverging": draw.diverging(families),
+    }
     captions = {
         "linear": "Linear networks: kernels in log space along depth, distances between them, and their paths.",
         "trained": "Trained networks of several depths: the paths of their kernels, and how far each layer moves them.",
@@ -93,15 +100,13 @@ def _training(settings: Settings) -> str:
 
 def line_claims(found: Sequence[Line]) -> tuple[Claim, ...]:
     """Return the claims on T8's straight lines and T7's construction; the least favorable network decides."""
-    result = []
     bent = "log A_l^T A_l straight in l: largest distance from (l/L) log A^T A, relative"
     off = "d(K_l, K_m) proportional to |l - m|, largest relative error"
+    result = []
     for word in ("optimal", "trained"):
-        these = [line for line in found if line.title.startswith(word)]
-        result += [
-            at_most(f"{word} linear networks, {bent}", _largest(line.bent for line in these), STRAIGHT),
-            at_most(f"{word} linear networks, {off}", _largest(line.off for line in these), STRAIGHT),
-        ]
+        these, title = [line for line in found if line.title.startswith(word)], f"{word} linear networks"
+        result.append(at_most(f"{title}, {bent}", largest(line.bent for line in these), STRAIGHT))
+        result.append(at_most(f"{title}, {off}", largest(line.off for line in these), STRAIGHT))
     best, other = (next(line for line in found if line.title.startswith(w)) for w in ("optimal", "completely"))
     longer = "so they are no shortest path: their length over the straight line's, less 1"
     return (
@@ -130,7 +135,7 @@ def trained_claims(found: Sequence[Trained]) -> tuple[Claim, ...]:
     return (
         at_least(f"rank {RANK} in the {where}: smallest s_2 / s_3 of a~_l(X)", gap, GAP),
         below(f"sigma(a~) = a~ in the {where}: largest nonlinearity ratio", bent, LINEAR),
-        below(share, _largest(net.share for net in found), 1 / 6),
+        below(share, largest(net.share for net in found), 1 / 6),
         above(f"{jumps} {where}", last.jumps, float(np.sqrt(last.depth))),
         above(grown, last.jumps / first.jumps, float(np.sqrt(deeper))),
     )
@@ -140,32 +145,26 @@ def diverging_claims(found: Sequence[Family]) -> tuple[Claim, ...]:
     """Return the claims of T31 and E10 on the last decade of depths, and on the cost of bounded representations."""
     free = [f for f in found if not np.isnan(f.gamma)]
     bounded = [f for f in found if np.isnan(f.gamma)]
-    settled = [f for f in free if _kink(f.stretch)[-1] < 0.01 * f.excess[-1]]
+    settled = [f for f in free if kink(f.stretch)[-1] < 0.01 * f.excess[-1]]
 
     def off(f: Family, price: Any) -> float:
         return abs(_slope(np.log(f.depths), np.log(f.excess - price), f.depths) - (1 - 2 * f.gamma))
 
-    error = _largest(f.errors / (f.depths * np.finfo(float).eps) for f in found)
-    growth = _largest(abs(_slope(f.depths ** (1 - f.gamma), f.growth, f.depths) - 1) for f in free)
-    stays = _largest((np.exp(f.growth) - np.exp(f.stretch)).max() for f in bounded)
-    kept = _largest(abs(f.excess[-1] / _kink(f.stretch[-1]) - 1) for f in bounded)
-    over = -_largest(-np.nanmin(f.excess - f.floors) for f in found)
+    error = largest(f.errors / (f.depths * np.finfo(float).eps) for f in found)
+    growth = largest(abs(_slope(f.depths ** (1 - f.gamma), f.growth, f.depths) - 1) for f in free)
+    stays = largest(np.exp(f.growth) - np.exp(f.stretch) for f in bounded)
+    kept = largest(abs(f.excess[-1] / kink(f.stretch[-1]) - 1) for f in bounded)
+    over = smallest(np.nanmin(f.excess - f.floors) for f in found)
     names = ", ".join(f"{f.gamma:g}" for f in settled) or "none"
+    falls = "||theta||^2 - 3L falls with depth: largest change from one depth to the next"
+    less = "the same less what the kink costs, 2 e^-u + e^-2u (all gamma)"
     exponent = f"its exponent in L against 1 - 2 gamma, largest difference (gamma {names})"
     slope = "log of the middle kernel's largest eigenvalue grows like L^(1 - gamma): slope less 1, largest"
     return (
         at_most("T31 function exact: largest error over L 2^-52", error, 1),
-        below(
-            "||theta||^2 - 3L falls with depth: largest change from one depth to the next",
-            _largest(np.diff(f.excess).max() for f in free),
-            0,
-        ),
-        at_most(exponent, _largest(off(f, 0) for f in settled), EXPONENT, given=bool(settled)),
-        at_most(
-            "the same less what the kink costs, 2 e^-u + e^-2u (all gamma)",
-            _largest(off(f, _kink(f.stretch)) for f in free),
-            EXPONENT,
-        ),
+        below(falls, largest(np.diff(f.excess) for f in free), 0),
+        at_most(exponent, largest(off(f, 0) for f in settled), EXPONENT, given=bool(settled)),
+        at_most(less, largest(off(f, kink(f.stretch)) for f in free), EXPONENT),
         at_most(slope, growth, EXPONENT),
         at_most("bounded ones stay: that eigenvalue over the input's, less e^u, largest", stays, 2),
         at_most("and pay for it: ||theta||^2 - 3L at the largest depth against 2 e^-u + e^-2u, relative", kept, 0.05),
@@ -173,21 +172,10 @@ def diverging_claims(found: Sequence[Family]) -> tuple[Claim, ...]:
     )
 
 
-def _kink(u: np.ndarray | float) -> np.ndarray:
-    """Return what the row and the column of the nonlinear term cost at stretch u."""
-    return np.asarray(2 * np.exp(-np.asarray(u)) + np.exp(-2 * np.asarray(u)))
-
-
 def _slope(x: np.ndarray, y: np.ndarray, depths: np.ndarray) -> float:
     """Return the slope of y in x over the last decade of depths."""
     use = depths >= depths[-1] / 10.01
     return float(np.polyfit(x[use], y[use], 1)[0])
-
-
-def _largest(values: object) -> float:
-    """Return the largest value; NaN if one is NaN, or there are none."""
-    held = np.concatenate([np.ravel(v) for v in values] or [np.array([np.nan])])  # type: ignore[attr-defined]
-    return float(np.max(held))
 
 
 def line_rows(found: Sequence[Line]) -> list[dict[str, object]]:
@@ -208,8 +196,7 @@ def line_rows(found: Sequence[Line]) -> list[dict[str, object]]:
 def trained_rows(found: Sequence[Trained]) -> list[dict[str, object]]:
     """Return two table rows per depth: before training and after it."""
     result = []
-    for i, end in enumerate(found):
-        shallower = found[i - 1] if i else None
+    for shallower, end in zip([None, *found[:-1]], found, strict=True):
         if end.start is not None:
             result.append(_trained_row("before", end.start, shallower and shallower.start))
         result.append(_trained_row("after", end, shallower))
@@ -217,6 +204,7 @@ def trained_rows(found: Sequence[Trained]) -> list[dict[str, object]]:
 
 
 def _trained_row(when: str, net: Trained, shallower: Trained | None) -> dict[str, object]:
+    turned = float(geodesics.apart(shallower, net)[list(middle(shallower.depth))].max()) if shallower else None
     return {
         "depth": net.depth,
         "training": when,
@@ -230,13 +218,8 @@ def _trained_row(when: str, net: Trained, shallower: Trained | None) -> dict[str
         "largest angle": float(net.angles.max()),
         "jumps": net.jumps,
         "s_2 / s_3 at L/2": float(net.values[net.depth // 2, 1] / max(net.values[net.depth // 2, 2], 1e-12)),
-        "from the shallower one": _middle_angle(shallower, net) if shallower else None,
+        "from the shallower one": turned,
     }
-
-
-def _middle_angle(one: Trained, other: Trained) -> float:
-    """Return the largest angle of the kernels of two depths at the same l/L in the middle third."""
-    return float(apart(one, other)[list(middle(one.depth))].max())
 
 
 def change_rows(found: Sequence[Trained]) -> list[dict[str, object]]:
@@ -264,7 +247,7 @@ def diverging_rows(found: Sequence[Family]) -> list[dict[str, object]]:
             "u": float(f.stretch[i]),
             "||theta||^2 - 3L": float(f.excess[i]),
             "12 L eps^2": 12 * float(f.stretch[i]) ** 2 * float(f.depths[i]) / (float(f.depths[i]) - 2) ** 2,
-            "2 e^-u + e^-2u": float(_kink(f.stretch[i])),
+            "2 e^-u + e^-2u": float(kink(f.stretch[i])),
             "log eigenvalue, L/2 over input": float(f.growth[i]),
             "error": float(f.errors[i]),
         }

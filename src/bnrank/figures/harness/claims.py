@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -93,6 +95,16 @@ def is_true(name: str, passed: Any, measured: Any, expected: str) -> Claim:
 def prefixed(prefix: str, claims: Iterable[Claim]) -> tuple[Claim, ...]:
     """Return the claims with a common beginning of their names."""
     return tuple(replace(claim, name=f"{prefix}: {claim.name}") for claim in claims)
+
+
+def largest(values: Iterable[Any]) -> float:
+    """Return the largest entry of numbers and arrays; NaN if one is NaN, or there are none."""
+    return float(np.max(np.concatenate([np.ravel(v) for v in values] or [np.array([np.nan])])))
+
+
+def smallest(values: Iterable[Any]) -> float:
+    """Return the smallest entry of numbers and arrays; NaN if one is NaN, or there are none."""
+    return -largest(-np.asarray(v) for v in values)
 
 
 def _decide(
