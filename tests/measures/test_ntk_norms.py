@@ -102,7 +102,7 @@ def test_the_two_products_are_adjoint_and_those_of_the_jacobian(name):
     if name in MLPS:
         pair = products.ByLayers(bnrank.measures.backward.Layers.of(net, torch.float64), x, 4)
     else:
-        pair = products.Products(products.with_gradients(bnrank.networks.functional.Functional(net)), x, 4)
+        pair = products.Products(bnrank.networks.functional.Functional(net), x, 4)
     u, v = normal(pair.n * pair.d_out, seed=1), normal(pair.count, seed=2)
     assert float(u @ pair.forward(v)) == pytest.approx(float(pair.backward(u) @ v))
     step = 1e-6

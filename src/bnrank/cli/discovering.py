@@ -163,12 +163,9 @@ def _write_coordinates(found: Any, x: pd.DataFrame, path: Path) -> None:
 
 
 def _components(text: str) -> int | str:
-    if text == "auto":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"components: got {text!r}, expected a whole number or 'auto'") from None
+    is_number = text.removeprefix("-").isdecimal()
+    validation.expect(is_number or text == "auto", "components", f"{text!r}", "a whole number or 'auto'")
+    return int(text) if is_number else text
 
 
 def _ridges(text: str | None) -> list[float] | str:

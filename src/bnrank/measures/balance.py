@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bnrank._core import validation
 from bnrank.networks.functional import is_plain_mlp
 
 __all__ = ["Balance", "between", "norms", "residual"]
 
-_HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Dropout)
+_HOMOGENEOUS = (nn.Linear, nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Dropout)
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,7 @@ def residual(net: nn.Module) -> Balance:
     0.8
     """
     layers = _chain(net)
-    biases = [layer.bias for layer in layers]
-    return between([layer.weight for layer in layers], biases)
+    return between([layer.weight for layer in layers], [layer.bias for layer in layers])
 
 
 def between(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Balance:
@@ -108,13 +108,9 @@ def norms(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[l
 def _chain(net: nn.Module) -> list[nn.Linear]:
     if is_plain_mlp(net):
         return [layer for layer in net.layers if isinstance(layer, nn.Linear)]
-    if isinstance(net, nn.Sequential):
-        odd = [
-            f"{name} ({type(m).__name__})"
-            for name, m in net.named_children()
-            if type(m) not in (nn.Linear, *_HOMOGENEOUS)
-        ]
-        if not odd:
-            return [m for m in net if isinstance(m, nn.Linear)]
-        raise TypeError(f"net: got {', '.join(odd)} in a Sequential, expected Linear, ReLU or LeakyReLU only")
-    raise TypeError(f"net: got {type(net).__name__}, expected a bnrank.MLP or a Sequential of Linear and ReLU")
+    if not isinstance(net, nn.Sequential):
+        raise TypeError(f"net: got {type(net).__name__}, expected a bnrank.MLP or a Sequential of Linear and ReLU")
+    odd = [f"{name} ({type(m).__name__})" for name, m in net.named_children() if type(m) not in _HOMOGENEOUS]
+    got = f"{', '.join(odd)} in a Sequential"
+    validation.expect(not odd, "net", got, "Linear, ReLU or LeakyReLU only", TypeError)
+    return [m for m in net if isinstance(m, nn.Linear)]

@@ -103,15 +103,17 @@ def detect(
     rows = _rows(values)
     counts = tuple(int((row > atol).sum()) for row in rows)
     settings = counts, atol, near_one, min_layers
-    keys = [(_is_clear(row, k, near_one), k) for row, k in zip(rows, counts, strict=True)]
+    low, high = near_one
+    clear = [len(row) > 0 and ((row[:k] >= low) & (row[:k] <= high)).all() for row, k in zip(rows, counts, strict=True)]
+    keys = list(zip(clear, counts, strict=True))
     runs = [list(group) for (clear, _), group in itertools.groupby(range(len(rows)), keys.__getitem__) if clear]
     if not runs:
         return Bottleneck(None, None, None, None, (), *settings, "no layer has a clear gap")
     run = min(runs, key=lambda run: (-len(run), counts[run[0]], run[0]))
     first, length, rank = run[0], len(run), counts[run[0]]
-    if length < min(min_layers, len(rows)):
-        expected = f"expected {min(min_layers, len(rows))}"
-        reason = f"the longest run of layers with the same clear gap has {length} layer(s), {expected}"
+    least = min(min_layers, len(rows))
+    if length < least:
+        reason = f"the longest run of layers with the same clear gap has {length} layer(s), expected {least}"
         return Bottleneck(None, None, None, None, (), *settings, reason)
     middle = rows[first + (length - 1) // 2]
     above = middle[rank - 1] if rank else 1.0
@@ -393,14 +395,13 @@ def _validate_tolerances(atol: object, near_one: Any, min_layers: object) -> tup
     if not isinstance(near_one, tuple | list) or len(near_one) != 2:
         raise TypeError(f"near_one: got {validation.describe(near_one)}, expected two numbers, (lowest, highest)")
     low, high = (validation.number(v, f"near_one[{i}]", 0.0, strict=True) for i, v in enumerate(near_one))
-    if not atol < low <= 1 <= high:
-        raise ValueError(f"near_one: got {(low, high)}, expected atol = {atol:g} < lowest <= 1 <= highest")
+    ordered = atol < low <= 1 <= high
+    validation.expect(ordered, "near_one", f"{(low, high)}", f"atol = {atol:g} < lowest <= 1 <= highest")
     return atol, (low, high), validation.integer(min_layers, "min_layers")
 
 
 def _rows(values: Any) -> list[np.ndarray]:
-    if isinstance(values, Mapping):
-        values = list(values.values())
+    values = list(values.values()) if isinstance(values, Mapping) else values
     if isinstance(values, list | tuple):
         rows = [_array(row) for row in values]
     else:
@@ -415,7 +416,3 @@ def _rows(values: Any) -> list[np.ndarray]:
 
 def _array(values: Any) -> np.ndarray:
     return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values, dtype=np.float64)
-
-
-def _is_clear(row: np.ndarray, count: int, near_one: tuple[float, float]) -> bool:
-    return len(row) > 0 and bool(((row[:count] >= near_one[0]) & (row[:count] <= near_one[1])).all())

@@ -360,9 +360,9 @@ class Jacobian(Printed):
 
 
 def _level_of_caller() -> int:
-    """Return the ``stacklevel`` of the first caller outside the library."""
+    """Return the ``stacklevel`` of the first caller outside the library (and functools, of cached properties)."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "bnrank":
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("bnrank", "functools"):
         level, frame = level + 1, frame.f_back
     return level
 

@@ -50,10 +50,8 @@ def describe(near: Tensor, rtol: float, numbers: np.ndarray | None = None) -> st
         return ""
     first = int(rows[0]) if numbers is None else int(numbers[int(rows[0])])
     within = f"within {rtol:g} (relative) of" if rtol else "on"
-    return (
-        f"{len(rows)} of {len(near)} samples lie {within} a kink, the first is row {first}; the Jacobian there is "
-        "that of one side, as PyTorch takes it"
-    )
+    where = f"{len(rows)} of {len(near)} samples lie {within} a kink, the first is row {first}"
+    return f"{where}; the Jacobian there is that of one side, as PyTorch takes it"
 
 
 # MLPs ------------------------------------------------------------------------------------------------------------

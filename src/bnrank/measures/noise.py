@@ -94,8 +94,8 @@ def denoising(
     with torch.no_grad():
         noisy, plain = (function(part).flatten(1).double().cpu() for part in (samples + noise, samples))
     flat, noise = samples.flatten(1), noise.flatten(1)
-    if noisy.shape != flat.shape:
-        raise ValueError(f"net: got {noisy.shape[1]} outputs, expected as many as inputs, {flat.shape[1]}")
+    fits = noisy.shape == flat.shape
+    validation.expect(fits, "net", f"{noisy.shape[1]} outputs", f"as many as inputs, {flat.shape[1]}")
     before, after = (
         (points - flat).norm(dim=1) if distance is None else _distances(distance(points), len(flat))
         for points in (flat + noise, noisy)

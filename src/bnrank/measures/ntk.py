@@ -67,9 +67,9 @@ def trace_of(function: Layers | Functional, x: Tensor, chunk_size: int | None) -
     if isinstance(function, Layers):
         pieces = sweep(function, x, chunk_size=chunk_size, jacobian=False, trace=True)
         return finite(torch.cat([t for _, t in pieces if t is not None]))
-    rows = products.parameter_jacobians(products.with_gradients(function), x, chunk_size)
-    traces = torch.cat([(row * row).sum((1, 2)) for row in rows])
-    for parameter in function.parameters.values():
+    jacobian = products.Products(function, x, chunk_size)
+    traces = torch.cat([(row * row).sum((1, 2)) for row in jacobian.rows()])
+    for parameter in jacobian.parameters:
         parameter.requires_grad_(False)
     return finite(traces)
 
@@ -115,12 +115,12 @@ def gram(net: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.f
             pairs = (rows @ rows.T).reshape(n, d_out, n, d_out).permute(0, 2, 1, 3)
             kernel += (a @ a.T + one)[:, :, None, None] * pairs
         return kernel
-    function = products.with_gradients(Functional(net, dtype))
-    d_out, count = products.sizes(function, x)
+    jacobian = products.Products(Functional(net, dtype), x, None)
+    d_out, count = jacobian.d_out, jacobian.count
     most = MAX_ENTRIES // max(1, d_out * count)
     exceeds = f"with {d_out} outputs and {count} parameters the parameter Jacobian exceeds {MAX_ENTRIES} numbers"
     validation.expect(len(x) <= most, "x", f"{len(x)} samples, {exceeds}", f"at most {most} samples")
-    rows = torch.cat(list(products.parameter_jacobians(function, x, None))).flatten(0, 1)  # (N d_out, P)
+    rows = torch.cat(list(jacobian.rows())).flatten(0, 1)  # (N d_out, P)
     return (rows @ rows.T).reshape(x.shape[0], d_out, x.shape[0], d_out).permute(0, 2, 1, 3).contiguous()
 
 
@@ -184,10 +184,9 @@ def top_eigenvalue(
         jacobian = products.ByLayers(layers, x, chunk_size)
         like = layers.weights[0]
     else:
-        function = products.with_gradients(Functional(net))
-        x = x.to(function.device)
-        products.check_samplewise(function, x)
-        jacobian = products.Products(function, x, chunk_size)
+        function = Functional(net)
+        jacobian = products.Products(function, x.to(function.device), chunk_size)
+        products.check_samplewise(function, jacobian.x)
         like = jacobian.parameters[0].detach()
     rows = jacobian.n * jacobian.d_out
 
@@ -257,10 +256,10 @@ def mixed_derivative_norm(
     seed = validation.integer(seed, "seed", 0)
     if is_plain_mlp(net):
         return finite(_mixed_by_layers(Layers.of(net, torch.float64), x, rtol, chunk_size, seed))
-    function = products.with_gradients(Functional(net))
-    x = x.to(function.device, torch.float64)
-    products.check_samplewise(function, x)
-    norms = [_mixed_at_sample(function, sample[None], rtol, seed) for sample in x]
+    function = Functional(net)
+    jacobian = products.Products(function, x.to(function.device, torch.float64), chunk_size)
+    products.check_samplewise(function, jacobian.x)
+    norms = [_mixed_at_sample(jacobian, sample[None], rtol, seed) for sample in jacobian.x]
     return finite(torch.tensor(norms, dtype=torch.float64, device=function.device))
 
 
@@ -296,9 +295,9 @@ def _mixed_by_layers(layers: Layers, x: Tensor, rtol: float, chunk_size: int | N
     return torch.cat(norms)
 
 
-def _mixed_at_sample(function: Functional, sample: Tensor, rtol: float, seed: int) -> float:
+def _mixed_at_sample(of: products.Products, sample: Tensor, rtol: float, seed: int) -> float:
     """Return the norm at one sample, (1, ...), by automatic differentiation: M^T u is a gradient, M v its transpose."""
-    parameters = [p for p in function.parameters.values() if p.requires_grad]
+    function, parameters = of.function, of.parameters
     sample = sample.detach().clone().requires_grad_(True)
     with torch.enable_grad(), products.twice(function):
         out = function(sample).flatten()
@@ -315,9 +314,8 @@ def _mixed_at_sample(function: Functional, sample: Tensor, rtol: float, seed: in
         products.check_connected(function, found)
 
         def apply(v: Tensor) -> Tensor:
-            directions = torch.autograd.grad(
-                jacobian, parameters, v.view_as(jacobian), retain_graph=True, materialize_grads=True
-            )
+            v = v.view_as(jacobian)
+            directions = torch.autograd.grad(jacobian, parameters, v, retain_graph=True, materialize_grads=True)
             return products.transposed(found, u, list(directions), keep=True).flatten()
 
         return products.largest_eigenvalue(apply, jacobian.detach().flatten(), rtol, seed)

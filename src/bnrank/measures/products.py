@@ -71,12 +71,12 @@ class ByLayers:
 
 
 class Products:
-    """J v and J^T u for the parameter Jacobian J, (N d_out, P), of any module: backward passes, and their derivative.
+    """The parameter Jacobian J, (N d_out, P), of any module: J v and J^T u by backward passes, and the rows of J.
 
     Parameters
     ----------
     function : Functional
-        The module, its parameters requiring gradients; each counts once, however often it is used.
+        The module; its floating-point parameters then require gradients, each counted once however often it is used.
     x : Tensor
         Samples, (N, ...).
     chunk_size : int, optional
@@ -84,27 +84,30 @@ class Products:
     """
 
     def __init__(self, function: Functional, x: Tensor, chunk_size: int | None) -> None:
-        self.function, self.n = function, len(x)
-        self.d_out, self.count = sizes(function, x)
+        self.function, self.x, self.n, self.chunk_size = function, x, len(x), chunk_size
+        named = {name: p for name, p in function.parameters.items() if p.is_floating_point()}
+        if not named:
+            raise ValueError(f"net: {type(function.module).__name__} has no parameters, expected at least one")
+        self.names, self.parameters = list(named), [p.requires_grad_(True) for p in named.values()]
+        self.count = sum(p.numel() for p in self.parameters)
+        with torch.no_grad():
+            self.d_out = function(x[:1]).numel()
         self.parts = x.split(chunk_size or max(1, CHUNK_ENTRIES // (64 * max(self.d_out, x[0].numel()))))
-        self.parameters = [p for p in function.parameters.values() if p.requires_grad]
         self.connected = False
 
     def backward(self, u: Tensor) -> Tensor:
         """Return J^T u, (P,), for u of shape (N d_out,)."""
         total = torch.zeros(self.count, dtype=u.dtype, device=u.device)
-        for out, g in zip(
-            _outputs(self.function, self.parts), u.split([len(p) * self.d_out for p in self.parts]), strict=True
-        ):
+        pieces = u.split([len(part) * self.d_out for part in self.parts])
+        for out, g in zip(_outputs(self.function, self.parts), pieces, strict=True):
             found = torch.autograd.grad(out, self.parameters, g, materialize_grads=True)
             total += torch.cat([f.flatten() for f in found])
         return total
 
     def forward(self, v: Tensor) -> Tensor:
         """Return J v, (N d_out,), for v of shape (P,): the derivative of u -> J^T u, applied to v."""
-        directions = [
-            d.view_as(p) for d, p in zip(v.split([p.numel() for p in self.parameters]), self.parameters, strict=True)
-        ]
+        pieces = v.split([p.numel() for p in self.parameters])
+        directions = [d.view_as(p) for d, p in zip(pieces, self.parameters, strict=True)]
         results = []
         with twice(self.function):
             for out in _outputs(self.function, self.parts):
@@ -115,6 +118,29 @@ class Products:
                     self.connected = True
                 results.append(transposed(found, u, directions))
         return torch.cat(results)
+
+    def rows(self) -> Iterator[Tensor]:
+        """Iterate over df/dtheta at the samples, (n, d_out, P)."""
+        directions = torch.eye(self.d_out, dtype=self.function.dtype, device=self.function.device)
+        for piece in self.x.split(self.chunk_size or max(1, CHUNK_ENTRIES // (self.d_out * self.count))):
+            try:
+                yield self._vectorized(piece)
+            except (RuntimeError, ValueError):  # an operation without a batching rule: the same numbers, one by one
+                rows = [
+                    torch.autograd.grad(out, self.parameters, direction, retain_graph=True, materialize_grads=True)
+                    for out in _outputs(self.function, piece.split(1))
+                    for direction in directions
+                ]
+                flat = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+                yield flat.unflatten(0, (len(piece), self.d_out))
+
+    def _vectorized(self, x: Tensor) -> Tensor:
+        def output(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
+            return self.function.with_parameters({**self.function.parameters, **parameters}, sample[None]).flatten()
+
+        chosen = {name: p.detach() for name, p in zip(self.names, self.parameters, strict=True)}
+        rows = torch.func.vmap(torch.func.jacrev(output), in_dims=(None, 0))(chosen, x)
+        return torch.cat([rows[name].flatten(2) for name in self.names], -1)
 
 
 def _outputs(function: Functional, parts: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -172,8 +198,7 @@ def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, rtol: fl
     """
     n = len(like)
     if n <= DENSE:
-        columns = [apply(column) for column in torch.eye(n, dtype=like.dtype, device=like.device)]
-        matrix = torch.stack(columns)
+        matrix = torch.stack([apply(column) for column in torch.eye(n, dtype=like.dtype, device=like.device)])
         return max(0.0, float(torch.linalg.eigvalsh((matrix + matrix.T) / 2)[-1]))
 
     from scipy.sparse import linalg
@@ -195,17 +220,6 @@ def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, rtol: fl
     return max(0.0, float(values[-1]))
 
 
-# Rows ------------------------------------------------------------------------------------------------------------
-
-
-def with_gradients(function: Functional) -> Functional:
-    """Return the function with gradients for all floating-point parameters; raise ValueError if there are none."""
-    floating = [p.requires_grad_(True) for p in function.parameters.values() if p.is_floating_point()]
-    if not floating:
-        raise ValueError(f"net: {type(function.module).__name__} has no parameters, expected at least one")
-    return function
-
-
 def check_samplewise(function: Functional, x: Tensor) -> int:
     """Return d_out; raise if the output for a sample depends on the other samples, as with batch statistics."""
     with torch.no_grad():
@@ -219,39 +233,3 @@ def check_samplewise(function: Functional, x: Tensor) -> int:
             "batch, expected a function of one sample (batch normalization without running statistics?)"
         )
     return together.numel()
-
-
-def sizes(function: Functional, x: Tensor) -> tuple[int, int]:
-    """Return d_out and the number of parameters."""
-    with torch.no_grad():
-        return function(x[:1]).numel(), sum(p.numel() for p in function.parameters.values() if p.requires_grad)
-
-
-def parameter_jacobians(function: Functional, x: Tensor, chunk_size: int | None) -> Iterator[Tensor]:
-    """Iterate over df/dtheta at the samples, (n, d_out, P)."""
-    d_out, count = sizes(function, x)
-    parameters = [p for p in function.parameters.values() if p.requires_grad]
-    directions = torch.eye(d_out, dtype=function.dtype, device=function.device)
-    for piece in x.split(chunk_size or max(1, CHUNK_ENTRIES // (d_out * count))):
-        try:
-            yield _vectorized(function, piece)
-        except (RuntimeError, ValueError):  # an operation without a batching rule: the same numbers, one by one
-            rows = [
-                torch.autograd.grad(out, parameters, direction, retain_graph=True, materialize_grads=True)
-                for out in _outputs(function, piece.split(1))
-                for direction in directions
-            ]
-            flat = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
-            yield flat.unflatten(0, (len(piece), d_out))
-
-
-def _vectorized(function: Functional, x: Tensor) -> Tensor:
-    names = [name for name, p in function.parameters.items() if p.requires_grad]
-
-    def output(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
-        everything = {**function.parameters, **parameters}
-        return function.with_parameters(everything, sample[None]).flatten()
-
-    chosen = {name: function.parameters[name].detach() for name in names}
-    rows = torch.func.vmap(torch.func.jacrev(output), in_dims=(None, 0))(chosen, x)
-    return torch.cat([rows[name].flatten(2) for name in names], -1)

@@ -218,8 +218,8 @@ def describe(profile: xr.Dataset) -> list[str]:
     >>> describe(ds)
     ['skipped 1 (PReLU): activation with a learned slope and no weight matrix']
     """
-    if "bottleneck_reason" not in profile.attrs:
-        raise ValueError("profile: got a dataset without 'bottleneck_reason', expected the result of bnrank.profile")
+    known = "bottleneck_reason" in profile.attrs
+    validation.expect(known, "profile", "a dataset without 'bottleneck_reason'", "the result of bnrank.profile")
     skipped = [Skipped(**row) for row in remarks.rows(profile, "skipped")]
     notes = remarks.rows(profile, "note")
     return [f"skipped {part}" for part in skipped] + [f"{row['name']}: {row['note']}" for row in notes]
@@ -336,12 +336,10 @@ def _target(y: Tensor | np.ndarray, n: int, d_out: int) -> Tensor:
     y = torch.as_tensor(y)
     if y.is_floating_point():
         y = validation.samples(y, "y", ndim=None if y.ndim > 2 else 2).flatten(1)
-        if y.shape[1] != d_out:
-            raise ValueError(f"y: got {y.shape[1]} outputs per sample, expected {d_out} as in the network's output")
-    elif y.ndim != 1 or y.dtype == torch.bool or y.is_complex():
-        raise TypeError(f"y: got {validation.describe(y)}, expected (N, d_out) floating point or (N,) class numbers")
-    elif y.numel() and (int(y.min()) < 0 or int(y.max()) >= d_out):
-        raise ValueError(f"y: got class numbers from {int(y.min())} to {int(y.max())}, expected 0 to {d_out - 1}")
+        got = f"{y.shape[1]} outputs per sample"
+        validation.expect(y.shape[1] == d_out, "y", got, f"{d_out} as in the network's output")
+    else:
+        y = validation.classes(y, "y", d_out)
     validation.expect(y.shape[0] == n, "y", f"{y.shape[0]} samples", f"{n} as in x")
     return y
 
