@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
-from bnrank.discovery.estimators import autoencoder, base, learning
+from bnrank.discovery.estimators import base, learning, predictors
 from bnrank.discovery.estimators.counts import Count
 from bnrank.discovery.estimators.learning import between_inputs, investigate
 from bnrank.discovery.estimators.linear import best_linear
@@ -18,10 +18,6 @@ from bnrank.discovery.estimators.path import budget_for
 from bnrank.discovery.estimators.tables import Data, groups_of_rows
 
 from .tables import QUICK
-
-
-def silent(text):
-    return None
 
 
 def slow_groups(x, y, labels):
@@ -169,15 +165,16 @@ def test_only_tables_with_replicates_are_looked_at_twice(monkeypatch):
     y = np.random.default_rng(0).normal(size=(40, 1))
     plan = budget_for(40, 1, 1, 1)
     copies, distinct = Data(x, x), Data(np.hstack([x, y]), y)
-    assert all(between_inputs(count, data, plan, 0, silent, 2) is count for data in (copies, distinct))
-    assert between_inputs(count, Data(x, y), plan, 0, silent, 0) is count  # nothing was found
+    assert all(between_inputs(count, data, plan) is count for data in (copies, distinct))
+    none, one = replace(count, number=0), replace(count, number=1)
+    assert between_inputs(none, Data(x, y), plan) is none  # nothing was found
     assert calls == []
-    assert between_inputs(count, Data(x, y), plan, 0, silent, 1) is count
-    less = between_inputs(count, Data(x, y), plan, 0, silent, 2)
+    assert between_inputs(one, Data(x, y), plan) is one
+    less = between_inputs(count, Data(x, y), plan)
     assert (less.number, less.interval, less.undetermined) == (2, (1, 3), True)
     assert calls == [{"by_input": True}] * 2
     path.by_number = losses * [[1.0], [1.0], [0.8]]  # two are better than one there, too, if not enough to be the count
-    assert between_inputs(count, Data(x, y), plan, 0, silent, 2) is count
+    assert between_inputs(count, Data(x, y), plan) is count
 
 
 def test_a_few_replicates_are_not_looked_at_twice(monkeypatch):
@@ -185,12 +182,12 @@ def test_a_few_replicates_are_not_looked_at_twice(monkeypatch):
     x = np.arange(40.0)[:, None]
     y, count = np.random.default_rng(0).normal(size=(40, 2)), Count(2, (2, 2), 1.0, False, "all")
     x[1] = x[0]
-    assert between_inputs(count, Data(x, y), budget_for(40, 1, 2, 1), 0, silent, 2) is count
+    assert between_inputs(count, Data(x, y), budget_for(40, 1, 2, 1)) is count
 
 
 def test_halves_of_the_columns_with_replicates_are_looked_at_twice_and_counts_asked_for_are_not(monkeypatch):
     unsure, seen = Count(1, (0, 1), 1.0, True, "unsure"), []
-    for module in (autoencoder, base):
+    for module in (predictors, base):
         monkeypatch.setattr(module, "between_inputs", lambda *arguments: seen.append(arguments[0]) or unsure)
     x = np.random.default_rng(0).normal(size=(20, 1)) @ np.ones((1, 6))
     assert BottleneckAutoencoder().fit(x).undetermined_
@@ -210,7 +207,7 @@ def test_all_rows_of_an_input_are_in_one_fold_the_second_time(monkeypatch):
     monkeypatch.setattr(learning, "best_linear", linear)
     data = Data(np.repeat(np.arange(2.0), 20)[:, None], np.random.default_rng(0).normal(size=(40, 1)))
     for by_input in (False, True):
-        investigate(data, replace(budget_for(40, 1, 1, 1), folds=3, ridges=()), 0, silent, by_input=by_input)
+        investigate(data, replace(budget_for(40, 1, 1, 1), folds=3, ridges=()), by_input=by_input)
     assert np.bincount(folds[0][:20], minlength=3).min() > 0
     first, second = set(folds[1][:20]), set(folds[1][20:])
     assert len(first) == len(second) == 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckRegressor
-from bnrank.discovery.estimators import autoencoder, learning
+from bnrank.discovery.estimators import learning, predictors
 from bnrank.discovery.estimators.bottleneck import truncate
 from bnrank.discovery.estimators.counts import Count, standard_error
 from bnrank.discovery.estimators.learning import Evidence, count_from, investigate, learn, rows_of
@@ -23,10 +23,6 @@ NOISE = np.tile([1.0, -1.0], 60)
 ERROR = 1 / np.sqrt(120)  # its standard error
 
 
-def silent(text):
-    return None
-
-
 def noise_table(n=120, seed=0):
     generator = np.random.default_rng(seed)
     return Data(generator.normal(size=(n, 3)), 3 * generator.normal(size=(n, 2)))
@@ -36,7 +32,7 @@ def pretend(monkeypatch, losses):
     """Have networks of each depth these held-out losses at 1 and 2 dimensions; return the depths that were tried."""
     tried = []
 
-    def explore(data, folds, groups, level, plan, seed, tell):
+    def explore(data, folds, groups, level, plan):
         tried.append(plan.depth)
         path = Path(data, folds, groups)
         path.errors[0.01] = np.vstack([level, *(loss + NOISE for loss in losses[plan.depth])])
@@ -49,7 +45,7 @@ def pretend(monkeypatch, losses):
 @pytest.mark.parametrize(("gain", "depth"), [(0.0, 12), (1.9 * ERROR, 12), (2.1 * ERROR, 4)])
 def test_shallow_networks_are_kept_where_they_are_better_by_two_standard_errors(monkeypatch, gain, depth):
     tried = pretend(monkeypatch, {12: [2.0, 2.0], 4: [2.0 - gain, 2.0 - gain]})
-    found = investigate(noise_table(), budget_for(200, 3, 2, 2), 0, silent)
+    found = investigate(noise_table(), budget_for(200, 3, 2, 2))
     assert (found.kind, found.number, found.plan.depth) == ("network", 1, depth)
     assert tried == [12, 4]
     kept, other = (2.0, 2.0 - gain) if depth == 12 else (2.0 - gain, 2.0)
@@ -59,14 +55,14 @@ def test_shallow_networks_are_kept_where_they_are_better_by_two_standard_errors(
 
 def test_no_shallow_networks_are_tried_where_the_depth_is_given(monkeypatch):
     tried = pretend(monkeypatch, {12: [2.0, 2.0], 4: [0.0, 0.0]})
-    assert investigate(noise_table(), replace(budget_for(200, 3, 2, 2), shallow=0), 0, silent).plan.depth == 12
+    assert investigate(noise_table(), replace(budget_for(200, 3, 2, 2), shallow=0)).plan.depth == 12
     assert tried == [12]
 
 
 @pytest.mark.parametrize(("wanted", "depth"), [(None, 12), (1, 4), (2, 12)])
 def test_depths_are_compared_at_the_dimensions_wanted(monkeypatch, wanted, depth):
     pretend(monkeypatch, {12: [4.0, 2.0], 4: [2.0, 2.0]})
-    found = investigate(noise_table(), budget_for(200, 3, 2, 2), 0, silent, wanted)
+    found = investigate(noise_table(), budget_for(200, 3, 2, 2), wanted)
     assert (found.number, found.plan.depth) == (wanted or 2, depth)
 
 
@@ -117,7 +113,7 @@ def test_final_networks_worse_than_those_of_the_folds_by_a_standard_error_are_re
     monkeypatch.setattr(learning, "_on_all_rows", lambda net, rows, ridge: went_on.append((net, ridge)) or trained)
     linear = best_linear(data.x, data.y, path.folds, 2)
     plan = replace(budget_for(60, 3, 2, 2), steps=2)
-    model = learn(data, Evidence("network", 2, linear, path, None, np.arange(120), plan), 0, silent)
+    model = learn(data, Evidence("network", 2, linear, path, None, np.arange(120), plan))
     assert went_on == ([(best.network, 0.01)] if replaced else [])
     assert model.whole is (trained if replaced else final.network)
 
@@ -141,7 +137,7 @@ def test_resamples_of_linear_maps_are_compared_row_by_row():
     fit = weak_component(0.33)
     found = Evidence("linear", 2, fit, None, None, np.arange(200), budget_for(20, 4, 2, 2))
     assert learning.counts.resampled(fit.errors, 0.0) == (1, 2)
-    assert count_from(found, (), 2).interval == (2, 2)
+    assert count_from(found, 2).interval == (2, 2)
 
 
 @pytest.mark.parametrize(("gain", "high"), [(1.5, 1), (-5.0, 0)])
@@ -149,7 +145,7 @@ def test_what_is_too_weak_to_be_found_shows_in_the_interval(gain, high):
     shared = np.repeat([6.0, -6.0], 60)  # which nothing is to be seen of in pairs
     errors = np.vstack([50 + shared, 50 + shared - gain * ERROR + NOISE])
     plan, linear = budget_for(20, 2, 1, 1), SimpleNamespace(errors=errors)
-    count = count_from(Evidence("constant", 0, linear, None, None, np.arange(120), plan), (), 1)
+    count = count_from(Evidence("constant", 0, linear, None, None, np.arange(120), plan), 1)
     assert (count.number, count.interval, count.undetermined) == (0, (0, high), False)
 
 
@@ -159,13 +155,13 @@ def test_what_networks_almost_find_shows_in_the_interval_too(gain, high):
     errors = np.vstack([level, level[::-1] - gain * ERROR])
     path, linear = SimpleNamespace(by_number=errors, rtol=0.0), SimpleNamespace(errors=errors[[0, 0]])
     found = Evidence("constant", 0, linear, path, None, np.arange(120), budget_for(120, 2, 1, 1))
-    assert count_from(found, (), 1).interval == (0, high)
+    assert count_from(found, 1).interval == (0, high)
 
 
 @pytest.mark.filterwarnings("ignore::bnrank.discovery.NothingFoundWarning")
 def test_the_interval_of_an_autoencoder_that_found_nothing_is_that_of_its_halves(monkeypatch):
     count = Count(0, (0, 2), float("nan"), False, "nothing")
-    monkeypatch.setattr(autoencoder, "count_from", lambda *arguments: count)
+    monkeypatch.setattr(predictors, "count_from", lambda *arguments: count)
     found = BottleneckAutoencoder().fit(np.random.default_rng(0).normal(size=(20, 6)))
     assert (found.n_components_, found.n_components_interval_) == (0, (0, 2))
 

@@ -174,7 +174,7 @@ def test_networks_are_as_wide_as_the_components_asked_for():
     with pytest.raises(ValueError, match="width: got 3, expected at least 5, the number of components"):
         BottleneckRegressor(5, width=3).fit(x, y)
     wide = np.abs(np.random.default_rng(0).normal(size=(40, 18)))
-    plan = BottleneckRegressor(18)._plan(Data(wide, wide), 18)
+    plan = BottleneckRegressor(18)._plan(Data(wide, wide), 0, print, 18)
     assert (budget_for(40, 18, 18, 18).width, plan.width) == (16, 18)
 
 

@@ -74,7 +74,7 @@ def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "OUS":
             return {"strings": value.tolist(), "dtype": value.dtype.str}
-        tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
+        tensors[name] = torch.tensor(value)
         return {"array": name}
     if isinstance(value, MLP):
         tensors.update({f"{name}/{key}": tensor for key, tensor in value.state_dict().items()})

@@ -4,7 +4,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +19,15 @@ from bnrank._core import store, validation
 from bnrank.discovery.estimators import learning, summary
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, sensitivity
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
-from bnrank.discovery.estimators.learning import Evidence, Model, between_inputs, investigate, learn
+from bnrank.discovery.estimators.learning import (
+    Evidence,
+    Model,
+    between_inputs,
+    count_from,
+    few_rows,
+    investigate,
+    learn,
+)
 from bnrank.discovery.estimators.path import FEW, Budget, budget_for
 from bnrank.discovery.estimators.tables import Data, Scaling, constant_columns, read_table
 from bnrank.networks.mlp import MLP, from_layers
@@ -27,41 +35,26 @@ from bnrank.networks.mlp import MLP, from_layers
 CHUNK_SIZE = 8192  # rows
 MAX_ROWS = 1000  # in the data of the figures
 DEAD = 1e-9  # influence, relative to the largest, below which a component does not vary
-SUMMARIZED = (
-    *("model", "n_components", "undetermined", "reason", "ridge", "held_out", "held_out_error", "stability"),
-    *("spectrum", "influence", "sensitivity", "n_input_directions", "input_spectrum", "notes"),
-)
 
 
 class NothingFoundWarning(UserWarning):
     """No function of the inputs predicts the outputs better than their mean."""
 
 
+@dataclass(eq=False, repr=False)
 class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Parameters and methods shared by regressor, classifier and autoencoder."""
 
-    def __init__(
-        self,
-        n_components: int | str = "auto",
-        *,
-        ridges: Sequence[float] | str = "auto",
-        depth: int | str = "auto",
-        width: int | str = "auto",
-        n_networks: int | str = "auto",
-        steps: int | str = "auto",
-        rtol: float = 0.01,
-        random_state: int | np.random.RandomState | None = 0,
-        progress: bool | str = "auto",
-    ) -> None:
-        self.n_components = n_components
-        self.ridges = ridges
-        self.depth = depth
-        self.width = width
-        self.n_networks = n_networks
-        self.steps = steps
-        self.rtol = rtol
-        self.random_state = random_state
-        self.progress = progress
+    n_components: int | str = "auto"
+    _: KW_ONLY
+    ridges: Sequence[float] | str = "auto"
+    depth: int | str = "auto"
+    width: int | str = "auto"
+    n_networks: int | str = "auto"
+    steps: int | str = "auto"
+    rtol: float = 0.01
+    random_state: int | np.random.RandomState | None = 0
+    progress: bool | str = "auto"
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the bottleneck coordinates, (N, n_components_), of mean 0 and covariance 1 on the rows of the fit."""
@@ -111,28 +104,29 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             delattr(self, name)
         return read_table(self, X, reset=True)
 
-    def _plan(self, data: Data, wanted: int = 0) -> Budget:
+    def _plan(self, data: Data, seed: int, tell: Callable[[str], None], wanted: int = 0) -> Budget:
+        """Return the settings of a fit, those given and else the usual ones for the table."""
         validation.expect(np.ptp(data.x, axis=0).any(), "X", "1 row(s) that differ", "at least 2")
         plan = budget_for(data.distinct, data.x.shape[1], data.outputs, data.bound)
-        changes: dict[str, Any] = {"rtol": validation.number(self.rtol, "rtol", 0.0)}
+        changes: dict[str, Any] = {"rtol": validation.number(self.rtol, "rtol", 0.0), "seed": seed, "tell": tell}
         for name, minimum in [("depth", 2), ("width", 1), ("n_networks", 1), ("steps", 1)]:
             value = getattr(self, name)
-            if isinstance(value, str) and value != "auto":
-                raise ValueError(f"{name}: got {value!r}, expected an integer of at least {minimum}, or 'auto'")
+            expected = f"an integer of at least {minimum}, or 'auto'"
+            validation.expect(not isinstance(value, str) or value == "auto", name, repr(value), expected)
             if value != "auto":
                 changes[name] = validation.integer(value, name, minimum)
         if "depth" in changes:
             changes["shallow"] = 0
         changes.setdefault("width", max(plan.width, wanted))
-        if changes["width"] < wanted:
-            raise ValueError(f"width: got {changes['width']}, expected at least {wanted}, the number of components")
+        width = changes["width"]
+        validation.expect(width >= wanted, "width", f"{width}", f"at least {wanted}, the number of components")
         if not isinstance(self.ridges, str):
             values = [validation.number(r, f"ridges[{i}]", 0.0, strict=True) for i, r in enumerate(self.ridges)]
             validation.expect(values, "ridges", "none", "at least one, or 'auto'")
             changes |= {"ridges": tuple(dict.fromkeys(values)), "grow": False}
             changes["steps"] = changes.get("steps", max(plan.steps, 2 * data.distinct if data.distinct < FEW else 0))
-        elif self.ridges != "auto":
-            raise ValueError(f"ridges: got {self.ridges!r}, expected numbers, or 'auto'")
+        else:
+            validation.expect(self.ridges == "auto", "ridges", repr(self.ridges), "numbers, or 'auto'")
         return replace(plan, **changes)
 
     def _seed(self) -> int:
@@ -147,45 +141,49 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             return None
         wanted = validation.integer(self.n_components, "n_components")
         validation.expect(wanted <= d_in, "n_components", f"{wanted}", f"at most {d_in}, the number of inputs")
-        if wanted > d_out:
-            raise ValueError(
-                f"n_components: got {wanted}, expected at most {d_out}: y passes through itself, so that no function "
-                f"with {outputs} needs more components. For the number of combinations of the inputs that y depends "
-                "on, fit with n_components='auto' and read n_input_directions_"
-            )
+        expected = (
+            f"at most {d_out}: y passes through itself, so that no function with {outputs} needs more components. For "
+            "the number of combinations of the inputs that y depends on, fit with n_components='auto' and read "
+            "n_input_directions_"
+        )
+        validation.expect(wanted <= d_out, "n_components", f"{wanted}", expected)
         return wanted
 
     def _learn(self, x: np.ndarray, scaling: Scaling, data: Data, wanted: int | None, known: Any = None) -> None:
         """Fit, and set all fitted attributes; ``known`` is a count from elsewhere."""
-        plan, seed = self._plan(data, wanted or 0), self._seed()
-        data = replace(data, max_components=max(data.max_components, wanted or 0))
         with voice(self.progress) as tell:
-            evidence = investigate(data, plan, seed, tell, wanted)
-            model = learn(data, evidence, seed, tell)
+            plan = self._plan(data, self._seed(), tell, wanted or 0)
+            data = replace(data, max_components=max(data.max_components, wanted or 0))
+            evidence = investigate(data, plan, wanted)
+            model = learn(data, evidence)
+            count = few_rows(count_from(evidence, data.bound), data)
             if wanted is None:
-                model = replace(model, count=between_inputs(model.count, data, plan, seed, tell, evidence.number))
+                count = between_inputs(count, data, plan)
         if wanted is not None and known is None:
             reason = f"{wanted} component(s) were requested"
             if not is_better(evidence.errors[wanted], evidence.errors[0]):
                 reason += "; but nothing was found: on held-out rows they predict no better than the mean"
             known = Count(wanted, (wanted, wanted), float("nan"), False, reason)
-        self._describe(x, scaling, data, evidence, replace(model, count=known or model.count))
+        self._describe(x, scaling, data, evidence, model, known or count)
 
-    def _describe(self, x: np.ndarray, scaling: Scaling, data: Data, evidence: Evidence, model: Model) -> None:
-        self.model_ = model.kind
-        self.n_components_ = self._n_features_out = model.k
-        self.n_components_interval_ = model.count.interval
-        self.undetermined_ = model.count.undetermined
-        self.reason_ = model.count.reason
-        self.stability_ = model.trials
+    def _describe(
+        self, x: np.ndarray, scaling: Scaling, data: Data, evidence: Evidence, model: Model, count: Count
+    ) -> None:
+        k = evidence.number
+        self.model_ = evidence.kind
+        self.n_components_ = self._n_features_out = k
+        self.n_components_interval_ = count.interval
+        self.undetermined_ = count.undetermined
+        self.reason_ = count.reason
+        self.stability_ = evidence.trials()
         self.network_ = model.network
         self.bottleneck_layer_ = model.layer
         self.ridge_ = model.ridge
         self.module_ = scaling.unscaled_output(scaling.unscaled_input(model.network))
         self.input_scale_, self.output_scale_ = scaling.x_factor, scaling.y_factor
         inputs = torch.from_numpy(data.x)
-        if model.k:
-            made = coordinates_of(model.network, inputs, model.layer, model.k)
+        if k:
+            made = coordinates_of(model.network, inputs, model.layer, k)
             self.encoder_ = scaling.unscaled_input(made.encoder)
             self.decoder_ = scaling.unscaled_output(made.decoder)
             self.influence_ = made.influence
@@ -196,15 +194,15 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             self.sensitivity_ = np.zeros((0, data.x.shape[1]))
         self.held_out_ = evidence.errors.mean(axis=1)
         self.held_out_error_ = np.array([standard_error(rows) for rows in evidence.errors])
-        self.n_input_directions_ = model.k  # of a linear map
-        if model.kind == "network" and evidence.path is not None:
-            self.n_input_directions_ = learning.number_of_directions(evidence.path, evidence.path.ridge_for(model.k))
+        self.n_input_directions_ = k  # of a linear map
+        if evidence.kind == "network" and evidence.path is not None:
+            self.n_input_directions_ = learning.number_of_directions(evidence.path, model.ridge)
         self.input_spectrum_ = InputDirections(model.network, inputs).spectrum
-        self.notes_ = self._notes(x, data, model)
-        if model.kind == "constant":
-            warnings.warn(f"{type(self).__name__}: {model.count.reason}", NothingFoundWarning, stacklevel=4)
+        self.notes_ = self._notes(x, data)
+        if evidence.kind == "constant":
+            warnings.warn(f"{type(self).__name__}: {count.reason}", NothingFoundWarning, stacklevel=4)
 
-    def _notes(self, x: np.ndarray, data: Data, model: Model) -> tuple[str, ...]:
+    def _notes(self, x: np.ndarray, data: Data) -> tuple[str, ...]:
         notes = []
         names = self._input_names(x.shape[1])
         if len(dead := np.flatnonzero(constant_columns(x))):
@@ -221,8 +219,8 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         if getattr(self, "outputs", None) == "auto" and len(used) and (ratio := used.max() / used.min()) > 1 + 1e-9:
             notes.append(f"spreads of the outputs differ by a factor of {ratio:.2g}: each was divided by its spread")
         if still := int((self.influence_ < DEAD * self.influence_.max(initial=0)).sum()):
-            notes.append(f"{still} of the {model.k} components do not vary on these rows: fewer suffice")
-        if data.bound == 1 and model.k:
+            notes.append(f"{still} of the {self.n_components_} components do not vary on these rows: fewer suffice")
+        if data.bound == 1 and self.n_components_:
             directions = f"y depends on {self.n_input_directions_} combination(s) of the inputs"
             notes.append(f"one output or two classes: the count, bounded by the number of outputs, is 1; {directions}")
         return tuple(notes)
@@ -243,8 +241,8 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     def _decode(self, Z: Any) -> np.ndarray:
         check_is_fitted(self)
         z = check_array(Z, dtype=np.float64, input_name="Z", ensure_min_features=0)
-        if z.shape[1] != self.n_components_:
-            raise ValueError(f"Z: got {z.shape[1]} columns, expected n_components_ = {self.n_components_}")
+        columns, expected = z.shape[1], f"n_components_ = {self.n_components_}"
+        validation.expect(columns == self.n_components_, "Z", f"{columns} columns", expected)
         if not self.n_components_:
             return np.repeat(self._outputs_of(np.zeros((1, self.n_features_in_))), len(z), axis=0)
         return _in_chunks(self.decoder_, z)
@@ -253,20 +251,21 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self, x: np.ndarray, seen: np.ndarray, predicted: np.ndarray, score: float, outputs: list[str]
     ) -> None:
         rows = np.linspace(0, len(x) - 1, min(len(x), MAX_ROWS)).astype(int)
-        self.summary_ = summary.Summary(
-            estimator=type(self).__name__,
-            interval=self.n_components_interval_,
-            bound=len(self.held_out_) - 1,
-            rows=len(x),
-            inputs=tuple(self._input_names(x.shape[1])),
-            outputs=seen.shape[1] if seen.ndim > 1 else 1,
-            output_names=tuple(outputs),
-            score=score,
-            coordinates=self._coordinates(x[rows]),
-            seen=seen[rows],
-            predicted=predicted[rows],
-            **{name: getattr(self, f"{name}_") for name in SUMMARIZED},
-        )
+        own = {
+            "estimator": type(self).__name__,
+            "interval": self.n_components_interval_,
+            "bound": len(self.held_out_) - 1,
+            "rows": len(x),
+            "inputs": tuple(self._input_names(x.shape[1])),
+            "outputs": seen.shape[1] if seen.ndim > 1 else 1,
+            "output_names": tuple(outputs),
+            "score": score,
+            "coordinates": self._coordinates(x[rows]),
+            "seen": seen[rows],
+            "predicted": predicted[rows],
+        }
+        fitted = {f.name: getattr(self, f"{f.name}_") for f in fields(summary.Summary) if f.name not in own}
+        self.summary_ = summary.Summary(**own, **fitted)
 
     def _coordinates(self, x: np.ndarray) -> np.ndarray:
         return _in_chunks(self.encoder_, x) if self.n_components_ else np.zeros((len(x), 0))

@@ -117,8 +117,6 @@ class Coordinates:
     ----------
     encoder, decoder : MLP
         g and h, float64, in the units of the network.
-    layer : int
-        The layer whose preactivations hold z.
     spectrum : ndarray
         Standard deviations of these preactivations along their principal directions, descending.
     influence : ndarray
@@ -127,7 +125,6 @@ class Coordinates:
 
     encoder: MLP
     decoder: MLP
-    layer: int
     spectrum: np.ndarray
     influence: np.ndarray
 
@@ -175,7 +172,7 @@ def coordinates_of(net: MLP, x: Tensor, layer: int, k: int) -> Coordinates:
         net.slope,
     )
     influence = strength.flip(0).clamp_min(0).sqrt()
-    return Coordinates(encoder, decoder(up @ axes), layer, spread.numpy(), influence.numpy())
+    return Coordinates(encoder, decoder(up @ axes), spread.numpy(), influence.numpy())
 
 
 def sensitivity(encoder: MLP, x: Tensor, spread: Tensor) -> np.ndarray:

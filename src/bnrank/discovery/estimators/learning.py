@@ -1,6 +1,5 @@
 """From a table to a network of k dimensions: the steps of ``fit``, on data in the scale of training."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,43 +70,23 @@ class Model:
 
     Attributes
     ----------
-    kind : str
-        As in :class:`Evidence`.
     network : MLP
         In the scale of training, float64; of inner dimension k at ``layer``.
     layer : int
         The layer with the bottleneck.
-    k : int
-        Number of components; 0 for a constant.
     ridge : float
         lambda of its training.
-    count : Count
-        The number with its uncertainty.
-    trials : tuple of Trial
-        All trained networks.
     whole : MLP
         The network before truncation.
     """
 
-    kind: str
     network: MLP
     layer: int
-    k: int
     ridge: float
-    count: Count
-    trials: tuple[Trial, ...]
     whole: MLP
 
 
-def investigate(
-    data: Data,
-    plan: Budget,
-    seed: int,
-    tell: Callable[[str], None],
-    wanted: int | None = None,
-    *,
-    by_input: bool = False,
-) -> Evidence:
+def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input: bool = False) -> Evidence:
     """Return the kind of function in a table and its number of dimensions, by cross-validation.
 
     A linear map is kept unless the held-out loss of a network is smaller by one standard error of the difference, and
@@ -116,12 +95,12 @@ def investigate(
     count less reliably, is smaller by two of their standard errors: then the deep ones stopped at a saddle, or bend
     too little. With ``by_input`` all rows of the same inputs are held out together, replicates too.
     """
-    rows = rows_of(data, seed)
+    rows = rows_of(data, plan.seed)
     some = data.rows(rows)
     groups = np.unique((data.inputs if by_input else data.groups)[rows], return_inverse=True)[1].reshape(-1)
     plan = replace(plan, folds=min(plan.folds, int(groups.max()) + 1))
-    folds = folds_of(groups, plan.folds, seed, some.y if data.classes else None)
-    tell("linear maps")
+    folds = folds_of(groups, plan.folds, plan.seed, some.y if data.classes else None)
+    plan.tell("linear maps")
     linear = best_linear(some.x, some.y, folds, data.full, data.classes, groups)
     k = linear.rank if wanted is None else wanted
     if k == wanted == 0:
@@ -129,11 +108,11 @@ def investigate(
     if linear.is_exact(k) or not plan.ridges:
         found = k and (wanted is not None or counts.is_better(linear.errors[k], linear.errors[0]))
         return Evidence("linear" if found else "constant", k if found else 0, linear, None, None, rows, plan)
-    path, rival = explore(some, folds, groups, linear.errors[0], plan, seed, tell), None
+    path, rival = explore(some, folds, groups, linear.errors[0], plan), None
     if plan.shallow:
-        tell(f"depth {plan.shallow}")
+        plan.tell(f"depth {plan.shallow}")
         other_plan = replace(plan, depth=plan.shallow, shallow=0)
-        rival = explore(some, folds, groups, linear.errors[0], other_plan, seed, tell)
+        rival = explore(some, folds, groups, linear.errors[0], other_plan)
         deep, shallow = (p.by_number[p.supported if wanted is None else wanted] for p in (path, rival))
         if _is_worse(deep, shallow, counts.SURE):
             path, rival, plan = rival, path, other_plan
@@ -160,72 +139,46 @@ def rows_of(data: Data, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).permutation(first)[:MAX_ROWS])
 
 
-def learn(data: Data, found: Evidence, seed: int, tell: Callable[[str], None]) -> Model:
-    """Return the network of the given number of dimensions, trained on all rows, and the count with its uncertainty.
-
-    Parameters
-    ----------
-    data : Data
-        The table.
-    found : Evidence
-        The result of :func:`investigate`.
-    seed : int
-        Seed of the first network.
-    tell : callable
-        Receives progress messages.
-    """
-    kind, path, k = found.kind, found.path, found.number
-    all_used = len(found.rows) == len(data.x)
-    if kind == "network" and path is not None:
-        ridge = path.ridge_for(k)
-        network, layer, whole = _network(data, found, path, ridge, seed, tell)
-    else:
-        ridge, layer = found.linear.ridge, 1
+def learn(data: Data, found: Evidence) -> Model:
+    """Return the network of the number of dimensions found, trained on all rows."""
+    k, plan, path, some = found.number, found.plan, found.path, data.rows(found.rows)
+    all_used = len(some.x) == len(data.x)
+    if found.kind != "network" or path is None:
+        ridge = found.linear.ridge
         straight = found.linear.map if all_used else linear_map(data.x, data.y, ridge, data.classes)
-        network, whole = straight.network(k), straight.network(data.full)
-    trials = found.trials()
-    count = few_rows(count_from(found, trials, data.bound), data)
-    return Model(kind, network, layer, k, ridge, count, trials, whole)
-
-
-def _network(
-    data: Data, found: Evidence, path: Path, ridge: float, seed: int, tell: Callable[[str], None]
-) -> tuple[MLP, int, MLP]:
-    """Return the network of k dimensions, the layer of its bottleneck, and the network before truncation."""
-    k, plan, some = found.number, found.plan, data.rows(found.rows)
-    fits = _final_fits(some, path, ridge, plan, seed, tell)
+        return Model(straight.network(k), 1, ridge, straight.network(data.full))
+    ridge = path.ridge_for(k)
+    fits = _final_fits(some, path, ridge, plan)
     path.fits += fits
     candidates = [fit for fit in fits if fit.ridge == ridge and fit.depth == plan.depth]
     whole = min(candidates, key=lambda fit: fit.loss + float(fit.truncation.change[k])).network
     if mean_loss(whole, some) > path.errors[ridge][-1].mean() + counts.standard_error(path.errors[ridge][-1]):
-        tell("these stopped at a saddle: continuing from a network of the folds")
+        plan.tell("these stopped at a saddle: continuing from a network of the folds")
         own = [fit for fit in path.fits if (fit.ridge, fit.depth) == (ridge, plan.depth) and fit.fold is not None]
         best = min(own, key=lambda fit: float(fit.truncation.errors[-1].mean()))
         whole = _on_all_rows(best.network, some, ridge)
-    if len(found.rows) < len(data.x):
-        tell(f"all {len(data.x):,} rows")
+    if not all_used:
+        plan.tell(f"all {len(data.x):,} rows")
         whole = _on_all_rows(whole, data, ridge)
     inputs = torch.from_numpy(some.x)
     truncation = truncate(whole, inputs, k, None, data.classes)
     layer = truncation.layers[k]
     network = project(whole, inputs, layer, k)
     if truncation.change[k] > LOST * truncation.change[0]:
-        tell(f"further training at {k} dimensions")
+        plan.tell(f"further training at {k} dimensions")
         network = polish(network, some, layer, k, ridge, plan.steps)
-    return network, layer, whole
+    return Model(network, layer, ridge, whole)
 
 
-def _final_fits(
-    data: Data, path: Path, ridge: float, plan: Budget, seed: int, tell: Callable[[str], None]
-) -> list[Fit]:
+def _final_fits(data: Data, path: Path, ridge: float, plan: Budget) -> list[Fit]:
     """Return networks trained on all rows: at the ridge chosen and its two nearest rivals, and deeper ones."""
     ridges = sorted({ridge, *sorted(path.running, key=lambda other: abs(np.log(other / ridge)))[:2]}, reverse=True)
-    first = seed + 1000
-    tell(f"all rows, ridges {', '.join(f'{r:.2g}' for r in ridges)}, {plan.n_networks} network(s) each")
+    first = plan.seed + 1000
+    plan.tell(f"all rows, ridges {', '.join(f'{r:.2g}' for r in ridges)}, {plan.n_networks} network(s) each")
     fits = train_members(data, [(r, first + i) for r in ridges for i in range(plan.n_networks)], plan)
     if plan.grow:
         deeper = replace(plan, depth=plan.depth + DEEPER)
-        tell(f"depth {deeper.depth}")
+        plan.tell(f"depth {deeper.depth}")
         fits += train_members(data, [(ridge * plan.depth / deeper.depth, first)], deeper)
     return fits
 
@@ -245,9 +198,7 @@ def _on_all_rows(net: MLP, data: Data, ridge: float) -> MLP:
     """
     record = Record(every=LAST_STEPS, top_k=1)
     run = train(net, data.task(), ridge=ridge, optimizer="kfac-lbfgs", steps=LAST_STEPS, record=record, progress=False)
-    trained = finished(run)
-    assert isinstance(trained, MLP)
-    return trained
+    return finished(run)
 
 
 def polish(net: MLP, data: Data, layer: int, k: int, ridge: float, steps: int) -> MLP:
@@ -266,11 +217,7 @@ def polish(net: MLP, data: Data, layer: int, k: int, ridge: float, steps: int) -
     both = nn.Sequential(split.encoder.float(), split.decoder.float())
     record = Record(every=steps, top_k=1)
     run = train(both, task, ridge=ridge, steps=steps, optimizer="lbfgs", record=record, progress=False)
-    trained = finished(run)
-    assert isinstance(trained, nn.Sequential)
-    g, h = trained.double()
-    assert isinstance(g, MLP)
-    assert isinstance(h, MLP)
+    g, h = finished(run).double()
     with torch.no_grad():
         joined = h.weights[0] @ g.weights[-1]
         bias = h.weights[0] @ g.biases[-1] + h.biases[0]
@@ -289,9 +236,7 @@ def _doubted(count: Count, interval: tuple[int, int], why: str) -> Count:
     return replace(count, interval=interval, undetermined=True, reason=reason)
 
 
-def between_inputs(
-    count: Count, data: Data, plan: Budget, seed: int, tell: Callable[[str], None], number: int
-) -> Count:
+def between_inputs(count: Count, data: Data, plan: Budget) -> Count:
     """Return a count as undetermined that replicates support, but not rows of unseen inputs.
 
     Where inputs are repeated with several outputs, ``count`` rests on rows that are held out while others of the same
@@ -303,16 +248,15 @@ def between_inputs(
     ----------
     count : Count
         From rows held out one by one.
-    data, plan, seed, tell
+    data, plan
         As in :func:`investigate`.
-    number : int
-        Its count.
     """
+    number = count.number
     there = np.bincount(data.inputs[np.unique(data.groups, return_index=True)[1]])  # distinct rows of each input
     if not number or len(there) < MIN_ROWS or there[there > 1].sum() < REPEATED * there.sum():
         return count
-    tell("all rows of an input held out together")
-    found = investigate(data, plan, seed, tell, by_input=True)
+    plan.tell("all rows of an input held out together")
+    found = investigate(data, plan, by_input=True)
     other = found.number
     errors = [found.linear.errors] + ([found.path.by_number] if found.path else [])
     shown = any(counts.is_better(e[number], found.errors[other], sure=1.0) for e in errors if number < len(e))
@@ -322,11 +266,11 @@ def between_inputs(
     return _doubted(count, (min(other, count.interval[0]), count.interval[1]), f"{why}held out: {other})")
 
 
-def count_from(found: Evidence, trials: tuple[Trial, ...], bound: int) -> Count:
+def count_from(found: Evidence, bound: int) -> Count:
     """Return the count that a cross-validation and single networks support, with the reason in words."""
     number, path, linear = found.number, found.path, found.linear
     if found.kind == "network" and path is not None:
-        return counts.count_of(number, trials, bound, counts.resampled(found.errors, path.rtol))
+        return counts.count_of(number, found.trials(), bound, counts.resampled(found.errors, path.rtol))
     low, high = counts.resampled(linear.errors, 0.0, paired=True)
     if found.kind == "constant":
         tried = "function" if path else "linear map"

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from bnrank._core import validation
 from bnrank.discovery.estimators.bottleneck import Truncation, truncate
@@ -26,7 +26,7 @@ LARGEST, SMALLEST = 1.0, 1e-5  # ridges
 
 @dataclass(frozen=True)
 class Budget:
-    """The amount of training.
+    """The settings of a fit: the amount of training, the seed, and where progress is shown.
 
     Attributes
     ----------
@@ -44,6 +44,10 @@ class Budget:
         Fraction of what is explained that a component must add to count.
     shallow : int
         Depth of additional networks, kept where they predict clearly better; 0 for none.
+    seed : int
+        Random seed of folds and networks.
+    tell : callable
+        Receives progress messages.
     """
 
     depth: int
@@ -55,6 +59,8 @@ class Budget:
     grow: bool
     rtol: float = 0.01
     shallow: int = 0
+    seed: int = 0
+    tell: Callable[[str], None] = lambda text: None
 
     @property
     def optimizer(self) -> str | Adam:
@@ -211,15 +217,7 @@ class Path:
         )
 
 
-def explore(
-    data: Data,
-    folds: np.ndarray,
-    groups: np.ndarray,
-    level: np.ndarray,
-    plan: Budget,
-    seed: int,
-    tell: Callable[[str], None],
-) -> Path:
+def explore(data: Data, folds: np.ndarray, groups: np.ndarray, level: np.ndarray, plan: Budget) -> Path:
     """Return networks trained at a few ridges on every fold, with more ridges while the best one is the first or last.
 
     All ridges of a fold are one ensemble. A larger ridge shrinks the function (and finally collapses the network to a
@@ -234,11 +232,7 @@ def explore(
     level : ndarray
         Held-out loss of the mean (of the frequencies of the classes), by group: that of 0 dimensions.
     plan : Budget
-        Sizes and steps.
-    seed : int
-        Seed of the first fold.
-    tell : callable
-        Receives progress messages.
+        Sizes, steps, and the seed of the first fold.
     """
     path = Path(data, folds, groups, rtol=plan.rtol)
     wanted: Sequence[float] = plan.ridges
@@ -247,13 +241,12 @@ def explore(
         for number in np.unique(folds):
             out = folds == number
             shown = ", ".join(f"{ridge:.2g}" for ridge in wanted)
-            tell(f"fold {number + 1} of {len(np.unique(folds))}, ridges {shown}")
+            plan.tell(f"fold {number + 1} of {len(np.unique(folds))}, ridges {shown}")
             known, held_out = apart(data, out)
-            members = [(ridge, seed + int(number)) for ridge in wanted]
-            fits = train_members(known, members, plan, held_out, int(number))
-            for fit in fits:
+            members = [(ridge, plan.seed + int(number)) for ridge in wanted]
+            for fit in train_members(known, members, plan, held_out, int(number)):
                 collected[fit.ridge][:, out] = fit.truncation.errors
-            path.fits += fits
+                path.fits.append(fit)
         for ridge, errors in collected.items():
             path.errors[ridge] = np.vstack([level, by_group(errors[1:], groups)])
         wanted = _next(path, plan)
@@ -283,7 +276,6 @@ def train_members(
     fits = []
     for i, (ridge, seed) in enumerate(members):
         network = finished(run, i)
-        assert isinstance(network, MLP)
         if data.classes:
             center_logits(network)
         rank = bottlenecks.detect(weight_singular_values(network)).rank
@@ -292,7 +284,7 @@ def train_members(
     return fits
 
 
-def finished(run: Run, member: int = 0) -> nn.Module:
+def finished(run: Run, member: int = 0) -> Any:
     """Return a trained network; raise KeyboardInterrupt if the training was interrupted."""
     if "interrupted" in run.summary.status.values:
         raise KeyboardInterrupt

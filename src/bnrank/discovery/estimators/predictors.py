@@ -1,6 +1,6 @@
-"""The regressor and the classifier."""
+"""The three estimators: regressor, classifier and autoencoder."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -12,12 +12,17 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, column_or_1d
 
 from bnrank._core import validation
-from bnrank.discovery.estimators.base import BottleneckEstimator
-from bnrank.discovery.estimators.tables import Data, names_of, refuse_tables_by_name, scaling_of
+from bnrank._core.store import Stored
+from bnrank.discovery.estimators import summary
+from bnrank.discovery.estimators.base import BottleneckEstimator, voice
+from bnrank.discovery.estimators.counts import Count
+from bnrank.discovery.estimators.learning import between_inputs, count_from, few_rows, investigate
+from bnrank.discovery.estimators.tables import Data, constant_columns, names_of, refuse_tables_by_name, scaling_of
 
 NO_TARGET = "y: got None, expected {}; this estimator requires y to be passed, but the target y is None"
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator):
     r"""Regression y = h(g(x)) through as few components g(x) in R^k as the table supports, and their number.
 
@@ -106,32 +111,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     (2, 'linear', (200, 2))
     """
 
-    def __init__(
-        self,
-        n_components: int | str = "auto",
-        *,
-        ridges: Sequence[float] | str = "auto",
-        depth: int | str = "auto",
-        width: int | str = "auto",
-        n_networks: int | str = "auto",
-        steps: int | str = "auto",
-        rtol: float = 0.01,
-        outputs: str = "auto",
-        random_state: int | np.random.RandomState | None = 0,
-        progress: bool | str = "auto",
-    ) -> None:
-        super().__init__(
-            n_components,
-            ridges=ridges,
-            depth=depth,
-            width=width,
-            n_networks=n_networks,
-            steps=steps,
-            rtol=rtol,
-            random_state=random_state,
-            progress=progress,
-        )
-        self.outputs = outputs
+    outputs: str = "auto"
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to inputs (N, d_in) and outputs (N, d_out) or (N,)."""
@@ -241,3 +221,111 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         """Return the most probable class of every row, (N,)."""
         places = self._outputs(X).argmax(axis=1)
         return self.classes_[places]
+
+
+class BottleneckAutoencoder(BottleneckEstimator):
+    """Reconstruction x = h(g(x)) through as few components g(x) in R^k as the columns share.
+
+    Held-out rows cannot determine the number: the identity reconstructs them, noise included, without error. Held-out
+    columns can. The columns are split into two random halves, and each half is predicted from the other as by
+    :class:`BottleneckRegressor`; noise of one column cannot be predicted from others. The count is the larger of the
+    two. It is at most half the number of columns (and undetermined there), and misses what a single column shows. Then
+    a network is trained to reconstruct all columns through that many components. At rank recovery it projects onto the
+    manifold of the data, and so removes noise (T17).
+
+    Parameters
+    ----------
+    n_components, ridges, depth, width, n_networks, steps, rtol, random_state, progress
+        As in :class:`BottleneckRegressor`; a given number of components makes the split unnecessary.
+
+    Attributes
+    ----------
+    n_components_, n_components_interval_, undetermined_, reason_, stability_, model_
+        As in :class:`BottleneckRegressor`, of the prediction of one half of the columns from the other.
+    held_out_, held_out_error_ : ndarray
+        Held-out loss of the reconstruction with k = 0, 1, ... components, and its standard error.
+    encoder_, decoder_, network_, module_, spectrum_, sensitivity_, influence_, notes_
+        As in :class:`BottleneckRegressor`, of the reconstruction.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a parameter is out of range, or the table has missing, infinite or categorical entries (named).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> z = np.random.default_rng(0).normal(size=(200, 1))
+    >>> x = z @ np.array([[1.0, 2.0, -1.0, 0.5]])
+    >>> fitted = BottleneckAutoencoder().fit(x)
+    >>> fitted.n_components_, bool(np.allclose(fitted.inverse_transform(fitted.transform(x)), x, atol=1e-3))
+    (1, True)
+    """
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit to rows (N, d); ``y`` is not used."""
+        x = self._begin(X)
+        wanted = self._wanted(x.shape[1], x.shape[1], f"{x.shape[1]} columns")
+        scale = scaling_of(x, x, "each")
+        data, count = Data(scale.x(x), scale.y(x)), None
+        if wanted is None:
+            count = few_rows(self._in_common(data, np.flatnonzero(~constant_columns(x))), data)
+            wanted = count.number
+        self._learn(x, scale, data, wanted, count)
+        rebuilt = self._outputs_of(x)
+        self._summarize(x, x, rebuilt, _kept(x, rebuilt), self._input_names(x.shape[1]))
+        return self
+
+    def inverse_transform(self, Z: Any) -> np.ndarray:
+        """Return the rows h(z) of coordinates z, (N, n_components_)."""
+        return self._decode(Z)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the reconstructions h(g(x)), (N, d)."""
+        return self._outputs(X)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Return the fraction of the variance that the reconstruction keeps (R^2, columns weighted by variance)."""
+        x = self._inputs(X)
+        return _kept(x, self._outputs_of(x))
+
+    def _in_common(self, data: Data, columns: np.ndarray) -> Count:
+        """Return the number of components that the halves of the columns share."""
+        if len(columns) < 2:
+            number = len(columns)
+            reason = "one column varies" if number else "nothing was found: no column varies"
+            return Count(number, (number, number), float("nan"), False, reason)
+        seed = self._seed()
+        mixed = np.random.default_rng(seed).permutation(columns)
+        half = len(mixed) // 2
+        counts = []
+        with voice(self.progress) as tell:
+            for known, other in ((mixed[:half], mixed[half:]), (mixed[half:], mixed[:half])):
+                part = Data(data.x[:, known], data.y[:, other])
+                plan = self._plan(part, seed, lambda text: tell(f"half of the columns: {text}"))
+                counts.append(between_inputs(count_from(investigate(part, plan), part.bound), part, plan))
+        largest = max(counts, key=lambda count: count.number)
+        low, high = min(c.interval[0] for c in counts), max(c.interval[1] for c in counts)
+        if largest.number == 0:
+            reason = "nothing was found: no column can be predicted from others better than by its mean"
+            return Count(0, (0, high), float("nan"), False, reason)
+        if largest.number >= half:
+            reason = f"undetermined: each half has {half} column(s), so that no more than {half} can be detected"
+            return Count(largest.number, (low, high), largest.agreement, True, reason)
+        reason = f"one half of the columns from the other: {largest.reason}"
+        return replace(largest, interval=(low, high), reason=reason)
+
+
+def _kept(x: np.ndarray, rebuilt: np.ndarray) -> float:
+    return float(r2_score(x, rebuilt, multioutput="variance_weighted"))
+
+
+def open_estimator(stored: Stored) -> BottleneckEstimator:
+    """Return the fitted estimator in a file of kind "estimator".
+
+    Raises
+    ------
+    ValueError
+        If the file holds no such estimator, or is damaged.
+    """
+    return summary.opened(stored, [BottleneckRegressor, BottleneckClassifier, BottleneckAutoencoder])
