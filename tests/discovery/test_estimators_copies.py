@@ -92,7 +92,7 @@ def test_copies_of_replicates_are_still_copies():
     x, y = np.repeat(generator.normal(size=(10, 3)), 2, axis=0), generator.normal(size=(20, 2))
     data = Data(np.repeat(x, 15, axis=0), np.repeat(y, 15, axis=0))
     assert (len(data.x), data.distinct) == (300, 20)
-    assert BottleneckRegressor()._plan(data).ridges == ()
+    assert BottleneckRegressor()._plan(data, 0, print).ridges == ()
     with pytest.warns(NothingFoundWarning):
         found = BottleneckRegressor().fit(data.x, data.y)
     assert any("280 of 300 rows repeat inputs and outputs" in note for note in found.notes_)

@@ -11,7 +11,7 @@ from sklearn.preprocessing import FunctionTransformer, PolynomialFeatures, Robus
 from torch import nn
 
 from bnrank.discovery import BottleneckClassifier, BottleneckRegressor, NothingFoundWarning, symmetries
-from bnrank.discovery.symmetry_search.models import module_of, outputs_of
+from bnrank.discovery.symmetry_search.problem import module_of, outputs_of
 
 from .functions import DOUBLE, Function
 

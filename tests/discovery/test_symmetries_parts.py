@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import bnrank
-from bnrank.discovery.symmetry_search import algebra, fields, spectrum, symmetries
-from bnrank.discovery.symmetry_search.algebra import rotation_blocks
-from bnrank.discovery.symmetry_search.models import module_of
-from bnrank.discovery.symmetry_search.pieces import combination, echelon, field_text
-from bnrank.discovery.symmetry_search.problem import Problem, Sample, whitened
+from bnrank.discovery.symmetry_search import fields, pieces, spectrum, symmetries
+from bnrank.discovery.symmetry_search.fields import whitened
+from bnrank.discovery.symmetry_search.pieces import combination, echelon, field_text, rotation_blocks
+from bnrank.discovery.symmetry_search.problem import Problem, Sample, module_of
 from bnrank.discovery.symmetry_search.spectrum import along_flows, change
 from bnrank.tasks import Task
 from helpers import normal
@@ -81,11 +80,11 @@ def test_given_fields_that_leave_the_span_are_combined():
 def test_brackets_of_a_subalgebra_stay_inside():
     family = fields.affine(5)
     inside = turns(4, range(4), 5).flatten(1) / 2**0.5
-    assert algebra.bracket_defect(family, inside) < 1e-12
-    assert algebra.bracket_defect(family, inside[:-1]) > 0.3
+    assert fields.bracket_defect(family, inside) < 1e-12
+    assert fields.bracket_defect(family, inside[:-1]) > 0.3
     random = torch.linalg.qr(normal(30, 6))[0].T
-    assert algebra.bracket_defect(family, random) == pytest.approx(math.sqrt(1 - 6 / 30), abs=0.1)
-    assert math.isnan(algebra.bracket_defect(fields.constant(3), torch.eye(3, dtype=DOUBLE)))
+    assert fields.bracket_defect(family, random) == pytest.approx(math.sqrt(1 - 6 / 30), abs=0.1)
+    assert math.isnan(fields.bracket_defect(fields.constant(3), torch.eye(3, dtype=DOUBLE)))
 
 
 @pytest.mark.parametrize("sizes", [(3,), (2,), (2, 2), (2, 3), (3, 3), (2, 2, 2)])
@@ -115,12 +114,12 @@ def test_one_turn_of_two_planes_is_no_block():
 def test_an_invariant_metric():
     root = normal(3, 3, seed=8) + 2 * torch.eye(3)
     matrices = torch.linalg.inv(root) @ turns(3, range(3), 3)[..., :-1] @ root
-    found = algebra.invariant_metric(matrices, torch.eye(3, dtype=DOUBLE), 1e-6)
+    found = pieces.invariant_metric(matrices, torch.eye(3, dtype=DOUBLE), 1e-6)
     expected = root.T @ root
     torch.testing.assert_close(found / found.norm(), expected / expected.norm())
     boost = torch.zeros(1, 2, 2, dtype=DOUBLE)
     boost[0, 0, 1] = boost[0, 1, 0] = 1.0
-    assert algebra.invariant_metric(boost, torch.eye(2, dtype=DOUBLE), 1e-6) is None
+    assert pieces.invariant_metric(boost, torch.eye(2, dtype=DOUBLE), 1e-6) is None
 
 
 def gap_of(values, rtol=None, q=3, order=None):

@@ -7,8 +7,9 @@ import torch
 
 import oracles
 from bnrank.discovery.symmetry_search import fields, symmetries
+from bnrank.discovery.symmetry_search.fields import whitened
 from bnrank.discovery.symmetry_search.pieces import combination, point_text, sparse
-from bnrank.discovery.symmetry_search.problem import _shortened, read_problem, whitened
+from bnrank.discovery.symmetry_search.problem import _shortened, read_problem
 from bnrank.discovery.symmetry_search.search import _orbit
 from bnrank.discovery.symmetry_search.spectrum import find_fields
 from helpers import normal
@@ -132,9 +133,9 @@ def test_sparse_bases_span_the_same():
     where = whitened(x)
     given = where.to_x(normal(2, 3, 4, seed=1))
     written = sparse(given, where)
-    both = where.standardized(torch.cat([given, written])).flatten(1)
+    both = fields.in_units(torch.cat([given, written]), where.spread).flatten(1)
     assert torch.linalg.matrix_rank(both, rtol=1e-9) == 2
-    assert (where.standardized(written).abs() < 1e-9).sum() >= 2
+    assert (fields.in_units(written, where.spread).abs() < 1e-9).sum() >= 2
 
 
 def test_lengths_in_a_quotient_are_of_the_shortest_vectors():

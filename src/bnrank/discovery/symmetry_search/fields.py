@@ -1,18 +1,129 @@
-"""Families of vector fields among which symmetries are searched."""
+"""Affine coordinates of the data, and the families of vector fields in them among which symmetries are searched."""
 
-import itertools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.discovery.symmetry_search.problem import Coordinates
 
+SPAN = 1e-6  # of the largest standard deviation of standardized columns: smaller directions are outside the data's span
+ROUNDING = 1e-10  # of its mean: a column with a smaller standard deviation is constant
 RTOL = 1e-8  # of the largest singular value: smaller combinations of the given fields vanish on the data
 MAX_ENTRIES = 2**24  # of the largest intermediate tensor
+MAX_PAIRS = 2000  # of fields, whose brackets are computed
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Affine coordinates z = into (x - mean) on the affine span of the data, x = mean + out z.
+
+    Attributes
+    ----------
+    mean : Tensor
+        (d,).
+    out, into : Tensor
+        (d, q) and (q, d), with into out = 1.
+    left_out : Tensor
+        Orthonormal directions in which the data do not vary, (d, d - r).
+    spread : Tensor
+        Standard deviation of every column of x, 1 for constant ones, (d,).
+    divided_out : Tensor
+        Directions of x that a quotient identifies, (d, m).
+    """
+
+    mean: Tensor
+    out: Tensor
+    into: Tensor
+    left_out: Tensor
+    spread: Tensor
+    divided_out: Tensor
+
+    @property
+    def dimension(self) -> int:
+        """The number of coordinates, q."""
+        return self.out.shape[1]
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return z, (N, q), of points (N, d)."""
+        return (x - self.mean) @ self.into.T
+
+    def to_x(self, fields: Tensor) -> Tensor:
+        """Return fields z -> A z + b, (k, q, q + 1), as fields of x, (k, d, d + 1)."""
+        matrix = self.out @ fields[..., :-1] @ self.into
+        shift = fields[..., -1] @ self.out.T - matrix @ self.mean
+        return torch.cat([matrix, shift[..., None]], -1)
+
+    def from_x(self, fields: Tensor) -> Tensor:
+        """Return the part along the span of fields of x, (k, d, d + 1), as fields of z, (k, q, q + 1)."""
+        shift = fields[..., :-1] @ self.mean + fields[..., -1]
+        return torch.cat([self.into @ fields[..., :-1] @ self.out, (shift @ self.into.T)[..., None]], -1)
+
+    def without(self, ignored: Tensor) -> "Coordinates":
+        """Return coordinates of the quotient by the directions z = ignored, (q, m) orthonormal.
+
+        Fields of the quotient are written in x without a part along these directions, in the metric of standardized
+        columns.
+        """
+        if ignored.shape[1] == 0:
+            return self
+        rest = torch.linalg.qr(ignored, mode="complete")[0][:, ignored.shape[1] :]
+        gone = torch.cat([self.divided_out, self.out @ ignored], 1)
+        out = _across(self.out @ rest, gone, self.spread) * self.spread[:, None]
+        return Coordinates(self.mean, out, rest.T @ self.into, self.left_out, self.spread, gone)
+
+    def lifted(self, units: Tensor) -> Tensor:
+        """Return the shortest vectors of x that the axes of z stand for, (d, q), in units of the columns, (d,).
+
+        All ones for Euclidean length, ``spread`` for that of standardized columns.
+        """
+        return _across(self.out, self.divided_out, units)
+
+    def metric(self, units: Tensor) -> Tensor:
+        """Return the metric, (q, q), of the lengths of :meth:`lifted` vectors."""
+        out = self.lifted(units)
+        return out.T @ out
+
+
+def in_units(fields: Tensor, units: Tensor) -> Tensor:
+    """Return fields of x, (..., d, d + 1), of columns with the given units, (d,)."""
+    return fields * torch.cat([units, units.new_ones(1)]) / units[:, None]
+
+
+def _across(vectors: Tensor, directions: Tensor, units: Tensor) -> Tensor:
+    """Return vectors of x, the columns of (d, n), in units (d,), less their part along directions (d, m)."""
+    scaled = vectors / units[:, None]
+    if not directions.shape[1]:
+        return scaled
+    along = torch.linalg.qr(directions / units[:, None])[0]
+    return scaled - along @ (along.T @ scaled)
+
+
+def whitened(x: Tensor) -> Coordinates:
+    """Return coordinates in which x, (N, d) of float64, has mean 0 and covariance 1 on its affine span.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64)
+    >>> z = whitened(x).of(x)
+    >>> z.shape, round(float(z.square().mean()), 12)            # the data lie on a line
+    (torch.Size([3, 1]), 1.0)
+    """
+    mean = x.mean(0)
+    spread = (x - mean).square().mean(0).sqrt()
+    varying = spread > ROUNDING * mean.abs()
+    spread = torch.where(varying, spread, 1.0)
+    standardized = torch.where(varying, (x - mean) / spread, 0.0)
+    _, s, v = torch.linalg.svd(standardized / len(x) ** 0.5, full_matrices=False)
+    kept = s > SPAN * s[0]
+    basis, s = v[kept].T, s[kept]
+    out = spread[:, None] * basis * s
+    left_out = torch.linalg.qr(out, mode="complete")[0][:, out.shape[1] :]
+    return Coordinates(mean, out, (basis / s).T / spread, left_out, spread, out[:, :0])
 
 
 class AffineFields:
@@ -22,10 +133,13 @@ class AffineFields:
     ----------
     basis : Tensor
         (p, q, q + 1), orthonormal, each [A b].
+    constant : bool
+        Whether all fields are constant: translations.
     """
 
     def __init__(self, basis: Tensor) -> None:
         self.basis = basis
+        self.constant = not bool(basis[..., :-1].any())
         flat = basis.flatten(1)
         self._all = flat.shape[0] == flat.shape[1] and bool((flat == torch.eye(len(flat), dtype=flat.dtype)).all())
 
@@ -63,6 +177,8 @@ class SampledFields:
         Orthonormal fields as combinations of the functions, (p, functions).
     """
 
+    constant = False
+
     def __init__(self, functions: Sequence[Callable[[Tensor], Tensor]], coordinates: Coordinates, x: Tensor) -> None:
         self.functions, self.coordinates = tuple(functions), coordinates
         self.labels = tuple(f"fields[{i}]" for i in range(len(self.functions)))
@@ -94,6 +210,43 @@ class SampledFields:
 
 
 Family = AffineFields | SampledFields
+
+
+def brackets(fields: Tensor) -> Tensor:
+    """Return [v_a, v_b] for a < b, (k (k - 1) / 2, q, q + 1), of fields z -> A z + b, (k, q, q + 1).
+
+    With [A b] extended by a row of zeros it is the commutator of matrices. At most 2000 random pairs are used.
+
+    Examples
+    --------
+    >>> turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]])
+    >>> along = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    >>> brackets(torch.stack([turn, along])).tolist()                     # the translation along the other axis
+    [[[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
+    """
+    k, q = fields.shape[:2]
+    square = torch.nn.functional.pad(fields, (0, 0, 0, 1))
+    first, second = torch.triu_indices(k, k, 1)
+    if len(first) > MAX_PAIRS:
+        drawn = torch.randperm(len(first), generator=torch.Generator().manual_seed(0))[:MAX_PAIRS]
+        first, second = first[drawn], second[drawn]
+    return (square[first] @ square[second] - square[second] @ square[first])[:, :q]
+
+
+def bracket_defect(family: Family, vectors: Tensor) -> float:
+    """Return ||part of the brackets outside the span|| / ||brackets||, root mean square over all pairs of fields.
+
+    0 for a Lie algebra; sqrt(1 - k / p) on average for k random fields of p. The denominator is at least that of random
+    fields, sqrt(2 / q) per pair of unit fields. NaN for fewer than two fields, for translations, whose brackets vanish,
+    and for fields that are not affine.
+    """
+    if not isinstance(family, AffineFields) or len(vectors) < 2 or family.constant:
+        return math.nan
+    fields = family.combined(vectors)
+    found = brackets(fields).flatten(1)
+    span = torch.linalg.qr(fields.flatten(1).T)[0]
+    size = max(float(found.norm()), math.sqrt(2 * len(found) / fields.shape[1]))
+    return float((found - (found @ span) @ span.T).norm()) / size
 
 
 def affine(dimension: int) -> AffineFields:
@@ -128,12 +281,15 @@ def rotations(dimension: int) -> list[Tensor]:
     >>> rotations(2)[0].tolist()
     [[0.0, 1.0], [-1.0, 0.0]]
     """
-    found = []
-    for i, j in itertools.combinations(range(validation.integer(dimension, "dimension", 2)), 2):
-        matrix = torch.zeros(dimension, dimension, dtype=torch.float64)
-        matrix[i, j], matrix[j, i] = 1.0, -1.0
-        found.append(matrix)
-    return found
+    validation.integer(dimension, "dimension", 2)
+    return list(planes(torch.eye(dimension, dtype=torch.float64)))
+
+
+def planes(basis: Tensor) -> Tensor:
+    """Return u v^T - v u^T for pairs of columns u, v of a basis, (q, n), as (n (n - 1) / 2, q, q)."""
+    first, second = torch.triu_indices(basis.shape[1], basis.shape[1], 1)
+    found = basis.T[first][:, :, None] * basis.T[second][:, None, :]
+    return found - found.transpose(1, 2)
 
 
 def read_family(fields: object, coordinates: Coordinates, x: Tensor) -> Family:
@@ -153,10 +309,11 @@ def read_family(fields: object, coordinates: Coordinates, x: Tensor) -> Family:
             "pair (A, b) or a function from x (N, d) to (N, d)"
         )
     d = x.shape[1]
-    given = [f if callable(f) else read_affine(f, f"fields[{i}]", d, "or a function") for i, f in enumerate(fields)]
-    matrices = [field for field in given if isinstance(field, Tensor)]
-    if len(matrices) == len(given):
-        stacked = torch.stack(matrices)
+    given: list[Any] = [
+        f if callable(f) else read_affine(f, f"fields[{i}]", d, "or a function") for i, f in enumerate(fields)
+    ]
+    if not any(map(callable, given)):
+        stacked = torch.stack(given)
         tangent = coordinates.from_x(stacked)
         # values on the data: A (mean + out z) + b, of which the part off the span has to vanish
         start = stacked[..., :-1] @ coordinates.mean + stacked[..., -1]
@@ -165,13 +322,14 @@ def read_family(fields: object, coordinates: Coordinates, x: Tensor) -> Family:
         weights = _orthonormal(tangent.flatten(1).T[:, :, None], off.flatten(1).T[:, :, None], mean=False)
         result: Family = AffineFields(torch.einsum("pk,kij->pij", weights, tangent))
     else:
-        result = SampledFields([f if callable(f) else _function(f) for f in given], coordinates, x)
+        result = SampledFields([f if callable(f) else partial(transformed, f) for f in given], coordinates, x)
     validation.expect(len(result), "fields", "only fields that vanish on x or leave its affine span", "others")
     return result
 
 
-def _function(field: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda x: x @ field[:, :-1].T + field[:, -1]
+def transformed(field: Tensor, x: Tensor) -> Tensor:
+    """Return A x + b for [A b], (d, d + 1), and points, (N, d)."""
+    return x @ field[:, :-1].T + field[:, -1]
 
 
 def read_affine(given: Any, name: str, d: int, alternative: str = "") -> Tensor:
@@ -185,9 +343,9 @@ def read_affine(given: Any, name: str, d: int, alternative: str = "") -> Tensor:
     matrix, shift = given if isinstance(given, tuple | list) and len(given) == 2 else (given, torch.zeros(d))
     expected = f"a matrix A {(d, d)}, a pair (A, b) {alternative}".strip()
     parts = [validation.real(part, name, expected).double().cpu() for part in (matrix, shift)]
-    if tuple(parts[0].shape) != (d, d) or tuple(parts[1].shape) != (d,):
-        found = f"{tuple(parts[0].shape)} and {tuple(parts[1].shape)}"
-        raise ValueError(f"{name}: got shapes {found}, expected A {(d, d)} and b {(d,)}")
+    shapes = [tuple(part.shape) for part in parts]
+    got = f"shapes {shapes[0]} and {shapes[1]}"
+    validation.expect(shapes == [(d, d), (d,)], name, got, f"A {(d, d)} and b {(d,)}")
     return torch.cat([parts[0], parts[1][:, None]], 1)
 
 
@@ -202,8 +360,7 @@ def _orthonormal(tangent: Tensor, leaving: Tensor, *, mean: bool = True) -> Tens
     size = float(torch.linalg.matrix_norm(torch.cat([inside, outside]), 2))
     if len(outside):
         _, s, v = torch.linalg.svd(outside, full_matrices=True)
-        s = np.pad(s.numpy(), (0, len(v) - len(s)))
-        keep = v[torch.from_numpy(s <= RTOL * size)].T
+        keep = v[torch.nn.functional.pad(s, (0, len(v) - len(s))) <= RTOL * size].T
     if keep.shape[1] == 0 or size == 0:
         return keep.T[:0]
     _, s, v = torch.linalg.svd(inside @ keep, full_matrices=False)

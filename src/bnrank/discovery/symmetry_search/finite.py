@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.discovery.symmetry_search.fields import read_affine
-from bnrank.discovery.symmetry_search.models import outputs_of
+from bnrank.discovery.symmetry_search.fields import Coordinates, read_affine, transformed
 from bnrank.discovery.symmetry_search.pieces import Piece, combination, upright
-from bnrank.discovery.symmetry_search.problem import Coordinates
+from bnrank.discovery.symmetry_search.problem import outputs_of
 from bnrank.discovery.symmetry_search.spectrum import EXACT, WITHIN
 
 MAX_FLIPPED = 32  # columns, above which pairs of flips are not tested
@@ -21,6 +20,8 @@ MAX_SWAPPED = 64  # columns, above which swaps are not tested
 NEAR = 2.0  # times the usual distance between samples: images farther away are off the data
 MAX_PROBES = 128  # images whose distance to the data is measured
 SMALL = 0.1  # the largest change of a symmetry, whatever the error of f
+
+Map = tuple[str, str, Tensor]  # kind, text, [A b]
 
 
 @dataclass(frozen=True)
@@ -55,51 +56,64 @@ class FiniteTest:
     verdict: str
 
 
-def candidates(
-    coordinates: Coordinates, pieces: Sequence[Piece], names: Sequence[str]
-) -> list[tuple[str, str, Tensor]]:
+def candidates(coordinates: Coordinates, pieces: Sequence[Piece], names: Sequence[str]) -> list[Map]:
     """Return maps to test, (kind, text, [A b]).
 
     Flips of single columns and of all, about 0 and, where the data do not have mean 0, about the mean; flips of pairs;
     swaps of two columns; the cyclic shift and the reversal of all; for every rotation found a reflection in its space,
     and one of its axis.
     """
-    d = len(names)
-    eye = torch.eye(d, dtype=torch.float64)
+    found = [*_of_columns(coordinates, names), *_reflections(pieces, coordinates, names)]
+    return [
+        (kind, text, torch.cat([matrix, (point - matrix @ point)[:, None]], 1)) for kind, text, matrix, point in found
+    ]
+
+
+def _of_columns(coordinates: Coordinates, names: Sequence[str]) -> Iterator[tuple[str, str, Tensor, Tensor]]:
+    """Yield flips, swaps and shifts, (kind, text, A, fixed point)."""
+    d, mean = len(names), coordinates.mean
+    eye, zero = torch.eye(d, dtype=torch.float64), torch.zeros_like(mean)
     moving = [i for i in range(d) if bool(coordinates.out[i].any())]
-    found: list[tuple[str, str, Tensor]] = []
-
-    def add(kind: str, text: str, matrix: Tensor, about: Tensor | None = None) -> None:
-        point = matrix.new_zeros(d) if about is None else about
-        found.append((kind, text, torch.cat([matrix, (point - matrix @ point)[:, None]], 1)))
-
-    means: list[tuple[Tensor | None, str]] = [(None, "")]
-    if bool((coordinates.mean.abs() > 0.1 * coordinates.spread)[moving].any()):
-        means.append((coordinates.mean, " about the mean"))
-    for point, words in means:
+    points = [(zero, "")]
+    if bool((mean.abs() > 0.1 * coordinates.spread)[moving].any()):
+        points.append((mean, " about the mean"))
+    for point, words in points:
         for i in moving:
-            add("sign flip", f"{names[i]} -> -{names[i]}{words}", eye - 2 * torch.diag(eye[i]), point)
+            yield "sign flip", f"{names[i]} -> -{names[i]}{words}", eye - 2 * torch.diag(eye[i]), point
         if d > 1:
-            add("sign flip", f"x -> -x{words}", -eye, point)
-    if 2 < d <= MAX_FLIPPED:
-        for i, j in itertools.combinations(moving, 2):
-            text = f"{names[i]}, {names[j]} -> -{names[i]}, -{names[j]}"
-            add("sign flip", text, eye - 2 * torch.diag(eye[i] + eye[j]))
-    if d <= MAX_SWAPPED:
-        for i, j in itertools.combinations(moving, 2):
-            order = list(range(d))
-            order[i], order[j] = j, i
-            add("swap", f"{names[i]} <-> {names[j]}", eye[order])
+            yield "sign flip", f"x -> -x{words}", -eye, point
+    pairs = list(itertools.combinations(moving, 2))
+    for i, j in pairs if 2 < d <= MAX_FLIPPED else []:
+        text = f"{names[i]}, {names[j]} -> -{names[i]}, -{names[j]}"
+        yield "sign flip", text, eye - 2 * torch.diag(eye[i] + eye[j]), zero
+    for i, j in pairs if d <= MAX_SWAPPED else []:
+        order = list(range(d))
+        order[i], order[j] = j, i
+        yield "swap", f"{names[i]} <-> {names[j]}", eye[order], zero
     if d > 2:
-        add("shift", "cyclic shift of all columns", eye.roll(1, 0))
-        add("shift", "reversal of all columns", eye.flip(0))
+        yield "shift", "cyclic shift of all columns", eye.roll(1, 0), zero
+        yield "shift", "reversal of all columns", eye.flip(0), zero
+
+
+def _reflections(
+    pieces: Sequence[Piece], coordinates: Coordinates, names: Sequence[str]
+) -> Iterator[tuple[str, str, Tensor, Tensor]]:
+    """Yield the reflections of one rotated direction, and of the axis where there is one."""
+    eye, hull = torch.eye(len(names), dtype=torch.float64), torch.linalg.qr(coordinates.out)[0]
     for piece in pieces:
-        if piece.kind == "rotation":
-            _reflections(piece, coordinates, names, add)
-    return found
+        if piece.kind != "rotation" or piece.metric != "Euclidean" or piece.center is None:
+            continue
+        direction = combination(upright(piece.space[:, 0]), names)
+        unit = piece.space / piece.space.norm(dim=0)
+        matrix = eye - 2 * torch.outer(unit[:, 0], unit[:, 0])
+        yield "reflection", f"reflection of {direction}", matrix, piece.center
+        if unit.shape[1] == hull.shape[1] - 1:
+            axis = hull @ torch.linalg.svd(hull.T @ unit)[0][:, -1]
+            text = f"reflection of the axis {combination(upright(axis), names)}"
+            yield "reflection", text, eye - 2 * torch.outer(axis, axis), piece.center
 
 
-def given_maps(given: Sequence[Any], d: int) -> list[tuple[str, str, Tensor]]:
+def given_maps(given: Sequence[Any], d: int) -> list[Map]:
     """Return given maps, matrices A (d, d) or pairs (A, b), as (kind, text, [A b]).
 
     Raises
@@ -113,22 +127,21 @@ def given_maps(given: Sequence[Any], d: int) -> list[tuple[str, str, Tensor]]:
 
 
 def tested(
-    net: nn.Module, x: Tensor, coordinates: Coordinates, maps: Sequence[tuple[str, str, Tensor]], rtol: float | None
+    net: nn.Module, x: Tensor, coordinates: Coordinates, maps: Sequence[Map], rtol: float | None
 ) -> tuple[FiniteTest, ...]:
     """Return the tests of maps on samples (N, d), without flips of pairs of which each is a symmetry by itself."""
     before = outputs_of(net, x)
     size = math.sqrt(2 * float((before - before.mean(0)).square().sum()) / len(x))
     scaled = x / coordinates.spread
     own = torch.cdist(scaled[:MAX_PROBES], scaled)
-    own[torch.arange(len(own)), torch.arange(len(own))] = math.inf
-    usual = float(own.min(1).values.median())
+    usual = float(own.fill_diagonal_(math.inf).min(1).values.median())
     results: list[FiniteTest] = []
     single: set[str] = set()
     for kind, text, both in maps:
         parts = text.split(" -> ")[0].split(", ")
         if kind == "sign flip" and len(parts) == 2 and single.issuperset(parts):
             continue
-        images = x @ both[:, :-1].T + both[:, -1]
+        images = transformed(both, x)
         change = math.sqrt(float((outputs_of(net, images) - before).square().sum()) / len(x)) / size
         near = torch.cdist(images[:MAX_PROBES] / coordinates.spread, scaled).min(1).values
         distance = float(near.median()) / max(usual, 1e-300)
@@ -145,20 +158,3 @@ def _verdict(change: float, rtol: float | None) -> str:
     if change > (SMALL if rtol is None else WITHIN * rtol):
         return "no"
     return "approximate" if change <= SMALL else "undetermined"
-
-
-def _reflections(
-    piece: Piece, coordinates: Coordinates, names: Sequence[str], add: Callable[[str, str, Tensor, Tensor], None]
-) -> None:
-    """Add the reflection of one rotated direction, and of the axis where there is one."""
-    if piece.metric != "Euclidean" or piece.center is None:
-        return
-    eye = torch.eye(len(piece.space), dtype=piece.space.dtype)
-    direction = combination(upright(piece.space[:, 0]), names)
-    unit = piece.space / piece.space.norm(dim=0)
-    add("reflection", f"reflection of {direction}", eye - 2 * torch.outer(unit[:, 0], unit[:, 0]), piece.center)
-    hull = torch.linalg.qr(coordinates.out)[0]
-    if unit.shape[1] == hull.shape[1] - 1:
-        axis = hull @ torch.linalg.svd(hull.T @ unit)[0][:, -1]
-        text = f"reflection of the axis {combination(upright(axis), names)}"
-        add("reflection", text, eye - 2 * torch.outer(axis, axis), piece.center)

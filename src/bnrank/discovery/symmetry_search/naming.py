@@ -7,25 +7,29 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bnrank.discovery.symmetry_search import algebra
+from bnrank.discovery.symmetry_search.fields import Coordinates, in_units, planes
 from bnrank.discovery.symmetry_search.pieces import (
     SMALL,
     Piece,
     Point,
     Search,
+    about,
     axes_of,
+    casimir,
     centers,
     combination,
     common,
     echelon,
     field_text,
+    invariant_metric,
+    nilpotent,
     point_text,
     readable,
+    rotation_blocks,
     scaled,
     sparse,
     upright,
 )
-from bnrank.discovery.symmetry_search.problem import Coordinates
 
 LENGTHS = {"Euclidean": "", "standardized": " (of standardized columns)"}
 LENGTHS |= {"covariance": " (in the metric of the covariance)", "ellipsoid": " (of an ellipsoid)"}
@@ -72,8 +76,8 @@ def _rest(fields: Tensor, ideal: Tensor, where: Coordinates) -> Tensor:
     if not len(ideal):
         return fields
     left = len(fields) - len(ideal)
-    basis = torch.linalg.qr(where.standardized(where.to_x(ideal)).flatten(1).T)[0]
-    turn = torch.linalg.svd(where.standardized(where.to_x(fields)).flatten(1) @ basis)[0]
+    inside, whole = (in_units(where.to_x(part), where.spread).flatten(1) for part in (ideal, fields))
+    turn = torch.linalg.svd(whole @ torch.linalg.qr(inside.T)[0])[0]
     flat = turn[:, len(fields) - left :].T @ fields.flatten(1)
     return torch.linalg.qr(flat.T)[0].T.reshape(left, *fields.shape[1:])
 
@@ -110,7 +114,7 @@ def _formulas(fields: Tensor, search: Search) -> list[Piece]:
         inner, written = fields, scaled(where.to_x(fields), where.spread)
     pieces = []
     for field, text in zip(inner, written, strict=True):
-        kind = "shear" if algebra.nilpotent(field[:, :-1], 1e-6 if search.exact else 1e-2) else "affine"
+        kind = "shear" if nilpotent(field[:, :-1], 1e-6 if search.exact else 1e-2) else "affine"
         none = text.new_zeros(len(text), 0)
         words = field_text(text, search.names, where.spread)
         pieces.append(Piece(kind, words, text[None], search.residual(field[None]), none))
@@ -154,7 +158,7 @@ def _metrics(fields: Tensor, points: list[Point], search: Search) -> Iterator[tu
     standardized, covariance = where.metric(where.spread), torch.eye(where.dimension, dtype=fields.dtype)
     metrics = {"Euclidean": euclidean.T @ euclidean, "standardized": standardized, "covariance": covariance}
     if search.exact:
-        found = algebra.invariant_metric(fields[..., :-1], standardized, 1e-5)
+        found = invariant_metric(fields[..., :-1], standardized, 1e-5)
         metrics |= {} if found is None else {"ellipsoid": found}
     yield from ((name, metric, point) for name, metric in metrics.items() for point in points)
     for point in points if search.exact else []:
@@ -169,7 +173,8 @@ def _euclidean(search: Search) -> Tensor:
     For a quotient by exact directions, the shortest ones; else the shortest in standardized columns, since a small
     error of a direction matters much where columns have different units.
     """
-    return search.coordinates.lifted() if search.exact else search.coordinates.out
+    where = search.coordinates
+    return where.lifted(torch.ones_like(where.spread)) if search.exact else where.out
 
 
 def _lengths(fields: Tensor, center: Tensor, search: Search) -> Tensor | None:
@@ -198,21 +203,21 @@ def _lengths(fields: Tensor, center: Tensor, search: Search) -> Tensor | None:
     return lengths if reached else None
 
 
-def _turning(fields: Tensor, name: str, metric: Tensor, about: Point, search: Search) -> tuple[list[Piece], Tensor]:
+def _turning(fields: Tensor, name: str, metric: Tensor, fixed: Point, search: Search) -> tuple[list[Piece], Tensor]:
     """Return the rotations about a point, in a metric (q, q), in the span of the fields."""
     root, inverse = _roots(metric)
-    (point, center), where = about, search.coordinates
-    turns = inverse @ _planes(torch.eye(len(root), dtype=root.dtype)) @ root
-    ideal = common(fields, algebra.about(turns, point), search.bar)
+    (point, center), where = fixed, search.coordinates
+    turns = inverse @ planes(torch.eye(len(root), dtype=root.dtype)) @ root
+    ideal = common(fields, about(turns, point), search.bar)
     if not len(ideal):
         return [], ideal
     lift = (_euclidean(search) if name == "Euclidean" else where.out) @ inverse
     units = torch.ones_like(where.spread) if name == "Euclidean" else where.spread
     matrices = root @ ideal[..., :-1] @ inverse
     pieces, kept = [], []
-    for block in algebra.rotation_blocks(matrices, search.exact):
+    for block in rotation_blocks(matrices, search.exact):
         basis = block @ readable(lift @ block / units[:, None])
-        group = algebra.about(inverse @ _planes(basis) @ root, point)
+        group = about(inverse @ planes(basis) @ root, point)
         if search.holds(group):
             kept.append(group)
             space = lift @ basis
@@ -225,16 +230,9 @@ def _turning(fields: Tensor, name: str, metric: Tensor, about: Point, search: Se
     written = sparse(where.to_x(ideal), where)
     words = "; ".join(field_text(field, search.names, where.spread) for field in written)
     text = f"rotations, {name} lengths kept, about {point_text(center, search.names, where.spread)}: {words}"
-    left, sizes, _ = torch.linalg.svd(lift @ algebra.casimir(matrices) / units[:, None], full_matrices=False)
+    left, sizes, _ = torch.linalg.svd(lift @ casimir(matrices) / units[:, None], full_matrices=False)
     turned = left[:, sizes > 1e-3 * sizes[0]] * units[:, None]
     return [Piece("rotation", text, written, search.residual(ideal), turned, center, name)], ideal
-
-
-def _planes(basis: Tensor) -> Tensor:
-    """Return u v^T - v u^T for pairs of columns u, v of a basis, (q, n), as (n (n - 1) / 2, q, q)."""
-    first, second = torch.triu_indices(basis.shape[1], basis.shape[1], 1)
-    planes = basis.T[first][:, :, None] * basis.T[second][:, None, :]
-    return planes - planes.transpose(1, 2)
 
 
 def _roots(metric: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,138 +1,29 @@
-"""The arguments of `symmetries`: a function and samples of it, in whitened coordinates."""
+"""The arguments of `symmetries`: a function (a module, an estimator, a pipeline, a mean of several) and its samples."""
 
-from __future__ import annotations
-
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+from sklearn.pipeline import Pipeline
 from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.discovery.storage import plain_array
-from bnrank.discovery.symmetry_search.models import Mean, disagreement, module_of, relative_error, with_columns
+from bnrank.discovery.symmetry_search.fields import Coordinates, whitened
 from bnrank.measures.jacobian import Jacobian
+from bnrank.networks.functional import Functional, unwrap
 
-SPAN = 1e-6  # of the largest standard deviation of standardized columns: smaller directions are outside the data's span
-ROUNDING = 1e-10  # of its mean: a column with a smaller standard deviation is constant
 SHARE = 0.02  # of the sum of squares of all Jacobians, at most for a single sample
 FAIR = 5.0  # times its equal part, where samples are few
-
-
-@dataclass(frozen=True)
-class Coordinates:
-    """Affine coordinates z = into (x - mean) on the affine span of the data, x = mean + out z.
-
-    Attributes
-    ----------
-    mean : Tensor
-        (d,).
-    out, into : Tensor
-        (d, q) and (q, d), with into out = 1.
-    left_out : Tensor
-        Orthonormal directions in which the data do not vary, (d, d - r).
-    spread : Tensor
-        Standard deviation of every column of x, 1 for constant ones, (d,).
-    divided_out : Tensor
-        Directions of x that a quotient identifies, (d, m).
-    """
-
-    mean: Tensor
-    out: Tensor
-    into: Tensor
-    left_out: Tensor
-    spread: Tensor
-    divided_out: Tensor
-
-    @property
-    def dimension(self) -> int:
-        """The number of coordinates, q."""
-        return self.out.shape[1]
-
-    def of(self, x: Tensor) -> Tensor:
-        """Return z, (N, q), of points (N, d)."""
-        return (x - self.mean) @ self.into.T
-
-    def to_x(self, fields: Tensor) -> Tensor:
-        """Return fields z -> A z + b, (k, q, q + 1), as fields of x, (k, d, d + 1)."""
-        matrix = self.out @ fields[..., :-1] @ self.into
-        shift = fields[..., -1] @ self.out.T - matrix @ self.mean
-        return torch.cat([matrix, shift[..., None]], -1)
-
-    def from_x(self, fields: Tensor) -> Tensor:
-        """Return the part along the span of fields of x, (k, d, d + 1), as fields of z, (k, q, q + 1)."""
-        shift = fields[..., :-1] @ self.mean + fields[..., -1]
-        return torch.cat([self.into @ fields[..., :-1] @ self.out, (shift @ self.into.T)[..., None]], -1)
-
-    def without(self, ignored: Tensor) -> Coordinates:
-        """Return coordinates of the quotient by the directions z = ignored, (q, m) orthonormal.
-
-        Fields of the quotient are written in x without a part along these directions, in the metric of standardized
-        columns.
-        """
-        if ignored.shape[1] == 0:
-            return self
-        rest = torch.linalg.qr(ignored, mode="complete")[0][:, ignored.shape[1] :]
-        gone = torch.cat([self.divided_out, self.out @ ignored], 1)
-        out = _across(self.out @ rest, gone, self.spread) * self.spread[:, None]
-        return Coordinates(self.mean, out, rest.T @ self.into, self.left_out, self.spread, gone)
-
-    def metric(self, units: Tensor) -> Tensor:
-        """Return the metric, (q, q), of the lengths of the shortest vectors x that z stands for.
-
-        ``units`` (d,) are those of the columns: all ones for Euclidean length, ``spread`` for that of standardized
-        columns.
-        """
-        out = _across(self.out, self.divided_out, units)
-        return out.T @ out
-
-    def lifted(self) -> Tensor:
-        """Return the shortest vectors of x that the axes of z stand for, (d, q)."""
-        return _across(self.out, self.divided_out, torch.ones_like(self.spread))
-
-    def standardized(self, fields: Tensor) -> Tensor:
-        """Return fields of x, (k, d, d + 1), in the units of the columns."""
-        return in_units(fields, self.spread)
-
-
-def in_units(fields: Tensor, units: Tensor) -> Tensor:
-    """Return fields of x, (..., d, d + 1), of columns with the given units, (d,)."""
-    return fields * torch.cat([units, units.new_ones(1)]) / units[:, None]
-
-
-def _across(vectors: Tensor, directions: Tensor, units: Tensor) -> Tensor:
-    """Return vectors of x, the columns of (d, n), in units (d,), less their part along directions (d, m)."""
-    scaled = vectors / units[:, None]
-    if not directions.shape[1]:
-        return scaled
-    along = torch.linalg.qr(directions / units[:, None])[0]
-    return scaled - along @ (along.T @ scaled)
-
-
-def whitened(x: Tensor) -> Coordinates:
-    """Return coordinates in which x, (N, d) of float64, has mean 0 and covariance 1 on its affine span.
-
-    Examples
-    --------
-    >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64)
-    >>> z = whitened(x).of(x)
-    >>> z.shape, round(float(z.square().mean()), 12)            # the data lie on a line
-    (torch.Size([3, 1]), 1.0)
-    """
-    mean = x.mean(0)
-    spread = (x - mean).square().mean(0).sqrt()
-    varying = spread > ROUNDING * mean.abs()
-    spread = torch.where(varying, spread, 1.0)
-    standardized = torch.where(varying, (x - mean) / spread, 0.0)
-    _, s, v = torch.linalg.svd(standardized / len(x) ** 0.5, full_matrices=False)
-    kept = s > SPAN * s[0]
-    basis, s = v[kept].T, s[kept]
-    out = spread[:, None] * basis * s
-    left_out = torch.linalg.qr(out, mode="complete")[0][:, out.shape[1] :]
-    return Coordinates(mean, out, (basis / s).T / spread, left_out, spread, out[:, :0])
+CHUNK_SIZE = 4096
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a column, at which the steps of a pipeline are probed
+AFFINE = 1e-6  # of the variation of a column: the largest deviation of the steps of a pipeline from an affine map
+ROUNDING = 1e-12  # of the largest terms of the map
 
 
 @dataclass(frozen=True)
@@ -154,11 +45,11 @@ class Sample:
     def __len__(self) -> int:
         return len(self.x)
 
-    def at(self, rows: Tensor | slice) -> Sample:
+    def at(self, rows: Tensor | slice) -> "Sample":
         """Return some of the samples."""
         return Sample(self.x[rows], self.z[rows], self.jacobian[rows])
 
-    def within(self, where: Coordinates, inner: Coordinates) -> Sample:
+    def within(self, where: Coordinates, inner: Coordinates) -> "Sample":
         """Return the samples in the coordinates of a quotient."""
         return Sample(self.x, inner.of(self.x), self.jacobian @ (where.into @ inner.out))
 
@@ -211,13 +102,12 @@ def read_problem(
     x, y, held_out = data
     x_test, y_test = held_out if isinstance(held_out, tuple) and len(held_out) == 2 else (held_out, None)
     points = validation.samples(_array(x, "x"), "x", minimum=4).detach()
-    net = with_columns(module_of(model, points), points)
+    net = _with_columns(module_of(model, points), points)
     resamples, seed = validation.integer(resamples, "resamples", 0), validation.integer(seed, "seed", 0)
     limit = validation.integer(max_samples, "max_samples", 4)
     labels = _names(names, model, x, points.shape[1])
     held = None
-    if x_test is None and y_test is not None:
-        raise ValueError("held_out: got targets without samples, expected both")
+    validation.expect(x_test is not None or y_test is None, "held_out", "targets without samples", "both")
     if x_test is not None:
         name = "held_out" if y_test is None else "held_out[0]"
         held = validation.samples(_array(x_test, name), name, features=points.shape[1], minimum=2).detach()
@@ -234,11 +124,9 @@ def read_problem(
     where = whitened(points.double().cpu())
     validation.expect(where.dimension, "x", f"{len(points)} samples that are all the same", "some that vary")
     sample = _sample(net, points, where)
-    if float(sample.jacobian.square().sum()) == 0:
-        raise ValueError(
-            "net: got a function that is constant near x, which every transformation leaves alone, expected one that "
-            "varies (an estimator that found no function predicts the mean)"
-        )
+    constant = "a function that is constant near x, which every transformation leaves alone"
+    expected = "one that varies (an estimator that found no function predicts the mean)"
+    validation.expect(float(sample.jacobian.square().sum()) > 0, "net", constant, expected)
     tested = sample if held is None else _sample(net, held[:limit], where)
     return Problem(net, where, sample, tested, rtol, labels, resamples, seed)
 
@@ -303,3 +191,130 @@ def _shortened(jacobians: Tensor) -> Tensor:
             break
     longest = size * math.sqrt(cap) if m else size
     return jacobians * (longest / lengths.clamp(min=longest))[:, None, None]
+
+
+class Mean(nn.Module):
+    """The mean of the outputs of modules."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the mean, of the shape of one output."""
+        return _stacked([member(x.clone()) for member in self.members]).mean(0)
+
+
+def _stacked(outputs: Sequence[Tensor]) -> Tensor:
+    shapes = [tuple(output.shape) for output in outputs]
+    got = f"members with outputs of shapes {', '.join(map(str, shapes))}"
+    validation.expect(len(set(shapes)) == 1, "net", got, "one shape")
+    return torch.stack(list(outputs))
+
+
+def module_of(model: object, x: Tensor | None = None) -> nn.Module:
+    """Return the module of raw x that a model computes: its own, an estimator's, a pipeline's, the mean of several.
+
+    The steps of a fitted pipeline before the last have to be an affine map, which is determined and verified on ``x``
+    (N, d).
+
+    Raises
+    ------
+    TypeError
+        If it is none of these.
+    ValueError
+        If the steps of a pipeline before the last are no affine map.
+
+    Examples
+    --------
+    >>> module_of([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])(torch.zeros(3, 2)).shape
+    torch.Size([3, 1])
+    """
+    if isinstance(model, nn.Module):
+        return unwrap(model)
+    if isinstance(model, list | tuple) and model:
+        return Mean([module_of(member, x) for member in model])
+    if isinstance(model, Pipeline) and x is not None:
+        return _pipeline(model, x)
+    convert = getattr(model, "as_module", None)
+    if callable(convert):
+        module = convert()
+        if isinstance(module, nn.Module):
+            return unwrap(module)
+        raise TypeError(f"net: as_module() of {type(model).__name__} returned {type(module).__name__}, no nn.Module")
+    raise TypeError(
+        f"net: got {validation.describe(model)}, expected a torch.nn.Module, a fitted estimator with as_module(), a "
+        "Pipeline that ends in one, or a list of such"
+    )
+
+
+def _pipeline(model: Pipeline, x: Tensor) -> nn.Module:
+    """Return the last step's module after the affine map of the steps before it.
+
+    The map is verified on the samples, and along every column of x with the others at their mean: a column of large
+    values can hide that one of small values in the same sums is bent.
+    """
+    points = x.detach().double().cpu().numpy()
+    d, mean = points.shape[1], points.mean(0)
+    spread = np.where(points.std(0) > 0, points.std(0), 1.0)
+    probes = _transformed(model, np.concatenate([mean[None], mean + np.diag(spread)]))
+    center, matrix = probes[0], (probes[1:] - probes[0]).T / spread
+    rounding = ROUNDING * (np.abs(center) + np.abs(matrix) @ np.abs(points).max(0))
+    quantiles = np.quantile(points, QUANTILES, axis=0)
+    for some in (points, *(np.where(np.arange(d) == column, quantiles, mean) for column in range(d))):
+        found = _transformed(model, some)
+        deviation = np.abs(center + (some - mean) @ matrix.T - found).max(0)
+        if (deviation > AFFINE * np.abs(found - found.mean(0)).max(0) + rounding).any():
+            steps = ", ".join(name for name, _ in model.steps[:-1])
+            raise ValueError(
+                f"net: got a Pipeline whose steps before the last ({steps}) are no affine map of x, expected scalings "
+                "and the like; pass the last step with x as it receives it"
+            )
+    layer = nn.Linear(*matrix.T.shape).double()
+    layer.weight.data, layer.bias.data = torch.from_numpy(matrix), torch.from_numpy(center - matrix @ mean)
+    return nn.Sequential(layer, copy.deepcopy(module_of(model.steps[-1][1])).double())
+
+
+def _transformed(model: Pipeline, points: np.ndarray) -> np.ndarray:
+    """Return points after all steps but the last, (N, d')."""
+    known = getattr(model, "feature_names_in_", None)
+    table = points if known is None else pd.DataFrame(points, columns=known)
+    return np.asarray(model[:-1].transform(table) if len(model) > 1 else table, dtype=np.float64)
+
+
+def _with_columns(net: nn.Module, x: Tensor) -> nn.Module:
+    """Return a module with outputs (N, d_out), for one that may return (N,)."""
+    with torch.no_grad():
+        return nn.Sequential(net, nn.Unflatten(0, (-1, 1))) if Functional(net)(x[:2]).ndim == 1 else net
+
+
+def outputs_of(net: nn.Module, x: Tensor) -> Tensor:
+    """Return f(x), (N, d_out), float64."""
+    function = Functional(net)
+    with torch.no_grad():
+        return torch.cat([function(part).reshape(len(part), -1).double().cpu() for part in x.split(CHUNK_SIZE)])
+
+
+def relative_error(net: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Return rms ||f(x_i) - y_i|| / rms ||y_i - mean y||.
+
+    Raises
+    ------
+    ValueError
+        If y is not of the shape of the outputs, or constant.
+    """
+    outputs, y = outputs_of(net, x), y.flatten(1).double()
+    expected = f"that of the outputs, {tuple(outputs.shape)}"
+    validation.expect(outputs.shape == y.shape, "y", f"shape {tuple(y.shape)}", expected)
+    spread = float((y - y.mean(0)).square().sum())
+    validation.expect(spread != 0, "y", "the same values for all samples", "some that vary")
+    return (float((outputs - y).square().sum()) / spread) ** 0.5
+
+
+def disagreement(net: Mean, x: Tensor) -> float:
+    """Return the standard deviation of the members' outputs over that of their mean along x."""
+    outputs = _stacked([outputs_of(member, x) for member in net.members])
+    mean = outputs.mean(0)
+    spread = float((mean - mean.mean(0)).square().sum())
+    between = float((outputs - mean).square().sum()) / (len(outputs) - 1)
+    return (between / spread) ** 0.5 if spread > 0 else math.inf

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from bnrank._core import linalg, validation
-from bnrank.discovery.symmetry_search.fields import Family, SampledFields, affine, constant, read_family
+from bnrank.discovery.symmetry_search.fields import Coordinates, Family, SampledFields, affine, constant, read_family
 from bnrank.discovery.symmetry_search.finite import FiniteTest, candidates, given_maps, tested
 from bnrank.discovery.symmetry_search.naming import named, translations
 from bnrank.discovery.symmetry_search.pieces import Piece, Search, combination
-from bnrank.discovery.symmetry_search.problem import Coordinates, Problem, Sample, read_problem
+from bnrank.discovery.symmetry_search.problem import Problem, Sample, read_problem
 from bnrank.discovery.symmetry_search.result import Symmetries
-from bnrank.discovery.symmetry_search.spectrum import EXACT, Found, Gap, along_flows, find_fields, residuals
+from bnrank.discovery.symmetry_search.spectrum import EXACT, Found, Gap, along_flows, find_fields, residual
 
 MAX_FIELDS = 3000
 RANK_RTOL = 1e-3
@@ -123,8 +123,7 @@ def symmetries(
     rotation in the plane (a, b), through 0: 1 generator
     """
     given = read_problem(net, (x, y, held_out), rtol, names, (max_samples, resamples, seed))
-    if not isinstance(finite, bool):
-        raise TypeError(f"finite: got {validation.describe(finite)}, expected True or False")
+    validation.expect(isinstance(finite, bool), "finite", validation.describe(finite), "True or False", TypeError)
     family = read_family(fields, given.where, given.sample.x)
     moves = given_maps(maps, len(given.names))
     pieces: list[Piece] = []
@@ -135,9 +134,9 @@ def symmetries(
         ignored, pieces, inner = _ignored(given)
         sample, held = (part.within(given.where, inner) for part in (sample, held))
         family = affine(inner.dimension)
-    if len(family) > MAX_FIELDS:
-        found_fields = f"got {len(family)} fields of {inner.dimension} coordinates"
-        raise ValueError(f"fields: {found_fields}, expected at most {MAX_FIELDS}; give a sequence of fields to search")
+    got = f"{len(family)} fields of {inner.dimension} coordinates"
+    expected = f"at most {MAX_FIELDS}; give a sequence of fields to search"
+    validation.expect(len(family) <= MAX_FIELDS, "fields", got, expected)
     found = along_flows(find_fields(sample, family, given), family, inner, held, given)
     pieces += _pieces(found, family, inner, held, given.names)
     tests: tuple[FiniteTest, ...] = ()
@@ -155,7 +154,7 @@ def _ignored(given: Problem) -> tuple[Found, list[Piece], Coordinates]:
     if not len(found.vectors):
         return found, [], where
     directions = constants.combined(found.vectors)[..., -1].T
-    worst = float(residuals(given.held_out, constants, found.vectors)[0])
+    worst = residual(given.held_out, constants, found.vectors)
     pieces = translations(where.out @ directions, worst, given.names, where.spread, found.status == "exact")
     return found, pieces, where.without(directions)
 
@@ -202,18 +201,17 @@ def _pieces(found: Found, family: Family, inner: Coordinates, held: Sample, name
         weights = family.combined(found.vectors)
         empty, none = weights.new_zeros(0, d, d + 1), weights.new_zeros(d, 0)
         texts = [combination(row / row.abs().max(), family.labels) for row in weights]
-        values = [float(residuals(held, family, vector[None])[0]) for vector in found.vectors]
+        values = [residual(held, family, vector[None]) for vector in found.vectors]
         return [Piece("field", text, empty, value, none) for text, value in zip(texts, values, strict=True)]
     everything = affine(inner.dimension)
 
-    def residual(group: Tensor) -> float:
-        basis = torch.linalg.qr(group.flatten(1).T)[0].T
-        return float(residuals(held, everything, basis)[0])
+    def of(group: Tensor) -> float:
+        return residual(held, everything, torch.linalg.qr(group.flatten(1).T)[0].T)
 
     above = float(found.values[k]) if k < len(found.values) else 1.0
     exact = found.status == "exact"
     limit = EXACT if exact else (float(found.values[k - 1]) * above) ** 0.5
-    search = Search(inner, names, lambda group: residual(group) <= limit, residual, exact)
+    search = Search(inner, names, lambda group: of(group) <= limit, of, exact)
     return named(family.combined(found.vectors), search)
 
 

@@ -9,10 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bnrank.discovery.symmetry_search.algebra import bracket_defect, only_constants
-from bnrank.discovery.symmetry_search.fields import MAX_ENTRIES, AffineFields, Family
-from bnrank.discovery.symmetry_search.models import outputs_of
-from bnrank.discovery.symmetry_search.problem import Coordinates, Problem, Sample
+from bnrank.discovery.symmetry_search.fields import (
+    MAX_ENTRIES,
+    AffineFields,
+    Coordinates,
+    Family,
+    bracket_defect,
+    transformed,
+)
+from bnrank.discovery.symmetry_search.problem import Problem, Sample, outputs_of
 
 EXACT = 1e-6  # relative singular values up to this are rounding
 IGNORED = 0.05  # the largest value of a constant field, since a few small ones can matter together
@@ -122,7 +127,7 @@ def find_gap(values: Tensor, vectors: Tensor, family: Family, rtol: float | None
     smallest = f"the smallest value, {float(s[0]):.2g}, is"
     if rtol == 0:
         return Gap(reason=f"{smallest} no rounding")
-    limit = IGNORED if rtol is None and only_constants(family) else LARGEST
+    limit = IGNORED if rtol is None and family.constant else LARGEST
     small = min(int((s <= limit).sum()), p - 1)
     if not small:
         return Gap(reason=f"{smallest} above {limit:.2g}")
@@ -187,9 +192,9 @@ def find_fields(sample: Sample, family: Family, given: Problem) -> Found:
     return Found(whole, values, vectors[:kept], np.array(counts), held, status, reason, doubtful)
 
 
-def residuals(sample: Sample, family: Family, vectors: Tensor) -> Tensor:
-    """Return the relative singular values of the fields with coefficients (k, p), orthonormal, descending, (k,)."""
-    return _from_rows(sample, family, vectors)[0] if len(vectors) else torch.zeros(0, dtype=torch.float64)
+def residual(sample: Sample, family: Family, vectors: Tensor) -> float:
+    """Return the largest relative singular value of the fields with coefficients (k, p), orthonormal."""
+    return float(_from_rows(sample, family, vectors)[0][0])
 
 
 def _from_rows(sample: Sample, family: Family, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,11 +245,11 @@ def _status(whole: Gap, smallest: float, counts: Array, held: float, rtol: float
         elif rtol and smallest <= rtol:
             reason = f"yet the smallest value, {smallest:.2g}, is within the error, {rtol:.2g}"
         elif rtol is None and whole.contrast >= DOUBTFUL and closed:
-            return "undetermined", f"{whole.reason}; there may be {whole.candidate}: the error of f would help"
+            reason = f"there may be {whole.candidate}: the error of f would help"
         return ("undetermined", f"{whole.reason}; {reason}") if reason else ("none", whole.reason)
     if whole.exact and held > EXACT:
-        reason = f"{whole.count} fields have values up to rounding here, but {held:.2g} on held-out samples: too few"
-        reason += " samples"
+        found = f"{whole.count} fields have values up to rounding here"
+        reason = f"{found}, but {held:.2g} on held-out samples: too few samples"
     elif agree < AGREE:
         reason = f"only {agree:.0%} of resamples find {whole.count} fields"
     elif whole.exact and whole.ratio < ALONE:
@@ -288,7 +293,7 @@ def change(net: nn.Module, x: Tensor, field: Tensor, where: Coordinates | None =
 def moved(x: Tensor, field: Tensor) -> Tensor:
     """Return exp(v) x for a field v, [A b] (d, d + 1), and points (N, d)."""
     flow = torch.linalg.matrix_exp(torch.nn.functional.pad(field, (0, 0, 0, 1)))[:-1]
-    return x @ flow[:, :-1].T + flow[:, -1]
+    return transformed(flow, x)
 
 
 def shuffled(net: nn.Module, tested: Sample, directions: Tensor, values: Tensor, generator: torch.Generator) -> float:
@@ -316,7 +321,7 @@ def along_flows(found: Found, family: Family, where: Coordinates, tested: Sample
     if not rtol or not (doubtful or found.status == "approximate") or not isinstance(family, AffineFields):
         return found
     generator = torch.Generator().manual_seed(given.seed)
-    if only_constants(family):
+    if family.constant:
         directions = family.combined(vectors)[..., -1].T
         largest = shuffled(net, tested, where.out @ directions, tested.z @ directions, generator)
         words = f"shuffling these coordinates among samples changes f by {largest:.2g}; its error is {rtol:.2g}"
