@@ -69,14 +69,14 @@ LABELS = torch.arange(40) % 3
         (perceptron(), X, {"held_out": (9 * X).long()}, TypeError, "^held_out: got dtype torch.int64"),
         (perceptron(), X, {"tol": 1.0}, ValueError, "^tol: got 1, expected 0 < tol < 1"),
         (perceptron(), X, {"tol": 2}, ValueError, "^tol: got 2, expected"),
-        (perceptron(), X, {"y": LABELS + 1}, ValueError, "^y: got the class 3, expected less"),
-        (perceptron(), X, {"y": LABELS, "held_out": (X, LABELS + 2)}, ValueError, r"^held_out\[1\]: got the class 4"),
+        (perceptron(), X, {"y": LABELS + 1}, ValueError, "^y: got class numbers from 1 to 3, .*from 0 to 2$"),
+        (perceptron(), X, {"y": LABELS, "held_out": (X, LABELS + 2)}, ValueError, r"^held_out\[1\]: got .*from 2 to 4"),
         (perceptron(), X, {"y": LABELS, "held_out": (X[:, :2], LABELS)}, ValueError, "^held_out: got samples of shape"),
         (perceptron(), X, {"y": LABELS, "held_out": (X / 0, LABELS)}, ValueError, r"^held_out\[0\]: got NaN"),
         (perceptron(), pd.DataFrame({"a": [1.0] * 9, "b": ["u"] * 9}), {}, TypeError, r"^x: .*no numbers: b \("),
         (perceptron(), pd.DataFrame({"a": [1.0] * 9 + [None]}), {}, ValueError, "^x: got a DataFrame with missing"),
         (perceptron(), X, {"y": pd.Series(["u"] * 40)}, TypeError, "^y: got a Series with columns that are no"),
-        (perceptron(), X, {"y": pd.Series([1.0] * 40).to_numpy()}, TypeError, "^y: got dtype torch.float64"),
+        (perceptron(), X, {"y": pd.Series([1.0] * 40).to_numpy()}, TypeError, "^y: got ndarray .* float64"),
     ],
 )  # fmt: skip
 def test_it_is_refused_by_name_before_the_work(module, x, given, error, match, monkeypatch):

@@ -73,8 +73,8 @@ def test_copies_of_noise_are_still_noise():
 def test_steps_are_by_rows_that_differ_where_ridges_are_given():
     x = np.random.default_rng(0).normal(size=(20, 3))
     many = Data(np.repeat(x, 15, axis=0), np.repeat(x, 15, axis=0))
-    assert BottleneckRegressor(ridges=[0.01])._plan(Data(x, x)).steps == 40
-    assert BottleneckRegressor(ridges=[0.01])._plan(many).steps == 40
+    assert BottleneckRegressor(ridges=[0.01])._plan(Data(x, x), 0, print).steps == 40
+    assert BottleneckRegressor(ridges=[0.01])._plan(many, 0, print).steps == 40
 
 
 def test_fewer_rows_than_columns():

@@ -148,7 +148,10 @@ def classes(value: Tensor | np.ndarray, name: str, count: int | None = None) -> 
     >>> classes(np.array([0, 2]), "y", 3)
     tensor([0, 2])
     """
-    labels = torch.as_tensor(value).detach()
+    try:
+        labels = torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name}: got {describe(value)}, expected class numbers: integers, shape (N,)") from error
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"{name}: got {describe(value)}, expected class numbers: integers, shape (N,)")
     expect(len(labels), name, "an empty array", "class numbers: integers, shape (N,)")

@@ -1,9 +1,7 @@
 """The certificate of a compression: what changed, what was saved, and a bound on a whole domain."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,27 +10,22 @@ from bnrank._core import linalg, text
 from bnrank._core.results import Printed
 from bnrank.discovery.compression.judging import Change, change, ratio
 from bnrank.discovery.compression.parts import (
-    CONVOLUTIONS,
     Latency,
     Parts,
     latency,
     like,
+    lipschitz,
     multiply_adds,
-    pads_of,
     parameters,
-    reach_of,
     trace,
 )
 from bnrank.discovery.compression.samples import Parted, outputs
-from bnrank.measures.convolution import conv_singular_values
 from bnrank.measures.jacobian import Jacobian
-from bnrank.networks.functional import Functional, hooked, unwrap
+from bnrank.networks.functional import Functional, unwrap
 
 MAX_POINTS = 64  # samples of the Jacobians
 MAX_ENTRIES = 2e7  # of all these Jacobians
 RTOL = 1e-6  # of the largest singular value of a Jacobian, above which others count
-_NON_EXPANSIVE = (nn.ReLU, nn.ReLU6, nn.Tanh, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Flatten, nn.Unflatten)
-_SLOPES = {**dict.fromkeys(_NON_EXPANSIVE, 1.0), nn.Sigmoid: 0.25, nn.GELU: 1.13, nn.SiLU: 1.1}  # largest slopes
 
 
 @dataclass(frozen=True)
@@ -307,72 +300,3 @@ def _accuracy(found: tuple[Tensor, Tensor], y: Tensor | None) -> Accuracy | None
         return None
     before, after = (float((out.argmax(1) == y).double().mean()) for out in found)
     return Accuracy(before, after, len(y))
-
-
-def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
-    """Return a Lipschitz constant of parts in sequence, the product of theirs; None where one is not known.
-
-    Linear: the operator norm, of several in a row that of their product. A convolution: its largest singular value on a
-    torus that its padded image fits on, which is no less (T28). Activations: their largest slope. Pooling windows must
-    not overlap.
-
-    Parameters
-    ----------
-    parts : sequence of torch.nn.Module
-        In order.
-    x : Tensor
-        Their input for at least one sample, (N, ...).
-
-    Examples
-    --------
-    >>> shrink = nn.Linear(2, 2)
-    >>> _ = shrink.weight.data.copy_(torch.eye(2) / 2)
-    >>> lipschitz([shrink, nn.ReLU(), shrink], torch.ones(1, 2))
-    0.25
-    """
-    total = 1.0
-    product: Tensor | None = None  # of Linear in a row
-    value = x[:1]
-    with torch.no_grad():
-        for part in parts:
-            if type(part) is nn.Linear and not hooked(part):
-                weight = part.weight.detach().double()
-                product = weight if product is None else weight @ product
-            else:
-                norm = _norm(part, value)
-                if norm is None:
-                    return None
-                total *= norm * _operator_norm(product)
-                product = None
-            value = part(value)
-    return total * _operator_norm(product)
-
-
-def _operator_norm(matrix: Tensor | None) -> float:
-    return 1.0 if matrix is None else float(torch.linalg.matrix_norm(matrix, 2))
-
-
-def _norm(part: Any, value: Tensor) -> float | None:
-    if hooked(part):
-        return None
-    if type(part) in _SLOPES:
-        return _SLOPES[type(part)]
-    if isinstance(part, nn.LeakyReLU):
-        return max(1.0, abs(part.negative_slope))
-    if isinstance(part, CONVOLUTIONS):
-        sizes, pads, wraps = list(value.shape[2:]), pads_of(part), part.padding_mode == "circular"
-        too_wide = any(pad > reach for pad, reach in zip(pads, reach_of(part), strict=True))
-        if part.padding_mode not in ("zeros", "circular") or (wraps and too_wide):
-            return None
-        sizes = sizes if wraps else [size + pad for size, pad in zip(sizes, pads, strict=True)]
-        return float(conv_singular_values(part.weight, sizes, dilation=part.dilation, groups=part.groups).max())
-    if isinstance(part, nn.AvgPool1d | nn.AvgPool2d | nn.MaxPool1d | nn.MaxPool2d):
-        d, average = value.ndim - 2, isinstance(part, nn.AvgPool1d | nn.AvgPool2d)
-        kernel, stride, padding = (
-            (v,) * d if isinstance(v, int) else tuple(v) for v in (part.kernel_size, part.stride, part.padding)
-        )
-        partial = average and (part.ceil_mode or getattr(part, "divisor_override", None))  # fewer entries than a window
-        overlapping = any(s < k for s, k in zip(stride, kernel, strict=True)) or getattr(part, "dilation", 1) != 1
-        if not partial and not overlapping and not any(padding):
-            return 1 / math.sqrt(math.prod(kernel)) if average else 1.0
-    return None

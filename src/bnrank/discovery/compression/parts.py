@@ -1,7 +1,8 @@
-"""Parts of a module that run in sequence, in float64: reading, running, and their cost."""
+"""Parts of a module that run in sequence, in float64: reading, running, cost, and Lipschitz constants."""
 
 import copy
 import itertools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from bnrank._core import validation
+from bnrank.measures.convolution import conv_singular_values
 from bnrank.networks import Segment, Skipped, reasons
 from bnrank.networks.functional import example, hooked
 from bnrank.networks.reading import read
@@ -23,6 +25,8 @@ Counts = tuple[int, int, int]
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LINEAR = (nn.Linear, *CONVOLUTIONS)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_NON_EXPANSIVE = (nn.ReLU, nn.ReLU6, nn.Tanh, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Flatten, nn.Unflatten)
+_SLOPES = {**dict.fromkeys(_NON_EXPANSIVE, 1.0), nn.Sigmoid: 0.25, nn.GELU: 1.13, nn.SiLU: 1.1}  # largest slopes
 
 
 def is_linear(part: Any) -> bool:
@@ -325,3 +329,72 @@ def cheapest(prices: Tensor, tails: Tensor, scale: float) -> int:
     [2, 1, 0]
     """
     return int((prices.to(tails) + (tails / scale).square()).argmin())
+
+
+def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
+    """Return a Lipschitz constant of parts in sequence, the product of theirs; None where one is not known.
+
+    Linear: the operator norm, of several in a row that of their product. A convolution: its largest singular value on a
+    torus that its padded image fits on, which is no less (T28). Activations: their largest slope. Pooling windows must
+    not overlap.
+
+    Parameters
+    ----------
+    parts : sequence of torch.nn.Module
+        In order.
+    x : Tensor
+        Their input for at least one sample, (N, ...).
+
+    Examples
+    --------
+    >>> shrink = nn.Linear(2, 2)
+    >>> _ = shrink.weight.data.copy_(torch.eye(2) / 2)
+    >>> lipschitz([shrink, nn.ReLU(), shrink], torch.ones(1, 2))
+    0.25
+    """
+    total = 1.0
+    product: Tensor | None = None  # of Linear in a row
+    value = x[:1]
+    with torch.no_grad():
+        for part in parts:
+            if type(part) is nn.Linear and not hooked(part):
+                weight = part.weight.detach().double()
+                product = weight if product is None else weight @ product
+            else:
+                norm = _norm(part, value)
+                if norm is None:
+                    return None
+                total *= norm * _operator_norm(product)
+                product = None
+            value = part(value)
+    return total * _operator_norm(product)
+
+
+def _operator_norm(matrix: Tensor | None) -> float:
+    return 1.0 if matrix is None else float(torch.linalg.matrix_norm(matrix, 2))
+
+
+def _norm(part: Any, value: Tensor) -> float | None:
+    if hooked(part):
+        return None
+    if type(part) in _SLOPES:
+        return _SLOPES[type(part)]
+    if isinstance(part, nn.LeakyReLU):
+        return max(1.0, abs(part.negative_slope))
+    if isinstance(part, CONVOLUTIONS):
+        sizes, pads, wraps = list(value.shape[2:]), pads_of(part), part.padding_mode == "circular"
+        too_wide = any(pad > reach for pad, reach in zip(pads, reach_of(part), strict=True))
+        if part.padding_mode not in ("zeros", "circular") or (wraps and too_wide):
+            return None
+        sizes = sizes if wraps else [size + pad for size, pad in zip(sizes, pads, strict=True)]
+        return float(conv_singular_values(part.weight, sizes, dilation=part.dilation, groups=part.groups).max())
+    if isinstance(part, nn.AvgPool1d | nn.AvgPool2d | nn.MaxPool1d | nn.MaxPool2d):
+        d, average = value.ndim - 2, isinstance(part, nn.AvgPool1d | nn.AvgPool2d)
+        kernel, stride, padding = (
+            (v,) * d if isinstance(v, int) else tuple(v) for v in (part.kernel_size, part.stride, part.padding)
+        )
+        partial = average and (part.ceil_mode or getattr(part, "divisor_override", None))  # fewer entries than a window
+        overlapping = any(s < k for s, k in zip(stride, kernel, strict=True)) or getattr(part, "dilation", 1) != 1
+        if not partial and not overlapping and not any(padding):
+            return 1 / math.sqrt(math.prod(kernel)) if average else 1.0
+    return None

@@ -1,6 +1,7 @@
 """The samples of a compression: checked, split, and joined by interpolated points."""
 
-from typing import Any, NamedTuple, cast
+import traceback
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,24 +28,11 @@ def read_samples(net: nn.Module, value: Any, name: str, minimum: int = 1) -> Ten
 def read_classes(y: Any, count: int, name: str) -> Tensor:
     """Return classes, integers from 0, one per sample."""
     y = plain_array(y, name)
-    if not isinstance(y, Tensor | np.ndarray):
-        raise TypeError(f"{name}: got {validation.describe(y)}, expected a Tensor or ndarray of integers")
-    numbers = isinstance(y, Tensor) or y.dtype.kind in "iufbc"
-    labels: Any = torch.as_tensor(y).detach().cpu() if numbers else y
-    integers = numbers and not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-    places = "integers from 0, the places of the outputs"
-    validation.expect(integers, name, f"dtype {labels.dtype}", places, TypeError)
-    shape = tuple(labels.shape)
-    validation.expect(shape == (count,), name, f"shape {shape}", f"({count},), one class per sample")
-    validation.expect(int(labels.min()) >= 0, name, f"the class {int(labels.min())}", "integers from 0")
-    return cast(Tensor, labels)
-
-
-def check_classes(labels: Tensor | None, found: Tensor, name: str) -> None:
-    """Raise ValueError if a class is the place of no output."""
-    if labels is not None:
-        top, count = int(labels.max()), found.shape[1]
-        validation.expect(top < count, name, f"the class {top}", f"less than the number of outputs, {count}")
+    validation.expect(isinstance(y, Tensor | np.ndarray), name, validation.describe(y), "classes, integers", TypeError)
+    labels = validation.classes(y, name).cpu()
+    got = f"shape {tuple(labels.shape)}"
+    validation.expect(len(labels) == count, name, got, f"({count},), one class per sample")
+    return labels
 
 
 def outputs(function: Functional, x: Tensor, name: str, chunk_size: int = 1024) -> Tensor:
@@ -78,7 +66,7 @@ def _explained(net: nn.Module, x: Tensor, name: str, cause: BaseException) -> Ex
     if x.is_floating_point() and _runs(function, torch.zeros_like(x, dtype=torch.long)):
         return TypeError(f"{name}: got {kind}, expected integers; convert it with .long()")
     came = f"got samples of shape {tuple(x.shape[1:])} and dtype {x.dtype}"
-    return ValueError(f"{name}: the module fails on it: {came}{_refusing(function, x)}: {cause}")
+    return ValueError(f"{name}: the module fails on it: {came}{_refusing(net, cause)}: {cause}")
 
 
 def _runs(function: Functional, x: Tensor) -> bool:
@@ -89,26 +77,17 @@ def _runs(function: Functional, x: Tensor) -> bool:
     return True
 
 
-def _refusing(function: Functional, x: Tensor) -> str:
-    """Return a description of the linear layer or convolution that cannot read its input, if any."""
-    entered: list[tuple[str, Any, tuple[int, ...]]] = []
-    handles = []
-    for name, sub in function.module.named_modules():
-        if isinstance(sub, LINEAR):
-            note = lambda sub, given, name=name: entered.append((name, sub, given[0].shape))  # noqa: E731
-            handles += [sub.register_forward_pre_hook(note), sub.register_forward_hook(lambda *_: entered.clear())]
-    try:
-        _runs(function, x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not entered:
+def _refusing(net: nn.Module, cause: BaseException) -> str:
+    """Return a description of the linear layer or convolution in which an error was raised, if any."""
+    calls = [frame.f_locals for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    calls = [call for call in calls if isinstance(call.get("self"), LINEAR) and "input" in call]
+    if not calls:
         return ""
-    name, sub, shape = entered[-1]
-    count, what = (sub.in_features, "feature") if isinstance(sub, nn.Linear) else (sub.in_channels, "channel")
-    layer = f"layer {name}" if name else "the layer"
-    wanted = f"{count} {what}{'s' if count != 1 else ''}"
-    return f", but {layer} ({type(sub).__name__}) expects {wanted} and is given {tuple(shape[1:])}"
+    layer, shape = calls[-1]["self"], tuple(calls[-1]["input"].shape[1:])
+    name = next((name for name, sub in net.named_modules() if sub is layer), "")
+    count, what = (layer.in_features, "feature") if isinstance(layer, nn.Linear) else (layer.in_channels, "channel")
+    wanted, where = f"{count} {what}{'s' if count != 1 else ''}", f"layer {name}" if name else "the layer"
+    return f", but {where} ({type(layer).__name__}) expects {wanted} and is given {shape}"
 
 
 def check_spread(net: nn.Module, x: Tensor, kept: Tensor, found: tuple[Tensor, Tensor]) -> None:

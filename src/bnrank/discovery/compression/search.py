@@ -130,8 +130,9 @@ def compress(
     parted = samples.split(original, x, y, held_out, seed)
     function = Functional(original)
     reference = samples.outputs(function, x, "x"), samples.outputs(function, parted.kept, "held_out")
-    samples.check_classes(parted.y, reference[0], "y")
-    samples.check_classes(parted.y_kept, reference[1], "held_out[1]")
+    for labels, outputs, name in ((parted.y, reference[0], "y"), (parted.y_kept, reference[1], "held_out[1]")):
+        if labels is not None:
+            validation.classes(labels, name, outputs.shape[1])
     samples.check_spread(original, x, parted.kept, reference)
     work = copy.deepcopy(original).double().eval().requires_grad_(True)
     deciding = parted.deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)

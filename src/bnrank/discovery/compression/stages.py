@@ -11,17 +11,7 @@ from torch import nn
 from bnrank.discovery.compression.fits import AffineFit, equivariant_fit, fit, pair, pointwise_pair
 from bnrank.discovery.compression.judging import Judge, channel_rows
 from bnrank.discovery.compression.neurons import Ranking, balanced, narrowed, rankings, without_superfluous
-from bnrank.discovery.compression.parts import (
-    CONVOLUTIONS,
-    Counts,
-    Parts,
-    cheapest,
-    cost,
-    counts,
-    is_linear,
-    run,
-    share,
-)
+from bnrank.discovery.compression.parts import Counts, Parts, cheapest, cost, counts, is_linear, run, share
 
 T = TypeVar("T")
 
@@ -184,10 +174,9 @@ class Collapsing:
         if a.ndim < 2 or len(a) * smallest * max(z1[0].numel(), z2[0].numel()) > MAX_SVD:
             self.skipped += 1
             return None
-        if isinstance(self.parts[i], CONVOLUTIONS) and isinstance(self.parts[j], CONVOLUTIONS):
-            equivariant = equivariant_fit(self.parts[i : j + 1], z1, z2)
-            if equivariant is not None:
-                return "frequency", equivariant, float(equivariant.tails[0])
+        equivariant = equivariant_fit(self.parts[i : j + 1], z1, z2)
+        if equivariant is not None:
+            return "frequency", equivariant, float(equivariant.tails[0])
         metric = self.metrics.get(j) if z2.ndim == 2 else None
         fitted = fit(z1.flatten(1), z2.flatten(1), metric)
         return "samples", fitted, float(fitted.tails[0]) if metric is None else self.judge.scale
@@ -247,7 +236,7 @@ def _all_kept(parts: Parts, ranked: list[Ranking], scale: float, tol: float) -> 
     linear = [part for part in parts if is_linear(part)]
     if len(linear) < 2:
         return ""
-    units = "channel" if any(isinstance(part, CONVOLUTIONS) for part in linear[:-1]) else "neuron"
+    units = "channel" if any(type(part) is not nn.Linear for part in linear[:-1]) else "neuron"
     if not ranked:
         return f"; every {units} stays: what stands between the layers mixes them"
     change = min(float(ranking.tails[-2]) for ranking in ranked) / scale
