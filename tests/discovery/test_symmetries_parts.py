@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import bnrank
-from bnrank.discovery.symmetry_search import fields, pieces, spectrum, symmetries
+from bnrank.discovery.symmetry_search import algebra, fields, spectrum, symmetries
+from bnrank.discovery.symmetry_search.algebra import echelon, rotation_blocks
 from bnrank.discovery.symmetry_search.fields import whitened
-from bnrank.discovery.symmetry_search.pieces import combination, echelon, field_text, rotation_blocks
+from bnrank.discovery.symmetry_search.pieces import combination, field_text
 from bnrank.discovery.symmetry_search.problem import Problem, Sample, module_of
 from bnrank.discovery.symmetry_search.spectrum import along_flows, change
 from bnrank.tasks import Task
@@ -114,12 +115,12 @@ def test_one_turn_of_two_planes_is_no_block():
 def test_an_invariant_metric():
     root = normal(3, 3, seed=8) + 2 * torch.eye(3)
     matrices = torch.linalg.inv(root) @ turns(3, range(3), 3)[..., :-1] @ root
-    found = pieces.invariant_metric(matrices, torch.eye(3, dtype=DOUBLE), 1e-6)
+    found = algebra.invariant_metric(matrices, torch.eye(3, dtype=DOUBLE), 1e-6)
     expected = root.T @ root
     torch.testing.assert_close(found / found.norm(), expected / expected.norm())
     boost = torch.zeros(1, 2, 2, dtype=DOUBLE)
     boost[0, 0, 1] = boost[0, 1, 0] = 1.0
-    assert pieces.invariant_metric(boost, torch.eye(2, dtype=DOUBLE), 1e-6) is None
+    assert algebra.invariant_metric(boost, torch.eye(2, dtype=DOUBLE), 1e-6) is None
 
 
 def gap_of(values, rtol=None, q=3, order=None):

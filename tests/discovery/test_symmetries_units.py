@@ -7,8 +7,9 @@ import torch
 
 import oracles
 from bnrank.discovery.symmetry_search import fields, symmetries
+from bnrank.discovery.symmetry_search.algebra import sparse
 from bnrank.discovery.symmetry_search.fields import whitened
-from bnrank.discovery.symmetry_search.pieces import combination, point_text, sparse
+from bnrank.discovery.symmetry_search.pieces import combination, point_text
 from bnrank.discovery.symmetry_search.problem import _shortened, read_problem
 from bnrank.discovery.symmetry_search.search import _orbit
 from bnrank.discovery.symmetry_search.spectrum import find_fields

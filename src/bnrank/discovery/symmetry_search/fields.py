@@ -14,7 +14,6 @@ from bnrank._core import validation
 SPAN = 1e-6  # of the largest standard deviation of standardized columns: smaller directions are outside the data's span
 ROUNDING = 1e-10  # of its mean: a column with a smaller standard deviation is constant
 RTOL = 1e-8  # of the largest singular value: smaller combinations of the given fields vanish on the data
-MAX_ENTRIES = 2**24  # of the largest intermediate tensor
 MAX_PAIRS = 2000  # of fields, whose brackets are computed
 
 

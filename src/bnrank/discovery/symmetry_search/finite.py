@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank.discovery.symmetry_search import algebra
 from bnrank.discovery.symmetry_search.fields import Coordinates, read_affine, transformed
-from bnrank.discovery.symmetry_search.pieces import Piece, combination, upright
+from bnrank.discovery.symmetry_search.pieces import Piece, combination
 from bnrank.discovery.symmetry_search.problem import outputs_of
 from bnrank.discovery.symmetry_search.spectrum import EXACT, WITHIN
 
@@ -103,13 +104,13 @@ def _reflections(
     for piece in pieces:
         if piece.kind != "rotation" or piece.metric != "Euclidean" or piece.center is None:
             continue
-        direction = combination(upright(piece.space[:, 0]), names)
+        direction = combination(algebra.upright(piece.space[:, 0]), names)
         unit = piece.space / piece.space.norm(dim=0)
         matrix = eye - 2 * torch.outer(unit[:, 0], unit[:, 0])
         yield "reflection", f"reflection of {direction}", matrix, piece.center
         if unit.shape[1] == hull.shape[1] - 1:
             axis = hull @ torch.linalg.svd(hull.T @ unit)[0][:, -1]
-            text = f"reflection of the axis {combination(upright(axis), names)}"
+            text = f"reflection of the axis {combination(algebra.upright(axis), names)}"
             yield "reflection", text, eye - 2 * torch.outer(axis, axis), piece.center
 
 

@@ -1,21 +1,25 @@
-"""Groups of generators: the algebra that they form, and their description in words."""
+"""Pieces of an algebra of affine fields, with their description in words: rotations, scalings, shears, and formulas."""
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import scipy.linalg
 import torch
 from torch import Tensor
 
-from bnrank.discovery.symmetry_search.fields import Coordinates, in_units
+from bnrank.discovery.symmetry_search import algebra
+from bnrank.discovery.symmetry_search.fields import Coordinates, in_units, planes
 
 Point = tuple[Tensor, Tensor]  # in z and in x
 
+LENGTHS = {"Euclidean": "", "standardized": " (of standardized columns)"}
+LENGTHS |= {"covariance": " (in the metric of the covariance)", "ellipsoid": " (of an ellipsoid)"}
 SMALL = 1e-3  # relative to the largest, below which entries are omitted from texts
+ROUGH = 0.03  # the same for directions that are not exact
 MAX_TERMS = 6
+MAX_COLUMNS = 32  # above which no units are determined in which pairs of columns rotate
+MAX_MULTIPLE = 12  # of the exponents of a scaling, to make them whole numbers
 
 
 def combination(vector: Tensor, names: Sequence[str], units: Tensor | None = None, small: float = SMALL) -> str:
@@ -78,66 +82,6 @@ def point_text(
         return "0"
     shown = [f"{names[i]} = {0.0 if bool(zero[i]) else float(point[i]):.3g}" for i in columns]
     return ", ".join(shown[:MAX_TERMS]) + (", ..." if len(shown) > MAX_TERMS else "")
-
-
-def echelon(rows: Tensor) -> Tensor:
-    """Return the basis of the span of independent rows, (k, n), that has one entry 1 per row where others have 0.
-
-    These entries are found by QR with pivoting; a span of coordinate axes gives the axes. Rows are in the order of
-    their first entries.
-
-    Examples
-    --------
-    >>> echelon(torch.tensor([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]))
-    tensor([[1., 0., 0.],
-            [0., 1., 0.]])
-    """
-    places = _places(rows)
-    result = torch.linalg.solve(rows[:, places], rows)
-    result = torch.where(result.abs() > 1e-9 * result.abs().max(), result, 0.0)
-    return result[(result != 0).int().argmax(1).argsort(stable=True)]
-
-
-def readable(vectors: Tensor) -> Tensor:
-    """Return the rotation (n, n) of columns (d, n) that is nearest to n coordinate axes.
-
-    Examples
-    --------
-    >>> turned = torch.tensor([[0.6, -0.8], [0.8, 0.6], [0.0, 0.0]], dtype=torch.float64)
-    >>> (turned @ readable(turned)).round(decimals=9).abs()
-    tensor([[1., 0.],
-            [0., 1.],
-            [0., 0.]], dtype=torch.float64)
-    """
-    places = _places(vectors.T)
-    u, _, v = torch.linalg.svd(vectors[places].T)
-    return u @ v
-
-
-def axes_of(space: Tensor) -> list[int] | None:
-    """Return the columns of x that span a space, (d, n), or None if coordinate axes do not span it."""
-    basis = torch.linalg.qr(space)[0]
-    share = basis.square().sum(1)
-    axes = torch.nonzero(share > 1 - 1e-3).flatten().tolist()
-    return axes if len(axes) == space.shape[1] else None
-
-
-def upright(vector: Tensor) -> Tensor:
-    """Return a vector scaled to length 1, with its largest entry positive.
-
-    Examples
-    --------
-    >>> upright(torch.tensor([3.0, -4.0]))
-    tensor([-0.6000,  0.8000])
-    """
-    return vector / vector.norm() * (1 if float(vector[vector.abs().argmax()]) > 0 else -1)
-
-
-def _places(rows: Tensor) -> Tensor:
-    """Return well-conditioned columns, one per row; among equally good ones the first."""
-    early = 1 - 1e-6 * torch.arange(rows.shape[1], dtype=rows.dtype) / rows.shape[1]
-    _, _, order = scipy.linalg.qr((rows * early).numpy(), pivoting=True, mode="economic")
-    return torch.from_numpy(np.sort(order[: len(rows)]).astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -204,145 +148,259 @@ class Search:
         return 1 - 1e-9 if self.exact else 0.9
 
 
-def common(fields: Tensor, family: Tensor, bar: float) -> Tensor:
-    """Return orthonormal members of the span of a family with a cosine of at least ``bar`` to the span of fields."""
-    if not len(family):
-        return fields[:0]
-    flat = family.flatten(1)
-    _, s, v = torch.linalg.svd(flat, full_matrices=False)
-    basis = v[s > 1e-8 * s[0].clamp(min=1e-300)]
-    left, cosines, _ = torch.linalg.svd(basis @ fields.flatten(1).T, full_matrices=False)
-    return (left[:, cosines >= bar].T @ basis).reshape(-1, *fields.shape[1:])
+def translations(directions: Tensor, residual: float, names: Sequence[str], units: Tensor, exact: bool) -> list[Piece]:
+    """Return one piece for the directions of x, the columns of (d, m), that a function ignores.
+
+    ``units`` (d,) are those of the columns. In texts the column that moves most in these units has the coefficient 1;
+    columns that move by less than 3 percent of it are omitted where directions are not exact.
+    """
+    basis = algebra.echelon((directions / units[:, None]).T).T * units[:, None]
+    basis = basis / basis.norm(dim=0)
+    fields = torch.cat([basis.new_zeros(basis.shape[1], len(basis), len(basis)), basis.T[..., None]], 2)
+    small = SMALL if exact else ROUGH
+    written = basis / basis.gather(0, (basis / units[:, None]).abs().argmax(0)[None])
+    text = "translation along " + ", ".join(combination(column, names, units, small) for column in written.T)
+    return [Piece("translation", text, fields, residual, basis)]
 
 
-def centers(fields: Tensor, search: Search) -> list[Point]:
-    """Return possible fixed points of the fields, in z and in x: x = 0, the mean of the data, the best."""
+def named(fields: Tensor, search: Search) -> list[Piece]:
+    """Return pieces that together span fields, (k, q, q + 1) orthonormal in the coordinates.
+
+    Ideal fields replace those found only where they leave f unchanged as well.
+    """
+    pieces: list[Piece] = []
+    for part in (rotated, _scalings):
+        if len(fields):
+            found, ideal = part(fields, search)
+            pieces += found
+            fields = _rest(fields, ideal, search.coordinates)
+    if len(fields):
+        pieces += _formulas(fields, search)
+    return pieces
+
+
+def _centers(fields: Tensor, search: Search) -> list[Point]:
+    """Return possible fixed points of the fields, in z and in x: x = 0, the mean of the data, the best.
+
+    The best is the point c at which all fields are nearest to 0, nearest to the origin of z of those.
+    """
     where = search.coordinates
     zero = torch.zeros_like(where.mean)
-    best = center(fields, 1e-6 if search.exact else 0.3)
+    matrices = fields[..., :-1].flatten(0, 1)
+    best = -torch.linalg.pinv(matrices, rtol=1e-6 if search.exact else 0.3) @ fields[..., -1].flatten()
     origin, mean = where.of(zero[None])[0], best.new_zeros(where.dimension)
     return [(origin, zero), (mean, where.mean), (best, where.mean + where.out @ best)]
 
 
-def sparse(fields: Tensor, where: Coordinates) -> Tensor:
-    """Return a basis of the span of fields of x, (k, d, d + 1), with many zeros, and a 1 in every field.
+def _rest(fields: Tensor, ideal: Tensor, where: Coordinates) -> Tensor:
+    """Return the part of the span of fields that is orthogonal, in standardized columns, to that of the ideal ones."""
+    if not len(ideal):
+        return fields
+    left = len(fields) - len(ideal)
+    inside, whole = (in_units(where.to_x(part), where.spread).flatten(1) for part in (ideal, fields))
+    turn = torch.linalg.svd(whole @ torch.linalg.qr(inside.T)[0])[0]
+    flat = turn[:, len(fields) - left :].T @ fields.flatten(1)
+    return torch.linalg.qr(flat.T)[0].T.reshape(left, *fields.shape[1:])
 
-    It is the echelon basis in units of the columns, which makes entries of different columns comparable.
+
+def _scalings(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
+    """Return the fields that scale columns of x about a point."""
+    where, d = search.coordinates, len(search.names)
+    for _, center in _centers(fields, search):
+        family = torch.zeros(d, d, d + 1, dtype=fields.dtype)
+        index = torch.arange(d)
+        family[index, index, index] = 1.0
+        family[index, index, -1] = -center
+        mapped = where.from_x(family)
+        ideal = algebra.common(fields, mapped, search.bar)
+        if not len(ideal) or not search.holds(ideal):
+            continue
+        weights = torch.linalg.lstsq(mapped.flatten(1).T, ideal.flatten(1).T, driver="gelsd").solution.T
+        weights = _whole(algebra.echelon(weights))
+        ideal = torch.einsum("ad,dij->aij", weights, mapped)
+        text = "; ".join(_scaling_text(row, search.names) for row in weights)
+        text += f" about {point_text(center, search.names, where.spread)}"
+        piece = Piece("scaling", text, where.to_x(ideal), search.residual(ideal), center.new_zeros(d, 0), center)
+        return [piece], ideal
+    return [], fields[:0]
+
+
+def _formulas(fields: Tensor, search: Search) -> list[Piece]:
+    """Return one piece per field of an echelon basis."""
+    where = search.coordinates
+    if search.exact:
+        written = algebra.sparse(where.to_x(fields), where)
+        inner = where.from_x(written)
+    else:
+        inner, written = fields, algebra.scaled(where.to_x(fields), where.spread)
+    pieces = []
+    for field, text in zip(inner, written, strict=True):
+        kind = "shear" if algebra.nilpotent(field[:, :-1], 1e-6 if search.exact else 1e-2) else "affine"
+        none = text.new_zeros(len(text), 0)
+        words = field_text(text, search.names, where.spread)
+        pieces.append(Piece(kind, words, text[None], search.residual(field[None]), none))
+    return pieces
+
+
+def _whole(weights: Tensor) -> Tensor:
+    """Return rows (k, d) times the smallest of 1, ..., 12 that makes all their entries whole numbers, if any."""
+    rows = []
+    for row in weights:
+        times = [row * factor for factor in range(1, MAX_MULTIPLE + 1)]
+        rows.append(next((new for new in times if float((new - new.round()).abs().max()) < 1e-6), row))
+    return torch.stack(rows)
+
+
+def _scaling_text(weights: Tensor, names: Sequence[str]) -> str:
+    """Return the scaling of columns by e^{w t} in words."""
+    parts = []
+    for name, weight in zip(names, weights.tolist(), strict=True):
+        if abs(weight) > 1e-6:
+            size = "" if abs(abs(weight) - 1) < 5e-4 else f"{abs(weight):.3g} "
+            parts.append(f"{name} by e^{{{'-' if weight < 0 else ''}{size}t}}")
+    return "scaling of " + ", ".join(parts)
+
+
+def rotated(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
+    """Return the rotations in the span of fields, in the lengths and about the point with the most of them."""
+    best: tuple[list[Piece], Tensor] = ([], fields[:0])
+    for name, metric, point in _metrics(fields, _centers(fields, search), search):
+        pieces, ideal = _turning(fields, name, metric, point, search)
+        if len(ideal) > len(best[1]):
+            best = (pieces, ideal)
+        if len(best[1]) == len(fields):
+            break
+    return best
+
+
+def _metrics(fields: Tensor, points: list[Point], search: Search) -> Iterator[tuple[str, Tensor, Point]]:
+    """Yield metrics and fixed points to try, by name."""
+    where, euclidean = search.coordinates, _euclidean(search)
+    standardized, covariance = where.metric(where.spread), torch.eye(where.dimension, dtype=fields.dtype)
+    metrics = {"Euclidean": euclidean.T @ euclidean, "standardized": standardized, "covariance": covariance}
+    if search.exact:
+        found = algebra.invariant_metric(fields[..., :-1], standardized, 1e-5)
+        metrics |= {} if found is None else {"ellipsoid": found}
+    yield from ((name, metric, point) for name, metric in metrics.items() for point in points)
+    for point in points if search.exact else []:
+        lengths = _lengths(fields, point[1], search)
+        if lengths is not None:
+            yield "ellipsoid", where.metric(lengths), point
+
+
+def _euclidean(search: Search) -> Tensor:
+    """Return the vectors of x that the axes of z stand for, (d, q), for Euclidean lengths.
+
+    For a quotient by exact directions, the shortest ones; else the shortest in standardized columns, since a small
+    error of a direction matters much where columns have different units.
     """
-    within = in_units(fields, where.spread)
-    reduced = echelon(within.flatten(1)).reshape(within.shape)
-    return scaled(in_units(reduced, 1 / where.spread), where.spread)
+    where = search.coordinates
+    return where.lifted(torch.ones_like(where.spread)) if search.exact else where.out
 
 
-def scaled(fields: Tensor, units: Tensor) -> Tensor:
-    """Return fields with one entry 1: the last of those at least half as large as any, in units of the columns."""
-    sizes = in_units(fields, units).flatten(1).abs()
-    large = sizes >= sizes.max(1, keepdim=True).values / 2
-    place = (large * torch.arange(sizes.shape[1])).argmax(1, keepdim=True)
-    return fields / fields.flatten(1).gather(1, place)[..., None]
+def _lengths(fields: Tensor, center: Tensor, search: Search) -> Tensor | None:
+    """Return units of the columns, (d,), in which the fields rotate pairs of columns; None without pairs.
 
-
-def center(fields: Tensor, rtol: float) -> Tensor:
-    """Return the point c with A c + b nearest to 0 for all fields, nearest to the origin of those, (q,)."""
-    matrices = fields[..., :-1].flatten(0, 1)
-    return -torch.linalg.pinv(matrices, rtol=rtol) @ fields[..., -1].flatten()
-
-
-def about(matrices: Tensor, point: Tensor) -> Tensor:
-    """Return the fields z -> A (z - c), (k, q, q + 1)."""
-    return torch.cat([matrices, -(matrices @ point)[..., None]], -1)
-
-
-def invariant_metric(matrices: Tensor, guess: Tensor, rtol: float) -> Tensor | None:
-    """Return M > 0 with A^T M + M A = 0 for all A, the one nearest to ``guess``, (q, q); None if there is none.
-
-    Solutions are those combinations of symmetric matrices on which the left side is at most ``rtol`` of its largest.
+    A field dx_i = a x_j, dx_j = -b x_i with a b > 0 keeps (x_i / l_i)^2 + (x_j / l_j)^2, l_i / l_j = (a / b)^(1/2).
     """
-    basis = _symmetric(matrices)
-    products = basis[:, None] @ matrices
-    images = (products + products.transpose(-1, -2)).flatten(1)
-    values, vectors = torch.linalg.eigh(images @ images.T)
-    solutions = torch.einsum("ab,aij->bij", vectors[:, values <= rtol**2 * values[-1]], basis)
-    metric = torch.einsum("b,bij->ij", torch.einsum("bij,ij->b", solutions, guess), solutions)
-    smallest = float(torch.linalg.eigvalsh(metric)[0]) if len(solutions) else 0.0
-    return metric if smallest > 1e-3 * float(torch.linalg.matrix_norm(metric, 2)) else None
+    where, d = search.coordinates, len(search.names)
+    lengths = where.spread.clone()
+    reached: set[int] = set()
+    for i, j in itertools.combinations(range(d), 2) if d <= MAX_COLUMNS else ():
+        if j in reached:
+            continue
+        pair = fields.new_zeros(2, d, d + 1)
+        pair[0, i, j], pair[0, i, -1] = 1.0, -center[j]
+        pair[1, j, i], pair[1, j, -1] = 1.0, -center[i]
+        scale = where.spread[[i, j]] / where.spread[[j, i]]
+        mapped = where.from_x(pair * scale[:, None, None])
+        ideal = algebra.common(fields, mapped, search.bar)
+        if len(ideal) != 1:
+            continue
+        a, b = (torch.linalg.lstsq(mapped.flatten(1).T, ideal.flatten(1).T).solution[:, 0] * scale).tolist()
+        if a * b < 0:
+            lengths[j] = lengths[i] / math.sqrt(-a / b)
+            reached.update((i, j))
+    return lengths if reached else None
 
 
-def casimir(matrices: Tensor) -> Tensor:
-    """Return sum_a R_a^T R_a over an orthonormal basis of the span of antisymmetric matrices, (q, q).
+def _turning(fields: Tensor, name: str, metric: Tensor, fixed: Point, search: Search) -> tuple[list[Piece], Tensor]:
+    """Return the rotations about a point, in a metric (q, q), in the span of the fields."""
+    root, inverse = _roots(metric)
+    (point, center), where = fixed, search.coordinates
+    turns = inverse @ planes(torch.eye(len(root), dtype=root.dtype)) @ root
+    ideal = algebra.common(fields, algebra.about(turns, point), search.bar)
+    if not len(ideal):
+        return [], ideal
+    lift = (_euclidean(search) if name == "Euclidean" else where.out) @ inverse
+    units = torch.ones_like(where.spread) if name == "Euclidean" else where.spread
+    matrices = root @ ideal[..., :-1] @ inverse
+    pieces, kept = [], []
+    for block in algebra.rotation_blocks(matrices, search.exact):
+        basis = block @ algebra.readable(lift @ block / units[:, None])
+        group = algebra.about(inverse @ planes(basis) @ root, point)
+        if search.holds(group):
+            kept.append(group)
+            space = lift @ basis
+            text = _text(space, center, name, where, search.names)
+            pieces.append(Piece("rotation", text, where.to_x(group), search.residual(group), space, center, name))
+    if kept and sum(len(group) for group in kept) >= len(ideal):
+        return pieces, torch.cat(kept)
+    if not search.holds(ideal):
+        return [], fields[:0]
+    written = algebra.sparse(where.to_x(ideal), where)
+    words = "; ".join(field_text(field, search.names, where.spread) for field in written)
+    text = f"rotations, {name} lengths kept, about {point_text(center, search.names, where.spread)}: {words}"
+    left, sizes, _ = torch.linalg.svd(lift @ algebra.casimir(matrices) / units[:, None], full_matrices=False)
+    turned = left[:, sizes > 1e-3 * sizes[0]] * units[:, None]
+    return [Piece("rotation", text, written, search.residual(ideal), turned, center, name)], ideal
 
-    (n - 1) / 2 on n coordinates with all their rotations, 0 on fixed coordinates.
+
+def _roots(metric: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = torch.linalg.eigh(metric)
+    root = values.clamp(min=1e-300).sqrt()
+    return (vectors * root) @ vectors.T, (vectors / root) @ vectors.T
+
+
+def _ellipsoid(space: Tensor, names: Sequence[str], units: Tensor) -> str:
+    """Return the ellipsoid {space u: |u| = 1}, (n, n), in words: semi-axes along columns, or its squared length.
+
+    That of x is x^T (space space^T)^-1 x, written with coefficient 1 of the first square.
     """
-    basis = _orthonormal(matrices)
-    return (basis.transpose(1, 2) @ basis).sum(0)
+    inverse = torch.linalg.inv(space / units[:, None])
+    form = inverse.T @ inverse
+    diagonal = form.diagonal().sqrt()
+    if float((form / torch.outer(diagonal, diagonal)).triu(1).abs().max()) <= SMALL:
+        sizes = units / diagonal
+        return "semi-axes " + " : ".join(f"{size:.3g}" for size in (sizes / sizes[0]).tolist())
+    first, second = torch.triu_indices(len(names), len(names))
+    scales = units[first] * units[second]
+    terms = form[first, second] * torch.where(first == second, 1.0, 2.0) / scales
+    pairs = [(names[i], names[j]) for i, j in zip(first.tolist(), second.tolist(), strict=True)]
+    products = [f"{a}^2" if a == b else f"{a} {b}" for a, b in pairs]
+    return f"squared length {combination(terms / terms[0], products, 1 / scales)}"
 
 
-def commutant(matrices: Tensor, atol: float) -> Tensor:
-    """Return a basis of the symmetric S with sum_a ||[R_a, S]||^2 <= atol ||S||^2, R_a orthonormal, (m, q, q)."""
-    basis, symmetric = _orthonormal(matrices), _symmetric(matrices)
-    images = (symmetric[:, None] @ basis - basis @ symmetric[:, None]).flatten(1)
-    values, vectors = torch.linalg.eigh(images @ images.T)
-    return torch.einsum("ab,aij->bij", vectors[:, values <= atol], symmetric)
-
-
-def _orthonormal(matrices: Tensor) -> Tensor:
-    return torch.linalg.qr(matrices.flatten(1).T)[0].T.reshape(-1, *matrices.shape[1:])
-
-
-def _symmetric(matrices: Tensor) -> Tensor:
-    """Return an orthonormal basis of the symmetric matrices of the same size, (q (q + 1) / 2, q, q)."""
-    q = matrices.shape[1]
-    rows, columns = torch.triu_indices(q, q)
-    basis = torch.zeros(len(rows), q, q, dtype=matrices.dtype)
-    basis[torch.arange(len(rows)), rows, columns] = 1.0
-    basis[torch.arange(len(rows)), columns, rows] = 1.0
-    return basis / basis.flatten(1).norm(dim=1)[:, None, None]
-
-
-def nilpotent(matrix: Tensor, atol: float = 1e-6) -> bool:
-    """Return whether ||A^q|| <= atol ||A||^q: whether all eigenvalues are 0."""
-    power = torch.linalg.matrix_power(matrix / max(float(matrix.norm()), 1e-300), len(matrix))
-    return float(power.norm()) <= atol
-
-
-def rotation_blocks(matrices: Tensor, exact: bool) -> list[Tensor]:
-    """Return orthonormal bases, (q, n_b), of spaces such that the algebra is so(n_1) + so(n_2) + ...
-
-    A single space is tried first: k = n (n - 1) / 2 matrices that rotate n directions, those of the largest eigenvalues
-    of the Casimir matrix. Otherwise the symmetric matrices that commute with all are split by their eigenspaces. The
-    list is empty if the dimensions do not add up to k: another algebra.
-
-    Parameters
-    ----------
-    matrices : Tensor
-        A basis of antisymmetric matrices, (k, q, q).
-    exact : bool
-        Whether they are exact up to rounding, or up to about ten percent.
-
-    Examples
-    --------
-    >>> turn = torch.zeros(1, 3, 3, dtype=torch.float64)
-    >>> turn[0, 0, 2], turn[0, 2, 0] = 1.0, -1.0
-    >>> rotation_blocks(turn, exact=True)[0].abs().sum(1).tolist()
-    [1.0, 0.0, 1.0]
-    """
-    k = len(matrices)
-    levels, vectors = torch.linalg.eigh(casimir(matrices))
-    n = (1 + math.isqrt(1 + 8 * k)) // 2
-    if n * (n - 1) // 2 == k and n <= len(levels):
-        lowest, below = float(levels[-n]), float(levels[-n - 1]) if n < len(levels) else 0.0
-        apart, alike = (1e-6, 1 + 1e-6) if exact else (0.5, 2.0)
-        if below <= apart * lowest and float(levels[-1]) <= alike * lowest:
-            return [vectors[:, -n:]]
-    moved = vectors[:, levels > (1e-6 if exact else 0.1) * levels[-1]]
-    symmetric = commutant(moved.T @ matrices @ moved, 1e-8 if exact else 0.3)
-    count = len(symmetric)
-    if not 0 < count <= moved.shape[1]:
-        return []
-    weights = torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=matrices.dtype)
-    values, split = torch.linalg.eigh(torch.einsum("c,cij->ij", weights, symmetric))
-    cuts = sorted((values[1:] - values[:-1]).argsort(descending=True)[: count - 1].tolist())
-    ends = [0, *(cut + 1 for cut in cuts), len(values)]
-    blocks = [moved @ split[:, a:b] for a, b in itertools.pairwise(ends)]
-    sizes = [block.shape[1] for block in blocks]
-    return blocks if min(sizes) >= 2 and sum(math.comb(size, 2) for size in sizes) == k else []
+def _text(space: Tensor, center: Tensor, metric: str, where: Coordinates, names: Sequence[str]) -> str:
+    """Return a rotation in words: its directions, lengths and fixed point."""
+    n, q = space.shape[1], where.dimension
+    units = torch.ones_like(where.spread) if metric == "Euclidean" else where.spread
+    axes = algebra.axes_of(space / units[:, None])
+    lengths = LENGTHS[metric]
+    if axes is not None:
+        shown = ", ".join(names[i] for i in axes)
+        words = f"rotation in the plane ({shown})" if n == 2 else f"all rotations of ({shown})"
+        if metric == "ellipsoid":
+            lengths = f" (of an ellipsoid, {_ellipsoid(space[axes], [names[i] for i in axes], where.spread[axes])})"
+    elif n == q == len(names):
+        words = "all rotations"
+    elif n == q - 1 and q == len(names):
+        axis = where.out @ torch.linalg.svd(where.into @ space)[0][:, -1]
+        if metric == "Euclidean":  # the direction orthogonal to the rotated space
+            axis = torch.linalg.svd(space)[0][:, -1]
+        words = f"all rotations about the axis {combination(algebra.upright(axis), names, where.spread)}"
+    else:
+        shown = ", ".join(combination(column / column.norm(), names, units) for column in space.T)
+        words = f"rotation in the plane of {shown}" if n == 2 else f"all rotations of the space of {shown}"
+    point = point_text(center, names, where.spread, axes)
+    return f"{words}{lengths}, through {point}: {math.comb(n, 2)} generator{'s'[: n != 2]}"

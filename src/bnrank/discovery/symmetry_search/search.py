@@ -10,8 +10,7 @@ from torch import Tensor
 from bnrank._core import linalg, validation
 from bnrank.discovery.symmetry_search.fields import Coordinates, Family, SampledFields, affine, constant, read_family
 from bnrank.discovery.symmetry_search.finite import FiniteTest, candidates, given_maps, tested
-from bnrank.discovery.symmetry_search.naming import named, translations
-from bnrank.discovery.symmetry_search.pieces import Piece, Search, combination
+from bnrank.discovery.symmetry_search.pieces import Piece, Search, combination, named, translations
 from bnrank.discovery.symmetry_search.problem import Problem, Sample, read_problem
 from bnrank.discovery.symmetry_search.result import Symmetries
 from bnrank.discovery.symmetry_search.spectrum import EXACT, Found, Gap, along_flows, find_fields, residual
@@ -143,25 +142,6 @@ def symmetries(
     if finite:
         all_maps = candidates(given.where, pieces, given.names) + moves
         tests = tested(given.net, given.sample.x, given.where, all_maps, given.rtol)
-    return _result(given, ignored, found, family, pieces, tests)
-
-
-def _ignored(given: Problem) -> tuple[Found, list[Piece], Coordinates]:
-    """Return the directions that f ignores, and the coordinates of the quotient by them."""
-    where = given.where
-    constants = constant(where.dimension)
-    found = along_flows(find_fields(given.sample, constants, given), constants, where, given.held_out, given)
-    if not len(found.vectors):
-        return found, [], where
-    directions = constants.combined(found.vectors)[..., -1].T
-    worst = residual(given.held_out, constants, found.vectors)
-    pieces = translations(where.out @ directions, worst, given.names, where.spread, found.status == "exact")
-    return found, pieces, where.without(directions)
-
-
-def _result(
-    given: Problem, ignored: Found, found: Found, family: Family, pieces: list[Piece], tests: tuple[FiniteTest, ...]
-) -> Symmetries:
     d, count = len(given.names), len(ignored.vectors) + len(found.vectors)
     none = torch.zeros(0, d, d + 1, dtype=torch.float64)
     generators = torch.cat([none, *(piece.generators for piece in pieces)])
@@ -191,6 +171,19 @@ def _result(
         samples=len(given.sample),
         names=given.names,
     )
+
+
+def _ignored(given: Problem) -> tuple[Found, list[Piece], Coordinates]:
+    """Return the directions that f ignores, and the coordinates of the quotient by them."""
+    where = given.where
+    constants = constant(where.dimension)
+    found = along_flows(find_fields(given.sample, constants, given), constants, where, given.held_out, given)
+    if not len(found.vectors):
+        return found, [], where
+    directions = constants.combined(found.vectors)[..., -1].T
+    worst = residual(given.held_out, constants, found.vectors)
+    pieces = translations(where.out @ directions, worst, given.names, where.spread, found.status == "exact")
+    return found, pieces, where.without(directions)
 
 
 def _pieces(found: Found, family: Family, inner: Coordinates, held: Sample, names: Sequence[str]) -> list[Piece]:

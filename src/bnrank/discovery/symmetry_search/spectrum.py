@@ -9,14 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bnrank.discovery.symmetry_search.fields import (
-    MAX_ENTRIES,
-    AffineFields,
-    Coordinates,
-    Family,
-    bracket_defect,
-    transformed,
-)
+from bnrank.discovery.symmetry_search.fields import AffineFields, Coordinates, Family, bracket_defect, transformed
 from bnrank.discovery.symmetry_search.problem import Problem, Sample, outputs_of
 
 EXACT = 1e-6  # relative singular values up to this are rounding
@@ -31,6 +24,7 @@ ALONE = 10.0  # the same where brackets give no evidence: one field, or translat
 CLOSED = 0.3  # the largest fraction of the brackets of the fields found outside their span
 FLOOR = 1e-12  # values below it have no meaningful ratios
 BLOCKS, FOLDS = 32, 5
+MAX_ENTRIES = 2**24  # of the largest intermediate tensor
 WITHIN = 1.5  # times the relative error of f: a smaller change is not distinguished from none
 FLOWS = 8  # random one-parameter groups
 INSIDE = 0.95  # fraction of the samples that are nearer to the mean than an image may be
