@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from bnrank.networks.mlp import from_layers
-from bnrank.theory.cost.bounds import r1_lower_bound
+from bnrank.theory.cost.bounds import r1_lower_bound, two_point
 from bnrank.theory.cost.closed_forms import linear, linear_corrections
-from bnrank.theory.cost.pairs import two_point
 from helpers import norm
 
 

@@ -12,9 +12,8 @@ from torch import nn
 
 import bnrank
 from bnrank.networks.mlp import LinearNetwork, from_layers, make
-from bnrank.theory.cost.bounds import LowerBound, lower_bound, r1_lower_bound
+from bnrank.theory.cost.bounds import LowerBound, lower_bound, r1_lower_bound, two_point
 from bnrank.theory.cost.closed_forms import linear, linear_corrections
-from bnrank.theory.cost.pairs import two_point
 from helpers import norm, normal
 from oracles import circular_convolution_matrix, input_jacobian
 

@@ -21,7 +21,7 @@ from bnrank.measures.representations import Kernels, distance, distances, kernel
 from bnrank.networks import MLP, LinearNetwork
 from bnrank.networks.constructions import completely_positive, diverging_geodesic, linear
 from bnrank.tasks import Task, low_rank_map
-from bnrank.theory.cost.pairs import two_point
+from bnrank.theory.cost.bounds import two_point
 from bnrank.training import Stop, train
 
 FULL = ((2.0, 1.0, 0.0, 0.0), (0.0, 2.0, 1.0, 0.0), (0.0, 0.0, 1.5, 0.5), (0.5, 0.0, 0.0, 1.0))

@@ -1,10 +1,9 @@
 """The representation cost: the least norm with which a network of given depth has a function (T1 to T14)."""
 
-from bnrank.theory.cost.bounds import LowerBound, R1LowerBound, lower_bound, r1_lower_bound
+from bnrank.theory.cost.bounds import LowerBound, R1LowerBound, TwoPointBound, lower_bound, r1_lower_bound, two_point
 from bnrank.theory.cost.bracketing import CostBracket, bracket
 from bnrank.theory.cost.closed_forms import Corrections, diagonal, linear, linear_corrections, remainder_bound
 from bnrank.theory.cost.expansion import Expansion, expand
-from bnrank.theory.cost.pairs import TwoPointBound, two_point
 from bnrank.theory.cost.pruning import Pruned, prune
 from bnrank.theory.cost.rescaling import Balancing, balance, balancing
 from bnrank.theory.cost.solving import Solution, solve

@@ -139,18 +139,14 @@ def bracket(
         expected, allowed = chain(points), EQUAL * float(_terms(chain, points).max())
         balanced = {how: as_mlp(balance(candidate)) for how, candidate in candidates.items()}
         norms = {
-            how: _norm(network)
+            how: read_chain(network).norm
             for how, network in balanced.items()
             if how == "balanced" or float((network(points) - expected).abs().max()) <= allowed
         }
         how = min(norms, key=lambda name: norms[name] * (1 + EQUAL * list(norms).index(name)))
         network = balanced[how].to(next(p.dtype for p in net.parameters() if p.is_floating_point()))
         deviation = float((as_mlp(network)(points) - expected).abs().max())
-    return CostBracket(lower, _norm(network), network, how, deviation, _norm(chain))
-
-
-def _norm(net: MLP) -> float:
-    return read_chain(net).norm
+    return CostBracket(lower, read_chain(network).norm, network, how, deviation, read_chain(chain).norm)
 
 
 def _terms(net: MLP, points: Tensor) -> Tensor:
@@ -158,7 +154,7 @@ def _terms(net: MLP, points: Tensor) -> Tensor:
     a = points
     for layer in net.layers[:-1]:
         a = leaky_relu(layer(a), net.slope)
-    weight, bias = parameters(net.layers[-1])
+    weight, bias = parameters(net)[-1]
     return a.abs() @ weight.abs().T + bias.abs()
 
 
@@ -179,8 +175,7 @@ def _signs(net: MLP, domain: Domain, samples: Tensor, max_regions: int) -> list[
 def _signs_near(net: MLP, samples: Tensor) -> list[Tensor]:
     """Return the same for neighborhoods of the samples."""
     signs, a, silent = [], samples, torch.zeros_like(samples, dtype=torch.bool)  # silent: 0 all around the sample
-    for layer in net.layers[:-1]:
-        weight, bias = parameters(layer)
+    for weight, bias in parameters(net)[:-1]:
         z, size = a @ weight.T + bias, KINK * (a.abs() @ weight.abs().T + bias.abs())
         none = ((~silent).double() @ (weight != 0).double().T == 0) & (bias == 0)
         signs.append(_sign((z > size).all(0), ((z < -size) | none).all(0)))
@@ -195,8 +190,7 @@ def _sign(above: Tensor, below: Tensor) -> Tensor:
 def _ranges(net: MLP, middle: Tensor, half: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Return bounds on the preactivations of the hidden layers over boxes, (n, n_l), widened by rounding errors."""
     lows, highs = [], []
-    for layer in net.layers[:-1]:
-        weight, bias = parameters(layer)
+    for weight, bias in parameters(net)[:-1]:
         z, reach = middle @ weight.T + bias, half @ weight.abs().T
         reach = reach + KINK * (middle.abs() @ weight.abs().T + bias.abs())
         lows.append(z - reach)
@@ -227,8 +221,7 @@ def _affine(net: MLP, signs: list[Tensor], domain: Domain) -> MLP:
     depth, root = net.depth, 1 / net.depth
     matrix = torch.eye(net.widths[0]).to(domain.lower)
     offset = domain.lower.new_zeros(net.widths[0])
-    for i, layer in enumerate(net.layers):
-        weight, bias = parameters(layer)
+    for i, (weight, bias) in enumerate(parameters(net)):
         matrix, offset = weight @ matrix, weight @ offset + bias
         if i < depth - 1 and net.slope != 1:
             slopes = slopes_of(signs[i].to(matrix), net.slope)

@@ -141,21 +141,10 @@ def expand(
     fits, p_value, reason = _verdict(L, y, columns, gaps, known)
     low, high = (estimate - widths).tolist(), (estimate + widths).tolist()
     R0, R1, R2 = estimate.tolist()
-    R0_interval, R1_interval, R2_interval = zip(low, high, strict=True)
-    return Expansion(
-        R0,
-        R1,
-        R2,
-        R0_interval,
-        R1_interval,
-        R2_interval,
-        residual=math.sqrt(squares / len(y)),
-        p_value=p_value,
-        fits=fits,
-        reason=reason,
-        rank=round(R0),
-        unique=bool(np.ceil(low[0]) == np.floor(high[0])),
-    )
+    R0_span, R1_span, R2_span = zip(low, high, strict=True)
+    unique = bool(np.ceil(low[0]) == np.floor(high[0]))
+    residual = math.sqrt(squares / len(y))
+    return Expansion(R0, R1, R2, R0_span, R1_span, R2_span, residual, p_value, fits, reason, round(R0), unique)
 
 
 def _verdict(L: Array, y: Array, columns: Array, gaps: Array, sigma: float | None) -> tuple[bool | None, float, str]:
@@ -194,14 +183,13 @@ def _verdict(L: Array, y: Array, columns: Array, gaps: Array, sigma: float | Non
 def _pairs(depths: Any, norms: Any) -> tuple[Array, Array]:
     L, y = np.asarray(depths), np.asarray(norms)
     for values, name in ((L, "depths"), (y, "norms")):
-        if values.dtype.kind not in "iuf" or values.ndim != 1:
-            raise TypeError(f"{name}: got {validation.describe(values)}, expected a sequence of numbers")
+        numbers = values.dtype.kind in "iuf" and values.ndim == 1
+        validation.expect(numbers, name, values, "a sequence of numbers", TypeError)
         validation.expect(np.isfinite(values).all(), name, "NaN or infinite entries", "finite numbers")
     validation.expect(len(L) == len(y), "depths, norms", f"{len(L)} and {len(y)} numbers", "the same number")
-    if (odd := (L < 1) | (np.rint(L) != L)).any():
-        raise ValueError(f"depths: got {L[odd][0]:g}, expected integers of at least 1")
-    if len(np.unique(L)) < 3:
-        raise ValueError(f"depths: got {len(np.unique(L))} different ones, expected at least 3 for three coefficients")
+    odd, different = L[(L < 1) | (np.rint(L) != L)], len(np.unique(L))
+    validation.expect(not len(odd), "depths", ", ".join(f"{depth:g}" for depth in odd), "integers of at least 1")
+    validation.expect(different >= 3, "depths", f"{different} different ones", "at least 3 for three coefficients")
     return L.astype(float), y.astype(float)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,8 +38,8 @@ class Function:
     def __init__(self, net: nn.Module, x: Any) -> None:
         check_finite(net)
         samples = example(net, x).detach()
-        if not samples.is_floating_point():
-            raise TypeError(f"x: got dtype {samples.dtype}, expected floating point to differentiate by")
+        floating = samples.is_floating_point()
+        validation.expect(floating, "x", f"dtype {samples.dtype}", "floating point to differentiate by", TypeError)
         try:
             self.chain: MLP | None = as_mlp(net)
             self.reason = ""
@@ -102,8 +102,8 @@ class Domain:
             box = torch.as_tensor(np.asarray(domain, dtype=np.float64), device=x.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"domain: got {validation.describe(domain)}, expected 'box', 'data' or (d, 2)") from error
-        if box.shape != (x.shape[1], 2):
-            raise ValueError(f"domain: got shape {tuple(box.shape)}, expected ({x.shape[1]}, 2), lower and upper ends")
+        expected = f"({x.shape[1]}, 2), lower and upper ends"
+        validation.expect(box.shape == (x.shape[1], 2), "domain", f"shape {tuple(box.shape)}", expected)
         if not bool(torch.isfinite(box).all()) or bool((box[:, 0] > box[:, 1]).any()):
             raise ValueError("domain: expected finite lower ends up to the upper ends")
         return cls("given", *_widened(box[:, 0], box[:, 1]))
@@ -118,31 +118,50 @@ class Domain:
         return points[((points >= self.lower) & (points <= self.upper)).all(1)]
 
 
-@dataclass(frozen=True)
-class Found:
-    """The best point, lower bounds on the singular values there, how many points were tried, and whether all were."""
-
-    point: Tensor
-    values: Tensor
-    evaluated: int
-    exact: bool
-
-
 def maximize(
-    function: Function, domain: Domain, objective: Objective, starts: int, rounds: int, max_regions: int, seed: int
-) -> Found | None:
-    """Return a differentiable point of the domain where the objective is large; None if there is none.
+    function: Function,
+    objective: Objective,
+    domain: Any,
+    starts: object,
+    rounds: object,
+    max_regions: object,
+    seed: object,
+) -> dict[str, Any]:
+    """Return a differentiable point of the domain where the objective is large, as the attributes of a bound.
 
     Small chains: all linear regions. Else the samples and, in a box, ``starts`` random points and pieces of segments;
     then up to ``rounds`` times points across the nearest kinks around the best, and at random distances from them.
+    Without a differentiable point it is the first sample, with all singular values 0.
     """
-    everything = None if domain.name == "data" else _all_regions(function, domain, max_regions)
-    if everything is not None:
-        return _best(function, objective, everything, evaluated=len(everything), exact=True)
+    where = Domain.of(domain, function.x)
+    starts, rounds = validation.integer(starts, "starts"), validation.integer(rounds, "rounds", 0)
+    max_regions, seed = validation.integer(max_regions, "max_regions", 0), validation.integer(seed, "seed", 0)
+    at_samples = where.name == "data"
+    points = None if at_samples else _all_regions(function, where, max_regions)
+    exact = points is not None
+    if points is None:
+        points = where.inside(function.x)
+    evaluated = len(points)
+    if not exact and not at_samples:
+        points, evaluated = _searched(function, where, objective, points, starts, rounds, seed)
+    found = _best(function, objective, points, exact)
+    if found is None:
+        found = function.x[0], 0 * function.singular_values(function.x[:1])[0], False
+    point, values, exact = found
+    return {
+        "point": point.reshape(function.shape),
+        "singular_values": values,
+        "domain": "data" if at_samples else where.box,
+        "exact": exact,
+        "evaluated": evaluated,
+    }
+
+
+def _searched(
+    function: Function, domain: Domain, objective: Objective, points: Tensor, starts: int, rounds: int, seed: int
+) -> tuple[Tensor, int]:
+    """Return the best points of a search that starts from the given ones and random others, and how many were tried."""
     generator = torch.Generator().manual_seed(seed)
-    points = domain.inside(function.x)
-    if domain.name == "data":
-        return _best(function, objective, points, evaluated=len(points), exact=False)
     points = torch.cat([points, _starts(function, domain, starts, generator)])
     scores = objective(function.singular_values(points))
     evaluated, best, idle = len(points), -torch.inf, 0
@@ -160,11 +179,11 @@ def maximize(
         new = new.clamp(domain.lower, domain.upper)
         points, scores = torch.cat([points, new]), torch.cat([scores, objective(function.singular_values(new))])
         evaluated += len(new)
-    return _best(function, objective, points, evaluated=evaluated, exact=False)
+    return points, evaluated
 
 
-def _best(function: Function, objective: Objective, points: Tensor, *, evaluated: int, exact: bool) -> Found | None:
-    """Return the best of the points with certified values; one near the best where all those are kinks."""
+def _best(function: Function, objective: Objective, points: Tensor, exact: bool) -> tuple[Tensor, Tensor, bool] | None:
+    """Return the best of the points, its certified values, and whether no point beats it; near it at kinks."""
     scores = objective(function.singular_values(points))
     order = scores.argsort(descending=True, stable=True)
     best, found = -torch.inf, None
@@ -173,7 +192,7 @@ def _best(function: Function, objective: Objective, points: Tensor, *, evaluated
         nonlocal best, found
         values = function.certified(point)
         if values is not None and float(objective(values)) > best:
-            best, found = float(objective(values)), Found(point, values, evaluated, exact)
+            best, found = float(objective(values)), (point, values, exact)
 
     for i in order[:CANDIDATES]:
         if float(scores[i]) <= best + 1e-9 * abs(best):
@@ -245,17 +264,17 @@ def _neighbors(function: Function, domain: Domain, point: Tensor, generator: tor
     return point + torch.cat([steps[: STEPS // 2], _crossings(function.chain, point)])
 
 
-def parameters(layer: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return the weight and the bias of a linear layer, zeros if it has none."""
-    weight, bias = cast(Tensor, layer.weight).detach(), cast(Tensor | None, layer.bias)
-    return weight, weight.new_zeros(len(weight)) if bias is None else bias.detach()
+def parameters(net: MLP) -> list[tuple[Tensor, Tensor]]:
+    """Return the weight and the bias of every layer, zeros if there are no biases."""
+    weights = [weight.detach() for weight in net.weights]
+    biases = [bias.detach() for bias in net.biases] or [weight.new_zeros(len(weight)) for weight in weights]
+    return list(zip(weights, biases, strict=True))
 
 
 def _hidden_layers(net: MLP, point: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Iterate over the hidden layers at a point: W_l, b_l's and a_{l-1}'s terms of a~_l in size, a~_l, J a~_l."""
     a, jacobian = point, torch.eye(len(point)).to(point)
-    for layer in net.layers[:-1]:
-        weight, bias = parameters(layer)
+    for weight, bias in parameters(net)[:-1]:
         z, gradient = weight @ a + bias, weight @ jacobian
         yield weight, weight.abs() @ a.abs() + bias.abs(), z, gradient
         a, jacobian = leaky_relu(z, net.slope), slopes_of(z, net.slope)[:, None] * gradient

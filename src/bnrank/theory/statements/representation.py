@@ -8,9 +8,9 @@ from torch import Tensor
 
 from bnrank._core import linalg
 from bnrank.measures import balance
+from bnrank.theory.cost.bounds import two_point
 from bnrank.theory.cost.bracketing import bracket
 from bnrank.theory.cost.closed_forms import linear, linear_corrections, remainder_bound
-from bnrank.theory.cost.pairs import two_point
 from bnrank.theory.cost.search import rounded
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import counted_values
