@@ -90,9 +90,8 @@ class Facts:
         self.samples = len(self.all_x)
         limit = self.samples if max_samples is None else validation.integer(max_samples, "max_samples")
         rows = evenly_spaced(self.samples, limit)
-        self.x: Tensor = self.all_x[rows]
-        if self.x.is_floating_point():
-            self.x = self.x.to(torch.float64)
+        kept = self.all_x[rows]
+        self.x: Tensor = kept.to(torch.float64) if kept.is_floating_point() else kept
         self.function = Functional(self.net)
         self._all_y = None if y is None else self._read_targets(y)
         self._y = None if self._all_y is None else self._all_y[rows]

@@ -147,8 +147,6 @@ def measures(weights: Sequence[Array], x: Array, slope: float) -> dict[str, Arra
 
 
 def _beyond_rank_one(matrix: Array) -> float:
-    if min(matrix.shape) > 1 and matrix.shape[1] > 4 * matrix.shape[0]:  # few neurons, many samples
-        matrix = np.asarray(np.linalg.qr(matrix.T, mode="r"))
     values = np.linalg.svd(matrix, compute_uv=False)
     return _share(values[1:], values)
 

@@ -172,12 +172,11 @@ def join_rate(
     """
     chain = bias_free(net)
     validation.expect(chain.depth >= 2, "net", "depth 1", "at least one hidden layer that neurons can join")
-    if layers is None:
-        layers = range(1, chain.depth)
-    layers = [validation.integer(layer, "layers") for layer in layers]
-    if not layers or max(layers) >= chain.depth:
-        raise ValueError(f"layers: got {layers}, expected hidden layers, from 1 to {chain.depth - 1}")
-    starts, seed = validation.integer(starts, "starts"), validation.integer(seed, "seed", 0)
+    hidden = range(1, chain.depth)
+    layers = hidden if layers is None else validation.integers(layers, "layers")
+    inside = len(layers) > 0 and max(layers) in hidden
+    validation.expect(inside, "layers", f"{layers}", f"hidden layers, from 1 to {chain.depth - 1}")
+    seed = validation.integer(seed, "seed", 0)
     rtol = validation.number(rtol, "rtol", 0.0)
     samples = validation.samples(x, "x", features=chain.weights[0].shape[1]).detach().cpu().double()
     here = Pass(chain, loss, samples, y, validation.number(kink_rtol, "kink_rtol", 0.0))

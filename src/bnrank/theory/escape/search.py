@@ -274,12 +274,10 @@ def find(
 
 
 def _widths(depth: int, width: int | Sequence[int], inputs: int, outputs: int) -> list[int]:
-    if isinstance(width, Sequence | np.ndarray) and not isinstance(width, str):
-        expected = f"one number, or {depth - 1}: one per hidden layer"
-        validation.expect(len(width) == depth - 1, "width", f"{len(width)} widths", expected)
-        hidden = [validation.integer(w, f"width[{i}]") for i, w in enumerate(width)]
-    else:
-        hidden = [validation.integer(width, "width")] * (depth - 1)
+    several = isinstance(width, Sequence | np.ndarray) and not isinstance(width, str)
+    hidden = validation.integers(width, "width") if several else [validation.integer(width, "width")] * (depth - 1)
+    expected = f"one number, or {depth - 1}: one per hidden layer"
+    validation.expect(len(hidden) == depth - 1, "width", f"{len(hidden)} widths", expected)
     return [inputs, *hidden, outputs]
 
 
