@@ -13,11 +13,10 @@ from torch import nn
 import bnrank
 from bnrank.networks import constructions, from_layers
 from bnrank.theory.escape import localized as module
-from bnrank.theory.escape.localized import localized, nonnegative_part
+from bnrank.theory.escape.localized import least_residual, localized, nonnegative_part
 from bnrank.theory.escape.search import find
 from bnrank.theory.escape.stationarity import residual
 from bnrank.theory.facts import Facts
-from bnrank.theory.statements import escape
 from bnrank.theory.statements.escape import STATEMENTS, check
 from bnrank.theory.verdicts import NotApplicable
 
@@ -176,10 +175,10 @@ def test_the_bounds_with_an_excess_of_speed_hold_for_any_network(seed):
         return
     error, speed = found.part
     excess = max(speed - error - found.share, 0.0) / found.share
-    for ratio in escape._ratios(found):
-        assert ratio.value <= escape._bound(found, error, excess) + 1e-12, ratio
+    for ratio in found.ratios:
+        assert ratio.value <= found.bound(error, excess) + 1e-12, ratio
         for k in range(1, ratio.layer):
-            assert ratio.value <= escape._bound(found, float(found.errors[k]), escape._excess(found, k)) + 1e-12, ratio
+            assert ratio.value <= found.bound(float(found.errors[k]), found.excess(k)) + 1e-12, ratio
 
 
 def test_errors_cover_what_rounding_takes():
@@ -197,7 +196,7 @@ def test_an_excess_of_speed_is_less_what_the_distance_from_rank_one_explains():
     error = float(found.errors[1])
     for gain, expected in ((0.9 * error, 0.0), (error + 0.1 * found.share, 0.1)):
         changed = dataclasses.replace(found, tail_speeds=torch.full((3,), found.share + gain, dtype=D))
-        assert escape._excess(changed, 1) == pytest.approx(expected, abs=1e-12)
+        assert changed.excess(1) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_raised_bound_is_said():
@@ -242,7 +241,7 @@ def test_the_residual_is_at_least_what_the_weights_say(seed):
     facts = facts_of(ascended(weights, x, g, seed), x, g)
     if NORMS(facts).reason.startswith("the speed"):
         return
-    least = escape._least_residual(facts, facts.localized)
+    least = least_residual(facts.weights, facts.localized.layer_norms)
     seen = residual(facts.chain, x, g)
     assert 0 < least <= seen * (1 + 1e-9)
     assert least > 0.01 * seen or least < 1e-3

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bnrank._core import linalg
+from bnrank.measures import balance
 from bnrank.networks.constructions import deepen_escape
 from bnrank.networks.mlp import MLP
 from bnrank.theory.verdicts import assume
@@ -23,6 +24,29 @@ ROUNDING = 1e-14  # of ||A||: rounding error of its distance from rank one
 ALTERNATIONS = (10, 200)  # bounds on the alternations of the search for a non-negative part of rank one
 EFFORT = 1 << 27  # entries of X that each start of that search reads, between those bounds
 NEGATIVE = 1e-12  # of the largest entry: down to which an entry counts as non-negative
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A number in [0, 1) that T38 bounds.
+
+    Attributes
+    ----------
+    name : str
+        E.g. "the tail of W_1".
+    layer : int
+        l.
+    value, largest : float
+        The number, and the largest one possible.
+    activation : bool
+        Whether it is about sigma(Z_l) itself, which counts among the layers that may be the one near rank one.
+    """
+
+    name: str
+    layer: int
+    value: float
+    largest: float
+    activation: bool
 
 
 @dataclass(frozen=True)
@@ -95,6 +119,33 @@ class Localized:
     def errors(self) -> Tensor:
         """||E||_F of A_l = s_1 v u^T + E for l = 0, ..., L-1, (L,), plus a bound on its rounding error."""
         return (self.activation_tails.sqrt() + ROUNDING) * self.activation_norms
+
+    @property
+    def ratios(self) -> list[Ratio]:
+        """The numbers that T38 bounds: tails of W_l and sigma(Z_l), and nonlinearities of Z_l."""
+        kinds = [
+            ("the tail of W_{}", self.weight_tails, 1 - 1 / self.weight_ranks.double()),
+            ("the tail of sigma(Z_{})", self.activation_tails[1:], 1 - 1 / self.activation_ranks[1:].double()),
+            ("the nonlinearity of Z_{}", self.nonlinearities, torch.ones_like(self.nonlinearities)),
+        ]
+        return [
+            Ratio(name.format(i), i, float(value), float(largest), activation="sigma" in name)
+            for name, values, limits in kinds
+            for i, (value, largest) in enumerate(zip(values, limits, strict=True), 1)
+        ]
+
+    def excess(self, layer: int) -> float:
+        """Return by how much rank-one layers after a layer are faster, less what its distance from rank one explains.
+
+        As a part of the speed.
+        """
+        gain = float(self.tail_speeds[layer] - self.errors[layer]) - self.share
+        return max(gain, 0.0) / self.share
+
+    def bound(self, error: float, excess: float) -> float:
+        """Return the bound of Proposition 3.3; with an excess D of speed its proof gives 2 D / (s - ||G|| eps) more."""
+        rest = self.share - error
+        return (8 * error + 2 * excess * self.share) / rest if rest > 0 else math.inf
 
 
 def localized(weights: Sequence[Tensor], x: Tensor, g: Tensor) -> Localized:
@@ -170,6 +221,22 @@ def localized(weights: Sequence[Tensor], x: Tensor, g: Tensor) -> Localized:
         nonnegative=nonnegative,
         part=part,
     )
+
+
+def least_residual(weights: Sequence[Tensor], layer_norms: Tensor) -> float:
+    """Return a lower bound on ||grad L0 + s theta|| / (s ||theta||) from the weights alone.
+
+    L0 is homogeneous in every layer, and stays as it is where a neuron has e^t times what comes in and e^-t times what
+    goes out. So s (||W_l||^2 - 1) and s (in^2 - out^2) are products of the residual with W_l and with directions of
+    length (in^2 + out^2)^{1/2}, which are orthogonal in every other layer.
+    """
+    units = [w * (n / w.norm()) for w, n in zip(weights, layer_norms.tolist(), strict=True)]
+    layers = float(((layer_norms**2 - 1).abs() / layer_norms).max())
+    neurons = []
+    for incoming, outgoing in zip(*balance.norms(units, []), strict=True):
+        parts = (incoming - outgoing) ** 2 / (incoming + outgoing)
+        neurons.append(float(parts[incoming + outgoing > 0].sum()))
+    return max(layers, math.sqrt(max(sum(neurons[::2]), sum(neurons[1::2])))) / math.sqrt(len(weights))
 
 
 def one_deeper(net: MLP, x: Tensor, g: Tensor) -> Localized:

@@ -3,14 +3,12 @@
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from bnrank._core import validation
-from bnrank.measures import balance
-from bnrank.theory.escape.localized import Localized
+from bnrank.theory.escape.localized import Localized, Ratio, least_residual
 from bnrank.theory.escape.stationarity import residual
 from bnrank.theory.facts import Facts
 from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Verdicts, assume, statement, statements_in
@@ -29,23 +27,22 @@ RATIOS = "tails of W_l and, for l < L, of sigma(Z_l), and ||sigma(Z_l) - Z_l||_F
 )
 def _same_norms(facts: Facts) -> Iterator[Sides]:
     found = _hidden(facts)
-    squares = found.layer_norms**2
-    left, at_least = _least_residual(facts, found), "at least "
+    left, at_least = least_residual(facts.weights, found.layer_norms), "at least "
     if left <= STATIONARY:
         at_least = ""
         x, g = facts.all_x.flatten(1) / found.x_norm, facts.output_gradient / found.g_norm
         left = residual(facts.chain, x, g)
     ratio = f"||grad L0 + s theta|| / (s ||theta||) is {at_least}{left:.2g}, more than {STATIONARY:g}"
     assume(left <= STATIONARY, "an escape direction", ratio)
-    # <W_l, grad_l L0> = L0 for every l, so that s (||W_l||^2 - 1) = <W_l, residual_l>
-    allowed = left * found.layer_norms * math.sqrt(facts.depth)
-    for layer, (square, explained) in enumerate(zip(squares.tolist(), allowed.tolist(), strict=True), start=1):
+    assumptions = (f"stationary: {left:.1e} <= {STATIONARY:g}",)
+    for layer, norm in enumerate(found.layer_norms.tolist(), start=1):
+        # <W_l, grad_l L0> = L0 for every l, so that s (||W_l||^2 - 1) = <W_l, residual_l>
+        explained = left * norm * math.sqrt(facts.depth)
         note = (
             f"layer {layer} of {facts.depth}, at ||theta||^2 = L; speed {found.sphere_speed:.6g}; the residual allows "
             f"a difference of {explained:.2g}"
         )
-        assumptions = (f"stationary: {left:.1e} <= {STATIONARY:g}",)
-        yield Sides(square, 1.0, "=", BALANCED, 0.0, assumptions, note, explained + 1e-9)
+        yield Sides(norm**2, 1.0, "=", BALANCED, 0.0, assumptions, note, explained + 1e-9)
 
 
 @statement(
@@ -56,19 +53,18 @@ def _same_norms(facts: Facts) -> Iterator[Sides]:
 )
 def _deep_layers(facts: Facts) -> Iterator[Sides]:
     found = _hidden(facts)
-    assumption = _optimal(found)
     c, start = found.constant, 0 if found.nonnegative else 1  # the layers among which one is near rank one
     compared, raised = [], 0.0
-    for ratio in _ratios(found):
+    for ratio in found.ratios:
         last = ratio.layer if ratio.activation else ratio.layer - 1
         base = start + int(found.activation_tails[start : last + 1].argmin()) if last >= start else ratio.layer
         # what follows the layer nearest to rank one must be as fast as rank one; W_1 needs no such layer
-        excess = _excess(found, base) if base < ratio.layer else 0.0
+        excess = found.excess(base) if base < ratio.layer else 0.0
         raised = max(raised, excess)
         k = c / math.sqrt(ratio.layer)
         compared.append((ratio, (8 * k + 2 * excess) / (1 - k) if k < 1 else math.inf))
     says = f"c = {c:.4g}: about layers beyond {math.floor(min((9 * c) ** 2, 1e300)):.6g}"
-    return _judged(compared, assumption, f"{says}; {_speed(found)}{_raised(raised)}", f"{says} of {facts.depth}")
+    return _judged(found, compared, raised, says, f"{says} of {facts.depth}")
 
 
 @statement(
@@ -79,14 +75,12 @@ def _deep_layers(facts: Facts) -> Iterator[Sides]:
 )
 def _near_rank_one(facts: Facts) -> Iterator[Sides]:
     found = _hidden(facts)
-    assumption = _optimal(found)
     error, speed = found.part
     excess = max(speed - error - found.share, 0.0) / found.share
-    bound = _bound(found, error, excess)
+    bound = found.bound(error, excess)
     relative = f"||G|| eps / s = {error / found.share:.3g}"
-    note = f"{relative}, eps = {error:.3g} ||X||; {_speed(found)}{_raised(excess)}"
-    compared = [(ratio, bound) for ratio in _ratios(found)]
-    return _judged(compared, assumption, note, relative)
+    compared = [(ratio, bound) for ratio in found.ratios]
+    return _judged(found, compared, excess, f"{relative}, eps = {error:.3g} ||X||", relative)
 
 
 @statement(
@@ -97,13 +91,12 @@ def _near_rank_one(facts: Facts) -> Iterator[Sides]:
 )
 def _once_near_rank_one(facts: Facts) -> Iterator[Sides]:
     found = _hidden(facts)
-    assumption = _optimal(found)
-    excesses = [_excess(found, k) for k in range(1, facts.depth)]
-    bounds = [_bound(found, float(found.errors[k]), excess) for k, excess in enumerate(excesses, 1)]
-    compared = [(ratio, min(bounds[: ratio.layer - 1])) for ratio in _ratios(found) if ratio.layer > 1]
+    excesses = [found.excess(k) for k in range(1, facts.depth)]
+    bounds = [found.bound(float(found.errors[k]), excess) for k, excess in enumerate(excesses, 1)]
+    compared = [(ratio, min(bounds[: ratio.layer - 1])) for ratio in found.ratios if ratio.layer > 1]
     errors = found.errors[1:] / found.share
     relative = f"||G|| eps_k / s = {float(errors.min()):.3g} at k = {int(errors.argmin()) + 1}, the smallest"
-    return _judged(compared, assumption, f"{relative}; {_speed(found)}{_raised(max(excesses))}", relative)
+    return _judged(found, compared, max(excesses), relative, relative)
 
 
 @statement(
@@ -116,17 +109,15 @@ def _once_near_rank_one(facts: Facts) -> Iterator[Sides]:
 def _few_layers(facts: Facts) -> Sides:
     found = _hidden(facts)
     tails = found.activation_tails
-    logs = -torch.log1p(-tails)
     right = -2 * math.log(found.share)
-    most = float(found.activation_ranks.to(torch.float64).log().sum())
-    half = math.floor(right / math.log(2))
+    most, half = float(found.activation_ranks.to(torch.float64).log().sum()), math.floor(right / math.log(2))
     ordered = tails.sort(descending=True).values * torch.arange(1, len(tails) + 1)
     note = (
         f"the largest m t_(m) is {float(ordered.max()):.4g}, at m = {int(ordered.argmax()) + 1}; at most {half} of "
         f"{len(tails)} tails are 1/2 or more, and {int((tails >= 0.5).sum())} are; {_speed(found)}"
     )
     empty = f"the bound is {right:.4g}, and matrices of these shapes have at most {most:.4g}" if right >= most else ""
-    return Sides(float(logs.sum()), right, rtol=1e-9, scale=1.0, note=note, vacuous=empty)
+    return Sides(-float(torch.log1p(-tails).sum()), right, rtol=1e-9, scale=1.0, note=note, vacuous=empty)
 
 
 @statement(
@@ -221,17 +212,6 @@ def check(found: Any) -> Verdicts:
     return Verdicts(verdicts, about)
 
 
-@dataclass(frozen=True)
-class _Ratio:
-    """One of the numbers that T38 bounds."""
-
-    name: str
-    layer: int
-    value: float
-    largest: float  # possible value
-    activation: bool = False  # about sigma(Z_l) itself, which counts among the layers that may be the one near rank one
-
-
 def _hidden(facts: Facts) -> Localized:
     """Return the localized loss of a network that the section is about."""
     assume(facts.depth > 1, "there is a hidden layer", "the network has one layer")
@@ -243,47 +223,6 @@ def _deeper_of(facts: Facts) -> Localized:
         return facts.deeper
     except ValueError as error:  # a speed beyond the range of floats
         raise Inconclusive(f"the deeper network: {error}") from error
-
-
-def _ratios(found: Localized) -> list[_Ratio]:
-    ratios = [
-        _Ratio(f"the tail of W_{i}", i, float(tail), 1 - 1 / int(rank))
-        for i, (tail, rank) in enumerate(zip(found.weight_tails, found.weight_ranks, strict=True), 1)
-    ]
-    ratios += [
-        _Ratio(f"the tail of sigma(Z_{i})", i, float(tail), 1 - 1 / int(rank), True)
-        for i, (tail, rank) in enumerate(zip(found.activation_tails[1:], found.activation_ranks[1:], strict=True), 1)
-    ]
-    ratios += [_Ratio(f"the nonlinearity of Z_{i}", i, float(v), 1.0) for i, v in enumerate(found.nonlinearities, 1)]
-    return ratios
-
-
-def _least_residual(facts: Facts, found: Localized) -> float:
-    """Return what ||grad L0 + s theta|| / (s ||theta||) is at least, from the weights alone.
-
-    L0 is homogeneous in every layer, and stays as it is where a neuron has e^t times what comes in and e^-t times what
-    goes out. So s (||W_l||^2 - 1) and s (in^2 - out^2) are products of the residual with W_l and with directions of
-    length (in^2 + out^2)^{1/2}, which are orthogonal in every other layer.
-    """
-    units = [w * (n / w.norm()) for w, n in zip(facts.weights, found.layer_norms.tolist(), strict=True)]
-    layers = float(((found.layer_norms**2 - 1).abs() / found.layer_norms).max())
-    neurons = []
-    for incoming, outgoing in zip(*balance.norms(units, []), strict=True):
-        parts = (incoming - outgoing) ** 2 / (incoming + outgoing)
-        neurons.append(float(parts[incoming + outgoing > 0].sum()))
-    return max(layers, math.sqrt(max(sum(neurons[::2]), sum(neurons[1::2])))) / math.sqrt(facts.depth)
-
-
-def _excess(found: Localized, layer: int) -> float:
-    """Return by how much rank-one layers after a layer are faster, less what its distance from rank one explains."""
-    gain = float(found.tail_speeds[layer] - found.errors[layer]) - found.share
-    return max(gain, 0.0) / found.share
-
-
-def _bound(found: Localized, error: float, excess: float) -> float:
-    """Return the bound of Proposition 3.3; with an excess D of speed its proof gives 2 D / (s - ||G|| eps) more."""
-    rest = found.share - error
-    return (8 * error + 2 * excess * found.share) / rest if rest > 0 else math.inf
 
 
 def _optimal(found: Localized) -> str:
@@ -302,24 +241,16 @@ def _speed(found: Localized) -> str:
     return f"s = {found.speed:.6g} with layers of equal norm, ||X|| ||G|| / s = {1 / found.share:.4g}"
 
 
-def _raised(excess: float) -> str:
-    """Return what to add to a note where a bound has the term with the excess of speed."""
-    if not excess:
-        return ""
-    return f"; the right side is above the formula's, as rank one is faster by up to {excess:.2g} of the speed"
-
-
-def _judged(compared: list[tuple[_Ratio, float]], assumption: str, note: str, empty: str) -> Iterator[Sides]:
-    """Iterate over the ratios that could be above their bounds; over all, as vacuous, if none could."""
+def _judged(
+    found: Localized, compared: list[tuple[Ratio, float]], excess: float, says: str, empty: str
+) -> Iterator[Sides]:
+    """Yield the ratios that could be above their bounds; all, as vacuous, if none could."""
+    assumption = _optimal(found)
+    note = f"{says}; {_speed(found)}"
+    if excess:
+        note += f"; the right side is above the formula's, as rank one is faster by up to {excess:.2g} of the speed"
     biting = [(ratio, bound) for ratio, bound in compared if bound < ratio.largest]
     for ratio, bound in sorted(biting or compared, key=lambda pair: -pair[0].value):
-        yield Sides(
-            ratio.value,
-            bound,
-            scale=1.0,
-            assumptions=(assumption,),
-            note=f"{ratio.name}, the closest of {len(biting or compared)} numbers; {note}",
-            vacuous=""
-            if biting
-            else f"the bound is {bound:.3g}, and no such number can be above {ratio.largest:.3g}; {empty}",
-        )
+        which = f"{ratio.name}, the closest of {len(biting or compared)} numbers; {note}"
+        trivial = f"the bound is {bound:.3g}, and no such number can be above {ratio.largest:.3g}; {empty}"
+        yield Sides(ratio.value, bound, "<=", 1e-9, 1.0, (assumption,), which, vacuous="" if biting else trivial)
