@@ -49,8 +49,7 @@ def _paths(facts: Facts) -> Sides:
     source="LeJegelka2022 lemma 2, equation 4",
 )
 def _vertices(facts: Facts) -> Iterator[Sides]:
-    found = [q for q in facts.findings if q.kind in ("vertex", "matrix")]  # a vertex's is on the matrix's diagonal
-    assume(len(found) > 0, "the network has a conserved quantity of a vertex", _nothing(facts))
+    found = _some(facts, " of a vertex", "vertex", "matrix")  # a vertex's is on the matrix's diagonal
     return _still(facts, found, "channels", {q.name: torch.eye(q.size, dtype=torch.bool) for q in found})
 
 
@@ -61,7 +60,7 @@ def _vertices(facts: Facts) -> Iterator[Sides]:
     source="LeJegelka2022 theorem 1, corrected (E20)",
 )
 def _matrices(facts: Facts) -> Iterator[Sides]:
-    return _still(facts, _some(facts, "matrix"), "entries")
+    return _still(facts, _some(facts, " of kind 'matrix'", "matrix"), "entries")
 
 
 @statement(
@@ -83,7 +82,7 @@ def _same_patterns(facts: Facts) -> Iterator[Sides]:
     source="LeJegelka2022 lemma 3, corrected (E20)",
 )
 def _layers(facts: Facts) -> Iterator[Sides]:
-    return _still(facts, _some(facts, "layer"), "pairs of cuts")
+    return _still(facts, _some(facts, " of kind 'layer'", "layer"), "pairs of cuts")
 
 
 @statement(
@@ -94,20 +93,18 @@ def _layers(facts: Facts) -> Iterator[Sides]:
 )
 def _different_patterns(facts: Facts) -> Iterator[Sides]:
     loss, y, formula = facts.loss
-    masks = []
+    masks = {}
     for pair in _pairs(facts):
-        same = facts.patterns[pair.name]
-        parts = torch.from_numpy(np.asarray(pair.parts)).to(same.device)
-        mask = (parts[:, None] == parts) & same.logical_not().fill_diagonal_(False)
-        masks.append((pair, mask))
-    number = sum(int(mask.sum()) // 2 for _, mask in masks)
+        same, parts = facts.patterns[pair.name], torch.from_numpy(pair.parts)
+        masks[pair] = (parts[:, None] == parts).to(same.device) & same.logical_not().fill_diagonal_(False)
+    number = sum(int(mask.sum()) // 2 for mask in masks.values())
     assume(number > 0, "two channels are active on different samples", f"none of {len(facts.few[0])} samples")
-    for pair, mask in masks:
-        rate, size = pair.rate_along(facts.function.parameters, facts.gradient)
-        closed = pair.closed_form_rate(facts.net, facts.few[0], y, loss)
-        size = torch.maximum(size, torch.maximum(rate.abs(), closed.abs())) + _floor(facts)
-        note = f"{pair.name}, of {number} pairs of {_many(facts)}; {_said(facts, formula)}"
+    for pair, mask in masks.items():
         if bool(mask.any()):
+            rate, size = pair.rate_along(facts.function.parameters, facts.gradient)
+            closed = pair.closed_form_rate(facts.net, facts.few[0], y, loss)
+            size = torch.maximum(size, torch.maximum(rate.abs(), closed.abs())) + _floor(facts)
+            note = f"{pair.name}, of {number} pairs of {_many(facts)}; {_said(facts, formula)}"
             yield _furthest(rate, closed, size, note, mask)
 
 
@@ -156,10 +153,10 @@ def _ridge_step(facts: Facts) -> Iterator[Sides]:
     return _stepped(facts, facts.penalty)
 
 
-def _some(facts: Facts, kind: str) -> list[Conserved]:
-    """Return the conserved quantities of a kind."""
-    found = list(facts.findings.having(kind))
-    assume(len(found) > 0, f"the network has a conserved quantity of kind {kind!r}", _nothing(facts))
+def _some(facts: Facts, what: str, *kinds: str) -> list[Conserved]:
+    """Return the conserved quantities of some kinds."""
+    found = [q for q in facts.findings if q.kind in kinds]
+    assume(len(found) > 0, f"the network has a conserved quantity{what}", _nothing(facts))
     return found
 
 
@@ -170,7 +167,7 @@ def _nothing(facts: Facts) -> str:
 
 def _pairs(facts: Facts) -> list[Pair]:
     """Return up to four quantities of pairs of channels that go through an activation."""
-    found = [q for q in facts.findings.having("pair") if isinstance(q, Pair) and q.name in facts.patterns]
+    found = [q for q in facts.findings if isinstance(q, Pair) and q.name in facts.patterns]
     assume(len(found) > 0, "two channels go through an activation", _nothing(facts))
     return found
 
@@ -181,11 +178,8 @@ def _many(facts: Facts) -> str:
 
 def _floor(facts: Facts) -> float:
     """Return the size of rates that rounding leaves at a minimum, where the gradient is noise."""
-    outputs, y = facts.outputs, facts.loss[1]
-    size = float(outputs.square().sum(1).mean())
-    if y.is_floating_point():
-        return NOISE * (size + float(y.square().sum(1).mean()))
-    return NOISE * size**0.5
+    y, size = facts.loss[1], float(facts.outputs.square().sum(1).mean())
+    return NOISE * (size + float(y.square().sum(1).mean()) if y.is_floating_point() else size**0.5)
 
 
 def _still(
@@ -203,8 +197,7 @@ def _still(
 def _stepped(facts: Facts, ridge: float) -> Iterator[Sides]:
     """Yield Q after a step and its value by T49, for every quantity."""
     theta, gradient = facts.function.parameters, facts.gradient
-    found = [q for q in facts.findings if q.kind != "pair"]
-    assume(len(found) > 0, "the network has a conserved quantity", _nothing(facts))
+    found = _some(facts, "", "vertex", "matrix", "layer")
     names = list(dict.fromkeys(name for q in found for name in q.parameters))
     direction = {name: gradient[name] + 2 * ridge * theta[name] for name in names}
     length = sum(float(d.square().sum()) for d in direction.values()) ** 0.5
@@ -231,7 +224,5 @@ def _furthest(
 
 
 def _said(facts: Facts, formula: str) -> str:
-    outside = facts.findings.outside
-    if not outside:
-        return formula
-    return f"{formula}; outside the theory: {', '.join(dict.fromkeys(f'{o.name} ({o.type})' for o in outside))}"
+    outside = ", ".join(dict.fromkeys(f"{o.name} ({o.type})" for o in facts.findings.outside))
+    return f"{formula}; outside the theory: {outside}" if outside else formula

@@ -11,8 +11,7 @@ from torch import nn
 from bnrank._core import linalg
 from bnrank.measures import balance, ntk
 from bnrank.theory.facts import Facts
-from bnrank.theory.path import Path
-from bnrank.theory.statements.samples import FEW, smooth
+from bnrank.theory.statements.samples import FEW, Sample, smooth
 from bnrank.theory.structure import (
     activation_bound_at,
     preactivation_bound_at,
@@ -33,7 +32,7 @@ SPREAD = ("norms spread over the layers as in a balanced network (T14): (q_l/k)^
     source="Jacot2023b 3.3, additivity of R1 along the layers, at a point",
 )
 def _volumes(facts: Facts) -> list[Sides]:
-    _require_hidden(facts)
+    assume(facts.depth > 1, "there is a hidden layer", "depth 1")
     found, ranks = [], []
     for sample in smooth(facts):
         k = int(linalg.rank(sample.path.decomposition[1], max(facts.rtol, 1e-8), 1e8 * sample.path.noise))
@@ -58,16 +57,15 @@ def _volumes(facts: Facts) -> list[Sides]:
     source="Jacot2023b theorem 6, subspaces corrected (E12)",
 )
 def _isometries(facts: Facts) -> Iterator[Sides]:
-    for sample in smooth(facts):
-        for k in _ranks(sample.path, facts):
-            terms = weight_structure_at(facts, sample.row, k)
-            scale = facts.parameter_norm + k * facts.depth + 2 * abs(terms.log_pseudo_determinant)
-            tolerance = 1e-9 + 2 * sample.path.volume_error(k) / scale if scale else 1e-9
-            note = sample.note(
-                f"k = {k}, c1 = {facts.parameter_norm - k * facts.depth:.4g}; {len(terms.layers_within(0.5))} of "
-                f"{facts.depth} layers within {terms.bound(0.5):.3g}"
-            )
-            yield Sides(terms.total, terms.slack, "<=", tolerance, scale, SLOPE, note)
+    for sample, k in _ranked(facts):
+        terms = weight_structure_at(facts, sample.row, k)
+        scale = facts.parameter_norm + k * facts.depth + 2 * abs(terms.log_pseudo_determinant)
+        tolerance = 1e-9 + 2 * sample.path.volume_error(k) / scale if scale else 1e-9
+        note = (
+            f"k = {k}, c1 = {facts.parameter_norm - k * facts.depth:.4g}; {len(terms.layers_within(0.5))} of "
+            f"{facts.depth} layers within {terms.bound(0.5):.3g}"
+        )
+        yield Sides(terms.total, terms.slack, "<=", tolerance, scale, SLOPE, sample.note(note))
 
 
 @statement(
@@ -77,11 +75,10 @@ def _isometries(facts: Facts) -> Iterator[Sides]:
     source="Jacot2023b theorem 6, proof",
 )
 def _linearity(facts: Facts) -> Iterator[Sides]:
-    _require_hidden(facts)
-    for sample in smooth(facts):
-        for k in _ranks(sample.path, facts):
-            for layer, kept in enumerate(sample.path.narrow(k).kept, start=1):
-                yield Sides(0.0, k - kept, "<=", 1e-12, max(k, 1), SLOPE, sample.note(f"layer {layer}, k = {k}"))
+    assume(facts.depth > 1, "there is a hidden layer", "depth 1")
+    for sample, k in _ranked(facts):
+        for layer, kept in enumerate(sample.path.narrow(k).kept, start=1):
+            yield Sides(0.0, k - kept, "<=", 1e-12, max(k, 1), SLOPE, sample.note(f"layer {layer}, k = {k}"))
 
 
 @statement(
@@ -92,13 +89,12 @@ def _linearity(facts: Facts) -> Iterator[Sides]:
 )
 def _activations(facts: Facts) -> list[Sides]:
     found = []
-    for sample in smooth(facts, parameters=True):
-        for k in filter(None, _ranks(sample.path, facts)):
-            terms = activation_bound_at(facts, sample.row, k)
+    for sample, k in _ranked(facts, parameters=True):
+        terms = activation_bound_at(facts, sample.row, k) if k else None
+        if terms is not None and terms.spread:
             tolerance = 1e-9 + 2 * sample.path.volume_error(k) / k
-            if terms.spread:
-                note = sample.note(f"k = {k}, c = {terms.ntk_trace / facts.depth:.4g}")
-                found.append(Sides(terms.total, terms.balanced_bound, "<=", tolerance, 0.0, SPREAD, note))
+            note = sample.note(f"k = {k}, c = {terms.ntk_trace / facts.depth:.4g}")
+            found.append(Sides(terms.total, terms.balanced_bound, "<=", tolerance, 0.0, SPREAD, note))
     return found or _unbalanced(facts)
 
 
@@ -179,24 +175,20 @@ def _segment(facts: Facts) -> list[Sides]:
     return found
 
 
-def _require_hidden(facts: Facts) -> None:
-    assume(facts.depth > 1, "there is a hidden layer", "depth 1")
-
-
-def _ranks(path: Path, facts: Facts) -> list[int]:
-    """Return rank Jf(x), and the k for which the right-hand side of T21 is smallest."""
-    rank = path.rank(facts.rtol)
-    tightest = int((path.decomposition[1] > math.exp(-facts.depth / 2)).sum())
-    return sorted({rank, min(rank, max(1, tightest))})
+def _ranked(facts: Facts, *, parameters: bool = False) -> Iterator[tuple[Sample, int]]:
+    """Yield samples with rank Jf(x), and with the k for which the right-hand side of T21 is smallest."""
+    for sample in smooth(facts, parameters=parameters):
+        rank = sample.path.rank(facts.rtol)
+        tightest = int((sample.path.decomposition[1] > math.exp(-facts.depth / 2)).sum())
+        for k in sorted({rank, min(rank, max(1, tightest))}):
+            yield sample, k
 
 
 def _unbalanced(facts: Facts) -> NoReturn:
     """Raise the reason why a statement about balanced networks does not apply."""
     assume(bool((facts.jacobian_values > 0).any()), "rank Jf(x) is at least 1", "Jf = 0 at every sample")
-    residual = balance.between(facts.weights, facts.biases).residual
-    raise NotApplicable(
-        "balanced (T14), or at least with norms spread over the layers as if it were", f"residual {residual:.2g}"
-    )
+    residual = f"residual {balance.between(facts.weights, facts.biases).residual:.2g}"
+    raise NotApplicable("balanced (T14), or at least with norms spread over the layers as if it were", residual)
 
 
 def _factor(facts: Facts) -> float:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bnrank._core import linalg, validation
 from bnrank._core.sampling import evenly_spaced
@@ -12,7 +11,7 @@ from bnrank.networks.mlp import from_layers
 from bnrank.theory import domains, kernels, symmetry
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import vectors
-from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, assume, statement
+from bnrank.theory.verdicts import Inconclusive, Sides, Statement, assume, statement
 
 SAME = 1e-6  # largest ||f(x) - x|| of the identity, relative to the largest sample
 ROWS, POINTS = 500, 20  # samples that kernels are fitted to, and points where their Jacobian is taken
@@ -43,7 +42,10 @@ def _identity(facts: Facts) -> Sides:
     errors = [float(torch.linalg.matrix_norm(facts.paths[i].jacobian @ basis - basis, 2)) for i in rows]
     off = min(errors)
     assume(off <= SAME, "Jf is the identity on span X at a sample", f"||Jf U - U|| = {off:.3g} or more")
-    miss = _witness_miss(x, found.isometry, depth)
+    embed = found.isometry  # O of O^T (O O^T)^{L-2} O, of norm k L
+    weights = [embed, *[embed @ embed.T] * (depth - 2), embed.T] if depth > 1 else [embed.T @ embed]
+    with torch.no_grad():
+        miss = float((from_layers(weights).to(x.device)(x) - x).norm(dim=1).max() / size)
     if miss > WITNESS:
         raise Inconclusive(f"the network of norm k L misses the identity by {miss:.2g} of the largest sample")
     note = (
@@ -132,10 +134,8 @@ def _denoising(facts: Facts) -> list[Sides]:
         note = f"{len(rows)} samples in the region of sample {rows[0]}, k = {k}, ||E|| = {float(error):.2g}"
         scale = float(s[0] ** 2 + s[0])
         found.append(Sides(float(left), float(right), "<=", 1e-9, scale, ("f(x) = x up to E",), note))
-    if not found:
-        if errors:
-            raise NotApplicable("the autoencoder gives back its inputs", f"||E|| = {min(errors):.3g} or more")
-        raise NotApplicable("some region holds more samples than its rank, in as many dimensions")
+    assume(len(errors) > 0, "some region holds more samples than its rank, in as many dimensions")
+    assume(len(found) > 0, "the autoencoder gives back its inputs", f"||E|| = {min(errors):.3g} or more")
     return found
 
 
@@ -171,27 +171,17 @@ def symmetric_under(generators: Sequence[Any], *, invariance_rtol: float = 1e-6)
         )
         assume(found.invariant, "f is invariant", f"||Jf v|| = {found.invariance:.3g} ||Jf|| ||v|| at most")
         row = int((found.bounds - found.ranks).argmin())
-        note = (
-            f"sample {row}, an orbit of dimension {int(found.orbit_dimensions[row])}, invariance {found.invariance:.2g}"
-        )
+        dimension = int(found.orbit_dimensions[row])
+        note = f"sample {row}, an orbit of dimension {dimension}, invariance {found.invariance:.2g}"
         return Sides(int(found.ranks[row]), int(found.bounds[row]), assumptions=("f is invariant",), note=note)
 
     return Statement("T17", "rank and symmetry", "rank Jf <= d_in - dim of the orbit", "Jacot2023b section 5", sides)
 
 
-def _witness_miss(x: Tensor, embed: Tensor, depth: int) -> float:
-    """Return how far O^T (O O^T)^{L-2} O, of norm k L, is from the identity on X, of the largest sample."""
-    weights = [embed, *[embed @ embed.T] * (depth - 2), embed.T] if depth > 1 else [embed.T @ embed]
-    net = from_layers(weights).to(x.device)
-    with torch.no_grad():
-        return float((net(x) - x).norm(dim=1).max() / x.norm(dim=1).max())
-
-
 def _same_region(facts: Facts) -> list[list[int]]:
     """Return the samples of each activation pattern that has two or more, the fullest 10."""
-    patterns = (
-        torch.cat([s > facts.slope for s in facts.slopes], 1) if facts.slopes else facts.x.new_ones(len(facts.x), 1)
-    )
+    one = torch.ones(len(facts.x), 1, dtype=torch.bool, device=facts.x.device)
+    patterns = torch.cat([one, *(s > facts.slope for s in facts.slopes)], 1)
     _, where, counts = torch.unique(patterns, dim=0, return_inverse=True, return_counts=True)
     fullest = torch.argsort(counts, descending=True)[:10].tolist()
     return [torch.nonzero(where == i).flatten().tolist() for i in fullest if counts[i] > 1]
