@@ -52,6 +52,10 @@ def test_the_status_follows_from_the_sides(sides, status, slack):
     assert (verdict.left, verdict.relation) == (pytest.approx(sides.left, nan_ok=True), sides.relation)
 
 
+def test_equal_sides_have_slack_zero_without_a_sign():
+    assert [str(verdict_of(Sides(2.0, 2.0, relation)).slack) for relation in ("<=", "=")] == ["0.0", "0.0"]
+
+
 def test_a_bound_that_cannot_fail_is_said_to_be_vacuous():
     found = verdict_of(Sides(0.3, 4.0, vacuous="the bound is 4, of a ratio"))
     assert (found.status, found.label, found.vacuous) == ("holds", "holds (vacuous)", "the bound is 4, of a ratio")

@@ -165,7 +165,7 @@ def judge(sides: Sides) -> tuple[str, float, str]:
     equation = sides.relation == "="
     validation.expect(equation or sides.relation == "<=", "relation", f"{sides.relation!r}", "'<=' or '='")
     difference = 0.0 if left == right else right - left
-    slack = -abs(difference) if equation else difference
+    slack = 0.0 - abs(difference) if equation else difference
     size = max((abs(v) for v in (left, right, sides.scale) if math.isfinite(v)), default=0.0)
     error = sides.rtol * size
     if -slack <= (error if equation else ROUNDING * size):
