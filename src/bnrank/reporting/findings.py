@@ -137,19 +137,12 @@ def _compression_tables(found: Compressed) -> list[Block]:
         _change("all of x", certificate.on_x, certificate.accuracy),
         _change("held out", certificate.held_out, certificate.held_out_accuracy),
     ]
-    steps = [
-        {
-            "step": i,
-            "kind": step.kind,
-            "where": step.where or "the whole",
-            "action": step.what,
-            "change so far, %": 100 * step.change,
-        }
-        for i, step in enumerate(found.steps, 1)
-    ]
+    steps = []
+    for i, step in enumerate(found.steps, 1):
+        row = {"step": i, "kind": step.kind, "where": step.where or "the whole", "action": step.what}
+        steps.append(row | {"change so far, %": 100 * step.change})
     left = [
-        {"unchanged": entry.name or "the module", "type": entry.type, "because": entry.reason}
-        for entry in found.skipped
+        {"unchanged": part.name or "the module", "type": part.type, "because": part.reason} for part in found.skipped
     ]
     layers = _layer_rows(found.network)
     return [
@@ -202,15 +195,12 @@ def _change(where: str, change: Change, accuracy: Accuracy | None) -> dict[str, 
 
 def _layer_rows(network: nn.Module) -> list[dict[str, object]]:
     """Return one row per module without children: name, what it is, its parameters."""
-    return [
-        {
-            "name": name or "the module",
-            "layer": f"{type(part).__name__}({part.extra_repr()})",
-            "parameters": sum(p.numel() for p in part.parameters()),
-        }
-        for name, part in network.named_modules()
-        if not list(part.children())
-    ]
+    rows: list[dict[str, object]] = []
+    for name, part in network.named_modules():
+        if not list(part.children()):
+            layer, count = f"{type(part).__name__}({part.extra_repr()})", sum(p.numel() for p in part.parameters())
+            rows.append({"name": name or "the module", "layer": layer, "parameters": count})
+    return rows
 
 
 # symmetries -----------------------------------------------------------------------------------------------------------
@@ -235,16 +225,10 @@ def _symmetries_tables(found: Symmetries) -> list[Block]:
         {"generator": i, "columns change by": field_text(field, names)}
         for i, field in enumerate(found.generators[:MAX_GENERATORS])
     ]
-    finite = [
-        {
-            "transformation": test.text,
-            "kind": test.kind,
-            "status": test.verdict,
-            "change of f": test.change,
-            "distance to the data": test.distance,
-        }
-        for test in sorted(found.finite, key=lambda test: (test not in found.held, test.change))
-    ]
+    finite = []
+    for test in sorted(found.finite, key=lambda test: (test not in found.held, test.change)):
+        row = {"transformation": test.text, "kind": test.kind, "status": test.verdict}
+        finite.append(row | {"change of f": test.change, "distance to the data": test.distance})
     facts: dict[str, object] = {
         "samples": found.samples,
         "columns": len(names),

@@ -88,8 +88,8 @@ class Section:
 
     def __post_init__(self) -> None:
         expect(isinstance(self.title, str), "title", self.title, "a str", TypeError)
-        expected = (("history", self.histories, ("member", "step")), ("profile", self.profiles, ("layer",)))
-        for name, datasets, dims in expected:
+        for name, datasets in (("history", self.histories), ("profile", self.profiles)):
+            dims = ("member", "step") if name == "history" else ("layer",)
             for dataset in datasets.values():
                 got = f"dimensions {sorted(map(str, dataset.dims))}"
                 expect(set(dims) <= set(dataset.dims), name, got, f"{dims} among them")

@@ -204,20 +204,14 @@ def _class_dots(summary: Summary, z: Sequence[Any], labels: list[str]) -> Chart:
     rows = [np.flatnonzero(names == label) for label in labels]
     points = [[[z_j[i] for i in own] for own in rows] for z_j in z]
     jitter = [[c + 0.5 * ((i * 0.618034) % 1 - 0.5) for i in range(len(own))] for c, own in enumerate(rows)]
-    traces = [
-        parts.dots(
-            points[0][c],
-            points[1][c] if len(z) > 1 else parts.numbers(jitter[c]),
-            f"{_label(name)}<br>%{{x:.3g}}{', %{y:.3g}' if len(z) > 1 else ''}",
-            size=7,
-            color=parts.member_color(c),
-            symbol=SYMBOLS[c // 7 % 6],
-            opacity=0.8,
-        )
-        for c, name in enumerate(labels)
-    ]
+    traces, key = [], []
+    for c, name in enumerate(labels):
+        color, up = parts.member_color(c), points[1][c] if len(z) > 1 else parts.numbers(jitter[c])
+        hover = f"{_label(name)}<br>%{{x:.3g}}{', %{y:.3g}' if len(z) > 1 else ''}"
+        marker = {"color": color, "symbol": SYMBOLS[c // 7 % 6], "opacity": 0.8}
+        traces.append(parts.dots(points[0][c], up, hover, size=7, **marker))
+        key.append((color, name))
     if len(z) > 1:
-        key = [(parts.member_color(c), name) for c, name in enumerate(labels)]
         return _coordinates(traces, points, key=key)
     axis = parts.named_axis("class", list(map(_label, labels)), zeroline=False)
     return Chart("Coordinate by class", parts.figure(traces, {"title": "z<sub>1</sub>"}, axis), size="tall")
@@ -319,17 +313,9 @@ def _compressed(found: Compressed) -> View:
         "latency": (certificate.latency.minimum, certificate.latency_before.minimum),
     }
     left = {name: parts.numbers(100 * after / before) for name, (after, before) in kept.items() if before}
-    bars = go.Bar(
-        orientation="h",
-        x=list(left.values()),
-        y=list(left),
-        marker={"color": parts.member_color(0)},
-        text=[f"{parts.short(value)} %" for value in left.values()],
-        textposition="outside",
-        textangle=0,
-        cliponaxis=False,
-        hovertemplate="%{y}: %{x:.4g} %<extra></extra>",
-    )
+    bars = go.Bar(x=list(left.values()), y=list(left), orientation="h", marker={"color": parts.member_color(0)})
+    bars.update(text=[f"{parts.short(value)} %" for value in left.values()], textposition="outside", textangle=0)
+    bars.update(cliponaxis=False, hovertemplate="%{y}: %{x:.4g} %<extra></extra>")
     limits = {"title": "percent", "range": [0, 1.2 * max(100, *left.values())]}
     figure = parts.figure(bars, limits, {"autorange": "reversed"}, shapes=[parts.dotted("x", 100)])
     charts = [Chart("Remaining cost (%)", figure)]

@@ -201,17 +201,11 @@ def spectrum_lines(x: Sequence[Any], rows: Any, what: str) -> list[go.Scatter]:
     """Return a line per singular value over x, the largest on top; ``rows`` has one row per position."""
     values = np.asarray(rows, dtype=float)
     count, size = values.shape[1], 0 if len(x) > 40 else 5
-    return [
-        line(
-            x,
-            numbers(values[:, i]),
-            index_color(i, count),
-            f"{what}<br>s<sub>{i + 1}</sub> = %{{y:.4g}}",
-            size=size,
-            name=f"s{i + 1}",
-        )
-        for i in reversed(range(count))
-    ]
+    lines = []
+    for i in reversed(range(count)):
+        hover, row = f"{what}<br>s<sub>{i + 1}</sub> = %{{y:.4g}}", numbers(values[:, i])
+        lines.append(line(x, row, index_color(i, count), hover, size=size, name=f"s{i + 1}"))
+    return lines
 
 
 def index_key(count: int) -> list[tuple[str, str]]:

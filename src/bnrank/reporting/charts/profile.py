@@ -81,17 +81,11 @@ def _frequencies(
     def color(modulus: float) -> str:
         return parts.index_color(round(100 * (modulus / (moduli[-1] or 1)) ** 0.5), 101)
 
-    lines = [
-        parts.line(
-            layers,
-            parts.numbers(line.values),
-            color(line.modulus),
-            f"%{{text}}<br>frequency {parts.escaped(line.name)}<br>s<sub>{line.channel}</sub> = %{{y:.4g}}",
-            width=2.6 if line.kept else 1,
-            size=6 if line.kept else 3,
-        )
-        for line in reversed(shown)
-    ]
+    lines = []
+    for line in reversed(shown):
+        said = f"%{{text}}<br>frequency {parts.escaped(line.name)}<br>s<sub>{line.channel}</sub> = %{{y:.4g}}"
+        drawn, style = parts.numbers(line.values), {"width": 2.6, "size": 6} if line.kept else {"width": 1, "size": 3}
+        lines.append(parts.line(layers, drawn, color(line.modulus), said, **style))
     kept = [line for line in shown if line.kept]
     labels = [_labels(kept, layers, limits, log, color) for log, limits in enumerate(parts.value_ranges(values))]
     margin = {"l": 58, "r": 24 + 7 * max((len(line.label) for line in kept), default=-1), "t": 12, "b": 46}
