@@ -163,7 +163,7 @@ def test_small_weights_around_a_chain(saddle):
 
 
 def test_joins_are_timed_by_kappa():
-    exits = joins.measure(digits(300, n_test=0), 3, (1e-3, 1e-5), step=0.4)
+    exits = joins.measure(digits(300, n_test=0), 3, (1e-3, 1e-5))
     assert exits.slope * exits.kappa == pytest.approx(1, abs=0.1)
     assert exits.rates[-1] / exits.kappa == pytest.approx(1, abs=0.1)
     assert all(c.passed for c in joins.claims(exits))

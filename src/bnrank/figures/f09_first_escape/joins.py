@@ -12,7 +12,6 @@ from matplotlib.figure import Figure as Picture
 from scipy.optimize import minimize
 from torch import Tensor
 
-from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.harness.claims import Claim, below, between
 from bnrank.figures.harness.drawing import color, label, panels
 from bnrank.networks import MLP, from_layers
@@ -22,6 +21,7 @@ from bnrank.training import Limits, Record, Solver
 from bnrank.training.gradient_flow import flow
 
 SAMPLES, COMPONENTS, WIDTH, NORM = 200, 10, 20, 3.0
+STEP = 0.4  # of Euler's method
 SHARE = 0.1  # s_2 / s_1 of W_1 at which the saddle counts as left
 
 
@@ -88,21 +88,19 @@ def chain(task: Task, depth: int, seed: int = 0) -> Chain:
     features = x.shape[1]
 
     def cost(point: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
-        w, v = torch.from_numpy(point[:features]), torch.from_numpy(point[features:])
+        w, v = torch.from_numpy(point).split([features, task.d_out])
         z = x @ w
         error = z.relu()[:, None] * v - y
         delta = 2 * error / len(x)
         gradient = torch.cat([x.T @ ((delta @ v) * (z > 0)), delta.T @ z.relu()])
         return float(error.square().sum()) / len(x), gradient.numpy()
 
-    generator = torch.Generator().manual_seed(seed)
-    found = []
-    for _ in range(8):
-        start = torch.randn(features + task.d_out, generator=generator, dtype=torch.float64).numpy() * 0.3
-        options = {"maxiter": 3000, "maxfun": 6000, "maxcor": 30, "ftol": 1e-16, "gtol": 1e-9}
-        found.append(minimize(cost, start, jac=True, method="L-BFGS-B", options=options))
+    draw: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
+    options = {"maxiter": 3000, "maxfun": 6000, "maxcor": 30, "ftol": 1e-16, "gtol": 1e-9}
+    starts = [torch.randn(features + task.d_out, **draw).numpy() * 0.3 for _ in range(8)]
+    found = [minimize(cost, start, jac=True, method="L-BFGS-B", options=options) for start in starts]
     best = min(found, key=lambda result: result.fun)
-    w, v = torch.from_numpy(best.x[:features]), torch.from_numpy(best.x[features:])
+    w, v = torch.from_numpy(best.x).split([features, task.d_out])
     size = float(w.norm() * v.norm()) ** (1 / depth)
     inner = [torch.full((1, 1), size, dtype=torch.float64) for _ in range(depth - 2)]
     weights = [(size * w / w.norm())[None], *inner, (size * v / v.norm())[:, None]]
@@ -114,29 +112,22 @@ def surrounded(saddle: Chain, scale: float, width: int = WIDTH, seed: int = 0) -
     generator = torch.Generator().manual_seed(seed)
     depth = len(saddle.weights)
     widths = [saddle.x.shape[1], *[width] * (depth - 1), saddle.y.shape[1]]
-    weights = [
-        scale * torch.randn(n_out, n_in, generator=generator, dtype=torch.float64)
-        for n_in, n_out in itertools.pairwise(widths)
-    ]
+    shapes = [(n_out, n_in) for n_in, n_out in itertools.pairwise(widths)]
+    weights = [scale * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     for full, own in zip(weights, saddle.weights, strict=True):
         full[: own.shape[0], : own.shape[1]] = own
     return from_layers(weights, slope=0.0)
 
 
-def measure(task: Task, depth: int, scales: Sequence[float], step: float = 0.4, seed: int = 0) -> Exits:
+def measure(task: Task, depth: int, scales: Sequence[float]) -> Exits:
     """Return the exits from the saddle, one flow per scale of the small weights."""
-    saddle = chain(task, depth, seed)
-    kappa = join_rate(from_layers(saddle.weights), "mse", saddle.x, saddle.y, layers=[1], seed=seed).kappa
+    saddle = chain(task, depth)
+    kappa = join_rate(from_layers(saddle.weights), "mse", saddle.x, saddle.y, layers=[1], seed=0).kappa
     times, rates, curves, deeper = [], [], [], 0.0
     for scale in scales:
-        run = flow(
-            surrounded(saddle, scale, seed=seed + 1),
-            (saddle.x, saddle.y),
-            math.log(1 / scale) / kappa,
-            solver=Solver("euler", step=step),
-            record=Record(every=20, top_k=2),
-            limits=Limits(max_networks=2),
-        )
+        net, time = surrounded(saddle, scale, seed=1), math.log(1 / scale) / kappa
+        solver, record, limits = Solver("euler", step=STEP), Record(every=20, top_k=2), Limits(max_networks=2)
+        run = flow(net, (saddle.x, saddle.y), time, solver=solver, record=record, limits=limits)
         values = run.history["weight_singular_values"].values[0]
         second, first = values[:, 0, 1], values[:, 0, 0]
         share = second / first
@@ -170,9 +161,9 @@ def draw(exits: Exits) -> Picture:
     label(left, "time since the start at the saddle", "s₂ / s₁ of W₁", title, log="y", legend="best")
     left.get_legend().set_title("small weights")
     log = np.log(1 / np.array(exits.scales))
-    right.plot(log, exits.times, "o", color=OKABE_ITO[0], label=f"observed: slope {exits.slope:.4g}")
+    right.plot(log, exits.times, "o", color=color(0), label=f"observed: slope {exits.slope:.4g}")
     middle = float(np.mean(np.array(exits.times) - log / exits.kappa))
-    right.plot(log, middle + log / exits.kappa, color=OKABE_ITO[1], label=f"slope 1/κ = {1 / exits.kappa:.4g}")
+    right.plot(log, middle + log / exits.kappa, color=color(1), label=f"slope 1/κ = {1 / exits.kappa:.4g}")
     title = "The plateau lasts log(1/scale) / κ"
     label(right, "log(1 / scale of the small weights)", "time of exit", title, legend="best")
     return picture

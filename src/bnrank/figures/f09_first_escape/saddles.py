@@ -20,12 +20,13 @@ from bnrank.reporting import Section, plots
 from bnrank.tasks import Task
 from bnrank.theory.escape import FirstEscape, first_escape, output_gradient
 from bnrank.training import Limits, Record, SkipPlateau, Solver
-from bnrank.training.gradient_flow import Flow, Row, flow
+from bnrank.training.gradient_flow import Flow, flow
 
 GROWN = 2.0  # times the largest initial singular value of its layer
 SECOND = 0.5  # s_2 / s_1 of the deep layers at which the second escape is over
 DEEP = 3  # the first of the deep layers
-LOW = 0.6  # loss of a batch at which a flow ends
+LOW = 0.6  # loss of a batch, far below the second saddle, at which a flow ends
+RECORDS = 600  # rows of a flow
 PAPER_WIDTH, PAPER_BATCH = 1000, 32  # of the source
 PREDICTED = 2000  # samples for the speed of the first escape
 NEGLIGIBLE = 1e-3  # ||grad C(Y) - G|| / ||G|| up to which the loss near the origin is taken to be homogeneous
@@ -41,28 +42,16 @@ class Descent:
     batch_size: int
 
 
-def descend(
-    task: Task,
-    depth: int,
-    width: int,
-    descent: Descent,
-    folder: Path,
-    progress: bool,
-    *,
-    seed: int = 0,
-    records: int = 600,
-) -> Flow:
+def descend(task: Task, depth: int, width: int, descent: Descent, folder: Path, progress: bool, seed: int = 0) -> Flow:
     """Return the flow of a bias-free network with weights N(0, init^2).
 
     Euler steps in float32 on mini-batches; where there is a GPU, on it, and with the source's batches of 32 at the
     source's width. The plateau at the origin is skipped: its direction and norm are integrated apart (T35), until the
     outputs change the gradient by a thousandth.
     """
-    batch_size = descent.batch_size
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and width >= PAPER_WIDTH:
-        batch_size = PAPER_BATCH
-    every = max(1, math.ceil(descent.time / descent.step / records))
+    batch_size = PAPER_BATCH if device == "cuda" and width >= PAPER_WIDTH else descent.batch_size
+    every = max(1, math.ceil(descent.time / descent.step / RECORDS))
     return flow(
         mlp(task, depth, width, bias=False, init=descent.init, seed=seed).to(device),
         (task.x, task.y, "cross_entropy"),
@@ -70,15 +59,10 @@ def descend(
         plateau=SkipPlateau(handover_rtol=NEGLIGIBLE, t_after=descent.time),
         dtype=torch.float32,
         record=Record(every=every, spectra_every=every * (12 if width > 128 else 1)),
-        limits=Limits(stop=_low, max_networks=2),
+        limits=Limits(stop=lambda row: row.loss < LOW, max_networks=2),
         out=folder,
         progress=progress,
     )
-
-
-def _low(row: Row) -> bool:
-    """Return whether the loss is far below the second saddle."""
-    return row.loss < LOW
 
 
 def stages(history: xr.Dataset) -> tuple[Plateau, ...]:
@@ -167,14 +151,14 @@ def claims(history: xr.Dataset, found: Sequence[Plateau], second: bool = True) -
     name = f"when s_2 is half of s_1 in layers {DEEP} to {depth - 1}, two have grown in each, not three"
     if out is None:
         return (*result, is_true(name, False, "no second escape in this time", "2 in each of them"))
-    values, relative = _spectra(history, out), _time(history, out) / found[1].end
+    values, time = _spectra(history, out), float(history["time_since_handover"].values[0, out])
     third = float((values[DEEP - 1 : -1, 2] / values[DEEP - 1 : -1, 1]).max())
     at_end = "the second escape comes at the end of the second plateau: its time over the plateau's end"
     return (
         *result,
         _ranks(name, history, out, 2, depth - 1),
         below("s_3 / s_2 there, largest of these layers", third, 0.5),
-        between(at_end, relative, 0.8, 1.25, given=found[1].left),
+        between(at_end, time / found[1].end, 0.8, 1.25, given=found[1].left),
     )
 
 
@@ -190,10 +174,6 @@ def _on(plateau: Plateau) -> int:
     return (plateau.begin_row + plateau.end_row) // 2 if plateau.left else plateau.begin_row
 
 
-def _time(history: xr.Dataset, row: int) -> float:
-    return float(history["time_since_handover"].values[0, row])
-
-
 def rows(history: xr.Dataset, found: Sequence[Plateau]) -> list[dict[str, object]]:
     """Return a table row per plateau, and one for the second escape of the deep layers."""
 
@@ -206,7 +186,7 @@ def rows(history: xr.Dataset, found: Sequence[Plateau]) -> list[dict[str, object
     table = [row(f"plateau {p.number}", p.start, p.end, p.loss, _on(p)) for p in found]
     out = second_exit(history, _on(found[1])) if len(found) > 1 else None
     if out is not None:
-        time, loss = _time(history, out), float(history["loss"].values[0, out])
+        time, loss = (float(history[name].values[0, out]) for name in ("time_since_handover", "loss"))
         table.append(row("s_2 is half of s_1", time, time, loss, out))
     return table
 

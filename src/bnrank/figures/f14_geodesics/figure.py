@@ -63,11 +63,7 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         Section("Before training and after", text=CHANGE, rows=change_rows(nets)),
         Section("Example 20 (T31)", text=DIVERGING, rows=diverging_rows(families)),
     )
-    pictures = {
-        "linear": draw.lines(straight),
-        "trained": draw.trained(nets),
-        "diverging": draw.diverging(families),
-    }
+    pictures = {"linear": draw.lines(straight), "trained": draw.trained(nets), "diverging": draw.diverging(families)}
     captions = {
         "linear": "Linear networks: kernels in log space along depth, distances between them, and their paths.",
         "trained": "Trained networks of several depths: the paths of their kernels, and how far each layer moves them.",

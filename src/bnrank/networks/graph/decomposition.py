@@ -145,7 +145,7 @@ def sign_tree(wiring: Wiring, weights: NDArray[np.float64], slopes: NDArray[np.f
     """Return the tree of the signs of a graph's weights."""
     tree = wiring.unrolled
     signs = np.where(weights < 0, -1, 1)
-    own = np.where(tree.edges < 0, 1, signs[tree.edges] if len(signs) else 1)
+    own = np.append(signs, 1)[tree.edges]
     own[tree.leaves] = tree.products(torch.from_numpy(signs.astype(np.float64))).numpy().astype(np.int64)
     names: tuple[Hashable | None, ...] = (*wiring.vertices, None)
     return SignTree(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,13 +48,11 @@ class Wiring:
         self.vertices, self.edges = vertices, edges
         self.position = {vertex: i for i, vertex in enumerate(vertices)}
         self.numbers = {edge: e for e, edge in enumerate(edges)}
-        if len(self.position) < len(vertices):
-            raise ValueError(f"vertices: {_twice(vertices)!r} comes twice, expected each once")
-        if len(self.numbers) < len(edges):
-            raise ValueError(
-                f"edges: {_twice(edges)!r} comes twice, expected each once; keep parallel edges apart by a vertex of "
-                "slope 1 in between"
-            )
+        apart = "; keep parallel edges apart by a vertex of slope 1 in between"
+        for name, items, advice in (("vertices", vertices, ""), ("edges", edges, apart)):
+            twice = [item for item, count in Counter(items).items() if count > 1]
+            if twice:
+                raise ValueError(f"{name}: {twice[0]!r} comes twice, expected each once{advice}")
         for name, known in (("edges", (v for e in edges for v in e)), ("inputs", inputs), ("outputs", outputs)):
             for vertex in known:
                 if vertex not in self.position:
@@ -177,9 +176,8 @@ class Wiring:
         first = np.searchsorted(self.targets[order], np.arange(len(is_input) + 1))
         degree = np.diff(first)
         sizes = np.concatenate([[0], np.cumsum(ending[self.sources[order]])])
-        before = sizes[:-1] - np.repeat(
-            sizes[first[:-1]], degree
-        )  # paths that end in earlier edges into the same vertex
+        before = np.append(sizes[:-1] - np.repeat(sizes[first[:-1]], degree), 0)  # earlier paths into the same vertex
+        order, sources = np.append(order, -1), np.append(self.sources, -1)  # the last: from a whole path to its leaf
 
         vertex = self.outputs
         parent, edge = np.full_like(vertex, -1), np.full_like(vertex, -1)
@@ -195,10 +193,9 @@ class Wiring:
             children = np.where(leaf, 0, np.where(ends, 1, degree[vertex]))
             row = np.repeat(np.arange(len(nodes)), children)
             within = np.arange(len(row)) - np.repeat(np.cumsum(children) - children, children)
-            slot = np.where(ends[row], 0, first[vertex[row]] + within)
-            edge = np.where(ends[row], -1, order[slot] if len(order) else -1)
-            offset = offset[row] + np.where(ends[row], 0, before[slot] if len(order) else 0)
-            vertex = np.where(ends[row], -1, self.sources[edge] if len(order) else -1)
+            slot = np.where(ends[row], -1, first[vertex[row]] + within)
+            edge, offset = order[slot], offset[row] + before[slot]
+            vertex = sources[edge]
             parent = nodes[row]
         vertices, parents, edges = (np.concatenate(column) for column in zip(*levels, strict=True))
         return Unrolled(vertices, parents, edges, np.array(starts, dtype=np.int64), leaves)
@@ -277,12 +274,11 @@ class Unrolled:
 
     def products(self, factors: Tensor) -> Tensor:
         """Return the product of factors (edges,) along the path of each entry of h, (paths,); gradients flow."""
-        depths = []
-        here = factors.new_ones(int(self.starts[1]))
+        depths, here = [], factors.new_ones(int(self.starts[1]))
+        factors = torch.cat([factors, factors.new_ones(1)])  # the last where there is no edge
         for depth in range(1, len(self.starts) - 1):
             part = slice(self.starts[depth], self.starts[depth + 1])
-            edges = torch.from_numpy(self.edges[part])
-            own = torch.where(edges < 0, 1.0, factors[edges.clamp_min(0)] if len(factors) else 1.0)
+            own = factors[torch.from_numpy(self.edges[part])]
             here = here[torch.from_numpy(self.parents[part] - self.starts[depth - 1])] * own
             depths.append(here)
         return torch.cat(depths)[torch.from_numpy(self.leaves - self.starts[1])]
@@ -292,8 +288,3 @@ def few(names: tuple[Vertex, ...]) -> str:
     """Return up to eight names as text."""
     text = ", ".join(map(repr, names[:8]))
     return text + (f", ... ({len(names)})" if len(names) > 8 else "")
-
-
-def _twice(items: tuple[Hashable, ...]) -> Hashable:
-    seen: set[Hashable] = set()
-    return next(item for item in items if item in seen or seen.add(item))  # type: ignore[func-returns-value]
