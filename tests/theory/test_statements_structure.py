@@ -9,13 +9,13 @@ from torch import nn
 import bnrank
 from bnrank.networks.mlp import from_layers
 from bnrank.theory.facts import Facts
-from bnrank.theory.statements import convolutions, ranks, structure
+from bnrank.theory.statements import ranks, structure
 from bnrank.theory.structure import segment_kernels
 from bnrank.theory.verdicts import statements_in
 from helpers import network, normal
 from oracles import circular_convolution_matrix
 
-STATEMENTS = [s for topic in (ranks, structure, convolutions) for s in statements_in(topic)]
+STATEMENTS = [s for topic in (ranks, structure) for s in statements_in(topic)]
 SLOPES = [0.0, 0.3, -0.5, 0.95, 1.0]
 BY_NAME = {f"{s.id} {s.name}": s for s in STATEMENTS}
 T5, T6, T18 = ranks._bracket, ranks._chain, ranks._regions
@@ -27,7 +27,7 @@ T11, T21, LINEAR, T22, T23 = (
     structure._preactivations,
 )
 T24, T25, SEGMENT = structure._trace, structure._mixed, structure._segment
-ENERGY, FREQUENCIES = convolutions._energy, convolutions._frequencies
+ENERGY, FREQUENCIES = ranks._energy, ranks._frequencies
 
 
 def verdicts(facts):
@@ -237,11 +237,11 @@ def test_t28_is_not_applicable_without_circular_padding():
 
 def test_t28_sees_a_wrong_spectrum(monkeypatch):
     facts = Facts(Circular(), normal(3, 2, 5, 4))
-    right = convolutions.conv_singular_values
-    monkeypatch.setattr(convolutions, "conv_singular_values", lambda *a, **k: right(*a, **k).roll(1, 0))
+    right = ranks.conv_singular_values
+    monkeypatch.setattr(ranks, "conv_singular_values", lambda *a, **k: right(*a, **k).roll(1, 0))
     assert FREQUENCIES(facts).status == "violated"
-    true = convolutions.layer_singular_values
-    monkeypatch.setattr(convolutions, "layer_singular_values", lambda layer: (1.001 * true(layer)[0], true(layer)[1]))
+    true = ranks.layer_singular_values
+    monkeypatch.setattr(ranks, "layer_singular_values", lambda layer: (1.001 * true(layer)[0], true(layer)[1]))
     assert ENERGY(facts).status == "violated"
 
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements import (
-    convolutions,
     escape,
     interpolation,
     invariances,
@@ -20,7 +19,7 @@ from bnrank.theory.statements import (
 )
 from bnrank.theory.verdicts import NotApplicable, Statement, Verdicts, statements_in
 
-TOPICS = (representation, convolutions, ranks, structure, interpolation, symmetry, escape, invariances)
+TOPICS = (representation, ranks, structure, interpolation, symmetry, escape, invariances)
 
 
 def _number(statement: Statement) -> tuple[int, str]:

@@ -1,7 +1,7 @@
 """The entries of all values inside a network: ties, operations on them, and which are fixed."""
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -78,12 +78,7 @@ class Entries:
         self._pins: list[Array] = [self.of(graph[graph.output].name)]
         self._maps: list[_FixedMap] = []
         for node in graph:
-            for fixed in self._fixed(node):
-                self._maps.append(fixed)
-                if fixed[3] is not None:
-                    self._tie(fixed[3], fixed[1])
-            if node.op not in ("add", "index"):
-                getattr(self, f"_{node.op}")(node)
+            getattr(self, f"_{node.op}")(node)
 
     def of(self, name: str) -> Array:
         """Return the numbers of a node's entries, in the shape of its value."""
@@ -123,9 +118,9 @@ class Entries:
             np.add.at(coarse, slot.entries.ravel(), np.tile(place, channels))
             group = np.arange(channels) // (channels // slot.groups)
             np.add.at(fine, slot.entries.ravel(), np.repeat(mixed(np.uint64(slot.key) ^ mixed(group + 1)), positions))
-        for key, out, weight, source in self._maps:
-            value = np.zeros(len(out), dtype=np.uint64) if source is None else mixed(rank[source])
-            np.add.at(coarse, out, mixed(np.uint64(key) + (value if weight is None else value ^ weight)))
+        for key, given, source, weight in self._maps:
+            value = np.zeros(len(given), dtype=np.uint64) if source is None else mixed(rank[source])
+            np.add.at(coarse, given, mixed(np.uint64(key) + (value if weight is None else value ^ weight)))
         for node in self.graph:
             if node.op in ("linear", "conv") and node.weight not in self.graph.trained:
                 given, taken = self._sides(node)
@@ -138,51 +133,15 @@ class Entries:
                 np.add.at(coarse, given.ravel(), mixed(frozen + mixed(channel[:, None] ^ places).ravel()))
         return coarse, fine
 
-    def _fixed(self, node: Node) -> Iterable[_FixedMap]:
-        """Yield fixed maps, entry by entry: a key, the entries given, their weights, and the entries they come from."""
-        out = self.of(node.name).ravel()
-        if node.op == "activation" and node.slope == 1:
-            yield _key("same"), out, None, self.of(node.inputs[0]).ravel()
-        elif node.op == "activation":
-            yield _key("activation", str(node.slope), node.weight), out, None, self.of(node.inputs[0]).ravel()
-        elif node.op == "add":
-            for name, factor in zip(node.inputs, node.factors, strict=True):
-                source = np.broadcast_to(self.of(name), node.shape).ravel()
-                yield _key("add", str(float(factor))), out, None, source
-        elif node.op == "index":
-            given, source = self._taken(node)
-            yield _key("same"), out[given], None, source
-            yield _key("zero"), out[~given], None, None
-        elif node.op in ("average", "maximum"):
-            given, taken = self._pooled(node)
-            if node.windows is None:  # the same places for every channel
-                places = mixed(np.tile(np.arange(given.shape[1]), len(given)))
-                yield _key(node.op, node.name), given.ravel(), places, np.repeat(taken[:, 0], given.shape[1])
-            else:
-                rows, columns = np.nonzero(node.windows)
-                weight = np.asarray(node.windows, dtype=np.float64)[rows, columns].view(np.uint64)
-                tiled = np.tile(mixed(weight), len(given))
-                yield _key(node.op), given[:, rows].ravel(), tiled, taken[:, columns].ravel()
-        elif node.op == "diagonal" and node.weight in self.kept:
-            places = mixed(node.weight_places())
-            yield _key("diagonal", node.weight), out, places, self.of(node.inputs[0]).ravel()
-        elif node.op == "diagonal" and node.weight not in self.graph.trained:
-            numbers = self._number(node)
-            given = np.flatnonzero(numbers)
-            weights = mixed(numbers[given].view(np.uint64))
-            yield _key("times"), out[given], weights, self.of(node.inputs[0]).ravel()[given]
-
-    def _taken(self, node: Node) -> tuple[Array, Array]:
-        """Return which entries of an "index" are given (not 0) and which entries they are equal to."""
-        assert node.index is not None
-        index = np.asarray(node.index).ravel()
-        sources = np.concatenate([self.of(name).ravel() for name in node.inputs])
-        given = index >= 0
-        return given, sources[index[given]]
-
     def _tie(self, a: Array, b: Array) -> None:
         a, b = np.broadcast_arrays(a, b)
         self._ties.append((a.ravel(), b.ravel()))
+
+    def _map(self, key: int, given: Array, source: Array | None = None, weight: Array | None = None) -> None:
+        """Add a fixed map, entry by entry: the entries given, those they come from, and the weights."""
+        self._maps.append((key, given, source, weight))
+        if source is not None:
+            self._tie(source, given)
 
     def _input(self, node: Node) -> None:
         self._pins.append(self.of(node.name))
@@ -191,21 +150,37 @@ class Entries:
         self._pins += [self.of(name) for name in (node.name, *node.inputs)]
 
     def _activation(self, node: Node) -> None:
-        entries = self.of(node.name)
+        given, taken = self.of(node.name).ravel(), self.of(node.inputs[0]).ravel()
         if node.weight and self.parameters[node.weight].numel() > 1:
-            self.obstacles.append((f"{node.text or node.name} has a separate slope for every channel", entries.ravel()))
+            self.obstacles.append((f"{node.text or node.name} has a separate slope for every channel", given))
         if node.slope != 1:
-            self.activations.append((node, entries.ravel()))
+            self.activations.append((node, given))
+        self._map(_key("same") if node.slope == 1 else _key("activation", str(node.slope), node.weight), given, taken)
+
+    def _add(self, node: Node) -> None:
+        for name, factor in zip(node.inputs, node.factors, strict=True):
+            source = np.broadcast_to(self.of(name), node.shape).ravel()
+            self._map(_key("add", str(float(factor))), self.of(node.name).ravel(), source)
+
+    def _index(self, node: Node) -> None:
+        index, out = np.asarray(node.index).ravel(), self.of(node.name).ravel()
+        sources = np.concatenate([self.of(name).ravel() for name in node.inputs])
+        given = index >= 0  # the others are 0
+        self._map(_key("same"), out[given], sources[index[given]])
+        self._map(_key("zero"), out[~given])
 
     def _average(self, node: Node) -> None:
-        if node.windows is None:
-            taken = self._pooled(node)[1]
-            self._tie(taken[:, :1], taken)
-
-    def _pooled(self, node: Node) -> tuple[Array, Array]:
-        """Return the numbers of the entries given and taken by a pooling, (others, positions) each."""
         given, taken = node.pooled(self.graph[node.inputs[0]])
-        return self.start[node.name] + given, self.start[node.inputs[0]] + taken
+        given, taken = self.start[node.name] + given, self.start[node.inputs[0]] + taken
+        if node.windows is None:  # the same places for every channel
+            places = mixed(np.tile(np.arange(given.shape[1]), len(given)))
+            self._map(_key(node.op, node.name), given.ravel(), np.repeat(taken[:, 0], given.shape[1]), places)
+            self._tie(taken[:, :1], taken)
+        else:
+            rows, columns = np.nonzero(node.windows)
+            weight = np.asarray(node.windows, dtype=np.float64)[rows, columns].view(np.uint64)
+            tiled = np.tile(mixed(weight), len(given))
+            self._map(_key(node.op), given[:, rows].ravel(), taken[:, columns].ravel(), tiled)
 
     def _maximum(self, node: Node) -> None:
         self._average(node)
@@ -213,16 +188,20 @@ class Entries:
         self.obstacles.append((reason, self.of(node.name).ravel()))
 
     def _diagonal(self, node: Node) -> None:
-        given, taken = self.of(node.name), self.of(node.inputs[0])
-        weight = self.parameters[node.weight]
-        if node.weight in self.graph.trained and node.weight not in self.kept:
-            order = np.argsort(node.weight_places(), kind="stable").reshape(weight.numel(), -1)
+        given, taken = self.of(node.name).ravel(), self.of(node.inputs[0]).ravel()
+        weight, places = self.parameters[node.weight], node.weight_places()
+        if node.weight in self.kept:
+            self._map(_key("diagonal", node.weight), given, taken, mixed(places))
+        elif node.weight in self.graph.trained:
+            order = np.argsort(places, kind="stable").reshape(weight.numel(), -1)
             for role, values in (("scale out", given), ("scale in", taken)):
-                self.slots.append(
-                    Slot(node.name, node.weight, role, -1, 1, values.ravel()[order], _key(role, node.weight))
-                )
+                self.slots.append(Slot(node.name, node.weight, role, -1, 1, values[order], _key(role, node.weight)))
             reason = f"{node.weight} is diagonal: only scalings can be undone in it"
-            self.obstacles.append((reason, np.concatenate([given.ravel(), taken.ravel()])))
+            self.obstacles.append((reason, np.concatenate([given, taken])))
+        else:
+            numbers = weight.detach().cpu().double().numpy().ravel()[places]
+            at = np.flatnonzero(numbers)
+            self._map(_key("times"), given[at], taken[at], mixed(numbers[at].view(np.uint64)))
         self._shift(node)
 
     def _sides(self, node: Node) -> tuple[Array, Array]:
@@ -260,11 +239,6 @@ class Entries:
         taps = mixed(np.arange(values.shape[2]))
         found = mixed(values[rows, columns].view(np.uint64) ^ taps).sum(1, dtype=np.uint64)
         return rows, columns + rows // (len(values) // node.groups) * values.shape[1], found
-
-    def _number(self, node: Node) -> Array:
-        """Return what a frozen diagonal multiplies every entry by."""
-        values: Array = self.parameters[node.weight].detach().cpu().double().numpy().ravel()
-        return values[node.weight_places()]
 
     def _shift(self, node: Node) -> None:
         """Add a bias: a learnable one writes its channels; a frozen number other than 0 pins them."""

@@ -343,27 +343,6 @@ def _clipped(gradients: Iterable[Tensor | None]) -> bool:
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 
 
-class _LightningHooks:
-    """Attaches a monitor when training starts, and detaches it when training ends or fails."""
-
-    monitor: Any
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Attach to the optimizer that holds the parameters."""
-        if not trainer.optimizers:
-            raise ValueError("optimizer: the LightningModule has none, expected one that holds the module's parameters")
-        fitting = [optimizer for optimizer in trainer.optimizers if not self.monitor.missing(optimizer)]
-        self.monitor.attach((fitting or trainer.optimizers)[0])
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Record the last row."""
-        self.monitor.detach()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Record the last row before an error ends the training."""
-        self.monitor.detach()
-
-
 def lightning_callback(monitor: Any) -> Any:
     """Return a callback of Lightning, under either name of the package, that attaches a monitor while it trains.
 
@@ -374,14 +353,31 @@ def lightning_callback(monitor: Any) -> Any:
     """
     for name in LIGHTNING:
         try:
-            base = importlib.import_module(name).Callback
+            base: Any = importlib.import_module(name).Callback
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] != name.split(".")[0]:
                 raise  # Lightning is installed, but lacks a dependency
             continue
-        made = type("MonitorCallback", (_LightningHooks, base), {})()
-        made.monitor = monitor
-        return made
+
+        class MonitorCallback(base):
+            """Attaches a monitor when training starts, and detaches it when training ends or fails."""
+
+            def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+                """Attach to the optimizer that holds the parameters."""
+                if not trainer.optimizers:
+                    raise ValueError("optimizer: the LightningModule has none, expected one with its parameters")
+                fitting = [optimizer for optimizer in trainer.optimizers if not monitor.missing(optimizer)]
+                monitor.attach((fitting or trainer.optimizers)[0])
+
+            def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+                """Record the last row."""
+                monitor.detach()
+
+            def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+                """Record the last row before an error ends the training."""
+                monitor.detach()
+
+        return MonitorCallback()
     raise ImportError(
         "callback needs PyTorch Lightning, which is not installed: pip install lightning. In any other loop, "
         "monitor.attach(optimizer) needs torch alone"
