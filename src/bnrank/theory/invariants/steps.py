@@ -359,7 +359,7 @@ def lightning_callback(monitor: Any) -> Any:
                 raise  # Lightning is installed, but lacks a dependency
             continue
 
-        class MonitorCallback(base):
+        class MonitorCallback(base):  # type: ignore[misc]
             """Attaches a monitor when training starts, and detaches it when training ends or fails."""
 
             def on_train_start(self, trainer: Any, pl_module: Any) -> None:
