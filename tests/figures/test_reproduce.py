@@ -19,7 +19,7 @@ from bnrank import figures
 from bnrank.figures.harness import store
 from bnrank.figures.harness.figure import Outcome
 from bnrank.reporting import Section
-from bnrank.training.progress import interruptions
+from bnrank.training.interruption import interruptions
 
 from .reproduce_common import FAILED, PASSED, drawn, history, page_of, planted, profile, raises, rich_outcome, row_of
 

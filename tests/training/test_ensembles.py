@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bnrank import MLP
-from bnrank.training.objective_mlp import MLPObjective
+from bnrank.training.objectives import MLPObjective
 
 from .common import assert_same_run, flat, mlp, random_task, trained
 

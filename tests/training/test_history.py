@@ -10,7 +10,7 @@ from torch import nn
 
 from bnrank import MLP, __version__
 from bnrank.training import Record, Run, train
-from bnrank.training.recorder import top_singular_values
+from bnrank.training.history import top_singular_values
 
 from .common import assert_same_run, cost_and_gradient, cost_of, flat, mlp, random_task
 

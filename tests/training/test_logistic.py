@@ -15,9 +15,7 @@ from bnrank.training import Adam, GradientDescent, SkipPlateau
 from bnrank.training.ensemble import Workers
 from bnrank.training.gradient_flow.fields import LIPSCHITZ, AutogradCost, HandCost
 from bnrank.training.kronecker import KroneckerCurvature
-from bnrank.training.losses import cost_and_gradient, gradient_at_zero
-from bnrank.training.objective_mlp import MLPObjective
-from bnrank.training.objective_module import ModuleObjective
+from bnrank.training.objectives import MLPObjective, ModuleObjective, cost_and_gradient, gradient_at_zero
 from training.common import assert_same_run, flat, mlp, put
 
 

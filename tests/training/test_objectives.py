@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bnrank.training.ensemble import Workers
-from bnrank.training.objective_mlp import MLPObjective
-from bnrank.training.objective_module import ModuleObjective, refuse_untrainable
+from bnrank.training.objectives import MLPObjective, ModuleObjective, refuse_untrainable
 
 from .common import cost_and_gradient, flat, mlp, random_task
 

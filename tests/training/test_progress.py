@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from bnrank.training.progress import interruptions
+from bnrank.training.interruption import interruptions
 
 
 def test_first_ctrl_c_is_a_flag_and_the_second_raises():

@@ -12,7 +12,7 @@ from bnrank.tasks import Task
 from bnrank.training import kronecker
 from bnrank.training.ensemble import Workers
 from bnrank.training.kronecker import KroneckerCurvature
-from bnrank.training.objective_mlp import MLPObjective
+from bnrank.training.objectives import MLPObjective
 from bnrank.training.quasi_newton import LBFGS
 
 from .common import cost_of, flat, mlp, put, random_task, trained

@@ -46,7 +46,7 @@ def test_a_complete_run_is_returned_at_once(kind, tmp_path, monkeypatch):
     def fail(*_):
         raise AssertionError("evaluated again")
 
-    monkeypatch.setattr("bnrank.training.objective_mlp.MLPObjective.evaluate", fail)
+    monkeypatch.setattr("bnrank.training.objectives.MLPObjective.evaluate", fail)
     again = start(tmp_path, **RUNS[kind])
     assert_same_run(run, again)
     assert again.seconds == pytest.approx(run.seconds, abs=1.0)
@@ -56,7 +56,7 @@ def test_a_run_in_which_all_have_stopped_is_complete(tmp_path, monkeypatch):
     arguments = {"optimizer": "adam", "gradient_norm": 1e9, "members": 2, "steps": 50}
     run = start(tmp_path, **arguments)
     assert run.summary.status.values.tolist() == ["converged", "converged"]
-    monkeypatch.setattr("bnrank.training.objective_mlp.MLPObjective.evaluate", None)
+    monkeypatch.setattr("bnrank.training.objectives.MLPObjective.evaluate", None)
     assert_same_run(run, start(tmp_path, **arguments))
 
 

@@ -2,12 +2,14 @@
 
 import difflib
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 class RangeError(ValueError, OverflowError):
@@ -63,6 +65,11 @@ def number(value: object, name: str, minimum: float = -math.inf, *, strict: bool
     expected = "a finite number" if minimum == -math.inf else f"a finite number {'>' if strict else '>='} {minimum:g}"
     expect(math.isfinite(value) and (value > minimum if strict else value >= minimum), name, f"{value}", expected)
     return float(value)
+
+
+def optional(check: Callable[..., T], value: object, *arguments: Any, **options: Any) -> T | None:
+    """Return ``check(value, ...)``, one of the checks of this module, or None for None."""
+    return None if value is None else check(value, *arguments, **options)
 
 
 def rtol(value: object, name: str = "rtol") -> float:
@@ -134,7 +141,7 @@ def finite(value: Tensor, name: str) -> Tensor:
 def array(value: object, name: str, shape: str, *ndim: int) -> Tensor:
     """Return a tensor or array of finite floating-point numbers, of one of the numbers of dimensions, as a tensor."""
     floating = isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.is_floating_point())
-    expect(floating, name, value, f"floating-point numbers of shape {shape}", TypeError)
+    expect(floating, name, describe(value), f"floating-point numbers of shape {shape}", TypeError)
     tensor = real(value, name, f"floating-point numbers of shape {shape}")
     expect(tensor.ndim in ndim and 0 not in tensor.shape, name, f"shape {tuple(tensor.shape)}", shape)
     return tensor

@@ -25,7 +25,7 @@ from bnrank.theory.invariants.linear_tail import Tail, findings_and_tail
 from bnrank.theory.invariants.patterns import same_patterns
 from bnrank.theory.path import Path
 from bnrank.theory.verdicts import NotApplicable, assume, assuming
-from bnrank.training.losses import cost_and_gradient, gradient_at_zero
+from bnrank.training.objectives import cost_and_gradient, gradient_at_zero
 
 SMALLEST = 1e-290  # squared norm below which float64 loses digits
 KINK_RTOL = 1e-9  # a preactivation that is smaller, relative to its terms, may have either sign

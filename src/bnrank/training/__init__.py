@@ -2,8 +2,8 @@
 
 from bnrank.training.gradient_flow import Flow, flow
 from bnrank.training.grid import sweep
+from bnrank.training.history import Run
 from bnrank.training.options import Adam, GradientDescent, Limits, Record, Save, SkipPlateau, Solver, Stop, Watcher
-from bnrank.training.run import Run
 from bnrank.training.trainer import train
 
 __all__ = [

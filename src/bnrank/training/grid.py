@@ -10,8 +10,8 @@ import json
 import os
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,9 +26,9 @@ from bnrank._version import __version__
 from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
+from bnrank.training.history import last_rows
+from bnrank.training.interruption import bar
 from bnrank.training.options import Record, Save
-from bnrank.training.progress import bar
-from bnrank.training.run import last_rows
 from bnrank.training.settings import OPTIMIZERS, digest
 from bnrank.training.trainer import CHECKPOINT, train
 
@@ -121,11 +121,11 @@ def sweep(
         "ridge": _axis(ridges, "ridges", 0.0),
         "seed": _axis(seeds, "seeds", 0),
     }
-    if max(axes["size"]) > task.n:
-        raise ValueError(f"size: got {max(axes['size'])}, expected at most the number of samples, {task.n}")
+    largest = max(axes["size"])
+    validation.expect(largest <= task.n, "size", f"{largest}", f"at most the number of samples, {task.n}")
     for name in grid:
         validation.choice(name, "grid", ("width", "size", "slope", "bias", "init"))
-    network: dict[str, Any] = {"slope": validation.slope(grid.get("slope", 0.0)), "bias": bool(grid.get("bias", True))}
+    network = {"slope": validation.slope(grid.get("slope", 0.0)), "bias": bool(grid.get("bias", True))}
     network["init"] = grid.get("init", "he")
     for name in options:
         if name in ("members", "ridge", "seed"):
@@ -166,24 +166,23 @@ class _Group:
 
 
 def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -> None:
-    """Train one ensemble and store its result in a folder; an error is a result too."""
+    """Train one ensemble, ridges outermost, and store its result in a folder; an error is a result too."""
     folder.mkdir(exist_ok=True)
     if threads is not None:
         torch.set_num_threads(threads)
     pairs = list(itertools.product(group.ridges, group.seeds))
+    ridge, seed = [r for r, _ in pairs], [s for _, s in pairs]
     try:
         part = replace(task, x=task.x[: group.size], y=task.y[: group.size])
         net = MLP([task.d_in, *[group.width] * (group.depth - 1), task.d_out], **group.network).to(group.device)
         options = dict(group.options)
         save = Save(folder, checkpoint_every=options.pop("checkpoint_every", None))
-        ridge, seed = [r for r, _ in pairs], [s for _, s in pairs]
         run = train(net, part, ridge=ridge, seed=seed, out=save, progress=False, **options)
         if "interrupted" in run.summary.status.values:
             raise KeyboardInterrupt  # the next sweep resumes from the checkpoint
-        last = _last_spectra(run.history)
-        result = run.summary.drop_vars(["ridge", "seed", "lr"], errors="ignore").assign(
-            weight_singular_values=last, error=("member", [""] * len(pairs))
-        )
+        spectra = run.history["weight_singular_values"]
+        last = spectra.isel(step=last_rows(spectra.notnull().any(["layer", "index"]))).reset_coords(drop=True)
+        result = run.summary.assign(weight_singular_values=last, error=("member", [""] * len(pairs)))
     except Exception as error:
         _store_failure(group, folder, error)
         return
@@ -203,23 +202,14 @@ def _store_failure(group: _Group, folder: Path, error: BaseException) -> None:
         )
     count = len(group.ridges) * len(group.seeds)
     folder.mkdir(exist_ok=True)
-    failed = xr.Dataset({"status": ("member", ["failed"] * count), "error": ("member", [message] * count)})
-    _store(group, folder, failed)
+    _store(
+        group, folder, xr.Dataset({"status": ("member", ["failed"] * count), "error": ("member", [message] * count)})
+    )
 
 
 def _store(group: _Group, folder: Path, result: xr.Dataset) -> None:
-    """Write the result of an ensemble, ridges outermost."""
-    pairs = list(itertools.product(group.ridges, group.seeds))
-    coords = {"ridge": ("member", [r for r, _ in pairs]), "seed": ("member", [s for _, s in pairs])}
-    result = result.assign_coords(coords).assign_attrs(group=json.dumps(group.__dict__, default=str))
+    result = result.assign_attrs(group=json.dumps(group.__dict__, default=str))
     write_atomically(folder / RESULT, bytes(result.to_netcdf(engine="h5netcdf")))  # by way of memory, as in Run.save
-
-
-def _last_spectra(history: xr.Dataset) -> xr.DataArray:
-    """Return every member's last recorded spectra, over (member, layer, index)."""
-    spectra = history["weight_singular_values"]
-    last = spectra.isel(step=last_rows(spectra.notnull().any(["layer", "index"])))
-    return last.drop_vars(["step", "seed", "ridge", "lr", "status", "layer_name"], errors="ignore")
 
 
 def _run_all(
@@ -243,9 +233,7 @@ def _run_all(
         if executor is None:
             executor = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
             stack.callback(executor.shutdown, wait=True, cancel_futures=True)
-        futures: dict[Future[None], _Group] = {
-            executor.submit(_train_group, group, plain, group.path(task, folder), each): group for group in waiting
-        }
+        futures = {executor.submit(_train_group, g, plain, g.path(task, folder), each): g for g in waiting}
         for done, future in enumerate(as_completed(futures), stored + 1):
             try:
                 future.result()
@@ -259,11 +247,8 @@ def _is_done(folder: Path) -> bool:
     """Return whether a complete, successful result is stored."""
     import xarray as xr
 
-    if not (folder / RESULT).exists():
-        return False
     try:
-        with xr.open_dataset(folder / RESULT, engine="h5netcdf") as stored:
-            return not bool((stored["status"] == "failed").any())
+        return "failed" not in xr.load_dataset(folder / RESULT, engine="h5netcdf")["status"].values
     except (OSError, KeyError, ValueError):
         return False
 
@@ -272,26 +257,21 @@ def _assemble(groups: list[_Group], task: Task, folder: Path, axes: dict[str, li
     """Return all results as one dataset."""
     import xarray as xr
 
-    shape = tuple(len(values) for values in axes.values())
-    names = tuple(axes)
+    shape, names, layers = tuple(len(values) for values in axes.values()), tuple(axes), max(axes["depth"])
     found = [(g, xr.load_dataset(g.path(task, folder) / RESULT, engine="h5netcdf")) for g in groups]
     indices = max(result.sizes.get("index", 1) for _, result in found)
-    layers = max(axes["depth"])
     data: dict[str, np.ndarray[Any, Any]] = {name: np.full(shape, np.nan) for name in SCALARS}
     data |= {name: np.full(shape, "", dtype=object) for name in ("status", "error", "run")}
     spectra = np.full((*shape, layers, indices), np.nan)
     for group, result in found:
         where = tuple(axes[name].index(getattr(group, name)) for name in ("depth", "width", "size"))
         data["run"][where] = group.path(task, folder).name
-        for name in data:
-            if name in result:
-                data[name][where] = result[name].values.reshape(shape[3:])
+        for name in data.keys() & result.keys():
+            data[name][where] = result[name].values.reshape(shape[3:])
         if "weight_singular_values" in result:
             values = result["weight_singular_values"].values
             spectra[where][..., : values.shape[1], : values.shape[2]] = values.reshape(*shape[3:], *values.shape[1:])
-    variables: dict[str, Any] = {
-        name: (names, values.astype(str) if values.dtype == object else values) for name, values in data.items()
-    }
+    variables: dict[str, Any] = {name: (names, np.array(values.tolist())) for name, values in data.items()}
     variables["weight_singular_values"] = ((*names, "layer", "index"), spectra)
     coords: dict[str, Any] = {**axes, "layer": np.arange(1, layers + 1), "index": np.arange(1, indices + 1)}
     return xr.Dataset(variables, coords, attrs={"task": task.name, "ran": ran})
@@ -301,10 +281,9 @@ def _axis(values: Any, name: str, minimum: float) -> list[Any]:
     """Return the distinct integers, or the numbers where ``minimum`` is a float, of one axis of the grid."""
     integers = isinstance(minimum, int)
     values = values.tolist() if isinstance(values, np.ndarray) else values
-    if not isinstance(values, list | tuple | range) or not len(values):
-        kind = "integers" if integers else "numbers"
-        raise ValueError(f"{name}: got {validation.describe(values)}, expected a list of {kind}")
-    check = validation.integer if integers else validation.number
-    result = [check(value, f"{name}[{i}]", minimum) for i, value in enumerate(values)]  # type: ignore[arg-type]
+    listed = isinstance(values, list | tuple | range) and len(values) > 0
+    validation.expect(listed, name, validation.describe(values), f"a list of {'integers' if integers else 'numbers'}")
+    check: Callable[..., Any] = validation.integer if integers else validation.number
+    result = [check(value, f"{name}[{i}]", minimum) for i, value in enumerate(values)]
     validation.expect(len(set(result)) == len(result), name, f"{result}", "every value once")
     return result

@@ -154,19 +154,18 @@ class Record:
 
     def __post_init__(self) -> None:
         validation.integer(self.top_k, "top_k")
-        for name in ("every", "spectra_every"):
-            if getattr(self, name) is not None:
-                validation.integer(getattr(self, name), name)
-        watch = self.watch
-        if watch is not None and (isinstance(watch, type) or not callable(getattr(watch, "observe", None))):
-            raise TypeError(f"watch: got {validation.describe(watch)}, expected an object with a method observe")
+        validation.optional(validation.integer, self.every, "every")
+        validation.optional(validation.integer, self.spectra_every, "spectra_every")
+        observes = not isinstance(self.watch, type) and callable(getattr(self.watch, "observe", None))
+        known = self.watch is None or observes
+        validation.expect(known, "watch", validation.describe(self.watch), "an object with a method observe", TypeError)
 
     def rows(self, every: int, rows: int = 1) -> tuple[int, int]:
         """Return the steps between rows, and between rows with singular values, given their defaults."""
         every = every if self.every is None else self.every
         spectra_every = rows * every if self.spectra_every is None else self.spectra_every
-        if spectra_every % every:
-            raise ValueError(f"spectra_every: got {spectra_every}, expected a multiple of every, {every}")
+        multiple = spectra_every % every == 0
+        validation.expect(multiple, "spectra_every", f"{spectra_every}", f"a multiple of every, {every}")
         return every, spectra_every
 
 
@@ -189,8 +188,7 @@ class Save:
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
-        if self.checkpoint_every is not None:
-            validation.integer(self.checkpoint_every, "checkpoint_every")
+        validation.optional(validation.integer, self.checkpoint_every, "checkpoint_every")
 
     def folder(self) -> Path:
         """Return the folder, without the remains of a killed process."""
@@ -244,23 +242,17 @@ class Solver:
         method, euler = validation.choice(self.method, "method", METHODS), self.method == "euler"
         validation.choice(self.time, "time", TIMES)
         validation.integer(self.seed, "seed", 0)
-        for name, used, where in [
-            ("rtol", True, ""),
-            ("kink_rtol", method in ("rk45", "dop853"), "'rk45' and 'dop853'"),
-            ("step", euler, "'euler'"),
-            ("max_relative_step", euler, "'euler'"),
-        ]:
-            value = getattr(self, name)
-            if value is not None:
-                validation.number(value, name, 0.0, strict=name != "kink_rtol")
-                if not used:
-                    raise ValueError(f"{name}: got {value:g}, which applies to method {where} only, not to {method!r}")
+        validation.optional(validation.number, self.rtol, "rtol", 0.0, strict=True)
+        validation.optional(validation.integer, self.batch_size, "batch_size")
+        for name, methods in [("kink_rtol", METHODS[:2]), ("step", METHODS[-1:]), ("max_relative_step", METHODS[-1:])]:
+            value = validation.optional(validation.number, getattr(self, name), name, 0.0, strict=name != "kink_rtol")
+            if value is not None and method not in methods:
+                where = " and ".join(map(repr, methods))
+                raise ValueError(f"{name}: got {value:g}, which applies to method {where} only, not to {method!r}")
         if euler and self.step is None:
             raise ValueError("step: method 'euler' takes steps of a fixed length; give it, step=0.1 for instance")
-        if self.batch_size is not None:
-            validation.integer(self.batch_size, "batch_size")
-            if not euler:
-                raise ValueError(f"batch_size: error control, as in method {method!r}, means nothing; use 'euler'")
+        if self.batch_size is not None and not euler:
+            raise ValueError(f"batch_size: error control, as in method {method!r}, means nothing; use 'euler'")
         if self.time == "arc" and method not in ADAPTIVE:
             raise ValueError(f"time: method {method!r} runs in 't', expected 'rk45', 'dop853' or 'heun' for 'arc'")
 
@@ -288,12 +280,10 @@ class SkipPlateau:
 
     def __post_init__(self) -> None:
         validation.number(self.handover_rtol, "handover_rtol", 0.0, strict=True)
-        if self.handover_rtol > MAX_HANDOVER_RTOL:
-            raise ValueError(f"handover_rtol: got {self.handover_rtol:g}, expected at most {MAX_HANDOVER_RTOL:g}")
-        if self.max_growth is not None:
-            validation.number(self.max_growth, "max_growth", 1.0, strict=True)
-        if self.t_after is not None:
-            validation.number(self.t_after, "t_after", 0.0, strict=True)
+        near = self.handover_rtol <= MAX_HANDOVER_RTOL
+        validation.expect(near, "handover_rtol", f"{self.handover_rtol:g}", f"at most {MAX_HANDOVER_RTOL:g}")
+        validation.optional(validation.number, self.max_growth, "max_growth", 1.0, strict=True)
+        validation.optional(validation.number, self.t_after, "t_after", 0.0, strict=True)
 
 
 @dataclass(frozen=True)
@@ -319,11 +309,8 @@ class Limits:
     max_networks: int | None = None
 
     def __post_init__(self) -> None:
-        if self.stop is not None and not callable(self.stop):
-            raise TypeError(f"stop: got {validation.describe(self.stop)}, expected a function of a row")
-        if self.max_evaluations is not None:
-            validation.integer(self.max_evaluations, "max_evaluations")
-        if self.max_minutes is not None:
-            validation.number(self.max_minutes, "max_minutes", 0.0, strict=True)
-        if self.max_networks is not None:
-            validation.integer(self.max_networks, "max_networks", 2)
+        known = self.stop is None or callable(self.stop)
+        validation.expect(known, "stop", validation.describe(self.stop), "a function of a row", TypeError)
+        validation.optional(validation.integer, self.max_evaluations, "max_evaluations")
+        validation.optional(validation.number, self.max_minutes, "max_minutes", 0.0, strict=True)
+        validation.optional(validation.integer, self.max_networks, "max_networks", 2)

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import inspect
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,10 +20,13 @@ from bnrank.networks import MLP
 from bnrank.networks.functional import is_plain_mlp, unwrap
 from bnrank.networks.stack import Drawn
 from bnrank.tasks import Task
-from bnrank.training.objective_module import refuse_untrainable
-from bnrank.training.options import Adam, GradientDescent, Record, Stop
+from bnrank.training.objectives import refuse_untrainable
+from bnrank.training.options import Adam, GradientDescent, Limits, Record, SkipPlateau, Solver, Stop
 
 OPTIMIZERS = ("auto", "adam", "gd", "lbfgs", "kfac-lbfgs", "adam+lbfgs", "adam+kfac-lbfgs")
+RTOL = {"heun": 1e-3}  # of the flow, where it is not 1e-6, or 1e-4 in float32
+MAX_GROWTH = {"rk45": 4.0, "dop853": 10.0, "heun": 1.5}
+MEMORY = 1 << 30  # bytes of networks that a flow keeps by default
 DRAWN = (MLP, Drawn)  # networks whose method reset draws new parameters
 
 
@@ -59,7 +63,7 @@ class Settings:
         Constant and normalized step sizes do not depend on the number of steps, which may then change.
         """
         hashes = {"data": "other data", "start": "other initial parameters"}
-        mine: dict[str, Any] = json.loads(self.to_json())
+        mine = json.loads(self.to_json())
         return [
             hashes.get(key, f"{key}: {stored.get(key)!r} there, {value!r} here")
             for key, value in mine.items()
@@ -130,6 +134,44 @@ class TrainSettings(Settings):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class FlowSettings(Settings, Solver):
+    """The settings of a flow: those of its solver, with ``rtol`` filled in, and of the skipped plateau."""
+
+    rtol: float
+    skip_plateau: bool
+    handover_rtol: float
+    max_growth: float
+    max_networks: int
+
+    @classmethod
+    def create(
+        cls, net: nn.Module, data: Any, solver: Solver, plateau: SkipPlateau | None, record: Record, limits: Limits
+    ) -> FlowSettings:
+        """Return the settings of a flow, with defaults filled in."""
+        (x, y, loss), method, dtype = data, solver.method, next(net.parameters()).dtype
+        precision = 10 * torch.finfo(dtype).eps
+        rtol = solver.rtol or RTOL.get(method, 1e-6 if dtype == torch.float64 else 1e-4)
+        if method != "euler" and not precision <= rtol < 1:
+            raise ValueError(f"rtol: got {rtol:g}, expected a number from {precision:.2g} ({dtype}) up to 1")
+        check_batch_size(solver.batch_size, len(x))
+        shapes = [p.shape for p in net.parameters() if p.requires_grad]
+        sides = [min(shape) for shape in shapes if len(shape) > 1]
+        size = sum(math.prod(shape) for shape in shapes) * (8 if dtype == torch.float64 else 4)
+        rows = record.rows(1, 10 if max(sides, default=0) > 128 else 1)
+        skip = plateau or SkipPlateau()
+        return cls(
+            **common(net, (x, y), list(net.parameters()), dtype, str(x.device), rows),
+            loss=loss if isinstance(loss, str) else f"function {getattr(loss, '__qualname__', type(loss).__name__)}",
+            **asdict(solver) | {"rtol": rtol},
+            top_k=record.top_k,
+            skip_plateau=plateau is not None,
+            handover_rtol=skip.handover_rtol,
+            max_growth=skip.max_growth or MAX_GROWTH.get(method, 4.0),
+            max_networks=limits.max_networks or max(2, min(64, MEMORY // size)),
+        )
+
+
 def common(net: nn.Module, data: Any, start: Any, dtype: torch.dtype, device: str, rows: tuple[int, int]) -> Any:
     """Return the settings that a run and a flow build alike."""
     return {
@@ -145,8 +187,8 @@ def common(net: nn.Module, data: Any, start: Any, dtype: torch.dtype, device: st
 
 def check_batch_size(batch_size: int | None, n: int) -> None:
     """Raise if mini-batches are larger than the data."""
-    if batch_size is not None and validation.integer(batch_size, "batch_size") > n:
-        raise ValueError(f"batch_size: got {batch_size}, expected at most the number of samples, {n}")
+    size = validation.optional(validation.integer, batch_size, "batch_size")
+    validation.expect((size or 0) <= n, "batch_size", f"{size}", f"at most the number of samples, {n}")
 
 
 def check_dtype(dtype: object) -> None:
@@ -173,16 +215,15 @@ def starting_points(
     """
     check_dtype(dtype)
     modules = [net] if isinstance(net, nn.Module) else list(net) if isinstance(net, list | tuple) else []
-    wrong = [module for module in modules if not isinstance(module, nn.Module)]
-    if wrong or (not modules and not callable(net)):
-        raise TypeError(
-            f"net: got {validation.describe(wrong[0] if wrong else net)}, expected an nn.Module, a list of them or a "
-            "function seed -> nn.Module"
-        )
+    wrong = [module for module in modules or [net] if not isinstance(module, nn.Module)]
+    known = not wrong or (not modules and callable(net))
+    expected = "an nn.Module, a list of them or a function seed -> nn.Module"
+    validation.expect(known, "net", validation.describe(wrong[0] if wrong else net), expected, TypeError)
     single, modules = len(modules) == 1, [unwrap(module) for module in modules]
-    count = _count_members(members, [seed, modules, *per_member])
-    if modules and not single and len(modules) != count:
-        raise ValueError(f"net: got {len(modules)} networks, expected one, or one per member ({count})")
+    lengths = [len(entries) for entries in map(_entries, [seed, modules, *per_member]) if entries]
+    count = max([1, *lengths]) if members is None else validation.integer(members, "members")
+    one_each = len(modules) in (0, 1, count)
+    validation.expect(one_each, "net", f"{len(modules)} networks", f"one, or one per member ({count})")
     own = [(module.seed or 0) if isinstance(module, DRAWN) else 0 for module in modules] or [0]
     seeds = _seeds(own if seed is None and len(own) > 1 else seed, count, own[0])
     template = modules[0] if modules else _call(net, seeds[0])
@@ -244,12 +285,6 @@ def _optimizer(optimizer: object, net: nn.Module, batch_size: int | None) -> tup
     return name, Adam() if name == "adam" else GradientDescent() if name == "gd" else None
 
 
-def _count_members(members: int | None, values: Sequence[Any]) -> int:
-    if members is not None:
-        return validation.integer(members, "members")
-    return max([1, *(len(entries) for entries in map(_entries, values) if entries)])
-
-
 def _seeds(seed: int | Sequence[int] | None, count: int, default: int) -> tuple[int, ...]:
     entries = _entries(seed)
     if entries is not None:
@@ -272,11 +307,10 @@ def _differ(values: Sequence[Any]) -> bool:
 
 def _check_shapes(net: nn.Module, task: Task) -> None:
     if isinstance(net, MLP):
-        if task.x.ndim != 2 or net.widths[0] != task.d_in or net.widths[-1] != task.d_out:
-            raise ValueError(
-                f"net: got widths {net.widths}, expected {task.d_in} inputs and {task.d_out} outputs for x of shape "
-                f"{tuple(task.x.shape)} and y of shape {tuple(task.y.shape)} ({task.loss})"
-            )
+        fits = task.x.ndim == 2 and net.widths[0] == task.d_in and net.widths[-1] == task.d_out
+        data = f"x of shape {tuple(task.x.shape)} and y of shape {tuple(task.y.shape)} ({task.loss})"
+        expected = f"{task.d_in} inputs and {task.d_out} outputs for {data}"
+        validation.expect(fits, "net", f"widths {net.widths}", expected)
         return
     dtype = next(p.dtype for p in net.parameters())
     with torch.no_grad():

@@ -12,17 +12,14 @@ from torch import Tensor, nn
 from bnrank._core import validation
 from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
-from bnrank.training import checkpoints
 from bnrank.training.ensemble import BatchOrder, Workers, aligned, squared_norm
 from bnrank.training.first_order import EnsembleAdam, EnsembleDescent
+from bnrank.training.history import SERIES, EnsembleRecorder, Run, show, summarize
+from bnrank.training.interruption import bar, interruptions, load_checkpoint, refused, save_checkpoint
 from bnrank.training.kronecker import KroneckerCurvature
-from bnrank.training.objective_mlp import MLPObjective
-from bnrank.training.objective_module import ModuleObjective
+from bnrank.training.objectives import MLPObjective, ModuleObjective
 from bnrank.training.options import Adam, GradientDescent, Record, Save, Stop, Watcher, given
-from bnrank.training.progress import bar, interruptions
 from bnrank.training.quasi_newton import LBFGS, Optimizer, WarmStarted
-from bnrank.training.recorder import SERIES, EnsembleRecorder, show
-from bnrank.training.run import Run, summarize
 from bnrank.training.settings import Start, TrainSettings, by_hand, starting_points
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -169,16 +166,10 @@ class _Trainer:
             return kind(objective, self.ridge[self.active], rates, settings.steps, settings.schedule)
         metrics: Any = None
         if settings.optimizer.endswith("kfac-lbfgs"):
-            metrics = [
-                KroneckerCurvature(
-                    objective.net, objective.x, settings.loss, settings.ridge[member], settings.seeds[member]
-                )
-                for member in self.active
-            ]
+            net, x, loss = objective.net, objective.x, settings.loss
+            metrics = [KroneckerCurvature(net, x, loss, settings.ridge[i], settings.seeds[i]) for i in self.active]
         lbfgs = LBFGS(objective, self.ridge[self.active], metrics=metrics)
-        if settings.optimizer.startswith("adam+"):
-            return WarmStarted(objective, self.ridge[self.active], lbfgs)
-        return lbfgs
+        return WarmStarted(objective, self.ridge[self.active], lbfgs) if "adam+" in settings.optimizer else lbfgs
 
     def run(self, folder: Path | None, checkpoint_every: int, progress: bool) -> Run:
         """Train until all members have stopped, the steps are used up or the user interrupts."""
@@ -218,7 +209,8 @@ class _Trainer:
         return self._result([ended if status == "running" else status for status in self.status])
 
     def _evaluate(self) -> None:
-        batch = self._batch()
+        last = self.step == self.settings.steps
+        batch = None if self.batches is None or last else self.batches.at(self.step)
         cost = self.objective.evaluate(batch)
         if batch is not None:
             self.recent[self.active] += torch.stack([cost.cpu(), torch.ones(len(cost), dtype=torch.float64)], dim=1)
@@ -228,9 +220,6 @@ class _Trainer:
         if self.settings.lr:  # a line search steps back by itself
             finite = torch.isfinite(self.objective.cost).tolist()
             self._drop({i: "diverged" for i, ok in enumerate(finite) if not ok})
-
-    def _batch(self) -> Tensor | None:
-        return None if self.batches is None or self.step == self.settings.steps else self.batches.at(self.step)
 
     def _record(self, last: bool) -> float:
         """Record a row, stop members that are done; return the least loss."""
@@ -257,25 +246,22 @@ class _Trainer:
             if done.get(i) != "diverged":
                 self.final[member] = point[i].cpu()
         if self.watch is not None:
-            self._show(self.watch, done, self.batches is None or last)
+            try:
+                for i in range(len(self.active)):
+                    if done.get(i) != "diverged":
+                        self._show(self.watch, i, point[i], self.batches is None or last)
+            except Exception as error:  # waits for the end of the step
+                self.failure = error
         least = float(loss.min())
         self._drop(done)
         return least
 
-    def _show(self, watch: Watcher, done: dict[int, str], whole: bool) -> None:
-        """Show the members that have not diverged to the watcher; what it raises waits for the end of the step."""
-        optimizer, shapes = self.optimizer, self.objective.shapes
-        point = optimizer.point
-        try:
-            for i, member in enumerate(self.active):
-                if done.get(i) == "diverged":
-                    continue
-                lr, time_ = optimizer.pace(i, self.step)
-                gradient = optimizer.data_gradient(i) if whole else None
-                row = {"step": self.step, "time": time_, "lr": lr, "ridge": self.settings.ridge[member]}
-                show(watch, self.names, shapes, point[i], gradient, member=member, **row)
-        except Exception as error:
-            self.failure = error
+    def _show(self, watch: Watcher, i: int, point: Tensor, whole: bool) -> None:
+        """Show an active member to the watcher."""
+        member, (lr, time_) = self.active[i], self.optimizer.pace(i, self.step)
+        gradient = self.optimizer.data_gradient(i) if whole else None
+        row = {"step": self.step, "time": time_, "lr": lr, "ridge": self.settings.ridge[member], "member": member}
+        show(watch, self.names, self.objective.shapes, point, gradient, **row)
 
     def _drop(self, done: dict[int, str]) -> None:
         """Freeze members, given by their position among the active ones, and continue with the others."""
@@ -303,37 +289,35 @@ class _Trainer:
         if self.active:
             tensors |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
         about = {name: getattr(self, name) for name in ("step", "digested", "status", "active", "seconds")}
-        checkpoints.write(folder / CHECKPOINT, tensors, about, "checkpoint", self.settings)
+        save_checkpoint(folder / CHECKPOINT, tensors, about, "checkpoint", self.settings)
 
     def resume(self, folder: Path) -> None:
         """Resume from the folder's checkpoint, if it exists."""
-        stored = checkpoints.read(folder / CHECKPOINT, "checkpoint", self.settings)
+        stored = load_checkpoint(folder / CHECKPOINT, "checkpoint", self.settings)
         if stored is None:
             return
         step = stored.about.get("step", 0)
         if step > self.settings.steps:
             raise ValueError(f"steps: got {self.settings.steps}, but the run in {str(folder)!r} is at {step}")
+        tensors, about = stored.tensors, stored.about
         try:
-            self._restore(stored.tensors, stored.about)
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise checkpoints.refused(stored.path, error) from error
-
-    def _restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        self.step, self.status, self.seconds = about["step"], about["status"], about["seconds"]
-        self.final.copy_(tensors["final"])
-        self.recent.copy_(tensors["recent"])
-        self.recorder.load(tensors)
-        self.digested = about["digested"]
-        if self.digested and self.step < self.settings.steps and self.step % self.settings.record_every:
-            self.recorder.forget_last()  # the end of a run that is now made longer
-        if about["active"] != self.active:
-            self._select(about["active"])
-            if self.batches is not None:
-                self.batches = self.batches.keep(about["active"])
+            self.step, self.status, self.seconds = about["step"], about["status"], about["seconds"]
+            self.digested = about["digested"]
+            self.final.copy_(tensors["final"])
+            self.recent.copy_(tensors["recent"])
+            self.recorder.load(tensors)
+            if self.digested and self.step < self.settings.steps and self.step % self.settings.record_every:
+                self.recorder.forget_last()  # the end of a run that is now made longer
+            if about["active"] != self.active:
+                self._select(about["active"])
+                if self.batches is not None:
+                    self.batches = self.batches.keep(self.active)
+                if self.active:
+                    self.optimizer = self._make_optimizer()
             if self.active:
-                self.optimizer = self._make_optimizer()
-        if self.active:
-            self.optimizer.load({k.removeprefix("optimizer."): v for k, v in tensors.items() if k.startswith("opt")})
+                self.optimizer.load({k.removeprefix("optimizer."): v for k, v in tensors.items()})
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise refused(stored.path, error) from error
 
     def _result(self, status: list[str]) -> Run:
         settings = self.settings
@@ -342,5 +326,4 @@ class _Trainer:
             values["lr"] = list(settings.lr)
         coords = {name: ("member", value) for name, value in values.items()}
         history = self.recorder.dataset(coords, {"name": self.task.name})
-        summary = summarize(history)
-        return Run(history, summary, settings, self.seconds, self.start.net, self.final)
+        return Run(history, summarize(history), settings, self.seconds, self.start.net, self.final)

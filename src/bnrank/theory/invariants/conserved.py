@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank.networks.functional import Functional, example, unwrap
-from bnrank.training.losses import LOSSES
+from bnrank.training.objectives import LOSSES
 
 Array = np.ndarray[Any, Any]
 Loss = str | Callable[[Tensor, Tensor], Tensor]

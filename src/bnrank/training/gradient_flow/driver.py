@@ -11,10 +11,11 @@ from torch import Tensor
 
 from bnrank.training.ensemble import BatchOrder
 from bnrank.training.gradient_flow.fields import Cost, Origin, Plateau, Rate, System, TrueFlow, norm
-from bnrank.training.gradient_flow.plan import FlowSettings
 from bnrank.training.gradient_flow.record import FlowRecorder, Handover, Row
 from bnrank.training.gradient_flow.steppers import Euler, Explicit, Implicit, Move, StalledError, Stepper
-from bnrank.training.options import ADAPTIVE, Limits
+from bnrank.training.history import show
+from bnrank.training.options import ADAPTIVE, Limits, Watcher
+from bnrank.training.settings import FlowSettings
 
 ENOUGH = 1.1  # growth of ||theta|| left before the hand-over below which it is done at once
 AIM = 0.98  # share of it that a step aims at
@@ -38,7 +39,7 @@ class Driver:
     ) -> None:
         self.plan, self.cost, self.origin, self.record = plan, cost, origin, record
         self.t_end, self.t_after, self.limits = goal
-        self.watch: Callable[[Row, Tensor, Tensor | None], None] | None = None  # given every row, theta and grad C
+        self.watch: tuple[Watcher, list[str]] | None = None  # with the names of the parameters
         self.batches = BatchOrder([plan.seed], len(cost.x), plan.batch_size) if plan.batch_size else None
         self.flow = TrueFlow(cost, plan.time)
         self.stepper = _stepper(plan.method, plan)
@@ -53,10 +54,7 @@ class Driver:
         self.seconds = 0.0
         self.recent = [0.0, 0]  # sum and number of the costs since the last row
         self.status = "running"
-        if plan.method == "euler":
-            cost.theta.copy_(theta)
-            theta = cost.theta  # in which the point is evaluated without a copy
-        self.theta = theta
+        self.theta = theta = self._placed(theta)
         if origin is not None:
             radius = norm(theta)
             if origin.exceeds(theta, math.log(radius), self._batch(), plan.handover_rtol):
@@ -207,14 +205,14 @@ class Driver:
         """Switch to the true flow."""
         log_radius = plateau.log_radius
         self.plateau = None
-        theta = self.theta * math.exp(log_radius)
-        if isinstance(self.stepper, Euler):
-            self.cost.theta.copy_(theta)
-            theta = self.cost.theta
-        self.theta = theta
-        self._hand_over(theta, log_radius, at_once=False)
+        self.theta = self._placed(self.theta * math.exp(log_radius))
+        self._hand_over(self.theta, log_radius, at_once=False)
         self.first = self._rate()
         self._restart()
+
+    def _placed(self, theta: Tensor) -> Tensor:
+        """Return the parameters, for Euler's method in the row where they are evaluated without a copy."""
+        return self.cost.theta.copy_(theta) if isinstance(self.stepper, Euler) else theta.to(self.cost.theta)
 
     def _hand_over(self, theta: Tensor, log_radius: float, *, at_once: bool) -> None:
         assert self.origin is not None
@@ -248,11 +246,7 @@ class Driver:
         self.plateau = None if self.origin is None or self.handover is not None else self.origin.plateau
         if self.plateau is not None:
             self.plateau.log_radius = state["log_radius"]
-        if isinstance(self.stepper, Euler) and self.plateau is None:
-            self.theta = self.cost.theta
-            self.theta.copy_(theta)
-        else:
-            self.theta = theta.to(self.cost.theta)
+        self.theta = self._placed(theta) if self.plateau is None else theta.to(self.cost.theta)
         self.first = Rate(velocity.to(self.cost.theta), **state["rate"])
         for name in STATE:
             setattr(self, name, state[name])
@@ -312,7 +306,9 @@ class Driver:
         if self.batches is None:  # the velocity points against grad C, or grad L0 on the plateau
             scale = self.first.gradient_norm / self.first.speed if self.first.speed > 0 else 0.0
             gradient = self.first.velocity * -scale
-        self.watch(row, self.true_theta(), gradient)
+        watcher, names = self.watch
+        about = {"step": row.step, "time": row.time, "lr": None, "ridge": 0.0, "member": 0}
+        show(watcher, names, self.cost.shapes, self.true_theta(), gradient, **about)
 
     def true_theta(self) -> Tensor:
         """Return the parameters, scaled to their true norm."""

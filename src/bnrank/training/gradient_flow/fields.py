@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
 from bnrank.networks import MLP
 from bnrank.networks.functional import Functional
 from bnrank.networks.mlp import leaky_relu
 from bnrank.training.ensemble import PIECE, Workers, aligned, split, squared_norm
-from bnrank.training.losses import LOSSES, cost_and_gradient
-from bnrank.training.objective_mlp import MLPObjective
+from bnrank.training.objectives import LOSSES, MLPObjective, cost_and_gradient
 
 
 class HandCost:
@@ -41,18 +40,13 @@ class HandCost:
         return float(self.objective.evaluate(batch)[0]), self.objective.gradient[0]
 
     def outputs(self, theta: Tensor, batch: Tensor | None = None) -> Tensor:
-        """Return f_theta(X), shape (N, d_out)."""
-        pieces = split(theta, self.shapes)
-        step = 2 if self.net.bias else 1
+        """Return f_theta(X), shape (N, d_out), of a network without biases."""
+        *inner, last = split(theta, self.shapes)
         a = self.x if batch is None else self.x[batch[0]]
         with self.workers.all_threads(), torch.no_grad():
-            for number, weight in enumerate(pieces[::step]):
-                a = a @ weight.mT
-                if self.net.bias:
-                    a = a + pieces[2 * number + 1]
-                if number < len(pieces) // step - 1:
-                    a = leaky_relu(a, self.net.slope)
-        return a
+            for weight in inner:
+                a = leaky_relu(a @ weight.mT, self.net.slope)
+            return a @ last.mT
 
     def at_outputs(self, outputs: Tensor, batch: Tensor | None = None) -> Tensor:
         """Return dC/dY at given outputs, shape (N, d_out), float64."""
@@ -71,11 +65,11 @@ class AutogradCost:
         self.x, self.y, self.workers = x, y, workers
         self.loss: Callable[[Tensor, Tensor], Tensor] = LOSSES[loss] if isinstance(loss, str) else loss
         self.function = Functional(net, dtype)
-        trained = [name for name, p in self.function.module.named_parameters() if p.requires_grad]
-        self.fixed = {name: p for name, p in self.function.parameters.items() if name not in trained}
-        self.names = trained
-        self.shapes = [tuple(self.function.parameters[name].shape) for name in trained]
-        self.theta = torch.cat([self.function.parameters[name].flatten() for name in trained])
+        self.names = [name for name, p in self.function.module.named_parameters() if p.requires_grad]
+        self.fixed = {name: p for name, p in self.function.parameters.items() if name not in self.names}
+        trained = [self.function.parameters[name] for name in self.names]
+        self.shapes = [tuple(p.shape) for p in trained]
+        self.theta = torch.cat([p.flatten() for p in trained])
         self.evaluations = 0
 
     def evaluate(self, theta: Tensor, batch: Tensor | None = None) -> tuple[float, Tensor]:
@@ -213,9 +207,9 @@ class Plateau:
             return Rate(torch.zeros_like(theta), math.inf, 0.0, cost, length)
         cosine = -float(torch.dot(self._room, gradient)) / (self.scale * length)
         log_r = self.log_radius + math.log(size)
-        loss = cost - (_exp(self.depth * log_r) - self.scale**self.depth) * w * cosine / self.depth
-        clock = _exp((2 - self.depth) * log_r) / w
-        gradient_norm = w * _exp((self.depth - 1) * log_r)
+        loss = cost - (linalg.exp(self.depth * log_r) - self.scale**self.depth) * w * cosine / self.depth
+        clock = linalg.exp((2 - self.depth) * log_r) / w
+        gradient_norm = w * linalg.exp((self.depth - 1) * log_r)
         return Rate(gradient * (-size / length), clock, size, loss, gradient_norm, cosine, w)
 
     def closed_form(self, rho: float) -> float:
@@ -225,15 +219,12 @@ class Plateau:
     def outputs(self, phi: Tensor, log_radius: float, batch: Tensor | None = None) -> Tensor:
         """Return f at theta = r phi / ||phi||, shape (N, d_out), float64."""
         torch.mul(phi, self.scale / norm(phi), out=self._room)
-        return self.cost.outputs(self._room, batch).double() * _exp(self.depth * (log_radius - math.log(self.scale)))
+        return self.cost.outputs(self._room, batch).double() * linalg.exp(
+            self.depth * (log_radius - math.log(self.scale))
+        )
 
 
 System = TrueFlow | Plateau
-
-
-def _exp(exponent: float) -> float:
-    """Return e^exponent, infinite instead of an error."""
-    return math.exp(exponent) if exponent < 709 else math.inf
 
 
 LIPSCHITZ = {"mse": 2.0, "cross_entropy": 0.5, "logistic": 0.25}  # constants of N grad C, as a function of the outputs
@@ -278,8 +269,7 @@ class Origin:
         """Return the largest power of two at which the outputs vanish relative to rounding, in every direction."""
         target = 0.1 * torch.finfo(self.cost.theta.dtype).eps
         size = norm(sample.flatten())
-        exponent = 0
-        while exponent > -300:
+        for exponent in range(0, -300, -1):
             bound = self.bound(exponent * math.log(2), None)
             if math.isfinite(self.lipschitz):
                 ratio = self._ratio_bound(exponent * math.log(2), None)
@@ -287,7 +277,6 @@ class Origin:
                 ratio = self._ratio(sample * (bound / size) if size > 0 else self.zero + bound, None)
             if ratio <= target:
                 return 2.0**exponent
-            exponent -= 1
         raise ValueError("loss: its gradient at zero outputs is not continuous, so that there is no plateau to skip")
 
     def bound(self, log_radius: float, batch: Tensor | None) -> float:

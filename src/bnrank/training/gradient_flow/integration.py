@@ -1,9 +1,10 @@
 """Gradient flow."""
 
+import copy
 import math
 import os
-import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,18 @@ from torch import Tensor, nn
 
 from bnrank._core import store, validation
 from bnrank.measures import plateaus
-from bnrank.networks.functional import unwrap
+from bnrank.networks.chain import as_mlp
+from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP
-from bnrank.tasks import Task
-from bnrank.training import checkpoints
+from bnrank.tasks.task import Task, as_task, signs
 from bnrank.training.ensemble import Workers
-from bnrank.training.gradient_flow import plan as plans
 from bnrank.training.gradient_flow.driver import Driver
 from bnrank.training.gradient_flow.fields import AutogradCost, Cost, HandCost, Origin
 from bnrank.training.gradient_flow.record import Flow, FlowRecorder, Row
+from bnrank.training.interruption import bar, interruptions, load_checkpoint, refused, save_checkpoint
+from bnrank.training.objectives import LOSSES
 from bnrank.training.options import Limits, Record, Save, SkipPlateau, Solver, given
-from bnrank.training.progress import bar, interruptions
-from bnrank.training.recorder import show
-from bnrank.training.settings import by_hand
+from bnrank.training.settings import FlowSettings, by_hand, check_dtype
 
 Array = np.ndarray[Any, Any]
 NAME = "flow.safetensors"
@@ -79,7 +79,7 @@ def flow(
     limits : Limits, optional
         A function that ends the flow, limits of evaluations and minutes, and of networks kept.
     out : path or Save, optional
-        Folder for checkpoints. A killed flow loses at most the steps since the last one, and resumes to the same bits
+        Folder for interruption. A killed flow loses at most the steps since the last one, and resumes to the same bits
         (the stiff solvers restart at the point reached).
     dtype : torch.float32 or torch.float64
         Precision of the integration.
@@ -121,27 +121,20 @@ def flow(
     ends = math.inf if t_end is None else validation.number(t_end, "t_end", 0.0, strict=True), t_after or math.inf
     solver, rows = given(Solver, solver), given(Record, record)
     save = None if out is None else given(Save, out)
-    own = plans.network(net, dtype, plateau is not None)
-    inputs, targets, loss = plans.data(own, task, dtype, next(net.parameters()).device)
-    own = own.to(inputs.device)
-    plan = plans.FlowSettings.create(own, (inputs, targets, loss), solver, plateau, rows, limits)
+    own = _network(net, dtype, plateau is not None)
+    x, y, loss = _data(own, task, dtype, next(net.parameters()).device)
+    own = own.to(x.device)
+    plan = FlowSettings.create(own, (x, y, loss), solver, plateau, rows, limits)
     folder = None if save is None else save.folder()
     with Workers(None if plan.device == "cpu" else 1) as workers:
         theta = torch.cat([p.detach().flatten() for p in own.parameters() if p.requires_grad])
         cost: Cost
         if by_hand(own) and isinstance(own, MLP) and isinstance(loss, str):
-            cost = HandCost(own, inputs, targets, loss, workers)
+            cost = HandCost(own, x, y, loss, workers)
         else:
-            cost = AutogradCost(own, inputs, targets, loss, dtype, workers)
+            cost = AutogradCost(own, x, y, loss, dtype, workers)
         origin = Origin(cost, own.depth, loss, theta) if plan.skip_plateau and isinstance(own, MLP) else None
-        recorder = FlowRecorder(own, inputs[:2], plan, workers)
-        names = [name for name, p in unwrap(net).named_parameters() if p.requires_grad]
-
-        def watched(row: Row, theta: Tensor, gradient: Tensor | None) -> None:
-            about: dict[str, Any] = {"step": row.step, "time": row.time, "lr": None, "ridge": 0.0, "member": 0}
-            assert rows.watch is not None
-            show(rows.watch, names, cost.shapes, theta, gradient, **about)
-
+        recorder = FlowRecorder(own, x[:2], plan, workers)
         with interruptions() as interrupted, bar(progress, "flow", 1.0, counted=False) as tell:
 
             def told(row: Row) -> None:
@@ -149,14 +142,76 @@ def flow(
                 tell(done, f"{row.phase}, t = {row.time:.4g}, loss {row.loss:.4g}, {row.evaluations} evaluations")
 
             driver = Driver(plan, cost, origin, recorder, (*ends, limits), theta)
-            driver.watch = watched if rows.watch else None
+            if rows.watch is not None:
+                driver.watch = rows.watch, [name for name, p in unwrap(net).named_parameters() if p.requires_grad]
             if not math.isfinite(driver.first.cost) or not math.isfinite(driver.first.gradient_norm):
                 raise ValueError("net: the cost or its gradient at the start is not finite")
-            files = None if folder is None or save is None else _Store(folder, driver, save.checkpoint_every)
-            if files is not None and save is not None:
-                (files.read if save.resume else files.clear)()
-            driver.run(interrupted, told, (lambda last: None) if files is None else files.offer)
+            if folder is None or save is None:
+                driver.run(interrupted, told, lambda last: None)
+            else:
+                driver.run(interrupted, told, _Store(folder, driver, save).offer)
         return _result(driver)
+
+
+def _network(net: nn.Module, dtype: torch.dtype, skip_plateau: bool) -> nn.Module:
+    """Return a copy to integrate: an MLP where the module is one in effect; refuse what the theory cannot skip."""
+    check_dtype(dtype)
+    net = copy.deepcopy(unwrap(net)).cpu()
+    check_finite(net)
+    check_unshared(net)
+    trains = [p.requires_grad for p in net.parameters()]
+    validation.expect(any(trains), "net", "a module without trainable parameters", "at least one")
+    trained = all(trains)
+    if skip_plateau:
+        validation.expect(trained, "plateau", "parameters that are not trained", "all of them to be (T35)")
+        try:
+            chain = as_mlp(net)
+        except TypeError as error:
+            raise TypeError(f"plateau: expected linear layers with one activation between (T34): {error}") from None
+        if chain.bias:
+            raise ValueError("plateau: got a network with biases, which is not homogeneous (T34, T35)")
+        if chain.depth < 2:
+            raise ValueError("plateau: got a network of depth 1, whose cost has no saddle at the origin")
+        net = chain
+    elif trained and is_plain_mlp(net):
+        net = as_mlp(net)
+    return net.to(dtype)
+
+
+def _data(
+    net: nn.Module, task: Task | tuple[Any, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, str | Callable[..., Any]]:
+    """Return x, y and the loss, checked against each other and the network's outputs, on the device."""
+    if not isinstance(task, tuple) or len(task) not in (2, 3):
+        task = as_task(task)
+        task = (task.x, task.y, task.loss)
+    x, y, loss = task if len(task) == 3 else (*task, "mse")
+    if not callable(loss):
+        validation.choice(loss, "loss", list(LOSSES))
+    x = example(net, x)
+    x = x.to(dtype) if x.is_floating_point() else x
+    if isinstance(y, np.ndarray) and y.dtype.kind in "iufb":
+        y = torch.from_numpy(np.ascontiguousarray(y))
+    if not isinstance(y, Tensor):
+        raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray")
+    found, one_each = f"shape {tuple(y.shape)}", y.ndim > 0 and len(y) == len(x)
+    validation.expect(one_each, "y", found, f"one entry per sample of x, {len(x)}")
+    validation.finite(y, "y")
+    with torch.no_grad():
+        shape = (len(x), *Functional(net, dtype)(x[:2]).shape[1:])
+    validation.expect(len(shape) >= 2, "net", f"outputs of shape {shape}", "(N, d_out)")
+    validation.expect(loss != "mse" or y.shape == shape, "y", found, f"the shape of the outputs, {shape}, for 'mse'")
+    if loss == "cross_entropy":
+        numbers = not y.is_floating_point() and y.dtype != torch.bool and y.ndim == 1
+        validation.expect(numbers, "y", y, "class numbers (N,) for 'cross_entropy'")
+        y, low, high = y.to(torch.int64), int(y.min()), int(y.max())
+        inside = low >= 0 and high < shape[-1]
+        validation.expect(inside, "y", f"classes {low} to {high}", f"0 to {shape[-1] - 1}")
+    elif loss == "logistic":
+        validation.expect(shape[1:] == (1,), "net", f"outputs of shape {shape[1:]}", "(1,) for 'logistic'")
+        y = signs(y, "y")
+    y = y.to(dtype) if loss == "mse" or y.is_floating_point() else y
+    return x.to(device).contiguous(), y.detach().to(device).contiguous(), loss
 
 
 def _result(driver: Driver) -> Flow:
@@ -202,31 +257,30 @@ def _plateaus(times: Array, loss: Array, gradient_norm: Array, record: FlowRecor
 
 
 class _Store:
-    """The checkpoints of a flow in a folder.
+    """The checkpoints of a flow in a folder; the flow resumes from the one there, unless it is to be overwritten."""
 
-    Parameters
-    ----------
-    folder : Path
-        Where they are.
-    driver : Driver
-        The flow.
-    every : int or None
-        Steps between checkpoints. Default: about a minute.
-    """
-
-    def __init__(self, folder: Path, driver: Driver, every: int | None) -> None:
-        self.folder, self.driver, self.every = folder, driver, every
+    def __init__(self, folder: Path, driver: Driver, save: Save) -> None:
+        self.folder, self.driver, self.every = folder, driver, save.checkpoint_every
         self._last = time.monotonic()
+        if not save.resume:
+            (folder / NAME).unlink(missing_ok=True)
+        stored = load_checkpoint(folder / NAME, "flow", driver.plan)
+        if stored is not None:
+            about, record = stored.about, driver.record
+            try:
+                files = [store.load(self._network(row), "flow network", name="out") for row in about["kept"]]
+            except (ValueError, KeyError) as error:
+                raise refused(stored.path, error) from error
+            record.load(stored.tensors)
+            record.kept = {row: file.tensors["theta"] for row, file in zip(about["kept"], files, strict=True)}
+            record.phases, record.stride = about["phases"], about["stride"]
+            driver.restore(stored.tensors["theta"], stored.tensors["velocity"], about)
+        self._forget()
 
     def offer(self, last: bool) -> None:
-        """Write a checkpoint at the end of the flow and when one is due, unless the flow has diverged."""
-        step = self.driver.step
-        due = step % self.every == 0 if self.every else time.monotonic() - self._last > INTERVAL
-        if (last or due) and self.driver.status != "diverged":
-            self.write()
+        """Write a checkpoint at the end of the flow and when one is due, unless the flow has diverged.
 
-    def write(self) -> None:
-        """Write a checkpoint; networks that are no longer kept are removed after it.
+        Networks that are no longer kept are removed after it.
 
         Raises
         ------
@@ -234,52 +288,24 @@ class _Store:
             If the folder is full or cannot be written to; the previous checkpoint is kept.
         """
         driver, record = self.driver, self.driver.record
+        due = driver.step % self.every == 0 if self.every else time.monotonic() - self._last > INTERVAL
+        if driver.status == "diverged" or not (last or due):
+            return
         for row, theta in record.kept.items():
             if not self._network(row).exists():
-                checkpoints.write(self._network(row), {"theta": theta}, {}, "flow network", driver.plan)
+                save_checkpoint(self._network(row), {"theta": theta}, {}, "flow network", driver.plan)
         tensors = {"theta": driver.theta, "velocity": driver.first.velocity} | record.state()
         about = driver.state() | {"phases": record.phases, "stride": record.stride, "kept": sorted(record.kept)}
-        checkpoints.write(self.folder / NAME, tensors, about, "flow", driver.plan)
-        self.forget(set(record.kept))
+        save_checkpoint(self.folder / NAME, tensors, about, "flow", driver.plan)
+        self._forget()
         self._last = time.monotonic()
 
-    def read(self) -> None:
-        """Resume the flow from the folder's checkpoint, if it exists.
-
-        Raises
-        ------
-        ValueError
-            If it is damaged, or of a flow with other settings.
-        """
-        driver, record = self.driver, self.driver.record
-        stored = checkpoints.read(self.folder / NAME, "flow", driver.plan)
-        if stored is None:
-            self.forget(set())
-            return
-        about = stored.about
-        try:
-            kept = {
-                row: store.load(self._network(row), "flow network", name="out").tensors["theta"]
-                for row in about["kept"]
-            }
-        except (ValueError, KeyError) as error:
-            raise checkpoints.refused(stored.path, error) from error
-        record.load(stored.tensors)
-        record.phases, record.stride, record.kept = about["phases"], about["stride"], kept
-        self.forget(set(kept))
-        driver.restore(stored.tensors["theta"], stored.tensors["velocity"], about)
-
-    def forget(self, kept: set[int]) -> None:
-        """Remove the files of networks other than these."""
+    def _forget(self) -> None:
+        """Remove the files of networks that are not kept."""
+        kept = {self._network(row) for row in self.driver.record.kept}
         for path in self.folder.glob("network-*.safetensors"):
-            found = re.fullmatch(r"network-(\d+)", path.stem)
-            if found and int(found[1]) not in kept:
+            if path not in kept and path.stem.removeprefix("network-").isdecimal():
                 path.unlink(missing_ok=True)
-
-    def clear(self) -> None:
-        """Remove a flow that is to be overwritten."""
-        (self.folder / NAME).unlink(missing_ok=True)
-        self.forget(set())
 
     def _network(self, row: int) -> Path:
         return self.folder / f"network-{row}.safetensors"

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from bnrank._core import linalg
 from bnrank.training.ensemble import Workers, filled
-from bnrank.training.gradient_flow.plan import FlowSettings
-from bnrank.training.recorder import SERIES, Recorder
+from bnrank.training.history import SERIES, Recorder
+from bnrank.training.settings import FlowSettings
 
 if TYPE_CHECKING:
     import xarray as xr
