@@ -223,8 +223,8 @@ class Follower(TorchFunctionMode):
             found = operations.read(call, emit)
             if any(v.tensor.requires_grad for v in call.values):
                 floating = [t for t in leaves(call.result, Tensor) if t.is_floating_point()]
-                if not all(t.requires_grad for t in floating):
-                    raise UnreadError("no gradient flows through it (detach, no_grad or an autograd.Function)")
+                lost = "no gradient flows through it (detach, no_grad or an autograd.Function)"
+                values.expect(all(t.requires_grad for t in floating), lost)
             self._verify(call, made)
             return found
         except UnreadError as error:

@@ -17,6 +17,7 @@ from bnrank.networks.graph.values import (
     Emit,
     UnreadError,
     Value,
+    expect,
     reorder,
     same_order,
 )
@@ -53,8 +54,8 @@ def read(call: Call, emit: Emit) -> Any:
         known = reasons.of_type(module) if module is not None else None
         known = known or reasons.of_operation(names[0] if names else "")
         raise UnreadError(known or f"{call.name} is not among the operations that the theory covers")
-    if any(v.batch == NO_SAMPLES or (v.merged > 1 and handler in (_conv, _mean, _pool)) for v in call.values):
-        raise UnreadError(MIXES)
+    apart = handler not in (_conv, _mean, _pool)
+    expect(all(v.batch != NO_SAMPLES and (v.merged == 1 or apart) for v in call.values), MIXES)
     return handler(call, emit)
 
 
@@ -69,21 +70,17 @@ def _linear(call: Call, emit: Emit) -> Value:
     x, weight, bias, transposed = call.get(0, "input"), call.get(1, "weight"), call.get(2, "bias"), False
     if call.name == "addmm":
         bias, x, weight, transposed = x, call.get(1, "mat1"), call.get(2, "mat2"), True
-        if (call.kwargs.get("alpha", 1), call.kwargs.get("beta", 1)) != (1, 1):
-            raise UnreadError("a product with factors alpha and beta")
+        factors = call.kwargs.get("alpha", 1), call.kwargs.get("beta", 1)
+        expect(factors == (1, 1), "a product with factors alpha and beta")
     elif call.module is None and call.name != "linear":
         weight, bias, transposed = call.get(1, "other", call.get(1, "mat2")), None, True
-    if not _depends(x):
-        raise UnreadError("a matrix times the input from the left: it acts across positions")
+    expect(_depends(x), "a matrix times the input from the left: it acts across positions")
     name, tensor, view = call.parameter(weight, "weight")
-    if tensor.ndim != 2 or view.ndim != 2:
-        raise UnreadError("its weight is no matrix")
+    expect(tensor.ndim == view.ndim == 2, "its weight is no matrix")
     if not same_order(view, tensor):
-        if not same_order(view, tensor.T):
-            raise UnreadError(f"its weight is another view of {name}")
+        expect(same_order(view, tensor.T), f"its weight is another view of {name}")
         transposed = not transposed
-    if x.batch == x.tensor.ndim - 1:
-        raise UnreadError(MIXES)
+    expect(x.batch != x.tensor.ndim - 1, MIXES)
     held = _bias(call, bias, (call.result.shape[-1],))
     return emit("linear", [x], call.result, **x.layout, weight=name, bias=held, transposed=transposed)
 
@@ -92,20 +89,18 @@ def _bias(call: Call, bias: Value | None, shape: tuple[int, ...]) -> str:
     if bias is None:
         return ""
     name, tensor, view = call.parameter(bias, "bias")
-    if not same_order(view, tensor) or tuple(tensor.shape) != shape:
-        raise UnreadError(f"its bias has shape {tuple(view.shape)}, expected {shape}")
+    fits = same_order(view, tensor) and tuple(tensor.shape) == shape
+    expect(fits, f"its bias has shape {tuple(view.shape)}, expected {shape}")
     return name
 
 
 def _conv(call: Call, emit: Emit) -> Value:
     x, mode = call.get(0, "input"), getattr(call.module, "padding_mode", "zeros")
     name, tensor, view = call.parameter(call.get(1, "weight"), "weight")
-    if not same_order(view, tensor):
-        raise UnreadError(f"its weight is another view of {name}")
+    expect(same_order(view, tensor), f"its weight is another view of {name}")
     kernel = tuple(tensor.shape[2:])
     count = len(kernel)
-    if not _depends(x) or x.batch != 0 or x.tensor.ndim != count + 2:
-        raise UnreadError(MIXES)
+    expect(_depends(x) and x.batch == 0 and x.tensor.ndim == count + 2, MIXES)
     padding, dilation = call.get(4, "padding", 0), _numbers(call.get(5, "dilation", 1), count)
     if padding == "same":
         totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
@@ -131,8 +126,7 @@ def _activation(call: Call, emit: Emit) -> Value:
     if _plain(call.name) == "prelu":
         weight, tensor, _ = call.parameter(call.get(1, "weight"), "slope")
         slope = math.nan
-        if tensor.numel() > 1 and (x.batch != 0 or x.merged > 1):
-            raise UnreadError(MIXES)
+        expect(tensor.numel() == 1 or (x.batch == 0 and x.merged == 1), MIXES)
     else:
         try:
             others = {key: value for key, value in call.kwargs.items() if key != "input"}
@@ -140,9 +134,9 @@ def _activation(call: Call, emit: Emit) -> Value:
         except TypeError as error:
             raise UnreadError("its bounds are tensors") from error
         slope = 0.0 - float(found[1])
-        if found.tolist() != [-2 * slope, -slope, 1, 2]:
-            kind = "a threshold other than 0 is" if "threshold" in call.name.lower() else "cuts values off, which is"
-            raise UnreadError(f"{kind} not positively homogeneous; only clamp(min=0) is")
+        kind = "a threshold other than 0 is" if "threshold" in call.name.lower() else "cuts values off, which is"
+        homogeneous = found.tolist() == [-2 * slope, -slope, 1, 2]
+        expect(homogeneous, f"{kind} not positively homogeneous; only clamp(min=0) is")
     return emit("activation", [x], call.result, **x.layout, slope=slope, weight=weight)
 
 
@@ -158,75 +152,59 @@ def _sum(call: Call, emit: Emit) -> Value:
         terms = [(a, 1.0), (b, -float(alpha) if name in ("sub", "subtract") else float(alpha))]
     values = [(v, factor) for v, factor in terms if _depends(v)]
     others = [(v, factor) for v, factor in terms if not _depends(v) and not _is_zero(v)]
-    if others:
-        (other, factor) = others[0]
-        if not isinstance(other, Value) or not other.sources:
-            raise UnreadError("adds a number that does not depend on the input")
-        if factor != 1 or values[0][1] != 1:
-            raise UnreadError("subtracts a parameter")
-        return _added_parameter(call, emit, values[0][0], other)
-    return _combine(call, emit, values)
+    if not others:
+        return _combine(call, emit, values)
+    (value, sign), (other, factor) = values[0], others[0]
+    expect(isinstance(other, Value) and other.sources, "adds a number that does not depend on the input")
+    expect(factor == sign == 1, "subtracts a parameter")
+    name, _, view = call.parameter(other, "added term")
+    plain = call.result.shape == value.tensor.shape and not value.batch and value.merged == 1 and view.is_contiguous()
+    expect(plain, f"adds {name}, which is not the bias of a linear layer or convolution")
+    # a bias, where the value is that of a layer without one and is used nowhere else: known only at the end
+    return emit("bias", [value], call.result, 0, weight=name, weight_shape=tuple(view.shape))
 
 
 def _combine(call: Call, emit: Emit, terms: list[tuple[Value, float]]) -> Value:
     result = call.result
     values = [_broadcast(v, result, emit) for v, _ in terms]
-    if any(v.layout != values[0].layout for v in values):
-        raise UnreadError(MIXES)
+    expect(all(v.layout == values[0].layout for v in values), MIXES)
     return emit("add", values, result, **values[0].layout, factors=tuple(factor for _, factor in terms))
 
 
 def _broadcast(value: Value, result: Tensor, emit: Emit) -> Value:
-    if value.tensor.shape == result.shape:
-        return value
     shape = result.shape
+    if value.tensor.shape == shape:
+        return value
     return reorder([value], lambda ids: ids[0].expand(shape), value.tensor.expand(shape), emit, text="expand")
-
-
-def _added_parameter(call: Call, emit: Emit, value: Value, other: Value) -> Value:
-    name, _, view = call.parameter(other, "added term")
-    if call.result.shape != value.tensor.shape or value.batch or value.merged > 1 or not view.is_contiguous():
-        raise UnreadError(f"adds {name}, which is not the bias of a linear layer or convolution")
-    # a bias, where the value is that of a layer without one and is used nowhere else: known only at the end
-    return emit("bias", [value], call.result, 0, weight=name, weight_shape=tuple(view.shape))
 
 
 def _product(call: Call, emit: Emit) -> Value:
     a, b = call.get(0, "input"), call.get(1, "other")
-    if call.name == "rdiv":
-        raise UnreadError("divides by a value")
-    if call.name in ("div", "divide", "true_divide"):
-        if call.kwargs.get("rounding_mode") is not None:
-            raise UnreadError("rounds")
-        if not _depends(a) or _depends(b):
-            raise UnreadError("divides by a value")
+    if call.name in ("div", "divide", "true_divide", "rdiv"):
+        expect(call.kwargs.get("rounding_mode") is None, "rounds")
+        expect(call.name != "rdiv" and _depends(a) and not _depends(b), "divides by a value")
         return _combine(call, emit, [(a, 1 / _number(b))])
-    if _depends(a) and _depends(b):
-        raise UnreadError("product of two values")
+    expect(not (_depends(a) and _depends(b)), "product of two values")
     value, other = (a, b) if _depends(a) else (b, a)
     if not isinstance(other, Value) or not other.sources:
         return _combine(call, emit, [(value, _number(other))])
     name, _, view = call.parameter(other, "factor")
-    if not view.is_contiguous():  # the parameters of the copy are
-        raise UnreadError(f"its factor is another view of {name}")
+    expect(view.is_contiguous(), f"its factor is another view of {name}")  # the parameters of the copy are
     shape = tuple(view.shape)
     along = len(shape) - (call.result.ndim - value.batch)  # where the samples' dimension falls
-    if along >= 0 and shape[along] != 1:
-        raise UnreadError("a parameter per sample")
+    expect(along < 0 or shape[along] == 1, "a parameter per sample")
     value = _broadcast(value, call.result, emit)
-    if value.batch != 0 or value.merged > 1:
-        raise UnreadError(MIXES)
+    expect(value.batch == 0 and value.merged == 1, MIXES)
     return emit("diagonal", [value], call.result, 0, weight=name, weight_shape=shape)
 
 
 def _number(other: Any) -> float:
     if isinstance(other, Value):
-        if other.sources or other.tensor.numel() != 1:
-            raise UnreadError("times fixed numbers or a computed weight that are no parameter")
+        fixed = not other.sources and other.tensor.numel() == 1
+        expect(fixed, "times fixed numbers or a computed weight that are no parameter")
         return float(other.tensor.detach().flatten()[0])
-    if isinstance(other, int | float):
-        return float(other)
-    raise UnreadError(f"times {type(other).__name__}")
+    expect(isinstance(other, int | float), f"times {type(other).__name__}")
+    return float(other)
 
 
 # other orders
@@ -234,23 +212,21 @@ def _number(other: Any) -> float:
 
 def _dropout(call: Call, emit: Emit) -> Any:
     p = call.get(1, "p", 0.5)
-    if p != 0:
-        raise UnreadError(f"dropout with p = {p}: random while training")
+    expect(p == 0, f"dropout with p = {p}: random while training")
     return _index(call, emit)
 
 
 def _interpolate(call: Call, emit: Emit) -> Any:
     mode = str(call.get(3, "mode", "nearest"))
-    if not mode.startswith("nearest"):
-        raise UnreadError(f"interpolation ({mode}), which bnrank does not read")
+    expect(mode.startswith("nearest"), f"interpolation ({mode}), which bnrank does not read")
     return _index(call, emit)
 
 
 def _cast(call: Call, emit: Emit) -> Value:
-    x = call.values[0]
-    if call.result.is_floating_point() != x.tensor.is_floating_point():
-        raise UnreadError(f"no gradient flows through a cast to {str(call.result.dtype).removeprefix('torch.')}")
-    if call.result.is_floating_point() and torch.finfo(call.result.dtype).eps > torch.finfo(x.tensor.dtype).eps:
+    x, floating, kind = call.values[0], call.result.is_floating_point(), call.result.dtype
+    gone = f"no gradient flows through a cast to {str(kind).removeprefix('torch.')}"
+    expect(floating == x.tensor.is_floating_point(), gone)
+    if floating and torch.finfo(kind).eps > torch.finfo(x.tensor.dtype).eps:
         return emit("cast", [x], call.result, **x.layout)  # no matter at the end: known only then
     return Value(call.result, x.node, x.batch, merged=x.merged)
 
@@ -258,13 +234,12 @@ def _cast(call: Call, emit: Emit) -> Value:
 def _index(call: Call, emit: Emit) -> Any:
     places = {"pad": 3, "setitem": 2, "masked_fill": 2, "fill": 1}
     put = call.get(places.get(call.name, len(call.args)), "value")
-    if put is not None and not _depends(put) and not _is_zero(put):
-        raise UnreadError("puts in numbers that do not come from the input")
+    foreign = "puts in numbers that do not come from the input"
+    expect(put is None or _depends(put) or _is_zero(put), foreign)
     for constant in call.constants:
-        if constant.sources or (constant.tensor.is_floating_point() and not _is_zero(constant)):
-            raise UnreadError("puts in numbers that do not come from the input")
-    if len({v.tensor.is_floating_point() for v in call.values}) > 1:
-        raise UnreadError("which entries it takes depends on the data")
+        expect(_is_zero(constant) or not (constant.sources or constant.tensor.is_floating_point()), foreign)
+    alike = len({v.tensor.is_floating_point() for v in call.values}) <= 1
+    expect(alike, "which entries it takes depends on the data")
 
     def run(ids: Sequence[Tensor]) -> Any:
         left = iter(ids)
@@ -286,11 +261,9 @@ def _mean(call: Call, emit: Emit) -> Value:
     x: Value = call.get(0, "input")
     dims = call.get(1, "dim", call.kwargs.get("axis"))
     keep = bool(call.get(2, "keepdim", False))
-    if dims is None:
-        raise UnreadError(MIXES)
+    expect(dims is not None, MIXES)
     dims = sorted(d % x.tensor.ndim for d in (dims if isinstance(dims, list | tuple) else (dims,)))
-    if x.batch in dims:
-        raise UnreadError(MIXES)
+    expect(x.batch not in dims, MIXES)
     positions = math.prod(x.tensor.shape[d] for d in dims)
     weight = 1 / positions if call.name == "mean" else 1.0
     batch = x.batch if keep else x.batch - sum(d < x.batch for d in dims)
@@ -305,10 +278,8 @@ def _pool(call: Call, emit: Emit) -> Value:
     x: Value = call.get(0, "input")
     name = call.name.lower()
     count = next(int(digit) for digit in name if digit in "123")
-    if not isinstance(call.result, Tensor):
-        raise UnreadError("returns indices as well")
-    if x.batch >= x.tensor.ndim - count:
-        raise UnreadError(MIXES)
+    expect(isinstance(call.result, Tensor), "returns indices as well")
+    expect(x.batch < x.tensor.ndim - count, MIXES)
     fields: dict[str, Any] = {}
     if "adaptive" not in name:
         kernel, stride = _numbers(call.get(1, "kernel_size"), count), call.get(2, "stride")

@@ -26,6 +26,12 @@ class UnreadError(Exception):
     """An operation that the theory does not cover; the message is the reason."""
 
 
+def expect(condition: object, reason: str) -> None:
+    """Leave an operation outside, for a reason, unless the condition holds."""
+    if not condition:
+        raise UnreadError(reason)
+
+
 @dataclass(eq=False)
 class Value:
     """A tensor of a running module.
@@ -139,8 +145,8 @@ class Call:
 
     def parameter(self, value: Value | None, what: str) -> tuple[str, Tensor, Tensor]:
         """Return a parameter's name, its tensor, and the view of all of it that a value is; else refuse."""
-        if isinstance(value, Value) and value.node is not None:
-            raise UnreadError("product of two values")
+        depends = isinstance(value, Value) and value.node is not None
+        expect(not depends, "product of two values")
         if not isinstance(value, Value) or not value.sources:
             raise UnreadError(f"its {what} is not a parameter")
         name, *others = sorted(value.sources)
@@ -148,8 +154,7 @@ class Call:
         whole = tensor is not None and same_memory(tensor, value.tensor) and tensor.numel() == value.tensor.numel()
         if others or tensor is None or not whole:
             raise UnreadError(f"its {what} is computed from {', '.join([name, *others])}")
-        if not value.tensor.requires_grad:
-            raise UnreadError(f"no gradient flows to its {what} ({name})")
+        expect(value.tensor.requires_grad, f"no gradient flows to its {what} ({name})")
         return name, tensor, value.tensor
 
 
@@ -290,8 +295,7 @@ def reorder(values: list[Value], run: Callable[..., Any], result: Any, emit: Emi
         batch, merged = _samples(torch.where(numbers == 0, -1, (numbers - 1) // total))
         entries = canonical(numbers, batch, merged)
         index = torch.where(entries == 0, -1, (entries - 1) % total).to(torch.int64)
-        if not torch.equal(index[0], index[1]):
-            raise UnreadError("treats samples differently")
+        expect(torch.equal(index[0], index[1]), "treats samples differently")
         flat = index[0].flatten()
         same = len(values) == 1 and index[0].shape == values[0].canonical.shape[1:]
         if same and torch.equal(flat, torch.arange(len(flat))):
