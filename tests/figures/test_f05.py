@@ -30,8 +30,7 @@ def learned(**changes):
             }
         ),
         "bottleneck": detect(weights),
-        "early": 2,
-        "hidden": 5,
+        "settings": rotations.Settings(early=2, hidden=5),
         "exact": 1e-15,
         "test_error": 0.01,
         "share": 0.99,
@@ -145,14 +144,14 @@ TINY = {
 def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("f05")
     made = {}
-    original = f05.learn
+    original = rotations.learn
 
     def spy(net, *args, **kwargs):
         made["net"], made["learned"] = net, original(net, *args, **kwargs)
         return made["learned"]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f05, "learn", spy)
+        patch.setattr(rotations, "learn", spy)
         outcome = f05.FIGURE.run("quick", folder, progress=False, **TINY)
     return outcome, made
 
@@ -176,7 +175,7 @@ def test_what_the_tiny_run_measured(tiny):
     """Against plain code, on the network that was trained."""
     _, made = tiny
     net, found = made["net"].double(), made["learned"]
-    task = matrix_factorization(60, 3, 4, 0.05, 0.01, 1, n_test=1000, radius=f05.RADIUS)
+    task = matrix_factorization(60, 3, 4, 0.05, 0.01, 1, n_test=1000, radius=rotations.RADIUS)
     descent = rank_one_factorization(3, 0.05, 0.01, 1)
     x, y = task.x_test.double(), task.y_test.double()
     out = net(x).detach()
@@ -198,7 +197,7 @@ def test_what_the_tiny_run_measured(tiny):
     assert found.residuals[FULL] == pytest.approx(np.median(list(found.by_layer.values())))
     for shown, layer in zip(found.maps, (0, 1, None, None), strict=True):
         middle = len(shown.distances) // 2
-        side = np.linspace(-shown.extent, shown.extent, len(shown.distances))
+        side = np.linspace(-rotations.RADIUS, rotations.RADIUS, len(shown.distances))
         row, column = (int(np.abs(side - at).argmin()) for at in reversed(shown.origin))
         assert shown.distances[row, column] < 0.1 * shown.distances.max()
         if layer == 0:

@@ -70,22 +70,16 @@ class Map:
     ----------
     title : str
         What is drawn.
-    across : str
-        Label of the horizontal axis.
     up : str
         Label of the vertical axis.
-    extent : float
-        The plane goes from -extent to extent both ways.
     origin : (2,)
         The fixed point.
     distances : (pixels, pixels)
-        Rows from the bottom up.
+        Rows from the bottom up; the plane goes from -1.8 to 1.8 both ways.
     """
 
     title: str
-    across: str
     up: str
-    extent: float
     origin: tuple[float, float]
     distances: Array
 
@@ -100,8 +94,8 @@ class Learned:
         Of the network on test starts.
     bottleneck : Bottleneck
         Of its weights.
-    early, hidden : int
-        The layers measured: for orbits and for the two coordinates.
+    settings : Settings
+        Those of the figure.
     exact : float
         Largest |u(v') - u'| for E = 0, over test trajectories.
     test_error : float
@@ -132,8 +126,7 @@ class Learned:
 
     profile: xr.Dataset
     bottleneck: Bottleneck
-    early: int
-    hidden: int
+    settings: Settings
     exact: float
     test_error: float
     share: float
@@ -160,7 +153,7 @@ class Learned:
 
 def learn(net: MLP, task: Task, descent: RankOneFactorization, settings: Settings) -> Learned:
     """Return the measurements of a trained network on the test data of its task."""
-    early, hidden, copies, seed = settings.early, settings.hidden, settings.copies, settings.seed
+    hidden, copies, seed = settings.hidden, settings.copies, settings.seed
     x, y = (part.double() for part in held_out(task))
     start, steps, scale = x[: settings.trajectories], y.shape[1], _scale(task, descent)
     with torch.no_grad():
@@ -169,22 +162,26 @@ def learn(net: MLP, task: Task, descent: RankOneFactorization, settings: Setting
     states = descent.trajectory(start, steps)
     generator = torch.Generator().manual_seed(seed)
     directions_of_input = torch.randn((x.shape[1], 2), generator=generator, dtype=torch.float64)
-    center, directions, share = principal(activations(net, states, hidden))
+    represented = activations(net, states, hidden)
+    center, directions, share = principal(represented)
     paths = {
-        FULL: ((activations(net, states, hidden) - center) @ directions).numpy(),
+        FULL: ((represented - center) @ directions).numpy(),
         PLANE: (states @ torch.linalg.qr(directions_of_input)[0]).numpy(),
         TRUE: descent.statistics(states).numpy(),
     }
     found = detect(measured.weight_singular_values.values)
     layers = [hidden] if found.start is None or found.end is None else list(range(found.start, found.end + 1))
     flat = {layer: _in_plane(activations(net, states, layer)).numpy() for layer in layers}
-    residuals = {name: dependence.self_consistency(paths[name]) for name in (PLANE, TRUE)}
-    by_layer = {layer: dependence.self_consistency(path) for layer, path in flat.items()}
-    residuals[FULL] = float(np.median(list(by_layer.values())))
-    residuals[LINE] = float(np.median([dependence.self_consistency(path[..., :1]) for path in flat.values()]))
+    residual = dependence.self_consistency
+    by_layer = {layer: residual(path) for layer, path in flat.items()}
     fresh = MLP(net.widths, seed=seed, dtype=torch.float64)
-    untrained = activations(fresh, states, hidden)
-    residuals[BEFORE] = dependence.self_consistency(_in_plane(untrained).numpy())
+    residuals = {
+        PLANE: residual(paths[PLANE]),
+        TRUE: residual(paths[TRUE]),
+        FULL: float(np.median(list(by_layer.values()))),
+        LINE: float(np.median([residual(path[..., :1]) for path in flat.values()])),
+        BEFORE: residual(_in_plane(activations(fresh, states, hidden)).numpy()),
+    }
     u = descent.statistics(x).numpy()
     z = ((activations(net, x, hidden) - center) @ directions).numpy()
     points = orbits.rotations(start, descent.w, copies, seed)
@@ -192,8 +189,7 @@ def learn(net: MLP, task: Task, descent: RankOneFactorization, settings: Setting
     return Learned(
         profile=measured,
         bottleneck=found,
-        early=early,
-        hidden=hidden,
+        settings=settings,
         exact=exactness(descent, start, steps),
         test_error=relative_error(predicted, y),
         share=share,
@@ -209,7 +205,7 @@ def learn(net: MLP, task: Task, descent: RankOneFactorization, settings: Setting
         coordinates=z,
         predicted=predicted.numpy() / scale,
         costs=y.numpy() / scale,
-        maps=_maps(net, descent, max(1, early - 1), early),
+        maps=_maps(net, descent, settings.early),
     )
 
 
@@ -263,18 +259,19 @@ def _planes(descent: RankOneFactorization, x: Tensor, copies: int, seed: int) ->
     return orbits.rotations(v.flatten(0, 1), descent.w, copies, seed).reshape(len(x), RADII, copies, -1)
 
 
-def _maps(net: MLP, descent: RankOneFactorization, before: int, early: int) -> tuple[Map, ...]:
+def _maps(net: MLP, descent: RankOneFactorization, early: int) -> tuple[Map, ...]:
     """Return distances ||a(x) - a(x0)|| in a plane orthogonal to w, and in one that holds w."""
     w, e = descent.w, descent.across
     f = torch.linalg.svd(torch.stack([w, e]))[2][2 % len(w)]  # orthogonal to both where d is 3 or more
     height, at = RADIUS / 4, RADIUS / 2
+    before = max(1, early - 1)
     side = torch.linspace(-RADIUS, RADIUS, PIXELS, dtype=torch.float64)
     up, across = torch.meshgrid(side, side, indexing="ij")
     rings = height * w + across[..., None] * e + up[..., None] * f
     holding = up[..., None] * w + across[..., None] * e
     x0 = height * w + at * e
     where = f"plane orthogonal to w, wᵀv = {height:.2g}"
-    one, two = "first direction orthogonal to w", "second direction orthogonal to w"
+    two = "second direction orthogonal to w"
     drawn = (
         (f"inputs\n{where}", two, rings, 0, (at, 0.0)),
         (f"layer {before}\n{where}", two, rings, before, (at, 0.0)),
@@ -284,7 +281,7 @@ def _maps(net: MLP, descent: RankOneFactorization, before: int, early: int) -> t
     result = []
     for title, label, plane, layer, origin in drawn:
         distance = (activations(net, plane, layer) - activations(net, x0[None], layer)).norm(dim=-1)
-        result.append(Map(title, one, label, RADIUS, origin, distance.numpy()))
+        result.append(Map(title, label, origin, distance.numpy()))
     return tuple(result)
 
 

@@ -7,8 +7,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import MaxNLocator
 
-from bnrank._core.axes import OKABE_ITO
-from bnrank.figures.f05_symmetry_learning.computation import FULL, PLANE, SMALL, TRUE, Learned
+from bnrank.figures.f05_symmetry_learning.computation import FULL, PLANE, RADIUS, SMALL, TRUE, Learned
 from bnrank.figures.harness.drawing import GRAY, color, label, panels, reference
 
 SHOWN = 40  # trajectories
@@ -21,7 +20,7 @@ def draw_trajectories(learned: Learned) -> Picture:
     first, second = _coordinates(learned)
     shown = (
         (TRUE, ALONG, ACROSS, "Summary statistics"),
-        (FULL, first, second, f"Layer {learned.hidden} of the network"),
+        (FULL, first, second, f"Layer {learned.settings.hidden} of the network"),
         (PLANE, "first random direction of v", "second random direction of v", "Two directions of the input"),
     )
     picture, (axes,) = panels(1, 3, (12.5, 4.3))
@@ -33,7 +32,7 @@ def draw_trajectories(learned: Learned) -> Picture:
         lines = LineCollection(list(pieces.reshape(-1, 2, 2)), cmap="viridis", linewidths=1.2)
         lines.set_array(times)
         ax.add_collection(lines)
-        ax.plot(*paths[:, 0].T, "o", color=OKABE_ITO[1], markersize=3.5, linestyle="none", label="start v(0)")
+        ax.plot(*paths[:, 0].T, "o", color=color(1), markersize=3.5, linestyle="none", label="start v(0)")
         label(ax, x, y, title)
         ax.autoscale()
     axes[0].legend(frameon=False, fontsize=9, loc="upper right")
@@ -45,13 +44,12 @@ def draw_maps(learned: Learned) -> Picture:
     """Draw distances to a fixed point in planes of inputs."""
     picture, axes = panels(2, 2, (9.6, 8.6))
     for ax, shown in zip(axes.ravel(), learned.maps, strict=True):
-        side = np.linspace(-shown.extent, shown.extent, len(shown.distances))
+        side = np.linspace(-RADIUS, RADIUS, len(shown.distances))
         image = ax.pcolormesh(side, side, shown.distances, cmap="viridis", shading="nearest", rasterized=True)
         ax.contour(side, side, shown.distances, levels=9, colors="white", linewidths=0.6, alpha=0.7)
         ax.plot(*shown.origin, marker="X", color="white", markeredgecolor="black", markersize=10, linestyle="none")
-        label(ax, shown.across, shown.up, shown.title.capitalize())
+        label(ax, "first direction orthogonal to w", shown.up, shown.title.capitalize(), aspect="equal")
         ax.grid(visible=False)
-        ax.set_aspect("equal")
         picture.colorbar(image, ax=ax, label="distance to the cross", shrink=0.9)
     return picture
 
@@ -61,11 +59,10 @@ def draw_collapse(learned: Learned) -> Picture:
     picture, ((ax,),) = panels(1, 1, (7.6, 4.2))
     layers = np.arange(len(learned.collapse))
     planes = "over the variance in planes orthogonal to w"
-    ax.plot(layers, learned.collapse, color=OKABE_ITO[0], marker="o", markersize=5, label="over the total variance")
-    ax.plot(layers, learned.in_planes, color=OKABE_ITO[1], marker="s", markersize=5, label=planes)
+    ax.plot(layers, learned.collapse, color=color(0), marker="o", markersize=5, label="over the total variance")
+    ax.plot(layers, learned.in_planes, color=color(1), marker="s", markersize=5, label=planes)
     reference(ax, SMALL, "5 percent")
-    label(ax, "layer (0: inputs)", "share", "Variance within rotation orbits", log="y", legend="best")
-    ax.set_ylim(top=1.5)
+    label(ax, "layer (0: inputs)", "share", "Variance within rotation orbits", log="y", legend="best", ylim=(None, 1.5))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return picture
 
@@ -100,12 +97,12 @@ def draw_costs(learned: Learned) -> Picture:
     ends = [float(learned.costs.min()), float(learned.costs.max())]
     right.plot(ends, ends, color=GRAY, linewidth=1.0)
     flat = learned.costs.ravel(), learned.predicted.ravel()
-    right.scatter(*flat, s=4, color=OKABE_ITO[0], alpha=0.25, linewidths=0, rasterized=True)
+    right.scatter(*flat, s=4, color=color(0), alpha=0.25, linewidths=0, rasterized=True)
     title = f"All test starts and steps; error / variance = {learned.test_error:.2g}"
     label(right, "cost C(v(t))", "predicted cost", title)
     return picture
 
 
 def _coordinates(learned: Learned) -> tuple[str, str]:
-    what = f"principal direction of layer {learned.hidden}"
+    what = f"principal direction of layer {learned.settings.hidden}"
     return f"first {what}", f"second {what}"

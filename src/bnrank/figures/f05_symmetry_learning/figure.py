@@ -10,26 +10,8 @@ from typing import cast
 import numpy as np
 
 from bnrank._core import linalg
-from bnrank.figures.f05_symmetry_learning.computation import (
-    BEFORE,
-    FULL,
-    LINE,
-    PLANE,
-    RADIUS,
-    SMALL,
-    TRUE,
-    Learned,
-    Settings,
-    learn,
-    rows,
-)
-from bnrank.figures.f05_symmetry_learning.drawing import (
-    draw_collapse,
-    draw_coordinates,
-    draw_costs,
-    draw_maps,
-    draw_trajectories,
-)
+from bnrank.figures.f05_symmetry_learning import computation, drawing
+from bnrank.figures.f05_symmetry_learning.computation import BEFORE, FULL, LINE, PLANE, SMALL, TRUE, Learned, Settings
 from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below, is_true
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.figures.harness.training import mlp, train_recorded
@@ -44,7 +26,7 @@ RATIO = 1e-3  # singular values of the Jacobian that count, relative to the larg
 
 def claims(learned: Learned) -> tuple[Claim, ...]:
     """Return the claims of Figure 2."""
-    found, early = learned.bottleneck, learned.early
+    found, s = learned.bottleneck, learned.settings
     where = "none" if found.rank is None else f"rank {found.rank}, layers {found.start} to {found.end}"
     layers = 0 if found.start is None or found.end is None else found.end - found.start + 1
     depth = learned.profile.sizes["layer"]
@@ -64,12 +46,12 @@ def claims(learned: Learned) -> tuple[Claim, ...]:
         ),
         at_least(f"share of test samples with a Jacobian of rank {RANK}", two, 0.9),
         below("test error over the variance of the outputs", learned.test_error, SMALL),
-        above(f"share of the variance of a_{learned.hidden} in two dimensions", learned.share, 1 - SMALL),
+        above(f"share of the variance of a_{s.hidden} in two dimensions", learned.share, 1 - SMALL),
         below(open_share, learned.residuals[FULL], SMALL),
         *controls,
-        below(f"a_{early}: variance within rotation orbits over total variance", learned.collapse[early], SMALL),
+        below(f"a_{s.early}: variance within rotation orbits over total variance", learned.collapse[s.early], SMALL),
         above("the same of the inputs, for comparison", learned.collapse[0], 5 * SMALL),
-        above(f"the same of a_{early} before training", learned.collapse_before[early], 5 * SMALL),
+        above(f"the same of a_{s.early} before training", learned.collapse_before[s.early], 5 * SMALL),
         at_most(planes, collapsed, depth // 4, note=", in the first quarter"),
         above("smallest R² of u from the two hidden coordinates", np.min(learned.from_hidden), 1 - SMALL),
         above("smallest R² of the hidden coordinates from u", np.min(learned.from_u), 1 - SMALL),
@@ -80,19 +62,38 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Train on starts and costs of gradient descent, and measure what the hidden layers represent."""
     s = settings
     task = matrix_factorization(
-        s.samples, s.dimension, s.horizon, s.rate, s.noise, s.seed, n_test=1000, start=s.start, radius=RADIUS
+        s.samples,
+        s.dimension,
+        s.horizon,
+        s.rate,
+        s.noise,
+        s.seed,
+        n_test=1000,
+        start=s.start,
+        radius=computation.RADIUS,
     )
     net = mlp(task, s.depth, s.width, seed=s.seed)
     run = train_recorded(net, task, folder / "network", progress, ridge=s.ridge, steps=s.steps, records=50)
     descent = rank_one_factorization(s.dimension, s.rate, s.noise, s.seed)
-    learned = learn(cast(MLP, run.network(0)), task, descent, s)
+    learned = computation.learn(cast(MLP, run.network(0)), task, descent, s)
     pictures = {
         "spectra": plots.bottleneck_spectra(learned.profile, top=6)[0].figure,
-        "trajectories": draw_trajectories(learned),
-        "distances": draw_maps(learned),
-        "orbit-collapse": draw_collapse(learned),
-        "coordinates": draw_coordinates(learned),
-        "costs": draw_costs(learned),
+        "trajectories": drawing.draw_trajectories(learned),
+        "distances": drawing.draw_maps(learned),
+        "orbit-collapse": drawing.draw_collapse(learned),
+        "coordinates": drawing.draw_coordinates(learned),
+        "costs": drawing.draw_costs(learned),
+    }
+    captions = {
+        "spectra": "Singular values of activations and weights; shaded: the bottleneck.",
+        "trajectories": f"Gradient descent in u, in two principal directions of layer {s.hidden}, and in two random "
+        "directions of the input. Where the state decides the next one paths do not cross.",
+        "distances": "Distance to the representation of a fixed point (cross). In planes orthogonal to w, rotation "
+        "orbits are circles about the middle: a layer that has collapsed them shows rings.",
+        "orbit-collapse": "Variance within rotation orbits, over the total variance and over that of planes "
+        "orthogonal to w, in which nothing but the distance to w can tell orbits apart.",
+        "coordinates": f"Test starts in the two coordinates of layer {s.hidden}, colored by the summary statistics.",
+        "costs": "Costs along gradient descent, predicted from the start, on test data.",
     }
     text = (
         "The inputs of the network are the starts v(0), its targets the costs C(v(1)), C(v(2)), ... States along "
@@ -107,25 +108,10 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     ]
     sections = (
         Section("The trained network", text=text, profile=learned.profile, history=run.history),
-        Section("Orbits and weights, layer by layer", rows=rows(learned)),
+        Section("Orbits and weights, layer by layer", rows=computation.rows(learned)),
         Section("How far the present state decides the next one", rows=steps),
     )
-    return Outcome(claims=claims(learned), sections=sections, pictures=pictures, captions=_captions(learned))
-
-
-def _captions(learned: Learned) -> dict[str, str]:
-    layer = learned.hidden
-    return {
-        "spectra": "Singular values of activations and weights; shaded: the bottleneck.",
-        "trajectories": f"Gradient descent in u, in two principal directions of layer {layer}, and in two random "
-        "directions of the input. Where the state decides the next one paths do not cross.",
-        "distances": "Distance to the representation of a fixed point (cross). In planes orthogonal to w, rotation "
-        "orbits are circles about the middle: a layer that has collapsed them shows rings.",
-        "orbit-collapse": "Variance within rotation orbits, over the total variance and over that of planes "
-        "orthogonal to w, in which nothing but the distance to w can tell orbits apart.",
-        "coordinates": f"Test starts in the two coordinates of layer {layer}, colored by the summary statistics.",
-        "costs": "Costs along gradient descent, predicted from the start, on test data.",
-    }
+    return Outcome(claims=claims(learned), sections=sections, pictures=pictures, captions=captions)
 
 
 FIGURE = Figure(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -135,6 +135,21 @@ class Ball:
     without: float
     every: list[list[int]]
 
+    @property
+    def spectra(self) -> xr.DataArray:
+        """Singular values of the weights, by layer and frequency."""
+        return self.profile.frequency_singular_values
+
+    @property
+    def held(self) -> Kept:
+        """What the layers keep that hold two pairs of frequency 1 along each axis and nothing beyond."""
+        return bottleneck(self.spectra)
+
+    @property
+    def layers(self) -> list[int]:
+        """These layers, counted from 1."""
+        return inside(self.held)
+
 
 def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> Ball:
     """Train circular networks on a falling ball, and return the measurements of the member of least loss.
@@ -144,39 +159,20 @@ def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> Ball:
     large ridge from the start would leave only the mean image.
     """
     s, size = setup, setup.size
-    task = falling_ball(
-        s.samples,
-        size,
-        dimensions,
-        s.frames,
-        s.gravity,
-        s.seed,
-        speed=s.speed,
-        width=s.width,
-        within="pixel",
-        n_test=s.tests,
-    )
-    widths = [s.channels] * (s.depth - 1) + [s.frames]
-    nets: dict[int, CircularConvolutional] = {
-        seed: CircularConvolutional(task.x.shape[1:], widths, kernel=size, seed=seed)
-        for seed in range(s.seed, s.seed + s.members)
-    }
+    ball: dict[str, Any] = {"speed": s.speed, "width": s.width, "within": "pixel", "n_test": s.tests}
+    task = falling_ball(s.samples, size, dimensions, s.frames, s.gravity, s.seed, **ball)
+    widths, seeds = [s.channels] * (s.depth - 1) + [s.frames], range(s.seed, s.seed + s.members)
+    nets = {seed: CircularConvolutional(task.x.shape[1:], widths, kernel=size, seed=seed) for seed in seeds}
+    options: dict[str, Any] = {"members": s.members, "seed": s.seed, "records": 50}
     for stage, (ridge, steps) in enumerate(zip(s.ridge, s.steps, strict=True), 1):
-        run = train_recorded(
-            lambda seed: in_fourier_space(nets[seed]),
-            task,
-            out / f"{stage}",
-            progress,
-            ridge=ridge,
-            steps=steps,
-            optimizer="auto" if stage == 1 else "lbfgs",
-            members=s.members,
-            seed=s.seed,
-            records=50,
-        )
+        options |= {"ridge": ridge, "steps": steps, "optimizer": "auto" if stage == 1 else "lbfgs"}
+        run = train_recorded(lambda seed: in_fourier_space(nets[seed]), task, out / f"{stage}", progress, **options)
         for i, net in enumerate(nets.values()):
             net.load_state_dict(run.network(i).state_dict())
     network = nets[s.seed + int(run.summary.loss.argmin("member"))].double()
+    settings = json.loads(run.history.attrs["settings"])  # of the network itself, instead of the one in Fourier space
+    settings["network"] = f"{type(network).__name__}({network.extra_repr()}), trained in Fourier space"
+    attributes = {"settings": json.dumps(settings, indent=1), "depth": s.depth, "skipped": "[]"}
     every = [inside(bottleneck(weight_singular_values(net, size=size))) for net in nets.values()]
     x, y = (part.double() for part in held_out(task))
     measured = profile(network, x[:PROFILED], y[:PROFILED], max_jacobian_samples=2)
@@ -190,21 +186,14 @@ def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> Ball:
         task,
         network,
         measured,
-        _of_network(run.history, network, s.depth),
-        _explained(kept_only(network, x, (), ()), y),
+        run.history.assign_attrs(attributes),
+        1 - relative_error(kept_only(network, x, (), ()), y),
         read_out(network, task, 1),
         read_out(network, task, 2),
-        _explained(kept_only(network, x, only, layers), y) if layers else math.nan,
-        max((_explained(kept_only(network, x, whole, [layer]), y) for layer in layers), default=math.nan),
+        1 - relative_error(kept_only(network, x, only, layers), y) if layers else math.nan,
+        max((1 - relative_error(kept_only(network, x, whole, [layer]), y) for layer in layers), default=math.nan),
         every,
     )
-
-
-def _of_network(history: xr.Dataset, network: nn.Module, depth: int) -> xr.Dataset:
-    """Return a history that names its network instead of the one in Fourier space."""
-    settings = json.loads(history.attrs["settings"])
-    settings["network"] = f"{type(network).__name__}({network.extra_repr()}), trained in Fourier space"
-    return history.assign_attrs(settings=json.dumps(settings, indent=1), depth=depth, skipped="[]")
 
 
 def bottleneck(values: xr.DataArray, atol: float = 0.1, near: tuple[float, float] = (0.5, 2.0)) -> Kept:
@@ -218,11 +207,8 @@ def bottleneck(values: xr.DataArray, atol: float = 0.1, near: tuple[float, float
     low, high = near
     clear = ((ones[..., :PAIRS] >= low) & (ones[..., :PAIRS] <= high)).all((1, 2))
     clear &= (ones[..., PAIRS:] <= atol).all((1, 2)) & (others <= atol).all((1, 2))
-    runs = [
-        [int(layer) for layer, _ in run]
-        for key, run in groupby(zip(values["layer"].values, clear, strict=True), itemgetter(1))
-        if key
-    ]
+    marked = zip(values["layer"].values.tolist(), clear, strict=True)
+    runs = [[layer for layer, _ in run] for key, run in groupby(marked, itemgetter(1)) if key]
     longest = max(runs, key=len, default=[])
     if not longest:
         return Kept(None, None, (), f"no layer has {PAIRS} values near 1 at each |w| = 1 and none beyond")
@@ -263,8 +249,7 @@ def read_out(network: nn.Module, task: Task, frequency: int) -> list[Readout]:
 
 def angles(task: Task, frequency: int = 1) -> Tensor:
     """Return the angles 2 pi w q_t / n of the test balls at t = -1, 0, ..., shape (time, sample, axis)."""
-    if task.truth is None:
-        raise ValueError("task: got one without its truth, expected tasks.falling_ball")
+    assert task.truth is not None
     d, n = task.x.ndim - 2, task.x.shape[-1]
     cosine, sine, velocity = task.truth.latents_test.split(d, 1)
     fall = torch.tensor([float(task.settings["gravity"]), 0.0][:d], dtype=torch.float64)
@@ -310,7 +295,3 @@ def _compare(true: Tensor, read: Tensor) -> Read:
 
 def _wrapped(angle: Tensor) -> Tensor:
     return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
-
-
-def _explained(found: Tensor, y: Tensor) -> float:
-    return 1 - relative_error(found, y)

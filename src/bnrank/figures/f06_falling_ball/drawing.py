@@ -9,9 +9,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from bnrank._core.axes import OKABE_ITO
-from bnrank.figures.f06_falling_ball.computation import Ball, Read, bottleneck, inside
-from bnrank.figures.harness.drawing import GRAY, label, panels
+from bnrank.figures.f06_falling_ball.computation import Ball, Read
+from bnrank.figures.harness.drawing import GRAY, color, label, panels
 from bnrank.figures.harness.training import held_out
 from bnrank.reporting.stills.frequencies import frequency_spectra
 
@@ -23,14 +22,11 @@ def draw_spectra(balls: Sequence[Ball]) -> Picture:
     """Draw the singular values of all layers, colored by frequency, one axes per network."""
     picture, (axes,) = panels(1, len(balls), (7.4 * len(balls), 4.8))
     for ax, ball in zip(axes, balls, strict=True):
-        held = bottleneck(ball.profile.frequency_singular_values)
+        held = ball.held
         channels = {found.frequency: found.channels for found in held.frequencies}
         kept = [channels.get(str(name), 0) for name in ball.profile["frequency"].values]
-        ends = {} if held.start is None else {"bottleneck_start": held.start, "bottleneck_end": held.end}
-        others = {key: value for key, value in ball.profile.attrs.items() if not str(key).startswith("bottleneck_")}
         profile = ball.profile.assign(kept_channels=("frequency", kept))
-        profile.attrs = {**others, **ends}
-        frequency_spectra(profile, ax)
+        frequency_spectra(profile.assign_attrs(bottleneck_start=held.start, bottleneck_end=held.end), ax)
         ax.set_title(f"Weights by frequency; {ball.title}", fontsize=11)
     return picture
 
@@ -40,7 +36,7 @@ def draw_readout(balls: Sequence[Ball]) -> Picture:
     picture, axes = panels(len(balls), 3, (13.6, 4.1 * len(balls)), width_ratios=(1.35, 1, 1))
     for (left, center, right), ball in zip(axes, balls, strict=True):
         _draw_linear(picture, left, ball)
-        layers = inside(bottleneck(ball.profile.frequency_singular_values)) or [max(1, len(ball.readouts) // 2)]
+        layers = ball.layers or [max(1, len(ball.readouts) // 2)]
         layer = layers[len(layers) // 2]
         readout, unit = ball.readouts[layer - 1], ball.task.x.shape[-1] / (2 * math.pi)
         t = readout.time
@@ -59,24 +55,22 @@ def _draw_linear(picture: Picture, ax: Axes, ball: Ball) -> None:
     shown = ax.imshow(values, extent=(0.5, layers + 0.5, -1.5, times - 1.5), **style)
     for (i, j), value in np.ndenumerate(values):
         ax.text(j + 1, i - 1, f"{value:.2f}", ha="center", va="center", fontsize=8, color="w" if value < 0.6 else "k")
-    label(ax, "layer", "time t of the frame", f"Position $q_t$ as a linear map of $\\pm 1$; {ball.title}")
+    title = f"Position $q_t$ as a linear map of $\\pm 1$; {ball.title}"
+    label(ax, "layer", "time t of the frame", title, xticks=range(1, layers + 1))
     ax.grid(False)
-    ax.set_xticks(range(1, layers + 1))
     ax.set_yticks(range(-1, times - 1), [f"{t}{' (input)' if t < 1 else ''}" for t in range(-1, times - 1)])
-    held = inside(bottleneck(ball.profile.frequency_singular_values))
-    if held:
-        for edge in (held[0] - 0.5, held[-1] + 0.5):
-            ax.axvline(edge, color=OKABE_ITO[1], linewidth=2.0)
+    for edge in (ball.layers[0] - 0.5, ball.layers[-1] + 0.5) if ball.layers else ():
+        ax.axvline(edge, color=color(1), linewidth=2.0)
     picture.colorbar(shown, ax=ax, label=r"held-out $R^2$; lines: bottleneck", shrink=0.95)
 
 
 def _scatter(ax: Axes, parts: Sequence[Read], unit: float) -> None:
-    ends = np.array([math.inf, -math.inf])
     for axis, part in enumerate(parts):
         true, read = part.true[:POINTS] * unit, part.read[:POINTS] * unit
         name = f"{AXES[axis]}, " if len(parts) > 1 else ""
-        ax.plot(true, read, ".", color=OKABE_ITO[axis], ms=4, alpha=0.7, label=f"{name}$R^2$ = {part.r2:.4f}")
-        ends = np.array([min(ends[0], true.min()), max(ends[1], true.max())])
+        ax.plot(true, read, ".", color=color(axis), ms=4, alpha=0.7, label=f"{name}$R^2$ = {part.r2:.4f}")
+    seen = np.concatenate([part.true[:POINTS] for part in parts]) * unit
+    ends = [seen.min(), seen.max()]
     ax.plot(ends, ends, color=GRAY, linewidth=1.0, zorder=1)
     ax.legend(frameon=False, fontsize=9, loc="upper left", markerscale=2.5, handletextpad=0.2)
 
@@ -101,11 +95,11 @@ def _draw_rings(part: Any, frames: Sequence[np.ndarray], following: int) -> None
     for i, (ax, rows) in enumerate(zip(part.subplots(1, len(frames), sharey=True), frames, strict=True)):
         pixels = np.arange(rows.shape[1])
         for t in range(-1, following + 1):
-            color = OKABE_ITO[t + 1] if t > 0 else ("0.7", "0.4")[t + 1]
+            hue = color(t + 1) if t > 0 else ("0.7", "0.4")[t + 1]
             kind = "input" if t < 1 else "true"
-            ax.plot(pixels, rows[t + 1], color=color, linewidth=2.0, label=f"t = {t}, {kind}")
+            ax.plot(pixels, rows[t + 1], color=hue, linewidth=2.0, label=f"t = {t}, {kind}")
             if t > 0:
-                ax.plot(pixels, rows[t + 1 + following], "o", color=color, markersize=5, label=f"t = {t}, predicted")
+                ax.plot(pixels, rows[t + 1 + following], "o", color=hue, markersize=5, label=f"t = {t}, predicted")
         label(ax, "pixel", "brightness" if i == 0 else "", f"Test ball {i + 1}")
     part.legend(*ax.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=6, fontsize=9)
 

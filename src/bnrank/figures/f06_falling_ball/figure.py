@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bnrank.figures.f06_falling_ball.computation import NOISE, PAIRS, Ball, Setup, bottleneck, follow, inside
+from bnrank.figures.f06_falling_ball.computation import NOISE, PAIRS, Ball, Setup, follow
 from bnrank.figures.f06_falling_ball.drawing import draw_prediction, draw_readout, draw_spectra
 from bnrank.figures.harness.claims import Claim, above, at_least, below, is_true, prefixed
 from bnrank.figures.harness.figure import Figure, Outcome
@@ -31,8 +31,8 @@ def claims(ball: Ball) -> tuple[Claim, ...]:
 
     Its layers are represented by the middle one: at its ends a bottleneck goes over into the rest.
     """
-    spectra = ball.profile.frequency_singular_values
-    segment, layers = kept(spectra), inside(bottleneck(spectra))
+    spectra, layers = ball.spectra, ball.layers
+    segment = kept(spectra)
     bent, position, velocity, control, gap = _middle(ball, layers)
     every = f" (of every seed: {'; '.join(_from_to(run) for run in ball.every)})" if len(ball.every) > 1 else ""
     modulus = dict(zip(spectra["frequency"].values, spectra["modulus"].values, strict=True))
@@ -80,8 +80,8 @@ def _middle(ball: Ball, layers: Sequence[int]) -> tuple[float, float, float, flo
     if not layers:
         return (math.nan,) * 5
     layer = layers[len(layers) // 2]
-    values = np.nan_to_num(ball.profile.frequency_singular_values.sel(layer=layer).transpose("frequency", ...).values)
-    modulus = ball.profile.frequency_singular_values["modulus"].values
+    values = np.nan_to_num(ball.spectra.sel(layer=layer).transpose("frequency", ...).values)
+    modulus = ball.spectra["modulus"].values
     others = max(values[modulus == 1][:, PAIRS:].max(initial=0), values[modulus > 1].max(initial=0))
     gap = values[modulus == 1][:, :PAIRS].min() / max(others, 1e-12)
     position, velocity = ball.readouts[layer - 1].known
@@ -108,11 +108,10 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
 
 
 def _words(ball: Ball) -> str:
-    spectra = ball.profile.frequency_singular_values
     return (
         "The input is two frames, at t = -1 and 0; the network predicts the next ones. Layers that keep two pairs of "
-        f"frequency 1 along each axis and nothing beyond, the source's picture: {bottleneck(spectra)}. Longest "
-        f"segment of layers of the same rank, the bottleneck of the profile below: {kept(spectra)}. Fourier "
+        f"frequency 1 along each axis and nothing beyond, the source's picture: {ball.held}. Longest "
+        f"segment of layers of the same rank, the bottleneck of the profile below: {kept(ball.spectra)}. Fourier "
         "coefficients of the preactivations at frequency 1 are mapped linearly to exp(-2 pi i q_t / n), one map per "
         "axis, fitted on half of the test samples; R^2 in the table is on the other half, for every t, and for "
         "position and velocity, read from phases, for the best two consecutive times. White noise of "
