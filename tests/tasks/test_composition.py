@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bnrank.tasks import block_norms, composition
-from bnrank.tasks._random import streams
+from bnrank.tasks.task import streams
 
 
 @pytest.mark.parametrize(("d_in", "inner", "sizes"), [(10, 1, [10]), (10, 2, [5, 5]), (7, 3, [3, 2, 2])])

@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +122,9 @@ def reproduce(
     refused: dict[str, str] = {}
     failed: dict[str, Outcome] = {}
     done: dict[str, Outcome] = {}
-    write_page = partial(gallery.write, folder, scale, FIGURES, refused, failed)
+
+    def write_page() -> None:
+        gallery.write(folder, scale, entries(folder, scale, FIGURES, refused, failed))
 
     def opened(figure: Figure) -> Outcome | None:
         """Return the stored outcome of a figure, or one that says why it cannot run; None if it has to run."""
@@ -205,7 +206,7 @@ def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outco
 
 def listing(out: str | os.PathLike[str], scale: str = "quick", names: str | Sequence[str] = "all") -> list[Entry]:
     """Return figures (default: all) with what a folder of `reproduce` holds of them."""
-    return entries(Path(out) / validation.choice(scale, "scale", SCALES), scale, _chosen(names))
+    return entries(Path(out) / validation.choice(scale, "scale", SCALES), scale, _chosen(names), {}, {})
 
 
 def _chosen(names: str | Sequence[str]) -> list[Figure]:

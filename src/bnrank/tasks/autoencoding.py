@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.tasks._random import normal, streams
 from bnrank.tasks.latent_maps import ShallowReLU
-from bnrank.tasks.task import Task, Truth
+from bnrank.tasks.task import Task, Truth, normal, streams
 
 DRAWS = 1000  # attempts to draw a g that is injective on the range of the samples
 PIECE = 1 << 20  # entries per block

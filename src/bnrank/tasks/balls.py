@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.tasks._random import streams, uniform
-from bnrank.tasks.task import Task, Truth
+from bnrank.tasks.task import Task, Truth, streams, uniform
 
 FRAMES_IN = 2  # determine position and velocity
 WITHIN = ("image", "pixel")

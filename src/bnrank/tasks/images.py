@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from bnrank._core import validation
-from bnrank.tasks._random import streams
-from bnrank.tasks.task import MissingDataError, Task
+from bnrank.tasks.task import MissingDataError, Task, streams
 
 REGISTRY = {  # SHA256 of the original distribution
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",

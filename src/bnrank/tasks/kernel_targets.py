@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.tasks._random import streams, uniform
-from bnrank.tasks.task import Task, Truth
+from bnrank.tasks.task import Task, Truth, streams, uniform
 
 CUTOFFS = {1: 8192, 2: 256, 3: 40, 4: 16}  # defaults: about half a million coefficients
 CHUNK = 1 << 22  # entries of the largest intermediate product

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.tasks._random import normal, streams, uniform
-from bnrank.tasks.task import Task, Truth
+from bnrank.tasks.task import Task, Truth, normal, streams, uniform
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
-from bnrank.tasks._random import normal, streams, uniform
-from bnrank.tasks.task import Task
+from bnrank.tasks.task import Task, normal, streams, uniform
 
 
 def inverted_s(t: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tasks: training and test data with their loss."""
+"""Tasks: training and test data with their loss, and the random streams that they are drawn from."""
 
 from __future__ import annotations
 
@@ -189,3 +189,30 @@ def signs(y: object, name: str) -> Tensor:
         hint = "; convert labels 0 and 1 to 2 y - 1" if bool(((labels == 0) | (labels == 1)).all()) else ""
         raise ValueError(f"{name}: got labels {wrong[0].item():g}, expected -1 and +1 only, for 'logistic'{hint}")
     return labels
+
+
+def streams(seed: int, count: int) -> list[torch.Generator]:
+    """Return ``count`` independent generators derived from one seed; the global generators are not used.
+
+    With one generator per purpose, changing one argument does not affect the other draws.
+
+    The seeds come from ``numpy.random.SeedSequence``, so that a task and a network with the same seed have
+    different draws.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``seed`` is not an integer of at least 0.
+    """
+    states = np.random.SeedSequence(validation.integer(seed, "seed", 0)).generate_state(count, np.uint32)
+    return [torch.Generator().manual_seed(int(state)) for state in states]
+
+
+def normal(generator: torch.Generator, *shape: int) -> Tensor:
+    """Return independent N(0, 1) numbers in float64."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def uniform(generator: torch.Generator, *shape: int) -> Tensor:
+    """Return independent numbers, uniform on [0, 1), in float64."""
+    return torch.rand(shape, generator=generator, dtype=torch.float64)

@@ -5,7 +5,7 @@ that predicts the costs from the start finds two hidden coordinates that do the 
 """
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -61,17 +61,8 @@ def claims(learned: Learned) -> tuple[Claim, ...]:
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Train on starts and costs of gradient descent, and measure what the hidden layers represent."""
     s = settings
-    task = matrix_factorization(
-        s.samples,
-        s.dimension,
-        s.horizon,
-        s.rate,
-        s.noise,
-        s.seed,
-        n_test=1000,
-        start=s.start,
-        radius=computation.RADIUS,
-    )
+    starts: dict[str, Any] = {"start": s.start, "radius": computation.RADIUS}
+    task = matrix_factorization(s.samples, s.dimension, s.horizon, s.rate, s.noise, s.seed, n_test=1000, **starts)
     net = mlp(task, s.depth, s.width, seed=s.seed)
     run = train_recorded(net, task, folder / "network", progress, ridge=s.ridge, steps=s.steps, records=50)
     descent = rank_one_factorization(s.dimension, s.rate, s.noise, s.seed)

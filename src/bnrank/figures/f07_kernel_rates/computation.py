@@ -16,7 +16,7 @@ from torch import Tensor
 from bnrank.figures.harness.training import held_out, mlp, relative_error, train_recorded
 from bnrank.tasks import Task, TorusTarget, composition, torus_map
 from bnrank.tasks.kernel_targets import torus_targets
-from bnrank.theory.kernels import select
+from bnrank.theory.kernels import Selected, select
 
 Array = NDArray[np.float64]
 
@@ -163,27 +163,21 @@ def on_composition(folder: Path, progress: bool, inner: int, settings: Settings)
 
     With ``inner`` = d_in nothing small is hidden; h is then slower, so that its argument varies as with inner = 1.
     """
-    s = settings
+    s, largest = settings, max(settings.sizes_composition)
     frequency = 2.0 / s.d_in**0.5 if inner == s.d_in else 2.0
-    tasks = {
-        seed: composition(max(s.sizes_composition), s.d_in, inner=inner, seed=seed, frequency=frequency)
-        for seed in s.seeds
-    }
-    chosen: set[str] = set()
-    edges: list[bool] = []
+    tasks = {seed: composition(largest, s.d_in, inner=inner, seed=seed, frequency=frequency) for seed in s.seeds}
+    fits: list[Selected] = []
 
     def fit(part: Task) -> Callable[[Tensor], Any]:
-        best = select(part.x, part.y, KERNELS, ridges=RIDGES, scales=SCALES, folds=3)
-        chosen.add(best.kernel)
-        edges.append(bool(best.at_edge))
-        return best.predict
+        fits.append(select(part.x, part.y, KERNELS, ridges=RIDGES, scales=SCALES, folds=3))
+        return fits[-1].predict
 
     deep, kernel = _compare(folder, progress, f"inner-{inner}", tasks, fit, s, [s.ridge])
-    edge = f"; at an edge of its grid in {sum(edges)} of {len(edges)} fits" if any(edges) else ""
-    return (
-        replace(deep, about=f"depth {s.depth}, width {s.width}, ridge {s.ridge:g}"),
-        replace(kernel, about=f"{' or '.join(sorted(chosen))}, by cross-validation{edge}"),
-    )
+    edges = sum(bool(best.at_edge) for best in fits)
+    edge = f"; at an edge of its grid in {edges} of {len(fits)} fits" if edges else ""
+    chosen = " or ".join(sorted({best.kernel for best in fits}))
+    about = f"depth {s.depth}, width {s.width}, ridge {s.ridge:g}"
+    return replace(deep, about=about), replace(kernel, about=f"{chosen}, by cross-validation{edge}")
 
 
 def on_torus_control(folder: Path, progress: bool, settings: Settings) -> tuple[Course, Course]:
@@ -200,9 +194,9 @@ def on_torus_control(folder: Path, progress: bool, settings: Settings) -> tuple[
 
     deep, kernel = _compare(folder, progress, "torus", tasks, fit, s, s.ridges_control)
     ridges = ", ".join(f"{ridge:g}" for ridge in s.ridges_control)
-    return (
-        replace(deep, about=f"depth {s.depth}, width {s.width}, best on test samples of ridges {ridges}"),
-        replace(kernel, about=f"Matern {SMOOTHNESS:g}, length {LENGTH:g}, ridge {RIDGE:g}"),
+    about = f"depth {s.depth}, width {s.width}, best on test samples of ridges {ridges}"
+    return replace(deep, about=about), replace(
+        kernel, about=f"Matern {SMOOTHNESS:g}, length {LENGTH:g}, ridge {RIDGE:g}"
     )
 
 
@@ -216,28 +210,19 @@ def _compare(
     ridges: Sequence[float],
 ) -> tuple[Course, Course]:
     """Return the courses of networks, the best of some ridges, and of a kernel, over the sizes of some tasks."""
-    sizes = settings.sizes_composition
+    s, sizes = settings, settings.sizes_composition
     deep, kernel = np.empty((2, len(tasks), len(sizes)))
+    members: dict[str, Any] = {"ridge": list(ridges), "members": len(ridges), "seed": [0] * len(ridges)}
     for row, (seed, task) in enumerate(tasks.items()):
         x, y = held_out(task)
         for column, n in enumerate(sizes):
-            part = first(task, n)
-            out = folder / f"{name}-seed-{seed}-n-{n}"
-            deep[row, column] = min(network_errors(out, progress, part, settings, ridges))
+            part, out = first(task, n), folder / f"{name}-seed-{seed}-n-{n}"
+            net = mlp(part, s.depth, s.width)
+            run = train_recorded(net, part, out, progress, steps=s.steps, records=10, **members)
+            with torch.no_grad():
+                deep[row, column] = min(relative_error(run.network(i)(x.float()), y) for i in range(len(ridges)))
             kernel[row, column] = relative_error(fit(part)(x), y)
     return Course("network", np.array(sizes, float), deep), Course("kernel", np.array(sizes, float), kernel)
-
-
-def network_errors(
-    folder: Path, progress: bool, task: Task, settings: Settings, ridges: Sequence[float]
-) -> list[float]:
-    """Train one network per ridge, and return their relative test errors."""
-    net = mlp(task, settings.depth, settings.width)
-    members = {"ridge": list(ridges), "members": len(ridges), "seed": [0] * len(ridges)}
-    run = train_recorded(net, task, folder, progress, steps=settings.steps, records=10, **members)
-    x, y = held_out(task)
-    with torch.no_grad():
-        return [relative_error(run.network(i)(x.float()), y) for i in range(len(ridges))]
 
 
 def first(task: Task, n: int) -> Task:

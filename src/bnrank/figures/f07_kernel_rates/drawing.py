@@ -6,12 +6,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.f07_kernel_rates.computation import Course, Decay
-from bnrank.figures.harness.drawing import color, label, panels
+from bnrank.figures.harness.drawing import color, label, panels, ticks
 
 ERROR = r"test error / variance of $y$"
-COLORS = {"network": OKABE_ITO[1], "kernel": OKABE_ITO[0]}
+COLORS = {"network": color(1), "kernel": color(0)}
 MARKS = ("o", "s", "^", "D")
 
 
@@ -63,13 +62,11 @@ def draw_compositions(pairs: Mapping[str, tuple[Course, Course]]) -> Picture:
     return picture
 
 
-def _bars(ax: Axes, c: Course, color: str, mark: str, name: str) -> None:
+def _bars(ax: Axes, c: Course, hue: str, mark: str, name: str) -> None:
     """Draw the geometric mean over draws and their range."""
-    ax.fill_between(c.sizes, c.errors.min(0), c.errors.max(0), color=color, alpha=0.2, linewidth=0)
-    ax.plot(c.sizes, c.middle, color=color, marker=mark, markersize=5, linewidth=1.8, label=name)
+    ax.fill_between(c.sizes, c.errors.min(0), c.errors.max(0), color=hue, alpha=0.2, linewidth=0)
+    ax.plot(c.sizes, c.middle, color=hue, marker=mark, markersize=5, linewidth=1.8, label=name)
 
 
 def _ticks(ax: Axes, sizes: np.ndarray) -> None:
-    shown = sizes if len(sizes) <= 5 else sizes[:: 2 if len(sizes) < 9 else 3]
-    ax.set_xticks(shown, [f"{size:g}" for size in shown])
-    ax.minorticks_off()
+    ticks(ax, sizes if len(sizes) <= 5 else sizes[:: 2 if len(sizes) < 9 else 3])

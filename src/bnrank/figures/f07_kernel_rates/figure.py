@@ -6,15 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bnrank.figures.f07_kernel_rates.computation import (
-    Course,
-    Decay,
-    Settings,
-    decay_courses,
-    interval,
-    on_composition,
-    on_torus_control,
-)
+from bnrank.figures.f07_kernel_rates import computation
+from bnrank.figures.f07_kernel_rates.computation import Course, Decay, Settings, interval, on_composition
 from bnrank.figures.f07_kernel_rates.drawing import draw_compositions, draw_rates
 from bnrank.figures.harness.claims import Claim, above, at_least, at_most, below
 from bnrank.figures.harness.figure import Figure, Outcome
@@ -79,10 +72,10 @@ def control_claim(deep: Course, kernel: Course) -> Claim:
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Fit kernels to targets of prescribed decay, then networks and kernels to compositions and to a control."""
     s = settings
-    courses = [c for d in s.dims for c in decay_courses(d, s.alphas, s.sizes, range(s.draws), s.n_test)]
+    courses = [c for d in s.dims for c in computation.decay_courses(d, s.alphas, s.sizes, range(s.draws), s.n_test)]
     pairs = {inner: on_composition(folder, progress, inner, s) for inner in s.inners}
     wide = on_composition(folder, progress, s.d_in, s)
-    control = on_torus_control(folder, progress, s)
+    control = computation.on_torus_control(folder, progress, s)
     named = {f"Composition, d = {s.d_in}, inner dimension {inner}": pair for inner, pair in pairs.items()}
     named[f"Control: all {s.d_in} inner dimensions"] = wide
     named[rf"Control: 2-torus, $\alpha$ = {s.alphas[0]:g}, one draw"] = control
@@ -120,22 +113,22 @@ def _sections(courses: Sequence[Decay], pairs: Mapping[str, tuple[Course, Course
 
 
 def _decay_row(c: Decay) -> dict[str, object]:
-    mean, low, high = c.exponent
-    row: dict[str, object] = {"d_in": c.d, "alpha": c.alpha, "exponent": mean, "95% from": low, "to": high}
-    row |= {"alpha/d_in": c.expected, "error at the largest N": float(c.middle[-1])}
+    row = {"d_in": c.d, "alpha": c.alpha, **_exponent(c), "alpha/d_in": c.expected}
+    row["error at the largest N"] = float(c.middle[-1])
     if c.tail is not None:
         ratio = c.middle / c.tail
-        slope = -np.polyfit(np.log(c.sizes), np.log(c.tail), 1)[0]
-        row |= {"exponent of sum_{k>N} |beta_k|^2": float(slope)}
+        row["exponent of sum_{k>N} |beta_k|^2"] = float(-np.polyfit(np.log(c.sizes), np.log(c.tail), 1)[0])
         row |= {"error over that sum": f"{ratio.min():.2g} to {ratio.max():.2g}", "beyond the cutoff": c.missing}
     return row
 
 
 def _row(task: str, c: Course) -> dict[str, object]:
-    mean, low, high = c.exponent
-    row: dict[str, object] = {"task": task.replace("$", "").replace("\\", ""), "method": c.name, "with": c.about}
-    row |= {"exponent": mean, "95% from": low, "to": high}
+    row = {"task": task.replace("$", "").replace("\\", ""), "method": c.name, "with": c.about, **_exponent(c)}
     return row | {f"error at N = {n:g}": float(e) for n, e in zip(c.sizes, c.middle, strict=True)}
+
+
+def _exponent(c: Course) -> dict[str, object]:
+    return dict(zip(("exponent", "95% from", "to"), c.exponent, strict=True))
 
 
 PAPER = Settings(

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnrank._core import linalg
-from bnrank._core.axes import OKABE_ITO
 from bnrank.figures.harness.claims import Claim, at_least, below, equals, prefixed
-from bnrank.figures.harness.drawing import label, panels
+from bnrank.figures.harness.drawing import color, label, panels
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.figures.harness.training import held_out, mlp, relative_error, train_recorded
 from bnrank.measures.jacobian import Jacobian
@@ -167,15 +166,13 @@ def draw(fitted: Sequence[Predictor], rank: int) -> Picture:
             for ax, last in ((top, len(index)), (bottom, 15)):
                 j, band, middle = index[:last], shares[:, :last], np.median(shares, 0)[:last]
                 mark = "o" if ax is bottom or p.name == NETWORK else None
-                ax.fill_between(j, band.min(0), band.max(0), color=OKABE_ITO[i], alpha=0.18, lw=0)
-                ax.plot(j, middle, color=OKABE_ITO[i], lw=2.0, marker=mark, markersize=4, label=name or p.name)
+                ax.fill_between(j, band.min(0), band.max(0), color=color(i), alpha=0.18, lw=0)
+                ax.plot(j, middle, color=color(i), lw=2.0, marker=mark, markersize=4, label=name or p.name)
         for ax in (top, bottom):
             ax.axvline(rank + 0.5, color="0.4", linestyle=":", linewidth=1.3)
         what = f"noise of deviation {noise:g} in y" if noise else "no noise in y"
-        label(top, "", "", f"All singular values; {what}", log="y")
-        label(bottom, "index j", "", f"The first 15; dotted: after k = {rank}")
-        top.set_ylim(1e-17, 3)
-        bottom.set_ylim(0, 1.05)
+        label(top, "", "", f"All singular values; {what}", log="y", ylim=(1e-17, 3))
+        label(bottom, "index j", "", f"The first 15; dotted: after k = {rank}", ylim=(0, 1.05))
         top.axhspan(1e-17, 1e-15, color="0.88", zorder=0)
         top.text(49, 1.6e-16, "rounding", ha="right", va="center", fontsize=9, color="0.3")
     for row in rows:

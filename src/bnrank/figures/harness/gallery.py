@@ -91,54 +91,33 @@ class Entry:
 
 
 def entries(
-    folder: Path,
-    scale: str,
-    figures: Sequence[Figure],
-    refused: Mapping[str, str] | None = None,
-    failed: Mapping[str, Outcome] | None = None,
+    folder: Path, scale: str, figures: Sequence[Figure], refused: Mapping[str, str], failed: Mapping[str, Outcome]
 ) -> list[Entry]:
-    """Return the entries of figures from what a folder holds; ``failed`` outcomes replace stored ones."""
+    """Return the entries of figures from what a folder holds.
+
+    ``refused`` says by name why figures were not run; ``failed`` outcomes replace stored ones.
+    """
     found = []
     for figure in figures:
         own, damaged = folder / figure.name, ""
-        outcome = (failed or {}).get(figure.name)
+        outcome = failed.get(figure.name)
         try:
             outcome = outcome or Outcome.open(own)
         except ValueError as error:
             damaged = str(error) if store.is_there(own / store.CLAIMS) else ""
         other = store.differences(own, figure.stamp(scale))
-        found.append(Entry(figure, outcome, own.is_dir(), damaged, (refused or {}).get(figure.name, ""), other))
+        found.append(Entry(figure, outcome, own.is_dir(), damaged, refused.get(figure.name, ""), other))
     return found
 
 
-def write(
-    folder: Path,
-    scale: str,
-    figures: Sequence[Figure],
-    refused: Mapping[str, str] | None = None,
-    failed: Mapping[str, Outcome] | None = None,
-) -> Path:
-    """Write the page of all figures into a folder.
-
-    Parameters
-    ----------
-    folder : Path
-        The parent of the figures' folders.
-    scale : str
-        Their scale.
-    figures : sequence of Figure
-        All figures of the page, stored or not.
-    refused : mapping, optional
-        Name -> why a figure was not run.
-    failed : mapping, optional
-        Name -> the outcome of a figure that has just failed, even if it could not be stored.
+def write(folder: Path, scale: str, found: Sequence[Entry]) -> Path:
+    """Write the page of all figures of a scale into the parent of their folders.
 
     Raises
     ------
     ValueError
         If it cannot be written.
     """
-    found = entries(folder, scale, figures, refused, failed)
     histories = [h for e in found if e.outcome for s in e.outcome.sections for h in s.histories.values()]
     budget = spectra_budget(histories)
     parts = [_overview(found), *(_figure(entry, folder.parent, scale, budget) for entry in found)]
