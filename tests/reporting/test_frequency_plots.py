@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 
 from bnrank.reporting import plots, report
-from bnrank.reporting.charts import profile as charts
+from bnrank.reporting.charts import measured as charts
 from bnrank.reporting.stills.frequencies import frequency_lines, frequency_spectra
 
 from .browser import chromium, show, why_absent
@@ -145,13 +145,13 @@ def test_what_the_page_shows(tmp_path, monkeypatch):
     assert ranks["data"][0]["z"][2] == [None, 2, 2, 2, 2, 1]
     assert "(0, 0): 1; ±(1, 0): 2" in page.text
     assert "kept_channels" not in page.text
-    monkeypatch.setattr("bnrank.reporting.charts.profile.MAX_LINES", 2)
-    monkeypatch.setattr("bnrank.reporting.charts.profile.MAX_FREQUENCIES", 3)
-    lines, ranks = (c for c in charts.view({"a": ds}).groups[0].charts if "frequency" in c.title)
+    monkeypatch.setattr("bnrank.reporting.charts.measured.MAX_LINES", 2)
+    monkeypatch.setattr("bnrank.reporting.charts.measured.MAX_FREQUENCIES", 3)
+    lines, ranks = (c for c in charts.profile_view({"a": ds}).groups[0].charts if "frequency" in c.title)
     assert (len(lines.figure.data), len(ranks.figure.data[0].z)) == (2, 3)
     assert "The 2 of 12 lines" in lines.note
     assert ranks.note == "The 3 lowest of 4 frequencies."
-    assert not [c for c in charts.view({"b": make_profile()}).groups[0].charts if "frequency" in c.title]
+    assert not [c for c in charts.profile_view({"b": make_profile()}).groups[0].charts if "frequency" in c.title]
 
 
 @pytest.mark.browser

@@ -16,7 +16,7 @@ import xarray as xr
 import bnrank
 from bnrank import measures
 from bnrank.reporting import Section, plots, report
-from bnrank.reporting.charts import history as history_charts
+from bnrank.reporting.charts import measured as charts
 from bnrank.reporting.sections import CURVES, SPECTRA, flatten_settings
 
 from .conftest import make_history, make_profile
@@ -239,25 +239,25 @@ def test_placeholders_in_text_stay_text(tmp_path):
 
 def test_thinning_keeps_the_ends_and_says_what_was_left_out(tmp_path):
     long = make_history(steps=1500, members=1)
-    (shown,) = history_charts.view({"long": long}).groups
+    (shown,) = charts.history_view({"long": long}).groups
     curves = shown.charts[0].figure.data[0].x
-    assert len(shown.steps) == history_charts.MAX_STEPS
-    assert len(curves) == history_charts.MAX_CURVE_STEPS
+    assert len(shown.steps) == charts.MAX_STEPS
+    assert len(curves) == charts.MAX_CURVE_STEPS
     for steps in (shown.steps, curves):
         assert (steps[0], steps[-1]) == (0, long["step"].values[-1])
     assert "the spectra show 200 of 1500 recorded steps" in shown.notes
     assert "the curves show 500 of 1500 recorded steps" in shown.notes
     wide = xr.concat([make_history(steps=20, members=1)] * 50, "member")
-    (shown,) = history_charts.view({"wide": wide}).groups
-    assert len(shown.controls[0].options) == history_charts.MAX_MEMBERS
+    (shown,) = charts.history_view({"wide": wide}).groups
+    assert len(shown.controls[0].options) == charts.MAX_MEMBERS
     assert "32 of 50 members are shown, evenly spaced" in shown.notes
-    assert history_charts.spectra_budget([long]) == history_charts.MAX_STEPS
-    assert history_charts.spectra_budget([wide] * 20) < history_charts.MAX_STEPS
+    assert charts.spectra_budget([long]) == charts.MAX_STEPS
+    assert charts.spectra_budget([wide] * 20) < charts.MAX_STEPS
 
 
 def test_steps_without_spectra_are_no_slider_positions(history):
     history["weight_singular_values"][:, 1::2] = np.nan
-    assert history_charts.view({"h": history}).groups[0].steps == history["step"].values[::2].tolist()
+    assert charts.history_view({"h": history}).groups[0].steps == history["step"].values[::2].tolist()
 
 
 def test_a_history_without_steps_and_a_profile_without_names(tmp_path, history, profile):
@@ -292,7 +292,7 @@ def test_a_page_stays_small(tmp_path):
 
 
 def test_member_labels_name_what_differs(history):
-    members = history_charts.view({"h": history}).groups[0].controls[0].options
+    members = charts.history_view({"h": history}).groups[0].controls[0].options
     assert members[1] == "member 1, seed 1, lr 0.0015, finished"  # one ridge for all
 
 

@@ -31,7 +31,7 @@ from bnrank.reporting.blocks import (
     plots_in,
     table,
 )
-from bnrank.reporting.charts import history, profile
+from bnrank.reporting.charts.measured import history_view, profile_view, spectra_budget
 from bnrank.reporting.charts.parts import DARK, as_json, is_plotly, ready_made
 from bnrank.reporting.findings import found_blocks
 from bnrank.reporting.sections import Section, bottleneck, flatten_settings, found_in, sections_from
@@ -106,7 +106,7 @@ def report(
     if claims or figures is not None:
         first = Section("Claims" if claims else "Figures", claims=claims or (), figures=figures)
         sections = [first, *sections]
-    budget = history.spectra_budget([dataset for section in sections for dataset in section.histories.values()])
+    budget = spectra_budget([dataset for section in sections for dataset in section.histories.values()])
     bare = len(sections) == 1 and sections[0].title == title  # the page's title is its heading
     parts = [
         Part(f"section-{i}", section.title, contents(section, f"section-{i}", budget), bare)
@@ -169,9 +169,9 @@ def contents(section: Section, key: str, max_steps: int) -> list[Block]:
         ready = Plot(f"{key}-figure-{i}", ready_made(figure, caption)) if is_plotly(figure) else None
         blocks.append(ready or picture(figure, caption))
     if section.histories:
-        blocks += [Plot(f"{key}-history", history.view(section.histories, max_steps)), *_members(section.histories)]
+        blocks += [Plot(f"{key}-history", history_view(section.histories, max_steps)), *_members(section.histories)]
     if section.profiles:
-        blocks += [*_facts(section.profiles), Plot(f"{key}-profile", profile.view(section.profiles))]
+        blocks += [*_facts(section.profiles), Plot(f"{key}-profile", profile_view(section.profiles))]
         blocks += [*_layers(section.profiles), *_measured_with(section.profiles)]
     return [*blocks, *settings(section)]
 

@@ -9,7 +9,7 @@ from bnrank.figures.harness import store
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section, page
 from bnrank.reporting.blocks import Block, Cell, Said, Table, Text, details, picture
-from bnrank.reporting.charts.history import spectra_budget
+from bnrank.reporting.charts.measured import spectra_budget
 from bnrank.reporting.page import Part, claims_table, contents, settings
 from bnrank.reporting.sections import flatten_settings
 from bnrank.reporting.tables import typeset

@@ -42,6 +42,13 @@ def classes(summary: Summary) -> list[str] | None:
     return list(summary.output_names) if len(summary.output_names) > summary.outputs else None
 
 
+def by_class(summary: Summary, labels: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the rows of every class, and heights at which they stand side by side, around the number of the class."""
+    names = np.array([str(label) for label in summary.seen])
+    rows = [np.flatnonzero(names == label) for label in labels]
+    return [(own, c + 0.5 * ((np.arange(len(own)) * 0.618034) % 1 - 0.5)) for c, own in enumerate(rows)]
+
+
 def score(value: float) -> float:
     """Return a score, 0 where it is rounding error.
 
@@ -200,13 +207,11 @@ def _dots(z: Sequence[Any], outputs: Sequence[dict[str, Any]]) -> Chart:
 
 def _class_dots(summary: Summary, z: Sequence[Any], labels: list[str]) -> Chart:
     """Return dots by class: over two coordinates, or, of one coordinate, in a row for every class."""
-    names = np.array([str(label) for label in summary.seen])
-    rows = [np.flatnonzero(names == label) for label in labels]
-    points = [[[z_j[i] for i in own] for own in rows] for z_j in z]
-    jitter = [[c + 0.5 * ((i * 0.618034) % 1 - 0.5) for i in range(len(own))] for c, own in enumerate(rows)]
+    rows = by_class(summary, labels)
+    points = [[[z_j[i] for i in own] for own, _ in rows] for z_j in z]
     traces, key = [], []
     for c, name in enumerate(labels):
-        color, up = parts.member_color(c), points[1][c] if len(z) > 1 else parts.numbers(jitter[c])
+        color, up = parts.member_color(c), points[1][c] if len(z) > 1 else parts.numbers(rows[c][1])
         hover = f"{_label(name)}<br>%{{x:.3g}}{', %{y:.3g}' if len(z) > 1 else ''}"
         marker = {"color": color, "symbol": SYMBOLS[c // 7 % 6], "opacity": 0.8}
         traces.append(parts.dots(points[0][c], up, hover, size=7, **marker))

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -11,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from bnrank._core import validation
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank.discovery.estimators.summary import Summary
-from bnrank.reporting.charts.discovery import classes
+from bnrank.reporting.charts.discovery import by_class, classes
 from bnrank.reporting.charts.parts import cut
 from bnrank.reporting.sections import found_in
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
@@ -61,11 +60,11 @@ def discovered(found: object, axes: Any = None, *, output: int = 0, coordinates:
     if not isinstance(summary, Summary):
         raise TypeError(f"found: got {validation.describe(found)}, expected a fitted bottleneck estimator or a Summary")
     output = validation.integer(output, "output", 0)
-    if output >= summary.outputs:
-        raise ValueError(f"output: got {output}, expected a number below {summary.outputs}, that of the outputs")
+    expected = f"a number below {summary.outputs}, that of the outputs"
+    validation.expect(output < summary.outputs, "output", f"{output}", expected)
     pair = [validation.integer(j, f"coordinates[{i}]") for i, j in enumerate(coordinates)]
-    if len(pair) != 2 or (summary.n_components > 1 and max(pair) > summary.n_components):
-        raise ValueError(f"coordinates: got {coordinates}, expected two of 1, ..., {summary.n_components}")
+    fits = len(pair) == 2 and (summary.n_components < 2 or max(pair) <= summary.n_components)
+    validation.expect(fits, "coordinates", f"{coordinates}", f"two of 1, ..., {summary.n_components}")
     axes = axes_for(axes, (1, 3), (13.0, 3.9))
     _held_out(axes[0], summary)
     if not summary.n_components:
@@ -97,20 +96,17 @@ def _held_out(ax: Axes, summary: Summary) -> None:
 
 def _coordinates(ax: Axes, summary: Summary, output: int, i: int, j: int) -> None:
     labels, k = classes(summary), summary.n_components
-    across = summary.coordinates[:, 0 if k == 1 else i]
-    up = np.zeros(len(across)) if k == 1 else summary.coordinates[:, j]
+    i, j = (0, 0) if k == 1 else (i, j)
+    across, up = summary.coordinates[:, i], summary.coordinates[:, j]
     if labels is not None:
-        seen = np.array([str(label) for label in summary.seen])
-        for c, name in enumerate(labels):
-            rows = seen == name
-            heights = c + 0.5 * ((np.arange(rows.sum()) * 0.618034) % 1 - 0.5) if k == 1 else up[rows]
-            color, marker = OKABE_ITO[c % 7], _MARKERS[c // 7 % len(_MARKERS)]
-            ax.scatter(across[rows], heights, s=16, color=color, marker=marker, label=name)
-        if k > 1 and len(labels) <= 12:
-            ax.legend(frameon=False, fontsize=8)
+        for c, (rows, side_by_side) in enumerate(by_class(summary, labels)):
+            heights, color, marker = side_by_side if k == 1 else up[rows], OKABE_ITO[c % 7], _MARKERS[c // 7 % 6]
+            ax.scatter(across[rows], heights, s=16, color=color, marker=marker, label=labels[c])
         if k == 1:
             ax.set_yticks(range(len(labels)), labels)
-        dress(ax, f"z{i + 1}" if k > 1 else "z1", f"z{j + 1}" if k > 1 else "class", "Coordinates by class")
+        elif len(labels) <= 12:
+            ax.legend(frameon=False, fontsize=8)
+        dress(ax, f"z{i + 1}", f"z{j + 1}" if k > 1 else "class", "Coordinates by class")
         return
     values, name = summary.seen.reshape(len(summary.seen), -1)[:, output], summary.output_names[output]
     if k == 1:

@@ -320,17 +320,15 @@ def two_point(
     columns = rows if y is None else _some(len(second), max(max_pairs // len(rows), 1), generator)
     at_x = _Jacobians(chain, first[rows])
     at_y = at_x if y is None else _Jacobians(chain, second[columns])
-    best: tuple[float, int, int, float, float] | None = None
+    found = []
     for i in range(max(len(rows) - 1, 1) if y is None else len(rows)):
         start = min(i + 1, len(rows) - 1) if y is None else 0  # one sample alone is paired with itself
         difference = torch.linalg.svdvals(at_x.matrix[i] - at_y.matrix[start:]).sum(1)
         constant = at_y.constant[start:].clamp(min=float(at_x.constant[i]))
         bounds = 0.5 * (at_x.cost[i] + at_y.cost[start:]) + difference / constant**2
         j = int(bounds.argmax())
-        if best is None or float(bounds[j]) > best[0]:
-            best = (float(bounds[j]), i, start + j, float(difference[j]), float(constant[j]))
-    assert best is not None
-    value, i, j, nuclear, c = best
+        found.append((float(bounds[j]), i, start + j, float(difference[j]), float(constant[j])))
+    value, i, j, nuclear, c = max(found, key=lambda bound: bound[0])
     return TwoPointBound(
         value,
         pair=(int(rows[i]), int(columns[j])),

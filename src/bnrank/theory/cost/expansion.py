@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import stats
 
 from bnrank._core import validation
 
@@ -121,8 +122,6 @@ def expand(
     >>> expand(depths, [L * L for L in depths]).fits
     False
     """
-    from scipy import stats
-
     L, y = _pairs(depths, norms)
     known = None if sigma is None else validation.number(sigma, "sigma", 0.0, strict=True)
     columns = np.stack([L, np.ones_like(L), 1 / L], 1)
@@ -149,8 +148,6 @@ def expand(
 
 def _verdict(L: Array, y: Array, columns: Array, gaps: Array, sigma: float | None) -> tuple[bool | None, float, str]:
     """Return fits, p-value and reason."""
-    from scipy import stats
-
     different, group = np.unique(L, return_inverse=True)
     m, freedom = len(different), len(y) - 3
     if m < 4:
@@ -203,8 +200,6 @@ def _least_squares(columns: Array, y: Array) -> tuple[Array, Array, Array]:
 
 def _with_term(columns: Array, y: Array, term: Array) -> tuple[Array, float]:
     """Return the coefficients with one more term, and its p-value (NaN: unknown)."""
-    from scipy import stats
-
     if len(np.unique(columns[:, 0])) < 4:
         return np.full(4, math.nan), math.nan
     estimate, gaps, inverse = _least_squares(np.c_[columns, term], y)

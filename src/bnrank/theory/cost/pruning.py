@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.spatial.distance import cdist
 from torch import Tensor, nn
 
 from bnrank._core import validation
@@ -115,14 +116,11 @@ class _Work:
 
     def __init__(self, chain: Arrays, rtol: float) -> None:
         self.weights, self.biases = [w.copy() for w in chain.weights], [b.copy() for b in chain.biases]
+        self.chain = Arrays(self.weights, self.biases, chain.slope)  # of these lists, which change in place
         self.slope, self.rtol, self.changes = chain.slope, rtol, 0
         self.labels = [np.arange(len(w)) for w in self.weights[:-1]]
         self.removed: list[list[int]] = [[] for _ in self.labels]
         self.merged: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in self.labels]
-
-    @property
-    def chain(self) -> Arrays:
-        return Arrays(self.weights, self.biases, self.slope)
 
     def until_nothing_changes(self, x: Array | None) -> None:
         """Go over the layers, on the samples if there are any, for as long as there is something to cut."""
@@ -184,8 +182,6 @@ class _Work:
 
     def _merge(self, l: int, vectors: Array, *, signed: bool) -> None:  # noqa: E741
         """Merge the neurons whose vectors are parallel."""
-        from scipy.spatial.distance import cdist
-
         lengths, costs = np.linalg.norm(vectors, axis=1), np.linalg.norm(self._rows(l), axis=1)
         some = lengths > 0
         units = vectors / np.where(some, lengths, 1.0)[:, None]
