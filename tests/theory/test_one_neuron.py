@@ -68,6 +68,16 @@ def test_two_dimensions_against_a_grid(seed, n, k, slope, repeated):
     assert best.lower == pytest.approx(speed_at(x, g, best.direction.numpy(), slope), rel=1e-12)
 
 
+def test_circles_in_blocks(monkeypatch):
+    """Many arcs are summed up block by block, from a start recomputed."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 2))
+    x, g = np.concatenate([x, -x, x]), rng.normal(size=(600, 3))
+    whole = one_neuron_search.best_on_circle(one_neuron_search.Neuron(x, g, 0.2))
+    monkeypatch.setattr(one_neuron_search, "ENTRIES", 48)
+    assert one_neuron_search.best_on_circle(one_neuron_search.Neuron(x, g, 0.2)) == pytest.approx(whole, abs=1e-12)
+
+
 @pytest.mark.parametrize("slope", [0.0, 0.5])
 def test_one_dimension(slope):
     x, g = np.array([[2.0], [1.0], [-3.0]]), np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])

@@ -72,7 +72,8 @@ def best_on_circle(neuron: Neuron) -> float:
         ||M v||^2 = (A_11 + A_22)/2 + (A_11 - A_22)/2 cos 2 phi + A_12 sin 2 phi,
 
     largest at 2 phi = atan2(2 A_12, A_11 - A_22), where that lies on the arc, or else at one of its ends. M changes by
-    g_i p_i^T at a kink. If ``signed``, M v itself is largest at atan2(M_2, M_1) on an arc.
+    g_i p_i^T at a kink; it is recomputed at the first arc of each block of arcs. If ``signed``, M v itself is largest
+    at atan2(M_2, M_1) on an arc.
     """
     held, slope = neuron.x.any(1), neuron.slope
     p, w = neuron.x[held], neuron.g[held]
@@ -86,22 +87,30 @@ def best_on_circle(neuron: Neuron) -> float:
     sample = order % len(p)
     sign = np.where(order < len(p), 1.0, -1.0) * (1 - slope)  # a neuron switches on at its first kink
     on, off = np.argsort(order).reshape(2, -1)
-    active = np.where(on < off, on == 0, off > 0)  # on the first arc
-    m = (w * np.where(active, 1.0, slope)[:, None]).T @ p
-    changes = sign[1:, None, None] * w[sample[1:], :, None] * p[sample[1:], None, :]
-    ms = np.concatenate([m[None], m + np.cumsum(changes, axis=0)])  # (arcs, k, 2)
-    a, b, c = (ms[..., 0] ** 2).sum(1), (ms[..., 0] * ms[..., 1]).sum(1), (ms[..., 1] ** 2).sum(1)
-    if neuron.signed:
-        top, period = np.arctan2(ms[:, 0, 1], ms[:, 0, 0]), 2 * np.pi
-    else:
-        top, period = np.arctan2(2 * b, a - c) / 2, np.pi
-    turned = begins + (top - begins) % period  # of equal angles, the next on the arc
-    tried = np.stack([begins, ends, np.minimum(turned, ends)])
-    if neuron.signed:
-        values = ms[:, 0, 0] * np.cos(tried) + ms[:, 0, 1] * np.sin(tried)
-    else:
-        values = (a + c) / 2 + (a - c) / 2 * np.cos(2 * tried) + b * np.sin(2 * tried)
-    return float(tried.ravel()[values.argmax()])
+    best, angle = -math.inf, 0.0
+    size = max(1, ENTRIES // (2 * w.shape[1]))
+    for first in range(0, len(begins), size):
+        arcs = slice(first, min(first + size, len(begins)))
+        active = np.where(on < off, (on <= first) & (first < off), (on <= first) | (first < off))
+        m = (w * np.where(active, 1.0, slope)[:, None]).T @ p
+        i = sample[arcs][1:]
+        changes = sign[arcs][1:, None, None] * w[i][:, :, None] * p[i][:, None, :]
+        ms = np.concatenate([m[None], m + np.cumsum(changes, axis=0)])  # (arcs, k, 2)
+        a, b, c = (ms[..., 0] ** 2).sum(1), (ms[..., 0] * ms[..., 1]).sum(1), (ms[..., 1] ** 2).sum(1)
+        if neuron.signed:
+            top, period = np.arctan2(ms[:, 0, 1], ms[:, 0, 0]), 2 * np.pi
+        else:
+            top, period = np.arctan2(2 * b, a - c) / 2, np.pi
+        turned = begins[arcs] + (top - begins[arcs]) % period  # of equal angles, the next on the arc
+        tried = np.stack([begins[arcs], ends[arcs], np.minimum(turned, ends[arcs])])
+        if neuron.signed:
+            values = ms[:, 0, 0] * np.cos(tried) + ms[:, 0, 1] * np.sin(tried)
+        else:
+            values = (a + c) / 2 + (a - c) / 2 * np.cos(2 * tried) + b * np.sin(2 * tried)
+        where = np.unravel_index(values.argmax(), values.shape)
+        if values[where] > best:
+            best, angle = float(values[where]), float(tried[where])
+    return angle
 
 
 def ascend(neuron: Neuron, starts: int, steps: int, rng: np.random.Generator) -> np.ndarray:
