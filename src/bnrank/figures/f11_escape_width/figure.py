@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Picture
 from scipy.stats import binomtest
 
 from bnrank.figures.harness.claims import Claim, at_least, at_most, is_true, near
-from bnrank.figures.harness.drawing import color, label, panels
+from bnrank.figures.harness.drawing import color, label, panels, ticks
 from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.reporting import Section
 from bnrank.tasks import circle
@@ -118,11 +118,9 @@ def draw(data: xr.Dataset) -> Picture:
     widths, found = data.width.values, shares(data.speed)
     bars = np.array([found["share"] - found["low"], found["high"] - found["share"]])
     left.errorbar(widths, found["share"], yerr=np.maximum(bars, 0), fmt="o-", color=color(0), capsize=4, lw=1.5)
-    label(left, "width", r"share of runs faster than $\sqrt{2}-1$", "Share by width, with 95 percent intervals")
-    left.set_xscale("log", base=2)
-    left.set_xticks(widths, [str(w) for w in widths])
-    left.minorticks_off()
-    left.set_ylim(-0.04, 1.04)
+    title = "Share by width, with 95 percent intervals"
+    label(left, "width", r"share of runs faster than $\sqrt{2}-1$", title, log="x", ylim=(-0.04, 1.04))
+    ticks(left, widths)
     rng = np.random.default_rng(0)
     for position, width in enumerate(widths):
         for i, (name, what) in enumerate((("settled", "then decaying steps"), ("speed", "constant steps"))):
@@ -134,9 +132,8 @@ def draw(data: xr.Dataset) -> Picture:
         right.axhline(value, color="0.55", lw=0.8, ls="--", zorder=0)
         right.annotate(text, (1.01, value), xycoords=("axes fraction", "data"), va="center", fontsize=9)
     right.set_xticks(range(len(widths)), [str(w) for w in widths])
-    lowest = float(min(data.speed.min(), data.settled.min()))
-    label(right, "width", "escape speed", "Every run", legend="lower right")
-    right.set_ylim(min(lowest, RANK_ONE) - 0.02, 0.52)
+    lowest = float(min(data.speed.min(), data.settled.min(), RANK_ONE))
+    label(right, "width", "escape speed", "Every run", legend="lower right", ylim=(lowest - 0.02, 0.52))
     return picture
 
 

@@ -81,8 +81,8 @@ def draw(angle: np.ndarray, measured: np.ndarray, kinks: np.ndarray, at_kinks: n
     maximum = f"kinks: maximum √2 − 1 = {BEST:.4f}"
     ax.plot(degrees(ends), top, "o", color=color(1), markersize=6, label=maximum, clip_on=False, zorder=3)
     ax.axhline(RANK_TWO, color=color(2), linestyle="--", linewidth=1.5, label="rank two: 1/2")
-    label(ax, "angle of the neuron (degrees)", "escape speed s", "")
-    ax.set(xticks=degrees(ends), xlim=(0, 360), ylim=(0, 0.72))
+    within = {"xticks": degrees(ends), "xlim": (0, 360), "ylim": (0, 0.72)}
+    label(ax, "angle of the neuron (degrees)", "escape speed s", "", **within)
     ax.legend(loc="upper center", ncols=2, frameon=False)
     return picture
 

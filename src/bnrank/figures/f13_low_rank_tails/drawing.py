@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from bnrank.figures.f13_low_rank_tails.computation import Course, Steps
-from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels, reference
+from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels, reference, ticks
 
 DASHES = (":", "-.")
 KINDS = {"sum": "ReLU block, [Z D]", "conv": "convolution", "linear": "fully connected"}
@@ -25,8 +25,7 @@ def rank_one(courses: Sequence[Course]) -> Picture:
             left.plot(c.times, 1 - values, **_style(i, len(c.before)))
         left.plot([], [], color=GRAY, linestyle="--", linewidth=1.2, label="upper bound of T48")
         measure, data = r"$1-\|W\|_{op}^2\,/\,\|W\|_F^2$", c.title.partition("; ")[2]
-        _over_time(left, c, measure, f"Distance from rank one; {data}", log="y")
-        left.set_ylim(1e-3, 2)
+        _over_time(left, c, measure, f"Distance from rank one; {data}", log="y", ylim=(1e-3, 2))
         for i, values in enumerate(c.alignments.values()):
             name = f"linear {i + 1} to {i + 2}"
             right.plot(c.times, np.maximum(1 - values, 1e-16), color=color(i + 3), linewidth=2.0, label=name)
@@ -48,8 +47,7 @@ def bounds(courses: Sequence[Course]) -> Picture:
             ax.plot(c.times, values, color=color(i), linewidth=2.0, label=share)
             if name in c.inner:
                 ax.plot(c.times, np.maximum(c.floors[name], 0), color=color(i), linestyle="--", linewidth=1.3)
-        _over_time(ax, c, "", f"Tail with {c.title.partition(';')[0]}")
-        ax.set_ylim(0, 1.04)
+        _over_time(ax, c, "", f"Tail with {c.title.partition(';')[0]}", ylim=(0, 1.04))
         ax.legend(frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     axes[0].set_ylabel(r"$\|W\|_{op}^2\,/\,\|W\|_F^2$;  dashed: T48's bound")
     return picture
@@ -72,13 +70,11 @@ def invariants(c: Course, steps: Steps) -> Picture:
     legend_below(picture, left)
     reference(left, 1e-6)
     up, title = r"$\|Q(t)-Q(0)\|\,/\,\|$in + out$\|$", "Flat along the flow; dashed: 1e-6"
-    _over_time(left, c, up, title, log="y")
-    left.set_ylim(1e-13, 1e-5)
+    _over_time(left, c, up, title, log="y", ylim=(1e-13, 1e-5))
     over = rf"Over T = {steps.time:g}; lines: $\eta\,\|\int_0^T Q(\nabla C)\,dt\|$"
     for ax, title in ((middle, r"One step; lines: $\eta^2\,\|Q(\nabla C)\|$"), (right, over)):
         label(ax, r"step $\eta$", r"$\|\Delta Q\|$", title, log="xy")
-        ax.set_xticks(steps.sizes, [f"{size:g}" for size in steps.sizes])
-        ax.minorticks_off()
+        ticks(ax, steps.sizes)
         low, high = np.log10(ax.get_ylim())
         ax.set_ylim(10.0 ** np.floor(low), 10.0 ** np.ceil(high))
     return picture

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Picture
 
 from bnrank.figures.f14_geodesics.computation import Family, Line, Trained, cheapest_stretch, kink
 from bnrank.figures.harness.claims import largest, smallest
-from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels
+from bnrank.figures.harness.drawing import GRAY, color, label, legend_below, panels, ticks
 from bnrank.measures.representations import distances, layout
 
 RATIO = r"$\ell\,/\,L$ (0: input, 1: output)"
@@ -84,8 +84,8 @@ def trained(found: Sequence[Trained]) -> Picture:
     for i, values in enumerate(np.maximum(last.values.T[:4], 1e-9)):
         right.plot(at, values, ".-", color=color(i), linewidth=1.8, label=f"$s_{i + 1}$")
     up = r"singular values of $N^{-1/2}\tilde a_\ell(X)$"
-    label(right, RATIO, up, f"Singular values along depth, L = {last.depth}", log="y")
-    right.set_ylim(1e-5, 30 * last.values.max())
+    limits = 1e-5, 30 * last.values.max()
+    label(right, RATIO, up, f"Singular values along depth, L = {last.depth}", log="y", ylim=limits)
     right.legend(frameon=False, loc="upper center", ncols=4)
     for ax in (middle, right):
         ax.axvspan(1 / 3, 2 / 3, color="0.93", zorder=0)
@@ -116,14 +116,11 @@ def diverging(found: Sequence[Family]) -> Picture:
     right.plot(cheapest, least, color=color(6), linewidth=2.0)
     u = np.geomspace(smallest(f.stretch for f in found), largest(f.stretch for f in found), 200)
     right.plot(u, kink(u), color=GRAY, linewidth=1.4, linestyle=":")
-    up, title = r"$\|\theta\|^2-3L$", r"The norm against u; dotted: $2e^{-u}+e^{-2u}$"
-    label(middle, "depth L", up, r"The norm above 3L; dashed: $12\,L^{1-2\gamma}$", log="xy")
-    label(right, r"u: kernels grow by $e^u$ to the middle", up, title, log="xy")
-    ticks = [tick for tick in (1, 2, 5, 10, 20, 50) if tick <= 1.1 * u[-1]]
-    right.set_xticks(ticks, [str(tick) for tick in ticks])
-    right.minorticks_off()
-    for ax in (middle, right):
-        ax.set_ylim(smallest([least, *(f.excess for f in found)]) / 2, 20)
+    up, limits = r"$\|\theta\|^2-3L$", (smallest([least, *(f.excess for f in found)]) / 2, 20)
+    label(middle, "depth L", up, r"The norm above 3L; dashed: $12\,L^{1-2\gamma}$", log="xy", ylim=limits)
+    title = r"The norm against u; dotted: $2e^{-u}+e^{-2u}$"
+    label(right, r"u: kernels grow by $e^u$ to the middle", up, title, log="xy", ylim=limits)
+    ticks(right, [tick for tick in (1, 2, 5, 10, 20, 50) if tick <= 1.1 * u[-1]])
     legend_below(picture, middle, len(found) + 1)
     return picture
 

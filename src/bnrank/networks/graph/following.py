@@ -228,18 +228,14 @@ class Follower(TorchFunctionMode):
             self._verify(call, made)
             return found
         except UnreadError as error:
-            fields: dict[str, Any] = {
-                "text": label,
-                "module": place,
-                "reason": str(error),
-                "held": tuple(sorted(call.held)),
-            }
+            reason, held = str(error), tuple(sorted(call.held))
         for value in made:
             del self.nodes[str(value.node)], self.uses[str(value.node)]
         inputs = list({v.node: v for v in call.values}.values())
         outside = []
         for number, tensor in enumerate(leaves(call.result, Tensor)):
-            outside.append(self._emit(base, "outside", inputs, tensor, *values.layout(call, number), **fields))
+            layout = values.layout(call, number)
+            outside.append(emit("outside", inputs, tensor, *layout, reason=reason, held=held))
             self.uses[str(outside[-1].node)] = self._all_uses(call)
         return outside
 
@@ -282,13 +278,12 @@ class Follower(TorchFunctionMode):
             for other in self.alive:
                 if other is new or other.node == new.node or not same_memory(other.tensor, new.tensor):
                     continue
-                if same_place(other.tensor, new.tensor):
-                    other.node, other.batch, other.merged = new.node, new.batch, new.merged
-                    continue
-                if other.node is None:
-                    raise RefusedError(f"net: {name} changes a part of a tensor of fixed numbers in place{where()}")
-                shown = values.written(other.tensor, new.tensor)
-                moved = values.reorder([dataclasses.replace(other), new], shown, other.tensor, emit)
+                moved = new
+                if not same_place(other.tensor, new.tensor):
+                    if other.node is None:
+                        raise RefusedError(f"net: {name} changes a part of a tensor of fixed numbers in place{where()}")
+                    shown = values.written(other.tensor, new.tensor)
+                    moved = values.reorder([dataclasses.replace(other), new], shown, other.tensor, emit)
                 other.node, other.batch, other.merged = moved.node, moved.batch, moved.merged
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ from bnrank.networks.reasons import Skipped
 if TYPE_CHECKING:
     import networkx as nx
     from matplotlib.axes import Axes
+
+    Draft: TypeAlias = nx.MultiDiGraph[Hashable]
 
 EDGE_LIMIT = 20_000
 CONSTANT = "constant"
@@ -296,13 +298,11 @@ def _convolution(node: Node, before: Node, weight: Array) -> _Part:
     return _Part(node.inputs[0], n_out * n_in * len(position), make, node.weight)
 
 
-def _drafted(
-    graph: LayerGraph, values: Mapping[str, Array], parts: Iterable[tuple[Node, _Part]]
-) -> nx.MultiDiGraph[Hashable]:
+def _drafted(graph: LayerGraph, values: Mapping[str, Array], parts: Iterable[tuple[Node, _Part]]) -> Draft:
     """Return a vertex per entry of every value, with all edges."""
     import networkx as nx
 
-    draft: nx.MultiDiGraph[Hashable] = nx.MultiDiGraph()
+    draft: Draft = nx.MultiDiGraph()
     for node in graph:
         slopes = np.ravel(node.slope if not np.isnan(node.slope) else values[node.weight])  # learned by PReLU
         each = np.repeat(slopes if node.op == "activation" else [1.0], node.size // len(slopes))
@@ -321,7 +321,7 @@ def _drafted(
     return draft
 
 
-def _prune(draft: nx.MultiDiGraph[Hashable], sources: Iterable[Hashable], outputs: Iterable[Hashable]) -> None:
+def _prune(draft: Draft, sources: Iterable[Hashable], outputs: Iterable[Hashable]) -> None:
     """Remove edges from vertices that are 0 whatever the input, and into those that reach no output."""
     import networkx as nx
 
@@ -337,9 +337,7 @@ def _prune(draft: nx.MultiDiGraph[Hashable], sources: Iterable[Hashable], output
             draft.add_edge(CONSTANT, v, weight=0.0, learnable=False, origin=None, number=-1)
 
 
-def _contracted(
-    draft: nx.MultiDiGraph[Hashable], sources: Collection[Hashable], outputs: Iterable[Hashable]
-) -> tuple[Hashable, ...]:
+def _contracted(draft: Draft, sources: Collection[Hashable], outputs: Iterable[Hashable]) -> tuple[Hashable, ...]:
     """Merge vertices that a fixed edge of weight 1 joins if one of them only passes on a value; return the outputs."""
     place = {v: i for i, v in enumerate(outputs)}
     for v in [v for v in draft if v not in sources and draft.in_degree(v) == 1]:
@@ -358,9 +356,7 @@ def _contracted(
     return tuple(sorted(place, key=lambda v: place[v]))
 
 
-def _assembled(
-    draft: nx.MultiDiGraph[Hashable], inputs: Iterable[Hashable], outputs: tuple[Hashable, ...]
-) -> NeuronGraph:
+def _assembled(draft: Draft, inputs: Iterable[Hashable], outputs: tuple[Hashable, ...]) -> NeuronGraph:
     """Return the graph, parallel edges kept apart by vertices of slope 1."""
     coordinates: dict[Hashable, int | str] = {v: i for i, v in enumerate(inputs)}
     if draft.out_degree(CONSTANT):
@@ -372,13 +368,13 @@ def _assembled(
             continue
         apart = itertools.count()
         for u, _, edge in sorted(draft.in_edges(v, data=True), key=lambda e: e[2]["number"]):
-            target = v
+            content = (edge["weight"], edge["learnable"], edge["origin"])
             if (u, v) in edges:
                 target = (*cast(tuple[Hashable, ...], v), next(apart))
                 vertices[target] = 1.0
-            edges[u, target] = (edge["weight"], edge["learnable"], edge["origin"])
-            if target != v:
-                edges[target, v] = (1.0, False, None)
+                edges[u, target], edges[target, v] = content, (1.0, False, None)
+            else:
+                edges[u, v] = content
         vertices[v] = draft.nodes[v]["slope"]
     weights, learnable, origins = zip(*edges.values(), strict=True) if edges else ((), (), ())
     slopes = np.array(list(vertices.values()))
