@@ -75,7 +75,7 @@ def claim_rows(claims: Iterable[Any]) -> list[dict[str, object]]:
 
 
 def verdict_rows(verdicts: Verdicts) -> list[dict[str, object]]:
-    """Return one row per verdict: statement, formula, status, both sides, slack, what to know of it, source.
+    """Return one row per verdict: statement, formula, status, both sides, slack, remarks, source.
 
     The status of a statement that cannot fail where it is applied is "holds (vacuous)".
 

@@ -107,9 +107,9 @@ def _curves(dataset: xr.Dataset, members: list[tuple[str, str, str]], notes: lis
         Change("line.width", ("member",), [[3 if i == j else 1.4 for i in range(count)] for j in range(count)]),
         Change("opacity", ("member",), [[1 if i == j else 0.6 for i in range(count)] for j in range(count)]),
     ]
-    controls, figure = [Control("curve", "quantity", titles)], parts.figure(lines, parts.step_axis(), axes[0])
-    chart = Chart("Training curves", figure, controls=controls, changes=changes, marks=("step",))
-    return [replace(chart, key=key, picks="member")]
+    curve, plot = Control("curve", "quantity", titles), parts.figure(lines, parts.step_axis(), axes[0])
+    chart = Chart("Training curves", plot, key=key, picks="member", controls=[curve], changes=changes, marks=("step",))
+    return [chart]
 
 
 def _spectra(values: np.ndarray, steps: list[int], dataset: xr.Dataset) -> list[Chart]:
@@ -189,7 +189,7 @@ def profile_view(profiles: Mapping[str, xr.Dataset]) -> View:
 
 def _profile(label: str, dataset: xr.Dataset) -> Group:
     layers = parts.numbers(dataset["layer"].values, 15)
-    hover = [parts.escaped(f"layer {label}") for label in layer_labels(dataset)]
+    hover = [parts.escaped(f"layer {name}") for name in layer_labels(dataset)]
     found = bottleneck(dataset)
     start, end = found["start"], found["end"]
     shapes = [parts.band(start - 0.5, end + 0.5)] if start is not None and end is not None and start <= end else []

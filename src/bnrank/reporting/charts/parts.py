@@ -278,9 +278,9 @@ class Chart:
     title : str
         Heading of the card.
     figure : go.Figure
-        What is drawn at first.
+        The initial figure.
     narrow : go.Figure, optional
-        What is drawn in place of it in a window below 900 pixels.
+        The figure shown instead in a window below 900 pixels.
     note : str
         Text below the plot.
     size : str
@@ -290,9 +290,9 @@ class Chart:
     picks : str
         Name of the control that a click on an entry of the legend sets.
     controls : sequence of Control
-        In the head of the card.
+        Shown in the head of the card.
     changes : sequence of Change
-        What controls change.
+        The changes that the controls make.
     marks : tuple of str
         "step" for a vertical line at the chosen step, "threshold" for a horizontal one.
     derived : str
@@ -329,7 +329,7 @@ class Group:
     ends : sequence of int
         The last position of the slider with a value, per member.
     stopped : sequence of str
-        What to say of a member at later positions.
+        The remark on a member at later positions.
     threshold : float, optional
         First value of the live threshold.
     notes : str

@@ -1,4 +1,4 @@
-"""The representation cost: the least norm with which a network of given depth has a function (T1 to T14)."""
+"""The representation cost: the smallest norm of a network of given depth that computes a function (T1 to T14)."""
 
 from bnrank.theory.cost.bounds import LowerBound, R1LowerBound, TwoPointBound, lower_bound, r1_lower_bound, two_point
 from bnrank.theory.cost.bracketing import CostBracket, bracket

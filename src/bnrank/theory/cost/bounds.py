@@ -99,7 +99,7 @@ def lower_bound(
 ) -> LowerBound:
     """Return L max_x sum_k s_k(Jf(x))^{2/L}, a lower bound on R(f; Omega, L) (T4).
 
-    R(f; Omega, L) is the least ||theta||^2 of a fully connected network of depth L, with an activation of slopes in
+    R(f; Omega, L) is the smallest ||theta||^2 of a fully connected network of depth L, with an activation of slopes in
     [-1, 1], that equals f on Omega (Jacot2023a section 2, Jacot2023b section 3). The points x are those of ``domain``,
     and Omega is the box, or any set that contains a neighborhood of the samples: on isolated points a function has no
     Jacobian, and any values can be attained at rank 1. The bound holds wherever f is differentiable; points at a kink

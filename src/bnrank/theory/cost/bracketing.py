@@ -82,7 +82,7 @@ def bracket(
     max_regions: int = 2000,
     seed: int = 0,
 ) -> CostBracket:
-    """Return bounds on R(f; Omega, L), the least ||theta||^2 of a network of depth L that equals f on Omega (T1, T4).
+    """Return bounds on R(f; Omega, L), the smallest ||theta||^2 of networks of depth L equal to f on Omega (T1, T4).
 
     L is the depth of the network. The lower end is the Jacobian bound of :func:`lower_bound`. The upper end is the norm
     of a network: the given one without the neurons that are dead on Omega, pruned and balanced (:func:`prune`,
@@ -159,7 +159,7 @@ def _terms(net: MLP, points: Tensor) -> Tensor:
 
 
 def _signs(net: MLP, domain: Domain, samples: Tensor, max_regions: int) -> list[Tensor]:
-    """Return 1 for hidden neurons that are >= 0 all over the domain, -1 for <= 0, and 0 for the others, (n_l,) each."""
+    """Return 1 for hidden neurons that are >= 0 on the whole domain, -1 for <= 0, and 0 for the others, (n_l,) each."""
     if net.slope == 1:
         return [torch.ones(n, device=samples.device) for n in net.widths[1:-1]]
     if domain.name == "data":
@@ -204,7 +204,7 @@ def _ranges(net: MLP, middle: Tensor, half: Tensor) -> tuple[list[Tensor], list[
 
 
 def _without_dead(net: MLP, signs: list[Tensor]) -> MLP:
-    """Return a ReLU network without the weights of neurons that are negative all over the domain; another as it is."""
+    """Return a ReLU network without the weights of neurons that are negative on the whole domain, others unchanged."""
     if net.slope != 0:
         return net
     weights, biases = [w.detach().clone() for w in net.weights], [b.detach().clone() for b in net.biases]
@@ -233,8 +233,8 @@ def _affine(net: MLP, signs: list[Tensor], domain: Domain) -> MLP:
         return from_layers([matrix], [offset], net.slope).to(u.device)
     if len(s) == 0:
         u, s, vt = u.new_zeros(len(u), 1), s.new_zeros(1), vt.new_zeros(1, vt.shape[1])
-    beside = MARGIN * (1 + torch.maximum(domain.lower.abs(), domain.upper.abs())) * (domain.name == "data")
-    lower, upper = domain.lower - beside, domain.upper + beside  # a neighborhood of the samples
+    margin = MARGIN * (1 + torch.maximum(domain.lower.abs(), domain.upper.abs())) * (domain.name == "data")
+    lower, upper = domain.lower - margin, domain.upper + margin  # a neighborhood of the samples
     low = vt.clamp(min=0) @ lower + vt.clamp(max=0) @ upper
     high = vt.clamp(min=0) @ upper + vt.clamp(max=0) @ lower
     flip = torch.where(high.clamp(min=0) < (-low).clamp(min=0), -1.0, 1.0).to(s)

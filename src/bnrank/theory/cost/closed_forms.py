@@ -27,7 +27,7 @@ class Corrections(NamedTuple):
 
 
 def linear(a: Any, depth: int, *, rtol: float | None = None) -> float:
-    """Return R(A; L) = L sum_i s_i(A)^{2/L}, the least ||theta||^2 of a linear network W_L ... W_1 = A (T2).
+    """Return R(A; L) = L sum_i s_i(A)^{2/L}, the smallest ||theta||^2 of a linear network W_L ... W_1 = A (T2).
 
     Attained by W_l = U_l S^{1/L} U_{l-1}^T, A = U_L S U_0^T (Jacot2023b section 3). At L = 1 it is ||A||_F^2, at L = 2
     twice the nuclear norm, and for L to infinity R / L tends to the rank.
@@ -62,7 +62,7 @@ def linear(a: Any, depth: int, *, rtol: float | None = None) -> float:
 
 
 def diagonal(w: Any, depth: int) -> float:
-    """Return L sum_i |w_i|^{2/L}, the least ||theta||^2 of L diagonal layers whose product is diag(w) (T2).
+    """Return L sum_i |w_i|^{2/L}, the smallest ||theta||^2 of L diagonal layers whose product is diag(w) (T2).
 
     Parameters
     ----------

@@ -217,9 +217,9 @@ def _all_regions(function: Function, domain: Domain, max_regions: int) -> Tensor
 
 
 def every_region(net: MLP, domain: Domain, max_regions: int) -> regions.Regions | None:
-    """Return all linear regions in the box, or None where there are, or look to be, more than ``max_regions``.
+    """Return all linear regions in the box, or None where there are, or may be, more than ``max_regions``.
 
-    Expected are sum_{j <= d_in} of the number of hidden neurons over j, those of one layer in general position.
+    The estimate is that of one layer in general position: sum_{j <= d_in} (hidden neurons over j).
     """
     hidden, d_in = sum(net.widths[1:-1]), net.widths[0]
     if d_in > MOST_INPUTS or sum(math.comb(hidden, j) for j in range(d_in + 1)) > max_regions:

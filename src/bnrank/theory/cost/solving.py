@@ -73,9 +73,9 @@ def solve(
 
     Method: all starts are trained as one ensemble on data scaled to unit size, with the loss
     (1/N) sum ||f(x_i) - y_i||^2 + lambda ||theta||^2 in two stages of falling ridge, each start with its own. Every
-    one is brought to interpolate by Gauss-Newton corrections of least norm, theta += J^T (J J^T)^+ (y - f), J the
+    one is brought to interpolate by Gauss-Newton corrections of minimum norm, theta += J^T (J J^T)^+ (y - f), J the
     Jacobian of the outputs in theta; those that fail are trained on without ridge and tried again. They are pruned on
-    the samples and balanced. The best three are polished: a step towards the point of least norm that satisfies the
+    the samples and balanced. The best three are polished: a step towards the point of minimum norm that satisfies the
     linearized constraints, J^T (J J^T)^+ (J theta + y - f), then corrections and balancing, while the norm falls. Where
     the optimum is on ReLU kinks at the samples, this stops short of it (by 1e-4 of the norm on three points).
 
