@@ -136,8 +136,7 @@ def top_eigenvalue(
     """Return the largest eigenvalue of Theta(X, X), the (N d_out) x (N d_out) matrix, without forming it (T26, E14).
 
     It is ||J||_op^2 for the parameter Jacobian J, (N d_out) x P, over all parameters as in :func:`trace`. Lanczos
-    iterations on J J^T or J^T J, whichever is smaller: MLPs by one pass backwards and one forwards each, other modules
-    by backward passes and their derivative. In float64.
+    iterations on J J^T or J^T J, whichever is smaller, by backward passes and their derivative. In float64.
 
     At parameters that fit the data exactly, twice the normalized value is the largest eigenvalue of the Hessian of
     C = (1/N) sum_i ||f(x_i) - y_i||^2; gradient descent with step eta can stay there only if
@@ -178,16 +177,12 @@ def top_eigenvalue(
     net, x = _checked(net, x, chunk_size)
     rtol = validation.rtol(rtol)
     seed = validation.integer(seed, "seed", 0)
-    jacobian: products.ByLayers | products.Products
-    if is_plain_mlp(net):
-        layers = Layers.of(net, torch.float64)
-        jacobian = products.ByLayers(layers, x, chunk_size)
-        like = layers.weights[0]
-    else:
-        function = Functional(net)
-        jacobian = products.Products(function, x.to(function.device), chunk_size)
-        products.check_samplewise(function, jacobian.x)
-        like = jacobian.parameters[0].detach()
+    if chunk_size is None and is_plain_mlp(net):
+        chunk_size = max(1, products.CHUNK_ENTRIES // (2 * sum(net.widths)))
+    function = Functional(net)
+    jacobian = products.Products(function, x.to(function.device), chunk_size)
+    products.check_samplewise(function, jacobian.x)
+    like = jacobian.parameters[0].detach()
     rows = jacobian.n * jacobian.d_out
 
     def apply(vector: Tensor) -> Tensor:

@@ -8,66 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bnrank.measures.backward import Forward, Layers
 from bnrank.networks.functional import Functional
 
 CHUNK_ENTRIES = 2**24  # float64 numbers of the largest intermediate tensor: 128 MiB
-KEPT_ENTRIES = 2**25  # numbers of activations and slopes kept from product to product: 256 MiB
 DENSE = 32  # matrices up to this size are formed
 ITERATIONS = 3000  # restarts of the Lanczos method
-
-
-class ByLayers:
-    """J v and J^T u for the parameter Jacobian J, (N d_out, P), of an MLP: one pass forwards or backwards each.
-
-    Parameters
-    ----------
-    layers : Layers
-        The network.
-    x : Tensor
-        Samples, (N, d_in).
-    chunk_size : int, optional
-        Samples per block. Activations are stored if they are at most 2^25 numbers, else recomputed every time.
-    """
-
-    def __init__(self, layers: Layers, x: Tensor, chunk_size: int | None) -> None:
-        self.layers, self.n, self.d_out = layers, len(x), layers.widths[-1]
-        self.count = sum(p.numel() for p in (*layers.weights, *layers.biases))
-        per_sample = 2 * sum(layers.widths)
-        self.parts = x.split(chunk_size or max(1, CHUNK_ENTRIES // (4 * per_sample)))
-        self.kept = [layers.forward(part) for part in self.parts] if len(x) * per_sample <= KEPT_ENTRIES else None
-
-    def _forwards(self) -> Iterator[Forward]:
-        yield from self.kept if self.kept is not None else map(self.layers.forward, self.parts)
-
-    def backward(self, u: Tensor) -> Tensor:
-        """Return J^T u, (P,): weights, then biases, for u of shape (N d_out,)."""
-        weights, biases = self.layers.weights, self.layers.biases
-        products = [torch.zeros_like(p) for p in (*weights, *biases)]
-        for found, g in zip(self._forwards(), u.view(self.n, -1).split([len(p) for p in self.parts]), strict=True):
-            for i in range(len(weights) - 1, -1, -1):
-                products[i].addmm_(g.T, found.inputs[i])
-                if biases:
-                    products[len(weights) + i].add_(g.sum(0))
-                if i:
-                    g = (g @ weights[i]) * found.slopes[i - 1]
-        return torch.cat([p.flatten() for p in products])
-
-    def forward(self, v: Tensor) -> Tensor:
-        """Return J v, (N d_out,), for v of shape (P,)."""
-        weights, biases = self.layers.weights, self.layers.biases
-        shapes = [p.shape for p in (*weights, *biases)]
-        parts = [p.view(s) for p, s in zip(v.split([s.numel() for s in shapes]), shapes, strict=True)]
-        results = []
-        for found in self._forwards():
-            z = torch.zeros((), dtype=v.dtype, device=v.device)
-            for i, weight in enumerate(weights):
-                inner = found.inputs[i] @ parts[i].T
-                if biases:
-                    inner += parts[len(weights) + i]
-                z = inner + (z * found.slopes[i - 1]) @ weight.T if i else inner
-            results.append(z.flatten())
-        return torch.cat(results)
 
 
 class Products:
@@ -80,7 +25,7 @@ class Products:
     x : Tensor
         Samples, (N, ...).
     chunk_size : int, optional
-        Samples per block.
+        Samples per block. The graphs of a single block are kept from product to product, those of several built anew.
     """
 
     def __init__(self, function: Functional, x: Tensor, chunk_size: int | None) -> None:
@@ -93,14 +38,15 @@ class Products:
         with torch.no_grad():
             self.d_out = function(x[:1]).numel()
         self.parts = x.split(chunk_size or max(1, CHUNK_ENTRIES // (64 * max(self.d_out, x[0].numel()))))
-        self.connected = False
+        self.held: list[tuple[Tensor, Tensor, tuple[Tensor, ...]]] = []  # the graphs of a single part
 
     def backward(self, u: Tensor) -> Tensor:
         """Return J^T u, (P,), for u of shape (N d_out,)."""
         total = torch.zeros(self.count, dtype=u.dtype, device=u.device)
         pieces = u.split([len(part) * self.d_out for part in self.parts])
-        for out, g in zip(_outputs(self.function, self.parts), pieces, strict=True):
-            found = torch.autograd.grad(out, self.parameters, g, materialize_grads=True)
+        outputs = [out for out, _, _ in self.held] or _outputs(self.function, self.parts)
+        for out, g in zip(outputs, pieces, strict=True):
+            found = torch.autograd.grad(out, self.parameters, g, retain_graph=bool(self.held), materialize_grads=True)
             total += torch.cat([f.flatten() for f in found])
         return total
 
@@ -110,14 +56,19 @@ class Products:
         directions = [d.view_as(p) for d, p in zip(pieces, self.parameters, strict=True)]
         results = []
         with twice(self.function):
-            for out in _outputs(self.function, self.parts):
-                u = torch.zeros_like(out, requires_grad=True)
-                found = torch.autograd.grad(out, self.parameters, u, create_graph=True, materialize_grads=True)
-                if not self.connected:
-                    check_connected(self.function, found)
-                    self.connected = True
-                results.append(transposed(found, u, directions))
+            for _, u, found in self.held or self._transposes():
+                results.append(transposed(found, u, directions, keep=bool(self.held)))
         return torch.cat(results)
+
+    def _transposes(self) -> Iterator[tuple[Tensor, Tensor, tuple[Tensor, ...]]]:
+        """Iterate over the outputs at parts of the samples, a vector u each, and J^T u as a function of u."""
+        for number, out in enumerate(_outputs(self.function, self.parts)):
+            u = torch.zeros_like(out, requires_grad=True)
+            found = torch.autograd.grad(out, self.parameters, u, create_graph=True, materialize_grads=True)
+            if number == 0:
+                check_connected(self.function, found)
+            self.held = [(out, u, found)] if len(self.parts) == 1 else []
+            yield out, u, found
 
     def rows(self) -> Iterator[Tensor]:
         """Iterate over df/dtheta at the samples, (n, d_out, P)."""
