@@ -1,4 +1,4 @@
-"""Whether one quantity is a function of another, estimated from samples."""
+"""Functional dependence of one quantity on another, estimated from samples."""
 
 import numpy as np
 import torch
@@ -10,8 +10,8 @@ from bnrank._core import validation
 __all__ = ["predict", "self_consistency", "unexplained"]
 
 Array = NDArray[np.float64]
-RIDGE = 1e-3  # on the slopes of the local fit, relative to the spread of the neighbors
-FLAT = 1e-12  # directions that vary less, relative to the one that varies most, carry rounding only
+RIDGE = 1e-3  # on the slopes of the local fit, relative to the variance of the neighbors
+FLAT = 1e-12  # relative singular value up to which a direction contains rounding errors only
 
 
 def predict(
@@ -23,26 +23,26 @@ def predict(
     folds: int = 10,
     seed: int = 0,
 ) -> Array:
-    """Return predictions of y from x at every sample, by a local linear fit on the other folds.
+    """Return cross-validated predictions of y from x at every sample, by local linear regression.
 
-    x is centered and whitened, so that nothing depends on the choice of linear coordinates of x; directions that vary
-    by rounding only, in the precision x has, are left out. The fit at a sample uses its nearest neighbors outside its
-    own fold, weighted by (1 - (distance / largest)^3)^3, with a small ridge on the slopes. For a few dimensions of x;
-    the error of a smooth function goes to 0 with the number of samples.
+    x is centered and whitened, so that the result does not depend on its linear coordinates. Directions whose
+    variation is within the rounding error of x's dtype are dropped. The fit at a sample uses its nearest neighbors in
+    the other folds, weighted by (1 - (distance / largest)^3)^3, with a small ridge penalty on the slopes. Intended for
+    x of few dimensions; for a smooth function the error vanishes as the number of samples grows.
 
     Parameters
     ----------
     x, y : Tensor or ndarray
         (N, p) and (N, q).
     groups : ndarray, optional
-        (N,), of any values: samples of the same group, such as the times of a trajectory, come into the same fold, so
-        that none is predicted from its own group. By default every sample is a group.
+        (N,) labels. All samples of a group, such as the times of a trajectory, are in the same fold, so that no sample
+        is predicted from its own group. Default: every sample is a group.
     neighbors : int
         Number of neighbors.
     folds : int
         Number of folds, at most the number of groups.
     seed : int
-        Seed of the partition into folds.
+        Random seed of the partition into folds.
 
     Returns
     -------
@@ -52,7 +52,7 @@ def predict(
     Raises
     ------
     TypeError, ValueError
-        If shapes do not fit, entries are not finite, or there are fewer than two groups or too few samples for the
+        If the shapes do not match, an entry is not finite, or there are fewer than two groups or fewer samples than
         neighbors.
 
     Examples
@@ -67,9 +67,9 @@ def predict(
     inputs, targets, eps = _pair(x, y)
     of = _folds(groups, len(inputs), validation.integer(folds, "folds", 2), seed)
     neighbors = validation.integer(neighbors, "neighbors", 2)
-    least = len(inputs) - int(np.bincount(of).max())
-    if least < neighbors:
-        raise ValueError(f"neighbors: got {neighbors}, but one fold leaves {least} of {len(inputs)} samples only")
+    fewest = len(inputs) - int(np.bincount(of).max())
+    if fewest < neighbors:
+        raise ValueError(f"neighbors: got {neighbors}, but one fold leaves {fewest} of {len(inputs)} samples only")
     white = _whitened(inputs, eps)
     result = np.empty_like(targets)
     for fold in np.unique(of):
@@ -88,11 +88,10 @@ def unexplained(
     folds: int = 10,
     seed: int = 0,
 ) -> float:
-    """Return the share of the variance of y that x does not predict, sum ||y - y^(x)||^2 / sum ||y - mean y||^2.
+    """Return the fraction of the variance of y not explained by x, sum ||y - y^(x)||^2 / sum ||y - mean y||^2.
 
-    y^ is what :func:`predict` gives, on samples it was not fitted to: near 0 where y is a function of x (up to the
-    error of the local fit), near 1 or slightly above where x carries no information on y. R^2 is 1 minus it. NaN for
-    constant y.
+    y^ is the cross-validated prediction of :func:`predict`. The fraction, 1 - R^2, is near 0 if y is a function of x
+    (up to the error of the local fit), and near 1 or slightly above if x has no information on y. NaN for constant y.
 
     Parameters
     ----------
@@ -121,26 +120,25 @@ def unexplained(
 
 
 def self_consistency(states: Tensor | np.ndarray, *, neighbors: int = 20, folds: int = 10, seed: int = 0) -> float:
-    """Return the share of the variance of the steps h(t + 1) - h(t) that the present state h(t) does not predict.
+    """Return the fraction of the variance of the steps h(t + 1) - h(t) not explained by the present state h(t).
 
-    For the worst of all linear coordinates of h: 0 if the dynamics close on h, so that trajectories do not cross, and
-    near 1 if a single coordinate does not close, however small its steps are compared with the others.
-    Nothing depends on the choice of coordinates. Fitted by :func:`predict`, never on the trajectory itself. The
-    reference is the variance of steps, not of states: where steps are small, the present state is a good
-    prediction of the next one in any projection. Coordinates whose steps are constant up to rounding are left out; NaN
-    where all are.
+    The fraction is that of the worst linear coordinate of h: 0 if h(t) determines h(t + 1), so that trajectories do
+    not cross, and near 1 if a single coordinate is undetermined, even one with small steps. It does not depend on the
+    choice of coordinates. Predictions are those of :func:`predict`, fitted to the other trajectories. The reference is
+    the variance of the steps and not of the states, since for small steps the present state predicts the next one well
+    in any projection. Coordinates whose steps are constant up to rounding are dropped; NaN if none remains.
 
     Parameters
     ----------
     states : Tensor or ndarray
-        (trajectories, times, p), two trajectories and two times at least.
+        (trajectories, times, p), at least two trajectories and two times.
     neighbors, folds, seed
         As in :func:`predict`.
 
     Raises
     ------
     TypeError, ValueError
-        If it has another shape, or as :func:`predict`.
+        If the shape is different, or as :func:`predict`.
 
     Examples
     --------
@@ -152,8 +150,8 @@ def self_consistency(states: Tensor | np.ndarray, *, neighbors: int = 20, folds:
     """
     h = validation.samples(states, "states", ndim=3).cpu()
     trajectories, times = h.shape[:2]
-    if trajectories < 2 or times < 2:
-        raise ValueError(f"states: got shape {tuple(h.shape)}, expected two trajectories and two times at least")
+    enough = trajectories >= 2 and times >= 2
+    validation.expect(enough, "states", f"shape {tuple(h.shape)}", "two trajectories and two times at least")
     groups = np.repeat(np.arange(trajectories), times - 1)
     present, steps = h[:, :-1].flatten(0, 1), h.double().diff(dim=1).flatten(0, 1).numpy(force=True)
     residual = steps - predict(present, steps, groups, neighbors=neighbors, folds=folds, seed=seed)
@@ -165,19 +163,17 @@ def self_consistency(states: Tensor | np.ndarray, *, neighbors: int = 20, folds:
 
 
 def _pair(x: object, y: object) -> tuple[Array, Array, float]:
-    """Return both in float64, and the precision of x."""
+    """Return x and y in float64, and the machine precision of x's dtype."""
     inputs, targets = validation.samples(x, "x", minimum=2), validation.samples(y, "y", minimum=2)
-    if len(inputs) != len(targets):
-        raise ValueError(f"x, y: got {len(inputs)} and {len(targets)} samples, expected the same number in both")
+    counts = f"{len(inputs)} and {len(targets)} samples"
+    validation.expect(len(inputs) == len(targets), "x, y", counts, "the same number in both")
     eps = float(torch.finfo(inputs.dtype).eps)
     return inputs.double().numpy(force=True), targets.double().numpy(force=True), eps
 
 
 def _folds(groups: object, n: int, folds: int, seed: int) -> NDArray[np.int64]:
-    """Return the fold of every sample: groups in random order, dealt out in turn."""
-    if groups is None:
-        groups = np.arange(n)
-    labels = np.asarray(groups)
+    """Return the fold of every sample: groups are assigned in random order, round-robin."""
+    labels = np.arange(n) if groups is None else np.asarray(groups)
     validation.expect(labels.shape == (n,), "groups", f"shape {labels.shape}", f"({n},), one per sample")
     known, group = np.unique(labels, return_inverse=True)
     validation.expect(len(known) >= 2, "groups", "one group", "two at least")
@@ -186,16 +182,17 @@ def _folds(groups: object, n: int, folds: int, seed: int) -> NDArray[np.int64]:
 
 
 def _whitened(x: Array, eps: float) -> Array:
-    """Return x in coordinates of mean 0 and variance 1, without directions that do not vary."""
+    """Return x in coordinates of mean 0 and variance 1, without constant directions."""
     white = _whitening(x, np.linalg.norm(x, axis=0), eps)
     validation.expect(white.size, "x", "the same point in all samples", "points that differ")
     return np.asarray((x - x.mean(0)) @ white)
 
 
 def _whitening(x: Array, size: Array, eps: float) -> Array:
-    """Return the matrix (p, kept) that takes x, centered, to variance 1.
+    """Return the matrix (p, kept) that maps centered x to unit variance.
 
-    Columns of x are good to eps times ``size``, (p,), their norms or those of what they are differences of.
+    Column j of x has an absolute error of eps * size[j]: size, (p,), has the norms of the columns, or of the data
+    whose differences they are.
     """
     centered = x - x.mean(0)
     scale = np.linalg.norm(centered, axis=0)

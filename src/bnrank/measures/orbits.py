@@ -1,4 +1,4 @@
-"""Constancy of a representation on the orbits of a symmetry (F5, T17)."""
+"""Variance of a representation along the orbits of a symmetry (F5, T17)."""
 
 import numpy as np
 import torch
@@ -12,20 +12,20 @@ __all__ = ["collapse", "collapse_by_layer", "rotations"]
 
 
 def rotations(v: Tensor | np.ndarray, axis: Tensor | np.ndarray, count: int = 32, seed: int = 0) -> Tensor:
-    """Return random points from the orbits of vectors under the rotations that fix an axis.
+    """Return random points on the orbits of vectors under the rotations that fix an axis.
 
-    With w the unit vector along the axis, the orbit of v is (w^T v) w + ||(I - w w^T) v|| q for all unit vectors q
-    orthogonal to w; q is drawn uniformly, which is what a uniformly drawn rotation does to v. In two dimensions q is
-    one of two vectors: rotations and reflections.
+    With w the unit vector along the axis, the orbit of v consists of (w^T v) w + ||(I - w w^T) v|| q for all unit
+    vectors q orthogonal to w. Drawing q uniformly is equivalent to applying a uniformly distributed rotation to v. In
+    two dimensions q takes two values: the orbit then includes reflections.
 
     Parameters
     ----------
     v : Tensor or ndarray
         (m, d), d >= 2.
     axis : Tensor or ndarray
-        (d,), of any length but 0.
+        (d,), not 0; its length does not matter.
     count : int
-        Points per orbit.
+        Number of points per orbit.
     seed : int
         Random seed.
 
@@ -37,7 +37,7 @@ def rotations(v: Tensor | np.ndarray, axis: Tensor | np.ndarray, count: int = 32
     Raises
     ------
     TypeError, ValueError
-        If shapes do not fit, entries are not finite or the axis is 0.
+        If the shapes do not match, an entry is not finite or the axis is 0.
 
     Examples
     --------
@@ -62,18 +62,19 @@ def rotations(v: Tensor | np.ndarray, axis: Tensor | np.ndarray, count: int = 32
 
 
 def collapse(values: Tensor | np.ndarray) -> float:
-    """Return the variance within orbits over the total variance of a representation.
+    """Return the variance within orbits as a fraction of the total variance of a representation.
 
         sum_ij ||h_ij - mean_j h_ij||^2 / sum_ij ||h_ij - mean_ij h_ij||^2
 
-    for h_ij the representation at point j of orbit i. It lies in [0, 1] and has no units: 0 if h is constant on every
-    orbit, 1 if all orbits have the same mean. Of n points per orbit drawn independently, the expectation of the
-    numerator is a share (n - 1) / n of what whole orbits have. NaN where h is constant altogether.
+    Here h_ij is the representation at point j of orbit i. The fraction is dimensionless and lies in [0, 1]: 0 if h is
+    constant on every orbit, 1 if all orbits have the same mean, NaN if h is constant. With n independent points per
+    orbit the expected numerator is (n - 1) / n times its value on whole orbits.
 
-    The total counts what varies between orbits for any reason. A linear projection onto the axis of a rotation has
-    the value 0 although it knows nothing of the distance to the axis, and a representation that varies much along
-    the axis has a small value whatever it does across it. To measure only the orbits in planes orthogonal to the
-    axis, give such planes as strata: both sums then run over all strata, and the second uses the mean of each stratum.
+    The total variance includes all differences between orbits. A linear projection onto the axis of a rotation
+    therefore gives 0, although it does not depend on the distance from the axis, and a representation that varies
+    strongly along the axis gives a small fraction whatever its behavior across the axis. To compare only orbits in
+    planes orthogonal to the axis, pass such planes as strata: both sums then run over all strata, and the second one
+    uses the mean of each stratum.
 
     Parameters
     ----------
@@ -83,7 +84,7 @@ def collapse(values: Tensor | np.ndarray) -> float:
     Raises
     ------
     TypeError, ValueError
-        If it has another shape, is not of floating point or not finite.
+        If the shape is different, the dtype is not floating point or an entry is not finite.
 
     Examples
     --------
@@ -101,27 +102,27 @@ def collapse(values: Tensor | np.ndarray) -> float:
 
 
 def collapse_by_layer(net: nn.Module, points: Tensor | np.ndarray, chunk_size: int = 4096) -> np.ndarray:
-    """Return :func:`collapse` of the inputs and of the activations a_l of every layer of a network.
+    """Return the fraction of variance within orbits (:func:`collapse`) for the inputs and every layer of a network.
 
     Parameters
     ----------
     net : torch.nn.Module
-        Any module with linear or convolutional layers; it is left unchanged.
+        Any module with linear or convolutional layers; it is not modified.
     points : Tensor or ndarray
-        Points on orbits, (orbits, points, d), as :func:`rotations` draws them, or strata of such, as in
+        Points on orbits, (orbits, points, d), such as those of :func:`rotations`, or several strata of them as in
         :func:`collapse`.
     chunk_size : int
-        Samples per forward pass, rounded to whole orbits; bounds the memory.
+        Samples per forward pass, rounded down to whole orbits; limits the memory.
 
     Returns
     -------
     ndarray
-        (L + 1,): the inputs, then a_1, ..., a_{L-1} and the outputs.
+        (L + 1,): inputs, activations a_1, ..., a_{L-1} and outputs.
 
     Raises
     ------
     TypeError, ValueError
-        As :func:`collapse`; if the module cannot be run on the points or has no layer to read.
+        As :func:`collapse`, or if the module fails on the points or has no linear or convolutional layer.
 
     Examples
     --------
@@ -136,7 +137,7 @@ def collapse_by_layer(net: nn.Module, points: Tensor | np.ndarray, chunk_size: i
     reading = read(net, flat)
     within = np.zeros(len(reading.layers) + 1)
     means: list[list[Tensor]] = [[] for _ in within]
-    whole = count * max(1, validation.integer(chunk_size, "chunk_size") // count)  # whole orbits
+    whole = count * max(1, validation.integer(chunk_size, "chunk_size") // count)
     for given, part in zip(flat.split(whole), capture(net, flat, reading, whole), strict=True):
         for i, layer in enumerate((given, *part.activations)):
             orbit = layer.flatten(1).double().cpu().unflatten(0, (-1, count))
@@ -151,13 +152,13 @@ def _direction(axis: object, d: int) -> Tensor:
     """Return the unit vector along an axis."""
     direction = validation.real(axis, "axis", "a tensor or array of real numbers").double()
     validation.expect(tuple(direction.shape) == (d,) and bool(direction.any()), "axis", axis, f"({d},), not 0")
-    direction = direction / direction.abs().max()  # whose norm neither overflows nor is 0
+    direction = direction / direction.abs().max()  # so that the norm neither overflows nor vanishes
     unit: Tensor = direction / torch.linalg.vector_norm(direction)
     return unit
 
 
 def _share(within: float, means: Tensor, count: int) -> float:
-    """Return the share of a sum within orbits, given the means (strata, orbits, features) of ``count`` points each."""
+    """Return ``within`` over the total sum, given the orbits' means (strata, orbits, features) of ``count`` points."""
     between = float((means - means.mean(1, keepdim=True)).square().sum())
     total = within + count * between
     floor = (10 * torch.finfo(torch.float64).eps) ** 2 * (count * float(means.square().sum()) + within)
@@ -165,12 +166,9 @@ def _share(within: float, means: Tensor, count: int) -> float:
 
 
 def _points(value: object, name: str) -> Tensor:
-    """Return (strata, orbits, points, features); one stratum where none are given."""
+    """Return points as (strata, orbits, points, features), with one stratum by default."""
     h = validation.samples(value, name, ndim=None)
     h = h[None] if h.ndim == 3 else h
-    if h.ndim != 4 or h.shape[1] < 2 or h.shape[2] < 2:
-        raise ValueError(
-            f"{name}: got {validation.describe(value)}, expected (orbits, points, features) or (strata, orbits, "
-            "points, features), two orbits and two points at least"
-        )
+    expected = "(orbits, points, features) or (strata, orbits, points, features), two orbits and two points at least"
+    validation.expect(h.ndim == 4 and min(h.shape[1:3]) >= 2, name, value, expected)
     return h

@@ -1,4 +1,4 @@
-"""Kernels of representations along depth, their distances, and a planar layout."""
+"""Kernels of the representations at every layer, distances between them, and a planar embedding."""
 
 import itertools
 import math
@@ -17,30 +17,30 @@ from bnrank.networks.reading import capture, read
 __all__ = ["METRICS", "Kernels", "Layout", "distance", "distances", "kernels", "layout"]
 
 METRICS = ("bures", "affine-invariant", "log-euclidean", "angle", "centered-angle")
-SAME_RANGE = 1e-6  # sine of the largest angle between two ranges that count as one
+SAME_RANGE = 1e-6  # sine of the largest principal angle up to which two ranges are equal
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Kernels of a network's representations at samples, kept as factors: K_l = F_l F_l^T.
+    """Kernels of a network's representations at samples, stored as factors: K_l = F_l F_l^T.
 
     Attributes
     ----------
     names : tuple of str
         "input", then the names of the layers in order of execution.
     factors : tuple of Tensor
-        F_0 = N^(-1/2) X and F_l = N^(-1/2) a~_l(X) (or a_l), (N, n_l), float64, one sample per row.
+        F_0 = N^(-1/2) X and F_l = N^(-1/2) a~_l(X) (or a_l), (N, n_l), float64, with one row per sample.
     """
 
     names: tuple[str, ...]
     factors: tuple[Tensor, ...]
 
     def matrices(self) -> Tensor:
-        """Return the kernels themselves, (L + 1, N, N); their entries are inner products over N."""
+        """Return the kernels, (L + 1, N, N), whose entries are inner products divided by N."""
         return torch.stack([f @ f.T for f in self.factors])
 
     def singular_values(self) -> list[Tensor]:
-        """Return the singular values of every factor, the roots of the kernel's eigenvalues, descending."""
+        """Return the singular values of every factor, descending: square roots of the kernel's eigenvalues."""
         return [torch.linalg.svdvals(f) for f in self.factors]
 
 
@@ -49,30 +49,30 @@ def kernels(
 ) -> Kernels:
     """Return the kernels K_l(x_i, x_j) = (1/N) <a~_l(x_i), a~_l(x_j)> of the input and of every layer.
 
-    Permutations and any other orthogonal changes of a layer's neurons leave them as they are: they are what a
-    representation is up to the symmetries that cost no norm. With the 1/N their traces are mean squared norms, and
-    their non-zero eigenvalues are those of (1/N) sum_i a~_l(x_i) a~_l(x_i)^T. Nothing is centered.
+    They are invariant under permutations and other orthogonal transformations of a layer's neurons, the symmetries
+    that preserve the norm. Their traces are mean squared norms, and their non-zero eigenvalues are those of
+    (1/N) sum_i a~_l(x_i) a~_l(x_i)^T. Representations are not centered.
 
     Parameters
     ----------
     net : torch.nn.Module
         Any module with linear or convolutional layers.
     x : Tensor or ndarray
-        Samples, (N, ...); anything with more dimensions is flattened to (N, features).
+        Samples, (N, ...). Representations with more dimensions are flattened to (N, features).
     which : "preactivations" or "activations"
-        a~_l, what a layer puts out, as in the source; or a_l, what enters the next one.
+        a~_l, the output of a layer, as in the source; or a_l, the input of the next layer.
     chunk_size : int
         Samples per forward pass.
 
     Returns
     -------
     Kernels
-        As factors, so that memory goes with N times the widths and not with N^2.
+        As factors: the memory is proportional to N times the widths and not to N^2.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, no layer is found, or a value is not finite.
+        If an argument is out of range, the network has no layer, or a value is not finite.
 
     Notes
     -----
@@ -100,50 +100,51 @@ def kernels(
 
 
 def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bures", *, rtol: float = 1e-8) -> float:
-    """Return the distance of two positive semi-definite kernels A = F F^T and B = G G^T from their factors F and G.
+    """Return the distance between two positive semi-definite kernels, A = F F^T and B = G G^T, given F and G.
 
-    Every metric depends on the factors through the kernels alone, so orthogonal changes of their columns (neurons)
-    change nothing; reordering the samples of both changes nothing either.
+    Every metric is a function of the kernels, hence invariant under orthogonal transformations of the columns
+    (neurons) of F and G, and under a common permutation of the samples.
 
     ==================  ============================================================================================
-    "bures"             min over orthogonal Q of ||F Q - G||_F (the narrower one filled up with zero columns), the
-                        Bures-Wasserstein distance, whose square is tr A + tr B - 2 tr (A^(1/2) B A^(1/2))^(1/2).
+    "bures"             min over orthogonal Q of ||F Q - G||_F (the narrower factor padded with zero columns), the
+                        Bures-Wasserstein distance; its square is tr A + tr B - 2 tr (A^(1/2) B A^(1/2))^(1/2).
                         A metric on all kernels, in the units of the representations: F, G -> cF, cG multiplies it by c.
-    "affine-invariant"  ||log(A^(-1/2) B A^(-1/2))||_F on the common range of A and B, infinite where the ranges differ.
-                        Unchanged by A, B -> M A M^T, M B M^T with M invertible (so by linear changes of the data),
-                        by a common factor, and by inverting both.
-    "log-euclidean"     ||log A - log B||_F on the common range, infinite where the ranges differ. The same as
-                        "affine-invariant" where A and B commute; else at most as large.
-    "angle"             arccos(<A, B>_F / (||A||_F ||B||_F)), in radians; scale-free: a metric between rays of kernels.
-    "centered-angle"     the same after taking the mean off the columns of F and G; its cosine is linear CKA.
+    "affine-invariant"  ||log(A^(-1/2) B A^(-1/2))||_F on the common range of A and B, infinite if the ranges differ.
+                        Invariant under A, B -> M A M^T, M B M^T with M invertible (linear transformations of the data)
+                        and under inversion of both.
+    "log-euclidean"     ||log A - log B||_F on the common range, infinite if the ranges differ. Equal to
+                        "affine-invariant" if A and B commute, otherwise at most as large.
+    "angle"             arccos(<A, B>_F / (||A||_F ||B||_F)), in radians: a scale-free metric on rays of kernels.
+    "centered-angle"    the angle after centering the columns of F and G; its cosine is linear CKA.
     ==================  ============================================================================================
 
     Parameters
     ----------
     a, b : Tensor or ndarray
-        F, (N, n), and G, (N, m): of the same N samples, divided by sqrt(N) or not.
+        F, (N, n), and G, (N, m), for the same N samples, with or without the factor N^(-1/2).
     metric : str
-        One of the above.
+        A metric of the table above.
     rtol : float
-        "affine-invariant" and "log-euclidean": singular values of a factor up to ``rtol`` times its largest count
-        as 0. The default is the root of the machine precision: logarithms of what is kept are good to about 1e-8.
-        Two ranges count as one up to an angle of 1e-6. Both are meant for float64: rounding to float32 parts common
-        ranges of fewer than N dimensions, and the distance comes out infinite; convert networks and data first.
+        "affine-invariant" and "log-euclidean": singular values of a factor up to ``rtol`` times the largest are
+        treated as 0. The default is the square root of the machine precision: logarithms of the remaining values have
+        errors of about 1e-8. Two ranges are equal up to an angle of 1e-6. Both metrics require float64: rounding to
+        float32 separates common ranges of fewer than N dimensions, and the distance is infinite. Convert networks and
+        data first.
 
     Returns
     -------
     float
-        The distance, non-negative, from float64 computations that never form N x N matrices where N is large.
+        The distance, non-negative, computed in float64 without N x N matrices if N exceeds the total width.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, the numbers of samples differ, or an angle is requested for a kernel that is 0
-        or, for "centered-angle", a representation that is constant up to rounding.
+        If an argument is out of range, the numbers of samples differ, or the angle is undefined: for a kernel that is
+        0 or, with "centered-angle", a representation that is constant up to rounding.
 
     Notes
     -----
-    Source: F14; for T8's straight lines "affine-invariant". Bhatia, Jain and Lim, On the Bures-Wasserstein distance
+    Source: F14; T8 uses "affine-invariant". Bhatia, Jain and Lim, On the Bures-Wasserstein distance
     between positive definite matrices (2019); Arsigny et al. (2007) for "log-euclidean"; Kornblith et al. (2019) for
     CKA.
 
@@ -174,12 +175,12 @@ def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bure
 def distances(
     factors: Kernels | Sequence[Tensor | np.ndarray], metric: str = "bures", *, rtol: float = 1e-8
 ) -> np.ndarray:
-    """Return the matrix of the distances between all kernels, (K, K), symmetric with zeros on the diagonal.
+    """Return the symmetric matrix of the distances between all kernels, (K, K).
 
     Parameters
     ----------
     factors : Kernels or sequence of Tensor
-        The result of :func:`kernels`, or factors, (N, n_l) each.
+        The result of :func:`kernels`, or the factors, (N, n_l) each.
     metric, rtol
         As in :func:`distance`.
 
@@ -204,17 +205,17 @@ def distances(
 
 @dataclass(frozen=True)
 class Layout:
-    """Points whose Euclidean distances approximate given ones.
+    """Points whose Euclidean distances approximate given distances.
 
     Attributes
     ----------
     points : ndarray
-        (K, dims), centered at 0; in every coordinate the entry of largest size is positive.
+        (K, dims), with mean 0; in every coordinate the entry of largest absolute value is positive.
     eigenvalues : ndarray
-        All K eigenvalues of the doubly centered matrix, descending. Negative ones say that no points in any number of
-        dimensions have these distances.
+        All K eigenvalues of the doubly centered matrix, descending. If some are negative, the distances are not
+        Euclidean in any number of dimensions.
     share : float
-        The eigenvalues drawn over the sum of all absolute values: 1 where the drawing is exact.
+        Sum of the eigenvalues of the embedding over the sum of all absolute values: 1 for an exact embedding.
     """
 
     points: np.ndarray
@@ -223,22 +224,22 @@ class Layout:
 
 
 def layout(distances: np.ndarray, dims: int = 2) -> Layout:
-    """Return points in ``dims`` dimensions with approximately the given distances (classical multidimensional scaling).
+    """Return points in ``dims`` dimensions that approximate given distances, by classical multidimensional scaling.
 
-    With J = I - 11^T / K the matrix -J D^2 J / 2 holds the inner products of centered points that have the distances
-    D, if such points exist; the result is its leading eigenvectors times the roots of their eigenvalues.
+    With J = I - 11^T / K, the matrix -J D^2 J / 2 has the inner products of centered points with distances D, if such
+    points exist. The coordinates are its leading eigenvectors times the square roots of the eigenvalues.
 
     Parameters
     ----------
     distances : ndarray
         D, (K, K), symmetric, finite, non-negative, 0 on the diagonal.
     dims : int
-        Coordinates, at most K; those with negative eigenvalues are 0.
+        Number of coordinates, at most K; those of negative eigenvalues are 0.
 
     Raises
     ------
     TypeError, ValueError
-        If the matrix is no such matrix, or ``dims`` is out of range.
+        If the matrix does not have these properties, or ``dims`` is out of range.
 
     Examples
     --------
@@ -249,8 +250,8 @@ def layout(distances: np.ndarray, dims: int = 2) -> Layout:
     """
     d = np.asarray(distances, dtype=np.float64)
     dims = validation.integer(dims, "dims")
-    if d.ndim != 2 or d.shape[0] != d.shape[1] or d.size == 0 or not np.isfinite(d).all() or (d < 0).any():
-        raise ValueError(f"distances: got {validation.describe(d)}, expected (K, K), finite and non-negative")
+    usable = d.ndim == 2 and d.shape[0] == d.shape[1] and d.size > 0 and np.isfinite(d).all() and (d >= 0).all()
+    validation.expect(usable, "distances", d, "(K, K), finite and non-negative")
     if np.abs(d - d.T).max() > 1e-9 * d.max() or np.abs(np.diag(d)).max() > 1e-9 * d.max():
         raise ValueError("distances: got a matrix that is not symmetric with 0 on the diagonal")
     validation.expect(dims <= len(d), "dims", f"{dims}", f"at most the number of points, {len(d)}")
@@ -276,7 +277,7 @@ def _centered(f: Tensor, name: str) -> Tensor:
 
 
 def _bures(f: Tensor, g: Tensor) -> float:
-    """Return ||F Q - G||_F at the best Q itself: the difference of traces would lose half the digits."""
+    """Return ||F Q - G||_F for the optimal Q: the difference of traces would lose half of the digits."""
     width = max(f.shape[1], g.shape[1])
     f, g = (torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in _together(f, g))
     u, _, vh = torch.linalg.svd(f.T @ g)
@@ -290,7 +291,7 @@ def _angle(f: Tensor, g: Tensor) -> float:
     for name, size in zip("ab", sizes, strict=True):
         validation.expect(size != 0, name, "a kernel that is 0", "one that has an angle with others")
     one, other = one / sizes[0], other / sizes[1]
-    return 2 * math.atan2(float((one - other).norm()), float((one + other).norm()))  # arccos is blind to small angles
+    return 2 * math.atan2(float((one - other).norm()), float((one + other).norm()))  # accurate for small angles
 
 
 def _logarithmic(f: Tensor, g: Tensor, metric: str, rtol: float) -> float:
@@ -314,7 +315,7 @@ def _range(factor: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
 
 
 def _together(f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in an orthonormal basis of the sum of their ranges, where it is smaller than N."""
+    """Return both in an orthonormal basis of the sum of their ranges if its dimension is smaller than N."""
     if len(f) <= f.shape[1] + g.shape[1]:
         return f, g
     both = torch.linalg.qr(torch.cat([f, g], 1), mode="r")[1]

@@ -229,8 +229,14 @@ class _Partition:
         """
         if not self.spots:
             return np.zeros((0, 2)), ()
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+        from scipy.spatial import cKDTree
+
         where = np.stack([spot for spot, _ in self.spots])
-        groups = _together(where)
+        near = cKDTree(where).query_pairs(NEAR, output_type="ndarray")
+        graph = coo_array((np.ones(len(near)), near.T), shape=(len(where),) * 2)
+        groups = connected_components(graph, directed=False)[1]
         found = []
         for group in np.unique(groups):
             members = np.flatnonzero(groups == group)
@@ -243,9 +249,8 @@ class _Partition:
     def boundaries(self) -> tuple[Array, Array]:
         """Return the segments between cells of different classes, (segments, 2, 2), and the classes, (segments, 2)."""
         found = [*self.inner, *_overlaps(self.outer)]
-        if not found:
-            return np.zeros((0, 2, 2)), np.zeros((0, 2), int)
-        return np.stack([ends for ends, _ in found]), np.array([classes for _, classes in found])
+        classes = np.array([classes for _, classes in found], int).reshape(-1, 2)
+        return np.array([ends for ends, _ in found]).reshape(-1, 2, 2), classes
 
 
 def _divided(points: list[Array], values: list[Array], size: float) -> list[tuple[tuple[int, ...], list[int]]]:
@@ -320,22 +325,9 @@ def _outputs(layers: Layers, x: Array, inside: Array) -> tuple[Array, Array]:
     return a @ layers.weights[-1].T + layers.biases[-1], ROUNDING * size + np.finfo(float).tiny
 
 
-def _together(points: Array) -> Array:
-    """Return the group of each point, where points that are near one another are of one group."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-    from scipy.spatial import cKDTree
-
-    near = cKDTree(points).query_pairs(NEAR, output_type="ndarray")
-    graph = coo_array((np.ones(len(near)), near.T), shape=(len(points),) * 2)
-    return np.asarray(connected_components(graph, directed=False)[1])
-
-
 def _overlaps(edges: Sequence[tuple[Array, int]]) -> Iterator[tuple[Array, tuple[int, int]]]:
     """Iterate over the segments that two edges with different classes have in common."""
-    if not edges:
-        return
-    ends, labels = np.stack([e for e, _ in edges]), np.array([label for _, label in edges])
+    ends, labels = np.array([e for e, _ in edges]).reshape(-1, 2, 2), np.array([label for _, label in edges])
     along = ends[:, 1] - ends[:, 0]
     lengths = np.linalg.norm(along, axis=1)
     long = np.flatnonzero(lengths > NEAR)
