@@ -75,11 +75,11 @@ def discover(
     Example: [bold]bnrank discover table.csv --targets price,quality --ignore id --coordinates z.csv[/]
     """
     files.checked_path(out, "out")
-    for path, option, suffix in ((save, "save", ".safetensors"), (coordinates, "coordinates", ".csv")):
-        if path is not None:
-            files.checked_path(path, option, suffix)
-    if kind is not None:
-        validation.choice(kind, "kind", KINDS)
+    if save is not None:
+        files.checked_path(save, "save", ".safetensors")
+    if coordinates is not None:
+        files.checked_path(coordinates, "coordinates", ".csv")
+    validation.choice(kind or KINDS[0], "kind", KINDS)
     table = bnrank.tasks.read_table(data, **columns.arguments, outputs=kind != "autoencoder", min_rows=2)
     x, y = table.inputs, table.outputs
     _say_counters(x, words(columns.ignore), named=Path(data).suffix.lower() == ".csv")

@@ -123,41 +123,23 @@ _KINKS: dict[str, Callable[..., list[Any]]] = {
 
 
 class _Recorder(TorchDispatchMode):
-    """Records where arguments are near a kink; given such records, which of them move with the samples."""
+    """Keeps the arguments of kinks, numbered in order of execution, that a function of number and argument selects."""
 
-    def __init__(self, n: int, rtol: float, notes: list[tuple[Tensor, Tensor] | None] | None = None) -> None:
+    def __init__(self, selects: Callable[[int, Tensor], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # its base class in torch has no types
-        self.n, self.rtol = n, rtol
-        self.notes: list[tuple[Tensor, Tensor] | None] = []
-        self.before = notes
-        self.moved = torch.zeros(n, dtype=torch.bool)
-        self.mixed = False  # something near a kink has not one row, or a number of them, per sample
+        self.selects, self.number = selects, 0
+        self.kept: dict[int, Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Inspect the arguments of the operation, then run it."""
         kwargs = kwargs or {}
         of = _KINKS.get(func.overloadpacket.__name__.removesuffix("_")) if func.namespace == "aten" else None
-        if of is not None:
-            for z in of(*args, **kwargs):
-                if isinstance(z, Tensor) and z.is_floating_point() and z.numel():
-                    self._note(z)
+        for z in of(*args, **kwargs) if of is not None else ():
+            if isinstance(z, Tensor) and z.is_floating_point() and z.numel():
+                if self.selects(self.number, z):
+                    self.kept[self.number] = z.clone()
+                self.number += 1
         return func(*args, **kwargs)
-
-    def _note(self, z: Tensor) -> None:
-        n = self.n if z.ndim and z.shape[0] % self.n == 0 else 1
-        rows = z.reshape(n, -1)
-        sizes = torch.where(rows.isfinite(), rows.abs(), 0.0).amax(1, keepdim=True)
-        if self.before is None:
-            near = rows.abs() <= self.rtol * sizes
-            found = bool(near.any())
-            self.mixed |= found and n != self.n
-            self.notes.append((near, rows.clone()) if found else None)
-            return
-        note = self.before[len(self.notes)] if len(self.notes) < len(self.before) else None
-        self.notes.append(None)
-        if note is not None and note[1].shape == rows.shape:
-            rounding = 64 * torch.finfo(z.dtype).eps * torch.maximum(sizes, note[1].abs().amax(1, keepdim=True))
-            self.moved |= (((rows - note[1]).abs() > rounding) & note[0]).any(1).to(self.moved.device)
 
 
 def of_module(function: Functional, x: Tensor, rtol: float, tangent: Tensor | None = None) -> Tensor:
@@ -168,22 +150,38 @@ def of_module(function: Functional, x: Tensor, rtol: float, tangent: Tensor | No
     same sample. Where something is near, a second pass at points next to the samples shows whether it moves with them.
     """
     n = len(x)
-    first = _Recorder(n, rtol)
+
+    def rows(z: Tensor) -> Tensor:
+        return z.reshape(n if z.ndim and z.shape[0] % n == 0 else 1, -1)
+
+    def sizes(z: Tensor) -> Tensor:
+        return torch.where(z.isfinite(), z.abs(), 0.0).amax(1, keepdim=True)
+
+    def near(z: Tensor) -> Tensor:
+        return z.abs() <= rtol * sizes(z)
+
+    first = _Recorder(lambda _, z: bool(near(rows(z)).any()))
     with torch.no_grad(), first:
         function(x)
-    if first.mixed:
+    if any(len(rows(z)) != n for z in first.kept.values()):  # not one row, or a number of them, per sample
         parts = tangent if tangent is not None and tangent.ndim == 3 else [tangent] * n
         return torch.cat([of_module(function, x[i : i + 1], rtol, parts[i]) for i in range(n)])
-    if not any(first.notes):
-        return torch.zeros(n, dtype=torch.bool, device=x.device)
+    moved = torch.zeros(n, dtype=torch.bool, device=x.device)
+    if not first.kept:
+        return moved
     generator = torch.Generator().manual_seed(0)
     m = x[0].numel() if tangent is None else tangent.shape[-1]
     direction = (0.5 + torch.rand(n, m, generator=generator, dtype=torch.float64)).to(x.device, x.dtype)
     if tangent is not None:
         direction = (tangent @ direction[:, :, None])[..., 0]
-    sizes = x.flatten(1).abs().amax(1, keepdim=True)
-    step = math.sqrt(torch.finfo(function.dtype).eps) * torch.where(sizes > 0, sizes, 1.0) * direction
-    second = _Recorder(n, rtol, first.notes)
+    largest = x.flatten(1).abs().amax(1, keepdim=True)
+    step = math.sqrt(torch.finfo(function.dtype).eps) * torch.where(largest > 0, largest, 1.0) * direction
+    second = _Recorder(lambda number, _: number in first.kept)
     with torch.no_grad(), second:
         function(x + step.reshape(x.shape))
-    return second.moved.to(x.device)
+    for number in first.kept.keys() & second.kept.keys():
+        before, after = rows(first.kept[number]), rows(second.kept[number])
+        if before.shape == after.shape:
+            rounding = 64 * torch.finfo(before.dtype).eps * torch.maximum(sizes(before), sizes(after))
+            moved |= (((after - before).abs() > rounding) & near(before)).any(1).to(moved.device)
+    return moved

@@ -154,11 +154,9 @@ def find(
     2: from 11.5 to 23.5 at 1.00
     3: from 26.5 to inf at 0.00
     """
-    when, values = _rows(times, "times"), _rows(loss, "loss")
-    norms = None if gradient_norm is None else _rows(gradient_norm, "gradient_norm")
-    for name, array in (("loss", values), ("gradient_norm", norms)):
-        if array is not None and len(array) != len(when):
-            raise ValueError(f"{name}: got {len(array)} rows, expected as many as times has, {len(when)}")
+    when = _rows(times, "times")
+    values = _rows(loss, "loss", len(when))
+    norms = None if gradient_norm is None else _rows(gradient_norm, "gradient_norm", len(when))
     if np.any(np.diff(when) < 0):
         row = int(np.argmax(np.diff(when) < 0)) + 1
         raise ValueError(f"times: got {when[row]:g} after {when[row - 1]:g} in row {row}, expected no decrease")
@@ -167,8 +165,7 @@ def find(
     min_rest = validation.number(min_rest, "min_rest", 0.0, strict=True)
     window = validation.integer(window, "window")
     curve = _monotone(when, values, min_drop, window)
-    if norms is not None:
-        norms = _running_mean(norms, window)
+    norms = None if norms is None else _running_mean(norms, window)
     if curve.loss[0] - curve.loss[-1] <= curve.min_drop:
         candidates = [_Candidate(float(np.median(curve.loss)), math.inf)]
         return tuple(_plateaus(curve, candidates, flatness, when, values, norms))
@@ -176,19 +173,16 @@ def find(
     return tuple(_plateaus(curve, _distinct(curve, candidates, flatness, min_rest), flatness, when, values, norms))
 
 
-def _rows(value: object, name: str) -> Array:
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
+def _rows(value: object, name: str, rows: int | None = None) -> Array:
     try:
-        array = np.asarray(value, dtype=np.float64)
+        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name}: got {validation.describe(value)}, expected numbers, shape (T,)") from error
     validation.expect(array.ndim == 1 and array.size, name, array, "one number per row, shape (T,)")
-    if not np.isfinite(array).all():
-        row = int(np.argmin(np.isfinite(array)))
-        raise ValueError(f"{name}: got {array[row]} in row {row}, expected finite numbers")
-    if name == "gradient_norm" and (array < 0).any():
-        raise ValueError(f"{name}: got {array.min():g}, expected numbers >= 0")
+    row = int(np.argmin(np.isfinite(array)))
+    validation.expect(np.isfinite(array).all(), name, f"{array[row]} in row {row}", "finite numbers")
+    validation.expect(name != "gradient_norm" or (array >= 0).all(), name, f"{array.min():g}", "numbers >= 0")
+    validation.expect(rows in (None, len(array)), name, f"{len(array)} rows", f"as many as times has, {rows}")
     return array
 
 
@@ -279,13 +273,10 @@ def _extents(curve: _Curve, candidates: Sequence[_Candidate], flatness: float) -
     """Return when each candidate is reached and left; a fall that does not count is none."""
     falls = _falls(curve, candidates)
     result = []
-    for i, candidate in enumerate(candidates):
-        before, after = falls[i], falls[i + 1]
-        reached = (
-            curve.crossing(candidate.level + flatness * before) if before >= curve.min_drop > 0 else curve.times[0]
-        )
-        is_left = after >= curve.min_drop > 0
-        result.append((float(reached), curve.crossing(candidate.level - flatness * after) if is_left else math.inf))
+    for level, before, after in zip((c.level for c in candidates), falls[:-1], falls[1:], strict=True):
+        start = curve.crossing(level + flatness * before) if before >= curve.min_drop > 0 else float(curve.times[0])
+        end = curve.crossing(level - flatness * after) if after >= curve.min_drop > 0 else math.inf
+        result.append((start, end))
     return result
 
 

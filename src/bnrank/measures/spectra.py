@@ -1,7 +1,7 @@
 """Singular values of weights, activations and preactivations."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -254,8 +254,11 @@ def activation_singular_values(
     held = [width * (width if method == "gram" else min(width, samples)) for width in widths]
     skipped = list(reading.skipped)
     values: dict[str, Tensor] = {}
-    for group in _groups(held, MAX_ENTRIES):
-        pieces = {i: Accumulator(method) for i in group}
+    waiting = [i for i, entries in enumerate(held) if entries <= MAX_ENTRIES]
+    while waiting:  # as many layers per pass as fit in memory together
+        count = int((np.cumsum([held[i] for i in waiting]) <= MAX_ENTRIES).sum())
+        pieces = {i: Accumulator(method) for i in waiting[:count]}
+        waiting = waiting[count:]
         for part in capture(net, x, reading, chunk_size, dtype):
             for i, accumulator in pieces.items():
                 accumulator.add(getattr(part, which)[i].flatten(1))
@@ -270,17 +273,3 @@ def activation_singular_values(
             need = f"{width} features for {samples} samples need {entries} numbers"
             skipped.append(Skipped.part(layer.name, layer.module, f"{which}: {need}, the limit is {MAX_ENTRIES}"))
     return Spectra(values, skipped, floor=max(1e-8 if method == "gram" else 1e-15, torch.finfo(dtype).eps))
-
-
-def _groups(held: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Split indices into runs whose entries fit the limit together; leave out those that do not fit alone."""
-    group: list[int] = []
-    for i, entries in enumerate(held):
-        if entries > limit:
-            continue
-        if group and sum(held[j] for j in group) + entries > limit:
-            yield group
-            group = []
-        group.append(i)
-    if group:
-        yield group
