@@ -123,11 +123,7 @@ def detect(
 
 
 def ranks(
-    values: Tensor | np.ndarray,
-    *,
-    atol: float = 0.1,
-    near_one: tuple[float, float] = (0.5, 2.0),
-    min_layers: int = 2,
+    values: Tensor | np.ndarray, *, atol: float = 0.1, near_one: tuple[float, float] = (0.5, 2.0), min_layers: int = 2
 ) -> np.ndarray:
     """Return the bottleneck rank along all leading dimensions of (..., layer, index), such as (member, step).
 

@@ -16,11 +16,7 @@ FORMED = 256  # d_in d_out up to which the matrix of the mixed derivative is for
 
 
 def trace(
-    net: nn.Module,
-    x: Tensor | np.ndarray,
-    *,
-    chunk_size: int | None = None,
-    dtype: torch.dtype = torch.float64,
+    net: nn.Module, x: Tensor | np.ndarray, *, chunk_size: int | None = None, dtype: torch.dtype = torch.float64
 ) -> Tensor:
     r"""Return Tr Theta(x_i, x_i) for every sample, without the kernel.
 
@@ -194,12 +190,7 @@ def top_eigenvalue(
 
 
 def mixed_derivative_norm(
-    net: nn.Module,
-    x: Tensor | np.ndarray,
-    *,
-    rtol: float = 1e-10,
-    chunk_size: int | None = None,
-    seed: int = 0,
+    net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-10, chunk_size: int | None = None, seed: int = 0
 ) -> Tensor:
     """Return ||d^2_{xy} Theta(x_i, x_i)||_op for every sample (T25).
 
