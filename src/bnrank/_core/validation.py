@@ -12,6 +12,10 @@ from torch import Tensor
 T = TypeVar("T")
 
 
+Data = Tensor | np.ndarray
+"""Samples, weights or values as a user has them."""
+
+
 class RangeError(ValueError, OverflowError):
     """Values of a network outside the range of the computation."""
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bnrank._core import text, validation
 from bnrank._core.results import Printed
+from bnrank._core.validation import Data
 from bnrank.measures import nonlinearity, spectra
 from bnrank.networks.functional import check_finite, example
 from bnrank.networks.reading import Layer, Reading, capture, read
@@ -59,7 +60,7 @@ class Bottleneck(Printed):
 
 
 def detect(
-    values: Tensor | np.ndarray | Mapping[str, Tensor] | Sequence[Any],
+    values: Data | Mapping[str, Tensor] | Sequence[Any],
     *,
     atol: float = 0.1,
     near_one: tuple[float, float] = (0.5, 2.0),
@@ -123,7 +124,7 @@ def detect(
 
 
 def ranks(
-    values: Tensor | np.ndarray, *, atol: float = 0.1, near_one: tuple[float, float] = (0.5, 2.0), min_layers: int = 2
+    values: Data, *, atol: float = 0.1, near_one: tuple[float, float] = (0.5, 2.0), min_layers: int = 2
 ) -> np.ndarray:
     """Return the bottleneck rank along all leading dimensions of (..., layer, index), such as (member, step).
 
@@ -271,7 +272,7 @@ class Structure(Printed):
 
 def bottleneck(
     net: nn.Module,
-    x: Tensor | np.ndarray,
+    x: Data,
     *,
     rank: int | None = None,
     atol: float = 0.1,

@@ -4,24 +4,19 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bnrank._core import validation
+from bnrank._core.validation import Data
 from bnrank.networks.reading import Layer
+
+Size = int | Sequence[int]
 
 CHUNK_ENTRIES = 2**22  # complex entries of the transfer matrices held at a time: 64 MiB
 
 
-def conv_singular_values(
-    kernel: Tensor | np.ndarray,
-    size: int | Sequence[int],
-    *,
-    stride: int | Sequence[int] = 1,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> Tensor:
+def conv_singular_values(kernel: Data, size: Size, *, stride: Size = 1, dilation: Size = 1, groups: int = 1) -> Tensor:
     """Return the singular values of a convolution with circular padding, frequency by frequency.
 
     The convolution is block diagonal in Fourier space: at frequency w the block is the c_out x c_in matrix
@@ -76,7 +71,7 @@ def conv_singular_values(
     return torch.cat(blocks, -1).sort(-1, descending=True).values
 
 
-def layer_singular_values(layer: Layer, size: int | Sequence[int] | None = None) -> tuple[Tensor | None, str]:
+def layer_singular_values(layer: Layer, size: Size | None = None) -> tuple[Tensor | None, str]:
     """Return all singular values of a convolutional layer, (K,) descending, and a note on what was assumed.
 
     Parameters
@@ -107,7 +102,7 @@ def layer_singular_values(layer: Layer, size: int | Sequence[int] | None = None)
     return None if values is None else values.flatten().sort(descending=True).values, note
 
 
-def layer_blocks(layer: Layer, size: int | Sequence[int] | None = None) -> tuple[Tensor | None, str]:
+def layer_blocks(layer: Layer, size: Size | None = None) -> tuple[Tensor | None, str]:
     """Return the singular values of a convolutional layer as :func:`conv_singular_values` does, and the same note.
 
     Parameters and errors are those of :func:`layer_singular_values`, which has the same values in one list.

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from bnrank._core import validation
+from bnrank._core.validation import Data
 
 __all__ = ["predict", "self_consistency", "unexplained"]
 
@@ -15,13 +15,7 @@ FLAT = 1e-12  # relative singular value up to which a direction contains roundin
 
 
 def predict(
-    x: Tensor | np.ndarray,
-    y: Tensor | np.ndarray,
-    groups: np.ndarray | None = None,
-    *,
-    neighbors: int = 20,
-    folds: int = 10,
-    seed: int = 0,
+    x: Data, y: Data, groups: np.ndarray | None = None, *, neighbors: int = 20, folds: int = 10, seed: int = 0
 ) -> Array:
     """Return cross-validated predictions of y from x at every sample, by local linear regression.
 
@@ -80,13 +74,7 @@ def predict(
 
 
 def unexplained(
-    x: Tensor | np.ndarray,
-    y: Tensor | np.ndarray,
-    groups: np.ndarray | None = None,
-    *,
-    neighbors: int = 20,
-    folds: int = 10,
-    seed: int = 0,
+    x: Data, y: Data, groups: np.ndarray | None = None, *, neighbors: int = 20, folds: int = 10, seed: int = 0
 ) -> float:
     """Return the fraction of the variance of y not explained by x, sum ||y - y^(x)||^2 / sum ||y - mean y||^2.
 
@@ -119,7 +107,7 @@ def unexplained(
     return float(((targets - predicted) ** 2).sum()) / total if total > floor else float("nan")
 
 
-def self_consistency(states: Tensor | np.ndarray, *, neighbors: int = 20, folds: int = 10, seed: int = 0) -> float:
+def self_consistency(states: Data, *, neighbors: int = 20, folds: int = 10, seed: int = 0) -> float:
     """Return the fraction of the variance of the steps h(t + 1) - h(t) not explained by the present state h(t).
 
     The fraction is that of the worst linear coordinate of h: 0 if h(t) determines h(t + 1), so that trajectories do

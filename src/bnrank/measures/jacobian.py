@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bnrank._core import linalg, validation
 from bnrank._core.results import Printed
+from bnrank._core.validation import Data
 from bnrank.measures import kinks, ntk
 from bnrank.measures.backward import Layers, sweep
 from bnrank.measures.kinks import KinkWarning, Watch
@@ -110,9 +111,9 @@ class Jacobian(Printed):
     def __init__(
         self,
         net: nn.Module,
-        x: Tensor | np.ndarray,
+        x: Data,
         *,
-        tangent: Tensor | np.ndarray | None = None,
+        tangent: Data | None = None,
         kink_rtol: float | None = KINK_RTOL,
         chunk_size: int | None = None,
         dtype: torch.dtype = torch.float64,

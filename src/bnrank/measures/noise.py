@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.validation import Data
 from bnrank.networks.functional import Functional, example
 
 __all__ = ["Denoising", "denoising", "distances_to_samples"]
@@ -40,12 +41,7 @@ class Denoising:
 
 
 def denoising(
-    net: nn.Module,
-    x: Tensor | np.ndarray,
-    std: float,
-    *,
-    distance: Callable[[Tensor], Tensor] | None = None,
-    seed: int = 0,
+    net: nn.Module, x: Data, std: float, *, distance: Callable[[Tensor], Tensor] | None = None, seed: int = 0
 ) -> Denoising:
     """Return samples with noise N(0, std^2) on every entry and their distances before and after the network.
 

@@ -2,8 +2,9 @@
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from bnrank._core.validation import Data
 from bnrank.networks.reading import Reading, capture, read
 
 __all__ = ["ratio"]
@@ -11,7 +12,7 @@ __all__ = ["ratio"]
 
 def ratio(
     net: nn.Module,
-    x: Tensor | np.ndarray,
+    x: Data,
     *,
     chunk_size: int = 4096,
     dtype: torch.dtype = torch.float64,

@@ -1,10 +1,10 @@
 """The neural tangent kernel at the samples: trace, Gram tensor, largest eigenvalue, mixed derivative."""
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.validation import Data
 from bnrank.measures import products
 from bnrank.measures.backward import Layers, sweep
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
@@ -15,9 +15,7 @@ MAX_ENTRIES = 2**28  # of the parameter Jacobian held by gram for modules other 
 FORMED = 256  # d_in d_out up to which the matrix of the mixed derivative is formed
 
 
-def trace(
-    net: nn.Module, x: Tensor | np.ndarray, *, chunk_size: int | None = None, dtype: torch.dtype = torch.float64
-) -> Tensor:
+def trace(net: nn.Module, x: Data, *, chunk_size: int | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
     r"""Return Tr Theta(x_i, x_i) for every sample, without the kernel.
 
     Theta(x, x') = sum_p (df/dp)(x) (df/dp)(x')^T, d_out x d_out, over all parameters p, trainable or not, each once
@@ -70,7 +68,7 @@ def trace_of(function: Layers | Functional, x: Tensor, chunk_size: int | None) -
     return finite(traces)
 
 
-def gram(net: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.float64) -> Tensor:
+def gram(net: nn.Module, x: Data, *, dtype: torch.dtype = torch.float64) -> Tensor:
     """Return the kernel between all pairs of samples, Theta(x_i, x_j).
 
     Over all parameters, as in :func:`trace`. MLPs: sum_l (a_{l-1}(x).a_{l-1}(x') + 1) J_l(x) J_l(x')^T with
@@ -122,7 +120,7 @@ def gram(net: nn.Module, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.f
 
 def top_eigenvalue(
     net: nn.Module,
-    x: Tensor | np.ndarray,
+    x: Data,
     *,
     normalized: bool = False,
     rtol: float = 1e-10,
@@ -190,7 +188,7 @@ def top_eigenvalue(
 
 
 def mixed_derivative_norm(
-    net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-10, chunk_size: int | None = None, seed: int = 0
+    net: nn.Module, x: Data, *, rtol: float = 1e-10, chunk_size: int | None = None, seed: int = 0
 ) -> Tensor:
     """Return ||d^2_{xy} Theta(x_i, x_i)||_op for every sample (T25).
 
@@ -307,7 +305,7 @@ def _mixed_at_sample(of: products.Products, sample: Tensor, rtol: float, seed: i
         return products.largest_eigenvalue(apply, jacobian.detach().flatten(), rtol, seed)
 
 
-def _checked(net: nn.Module, x: Tensor | np.ndarray, chunk_size: int | None = None) -> tuple[nn.Module, Tensor]:
+def _checked(net: nn.Module, x: Data, chunk_size: int | None = None) -> tuple[nn.Module, Tensor]:
     net = unwrap(net)
     if chunk_size is not None:
         validation.integer(chunk_size, "chunk_size")

@@ -5,13 +5,14 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.validation import Data
 from bnrank.networks.functional import example
 from bnrank.networks.reading import capture, read
 
 __all__ = ["collapse", "collapse_by_layer", "rotations"]
 
 
-def rotations(v: Tensor | np.ndarray, axis: Tensor | np.ndarray, count: int = 32, seed: int = 0) -> Tensor:
+def rotations(v: Data, axis: Data, count: int = 32, seed: int = 0) -> Tensor:
     """Return random points on the orbits of vectors under the rotations that fix an axis.
 
     With w the unit vector along the axis, the orbit of v consists of (w^T v) w + ||(I - w w^T) v|| q for all unit
@@ -61,7 +62,7 @@ def rotations(v: Tensor | np.ndarray, axis: Tensor | np.ndarray, count: int = 32
     return points.to(v.dtype)
 
 
-def collapse(values: Tensor | np.ndarray) -> float:
+def collapse(values: Data) -> float:
     """Return the variance within orbits as a fraction of the total variance of a representation.
 
         sum_ij ||h_ij - mean_j h_ij||^2 / sum_ij ||h_ij - mean_ij h_ij||^2
@@ -101,7 +102,7 @@ def collapse(values: Tensor | np.ndarray) -> float:
     return _share(float((h - means[:, :, None]).square().sum()), means, h.shape[2])
 
 
-def collapse_by_layer(net: nn.Module, points: Tensor | np.ndarray, chunk_size: int = 4096) -> np.ndarray:
+def collapse_by_layer(net: nn.Module, points: Data, chunk_size: int = 4096) -> np.ndarray:
     """Return the fraction of variance within orbits (:func:`collapse`) for the inputs and every layer of a network.
 
     Parameters

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bnrank._core import linalg, remarks, validation
 from bnrank._core.sampling import evenly_spaced
+from bnrank._core.validation import Data
 from bnrank._version import __version__
 from bnrank.measures import bottlenecks, frequencies, kinks, ntk
 from bnrank.measures.frequencies.values import weight_convolutions
@@ -50,8 +51,8 @@ _LONG_NAMES = {
 
 def profile(
     net: nn.Module,
-    x: Tensor | np.ndarray,
-    y: Tensor | np.ndarray | None = None,
+    x: Data,
+    y: Data | None = None,
     *,
     rtol: float = 1e-6,
     atol: float = 0.1,
@@ -332,7 +333,7 @@ def _squared_norm(layer: Layer) -> float:
     return sum(float((p.detach().double() ** 2).sum()) for p in (layer.weight, layer.bias) if p is not None)
 
 
-def _target(y: Tensor | np.ndarray, n: int, d_out: int) -> Tensor:
+def _target(y: Data, n: int, d_out: int) -> Tensor:
     y = torch.as_tensor(y)
     if y.is_floating_point():
         y = validation.samples(y, "y", ndim=None if y.ndim > 2 else 2).flatten(1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
+from bnrank._core.validation import Data
 from bnrank.measures.spectra import WHICH
 from bnrank.networks.functional import example
 from bnrank.networks.reading import capture, read
@@ -44,9 +45,7 @@ class Kernels:
         return [torch.linalg.svdvals(f) for f in self.factors]
 
 
-def kernels(
-    net: nn.Module, x: Tensor | np.ndarray, *, which: str = "preactivations", chunk_size: int = 4096
-) -> Kernels:
+def kernels(net: nn.Module, x: Data, *, which: str = "preactivations", chunk_size: int = 4096) -> Kernels:
     """Return the kernels K_l(x_i, x_j) = (1/N) <a~_l(x_i), a~_l(x_j)> of the input and of every layer.
 
     They are invariant under permutations and other orthogonal transformations of a layer's neurons, the symmetries
@@ -99,7 +98,7 @@ def kernels(
     return Kernels(names, tuple(scale * value.detach().flatten(1).to(torch.float64) for value in found))
 
 
-def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bures", *, rtol: float = 1e-8) -> float:
+def distance(a: Data, b: Data, metric: str = "bures", *, rtol: float = 1e-8) -> float:
     """Return the distance between two positive semi-definite kernels, A = F F^T and B = G G^T, given F and G.
 
     Every metric is a function of the kernels, hence invariant under orthogonal transformations of the columns
@@ -172,9 +171,7 @@ def distance(a: Tensor | np.ndarray, b: Tensor | np.ndarray, metric: str = "bure
     return _angle(f, g)
 
 
-def distances(
-    factors: Kernels | Sequence[Tensor | np.ndarray], metric: str = "bures", *, rtol: float = 1e-8
-) -> np.ndarray:
+def distances(factors: Kernels | Sequence[Data], metric: str = "bures", *, rtol: float = 1e-8) -> np.ndarray:
     """Return the symmetric matrix of the distances between all kernels, (K, K).
 
     Parameters
@@ -265,7 +262,7 @@ def layout(distances: np.ndarray, dims: int = 2) -> Layout:
     return Layout(points * np.where(largest < 0, -1.0, 1.0), values, share)
 
 
-def _factor(value: Tensor | np.ndarray, name: str) -> Tensor:
+def _factor(value: Data, name: str) -> Tensor:
     return validation.samples(value, name).detach().to(torch.float64)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank._core.linalg import effective_rank, rank, stable_rank
+from bnrank._core.validation import Data
 from bnrank.measures.convolution import conv_singular_values, layer_singular_values
 from bnrank.networks.functional import example
 from bnrank.networks.reading import Reading, capture, read
@@ -84,10 +85,7 @@ def singular_values(matrix: Tensor, name: str = "matrix") -> Tensor:
 
 
 def weight_singular_values(
-    net: nn.Module,
-    x: Tensor | np.ndarray | None = None,
-    size: int | Sequence[int] | None = None,
-    reading: Reading | None = None,
+    net: nn.Module, x: Data | None = None, size: int | Sequence[int] | None = None, reading: Reading | None = None
 ) -> Spectra:
     """Return the singular values of the weight of every layer.
 
@@ -194,7 +192,7 @@ class Accumulator:
 
 def activation_singular_values(
     net: nn.Module,
-    x: Tensor | np.ndarray,
+    x: Data,
     *,
     which: str = "activations",
     method: str = "qr",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank._core.results import Printed
+from bnrank._core.validation import Data
 from bnrank.measures import bottlenecks
 from bnrank.measures.convolution import layer_blocks
 from bnrank.measures.frequencies.modes import Convolutions, checked, label
@@ -28,10 +29,7 @@ PROBE = 64  # samples that decide whether a flat tensor is an image
 
 
 def weight_singular_values(
-    net: nn.Module,
-    x: Tensor | np.ndarray | None = None,
-    size: int | Sequence[int] | None = None,
-    reading: Reading | None = None,
+    net: nn.Module, x: Data | None = None, size: int | Sequence[int] | None = None, reading: Reading | None = None
 ) -> xr.DataArray:
     """Return the singular values of every convolution, frequency by frequency (T28).
 
@@ -248,7 +246,7 @@ def kept(
 
 def activation_power(
     net: nn.Module,
-    x: Tensor | np.ndarray,
+    x: Data,
     *,
     which: str = "activations",
     chunk_size: int = 4096,
@@ -309,7 +307,7 @@ def activation_power(
 
 def activation_singular_values(
     net: nn.Module,
-    x: Tensor | np.ndarray,
+    x: Data,
     *,
     which: str = "activations",
     chunk_size: int = 4096,

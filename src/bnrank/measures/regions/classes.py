@@ -12,9 +12,12 @@ from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank._core.results import Printed
+from bnrank._core.validation import Data
 from bnrank.measures.regions.domains import plane, sweep_plane
 from bnrank.measures.regions.pieces import ROUNDING, Layers, read
 from bnrank.measures.regions.shapes import CHUNK_ENTRIES, Array, Polygons
+
+Vector = Data | Sequence[float]
 
 NEAR = 1e-9  # points closer than this are one, in coordinates in which the rectangle is [-1, 1]^2
 
@@ -70,13 +73,7 @@ class ClassRegions(Printed):
 
 
 def tripoints(
-    net: nn.Module,
-    origin: Tensor | np.ndarray | Sequence[float],
-    u: Tensor | np.ndarray | Sequence[float],
-    v: Tensor | np.ndarray | Sequence[float],
-    bounds: object = (-1.0, 1.0),
-    *,
-    max_regions: int = 1_000_000,
+    net: nn.Module, origin: Vector, u: Vector, v: Vector, bounds: object = (-1.0, 1.0), *, max_regions: int = 1_000_000
 ) -> ClassRegions:
     """Return the class regions of a classifier in a plane, origin + a u + b v, and where three or more of them meet.
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from bnrank._core import validation
+from bnrank._core.validation import Data
 from bnrank.measures.regions.pieces import Layers, Swept, differ, random_direction, read, sweep
 from bnrank.measures.regions.region import Regions
 from bnrank.measures.regions.shapes import Array, Ball, Cells, Intervals, Polygons, Polytope
@@ -15,13 +16,7 @@ FAST, MOST = 8, 12  # inputs up to which vertices are faster than linear program
 
 
 def along_line(
-    net: nn.Module,
-    start: Tensor | np.ndarray,
-    end: Tensor | np.ndarray,
-    *,
-    merge: bool = True,
-    rtol: float = 1e-6,
-    max_regions: int = 1_000_000,
+    net: nn.Module, start: Data, end: Data, *, merge: bool = True, rtol: float = 1e-6, max_regions: int = 1_000_000
 ) -> Regions:
     """Return the pieces of a segment on which a network is affine, in order.
 
@@ -59,13 +54,7 @@ def along_line(
 
 
 def along_lines(
-    net: nn.Module,
-    starts: Tensor | np.ndarray,
-    ends: Tensor | np.ndarray,
-    *,
-    merge: bool = True,
-    rtol: float = 1e-6,
-    max_regions: int = 1_000_000,
+    net: nn.Module, starts: Data, ends: Data, *, merge: bool = True, rtol: float = 1e-6, max_regions: int = 1_000_000
 ) -> Regions:
     """Return the pieces of many segments on which a network is affine, segment by segment, each in order.
 
@@ -154,9 +143,9 @@ def _along(layers: Layers, starts: Array, ends: Array, merge: bool, rtol: float,
 
 def in_plane(
     net: nn.Module,
-    origin: Tensor | np.ndarray,
-    u: Tensor | np.ndarray,
-    v: Tensor | np.ndarray,
+    origin: Data,
+    u: Data,
+    v: Data,
     bounds: object = (-1.0, 1.0),
     *,
     rtol: float = 1e-6,
