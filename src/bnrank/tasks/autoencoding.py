@@ -15,12 +15,7 @@ SAME = 1e-12  # corners closer than this, relative to the largest coordinate, ar
 
 
 def planar_curve(
-    n: int = 200,
-    width: int = 20,
-    seed: int = 0,
-    *,
-    n_test: int = 200,
-    x_norm_squared: float = 1.0,
+    n: int = 200, width: int = 20, seed: int = 0, *, n_test: int = 200, x_norm_squared: float = 1.0
 ) -> Task:
     """Return points of a random piecewise linear curve in the plane, with y = x (F3; Jacot2023a appendix F).
 

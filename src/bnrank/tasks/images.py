@@ -20,21 +20,13 @@ REGISTRY = {  # SHA256 of the original distribution
     "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 IMAGES, LABELS = 2051, 2049  # magic numbers of IDX files
 DIGITS_TRAIN, DIGITS_TEST = 1500, 297
 
 
 def mnist(
-    n: int | None = None,
-    n_test: int | None = None,
-    seed: int = 0,
-    download: bool = True,
-    *,
-    standardize: bool = True,
+    n: int | None = None, n_test: int | None = None, seed: int = 0, download: bool = True, *, standardize: bool = True
 ) -> Task:
     """Return MNIST: 60,000 training and 10,000 test images of 28 x 28 pixels (LeCun, Cortes, Burges; F3, F9, F10).
 

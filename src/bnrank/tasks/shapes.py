@@ -33,13 +33,7 @@ def inverted_s(t: Tensor) -> Tensor:
 
 
 def s_shapes(
-    n: int = 400,
-    classes: int = 4,
-    noise: float = 0.05,
-    seed: int = 0,
-    *,
-    n_test: int = 400,
-    spacing: float = 0.6,
+    n: int = 400, classes: int = 4, noise: float = 0.05, seed: int = 0, *, n_test: int = 400, spacing: float = 0.6
 ) -> Task:
     """Return classes on identical inverted S shapes, translated along the x-axis (F2; Jacot2023a Figure 2).
 

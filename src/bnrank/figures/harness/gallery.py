@@ -16,10 +16,7 @@ from bnrank.reporting.tables import typeset
 
 PAGE = "index.html"
 OUT = "reproduction"  # the default folder
-SIZES = {
-    "quick": "Small networks and data, minutes on two cores.",
-    "paper": "Networks and data of the sources' sizes.",
-}
+SIZES = {"quick": "Small networks and data, minutes on two cores.", "paper": "Networks and data of the sources' sizes."}
 
 
 @dataclass(frozen=True)
