@@ -67,10 +67,8 @@ def planar_curve(
         if g is not None and not crosses_itself(polyline(g, lower, upper)):
             break
     else:
-        raise ValueError(
-            f"width: got {width}, for which none of {DRAWS} curves was free of crossings, expected another width or "
-            "fewer samples"
-        )
+        found = f"{width}, for which none of {DRAWS} curves was free of crossings"
+        raise ValueError(f"width: got {found}, expected another width or fewer samples")
     x, x_test = g(z), g(z_test) if n_test else None
     return Task(x, x, x_test, x_test, name="planar_curve", truth=Truth(1, z, z_test, g, g), settings=settings)
 
@@ -104,16 +102,14 @@ def autoencoder(task: Task) -> Task:
     >>> task.name, task.loss, task.d_in, task.d_out
     ('digits, autoencoder', 'mse', 64, 64)
     """
-    if not isinstance(task, Task):
-        raise TypeError(f"task: got {validation.describe(task)}, expected a bnrank.tasks.Task")
+    validation.expect(isinstance(task, Task), "task", task, "a bnrank.tasks.Task", TypeError)
     x = task.x.flatten(1)
     x_test = None if task.x_test is None else task.x_test.flatten(1)
     truth = task.truth
     if truth is not None:
         truth = replace(truth, rank=truth.latents.shape[1], y_of_latents=truth.x_of_latents) if _made(task) else None
-    return Task(
-        x, x, x_test, x_test, name=f"{task.name}, autoencoder", truth=truth, settings={**task.settings, "y": "x"}
-    )
+    name, settings = f"{task.name}, autoencoder", {**task.settings, "y": "x"}
+    return Task(x, x, x_test, x_test, name=name, truth=truth, settings=settings)
 
 
 def polyline(g: ShallowReLU, lower: float, upper: float) -> Tensor:
@@ -147,8 +143,7 @@ def polyline(g: ShallowReLU, lower: float, upper: float) -> Tensor:
             [0., 0.],
             [3., 0.]], dtype=torch.float64)
     """
-    if not isinstance(g, ShallowReLU):
-        raise TypeError(f"g: got {validation.describe(g)}, expected a bnrank.tasks.ShallowReLU")
+    validation.expect(isinstance(g, ShallowReLU), "g", g, "a bnrank.tasks.ShallowReLU", TypeError)
     validation.expect(g.w1.shape[1] == 1, "g", f"a function of {g.w1.shape[1]} latents", "one")
     lower, upper = validation.number(lower, "lower"), validation.number(upper, "upper")
     validation.expect(lower < upper, "lower, upper", f"{lower:g} and {upper:g}", "the first below the second")
@@ -254,9 +249,9 @@ def _made(task: Task) -> bool:
     g, d = truth.x_of_latents, task.d_in
     if not truth.latents.shape[1] == g.w1.shape[1] <= d or len(g.w2) != d:
         return False
-    given = [(truth.latents, task.x)] + ([] if task.x_test is None else [(truth.latents_test, task.x_test)])
-    return all(len(z) == len(x) and _close(g(z), x.flatten(1)) for z, x in given)
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return bool(((a - b).abs() <= 1e-5 * b.abs().max()).all())
+    for z, x in ((truth.latents, task.x), (truth.latents_test, task.x_test)):
+        if x is not None and (
+            len(z) != len(x) or not torch.allclose(g(z), x.flatten(1), 0, 1e-5 * float(x.abs().max()))
+        ):
+            return False
+    return True

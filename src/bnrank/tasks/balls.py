@@ -47,16 +47,16 @@ def ball_images(positions: Tensor, size: int, width: float = 1.5) -> Tensor:
             [0.0100, 0.6100, 0.6100, 0.0100]])
     """
     size, width = validation.integer(size, "size", 2), validation.number(width, "width", 0.0, strict=True)
-    if not isinstance(positions, Tensor) or not positions.is_floating_point():
-        raise TypeError(f"positions: got {validation.describe(positions)}, expected a floating-point torch.Tensor")
-    if positions.ndim < 1 or positions.shape[-1] not in (1, 2):
-        raise ValueError(f"positions: got shape {tuple(positions.shape)}, expected (..., 1) or (..., 2)")
+    floating = isinstance(positions, Tensor) and positions.is_floating_point()
+    validation.expect(floating, "positions", positions, "a floating-point torch.Tensor", TypeError)
+    shape = tuple(positions.shape)
+    validation.expect(shape[-1:] in ((1,), (2,)), "positions", f"shape {shape}", "(..., 1) or (..., 2)")
     pixels = torch.arange(size, dtype=positions.dtype, device=positions.device)
     apart = torch.remainder(pixels - positions.unsqueeze(-1), size)  # (..., d, size)
     reach = math.ceil(10 * width / size)
-    bumps = sum(
-        (torch.exp(-((apart + m * size) ** 2) / (2 * width**2)) for m in range(-reach - 1, reach + 1)), 0 * apart
-    )
+    bumps = torch.zeros_like(apart)
+    for m in range(-reach - 1, reach + 1):
+        bumps = bumps + torch.exp(-((apart + m * size) ** 2) / (2 * width**2))
     if positions.shape[-1] == 1:
         return bumps[..., 0, :]
     return bumps[..., 0, :, None] * bumps[..., 1, None, :]

@@ -59,28 +59,28 @@ class RankOneFactorization:
 
     def cost(self, v: Tensor) -> Tensor:
         """Return C(v), (...,), for v (..., d)."""
-        z = self._vectors(v)
+        z = _double(v, "v", len(self.w))
         target = torch.outer(self.w, self.w) + self.error
         product = torch.einsum("...i,ij,...j->...", z, target, z)
         return (z.square().sum(-1) ** 2 - 2 * product + target.square().sum()).to(v.dtype)
 
     def step(self, v: Tensor) -> Tensor:
         """Return v after one step, (..., d)."""
-        z = self._vectors(v)
+        z = _double(v, "v", len(self.w))
         along = (z @ self.w).unsqueeze(-1) * self.w
         noise = z @ (self.error + self.error.T) / 2
         return (z - 4 * self.lr * (z.square().sum(-1, keepdim=True) * z - along - noise)).to(v.dtype)
 
     def trajectory(self, v: Tensor, steps: int) -> Tensor:
         """Return v(0), ..., v(steps), (..., steps + 1, d)."""
-        states = [self._vectors(v)]
+        states = [_double(v, "v", len(self.w))]
         for _ in range(validation.integer(steps, "steps", 0)):
             states.append(self.step(states[-1]))
         return torch.stack(states, -2).to(v.dtype)
 
     def statistics(self, v: Tensor) -> Tensor:
         """Return u = ((w^T v)^2, ||(I - w w^T) v||^2), (..., 2), for v (..., d)."""
-        z = self._vectors(v)
+        z = _double(v, "v", len(self.w))
         along = z @ self.w
         rest = z - along.unsqueeze(-1) * self.w
         return torch.stack([along.square(), rest.square().sum(-1)], -1).to(v.dtype)
@@ -101,9 +101,6 @@ class RankOneFactorization:
         """Return C, (...,), for u (..., 2); exact for E = 0, up to O(||E||) otherwise."""
         s = _double(u, "u", 2)
         return (s.sum(-1).square() - 2 * s[..., 0] + 1).to(u.dtype)
-
-    def _vectors(self, v: Tensor) -> Tensor:
-        return _double(v, "v", len(self.w))
 
 
 def rank_one_factorization(d: int = 6, lr: float = 0.03, noise: float = 0.0, seed: int = 0) -> RankOneFactorization:
@@ -210,12 +207,10 @@ def matrix_factorization(
     _, _, _, for_x, for_x_test = streams(seed, 5)
     x, x_test = (_starts(descent, count, start, radius, g).float() for count, g in ((n, for_x), (n_test, for_x_test)))
     largest = float(torch.cat([x, x_test]).double().square().sum(1).max())
-    if 4 * descent.lr * largest >= 1:
-        raise ValueError(
-            f"lr: got {descent.lr:g}, expected below 1 / (4 max ||v(0)||^2) = {0.25 / largest:.3g} for the starts "
-            "drawn, so that steps do not overshoot; give a smaller lr or radius"
-        )
-    scale, y, y_test = 1.0, _costs(descent, x, steps), _costs(descent, x_test, steps)
+    bound = f"below 1 / (4 max ||v(0)||^2) = {0.25 / largest:.3g} for the starts drawn, so that steps do not overshoot"
+    validation.expect(4 * descent.lr * largest < 1, "lr", f"{descent.lr:g}", f"{bound}; give a smaller lr or radius")
+    y, y_test = (descent.cost(descent.trajectory(v.double(), steps)[:, 1:]) for v in (x, x_test))
+    scale = 1.0
     if y_variance is not None:
         variance = validation.number(y_variance, "y_variance", 0.0, strict=True)
         drawn = float(y.var(0, correction=0).mean())
@@ -246,11 +241,6 @@ def _starts(descent: RankOneFactorization, count: int, start: str, radius: float
     q = q - (q @ descent.w).unsqueeze(-1) * descent.w
     q = q / q.norm(dim=1, keepdim=True)
     return radius * r * ((torch.pi * phi).cos() * descent.w + (torch.pi * phi).sin() * q)
-
-
-def _costs(descent: RankOneFactorization, v: Tensor, steps: int) -> Tensor:
-    """Return C(v(1)), ..., C(v(T)) in float64, (N, T)."""
-    return descent.cost(descent.trajectory(v.double(), steps)[:, 1:])
 
 
 def _costs_of_statistics(descent: RankOneFactorization, u: Tensor, *, steps: int, scale: float) -> Tensor:

@@ -92,8 +92,8 @@ class TorusTarget:
 
     def __call__(self, angles: Tensor) -> Tensor:
         """Return the values, (N,), at angles (N, d)."""
-        if angles.ndim != 2 or angles.shape[1] != self.d:
-            raise ValueError(f"angles: got shape {tuple(angles.shape)}, expected (N, {self.d})")
+        shape = tuple(angles.shape)
+        validation.expect(shape[1:] == (self.d,), "angles", f"shape {shape}", f"(N, {self.d})")
         rows = 2 * self.cutoff + 1
         modes = torch.arange(-self.cutoff, self.cutoff + 1, dtype=torch.float64)
         values = []
@@ -119,7 +119,8 @@ class TorusTarget:
         squares = (self.coefficients.abs() ** 2).ravel().numpy()
         sizes = np.repeat(np.sort(squares[squares > 0])[::-1], 2)
         largest = sizes[:n]
-        if n and (len(largest) < n or largest[-1] < (self.cutoff + 1) ** -(self.alpha + self.d) / self._total):
+        power = self.alpha + self.d
+        if n and (len(largest) < n or largest[-1] < (self.cutoff + 1) ** -power / lattice_sum(self.d, power)):
             raise ValueError(f"n: got {n}, of which some lie beyond the cutoff {self.cutoff}; expected fewer")
         result = float(sizes[n:].sum() + max(0.0, 1 - sizes.sum()))
         if result < RESOLVED:
@@ -133,10 +134,6 @@ class TorusTarget:
         """Sum of |beta_m|^2 beyond the cutoff: the missing part of the mean of f^2; NaN below 1e-13."""
         result = float(1 - 2 * (self.coefficients.abs() ** 2).sum())
         return result if result >= RESOLVED else math.nan
-
-    @property
-    def _total(self) -> float:
-        return lattice_sum(self.d, self.alpha + self.d)
 
 
 def _waves(angle: Tensor, modes: Tensor) -> Tensor:
