@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from bnrank.figures.f09_first_escape.figure import escape
 from bnrank.figures.harness.training import mlp, train_recorded
@@ -61,24 +62,14 @@ def run_demo(out: str | os.PathLike[str], progress: bool = True, steps: int = ST
     """
     folder = Path(out)
     task = low_rank_map()
-    runs = {
-        depth: train_recorded(
-            mlp(task, depth, WIDTH),
-            task,
-            folder / f"depth-{depth:02d}",
-            progress,
-            ridge=RIDGE,
-            steps=steps,
-            members=MEMBERS,
-            seed=0,
-            records=40,
-        )
-        for depth in DEPTHS
-    }
+    options: dict[str, Any] = {"ridge": RIDGE, "steps": steps, "members": MEMBERS, "seed": 0, "records": 40}
+    runs = {}
+    for depth in DEPTHS:
+        runs[depth] = train_recorded(mlp(task, depth, WIDTH), task, folder / f"depth-{depth:02d}", progress, **options)
     digits = handwritten_digits(images)
     small_start = mlp(digits, 6, 50, bias=False, init=5e-3)
     descent = GradientDescent(lr=0.005, schedule="normalized")
-    options: dict[str, Any] = {"steps": ESCAPE_STEPS, "seed": 0, "optimizer": descent, "records": 120}
+    options = {"steps": ESCAPE_STEPS, "seed": 0, "optimizer": descent, "records": 120}
     left = train_recorded(small_start, digits, folder / "digits", progress, **options)
     deep, rows = _low_rank_section(task, runs)
     small, last, escaped = _digits_section(digits, left)
@@ -94,8 +85,7 @@ def _low_rank_section(task: Task, runs: dict[int, Run]) -> tuple[Section, list[d
             measured = profile(run.network(member), task.x, task.y)
             if member == 0:
                 profiles[f"depth {depth}"] = measured
-            rank = int(measured.weight_rank.sel(layer=max(1, depth // 2)))
-            rows.append(_row(task.name, depth, run, member, rank))
+            rows.append(_row(task, run.summary.isel(member=member), measured))
     depths, norms, ranks, costs = zip(*[[row[key] for key in NORM_COLUMNS] for row in rows], strict=True)
     picture = plots.norm_versus_depth(depths, norms, ranks, costs)
     text = (
@@ -112,16 +102,12 @@ def _digits_section(task: Task, run: Run) -> tuple[Section, dict[str, Any], str]
     """Return the part of the page on the digits, the table row, and a sentence on the escape."""
     depth = run.history.sizes["layer"]
     found = escape(run.history.loss.values[0])
-    row = run.history.sizes["step"] - 1 if found is None else found
-    values = run.history.weight_singular_values.isel(member=0, step=row)
-    ratio = float((values.sel(index=2) / values.sel(index=1)).isel(layer=slice(3, None)).max())
-    step = int(run.history.step[row])
-    escaped = (
-        f"{task.name}, {task.n} images: after the first escape (step {step}) s_2 / s_1 is at most {ratio:.3f} "
-        f"in layers 4 to {depth}"
-        if found is not None
-        else f"{task.name}, {task.n} images: the network has not left the first saddle in {step} steps"
-    )
+    row = run.history.isel(member=0, step=-1 if found is None else found)
+    values = row.weight_singular_values.isel(layer=slice(3, None))
+    ratio = float((values.sel(index=2) / values.sel(index=1)).max())
+    after = f"after the first escape (step {int(row.step)}) s_2 / s_1 is at most {ratio:.3f} in layers 4 to {depth}"
+    never = f"the network has not left the first saddle in {int(row.step)} steps"
+    escaped = f"{task.name}, {task.n} images: {never if found is None else after}"
     measured = profile(run.network(0), task.x, task.y)
     section = Section(
         "Handwritten digits from small weights",
@@ -131,16 +117,17 @@ def _digits_section(task: Task, run: Run) -> tuple[Section, dict[str, Any], str]
         history=run.history,
         profile=measured,
     )
-    return section, _row(task.name, depth, run, 0, int(measured.weight_rank.sel(layer=depth // 2))), escaped
+    return section, _row(task, run.summary.isel(member=0), measured), escaped
 
 
-def _row(name: str, depth: int, run: Run, member: int, rank: int) -> dict[str, Any]:
-    last = run.summary.isel(member=member)
+def _row(task: Task, last: xr.Dataset, measured: xr.Dataset) -> dict[str, Any]:
+    """Return the table row of a network from its summary and its profile."""
+    depth = measured.sizes["layer"]
     return {
-        "task": name,
+        "task": task.name,
         "depth": depth,
         "seed": int(last.seed),
-        "rank in the middle": rank,
+        "rank in the middle": int(measured.weight_rank.sel(layer=max(1, depth // 2))),
         "||theta||^2": float(last.parameter_norm),
         "cost": float(last.cost),
     }

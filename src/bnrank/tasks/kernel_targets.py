@@ -123,10 +123,8 @@ class TorusTarget:
         if n and (len(largest) < n or largest[-1] < (self.cutoff + 1) ** -power / lattice_sum(self.d, power)):
             raise ValueError(f"n: got {n}, of which some lie beyond the cutoff {self.cutoff}; expected fewer")
         result = float(sizes[n:].sum() + max(0.0, 1 - sizes.sum()))
-        if result < RESOLVED:
-            raise ValueError(
-                f"n: got {n}, beyond which less than {RESOLVED:g} is left, lost in rounding; expected fewer"
-            )
+        found = f"{n}, beyond which less than {RESOLVED:g} is left, lost in rounding"
+        validation.expect(result >= RESOLVED, "n", found, "fewer")
         return result
 
     @property
