@@ -4,7 +4,7 @@ import gzip
 import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,7 +74,7 @@ def mnist(
     for kind, a, b in (("train", images, labels), ("t10k", images_test, labels_test)):
         validation.expect(len(a) == len(b), kind, f"{len(a)} images and {len(b)} labels", "as many of both")
     pools = (images.reshape(len(images), -1), labels, images_test.reshape(len(images_test), -1), labels_test)
-    return _task(pools, n, n_test, seed, 255, standardize, "mnist", settings)
+    return _task(pools, 255, "mnist", settings)
 
 
 def digits(n: int | None = None, n_test: int | None = None, seed: int = 0, *, standardize: bool = True) -> Task:
@@ -117,7 +117,7 @@ def digits(n: int | None = None, n_test: int | None = None, seed: int = 0, *, st
     order = torch.randperm(len(images), generator=streams(seed, 3)[2]).numpy()
     train, test = order[:DIGITS_TRAIN], order[DIGITS_TRAIN:]
     pools = (images[train], labels[train], images[test], labels[test])
-    return _task(pools, n, n_test, seed, 16, standardize, "digits", settings)
+    return _task(pools, 16, "digits", settings)
 
 
 def handwritten_digits(
@@ -292,28 +292,22 @@ def _download(name: str, folder: Path) -> tuple[Path, list[str]]:
     return folder / name, failures
 
 
-def _task(
-    pools: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-    n: int | None,
-    n_test: int | None,
-    seed: int,
-    white: int,
-    standardize: bool,
-    name: str,
-    settings: Mapping[str, Any],
-) -> Task:
-    """Return the task of images (N, pixels), uint8, with maximum ``white``, and labels, for training and testing."""
-    images, labels = pools[:2]
-    values = np.arange(256) / white
-    if standardize:
+def _task(pools: Sequence[np.ndarray], white: int, name: str, settings: Mapping[str, Any]) -> Task:
+    """Return the task of images (N, pixels), uint8, with maximum ``white``, and labels, for training and testing.
+
+    ``settings`` are the arguments of the generator.
+    """
+    images, values = pools[0], np.arange(256) / white
+    if settings["standardize"]:
         counts = sum(np.bincount(part.ravel(), minlength=256) for part in np.array_split(images, 50))
         weights = cast(np.ndarray, counts) / images.size
         mean = float(weights @ values)
         values = (values - mean) / np.sqrt(weights @ (values - mean) ** 2)
     table = values.astype(np.float32)  # from pixel to float32, rounded once
-    train, test = streams(seed, 2)
+    train, test = streams(settings["seed"], 2)
     data: dict[str, Any] = {}
-    for end, pixels, digit, count, stream in (("", images, labels, n, train), ("_test", *pools[2:], n_test, test)):
+    for end, (pixels, digit), stream in (("", pools[:2], train), ("_test", pools[2:], test)):
+        count = settings[f"n{end}"]
         if end == "" or count != 0:
             chosen = _choose(count, len(pixels), f"n{end}", int(end == ""), stream)
             data |= {f"x{end}": table[pixels[chosen]], f"y{end}": digit[chosen].astype(np.int64)}
@@ -323,6 +317,6 @@ def _task(
 def _choose(count: int | None, available: int, name: str, minimum: int, generator: torch.Generator) -> np.ndarray:
     if count is None:
         return np.arange(available)
-    if validation.integer(count, name, minimum) > available:
-        raise ValueError(f"{name}: got {count}, expected at most the {available} there are")
+    few = validation.integer(count, name, minimum) <= available
+    validation.expect(few, name, f"{count}", f"at most the {available} there are")
     return torch.randperm(available, generator=generator)[:count].numpy()

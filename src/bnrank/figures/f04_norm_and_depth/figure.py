@@ -51,12 +51,8 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         flat.depth.values, flat.parameter_norm.values, middle_ranks(flat), flat.cost.values, cost_threshold=THRESHOLD
     )
     chosen = np.linspace(0, len(s.depths) - 1, min(4, len(s.depths))).round().astype(int)
-    spectra = {
-        f"depth {s.depths[i]}, seed 0": runs.weight_singular_values.sel(depth=s.depths[i], seed=0)
-        .dropna("layer", how="all")
-        .values
-        for i in chosen
-    }
+    values = runs.weight_singular_values.sel(seed=0).isel(depth=chosen).transpose("depth", ...)
+    spectra = {f"depth {int(v.depth)}, seed 0": v.dropna("layer", how="all").values for v in values}
     pictures = {"norm-versus-depth": norms.figure, "weight-spectra": plots.weight_spectra(spectra)[0].figure}
     captions = {
         "norm-versus-depth": "The norm of the weights against depth, one point per run",

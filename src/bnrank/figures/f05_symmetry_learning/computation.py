@@ -287,16 +287,14 @@ def _maps(net: MLP, descent: RankOneFactorization, early: int) -> tuple[Map, ...
 
 def rows(learned: Learned) -> list[dict[str, object]]:
     """Return one table row per layer: collapse of orbits and the first three singular values."""
-    values = learned.profile.weight_singular_values.values
-    table = []
-    for layer, (total, planes) in enumerate(zip(learned.collapse, learned.in_planes, strict=True)):
-        row: dict[str, object] = {
-            "layer": layer or "inputs",
-            "variance within orbits / total": float(total),
-            "before training": float(learned.collapse_before[layer]),
-            "in planes orthogonal to w": float(planes),
-        }
-        if layer:
-            row |= {f"s_{i + 1} of W": float(value) for i, value in enumerate(values[layer - 1][:3])}
-        table.append(row)
+    columns = {
+        "layer": ["inputs", *range(1, len(learned.collapse))],
+        "variance within orbits / total": learned.collapse,
+        "before training": learned.collapse_before,
+        "in planes orthogonal to w": learned.in_planes,
+    }
+    cells = zip(*columns.values(), strict=True)
+    table: list[dict[str, object]] = [dict(zip(columns, row, strict=True)) for row in cells]
+    for row, values in zip(table[1:], learned.profile.weight_singular_values.values, strict=True):
+        row |= {f"s_{i} of W": value for i, value in enumerate(values[:3], 1)}
     return table

@@ -133,17 +133,8 @@ def _rows(ball: Ball) -> list[dict[str, object]]:
 RING = Setup(
     size=12, speed=6.0, gravity=1.0, width=1.2, samples=160, channels=12, depth=11, ridge=(0.02,), steps=(2000,)
 )
-TORUS = Setup(
-    size=6,
-    speed=3.0,
-    gravity=0.5,
-    width=1.0,
-    samples=200,
-    channels=12,
-    depth=9,
-    ridge=(0.001, 0.01, 0.04, 0.1),
-    steps=(400, 400, 800, 2000),
-)
+STAGES: dict[str, Any] = {"ridge": (0.001, 0.01, 0.04, 0.1), "steps": (400, 400, 800, 2000)}
+TORUS = replace(RING, size=6, speed=3.0, gravity=0.5, width=1.0, samples=200, depth=9, **STAGES)
 LARGE: dict[str, Any] = {"samples": 400, "tests": 4000, "members": 5}
 PAPER = Settings(
     replace(RING, size=16, speed=8.0, width=1.5, channels=20, depth=13, steps=(8000,), **LARGE),
