@@ -77,9 +77,7 @@ class Watched:
         self.scales: dict[str, list[float]] = {q.name: [] for q in quantities}
         self.of_gradient: dict[str, list[Tensor]] = {q.name: [] for q in quantities}
 
-    def observe(
-        self, *, time: float | None, parameters: Mapping[str, Tensor], gradient: Mapping[str, Tensor] | None, **_: Any
-    ) -> None:
+    def observe(self, *, time: float | None, parameters: Any, gradient: Any, **_: Any) -> None:
         """Record the quantities at a step."""
         self.times.append(float(time or 0.0))
         for q in self.quantities:

@@ -147,12 +147,7 @@ def sign_tree(wiring: Wiring, weights: NDArray[np.float64], slopes: NDArray[np.f
     signs = np.where(weights < 0, -1, 1)
     own = np.append(signs, 1)[tree.edges]
     own[tree.leaves] = tree.products(torch.from_numpy(signs.astype(np.float64))).numpy().astype(np.int64)
+    slopes = np.append(slopes, 1.0)[tree.vertices]
     names: tuple[Hashable | None, ...] = (*wiring.vertices, None)
-    return SignTree(
-        parents=tree.parents,
-        signs=cast(Ints, own.astype(np.int64)),
-        slopes=np.append(slopes, 1.0)[tree.vertices],
-        leaves=tree.leaves,
-        starts=tree.starts,
-        labels=tuple(names[vertex] for vertex in tree.vertices),
-    )
+    labels = tuple(names[vertex] for vertex in tree.vertices)
+    return SignTree(tree.parents, cast(Ints, own.astype(np.int64)), slopes, tree.leaves, tree.starts, labels)

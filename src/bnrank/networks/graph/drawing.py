@@ -39,9 +39,6 @@ _LINE = 26  # columns of a line, about
 _LONGEST = 22  # letters of a label
 # neurons
 EDGE_LIMIT = 2000
-MAX_NAMED = 40  # vertices with names
-MAX_WEIGHED = 30  # edges with numbers
-SPREAD = 2.5  # largest distance between the vertices of a short column, 1 in the tallest
 POSITIVE, NEGATIVE = canvas.OKABE_ITO[:2]
 SHADES, OTHERS = {1.0: "white", 0.0: "0.75"}, "#f0e6c8"  # linear and ReLU; other slopes
 _PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
@@ -238,8 +235,8 @@ def graph_places(wiring: Wiring) -> tuple[Ints, Array]:
             order = column[np.argsort(-wanted[column], kind="stable")]
             heights[order] = (len(column) - 1) / 2 - np.arange(len(column))
     tallest = max(map(len, members))
-    for column in members:
-        heights[column] *= np.clip((tallest - 1) / max(1, len(column) - 1), 1, SPREAD)
+    for column in members:  # the distances of vertices are 1 in the tallest column, at most 2.5 in short ones
+        heights[column] *= np.clip((tallest - 1) / max(1, len(column) - 1), 1, 2.5)
     heights[below] = heights[rows].min(initial=0) - 1 - np.arange(len(below))
     return columns, heights
 
@@ -301,7 +298,7 @@ def draw_neurons(
     wide, tall = np.clip(1.9 * (columns.max() + 1), 4, 16), np.clip(0.65 * (np.ptp(heights) + 2), 2.5, 12)
     ax: Axes = canvas.axes_for(axes, (1, 1), (float(wide), float(tall)))[0]
     spots = np.stack([columns.astype(np.float64), heights], 1)
-    named = len(columns) <= MAX_NAMED
+    named = len(columns) <= 40
     largest = np.abs(weights).max(initial=0) or 1.0
     reach = [heights.min(), heights.max()]
     thick, thin = (3.0, 0.5) if len(ends) <= 200 else (1.6, 0.2)
@@ -314,7 +311,7 @@ def draw_neurons(
         style |= {"linewidth": thin + (thick - thin) * abs(weights[e]) / largest, "edgecolor": color, "alpha": 0.8}
         curve = Path([spots[u], middle, spots[v]], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
         ax.add_patch(PathPatch(curve, zorder=1, **style))
-        if len(weights) <= MAX_WEIGHED:
+        if len(weights) <= 30:  # more numbers could not be read
             at = 0.28 + 0.14 * (e % 2)  # not all at one height, where lines cross
             x, y = (1 - at) ** 2 * spots[u] + 2 * at * (1 - at) * middle + at**2 * spots[v]
             ax.text(x, y, format(weights[e], number), fontsize=7, color=color, zorder=2, bbox=_PLAIN, **centered)

@@ -184,18 +184,14 @@ def _verify(net: nn.Module, x: Tensor, follower: Follower, output: Value) -> Non
         weights = torch.cos(torch.arange(expected.numel(), dtype=expected.dtype)).reshape(expected.shape)
         known = (weights.to(expected.device) * expected).sum()
         try:
-            wanted = torch.autograd.grad(known, [function.parameters[name] for name in names], allow_unused=True)
+            wanted = torch.autograd.grad(known, [function.parameters[name] for name in names], materialize_grads=True)
         except RuntimeError as error:
             raise ValueError(f"net: {type(net).__name__} has no gradient: {error}") from error
-        found: Sequence[Tensor | None] = [None] * len(names)
+        held = [follower.weights[name] for name in names]
+        found = tuple(map(torch.zeros_like, held))
         if output.tensor.requires_grad:
-            held = [follower.weights[name] for name in names]
-            found = torch.autograd.grad((weights * output.tensor).sum(), held, allow_unused=True)
-    wrong = []
-    for name, a, b in zip(names, wanted, found, strict=True):
-        zero = torch.zeros_like(follower.weights[name])
-        if not agree(zero if b is None else b, zero if a is None else a.cpu()):
-            wrong.append(name)
+            found = torch.autograd.grad((weights * output.tensor).sum(), held, materialize_grads=True)
+    wrong = [name for name, a, b in zip(names, wanted, found, strict=True) if not agree(b, a.cpu())]
     if wrong:
         raise ValueError(
             f"net: the gradient of {', '.join(wrong[:3])} is not that of the graph of {type(net).__name__}; "

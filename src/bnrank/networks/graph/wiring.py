@@ -15,6 +15,8 @@ from torch import Tensor
 from bnrank._core import validation
 
 Vertex = Hashable
+Vertices = tuple[Vertex, ...]
+Inputs = Mapping[Vertex, int | str]
 Edge = tuple[Vertex, Vertex]
 Ints = NDArray[np.int64]
 
@@ -38,13 +40,7 @@ class Wiring:
         Length of the longest path from a vertex without in-edges, (vertices,).
     """
 
-    def __init__(
-        self,
-        vertices: tuple[Vertex, ...],
-        edges: tuple[Edge, ...],
-        inputs: Mapping[Vertex, int | str],
-        outputs: tuple[Vertex, ...],
-    ) -> None:
+    def __init__(self, vertices: Vertices, edges: tuple[Edge, ...], inputs: Inputs, outputs: Vertices) -> None:
         self.vertices, self.edges = vertices, edges
         self.position = {vertex: i for i, vertex in enumerate(vertices)}
         self.numbers = {edge: e for e, edge in enumerate(edges)}
@@ -62,8 +58,8 @@ class Wiring:
         self.targets = np.array([self.position[v] for _, v in edges], dtype=np.int64)
         self.levels = self._levels()
         self._check_inputs(inputs)
-        if not outputs or len(set(outputs)) < len(outputs):
-            raise ValueError(f"outputs: got {few(outputs) or 'none'}, expected at least one vertex, each once")
+        once = outputs and len(set(outputs)) == len(outputs)
+        validation.expect(once, "outputs", few(outputs) or "none", "at least one vertex, each once")
         self.outputs = np.array([self.position[v] for v in outputs], dtype=np.int64)
         order = np.argsort(self.levels[self.targets], kind="stable")
         self._forward = np.stack([order, self.sources[order], self.targets[order]], 1).tolist()
@@ -79,13 +75,12 @@ class Wiring:
             for level, numbers in enumerate(nx.topological_generations(graph)):
                 levels[numbers] = level
         except nx.NetworkXUnfeasible:
-            cycle = [self.vertices[u] for u, _ in nx.find_cycle(graph)]
-            raise ValueError(
-                f"edges: got the cycle {' -> '.join(map(repr, [*cycle, cycle[0]]))}, expected a directed acyclic graph"
-            ) from None
+            cycle = [repr(self.vertices[u]) for u, _ in nx.find_cycle(graph)]
+            names = " -> ".join([*cycle, cycle[0]])
+            raise ValueError(f"edges: got the cycle {names}, expected a directed acyclic graph") from None
         return levels
 
-    def _check_inputs(self, inputs: Mapping[Vertex, int | str]) -> None:
+    def _check_inputs(self, inputs: Inputs) -> None:
         self.coordinates = np.full(len(self.vertices), -2, dtype=np.int64)
         for vertex, coordinate in inputs.items():
             name = f"input of vertex {vertex!r}"
@@ -94,15 +89,11 @@ class Wiring:
             number = -1 if isinstance(coordinate, str) else validation.integer(coordinate, name, 0)
             self.coordinates[self.position[vertex]] = number
         entered = np.isin(np.arange(len(self.vertices)), self.targets)
-        wrong = np.flatnonzero((self.coordinates >= -1) & entered)
-        if len(wrong):
-            raise ValueError(f"inputs: {self.vertices[wrong[0]]!r} has in-edges, expected a vertex without")
-        wrong = np.flatnonzero((self.coordinates < -1) & ~entered)
-        if len(wrong):
-            raise ValueError(
-                f"inputs: {self.vertices[wrong[0]]!r} has no in-edges and is no input; give it a coordinate or "
-                "'constant'"
-            )
+        alone = "has no in-edges and is no input; give it a coordinate or 'constant'"
+        given = self.coordinates >= -1
+        for wrong, text in ((given & entered, "has in-edges, expected a vertex without"), (~(given | entered), alone)):
+            if wrong.any():
+                raise ValueError(f"inputs: {self.vertices[int(wrong.argmax())]!r} {text}")
         validation.expect(self.coordinates.max(initial=-2) >= 0, "inputs", "no coordinate of x", "at least one")
 
     @property
@@ -200,7 +191,7 @@ class Wiring:
         vertices, parents, edges = (np.concatenate(column) for column in zip(*levels, strict=True))
         return Unrolled(vertices, parents, edges, np.array(starts, dtype=np.int64), leaves)
 
-    def walk(self) -> Iterator[tuple[Vertex, ...]]:
+    def walk(self) -> Iterator[Vertices]:
         """Yield the paths as tuples of vertices, in the order of their last edge, then the last but one, ..."""
         parents, vertices = self.unrolled.parents.tolist(), self.unrolled.vertices.tolist()
         for node in self.unrolled.leaves.tolist():
@@ -284,7 +275,7 @@ class Unrolled:
         return torch.cat(depths)[torch.from_numpy(self.leaves - self.starts[1])]
 
 
-def few(names: tuple[Vertex, ...]) -> str:
+def few(names: Vertices) -> str:
     """Return up to eight names as text."""
     text = ", ".join(map(repr, names[:8]))
     return text + (f", ... ({len(names)})" if len(names) > 8 else "")
