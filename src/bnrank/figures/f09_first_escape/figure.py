@@ -81,14 +81,10 @@ def escape(loss: np.ndarray, share: float = 0.1) -> int | None:
     ``share`` of the fastest rate so far.
     """
     loss = loss[np.isfinite(loss)]
-    if len(loss) < 3:
-        return None
-    rate = -np.diff(loss)
-    begun = np.flatnonzero(loss < 0.95 * loss[0])
-    for row in range(int(begun[0]) if len(begun) else len(loss), len(rate)):
-        if rate[row] < share * rate[: row + 1].max():
-            return row
-    return None
+    begun, rate = np.flatnonzero(loss < 0.95 * loss[:1]), -np.diff(loss)
+    slow = np.flatnonzero(rate < share * np.maximum.accumulate(rate))
+    over = slow[slow >= begun[0]] if len(begun) else slow[:0]
+    return int(over[0]) if len(over) else None
 
 
 QUICK = Settings(1000, 50, (Descent(1e-3, 40.0, 0.1, 50), Descent(3e-2, 900.0, 0.1, 50)), scales=(1e-3, 1e-4, 1e-5))

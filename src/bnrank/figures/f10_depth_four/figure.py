@@ -33,14 +33,13 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     One more network of depth 4 starts from ``smaller`` weights, from which it shows a second plateau.
     """
     s, task = settings, handwritten_digits(settings.images)
-    clear: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
-    pictures, captions, sections = {}, {}, []
+    pictures, captions, sections, table = {}, {}, [], []
     runs = [(depth, seed, s.descent) for depth in DEPTHS for seed in range(s.seeds)]
     for depth, seed, descent in [*runs, (DEPTHS[0], 0, replace(s.descent, init=s.smaller))]:
         name = f"depth-{depth}-init-{descent.init:g}"
         flow = saddles.descend(task, depth, s.width, descent, folder / f"{name}-seed-{seed}", progress, seed=seed)
         if descent is s.descent:
-            clear[depth].append(saddles.clearness(flow.history))
+            table.append({"depth": depth, "seed": seed, "clearness": saddles.clearness(flow.history)})
         if seed == 0:
             title = f"{task.name}, {task.n} images, depth {depth}, width {s.width}, init {descent.init:g}"
             part = saddles.Part.of(flow, task, title)
@@ -48,11 +47,7 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
             what = f"The loss and the spectra of all layers at depth {depth}"
             captions[name] = f"{what}, from weights of scale {descent.init:g}"
             sections.append(part.section())
-    table = [
-        {"depth": depth, "seed": seed, "clearness": value}
-        for depth, values in clear.items()
-        for seed, value in enumerate(values)
-    ]
+    clear = {depth: [row["clearness"] for row in table if row["depth"] == depth] for depth in DEPTHS}
     text = (
         "Clearness: log10 of the longest time that the loss takes for a twentieth of its fall after the first "
         "twentieth, over the median of these times. The initial weights have the same scale at both depths."
