@@ -186,19 +186,15 @@ def follow(architecture: str, task: Task, progress: bool, settings: Follow, seed
         squares = torch.linalg.svdvals(w.detach().flatten(1)).square()
         return float(squares[0] / squares.sum())
 
-    nets = path.networks
-    return Course(
-        f"{architecture}; {task.name}",
-        path,
-        end,
-        path.times[path.network_rows],
-        _columns([dict(zip(end.names, end.ratios(now), strict=True)) for now in nets]),
-        _columns([{bound.layer: bound.right / bound.frobenius for bound in end.bounds(now, start)} for now in nets]),
-        _columns([{", ".join(pair.layers): pair.value for pair in end.alignments(now, start)} for now in nets]),
-        _columns([{name: share(now.get_parameter(name)) for name in trunk} for now in nets]),
-        np.array(watched.times),
-        watched.drift(),
+    nets, title, times = path.networks, f"{architecture}; {task.name}", path.times[path.network_rows]
+    ratios = _columns([dict(zip(end.names, end.ratios(now), strict=True)) for now in nets])
+    floors = _columns(
+        [{bound.layer: bound.right / bound.frobenius for bound in end.bounds(now, start)} for now in nets]
     )
+    aligned = _columns([{", ".join(pair.layers): pair.value for pair in end.alignments(now, start)} for now in nets])
+    before = _columns([{name: share(now.get_parameter(name)) for name in trunk} for now in nets])
+    since = np.array(watched.times)
+    return Course(title, path, end, times, ratios, floors, aligned, before, since, watched.drift())
 
 
 def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, Array]:

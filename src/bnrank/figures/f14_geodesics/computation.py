@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -210,17 +210,11 @@ def lines(folder: Path, progress: bool, settings: Settings) -> list[Line]:
         found.append(read_line("optimal (T8)" + word, linear(a, depth), x))
         if not word:
             found.append(read_line("completely positive (T7)", completely_positive(a, depth, torch.eye(4)), x))
-        run = train(
-            LinearNetwork([4, *[s.linear_width] * (depth - 1), 4], bias=False),
-            Task(x, x @ a.T, loss="mse", name="linear map"),
-            ridge=s.linear_ridge,
-            steps=Stop(s.linear_steps, gradient_norm=1e-12),
-            seed=0,
-            dtype=torch.float64,
-            record=50,
-            out=folder / f"linear{word.replace(', ', '-').replace(' ', '-')}",
-            progress=progress,
-        )
+        net = LinearNetwork([4, *[s.linear_width] * (depth - 1), 4], bias=False)
+        task, stop = Task(x, x @ a.T, loss="mse", name="linear map"), Stop(s.linear_steps, gradient_norm=1e-12)
+        options: dict[str, Any] = {"ridge": s.linear_ridge, "seed": 0, "dtype": torch.float64, "record": 50}
+        out = folder / f"linear{word.replace(', ', '-').replace(' ', '-')}"
+        run = train(net, task, steps=stop, out=out, progress=progress, **options)
         found.append(read_line("trained with a ridge" + word, cast(MLP, run.network(0)), x))
     return found
 
@@ -240,16 +234,9 @@ def read_line(title: str, net: MLP, x: Tensor) -> Line:
     first = 0 if rank == x.shape[1] else 1
     k = found.matrices()
     mixed = (k - (1 - ratios) * k[0] - ratios * k[-1]).flatten(1).norm(dim=1).max() / k[-1].norm()
-    return Line(
-        title,
-        rank,
-        torch.linalg.eigvalsh(logs).flip(1).numpy(),
-        float(bent),
-        distances(found.factors[first:], "affine-invariant", rtol=ZERO),
-        float(mixed),
-        _norm(net),
-        found,
-    )
+    eigenvalues = torch.linalg.eigvalsh(logs).flip(1).numpy()
+    apart = distances(found.factors[first:], "affine-invariant", rtol=ZERO)
+    return Line(title, rank, eigenvalues, float(bent), apart, float(mixed), _norm(net), found)
 
 
 def _log(a: Tensor) -> Tensor:
@@ -288,17 +275,10 @@ def read_trained(net: MLP, x: Tensor, row: xr.Dataset) -> Trained:
     held = kernels(net, x)
     values = torch.stack([torch.nn.functional.pad(s[:10], (0, max(0, 10 - len(s)))) for s in held.singular_values()])
     pairs = list(zip(held.factors[:-1], held.factors[1:], strict=True))
-    return Trained(
-        net.depth,
-        float(row.loss),
-        float(row.cost),
-        float(row.parameter_norm),
-        held,
-        np.array([distance(a, b, "angle") for a, b in pairs]),
-        np.array([distance(a, b, "bures") for a, b in pairs]),
-        values.numpy(),
-        np.array([float(v) for v in ratio(net, x).values()]),
-    )
+    angles, bures = (np.array([distance(a, b, metric) for a, b in pairs]) for metric in ("angle", "bures"))
+    costs = (float(row.loss), float(row.cost), float(row.parameter_norm))
+    bent = np.array([float(v) for v in ratio(net, x).values()])
+    return Trained(net.depth, *costs, held, angles, bures, values.numpy(), bent)
 
 
 def apart(one: Trained, other: Trained) -> np.ndarray:

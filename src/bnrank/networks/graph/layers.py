@@ -86,15 +86,10 @@ class LayerGraph(Printed):
         rows = []
         for node in self.nodes:
             held = [node.weight, node.bias] if node.op != "outside" else node.held
-            rows.append(
-                {
-                    "node": node.name,
-                    "does": node.text if node.op in ("input", "outside") else f"{node.op} {node.text}".strip(),
-                    "takes": ", ".join(node.inputs),
-                    "gives": "x".join(map(str, node.shape)) or "1",
-                    "parameters": ", ".join(n if n in self.trained else f"{n} (fixed)" for n in held if n),
-                }
-            )
+            does = node.text if node.op in ("input", "outside") else f"{node.op} {node.text}".strip()
+            names = ", ".join(name if name in self.trained else f"{name} (fixed)" for name in held if name)
+            row = {"node": node.name, "does": does, "takes": ", ".join(node.inputs)}
+            rows.append(row | {"gives": "x".join(map(str, node.shape)) or "1", "parameters": names})
         lines = [f"{self.name}: {len(self)} nodes", text.render(rows)]
         if self.outside:
             lines += ["outside the theory:", *(f"  {part}" for part in self.outside)]
