@@ -7,15 +7,15 @@ from bnrank.networks.files import load, load_module, save
 from bnrank.networks.mlp import MLP, LinearNetwork, from_layers
 from bnrank.networks.reading import Captured, Layer, Reading, capture, read
 from bnrank.networks.reasons import Skipped
-from bnrank.networks.residual import (
+from bnrank.networks.stack import (
     DiagonalBlock,
     FreeBlock,
     IdentityBlock,
     ResNetDiagonal,
     ResNetFree,
     ResNetIdentity,
+    Stack,
 )
-from bnrank.networks.stack import Stack
 
 __all__ = [
     "MLP",

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from bnrank._core import store, validation
 from bnrank.networks.convolutional import CircularConvolutional, Convolutional, LinearConvolutional
 from bnrank.networks.mlp import MLP, from_layers, make
-from bnrank.networks.residual import ResNetDiagonal, ResNetFree, ResNetIdentity
-from bnrank.networks.stack import Stack
+from bnrank.networks.stack import ResNetDiagonal, ResNetFree, ResNetIdentity, Stack
 
 _STACKS = (ResNetIdentity, ResNetDiagonal, ResNetFree, Convolutional, LinearConvolutional, CircularConvolutional)
 _KINDS: dict[str, Callable[..., MLP | Stack]] = {"MLP": make, **{kind.__name__: kind for kind in _STACKS}}

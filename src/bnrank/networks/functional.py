@@ -68,10 +68,8 @@ class Functional:
                 f"net: {type(self.module).__name__} returns {type(out).__name__}, expected one tensor; "
                 "wrap it in a module that returns the tensor of interest"
             )
-        if out.ndim == 0 or out.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"net: the output has shape {tuple(out.shape)} for {x.shape[0]} samples, expected (N, ...)"
-            )
+        if out.ndim == 0 or len(out) != len(x):
+            raise ValueError(f"net: the output has shape {tuple(out.shape)} for {len(x)} samples, expected (N, ...)")
         return out
 
     def _cast(self, tensor: Tensor) -> Tensor:
@@ -86,8 +84,8 @@ def example(net: nn.Module, x: object, minimum: int = 1, name: str = "x") -> Ten
     if isinstance(x, np.ndarray) and x.dtype.kind in "iu":
         x = torch.from_numpy(x)
     if isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool:
-        if x.ndim == 0 or x.numel() == 0 or x.shape[0] < minimum:
-            raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected (N, ...) with at least {minimum} sample(s)")
+        fits = x.ndim > 0 and x.numel() > 0 and len(x) >= minimum
+        validation.expect(fits, name, f"shape {tuple(x.shape)}", f"(N, ...) with at least {minimum} sample(s)")
         return x
     return validation.samples(x, name, ndim=None, minimum=minimum)
 
@@ -100,16 +98,12 @@ def is_plain_mlp(net: nn.Module) -> TypeGuard[MLP]:
     """
     if type(net) not in (MLP, LinearNetwork) or not isinstance(net, MLP):
         return False
-    if len(net.layers) != len(net.widths) - 1:
-        return False
-    for layer, n_in, n_out in zip(net.layers, net.widths, net.widths[1:], strict=False):
-        if type(layer) is not nn.Linear:
-            return False
-        weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
-        if weight is None or weight.shape != (n_out, n_in) or (bias is not None) != net.bias:
-            return False
-    expected = (2 if net.bias else 1) * len(net.layers)
-    return not any(map(hooked, net.modules())) and len(list(net.parameters())) == expected and not _overlapping(net)
+    expected: dict[str, tuple[int, ...]] = {}
+    for i, (n_in, n_out) in enumerate(itertools.pairwise(net.widths)):
+        expected |= {f"layers.{i}.weight": (n_out, n_in)} | ({f"layers.{i}.bias": (n_out,)} if net.bias else {})
+    held = {name: tuple(p.shape) for name, p in net.named_parameters()}
+    linear = all(type(layer) is nn.Linear for layer in net.layers)
+    return linear and held == expected and not any(map(hooked, net.modules())) and not _overlapping(net)
 
 
 def hooked(net: nn.Module) -> bool:

@@ -78,10 +78,6 @@ class Objective:
         self.gradient = torch.zeros_like(self.theta)
         self.cost = x.new_zeros(members, dtype=torch.float64)
 
-    def split(self, rows: Tensor) -> list[Tensor]:
-        """Return views of a parameter matrix, shape (m, size), as the network's tensors, each (m, *shape)."""
-        return split(rows, self.shapes)
-
     def evaluate(self, batch: Tensor | None = None) -> Tensor:
         """Compute cost and gradient at ``theta``; return the cost, shape (members,), float64.
 

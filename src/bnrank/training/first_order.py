@@ -92,9 +92,8 @@ class EnsembleDescent:
         if self.schedule == "normalized":
             norm = float(squared_norm(gradient).sqrt())
             return rate * float(squared_norm(self.objective.theta[member]).sqrt()) / norm if norm > 0 else 0.0
-        return (
-            rate * {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}[self.schedule]
-        )
+        shares = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done}
+        return rate * shares[self.schedule]
 
     def _update(self, member: int, step: int) -> None:
         theta, gradient = self.objective.theta[member], self.objective.gradient[member]

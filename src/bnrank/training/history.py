@@ -136,9 +136,8 @@ class Recorder:
         """Return the history over (member, step), singular values over (member, step, layer, index)."""
         import xarray as xr
 
-        shape = (self.members, len(self.steps), len(self.layers), self.top_k)
         table = torch.stack(self.rows, dim=2).numpy() if self.rows else np.zeros((len(self.series), self.members, 0))
-        spectra = np.full(shape, np.nan)
+        spectra = np.full((self.members, len(self.steps), len(self.layers), self.top_k), np.nan)
         for row, found in self.spectra.items():
             spectra[:, row] = found.numpy()
         variables: dict[str, Any] = {
@@ -321,7 +320,9 @@ class Run(Printed):
             If the folder cannot be written to, or is full.
         """
         folder = prepare_folder(out)
-        about = {"settings": asdict(self.settings), "seconds": self.seconds, "network": _blueprint(self.net)}
+        plain = by_hand(self.net) or not isinstance(self.net, MLP)
+        plan = blueprint(self.net) if plain and all(p.requires_grad for p in self.net.parameters()) else None
+        about = {"settings": asdict(self.settings), "seconds": self.seconds, "network": plan}
         try:
             for name, dataset in [("history.nc", self.history), ("summary.nc", self.summary)]:
                 # by way of memory: HDF5 crashes where it finds the disk full
@@ -368,9 +369,8 @@ class Run(Printed):
             if plan is None:
                 raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")
             net = build(plan)
-        size = sum(p.numel() for p in net.parameters() if p.requires_grad)
-        if size != parameters.shape[1]:
-            raise ValueError(f"net: got {size} parameters, expected {parameters.shape[1]} ({settings.network})")
+        size, expected = sum(p.numel() for p in net.parameters() if p.requires_grad), parameters.shape[1]
+        validation.expect(size == expected, "net", f"{size} parameters", f"{expected} ({settings.network})")
         return cls(history, summary, settings, seconds, net, parameters)
 
 
@@ -387,9 +387,3 @@ def summarize(history: xr.Dataset) -> xr.Dataset:
     validation.expect(history.sizes["step"], "history", "no recorded step", "at least one")
     summary = history[series].isel(step=rows).reset_coords("step").rename(step="steps").reset_coords("status")
     return summary.drop_vars(["layer", "layer_name", "index"], errors="ignore").assign_attrs(history.attrs)
-
-
-def _blueprint(net: nn.Module) -> dict[str, object] | None:
-    if isinstance(net, MLP):
-        return blueprint(net) if by_hand(net) else None
-    return blueprint(net) if all(p.requires_grad for p in net.parameters()) else None

@@ -23,7 +23,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from bnrank.networks import MLP
 from bnrank.networks.functional import aliases
-from bnrank.training.ensemble import Objective, Workers
+from bnrank.training.ensemble import Objective, Workers, split
 
 aten = torch.ops.aten
 
@@ -192,16 +192,11 @@ class _Workspace:
         self.delta_operands = [_operand(d) for d in self.deltas]
         self.delta_transposes = [_operand(d.mT) for d in self.deltas]
         self.cost = like.new_zeros(members, dtype=torch.float64)
-        self._gradient: _Parameters | None = None
 
-    @property
+    @functools.cached_property
     def gradient(self) -> _Parameters:
         """Room for the gradient of one block."""
-        if self._gradient is None:
-            self._gradient = _Parameters(
-                self.objective, self.objective.theta.new_empty(self.members, self.objective.size)
-            )
-        return self._gradient
+        return _Parameters(self.objective, self.objective.theta.new_empty(self.members, self.objective.size))
 
 
 class _Parameters:
@@ -209,7 +204,7 @@ class _Parameters:
 
     def __init__(self, objective: MLPObjective, rows: Tensor) -> None:
         self.rows = rows
-        pieces = objective.split(rows)
+        pieces = split(rows, objective.shapes)
         step = 2 if objective.net.bias else 1
         self.biases = [b.unsqueeze(1) for b in pieces[1::2]] if objective.net.bias else []
         self.weights = [_operand(w) for w in pieces[::step]]
@@ -337,7 +332,7 @@ class ModuleObjective(Objective):
         return self.cost
 
     def _member_cost(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        parameters = dict(zip(self.names, self.split(row), strict=True))
+        parameters = dict(zip(self.names, split(row, self.shapes), strict=True))
         held = parameters | self._fixed
         held |= {alias: held[name] for alias, name in self._aliases.items()}
         return LOSSES[self.loss](functional_call(self.net, held, (x,), tie_weights=False), y)

@@ -115,10 +115,9 @@ class TrainSettings(Settings):
         if stop.balance_residual and not by_hand(start.net):
             raise ValueError("balance_residual: expected 0, except for a bnrank.MLP with all its parameters trained")
         rates = () if options is None else validation.per_member(options.lr, "lr", members, 0.0, strict=True)
+        theta, rows = start.theta, record.rows(100)
         return cls(
-            **common(
-                start.net, (task.x, task.y), [start.theta], start.theta.dtype, str(start.device), record.rows(100)
-            ),
+            **common(start.net, (task.x, task.y), [theta], theta.dtype, str(start.device), rows),
             loss=task.loss,
             batch_size=batch_size,
             top_k=record.top_k,
@@ -152,8 +151,8 @@ class FlowSettings(Settings, Solver):
         (x, y, loss), method, dtype = data, solver.method, next(net.parameters()).dtype
         precision = 10 * torch.finfo(dtype).eps
         rtol = solver.rtol or RTOL.get(method, 1e-6 if dtype == torch.float64 else 1e-4)
-        if method != "euler" and not precision <= rtol < 1:
-            raise ValueError(f"rtol: got {rtol:g}, expected a number from {precision:.2g} ({dtype}) up to 1")
+        fits = method == "euler" or precision <= rtol < 1
+        validation.expect(fits, "rtol", f"{rtol:g}", f"a number from {precision:.2g} ({dtype}) up to 1")
         check_batch_size(solver.batch_size, len(x))
         shapes = [p.shape for p in net.parameters() if p.requires_grad]
         sides = [min(shape) for shape in shapes if len(shape) > 1]

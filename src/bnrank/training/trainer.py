@@ -16,10 +16,9 @@ from bnrank.training.ensemble import BatchOrder, Workers, aligned, squared_norm
 from bnrank.training.first_order import EnsembleAdam, EnsembleDescent
 from bnrank.training.history import SERIES, EnsembleRecorder, Run, show, summarize
 from bnrank.training.interruption import bar, interruptions, load_checkpoint, refused, save_checkpoint
-from bnrank.training.kronecker import KroneckerCurvature
 from bnrank.training.objectives import MLPObjective, ModuleObjective
 from bnrank.training.options import Adam, GradientDescent, Record, Save, Stop, Watcher, given
-from bnrank.training.quasi_newton import LBFGS, Optimizer, WarmStarted
+from bnrank.training.quasi_newton import LBFGS, KroneckerCurvature, Optimizer, WarmStarted
 from bnrank.training.settings import Start, TrainSettings, by_hand, starting_points
 
 CHECKPOINT = "checkpoint.safetensors"

@@ -77,13 +77,10 @@ def inserted(layers: Chain, depth: int, x: Tensor | None = None, rtol: float = 1
     best, least = layers, float("inf")
     for place, basis, positive in _places(layers, x, rtol):
         if positive:
-            projection, cost = basis @ basis.T, float(extra * basis.shape[1])
-            if cost < least:
-                best, least = _put(layers, place, [projection] * extra), cost
-            continue
-        steps = two_sided(basis, extra + 1, layers.slope)
-        candidate = _split(layers, place, steps)
-        cost = candidate.norm - layers.norm
+            candidate, cost = _put(layers, place, [basis @ basis.T] * extra), float(extra * basis.shape[1])
+        else:
+            candidate = _split(layers, place, two_sided(basis, extra + 1, layers.slope))
+            cost = candidate.norm - layers.norm
         if cost < least:
             best, least = candidate, cost
     return best

@@ -100,7 +100,11 @@ def line_interpolant(
     span = float((y.max(0).values - y.min(0).values).max()) or float(y.abs().max())
     methods = [method] if method else ["dots", "steps"] if depth > 3 and slope == 0 else ["dots"]
     for name in methods:
-        net = _through(line, *_METHODS[name](line, slope), depth, slope, dtype)
+        if not bool(values.diff(dim=0).norm(dim=1).any()):
+            gain, layers = 0.0, [(values.new_zeros(values.shape[1], 1), values[0])]
+        else:
+            gain, layers = _METHODS[name](line, slope)
+        net = _through(line, gain, layers, depth, slope, dtype)
         with torch.no_grad():
             miss = float((net(x.to(dtype)).to(torch.float64) - y.to(x.device, torch.float64)).abs().max())
         if miss <= (MISS if name == methods[-1] else CLOSE) * span:
@@ -158,8 +162,6 @@ def _dots(line: _Line, slope: float) -> tuple[float, list[tuple[Tensor, Tensor]]
     changes[:1] -= slope * changes.sum(0)
     size = changes.norm(dim=1)
     changes, knots, size = changes[size > 0], knots[size > 0], size[size > 0]
-    if len(size) == 0:
-        return 0.0, _constant(y[0], 2)
     gain = _best_gain(line, lambda r: float((2 * size * (r**-2 + knots**2).sqrt()).sum()))
     incoming = (size / gain / (1 + (gain * knots) ** 2).sqrt()).sqrt()
     hidden = incoming[:, None], -incoming * gain * knots
@@ -171,8 +173,6 @@ def _steps(line: _Line, slope: float) -> tuple[float, list[tuple[Tensor, Tensor]
     third, jumps = line.delta.diff() / 3, line.values.diff(dim=0)
     size, starts = jumps.norm(dim=1), line.delta[:-1] + third
     jumps, third, starts, size = (v[size > 0] for v in (jumps, third, starts, size))
-    if len(size) == 0:
-        return 0.0, _constant(line.values[0], 3)
 
     def steepness(r: float) -> Tensor:
         return (r**-2 + starts**2).sqrt() / third
@@ -196,11 +196,6 @@ def _heights(k: Tensor, size: Tensor) -> Tensor:
     for _ in range(20):  # Newton's steps from the right of the root of a convex function
         g = g - (g**4 + k * g**3 - size**2) / (4 * g**3 + 3 * k * g**2)
     return g
-
-
-def _constant(y: Tensor, layers: int) -> list[tuple[Tensor, Tensor]]:
-    zeros = [(y.new_zeros(1, 1), y.new_zeros(1))] * (layers - 1)
-    return [*zeros, (y.new_zeros(len(y), 1), y)]
 
 
 def _best_gain(line: _Line, cost: Callable[[float], float]) -> float:

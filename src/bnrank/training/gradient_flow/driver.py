@@ -43,15 +43,13 @@ class Driver:
         self.batches = BatchOrder([plan.seed], len(cost.x), plan.batch_size) if plan.batch_size else None
         self.flow = TrueFlow(cost, plan.time)
         self.stepper = _stepper(plan.method, plan)
-        self.step = 0
+        self.step, self.seconds = 0, 0.0
         self.time = 0.0  # t, at the hand-over or, on the plateau, now
         self.since = 0.0  # t since the hand-over
         self.passed = 0.0  # t since the last row
-        self.arc = 0.0
-        self.h = 0.0
+        self.arc = self.h = 0.0
         self.handover: Handover | None = None
         self.plateau: Plateau | None = None
-        self.seconds = 0.0
         self.recent = [0.0, 0]  # sum and number of the costs since the last row
         self.status = "running"
         self.theta = theta = self._placed(theta)
@@ -100,18 +98,17 @@ class Driver:
                 break
             save(False)
         save(True)
-        if self.status != "diverged" and not self._is_recorded():
-            row = self._row()
-            self._add(row)
-            self._show(row)
         if self.status != "diverged":
+            if not self._is_recorded():
+                row = self._row()
+                self._add(row)
+                self._show(row)
             self.record.close(self.true_theta())
         self.seconds = clock.perf_counter() - began
 
     def _end(self, interrupted: threading.Event) -> str:
         """Return the reason to stop, or "running"."""
-        done = self.time >= self.t_end if self.handover is None else self.since >= self._left()
-        if done:
+        if (self.time if self.handover is None else self.since) >= self._left():
             return "finished"
         if self.first.speed == 0 and (self.plateau is not None or self.plan.time == "arc"):
             return "stationary"
@@ -124,21 +121,21 @@ class Driver:
         return "interrupted" if interrupted.is_set() else "running"
 
     def _left(self) -> float:
-        """Return the time after the hand-over at which to stop."""
-        if math.isfinite(self.t_after):
-            return self.t_after
-        return self.t_end - (self.handover.time if self.handover is not None else 0.0)
+        """Return the time at which to stop, after a hand-over counted from it."""
+        if self.handover is None:
+            return self.t_end
+        return self.t_after if math.isfinite(self.t_after) else self.t_end - self.handover.time
 
     def _advance_flow(self) -> None:
-        since, end = self.since, self._left() if self.handover is not None else self.t_end
+        since, end = self.since, self._left()
         left = end - since
         longest = left / self.first.clock if isinstance(self.stepper, Euler) or self.plan.time == "t" else math.inf
         radius = norm(self.theta)
-        before = None if isinstance(self.stepper, Euler) else self.theta
+        before = self.theta
         move = self._move(self.flow, self.stepper, longest, since, left)
         if since + move.clock == since:
             raise StalledError
-        moved = self.first.speed * move.tau if before is None else norm(move.theta - before)
+        moved = self.first.speed * move.tau if move.theta is before else norm(move.theta - before)  # Euler: in place
         self.arc += moved / radius if radius > 0 else 0.0
         self.theta, self.h = move.theta, move.next
         self.since = end if move.clock >= left * (1 - 1e-12) else since + move.clock
@@ -156,7 +153,11 @@ class Driver:
             self._leave(plateau)
             return
         longest = math.log(min(AIM * room, self.plan.max_growth))
-        stepper = self._on_plateau(self.stepper)
+        stepper = self.stepper  # there are no stiff directions, and no fixed step is suitable
+        if isinstance(stepper, Implicit):
+            stepper = _stepper("rk45", self.plan)
+        elif isinstance(stepper, Euler):
+            stepper = Explicit("heun", COARSE, 0.0)
         left = self.t_end - self.time
         before = self.theta
         # errors at kinks die away while ||theta|| grows, but not those of the time, nor the last ones
@@ -182,12 +183,6 @@ class Driver:
             move.rate.velocity.div_(size)
             move.rate.speed /= size
         self.first = self._rate(move.rate)
-
-    def _on_plateau(self, stepper: Stepper) -> Stepper:
-        """Return the method on the plateau, which has no stiff directions and no suitable fixed step."""
-        if isinstance(stepper, Implicit):
-            return _stepper("rk45", self.plan)
-        return Explicit("heun", COARSE, 0.0) if isinstance(stepper, Euler) else stepper
 
     def _move(
         self, system: System, stepper: Stepper, longest: float, time: float, left: float, ease: float = 1.0
@@ -235,7 +230,7 @@ class Driver:
         return {name: getattr(self, name) for name in STATE} | {
             "log_radius": None if self.plateau is None else self.plateau.log_radius,
             "handover": None if self.handover is None else asdict(self.handover),
-            "stepper": self.stepper.state(),
+            "stepper": self.stepper.state() if isinstance(self.stepper, Explicit) else [],
             "evaluations": self.cost.evaluations,
             "rate": {name: value for name, value in vars(self.first).items() if name != "velocity"},
         }
@@ -250,8 +245,9 @@ class Driver:
         self.first = Rate(velocity.to(self.cost.theta), **state["rate"])
         for name in STATE:
             setattr(self, name, state[name])
-        (self.flow if self.plateau is None else self.plateau).batch = self._batch()
-        self.stepper.load(state["stepper"])
+        self._system().batch = self._batch()
+        if isinstance(self.stepper, Explicit):
+            self.stepper.load(state["stepper"])
         self.record.pinned = None if self.handover is None else self.handover.row
         self.cost.evaluations = state["evaluations"]
 
@@ -266,12 +262,14 @@ class Driver:
     def _rate(self, known: Rate | None = None) -> Rate:
         rate = known
         if rate is None or self.batches is not None:
-            system = self.flow if self.plateau is None else self.plateau
-            system.batch = self._batch()
-            rate = system.rate(self.theta)
+            self._system().batch = self._batch()
+            rate = self._system().rate(self.theta)
         self.recent[0] += rate.cost
         self.recent[1] += 1
         return rate
+
+    def _system(self) -> System:
+        return self.flow if self.plateau is None else self.plateau
 
     def _batch(self) -> Tensor | None:
         return None if self.batches is None else self.batches.at(self.step).to(self.cost.x.device)
@@ -282,11 +280,10 @@ class Driver:
     def _row(self) -> Row:
         radius = norm(self.theta) if self.plateau is None else math.exp(self.plateau.log_radius)
         waiting = self.origin is not None and self.handover is None
-        since = self.since if self.handover is not None or self.origin is None else 0.0
         return Row(
             step=self.step,
             evaluations=self.cost.evaluations,
-            time=self.time + since if self.handover is not None else self.time,
+            time=self.time if self.handover is None else self.time + self.since,
             since_handover=-math.inf if waiting else self.since,
             loss=self.recent[0] / self.recent[1] if self.batches is not None and self.recent[1] else self.first.cost,
             gradient_norm=self.first.gradient_norm,

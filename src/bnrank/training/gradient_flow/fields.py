@@ -173,10 +173,6 @@ class TrueFlow:
         radius = norm(theta)
         return Rate(gradient * (-radius / size), radius / size, radius, cost, size)
 
-    def closed_form(self, rho: float) -> float:
-        """Return 0; see `Plateau`."""
-        return 0.0
-
 
 class Plateau:
     """The flow of L0 (T35), for a bias-free network of depth L, in the relative arc length u.
@@ -284,10 +280,6 @@ class Origin:
         size = self.size if batch is None else norm(self.cost.x[batch[0]].flatten())
         return math.exp(min(self.depth * (log_radius - 0.5 * math.log(self.depth)), 700)) * size
 
-    def criterion(self, theta: Tensor, log_radius: float, batch: Tensor | None) -> float:
-        """Return the criterion at r theta / ||theta||."""
-        return self.measured(theta, log_radius, batch)[0]
-
     def measured(self, theta: Tensor, log_radius: float, batch: Tensor | None) -> tuple[float, float]:
         """Return the criterion and ||Y||_F at r theta / ||theta||."""
         outputs = self.plateau.outputs(theta, log_radius, batch)
@@ -295,7 +287,7 @@ class Origin:
 
     def exceeds(self, theta: Tensor, log_radius: float, batch: Tensor | None, handover_rtol: float) -> bool:
         """Return whether the criterion is violated; by the bound where that is sufficient."""
-        return self._ratio_bound(log_radius, batch) > handover_rtol < self.criterion(theta, log_radius, batch)
+        return self._ratio_bound(log_radius, batch) > handover_rtol < self.measured(theta, log_radius, batch)[0]
 
     def room(self, theta: Tensor, log_radius: float, batch: Tensor | None, handover_rtol: float) -> float:
         """Return by how much ||theta|| may grow in this direction before the criterion reaches ``handover_rtol``.
@@ -304,7 +296,7 @@ class Origin:
         """
         ratio = self._ratio_bound(log_radius, batch)
         if not ratio * 100**self.depth <= handover_rtol:
-            ratio = self.criterion(theta, log_radius, batch)
+            ratio = self.measured(theta, log_radius, batch)[0]
         return (handover_rtol / ratio) ** (1 / self.depth) if ratio > 0 else math.inf
 
     def _ratio_bound(self, log_radius: float, batch: Tensor | None) -> float:

@@ -19,7 +19,7 @@ from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
 from bnrank.networks.mlp import MLP
 from bnrank.tasks.task import Task, as_task, signs
-from bnrank.training.ensemble import Workers
+from bnrank.training.ensemble import Workers, filled
 from bnrank.training.gradient_flow.driver import Driver
 from bnrank.training.gradient_flow.fields import AutogradCost, Cost, HandCost, Origin
 from bnrank.training.gradient_flow.record import Flow, FlowRecorder, Row
@@ -199,7 +199,8 @@ def _data(
     validation.finite(y, "y")
     with torch.no_grad():
         shape = (len(x), *Functional(net, dtype)(x[:2]).shape[1:])
-    validation.expect(len(shape) >= 2, "net", f"outputs of shape {shape}", "(N, d_out)")
+    if len(shape) < 2:
+        raise ValueError(f"net: gives outputs of shape {shape}, expected (N, d_out)")
     validation.expect(loss != "mse" or y.shape == shape, "y", found, f"the shape of the outputs, {shape}, for 'mse'")
     if loss == "cross_entropy":
         numbers = not y.is_floating_point() and y.dtype != torch.bool and y.ndim == 1
@@ -208,7 +209,8 @@ def _data(
         inside = low >= 0 and high < shape[-1]
         validation.expect(inside, "y", f"classes {low} to {high}", f"0 to {shape[-1] - 1}")
     elif loss == "logistic":
-        validation.expect(shape[1:] == (1,), "net", f"outputs of shape {shape[1:]}", "(1,) for 'logistic'")
+        if shape[1:] != (1,):
+            raise ValueError(f"net: gives outputs of shape {shape[1:]}, expected (1,) for 'logistic'")
         y = signs(y, "y")
     y = y.to(dtype) if loss == "mse" or y.is_floating_point() else y
     return x.to(device).contiguous(), y.detach().to(device).contiguous(), loss
@@ -216,7 +218,8 @@ def _data(
 
 def _result(driver: Driver) -> Flow:
     record, handover = driver.record, driver.handover
-    history = record.history(driver.status)
+    phases: Any = {"phase": ("step", np.array(record.phases, dtype=str))}
+    history = record.dataset(phases, {"status": driver.status})
     if handover is not None:
         before = np.arange(history.sizes["step"]) <= handover.row
         passed = history["time_step"].values[0, before]
@@ -224,14 +227,14 @@ def _result(driver: Driver) -> Flow:
         history["time_since_handover"].values[0, before] = since
     elif driver.plan.skip_plateau:
         history["time_since_handover"].values[:] = history["time"].values
-    rows, networks = record.networks()
+    rows = sorted(record.kept)
     same = {name: history[name].values[0] for name in ("loss", "gradient_norm", "parameter_norm")}
     since = history["time_since_handover"].values[0]
     return Flow(
         times=history["time"].values[0],
         times_since_handover=since,
         **same,
-        networks=networks,
+        networks=[filled(record.net, record.kept[row]) for row in rows],
         network_rows=rows,
         plateaus=_plateaus(since, same["loss"], same["gradient_norm"], record),
         history=history,

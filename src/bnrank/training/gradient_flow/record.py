@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import linalg
-from bnrank.training.ensemble import Workers, filled
+from bnrank.training.ensemble import Workers
 from bnrank.training.history import SERIES, Recorder
 from bnrank.training.settings import FlowSettings
 
@@ -216,16 +216,6 @@ class FlowRecorder(Recorder):
             self.stride *= 2
             kept = self.kept.items()
             self.kept = {row: theta for row, theta in kept if row % self.stride == 0 or row == self.pinned}
-
-    def networks(self) -> tuple[list[int], list[nn.Module]]:
-        """Return the rows whose networks were kept, and these."""
-        rows = sorted(self.kept)
-        return rows, [filled(self.net, self.kept[row]) for row in rows]
-
-    def history(self, status: str) -> xr.Dataset:
-        """Return all rows over (member, step), with one member."""
-        phases: Any = {"phase": ("step", np.array(self.phases, dtype=str))}
-        return self.dataset(phases, {"status": status})
 
     def ranks(self, row: int, rtol: float = 0.1) -> tuple[int, ...]:
         """Return how many singular values of every layer are above ``rtol`` of the largest, at the nearest row."""

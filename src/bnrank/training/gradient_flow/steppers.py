@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank.training.gradient_flow.fields import Rate, System, norm
+from bnrank.training.gradient_flow.fields import Plateau, Rate, System, norm
 
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0
 KINK = 2.0  # order of decrease of the error below which there is a kink
@@ -54,28 +54,7 @@ def _tableau(method: str) -> Tableau:
     return Tableau(solver.A, solver.B, errors, solver.error_estimator_order)
 
 
-class Stepper:
-    """A method that takes one step at a time."""
-
-    def state(self) -> list[int]:
-        """Return what the next steps depend on in addition to the point."""
-        return []
-
-    def load(self, state: list[int]) -> None:
-        """Restore what :meth:`state` returned."""
-
-    def advance(
-        self, system: System, theta: Tensor, first: Rate, h: float, longest: float, time: float, ease: float = 1.0
-    ) -> Move:
-        """Take a step of about length ``h``, at most ``longest``, from ``theta``, where the field is ``first``.
-
-        ``time`` has passed on the clock before it. The error in theta that is allowed at kinks is ``ease`` times as
-        large.
-        """
-        raise NotImplementedError
-
-
-class Explicit(Stepper):
+class Explicit:
     """An embedded explicit method; the error is measured against ||theta||, so that its scale does not matter.
 
     Where a ReLU has its kink the field jumps, and shortening a step makes its error smaller in proportion only: the
@@ -113,7 +92,11 @@ class Explicit(Stepper):
     def advance(
         self, system: System, theta: Tensor, first: Rate, h: float, longest: float, time: float, ease: float = 1.0
     ) -> Move:
-        """Take a step, shortened until the error is within the tolerance."""
+        """Take a step of about length ``h``, at most ``longest``, from ``theta``, where the field is ``first``.
+
+        It is shortened until the error is within the tolerance. ``time`` has passed on the clock before it. The error
+        in theta that is allowed at kinks is ``ease`` times as large.
+        """
         wanted, h = h, min(h, longest)
         smallest = SMALLEST * norm(theta) / first.speed if first.speed > 0 else 0.0
         before: tuple[float, float] | None = None  # length and error of the attempt before, with the same method
@@ -147,17 +130,15 @@ class Explicit(Stepper):
 
     def _is_kink(self, before: tuple[float, float] | None, h: float, error: float) -> bool:
         """Return whether to switch to Heun's steps, after the method's own was rejected."""
-        known = self.level > 0
-        if not known and (before is None or not math.isfinite(before[1])):
-            return False
-        if known or (before is not None and error * (before[0] / h) ** KINK > before[1]):
+        slow = before is not None and math.isfinite(before[1]) and error * (before[0] / h) ** KINK > before[1]
+        if self.level > 0 or slow:
             self.returns = min(self.returns + 1, 4)
             self.level, self.wait, self.quiet = max(self.level, 1), 2**self.returns, 0
             return True
         return False
 
 
-class Euler(Stepper):
+class Euler:
     """Steps of a fixed length in t, or shorter: none is longer than ``max_relative_step`` times ||theta||."""
 
     def __init__(self, step: float, max_relative_step: float) -> None:
@@ -174,7 +155,7 @@ class Euler(Stepper):
         return Move(theta, h, h * first.clock, None, h)
 
 
-class Implicit(Stepper):
+class Implicit:
     """SciPy's solvers for stiff problems, in t.
 
     Restarted when ||theta|| has changed, as their tolerance is fixed, and when the flow is resumed.
@@ -216,6 +197,9 @@ class Implicit(Stepper):
         )
 
 
+Stepper = Explicit | Euler | Implicit
+
+
 def _attempt(
     table: Tableau, rtol: float, ease: float, system: System, theta: Tensor, first: Rate, h: float, time: float
 ) -> tuple[Tensor, float, Rate | None, float]:
@@ -234,7 +218,7 @@ def _attempt(
     clocks = [r.clock * (1 - first.cosine * r.slope * r.cosine / first.slope) for r in rates]
     size, before = norm(end), norm(theta)
     clock = h * float(np.dot(table.b, clocks[: len(table.b)]))
-    if first.cosine:
+    if isinstance(system, Plateau):
         clock += first.cosine * first.clock * system.closed_form(size / before)
     in_theta, in_clock = [], []
     for row in table.errors:
