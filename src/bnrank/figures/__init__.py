@@ -64,10 +64,7 @@ def find(name: str) -> Figure:
     >>> find("F1").name, find("norm-and-depth").id
     ('bottleneck-spectra', 'F4')
     """
-    for figure in FIGURES:
-        if str(name).lower() in (figure.id.lower(), figure.name):
-            return figure
-    raise _unknown([str(name)])
+    return _named([str(name)])[0]
 
 
 def reproduce(
@@ -215,16 +212,18 @@ def _chosen(names: str | Sequence[str]) -> list[Figure]:
     validation.expect(given, "names", "none", "ids or names of figures, or all")
     strings = all(isinstance(name, str) for name in given)
     validation.expect(strings, "names", names, "ids or names of figures, such as 'F1', or 'all'", TypeError)
-    known = {name: [figure] for figure in FIGURES for name in (figure.id.lower(), figure.name)}
-    known["all"] = list(FIGURES)
-    unknown = [name for name in given if name.lower() not in known]
+    _named([name for name in given if name.lower() != "all"])
+    chosen = [figure for name in given for figure in (FIGURES if name.lower() == "all" else _named([name]))]
+    return list({figure.name: figure for figure in chosen}.values())
+
+
+def _named(names: Sequence[str]) -> list[Figure]:
+    """Return the figures of these ids or names."""
+    known = {name.lower(): figure for figure in FIGURES for name in (figure.id, figure.name)}
+    unknown = [name for name in names if name.lower() not in known]
     if unknown:
-        raise _unknown(unknown)
-    return list({figure.name: figure for name in given for figure in known[name.lower()]}.values())
-
-
-def _unknown(names: Sequence[str]) -> ValueError:
-    options = [option for figure in FIGURES for option in (figure.id, figure.name)]
-    expected = ", ".join(f"{figure.id} ({figure.name})" for figure in FIGURES)
-    hints = "".join(dict.fromkeys(validation.suggest(name, options) for name in names))
-    return ValueError(f"figure: got {', '.join(map(repr, names))}, expected one of {expected}, or all{hints}")
+        options = [option for figure in FIGURES for option in (figure.id, figure.name)]
+        expected = ", ".join(f"{figure.id} ({figure.name})" for figure in FIGURES)
+        hints = "".join(dict.fromkeys(validation.suggest(name, options) for name in unknown))
+        raise ValueError(f"figure: got {', '.join(map(repr, unknown))}, expected one of {expected}, or all{hints}")
+    return [known[name.lower()] for name in names]

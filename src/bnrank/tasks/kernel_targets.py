@@ -210,13 +210,9 @@ def torus_targets(d: int, alphas: Sequence[float], cutoff: int, generator: torch
     """Return one target per alpha, all with the same phases."""
     first = torch.arange(cutoff + 1, dtype=torch.float64)
     other = torch.arange(-cutoff, cutoff + 1, dtype=torch.float64)
-    axes = [a.reshape([-1] + [1] * (d - 1 - j)) for j, a in enumerate([first] + [other] * (d - 1))]
-    squared, positive = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.bool)
-    undecided = torch.ones(1, dtype=torch.bool)
-    for axis in axes:
-        squared = squared + axis**2
-        positive = positive | (undecided & (axis > 0))
-        undecided = undecided & (axis == 0)
+    squared = torch.stack(torch.meshgrid(first, *[other] * (d - 1), indexing="ij")).square().sum(0)
+    order = torch.arange(squared.numel()).reshape(squared.shape)  # the lexicographic one of m
+    positive = order > (2 * cutoff + 1) ** (d - 1) // 2  # the place of m = 0
     phases = 2 * math.pi * uniform(generator, *squared.shape)
     result = []
     for alpha in alphas:

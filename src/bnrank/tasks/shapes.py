@@ -27,8 +27,8 @@ def inverted_s(t: Tensor) -> Tensor:
             [ 0.0000,  0.0000],
             [ 0.5000,  0.5000]])
     """
-    if not isinstance(t, Tensor) or not t.is_floating_point():
-        raise TypeError(f"t: got {validation.describe(t)}, expected a floating-point torch.Tensor")
+    floating = isinstance(t, Tensor) and t.is_floating_point()
+    validation.expect(floating, "t", t, "a floating-point torch.Tensor", TypeError)
     return torch.stack([torch.sin(math.pi * t) / 2, t], -1)
 
 

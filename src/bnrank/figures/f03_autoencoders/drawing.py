@@ -57,11 +57,9 @@ def draw_runs(deep: Sequence[OfCurve], shallow: Sequence[OfCurve], threshold: fl
         left.plot(curves, [run.row["after / before"] for run in runs], mark, **style)
         right.plot(curves, [100 * run.row["rank 1"] for run in runs], mark, **style)
     reference(left, threshold, f"{threshold:g}")
-    title = "Noise off the curve that is left"
-    label(left, "curve (seed)", "median distance to the curve, after / before", title, log="y")
-    label(right, "curve (seed)", "unseen points (%)", "Where the Jacobian has rank 1", ylim=(-4, 104))
-    for ax in (left, right):
-        ax.set_xticks(sorted({run.row["curve"] for run in deep}))
+    places, title = sorted({run.row["curve"] for run in deep}), "Noise off the curve that is left"
+    label(left, "curve (seed)", "median distance to the curve, after / before", title, log="y", xticks=places)
+    label(right, "curve (seed)", "unseen points (%)", "Where the Jacobian has rank 1", ylim=(-4, 104), xticks=places)
     legend_below(picture, left)
     return picture
 
