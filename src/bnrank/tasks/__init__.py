@@ -4,12 +4,11 @@ Every generator returns a :class:`Task`.
 """
 
 from bnrank.tasks.autoencoding import autoencoder, crosses_itself, distances_to_polyline, planar_curve, polyline
-from bnrank.tasks.balls import ball_images, falling_ball
 from bnrank.tasks.factorizations import RankOneFactorization, matrix_factorization, rank_one_factorization
 from bnrank.tasks.images import digits, handwritten_digits, mnist, parse_idx, two_digits
 from bnrank.tasks.kernel_targets import TorusTarget, lattice_sum, on_torus, torus_map
 from bnrank.tasks.latent_maps import ShallowReLU, block_norms, bottleneck_spectra_map, composition, low_rank_map
-from bnrank.tasks.shapes import circle, inverted_s, s_shapes, separable
+from bnrank.tasks.shapes import ball_images, circle, falling_ball, inverted_s, s_shapes, separable
 from bnrank.tasks.tables import NAMED, Table, load_table, read_table
 from bnrank.tasks.task import MissingDataError, Task, Truth
 

@@ -25,11 +25,10 @@ def draw_regions(found: Sequence[Classifier], task: Task, times: float) -> Pictu
     rows = max(1, len(found) // 2)
     picture, axes = panels(rows, 2, (10.5, 4.1 * rows + 0.5), sharex=True, sharey=True)
     for letter, ax, c in zip("ABCDEFGH", axes.ravel(), found, strict=False):
-        _regions(ax, c, times, task)
+        _regions(ax, c, times, task, ms=9, mew=1.6)
         x, y = task.x.numpy().T
         colors = [CLASSES[k % len(CLASSES)] for k in task.y.tolist()]
         ax.scatter(x, y, s=7, c=colors, edgecolors="black", linewidths=0.25, zorder=3)
-        ax.plot(*c.regions.points.numpy().T, **RING, ms=9, mew=1.6, zorder=4)
         number = c.within(times)
         count = f"{number} tripoint{'' if number == 1 else 's'}" if number else "no tripoint"
         across, up = "$x_1$" if ax in axes[-1] else "", "$x_2$" if ax in axes[:, 0] else ""
@@ -48,8 +47,7 @@ def draw_every_seed(found: Sequence[Classifier], task: Task, times: float, max_s
     for row, kind in zip(axes, kinds, strict=True):
         for ax, seed in zip(row, seeds, strict=True):
             (c,) = (c for c in found if c.kind == kind and c.seed == seed)
-            _regions(ax, c, times, task)
-            ax.plot(*c.regions.points.numpy().T, **RING, ms=6, mew=1.2, zorder=4)
+            _regions(ax, c, times, task, ms=6, mew=1.2)
             ax.set(xticks=[], yticks=[])
         row[0].set_ylabel(kind.replace(", ", "\n"), fontsize=10)
     for ax, seed in zip(axes[0], seeds, strict=True):
@@ -87,8 +85,8 @@ def draw_further_out(found: Sequence[Classifier], times: float, far: float) -> P
     return picture
 
 
-def _regions(ax: Axes, c: Classifier, times: float, task: Task) -> None:
-    """Fill the cells and draw the boundaries between classes."""
+def _regions(ax: Axes, c: Classifier, times: float, task: Task, **ring: Any) -> None:
+    """Fill the cells, draw the boundaries between classes, and ring the tripoints."""
     center, half = (part.numpy() for part in box(task))
     low, high = center - times * half, center + times * half
     cells, colors = [], []
@@ -98,6 +96,7 @@ def _regions(ax: Axes, c: Classifier, times: float, task: Task) -> None:
             colors.append(_pale(k))
     ax.add_collection(PolyCollection(cells, facecolors=colors, edgecolors=colors, linewidths=0.3))
     ax.add_collection(LineCollection(list(c.regions.boundaries.numpy()), colors="black", linewidths=1.1))
+    ax.plot(*c.regions.points.numpy().T, **RING, **ring, zorder=4)
     ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
 
 

@@ -99,7 +99,7 @@ class Outcome:
                 files |= store.picture_files(name, picture)
             folder.mkdir(parents=True, exist_ok=True)
             text["files"] = store.write_files(folder, files)
-            store.write_json(folder / store.CLAIMS, text)
+            store.write_atomically(folder / store.CLAIMS, store.to_json(text))
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Outcome:

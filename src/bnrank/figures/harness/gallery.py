@@ -152,16 +152,12 @@ def _head(found: Sequence[Entry], scale: str) -> Text:
 
 
 def _overview(found: Sequence[Entry]) -> Part:
-    rows = [
-        [
-            Cell(entry.figure.id),
-            Cell(entry.figure.title, kind="named", href=f"#{entry.figure.id}", note=entry.figure.name),
-            Cell(entry.result, entry.kind),
-            Cell(entry.claims, kind="num"),
-            Cell(entry.time, kind="num"),
-        ]
-        for entry in found
-    ]
+    rows = []
+    for entry in found:
+        figure = entry.figure
+        named = Cell(figure.title, kind="named", href=f"#{figure.id}", note=figure.name)
+        numbers = [Cell(text, kind="num") for text in (entry.claims, entry.time)]
+        rows.append([Cell(figure.id), named, Cell(entry.result, entry.kind), *numbers])
     heads = (("id", False), ("figure", False), ("result", False), ("claims reproduced", True), ("time", True))
     table = Table("All figures", heads, rows, whole=True, show_caption=False)
     return Part("overview", "Overview", [table])

@@ -96,7 +96,7 @@ def begin(folder: Path, stamp: Mapping[str, Any]) -> float:
     discard_partial(folder, ABANDONED)
     if not (folder / STAMP).exists():
         with one_error(folder):
-            write_json(folder / STAMP, {"stamp": stamp})
+            write_atomically(folder / STAMP, to_json({"stamp": stamp}))
     try:
         return float(read_json(folder / SPENT)["seconds"])
     except _DAMAGED:
@@ -106,7 +106,7 @@ def begin(folder: Path, stamp: Mapping[str, Any]) -> float:
 def spend(folder: Path, seconds: float) -> None:
     """Record how many seconds were spent on a figure."""
     with one_error(folder):
-        write_json(folder / SPENT, {"seconds": round(seconds, 3)})
+        write_atomically(folder / SPENT, to_json({"seconds": round(seconds, 3)}))
 
 
 def clear(folder: Path) -> None:
@@ -191,19 +191,14 @@ def to_json(value: Any) -> bytes:
     return (json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, atomically."""
-    write_atomically(path, to_json(value))
-
-
 def read_json(path: Path) -> Any:
-    """Return a value that `write_json` wrote.
+    """Return a value from a file that holds the result of `to_json`.
 
     Examples
     --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_json(Path(folder) / "a.json", [1.5, -float("inf")])
+    ...     _ = (Path(folder) / "a.json").write_bytes(to_json([1.5, -float("inf")]))
     ...     read_json(Path(folder) / "a.json")
     [1.5, -inf]
     """
