@@ -86,21 +86,14 @@ def verdict_rows(verdicts: Verdicts) -> list[dict[str, object]]:
     >>> rows[0]["id"], rows[0]["status"]
     ('T4', 'holds')
     """
-    return [
-        {
-            "id": verdict.id,
-            "statement": verdict.name,
-            "formula": verdict.formula,
-            "status": verdict.label,
-            "left": verdict.left,
-            "relation": verdict.relation if not math.isnan(verdict.left) else None,
-            "right": verdict.right,
-            "slack": verdict.slack,
-            "remarks": "; ".join(part for part in (verdict.reason, verdict.vacuous, verdict.note) if part),
-            "source": verdict.source,
-        }
-        for verdict in verdicts
-    ]
+    rows: list[dict[str, object]] = []
+    for verdict in verdicts:
+        relation = None if math.isnan(verdict.left) else verdict.relation
+        remarks = "; ".join(filter(None, (verdict.reason, verdict.vacuous, verdict.note)))
+        stated = {"id": verdict.id, "statement": verdict.name, "formula": verdict.formula, "status": verdict.label}
+        sides = {"left": verdict.left, "relation": relation, "right": verdict.right, "slack": verdict.slack}
+        rows.append({**stated, **sides, "remarks": remarks, "source": verdict.source})
+    return rows
 
 
 def about_rows(verdicts: Verdicts) -> list[dict[str, object]]:

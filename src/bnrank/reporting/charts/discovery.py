@@ -162,16 +162,13 @@ def _outputs(summary: Summary, notes: list[str]) -> list[dict[str, Any]]:
     kept = np.sort(np.argsort(-seen.std(axis=0), kind="stable")[:MAX_OUTPUTS])
     if len(kept) < seen.shape[1]:
         notes.append(f"the {len(kept)} of {seen.shape[1]} outputs that vary most can be chosen")
-    return [
-        {
-            "name": summary.output_names[i],
-            "label": _label(summary.output_names[i]),
-            "seen": parts.numbers(seen[:, i], 4),
-            "predicted": parts.numbers(predicted[:, i], 4),
-            "r2": score(r2_score(seen[:, i], predicted[:, i])) if np.ptp(seen[:, i]) else None,
-        }
-        for i in kept
-    ]
+    outputs = []
+    for i in kept:
+        name = summary.output_names[i]
+        r2 = score(r2_score(seen[:, i], predicted[:, i])) if np.ptp(seen[:, i]) else None
+        both = {"seen": parts.numbers(seen[:, i], 4), "predicted": parts.numbers(predicted[:, i], 4)}
+        outputs.append({"name": name, "label": _label(name), **both, "r2": r2})
+    return outputs
 
 
 def _output_control(outputs: Sequence[dict[str, Any]], label: str) -> list[Control]:

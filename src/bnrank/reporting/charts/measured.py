@@ -132,13 +132,8 @@ def _spectra(values: np.ndarray, steps: list[int], dataset: xr.Dataset) -> list[
     bar, hover = parts.color_bar("rank", tickformat="d"), "step %{x}<br>layer %{y}<br>rank %{z}"
     heat = parts.heat_map([[0] * len(steps) for _ in layers], hover, bar, x=steps, y=layers, colorscale="Cividis")
     heat.update(hoverongaps=False, xgap=0, ygap=0)
-    ranks = Chart(
-        "Rank per layer over training",
-        parts.figure(heat, {**parts.step_axis(), "showgrid": False}, {**x, "showgrid": False}),
-        size="tall",
-        marks=("step",),
-        derived="ranks",
-    )
+    plot = parts.figure(heat, {**parts.step_axis(), "showgrid": False}, {**x, "showgrid": False})
+    ranks = Chart("Rank per layer over training", plot, size="tall", marks=("step",), derived="ranks")
     middle = (len(layers) - 1) // 2
     by_layer = [[parts.value_ranges(values[:, m, layer]) for layer in range(len(layers))] for m in members]
     single = Chart(

@@ -167,12 +167,8 @@ def _name(ax: Axes, named: list[tuple[float, float, str, Any]], right: float) ->
     left = ax.get_xlim()[0]
     span = right - left
     for (x, y, text, color), height in zip(ends, heights, strict=True):
-        ax.annotate(
-            "",
-            (right + 0.05 * span, height),
-            (x, y),
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 0},
-        )
+        line = {"arrowstyle": "-", "color": color, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 0}
+        ax.annotate("", (right + 0.05 * span, height), (x, y), arrowprops=line)
         ax.text(right + 0.055 * span, height, text, color=color, fontsize=9, va="center", ha="left")
     if named:
         widest = max(len(text) for *_, text, _ in named)

@@ -183,12 +183,5 @@ def tightness(verdicts: Verdicts, axes: Any = None) -> Axes:
 
 def drawable(verdict: Verdict) -> bool:
     """Return whether a verdict compares two numbers by "<=" whose ratio says how tight it is."""
-    return (
-        verdict.relation == "<="
-        and not verdict.vacuous
-        and verdict.status in _COLORS
-        and math.isfinite(verdict.left)
-        and math.isfinite(verdict.right)
-        and verdict.left >= 0
-        and verdict.right > 0
-    )
+    compares = verdict.relation == "<=" and verdict.status in _COLORS and not verdict.vacuous
+    return compares and 0 <= verdict.left < math.inf and 0 < verdict.right < math.inf

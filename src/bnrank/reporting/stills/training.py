@@ -95,17 +95,9 @@ def _stages(axes: Any, step: Any, found: Sequence[Any], marks: Mapping[str, int]
         for ax in axes:
             ax.axvspan(begin, end, color="0.93", zorder=0)
         wide = end - begin > 0.1 * (step[-1] - step[0])
-        axes[0].annotate(
-            f"plateau {plateau.number}" if wide else str(plateau.number),
-            ((begin + end) / 2, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, 1),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize=8,
-            color="0.35",
-        )
+        text, top = f"plateau {plateau.number}" if wide else str(plateau.number), ((begin + end) / 2, 1)
+        style = {"ha": "center", "va": "bottom", "fontsize": 8, "color": "0.35"}
+        axes[0].annotate(text, top, (0, 1), ("data", "axes fraction"), "offset points", **style)
     for i, (label, row) in enumerate(marks.items()):
         dash = ("--", ":", "-.")[i % 3]
         for ax in axes:

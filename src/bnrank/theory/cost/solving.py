@@ -131,11 +131,9 @@ def solve(
     points, values = _distinct(x, y, rtol * size)
     net = make([x.shape[1], *[width] * (depth - 1), y.shape[1]], slope, bias, seed=seed, dtype=torch.float64)
     rows, parameters = y.shape[1] * len(points), sum(p.numel() for p in net.parameters())
-    if rows * parameters > MAX_ENTRIES:
-        raise ValueError(
-            f"x: got {len(points)} samples, with {y.shape[1]} outputs and {parameters} parameters, a Jacobian of more "
-            f"than {MAX_ENTRIES} numbers, expected at most {MAX_ENTRIES // (y.shape[1] * parameters)} samples"
-        )
+    got = f"{len(points)} samples, with {y.shape[1]} outputs and {parameters} parameters, a Jacobian of more than"
+    most = f"at most {MAX_ENTRIES // (y.shape[1] * parameters)} samples"
+    validation.expect(rows * parameters <= MAX_ENTRIES, "x", f"{got} {MAX_ENTRIES} numbers", most)
     if size == 0:
         zero = prune(net.reset(seed, 0.0)).network
         return Solution(zero, 0.0, 0.0, (0.0,) * starts, True)
