@@ -10,7 +10,7 @@ from torch import nn
 
 import helpers
 from bnrank._core import store
-from bnrank.discovery.compression import compress, result, search
+from bnrank.discovery.compression import compress, search
 from bnrank.discovery.storage import plain_array
 
 normal = functools.partial(helpers.normal, dtype=torch.float32)
@@ -143,4 +143,4 @@ def test_a_foreign_file_is_refused_in_words(tmp_path):
         ValueError,
         match=r"other\.safetensors is a safetensors file that bnrank did not write, expected a compressed network",
     ):
-        store.load(path, result.KIND)
+        store.load(path, search.KIND)

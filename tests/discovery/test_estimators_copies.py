@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor, NothingFoundWarning
-from bnrank.discovery.estimators import base, learning, predictors
+from bnrank.discovery.estimators import learning
 from bnrank.discovery.estimators.counts import Count
 from bnrank.discovery.estimators.learning import between_inputs, investigate
 from bnrank.discovery.estimators.linear import best_linear
@@ -187,8 +187,7 @@ def test_a_few_replicates_are_not_looked_at_twice(monkeypatch):
 
 def test_halves_of_the_columns_with_replicates_are_looked_at_twice_and_counts_asked_for_are_not(monkeypatch):
     unsure, seen = Count(1, (0, 1), 1.0, True, "unsure"), []
-    for module in (predictors, base):
-        monkeypatch.setattr(module, "between_inputs", lambda *arguments: seen.append(arguments[0]) or unsure)
+    monkeypatch.setattr(learning, "between_inputs", lambda *arguments: seen.append(arguments[0]) or unsure)
     x = np.random.default_rng(0).normal(size=(20, 1)) @ np.ones((1, 6))
     assert BottleneckAutoencoder().fit(x).undetermined_
     assert BottleneckRegressor().fit(x, x).undetermined_

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bnrank.discovery import BottleneckAutoencoder, BottleneckRegressor
-from bnrank.discovery.estimators import learning, predictors
+from bnrank.discovery.estimators import learning
 from bnrank.discovery.estimators.bottleneck import truncate
 from bnrank.discovery.estimators.counts import Count, standard_error
 from bnrank.discovery.estimators.learning import Evidence, count_from, investigate, learn, rows_of
@@ -161,7 +161,7 @@ def test_what_networks_almost_find_shows_in_the_interval_too(gain, high):
 @pytest.mark.filterwarnings("ignore::bnrank.discovery.NothingFoundWarning")
 def test_the_interval_of_an_autoencoder_that_found_nothing_is_that_of_its_halves(monkeypatch):
     count = Count(0, (0, 2), float("nan"), False, "nothing")
-    monkeypatch.setattr(predictors, "count_from", lambda *arguments: count)
+    monkeypatch.setattr(learning, "count_from", lambda *arguments: count)
     found = BottleneckAutoencoder().fit(np.random.default_rng(0).normal(size=(20, 6)))
     assert (found.n_components_, found.n_components_interval_) == (0, (0, 2))
 

@@ -10,7 +10,7 @@ from torch import nn
 from bnrank._core.text import cell
 from bnrank.discovery.compression.certificate import Accuracy
 from bnrank.discovery.compression.judging import Change
-from bnrank.discovery.compression.result import Compressed
+from bnrank.discovery.compression.search import Compressed
 from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.symmetry_search.pieces import field_text

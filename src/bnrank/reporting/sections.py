@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from bnrank._core import validation
 from bnrank._core.validation import expect
-from bnrank.discovery.compression.result import Compressed
+from bnrank.discovery.compression.search import Compressed
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.summary import Summary
 from bnrank.discovery.symmetry_search.result import Symmetries

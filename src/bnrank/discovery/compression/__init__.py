@@ -3,8 +3,7 @@
 from bnrank.discovery.compression.certificate import Accuracy, Bound, Certificate
 from bnrank.discovery.compression.judging import Change
 from bnrank.discovery.compression.parts import Latency, latency, multiply_adds, parameters
-from bnrank.discovery.compression.result import Compressed, open_compressed
-from bnrank.discovery.compression.search import compress
+from bnrank.discovery.compression.search import Compressed, compress, open_compressed
 from bnrank.discovery.compression.stages import Step
 
 __all__ = [

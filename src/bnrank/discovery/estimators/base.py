@@ -19,15 +19,7 @@ from bnrank._core import store, validation
 from bnrank.discovery.estimators import learning, summary
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, sensitivity
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
-from bnrank.discovery.estimators.learning import (
-    Evidence,
-    Model,
-    between_inputs,
-    count_from,
-    few_rows,
-    investigate,
-    learn,
-)
+from bnrank.discovery.estimators.learning import Evidence, Model
 from bnrank.discovery.estimators.path import FEW, Budget, budget_for
 from bnrank.discovery.estimators.tables import Data, Scaling, constant_columns, read_table
 from bnrank.networks.mlp import MLP, from_layers
@@ -154,11 +146,11 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         with voice(self.progress) as tell:
             plan = self._plan(data, self._seed(), tell, wanted or 0)
             data = replace(data, max_components=max(data.max_components, wanted or 0))
-            evidence = investigate(data, plan, wanted)
-            model = learn(data, evidence)
-            count = few_rows(count_from(evidence, data.bound), data)
+            evidence = learning.investigate(data, plan, wanted)
+            model = learning.learn(data, evidence)
+            count = learning.few_rows(learning.count_from(evidence, data.bound), data)
             if wanted is None:
-                count = between_inputs(count, data, plan)
+                count = learning.between_inputs(count, data, plan)
         if wanted is not None and known is None:
             reason = f"{wanted} component(s) were requested"
             if not is_better(evidence.errors[wanted], evidence.errors[0]):
@@ -198,32 +190,31 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         if evidence.kind == "network" and evidence.path is not None:
             self.n_input_directions_ = learning.number_of_directions(evidence.path, model.ridge)
         self.input_spectrum_ = InputDirections(model.network, inputs).spectrum
-        self.notes_ = self._notes(x, data)
+        self.notes_ = tuple(self._notes(x, data))
         if evidence.kind == "constant":
             warnings.warn(f"{type(self).__name__}: {count.reason}", NothingFoundWarning, stacklevel=4)
 
-    def _notes(self, x: np.ndarray, data: Data) -> tuple[str, ...]:
-        notes = []
+    def _notes(self, x: np.ndarray, data: Data) -> Iterator[str]:
+        """Yield remarks on the table, and what cannot be concluded."""
         names = self._input_names(x.shape[1])
         if len(dead := np.flatnonzero(constant_columns(x))):
-            notes.append(f"constant inputs left out: {', '.join(names[i] for i in dead[:10])}")
+            yield f"constant inputs left out: {', '.join(names[i] for i in dead[:10])}"
         if copies := len(x) - data.distinct:
-            notes.append(f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; held out together")
+            yield f"{copies} of {len(x)} rows repeat inputs and outputs of an earlier one; held out together"
         if (points := int(data.inputs.max()) + 1) < data.distinct:
-            notes.append(f"{points} different inputs, with several outputs at some: the result holds at these inputs")
+            yield f"{points} different inputs, with several outputs at some: the result holds at these inputs"
         if data.distinct < FEW and isinstance(self.ridges, str):
-            notes.append(f"fewer than {FEW} rows that differ: only linear maps were fitted")
+            yield f"fewer than {FEW} rows that differ: only linear maps were fitted"
         if points <= x.shape[1]:
-            notes.append(f"{points} rows for {x.shape[1]} inputs: the count holds on the span of these rows only")
+            yield f"{points} rows for {x.shape[1]} inputs: the count holds on the span of these rows only"
         used = self.output_scale_[self.output_scale_ > 0]
         if getattr(self, "outputs", None) == "auto" and len(used) and (ratio := used.max() / used.min()) > 1 + 1e-9:
-            notes.append(f"spreads of the outputs differ by a factor of {ratio:.2g}: each was divided by its spread")
+            yield f"spreads of the outputs differ by a factor of {ratio:.2g}: each was divided by its spread"
         if still := int((self.influence_ < DEAD * self.influence_.max(initial=0)).sum()):
-            notes.append(f"{still} of the {self.n_components_} components do not vary on these rows: fewer suffice")
+            yield f"{still} of the {self.n_components_} components do not vary on these rows: fewer suffice"
         if data.bound == 1 and self.n_components_:
             directions = f"y depends on {self.n_input_directions_} combination(s) of the inputs"
-            notes.append(f"one output or two classes: the count, bounded by the number of outputs, is 1; {directions}")
-        return tuple(notes)
+            yield f"one output or two classes: the count, bounded by the number of outputs, is 1; {directions}"
 
     def _input_names(self, d: int) -> list[str]:
         return [str(name) for name in getattr(self, "feature_names_in_", [f"x{i}" for i in range(d)])]

@@ -13,10 +13,9 @@ from sklearn.utils.validation import check_array, check_consistent_length, colum
 
 from bnrank._core import validation
 from bnrank._core.store import Stored
-from bnrank.discovery.estimators import summary
+from bnrank.discovery.estimators import learning, summary
 from bnrank.discovery.estimators.base import BottleneckEstimator, voice
 from bnrank.discovery.estimators.counts import Count
-from bnrank.discovery.estimators.learning import between_inputs, count_from, few_rows, investigate
 from bnrank.discovery.estimators.tables import Data, constant_columns, names_of, refuse_tables_by_name, scaling_of
 
 NO_TARGET = "y: got None, expected {}; this estimator requires y to be passed, but the target y is None"
@@ -187,21 +186,19 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
         x = self._begin(X)
         if y is None:
             raise ValueError(NO_TARGET.format("classes"))
-        if missing := int(pd.isna(np.asarray(y, dtype=object).ravel()).sum()):
-            raise ValueError(f"y: got missing values (NaN) ({missing} of {len(x)} rows), expected a class each")
+        missing = int(pd.isna(np.asarray(y, dtype=object).ravel()).sum())
+        validation.expect(not missing, "y", f"missing values (NaN) ({missing} of {len(x)} rows)", "a class each")
         labels = column_or_1d(y, warn=True)
         check_consistent_length(x, labels)
         check_classification_targets(labels)
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         count = len(self.classes_)
-        if count < 2:
-            raise ValueError(f"y: got 1 class, {str(self.classes_[0])!r}, expected at least 2 classes")
+        validation.expect(count > 1, "y", f"1 class, {str(self.classes_[0])!r}", "at least 2 classes")
         wanted = self._wanted(x.shape[1], count - 1, f"{count} classes")
         scale = scaling_of(x, None, classes=count)
         self._learn(x, scale, Data(scale.x(x), numbers, count), wanted)
         predicted = self.classes_[self._outputs_of(x).argmax(axis=1)]
-        names = [str(name) for name in self.classes_]
-        self._summarize(x, labels, predicted, float(np.mean(predicted == labels)), names)
+        self._summarize(x, labels, predicted, float(np.mean(predicted == labels)), [str(c) for c in self.classes_])
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -219,8 +216,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of every row, (N,)."""
-        places = self._outputs(X).argmax(axis=1)
-        return self.classes_[places]
+        return self.classes_[self._outputs(X).argmax(axis=1)]
 
 
 class BottleneckAutoencoder(BottleneckEstimator):
@@ -269,7 +265,7 @@ class BottleneckAutoencoder(BottleneckEstimator):
         scale = scaling_of(x, x, "each")
         data, count = Data(scale.x(x), scale.y(x)), None
         if wanted is None:
-            count = few_rows(self._in_common(data, np.flatnonzero(~constant_columns(x))), data)
+            count = learning.few_rows(self._in_common(data, np.flatnonzero(~constant_columns(x))), data)
             wanted = count.number
         self._learn(x, scale, data, wanted, count)
         rebuilt = self._outputs_of(x)
@@ -303,7 +299,8 @@ class BottleneckAutoencoder(BottleneckEstimator):
             for known, other in ((mixed[:half], mixed[half:]), (mixed[half:], mixed[:half])):
                 part = Data(data.x[:, known], data.y[:, other])
                 plan = self._plan(part, seed, lambda text: tell(f"half of the columns: {text}"))
-                counts.append(between_inputs(count_from(investigate(part, plan), part.bound), part, plan))
+                count = learning.count_from(learning.investigate(part, plan), part.bound)
+                counts.append(learning.between_inputs(count, part, plan))
         largest = max(counts, key=lambda count: count.number)
         low, high = min(c.interval[0] for c in counts), max(c.interval[1] for c in counts)
         if largest.number == 0:

@@ -1,5 +1,6 @@
 """The result of a fit, as text, as data and on disk."""
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -132,12 +133,11 @@ class Summary(Printed):
             yield {"coordinate": j, "influence": f"{influence:.3g}", "most sensitive to": named}
 
     def _networks(self) -> Iterator[dict[str, object]]:
-        settings: dict[tuple[float, int], list[Trial]] = {}
-        for trial in sorted(self.stability, key=lambda t: (t.depth, -t.ridge)):
-            settings.setdefault((trial.ridge, trial.depth), []).append(trial)
-        for (ridge, depth), trials in settings.items():
+        ordered = sorted(self.stability, key=lambda t: (t.depth, -t.ridge))
+        for (mark, ridge, depth), trials in itertools.groupby(
+            ordered, lambda t: ("*" if t.considered else "", t.ridge, t.depth)
+        ):
             counts = " ".join(str(trial.count) for trial in trials)
-            mark = "*" if trials[0].considered else ""
             yield {"": mark, "ridge": f"{ridge:.1e}", "depth": depth, "counts, one per fold or seed": counts}
 
     def _depth_kept(self) -> str:

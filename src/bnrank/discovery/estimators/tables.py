@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -74,10 +75,15 @@ def refuse_tables_by_name(table: Any, argument: str) -> None:
     in_column = np.ndim(table) != 1
     found: dict[str, list[str]] = {kind: [] for kind in REFUSED}
     for label, column in frame.items():
-        name = str(label) if in_column else ""
-        kind, entries = _kind(column)
-        if kind in found:
-            found[kind].append(name)
+        name, kind, entries = str(label) if in_column else "", column.dtype, np.zeros(0)
+        in_words = kind.kind == "O" and any(isinstance(entry, str | bytes) for entry in column)
+        if in_words or isinstance(kind, pd.CategoricalDtype | pd.StringDtype):
+            found["text"].append(name)
+        elif kind.kind in "mM" or isinstance(kind, pd.PeriodDtype):
+            found["dates"].append(name)
+        elif kind.kind != "c":
+            with contextlib.suppress(TypeError, ValueError):  # what is no number is refused by scikit-learn
+                entries = column.to_numpy(dtype=np.float64, na_value=np.nan)
         for fault, bad in (("missing", np.isnan(entries)), ("infinite", np.abs(entries) > HUGE)):
             if bad.any():
                 found[fault].append(f"{name} ({bad.sum()} of {len(entries)} rows)".strip())
@@ -86,23 +92,6 @@ def refuse_tables_by_name(table: Any, argument: str) -> None:
             more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
             where = f"{' in column' if in_column else ''} {', '.join(names[:MAX_SHOWN])}{more}".rstrip()
             raise ValueError(f"{argument}: got {message.format(where)}")
-
-
-def _kind(column: pd.Series) -> tuple[str, np.ndarray]:
-    """Return "text", "dates", "numbers" or "other", and the numbers as floats."""
-    kind = column.dtype
-    if isinstance(kind, pd.CategoricalDtype | pd.StringDtype) or (
-        kind.kind == "O" and any(isinstance(entry, str | bytes) for entry in column)
-    ):
-        return "text", np.zeros(0)
-    if kind.kind in "mM" or isinstance(kind, pd.PeriodDtype):
-        return "dates", np.zeros(0)
-    try:
-        if kind.kind != "c":
-            return "numbers", column.to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError):
-        pass
-    return "other", np.zeros(0)  # refused by scikit-learn
 
 
 def names_of(table: Any, prefix: str, number: int) -> list[str]:
