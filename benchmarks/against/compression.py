@@ -24,7 +24,7 @@ from benchmarks.against.compression_peers import PEERS, costs, find_strongest, f
 from benchmarks.against.compression_tables import tables
 from bnrank.discovery import compress
 from bnrank.discovery.compression import latency
-from bnrank.discovery.compression.judging import change
+from bnrank.discovery.compression.certificate import change
 
 __all__ = ["cells", "measure", "tables"]
 

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from bnrank.discovery.compression import Certificate, Latency, compress, parts
-from bnrank.discovery.compression.certificate import lipschitz
-from bnrank.discovery.compression.judging import change
+from bnrank.discovery.compression.certificate import change, lipschitz
 from bnrank.discovery.compression.parts import latency, multiply_adds, parameters
 
 

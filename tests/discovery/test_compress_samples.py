@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from bnrank.discovery.compression import compress, samples, search
-from bnrank.discovery.compression.judging import Judge
-from bnrank.discovery.compression.samples import enriched, split
+from bnrank.discovery.compression import compress, judging, search
+from bnrank.discovery.compression.judging import Judge, enriched, split
 from helpers import normal
 
 QUICK = {"repeats": 1, "batch_size": 8}
@@ -97,7 +96,7 @@ def test_fits_see_fitted_samples_and_points_between_them_only(judges):
         x[places, 4] = float(mark)
     compress(net, x, tol=0.1, **QUICK)
     ((fitted, selected, given),) = judges
-    assert len(fitted[0]) == samples.ENRICH
+    assert len(fitted[0]) == judging.ENRICH
     assert fitted[0][:, 4].abs().max() == 0
     assert torch.equal(fitted[0][-36:], x[parts_of_60()[0]])
     assert torch.equal(selected[0], x[parts_of_60()[1]])

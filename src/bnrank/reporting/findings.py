@@ -8,8 +8,7 @@ import numpy as np
 from torch import nn
 
 from bnrank._core.text import cell
-from bnrank.discovery.compression.certificate import Accuracy
-from bnrank.discovery.compression.judging import Change
+from bnrank.discovery.compression.certificate import Accuracy, Change
 from bnrank.discovery.compression.search import Compressed
 from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.estimators.summary import Summary

@@ -1,7 +1,6 @@
 """Trained modules compressed to their bottleneck, with a certificate."""
 
-from bnrank.discovery.compression.certificate import Accuracy, Bound, Certificate
-from bnrank.discovery.compression.judging import Change
+from bnrank.discovery.compression.certificate import Accuracy, Bound, Certificate, Change
 from bnrank.discovery.compression.parts import Latency, latency, multiply_adds, parameters
 from bnrank.discovery.compression.search import Compressed, compress, open_compressed
 from bnrank.discovery.compression.stages import Step

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bnrank._core import linalg, text
 from bnrank._core.results import Printed
-from bnrank.discovery.compression.judging import Change, change, ratio
+from bnrank.discovery.compression.judging import Parted, outputs
 from bnrank.discovery.compression.parts import (
     Latency,
     Parts,
@@ -19,13 +19,67 @@ from bnrank.discovery.compression.parts import (
     parameters,
     trace,
 )
-from bnrank.discovery.compression.samples import Parted, outputs
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.functional import Functional, unwrap
 
 MAX_POINTS = 64  # samples of the Jacobians
 MAX_ENTRIES = 2e7  # of all these Jacobians
 RTOL = 1e-6  # of the largest singular value of a Jacobian, above which others count
+
+
+@dataclass(frozen=True)
+class Change:
+    """The difference of the outputs of two networks over N samples.
+
+    Attributes
+    ----------
+    relative : float
+        ||f^(X) - f(X)||_F / ||f(X)||_F.
+    centered : float
+        ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, not smaller; infinite where f is constant on the samples and f^ is
+        not the same constant.
+    worst : float
+        max_i ||f^(x_i) - f(x_i)|| / (root mean square over i of ||f(x_i)||).
+    decisions : float
+        Fraction of the samples whose largest output is another one; NaN for a single output.
+    samples : int
+        N.
+    """
+
+    relative: float
+    centered: float
+    worst: float
+    decisions: float
+    samples: int
+
+
+def change(before: Tensor, after: Tensor) -> Change:
+    """Return the difference of outputs, (N, ...) both.
+
+    Examples
+    --------
+    >>> found = change(torch.tensor([[3.0, 0.0], [0.0, 4.0]]), torch.tensor([[3.0, 0.0], [0.0, 3.0]]))
+    >>> found.relative, round(found.worst, 3), found.decisions
+    (0.2, 0.283, 0.0)
+    """
+    before, after = before.flatten(1).double(), after.flatten(1).double()
+    n = len(before)
+    each = (after - before).norm(dim=1)
+    size, spread = float(before.norm()), float((before - before.mean(0)).norm())
+    total = float(each.norm())
+    decisions = float("nan")
+    if before.shape[1] > 1:
+        decisions = float((before.argmax(1) != after.argmax(1)).double().mean())
+    centered = ratio(total, spread if spread > 1e-12 * size else 0.0)
+    worst = ratio(float(each.max()) * math.sqrt(n), size)
+    return Change(ratio(total, size), centered, worst, decisions, n)
+
+
+def ratio(part: float, whole: float) -> float:
+    """Return part / whole; where the whole is 0, it is 0 if the part is too, and else infinite."""
+    if whole > 0:
+        return part / whole
+    return 0.0 if part == 0 else math.inf
 
 
 @dataclass(frozen=True)

@@ -1,73 +1,212 @@
-"""The change of the output that a replacement makes, and fine-tuning that reduces it."""
+"""The samples of a compression (checked, split, joined by interpolated points), and the change that they show."""
 
 import copy
 import math
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank.discovery.compression.parts import Parts, is_linear, run, trace
+from bnrank._core import validation
+from bnrank.discovery.compression.parts import LINEAR, Parts, is_linear, run, trace
+from bnrank.discovery.storage import plain_array
+from bnrank.networks import Segment
+from bnrank.networks.functional import Functional, example
 
 Samples = tuple[Tensor, Callable[[Tensor], Tensor], Tensor]
 
+MIN_SAMPLES = 8  # fewer cannot be split in three
+MAX_ENTRIES = 2e7  # of all values of a segment over the deciding samples: 160 MB
+ENRICH = 1000  # samples of a fit; fewer are joined by points on lines through neighbors
+REACH = 1.0  # of these points beyond either neighbor, in units of their distance
+NEIGHBORS = 5
 PROBES = 24  # random directions of the output for the metric, where there are more outputs
+INNER = 10  # iterations of L-BFGS between two evaluations
+PATIENCE = 4  # evaluations without improvement
 
 
-@dataclass(frozen=True)
-class Change:
-    """The difference of the outputs of two networks over N samples.
+def read_samples(net: nn.Module, value: Any, name: str, minimum: int = 1) -> Tensor:
+    """Return samples for a module: floating point (N, ...), finite, or integers for one that embeds them."""
+    return example(net, plain_array(value, name), minimum, name)
+
+
+def read_classes(y: Any, count: int, name: str) -> Tensor:
+    """Return classes, integers from 0, one per sample."""
+    y = plain_array(y, name)
+    validation.expect(isinstance(y, Tensor | np.ndarray), name, validation.describe(y), "classes, integers", TypeError)
+    labels = validation.classes(y, name).cpu()
+    got = f"shape {tuple(labels.shape)}"
+    validation.expect(len(labels) == count, name, got, f"({count},), one class per sample")
+    return labels
+
+
+def outputs(function: Functional, x: Tensor, name: str, chunk_size: int = 1024) -> Tensor:
+    """Return the outputs of a module on x, (N, outputs), in float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it fails: with the argument's name, what came, and the layer that expected something else.
+    """
+    with torch.no_grad():
+        try:
+            return torch.cat([function(some).flatten(1).cpu() for some in x.split(chunk_size)])
+        except ValueError as error:
+            if error.__cause__ is None:  # it runs, and its output is invalid
+                raise
+            raise _explained(function.module, x, name, error.__cause__) from error
+
+
+def _explained(net: nn.Module, x: Tensor, name: str, cause: BaseException) -> Exception:
+    """Return the error that explains why a module fails on samples."""
+    own = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
+    function = Functional(net, own)
+    kind = f"dtype {x.dtype}, on which the module fails"
+    if not x.is_floating_point() and _runs(function, x.to(own)):
+        return TypeError(f"{name}: got {kind}, expected floating point; convert it with .float()")
+    if _runs(function, x):
+        return ValueError(
+            f"net: it runs on {name} in {own}, but not in torch.float64, in which everything is computed: {cause}"
+        )
+    if x.is_floating_point() and _runs(function, torch.zeros_like(x, dtype=torch.long)):
+        return TypeError(f"{name}: got {kind}, expected integers; convert it with .long()")
+    came = f"got samples of shape {tuple(x.shape[1:])} and dtype {x.dtype}"
+    return ValueError(f"{name}: the module fails on it: {came}{_refusing(net, cause)}: {cause}")
+
+
+def _runs(function: Functional, x: Tensor) -> bool:
+    try:
+        function(x[:2])
+    except ValueError as error:
+        return error.__cause__ is None
+    return True
+
+
+def _refusing(net: nn.Module, cause: BaseException) -> str:
+    """Return a description of the linear layer or convolution in which an error was raised, if any."""
+    calls = [frame.f_locals for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    calls = [call for call in calls if isinstance(call.get("self"), LINEAR) and "input" in call]
+    if not calls:
+        return ""
+    layer, shape = calls[-1]["self"], tuple(calls[-1]["input"].shape[1:])
+    name = next((name for name, sub in net.named_modules() if sub is layer), "")
+    count, what = (layer.in_features, "feature") if isinstance(layer, nn.Linear) else (layer.in_channels, "channel")
+    wanted, where = f"{count} {what}{'s' if count != 1 else ''}", f"layer {name}" if name else "the layer"
+    return f", but {where} ({type(layer).__name__}) expects {wanted} and is given {shape}"
+
+
+def check_spread(net: nn.Module, x: Tensor, kept: Tensor, found: tuple[Tensor, Tensor]) -> None:
+    """Raise ValueError for samples on which the outputs do not vary, so that relative changes are undefined.
+
+    A module that is constant on samples that differ is allowed: it is replaced by the constant.
+
+    Parameters
+    ----------
+    net : torch.nn.Module
+        Its precision determines round-off.
+    x, kept : Tensor
+        All samples, and those held out.
+    found : tuple of Tensor
+        The outputs on both, (N, outputs).
+    """
+    own = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float64)
+    eps = 32 * torch.finfo(own).eps
+    varies, kept_varies = (float((out - out.mean(0)).norm()) > eps * float(out.norm()) for out in found)
+    validation.expect(not _equal(x), "x", f"{len(x)} equal samples", "different ones: the spread of the outputs is 0")
+    if not kept_varies and (varies or _equal(kept)):
+        where = f"on the {len(kept)} samples held out"
+        raise ValueError(f"held_out: the spread of the outputs {where} is 0, expected samples on which they vary")
+
+
+def _equal(x: Tensor) -> bool:
+    return bool((x == x[:1]).all())
+
+
+class Parted(NamedTuple):
+    """Samples in two groups, and their classes where they are known.
 
     Attributes
     ----------
-    relative : float
-        ||f^(X) - f(X)||_F / ||f(X)||_F.
-    centered : float
-        ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, not smaller; infinite where f is constant on the samples and f^ is
-        not the same constant.
-    worst : float
-        max_i ||f^(x_i) - f(x_i)|| / (root mean square over i of ||f(x_i)||).
-    decisions : float
-        Fraction of the samples whose largest output is another one; NaN for a single output.
-    samples : int
-        N.
+    x, y : Tensor
+        All samples, and their classes or None.
+    deciding : Tensor
+        The samples that decide, in random order.
+    kept : Tensor
+        Held-out samples, which decide nothing.
+    y_kept : Tensor or None
+        Their classes.
     """
 
-    relative: float
-    centered: float
-    worst: float
-    decisions: float
-    samples: int
+    x: Tensor
+    y: Tensor | None
+    deciding: Tensor
+    kept: Tensor
+    y_kept: Tensor | None
 
 
-def change(before: Tensor, after: Tensor) -> Change:
-    """Return the difference of outputs, (N, ...) both.
+def split(net: nn.Module, x: Tensor, y: Any, held_out: Any, seed: int) -> Parted:
+    """Return the samples that decide and those that are held out, a fraction of x or others."""
+    y = None if y is None else read_classes(y, len(x), "y")
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    y_kept = None
+    if isinstance(held_out, tuple):
+        pair = "samples, or samples and classes where y is given, too"
+        validation.expect(len(held_out) == 2 and y is not None, "held_out", "a tuple", pair)
+        kept = read_samples(net, held_out[0], "held_out[0]", MIN_SAMPLES)
+        held_out, y_kept = kept, read_classes(held_out[1], len(kept), "held_out[1]")
+    held_out = plain_array(held_out, "held_out")
+    if isinstance(held_out, Tensor | np.ndarray):
+        kept = read_samples(net, held_out, "held_out", MIN_SAMPLES)
+        shape, wanted = tuple(kept.shape[1:]), tuple(x.shape[1:])
+        validation.expect(shape == wanted, "held_out", f"samples of shape {shape}", f"{wanted} as in x")
+        alike = kept.is_floating_point() == x.is_floating_point()
+        validation.expect(alike, "held_out", f"dtype {kept.dtype}", f"samples like x, of dtype {x.dtype}", TypeError)
+        return Parted(x, y, x[order], kept, y_kept)
+    share = validation.number(held_out, "held_out", 0.0, strict=True)
+    validation.expect(share < 1, "held_out", f"{share:g}", "samples or a fraction of x in (0, 1)")
+    count = min(max(2, round(share * len(x))), len(x) - 4)
+    return Parted(x, y, x[order[count:]], x[order[:count]], None if y is None else y[order[:count]])
 
-    Examples
-    --------
-    >>> found = change(torch.tensor([[3.0, 0.0], [0.0, 4.0]]), torch.tensor([[3.0, 0.0], [0.0, 3.0]]))
-    >>> found.relative, round(found.worst, 3), found.decisions
-    (0.2, 0.283, 0.0)
-    """
-    before, after = before.flatten(1).double(), after.flatten(1).double()
-    n = len(before)
-    each = (after - before).norm(dim=1)
-    size, spread = float(before.norm()), float((before - before.mean(0)).norm())
-    total = float(each.norm())
-    decisions = float("nan")
-    if before.shape[1] > 1:
-        decisions = float((before.argmax(1) != after.argmax(1)).double().mean())
-    centered = ratio(total, spread if spread > 1e-12 * size else 0.0)
-    worst = ratio(float(each.max()) * math.sqrt(n), size)
-    return Change(ratio(total, size), centered, worst, decisions, n)
+
+def enriched(x: Tensor, fitted: int, minimum: int, seed: int) -> Tensor:
+    """Return the samples preceded by points on lines through neighbors among the fitted ones, ``minimum`` in all."""
+    count = minimum - fitted
+    if count <= 0 or not x.is_floating_point():
+        return x
+    generator = torch.Generator().manual_seed(seed)
+    own = x[:fitted].flatten(1)
+    near = torch.cdist(own, own).topk(min(NEIGHBORS + 1, fitted), largest=False).indices[:, 1:]
+    i = torch.randint(0, fitted, (count,), generator=generator)
+    j = near[i, torch.randint(0, near.shape[1], (count,), generator=generator)]
+    u = torch.rand((count, 1), generator=generator, dtype=torch.float64) * (1 + 2 * REACH) - REACH
+    between = own[i] + u.to(own) * (own[j] - own[i])
+    return torch.cat([between.reshape(count, *x.shape[1:]), x])
 
 
-def ratio(part: float, whole: float) -> float:
-    """Return part / whole; where the whole is 0, it is 0 if the part is too, and else infinite."""
-    if whole > 0:
-        return part / whole
-    return 0.0 if part == 0 else math.inf
+def affordable(net: nn.Module, found: list[Segment], x: Tensor, max_samples: int) -> int:
+    """Return how many samples decide: at most ``max_samples``, fewer where the values of a segment need more memory."""
+    entries = 1
+    with torch.no_grad():
+        for segment in found:
+            values = trace(segment.parts, entering(net, segment.name, x[:2]))
+            entries = max(entries, sum(value[0].numel() for value in values))
+    return min(max_samples, max(64, int(MAX_ENTRIES / entries)))
+
+
+def entering(net: nn.Module, name: str, x: Tensor) -> Tensor:
+    """Return the input of a submodule, "" for the module itself, for the module's input x."""
+    if not name:
+        return x
+    seen: list[Tensor] = []
+    handle = net.get_submodule(name).register_forward_pre_hook(lambda _, given: seen.append(given[0].clone()))
+    try:
+        net(x.clone())
+    finally:
+        handle.remove()
+    return seen[0]
 
 
 class Judge:
@@ -172,10 +311,6 @@ def channel_rows(part: nn.Module, value: Tensor) -> Tensor:
     if isinstance(part, nn.Linear):
         return value.reshape(-1, value.shape[-1])
     return value.movedim(1, -1).reshape(-1, value.shape[1])
-
-
-INNER = 10  # iterations of L-BFGS between two evaluations
-PATIENCE = 4  # evaluations without improvement
 
 
 def tuned(judge: Judge, parts: Parts, steps: int) -> tuple[Parts, float]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bnrank._core import files, store, validation
 from bnrank._core.results import Printed
 from bnrank.discovery import storage
-from bnrank.discovery.compression import samples
+from bnrank.discovery.compression import judging
 from bnrank.discovery.compression.certificate import Certificate, certified
 from bnrank.discovery.compression.judging import Judge, tuned
 from bnrank.discovery.compression.parts import Parts, counts, multiply_adds, parameters, segments
@@ -183,29 +183,29 @@ def compress(
     (True, True)
     """
     original = unwrap(net)
-    x = samples.read_samples(original, x, "x", samples.MIN_SAMPLES)
+    x = judging.read_samples(original, x, "x", judging.MIN_SAMPLES)
     tol = validation.number(tol, "tol", 0.0, strict=True)
     validation.expect(tol < 1, "tol", f"{tol:g}", "0 < tol < 1, relative to the spread of the outputs")
     tune = validation.integer(tune, "tune", 0)
-    limit = validation.integer(max_samples, "max_samples", samples.MIN_SAMPLES)
+    limit = validation.integer(max_samples, "max_samples", judging.MIN_SAMPLES)
     timing = validation.integer(batch_size, "batch_size"), validation.integer(repeats, "repeats")
     seed = validation.integer(seed, "seed", 0)
     check_finite(net)
-    parted = samples.split(original, x, y, held_out, seed)
+    parted = judging.split(original, x, y, held_out, seed)
     function = Functional(original)
-    reference = samples.outputs(function, x, "x"), samples.outputs(function, parted.kept, "held_out")
+    reference = judging.outputs(function, x, "x"), judging.outputs(function, parted.kept, "held_out")
     for labels, outputs, name in ((parted.y, reference[0], "y"), (parted.y_kept, reference[1], "held_out[1]")):
         if labels is not None:
             validation.classes(labels, name, outputs.shape[1])
-    samples.check_spread(original, x, parted.kept, reference)
+    judging.check_spread(original, x, parted.kept, reference)
     work = copy.deepcopy(original).double().eval().requires_grad_(True)
     deciding = parted.deciding.to(function.device, torch.float64 if x.is_floating_point() else x.dtype)
     with torch.no_grad():
         found, skipped = segments(work, deciding[:2])
-    limit = samples.affordable(work, found, deciding, limit)
+    limit = judging.affordable(work, found, deciding, limit)
     deciding = deciding[:limit]
     real, selecting = len(deciding), max(1, round(SELECTING * len(deciding)))
-    deciding = samples.enriched(deciding, real - selecting, min(samples.ENRICH, limit), seed)
+    deciding = judging.enriched(deciding, real - selecting, min(judging.ENRICH, limit), seed)
     search = _Search(deciding, function(deciding).detach(), len(deciding) - selecting, real, tune)
     search = _smallest(search, work, found, MARGIN * tol)
     new = search.new
@@ -280,7 +280,7 @@ class _Search:
 
     def _judge(self, work: nn.Module, segment: Segment) -> Judge:
         with torch.no_grad():
-            given = samples.entering(work, segment.name, self.x).detach()
+            given = judging.entering(work, segment.name, self.x).detach()
         first, second = (
             (given[rows], _rest(work, segment.name, self.x[rows]), self.reference[rows].flatten(1))
             for rows in (slice(0, self.fitted), slice(self.fitted, None))

@@ -19,7 +19,7 @@ INVERSE_RIDGES = (0.01, 1.0, 100.0)  # scikit-learn's C
 
 @dataclass(frozen=True)
 class LinearMap:
-    """x -> B (x - center) + level, with the principal directions V of its values and their standard deviations.
+    """x -> B (x - center) + level, with the principal directions V of its values.
 
     At rank 0 logits are ``constant``, the logarithms of the frequencies of the classes, instead of ``level``. A missing
     class counts as one row, here and in ``level``: a class of a single row must not cost infinitely much where that row
@@ -30,7 +30,6 @@ class LinearMap:
     center: np.ndarray
     level: np.ndarray
     v: np.ndarray
-    spectrum: np.ndarray
     constant: np.ndarray
 
     def losses(self, x: np.ndarray, y: np.ndarray, top: int, classes: int = 0) -> np.ndarray:
@@ -142,13 +141,12 @@ def _maps(x: np.ndarray, y: np.ndarray, ridges: np.ndarray, classes: int) -> Ite
     center = x.mean(axis=0)
     x = x - center
     for b, level in _logistic(x, y, ridges, classes) if classes else _least_squares(x, y, ridges):
-        _, values, vt = np.linalg.svd(x @ b.T, full_matrices=False)
-        v = vt.T
+        v = np.linalg.svd(x @ b.T, full_matrices=False)[2].T
         if v.shape[1] < v.shape[0]:  # fewer rows than outputs
             v = np.hstack([v, np.zeros((v.shape[0], v.shape[0] - v.shape[1]))])
         counts = np.maximum(np.bincount(y, minlength=classes), 1) if classes else None
         constant = level if counts is None else np.log(counts / counts.sum())
-        yield LinearMap(b, center, level, v, values / np.sqrt(len(x)), constant)
+        yield LinearMap(b, center, level, v, constant)
 
 
 def _least_squares(x: np.ndarray, y: np.ndarray, ridges: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

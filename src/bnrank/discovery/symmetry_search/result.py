@@ -1,6 +1,8 @@
-"""The result of `symmetries`."""
+"""The result of `symmetries`, with the tests of finite ones: sign flips, swaps and reflections of x."""
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,19 +10,60 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from bnrank._core import validation
 from bnrank._core.axes import OKABE_ITO, axes_for, dress
 from bnrank._core.results import Printed
-from bnrank.discovery.symmetry_search.finite import SMALL, FiniteTest
-from bnrank.discovery.symmetry_search.pieces import Piece
-from bnrank.discovery.symmetry_search.spectrum import Found, moved
+from bnrank.discovery.symmetry_search import algebra
+from bnrank.discovery.symmetry_search.fields import Coordinates, read_affine, transformed
+from bnrank.discovery.symmetry_search.pieces import Piece, combination
+from bnrank.discovery.symmetry_search.problem import outputs_of
+from bnrank.discovery.symmetry_search.spectrum import EXACT, WITHIN, Found, moved
 
 MAX_SHOWN = 12  # finite symmetries in the summary
 BELOW, ABOVE, AWAY = OKABE_ITO[0], OKABE_ITO[1], "0.6"
 FLOOR = 1e-17  # where values of 0 are drawn
 MAX_BARS = 30
+MAX_FLIPPED = 32  # columns, above which pairs of flips are not tested
+MAX_SWAPPED = 64  # columns, above which swaps are not tested
+NEAR = 2.0  # times the usual distance between samples: images farther away are off the data
+MAX_PROBES = 128  # images whose distance to the data is measured
+SMALL = 0.1  # the largest change of a symmetry, whatever the error of f
+
+Map = tuple[str, str, Tensor]  # kind, text, [A b]
+
+
+@dataclass(frozen=True)
+class FiniteTest:
+    """One transformation x -> A x + b, tested.
+
+    Attributes
+    ----------
+    kind : str
+        "sign flip", "swap", "shift", "reflection" or "given".
+    text : str
+        Description.
+    map : Tensor
+        [A b], (d, d + 1).
+    change : float
+        rms_i ||f(A x_i + b) - f(x_i)|| / rms_ij ||f(x_i) - f(x_j)||: 0 for a symmetry, about 1 for a map unrelated to
+        f.
+    distance : float
+        Median distance of images to the nearest sample, over that of samples to their nearest, in standardized columns.
+    verdict : str
+        "exact"; "approximate": up to 0.1, and up to 1.5 times the relative error of f where that is known;
+        "undetermined": more than 0.1, but no more than 1.5 times the error, which could hide a symmetry or its absence
+        (noise of the targets counts as error); "no"; or "off the data": images lie more than twice as far from the
+        samples as these from each other, where f is unknown.
+    """
+
+    kind: str
+    text: str
+    map: Tensor
+    change: float
+    distance: float
+    verdict: str
 
 
 @dataclass(frozen=True)
@@ -176,12 +219,10 @@ class Symmetries(Printed):
         >>> [ax.get_title() for ax in found.plot()]
         ['0 infinitesimal symmetries (none)', '0 of 7 finite symmetries hold']
         """
-        left, right = axes_for(axes, (1, 2), (10.0, 4.0))
-        self._draw_values(left)
-        self._draw_maps(right)
-        result = np.empty(2, dtype=object)
-        result[:] = [left, right]
-        return result
+        drawn: NDArray[np.object_] = axes_for(axes, (1, 2), (10.0, 4.0))
+        self._draw_values(drawn[0])
+        self._draw_maps(drawn[1])
+        return drawn
 
     def _draw_values(self, ax: Axes) -> None:
         what = "symmetry" if self.dimension == 1 else "symmetries"
@@ -206,3 +247,107 @@ class Symmetries(Printed):
 
     def __str__(self) -> str:
         return self.summary()
+
+
+def candidates(coordinates: Coordinates, pieces: Sequence[Piece], names: Sequence[str]) -> list[Map]:
+    """Return maps to test, (kind, text, [A b]).
+
+    Flips of single columns and of all, about 0 and, where the data do not have mean 0, about the mean; flips of pairs;
+    swaps of two columns; the cyclic shift and the reversal of all; for every rotation found a reflection in its space,
+    and one of its axis.
+    """
+    found = [*_of_columns(coordinates, names), *_reflections(pieces, coordinates, names)]
+    return [
+        (kind, text, torch.cat([matrix, (point - matrix @ point)[:, None]], 1)) for kind, text, matrix, point in found
+    ]
+
+
+def _of_columns(coordinates: Coordinates, names: Sequence[str]) -> Iterator[tuple[str, str, Tensor, Tensor]]:
+    """Yield flips, swaps and shifts, (kind, text, A, fixed point)."""
+    d, mean = len(names), coordinates.mean
+    eye, zero = torch.eye(d, dtype=torch.float64), torch.zeros_like(mean)
+    moving = [i for i in range(d) if bool(coordinates.out[i].any())]
+    points = [(zero, "")]
+    if bool((mean.abs() > 0.1 * coordinates.spread)[moving].any()):
+        points.append((mean, " about the mean"))
+    for point, words in points:
+        for i in moving:
+            yield "sign flip", f"{names[i]} -> -{names[i]}{words}", eye - 2 * torch.diag(eye[i]), point
+        if d > 1:
+            yield "sign flip", f"x -> -x{words}", -eye, point
+    pairs = list(itertools.combinations(moving, 2))
+    for i, j in pairs if 2 < d <= MAX_FLIPPED else []:
+        text = f"{names[i]}, {names[j]} -> -{names[i]}, -{names[j]}"
+        yield "sign flip", text, eye - 2 * torch.diag(eye[i] + eye[j]), zero
+    for i, j in pairs if d <= MAX_SWAPPED else []:
+        order = list(range(d))
+        order[i], order[j] = j, i
+        yield "swap", f"{names[i]} <-> {names[j]}", eye[order], zero
+    if d > 2:
+        yield "shift", "cyclic shift of all columns", eye.roll(1, 0), zero
+        yield "shift", "reversal of all columns", eye.flip(0), zero
+
+
+def _reflections(
+    pieces: Sequence[Piece], coordinates: Coordinates, names: Sequence[str]
+) -> Iterator[tuple[str, str, Tensor, Tensor]]:
+    """Yield the reflections of one rotated direction, and of the axis where there is one."""
+    eye, hull = torch.eye(len(names), dtype=torch.float64), torch.linalg.qr(coordinates.out)[0]
+    for piece in pieces:
+        if piece.kind != "rotation" or piece.metric != "Euclidean" or piece.center is None:
+            continue
+        direction = combination(algebra.upright(piece.space[:, 0]), names)
+        unit = piece.space / piece.space.norm(dim=0)
+        matrix = eye - 2 * torch.outer(unit[:, 0], unit[:, 0])
+        yield "reflection", f"reflection of {direction}", matrix, piece.center
+        if unit.shape[1] == hull.shape[1] - 1:
+            axis = hull @ torch.linalg.svd(hull.T @ unit)[0][:, -1]
+            text = f"reflection of the axis {combination(algebra.upright(axis), names)}"
+            yield "reflection", text, eye - 2 * torch.outer(axis, axis), piece.center
+
+
+def given_maps(given: Sequence[Any], d: int) -> list[Map]:
+    """Return given maps, matrices A (d, d) or pairs (A, b), as (kind, text, [A b]).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one is no such map.
+    """
+    if isinstance(given, str | Tensor) or not isinstance(given, Sequence):
+        raise TypeError(f"maps: got {validation.describe(given)}, expected a sequence of matrices A or pairs (A, b)")
+    return [("given", f"maps[{i}]", read_affine(one, f"maps[{i}]", d)) for i, one in enumerate(given)]
+
+
+def tested(
+    net: nn.Module, x: Tensor, coordinates: Coordinates, maps: Sequence[Map], rtol: float | None
+) -> tuple[FiniteTest, ...]:
+    """Return the tests of maps on samples (N, d), without flips of pairs of which each is a symmetry by itself."""
+    before = outputs_of(net, x)
+    size = math.sqrt(2 * float((before - before.mean(0)).square().sum()) / len(x))
+    scaled = x / coordinates.spread
+    own = torch.cdist(scaled[:MAX_PROBES], scaled)
+    usual = float(own.fill_diagonal_(math.inf).min(1).values.median())
+    results: list[FiniteTest] = []
+    single: set[str] = set()
+    for kind, text, both in maps:
+        parts = text.split(" -> ")[0].split(", ")
+        if kind == "sign flip" and len(parts) == 2 and single.issuperset(parts):
+            continue
+        images = transformed(both, x)
+        change = math.sqrt(float((outputs_of(net, images) - before).square().sum()) / len(x)) / size
+        near = torch.cdist(images[:MAX_PROBES] / coordinates.spread, scaled).min(1).values
+        distance = float(near.median()) / max(usual, 1e-300)
+        verdict = "off the data" if distance > NEAR else _verdict(change, rtol)
+        if kind == "sign flip" and len(parts) == 1 and verdict in ("exact", "approximate"):
+            single.add(parts[0])
+        results.append(FiniteTest(kind, text, both, change, distance, verdict))
+    return tuple(results)
+
+
+def _verdict(change: float, rtol: float | None) -> str:
+    if change <= EXACT:
+        return "exact"
+    if change > (SMALL if rtol is None else WITHIN * rtol):
+        return "no"
+    return "approximate" if change <= SMALL else "undetermined"

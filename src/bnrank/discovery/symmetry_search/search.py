@@ -9,10 +9,9 @@ from torch import Tensor
 
 from bnrank._core import linalg, validation
 from bnrank.discovery.symmetry_search.fields import Coordinates, Family, SampledFields, affine, constant, read_family
-from bnrank.discovery.symmetry_search.finite import FiniteTest, candidates, given_maps, tested
 from bnrank.discovery.symmetry_search.pieces import Piece, Search, combination, named, translations
 from bnrank.discovery.symmetry_search.problem import Problem, Sample, read_problem
-from bnrank.discovery.symmetry_search.result import Symmetries
+from bnrank.discovery.symmetry_search.result import FiniteTest, Symmetries, candidates, given_maps, tested
 from bnrank.discovery.symmetry_search.spectrum import EXACT, Found, Gap, along_flows, find_fields, residual
 
 MAX_FIELDS = 3000
@@ -127,7 +126,7 @@ def symmetries(
     moves = given_maps(maps, len(given.names))
     pieces: list[Piece] = []
     empty = torch.zeros(0, dtype=torch.float64)
-    ignored = Found(Gap(), empty, empty[:, None], np.zeros(0), float("nan"), "none", "not searched", empty[:, None])
+    ignored = Found(Gap(), empty, empty[:, None], np.zeros(0, int), float("nan"), "none", "not searched", empty[:, None])
     inner, sample, held = given.where, given.sample, given.held_out
     if isinstance(fields, str):
         ignored, pieces, inner = _ignored(given)

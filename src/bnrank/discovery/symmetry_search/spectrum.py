@@ -29,8 +29,6 @@ WITHIN = 1.5  # times the relative error of f: a smaller change is not distingui
 FLOWS = 8  # random one-parameter groups
 INSIDE = 0.95  # fraction of the samples that are nearer to the mean than an image may be
 
-Array = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Gap:
@@ -91,7 +89,7 @@ class Found:
     gap: Gap
     values: Tensor
     vectors: Tensor
-    counts: Array
+    counts: NDArray[np.int64]
     held_out: float
     status: str
     reason: str
@@ -229,7 +227,7 @@ def _cross_validated(grams: Tensor, sizes: Tensor, q: int, count: int) -> float:
     return worst
 
 
-def _status(whole: Gap, smallest: float, counts: Array, held: float, rtol: float | None) -> tuple[str, str]:
+def _status(whole: Gap, smallest: float, counts: NDArray[np.int64], held: float, rtol: float | None) -> tuple[str, str]:
     agree = float(np.mean(counts == whole.count)) if len(counts) else 1.0
     reason = ""
     if not whole.count:
