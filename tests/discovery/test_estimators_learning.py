@@ -10,9 +10,8 @@ import torch
 from bnrank.discovery import BottleneckAutoencoder, BottleneckRegressor
 from bnrank.discovery.estimators import learning
 from bnrank.discovery.estimators.bottleneck import truncate
-from bnrank.discovery.estimators.counts import Count, standard_error
+from bnrank.discovery.estimators.counts import Count, best_linear, standard_error
 from bnrank.discovery.estimators.learning import Evidence, count_from, investigate, learn, rows_of
-from bnrank.discovery.estimators.linear import best_linear
 from bnrank.discovery.estimators.path import Fit, Path, budget_for, folds_of
 from bnrank.discovery.estimators.tables import Data
 from bnrank.networks import MLP

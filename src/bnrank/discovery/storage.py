@@ -15,12 +15,16 @@ from bnrank.networks.files import blueprint, build
 from bnrank.networks.mlp import MLP
 
 _DIMENSIONED = "Conv AvgPool MaxPool AdaptiveAvgPool AdaptiveMaxPool BatchNorm"
-_PLAIN = (
-    "Linear Flatten Unflatten ReLU LeakyReLU ReLU6 ELU CELU SELU GELU SiLU Mish Tanh Sigmoid Softplus Softsign "
-    "Hardtanh Hardswish Hardsigmoid LogSigmoid Softmax LogSoftmax PReLU LayerNorm GroupNorm"
+_UNITWISE = (
+    "ReLU LeakyReLU ReLU6 ELU CELU SELU GELU SiLU Mish Tanh Sigmoid Softplus Softsign Hardtanh Hardswish Hardsigmoid "
+    "LogSigmoid"
 )
-_NAMES = [*_PLAIN.split(), *(f"{name}{d}d" for name in _DIMENSIONED.split() for d in (1, 2, 3))]
+_NAMES = f"Linear Flatten Unflatten {_UNITWISE} Softmax LogSoftmax PReLU LayerNorm GroupNorm".split()
+_NAMES += [f"{name}{d}d" for name in _DIMENSIONED.split() for d in (1, 2, 3)]
 _LAYERS = {name: getattr(nn, name) for name in _NAMES}
+ACTIVATIONS = tuple(_LAYERS[name] for name in _UNITWISE.split())
+"""Activations that act on every entry alike, without parameters."""
+POOLING = tuple(layer for name, layer in _LAYERS.items() if "Pool" in name)
 
 
 def plain_array(value: Any, name: str) -> Any:

@@ -9,16 +9,7 @@ from torch import Tensor, nn
 from bnrank._core import linalg, text
 from bnrank._core.results import Printed
 from bnrank.discovery.compression.judging import Parted, outputs
-from bnrank.discovery.compression.parts import (
-    Latency,
-    Parts,
-    latency,
-    like,
-    lipschitz,
-    multiply_adds,
-    parameters,
-    trace,
-)
+from bnrank.discovery.compression.parts import Latency, Parts, flow, latency, like, lipschitz, multiply_adds, parameters
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.functional import Functional, unwrap
 
@@ -334,7 +325,7 @@ def _ranks(parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor) -> tu
     if parts is None:
         return None, None
     with torch.no_grad():
-        values = trace(parts, sample.double() if sample.is_floating_point() else sample)
+        values = flow(parts, sample.double() if sample.is_floating_point() else sample)
     upper = min(value[0].numel() for value in values)
     entries = values[0][0].numel() * values[-1][0].numel()
     points = min(MAX_POINTS, len(x), int(MAX_ENTRIES / max(entries, 1)))

@@ -231,7 +231,7 @@ def equivariant_fit(parts: Sequence[nn.Module], z1: Tensor, z2: Tensor) -> Affin
     f1, f2 = (torch.fft.fftn(z - m, dim=axes, norm="ortho").flatten(2) for z, m in ((z1, mean1), (z2, mean2)))
     basis = torch.eye(math.prod(image), dtype=torch.float64).reshape(-1, *image)
     waves = torch.fft.fftn(basis.to(z1.device), dim=tuple(range(1, basis.ndim)), norm="ortho").flatten(1)
-    n, scale = len(z1), math.sqrt(len(z1))
+    n, scale, root = len(z1), math.sqrt(len(z1)), math.sqrt(2)
     largest = float(f1.abs().square().sum(0).max())
     found: list[tuple[float, Tensor, Tensor]] = []  # power, row and column
     for w, mirror in _half(image):
@@ -248,8 +248,12 @@ def equivariant_fit(parts: Sequence[nn.Module], z1: Tensor, z2: Tensor) -> Affin
                 continue
             reading = m @ vh[i].conj() / s[i] * scale  # t = a @ reading has mean square 1
             writing = vh[i] * s[i] / scale
-            parts_ = _real(torch.kron(reading, wave), torch.kron(writing, wave.conj()), w == mirror)
-            found += [(float(s[i] ** 2), row, column) for row, column in parts_]
+            row, column, power = torch.kron(reading, wave), torch.kron(writing, wave.conj()), float(s[i] ** 2)
+            if w == mirror:
+                found.append((power, row.real, column.real))
+            else:  # with its conjugate at -w
+                found.append((power, root * row.real, root * column.real))
+                found.append((power, root * row.imag, -root * column.imag))
     if not found:
         return None
     powers, rows, columns = zip(*sorted(found, key=lambda one: -one[0]), strict=True)
@@ -260,14 +264,6 @@ def equivariant_fit(parts: Sequence[nn.Module], z1: Tensor, z2: Tensor) -> Affin
         mean2.expand(1, -1, *image).flatten(),
         (linalg.tails(torch.tensor(powers, dtype=torch.float64).sqrt()) / n).sqrt(),
     )
-
-
-def _real(reading: Tensor, writing: Tensor, alone: bool) -> list[tuple[Tensor, Tensor]]:
-    """Return the real readings and writings of a component at w and its conjugate at -w."""
-    if alone:
-        return [(reading.real, writing.real)]
-    root = math.sqrt(2)
-    return [(root * reading.real, root * writing.real), (root * reading.imag, -root * writing.imag)]
 
 
 def _half(image: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import validation
-from bnrank.discovery.compression.parts import LINEAR, Parts, is_linear, run, trace
+from bnrank.discovery.compression.parts import LINEAR, Parts, flow, is_linear, run
 from bnrank.discovery.storage import plain_array
 from bnrank.networks import Segment
 from bnrank.networks.functional import Functional, example
@@ -191,7 +191,7 @@ def affordable(net: nn.Module, found: list[Segment], x: Tensor, max_samples: int
     entries = 1
     with torch.no_grad():
         for segment in found:
-            values = trace(segment.parts, entering(net, segment.name, x[:2]))
+            values = flow(segment.parts, entering(net, segment.name, x[:2]))
             entries = max(entries, sum(value[0].numel() for value in values))
     return min(max_samples, max(64, int(MAX_ENTRIES / entries)))
 
@@ -294,7 +294,7 @@ class Judge:
         """Return the input of the segment and the output of each part, on the samples of the fits."""
         if self._trace is None or self._trace[0] is not parts:
             with torch.no_grad():
-                self._trace = parts, trace(parts, self.x)
+                self._trace = parts, flow(parts, self.x)
         return self._trace[1]
 
 

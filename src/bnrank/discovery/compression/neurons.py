@@ -11,14 +11,9 @@ from torch import Tensor, nn
 from bnrank.discovery.compression.fits import with_weight
 from bnrank.discovery.compression.judging import Judge
 from bnrank.discovery.compression.parts import CONVOLUTIONS, Counts, Parts, cheapest, neighbors, pads_of, run, share
+from bnrank.discovery.storage import ACTIVATIONS, POOLING
 from bnrank.theory.cost.pruning import prune
 
-_UNITWISE = (
-    "ReLU LeakyReLU ReLU6 ELU CELU SELU GELU SiLU Mish Tanh Sigmoid Softplus Softsign Hardtanh Hardswish Hardsigmoid "
-    "LogSigmoid"
-)
-_POOLS = [f"{kind}Pool{d}d" for kind in ("Avg", "Max", "AdaptiveAvg", "AdaptiveMax") for d in (1, 2, 3)]
-ACTIVATIONS, POOLING = (tuple(getattr(nn, name) for name in names) for names in (_UNITWISE.split(), _POOLS))
 PRUNABLE = (nn.Linear, nn.ReLU, nn.LeakyReLU)
 RIDGE = 1e-8  # of a unit's squared size, in least squares between units
 FLOOR = 1e-14  # of the initial squared size, below which float64 resolves no difference
@@ -37,8 +32,6 @@ class Ranking:
     tails : Tensor
         (units + 1,): root mean square change of the output, to first order, when only the first m = 0, 1, ... are kept
         and the others are written as linear in them.
-    constant : bool
-        Whether constants can be moved into the reader's bias.
     price : float
         Cost of a unit, its weights and those that read it, see
         :func:`~bnrank.discovery.compression.parts.share`.
@@ -48,7 +41,6 @@ class Ranking:
     reader: int
     order: Tensor
     tails: Tensor
-    constant: bool
     price: float
 
 
@@ -64,15 +56,14 @@ def rankings(judge: Judge, parts: tuple[Any, ...], whole: Counts) -> list[Rankin
         rows = unit_rows(parts, i, j, values[i + 1], values[j])
         if rows is None or j not in metrics:
             continue
-        constant = takes_constants(parts[j])
         weight = by_unit(parts[j], rows.shape[1])  # (out, units, places)
         seen = torch.einsum("po,ouk->upk", metrics[j], weight).flatten(1)
-        order, squares = _forward_selection(rows - rows.mean(0) if constant else rows, seen @ seen.T)
+        order, squares = _forward_selection(rows - rows.mean(0) if takes_constants(parts[j]) else rows, seen @ seen.T)
         part, reader, units = parts[i], parts[j], len(order)
         own, read = part.weight[0].numel(), reader.weight.numel() / units
         work = own * values[i + 1][0].numel() / units + read * values[j + 1][0].numel() / len(reader.weight)
         price = share((own + read + (part.bias is not None), work, 0), whole)
-        found.append(Ranking(i, j, order, (squares / len(rows)).clamp(min=0).sqrt(), constant, price))
+        found.append(Ranking(i, j, order, (squares / len(rows)).clamp(min=0).sqrt(), price))
     return found
 
 
@@ -111,13 +102,13 @@ def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], scale: float
             present = unit_rows(new, i, j, given, run(new[i + 1 : j], given))
             assert target is not None
             assert present is not None
-            new[i], new[j] = slim, _rewritten(new[j], target, present, ranking.constant)
+            new[i], new[j] = slim, _rewritten(new[j], target, present)
     return tuple(new), kept
 
 
-def _rewritten(reader: Any, target: Tensor, present: Tensor, constant: bool) -> Any:
+def _rewritten(reader: Any, target: Tensor, present: Tensor) -> Any:
     """Return the reader for inputs ``present``, of which its original input ``target`` is nearly a linear function."""
-    shift = target.mean(0), present.mean(0)
+    shift, constant = (target.mean(0), present.mean(0)), takes_constants(reader)
     a, b = (present - shift[1], target - shift[0]) if constant else (present, target)
     gram = a.T @ a
     gram.diagonal().mul_(1 + RIDGE).add_(torch.finfo(gram.dtype).tiny)

@@ -55,7 +55,7 @@ def run(parts: Sequence[nn.Module], x: Tensor) -> Tensor:
     return x
 
 
-def trace(parts: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+def flow(parts: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     """Return x and the output of each part, one tensor more than there are parts."""
     return list(itertools.accumulate(parts, lambda value, part: run([part], value), initial=x))
 

@@ -19,7 +19,6 @@ from bnrank._core import store, validation
 from bnrank.discovery.estimators import learning, summary
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, sensitivity
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
-from bnrank.discovery.estimators.learning import Evidence, Model
 from bnrank.discovery.estimators.path import FEW, Budget, budget_for
 from bnrank.discovery.estimators.tables import Data, Scaling, constant_columns, read_table
 from bnrank.networks.mlp import MLP, from_layers
@@ -156,12 +155,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             if not is_better(evidence.errors[wanted], evidence.errors[0]):
                 reason += "; but nothing was found: on held-out rows they predict no better than the mean"
             known = Count(wanted, (wanted, wanted), float("nan"), False, reason)
-        self._describe(x, scaling, data, evidence, model, known or count)
-
-    def _describe(
-        self, x: np.ndarray, scaling: Scaling, data: Data, evidence: Evidence, model: Model, count: Count
-    ) -> None:
-        k = evidence.number
+        count, k = known or count, evidence.number
         self.model_ = evidence.kind
         self.n_components_ = self._n_features_out = k
         self.n_components_interval_ = count.interval
@@ -192,7 +186,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.input_spectrum_ = InputDirections(model.network, inputs).spectrum
         self.notes_ = tuple(self._notes(x, data))
         if evidence.kind == "constant":
-            warnings.warn(f"{type(self).__name__}: {count.reason}", NothingFoundWarning, stacklevel=4)
+            warnings.warn(f"{type(self).__name__}: {count.reason}", NothingFoundWarning, stacklevel=3)
 
     def _notes(self, x: np.ndarray, data: Data) -> Iterator[str]:
         """Yield remarks on the table, and what cannot be concluded."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank.discovery.estimators.linear import sample_losses
+from bnrank.discovery.estimators.counts import sample_losses
 from bnrank.discovery.estimators.tables import layers_of
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.mlp import MLP, from_layers

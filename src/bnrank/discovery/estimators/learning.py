@@ -8,8 +8,7 @@ from torch import nn
 
 from bnrank.discovery.estimators import counts
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, project, truncate
-from bnrank.discovery.estimators.counts import Count, Trial
-from bnrank.discovery.estimators.linear import LinearFit, best_linear, linear_map, sample_losses
+from bnrank.discovery.estimators.counts import Count, LinearFit, Trial, best_linear, linear_map, sample_losses
 from bnrank.discovery.estimators.path import MAX_ROWS, Budget, Fit, Path, explore, finished, folds_of, train_members
 from bnrank.discovery.estimators.tables import Data, apart
 from bnrank.networks.mlp import MLP, from_layers

@@ -51,8 +51,7 @@ def read_table(estimator: Any, x: Any, *, reset: bool) -> np.ndarray:
         If entries are missing, infinite or categorical (the columns are named), or the shape does not fit.
     """
     refuse_tables_by_name(x, "X")
-    minimum = 2 if reset else 1
-    return validate_data(estimator, x, reset=reset, dtype=np.float64, ensure_min_samples=minimum)
+    return validate_data(estimator, x, reset=reset, dtype=np.float64, ensure_min_samples=2 if reset else 1)
 
 
 def refuse_tables_by_name(table: Any, argument: str) -> None:
@@ -244,9 +243,7 @@ class Data:
 def apart(data: Data, out: np.ndarray) -> tuple[Data, Data]:
     """Return the training rows and the held-out ones, both less the mean output of the former."""
     known, held_out = data.rows(~out), data.rows(out)
-    if data.classes:
-        return known, held_out
-    mean = known.y.mean(axis=0)
+    mean = 0 if data.classes else known.y.mean(axis=0)
     return replace(known, y=known.y - mean), replace(held_out, y=held_out.y - mean)
 
 

@@ -68,8 +68,6 @@ class Coordinates:
         Fields of the quotient are written in x without a part along these directions, in the metric of standardized
         columns.
         """
-        if ignored.shape[1] == 0:
-            return self
         rest = torch.linalg.qr(ignored, mode="complete")[0][:, ignored.shape[1] :]
         gone = torch.cat([self.divided_out, self.out @ ignored], 1)
         out = _across(self.out @ rest, gone, self.spread) * self.spread[:, None]
@@ -96,8 +94,6 @@ def in_units(fields: Tensor, units: Tensor) -> Tensor:
 def _across(vectors: Tensor, directions: Tensor, units: Tensor) -> Tensor:
     """Return vectors of x, the columns of (d, n), in units (d,), less their part along directions (d, m)."""
     scaled = vectors / units[:, None]
-    if not directions.shape[1]:
-        return scaled
     along = torch.linalg.qr(directions / units[:, None])[0]
     return scaled - along @ (along.T @ scaled)
 
@@ -211,38 +207,28 @@ class SampledFields:
 Family = AffineFields | SampledFields
 
 
-def brackets(fields: Tensor) -> Tensor:
-    """Return [v_a, v_b] for a < b, (k (k - 1) / 2, q, q + 1), of fields z -> A z + b, (k, q, q + 1).
-
-    With [A b] extended by a row of zeros it is the commutator of matrices. At most 2000 random pairs are used.
-
-    Examples
-    --------
-    >>> turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]])
-    >>> along = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
-    >>> brackets(torch.stack([turn, along])).tolist()                     # the translation along the other axis
-    [[[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
-    """
-    k, q = fields.shape[:2]
-    square = torch.nn.functional.pad(fields, (0, 0, 0, 1))
-    first, second = torch.triu_indices(k, k, 1)
-    if len(first) > MAX_PAIRS:
-        drawn = torch.randperm(len(first), generator=torch.Generator().manual_seed(0))[:MAX_PAIRS]
-        first, second = first[drawn], second[drawn]
-    return (square[first] @ square[second] - square[second] @ square[first])[:, :q]
-
-
 def bracket_defect(family: Family, vectors: Tensor) -> float:
     """Return ||part of the brackets outside the span|| / ||brackets||, root mean square over all pairs of fields.
 
-    0 for a Lie algebra; sqrt(1 - k / p) on average for k random fields of p. The denominator is at least that of random
-    fields, sqrt(2 / q) per pair of unit fields. NaN for fewer than two fields, for translations, whose brackets vanish,
-    and for fields that are not affine.
+    With [A b] extended by a row of zeros the bracket of two fields z -> A z + b is the commutator of their matrices. At
+    most 2000 random pairs are used. 0 for a Lie algebra; sqrt(1 - k / p) on average for k random fields of p. The
+    denominator is at least that of random fields, sqrt(2 / q) per pair of unit fields. NaN for fewer than two fields,
+    for translations, whose brackets vanish, and for fields that are not affine.
+
+    Examples
+    --------
+    >>> bracket_defect(affine(2), torch.eye(6, dtype=torch.float64)[[1, 3]])         # dx = y and dy = x: no algebra
+    1.0
     """
     if not isinstance(family, AffineFields) or len(vectors) < 2 or family.constant:
         return math.nan
     fields = family.combined(vectors)
-    found = brackets(fields).flatten(1)
+    square = torch.nn.functional.pad(fields, (0, 0, 0, 1))
+    first, second = torch.triu_indices(len(fields), len(fields), 1)
+    if len(first) > MAX_PAIRS:
+        drawn = torch.randperm(len(first), generator=torch.Generator().manual_seed(0))[:MAX_PAIRS]
+        first, second = first[drawn], second[drawn]
+    found = (square[first] @ square[second] - square[second] @ square[first])[:, :-1].flatten(1)
     span = torch.linalg.qr(fields.flatten(1).T)[0]
     size = max(float(found.norm()), math.sqrt(2 * len(found) / fields.shape[1]))
     return float((found - (found @ span) @ span.T).norm()) / size

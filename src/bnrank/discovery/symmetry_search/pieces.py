@@ -326,7 +326,9 @@ def _lengths(fields: Tensor, center: Tensor, search: Search) -> Tensor | None:
 
 def _turning(fields: Tensor, name: str, metric: Tensor, fixed: Point, search: Search) -> tuple[list[Piece], Tensor]:
     """Return the rotations about a point, in a metric (q, q), in the span of the fields."""
-    root, inverse = _roots(metric)
+    values, vectors = torch.linalg.eigh(metric)
+    sizes = values.clamp(min=1e-300).sqrt()
+    root, inverse = (vectors * sizes) @ vectors.T, (vectors / sizes) @ vectors.T
     (point, center), where = fixed, search.coordinates
     turns = inverse @ planes(torch.eye(len(root), dtype=root.dtype)) @ root
     ideal = algebra.common(fields, algebra.about(turns, point), search.bar)
@@ -354,12 +356,6 @@ def _turning(fields: Tensor, name: str, metric: Tensor, fixed: Point, search: Se
     left, sizes, _ = torch.linalg.svd(lift @ algebra.casimir(matrices) / units[:, None], full_matrices=False)
     turned = left[:, sizes > 1e-3 * sizes[0]] * units[:, None]
     return [Piece("rotation", text, written, search.residual(ideal), turned, center, name)], ideal
-
-
-def _roots(metric: Tensor) -> tuple[Tensor, Tensor]:
-    values, vectors = torch.linalg.eigh(metric)
-    root = values.clamp(min=1e-300).sqrt()
-    return (vectors * root) @ vectors.T, (vectors / root) @ vectors.T
 
 
 def _ellipsoid(space: Tensor, names: Sequence[str], units: Tensor) -> str:

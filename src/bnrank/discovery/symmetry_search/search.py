@@ -125,8 +125,8 @@ def symmetries(
     family = read_family(fields, given.where, given.sample.x)
     moves = given_maps(maps, len(given.names))
     pieces: list[Piece] = []
-    empty = torch.zeros(0, dtype=torch.float64)
-    ignored = Found(Gap(), empty, empty[:, None], np.zeros(0, int), float("nan"), "none", "not searched", empty[:, None])
+    empty, unsampled = torch.zeros(0, dtype=torch.float64), np.zeros(0, int)
+    ignored = Found(Gap(), empty, empty[:, None], unsampled, float("nan"), "none", "not searched", empty[:, None])
     inner, sample, held = given.where, given.sample, given.held_out
     if isinstance(fields, str):
         ignored, pieces, inner = _ignored(given)

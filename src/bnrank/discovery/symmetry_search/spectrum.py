@@ -288,22 +288,12 @@ def moved(x: Tensor, field: Tensor) -> Tensor:
     return transformed(flow, x)
 
 
-def shuffled(net: nn.Module, tested: Sample, directions: Tensor, values: Tensor, generator: torch.Generator) -> float:
-    """Return the change of f when coordinates ``values`` (N, m) along ``directions`` (d, m) go to other samples.
-
-    Directions along each of which f changes little can matter much together; this moves along all.
-    """
-    order = torch.randperm(len(values), generator=generator)
-    before = outputs_of(net, tested.x)
-    after = outputs_of(net, tested.x + (values[order] - values) @ directions.T)
-    return float((after - before).norm() / (before - before.mean(0)).norm()) / 2**0.5
-
-
 def along_flows(found: Found, family: Family, where: Coordinates, tested: Sample, given: Problem) -> Found:
     """Return approximate symmetries along which f changes by no more than 1.5 times its error when samples move.
 
     Samples move along random fields of the span found, for as long as an average sample takes to move by one standard
-    deviation of the data. Coordinates along ignored directions are shuffled among samples. Unlike derivatives, this
+    deviation of the data. Coordinates along ignored directions are shuffled among samples: directions along each of
+    which f changes little can matter much together. Unlike derivatives, this
     compares values of f, and so with its error. Fields below a gap that does not count are tested as well: where f
     stays within its error, the answer is "undetermined", not "none".
     """
@@ -315,7 +305,10 @@ def along_flows(found: Found, family: Family, where: Coordinates, tested: Sample
     generator = torch.Generator().manual_seed(given.seed)
     if family.constant:
         directions = family.combined(vectors)[..., -1].T
-        largest = shuffled(net, tested, where.out @ directions, tested.z @ directions, generator)
+        values, before = tested.z @ directions, outputs_of(net, tested.x)
+        order = torch.randperm(len(values), generator=generator)
+        after = outputs_of(net, tested.x + (values[order] - values) @ (where.out @ directions).T)
+        largest = float((after - before).norm() / (before - before.mean(0)).norm()) / 2**0.5
         words = f"shuffling these coordinates among samples changes f by {largest:.2g}; its error is {rtol:.2g}"
     else:
         weights = torch.randn(FLOWS, len(vectors), generator=generator, dtype=torch.float64)
