@@ -354,7 +354,4 @@ def tuned(judge: Judge, parts: Parts, steps: int) -> tuple[Parts, float]:
             best, change, idle = tuple(copy.deepcopy(part) for part in work), found, 0
         if idle >= PATIENCE:
             break
-    for part in best:
-        for p in part.parameters():
-            p.grad = None
     return best, change

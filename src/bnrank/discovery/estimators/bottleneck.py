@@ -165,7 +165,10 @@ def coordinates_of(net: MLP, x: Tensor, layer: int, k: int) -> Coordinates:
     z = (values - origin) @ down.T
     strength, axes = torch.linalg.eigh(_mean_gram(decoder(up), z))
     axes = axes.flip(1)
-    axes = axes * _signs(z @ axes, x)
+    turned = z @ axes
+    covariance = (turned - turned.mean(0)).T @ ((x - x.mean(0)) / x.std(0).clamp_min(1e-12))
+    strongest = covariance.gather(1, covariance.abs().argmax(1, keepdim=True)).squeeze(1)
+    axes = axes * torch.where(strongest < 0, -1.0, 1.0).to(z.dtype)
     encoder = from_layers(
         [*weights[: layer - 1], axes.T @ down @ weights[layer - 1]],
         [*biases[: layer - 1], axes.T @ down @ (biases[layer - 1] - origin)],
@@ -200,12 +203,6 @@ def _mean_gram(net: MLP, x: Tensor) -> Tensor:
 
 def _some(x: Tensor) -> Tensor:
     return x[:: max(1, len(x) // GRADIENT_ROWS)]
-
-
-def _signs(z: Tensor, x: Tensor) -> Tensor:
-    covariance = (z - z.mean(0)).T @ ((x - x.mean(0)) / x.std(0).clamp_min(1e-12))
-    strongest = covariance.gather(1, covariance.abs().argmax(1, keepdim=True)).squeeze(1)
-    return torch.where(strongest < 0, -1.0, 1.0).to(z.dtype)
 
 
 class InputDirections:

@@ -18,7 +18,7 @@ from bnrank.discovery.estimators.base import BottleneckEstimator, voice
 from bnrank.discovery.estimators.counts import Count
 from bnrank.discovery.estimators.tables import Data, constant_columns, names_of, refuse_tables_by_name, scaling_of
 
-NO_TARGET = "y: got None, expected {}; this estimator requires y to be passed, but the target y is None"
+NO_TARGET = "this estimator requires y to be passed, but the target y is None"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -116,7 +116,10 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
         """Fit to inputs (N, d_in) and outputs (N, d_out) or (N,)."""
         x = self._begin(X)
         validation.choice(self.outputs, "outputs", ["auto", "jointly", "each"])
-        values = _read_outputs(y)
+        validation.expect(y is not None, "y", "None", f"outputs; {NO_TARGET}")
+        refuse_tables_by_name(y, "y")
+        values = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        validation.expect(values.ndim in (1, 2), "y", f"shape {values.shape}", "(N, d_out) or (N,)")
         check_consistent_length(x, values)
         self._one_dimensional = values.ndim == 1
         table = values.reshape(len(x), -1)
@@ -137,15 +140,6 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
 
     def _shape(self, outputs: np.ndarray) -> np.ndarray:
         return outputs.ravel() if self._one_dimensional else outputs
-
-
-def _read_outputs(y: Any) -> np.ndarray:
-    if y is None:
-        raise ValueError(NO_TARGET.format("outputs"))
-    refuse_tables_by_name(y, "y")
-    values = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
-    validation.expect(values.ndim in (1, 2), "y", f"shape {values.shape}", "(N, d_out) or (N,)")
-    return values
 
 
 class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
@@ -184,8 +178,7 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to inputs (N, d_in) and classes (N,)."""
         x = self._begin(X)
-        if y is None:
-            raise ValueError(NO_TARGET.format("classes"))
+        validation.expect(y is not None, "y", "None", f"classes; {NO_TARGET}")
         missing = int(pd.isna(np.asarray(y, dtype=object).ravel()).sum())
         validation.expect(not missing, "y", f"missing values (NaN) ({missing} of {len(x)} rows)", "a class each")
         labels = column_or_1d(y, warn=True)
@@ -216,7 +209,8 @@ class BottleneckClassifier(ClassifierMixin, BottleneckEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of every row, (N,)."""
-        return self.classes_[self._outputs(X).argmax(axis=1)]
+        places = self._outputs(X).argmax(axis=1)
+        return self.classes_[places]
 
 
 class BottleneckAutoencoder(BottleneckEstimator):

@@ -129,7 +129,13 @@ def symmetries(
     ignored = Found(Gap(), empty, empty[:, None], unsampled, float("nan"), "none", "not searched", empty[:, None])
     inner, sample, held = given.where, given.sample, given.held_out
     if isinstance(fields, str):
-        ignored, pieces, inner = _ignored(given)
+        constants = constant(inner.dimension)
+        ignored = along_flows(find_fields(sample, constants, given), constants, inner, held, given)
+        if len(ignored.vectors):
+            directions = constants.combined(ignored.vectors)[..., -1].T
+            worst, exact = residual(held, constants, ignored.vectors), ignored.status == "exact"
+            pieces = translations(inner.out @ directions, worst, given.names, inner.spread, exact)
+            inner = inner.without(directions)
         sample, held = (part.within(given.where, inner) for part in (sample, held))
         family = affine(inner.dimension)
     got = f"{len(family)} fields of {inner.dimension} coordinates"
@@ -170,19 +176,6 @@ def symmetries(
         samples=len(given.sample),
         names=given.names,
     )
-
-
-def _ignored(given: Problem) -> tuple[Found, list[Piece], Coordinates]:
-    """Return the directions that f ignores, and the coordinates of the quotient by them."""
-    where = given.where
-    constants = constant(where.dimension)
-    found = along_flows(find_fields(given.sample, constants, given), constants, where, given.held_out, given)
-    if not len(found.vectors):
-        return found, [], where
-    directions = constants.combined(found.vectors)[..., -1].T
-    worst = residual(given.held_out, constants, found.vectors)
-    pieces = translations(where.out @ directions, worst, given.names, where.spread, found.status == "exact")
-    return found, pieces, where.without(directions)
 
 
 def _pieces(found: Found, family: Family, inner: Coordinates, held: Sample, names: Sequence[str]) -> list[Piece]:
