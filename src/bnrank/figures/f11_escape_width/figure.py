@@ -99,13 +99,10 @@ def claims(data: xr.Dataset) -> tuple[Claim, ...]:
     share, low, high = (found[name].to_numpy() for name in ("share", "low", "high"))
     text = f"{', '.join(f'{s:.2f}' for s in share)} at widths {', '.join(map(str, found.index))}"
     fastest = max(data.speed.max(), data.settled.max())
+    rises = (high[1:] >= low[:-1]).all() and low[-1] > high[0]
+    expected = "no fall beyond the 95 percent intervals, and those of the ends apart"
     return (
-        is_true(
-            "the share of runs faster than rank one rises with width",
-            (high[1:] >= low[:-1]).all() and low[-1] > high[0],
-            text,
-            "no fall beyond the 95 percent intervals, and those of the ends apart",
-        ),
+        is_true("the share of runs faster than rank one rises with width", rises, text, expected),
         at_least("nearly all runs are faster at the largest width", share[-1], 0.9),
         at_most("narrow networks rarely find it", share[0], 0.2, note=" at the smallest width"),
         near("no run is faster than the optimum of T40, and the best run attains it", fastest, OPTIMAL, TOLERANCE),

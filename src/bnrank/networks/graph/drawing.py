@@ -52,13 +52,13 @@ def draw_operations(nodes: Sequence[Node], output: str, axes: Any = None) -> Axe
     ax: Axes = canvas.axes_for(axes, (1, 1), layout.size)[0]
     wide, tall = layout.wide, layout.tall
     given: dict[str, Any] = {"ha": "center", "rotation": 90 if layout.upright else 0, "zorder": 4}
-    shape: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.06", "edgecolor": "0.25", "linewidth": 0.8}
+    outline: dict[str, Any] = {"edgecolor": "0.25", "linewidth": 0.8}
     for node in nodes:
         for name in dict.fromkeys(node.inputs):
             _connect(ax, layout, name, node.name)
         x, y = layout.place(node.name)
-        corner = (x - wide / 2, y - tall / 2)
-        ax.add_patch(FancyBboxPatch(corner, wide, tall, facecolor=_KINDS[node.op][0], zorder=3, **shape))
+        style: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.06", "facecolor": _KINDS[node.op][0]}
+        ax.add_patch(FancyBboxPatch((x - wide / 2, y - tall / 2), wide, tall, zorder=3, **style, **outline))
         letters = "white" if node.op in _WHITE else "black"
         ax.text(x, y, layout.labels[node.name], va="center", size=8, color=letters, linespacing=1.05, **given)
         if node.name == output or node.op not in ("activation", "add", "diagonal"):
@@ -67,8 +67,7 @@ def draw_operations(nodes: Sequence[Node], output: str, axes: Any = None) -> Axe
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
     ax.set_axis_off()
     if layout.kinds:
-        colors = [(color, name) for color, name in (_KINDS[op] for op in layout.kinds)]
-        handles = [Patch(facecolor=color, edgecolor="0.25", linewidth=0.8, label=name) for color, name in colors]
+        handles = [Patch(facecolor=_KINDS[op][0], label=_KINDS[op][1], **outline) for op in layout.kinds]
         ax.legend(handles=handles, ncols=layout.abreast, frameon=False, fontsize=8, loc="lower left", borderaxespad=0.0)
     return ax
 

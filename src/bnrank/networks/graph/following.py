@@ -112,9 +112,9 @@ class Follower(TorchFunctionMode):
             return run(*args, **kwargs)
         if id(module) not in self.places:
             if any(True for _ in module.parameters()):
+                kind, advice = type(module).__name__, "keep it as an attribute, or in a ModuleList"
                 raise RefusedError(
-                    f"net: forward calls a {type(module).__name__} that is not registered as a submodule{where()}; "
-                    "keep it as an attribute, or in a ModuleList"
+                    f"net: forward calls a {kind} that is not registered as a submodule{where()}; {advice}"
                 )
             self.places[id(module)] = ""
             self.made.append(module.eval())
@@ -135,10 +135,9 @@ class Follower(TorchFunctionMode):
                 f"net: control flow or a number depends on the data{where()}; one graph must hold for every input: "
                 "take the decision outside the module, or write it with activations"
             )
-        if names := sorted({name for v in held for name in v.sources}):
-            raise RefusedError(
-                f"net: a number is taken out of {', '.join(names)}{where()}; no gradient would flow to it"
-            )
+        names = ", ".join(sorted({name for v in held for name in v.sources}))
+        if names:
+            raise RefusedError(f"net: a number is taken out of {names}{where()}; no gradient would flow to it")
 
     def _value(self, tensor: Tensor) -> Value:
         """Return the value of a tensor; one that was not seen before is a parameter or a fixed tensor."""
@@ -200,10 +199,8 @@ class Follower(TorchFunctionMode):
                 what = "a buffer, or a tensor that does not come from its input,"
             else:
                 continue
-            raise RefusedError(
-                f"net: forward changes {what} in place, by {name}{where()}; expected a forward that writes only to "
-                "what it computed"
-            )
+            only = "expected a forward that writes only to what it computed"
+            raise RefusedError(f"net: forward changes {what} in place, by {name}{where()}; {only}")
 
     def _read(self, call: Call, place: str) -> Any:
         """Add the nodes of an operation, verified, or else one that is outside."""

@@ -10,17 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank.networks import reasons
-from bnrank.networks.graph.values import (
-    MIXES,
-    NO_SAMPLES,
-    Call,
-    Emit,
-    UnreadError,
-    Value,
-    expect,
-    reorder,
-    same_order,
-)
+from bnrank.networks.graph.values import MIXES, NO_SAMPLES, Call, Emit, UnreadError, Value, expect, reorder, same_order
 
 _INDEX = """
 flatten unflatten ravel reshape reshapeas view viewas permute transpose swapaxes swapdims movedim moveaxis t mt h mh

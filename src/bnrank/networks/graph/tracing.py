@@ -193,10 +193,8 @@ def _verify(net: nn.Module, x: Tensor, follower: Follower, output: Value) -> Non
             found = torch.autograd.grad((weights * output.tensor).sum(), held, materialize_grads=True)
     wrong = [name for name, a, b in zip(names, wanted, found, strict=True) if not agree(b, a.cpu())]
     if wrong:
-        raise ValueError(
-            f"net: the gradient of {', '.join(wrong[:3])} is not that of the graph of {type(net).__name__}; "
-            "backward hooks change it, remove them"
-        )
+        graph = f"the graph of {type(net).__name__}; backward hooks change it, remove them"
+        raise ValueError(f"net: the gradient of {', '.join(wrong[:3])} is not that of {graph}")
 
 
 def _check_training(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
@@ -251,18 +249,15 @@ def _check(net: nn.Module) -> None:
     for name, sub in net.named_modules():
         place = f"{name!r} ({type(sub).__name__})" if name else type(sub).__name__
         if isinstance(sub, nn.RNNBase | nn.RNNCellBase):
-            raise ValueError(
-                f"net: {place} is recurrent, its weights act once per time step; expected a feedforward module"
-            )
+            recurrent = "recurrent, its weights act once per time step; expected a feedforward module"
+            raise ValueError(f"net: {place} is {recurrent}")
         if isinstance(sub, torch.jit.ScriptModule):
             raise ValueError(f"net: {place} is scripted, which cannot be followed; pass the original module")
     arguments = inspect.signature(net.forward).parameters.values()
     needed = [p.name for p in arguments if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if len(needed) > 1:
-        raise ValueError(
-            f"net: the forward of {type(net).__name__} needs {len(needed)} arguments ({', '.join(needed)}), "
-            "expected one tensor; wrap it in a module that fixes the others"
-        )
+        needs, advice = f"{len(needed)} arguments ({', '.join(needed)})", "wrap it in a module that fixes the others"
+        raise ValueError(f"net: the forward of {type(net).__name__} needs {needs}, expected one tensor; {advice}")
 
 
 def _copy(net: nn.Module, training: bool) -> nn.Module:
