@@ -33,8 +33,36 @@ class Forms:
         self._ends = np.cumsum([0, *self.sizes])
         self._scratch = Scratch()
         squares = [q for q in self.quantities if q.kind != "matrix"]  # a matrix needs products
-        self._short = _Sums(squares, [])
-        self._all = _Sums(squares, self.quantities)
+        self._squares = len(squares)
+        wanted = [(q, True) for q in squares] + [(q, False) for q in self.quantities]  # in - out, then in + out
+        ends = np.cumsum([0, *(1 if q.kind == "layer" else q.size for q, _ in wanted)])
+        self._parts = [slice(i, j) for i, j in itertools.pairwise(ends.tolist())]
+        lengths: dict[tuple[str, int], dict[int, int]] = {}  # of the sums needed: by parameter and groups, by axis
+        for piece in (piece for q, _ in wanted for term in q.terms for piece in term.pieces):
+            rows, columns = (*piece.shape, 1)[:2]
+            along = {0: rows, 1: columns * piece.groups, -1: math.prod(piece.shape)}
+            lengths.setdefault((piece.parameter, piece.groups), {})[piece.axis] = along[piece.axis]
+        self._places: dict[tuple[str, int], dict[int, slice]] = {key: {} for key in lengths}
+        width = 0
+        for key, axes in lengths.items():
+            for axis, length in axes.items():
+                self._places[key][axis] = slice(width, width + length)
+                width += length
+        self._matrix = self._put_together(wanted, (int(ends[-1]), width))
+
+    def _put_together(self, wanted: Sequence[tuple[Conserved, bool]], shape: tuple[int, int]) -> csr_array:
+        rows, columns, values = [np.zeros(0, int)], [np.zeros(0, int)], [np.zeros(0)]
+        for (q, is_signed), part in zip(wanted, self._parts, strict=True):
+            for term in q.terms:
+                for piece in term.pieces:
+                    # one piece alone covers all places in order
+                    members = np.arange(len(piece.channels)) if len(term.pieces) == 1 else piece.members
+                    members = np.zeros_like(members) if q.kind == "layer" else members
+                    start = self._places[piece.parameter, piece.groups][piece.axis].start
+                    rows.append(part.start + np.repeat(members, piece.channels.shape[1]))
+                    columns.append(start + piece.channels.ravel())
+                    values.append(np.full(piece.channels.size, float(term.sign if is_signed else 1)))
+        return csr_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=shape)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -43,11 +71,11 @@ class Forms:
 
     def of(self, parameters: Mapping[str, Tensor]) -> Array:
         """Return all Q(theta), squares summed in the parameters' own precision (float32 at least)."""
-        return self._values(parameters, self._short.of(parameters, self._scratch))
+        return self._values(parameters, self._sums(parameters) if self._squares else [])
 
     def of_step(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], keep: Mapping[str, float]) -> Array:
         """Return all Q(after - keep before), as :meth:`of`; sums of squares without forming the difference."""
-        sums = self._short.of(after, self._scratch, less=before, factors=keep)
+        sums = self._sums(after, less=before, factors=keep) if self._squares else []
         products = {name for q in self.quantities if q.kind == "matrix" for name in q.parameters}
         difference = {n: after[n].detach().sub(before[n], alpha=keep[n]) for n in products}
         return self._values(difference, sums)
@@ -59,12 +87,36 @@ class Forms:
 
         The parameters are copied to ``copies`` in passing, contiguous tensors of the same shapes.
         """
-        sums = self._all.of(parameters, self._scratch, torch.float64, copies=copies)
-        both = sums[len(self._short.parts) :]
+        sums = self._sums(parameters, torch.float64, copies=copies) if self.quantities else []
         # of a matrix the entries are sqrt(s_u s_v), whose norm is the sum of s
-        parts = zip(self.quantities, both, strict=True)
+        parts = zip(self.quantities, sums[self._squares :], strict=True)
         scales = [math.sqrt(part @ part) if q.kind == "vertex" else part.sum() for q, part in parts]
         return self._values(parameters, sums), np.array(scales)
+
+    def _sums(
+        self,
+        parameters: Mapping[str, Tensor],
+        dtype: torch.dtype | None = None,
+        *,
+        less: Mapping[str, Tensor] | None = None,
+        factors: Mapping[str, float] | None = None,
+        copies: Mapping[str, Tensor] | None = None,
+    ) -> list[Array]:
+        """Return in - out of all but matrices, and in + out of all; with ``less``, of parameters less factors times it.
+
+        Each is (n,), of a "layer" (1,).
+        """
+        used = [parameters[name].detach() for name, _ in self._places]
+        dtype = dtype or reduce(torch.promote_types, (weight.dtype for weight in used), torch.float32)
+        sums = self._scratch.flat(self._matrix.shape[1], dtype, used[0].device)
+        for ((name, groups), places), weight in zip(self._places.items(), used, strict=True):
+            room = {axis: sums[place].to(weight.device) for axis, place in places.items()}
+            tensors = (weight, less[name] if less else None, copies[name] if copies else None)
+            self._scratch.along(tensors, factors[name] if factors else 1.0, groups, room)
+            for axis, place in places.items() if weight.device != sums.device else ():
+                sums[place].copy_(room[axis])
+        flat = self._matrix @ sums.cpu().numpy().astype(np.float64, copy=False)
+        return [flat[part] for part in self._parts]
 
     def _values(self, parameters: Mapping[str, Tensor], sums: list[Array]) -> Array:
         rest = iter(sums)
@@ -81,66 +133,6 @@ class Forms:
         """Return the entries by the names of the quantities, in their own shapes."""
         parts = zip(self.quantities, np.split(flat, self._ends[1:-1]), strict=False)
         return {q.name: torch.from_numpy(part.copy()).view(q.shape) for q, part in parts}
-
-
-class _Sums:
-    """Sums of squares put together to in - out of some quantities and in + out of others."""
-
-    def __init__(self, signed: Sequence[Conserved], unsigned: Sequence[Conserved]) -> None:
-        wanted = [(q, True) for q in signed] + [(q, False) for q in unsigned]
-        ends = np.cumsum([0, *(1 if q.kind == "layer" else q.size for q, _ in wanted)])
-        self.parts = [slice(i, j) for i, j in itertools.pairwise(ends.tolist())]
-        lengths: dict[tuple[str, int], dict[int, int]] = {}  # of the sums needed: by parameter and groups, by axis
-        for piece in (piece for q, _ in wanted for term in q.terms for piece in term.pieces):
-            rows, columns = (*piece.shape, 1)[:2]
-            along = {0: rows, 1: columns * piece.groups, -1: math.prod(piece.shape)}
-            lengths.setdefault((piece.parameter, piece.groups), {})[piece.axis] = along[piece.axis]
-        self._places: dict[tuple[str, int], dict[int, slice]] = {key: {} for key in lengths}
-        width = 0
-        for key, axes in lengths.items():
-            for axis, length in axes.items():
-                self._places[key][axis] = slice(width, width + length)
-                width += length
-        self._matrix = self._put_together(wanted, (int(ends[-1]), width))
-
-    def _put_together(self, wanted: Sequence[tuple[Conserved, bool]], shape: tuple[int, int]) -> csr_array:
-        rows, columns, values = [np.zeros(0, int)], [np.zeros(0, int)], [np.zeros(0)]
-        for (q, is_signed), part in zip(wanted, self.parts, strict=True):
-            for term in q.terms:
-                for piece in term.pieces:
-                    # one piece alone covers all places in order
-                    members = np.arange(len(piece.channels)) if len(term.pieces) == 1 else piece.members
-                    members = np.zeros_like(members) if q.kind == "layer" else members
-                    start = self._places[piece.parameter, piece.groups][piece.axis].start
-                    rows.append(part.start + np.repeat(members, piece.channels.shape[1]))
-                    columns.append(start + piece.channels.ravel())
-                    values.append(np.full(piece.channels.size, float(term.sign if is_signed else 1)))
-        return csr_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=shape)
-
-    def of(
-        self,
-        parameters: Mapping[str, Tensor],
-        scratch: Scratch,
-        dtype: torch.dtype | None = None,
-        *,
-        less: Mapping[str, Tensor] | None = None,
-        factors: Mapping[str, float] | None = None,
-        copies: Mapping[str, Tensor] | None = None,
-    ) -> list[Array]:
-        """Return (n,) of every quantity, (1,) of a "layer"; with ``less``, of the parameters less factors times it."""
-        if not self.parts:
-            return []
-        used = [parameters[name].detach() for name, _ in self._places]
-        dtype = dtype or reduce(torch.promote_types, (weight.dtype for weight in used), torch.float32)
-        sums = scratch.flat(self._matrix.shape[1], dtype, used[0].device)
-        for ((name, groups), places), weight in zip(self._places.items(), used, strict=True):
-            room = {axis: sums[place].to(weight.device) for axis, place in places.items()}
-            tensors = (weight, less[name] if less else None, copies[name] if copies else None)
-            scratch.along(tensors, factors[name] if factors else 1.0, groups, room)
-            for axis, place in places.items() if weight.device != sums.device else ():
-                sums[place].copy_(room[axis])
-        flat = self._matrix @ sums.cpu().numpy().astype(np.float64, copy=False)
-        return [flat[part] for part in self.parts]
 
 
 class Scratch:
