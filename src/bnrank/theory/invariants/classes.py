@@ -8,16 +8,15 @@ inverse leaves the function as it is. Classes that sit alike in the network may 
 """
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order
-from torch import Tensor
 
 from bnrank.networks.graph.layers import LayerGraph
-from bnrank.theory.invariants.entries import Array, Entries, Slot, components, mixed, shared_factors
+from bnrank.theory.invariants.conserved import Array, Tensors
+from bnrank.theory.invariants.entries import Entries, Slot, components, mixed, shared_factors
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Block:
         return list({id(slot): slot for pieces in self.terms for slot, _, _ in pieces}.values())
 
 
-def blocks(graph: LayerGraph, parameters: Mapping[str, Tensor]) -> tuple[list[Block], Entries]:
+def blocks(graph: LayerGraph, parameters: Tensors) -> tuple[list[Block], Entries]:
     """Return the free classes of a network in blocks that sit alike, in the order of the network.
 
     Parameters
@@ -81,7 +80,7 @@ def blocks(graph: LayerGraph, parameters: Mapping[str, Tensor]) -> tuple[list[Bl
     return _assemble(entries, labels, block, parts), entries
 
 
-def numbers(graph: LayerGraph, parameters: Mapping[str, Tensor], entries: Entries) -> list[Block]:
+def numbers(graph: LayerGraph, parameters: Tensors, entries: Entries) -> list[Block]:
     """Return the scalings of all that goes into, or comes out of, a learnable number that multiplies several classes.
 
     For :func:`blocks` such a number is fixed; here it takes up the scaling. One block per class. Numbers join the class

@@ -13,6 +13,7 @@ from bnrank.networks.functional import Functional, example, unwrap
 from bnrank.training.objectives import LOSSES
 
 Array = np.ndarray[Any, Any]
+Tensors = Mapping[str, Tensor]  # parameters, or gradients in them, by name
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 
 
@@ -37,7 +38,7 @@ class Piece:
     members: Array = field(repr=False, compare=False)
     channels: Array = field(repr=False, compare=False)
 
-    def rows(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def rows(self, parameters: Tensors) -> Tensor:
         """Return the weights of every member, (k, m * length)."""
         weight = parameters[self.parameter].detach().double()
         if self.axis == 0:
@@ -59,7 +60,7 @@ class Term:
     sign: int
     pieces: tuple[Piece, ...]
 
-    def rows(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def rows(self, parameters: Tensors) -> Tensor:
         """Return the weights at every one of the n channels, (n, length)."""
         first = self.pieces[0].rows(parameters)
         if len(self.pieces) == 1:
@@ -153,11 +154,11 @@ class Conserved:
             validation.expect(came == expected, "net", f"{name}: {came}", said)
         return named
 
-    def of(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def of(self, parameters: Tensors) -> Tensor:
         """Return the quantity at named tensors, any floating-point type and device, in float64."""
         return self.between(parameters, parameters)
 
-    def between(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    def between(self, a: Tensors, b: Tensors) -> Tensor:
         """Return B(a, b), the symmetric bilinear form with B(a, a) = Q(a)."""
         if self.kind in ("vertex", "layer"):
             return self._sums(a, b, signed=True)
@@ -171,7 +172,7 @@ class Conserved:
         total = total.where(parts[:, None] == parts, 0)
         return total - torch.diag(total.diagonal()) if self.kind == "pair" else total
 
-    def scale(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def scale(self, parameters: Tensors) -> Tensor:
         """Return the scale of changes: in-weights plus out-weights, sqrt(s_u s_v) for a pair u, v."""
         sums = self._sums(parameters, parameters, signed=False)
         return sums if self.kind in ("vertex", "layer") else torch.outer(sums.sqrt(), sums.sqrt())
@@ -199,7 +200,7 @@ class Conserved:
         weights, flow = gradient(net, example(net, x), lambda outputs: cost(outputs, y, loss))
         return self.rate_along(weights, flow)[0]
 
-    def rate_along(self, parameters: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def rate_along(self, parameters: Tensors, gradient: Tensors) -> tuple[Tensor, Tensor]:
         """Return -2 B(theta, g), dQ/dt for g = grad C, and the size of the terms that cancel in it.
 
         The size is the sum of the absolute values of the products; of a pair or matrix an upper bound of it.
@@ -212,7 +213,7 @@ class Conserved:
         outer = torch.outer(weights, slopes)
         return rate, outer + outer.T
 
-    def _sums(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, signed: bool) -> Tensor:
+    def _sums(self, a: Tensors, b: Tensors, *, signed: bool) -> Tensor:
         """Return sums over the weights of every channel, or of all of them for a layer."""
         total = torch.zeros((), dtype=torch.float64)
         for sign, u, v in self._rows(a, b):
@@ -221,7 +222,7 @@ class Conserved:
             total = total.to(sums.device) + sums
         return total
 
-    def _rows(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _rows(self, a: Tensors, b: Tensors) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield the sign and the weights of every term, after checking that they are those of the module."""
         for named in (a, b):
             missing = [name for name in self.parameters if name not in named]
@@ -236,19 +237,15 @@ class Conserved:
             yield term.sign, u, u if a is b else term.rows(b)
 
 
-def gradient(
-    net: nn.Module, x: Tensor, function: Callable[[Tensor], Tensor]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def gradient(net: nn.Module, x: Tensor, function: Callable[[Tensor], Tensor]) -> tuple[Tensors, dict[str, Tensor]]:
     """Return the parameters in float64 and the gradient of a function of the outputs at them, by name."""
     with torch.inference_mode(False), torch.enable_grad():
         network = Functional(net)
         weights = {name: p.requires_grad_() for name, p in network.parameters.items() if p.is_floating_point()}
         value = function(network(x))
         gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
-    return (
-        {name: p.detach() for name, p in weights.items()},
-        {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(weights.items(), gradients, strict=True)},
-    )
+    found = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(weights.items(), gradients, strict=True)}
+    return {name: p.detach() for name, p in weights.items()}, found
 
 
 def cost(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:

@@ -1,20 +1,18 @@
 """The entries of all values inside a network: ties, operations on them, and which are fixed."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
-from torch import Tensor
 
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node
+from bnrank.theory.invariants.conserved import Array, Tensors
 
-Array = np.ndarray[Any, Any]
 _FixedMap = tuple[int, Array, Array | None, Array | None]
 
 
@@ -66,7 +64,7 @@ class Entries:
         The entries that one number of any other diagonal weight multiplies are tied with each other.
     """
 
-    def __init__(self, graph: LayerGraph, parameters: Mapping[str, Tensor], kept: frozenset[str] = frozenset()) -> None:
+    def __init__(self, graph: LayerGraph, parameters: Tensors, kept: frozenset[str] = frozenset()) -> None:
         self.graph, self.parameters, self.kept = graph, parameters, kept
         self.starts = np.cumsum([0, *(node.size for node in graph)])
         self.start = {node.name: int(start) for node, start in zip(graph, self.starts, strict=False)}
@@ -266,7 +264,7 @@ class Entries:
         return f"{factor} {node.name}"
 
 
-def shared_factors(graph: LayerGraph, parameters: Mapping[str, Tensor]) -> frozenset[str]:
+def shared_factors(graph: LayerGraph, parameters: Tensors) -> frozenset[str]:
     """Return the diagonal weights of which one number multiplies several classes: one number for all channels, say."""
     nodes = [n for n in graph if n.op == "diagonal" and n.weight in graph.trained]
     nodes = [n for n in nodes if parameters[n.weight].numel() < n.size]

@@ -12,8 +12,11 @@ from bnrank._core import validation
 from bnrank._core.results import Printed
 from bnrank.networks.functional import unwrap
 from bnrank.theory.invariants import finding
+from bnrank.theory.invariants.conserved import Tensors
 from bnrank.theory.invariants.finding import Findings
 from bnrank.theory.invariants.tail_layers import Layer, largest, layers, squares
+
+State = nn.Module | Tensors  # a network, or its parameters by name
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,28 +142,24 @@ class Tail(Printed):
         rank = min(self.layers[-1].written(_named(parameters, self)).shape) if self.layers else 1
         return tuple(rank * product for product in self._products)
 
-    def constants(self, net: nn.Module | Mapping[str, Tensor]) -> Constants:
+    def constants(self, net: State) -> Constants:
         """Return the eigenvalues of the conserved matrices between and inside the layers, computed in float64."""
         named, eigenvalues = _named(net, self), torch.linalg.eigvalsh
         inside = (tuple(tuple(eigenvalues(q.of(named)) for q in chain) for chain in one.inside) for one in self.layers)
         return Constants(tuple(map(eigenvalues, self.between(named))), tuple(inside))
 
-    def between(self, net: nn.Module | Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def between(self, net: State) -> tuple[Tensor, ...]:
         """Return the conserved matrices D_j = in - out between the layers, float64."""
         named = _named(net, self)
         return tuple(layer.after.of(named) for layer in self.layers if layer.after is not None)
 
-    def ratios(self, net: nn.Module | Mapping[str, Tensor]) -> tuple[float, ...]:
+    def ratios(self, net: State) -> tuple[float, ...]:
         """Return ||W_j||_op^2 / ||W_j||_F^2 of every layer's written form, in (0, 1]; NaN for a layer that is 0."""
         named = _named(net, self)
         spectra = [squares(layer.written(named)) for layer in self.layers]
         return tuple(float(values[0] / values.sum()) for values in spectra)
 
-    def bounds(
-        self,
-        net: nn.Module | Mapping[str, Tensor],
-        start: nn.Module | Mapping[str, Tensor] | Constants | None = None,
-    ) -> tuple[Bound, ...]:
+    def bounds(self, net: State, start: State | Constants | None = None) -> tuple[Bound, ...]:
         """Return both sides of T48 for every layer.
 
         Parameters
@@ -195,11 +194,7 @@ class Tail(Printed):
             found.append(Bound(self.layers[j].name, float(values[0]), right, total, factors[j], beyond, constant))
         return tuple(reversed(found))
 
-    def alignments(
-        self,
-        net: nn.Module | Mapping[str, Tensor],
-        start: nn.Module | Mapping[str, Tensor] | Constants | None = None,
-    ) -> tuple[Alignment, ...]:
+    def alignments(self, net: State, start: State | Constants | None = None) -> tuple[Alignment, ...]:
         """Return |<v_{j+1}, u_j>| of neighboring layers, with its lower bound from the conserved matrix between them.
 
         Let s be the difference of the largest and the smallest eigenvalue of D_j, and s_1, s_2 the first singular
@@ -232,11 +227,11 @@ def _angle(opposite: float, hypotenuse: float) -> float:
     return math.asin(opposite / hypotenuse) if hypotenuse > opposite else math.pi / 2
 
 
-def _named(net: Any, of: Tail) -> Mapping[str, Tensor]:
+def _named(net: Any, of: Tail) -> Tensors:
     """Return the tail's parameters by name, after checking their sizes."""
     expected = "a torch.nn.Module or a mapping of names to parameters"
     validation.expect(isinstance(net, Mapping | nn.Module), "net", net, expected, TypeError)
-    named: Mapping[str, Tensor] = net if isinstance(net, Mapping) else dict(unwrap(net).named_parameters())
+    named: Tensors = net if isinstance(net, Mapping) else dict(unwrap(net).named_parameters())
     for one in (one for layer in of.layers for branch in layer.branches for one in branch):
         for name, places in ((one.weight, one.written), (one.bias, one.biases)):
             if name and name not in named:

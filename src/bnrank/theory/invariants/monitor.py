@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -18,7 +17,7 @@ from bnrank._core.results import Printed
 from bnrank._version import __version__
 from bnrank.networks.functional import unwrap
 from bnrank.theory.invariants import history
-from bnrank.theory.invariants.conserved import Conserved
+from bnrank.theory.invariants.conserved import Conserved, Tensors
 from bnrank.theory.invariants.linear_tail import findings_and_tail
 from bnrank.theory.invariants.squares import Forms
 from bnrank.theory.invariants.steps import Attachment, Remarks, lightning_callback, predicted
@@ -201,7 +200,7 @@ class Monitor(Printed):
         step: int | None = None,
         *,
         time: float | None = None,
-        gradient: Mapping[str, Tensor] | None = None,
+        gradient: Tensors | None = None,
         lr: float | None = None,
         ridge: float = 0.0,
     ) -> None:
@@ -238,8 +237,8 @@ class Monitor(Printed):
         self,
         step: int,
         time: float | None,
-        parameters: Mapping[str, Tensor],
-        gradient: Mapping[str, Tensor] | None = None,
+        parameters: Tensors,
+        gradient: Tensors | None = None,
         lr: float | None = None,
         ridge: float = 0.0,
         member: int = 0,
@@ -282,7 +281,7 @@ class Monitor(Printed):
             unsure = "the gradients of the steps are not known (mini-batches), nor what their size adds"
             self._remarks.add(unsure=unsure)
         for ledger in track.open():
-            ledger.complete(predicted(ledger.forms, ledger.last, gradient, lr, ridge))
+            ledger.complete(predicted(ledger, gradient, lr, ridge))
 
     def _track(self, member: int) -> Track:
         if member not in self._tracks:

@@ -1,7 +1,5 @@
 """Sums of squares of weights per channel, each weight read once whatever the number of quantities."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +11,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from bnrank.theory.invariants.conserved import Conserved
+from bnrank.theory.invariants.conserved import Conserved, Tensors
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Weight = tuple[Tensor, Tensor | None, Tensor | None]  # values, what is subtracted from them, and where they are copied
@@ -69,20 +67,18 @@ class Forms:
         """Names of all parameters that enter."""
         return tuple(dict.fromkeys(name for q in self.quantities for name in q.parameters))
 
-    def of(self, parameters: Mapping[str, Tensor]) -> Array:
+    def of(self, parameters: Tensors) -> Array:
         """Return all Q(theta), squares summed in the parameters' own precision (float32 at least)."""
         return self._values(parameters, self._sums(parameters) if self._squares else [])
 
-    def of_step(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], keep: Mapping[str, float]) -> Array:
+    def of_step(self, before: Tensors, after: Tensors, keep: Mapping[str, float]) -> Array:
         """Return all Q(after - keep before), as :meth:`of`; sums of squares without forming the difference."""
         sums = self._sums(after, less=before, factors=keep) if self._squares else []
         products = {name for q in self.quantities if q.kind == "matrix" for name in q.parameters}
         difference = {n: after[n].detach().sub(before[n], alpha=keep[n]) for n in products}
         return self._values(difference, sums)
 
-    def measure(
-        self, parameters: Mapping[str, Tensor], copies: Mapping[str, Tensor] | None = None
-    ) -> tuple[Array, Array]:
+    def measure(self, parameters: Tensors, copies: Tensors | None = None) -> tuple[Array, Array]:
         """Return all Q(theta), summed in float64, and per quantity the norm of in + out, (quantities,).
 
         The parameters are copied to ``copies`` in passing, contiguous tensors of the same shapes.
@@ -95,12 +91,12 @@ class Forms:
 
     def _sums(
         self,
-        parameters: Mapping[str, Tensor],
+        parameters: Tensors,
         dtype: torch.dtype | None = None,
         *,
-        less: Mapping[str, Tensor] | None = None,
+        less: Tensors | None = None,
         factors: Mapping[str, float] | None = None,
-        copies: Mapping[str, Tensor] | None = None,
+        copies: Tensors | None = None,
     ) -> list[Array]:
         """Return in - out of all but matrices, and in + out of all; with ``less``, of parameters less factors times it.
 
@@ -118,7 +114,7 @@ class Forms:
         flat = self._matrix @ sums.cpu().numpy().astype(np.float64, copy=False)
         return [flat[part] for part in self._parts]
 
-    def _values(self, parameters: Mapping[str, Tensor], sums: list[Array]) -> Array:
+    def _values(self, parameters: Tensors, sums: list[Array]) -> Array:
         rest = iter(sums)
         values = [
             q.of(parameters).flatten().cpu().numpy() if q.kind == "matrix" else next(rest) for q in self.quantities

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank.theory.invariants.squares import Array, Forms
-from bnrank.theory.invariants.track import Increments, Track
+from bnrank.theory.invariants.conserved import Tensors
+from bnrank.theory.invariants.track import Increments, Ledger, Track
 
 PENDING = "momentum from before the first row: its later effect is in the rest"
 CHANGED = "step size, momentum or decay changed between steps that have momentum: its parts are for constant ones"
@@ -129,13 +129,9 @@ def _is_decoupled(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) ->
 
 
 def split(
-    optimizer: torch.optim.Optimizer,
-    rule: StepRule,
-    before: Mapping[str, Tensor],
-    after: Mapping[str, Tensor],
-    wanted: Sequence[tuple[Forms, Array]],
+    optimizer: torch.optim.Optimizer, rule: StepRule, before: Tensors, after: Tensors, ledgers: Sequence[Ledger]
 ) -> list[Increments]:
-    r"""Return what a step that has just been taken added, for several forms and their Q(theta) before it.
+    r"""Return what a step that has just been taken added to the quantities of ledgers with a row before it.
 
     Without momentum, Delta' = theta' - (1 - c) theta: by step Q(Delta'), by decay (c^2 - 2 c) Q(theta).
 
@@ -153,7 +149,7 @@ def split(
     keep = {name: 1.0 if mu else 1 - c for name, c in decays.items()}
     velocity = {name: _velocity(optimizer, after[name]) for name in before} if rule.nesterov else {}
     found = []
-    for forms, value in wanted:
+    for forms, value in ((ledger.forms, ledger.last) for ledger in ledgers):
         if len(set(decays.values())) > 1:  # what is not decayed stays
             decay = forms.of({name: p * (1 - decays[name]) for name, p in before.items()}) - value
         else:
@@ -187,14 +183,15 @@ def _velocity(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if buffer is None else buffer * -rate
 
 
-def predicted(
-    forms: Forms, value: Array, gradient: Mapping[str, Tensor] | None, lr: float | None, ridge: float
-) -> Increments:
+def predicted(ledger: Ledger, gradient: Tensors | None, lr: float | None, ridge: float) -> Increments:
     """Return what the next step of gradient descent adds (T49), or, without ``lr``, a flow per unit of time."""
-    unknown = np.full_like(value, np.nan)
+    value = ledger.last
+    by_step = np.full_like(value, np.nan)
     if lr is None:
-        return Increments(np.stack([unknown, -4 * ridge * value]), per_time=True)
-    c, by_step = 2 * lr * ridge, unknown if gradient is None else lr**2 * forms.of(gradient)
+        return Increments(np.stack([by_step, -4 * ridge * value]), per_time=True)
+    if gradient is not None:
+        by_step = lr**2 * ledger.forms.of(gradient)
+    c = 2 * lr * ridge
     return Increments(np.stack([by_step, (c**2 - 2 * c) * value]))
 
 
@@ -221,8 +218,8 @@ class Attachment:
     """
 
     optimizer: torch.optim.Optimizer
-    trained: Mapping[str, Tensor]
-    live: Mapping[str, Tensor]
+    trained: Tensors
+    live: Tensors
     track: Track
     every: int
     remarks: Remarks
@@ -282,8 +279,7 @@ class Attachment:
         with self._recording():
             if self._pending is not None:
                 ledgers = self.track.open()
-                wanted = [(ledger.forms, ledger.last) for ledger in ledgers]
-                found = split(optimizer, self._pending, self._before, self.live, wanted)
+                found = split(optimizer, self._pending, self._before, self.live, ledgers)
                 for ledger, increments in zip(ledgers, found, strict=True):
                     ledger.complete(increments)
             self.step += 1

@@ -11,7 +11,7 @@ from torch import Tensor
 from bnrank.networks.graph.layers import LayerGraph
 from bnrank.networks.graph.nodes import Node
 from bnrank.theory.invariants.classes import Block
-from bnrank.theory.invariants.conserved import Conserved
+from bnrank.theory.invariants.conserved import Conserved, Tensors
 from bnrank.theory.invariants.derivation import quantities
 from bnrank.theory.invariants.entries import Entries
 
@@ -55,15 +55,15 @@ class Map:
         """By how much the written form's squared operator norm can exceed the read form's: min(channels in, rest)."""
         return min(self.read.shape[1], self.rest)
 
-    def written_form(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def written_form(self, parameters: Tensors) -> Tensor:
         """Return the weight as a matrix (channels out, in times rest), float64."""
         return _taken(parameters, self.weight, self.written)
 
-    def read_form(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def read_form(self, parameters: Tensors) -> Tensor:
         """Return the weight as a matrix (out times rest, channels in), float64."""
         return _taken(parameters, self.weight, self.read)
 
-    def bias_form(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def bias_form(self, parameters: Tensors) -> Tensor:
         """Return the bias as a matrix (channels out, entries of the bias per channel), float64; no columns without."""
         if self.biases is None:
             return torch.zeros(self.written.shape[0], 0, dtype=torch.float64)
@@ -110,15 +110,15 @@ class Layer:
         names = [n for branch in self.branches for m in branch for n in (m.weight, m.bias) if n]
         return tuple(dict.fromkeys(names))
 
-    def written(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def written(self, parameters: Tensors) -> Tensor:
         """Return the written form, float64: W, out x (in k), or [Z D]; a row per channel of the value it writes."""
         return torch.cat([branch[-1].written_form(parameters) for branch in self.branches], 1)
 
-    def read(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def read(self, parameters: Tensors) -> Tensor:
         """Return the read form, float64: W, (out k) x in, or [Y; D]; a column per channel of the value it reads."""
         return torch.cat([branch[0].read_form(parameters) for branch in self.branches])
 
-    def biases(self, parameters: Mapping[str, Tensor]) -> Tensor:
+    def biases(self, parameters: Tensors) -> Tensor:
         """Return the biases added to the value it writes, (channels, entries per channel), float64."""
         return torch.cat([branch[-1].bias_form(parameters) for branch in self.branches], 1)
 
@@ -164,7 +164,7 @@ def squares(matrix: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(gram).flip(0).clamp(min=0.0)
 
 
-def _taken(parameters: Mapping[str, Tensor], name: str, index: np.ndarray) -> Tensor:
+def _taken(parameters: Tensors, name: str, index: np.ndarray) -> Tensor:
     flat = parameters[name].detach().to(torch.float64).flatten()
     return flat[torch.from_numpy(index).to(flat.device)]
 

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bnrank.measures.signs import SignTrace
+from bnrank.theory.invariants.conserved import Tensors
 from bnrank.theory.invariants.linear_tail import Bound, Constants, Tail
 from bnrank.theory.invariants.squares import Array, Forms
 
@@ -155,13 +155,7 @@ class Track:
         return self.steps[-1] if self.steps else None
 
     def add(
-        self,
-        step: int,
-        time: float,
-        parameters: Mapping[str, Tensor],
-        *,
-        last: bool = False,
-        copies: Mapping[str, Tensor] | None = None,
+        self, step: int, time: float, parameters: Tensors, *, last: bool = False, copies: Tensors | None = None
     ) -> None:
         """Add a row, once all of it is measured; the parameters that enter a quantity are written to ``copies``."""
         since, number = step - self.steps[self.wide[-1]] if self.wide else math.inf, len(self.steps)
@@ -181,7 +175,7 @@ class Track:
         self.steps.append(step)
         self.times.append(time)
 
-    def _measure_tail(self, parameters: Mapping[str, Tensor], finite: bool) -> tuple[Array, tuple[Bound, ...]]:
+    def _measure_tail(self, parameters: Tensors, finite: bool) -> tuple[Array, tuple[Bound, ...]]:
         """Return ratios, alignments and the sides of T48, (4, layers), and the bounds; NaN where training diverged."""
         try:
             if not finite:
@@ -195,7 +189,7 @@ class Track:
         except torch.linalg.LinAlgError:
             return np.full((4, len(self.tail)), math.nan), ()
 
-    def _alignments(self, parameters: Mapping[str, Tensor]) -> list[float]:
+    def _alignments(self, parameters: Tensors) -> list[float]:
         """Return |<v_{j+1}, u_j>| of the first singular vectors of neighboring layers; NaN for the last layer."""
         found = [
             abs(float(_first(layer.written(parameters)) @ _first(following.read(parameters).T)))

@@ -142,9 +142,7 @@ def _two_points(facts: Facts) -> Sides:
     source="Jacot2023a appendix; Jacot2023b section 4",
 )
 def _balanced_layers(facts: Facts) -> Iterator[Sides]:
-    incoming, outgoing = _hidden_norms(facts)
-    before, after = (torch.stack([v.sum() for v in side]) for side in (incoming, outgoing))
-    return _balance(facts, before, after, [f"layer {layer}" for layer in range(1, facts.depth)])
+    return _balance(facts, layers=True)
 
 
 @statement(
@@ -154,9 +152,7 @@ def _balanced_layers(facts: Facts) -> Iterator[Sides]:
     source="Jacot2023a appendix; Jacot2023b section 4",
 )
 def _balanced_neurons(facts: Facts) -> Iterator[Sides]:
-    incoming, outgoing = _hidden_norms(facts)
-    names = [f"layer {layer}, neuron {i}" for layer, v in enumerate(incoming, 1) for i in range(len(v))]
-    return _balance(facts, torch.cat(incoming), torch.cat(outgoing), names)
+    return _balance(facts, layers=False)
 
 
 @statement(
@@ -192,21 +188,17 @@ def _product(facts: Facts) -> Tensor:
     return torch.diag(linalg.counted((torch.linalg.svdvals(product) - error).clamp(min=0.0), facts.rtol))
 
 
-def _hidden_norms(facts: Facts) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the squared norms of the incoming and of the outgoing weights of every hidden neuron."""
-    assume(facts.depth > 1, "there are hidden neurons", "the network has one layer")
-    return balance.norms(facts.weights, facts.biases)
-
-
-def _balance(facts: Facts, incoming: Tensor, outgoing: Tensor, names: list[str]) -> Iterator[Sides]:
-    """Yield incoming and outgoing norms; the gradient of the loss explains a part of their difference."""
+def _balance(facts: Facts, *, layers: bool) -> Iterator[Sides]:
+    """Yield squared norms of incoming and outgoing weights; the gradient explains a part of their difference."""
     # e^t in, e^-t out leaves f as it is: <grad, direction> = 2 lambda (in - out), ||direction||^2 = in + out
+    assume(facts.depth > 1, "there are hidden neurons", "the network has one layer")
+    norms = balance.norms(facts.weights, facts.biases)
+    incoming, outgoing = (torch.cat([v.sum()[None] if layers else v for v in side]) for side in norms)
+    neurons = [f"layer {layer}, neuron {i}" for layer, v in enumerate(norms[0], 1) for i in range(len(v))]
+    names = [f"layer {layer}" for layer in range(1, facts.depth)] if layers else neurons
     penalty, ratio = facts.penalty, facts.stationarity
-    assume(
-        ratio <= STATIONARY,
-        "the network is a stationary point of C + lambda ||theta||^2",
-        f"||gradient|| / (||grad C|| + ||2 lambda theta||) = {ratio:.2g}, more than {STATIONARY:g}",
-    )
+    large = f"||gradient|| / (||grad C|| + ||2 lambda theta||) = {ratio:.2g}, more than {STATIONARY:g}"
+    assume(ratio <= STATIONARY, "the network is a stationary point of C + lambda ||theta||^2", large)
     assumptions = (f"stationary: {ratio:.1e} <= {STATIONARY:g}", f"lambda = {penalty:g}")
     total = incoming + outgoing
     allowed = facts.gradient_norm * total.sqrt() / (2 * penalty) + 1e-9 * total
