@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -97,10 +98,14 @@ class Domain:
         if isinstance(domain, str):
             name = validation.choice(domain, "domain", ["box", "data"])
             return cls(name, *_widened(x.amin(0), x.amax(0)))
-        box = validation.real(domain, "domain", "'box', 'data' or (d, 2)").to(x.device, torch.float64)
+        try:
+            box = torch.as_tensor(np.asarray(domain, dtype=np.float64), device=x.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"domain: got {validation.describe(domain)}, expected 'box', 'data' or (d, 2)") from error
         expected = f"({x.shape[1]}, 2), lower and upper ends"
         validation.expect(box.shape == (x.shape[1], 2), "domain", f"shape {tuple(box.shape)}", expected)
-        validation.expect((box[:, 0] <= box[:, 1]).all(), "domain", box, "lower ends up to the upper ends")
+        if not bool(torch.isfinite(box).all()) or bool((box[:, 0] > box[:, 1]).any()):
+            raise ValueError("domain: expected finite lower ends up to the upper ends")
         return cls("given", *_widened(box[:, 0], box[:, 1]))
 
     @property
