@@ -161,14 +161,10 @@ def staircase(net: MLP, task: Reduced, modes: int, skip: bool) -> Staircase:
     """Return the gradient flow until ``modes`` modes have escaped and the next plateau is reached."""
     u, s, vt = np.linalg.svd(task.correlation, full_matrices=False)
     level = float((s[modes:] ** 2).sum()) + 0.01 * float(s[modes - 1] ** 2)
-    path = flow(
-        net,
-        (task.x, task.y),
-        None if skip else LONG,
-        plateau=SkipPlateau(t_after=LONG) if skip else None,
-        record=Record(every=EVERY, spectra_every=EVERY),
-        limits=Limits(stop=_after(level), max_evaluations=400_000, max_networks=100_000),
-    )
+    time, plateau = (None, SkipPlateau(t_after=LONG)) if skip else (LONG, None)
+    record = Record(every=EVERY, spectra_every=EVERY)
+    limits = Limits(stop=_after(level), max_evaluations=400_000, max_networks=100_000)
+    path = flow(net, (task.x, task.y), time, plateau=plateau, record=record, limits=limits)
     maps = np.stack([end_to_end(own) for own in path.networks])
     values = np.einsum("ik,tij,kj->tk", u, maps, vt)
     times = path.times_since_handover[path.network_rows]

@@ -37,8 +37,7 @@ def claims(stairs: Staircase, exact: Staircase, task: Reduced, modes: int, start
     depth, found = len(stairs.flow.history.layer), stairs.found[1 : modes + 1]
     table = linear.rank_table(stairs)
     ranks = ", ".join("/".join(map(str, np.unique(row))) for row in table)
-    wanted = np.arange(1, len(table) + 1)
-    in_order = len(table) >= modes and bool((table == wanted[:, None]).all())
+    in_order = len(table) >= modes and (table == 1 + np.arange(len(table))[:, None]).all()
     nets = [linear.network_at(stairs.flow, p) for p in found]
     maps = [np.zeros_like(task.correlation), *(linear.end_to_end(net) for net in nets)]
     measured = []

@@ -36,14 +36,11 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     measured = one_neuron_speed(x, g, _directions(angle)).numpy()
     at_kinks = one_neuron_speed(x, g, _directions(kinks)).numpy()
     rows = [{"angle": float(a), "speed": float(s)} for a, s in zip(kinks, at_kinks, strict=True)]
-    name = "speed-against-angle"
-    return Outcome(
-        claims=claims(angle, measured, at_kinks, rank_one_speed(x, g)),
-        sections=(Section("Speed at the kinks", text="Angles in radians; elsewhere the speed is lower.", rows=rows),),
-        pictures={name: draw(angle, measured, kinks, at_kinks)},
-        settings={"data": "eight points on a circle"},
-        captions={name: "The escape speed of one neuron per layer against its direction"},
-    )
+    section = Section("Speed at the kinks", text="Angles in radians; elsewhere the speed is lower.", rows=rows)
+    pictures = {"speed-against-angle": draw(angle, measured, kinks, at_kinks)}
+    captions = {"speed-against-angle": "The escape speed of one neuron per layer against its direction"}
+    made, data = claims(angle, measured, at_kinks, rank_one_speed(x, g)), {"data": "eight points on a circle"}
+    return Outcome(claims=made, sections=(section,), pictures=pictures, settings=data, captions=captions)
 
 
 def closed_form(angle: np.ndarray) -> np.ndarray:

@@ -168,15 +168,9 @@ def follow(architecture: str, task: Task, progress: bool, settings: Follow, seed
     net = network(architecture, task.x.shape[1:], settings.width, settings.init, seed)
     x, y = task.x.double(), task.y.double()
     watched = Watched([q for q in find(net, x[:2]) if q.kind != "pair"])
-    path = flow(
-        net,
-        (x, y, "logistic"),
-        settings.time,
-        solver=Solver(rtol=1e-8, kink_rtol=settings.kink_rtol, time="arc"),
-        record=Record(every=5, watch=watched),
-        limits=Limits(max_networks=160),
-        progress=progress,
-    )
+    solver = Solver(rtol=1e-8, kink_rtol=settings.kink_rtol, time="arc")
+    record, limits = Record(every=5, watch=watched), Limits(max_networks=160)
+    path = flow(net, (x, y, "logistic"), settings.time, solver=solver, record=record, limits=limits, progress=progress)
     end = tail(net, x[:2])
     start = end.constants(path.networks[0])
     inside = {name for layer in end.layers for name in layer.parameters}

@@ -146,13 +146,9 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         "invariants": "Conserved quantities along the flow, and their drift under gradient descent",
         "signs": "Signs of weights that still change, and how the direction of the weights settles",
     }
-    return Outcome(
-        claims=(*rank_one_claims(courses), *bound_claims(others), *step_claims(steps)),
-        sections=_sections(courses, others, steps),
-        pictures=pictures,
-        settings={"data": [c.title for c in courses]},
-        captions=captions,
-    )
+    claims = (*rank_one_claims(courses), *bound_claims(others), *step_claims(steps))
+    sections, data = _sections(courses, others, steps), {"data": [c.title for c in courses]}
+    return Outcome(claims=claims, sections=sections, pictures=pictures, settings=data, captions=captions)
 
 
 def _sections(courses: Sequence[Course], others: Sequence[Course], steps: Steps) -> tuple[Section, ...]:

@@ -245,9 +245,9 @@ def written(shown: Tensor, by: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
 
 @contextlib.contextmanager
 def generators(seed: int | None = None) -> Iterator[Callable[[], bool]]:
-    """Put the random generators of torch, NumPy and Python back afterwards; within, start them at a seed if given.
+    """Restore the random generators of torch, NumPy and Python afterwards; within, start them at a seed if given.
 
-    Gives a function that returns whether numbers have been drawn.
+    Yields a function that returns whether numbers have been drawn.
     """
 
     def state() -> tuple[Any, ...]:
