@@ -109,14 +109,12 @@ def _digits_section(task: Task, run: Run) -> tuple[Section, dict[str, Any], str]
     never = f"the network has not left the first saddle in {int(row.step)} steps"
     escaped = f"{task.name}, {task.n} images: {never if found is None else after}"
     measured = profile(run.network(0), task.x, task.y)
-    section = Section(
-        "Handwritten digits from small weights",
+    text = (
         f"{escaped}. A bias-free network of depth {depth} with weights N(0, 0.005^2), trained by normalized gradient "
-        "descent: every step is half a percent of the length of theta.",
-        figures={"Loss and spectra": np.ravel(plots.plateaus(run.history))[0].figure},
-        history=run.history,
-        profile=measured,
+        "descent: every step is half a percent of the length of theta."
     )
+    pictures, title = {"Loss and spectra": np.ravel(plots.plateaus(run.history))[0].figure}, "Handwritten digits"
+    section = Section(f"{title} from small weights", text, figures=pictures, history=run.history, profile=measured)
     return section, _row(task, run.summary.isel(member=0), measured), escaped
 
 

@@ -188,10 +188,8 @@ def two_digits(
     train, test = streams(seed, 2)
 
     data: dict[str, Any] = {}
-    for end, x, y, count, stream in (
-        ("", whole.x, whole.y, images, train),
-        ("_test", whole.x_test, whole.y_test, images_test, test),
-    ):
+    pools = ("", whole.x, whole.y, images, train), ("_test", whole.x_test, whole.y_test, images_test, test)
+    for end, x, y, count, stream in pools:
         if x is not None and y is not None:
             of_two = ((y == a) | (y == b)).nonzero().flatten()
             chosen = of_two[torch.from_numpy(_choose(count, len(of_two), f"images{end}", 1, stream))]

@@ -228,6 +228,7 @@ def composition(
     >>> task.x.shape, task.y.shape
     (torch.Size([100, 12]), torch.Size([100, 10]))
     """
+    settings = dict(locals())
     n, n_test = validation.integer(n, "n"), validation.integer(n_test, "n_test", 0)
     d_in, d_out = validation.integer(d_in, "d_in"), validation.integer(d_out, "d_out")
     inner = _at_most(inner, "inner", d_in=d_in)
@@ -240,9 +241,8 @@ def composition(
         y = math.sqrt(2 / d_out) * torch.cos(block_norms(x.double(), inner) @ w.T + phases)
         return x, y.float()
 
-    settings = {"n": n, "d_in": d_in, "d_out": d_out, "inner": inner, "seed": seed, "n_test": n_test}
     x_test, y_test = draw(n_test, test) if n_test else (None, None)
-    return Task(*draw(n, train), x_test, y_test, name="composition", settings=settings | {"frequency": frequency})
+    return Task(*draw(n, train), x_test, y_test, name="composition", settings=settings)
 
 
 def _at_most(value: int, name: str, **limits: int) -> int:

@@ -189,8 +189,12 @@ def read_table(
     named = str(path) in NAMED
     path = Path(path)
     if not named:
-        _check_file(path)
-        if path.suffix.lower() == ".csv":
+        kind, hint = path.suffix.lower(), f", or one of {', '.join(NAMED)}{validation.suggest(path.name, NAMED)}"
+        expected = f"a file name ending in .npz or .csv{'' if kind else hint}"
+        validation.expect(kind in (".npz", ".csv"), "path", f"{path.name!r}", expected)
+        if not path.is_file():
+            raise MissingDataError(f"path: got {str(path)!r}, expected an existing file")
+        if kind == ".csv":
             return _complete(_read_csv(path, targets, ignore, outputs), path.name, drop_missing, min_rows)
     expected = f"none for {path}, whose arrays are x and y"
     validation.expect(not (targets or ignore), "targets, ignore", ", ".join([*targets, *ignore]), expected)
@@ -208,14 +212,6 @@ def read_table(
     tests = arrays.get("x_test"), arrays.get("y_test") if outputs else None
     table = Table(name, x, y, columns, outs, np.arange(len(x)), 0, *tests)
     return _complete(table, name if named else str(path), drop_missing, min_rows)
-
-
-def _check_file(path: Path) -> None:
-    if path.suffix.lower() not in (".npz", ".csv"):
-        hint = "" if path.suffix else f", or one of {', '.join(NAMED)}{validation.suggest(path.name, NAMED)}"
-        raise ValueError(f"path: got {path.name!r}, expected a file name ending in .npz or .csv{hint}")
-    if not path.is_file():
-        raise MissingDataError(f"path: got {str(path)!r}, expected an existing file")
 
 
 def _read_npz(path: Path, outputs: bool) -> dict[str, np.ndarray]:

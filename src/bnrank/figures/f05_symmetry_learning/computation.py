@@ -145,17 +145,18 @@ class Learned:
     maps: tuple[Map, ...]
 
     @property
-    def collapsed(self) -> int | None:
-        """First layer with less than 5 percent of the variance in planes orthogonal to w within orbits."""
-        found = np.flatnonzero(self.in_planes < SMALL)
-        return int(found[0]) if len(found) else None
+    def collapsed(self) -> float:
+        """First layer with less than 5 percent of the variance in planes orthogonal to w within orbits, else NaN."""
+        return next((float(layer) for layer in np.flatnonzero(self.in_planes < SMALL)), np.nan)
 
 
 def learn(net: MLP, task: Task, descent: RankOneFactorization, settings: Settings) -> Learned:
     """Return the measurements of a trained network on the test data of its task."""
     hidden, copies, seed = settings.hidden, settings.copies, settings.seed
     x, y = (part.double() for part in held_out(task))
-    start, steps, scale = x[: settings.trajectories], y.shape[1], _scale(task, descent)
+    start, steps = x[: settings.trajectories], y.shape[1]
+    first_costs = descent.cost(descent.step(task.x.double()))
+    scale = float(task.y[:, 0].double() @ first_costs / (first_costs @ first_costs))  # of outputs over costs
     with torch.no_grad():
         predicted = net.double()(x)
     measured = profile(net, x, y)
@@ -238,12 +239,6 @@ def exactness(descent: RankOneFactorization, x: Tensor, steps: int) -> float:
     clean = RankOneFactorization(descent.w, descent.across, torch.zeros_like(descent.error), descent.lr)
     u = clean.statistics(clean.trajectory(x, steps))
     return float((u[:, 1:] - clean.step_statistics(u[:, :-1])).abs().max())
-
-
-def _scale(task: Task, descent: RankOneFactorization) -> float:
-    """Return the scalar between the outputs of the task and the costs."""
-    costs = descent.cost(descent.step(task.x.double()))
-    return float(task.y[:, 0].double() @ costs / (costs @ costs))
 
 
 def _planes(descent: RankOneFactorization, x: Tensor, copies: int, seed: int) -> Tensor:

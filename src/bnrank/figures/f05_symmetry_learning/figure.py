@@ -33,7 +33,6 @@ def claims(learned: Learned) -> tuple[Claim, ...]:
     values = learned.profile.jacobian_singular_values.values
     two = np.mean(np.asarray(linalg.rank(values, RATIO)) == RANK)
     planes = "first layer with less than 5 percent of the variance in planes orthogonal to w within orbits"
-    collapsed = np.nan if learned.collapsed is None else float(learned.collapsed)
     controls = [above(f"the same of {name}", learned.residuals[name], 4 * SMALL) for name in (LINE, PLANE, BEFORE)]
     open_share = f"variance of a step that the present leaves open, in the worst direction: {FULL}"
     return (
@@ -52,7 +51,7 @@ def claims(learned: Learned) -> tuple[Claim, ...]:
         below(f"a_{s.early}: variance within rotation orbits over total variance", learned.collapse[s.early], SMALL),
         above("the same of the inputs, for comparison", learned.collapse[0], 5 * SMALL),
         above(f"the same of a_{s.early} before training", learned.collapse_before[s.early], 5 * SMALL),
-        at_most(planes, collapsed, depth // 4, note=", in the first quarter"),
+        at_most(planes, learned.collapsed, depth // 4, note=", in the first quarter"),
         above("smallest R² of u from the two hidden coordinates", np.min(learned.from_hidden), 1 - SMALL),
         above("smallest R² of the hidden coordinates from u", np.min(learned.from_u), 1 - SMALL),
     )

@@ -99,10 +99,7 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
         "readout": "Position and velocity read from the layers as phases of frequency 1.",
         "prediction": "Test balls: two input frames, two predicted ones.",
     }
-    sections = [
-        Section(ball.title, text=_words(ball), profile=ball.profile, history=ball.history, rows=_rows(ball))
-        for ball in balls
-    ]
+    sections = [Section(b.title, text=_words(b), profile=b.profile, history=b.history, rows=_rows(b)) for b in balls]
     made = tuple(claim for ball in balls for claim in claims(ball))
     return Outcome(claims=made, sections=sections, pictures=pictures, captions=captions)
 

@@ -26,6 +26,8 @@ RIDGE = 1e-11  # there is no noise; enough for Cholesky
 RIDGES = (1e-6, 1e-3, 0.1, 1.0)
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
 KERNELS = ("rbf", "laplace")
+Predict = Callable[[Tensor], Any]
+Fit = Callable[[Task], Predict]
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def on_composition(folder: Path, progress: bool, inner: int, settings: Settings)
     tasks = {seed: composition(largest, s.d_in, inner=inner, seed=seed, frequency=frequency) for seed in s.seeds}
     fits: list[Selected] = []
 
-    def fit(part: Task) -> Callable[[Tensor], Any]:
+    def fit(part: Task) -> Predict:
         fits.append(select(part.x, part.y, KERNELS, ridges=RIDGES, scales=SCALES, folds=3))
         return fits[-1].predict
 
@@ -188,7 +190,7 @@ def on_torus_control(folder: Path, progress: bool, settings: Settings) -> tuple[
     s = settings
     tasks = {seed: torus_map(max(s.sizes_composition), 2, s.alphas[:1], seed) for seed in s.seeds[:1]}
 
-    def fit(part: Task) -> Callable[[Tensor], Any]:
+    def fit(part: Task) -> Predict:
         model = KernelRidge(alpha=RIDGE, kernel=Matern(LENGTH, nu=SMOOTHNESS)).fit(part.x.numpy(), part.y.numpy())
         return lambda x: model.predict(x.numpy())
 
@@ -201,16 +203,10 @@ def on_torus_control(folder: Path, progress: bool, settings: Settings) -> tuple[
 
 
 def _compare(
-    folder: Path,
-    progress: bool,
-    name: str,
-    tasks: Mapping[int, Task],
-    fit: Callable[[Task], Callable[[Tensor], Any]],
-    settings: Settings,
-    ridges: Sequence[float],
+    folder: Path, progress: bool, name: str, tasks: Mapping[int, Task], fit: Fit, s: Settings, ridges: Sequence[float]
 ) -> tuple[Course, Course]:
     """Return the courses of networks, the best of some ridges, and of a kernel, over the sizes of some tasks."""
-    s, sizes = settings, settings.sizes_composition
+    sizes = s.sizes_composition
     deep, kernel = np.empty((2, len(tasks), len(sizes)))
     members: dict[str, Any] = {"ridge": list(ridges), "members": len(ridges), "seed": [0] * len(ridges)}
     for row, (seed, task) in enumerate(tasks.items()):

@@ -117,8 +117,7 @@ class Outcome:
             text = store.read_json(folder / store.CLAIMS)
             for file, size in text.pop("files").items():
                 found = (folder / file).stat().st_size
-                if found != size:
-                    raise ValueError(f"{file} has {found} bytes, {size} were written")
+                validation.expect(found == size, file, f"{found} bytes", f"the {size} that were written")
             text.pop("passed")
             text["claims"] = tuple(Claim(**claim) for claim in text["claims"])
             text["pictures"] = {name: folder / file for name, file in text["pictures"].items()}

@@ -13,6 +13,9 @@ from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.training import Run, train
 
+Nets = nn.Module | Callable[..., nn.Module]
+"""A network, or a function of the seed that returns one."""
+
 
 def mlp(task: Task, depth: int, width: int, **options: Any) -> MLP:
     """Return an MLP of one hidden width with the inputs and outputs of a task."""
@@ -20,14 +23,7 @@ def mlp(task: Task, depth: int, width: int, **options: Any) -> MLP:
 
 
 def train_recorded(
-    net: nn.Module | Callable[..., nn.Module],
-    task: Task,
-    folder: Path,
-    progress: bool,
-    *,
-    steps: int,
-    records: int = 20,
-    **options: Any,
+    net: Nets, task: Task, folder: Path, progress: bool, *, steps: int, records: int = 20, **options: Any
 ) -> Run:
     """Train a network and store it in a folder, with about ``records`` recorded rows; resumes a stored run."""
     every = max(1, steps // records)
