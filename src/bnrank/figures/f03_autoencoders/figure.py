@@ -59,17 +59,14 @@ def curve_claims(deep: Sequence[OfCurve], shallow: Sequence[OfCurve]) -> tuple[C
     fits = pd.concat([deep_rows, rows])["unexplained"].max(skipna=False)
     ones, twos = deep_rows["rank 1"] >= NINE_TENTHS, rows["rank 2"] >= NINE_TENTHS
     where = f"at {100 * NINE_TENTHS:g} percent of the points or more, s_2 against {RTOL:g} s_1"
+    kept = "curves, shallow: distance to the curve after / before, median over runs: the larger part is kept"
     quarter = "leave a quarter or less of the distance to the curve"
     projection = f"curves, deep: share of runs of rank 1 where J is a projection, median of {defect} below {SMALL:g}"
     return (
         below("curves: largest mean of ||f(x) - x||^2 over that of ||x||^2 on the data", fits, 0.01),
         at_least(f"curves, deep: share of runs that {quarter}", (deep_rows[ratio] <= QUARTER).mean(), MOST),
         at_most(f"curves, shallow: share of runs that {quarter}", (rows[ratio] <= QUARTER).mean(), FEW),
-        above(
-            "curves, shallow: distance to the curve after / before, median over runs: the larger part is kept",
-            rows[ratio].median(skipna=False),
-            0.5,
-        ),
+        above(kept, rows[ratio].median(skipna=False), 0.5),
         at_least(f"curves, deep: share of runs with a Jacobian of rank 1 {where}", ones.mean(), MOST),
         at_least(f"curves, shallow: share of runs with a Jacobian of rank 2 {where}", twos.mean(), MOST),
         at_least(projection, (ones & (deep_rows[defect] < SMALL)).mean(), MOST),
@@ -97,11 +94,10 @@ def image_claims(deep: Sequence[OfImages], shallow: Sequence[OfImages]) -> tuple
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Train deep and shallow autoencoders on curves and on images, and apply them to noisy samples."""
     s = settings
-    deep, shallow = (computation.curve_runs(folder, progress, s.curves, net) for net in (s.curve_deep, s.curve_shallow))
     task, mean = computation.image_task(s.images)
-    deep_images, shallow_images = (
-        computation.image_runs(folder, progress, task, s.images, net) for net in (s.images_deep, s.images_shallow)
-    )
+    of_curves, of_images = (s.curve_deep, s.curve_shallow), (s.images_deep, s.images_shallow)
+    deep, shallow = (computation.curve_runs(folder, progress, s.curves, net) for net in of_curves)
+    deep_images, shallow_images = (computation.image_runs(folder, progress, task, s.images, net) for net in of_images)
     first = [[next(run for run in runs if run.row["curve"] == curve) for curve in s.shown] for runs in (deep, shallow)]
     pictures = {
         "arrows": draw_arrows(*first),

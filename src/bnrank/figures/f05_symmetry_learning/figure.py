@@ -27,6 +27,7 @@ RATIO = 1e-3  # singular values of the Jacobian that count, relative to the larg
 def claims(learned: Learned) -> tuple[Claim, ...]:
     """Return the claims of Figure 2."""
     found, s = learned.bottleneck, learned.settings
+    longest = "longest run of layers with the same number of singular values near 1, the others at most 0.1"
     where = "none" if found.rank is None else f"rank {found.rank}, layers {found.start} to {found.end}"
     layers = 0 if found.start is None or found.end is None else found.end - found.start + 1
     depth = learned.profile.sizes["layer"]
@@ -37,12 +38,7 @@ def claims(learned: Learned) -> tuple[Claim, ...]:
     open_share = f"variance of a step that the present leaves open, in the worst direction: {FULL}"
     return (
         below("E = 0: u(v(t + 1)) is the map of u(v(t)), largest difference", learned.exact, 1e-12),
-        is_true(
-            "longest run of layers with the same number of singular values near 1, the others at most 0.1",
-            found.rank == RANK and layers >= LAYERS,
-            where,
-            f"rank {RANK}, {LAYERS} layers or more",
-        ),
+        is_true(longest, found.rank == RANK and layers >= LAYERS, where, f"rank {RANK}, {LAYERS} layers or more"),
         at_least(f"share of test samples with a Jacobian of rank {RANK}", two, 0.9),
         below("test error over the variance of the outputs", learned.test_error, SMALL),
         above(f"share of the variance of a_{s.hidden} in two dimensions", learned.share, 1 - SMALL),

@@ -36,31 +36,20 @@ def claims(ball: Ball) -> tuple[Claim, ...]:
     bent, position, velocity, control, gap = _middle(ball, layers)
     every = f" (of every seed: {'; '.join(_from_to(run) for run in ball.every)})" if len(ball.every) > 1 else ""
     modulus = dict(zip(spectra["frequency"].values, spectra["modulus"].values, strict=True))
+    longest = "longest segment of layers of the same rank (bnrank.profile): frequencies kept, and their channels"
+    low = segment.frequencies and max(modulus[each.frequency] for each in segment.frequencies) <= 1
+    pairs = f"layers with {PAIRS} singular values in [0.5, 2] at each |w| = 1 and none above 0.1 beyond"
+    depth, second = spectra.sizes["layer"], f"from frequency 2 and {100 * NOISE:g} % of noise"
     phases = "from the difference of two phases of frequency 1"
     measured = (
         above("next frames, explained share of the variance, balls all over", ball.explained, KNOWN),
-        is_true(
-            "longest segment of layers of the same rank (bnrank.profile): frequencies kept, and their channels",
-            segment.frequencies and max(modulus[each.frequency] for each in segment.frequencies) <= 1,
-            str(segment),
-            "some, none with |w| > 1",
-        ),
-        at_least(
-            f"layers with {PAIRS} singular values in [0.5, 2] at each |w| = 1 and none above 0.1 beyond",
-            len(layers),
-            spectra.sizes["layer"] / 3,
-            shown=_from_to(layers) + every,
-            note=" of them (L / 3)",
-        ),
+        is_true(longest, low, str(segment), "some, none with |w| > 1"),
+        at_least(pairs, len(layers), depth / 3, shown=_from_to(layers) + every, note=" of them (L / 3)"),
         at_least("middle layer of these: smallest singular value kept over the next at |w| > 0", gap, 20),
         below("middle layer: nonlinearity ratio (T27)", bent, 0.05),
         above("middle layer: position, from a phase of frequency 1, R^2", position, KNOWN),
         above(f"middle layer: velocity, {phases}, R^2", velocity, KNOWN),
-        below(
-            f"middle layer: position or velocity, from frequency 2 and {100 * NOISE:g} % of noise, larger R^2",
-            control,
-            0.5,
-        ),
+        below(f"middle layer: position or velocity, {second}, larger R^2", control, 0.5),
         above("explained where these layers pass on only the kept frequencies", ball.only, KNOWN),
         below("explained where one of them loses |w| = 1, largest", ball.without, 0.5),
     )
