@@ -157,7 +157,7 @@ def test_a_perturbation_shows_by_its_size(size):
         ([[1.0, 1.0], [2.0, -0.5]], [-1.0, -0.7, -0.5, 0.3], [0.0, 0.0]),  # bounds
     ],
 )
-def test_the_least_residual_is_that_of_a_search_over_derivatives(rows, g, expected):
+def test_the_residual_bound_is_that_of_a_search_over_derivatives(rows, g, expected):
     """Two neurons, each on a kink with one sample, no zero of the residual in reach."""
     x, g = np.array([[1.0, 0.0], [0.0, 1.0], *rows]), np.array(g)[:, None]
     net = from_layers([torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.8]])])

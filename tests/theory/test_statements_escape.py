@@ -13,7 +13,7 @@ from torch import nn
 import bnrank
 from bnrank.networks import constructions, from_layers
 from bnrank.theory.escape import localized as module
-from bnrank.theory.escape.localized import least_residual, localized, nonnegative_part
+from bnrank.theory.escape.localized import localized, nonnegative_part, residual_bound
 from bnrank.theory.escape.search import find
 from bnrank.theory.escape.stationarity import residual
 from bnrank.theory.facts import Facts
@@ -241,7 +241,7 @@ def test_the_residual_is_at_least_what_the_weights_say(seed):
     facts = facts_of(ascended(weights, x, g, seed), x, g)
     if NORMS(facts).reason.startswith("the speed"):
         return
-    least = least_residual(facts.weights, facts.localized.layer_norms)
+    least = residual_bound(facts.weights, facts.localized.layer_norms)
     seen = residual(facts.chain, x, g)
     assert 0 < least <= seen * (1 + 1e-9)
     assert least > 0.01 * seen or least < 1e-3

@@ -223,7 +223,7 @@ def localized(weights: Sequence[Tensor], x: Tensor, g: Tensor) -> Localized:
     )
 
 
-def least_residual(weights: Sequence[Tensor], layer_norms: Tensor) -> float:
+def residual_bound(weights: Sequence[Tensor], layer_norms: Tensor) -> float:
     """Return a lower bound on ||grad L0 + s theta|| / (s ||theta||) from the weights alone.
 
     L0 is homogeneous in every layer, and stays as it is where a neuron has e^t times what comes in and e^-t times what

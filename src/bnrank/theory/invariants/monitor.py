@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -176,9 +175,7 @@ class Monitor(Printed):
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.detach()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bnrank._core import validation
-from bnrank.theory.escape.localized import Localized, Ratio, least_residual
+from bnrank.theory.escape.localized import Localized, Ratio, residual_bound
 from bnrank.theory.escape.stationarity import residual
 from bnrank.theory.facts import Facts
 from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Verdicts, assume, statement, statements_in
@@ -27,7 +27,7 @@ RATIOS = "tails of W_l and, for l < L, of sigma(Z_l), and ||sigma(Z_l) - Z_l||_F
 )
 def _same_norms(facts: Facts) -> Iterator[Sides]:
     found = _hidden(facts)
-    left, at_least = least_residual(facts.weights, found.layer_norms), "at least "
+    left, at_least = residual_bound(facts.weights, found.layer_norms), "at least "
     if left <= STATIONARY:
         at_least = ""
         x, g = facts.all_x.flatten(1) / found.x_norm, facts.output_gradient / found.g_norm
