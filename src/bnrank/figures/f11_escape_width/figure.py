@@ -120,10 +120,10 @@ def draw(data: xr.Dataset) -> Picture:
     ticks(left, widths)
     rng = np.random.default_rng(0)
     for position, width in enumerate(widths):
-        for i, (name, what) in enumerate((("settled", "then decaying steps"), ("speed", "constant steps"))):
+        for i, (name, what) in enumerate((("speed", "constant steps"), ("settled", "then decaying steps"))):
             values = data[name].sel(width=width).values
-            spread = position + 0.19 - 0.38 * i + rng.uniform(-0.13, 0.13, values.size)
-            style = {"ms": 4, "alpha": 0.6, "color": color(i), "mew": 0, "label": None if position else what}
+            spread = position - 0.19 + 0.38 * i + rng.uniform(-0.13, 0.13, values.size)
+            style = {"ms": 4, "alpha": 0.6, "color": color(1 - i), "mew": 0, "label": None if position else what}
             right.plot(spread, values, ".", **style)
     for value, text in ((OPTIMAL, "1/2"), (LOCAL, r"$\sqrt{2}/3$"), (RANK_ONE, r"$\sqrt{2}-1$")):
         right.axhline(value, color="0.55", lw=0.8, ls="--", zorder=0)
