@@ -126,9 +126,8 @@ class Jacobian(Printed):
         self.dtype = dtype
         self.kink_rtol = None if kink_rtol is None else validation.number(kink_rtol, "kink_rtol", 0.0)
         self.chunk_size = None if chunk_size is None else validation.integer(chunk_size, "chunk_size")
-        self._function: Layers | Functional = (
-            Layers.of(net, dtype, copy=True) if is_plain_mlp(net) else Functional(net, dtype)
-        )
+        self._function: Layers | Functional
+        self._function = Layers.of(net, dtype, copy=True) if is_plain_mlp(net) else Functional(net, dtype)
         self._x = self.x.to(self._function.device)
         self.tangent: Tensor | None = None
         if tangent is not None:
@@ -354,10 +353,8 @@ class Jacobian(Printed):
         try:
             return as_mlp(self.net).depth
         except TypeError as error:
-            reason = str(error).removeprefix("net: ")
-            raise ValueError(
-                f"depth: got None, expected L of a module that is no chain of layers ({reason})"
-            ) from error
+            what = f"a module that is no chain of layers ({str(error).removeprefix('net: ')})"
+            raise ValueError(f"depth: got None, expected L of {what}") from error
 
 
 def _level_of_caller() -> int:

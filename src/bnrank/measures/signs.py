@@ -76,22 +76,16 @@ class SignTrace:
         ValueError
             If the names differ from those in the first record.
         """
-        number = len(self)
+        number, norm = len(self), _norm(parameters)
         if number == 0:
-            self.names = tuple(parameters)
-            self._first = {
-                name: p.detach().clone(memory_format=torch.contiguous_format) for name, p in parameters.items()
-            }
+            whole = torch.contiguous_format
+            self.names, self._norms = tuple(parameters), (norm, norm)
+            self._first = {name: p.detach().clone(memory_format=whole) for name, p in parameters.items()}
             self._last = {name: p.clone() for name, p in self._first.items()}
             # whole numbers in float32, which comparisons without masks are fast in
             self.changed_at = {n: torch.zeros_like(p, dtype=torch.float32) for n, p in self._first.items()}
-            norm = _norm(self._first)
-            self._norms = (norm, norm)
-            self._append(step, time, (0.0,) * len(self.names), 0.0, 0.0)
-            return
         same = tuple(parameters) == self.names
         validation.expect(same, "parameters", ", ".join(parameters), ", ".join(self.names))
-        norm = _norm(parameters)
         changed, turned = [], [0.0, 0.0]
         room = _Room(min(PIECE, max((p.numel() for p in parameters.values()), default=0)))
         lengths = self._norms[::-1]
@@ -113,16 +107,14 @@ class SignTrace:
                 new.copy_(now)
             changed.append(count / max(1, p.numel()))
         # 1 - cos as half the squared distance of the unit vectors, without cancellation
-        sines = [0.5 * t / norm**2 if norm > 0 and n > 0 else math.nan for t, n in zip(turned, lengths, strict=True)]
+        undefined = math.nan if number else 0.0
+        sines = [0.5 * t / norm**2 if norm > 0 and n > 0 else undefined for t, n in zip(turned, lengths, strict=True)]
         self._norms = (self._norms[0], norm)
-        self._append(step, time, tuple(changed), *sines)
-
-    def _append(self, step: int, time: float, changed: tuple[float, ...], from_last: float, from_first: float) -> None:
         self.steps.append(step)
         self.times.append(time)
-        self.changed.append(changed)
-        self.from_last.append(from_last)
-        self.from_first.append(from_first)
+        self.changed.append(tuple(changed))
+        self.from_last.append(sines[0])
+        self.from_first.append(sines[1])
 
     def changed_since(self, step: int | None = None, *, time: float | None = None) -> dict[str, float]:
         """Return per parameter the fraction of entries whose sign changed after a step, or after a time.

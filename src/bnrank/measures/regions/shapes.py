@@ -80,14 +80,12 @@ class Intervals:
         old, zeros = old[order], zeros[order]
         kept = (np.diff(old, prepend=-1) > 0) | (np.diff(zeros, prepend=0.0) > CLOSE)
         old, zeros = old[kept], zeros[kept]
-        parts = np.bincount(old, minlength=len(self)) + 1
-        parents = np.repeat(np.arange(len(self)), parts)
-        starts = np.zeros(len(parents), bool)
-        starts[np.cumsum(parts) - parts] = True
-        ends = np.empty((len(parents), 2))
-        ends[starts, 0], ends[~starts, 0] = low, zeros
-        lasts = np.roll(starts, -1)
-        ends[lasts, 1], ends[~lasts, 1] = high, zeros
+        every = np.arange(len(self))
+        owners, points = np.concatenate([every, old, every]), np.concatenate([low, zeros, high])
+        order = np.argsort(owners, kind="stable")  # per interval: its low end, the zeros, its high end
+        owners, points = owners[order], points[order]
+        inside = owners[1:] == owners[:-1]
+        parents, ends = owners[1:][inside], np.stack([points[:-1], points[1:]], 1)[inside]
         return parents, Intervals(ends, self.lines[parents])
 
 
