@@ -8,20 +8,13 @@ from rich.console import Console
 from bnrank._version import __version__
 from bnrank.cli.arguments import grouped
 from bnrank.cli.discovering import discover
-from bnrank.cli.networks import check_command, compress_command, profile_command
+from bnrank.cli.networks import check_command, compress_command, demo, profile_command, train_command
 from bnrank.cli.reproducing import reproduce
 from bnrank.cli.terminal import escape, say
-from bnrank.cli.training import demo, train_command
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    help="Measure, train, check and use the bottleneck structure of deep networks.",
-)
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import typer
 import bnrank
 from bnrank._core import files, validation
 from bnrank.cli.arguments import Data, Quiet, TableColumns, words
-from bnrank.cli.terminal import say, say_where
+from bnrank.cli.terminal import say
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +88,7 @@ def discover(
         say(f"{table.dropped} of {len(x) + table.dropped} rows with missing values are dropped")
     say(str(found.summary()))
     if save is not None:
-        say_where("The estimator", found.save(save))
+        say(f"The estimator: {found.save(save)}")
         say(f"  in Python: bnrank.load({str(save)!r})")
     if coordinates is not None:
         _write_coordinates(found, x, coordinates)
@@ -97,7 +97,8 @@ def discover(
         if symmetry:
             page |= _symmetries(found, x)
     finally:  # the fit is shown even if the search fails or is interrupted
-        say_where("The page", bnrank.report(page, out, title=f"bnrank discover: {table.name}"))
+        written = bnrank.report(page, out, title=f"bnrank discover: {table.name}")
+        say(f"The page: {written}")
 
 
 def _say_counters(x: pd.DataFrame, ignored: list[str], *, named: bool) -> None:
@@ -159,7 +160,7 @@ def _write_coordinates(found: Any, x: pd.DataFrame, path: Path) -> None:
 
     z = pd.DataFrame(found.transform(x), x.index, [f"z{j + 1}" for j in range(found.n_components_)])
     files.write_atomically(path, z.to_csv(index_label="row"))
-    say_where("The coordinates, with row numbers from 0", path)
+    say(f"The coordinates, with row numbers from 0: {path}")
 
 
 def _components(text: str) -> int | str:

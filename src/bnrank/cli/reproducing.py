@@ -11,7 +11,7 @@ import bnrank
 from bnrank._core import text
 from bnrank.cli import terminal
 from bnrank.cli.arguments import Quiet
-from bnrank.cli.terminal import escape, say_where
+from bnrank.cli.terminal import escape, say
 
 if TYPE_CHECKING:
     from bnrank import figures
@@ -63,10 +63,10 @@ def reproduce(
         outcomes = bnrank.figures.reproduce(names or ["all"], out, scale, not quiet, not fresh, start, end)
     except KeyboardInterrupt:
         again = "rerun without --fresh" if fresh else "rerun"
-        say_where(f"Interrupted in {running[-1] if running else 'the start'}; {again} to resume. The page", page)
+        say(f"Interrupted in {running[-1] if running else 'the start'}; {again} to resume. The page: {page}")
         raise
     terminal.console.print(text.table([_summary(outcome, running) for outcome in outcomes], title="Summary"))
-    say_where("The page", page)
+    say(f"The page: {page}")
     if not all(outcome.passed for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -85,17 +85,11 @@ def _summary(outcome: figures.Outcome, running: list[str]) -> dict[str, object]:
 
 
 def _list(out: Path, scale: str, names: list[str]) -> None:
-    rows = [
-        {
-            "id": entry.figure.id,
-            "figure": f"{entry.figure.name}\n{entry.figure.title}",
-            "claims": entry.claims,
-            "stored": entry.result,
-            "time": entry.time,
-            "needs": _needs(entry.figure, scale),
-        }
-        for entry in bnrank.figures.listing(out, scale, names)
-    ]
+    rows: list[dict[str, object]] = []
+    for entry in bnrank.figures.listing(out, scale, names):
+        figure = entry.figure
+        rows.append({"id": figure.id, "figure": f"{figure.name}\n{figure.title}", "claims": entry.claims})
+        rows[-1] |= {"stored": entry.result, "time": entry.time, "needs": _needs(figure, scale)}
     listed = text.table(rows, title=f"{scale} scale, stored in {out}")
     for name in (0, 2, 4, 5):
         listed.columns[name].no_wrap = True

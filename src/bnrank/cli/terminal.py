@@ -1,7 +1,5 @@
 """Where the verbs say what they did."""
 
-from pathlib import Path
-
 from rich.console import Console
 
 console = Console()
@@ -10,11 +8,6 @@ console = Console()
 def say(text: str) -> None:
     """Print plain text as it is: no markup, no colors, no line broken."""
     console.print(escape(text), highlight=False, soft_wrap=True)
-
-
-def say_where(what: str, path: Path) -> None:
-    """Say where something was written."""
-    say(f"{what}: {path}")
 
 
 def escape(text: str) -> str:

@@ -15,17 +15,8 @@ from bnrank.networks.functional import example
 from bnrank.networks.reading import Reading, capture, read
 from bnrank.networks.reasons import Skipped
 
-__all__ = [
-    "Accumulator",
-    "Spectra",
-    "activation_singular_values",
-    "conv_singular_values",
-    "effective_rank",
-    "rank",
-    "singular_values",
-    "stable_rank",
-    "weight_singular_values",
-]
+__all__ = ["Accumulator", "Spectra", "activation_singular_values", "conv_singular_values", "effective_rank", "rank"]
+__all__ += ["singular_values", "stable_rank", "weight_singular_values"]
 
 METHODS = ("qr", "gram")
 WHICH = ("activations", "preactivations")

@@ -146,25 +146,17 @@ class Convolutions:
         values = np.stack([np.pad(row, ((0, 0), (0, most - row.shape[1])), constant_values=np.nan) for row in rows])
         frequency = {"long_name": "cycles per image, standing for w and -w"}
         multiplicity = {"long_name": "2 where the name stands for w and -w, else 1"}
-        return xr.DataArray(
-            values,
-            dims=DIMS,
-            coords={
-                "layer": [layer.index for layer in self.layers],
-                "layer_name": ("layer", np.array([layer.name for layer in self.layers], dtype=str)),
-                "frequency": ("frequency", np.array(modes.names, dtype=str), frequency),
-                "multiplicity": ("frequency", np.array(modes.multiplicity), multiplicity),
-                "modulus": ("frequency", np.array(modes.modulus), {"long_name": "|w|, cycles per image"}),
-                "channel": np.arange(1, most + 1),
-            },
-            attrs={
-                "long_name": text,
-                "units": "1",
-                "image_size": list(modes.size),
-                "notes": "\n".join(f"{name}: {note}" for name, note in self.notes.items()),
-                "skipped": "\n".join(map(str, self.skipped)),
-            },
-        )
+        coords = {
+            "layer": [layer.index for layer in self.layers],
+            "layer_name": ("layer", np.array([layer.name for layer in self.layers], dtype=str)),
+            "frequency": ("frequency", np.array(modes.names, dtype=str), frequency),
+            "multiplicity": ("frequency", np.array(modes.multiplicity), multiplicity),
+            "modulus": ("frequency", np.array(modes.modulus), {"long_name": "|w|, cycles per image"}),
+            "channel": np.arange(1, most + 1),
+        }
+        notes = "\n".join(f"{name}: {note}" for name, note in self.notes.items())
+        attrs = {"long_name": text, "units": "1", "image_size": list(modes.size), "notes": notes}
+        return xr.DataArray(values, coords, DIMS, attrs=attrs | {"skipped": "\n".join(map(str, self.skipped))})
 
 
 def checked(values: object) -> xr.DataArray:

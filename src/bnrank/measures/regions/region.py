@@ -131,15 +131,9 @@ class Regions(Printed, Sequence[Region]):
         pattern = self.patterns[index].numpy()
         matrix, _ = next(jacobians(self._layers, pattern[None]))
         values, ranks = spectra(self._layers, pattern[None], self.rtol)
-        return Region(
-            matrix=torch.from_numpy(matrix[0].copy()),
-            offset=torch.from_numpy(offset(self._layers, pattern)),
-            rank=int(ranks[0]),
-            singular_values=torch.from_numpy(values[0]),
-            point=self.points[index],
-            pattern=self.patterns[index],
-            **self._shape(index),
-        )
+        jacobian, shift = torch.from_numpy(matrix[0].copy()), torch.from_numpy(offset(self._layers, pattern))
+        rank, spectrum = int(ranks[0]), torch.from_numpy(values[0])
+        return Region(jacobian, shift, rank, spectrum, self.points[index], self.patterns[index], **self._shape(index))
 
     def _shape(self, index: int) -> dict[str, Any]:
         shapes, corners = self._shapes, self._shapes.corners(index)
