@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bnrank._core import validation
 from bnrank._core.files import atomic_path, checked_path
+from bnrank._core.validation import Data
 from bnrank._version import __version__
 
 SUFFIX = ".safetensors"
@@ -48,9 +49,7 @@ class Stored:
     version: str
 
 
-def save(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor | np.ndarray], about: Mapping[str, Any], kind: str
-) -> Path:
+def save(path: str | os.PathLike[str], tensors: Mapping[str, Data], about: Mapping[str, Any], kind: str) -> Path:
     """Write tensors and plain values to a file, replacing it if it exists, and return its path.
 
     Parameters
@@ -142,12 +141,11 @@ def read(path: str | os.PathLike[str], *, name: str = "path") -> Stored:
         text = json.loads(metadata[KEY])
         return Stored(path, str(text["kind"]), dict(text["about"]), tensors, str(text["version"]))
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{name}: {path} ({path.stat().st_size} bytes) is damaged or not a safetensors file: {error}"
-        ) from error
+        damaged = f"{path} ({path.stat().st_size} bytes) is damaged or not a safetensors file"
+        raise ValueError(f"{name}: {damaged}: {error}") from error
 
 
-def _plain(tensor: Tensor | np.ndarray) -> Tensor:
+def _plain(tensor: Data) -> Tensor:
     if isinstance(tensor, np.ndarray):
         tensor = torch.from_numpy(np.ascontiguousarray(tensor))
     tensor = tensor.detach().cpu().contiguous()

@@ -38,13 +38,9 @@ class Search:
     def estimator(self, kind: str, progress: bool | str) -> Any:
         """Return the estimator, not yet fitted."""
         names = {"depth": self.depth, "width": self.width, "steps": self.steps, "n_networks": self.members}
-        return getattr(bnrank.discovery, f"Bottleneck{kind.capitalize()}")(
-            _components(self.components),
-            ridges=_ridges(self.ridges),
-            random_state=self.seed,
-            progress=progress,
-            **{name: "auto" if value is None else value for name, value in names.items()},
-        )
+        options: dict[str, Any] = {name: "auto" if value is None else value for name, value in names.items()}
+        options |= {"ridges": _ridges(self.ridges), "random_state": self.seed, "progress": progress}
+        return getattr(bnrank.discovery, f"Bottleneck{kind.capitalize()}")(_components(self.components), **options)
 
 
 def discover(

@@ -330,10 +330,8 @@ def bottleneck(
     weights = spectra.weight_singular_values(net, reading=reading)
     rows = [weights.get(layer.name, torch.zeros(0)) for layer in reading.layers]
     found = detect(rows, atol=atol, near_one=near_one, min_layers=min_layers)
-    before, after = (
-        spectra.activation_singular_values(net, x, which=which, method=method, **passes)
-        for which in ("preactivations", "activations")
-    )
+    before = spectra.activation_singular_values(net, x, which="preactivations", method=method, **passes)
+    after = spectra.activation_singular_values(net, x, which="activations", method=method, **passes)
     ratios = nonlinearity.ratio(net, x, **passes)
     skipped = tuple(dict.fromkeys(s for part in (weights, after, before) for s in part.skipped))
     inside = range(0) if found.start is None or found.end is None else range(found.start, found.end + 1)

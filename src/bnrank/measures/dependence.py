@@ -64,7 +64,9 @@ def predict(
     fewest = len(inputs) - int(np.bincount(of).max())
     if fewest < neighbors:
         raise ValueError(f"neighbors: got {neighbors}, but one fold leaves {fewest} of {len(inputs)} samples only")
-    white = _whitened(inputs, eps)
+    whitening = _whitening(inputs, np.linalg.norm(inputs, axis=0), eps)
+    validation.expect(whitening.size, "x", "the same point in all samples", "points that differ")
+    white = (inputs - inputs.mean(0)) @ whitening
     result = np.empty_like(targets)
     for fold in np.unique(of):
         mine, others = of == fold, of != fold
@@ -167,13 +169,6 @@ def _folds(groups: object, n: int, folds: int, seed: int) -> NDArray[np.int64]:
     validation.expect(len(known) >= 2, "groups", "one group", "two at least")
     order = np.random.default_rng(validation.integer(seed, "seed", 0)).permutation(len(known))
     return (order % min(folds, len(known)))[group]
-
-
-def _whitened(x: Array, eps: float) -> Array:
-    """Return x in coordinates of mean 0 and variance 1, without constant directions."""
-    white = _whitening(x, np.linalg.norm(x, axis=0), eps)
-    validation.expect(white.size, "x", "the same point in all samples", "points that differ")
-    return np.asarray((x - x.mean(0)) @ white)
 
 
 def _whitening(x: Array, size: Array, eps: float) -> Array:

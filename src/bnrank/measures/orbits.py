@@ -51,7 +51,10 @@ def rotations(v: Data, axis: Data, count: int = 32, seed: int = 0) -> Tensor:
     v = validation.samples(v, "v")
     count, seed = validation.integer(count, "count"), validation.integer(seed, "seed", 0)
     validation.expect(v.shape[1] >= 2, "v", f"shape {tuple(v.shape)}", "(m, d) with d of at least 2")
-    w = _direction(axis, v.shape[1]).to(v.device)
+    w = validation.real(axis, "axis", "a tensor or array of real numbers").to(v.device, torch.float64)
+    validation.expect(w.shape == v.shape[1:] and bool(w.any()), "axis", axis, f"({v.shape[1]},), not 0")
+    w = w / w.abs().max()  # so that the norm neither overflows nor vanishes
+    w = w / torch.linalg.vector_norm(w)
     z = v.double()
     along = (z @ w)[:, None] * w
     generator = torch.Generator().manual_seed(seed)
@@ -147,15 +150,6 @@ def collapse_by_layer(net: nn.Module, points: Data, chunk_size: int = 4096) -> n
             means[i].append(mean)
     rows = (torch.cat(parts).unflatten(0, (strata, orbits)) for parts in means)
     return np.array([_share(total, mean, count) for total, mean in zip(within, rows, strict=True)])
-
-
-def _direction(axis: object, d: int) -> Tensor:
-    """Return the unit vector along an axis."""
-    direction = validation.real(axis, "axis", "a tensor or array of real numbers").double()
-    validation.expect(tuple(direction.shape) == (d,) and bool(direction.any()), "axis", axis, f"({d},), not 0")
-    direction = direction / direction.abs().max()  # so that the norm neither overflows nor vanishes
-    unit: Tensor = direction / torch.linalg.vector_norm(direction)
-    return unit
 
 
 def _share(within: float, means: Tensor, count: int) -> float:

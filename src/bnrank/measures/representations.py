@@ -160,11 +160,11 @@ def distance(a: Data, b: Data, metric: str = "bures", *, rtol: float = 1e-8) -> 
     """
     metric = validation.choice(metric, "metric", METRICS)
     rtol = validation.rtol(rtol)
-    f, g = _factor(a, "a"), _factor(b, "b")
+    f, g = (validation.samples(value, name).detach().to(torch.float64) for name, value in (("a", a), ("b", b)))
     validation.expect(len(f) == len(g), "b", f"{len(g)} samples", f"{len(f)}, as many as a has")
     if metric == "bures":
         return _bures(f, g)
-    if metric == "affine-invariant" or metric == "log-euclidean":
+    if metric in ("affine-invariant", "log-euclidean"):
         return _logarithmic(f, g, metric, rtol)
     if metric == "centered-angle":
         f, g = _centered(f, "a"), _centered(g, "b")
@@ -260,10 +260,6 @@ def layout(distances: np.ndarray, dims: int = 2) -> Layout:
     total = np.abs(values).sum()
     share = float(np.maximum(values[:dims], 0).sum() / total) if total > 0 else 1.0
     return Layout(points * np.where(largest < 0, -1.0, 1.0), values, share)
-
-
-def _factor(value: Data, name: str) -> Tensor:
-    return validation.samples(value, name).detach().to(torch.float64)
 
 
 def _centered(f: Tensor, name: str) -> Tensor:
