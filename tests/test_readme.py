@@ -48,7 +48,7 @@ def test_the_python_examples_run_and_find_rank_two(tmp_path):
 def test_the_staircase_example_runs(tmp_path):
     last = """
 first = bnrank.escape.first_escape(flow, task.x, g)
-assert abs(first.predicted / first.seen - 1) < 0.02
+assert abs(first.predicted / first.observed - 1) < 0.02
 assert flow.plateaus[1].ranks[1:] == (1, 1, 1)
 """
     printed = run("import bnrank\n" + blocks("python")[2] + last, tmp_path)

@@ -38,7 +38,7 @@ def test_the_circle_has_the_speeds_named(after):
 def test_the_escape_time_is_predicted_to_a_percent(after):
     flow = after["flow"]
     assert flow.handover is not None
-    assert after["first"].seen == pytest.approx(after["first"].predicted, rel=0.01)
+    assert after["first"].observed == pytest.approx(after["first"].predicted, rel=0.01)
     assert len(flow.plateaus) >= 2
 
 

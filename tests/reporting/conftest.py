@@ -120,10 +120,10 @@ def make_summary(k=2, d_in=5, d_out=3, rows=60, classes=(), seed=0, **changes):
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(rows, k))
     y = z @ rng.normal(size=(k, d_out)) + 0.1 * rng.normal(size=(rows, d_out))
-    seen, predicted = y, y + 0.2 * rng.normal(size=y.shape)
+    observed, predicted = y, y + 0.2 * rng.normal(size=y.shape)
     if classes:
-        seen = np.array(classes)[rng.integers(len(classes), size=rows)]
-        predicted = np.where(rng.random(rows) < 0.8, seen, classes[0])
+        observed = np.array(classes)[rng.integers(len(classes), size=rows)]
+        predicted = np.where(rng.random(rows) < 0.8, observed, classes[0])
     most = len(classes) - 1 if classes else min(d_in, d_out)
     parts = {
         "estimator": "BottleneckClassifier" if classes else "BottleneckRegressor",
@@ -152,7 +152,7 @@ def make_summary(k=2, d_in=5, d_out=3, rows=60, classes=(), seed=0, **changes):
         "n_input_directions": min(k, d_in),
         "input_spectrum": np.linspace(1.0, 0.1, d_in),
         "coordinates": z,
-        "seen": seen,
+        "observed": observed,
         "predicted": predicted,
         "notes": (),
     }

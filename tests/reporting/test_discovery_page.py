@@ -120,8 +120,8 @@ def test_only_a_count_without_rivals_has_a_tick(tmp_path, summary, mark):
 
 def test_a_score_of_rounding_error_is_zero(tmp_path):
     summary = make_summary(0, d_out=2)
-    mean = summary.seen.mean(axis=0)
-    summary = dataclasses.replace(summary, score=4.441e-17, predicted=mean + 1e-13 * (summary.seen - mean))
+    mean = summary.observed.mean(axis=0)
+    summary = dataclasses.replace(summary, score=4.441e-17, predicted=mean + 1e-13 * (summary.observed - mean))
     page, shown = read(summary, tmp_path)
     assert [note.split(":")[-1] for note in shown[AGAINST]["note"]] == [" 0."] * 2
     assert "e-17" not in page.text
@@ -150,14 +150,14 @@ def test_a_fit_shows_the_numbers_of_its_summary(tmp_path):
     gaps = [figure["layout"]["annotations"][0]["text"] for figure in (at_bottleneck, of_inputs)]
     assert gaps == [f"gap {1.0 / 0.05:.4g}", f"gap {summary.input_spectrum[2] / summary.input_spectrum[3]:.4g}"]
     for i, (color,) in enumerate(shown[COORDINATES]["marker.color"]):
-        np.testing.assert_allclose(color, summary.seen[:, i], rtol=1e-3)
+        np.testing.assert_allclose(color, summary.observed[:, i], rtol=1e-3)
         _, dots = shown[AGAINST]["figures"][i]["data"]
-        np.testing.assert_allclose(dots["x"], summary.seen[:, i], rtol=1e-3)
+        np.testing.assert_allclose(dots["x"], summary.observed[:, i], rtol=1e-3)
         np.testing.assert_allclose(dots["y"], summary.predicted[:, i], rtol=1e-3)
         said = shown[AGAINST]["note"][i]
         assert said.startswith(f"Fitted rows; dotted: equality. R² of y{i}: ")
         r2 = float(said.rpartition(": ")[2].rstrip("."))
-        assert r2 == pytest.approx(r2_score(summary.seen[:, i], summary.predicted[:, i]), abs=1e-3)
+        assert r2 == pytest.approx(r2_score(summary.observed[:, i], summary.predicted[:, i]), abs=1e-3)
     for words in ("all folds but one", "0 1 2 3 3 3", "0 1 2 4 4 4", "1000 3", "Coordinates, most influential first"):
         assert words in page.text
     assert not {title for title in shown if "class" in title}
@@ -171,9 +171,9 @@ def test_classes_give_colors_and_a_confusion_matrix(tmp_path):
         assert [trace["hovertemplate"].split("<")[0] for trace in traces] == list(map(str, labels))
         assert len({trace["marker"]["color"] for trace in traces}) == len(labels)
         for trace, label in zip(traces, labels, strict=True):
-            own = summary.coordinates[[str(value) == str(label) for value in summary.seen], 0]
+            own = summary.coordinates[[str(value) == str(label) for value in summary.observed], 0]
             np.testing.assert_allclose(trace["x"], own, rtol=1e-3)
-        names = [[str(label) for label in column] for column in (summary.seen, summary.predicted)]
+        names = [[str(label) for label in column] for column in (summary.observed, summary.predicted)]
         expected = confusion_matrix(*names, labels=list(map(str, labels)))
         np.testing.assert_array_equal(shown[AGAINST]["figure"]["data"][0]["text"], expected)
 
@@ -192,8 +192,8 @@ def test_nothing_found_has_neither_coordinates_nor_sensitivities(tmp_path):
 
 def test_what_is_too_much_is_left_out_and_said(tmp_path):
     summary = make_summary(25, d_in=100, d_out=80, rows=50, n_input_directions=30)
-    quiet = summary.seen * np.r_[np.zeros(30), np.ones(50)]
-    page, shown = read(make_summary(25, d_in=100, d_out=80, rows=50, seen=quiet, n_input_directions=30), tmp_path)
+    quiet = summary.observed * np.r_[np.zeros(30), np.ones(50)]
+    page, shown = read(make_summary(25, d_in=100, d_out=80, rows=50, observed=quiet, n_input_directions=30), tmp_path)
     titles = [text for (text,) in shown[COORDINATES]["marker.colorbar.title.text"]]
     assert titles == [f"y{i}" for i in range(30, 80)]
     assert len(shown[COORDINATES]["x"]) == charts.MAX_COORDINATES
@@ -349,7 +349,7 @@ def test_the_still_picture_shows_the_summary():
     loss, dots, heat = plots.discovered(summary, output=2, coordinates=(3, 1))
     np.testing.assert_array_equal(loss.lines[0].get_ydata(), summary.held_out)
     np.testing.assert_array_equal(dots.collections[0].get_offsets().data, summary.coordinates[:, [2, 0]])
-    np.testing.assert_array_equal(dots.collections[0].get_array(), summary.seen[:, 2])
+    np.testing.assert_array_equal(dots.collections[0].get_array(), summary.observed[:, 2])
     np.testing.assert_array_equal(heat.images[0].get_array(), summary.sensitivity.T)
     assert (dots.get_xlabel(), dots.get_ylabel()) == ("z3", "z1")
     assert [label.get_text() for label in heat.get_yticklabels()] == list(summary.inputs)
@@ -358,10 +358,10 @@ def test_the_still_picture_shows_the_summary():
 def test_the_still_picture_of_one_coordinate_of_classes_and_of_nothing():
     one = make_summary(1, d_out=2)
     dots = plots.discovered(one, output=1)[1]
-    np.testing.assert_array_equal(dots.collections[0].get_offsets().data, np.c_[one.coordinates, one.seen[:, 1]])
+    np.testing.assert_array_equal(dots.collections[0].get_offsets().data, np.c_[one.coordinates, one.observed[:, 1]])
     labeled = make_summary(2, classes=("a", "b", "c"))
     groups = plots.discovered(labeled)[1].collections
-    assert [len(group.get_offsets()) for group in groups] == [(labeled.seen == c).sum() for c in "abc"]
+    assert [len(group.get_offsets()) for group in groups] == [(labeled.observed == c).sum() for c in "abc"]
     colors = [matplotlib.colors.to_hex(group.get_facecolor()[0]) for group in groups]
     assert colors == [color.lower() for color in plots.OKABE_ITO[:3]]
     line = plots.discovered(make_summary(1, classes=("a", "b")))[1]

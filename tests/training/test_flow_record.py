@@ -82,14 +82,16 @@ def test_first_escape_agrees_with_t37():
     flow, x, y = followed(t_after=100.0, init=1e-5)
     g = bnrank.escape.output_gradient("mse", y)
     found = bnrank.escape.first_escape(flow, x, g)
-    assert found.predicted == pytest.approx(found.seen, rel=0.02)
+    assert found.predicted == pytest.approx(found.observed, rel=0.02)
     assert found.row == flow.handover.row
+    assert f"predicted at t = {found.predicted:.4g}, observed at {found.observed:.4g}" in str(found)
+    assert all(result._repr_html_().startswith("<pre>") for result in (flow, found))
     chain = bnrank.escape.first_escape(flow, x, g, rank=1)
-    assert chain.predicted == pytest.approx(chain.seen, rel=0.05)
+    assert chain.predicted == pytest.approx(chain.observed, rel=0.05)
     assert chain.start < found.start
-    later = bnrank.escape.first_escape(flow, x, g, end=found.seen / 2)
-    assert later.seen == pytest.approx(found.seen / 2)
-    assert later.predicted == pytest.approx(later.seen, rel=0.02)
+    later = bnrank.escape.first_escape(flow, x, g, end=found.observed / 2)
+    assert later.observed == pytest.approx(found.observed / 2)
+    assert later.predicted == pytest.approx(later.observed, rel=0.02)
     with pytest.raises(ValueError, match="rank: got 11, expected at most the"):
         bnrank.escape.first_escape(flow, x, g, rank=11)
 

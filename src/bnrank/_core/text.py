@@ -19,8 +19,8 @@ def cell(value: object) -> str:
 
     Examples
     --------
-    >>> cell(0.123456), cell(float("nan")), cell(True), cell(12)
-    ('0.1235', '–', 'yes', '12')
+    >>> cell(0.123456), cell(-0.0), cell(float("nan")), cell(True), cell(12)
+    ('0.1235', '0', '–', 'yes', '12')
     """
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value.item()
@@ -31,7 +31,7 @@ def cell(value: object) -> str:
     if isinstance(value, int | np.integer):
         return str(int(value))
     if isinstance(value, float | np.floating):
-        return "–" if math.isnan(value) else f"{float(value):.4g}"
+        return "–" if math.isnan(value) else f"{float(value) + 0.0:.4g}"
     if isinstance(value, list | tuple):
         return ", ".join(cell(entry) for entry in value)
     return str(value)
@@ -60,8 +60,9 @@ def table(rows: Sequence[Row], *, title: str | None = None) -> Table:
 
     headings, cells = grid(rows)
     result = Table(title=Text(title) if title else None, box=SIMPLE_HEAD)
-    for heading, numeric in zip(headings, numeric_columns(headings, cells), strict=True):
-        result.add_column(Text(heading), justify="right" if numeric else "left")
+    for i, (heading, numeric) in enumerate(zip(headings, numeric_columns(headings, cells), strict=True)):
+        whole = max((len(line[i]) for line in cells), default=0) if numeric else None  # no number is cut
+        result.add_column(Text(heading), justify="right" if numeric else "left", min_width=whole)
     for line in cells:
         result.add_row(*(Text(entry) for entry in line))
     return result

@@ -18,7 +18,7 @@ CURVES = {"loss": "loss", "cost": "cost", "‖θ‖²": "parameter_norm", "gradi
 CURVES["balance"] = "balance_residual"
 SHORT = {"rank of W": "rank", "s₁ of W": "s₁(W)", "s₁ of activations": "s₁(a)", "nonlinearity": "nonlin."}
 SHORT |= {"‖θ‖² of the layer": "‖θ‖²", "relation": ""}
-VERDICT = ("id", "statement", "status", "left", "relation", "right", "remarks")
+VERDICT = ("id", "statement", "status", "left", "relation", "right")
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,15 @@ def check_command(
     section = bnrank.Section(f"{Path(model).name} on {task.name}", verdicts=verdicts)
     page = bnrank.report(section, out, title="bnrank check")
     tables = bnrank.reporting.tables
-    rows = [{SHORT.get(name, name): row[name] for name in VERDICT} for row in tables.verdict_rows(verdicts)]
+    found = tables.verdict_rows(verdicts)
+    rows = [{SHORT.get(name, name): row[name] for name in VERDICT} for row in found]
     terminal.console.print(text.table(rows, title=tables.summary(verdicts)))
+    remarks: dict[str, list[str]] = {}
+    for row in found:
+        remarks.setdefault(str(row["remarks"]), []).append(str(row["id"]))
+    for remark, ids in remarks.items():
+        if remark:
+            say(f"{', '.join(dict.fromkeys(ids))}: {remark}")
     say(f"The page: {page}")
     if not verdicts.ok:
         raise typer.Exit(1)

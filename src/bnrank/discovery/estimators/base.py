@@ -233,7 +233,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return _in_chunks(self.decoder_, z)
 
     def _summarize(
-        self, x: np.ndarray, seen: np.ndarray, predicted: np.ndarray, score: float, outputs: list[str]
+        self, x: np.ndarray, observed: np.ndarray, predicted: np.ndarray, score: float, outputs: list[str]
     ) -> None:
         rows = np.linspace(0, len(x) - 1, min(len(x), MAX_ROWS)).astype(int)
         own = {
@@ -242,11 +242,11 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             "bound": len(self.held_out_) - 1,
             "rows": len(x),
             "inputs": tuple(self._input_names(x.shape[1])),
-            "outputs": seen.shape[1] if seen.ndim > 1 else 1,
+            "outputs": observed.shape[1] if observed.ndim > 1 else 1,
             "output_names": tuple(outputs),
             "score": score,
             "coordinates": self._coordinates(x[rows]),
-            "seen": seen[rows],
+            "observed": observed[rows],
             "predicted": predicted[rows],
         }
         fitted = {f.name: getattr(self, f"{f.name}_") for f in fields(summary.Summary) if f.name not in own}

@@ -60,7 +60,7 @@ class Summary(Printed):
         (k, d_in): root mean square of dz_j/dx_i times the standard deviation of x_i.
     n_input_directions, input_spectrum
         Number of linear combinations of the inputs that y depends on, and how strongly on each.
-    coordinates, seen, predicted : ndarray
+    coordinates, observed, predicted : ndarray
         For at most 1,000 rows: z (rows, k), the outputs in the table, and those of the model.
     notes : tuple of str
         Remarks on the table, and what cannot be concluded.
@@ -88,7 +88,7 @@ class Summary(Printed):
     n_input_directions: int
     input_spectrum: np.ndarray
     coordinates: np.ndarray
-    seen: np.ndarray
+    observed: np.ndarray
     predicted: np.ndarray
     notes: tuple[str, ...]
 

@@ -216,7 +216,7 @@ class Part:
         if self.first is None:
             return result
         name = "time from the hand-over to the first escape, predicted by T37 for its chain of rank one over observed"
-        return (*result, between(name, self.first.predicted / self.first.seen, 0.8, 1.25))
+        return (*result, between(name, self.first.predicted / self.first.observed, 0.8, 1.25))
 
     def section(self) -> Section:
         """Return the plateaus as a table, with the skipped time and the number of steps."""

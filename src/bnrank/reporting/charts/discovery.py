@@ -44,7 +44,7 @@ def classes(summary: Summary) -> list[str] | None:
 
 def by_class(summary: Summary, labels: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the rows of every class, and heights at which they stand side by side, around the number of the class."""
-    names = np.array([str(label) for label in summary.seen])
+    names = np.array([str(label) for label in summary.observed])
     rows = [np.flatnonzero(names == label) for label in labels]
     return [(own, c + 0.5 * ((np.arange(len(own)) * 0.618034) % 1 - 0.5)) for c, own in enumerate(rows)]
 
@@ -158,15 +158,15 @@ def _gap(ratio: float, place: int, of: int, y: float) -> dict[str, Any]:
 
 def _outputs(summary: Summary, notes: list[str]) -> list[dict[str, Any]]:
     """Return name, observed and predicted values and R² of the outputs that vary most."""
-    seen, predicted = (table.reshape(len(table), -1) for table in (summary.seen, summary.predicted))
-    kept = np.sort(np.argsort(-seen.std(axis=0), kind="stable")[:MAX_OUTPUTS])
-    if len(kept) < seen.shape[1]:
-        notes.append(f"the {len(kept)} of {seen.shape[1]} outputs that vary most can be chosen")
+    observed, predicted = (table.reshape(len(table), -1) for table in (summary.observed, summary.predicted))
+    kept = np.sort(np.argsort(-observed.std(axis=0), kind="stable")[:MAX_OUTPUTS])
+    if len(kept) < observed.shape[1]:
+        notes.append(f"the {len(kept)} of {observed.shape[1]} outputs that vary most can be chosen")
     outputs = []
     for i in kept:
         name = summary.output_names[i]
-        r2 = score(r2_score(seen[:, i], predicted[:, i])) if np.ptp(seen[:, i]) else None
-        both = {"seen": parts.numbers(seen[:, i], 4), "predicted": parts.numbers(predicted[:, i], 4)}
+        r2 = score(r2_score(observed[:, i], predicted[:, i])) if np.ptp(observed[:, i]) else None
+        both = {"observed": parts.numbers(observed[:, i], 4), "predicted": parts.numbers(predicted[:, i], 4)}
         outputs.append({"name": name, "label": _label(name), **both, "r2": r2})
     return outputs
 
@@ -182,20 +182,20 @@ def _label(name: str) -> str:
 
 def _dots(z: Sequence[Any], outputs: Sequence[dict[str, Any]]) -> Chart:
     """Return the coordinates against each other, colored by an output; the only one, against the output."""
-    seen, labels = [[output["seen"]] for output in outputs], [output["label"] for output in outputs]
+    observed, labels = [[output["observed"]] for output in outputs], [output["label"] for output in outputs]
     if len(z) == 1:
         hover, color = "%{x:.3g}, %{y:.4g}", parts.member_color(0)
-        dots = parts.dots(z[0], seen[0][0], hover, color=color, opacity=0.75)
-        changes = [Change("y", ("output",), seen), Change("layout.yaxis.title.text", ("output",), labels)]
+        dots = parts.dots(z[0], observed[0][0], hover, color=color, opacity=0.75)
+        changes = [Change("y", ("output",), observed), Change("layout.yaxis.title.text", ("output",), labels)]
         figure = parts.figure(dots, {"title": "z<sub>1</sub>"}, {"title": labels[0]})
         controls = _output_control(outputs, "output")
         changes = changes if controls else []
         return Chart("Coordinate against output", figure, size="tall", controls=controls, changes=changes)
     scale = {"colorscale": parts.heat_scale(light=False), "colorbar": parts.color_bar(labels[0])}
     hover = "%{x:.3g}, %{y:.3g}<br>%{marker.color:.4g}"
-    dots = parts.dots(z[0], z[1], hover, size=6.5, color=seen[0][0], **scale)
+    dots = parts.dots(z[0], z[1], hover, size=6.5, color=observed[0][0], **scale)
     changes = [
-        Change("marker.color", ("output",), seen),
+        Change("marker.color", ("output",), observed),
         Change("marker.colorbar.title.text", ("output",), [[label] for label in labels]),
     ]
     controls = _output_control(outputs, "color")
@@ -241,12 +241,12 @@ def _coordinates(
 def _predicted(outputs: Sequence[dict[str, Any]]) -> Chart:
     figures, notes = [], []
     for output in outputs:
-        seen, predicted = output["seen"], output["predicted"]
-        low, high = min([*seen, *predicted]), max([*seen, *predicted])
+        observed, predicted = output["observed"], output["predicted"]
+        low, high = min([*observed, *predicted]), max([*observed, *predicted])
         room = 0.04 * (high - low) or 1
         limits = [low - room, high + room]
         hover = "observed %{x:.4g}<br>predicted %{y:.4g}"
-        dots = parts.dots(seen, predicted, hover, color=parts.member_color(0), opacity=0.7)
+        dots = parts.dots(observed, predicted, hover, color=parts.member_color(0), opacity=0.7)
         diagonal = parts.line(limits, limits, parts.MUTED, width=1.2, size=0, line_dash="dot")
         axes = ({"title": f"{output['label']}, {word}", "range": limits} for word in ("observed", "predicted"))
         figures.append(parts.figure([diagonal, dots], *axes))
@@ -257,7 +257,7 @@ def _predicted(outputs: Sequence[dict[str, Any]]) -> Chart:
 
 def _confusion(summary: Summary, labels: list[str]) -> Chart:
     names = [_label(name) for name in labels]
-    table = confusion_matrix(list(map(str, summary.seen)), list(map(str, summary.predicted)), labels=labels)
+    table = confusion_matrix(list(map(str, summary.observed)), list(map(str, summary.predicted)), labels=labels)
     shares = 100 * table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     hover = [
         [f"observed {a}<br>predicted {b}<br>{n} rows" for b, n in zip(names, row, strict=True)]

@@ -108,7 +108,7 @@ def _coordinates(ax: Axes, summary: Summary, output: int, i: int, j: int) -> Non
             ax.legend(frameon=False, fontsize=8)
         dress(ax, f"z{i + 1}", f"z{j + 1}" if k > 1 else "class", "Coordinates by class")
         return
-    values, name = summary.seen.reshape(len(summary.seen), -1)[:, output], summary.output_names[output]
+    values, name = summary.observed.reshape(len(summary.observed), -1)[:, output], summary.output_names[output]
     if k == 1:
         ax.scatter(across, values, s=16, color=OKABE_ITO[0], alpha=0.75)
         dress(ax, "z1", name, "Coordinate against output")

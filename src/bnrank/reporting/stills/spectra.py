@@ -74,7 +74,7 @@ def norm_versus_depth(
     """Draw the parameter norm against depth, colored by the rank of the middle weight (F4a).
 
     Dots are runs with training cost below the threshold, crosses the others. Through the dots of each rank that
-    were seen at two depths or more goes a least-squares line, whose slope the legend gives: within a rank range the
+    were found at two depths or more goes a least-squares line, whose slope the legend gives: within a rank range the
     norm is affine in L with slope R0, the rank.
 
     Parameters

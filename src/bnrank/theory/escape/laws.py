@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bnrank._core import validation
+from bnrank._core.results import Printed
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import from_layers
 from bnrank.theory.escape.direction import speed as speed_of
@@ -197,12 +198,12 @@ def _plain(values: np.ndarray) -> float | np.ndarray:
 
 
 @dataclass(frozen=True)
-class FirstEscape:
+class FirstEscape(Printed):
     """The first escape of a flow, predicted and observed.
 
     Attributes
     ----------
-    predicted, seen : float
+    predicted, observed : float
         Time from ``row`` to the escape, by T37 and in the flow.
     speed : float
         Speed s of the direction in that row.
@@ -213,11 +214,18 @@ class FirstEscape:
     """
 
     predicted: float
-    seen: float
+    observed: float
     speed: float
     start: float
     end: float
     row: int
+
+    def __str__(self) -> str:
+        """Return both times and the speed in one line."""
+        return (
+            f"first escape: predicted at t = {self.predicted:.4g}, observed at {self.observed:.4g}; "
+            f"speed {self.speed:.4g}, norm {self.start:.4g} to {self.end:.4g}"
+        )
 
 
 def first_escape(
@@ -261,7 +269,7 @@ def first_escape(
     >>> net = bnrank.networks.from_layers([torch.tensor([[1e-3]]), torch.tensor([[1e-3]]), torch.tensor([[1e-3]])])
     >>> flow = bnrank.flow(net, (x, y), plateau=bnrank.training.SkipPlateau(t_after=20.0))
     >>> found = first_escape(flow, x, bnrank.escape.output_gradient("mse", y))
-    >>> abs(found.predicted / found.seen - 1) < 0.02
+    >>> abs(found.predicted / found.observed - 1) < 0.02
     True
     """
     if not isinstance(flow, Flow):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import linalg
+from bnrank._core.results import Printed
 from bnrank.training.ensemble import Workers
 from bnrank.training.history import SERIES, Recorder
 from bnrank.training.settings import FlowSettings
@@ -80,7 +81,7 @@ class Handover:
 
 
 @dataclass(frozen=True)
-class Flow:
+class Flow(Printed):
     """A gradient flow.
 
     Attributes
