@@ -7,10 +7,14 @@ from rich.console import Console
 
 from bnrank._version import __version__
 from bnrank.cli.arguments import grouped
-from bnrank.cli.discovering import discover
-from bnrank.cli.networks import check_command, compress_command, demo, profile_command, train_command
-from bnrank.cli.reproducing import reproduce
+from bnrank.cli.check import check_command
+from bnrank.cli.compress import compress_command
+from bnrank.cli.demo import demo_command
+from bnrank.cli.discover import discover_command
+from bnrank.cli.profile import profile_command
+from bnrank.cli.reproduce import reproduce_command
 from bnrank.cli.terminal import escape, say
+from bnrank.cli.train import train_command
 
 __all__ = ["app", "main"]
 
@@ -37,10 +41,10 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
         raise typer.Exit
 
 
-app.command()(demo)
+app.command(name="demo")(demo_command)
 app.command(name="train")(grouped(train_command))
 app.command(name="profile")(grouped(profile_command))
 app.command(name="check")(grouped(check_command))
-app.command(name="discover")(grouped(discover))
+app.command(name="discover")(grouped(discover_command))
 app.command(name="compress")(grouped(compress_command))
-app.command()(reproduce)
+app.command(name="reproduce")(reproduce_command)

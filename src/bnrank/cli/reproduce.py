@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bnrank import figures
 
 
-def reproduce(
+def reproduce_command(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[FIGURE]...", help="Ids or names of figures, or all. Default: all.")
     ] = None,

@@ -43,7 +43,7 @@ class Search:
         return getattr(bnrank.discovery, f"Bottleneck{kind.capitalize()}")(_components(self.components), **options)
 
 
-def discover(
+def discover_command(
     data: Data,
     columns: TableColumns,
     search: Search,

@@ -1,0 +1,53 @@
+"""`bnrank check`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import bnrank
+from bnrank._core import text
+from bnrank.cli import terminal
+from bnrank.cli.arguments import Data, ModelFiles, ModelSpec, TableColumns
+from bnrank.cli.terminal import say
+
+HEADINGS = {"id": "id", "statement": "statement", "status": "status", "left": "left", "relation": "", "right": "right"}
+
+
+def check_command(
+    model: ModelSpec,
+    data: Data,
+    files: ModelFiles,
+    columns: TableColumns,
+    ridge: Annotated[
+        float | None, typer.Option(help="lambda of the training. Default: that of the training run, if known.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="Ids of statements, such as T4,T14. Default: all.")] = None,
+    rtol: Annotated[float, typer.Option(help="Ranks count singular values above rtol times the largest.")] = 1e-6,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("check.html"),
+) -> None:
+    """Check every statement of the theory on your network, and write a page.
+
+    The exit status is 1 if a statement is violated.
+
+    Example: [bold]bnrank check model.safetensors data.npz --ridge 0.001 --out check.html[/]
+    """
+    task = bnrank.tasks.load_table(data, **columns.arguments)
+    net, known = files.read(model)
+    chosen = only.replace(" ", "").split(",") if only else None
+    verdicts = bnrank.check(net, task.x, task.y, known if ridge is None else ridge, only=chosen, rtol=rtol)
+    section = bnrank.Section(f"{Path(model).name} on {task.name}", verdicts=verdicts)
+    page = bnrank.report(section, out, title="bnrank check")
+    tables = bnrank.reporting.tables
+    found = tables.verdict_rows(verdicts)
+    rows = [{heading: row[name] for name, heading in HEADINGS.items()} for row in found]
+    terminal.console.print(text.table(rows, title=tables.summary(verdicts)))
+    remarks: dict[str, list[str]] = {}
+    for row in found:
+        remarks.setdefault(str(row["remarks"]), []).append(str(row["id"]))
+    for remark, ids in remarks.items():
+        if remark:
+            say(f"{', '.join(dict.fromkeys(ids))}: {remark}")
+    say(f"The page: {page}")
+    if not verdicts.ok:
+        raise typer.Exit(1)

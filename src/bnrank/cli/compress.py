@@ -1,0 +1,63 @@
+"""`bnrank compress`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import bnrank
+from bnrank._core import validation
+from bnrank._core.files import checked_path
+from bnrank.cli.arguments import ModelFiles, ModelSpec, TableColumns
+from bnrank.cli.terminal import say
+
+
+def compress_command(
+    model: ModelSpec,
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="Samples from the network's input distribution: an .npz file with x (and x_test, used only for the "
+            "certificate), a .csv file, or a built-in task."
+        ),
+    ],
+    files: ModelFiles,
+    columns: TableColumns,
+    tol: Annotated[
+        float, typer.Option(help="Largest change of the output, relative to its spread over the samples.")
+    ] = 0.01,
+    tune: Annotated[int, typer.Option(help="Fine-tuning steps (distillation).")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the held-out split.")] = 0,
+    save: Annotated[Path, typer.Option(help="The .safetensors file of the smaller network.")] = Path(
+        "compressed.safetensors"
+    ),
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("compress.html"),
+) -> None:
+    """Reduce a trained network to its bottleneck, certify the change, and write the network and a page.
+
+    A network that cannot be reduced is left unchanged, with the reason, and no network is written.
+
+    Example: [bold]bnrank compress run low-rank --tol 0.02 --save small.safetensors[/]
+
+    The folder run is written by [bold]bnrank train low-rank --depth 12 --width 30 --ridge 0.002 --steps 500[/].
+    """
+    checked_path(out, "out")
+    checked_path(save, "save", ".safetensors")
+    given = [Path(path).resolve() for path in (model, files.weights) if path is not None]
+    validation.expect(save.resolve() not in given, "save", f"{str(save)!r}, the network that is read", "another name")
+    table = bnrank.tasks.read_table(data, **columns.arguments, outputs=False)
+    net, _ = files.read(model)
+    if ":" in model and files.weights is None:
+        say("no --weights: using the module as returned by the function")
+    held_out = 0.2 if table.x_test is None else table.x_test
+    found = bnrank.discovery.compress(net, table.x, tol=tol, held_out=held_out, tune=tune, seed=seed)
+    say(str(found))
+    title = f"{Path(model).name} on {table.name}"
+    page = bnrank.report({title: found}, out, title=f"bnrank compress: {title}")
+    say(f"The page: {page}")
+    if not found.changed:
+        say("The network: cannot be reduced; none is written")
+        return
+    say(f"The network: {found.save(save)}")
+    net_too = "" if "" in found.plan else ", net) with the original network net"
+    say(f"  in Python: bnrank.load({str(save)!r}{net_too or ')'}")
