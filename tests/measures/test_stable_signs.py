@@ -64,6 +64,18 @@ def test_times_from_which_signs_are_stable():
     assert signs.stable_since(path([1.0, 1.0, 1.0, -1.0]), TIMES) == {"w": 100.0}
 
 
+@pytest.mark.parametrize("size", [1e-320, 1e-170, 1e200])
+def test_signs_do_not_depend_on_the_size_of_the_weights(size):
+    networks = path([size, -size, -size], [-size, -size, size])
+    assert signs.changed_since(networks, [0, 1, 2], 1.5) == {"w": 0.5}
+    assert signs.stable_since(networks, [0, 1, 2]) == {"w": 2.0}
+
+
+def test_the_last_times_may_be_infinite():
+    networks = path([1, -1, -2, -3])
+    assert signs.stable_since(networks, [-math.inf, 1, math.inf, math.inf]) == {"w": 1.0}
+
+
 def test_fractions_changed_since():
     networks = path([1.0, 2.0, 3.0, 4.0], [-1.0, -1.0, 1.0, 1.0], [1.0, -1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0])
     found = [signs.changed_since(networks, TIMES, t)["w"] for t in (-5.0, 0.0, 0.5, 1.0, 1.1, 10.0, 10.5, 100.0)]

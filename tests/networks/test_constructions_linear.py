@@ -152,6 +152,16 @@ def test_cones_of_up_to_four_rays(k, n):
     assert found >= 3
 
 
+@pytest.mark.parametrize(("k", "n", "power"), [(12, 10, 1), (5, 400, 2), (5, 400, 3), (7, 30, 1)])
+def test_rotated_non_negative_samples(k, n, power):
+    """Fewer samples than dimensions, many facets, and dimensions without facets."""
+    orthant = torch.rand(n, k, generator=torch.Generator().manual_seed(k + power), dtype=torch.float64) ** power
+    x = orthant @ torch.linalg.qr(normal(k, k, seed=power)).Q
+    net = completely_positive(torch.eye(k, dtype=torch.float64), 2, x)
+    assert close(net(x), x, 1e-9)
+    assert norm(net) == pytest.approx(2 * k, rel=1e-9)
+
+
 def test_a_wide_angle_seen_from_aside():
     """80 degrees, the samples' mean far from the middle: a facet is needed, 90 degrees from a side."""
     angles = torch.deg2rad(torch.tensor([-40.0, 40.0, 35.0, 30.0], dtype=torch.float64))

@@ -327,6 +327,8 @@ def test_output_gradients():
     huber = output_gradient(lambda f, y: torch.nn.functional.huber_loss(f, y), torch.from_numpy(y))
     np.testing.assert_allclose(huber, -np.clip(y, -1, 1) / 15)
     assert output_gradient("mse", y.astype(np.float32)).dtype == torch.float64
+    np.testing.assert_allclose(output_gradient("mse", y[::-1]), -2 * y[::-1] / 5)
+    np.testing.assert_allclose(output_gradient("cross_entropy", labels[::-1], 4), expected[::-1])
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def classes(value: Tensor | np.ndarray, name: str, count: int | None = None) -> 
     tensor([0, 2])
     """
     try:
-        labels = torch.as_tensor(value).detach()
+        labels = torch.as_tensor(np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name}: got {describe(value)}, expected class numbers: integers, shape (N,)") from error
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:

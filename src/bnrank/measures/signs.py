@@ -103,12 +103,13 @@ class SignTrace:
                 torch.maximum(changed_at, differs.mul_(number), out=changed_at)
                 for i, then in enumerate((last, first)):
                     apart = torch.sub(now, then, alpha=factors[i], out=room.like(now))
-                    turned[i] += float(torch.linalg.vector_norm(apart)) ** 2
+                    length = float(torch.linalg.vector_norm(apart))
+                    turned[i] += length * length
                 new.copy_(now)
             changed.append(count / max(1, p.numel()))
-        # 1 - cos as half the squared distance of the unit vectors, without cancellation
-        undefined = math.nan if number else 0.0
-        sines = [0.5 * t / norm**2 if norm > 0 and n > 0 else undefined for t, n in zip(turned, lengths, strict=True)]
+        # 1 - cos as half the squared distance of the unit vectors, without cancellation; NaN beyond the range of floats
+        square, undefined = norm * norm, math.nan if number else 0.0
+        sines = [0.5 * t / square if square > 0 and n > 0 else undefined for t, n in zip(turned, lengths, strict=True)]
         self._norms = (self._norms[0], norm)
         self.steps.append(step)
         self.times.append(time)

@@ -13,6 +13,9 @@ from bnrank.networks.mlp import MLP
 
 NEGATIVE = 1e-12  # cosines from minus this on count as non-negative
 ISOMETRY = 1e-10  # entries of O^T O - P up to this count as 0
+MAX_POINTS = 300  # samples among the candidates for rows of an isometry
+MAX_RAYS = 60  # facets of which all sums of two are candidates, too
+MIXTURES = 2000  # random combinations of facets among the candidates
 
 
 def linear(a: Tensor | np.ndarray, depth: int, *, rtol: float | None = None) -> MLP:
@@ -146,8 +149,10 @@ def completely_positive(
         Generators of the cone, (N, d_in): samples, or ``torch.eye(d_in)`` for R^d_+.
     inner, outer : Tensor or ndarray, optional
         O_in, (m, d_in), and O_out, (m, d_out), checked on x. Default: the identity where coordinates are non-negative;
-        else the result of a search as in :func:`bnrank.cost.completely_positive`, which may fail although an isometry
-        exists.
+        a simplex around the axis for cones within arcsin(1/sqrt k) of it; else a combination, by non-negative least
+        squares, of vectors that are non-negative on the cone (samples, and up to k = 5 its facets and mixtures of
+        them), or the result of a search as in :func:`bnrank.cost.completely_positive`. All may fail although an
+        isometry exists.
     slope : float
         s of the activation; irrelevant on the domain, where no value is negative.
     rtol : float, optional
@@ -215,15 +220,73 @@ def _found(points: Tensor, basis: Tensor, what: str) -> Tensor:
     if len(z) == 0:
         return basis
     z = z / z.norm(dim=1, keepdim=True)
-    if float((z @ basis.T).min()) >= -NEGATIVE:
-        return basis
+    axis = z.sum(0) / z.sum(0).norm()
+    for plain in (basis, _simplex(axis)):
+        if float((z @ plain.T).min()) >= -NEGATIVE:
+            return plain
     if min(float((part @ z.T).min()) for part in z.split(1000)) < -NEGATIVE:
         raise ValueError(f"x: two points have {what} of negative inner product, expected a completely positive domain")
-    rays = cones.extreme_rays(z.cpu().numpy())
-    isometry, _, _ = cones.search(rays, NEGATIVE, np.random.default_rng(0))
+    isometry = _combined(z, axis, basis)
+    isometry = _searched(z) if isometry is None else isometry
     if isometry is None:
         raise ValueError(
             f"x: found no isometry of {what} (dimension {points.shape[1]}) into a non-negative orthant; pass inner and "
             "outer if you know them"
         )
-    return torch.from_numpy(isometry).to(points)
+    return isometry
+
+
+def _simplex(axis: Tensor) -> Tensor:
+    """Return an orthonormal basis around the axis, at angle arccos(1/sqrt k) with it."""
+    eye = torch.eye(len(axis)).to(axis)
+    mirror = torch.full_like(axis, 1 / math.sqrt(len(axis))) - axis
+    length = float(mirror.norm())
+    return eye if length < NEGATIVE else eye - 2 * torch.outer(mirror / length, mirror / length)
+
+
+def _combined(z: Tensor, axis: Tensor, basis: Tensor) -> Tensor | None:
+    """Return an isometry whose rows are vectors of the dual cone that are easily found, by non-negative least squares.
+
+    The candidates are points, facets in up to 5 dimensions, and random mixtures of these, most of them uneven.
+    """
+    from scipy.optimize import nnls
+
+    eye, rays = torch.eye(len(axis)).to(z), _facets(z, axis)
+    sums = [r + t for i, r in enumerate(rays[:MAX_RAYS]) for t in rays[:i]]
+    draws = torch.rand(MIXTURES, len(rays), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mixtures = list((1 - draws).log().square().to(z) @ torch.stack(rays)) if rays else []
+    candidates = torch.stack([*basis, *-basis, axis, *z[:MAX_POINTS], *rays, *sums, *mixtures])
+    size = candidates.norm(dim=1)
+    candidates = candidates[size > NEGATIVE] / size[size > NEGATIVE, None]
+    candidates = torch.cat([part[(part @ z.T).min(1).values >= -NEGATIVE] for part in candidates.split(1000)])
+    squares = (candidates[:, :, None] * candidates[:, None, :]).flatten(1)
+    shares = torch.from_numpy(nnls(squares.T.cpu().numpy(), eye.flatten().cpu().numpy())[0]).to(z)
+    o = shares[shares > 0].sqrt()[:, None] * candidates[shares > 0]
+    if float((o.T @ o - eye).abs().max()) > 1e-8:
+        return None
+    values, vectors = torch.linalg.eigh(o.T @ o)
+    return o @ (vectors / values.sqrt()) @ vectors.T
+
+
+def _facets(z: Tensor, axis: Tensor) -> list[Tensor]:
+    """Return the inner normals of the cone's facets, in 3 to 5 dimensions, if it has interior points."""
+    from scipy.spatial import ConvexHull, QhullError
+
+    if not 3 <= len(axis) <= cones.MAX_HULL:
+        return []
+    across = torch.linalg.svd(axis[None])[2][1:]  # orthonormal, orthogonal to the axis
+    section = (z @ across.T) / (z @ axis)[:, None]
+    try:
+        equations = torch.from_numpy(ConvexHull(section.cpu().numpy()).equations).to(z)
+    except (QhullError, ValueError):  # flat
+        return []
+    return list(-(equations[:, :-1] @ across) - equations[:, -1:] * axis)
+
+
+def _searched(z: Tensor) -> Tensor | None:
+    """Return an isometry found by the search for extreme rays, with the identity where no point extends, or None."""
+    _, values, rows = np.linalg.svd(z.cpu().numpy())
+    rank = int((values > NEGATIVE * values[0]).sum())
+    rays = cones.extreme_rays(z.cpu().numpy() @ rows[:rank].T)
+    isometry, _, _ = cones.search(rays, NEGATIVE, np.random.default_rng(0))
+    return None if isometry is None else torch.from_numpy(np.vstack([isometry @ rows[:rank], rows[rank:]])).to(z)

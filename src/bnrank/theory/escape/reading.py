@@ -144,6 +144,8 @@ def gradient_at(loss: Loss, outputs: Tensor, y: object) -> Tensor:
 
 
 def _labels(y: object) -> Tensor:
-    if isinstance(y, Tensor) or (isinstance(y, np.ndarray) and y.dtype.kind in "biuf"):
-        return torch.as_tensor(y).detach()
-    raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray of numbers")
+    if isinstance(y, np.ndarray) and y.dtype.kind in "biuf":
+        y = torch.from_numpy(np.ascontiguousarray(y))
+    if not isinstance(y, Tensor):
+        raise TypeError(f"y: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray of numbers")
+    return y.detach()
