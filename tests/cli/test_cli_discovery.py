@@ -184,6 +184,7 @@ def test_whole_numbers_stay_classes_where_rows_with_gaps_are_left_out(command, t
         (("trees.csv", "--targets", "p", "--ignore", "p"), "expected each column once"),
         (("trees.csv", "--targets", "p"), "text in column id, wood, expected numbers"),
         (("trees.csv", "--targets", "p", "--kind", "regresor"), "did you mean 'regressor'"),
+        (("trees.csv", "--targets", "p", "--kind", ""), "kind: got '' (str), expected one of"),
         (("trees.csv", "--targets", "p,q", *NAMED, "--kind", "classifier"), "got 2 columns, expected one column"),
         (("trees.csv", "--targets", "p", *NAMED, "--components", "two"), "components: got 'two'"),
         (("trees.csv", "--targets", "p", *NAMED, "--ridges", "0.1;1"), "ridges: got '0.1;1'"),

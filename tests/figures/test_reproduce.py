@@ -17,6 +17,7 @@ import xarray as xr
 import bnrank
 from bnrank import figures
 from bnrank.figures.harness import store
+from bnrank.figures.harness.claims import Claim
 from bnrank.figures.harness.figure import Outcome
 from bnrank.reporting import Section
 from bnrank.training.interruption import interruptions
@@ -53,6 +54,31 @@ def test_an_outcome_is_opened_as_it_was(tmp_path):
     assert (tmp_path / "a-name" / "a-b.svg").exists()
     assert not (tmp_path / "a-name" / "large.svg").exists()
     json.loads((tmp_path / "a-name" / "claims.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_keys_results_and_indices_of_any_kind_are_stored(tmp_path):
+    several = profile().expand_dims(depth=[2, 3], seed=[0]).stack(run=("depth", "seed"))
+    claims = [Claim("of a tensor", torch.tensor(False), 1.0, "2"), Claim("open", None, 1.0, "2")]
+    rows = [{np.int64(3): 1, (1, 2): 2, "x": range(2)}]
+    Outcome("A", claims, [Section("S", rows=rows, profile=several)], settings={"a": [{(1, 2): 3}]}).save(tmp_path)
+    found = Outcome.open(tmp_path)
+    assert [claim.passed for claim in found.claims] == [False, None]
+    (section,) = found.sections
+    assert list(section.rows) == [{"3": 1, "(1, 2)": 2, "x": [0, 1]}]
+    assert found.settings == {"a": [{"(1, 2)": 3}]}
+    (stored,) = section.profiles.values()
+    assert stored["depth"].values.tolist() == [2, 3]
+    assert stored["weight_singular_values"].sizes["run"] == 2
+
+
+def test_a_picture_that_is_damaged_does_not_end_the_page(tmp_path, plant):
+    plant(planted("a", lambda *_, **__: Outcome("A", (PASSED,), (), {"large": drawn(3000)})))
+    figures.reproduce("all", tmp_path, progress=False)
+    picture = tmp_path / "quick" / "a-name" / "large.png"
+    picture.write_bytes(bytes(picture.stat().st_size))
+    (again,) = figures.reproduce("all", tmp_path, progress=False)
+    assert again.passed
+    assert "A. a in words" in page_of(tmp_path)
 
 
 def test_an_opened_outcome_can_be_saved_again_elsewhere_and_over_itself(tmp_path):

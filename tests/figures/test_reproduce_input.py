@@ -108,6 +108,13 @@ def test_memory_of_this_process_counts_and_elsewhere_that_of_the_machine(tmp_pat
     assert here is None or here > 0.05
 
 
+def test_memory_of_the_kernel_counts_where_control_groups_cannot_be_read(tmp_path):
+    machine(tmp_path)
+    (tmp_path / "proc/self/cgroup").unlink()
+    (tmp_path / "proc/self/cgroup").mkdir()
+    assert requirements.memory(tmp_path) == pytest.approx(8.192)
+
+
 def test_missing_data_are_said_before_the_figure_starts_with_what_to_fetch(tmp_path, plant, monkeypatch):
     monkeypatch.setenv("BNRANK_DATA", str(tmp_path / "empty"))
     monkeypatch.setattr("pooch.os_cache", lambda _: tmp_path / "cache")

@@ -75,7 +75,7 @@ def discover_command(
         files.checked_path(save, "save", ".safetensors")
     if coordinates is not None:
         files.checked_path(coordinates, "coordinates", ".csv")
-    validation.choice(kind or KINDS[0], "kind", KINDS)
+    validation.optional(validation.choice, kind, "kind", KINDS)
     table = bnrank.tasks.read_table(data, **columns.arguments, outputs=kind != "autoencoder", min_rows=2)
     x, y = table.inputs, table.outputs
     _say_counters(x, words(columns.ignore), named=Path(data).suffix.lower() == ".csv")
@@ -160,9 +160,12 @@ def _write_coordinates(found: Any, x: pd.DataFrame, path: Path) -> None:
 
 
 def _components(text: str) -> int | str:
-    is_number = text.removeprefix("-").isdecimal()
-    validation.expect(is_number or text == "auto", "components", f"{text!r}", "a whole number or 'auto'")
-    return int(text) if is_number else text
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"components: got {text!r}, expected a whole number or 'auto'") from None
 
 
 def _ridges(text: str | None) -> list[float] | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -170,8 +171,8 @@ def picture(value: Any, caption: str, alt: str = "") -> Picture:
     if isinstance(value, Path) and value.suffix in MIME:
         mime, content = MIME[value.suffix], value.read_bytes()
         if mime == "image/png":
-            with PIL.Image.open(value) as image:
-                width = round(image.width * 96 / image.info.get("dpi", (96, 96))[0])
+            with contextlib.suppress(OSError), PIL.Image.open(value) as image:  # a damaged one is shown as damaged
+                width = round(image.width * 96 / (image.info.get("dpi", (96, 96))[0] or 96))
     else:
         mime, content = "image/svg+xml", drawn(value, caption)
     return Picture(caption, mime, base64.b64encode(content).decode(), alt or caption, width)

@@ -85,7 +85,7 @@ def signs(courses: Sequence[Course]) -> Picture:
     picture, axes = panels(len(courses), 2, (10.5, 3.9 * len(courses)))
     for (left, right), c in zip(axes, courses, strict=True):
         for i, values in enumerate(c.signs().values()):
-            left.plot(c.times, 100 * values, **_style(i, len(c.before)))
+            left.plot(c.times, 100 * values, **_style(i, len(c.before)) | {"linewidth": 1.8})
         title = f"Stable signs; {c.title.partition('; ')[2]}"
         _over_time(left, c, "signs that change at t or later (%)", title, legend="upper right", bottom=0)
         found = c.convergence()

@@ -48,7 +48,8 @@ def lines(found: Sequence[Line]) -> Picture:
     ):
         style = {"linestyle": dash, "markersize": size, "markerfacecolor": hue if dash else "none", "label": name}
         right.plot(*group.T, color=hue, marker=marker, **style)
-        left.plot([], [], color=GRAY, linewidth=1.7, linestyle=dash, marker="" if dash else marker, label=name)
+        key = {"marker": "", "label": name} if dash else {"marker": marker, "label": "trained, ridge"}
+        left.plot([], [], color=GRAY, linewidth=1.7, linestyle=dash, **key)
     left.legend(frameon=False, loc="best")
     _number(right, groups[0], range(len(best.logs)), color(6), (0, -15))
     right.margins(0.08, 0.35)

@@ -172,8 +172,11 @@ class Figure:
 
     def stamp(self, scale: str, **changes: Any) -> dict[str, Any]:
         """Return the stamp of results, which are reused only if it agrees: figure, version, scale and settings."""
-        settings = dataclasses.asdict(self.changed(scale, **changes))
-        return {"figure": self.label, "version": self.version, "scale": scale, **settings}
+        return {"figure": self.label, "version": self.version, **self.described(scale, **changes)}
+
+    def described(self, scale: str, **changes: Any) -> dict[str, Any]:
+        """Return scale and settings as one mapping."""
+        return {"scale": scale, **dataclasses.asdict(self.changed(scale, **changes))}
 
     def changed(self, scale: str, **changes: Any) -> Any:
         """Return the settings of a scale with some of them replaced.
@@ -236,7 +239,7 @@ class Figure:
         finally:
             seconds = before + time.perf_counter() - began
             store.spend(folder, seconds)
-        described = {"scale": scale, **dataclasses.asdict(settings)}
+        described = self.described(scale, **changes)
         try:
             described |= made.settings
             outcome = replace(made, figure=self.label, settings=described, seconds=seconds, error=error)

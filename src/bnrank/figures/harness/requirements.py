@@ -64,8 +64,10 @@ def memory(root: str | os.PathLike[str] = "/") -> float | None:
 
 def _left(top: Path) -> Iterator[float]:
     """Yield the bytes left by each control group of this process that has a limit."""
-    path = top / "proc/self/cgroup"
-    for line in path.read_text().splitlines() if path.exists() else ():
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = (top / "proc/self/cgroup").read_text().splitlines()
+    for line in lines:
         number, controllers, name = line.split(":", 2)
         if number != "0" and "memory" not in controllers.split(","):
             continue

@@ -14,6 +14,7 @@ Other files in the folder do not belong to the figure, and are not removed.
 import contextlib
 import errno
 import json
+import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -166,15 +167,17 @@ def plain(value: Any) -> Any:
     >>> plain({"depths": range(2, 4), "ridge": float("inf")})
     {'depths': [2, 3], 'ridge': 'Infinity'}
     """
-
-    def native(value: Any) -> Any:
-        if isinstance(value, np.generic | np.ndarray):
-            return value.tolist()
-        if isinstance(value, Mapping):
-            return dict(value)
-        return list(value) if isinstance(value, range) else str(value)
-
-    return json.loads(json.dumps(value, default=native), parse_constant=str)
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else json.dumps(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [plain(entry) for entry in value]
+    return str(value)
 
 
 def _restored(value: Any) -> Any:
@@ -220,7 +223,15 @@ def picture_files(name: str, picture: Any) -> dict[str, bytes]:
 
 def claim_entries(claims: Iterable[Any]) -> list[dict[str, Any]]:
     """Return claims as mappings."""
-    return [{key: getattr(claim, key) for key in ("name", "passed", "measured", "expected")} for claim in claims]
+    return [
+        {
+            "name": claim.name,
+            "passed": None if claim.passed is None else bool(claim.passed),
+            "measured": claim.measured,
+            "expected": claim.expected,
+        }
+        for claim in claims
+    ]
 
 
 def section_files(sections: Sequence[Section]) -> dict[str, bytes]:
@@ -267,7 +278,8 @@ def read_sections(folder: Path) -> tuple[Section, ...]:
 
 def _netcdf(dataset: xr.Dataset) -> bytes:
     """Return a dataset as NetCDF, its attributes in a form that NetCDF can hold."""
-    dataset = dataset.copy()
+    several = [name for name, index in dataset.indexes.items() if index.nlevels > 1 and name in dataset.dims]
+    dataset = dataset.reset_index(several) if several else dataset.copy()
     for part in (dataset, *(dataset[name] for name in dataset.variables)):
         part.attrs = {key: _attribute(value) for key, value in part.attrs.items() if value is not None}
     return bytes(dataset.to_netcdf(engine="h5netcdf"))  # in memory: HDF5 crashes when the disk is full
