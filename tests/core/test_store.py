@@ -32,6 +32,14 @@ def test_round_trip(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
 
 
+@pytest.mark.parametrize("shape", [(0,), (4, 0), (0, 3)])
+def test_arrays_without_entries_are_stored(shape, tmp_path):
+    """NumPy gives them strides of 0."""
+    for empty in (np.zeros(shape), torch.from_numpy(np.zeros(shape)), torch.zeros(shape)):
+        path = store.save(tmp_path / "a.safetensors", {"x": empty, "y": empty}, {}, "example")
+        assert store.load(path).tensors["x"].shape == store.load(path).tensors["y"].shape == shape
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(
     shape=st.lists(st.integers(0, 4), max_size=3),

@@ -240,6 +240,19 @@ def test_an_autoencoder_counts_what_columns_have_in_common_and_takes_noise_away(
     assert found.score(x) > 0.8
 
 
+@pytest.mark.filterwarnings("ignore::bnrank.discovery.NothingFoundWarning")
+@pytest.mark.parametrize("kind", [BottleneckRegressor, BottleneckClassifier, BottleneckAutoencoder])
+def test_one_that_found_nothing_is_saved_and_read_again(kind, tmp_path):
+    generator = np.random.default_rng(0)
+    x, classes = generator.normal(size=(25, 3)), np.arange(25) % 3
+    fitted = kind().fit(x, classes if kind is BottleneckClassifier else generator.normal(size=(25, 2)))
+    assert fitted.n_components_ == 0
+    again = kind.load(fitted.save(tmp_path / "fitted.safetensors"))
+    assert np.array_equal(again.predict(x), fitted.predict(x))
+    assert again.transform(x).shape == (25, 0)
+    assert str(again.summary()) == str(fitted.summary())
+
+
 def test_saved_and_read_again(fitted, bent, tmp_path):
     x, _ = bent
     path = fitted.set_output(transform="default").save(tmp_path / "fitted.safetensors")

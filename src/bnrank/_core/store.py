@@ -158,7 +158,8 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
     for key in sorted(tensors):
         tensor = tensors[key]
         result.update(f"\n{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        result.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        if tensor.numel():  # one from NumPy with no entries has stride 0, and no view as bytes
+            result.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return result.hexdigest()
 
 

@@ -78,7 +78,7 @@ def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "OUS":
             return {"strings": value.tolist(), "dtype": value.dtype.str}
-        tensors[name] = torch.tensor(value)
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
         return {"array": name}
     if isinstance(value, MLP):
         tensors.update({f"{name}/{key}": tensor for key, tensor in value.state_dict().items()})
