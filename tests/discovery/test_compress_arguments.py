@@ -45,6 +45,27 @@ class Single(nn.Module):
         return self.layer(x) @ self.fixed
 
 
+class OwnLinear(nn.Linear):
+    """Has a forward of its own, whose argument is named otherwise."""
+
+    def forward(self, features):
+        return nn.functional.linear(features, self.weight, self.bias)
+
+
+class Wrapping(nn.Module):
+    """Raises its own error where a layer fails, and passes the input by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x):
+        try:
+            return self.layer(input=x)
+        except RuntimeError as error:
+            raise RuntimeError("no such features") from error
+
+
 def embedding():
     return nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 2))
 
@@ -58,6 +79,8 @@ LABELS = torch.arange(40) % 3
     [
         (perceptron(), X[:, :5], {}, ValueError, r"^x: the module fails on it.*\(5,\).*layer 0 .*expects 6 features"),
         (perceptron(), (9 * X).long(), {}, TypeError, r"^x: got dtype torch.int64.*expected floating point"),
+        (nn.Sequential(OwnLinear(6, 2)), X[:, :5], {}, ValueError, r"layer 0 \(OwnLinear\) expects 6 features and is"),
+        (Wrapping(), X[:, :5], {}, ValueError, r"layer layer .*expects 6 features .*\(5,\): no such features$"),
         (Convolving(), normal(20, 3, 5, 5), {}, ValueError, r"^x: .*layer body\.0 \(Conv2d\) expects 1 channel and"),
         (embedding(), normal(20, 3), {}, TypeError, "^x: got dtype torch.float32.*expected integers"),
         (embedding(), torch.full((20, 3), 10), {}, ValueError, "^x: the module fails on it.*index out of range"),

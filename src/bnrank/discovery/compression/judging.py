@@ -1,8 +1,8 @@
 """The samples of a compression (checked, split, joined by interpolated points), and the change that they show."""
 
+import contextlib
 import copy
 import math
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -74,7 +74,7 @@ def _explained(net: nn.Module, x: Tensor, name: str, cause: BaseException) -> Ex
     if x.is_floating_point() and _runs(function, torch.zeros_like(x, dtype=torch.long)):
         return TypeError(f"{name}: got {kind}, expected integers; convert it with .long()")
     came = f"got samples of shape {tuple(x.shape[1:])} and dtype {x.dtype}"
-    return ValueError(f"{name}: the module fails on it: {came}{_refusing(net, cause)}: {cause}")
+    return ValueError(f"{name}: the module fails on it: {came}{_refusing(function, x)}: {cause}")
 
 
 def _runs(function: Functional, x: Tensor) -> bool:
@@ -85,17 +85,27 @@ def _runs(function: Functional, x: Tensor) -> bool:
     return True
 
 
-def _refusing(net: nn.Module, cause: BaseException) -> str:
-    """Return a description of the linear layer or convolution in which an error was raised, if any."""
-    calls = [frame.f_locals for frame, _ in traceback.walk_tb(cause.__traceback__)]
-    calls = [call for call in calls if isinstance(call.get("self"), LINEAR) and "input" in call]
-    if not calls:
+def _refusing(function: Functional, x: Tensor) -> str:
+    """Return a description of the linear layer or convolution that cannot read its input, if any."""
+    entered: list[tuple[Any, tuple[int, ...]]] = []
+
+    def enter(layer: nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]) -> None:
+        entered.append((layer, tuple([*given, *by_name.values()][0].shape[1:])))
+
+    names = {layer: name for name, layer in function.module.named_modules() if isinstance(layer, LINEAR)}
+    with contextlib.ExitStack() as hooks:
+        for layer in names:
+            hooks.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            hooks.callback(layer.register_forward_hook(lambda *_: entered.clear()).remove)
+        _runs(function, x)
+    if not entered:
         return ""
-    layer, shape = calls[-1]["self"], tuple(calls[-1]["input"].shape[1:])
-    name = next((name for name, sub in net.named_modules() if sub is layer), "")
-    count, what = (layer.in_features, "feature") if isinstance(layer, nn.Linear) else (layer.in_channels, "channel")
-    wanted, where = f"{count} {what}{'s' if count != 1 else ''}", f"layer {name}" if name else "the layer"
-    return f", but {where} ({type(layer).__name__}) expects {wanted} and is given {shape}"
+    refusing, shape = entered[-1]
+    linear = isinstance(refusing, nn.Linear)
+    count, what = (refusing.in_features, "feature") if linear else (refusing.in_channels, "channel")
+    wanted = f"{count} {what}{'s' if count != 1 else ''}"
+    where = f"layer {names[refusing]}" if names[refusing] else "the layer"
+    return f", but {where} ({type(refusing).__name__}) expects {wanted} and is given {shape}"
 
 
 def check_spread(net: nn.Module, x: Tensor, kept: Tensor, found: tuple[Tensor, Tensor]) -> None:
