@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
 from sklearn.pipeline import Pipeline, make_pipeline
@@ -103,6 +104,22 @@ def through(step, x):
             return x
 
     return Pipeline([("step", step), ("last", Reads())]).fit(x)
+
+
+class Doubling(TransformerMixin, BaseEstimator):
+    """Learns nothing in fit, so that scikit-learn takes it for a step that was not fitted."""
+
+    def fit(self, x, y=None):
+        return self
+
+    def transform(self, x):
+        return 2 * np.asarray(x)
+
+
+def test_steps_that_learn_nothing_are_used():
+    x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    module = module_of(through(Doubling(), x.numpy()), x)
+    np.testing.assert_allclose(outputs_of(module[0], x).numpy(), 2 * x.numpy())
 
 
 def test_a_bent_column_is_seen_beside_one_of_large_values():

@@ -279,7 +279,10 @@ def _transformed(model: Pipeline, points: np.ndarray) -> np.ndarray:
     """Return points after all steps but the last, (N, d')."""
     known = getattr(model, "feature_names_in_", None)
     table = points if known is None else pd.DataFrame(points, columns=known)
-    return np.asarray(model[:-1].transform(table) if len(model) > 1 else table, dtype=np.float64)
+    for _, step in model.steps[:-1]:  # scikit-learn refuses model[:-1] where its last step learns nothing in fit
+        if step is not None and step != "passthrough":
+            table = step.transform(table)
+    return np.asarray(table, dtype=np.float64)
 
 
 def _with_columns(net: nn.Module, x: Tensor) -> nn.Module:
