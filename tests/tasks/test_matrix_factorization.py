@@ -150,6 +150,7 @@ def test_draws_depend_on_the_seed_alone():
         ({"start": "evn"}, "did you mean 'even'?"),
         ({"radius": 0}, "radius: got 0"),
         ({"y_variance": 0.0}, "y_variance: got 0.0"),
+        ({"radius": 1e-50}, "y_variance: the costs are the same for all samples"),
         ({"n": 1}, "y_variance: the costs are the same for all samples"),
         ({"n_test": -1}, "n_test: got -1"),
         ({"seed": -1}, "seed: got -1"),

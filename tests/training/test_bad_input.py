@@ -7,7 +7,7 @@ from torch import nn
 
 from bnrank import MLP
 from bnrank.tasks import Task
-from bnrank.training import train
+from bnrank.training import flow, train
 
 from .common import mlp, random_task, trained
 
@@ -55,6 +55,15 @@ def test_data(x, y, error, message):
 def test_labels(labels, classes, error, message):
     with pytest.raises(error, match=message):
         Task(X, labels, loss="cross_entropy", classes=classes)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64, np.int8])
+def test_class_numbers_may_be_of_any_integer_type(dtype):
+    """PyTorch finds no smallest entry of unsigned integers of more than one byte."""
+    labels = (np.arange(20) % 3).astype(dtype)
+    task = Task(X, labels, loss="cross_entropy")
+    assert (task.classes, task.y.dtype, task.y.tolist()) == (3, torch.int64, labels.tolist())
+    flow(mlp(3, 4, 3), (X, labels, "cross_entropy"), 0.01, progress=False)
 
 
 def test_one_sample():

@@ -166,11 +166,12 @@ def classes(value: Tensor | np.ndarray, name: str, count: int | None = None) -> 
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"{name}: got {describe(value)}, expected class numbers: integers, shape (N,)")
     expect(len(labels), name, "an empty array", "class numbers: integers, shape (N,)")
+    labels = labels.long()
     first, last = int(labels.min()), int(labels.max())
-    limit = last if count is None else count - 1
-    inside = first >= 0 and last <= limit
-    expect(inside, name, f"class numbers from {first} to {last}", f"class numbers from 0 to {limit}")
-    return labels.long()
+    inside = first >= 0 and (count is None or last < count)
+    expected = "class numbers from 0" + ("" if count is None else f" to {count - 1}")
+    expect(inside, name, f"class numbers from {first} to {last}", expected)
+    return labels
 
 
 def samples(value: object, name: str, *, features: int | None = None, minimum: int = 1, ndim: int | None = 2) -> Tensor:

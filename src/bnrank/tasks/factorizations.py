@@ -207,8 +207,11 @@ def matrix_factorization(
     _, _, _, for_x, for_x_test = streams(seed, 5)
     x, x_test = (_starts(descent, count, start, radius, g).float() for count, g in ((n, for_x), (n_test, for_x_test)))
     largest = float(torch.cat([x, x_test]).double().square().sum(1).max())
-    bound = f"below 1 / (4 max ||v(0)||^2) = {0.25 / largest:.3g} for the starts drawn, so that steps do not overshoot"
-    validation.expect(4 * descent.lr * largest < 1, "lr", f"{descent.lr:g}", f"{bound}; give a smaller lr or radius")
+    if 4 * descent.lr * largest >= 1:
+        raise ValueError(
+            f"lr: got {descent.lr:g}, expected below 1 / (4 max ||v(0)||^2) = {0.25 / largest:.3g} for the starts "
+            "drawn, so that steps do not overshoot; give a smaller lr or radius"
+        )
     y, y_test = (descent.cost(descent.trajectory(v.double(), steps)[:, 1:]) for v in (x, x_test))
     scale = 1.0
     if y_variance is not None:

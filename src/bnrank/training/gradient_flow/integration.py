@@ -79,7 +79,7 @@ def flow(
     limits : Limits, optional
         A function that ends the flow, limits of evaluations and minutes, and of networks kept.
     out : path or Save, optional
-        Folder for interruption. A killed flow loses at most the steps since the last one, and resumes to the same bits
+        Folder for checkpoints. A killed flow loses at most the steps since the last one, and resumes to the same bits
         (the stiff solvers restart at the point reached).
     dtype : torch.float32 or torch.float64
         Precision of the integration.
@@ -205,7 +205,8 @@ def _data(
     if loss == "cross_entropy":
         numbers = not y.is_floating_point() and y.dtype != torch.bool and y.ndim == 1
         validation.expect(numbers, "y", y, "class numbers (N,) for 'cross_entropy'")
-        y, low, high = y.to(torch.int64), int(y.min()), int(y.max())
+        y = y.to(torch.int64)
+        low, high = int(y.min()), int(y.max())
         inside = low >= 0 and high < shape[-1]
         validation.expect(inside, "y", f"classes {low} to {high}", f"0 to {shape[-1] - 1}")
     elif loss == "logistic":
@@ -271,11 +272,11 @@ class _Store:
         if stored is not None:
             about, record = stored.about, driver.record
             try:
-                files = [store.load(self._network(row), "flow network", name="out") for row in about["kept"]]
+                files = {row: store.load(self._network(row), "flow network", name="out") for row in about["kept"]}
+                record.kept = {row: file.tensors["theta"] for row, file in files.items()}
             except (ValueError, KeyError) as error:
                 raise refused(stored.path, error) from error
             record.load(stored.tensors)
-            record.kept = {row: file.tensors["theta"] for row, file in zip(about["kept"], files, strict=True)}
             record.phases, record.stride = about["phases"], about["stride"]
             driver.restore(stored.tensors["theta"], stored.tensors["velocity"], about)
         self._forget()
