@@ -243,13 +243,15 @@ def _read_csv(path: Path, targets: list[str], ignore: list[str], outputs: bool) 
     header, lines = _check_rows(path)
     for option, names in (("targets", targets), ("ignore", ignore)):
         for name in names:
-            there = f"columns of {path.name}, which has {_shown(header)}{validation.suggest(name, header)}"
-            validation.expect(name in header, option, f"{name!r}", there)
+            if name not in header:
+                there = f"{path.name}, which has {_shown(header)}{validation.suggest(name, header)}"
+                raise ValueError(f"{option}: got {name!r}, expected columns of {there}")
     expected = f"the columns of {path.name} that make up y, among {_shown(header)}; only an autoencoder needs none"
     validation.expect(targets or not outputs, "targets", "none", expected)
     taken = [*targets, *ignore]
-    validation.expect(len(set(taken)) == len(taken), "targets, ignore", _shown(taken), "each column once")
-    columns = [name for name in header if name not in taken]
+    left_out = set(taken)
+    validation.expect(len(left_out) == len(taken), "targets, ignore", _shown(taken), "each column once")
+    columns = [name for name in header if name not in left_out]
     validation.expect(columns, "targets", f"every column of {path.name}", "at least one to be left for x")
     frame = pd.read_csv(
         path,
@@ -263,7 +265,7 @@ def _read_csv(path: Path, targets: list[str], ignore: list[str], outputs: bool) 
     kinds = {name: frame[name].dtype.kind for name in header}
     classes = outputs and len(targets) == 1 and kinds[targets[0]] not in "iuf"
     numeric = columns + (targets if outputs and not classes else [])
-    wrong = [name for name in header if name in numeric and kinds[name] not in "biuf"]
+    wrong = [name for name in header if kinds[name] not in "biuf" and name in numeric]
     if wrong:
         row, cell = _first_text(frame[wrong[0]])
         raise ValueError(

@@ -157,8 +157,8 @@ class Record:
         validation.optional(validation.integer, self.every, "every")
         validation.optional(validation.integer, self.spectra_every, "spectra_every")
         observes = not isinstance(self.watch, type) and callable(getattr(self.watch, "observe", None))
-        known = self.watch is None or observes
-        validation.expect(known, "watch", validation.describe(self.watch), "an object with a method observe", TypeError)
+        if self.watch is not None and not observes:
+            raise TypeError(f"watch: got {validation.describe(self.watch)}, expected an object with a method observe")
 
     def rows(self, every: int, rows: int = 1) -> tuple[int, int]:
         """Return the steps between rows, and between rows with singular values, given their defaults."""
@@ -309,8 +309,8 @@ class Limits:
     max_networks: int | None = None
 
     def __post_init__(self) -> None:
-        known = self.stop is None or callable(self.stop)
-        validation.expect(known, "stop", validation.describe(self.stop), "a function of a row", TypeError)
+        if self.stop is not None and not callable(self.stop):
+            raise TypeError(f"stop: got {validation.describe(self.stop)}, expected a function of a row")
         validation.optional(validation.integer, self.max_evaluations, "max_evaluations")
         validation.optional(validation.number, self.max_minutes, "max_minutes", 0.0, strict=True)
         validation.optional(validation.integer, self.max_networks, "max_networks", 2)

@@ -215,9 +215,9 @@ def starting_points(
     check_dtype(dtype)
     modules = [net] if isinstance(net, nn.Module) else list(net) if isinstance(net, list | tuple) else []
     wrong = [module for module in modules or [net] if not isinstance(module, nn.Module)]
-    known = not wrong or (not modules and callable(net))
-    expected = "an nn.Module, a list of them or a function seed -> nn.Module"
-    validation.expect(known, "net", validation.describe(wrong[0] if wrong else net), expected, TypeError)
+    if wrong and (modules or not callable(net)):
+        expected = "an nn.Module, a list of them or a function seed -> nn.Module"
+        raise TypeError(f"net: got {validation.describe(wrong[0])}, expected {expected}")
     single, modules = len(modules) == 1, [unwrap(module) for module in modules]
     lengths = [len(entries) for entries in map(_entries, [seed, modules, *per_member]) if entries]
     count = max([1, *lengths]) if members is None else validation.integer(members, "members")

@@ -314,7 +314,8 @@ class _Trainer:
                 if self.active:
                     self.optimizer = self._make_optimizer()
             if self.active:
-                self.optimizer.load({k.removeprefix("optimizer."): v for k, v in tensors.items()})
+                own = {k.removeprefix("optimizer."): v for k, v in tensors.items() if k.startswith("optimizer.")}
+                self.optimizer.load(own)
         except (KeyError, RuntimeError, ValueError) as error:
             raise refused(stored.path, error) from error
 

@@ -218,7 +218,7 @@ def _attempt(
     clocks = [r.clock * (1 - first.cosine * r.slope * r.cosine / first.slope) for r in rates]
     size, before = norm(end), norm(theta)
     clock = h * float(np.dot(table.b, clocks[: len(table.b)]))
-    if isinstance(system, Plateau):
+    if isinstance(system, Plateau) and first.cosine:
         clock += first.cosine * first.clock * system.closed_form(size / before)
     in_theta, in_clock = [], []
     for row in table.errors:
