@@ -340,6 +340,7 @@ def test_output_gradients():
         (("cross_entropy", np.array([0, 5]), 3), ValueError, "0 to 2"),
         (("cross_entropy", np.array([0, -1])), ValueError, "from -1"),
         (("crossentropy", np.array([0, 1])), ValueError, "did you mean 'cross_entropy'"),
+        ((np.zeros(3), np.array([0, 1])), ValueError, "loss: got ndarray"),
         ((lambda f, y: f, np.zeros((3, 1))), TypeError, "scalar tensor"),
         ((lambda f, y: f.sqrt().sum(), np.zeros((3, 1))), ValueError, "not finite"),
         (("mse", [1.0]), TypeError, "y: got"),

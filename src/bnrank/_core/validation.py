@@ -33,7 +33,7 @@ def expect(
 ) -> None:
     """Raise ``error`` with the text ``"name: got ..., expected ..."`` unless the condition holds.
 
-    ``got`` is a text, or a value for :func:`describe`.
+    ``got`` is a text, or a value for :func:`describe`; one that a user may have given as a text comes described.
     """
     if not condition:
         raise error(f"{name}: got {got if isinstance(got, str) else describe(got)}, expected {expected}")

@@ -11,7 +11,7 @@ import xarray as xr
 from sklearn.utils.validation import check_is_fitted
 
 from bnrank._core import validation
-from bnrank._core.validation import expect
+from bnrank._core.validation import describe, expect
 from bnrank.discovery.compression.search import Compressed
 from bnrank.discovery.estimators.base import BottleneckEstimator
 from bnrank.discovery.estimators.summary import Summary
@@ -94,9 +94,9 @@ class Section:
                 got = f"dimensions {sorted(map(str, dataset.dims))}"
                 expect(set(dims) <= set(dataset.dims), name, got, f"{dims} among them")
         verdicts = self.verdicts is None or isinstance(self.verdicts, Verdicts)
-        expect(verdicts, "verdicts", self.verdicts, "what bnrank.check returns", TypeError)
+        expect(verdicts, "verdicts", describe(self.verdicts), "what bnrank.check returns", TypeError)
         found = self.found is None or found_in(self.found) is not None
-        expect(found, "found", self.found, _DISCOVERED, TypeError)
+        expect(found, "found", describe(self.found), _DISCOVERED, TypeError)
         for i, claim in enumerate(self.claims):
             complete = all(hasattr(claim, name) for name in ("name", "passed", "measured", "expected"))
             expect(complete, f"claims[{i}]", claim, ".name, .passed, .measured and .expected", TypeError)

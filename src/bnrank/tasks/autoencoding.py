@@ -102,7 +102,7 @@ def autoencoder(task: Task) -> Task:
     >>> task.name, task.loss, task.d_in, task.d_out
     ('digits, autoencoder', 'mse', 64, 64)
     """
-    validation.expect(isinstance(task, Task), "task", task, "a bnrank.tasks.Task", TypeError)
+    validation.expect(isinstance(task, Task), "task", validation.describe(task), "a bnrank.tasks.Task", TypeError)
     x = task.x.flatten(1)
     x_test = None if task.x_test is None else task.x_test.flatten(1)
     truth = task.truth
@@ -143,7 +143,7 @@ def polyline(g: ShallowReLU, lower: float, upper: float) -> Tensor:
             [0., 0.],
             [3., 0.]], dtype=torch.float64)
     """
-    validation.expect(isinstance(g, ShallowReLU), "g", g, "a bnrank.tasks.ShallowReLU", TypeError)
+    validation.expect(isinstance(g, ShallowReLU), "g", validation.describe(g), "a bnrank.tasks.ShallowReLU", TypeError)
     validation.expect(g.w1.shape[1] == 1, "g", f"a function of {g.w1.shape[1]} latents", "one")
     lower, upper = validation.number(lower, "lower"), validation.number(upper, "upper")
     validation.expect(lower < upper, "lower, upper", f"{lower:g} and {upper:g}", "the first below the second")

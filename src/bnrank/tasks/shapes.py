@@ -31,7 +31,7 @@ def inverted_s(t: Tensor) -> Tensor:
             [ 0.5000,  0.5000]])
     """
     floating = isinstance(t, Tensor) and t.is_floating_point()
-    validation.expect(floating, "t", t, "a floating-point torch.Tensor", TypeError)
+    validation.expect(floating, "t", validation.describe(t), "a floating-point torch.Tensor", TypeError)
     return torch.stack([torch.sin(math.pi * t) / 2, t], -1)
 
 
@@ -241,7 +241,7 @@ def ball_images(positions: Tensor, size: int, width: float = 1.5) -> Tensor:
     """
     size, width = validation.integer(size, "size", 2), validation.number(width, "width", 0.0, strict=True)
     floating = isinstance(positions, Tensor) and positions.is_floating_point()
-    validation.expect(floating, "positions", positions, "a floating-point torch.Tensor", TypeError)
+    validation.expect(floating, "positions", validation.describe(positions), "a floating-point torch.Tensor", TypeError)
     shape = tuple(positions.shape)
     validation.expect(shape[-1:] in ((1,), (2,)), "positions", f"shape {shape}", "(..., 1) or (..., 2)")
     pixels = torch.arange(size, dtype=positions.dtype, device=positions.device)

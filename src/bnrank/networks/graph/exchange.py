@@ -40,7 +40,7 @@ def read(graph: nx.DiGraph) -> dict[str, Any]:
     import networkx as nx
 
     digraph, kept = "a networkx.DiGraph", "keep parallel edges apart by a vertex of slope 1 in between"
-    validation.expect(isinstance(graph, nx.Graph), "graph", graph, digraph, TypeError)
+    validation.expect(isinstance(graph, nx.Graph), "graph", validation.describe(graph), digraph, TypeError)
     validation.expect(graph.is_directed(), "graph", "an undirected graph", digraph)
     validation.expect(not graph.is_multigraph(), "graph", "a multigraph", f"{digraph}; {kept}")
     for vertex, attributes in graph.nodes(data=True):
@@ -86,5 +86,5 @@ def _number(value: Any, name: str) -> float:
 
 
 def _truth(value: object, name: str) -> bool:
-    validation.expect(isinstance(value, bool | np.bool_), name, value, "True or False", TypeError)
+    validation.expect(isinstance(value, bool | np.bool_), name, validation.describe(value), "True or False", TypeError)
     return bool(value)

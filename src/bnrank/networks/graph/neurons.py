@@ -383,7 +383,8 @@ class NeuronGraph:
         if weights is None:
             return torch.tensor(self.weights)
         fits = isinstance(weights, Tensor) and weights.shape == (len(self.edges),)
-        validation.expect(fits, "weights", weights, f"a tensor with one per edge ({len(self.edges)})")
+        expected = f"a tensor with one per edge ({len(self.edges)})"
+        validation.expect(fits, "weights", validation.describe(weights), expected)
         return weights.double()
 
     def _check_count(self, max_paths: int) -> None:

@@ -107,6 +107,7 @@ def output_gradient(loss: Loss, y: Tensor | np.ndarray, outputs: int | None = No
     y = _labels(y)
     validation.expect(y.ndim != 0 and len(y) != 0, "y", f"shape {tuple(y.shape)}", "at least one sample")
     outputs = None if outputs is None else validation.integer(outputs, "outputs")
+    loss = loss if callable(loss) else validation.choice(loss, "loss", NAMED)
     columns = y.shape[1] if y.ndim == 2 else 1
     if loss != "mse" and not y.is_floating_point():
         columns = int(validation.classes(y, "y", outputs).max()) + 1

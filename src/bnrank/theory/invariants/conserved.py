@@ -256,7 +256,7 @@ def cost(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
             raise ValueError(f"loss: returned {validation.describe(value)}, expected a tensor with one number")
         return value.reshape(())
     validation.choice(loss, "loss", tuple(LOSSES))
-    validation.expect(isinstance(y, Tensor), "y", y, "a tensor", TypeError)
+    validation.expect(isinstance(y, Tensor), "y", validation.describe(y), "a tensor", TypeError)
     y = y.to(outputs.device)
     if loss == "cross_entropy":
         classes = outputs.shape[1] if outputs.ndim > 1 else 0

@@ -230,7 +230,7 @@ def _angle(opposite: float, hypotenuse: float) -> float:
 def _named(net: Any, of: Tail) -> Tensors:
     """Return the tail's parameters by name, after checking their sizes."""
     expected = "a torch.nn.Module or a mapping of names to parameters"
-    validation.expect(isinstance(net, Mapping | nn.Module), "net", net, expected, TypeError)
+    validation.expect(isinstance(net, Mapping | nn.Module), "net", validation.describe(net), expected, TypeError)
     named: Tensors = net if isinstance(net, Mapping) else dict(unwrap(net).named_parameters())
     for one in (one for layer in of.layers for branch in layer.branches for one in branch):
         for name, places in ((one.weight, one.written), (one.bias, one.biases)):

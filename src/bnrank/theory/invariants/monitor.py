@@ -136,7 +136,8 @@ class Monitor(Printed):
             quantity (they are named), or the monitor is attached already.
         """
         expected = "a torch.optim.Optimizer; of any other, call monitor.record() yourself"
-        validation.expect(isinstance(optimizer, torch.optim.Optimizer), "optimizer", optimizer, expected, TypeError)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer: got {validation.describe(optimizer)}, expected {expected}")
         if self._attachment is not None:
             kind = type(self._attachment.optimizer).__name__
             raise ValueError(f"optimizer: already attached to {kind}; call detach() first")
