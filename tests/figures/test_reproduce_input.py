@@ -10,7 +10,7 @@ import pytest
 
 import bnrank
 from bnrank import figures
-from bnrank.figures.harness import requirements, store
+from bnrank.figures.harness import gallery, requirements, store
 from bnrank.figures.harness.claims import Claim
 from bnrank.figures.harness.figure import Outcome
 from bnrank.tasks import images
@@ -238,3 +238,18 @@ def test_a_folder_that_cannot_be_written_to_is_one_clear_error(tmp_path, plant, 
     assert code == 2
     assert error.startswith("error out: cannot write to 'taken/quick'")
     assert len(error.splitlines()) <= 2
+
+
+def test_figures_that_cannot_run_are_reported_first_on_a_page_that_is_written_once(tmp_path, plant, monkeypatch):
+    plant(
+        *(planted(name, gigabytes=needed) for name, needed in (("a", {}), ("b", {"quick": 3.0}), ("c", {"quick": 4.0})))
+    )
+    monkeypatch.setattr(requirements, "memory", lambda: 2.0)
+    write, pages, ended = gallery.write, [], []
+    monkeypatch.setattr(gallery, "write", lambda *given: pages.append(list(ended)) or write(*given))
+    done = figures.reproduce(
+        "all", tmp_path, progress=False, on_end=lambda figure, outcome: ended.append((figure.name, outcome.error[:10]))
+    )
+    assert [outcome.passed for outcome in done] == [True, False, False]
+    assert ended == [("b-name", "not enough"), ("c-name", "not enough"), ("a-name", "")]
+    assert pages == [[], ended[:2]]

@@ -142,6 +142,7 @@ def reproduce(
         opened(figure)
     write_page()
     for figure in sorted(figures, key=lambda one: one.name not in refused):
+        shown = figure.name in refused  # on the page
         outcome = opened(figure)  # again: the figures before may have used up memory or disk space
         if outcome is None:
             if on_start is not None:
@@ -153,7 +154,8 @@ def reproduce(
                 raise
             if outcome.error:
                 failed[figure.name] = outcome
-        write_page()
+        if not (shown and figure.name in refused):
+            write_page()
         done[figure.name] = outcome
         if on_end is not None:
             on_end(figure, outcome)
