@@ -364,3 +364,14 @@ def test_settings_of_several_histories_appear_once_if_equal(history):
     assert list(same.all_settings) == ["a"]
     other = history.assign_attrs(settings='{"steps": 1}')
     assert list(Section("s", history={"a": history, "b": other}).all_settings) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["verdicts", "found", "history"])
+def test_text_in_place_of_a_result_is_quoted_in_the_error(name):
+    with pytest.raises(TypeError, match=rf"^{name}: got '' \(str\), expected"):
+        Section("A", **{name: ""})
+
+
+def test_text_in_place_of_a_figure_is_quoted_in_the_error(tmp_path):
+    with pytest.raises(TypeError, match=r"^figures\['Figure'\]: got 'a.png' \(str\), expected"):
+        report(Section("A", figures="a.png"), tmp_path / "a.html")

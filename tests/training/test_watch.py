@@ -179,6 +179,15 @@ def test_no_watcher_is_refused(watch):
         follow(mlp(3, 4, 2), task, 1.0, watch=watch)
 
 
+def test_a_watcher_is_described_only_where_it_is_refused():
+    class Silent(Notes):
+        def __repr__(self):
+            raise AssertionError
+
+    watch = Silent()
+    assert Record(watch=watch).watch is watch
+
+
 def test_a_sweep_refuses_a_watcher():
     with pytest.raises(ValueError, match="watch: the runs of a grid"):
         bnrank.sweep(random_task(), depths=[2], steps=1, processes=1, record=Record(watch=Notes()), progress=False)

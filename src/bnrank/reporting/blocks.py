@@ -191,8 +191,9 @@ def drawn(value: Any, caption: str, kind: str = "svg", **options: Any) -> bytes:
     if isinstance(value, np.ndarray) and value.size:
         value = value.flat[0]
     figure: Any = value.figure if isinstance(value, Artist) else value
-    expected = "a matplotlib figure or axes, or a plotly figure"
-    validation.expect(isinstance(figure, Figure), f"figures[{caption!r}]", value, expected, TypeError)
+    if not isinstance(figure, Figure):
+        expected = "a matplotlib figure or axes, or a plotly figure"
+        raise TypeError(f"figures[{caption!r}]: got {validation.describe(value)}, expected {expected}")
     buffer = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else None
     with mpl.rc_context({"svg.hashsalt": "bnrank", "svg.fonttype": "path"}):

@@ -93,10 +93,10 @@ class Section:
             for dataset in datasets.values():
                 got = f"dimensions {sorted(map(str, dataset.dims))}"
                 expect(set(dims) <= set(dataset.dims), name, got, f"{dims} among them")
-        verdicts = self.verdicts is None or isinstance(self.verdicts, Verdicts)
-        expect(verdicts, "verdicts", describe(self.verdicts), "what bnrank.check returns", TypeError)
-        found = self.found is None or found_in(self.found) is not None
-        expect(found, "found", describe(self.found), _DISCOVERED, TypeError)
+        if self.verdicts is not None and not isinstance(self.verdicts, Verdicts):
+            raise TypeError(f"verdicts: got {describe(self.verdicts)}, expected what bnrank.check returns")
+        if self.found is not None and found_in(self.found) is None:
+            raise TypeError(f"found: got {describe(self.found)}, expected {_DISCOVERED}")
         for i, claim in enumerate(self.claims):
             complete = all(hasattr(claim, name) for name in ("name", "passed", "measured", "expected"))
             expect(complete, f"claims[{i}]", claim, ".name, .passed, .measured and .expected", TypeError)
