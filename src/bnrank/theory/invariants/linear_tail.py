@@ -229,8 +229,9 @@ def _angle(opposite: float, hypotenuse: float) -> float:
 
 def _named(net: Any, of: Tail) -> Tensors:
     """Return the tail's parameters by name, after checking their sizes."""
-    expected = "a torch.nn.Module or a mapping of names to parameters"
-    validation.expect(isinstance(net, Mapping | nn.Module), "net", validation.describe(net), expected, TypeError)
+    if not isinstance(net, Mapping | nn.Module):
+        expected = "a torch.nn.Module or a mapping of names to parameters"
+        raise TypeError(f"net: got {validation.describe(net)}, expected {expected}")
     named: Tensors = net if isinstance(net, Mapping) else dict(unwrap(net).named_parameters())
     for one in (one for layer in of.layers for branch in layer.branches for one in branch):
         for name, places in ((one.weight, one.written), (one.bias, one.biases)):
