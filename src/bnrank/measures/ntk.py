@@ -172,7 +172,7 @@ def top_eigenvalue(
     rtol = validation.rtol(rtol)
     seed = validation.integer(seed, "seed", 0)
     if chunk_size is None and is_plain_mlp(net):
-        chunk_size = max(1, products.CHUNK_ENTRIES // (2 * sum(net.widths)))
+        chunk_size = max(1, products.CHUNK_ENTRIES // sum(net.widths))
     function = Functional(net)
     jacobian = products.Products(function, x.to(function.device), chunk_size)
     products.check_samplewise(function, jacobian.x)
