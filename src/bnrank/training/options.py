@@ -244,7 +244,8 @@ class Solver:
         validation.integer(self.seed, "seed", 0)
         validation.optional(validation.number, self.rtol, "rtol", 0.0, strict=True)
         validation.optional(validation.integer, self.batch_size, "batch_size")
-        for name, methods in [("kink_rtol", METHODS[:2]), ("step", METHODS[-1:]), ("max_relative_step", METHODS[-1:])]:
+        used_by = {"kink_rtol": ("rk45", "dop853"), "step": ("euler",), "max_relative_step": ("euler",)}
+        for name, methods in used_by.items():
             value = validation.optional(validation.number, getattr(self, name), name, 0.0, strict=name != "kink_rtol")
             if value is not None and method not in methods:
                 where = " and ".join(map(repr, methods))

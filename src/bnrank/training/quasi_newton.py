@@ -267,8 +267,8 @@ class _Search:
     """One member: the point x reached, the history, and the line search under way from x along a direction."""
 
     SCALARS = ("f", "slope", "t", "low", "f_low", "slope_low", "high", "f_high", "slope_high")
-    POSITION = ("trials", "iterations", "pairs", "refreshed", "refreshes", "caution", "anchor_caution")
-    COUNTS = (*POSITION, "started", "stalled")
+    COUNTS = ("trials", "iterations", "pairs", "refreshed", "refreshes", "caution", "anchor_caution")
+    FLAGS = ("started", "stalled")
     TENSORS = ("x", "g", "direction", "s", "y", "rho", "anchor")
 
     def __init__(self, size: int, like: Tensor, ridge: float, memory: int, metric: KroneckerCurvature | None) -> None:
@@ -288,16 +288,17 @@ class _Search:
         """Return everything that the next steps depend on."""
         return {name: getattr(self, name) for name in self.TENSORS} | {
             "scalars": torch.tensor([getattr(self, name) for name in self.SCALARS], dtype=torch.float64),
-            "counts": torch.tensor([int(getattr(self, name)) for name in self.COUNTS]),
+            "counts": torch.tensor([int(getattr(self, name)) for name in self.COUNTS + self.FLAGS]),
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Restore what :meth:`state` returned; the metric is estimated again at the same point."""
         for name in self.TENSORS:
             getattr(self, name).copy_(state[name])
-        values = [*state["scalars"].tolist(), *state["counts"].tolist()]
-        for name, value in zip(self.SCALARS + self.COUNTS, values, strict=True):
-            setattr(self, name, type(getattr(self, name))(value))
+        for name, value in zip(self.SCALARS, state["scalars"].tolist(), strict=True):
+            setattr(self, name, value)
+        for name, value in zip(self.COUNTS + self.FLAGS, state["counts"].tolist(), strict=True):
+            setattr(self, name, bool(value) if name in self.FLAGS else value)
         if self.metric is not None and self.refreshes:
             self.metric.refresh(self.anchor, self.refreshes, self.anchor_caution)
 
