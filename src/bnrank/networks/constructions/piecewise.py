@@ -190,8 +190,10 @@ def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray
         match, winners = _round(len(before))
         weights.append(torch.block_diag(*[(match @ before).to(device)] * count))
     weights.append(torch.kron(coefficients, winners.to(device)))
-    first = [torch.cat([_round(most)[0].to(device) @ s for s in shifts])] if shifts else []
-    biases = first and [*first, *[w.new_zeros(len(w)) for w in weights[1:]]]
+    biases = []
+    if shifts:
+        first = torch.cat([_round(most)[0].to(device) @ s for s in shifts])
+        biases = [first, *[w.new_zeros(len(w)) for w in weights[1:]]]
     return Chain(weights, biases, 0.0, dtype, device).network()
 
 
