@@ -102,7 +102,8 @@ def autoencoder(task: Task) -> Task:
     >>> task.name, task.loss, task.d_in, task.d_out
     ('digits, autoencoder', 'mse', 64, 64)
     """
-    validation.expect(isinstance(task, Task), "task", validation.describe(task), "a bnrank.tasks.Task", TypeError)
+    if not isinstance(task, Task):
+        raise TypeError(f"task: got {validation.describe(task)}, expected a bnrank.tasks.Task")
     x = task.x.flatten(1)
     x_test = None if task.x_test is None else task.x_test.flatten(1)
     truth = task.truth
