@@ -110,6 +110,7 @@ def test_check_prints_verdicts_and_writes_a_page(command, own):
     assert re.search(r"\d+ hold, 0 violated, \d+ inconclusive, \d+ not applicable", done.out)
     assert "Jacobian bound" in (own / "check.html").read_text()
     assert "\nT28: there is a convolution with circular padding: no convolutional layer\n" in done.out  # once for two
+    assert re.search(r"^T21 \(weights near partial isometries\): ", done.out, re.MULTILINE)
 
 
 def test_check_of_some_statements_and_with_the_ridge_of_a_run(command, own):

@@ -44,10 +44,16 @@ def check_command(
     terminal.console.print(text.table(rows, title=tables.summary(verdicts)))
     remarks: dict[str, list[str]] = {}
     for row in found:
-        remarks.setdefault(str(row["remarks"]), []).append(str(row["id"]))
-    for remark, ids in remarks.items():
+        remarks.setdefault(str(row["remarks"]), []).append(_name(row, found))
+    for remark, names in remarks.items():
         if remark:
-            say(f"{', '.join(dict.fromkeys(ids))}: {remark}")
+            say(f"{', '.join(dict.fromkeys(names))}: {remark}")
     say(f"The page: {page}")
     if not verdicts.ok:
         raise typer.Exit(1)
+
+
+def _name(row: dict[str, object], rows: list[dict[str, object]]) -> str:
+    """Return the id of a statement, with its name where statements of this id have different remarks."""
+    same = all(other["remarks"] == row["remarks"] for other in rows if other["id"] == row["id"])
+    return str(row["id"]) if same else f"{row['id']} ({row['statement']})"
