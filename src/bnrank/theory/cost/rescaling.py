@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bnrank.measures.balance import residual
+from bnrank.measures.balance import between
 from bnrank.networks.chain import read_chain
 from bnrank.networks.functional import unwrap
 from bnrank.networks.mlp import MLP, from_layers
@@ -130,7 +130,7 @@ def balancing(net: nn.Module) -> Balancing:
         network=result,
         norm_before=chain.norm,
         norm=balanced.norm,
-        residual=residual(balanced.network()).residual,
+        residual=between(*balanced.tensors()).residual,
         dead=tuple(torch.from_numpy(~mask) for mask in chain.alive()),
         newton_steps=steps,
         sweeps=sweeps,
@@ -151,10 +151,13 @@ class Arrays:
         chain = read_chain(net)
         return cls(*chain.arrays(), chain.slope)
 
+    def tensors(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return weights and biases as tensors."""
+        return [torch.from_numpy(w) for w in self.weights], [torch.from_numpy(b) for b in self.biases]
+
     def network(self) -> MLP:
         """Return the MLP with these parameters."""
-        weights, biases = ([torch.from_numpy(p) for p in of] for of in (self.weights, self.biases))
-        return from_layers(weights, biases, self.slope)
+        return from_layers(*self.tensors(), self.slope)
 
     @property
     def norm(self) -> float:
