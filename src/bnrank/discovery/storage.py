@@ -23,12 +23,12 @@ _NAMES = f"Linear Flatten Unflatten {_UNITWISE} Softmax LogSoftmax PReLU LayerNo
 _NAMES += [f"{name}{d}d" for name in _DIMENSIONED.split() for d in (1, 2, 3)]
 _LAYERS = {name: getattr(nn, name) for name in _NAMES}
 ACTIVATIONS = tuple(_LAYERS[name] for name in _UNITWISE.split())
-"""Activations that act on every entry alike, without parameters."""
+"""Elementwise activations without parameters."""
 POOLING = tuple(layer for name, layer in _LAYERS.items() if "Pool" in name)
 
 
 def plain_array(value: Any, name: str) -> Any:
-    """Return a DataFrame or Series of numbers, or a read-only ndarray, as an ndarray, and anything else as it is.
+    """Return a numeric DataFrame or Series, or a read-only ndarray, as an ndarray, and anything else unchanged.
 
     Raises
     ------
@@ -56,14 +56,14 @@ def plain_array(value: Any, name: str) -> Any:
 
 
 def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Return a value as JSON, with arrays and parameters put among the tensors under a name.
+    """Return a value as JSON, with arrays and parameters added to ``tensors`` under names that start with ``name``.
 
     Arrays, sequences, dataclasses and MLPs are supported.
 
     Raises
     ------
     TypeError
-        If there is no plain form of the value.
+        If the value has no plain form.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor], records: Mapping[str, Any]) -> Any:
-    """Return the value that :func:`pack` wrote; ``records`` maps the names of dataclasses to the classes."""
+    """Return the value that :func:`pack` packed; ``records`` maps the names of dataclasses to the classes."""
     if not isinstance(value, dict):
         return value
     if "array" in value:
@@ -113,7 +113,7 @@ def unpack(value: Any, tensors: Mapping[str, Tensor], records: Mapping[str, Any]
 
 
 def describe(parts: Sequence[nn.Module]) -> list[dict[str, Any]] | None:
-    """Return the name and arguments of each layer as plain values; None where one is no known layer of torch.
+    """Return the name and arguments of each layer as plain values; None if one is not a known torch layer.
 
     Examples
     --------
@@ -143,7 +143,7 @@ def rebuild(layers: Sequence[Mapping[str, Any]]) -> nn.Sequential:
     Raises
     ------
     ValueError
-        If the description is damaged.
+        If the description is invalid.
 
     Examples
     --------

@@ -13,9 +13,9 @@ from bnrank.discovery.compression.parts import Latency, Parts, flow, latency, li
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.functional import Functional, unwrap
 
-MAX_POINTS = 64  # samples of the Jacobians
-MAX_ENTRIES = 2e7  # of all these Jacobians
-RTOL = 1e-6  # of the largest singular value of a Jacobian, above which others count
+MAX_POINTS = 64  # samples at which Jacobians are evaluated
+MAX_ENTRIES = 2e7  # of all these Jacobians together
+RTOL = 1e-6  # relative to the largest singular value of a Jacobian; larger ones count toward its rank
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Change:
     relative : float
         ||f^(X) - f(X)||_F / ||f(X)||_F.
     centered : float
-        ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, not smaller; infinite where f is constant on the samples and f^ is
-        not the same constant.
+        ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, never smaller than ``relative``; infinite where f is constant on
+        the samples and f^ is not the same constant.
     worst : float
         max_i ||f^(x_i) - f(x_i)|| / (root mean square over i of ||f(x_i)||).
     decisions : float
-        Fraction of the samples whose largest output is another one; NaN for a single output.
+        Fraction of the samples whose largest output has another index; NaN for a single output.
     samples : int
         N.
     """
@@ -67,7 +67,7 @@ def change(before: Tensor, after: Tensor) -> Change:
 
 
 def ratio(part: float, whole: float) -> float:
-    """Return part / whole; where the whole is 0, it is 0 if the part is too, and else infinite."""
+    """Return part / whole. Where the whole is 0: 0 if the part is also 0, else infinite."""
     if whole > 0:
         return part / whole
     return 0.0 if part == 0 else math.inf
@@ -78,7 +78,7 @@ class Bound:
     """An upper bound on the difference of two networks at any input near the samples.
 
     ||f^(x) - f(x)|| <= max_i ||f^(x_i) - f(x_i)|| + (Lip f + Lip f^) r for every x within r of a sample x_i, in
-    Euclidean norms. The Lipschitz constants are products of operator norms: true everywhere, and usually far from
+    Euclidean norms. The Lipschitz constants are products of operator norms: valid everywhere, and usually far from
     tight.
 
     Attributes
@@ -104,13 +104,13 @@ class Bound:
     def within(self, distance: float) -> float:
         """Return the bound at all inputs no farther than ``distance`` from a sample, relative to ``size``.
 
-        Where ``size`` is 0 (all outputs are 0 on the samples), it is 0 if nothing can change, and else infinite.
+        Where ``size`` is 0 (all outputs are 0 on the samples), the bound is 0 if nothing can change, else infinite.
         """
         return ratio(self.at_samples + self._lipschitz * distance, self.size)
 
     @property
     def per_distance(self) -> float:
-        """Increase of the bound per unit of distance, relative to ``size``; where that is 0, as in ``within``."""
+        """Increase of the bound per unit of distance, relative to ``size``; as in ``within`` where ``size`` is 0."""
         return ratio(self._lipschitz, self.size)
 
     @property
@@ -128,7 +128,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The fraction of the samples whose largest output is their class, before and after."""
+    """The fraction of correctly classified samples (largest output = class), before and after."""
 
     before: float
     after: float
@@ -148,19 +148,19 @@ class Certificate(Printed):
     held_out : Change
         On the held-out samples.
     bound : Bound or None
-        For all inputs near the samples; None where a part has no known Lipschitz constant, or the module is more than
+        For all inputs near the samples; None where a part has no known Lipschitz constant, or the module has more than
         one segment.
     rank : int or None
-        The smallest dimension that a sample passes through: f^ = h o g with this inner dimension, which bounds its
-        bottleneck rank, on all inputs (T18). None where the module is more than one segment.
+        The smallest dimension between two parts of f^: f^ = h o g with this inner dimension, which bounds its
+        bottleneck rank, on all inputs (T18). None where the module has more than one segment.
     parameters_before, parameters : int
-        Numbers of entries of all parameters.
+        Total number of entries of the parameters.
     multiply_adds_before, multiply_adds : int
         Of linear and convolutional layers, per sample.
     latency_before, latency : Latency
         Seconds per forward pass, interleaved timing; equal where nothing changed.
     rank_before : int or None
-        As ``rank``, of the original module.
+        As ``rank``, for the original module.
     jacobian_rank, jacobian_rank_before : int or None
         Largest rank of the Jacobian (singular values above 1e-6 of its largest) at up to 64 samples: a lower
         bound on the bottleneck rank (T5). None where x holds no floats, or inputs times outputs exceed 2e7.
@@ -268,20 +268,20 @@ def certified(
     whole: tuple[Parts, Parts] | None,
     timing: tuple[int, int],
 ) -> Certificate:
-    """Return the certificate of two networks.
+    """Return the certificate of a compression.
 
     Parameters
     ----------
     nets : tuple of torch.nn.Module
-        Without and with compression.
+        The original network and the compressed one.
     parted : Parted
         Samples.
     tol : float
         The given tolerance.
     reference : tuple of Tensor
-        Outputs of the first on all samples and on those held out, (N, outputs) in float64.
+        Outputs of the original network on all samples and on those held out, (N, outputs) in float64.
     whole : tuple of parts, optional
-        The parts of both, where these are the whole module.
+        The parts of both networks, where the module is one segment.
     timing : tuple of int
         Batch size and repeats of the measured latency.
     """
@@ -321,7 +321,7 @@ def _bound(whole: tuple[Parts, Parts], sample: Tensor, found: tuple[Tensor, Tens
 
 
 def _ranks(parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor) -> tuple[int | None, int | None]:
-    """Return the smallest dimension that a sample passes through, and the largest rank of a Jacobian."""
+    """Return the smallest dimension between two parts, and the largest rank of a Jacobian."""
     if parts is None:
         return None, None
     with torch.no_grad():

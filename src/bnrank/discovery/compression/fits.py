@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from bnrank._core import linalg
 from bnrank.discovery.compression.parts import CONVOLUTIONS, Parts, pads_of, reach_of
 
-RIDGES = 10.0 ** torch.arange(-12, 1, 2, dtype=torch.float64)  # of the squared largest singular value
+RIDGES = 10.0 ** torch.arange(-12, 1, 2, dtype=torch.float64)  # relative to the squared largest singular value
 ROUNDING = 1e-10  # singular values below, relative to the largest, are not regressed on
 
 
 @dataclass(frozen=True)
 class AffineFit:
-    """The maps mean2 + B A (Z1 - mean1) near Z2, of every rank k.
+    """Affine maps mean2 + B A (Z1 - mean1) that approximate Z2, one of every rank k.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class AffineFit:
     mean1, mean2 : Tensor
         (n1,), (n2,).
     tails : Tensor
-        (r + 1,): root mean square over the samples of the part of the fit missing at rank k = 0..r, in the metric.
+        (r + 1,): root mean square over the samples of what truncation to rank k = 0..r removes, in the metric.
     """
 
     reading: Tensor
@@ -39,7 +39,7 @@ class AffineFit:
     tails: Tensor
 
     def at(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return A (k, n1), B (n2, k) and c (n2,) with c + B A Z1 near Z2."""
+        """Return A (k, n1), B (n2, k) and c (n2,) such that c + B A Z1 approximates Z2."""
         a, b = self.reading[:k], self.writing[:, :k]
         return a, b, self.mean2 - b @ (a @ self.mean1)
 
@@ -48,7 +48,7 @@ def fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None, ridge: float | Non
     r"""Return affine maps of every rank, by ridge regression and a singular value decomposition.
 
     Ridge regression of Z2 on Z1, both centered, gives the prediction F; the first k principal coordinates of F M^{1/2}
-    are kept, and Z2 is written from them. The ridge is the largest with a leave-one-out error (in closed form) within
+    are kept, and Z2 is expressed in them. The ridge is the largest whose leave-one-out error (in closed form) is within
     one standard error of the smallest, which prevents extrapolation along directions in which the samples hardly vary.
 
     Parameters
@@ -63,7 +63,7 @@ def fit(z1: Tensor, z2: Tensor, metric: Tensor | None = None, ridge: float | Non
     Returns
     -------
     AffineFit
-        Of ranks 0 to at most min(N - 1, n1, n2).
+        Maps of ranks 0 to at most min(N - 1, n1, n2).
 
     Examples
     --------
@@ -129,7 +129,7 @@ def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def dense(part: nn.Module, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return rows @ J and rows @ b of an affine part a -> J a + b on inputs of a shape, flattened.
+    """Return rows @ J and rows @ b of an affine part a -> J a + b, on flattened inputs of a given shape.
 
     Parameters
     ----------
@@ -153,8 +153,8 @@ def dense(part: nn.Module, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tensor
 def pair(first: nn.Module, shape: tuple[int, ...], shape_out: tuple[int, ...], fitted: AffineFit, k: int) -> Parts:
     """Return parts that compute c + B A first(x), for inputs and outputs of the given shapes.
 
-    ``first`` is multiplied into A. Two Linear, or a single one where that is smaller, between a Flatten and an
-    Unflatten where inputs and outputs are no vectors.
+    ``first`` is absorbed into A. The result is two Linear, or one where that is smaller, enclosed by Flatten and
+    Unflatten where inputs or outputs are not vectors.
     """
     a, b, c = fitted.at(k)
     a, shift = dense(first, a, shape)
@@ -167,7 +167,7 @@ def pair(first: nn.Module, shape: tuple[int, ...], shape_out: tuple[int, ...], f
 
 
 def pointwise_pair(first: Any, fitted: AffineFit, k: int) -> Parts:
-    """Return a Linear or convolution with k outputs and a pointwise one that writes all outputs from them."""
+    """Return a Linear or convolution with k outputs and a pointwise one that computes all outputs from them."""
     a, b, c = fitted.at(k)
     weight, bias = first.weight.detach(), first.bias
     shift = a.new_zeros(k) if bias is None else a @ bias.detach()
@@ -176,9 +176,9 @@ def pointwise_pair(first: Any, fitted: AffineFit, k: int) -> Parts:
 
 
 def with_weight(layer: Any, weight: Tensor, bias: Tensor | None) -> Any:
-    """Return a layer like another, Linear or a convolution, with other parameters, perhaps for other numbers of units.
+    """Return a copy of a Linear or convolution with other parameters, possibly with other numbers of units.
 
-    The weight has one row per output, in the order of the layer's, and any shape beyond.
+    The weight has one row per output, in the layer's order; its other dimensions are reshaped to those of the kernel.
     """
     if isinstance(layer, nn.Linear):
         return linear_layer(weight.flatten(1), bias)
@@ -189,29 +189,29 @@ def with_weight(layer: Any, weight: Tensor, bias: Tensor | None) -> Any:
     return found
 
 
-RIDGE = 1e-8  # of the largest power at a frequency, against division by rounding
+RIDGE = 1e-8  # relative to the largest power at a frequency; avoids division by round-off
 
 
 def equivariant_fit(parts: Sequence[nn.Module], z1: Tensor, z2: Tensor) -> AffineFit | None:
     """Return a translation-equivariant map between images, with its frequencies ordered by power.
 
-    At each frequency w the coefficients of z2 are regressed on those of z1, c_out x c_in numbers from N samples, far
-    fewer than a map between all pixels has. The principal components of its values are pairs of a cosine and a sine
-    at one frequency (single where w = -w); those of most power come first.
+    At each frequency w the coefficients of z2 are regressed on those of z1: c_out x c_in parameters from N samples, far
+    fewer than for a map between all pixels. The principal components of its values are pairs of a cosine and a sine at
+    one frequency (a single one where w = -w), in decreasing order of power.
 
     Parameters
     ----------
     parts : sequence of torch.nn.Module
-        From the layer with output z1 to the one with output z2.
+        The parts between z1 and z2.
     z1, z2 : Tensor
-        (N, c1, *n), (N, c2, *n), two samples or more.
+        (N, c1, *n), (N, c2, *n), at least two samples.
 
     Returns
     -------
     AffineFit or None
-        On flattened images; ``tails`` count half the power of a pair for each of the two. None where a part does not
-        commute with translations (a convolution that does not wrap around or has a stride, anything but activations),
-        or the images have different sizes.
+        The map on flattened images; in ``tails`` each component of a pair has half its power. None where a part does
+        not commute with translations (a convolution that does not wrap around or has a stride, anything but
+        activations), or the images have different sizes.
 
     Examples
     --------

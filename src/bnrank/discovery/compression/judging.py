@@ -1,4 +1,4 @@
-"""The samples of a compression (checked, split, joined by interpolated points), and the change that they show."""
+"""Samples of a compression (validation, split, interpolation), and the change of the output on them."""
 
 import contextlib
 import copy
@@ -18,10 +18,10 @@ from bnrank.networks.functional import Functional, example
 
 Samples = tuple[Tensor, Callable[[Tensor], Tensor], Tensor]
 
-MIN_SAMPLES = 8  # fewer cannot be split in three
+MIN_SAMPLES = 8  # the minimum for a split into three groups
 MAX_ENTRIES = 2e7  # of all values of a segment over the deciding samples: 160 MB
-ENRICH = 1000  # samples of a fit; fewer are joined by points on lines through neighbors
-REACH = 1.0  # of these points beyond either neighbor, in units of their distance
+ENRICH = 1000  # samples of a fit; fewer are supplemented by points on lines through neighbors
+REACH = 1.0  # how far these points extend beyond either neighbor, in units of the neighbors' distance
 NEIGHBORS = 5
 PROBES = 24  # random directions of the output for the metric, where there are more outputs
 INNER = 10  # iterations of L-BFGS between two evaluations
@@ -29,7 +29,7 @@ PATIENCE = 4  # evaluations without improvement
 
 
 def read_samples(net: nn.Module, value: Any, name: str, minimum: int = 1) -> Tensor:
-    """Return samples for a module: floating point (N, ...), finite, or integers for one that embeds them."""
+    """Return samples for a module: finite floats (N, ...), or integers for a module that embeds them."""
     return example(net, plain_array(value, name), minimum, name)
 
 
@@ -49,7 +49,7 @@ def outputs(function: Functional, x: Tensor, name: str, chunk_size: int = 1024) 
     Raises
     ------
     TypeError, ValueError
-        If it fails: with the argument's name, what came, and the layer that expected something else.
+        If the module fails on x. The message names the argument, the shape or type received, and the layer that failed.
     """
     with torch.no_grad():
         try:
@@ -86,7 +86,7 @@ def _runs(function: Functional, x: Tensor) -> bool:
 
 
 def _refusing(function: Functional, x: Tensor) -> str:
-    """Return a description of the linear layer or convolution that cannot read its input, if any."""
+    """Return a description of the linear layer or convolution that rejects its input, if any."""
     entered: list[tuple[Any, tuple[int, ...]]] = []
 
     def enter(layer: nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ def _refusing(function: Functional, x: Tensor) -> str:
 def check_spread(net: nn.Module, x: Tensor, kept: Tensor, found: tuple[Tensor, Tensor]) -> None:
     """Raise ValueError for samples on which the outputs do not vary, so that relative changes are undefined.
 
-    A module that is constant on samples that differ is allowed: it is replaced by the constant.
+    A module that is constant on distinct samples is allowed: it is replaced by the constant.
 
     Parameters
     ----------
@@ -136,16 +136,16 @@ def _equal(x: Tensor) -> bool:
 
 
 class Parted(NamedTuple):
-    """Samples in two groups, and their classes where they are known.
+    """Samples in two groups, with their classes where known.
 
     Attributes
     ----------
     x, y : Tensor
         All samples, and their classes or None.
     deciding : Tensor
-        The samples that decide, in random order.
+        The samples used by the search, in random order.
     kept : Tensor
-        Held-out samples, which decide nothing.
+        Held-out samples, used only for the certificate.
     y_kept : Tensor or None
         Their classes.
     """
@@ -158,7 +158,7 @@ class Parted(NamedTuple):
 
 
 def split(net: nn.Module, x: Tensor, y: Any, held_out: Any, seed: int) -> Parted:
-    """Return the samples that decide and those that are held out, a fraction of x or others."""
+    """Return the samples for the search and the held-out ones (a fraction of x, or separate samples)."""
     y = None if y is None else read_classes(y, len(x), "y")
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     y_kept = None
@@ -197,7 +197,7 @@ def enriched(x: Tensor, fitted: int, minimum: int, seed: int) -> Tensor:
 
 
 def affordable(net: nn.Module, found: list[Segment], x: Tensor, max_samples: int) -> int:
-    """Return how many samples decide: at most ``max_samples``, fewer where the values of a segment need more memory."""
+    """Return the number of samples for the search: at most ``max_samples``, fewer where memory would not suffice."""
     entries = 1
     with torch.no_grad():
         for segment in found:
@@ -220,7 +220,7 @@ def entering(net: nn.Module, name: str, x: Tensor) -> Tensor:
 
 
 class Judge:
-    """The change of the module's output when a segment is replaced, on the samples that decide.
+    """The change of the module's output when a segment is replaced, on the samples of the search.
 
     Parameters
     ----------
@@ -241,10 +241,10 @@ class Judge:
         self._scale_given = _spread(given)
 
     def __call__(self, parts: Sequence[nn.Module]) -> float:
-        """Return the change of the output relative to its spread: the larger of both samples' changes.
+        """Return the change of the output relative to its spread: the larger of the values on both groups of samples.
 
-        For the samples that judge, a standard error is added to the mean square, and the spread is that of the given
-        samples: interpolated points may spread much more.
+        On the selection samples, a standard error is added to the mean square, and the spread is computed on the given
+        samples only: interpolated points may spread much more.
         """
         with torch.no_grad():
             on_fitted = self._squares(self.x, self.rest, self.f, parts)
@@ -261,9 +261,10 @@ class Judge:
     def metrics(self, parts: Sequence[nn.Module]) -> dict[int, Tensor]:
         """Return the metric of the output at every linear part, by index.
 
-        G^{1/2} (n, n), symmetric, with G = mean over samples of J^T J, J the Jacobian from there to the output, so that
-        the root mean square of G^{1/2} dz is the change of the output to first order. For convolutions n is the number
-        of channels, and J^T J is summed over places. With many outputs J^T J is estimated in random directions.
+        Each is G^{1/2} (n, n), symmetric, with G = mean over samples of J^T J and J the Jacobian of the module's output
+        with respect to the part's output. The root mean square of G^{1/2} dz is the change of the output to first
+        order. For convolutions n is the number of channels, and J^T J is summed over positions. With many outputs, J^T
+        J is estimated from random directions.
         """
         if self._metrics is None or self._metrics[0] is not parts:
             self._metrics = parts, self._measured(parts)
@@ -277,7 +278,7 @@ class Judge:
                 value = part(value)
                 if i in places:
                     leaves.append(value.requires_grad_(True))
-                    value = leaves[-1].clone()  # the next part may work in place
+                    value = leaves[-1].clone()  # the next part may modify it in place
             out = self.rest(value).flatten(1)
         n = out.shape[1]
         if n <= PROBES:
@@ -324,21 +325,21 @@ def channel_rows(part: nn.Module, value: Tensor) -> Tensor:
 
 
 def tuned(judge: Judge, parts: Parts, steps: int) -> tuple[Parts, float]:
-    """Return parts with the smallest mean squared difference of the outputs over the samples of the fits, by L-BFGS.
+    """Return parts fine-tuned by L-BFGS to the original outputs: mean squared error over the samples of the fits.
 
     Parameters
     ----------
     judge : Judge
-        The best parameters by its measure are kept, so that the change never grows.
+        Selects the best parameters, so that the change never increases.
     parts : tuple of torch.nn.Module
-        They are not changed.
+        The parts to start from; not modified.
     steps : int
         Largest number of iterations.
 
     Returns
     -------
     tuple of torch.nn.Module
-        Copies with other parameters.
+        Copies with the tuned parameters.
     float
         Their change.
     """

@@ -1,4 +1,4 @@
-"""Neurons and channels that a network does not need, and their scales."""
+"""Removal of redundant neurons and channels, and balancing of their scales."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from bnrank.discovery.storage import ACTIVATIONS, POOLING
 from bnrank.theory.cost.pruning import prune
 
 PRUNABLE = (nn.Linear, nn.ReLU, nn.LeakyReLU)
-RIDGE = 1e-8  # of a unit's squared size, in least squares between units
-FLOOR = 1e-14  # of the initial squared size, below which float64 resolves no difference
+RIDGE = 1e-8  # relative to a unit's squared norm, in least squares between units
+FLOOR = 1e-14  # relative to the initial squared norm: below it, float64 resolves no difference
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,10 @@ class Ranking:
     order : Tensor
         Units, most important first.
     tails : Tensor
-        (units + 1,): root mean square change of the output, to first order, when only the first m = 0, 1, ... are kept
-        and the others are written as linear in them.
+        (units + 1,): root mean square change of the output, to first order, when only the first m = 0, 1, ... units are
+        kept and the others are expressed as linear functions of them.
     price : float
-        Cost of a unit, its weights and those that read it, see
-        :func:`~bnrank.discovery.compression.parts.share`.
+        Cost of a unit (its incoming and outgoing weights), see :func:`~bnrank.discovery.compression.parts.share`.
     """
 
     place: int
@@ -45,10 +44,10 @@ class Ranking:
 
 
 def rankings(judge: Judge, parts: tuple[Any, ...], whole: Counts) -> list[Ranking]:
-    """Return the units of every linear part but the last, ranked, where only unit-wise parts follow before the next.
+    """Return the ranked units of every linear part that only unit-wise parts separate from the next linear part.
 
-    Forward selection by orthogonal least squares, n steps of O(n^2): the next unit explains most of the remaining
-    output of the reader, in the metric of the output.
+    Forward selection by orthogonal least squares, n steps of O(n^2): each step selects the unit that explains most of
+    the remaining output of the reader, in the metric of the output.
     """
     values, metrics = judge.trace(parts), judge.metrics(parts)
     found = []
@@ -68,11 +67,12 @@ def rankings(judge: Judge, parts: tuple[Any, ...], whole: Counts) -> list[Rankin
 
 
 def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], scale: float) -> tuple[Parts, list[int]]:
-    """Return the parts without the units that cost more than the change of the output, to first order, is worth.
+    """Return the parts without the units whose cost exceeds the benefit of keeping them, to first order.
 
-    :func:`~bnrank.discovery.compression.parts.cheapest` decides how many are kept. A removed unit is written as linear
-    in those kept, by least squares on the samples, and multiplied into the reader. Parts are done in order, each fitted
-    from its input after the preceding ones were narrowed to its original input: later fits correct earlier errors.
+    :func:`~bnrank.discovery.compression.parts.cheapest` decides how many are kept. A removed unit is expressed as a
+    linear function of those kept, by least squares on the samples, and absorbed into the reader. Parts are processed in
+    order. Each fit maps the part's present input (after earlier removals) to its original input, so that later fits
+    correct earlier errors.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], scale: float
 
 
 def _rewritten(reader: Any, target: Tensor, present: Tensor) -> Any:
-    """Return the reader for inputs ``present``, of which its original input ``target`` is nearly a linear function."""
+    """Return the reader for inputs ``present``, which predict its original input ``target`` linearly."""
     shift, constant = (target.mean(0), present.mean(0)), takes_constants(reader)
     a, b = (present - shift[1], target - shift[0]) if constant else (present, target)
     gram = a.T @ a
@@ -125,7 +125,7 @@ def _rewritten(reader: Any, target: Tensor, present: Tensor) -> Any:
 def unit_rows(parts: Sequence[nn.Module], i: int, j: int, given: Tensor, read: Tensor) -> Tensor | None:
     """Return the input of part j as rows over samples and positions and columns over the units of part i.
 
-    None where the parts between mix units, or treat them differently.
+    None where the parts in between mix units, or treat them differently.
     """
     between, linear = parts[i + 1 : j], isinstance(parts[j], nn.Linear)
     flat = [part for part in between if type(part) is nn.Flatten]
@@ -142,7 +142,7 @@ def unit_rows(parts: Sequence[nn.Module], i: int, j: int, given: Tensor, read: T
 
 
 def takes_constants(reader: nn.Module) -> bool:
-    """Return whether a constant input of a part is a constant output."""
+    """Return whether a part maps constant inputs to constant outputs."""
     return not isinstance(reader, CONVOLUTIONS) or reader.padding_mode != "zeros" or not any(pads_of(reader))
 
 
@@ -154,11 +154,11 @@ def by_unit(reader: Any, units: int) -> Tensor:
 def _forward_selection(rows: Tensor, needed: Tensor) -> tuple[Tensor, Tensor]:
     """Return units in the order of selection and the remainder of tr(rows needed rows^T) after each, (units + 1,).
 
-    The remainder is that of ridge regression, so that units are not replaced by large multiples of differences.
+    The remainder is computed by ridge regression, which avoids large coefficients of opposite sign.
     """
     gram = rows.T @ rows
     values, vectors = torch.linalg.eigh(needed)
-    cross = gram @ (vectors * values.clamp(min=0).sqrt())  # of units with what is needed
+    cross = gram @ (vectors * values.clamp(min=0).sqrt())  # between units and the needed output
     sizes = gram.diagonal().clone()
     left = [float((gram * needed).sum())]
     gram = gram + torch.diag(RIDGE * sizes)
@@ -183,10 +183,11 @@ def _forward_selection(rows: Tensor, needed: Tensor) -> tuple[Tensor, Tensor]:
 def without_superfluous(parts: Parts, x: Tensor, rtol: float = 1e-9) -> tuple[Parts, int, int]:
     """Return parts without units that no input reaches or that reach no output, and with parallel ones merged.
 
-    The function is the same for every input. Runs of Linear with one activation go to :func:`bnrank.cost.prune`. Of a
-    convolution and its reader, a channel with zero weights is a constant that goes into the reader's bias (where the
-    reader does not pad with zeros, or the constant is 0), and of channels with weights and biases that are positive
-    multiples the reader's columns are added, where activations are ReLU or leaky ReLU.
+    The function is unchanged for every input. Chains of Linear with one activation are pruned by
+    :func:`bnrank.cost.prune`. For convolutions, a channel with zero weights is constant and is absorbed into the
+    reader's bias (where the reader does not pad with zeros, or the constant is 0). Channels whose weights and biases
+    are positive multiples of each other are merged and the reader's columns are added, where activations are ReLU or
+    leaky ReLU.
 
     Parameters
     ----------
@@ -214,7 +215,7 @@ def without_superfluous(parts: Parts, x: Tensor, rtol: float = 1e-9) -> tuple[Pa
 
 
 def _homogeneous(parts: Sequence[nn.Module], x: Tensor) -> list[tuple[int, int, list[nn.Module]]]:
-    """Return the neighboring linear parts between which units are scaled alike, with the activations between them."""
+    """Return neighboring linear parts with positively homogeneous activations in between, and the activations."""
     found = []
     for i, j in neighbors(parts):
         given = run(parts[: i + 1], x[:2])
@@ -294,7 +295,7 @@ def balanced(parts: Parts, x: Tensor) -> Parts:
     Returns
     -------
     tuple of torch.nn.Module
-        The same function.
+        The rescaled parts; they compute the same function.
 
     Examples
     --------

@@ -49,7 +49,7 @@ def pads_of(part: Any) -> list[int]:
 def run(parts: Sequence[nn.Module], x: Tensor) -> Tensor:
     """Return the output of the parts for x."""
     if parts and not is_linear(parts[0]):
-        x = x.clone()  # it may work in place
+        x = x.clone()  # parts may modify it in place
     for part in parts:
         x = part(x)
     return x
@@ -61,22 +61,23 @@ def flow(parts: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
 
 
 def segments(net: nn.Module, x: Tensor) -> tuple[list[Segment], list[Skipped]]:
-    """Return the segments of a module that can be made smaller, and everything else that owns parameters.
+    """Return the segments of a module that can be compressed, and every other submodule that owns parameters.
 
-    A ``nn.Sequential`` (nested ones as one) or an MLP is a segment; a Linear or convolution elsewhere is a segment of
-    its own. Parts of a segment that cannot be made smaller are listed, too.
+    A ``nn.Sequential`` (nested ones as one) or an MLP is a segment; any other Linear or convolution is a segment by
+    itself. Parts of a segment that cannot be compressed are also listed.
 
     Parameters
     ----------
     net : torch.nn.Module
         In float64 and eval mode.
     x : Tensor
-        At least two samples, which are run through the module.
+        At least two samples; the module is run on them.
 
     Returns
     -------
     list of Segment, list of Skipped
-        In order of registration. Parts are copies in eval mode, batch normalization is folded into the layer before.
+        In order of registration. Parts are copies in eval mode, with batch normalization folded into the layer before
+        it.
 
     Examples
     --------
@@ -146,13 +147,13 @@ class Latency:
     batch_size : int
         Samples per pass.
     repeats : int
-        Number of timed rounds; a round is the mean over enough passes to last a millisecond.
+        Number of timed rounds; each is the mean over enough passes to last a millisecond.
     threads : int
         Threads of torch.
     device, dtype : str
         Device and precision.
     minimum : float
-        Over the repeats: disturbed the least by other processes.
+        Over the repeats; least affected by other processes.
     """
 
     median: float
@@ -294,7 +295,7 @@ def counts(parts: Sequence[nn.Module], x: Tensor) -> Counts:
 def share(some: Sequence[float], whole: Counts) -> float:
     """Return the mean of three fractions of the whole: parameters, multiply-adds, linear parts.
 
-    The last stands for the time that a layer takes however small it is.
+    The last accounts for the fixed time per layer, independent of its size.
 
     Examples
     --------
@@ -305,22 +306,22 @@ def share(some: Sequence[float], whole: Counts) -> float:
 
 
 def cost(parts: Sequence[nn.Module], x: Tensor, whole: Counts) -> float:
-    """Return the :func:`share` of parts in the whole."""
+    """Return the :func:`share` of the parts in the whole."""
     return share(counts(parts, x), whole)
 
 
 def cheapest(prices: Tensor, tails: Tensor, scale: float) -> int:
     """Return the index of the smallest price + (tail / scale)^2.
 
-    With one scale for all layers an error is spent where it saves most: at the optimum of the sum of prices for a given
-    sum of squared tails all layers have the same rate of exchange, scale^2.
+    One scale for all layers allocates the error where it saves most: minimizing the sum of prices for a given sum of
+    squared tails gives all layers the same Lagrange multiplier, 1 / scale^2.
 
     Parameters
     ----------
     prices, tails : Tensor
-        (n,): for every size of a layer, the remaining cost and the change that it makes.
+        (n,): for every size of a layer, the remaining cost and the change of the output.
     scale : float
-        The change that is worth the whole cost.
+        The change of the output that is equivalent to the whole cost.
 
     Examples
     --------
@@ -332,11 +333,11 @@ def cheapest(prices: Tensor, tails: Tensor, scale: float) -> int:
 
 
 def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
-    """Return a Lipschitz constant of parts in sequence, the product of theirs; None where one is not known.
+    """Return a Lipschitz constant of parts in sequence, the product over the parts; None where one is unknown.
 
-    Linear: the operator norm, of several in a row that of their product. A convolution: its largest singular value on a
-    torus that its padded image fits on, which is no less (T28). Activations: their largest slope. Pooling windows must
-    not overlap.
+    Linear: the operator norm; for consecutive ones, the operator norm of their product. Convolution: the largest
+    singular value on a torus that contains the padded image, which is an upper bound (T28). Activations: their largest
+    slope. Pooling windows must not overlap.
 
     Parameters
     ----------
@@ -353,7 +354,7 @@ def lipschitz(parts: Sequence[nn.Module], x: Tensor) -> float | None:
     0.25
     """
     total = 1.0
-    product: Tensor | None = None  # of Linear in a row
+    product: Tensor | None = None  # of consecutive Linear
     value = x[:1]
     with torch.no_grad():
         for part in parts:
@@ -393,7 +394,7 @@ def _norm(part: Any, value: Tensor) -> float | None:
         kernel, stride, padding = (
             (v,) * d if isinstance(v, int) else tuple(v) for v in (part.kernel_size, part.stride, part.padding)
         )
-        partial = average and (part.ceil_mode or getattr(part, "divisor_override", None))  # fewer entries than a window
+        partial = average and (part.ceil_mode or getattr(part, "divisor_override", None))  # clipped windows
         overlapping = any(s < k for s, k in zip(stride, kernel, strict=True)) or getattr(part, "dilation", 1) != 1
         if not partial and not overlapping and not any(padding):
             return 1 / math.sqrt(math.prod(kernel)) if average else 1.0

@@ -25,8 +25,8 @@ from bnrank.networks.functional import Functional, check_finite, unwrap
 
 KIND = "compressed network"
 TUNED = (4.0, 2.0, 1.4, 1.0)  # multiples of the tolerance for the cuts before tuning
-MARGIN = 0.85  # of the tolerance is used: new samples differ more than those that decided
-SELECTING = 0.25  # of the deciding samples judge the fits
+MARGIN = 0.85  # fraction of the tolerance used: new samples differ more than those of the search
+SELECTING = 0.25  # fraction of the search samples used for model selection
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Compressed(Printed):
     Attributes
     ----------
     network : torch.nn.Module
-        A ``nn.Sequential`` of torch layers where the module was one segment; else its copy with the segments replaced
-        by such. The module itself where nothing was done.
+        A ``nn.Sequential`` of torch layers where the module was one segment; else a copy of the module with each
+        segment replaced by one. The module itself where nothing was changed.
     certificate : Certificate
         Changes, bound, parameters, multiply-adds and latency, before and after.
     steps : tuple of Step
         The steps, in order.
     skipped : tuple of Skipped
-        The parts left as they are, each with the reason.
+        The parts left unchanged, each with the reason.
     reason : str
-        Why no bottleneck was collapsed, by segment; empty where one was in every segment.
+        Why no bottleneck was collapsed, by segment; empty if every segment had one collapsed.
     plan : mapping
         From the name of every replaced segment to its layers, as plain values: see
         :func:`~bnrank.discovery.storage.rebuild`.
@@ -69,7 +69,7 @@ class Compressed(Printed):
         Raises
         ------
         TypeError, ValueError
-            If a part of a segment is no layer of torch that plain values describe, or the path does not fit.
+            If a part of a segment is not a torch layer that plain values describe, or the path is invalid.
         """
         path = files.checked_path(path, "path", store.SUFFIX)
         if not self.plan:
@@ -103,51 +103,52 @@ def compress(
     repeats: int = 25,
     seed: int = 0,
 ) -> Compressed:
-    r"""Return a trained module reduced to its bottleneck, as far as a tolerance of its output allows.
+    r"""Return a trained module reduced to its bottleneck, within a tolerance on the change of its output.
 
-    In a network with a bottleneck a run of layers computes, on the data, a linear map of small rank k (T21 to T23,
+    In a network with a bottleneck, consecutive layers compute, on the data, a linear map of small rank k (T21 to T23,
     T27). Every segment of the module (a ``nn.Sequential``, an MLP, a single layer) is reduced in four steps:
 
     1. dead, constant and parallel neurons and channels are removed, which changes no output;
     2. the run of layers whose replacement saves most becomes one affine map of rank k: the least-squares map from the
-       preactivations of its first layer to those of its last, in the metric of the output, with the run and k chosen by
-       the measured change of the output; multiplied into the first layer it is two Linear, n -> k -> m. Between
+       preactivations of its first layer to those of its last, in the metric of the output. The run and k are selected
+       by the measured change of the output. Absorbed into the first layer, the map is two Linear, n -> k -> m. Between
        convolutions on a torus it is fitted frequency by frequency (T28);
-    3. neurons and channels that are, on the data, linear combinations of others are removed; the others take over their
-       columns;
+    3. neurons and channels that are, on the data, linear combinations of others are removed; their columns are added to
+       those of the remaining ones;
     4. layers of low rank on the data become two, where that saves multiply-adds.
 
-    Three shares of the tolerance for step 2 (and omitting it) are tried with two for step 3. Of all outcomes within the
-    tolerance the cheapest wins, by the mean of three relative costs: parameters, multiply-adds, layers.
+    Step 2 is tried with three shares of the tolerance (and omitted), step 3 with two. Of all outcomes within the
+    tolerance, the one with the lowest mean of three relative costs is selected: parameters, multiply-adds, layers.
 
-    The samples not held out decide, three quarters of them for fits and the others to judge the fits, where a standard
-    error is added to the mean square. Fewer than 1000 samples for fits are joined by points on lines through neighbors,
-    up to their distance beyond either of them; the change must be small there too. Fifteen percent of the tolerance are
-    reserved for new samples. The held-out samples decide nothing. All computations are in float64.
+    The search uses the samples that are not held out: three quarters for fits, the others for model selection, where a
+    standard error is added to the mean square. If there are fewer than 1000 samples for fits, points on lines through
+    neighbors are added, up to the neighbors' distance beyond either of them; the change must be small there too.
+    Fifteen percent of the tolerance is reserved for new samples. The held-out samples are used only for the
+    certificate. All computations are in float64.
 
     Parameters
     ----------
     net : torch.nn.Module
-        Any module; it is not changed. Segments of Linear and convolutions with anything between them, in eval mode, are
-        compressed; the rest stays and is listed.
+        Any module; it is not modified. Segments of Linear and convolutions with any parts in between, in eval mode, are
+        compressed; everything else is left unchanged and listed.
     x : Tensor, ndarray or DataFrame
-        Samples like those the network is for, (N, ...), at least 8; better many, and other than the training data,
-        where it may have fitted noise. They need no labels.
+        Samples from the distribution the network is applied to, (N, ...), at least 8. Preferably many, and not the
+        training data, on which the network may fit noise. No labels are needed.
     y : Tensor, ndarray or Series, optional
         (N,), the classes of x as integers from 0, where the largest output is the class: the certificate then has the
-        accuracy before and after. They decide nothing.
+        accuracy before and after. They do not influence the search.
     tol : float
         Largest change of the output, ||f^(X) - f(X)||_F / ||f(X) - mean f(X)||_F, 0 < tol < 1, relative to the spread
         of the outputs. Relative to the outputs themselves the change is never larger.
     held_out : float, Tensor, ndarray, DataFrame or tuple
-        Fraction of x for the certificate, in (0, 1), or at least 8 samples for it; a pair of samples and classes where
-        ``y`` is given.
+        Fraction of x reserved for the certificate, in (0, 1), or at least 8 separate samples; a pair of samples and
+        classes where ``y`` is given.
     tune : int
-        Iterations of L-BFGS that fit the remaining parameters to the original outputs; 0 for none. Then 1.4, 2 and 4
-        times the tolerance are tried for the cuts, too, and kept if tuning brings the change within it. The network
-        never has more parameters, or multiply-adds, than without.
+        Iterations of L-BFGS that fit the remaining parameters to the original outputs; 0 for none. With tuning, cuts at
+        1.4, 2 and 4 times the tolerance are also tried, and kept if tuning brings the change within the tolerance. The
+        network never has more parameters or multiply-adds than without tuning.
     max_samples : int
-        Largest number of samples of x that decide; fewer where their values would take more than 160 MB.
+        Largest number of samples of x used by the search; fewer where their values would take more than 160 MB.
     batch_size, repeats : int
         Settings of the measured latency.
     seed : int
@@ -156,8 +157,8 @@ def compress(
     Returns
     -------
     Compressed
-        ``network``, ``certificate``, ``steps``, ``skipped``, ``reason``. A module that cannot be reduced is returned as
-        it is, with the reason.
+        ``network``, ``certificate``, ``steps``, ``skipped``, ``reason``. A module that cannot be reduced is returned
+        unchanged, with the reason.
 
     Raises
     ------
@@ -228,11 +229,11 @@ class _Search:
     Attributes
     ----------
     x, reference : Tensor
-        The deciding samples, and the module's output on them.
+        The samples of the search, and the module's output on them.
     fitted : int
-        Number of samples for fits; they come first.
+        Number of samples for fits, which come first.
     real : int
-        Number of given samples; they come last.
+        Number of given (not interpolated) samples, which come last.
     tune : int
         Iterations.
     new : dict
@@ -250,7 +251,7 @@ class _Search:
     skipped: list[Skipped] = field(default_factory=list)
 
     def cut(self, work: nn.Module, found: list[Segment], tol: float) -> None:
-        """Reduce the segments of a module, which is changed.
+        """Reduce the segments of a module, in place.
 
         After each segment the squared change is at most its share: the fraction of the parameters considered so far.
         """
@@ -289,9 +290,9 @@ class _Search:
 
 
 def _smallest(search: _Search, work: nn.Module, found: list[Segment], tol: float) -> _Search:
-    """Return the search when done; with tuning and several segments, the smaller of those with and without tuning.
+    """Return the completed search; with tuning and several segments, the smaller outcome of with and without tuning.
 
-    The change that tuning leaves in one segment limits the next.
+    With tuning, a segment uses up more of the tolerance, which leaves less for the next.
     """
     if not search.tune or len(found) < 2:
         search.cut(work, found, tol)
@@ -308,7 +309,7 @@ def _no_larger(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the map from the output of a segment to the module's output, for given samples."""
+    """Return the map from a segment's output to the module's output, for given samples."""
     if not name:
         return lambda value: value.flatten(1)
     stub: Any = nn.Module()
@@ -322,10 +323,10 @@ def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _cut(judge: Judge, segment: Segment, limit: float, tune: int) -> Cut:
-    """Return a segment reduced; with tuning, to the largest multiple of the limit that tuning brings back within it.
+    """Return a reduced segment; with tuning, cut at the largest multiple of the limit that tuning can correct.
 
-    A tuned outcome counts if it has no more parameters and multiply-adds than without tuning: fewer layers could
-    outweigh more of them in the cost.
+    A tuned outcome counts only if it has no more parameters and multiply-adds than the outcome without tuning: in the
+    cost alone, fewer layers could outweigh more of either.
     """
     plain = cut_down(judge, segment.parts, segment.name, limit)
     if not tune:
@@ -373,12 +374,12 @@ def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Mo
     stored : Stored
         The contents of the file.
     net : torch.nn.Module, optional
-        A module of the architecture that was compressed, needed where only segments of it were replaced; it is copied.
+        A module of the original architecture, required where only some segments were replaced; it is copied.
 
     Raises
     ------
     ValueError
-        If the file is damaged, or ``net`` is missing or does not fit.
+        If the file is corrupted, or ``net`` is missing or incompatible.
     """
     plan = stored.about.get("plan", {})
     if "" not in plan and net is None:

@@ -1,4 +1,4 @@
-"""The stages of a reduction: collapse, narrow, factor, each within a share of the tolerance."""
+"""The stages of a reduction (collapse, narrow, factor), each within a share of the tolerance."""
 
 import math
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from bnrank.discovery.compression.parts import Counts, Parts, cheapest, cost, co
 T = TypeVar("T")
 
 TRIALS = 8  # scales of the change tried for a share of the tolerance
-START = 8.0  # times the share of the tolerance: the first of them
-COLLAPSE_SHARES = (0.3, 0.6, 0.85)  # of the tolerance, as below
+START = 8.0  # the first scale, in multiples of the share of the tolerance
+COLLAPSE_SHARES = (0.3, 0.6, 0.85)  # shares of the tolerance for collapsing, as for narrowing below
 NARROW_SHARES = (0.6, 0.9)
-ABOVE = (0, 1, 2, 3, 5)  # the smallest rank that may do: the ranks tried for a pair of layers
-AHEAD = 2  # layers tried beyond the first that fails
+ABOVE = (0, 1, 2, 3, 5)  # increments to the smallest candidate rank that are tried for a pair of layers
+AHEAD = 2  # layers tried beyond the first failure
 MAX_SVD = 4e8  # N n1 min(N, n1), the cost of an SVD: at most seconds
-RIDGE = 1e-10  # in fits of a layer's original output by its present one, which are nearly equal
+RIDGE = 1e-10  # in fits of a layer's original output from its present one, which are nearly equal
 MAX_ROWS = 8192  # (samples and positions of a convolution) of one fit
 
 
@@ -39,7 +39,7 @@ class Step:
     what : str
         Description.
     change : float
-        Change of the module's output after this step, on the samples that decided, see :class:`Judge`; 0 where exact.
+        Change of the module's output after this step, on the samples of the search, see :class:`Judge`; 0 if exact.
     rank : int or None
         Rank of a collapse.
     """
@@ -66,7 +66,7 @@ class Cut:
     change : float
         Measured change of the output.
     reason : str
-        Why nothing was collapsed, and, where so, why every neuron or channel stays; empty after a collapse.
+        Why nothing was collapsed and, where all are kept, why no neuron or channel was removed; empty after a collapse.
     """
 
     parts: Parts
@@ -109,9 +109,9 @@ class Collapsing:
     def best(self, limit: float) -> Cut | None:
         """Return the cheapest replacement of a run of layers with a change of at most ``limit``; None without any.
 
-        For every first layer p the last one q increases while a rank is found; for p + 1 it starts there, since a run
-        inside a replaceable one is replaceable too. For p and q the smallest rank within the limit that is cheaper than
-        the layers is used.
+        For every first layer p, the last layer q increases as long as a rank is found. For p + 1 the search starts at
+        that q, since a run inside a replaceable run is replaceable too. For p and q, the smallest rank within the limit
+        is used, if it is cheaper than the layers.
         """
         found: list[Cut] = []
         reached = 1
@@ -153,7 +153,7 @@ class Collapsing:
         return None
 
     def _replaced(self, p: int, q: int, k: int) -> Cut | None:
-        """Return the replacement of rank k; None where it is no cheaper."""
+        """Return the replacement of rank k, or None if it is not cheaper."""
         i, j, fit_ = self.places[p], self.places[q], self._fitted[p, q]
         assert fit_ is not None
         a, z2 = self.values[i], self.values[j + 1]
@@ -168,7 +168,7 @@ class Collapsing:
         return self.start.then(Step("collapse", where, line, self.judge(new), k), new, price)
 
     def _fit(self, i: int, j: int) -> tuple[str, AffineFit, float] | None:
-        """Return how the output of part j was fitted to that of part i, the fit, and the scale of its tails."""
+        """Return the kind of fit of part j's output from part i's, the fit, and the scale of its tails."""
         a, z1, z2 = self.values[i], self.values[i + 1], self.values[j + 1]
         smallest = min(len(a), z1[0].numel())
         if a.ndim < 2 or len(a) * smallest * max(z1[0].numel(), z2[0].numel()) > MAX_SVD:
@@ -185,8 +185,8 @@ class Collapsing:
 def cut_down(judge: Judge, parts: Parts, name: str, tol: float) -> Cut:
     """Return the cheapest replacement of a segment within the tolerance.
 
-    Exact removals come first. For several shares of the tolerance, runs of layers are then collapsed, and the result
-    is narrowed and factored; the cheapest outcome wins.
+    Exact removals come first. For several shares of the tolerance, runs of layers are then collapsed, and the result is
+    narrowed and factored; the cheapest outcome is returned.
     """
     whole = counts(parts, judge.x)
     slim, removed, merged = without_superfluous(parts, judge.x)
@@ -274,9 +274,10 @@ def _narrowed_and_factored(
 
 
 def _most(judge: Judge, make: Callable[[float], tuple[Parts, T]], limit: float) -> tuple[Parts, T, float] | None:
-    """Return the outcome of the largest scale that keeps the change within the limit; None where none does.
+    """Return the outcome at the largest scale that keeps the change within the limit, or None if none does.
 
-    Scales decrease by factors of 4 from START times the limit to the first that does, then the gap is bisected.
+    Scales decrease by factors of 4 from START times the limit to the first that does; then the interval between the
+    last two is bisected.
     """
     scale, below, above, best = START * limit, 0.0, math.inf, None
     for _ in range(TRIALS):
@@ -293,19 +294,19 @@ def _most(judge: Judge, make: Callable[[float], tuple[Parts, T]], limit: float) 
 
 
 def factored(judge: Judge, parts: Parts, scale: float, whole: Counts) -> tuple[Parts, list[tuple[int, int]]]:
-    """Return the parts with layers replaced by two where that saves more than the change of the output is worth.
+    """Return the parts with layers factored into two where that lowers price + (change / scale)^2.
 
     A layer a -> W a + b whose values on the samples lie near c + B t, t in R^k, becomes a -> A W a and t -> c' + B t,
-    with t chosen in the metric of the output. For a convolution t has k channels and the second layer is a convolution
-    with one tap. :func:`~bnrank.discovery.compression.parts.cheapest` decides the rank, with changes to first order;
-    layers are done in order, each fitted on its input at that point.
+    with t chosen in the metric of the output. For a convolution, t has k channels and the second layer is a pointwise
+    (one-tap) convolution. :func:`~bnrank.discovery.compression.parts.cheapest` decides the rank, with changes to first
+    order; layers are processed in order, each fitted on its present input.
 
     Returns
     -------
     tuple of torch.nn.Module
         The parts.
     list of (int, int)
-        Linear parts, counted from 1 as they were, and the rank of each that was replaced.
+        The replaced linear parts, by their original number counted from 1, each with its rank.
     """
     old, metrics = judge.trace(parts), judge.metrics(parts)
     new: list[nn.Module] = []
@@ -332,7 +333,7 @@ def factored(judge: Judge, parts: Parts, scale: float, whole: Counts) -> tuple[P
 
 
 def _rank(part: Any, fitted: AffineFit, entries: int, scale: float, whole: Counts) -> int | None:
-    """Return the best rank of a layer with the given number of output entries; None to leave it."""
+    """Return the best rank of a layer with the given number of output entries; None to leave it unchanged."""
     n, taps = len(part.weight), part.weight[0].numel()
     places = entries / n
     bias = 0 if part.bias is None else n

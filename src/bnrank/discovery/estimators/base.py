@@ -52,7 +52,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return self._coordinates(self._inputs(X))
 
     def as_module(self, dtype: torch.dtype = torch.float32) -> MLP:
-        """Return the fitted function as an `nn.Module`, from x to y in original units (logits of a classifier).
+        """Return the fitted function as an `nn.Module`, from x to y in original units (for a classifier, to logits).
 
         One layer has rank at most ``n_components_``; the scaling is in the first and the last layer.
         """
@@ -60,7 +60,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return from_layers(self.module_.weights, self.module_.biases, self.module_.slope).to(dtype)
 
     def summary(self) -> summary.Summary:
-        """Return the result: printed, a page of text; its attributes are the data of the figures."""
+        """Return the result of the fit: a page of text when printed, with the data of the figures as attributes."""
         check_is_fitted(self)
         return self.summary_
 
@@ -70,7 +70,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         Raises
         ------
         TypeError, ValueError
-            If the path has another ending, or a parameter is no plain value.
+            If the path has another extension, or a parameter is not a plain value.
         """
         check_is_fitted(self)
         return summary.save(self, path)
@@ -90,13 +90,13 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return hasattr(self, "summary_")
 
     def _begin(self, X: Any) -> np.ndarray:
-        """Return the inputs, and delete an earlier fit, so that one that fails leaves none behind."""
+        """Return the inputs, and delete an earlier fit, so that a failed fit leaves no fitted attributes."""
         for name in [name for name in vars(self) if summary.is_fitted(name)]:
             delattr(self, name)
         return read_table(self, X, reset=True)
 
     def _plan(self, data: Data, seed: int, tell: Callable[[str], None], wanted: int = 0) -> Budget:
-        """Return the settings of a fit, those given and else the usual ones for the table."""
+        """Return the settings of a fit: the given ones, and defaults for the table otherwise."""
         validation.expect(np.ptp(data.x, axis=0).any(), "X", "1 row(s) that differ", "at least 2")
         plan = budget_for(data.distinct, data.x.shape[1], data.outputs, data.bound)
         changes: dict[str, Any] = {"rtol": validation.number(self.rtol, "rtol", 0.0), "seed": seed, "tell": tell}
@@ -141,7 +141,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return wanted
 
     def _learn(self, x: np.ndarray, scaling: Scaling, data: Data, wanted: int | None, known: Any = None) -> None:
-        """Fit, and set all fitted attributes; ``known`` is a count from elsewhere."""
+        """Fit, and set all fitted attributes; ``known`` is a count determined elsewhere."""
         with voice(self.progress) as tell:
             plan = self._plan(data, self._seed(), tell, wanted or 0)
             data = replace(data, max_components=max(data.max_components, wanted or 0))
@@ -189,7 +189,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             warnings.warn(f"{type(self).__name__}: {count.reason}", NothingFoundWarning, stacklevel=3)
 
     def _notes(self, x: np.ndarray, data: Data) -> Iterator[str]:
-        """Yield remarks on the table, and what cannot be concluded."""
+        """Yield remarks on the table and on the limits of what can be concluded."""
         names = self._input_names(x.shape[1])
         if len(dead := np.flatnonzero(constant_columns(x))):
             yield f"constant inputs left out: {', '.join(names[i] for i in dead[:10])}"
@@ -263,7 +263,7 @@ def _in_chunks(net: MLP, x: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def voice(progress: bool | str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows progress: on one line of a terminal, elsewhere line by line ("auto": not at all)."""
+    """Yield a function that shows progress: in place on a terminal, elsewhere line by line ("auto": nothing)."""
     if isinstance(progress, str):
         validation.choice(progress, "progress", ["auto"])
     console = Console(stderr=True)

@@ -19,7 +19,7 @@ DEAD = 1e-9  # standard deviation, relative to the largest, below which a coordi
 
 @dataclass(frozen=True)
 class Truncation:
-    """A network truncated to 0, 1, ..., K dimensions, each where it changes the outputs the least.
+    """A network truncated to 0, 1, ..., K dimensions, each time at the layer where this changes the outputs least.
 
     Attributes
     ----------
@@ -41,9 +41,9 @@ def truncate(
 ) -> Truncation:
     """Return the truncations of a network to every number of dimensions up to ``max_k``.
 
-    f passes through the preactivations of each of its layers. For F_k those of one layer are projected on the
-    k-dimensional affine subspace that fits them best (T5: then F_k = h o g with inner dimension k, so that k bounds its
-    bottleneck rank); the layer is the one that changes the outputs the least.
+    For F_k, the preactivations of one layer are projected onto the k-dimensional affine subspace that fits them best
+    (T5: then F_k = h o g with inner dimension k, so that k bounds its bottleneck rank); the layer is the one that
+    changes the outputs the least.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def changes(before: Tensor, after: Tensor, classes: int) -> Tensor:
 
 
 def project(net: MLP, x: Tensor, layer: int, k: int) -> MLP:
-    """Return F_k as a network of the same widths, float64: W_l and b_l of one layer are projected."""
+    """Return F_k as a float64 network of the same widths, with W_l and b_l of one layer projected."""
     basis = next(cut for cut in _places(net, x) if cut.layer == layer).principal(k)
     assert basis.directions is not None
     onto = basis.directions @ basis.directions.T
@@ -111,14 +111,14 @@ def _places(net: MLP, x: Tensor) -> list[Cut]:
 
 @dataclass(frozen=True)
 class Coordinates:
-    """f = h o g, g: x -> z in R^k and h: z -> y, z of mean 0 and covariance 1 on the given rows.
+    """The factors of f = h o g, g: x -> z in R^k and h: z -> y, with z of mean 0 and covariance 1 on the given rows.
 
     Attributes
     ----------
     encoder, decoder : MLP
         g and h, float64, in the units of the network.
     spectrum : ndarray
-        Standard deviations of these preactivations along their principal directions, descending.
+        Standard deviations of the layer's preactivations along their principal directions, descending.
     influence : ndarray
         Root mean square of the derivative of the outputs in each z_i, (k,), descending.
     """
@@ -208,11 +208,11 @@ def _some(x: Tensor) -> Tensor:
 class InputDirections:
     """The linear combinations of inputs that f depends on, most important first.
 
-    With x = center + S u, u of covariance 1 on the given rows, they are the principal directions of
-    mean_i S^T Jf(x_i)^T Jf(x_i) S: their number does not depend on the coordinates of x, and combinations that hardly
-    vary on the rows come last. A function of one output has a bottleneck of dimension 1; the number of directions still
-    distinguishes functions. It is that of the central mean subspace of sufficient dimension reduction, estimated by the
-    outer product of gradients (Xia et al. 2002) of the network.
+    With x = center + S u, u of covariance 1 on the given rows, these are the principal directions of mean_i S^T
+    Jf(x_i)^T Jf(x_i) S: their number does not depend on the coordinates of x, and combinations that hardly vary on the
+    rows come last. A function of one output has a bottleneck of dimension 1; the number of directions still
+    distinguishes functions. It is the dimension of the central mean subspace of sufficient dimension reduction,
+    estimated by the outer product of gradients (Xia et al. 2002) of the network.
 
     Parameters
     ----------
@@ -250,5 +250,5 @@ class InputDirections:
         self.spectrum[: len(values)] = values.flip(0).clamp_min(0).sqrt().numpy()
 
     def project(self, x: Tensor, number: int) -> Tensor:
-        """Return x with all but the first ``number`` combinations at their means."""
+        """Return x with all but the first ``number`` combinations set to their means."""
         return self.center + (x - self.center) @ self.down[:, :number] @ self.up[:number]

@@ -1,4 +1,4 @@
-"""The number of components that held-out rows support, and the linear maps with which networks are compared."""
+"""The number of components supported by held-out rows, and the linear baselines for networks."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from sklearn.linear_model import LogisticRegression
 from bnrank.networks.mlp import MLP, from_layers
 
 SURE = 2.0  # standard errors by which a function must improve on the mean
-NEGLIGIBLE = 1e-6  # fraction of the loss of the mean below which differences are rounding
+NEGLIGIBLE = 1e-6  # relative to the loss of the mean; smaller differences are round-off
 RESAMPLES = 200
-AGREE = 0.5  # fraction of the trials that must agree with the count
+AGREE = 0.5  # smallest fraction of the trials that must agree with the count
 RIDGES = np.geomspace(1e-9, 10.0, 11)  # per sample, in the scale of training
 INVERSE_RIDGES = (0.01, 1.0, 100.0)  # scikit-learn's C
 
@@ -34,7 +34,7 @@ class Trial:
         The fold that was held out; None for a network trained on all rows.
     count : int
         Smallest k for which truncation to k dimensions (T5: f = h o g, inner dimension k) changes the outputs by no
-        more than one standard error of the held-out loss (or by ``rtol``, where that is more).
+        more than one standard error of the held-out loss (or by ``rtol``, if larger).
     weight_rank : int or None
         Number of singular values near 1 shared by a run of layers (T27); None where no layer has a clear gap.
     loss : float
@@ -42,7 +42,7 @@ class Trial:
     held_out : float
         Mean loss on the held-out rows of its fold; NaN without a fold.
     considered : bool
-        Whether its ridge has a held-out loss within one standard error of the best, and its depth is the one kept.
+        Whether its ridge has a held-out loss within one standard error of the best, and its depth is the selected one.
     """
 
     ridge: float
@@ -67,7 +67,7 @@ class Count:
     interval : tuple of int
         Smallest and largest of: the number, the counts of the trials within one standard error of the best, and the
         central 95 percent of the counts on 200 resamples of the held-out rows. Where nothing was found: from 0 to the
-        largest of these, without the requirement of two standard errors.
+        largest of these, ignoring the requirement of two standard errors.
     agreement : float
         Fraction of these trials that agree with the number; NaN without trials.
     undetermined : bool
@@ -92,9 +92,9 @@ def smallest_within_error(errors: np.ndarray, *, paired: bool, rtol: float = 0.0
         Held-out loss of every row at k = 0, 1, ..., shape (K + 1, N).
     paired : bool
         Whether the standard error is that of the difference of two losses, row by row, or of the best loss itself.
-        Linear maps are compared in pairs, which detects weak components best. Networks are not: an additional dimension
-        bends a little and predicts slightly better although it is not needed (of 12 planted maps of 300 rows, pairs
-        gave the planted number for 7, the error of the best loss for all).
+        Linear maps are compared in pairs, which detects weak components best. Networks are not: an unneeded dimension
+        adds a little curvature and predicts slightly better (of 12 planted maps of 300 rows, pairs recovered the
+        planted number for 7, the error of the best loss for all 12).
     rtol : float
         Differences up to this fraction of what all components explain (the loss at k = 0 less the best) are ignored,
         as are those below 1e-6 of the loss at k = 0.
@@ -116,7 +116,7 @@ def smallest_within_error(errors: np.ndarray, *, paired: bool, rtol: float = 0.0
 def standard_error(rows: np.ndarray) -> float:
     """Return the standard error of the mean of rows, sqrt(sum_i (r_i - mean)^2) / N.
 
-    With N, not N - 1, in the variance: low by a factor of sqrt(1 - 1/N), 2 percent for 25 rows.
+    The variance uses N, not N - 1: too low by a factor of sqrt(1 - 1/N), 2 percent for 25 rows.
 
     Examples
     --------
@@ -139,10 +139,10 @@ def is_better(errors: np.ndarray, than: np.ndarray, sure: float = SURE) -> bool:
 
 
 def by_group(errors: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Return one entry per group of rows, of the same mean, so that copies of a row do not count as evidence.
+    """Return one entry per group of rows, with the same mean, so that copies of a row do not count as evidence.
 
     The standard error over the entries is that of a mean of clusters: an entry is the mean plus the summed deviation of
-    its group, times groups per row. Without copies nothing changes.
+    its group, times the ratio of groups to rows. Without copies nothing changes.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def resampled(errors: np.ndarray, rtol: float, *, paired: bool = False, seed: in
 
 
 def count_of(number: int, trials: Sequence[Trial], bound: int, resamples: tuple[int, int]) -> Count:
-    """Return the number that held-out rows support, with the counts of single networks as evidence.
+    """Return the count supported by held-out rows, with the counts of single networks as evidence.
 
     Parameters
     ----------
@@ -216,11 +216,10 @@ def count_of(number: int, trials: Sequence[Trial], bound: int, resamples: tuple[
 
 @dataclass(frozen=True)
 class LinearMap:
-    """x -> B (x - center) + level, with the principal directions V of its values.
+    """The map x -> B (x - center) + level, with the principal directions V of its values.
 
-    At rank 0 logits are ``constant``, the logarithms of the frequencies of the classes, instead of ``level``. A missing
-    class counts as one row, here and in ``level``: a class of a single row must not cost infinitely much where that row
-    is held out.
+    At rank 0, logits are ``constant`` (the logarithms of the class frequencies) instead of ``level``. A missing class
+    counts as one row, in both: the loss of a class with a single row stays finite when that row is held out.
     """
 
     b: np.ndarray
@@ -274,14 +273,14 @@ class LinearFit:
     map: LinearMap
 
     def is_exact(self, rank: int) -> bool:
-        """Return whether a rank explains the held-out rows up to rounding."""
+        """Return whether a rank explains the held-out rows up to round-off."""
         return bool(self.errors[rank].mean() <= NEGLIGIBLE * self.errors[0].mean())
 
 
 def best_linear(
     x: np.ndarray, y: np.ndarray, folds: np.ndarray, max_rank: int, classes: int = 0, groups: np.ndarray | None = None
 ) -> LinearFit:
-    """Return the linear map of smallest held-out loss over ridges and ranks, and the rank that the rows support.
+    """Return the linear map of lowest held-out loss over ridges and ranks, and the supported rank.
 
     Parameters
     ----------

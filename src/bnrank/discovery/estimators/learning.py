@@ -1,4 +1,4 @@
-"""From a table to a network of k dimensions: the steps of ``fit``, on data in the scale of training."""
+"""The steps of ``fit``, from a table to a network of k dimensions, on data in the scale of training."""
 
 from dataclasses import dataclass, replace
 
@@ -14,9 +14,9 @@ from bnrank.discovery.estimators.tables import Data, apart
 from bnrank.networks.mlp import MLP, from_layers
 from bnrank.training import Record, train
 
-MIN_ROWS = 10  # distinct rows, below which no count is settled
-REPEATED = 0.1  # fraction of the rows with repeated inputs, above which these may carry a count
-DEEPER = 4  # additional layers of the networks that show whether the count depends on depth
+MIN_ROWS = 10  # with fewer distinct rows, counts are undetermined
+REPEATED = 0.1  # fraction of rows with repeated inputs above which the count is verified by input
+DEEPER = 4  # additional layers of the networks that test whether the count depends on depth
 LAST_STEPS = 60  # evaluations on all rows, for a table of more than MAX_ROWS
 LOST = 1e-3  # fraction of the outputs' variance that a cut may cost without further training
 NAN = float("nan")
@@ -24,18 +24,19 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Evidence:
-    """The result of a cross-validation: the kind of function, and the number of dimensions.
+    """The result of a cross-validation: the kind of function and the number of dimensions.
 
     Attributes
     ----------
     kind : str
-        "network", "linear" or "constant": the simplest kind that none beats on held-out rows.
+        "network", "linear" or "constant": the simplest kind that no other beats on held-out rows.
     number : int
         The count.
     linear : LinearFit
         The best linear map.
     path : Path or None
-        All networks of the depth kept; None where the table is linear to rounding, or has too few rows for networks.
+        All networks of the selected depth; None where the table is linear up to round-off, or has too few rows for
+        networks.
     rival : Path or None
         All networks of the other depth.
     rows : ndarray
@@ -58,7 +59,7 @@ class Evidence:
         return self.path.by_number if self.kind == "network" and self.path is not None else self.linear.errors
 
     def trials(self) -> tuple[Trial, ...]:
-        """Return one trial per network; those of the other depth are not considered."""
+        """Return one trial per network; those of the other depth are marked as not considered."""
         others = self.rival.trials() if self.rival else ()
         return (self.path.trials() if self.path else ()) + tuple(replace(t, considered=False) for t in others)
 
@@ -89,10 +90,11 @@ def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input
     """Return the kind of function in a table and its number of dimensions, by cross-validation.
 
     A linear map is kept unless the held-out loss of a network is smaller by one standard error of the difference, and
-    the mean unless one of them is better by two; otherwise nothing was found. With ``wanted`` dimensions the two are
-    compared at these. Networks of ``plan.depth`` are kept unless the loss of shallow ones (``plan.shallow``), which
-    count less reliably, is smaller by two of their standard errors: then the deep ones stopped at a saddle, or bend
-    too little. With ``by_input`` all rows of the same inputs are held out together, replicates too.
+    the mean unless one of them is better by two; otherwise nothing was found. If ``wanted`` is given, the linear map
+    and the networks are compared at that number of dimensions. Networks of ``plan.depth`` are kept unless the loss of
+    shallow ones (``plan.shallow``), which count less reliably, is smaller by two of their standard errors: then the
+    deep ones stopped at a saddle, or are too close to linear. With ``by_input``, all rows with the same inputs,
+    including replicates, are held out together.
     """
     rows = rows_of(data, plan.seed)
     some = data.rows(rows)
@@ -124,7 +126,7 @@ def investigate(data: Data, plan: Budget, wanted: int | None = None, *, by_input
 
 
 def rows_of(data: Data, seed: int) -> np.ndarray:
-    """Return the numbers of the rows used, ascending: all, or one each of 4,000 groups of copies.
+    """Return the indices of the rows used, ascending: all rows, or one row from each of 4,000 groups of copies.
 
     Examples
     --------
@@ -139,7 +141,7 @@ def rows_of(data: Data, seed: int) -> np.ndarray:
 
 
 def learn(data: Data, found: Evidence) -> Model:
-    """Return the network of the number of dimensions found, trained on all rows."""
+    """Return the network with the detected number of dimensions, trained on all rows."""
     k, plan, path, some = found.number, found.plan, found.path, data.rows(found.rows)
     all_used = len(some.x) == len(data.x)
     if found.kind != "network" or path is None:
@@ -170,7 +172,7 @@ def learn(data: Data, found: Evidence) -> Model:
 
 
 def _final_fits(data: Data, path: Path, ridge: float, plan: Budget) -> list[Fit]:
-    """Return networks trained on all rows: at the ridge chosen and its two nearest rivals, and deeper ones."""
+    """Return networks trained on all rows: at the selected ridge and its two nearest rivals, and deeper ones."""
     ridges = sorted({ridge, *sorted(path.running, key=lambda other: abs(np.log(other / ridge)))[:2]}, reverse=True)
     first = plan.seed + 1000
     plan.tell(f"all rows, ridges {', '.join(f'{r:.2g}' for r in ridges)}, {plan.n_networks} network(s) each")
@@ -190,9 +192,9 @@ def mean_loss(net: MLP, data: Data) -> float:
 
 
 def _on_all_rows(net: MLP, data: Data, ridge: float) -> MLP:
-    """Return a network of some rows, trained further on all of them with the full gradient over blocks of rows.
+    """Return a network fitted to a subset of the rows, trained further on all rows with full gradients (in blocks).
 
-    So close to a minimum a few full gradients are enough: on 100,000 rows 60 of them reached R^2 0.664, and ten epochs
+    Close to a minimum a few full-gradient steps suffice: on 100,000 rows 60 of them reached R^2 0.664, and ten epochs
     of Adam on mini-batches of 256, which take longer, 0.662.
     """
     record = Record(every=LAST_STEPS, top_k=1)
@@ -224,7 +226,7 @@ def polish(net: MLP, data: Data, layer: int, k: int, ridge: float, steps: int) -
 
 
 def few_rows(count: Count, data: Data) -> Count:
-    """Return a count as undetermined where fewer than ten rows differ, which both a linear map and the mean fit."""
+    """Return the count, as undetermined if fewer than ten rows are distinct: a linear map and the mean both fit."""
     if data.distinct >= MIN_ROWS:
         return count
     return _doubted(count, (0, data.bound), f"only {data.distinct} rows differ, expected at least {MIN_ROWS}")
@@ -236,17 +238,17 @@ def _doubted(count: Count, interval: tuple[int, int], why: str) -> Count:
 
 
 def between_inputs(count: Count, data: Data, plan: Budget) -> Count:
-    """Return a count as undetermined that replicates support, but not rows of unseen inputs.
+    """Return the count, as undetermined if it is supported by replicates but not by rows at unseen inputs.
 
-    Where inputs are repeated with several outputs, ``count`` rests on rows that are held out while others of the same
-    inputs are in the training set. A function that memorizes those predicts them, whatever it says about other inputs.
-    So all rows of an input are held out together, a second time. This is skipped where fewer than ten inputs differ, as
-    with categories, and where fewer than a tenth of the rows share their inputs.
+    Where inputs are repeated with different outputs, ``count`` is based on held-out rows whose inputs also occur in the
+    training set. A function that memorizes the training rows predicts them, regardless of its values at other inputs. A
+    second cross-validation therefore holds out all rows of an input together. It is skipped where fewer than ten inputs
+    are distinct (categories), and where fewer than a tenth of the rows share their inputs.
 
     Parameters
     ----------
     count : Count
-        From rows held out one by one.
+        The count from a cross-validation that may split rows with equal inputs.
     data, plan
         As in :func:`investigate`.
     """
@@ -266,7 +268,7 @@ def between_inputs(count: Count, data: Data, plan: Budget) -> Count:
 
 
 def count_from(found: Evidence, bound: int) -> Count:
-    """Return the count that a cross-validation and single networks support, with the reason in words."""
+    """Return the count supported by a cross-validation and by single networks, with the reason in words."""
     number, path, linear = found.number, found.path, found.linear
     if found.kind == "network" and path is not None:
         return counts.count_of(number, found.trials(), bound, counts.resampled(found.errors, path.rtol))
@@ -298,7 +300,7 @@ def _is_worse(errors: np.ndarray, than: np.ndarray, sure: float = 1.0) -> bool:
 
 
 def number_of_directions(path: Path, ridge: float) -> int:
-    """Return the smallest number of input directions from which the networks of a ridge predict held-out rows.
+    """Return the smallest number of input directions that suffice to predict held-out rows, at a given ridge.
 
     On every fold the network receives only its first j directions; j is the smallest whose held-out loss is within one
     standard error of the best, and at least 1.

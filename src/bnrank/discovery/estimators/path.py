@@ -16,8 +16,8 @@ from bnrank.measures.spectra import weight_singular_values
 from bnrank.networks.mlp import MLP
 from bnrank.training import Adam, Record, Run, Stop, train
 
-FEW = 30  # rows, below which only linear maps are fitted
-MAX_ROWS = 4000  # used by the path over ridges
+FEW = 30  # with fewer rows, only linear maps are fitted
+MAX_ROWS = 4000  # largest number of rows used by the path over ridges
 DEEP, SHALLOW = 12, 4  # depths
 MAX_STEPS = 500  # evaluations after which a network of depth 12 on a few hundred rows has converged
 STEP = 10**0.5  # ratio of consecutive ridges
@@ -26,7 +26,7 @@ LARGEST, SMALLEST = 1.0, 1e-5  # ridges
 
 @dataclass(frozen=True)
 class Budget:
-    """The settings of a fit: the amount of training, the seed, and where progress is shown.
+    """The settings of a fit: the amount of training, the seed, and the display of progress.
 
     Attributes
     ----------
@@ -39,11 +39,11 @@ class Budget:
     ridges : tuple of float
         Initial ridges.
     grow : bool
-        Whether the path continues to larger and smaller ridges while the best one is at its end.
+        Whether the path is extended to larger or smaller ridges while the best one is at an end.
     rtol : float
-        Fraction of what is explained that a component must add to count.
+        Fraction of the total explained loss that a component must add to count.
     shallow : int
-        Depth of additional networks, kept where they predict clearly better; 0 for none.
+        Depth of additional networks, selected if they predict clearly better; 0 for none.
     seed : int
         Random seed of folds and networks.
     tell : callable
@@ -64,20 +64,20 @@ class Budget:
 
     @property
     def optimizer(self) -> str | Adam:
-        """The optimizer: Adam alone, with larger and then decaying steps, where steps are few."""
+        """The optimizer: with few steps, Adam alone, with larger and then decaying step sizes."""
         return Adam(1e-2, "cosine") if self.steps <= 200 else "adam+kfac-lbfgs"
 
 
 def budget_for(n: int, d_in: int, d_out: int, bound: int) -> Budget:
     """Return the budget for n distinct rows.
 
-    A count needs a deep network: the ridge charges lambda L per dimension, and only near L = 12 does a network give up
-    a dimension in exchange for bending more (at depth 8 it keeps one too many on the noisy task of F4). The steps grow
-    with the rows, two per row up to 500. Below 100 rows networks are small and shallow; below 30 no network could prove
-    better than a linear map, and only linear maps are fitted (``ridges`` is empty). Networks are shallow too where at
-    most one component can be detected (``bound`` is 1: one output or two classes), since prediction needs no depth.
-    Shallow networks (``shallow``) are also tried next to those of depth 12, which can stay at a saddle that shallow
-    ones leave, as on products of inputs.
+    A count needs a deep network: the ridge penalizes each dimension by lambda L, and only near L = 12 does a network
+    drop a dimension at the price of more curvature (at depth 8 it keeps one too many on the noisy task of F4). The
+    number of steps grows with the number of rows: two per row, up to 500. Below 100 rows networks are small and
+    shallow. Below 30 rows no network could be shown to be better than a linear map, and only linear maps are fitted
+    (``ridges`` is empty). Networks are also shallow where at most one component can be detected (``bound`` is 1: one
+    output or two classes), since prediction needs no depth. In addition to networks of depth 12, shallow ones
+    (``shallow``) are trained: deep ones can remain at a saddle that shallow ones leave, as for products of inputs.
 
     Examples
     --------
@@ -155,7 +155,7 @@ class Path:
         Ridge -> held-out loss of every row (or group of copies) of the network truncated to k = 0, ..., K dimensions,
         (K + 1, N).
     rtol : float
-        Fraction of what is explained that a dimension must add.
+        Fraction of the total explained loss that a dimension must add.
     """
 
     data: Data
@@ -172,17 +172,17 @@ class Path:
 
     @property
     def best(self) -> float:
-        """The ridge of smallest held-out loss."""
+        """The ridge with the lowest held-out loss."""
         return self.ridge_for(-1)
 
     @property
     def error(self) -> float:
-        """Standard error of the smallest held-out loss."""
+        """Standard error of the lowest held-out loss."""
         return standard_error(self.errors[self.best][-1])
 
     @property
     def running(self) -> list[float]:
-        """Ridges whose held-out loss is within one standard error of the smallest."""
+        """Ridges whose held-out loss is within one standard error of the lowest."""
         limit = self.errors[self.best][-1].mean() + self.error
         return [ridge for ridge in self.ridges if self.errors[ridge][-1].mean() <= limit]
 
@@ -197,7 +197,7 @@ class Path:
         return smallest_within_error(self.by_number, paired=False, rtol=self.rtol)
 
     def ridge_for(self, k: int) -> float:
-        """Return the ridge at which networks truncated to k dimensions have the smallest held-out loss."""
+        """Return the ridge at which networks truncated to k dimensions have the lowest held-out loss."""
         return min(self.ridges, key=lambda ridge: float(self.errors[ridge][k].mean()))
 
     def trials(self) -> tuple[Trial, ...]:
@@ -218,10 +218,10 @@ class Path:
 
 
 def explore(data: Data, folds: np.ndarray, groups: np.ndarray, level: np.ndarray, plan: Budget) -> Path:
-    """Return networks trained at a few ridges on every fold, with more ridges while the best one is the first or last.
+    """Return networks trained on every fold at a few ridges; ridges are added while the best is the first or last.
 
     All ridges of a fold are one ensemble. A larger ridge shrinks the function (and finally collapses the network to a
-    constant, T17b), a smaller one fits noise; the held-out loss decides where to stop.
+    constant, T17b), a smaller one fits noise; the held-out loss determines where the path ends.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ def explore(data: Data, folds: np.ndarray, groups: np.ndarray, level: np.ndarray
     folds, groups : ndarray
         The fold of every row, and its group of copies, (N,).
     level : ndarray
-        Held-out loss of the mean (of the frequencies of the classes), by group: that of 0 dimensions.
+        Held-out loss of the mean (for classes, of their frequencies), by group: the loss at 0 dimensions.
     plan : Budget
         Sizes, steps, and the seed of the first fold.
     """
@@ -292,14 +292,14 @@ def finished(run: Run, member: int = 0) -> Any:
 
 
 def center_logits(net: MLP) -> None:
-    """Subtract from the logits their mean, in place: it changes no probabilities, but principal directions."""
+    """Subtract from the logits their mean, in place; probabilities are unchanged, principal directions are not."""
     with torch.no_grad():
         for parameter in (net.weights[-1], net.biases[-1]):
             parameter.sub_(parameter.mean(0))
 
 
 def _next(path: Path, plan: Budget) -> list[float]:
-    """Return the next ridge beyond the end at which the path is best, if any."""
+    """Return the next ridge beyond the end of the path, if the best ridge is there (a list of at most one)."""
     if not plan.grow:
         return []
     largest, smallest, best = path.ridges[0], path.ridges[-1], path.best

@@ -34,23 +34,24 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     Parameters
     ----------
     n_components : int or "auto"
-        k, at most the number of inputs or outputs. "auto" counts up to 25, the rank of a linear map without limit.
+        k, at most the number of inputs or outputs. "auto" detects up to 25 components; the rank of a linear map has no
+        limit.
     ridges : sequence of float or "auto"
-        The path of lambda, in a scale in which ||x|| has root mean square 3 and ||y|| 2; "auto" starts with
-        0.03, 0.01, 0.003 and continues while the best one is at the end.
+        The path of lambda, in a scale in which ||x|| has root mean square 3 and ||y|| 2; "auto" starts with 0.03, 0.01,
+        0.003 and adds ridges while the best one is at an end.
     depth, width, n_networks, steps : int or "auto"
         L, the hidden width, networks per ridge on all rows, and evaluations of the loss per network; "auto" is 12,
-        twice the number of columns (16 to 64), 2, and two per row up to 500. Tables of fewer than 100 rows get less,
-        and below 30 only linear maps are fitted.
+        twice the number of columns (16 to 64), 2, and two per row up to 500. For tables of fewer than 100 rows the
+        values are smaller, and below 30 rows only linear maps are fitted.
     rtol : float
-        Fraction of what all components explain on held-out rows that fewer components may miss. With many rows and
-        little noise every difference is significant, even the half percent that a network gains by bending less through
-        an unneeded dimension. Linear maps are counted without it.
+        Fraction of the held-out loss explained by all components that fewer components may leave unexplained. With many
+        rows and little noise every difference is significant, even the half percent that a network gains from lower
+        curvature through an unneeded dimension. Not used for the rank of linear maps.
     outputs : {"auto", "jointly", "each"}
         How outputs are scaled: all by one number, or each by its own spread. "auto" is "jointly" unless their spreads
         differ by more than a factor of 10.
     random_state : int, RandomState or None
-        Random seed of folds and initial weights. The same seed gives the same bits.
+        Random seed of folds and initial weights. The same seed gives bitwise identical results.
     progress : bool or "auto"
         Whether to show progress on stderr; "auto": where that is a terminal.
 
@@ -64,7 +65,7 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     undetermined_ : bool
         Whether fewer than half of the networks within one standard error of the best (over folds, seeds and depths)
         have the count, or a linear map and a network predict equally well with different counts, or fewer than ten rows
-        differ, or (where inputs are repeated with other outputs) the count is smaller when all rows of an input are
+        differ, or (where inputs are repeated with different outputs) the count is smaller when all rows of an input are
         held out together.
     reason_ : str
         The evidence for the count.
@@ -85,10 +86,10 @@ class BottleneckRegressor(RegressorMixin, MultiOutputMixin, BottleneckEstimator)
     influence_ : ndarray
         (k,), rms derivative of the outputs in each coordinate.
     n_input_directions_, input_spectrum_
-        Number of linear combinations of the inputs that y depends on, by the same rule (informative where y is one
-        number), and the rms derivative along each, for inputs of covariance 1.
+        Number of linear combinations of the inputs that y depends on, by the same rule (informative where y is scalar),
+        and the rms derivative along each, for inputs of covariance 1.
     notes_ : tuple of str
-        Remarks on the table, and what cannot be concluded.
+        Remarks on the table and on the limits of what can be concluded.
 
     Raises
     ------

@@ -24,7 +24,7 @@ PRIVATE = ("_n_features_out", "_one_dimensional")  # set by fit, without a name 
 
 @dataclass(frozen=True)
 class Summary(Printed):
-    """The result of a fit: printed, a page of text; its attributes are the data of the figures.
+    """The result of a fit: a page of text when printed, with the data of the figures as attributes.
 
     Attributes
     ----------
@@ -59,11 +59,11 @@ class Summary(Printed):
     sensitivity : ndarray
         (k, d_in): root mean square of dz_j/dx_i times the standard deviation of x_i.
     n_input_directions, input_spectrum
-        Number of linear combinations of the inputs that y depends on, and how strongly on each.
+        Number of linear combinations of the inputs that y depends on, and the strength of each.
     coordinates, observed, predicted : ndarray
         For at most 1,000 rows: z (rows, k), the outputs in the table, and those of the model.
     notes : tuple of str
-        Remarks on the table, and what cannot be concluded.
+        Remarks on the table and on the limits of what can be concluded.
     """
 
     estimator: str
@@ -159,7 +159,7 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> Path:
     Raises
     ------
     TypeError, ValueError
-        If the path does not fit, or something of the estimator is no plain value.
+        If the path is invalid, or an attribute of the estimator is not a plain value.
     """
     tensors: dict[str, Tensor] = {}
     about = {
@@ -171,12 +171,12 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> Path:
 
 
 def opened(stored: store.Stored, kinds: Sequence[type[T]]) -> T:
-    """Return the estimator in a file, of one of the classes given.
+    """Return the estimator in a file; it must be of one of the given classes.
 
     Raises
     ------
     ValueError
-        If the file holds an estimator of another class, or is damaged.
+        If the file holds an estimator of another class, or is corrupted.
     """
     known = {kind.__name__: kind for kind in kinds}
     name = stored.about.get("class")

@@ -1,4 +1,4 @@
-"""Tables: checked, grouped by repeated rows, and in the scale of training."""
+"""Tables: validation, groups of repeated rows, and scaling for training."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from bnrank.tasks import Task
 MAX_COMPONENTS = 25
 MAX_SHOWN = 5  # columns named in an error
 HUGE, TINY = 1e150, 1e-150  # the squares of larger and smaller numbers overflow and underflow
-FEW_VALUES = 0.5  # fraction of rows with outputs that occur at other inputs too, above which outputs agree by chance
+FEW_VALUES = 0.5  # fraction of rows whose output also occurs at other inputs, above which outputs agree by chance
 DISAGREE = 0.1  # fraction of the repeated inputs with several outputs, above which a table has replicates
-CHANCE = 0.01  # probability of a common divisor, below which a table is taken for several copies of itself
+CHANCE = 0.01  # below this probability of a chance common divisor, a table counts as several copies of itself
 X_NORM, Y_NORM = 3.0, 2.0  # root mean squares of ||x|| and ||y||, those of the theory's experiments
-UNLIKE = 10.0  # ratio of standard deviations above which outputs are taken to have different units
+UNLIKE = 10.0  # ratio of standard deviations above which outputs are assumed to have different units
 REFUSED = {
     "text": "text or categories{}, expected numbers; encode them first, e.g. with sklearn.preprocessing.OneHotEncoder",
     "dates": "dates or times{}, expected numbers, e.g. differences in days",
@@ -125,15 +125,15 @@ def groups_of_rows(x: np.ndarray, y: np.ndarray, *, labels: bool = False) -> np.
     Copies are rows with equal inputs and outputs. They must not be on both sides of a cross-validation, where they
     would be predicted from themselves, and they are no additional evidence. Rows with equal inputs and different
     outputs are replicates, as in a factorial design: their noise is independent, so that one may be held out while
-    others at the same inputs are in the training set. This shows how well y is predicted at the inputs of the design,
-    not between them.
+    others at the same inputs are in the training set. The held-out loss then measures how well y is predicted at the
+    inputs of the design, not between them.
 
     Where outputs take few values (classes, grades), replicates agree by chance and resemble copies. If most rows have
-    an output that also occurs at other inputs, or with ``labels``, every row is a group of its own, provided that at
-    least one in ten of the repeated inputs has several outputs; copies of single rows of such a table cannot be told
-    from replicates. Copies of the whole table can: if every row occurs m, 2 m, 3 m, ... times, m of them are a group.
-    (Such multiplicities occur by chance with probability m^-(pairs - inputs), where the number of rows at each input is
-    fixed, as in a balanced design; it must be below 1 percent.)
+    an output that also occurs at other inputs, or with ``labels``, every row is a group by itself, provided that at
+    least one in ten of the repeated inputs has several outputs; copies of single rows of such a table cannot be
+    distinguished from replicates. Copies of the whole table can: if every row occurs m, 2 m, 3 m, ... times, m of them
+    form a group. (Such multiplicities occur by chance with probability m^-(pairs - inputs), where the number of rows at
+    each input is fixed, as in a balanced design; it must be below 1 percent.)
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def groups_of_rows(x: np.ndarray, y: np.ndarray, *, labels: bool = False) -> np.
 
 
 def _numbered(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of every row among the distinct ones, in ascending order, and their multiplicities."""
+    """Return the index of every row among the distinct rows (sorted ascending), and the multiplicities of those."""
     _, numbers, counts = np.unique(table, axis=0, return_inverse=True, return_counts=True)
     return numbers.reshape(-1), counts
 
@@ -210,7 +210,7 @@ class Data:
 
     @property
     def full(self) -> int:
-        """The largest rank of a linear map; of C logits only C - 1 differences matter."""
+        """The largest rank of a linear map; for C logits, C - 1, since only differences matter."""
         return min(self.x.shape[1], self.classes - 1 if self.classes else self.y.shape[1])
 
     @cached_property
@@ -220,12 +220,12 @@ class Data:
 
     @cached_property
     def inputs(self) -> np.ndarray:
-        """Return the number of every row's inputs among the distinct ones, (N,)."""
+        """Return the index of every row's inputs among the distinct inputs, (N,)."""
         return _numbered(self.x)[0]
 
     @property
     def distinct(self) -> int:
-        """Number of rows that are no copies of another."""
+        """Number of distinct rows."""
         return int(self.groups.max()) + 1
 
     def rows(self, chosen: np.ndarray) -> Data:
@@ -241,7 +241,7 @@ class Data:
 
 
 def apart(data: Data, out: np.ndarray) -> tuple[Data, Data]:
-    """Return the training rows and the held-out ones, both less the mean output of the former."""
+    """Return the training rows and the held-out rows, both with the training rows' mean output subtracted."""
     known, held_out = data.rows(~out), data.rows(out)
     mean = 0 if data.classes else known.y.mean(axis=0)
     return replace(known, y=known.y - mean), replace(held_out, y=held_out.y - mean)
@@ -280,7 +280,7 @@ class Scaling:
         return from_layers(weights, biases, net.slope)
 
     def unscaled_output(self, net: MLP) -> MLP:
-        """Return the network that gives y in original units, float64; a constant column is its mean."""
+        """Return the network that returns y in original units, float64; for a constant column, its mean."""
         weights, biases = layers_of(net)
         factor = self.y_factor
         inverse = torch.from_numpy(np.divide(1.0, factor, out=np.zeros_like(factor), where=factor > 0))
@@ -295,13 +295,14 @@ def layers_of(net: MLP) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def scaling_of(x: np.ndarray, y: np.ndarray | None, outputs: str = "auto", classes: int = 0) -> Scaling:
-    """Return the scaling of a table: every input to the same variance; the outputs jointly, or each by itself.
+    """Return the scaling of a table: every input to the same variance, and the outputs jointly or each separately.
 
-    Inputs have arbitrary units: each is divided by its standard deviation, and all by one number, so that the root mean
-    square of ||x|| is 3. For outputs the spread matters: the loss is the squared error summed over outputs, and where
-    they share a unit (pixels, a spectrum, a field on a grid), division by a small spread would amplify noise. "auto"
-    divides all outputs by one number, so that the root mean square of ||y|| is 2, unless their standard deviations
-    differ by more than a factor of 10, as between units; then each is divided by its own first.
+    Inputs have arbitrary units: each is divided by its standard deviation, then all by a common factor, so that the
+    root mean square of ||x|| is 3. For outputs the spread matters: the loss is the squared error summed over outputs,
+    and where they share a unit (pixels, a spectrum, a field on a grid), division by a small spread would amplify noise.
+    "auto" divides all outputs by one number, so that the root mean square of ||y|| is 2, unless their standard
+    deviations differ by more than a factor of 10, as for different units; then each is first divided by its own
+    standard deviation.
 
     Parameters
     ----------

@@ -12,9 +12,9 @@ from bnrank.discovery.symmetry_search.fields import Coordinates, in_units
 
 
 def echelon(rows: Tensor) -> Tensor:
-    """Return the basis of the span of independent rows, (k, n), that has one entry 1 per row where others have 0.
+    """Return the basis of the span of independent rows, (k, n), with a pivot 1 per row where all other rows are 0.
 
-    These entries are found by QR with pivoting; a span of coordinate axes gives the axes. Rows are in the order of
+    The pivots are found by QR with pivoting; for a span of coordinate axes the basis is these axes. Rows are sorted by
     their first entries.
 
     Examples
@@ -30,7 +30,7 @@ def echelon(rows: Tensor) -> Tensor:
 
 
 def readable(vectors: Tensor) -> Tensor:
-    """Return the rotation (n, n) of columns (d, n) that is nearest to n coordinate axes.
+    """Return columns (d, n) rotated within their span to be nearest to n coordinate axes.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def upright(vector: Tensor) -> Tensor:
 
 
 def _places(rows: Tensor) -> Tensor:
-    """Return well-conditioned columns, one per row; among equally good ones the first."""
+    """Return the indices of well-conditioned columns, one per row; among equally good ones, the first."""
     early = 1 - 1e-6 * torch.arange(rows.shape[1], dtype=rows.dtype) / rows.shape[1]
     _, _, order = scipy.linalg.qr((rows * early).numpy(), pivoting=True, mode="economic")
     return torch.from_numpy(np.sort(order[: len(rows)]).astype(np.int64))
@@ -93,7 +93,7 @@ def sparse(fields: Tensor, where: Coordinates) -> Tensor:
 
 
 def scaled(fields: Tensor, units: Tensor) -> Tensor:
-    """Return fields with one entry 1: the last of those at least half as large as any, in units of the columns."""
+    """Return fields scaled so that one entry is 1: the last of those at least half the largest, in units of the columns."""
     sizes = in_units(fields, units).flatten(1).abs()
     large = sizes >= sizes.max(1, keepdim=True).values / 2
     place = (large * torch.arange(sizes.shape[1])).argmax(1, keepdim=True)
@@ -106,9 +106,9 @@ def about(matrices: Tensor, point: Tensor) -> Tensor:
 
 
 def invariant_metric(matrices: Tensor, guess: Tensor, rtol: float) -> Tensor | None:
-    """Return M > 0 with A^T M + M A = 0 for all A, the one nearest to ``guess``, (q, q); None if there is none.
+    """Return the M > 0 nearest to ``guess`` with A^T M + M A = 0 for all A, (q, q), or None if there is none.
 
-    Solutions are those combinations of symmetric matrices on which the left side is at most ``rtol`` of its largest.
+    Solutions are combinations of symmetric matrices for which the left side is at most ``rtol`` times its maximum.
     """
     basis = _symmetric(matrices)
     products = basis[:, None] @ matrices
@@ -160,16 +160,17 @@ def nilpotent(matrix: Tensor, atol: float = 1e-6) -> bool:
 def rotation_blocks(matrices: Tensor, exact: bool) -> list[Tensor]:
     """Return orthonormal bases, (q, n_b), of spaces such that the algebra is so(n_1) + so(n_2) + ...
 
-    A single space is tried first: k = n (n - 1) / 2 matrices that rotate n directions, those of the largest eigenvalues
-    of the Casimir matrix. Otherwise the symmetric matrices that commute with all are split by their eigenspaces. The
-    list is empty if the dimensions do not add up to k: another algebra.
+    A single space is tried first: k = n (n - 1) / 2 matrices that rotate n directions, the eigenvectors of the Casimir
+    matrix with the largest eigenvalues. Otherwise the space is split into the eigenspaces of the symmetric matrices
+    that commute with all of them. The list is empty if the dimensions do not add up to k: the algebra is then not a sum
+    of so(n_b).
 
     Parameters
     ----------
     matrices : Tensor
         A basis of antisymmetric matrices, (k, q, q).
     exact : bool
-        Whether they are exact up to rounding, or up to about ten percent.
+        Whether they are exact up to round-off; otherwise, up to about ten percent.
 
     Examples
     --------

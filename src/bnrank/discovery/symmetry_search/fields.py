@@ -1,4 +1,4 @@
-"""Affine coordinates of the data, and the families of vector fields in them among which symmetries are searched."""
+"""Affine coordinates of the data, and the families of vector fields in which symmetries are searched."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from bnrank._core import validation
 
-SPAN = 1e-6  # of the largest standard deviation of standardized columns: smaller directions are outside the data's span
-ROUNDING = 1e-10  # of its mean: a column with a smaller standard deviation is constant
-RTOL = 1e-8  # of the largest singular value: smaller combinations of the given fields vanish on the data
-MAX_PAIRS = 2000  # of fields, whose brackets are computed
+SPAN = 1e-6  # of the largest standard deviation of standardized columns; smaller ones are outside the data's span
+ROUNDING = 1e-10  # relative to a column's mean; with a smaller standard deviation the column is constant
+RTOL = 1e-8  # relative to the largest singular value; smaller combinations of given fields vanish on the data
+MAX_PAIRS = 2000  # largest number of pairs of fields whose brackets are computed
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Coordinates:
     spread : Tensor
         Standard deviation of every column of x, 1 for constant ones, (d,).
     divided_out : Tensor
-        Directions of x that a quotient identifies, (d, m).
+        Directions of x along which points are identified in a quotient, (d, m).
     """
 
     mean: Tensor
@@ -65,7 +65,7 @@ class Coordinates:
     def without(self, ignored: Tensor) -> "Coordinates":
         """Return coordinates of the quotient by the directions z = ignored, (q, m) orthonormal.
 
-        Fields of the quotient are written in x without a part along these directions, in the metric of standardized
+        Fields of the quotient, written in x, have no component along these directions, in the metric of standardized
         columns.
         """
         rest = torch.linalg.qr(ignored, mode="complete")[0][:, ignored.shape[1] :]
@@ -74,9 +74,9 @@ class Coordinates:
         return Coordinates(self.mean, out, rest.T @ self.into, self.left_out, self.spread, gone)
 
     def lifted(self, units: Tensor) -> Tensor:
-        """Return the shortest vectors of x that the axes of z stand for, (d, q), in units of the columns, (d,).
+        """Return the shortest vectors of x that represent the axes of z, (d, q), in units of the columns, (d,).
 
-        All ones for Euclidean length, ``spread`` for that of standardized columns.
+        Units of 1 give Euclidean length, ``spread`` the length in standardized columns.
         """
         return _across(self.out, self.divided_out, units)
 
@@ -87,12 +87,12 @@ class Coordinates:
 
 
 def in_units(fields: Tensor, units: Tensor) -> Tensor:
-    """Return fields of x, (..., d, d + 1), of columns with the given units, (d,)."""
+    """Return fields of x, (..., d, d + 1), with columns expressed in the given units, (d,)."""
     return fields * torch.cat([units, units.new_ones(1)]) / units[:, None]
 
 
 def _across(vectors: Tensor, directions: Tensor, units: Tensor) -> Tensor:
-    """Return vectors of x, the columns of (d, n), in units (d,), less their part along directions (d, m)."""
+    """Return the columns of (d, n), in units (d,), without their component along directions (d, m)."""
     scaled = vectors / units[:, None]
     along = torch.linalg.qr(directions / units[:, None])[0]
     return scaled - along @ (along.T @ scaled)
@@ -278,12 +278,12 @@ def planes(basis: Tensor) -> Tensor:
 
 
 def read_family(fields: object, coordinates: Coordinates, x: Tensor) -> Family:
-    """Return all affine fields, or the combinations of the given ones that stay in the affine span of the data.
+    """Return all affine fields, or the combinations of the given ones that are tangent to the affine span of the data.
 
     Raises
     ------
     TypeError, ValueError
-        If they are no fields on x, or none is left on the data.
+        If they are not fields on x, or no combination remains on the data.
     """
     if isinstance(fields, str):
         validation.choice(fields, "fields", ("affine",))
@@ -300,7 +300,7 @@ def read_family(fields: object, coordinates: Coordinates, x: Tensor) -> Family:
     if not any(map(callable, given)):
         stacked = torch.stack(given)
         tangent = coordinates.from_x(stacked)
-        # values on the data: A (mean + out z) + b, of which the part off the span has to vanish
+        # values on the data, A (mean + out z) + b, must have no component off the span
         start = stacked[..., :-1] @ coordinates.mean + stacked[..., -1]
         off = torch.cat([stacked[..., :-1] @ coordinates.out, start[..., None]], -1)
         off = torch.einsum("de,kdj->kej", coordinates.left_out / float(coordinates.spread.mean()), off)
@@ -323,7 +323,7 @@ def read_affine(given: Any, name: str, d: int, alternative: str = "") -> Tensor:
     Raises
     ------
     TypeError, ValueError
-        If it is neither, naming it; ``alternative`` says what else is allowed.
+        If it is neither; the message contains the name and ``alternative``, the other allowed forms.
     """
     matrix, shift = given if isinstance(given, tuple | list) and len(given) == 2 else (given, torch.zeros(d))
     expected = f"a matrix A {(d, d)}, a pair (A, b) {alternative}".strip()
@@ -335,7 +335,7 @@ def read_affine(given: Any, name: str, d: int, alternative: str = "") -> Tensor:
 
 
 def _orthonormal(tangent: Tensor, leaving: Tensor, *, mean: bool = True) -> Tensor:
-    """Return weights (p, f) of combinations that are orthonormal over samples and do not leave the span.
+    """Return weights (p, f) of combinations that are orthonormal over samples and tangent to the span.
 
     ``tangent`` and ``leaving`` are values, (N, f, q) and (N, f, d - q).
     """

@@ -15,11 +15,11 @@ Point = tuple[Tensor, Tensor]  # in z and in x
 
 LENGTHS = {"Euclidean": "", "standardized": " (of standardized columns)"}
 LENGTHS |= {"covariance": " (in the metric of the covariance)", "ellipsoid": " (of an ellipsoid)"}
-SMALL = 1e-3  # relative to the largest, below which entries are omitted from texts
-ROUGH = 0.03  # the same for directions that are not exact
+SMALL = 1e-3  # entries below this, relative to the largest, are omitted from texts
+ROUGH = 0.03  # the same threshold for directions that are not exact
 MAX_TERMS = 6
-MAX_COLUMNS = 32  # above which no units are determined in which pairs of columns rotate
-MAX_MULTIPLE = 12  # of the exponents of a scaling, to make them whole numbers
+MAX_COLUMNS = 32  # with more columns, units for rotations of pairs of columns are not searched
+MAX_MULTIPLE = 12  # largest factor that makes the exponents of a scaling integers
 
 
 def combination(vector: Tensor, names: Sequence[str], units: Tensor | None = None, small: float = SMALL) -> str:
@@ -86,7 +86,7 @@ def point_text(
 
 @dataclass(frozen=True)
 class Piece:
-    """Generators that belong together.
+    """Generators with a common action.
 
     Attributes
     ----------
@@ -99,11 +99,11 @@ class Piece:
     residual : float
         Largest relative singular value of their span on held-out data, or on the data where there are none.
     space : Tensor
-        Of rotations: basis of the rotated directions, (d, n); of translations: the directions, (d, k). Else (d, 0).
+        For rotations: basis of the rotated directions, (d, n); for translations: the directions, (d, k). Else (d, 0).
     center : Tensor or None
         A fixed point of rotations and scalings, (d,).
     metric : str
-        Of rotations: the lengths they keep, "Euclidean", "standardized", "covariance" or "ellipsoid". Else "".
+        For rotations: the preserved length, "Euclidean", "standardized", "covariance" or "ellipsoid". Else "".
     """
 
     kind: str
@@ -120,7 +120,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Search:
-    """The context of naming.
+    """The context in which fields are named.
 
     Attributes
     ----------
@@ -129,11 +129,11 @@ class Search:
     names : sequence of str
         Names of the columns.
     holds : callable
-        Whether fields leave f unchanged as well as those found.
+        Returns whether fields leave f unchanged as well as the detected ones.
     residual : callable
-        Largest relative singular value of fields.
+        Returns the largest relative singular value of fields.
     exact : bool
-        Whether the fields found are exact.
+        Whether the detected fields are exact.
     """
 
     coordinates: Coordinates
@@ -144,7 +144,7 @@ class Search:
 
     @property
     def bar(self) -> float:
-        """The smallest cosine between a field found and an ideal one."""
+        """The smallest cosine between a detected field and an ideal one."""
         return 1 - 1e-9 if self.exact else 0.9
 
 
@@ -166,7 +166,7 @@ def translations(directions: Tensor, residual: float, names: Sequence[str], unit
 def named(fields: Tensor, search: Search) -> list[Piece]:
     """Return pieces that together span fields, (k, q, q + 1) orthonormal in the coordinates.
 
-    Ideal fields replace those found only where they leave f unchanged as well.
+    Ideal fields replace the detected ones only where they leave f equally unchanged.
     """
     pieces: list[Piece] = []
     for part in (rotated, _scalings):
@@ -180,9 +180,10 @@ def named(fields: Tensor, search: Search) -> list[Piece]:
 
 
 def _centers(fields: Tensor, search: Search) -> list[Point]:
-    """Return possible fixed points of the fields, in z and in x: x = 0, the mean of the data, the best.
+    """Return candidate fixed points of the fields, in z and in x: x = 0, the mean of the data, and the best point.
 
-    The best is the point c at which all fields are nearest to 0, nearest to the origin of z of those.
+    The best is the point c where the fields are smallest (in least squares); of several, the nearest to the origin of
+    z.
     """
     where = search.coordinates
     zero = torch.zeros_like(where.mean)
@@ -193,7 +194,7 @@ def _centers(fields: Tensor, search: Search) -> list[Point]:
 
 
 def _rest(fields: Tensor, ideal: Tensor, where: Coordinates) -> Tensor:
-    """Return the part of the span of fields that is orthogonal, in standardized columns, to that of the ideal ones."""
+    """Return the part of the span of fields orthogonal to the span of ideal fields, in standardized columns."""
     if not len(ideal):
         return fields
     left = len(fields) - len(ideal)
@@ -243,7 +244,7 @@ def _formulas(fields: Tensor, search: Search) -> list[Piece]:
 
 
 def _whole(weights: Tensor) -> Tensor:
-    """Return rows (k, d) times the smallest of 1, ..., 12 that makes all their entries whole numbers, if any."""
+    """Return rows (k, d), each times the smallest of 1, ..., 12 that makes its entries integers, if any."""
     rows = []
     for row in weights:
         times = [row * factor for factor in range(1, MAX_MULTIPLE + 1)]
@@ -262,7 +263,7 @@ def _scaling_text(weights: Tensor, names: Sequence[str]) -> str:
 
 
 def rotated(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
-    """Return the rotations in the span of fields, in the lengths and about the point with the most of them."""
+    """Return the rotations in the span of fields, for the metric and fixed point that give the most rotations."""
     best: tuple[list[Piece], Tensor] = ([], fields[:0])
     for name, metric, point in _metrics(fields, _centers(fields, search), search):
         pieces, ideal = _turning(fields, name, metric, point, search)
@@ -289,10 +290,10 @@ def _metrics(fields: Tensor, points: list[Point], search: Search) -> Iterator[tu
 
 
 def _euclidean(search: Search) -> Tensor:
-    """Return the vectors of x that the axes of z stand for, (d, q), for Euclidean lengths.
+    """Return the vectors of x that represent the axes of z, (d, q), for Euclidean lengths.
 
-    For a quotient by exact directions, the shortest ones; else the shortest in standardized columns, since a small
-    error of a direction matters much where columns have different units.
+    For a quotient by exact directions, these are the shortest vectors; else the shortest in standardized columns, since
+    small errors of a direction have a large effect where columns have different units.
     """
     where = search.coordinates
     return where.lifted(torch.ones_like(where.spread)) if search.exact else where.out
@@ -301,7 +302,7 @@ def _euclidean(search: Search) -> Tensor:
 def _lengths(fields: Tensor, center: Tensor, search: Search) -> Tensor | None:
     """Return units of the columns, (d,), in which the fields rotate pairs of columns; None without pairs.
 
-    A field dx_i = a x_j, dx_j = -b x_i with a b > 0 keeps (x_i / l_i)^2 + (x_j / l_j)^2, l_i / l_j = (a / b)^(1/2).
+    A field dx_i = a x_j, dx_j = -b x_i with a b > 0 preserves (x_i / l_i)^2 + (x_j / l_j)^2, l_i / l_j = (a / b)^(1/2).
     """
     where, d = search.coordinates, len(search.names)
     lengths = where.spread.clone()
@@ -361,7 +362,7 @@ def _turning(fields: Tensor, name: str, metric: Tensor, fixed: Point, search: Se
 def _ellipsoid(space: Tensor, names: Sequence[str], units: Tensor) -> str:
     """Return the ellipsoid {space u: |u| = 1}, (n, n), in words: semi-axes along columns, or its squared length.
 
-    That of x is x^T (space space^T)^-1 x, written with coefficient 1 of the first square.
+    The squared length of x is x^T (space space^T)^-1 x, scaled so that the first square has coefficient 1.
     """
     inverse = torch.linalg.inv(space / units[:, None])
     form = inverse.T @ inverse

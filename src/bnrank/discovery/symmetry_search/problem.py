@@ -18,12 +18,12 @@ from bnrank.discovery.symmetry_search.fields import Coordinates, whitened
 from bnrank.measures.jacobian import Jacobian
 from bnrank.networks.functional import Functional, unwrap
 
-SHARE = 0.02  # of the sum of squares of all Jacobians, at most for a single sample
-FAIR = 5.0  # times its equal part, where samples are few
+SHARE = 0.02  # largest fraction of the sum of squares of all Jacobians for a single sample
+FAIR = 5.0  # the same limit for few samples, in multiples of 1 / n
 CHUNK_SIZE = 4096
-QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a column, at which the steps of a pipeline are probed
-AFFINE = 1e-6  # of the variation of a column: the largest deviation of the steps of a pipeline from an affine map
-ROUNDING = 1e-12  # of the largest terms of the map
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # quantiles of a column at which the steps of a pipeline are probed
+AFFINE = 1e-6  # largest deviation of a pipeline's steps from an affine map, relative to a column's variation
+ROUNDING = 1e-12  # relative to the largest terms of the map
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Problem:
     where : Coordinates
         Coordinates in which the samples have mean 0 and covariance 1.
     sample, held_out : Sample
-        Samples with Jacobians; the same where none are held out.
+        Samples with Jacobians; both are the same where none are held out.
     rtol : float or None
         Relative error of f, where known.
     names : tuple of str
@@ -132,7 +132,7 @@ def read_problem(
 
 
 def _array(value: Any, name: str) -> Any:
-    """Return the values of a DataFrame or Series as floats, anything else as it is."""
+    """Return the values of a DataFrame or Series as floats, anything else unchanged."""
     array = plain_array(value, name)
     return array.astype(np.float64) if hasattr(value, "to_numpy") else array
 
@@ -142,7 +142,7 @@ def _names(names: Sequence[str] | None, model: object, x: object, d: int) -> tup
         known = getattr(x, "columns", getattr(model, "feature_names_in_", None))
         if known is not None and len(known) == d:
             return tuple(str(name) for name in known)
-        first = 0 if hasattr(model, "predict") else 1  # scikit-learn's names, which summaries have too, start at x0
+        first = 0 if hasattr(model, "predict") else 1  # as in scikit-learn and summaries, names start at x0
         return tuple(f"x{i + first}" for i in range(d))
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"names: got {validation.describe(names)}, expected a sequence of strings")
@@ -172,11 +172,11 @@ def _sample(net: nn.Module, x: Tensor, where: Coordinates) -> Sample:
 
 
 def _shortened(jacobians: Tensor) -> Tensor:
-    """Return Jacobians (N, m, q), the longest shortened to the largest length c at which none dominates.
+    """Return Jacobians (N, m, q) with norms clipped at the largest c for which no sample dominates.
 
     c^2 <= share sum_i min(||J_i||, c)^2, with a share of 2 percent, or 5 / n if fewer than 250 of them, n, are not 0.
-    With the m longest shortened, c^2 = share sum_{i > m} ||J_i||^2 / (1 - share m). A function that is steep in a few
-    places keeps its behavior there; a sample near a pole does not decide alone.
+    With the m largest clipped, c^2 = share sum_{i > m} ||J_i||^2 / (1 - share m). Steep parts of a function retain
+    their influence, but a single sample near a pole does not determine the result.
     """
     lengths = jacobians.flatten(1).norm(dim=1)
     size = lengths.max()
@@ -213,17 +213,17 @@ def _stacked(outputs: Sequence[Tensor]) -> Tensor:
 
 
 def module_of(model: object, x: Tensor | None = None) -> nn.Module:
-    """Return the module of raw x that a model computes: its own, an estimator's, a pipeline's, the mean of several.
+    """Return the module that maps raw x to the model's outputs: for a module, an estimator, a pipeline, or several.
 
-    The steps of a fitted pipeline before the last have to be an affine map, which is determined and verified on ``x``
-    (N, d).
+    Several models are averaged. The steps of a fitted pipeline before the last must form an affine map, which is
+    determined and verified on ``x`` (N, d).
 
     Raises
     ------
     TypeError
         If it is none of these.
     ValueError
-        If the steps of a pipeline before the last are no affine map.
+        If the steps of a pipeline before the last do not form an affine map.
 
     Examples
     --------
@@ -251,8 +251,8 @@ def module_of(model: object, x: Tensor | None = None) -> nn.Module:
 def _pipeline(model: Pipeline, x: Tensor) -> nn.Module:
     """Return the last step's module after the affine map of the steps before it.
 
-    The map is verified on the samples, and along every column of x with the others at their mean: a column of large
-    values can hide that one of small values in the same sums is bent.
+    The map is verified on the samples, and along every column of x with the others at their mean: otherwise a column of
+    large values can hide the nonlinearity of a column of small values in the same sums.
     """
     points = x.detach().double().cpu().numpy()
     d, mean = points.shape[1], points.mean(0)
@@ -279,7 +279,7 @@ def _transformed(model: Pipeline, points: np.ndarray) -> np.ndarray:
     """Return points after all steps but the last, (N, d')."""
     known = getattr(model, "feature_names_in_", None)
     table = points if known is None else pd.DataFrame(points, columns=known)
-    for _, step in model.steps[:-1]:  # scikit-learn refuses model[:-1] where its last step learns nothing in fit
+    for _, step in model.steps[:-1]:  # scikit-learn rejects model[:-1] where its last step is stateless
         if step is not None and step != "passthrough":
             table = step.transform(table)
     return np.asarray(table, dtype=np.float64)
