@@ -30,7 +30,7 @@ def echelon(rows: Tensor) -> Tensor:
 
 
 def readable(vectors: Tensor) -> Tensor:
-    """Return columns (d, n) rotated within their span to be nearest to n coordinate axes.
+    """Return the rotation (n, n) that brings columns (d, n) nearest to n coordinate axes.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def sparse(fields: Tensor, where: Coordinates) -> Tensor:
 
 
 def scaled(fields: Tensor, units: Tensor) -> Tensor:
-    """Return fields scaled so that one entry is 1: the last of those at least half the largest, in units of the columns."""
+    """Return fields scaled so that one entry is 1: the last of those at least half the largest, in column units."""
     sizes = in_units(fields, units).flatten(1).abs()
     large = sizes >= sizes.max(1, keepdim=True).values / 2
     place = (large * torch.arange(sizes.shape[1])).argmax(1, keepdim=True)

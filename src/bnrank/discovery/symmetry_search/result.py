@@ -1,4 +1,4 @@
-"""The result of `symmetries`, with the tests of finite ones: sign flips, swaps and reflections of x."""
+"""The result of `symmetries`, and the tests of finite symmetries: sign flips, swaps and reflections of x."""
 
 import itertools
 import math
@@ -23,11 +23,11 @@ from bnrank.discovery.symmetry_search.spectrum import EXACT, WITHIN, Found, move
 
 MAX_SHOWN = 12  # finite symmetries in the summary
 BELOW, ABOVE, AWAY = OKABE_ITO[0], OKABE_ITO[1], "0.6"
-FLOOR = 1e-17  # where values of 0 are drawn
+FLOOR = 1e-17  # values of 0 are drawn here
 MAX_BARS = 30
-MAX_FLIPPED = 32  # columns, above which pairs of flips are not tested
-MAX_SWAPPED = 64  # columns, above which swaps are not tested
-NEAR = 2.0  # times the usual distance between samples: images farther away are off the data
+MAX_FLIPPED = 32  # with more columns, pairs of flips are not tested
+MAX_SWAPPED = 64  # with more columns, swaps are not tested
+NEAR = 2.0  # in units of the typical distance between samples; images farther away are off the data
 MAX_PROBES = 128  # images whose distance to the data is measured
 SMALL = 0.1  # the largest change of a symmetry, whatever the error of f
 
@@ -36,7 +36,7 @@ Map = tuple[str, str, Tensor]  # kind, text, [A b]
 
 @dataclass(frozen=True)
 class FiniteTest:
-    """One transformation x -> A x + b, tested.
+    """The test of one transformation x -> A x + b.
 
     Attributes
     ----------
@@ -50,12 +50,12 @@ class FiniteTest:
         rms_i ||f(A x_i + b) - f(x_i)|| / rms_ij ||f(x_i) - f(x_j)||: 0 for a symmetry, about 1 for a map unrelated to
         f.
     distance : float
-        Median distance of images to the nearest sample, over that of samples to their nearest, in standardized columns.
+        Median distance of images to the nearest sample, over the median distance of samples to their nearest neighbor,
+        in standardized columns.
     verdict : str
-        "exact"; "approximate": up to 0.1, and up to 1.5 times the relative error of f where that is known;
-        "undetermined": more than 0.1, but no more than 1.5 times the error, which could hide a symmetry or its absence
-        (noise of the targets counts as error); "no"; or "off the data": images lie more than twice as far from the
-        samples as these from each other, where f is unknown.
+        "exact"; "approximate": change up to 0.1, and up to 1.5 times the relative error of f where known;
+        "undetermined": more than 0.1, but no more than 1.5 times the error, which can hide a symmetry or its absence
+        (noise of the targets counts as error); "no"; or "off the data": ``distance`` exceeds 2, where f is unknown.
     """
 
     kind: str
@@ -74,13 +74,13 @@ class Symmetries(Printed):
     ----------
     dimension : int
         Number of infinitesimal generators: translations along directions that f ignores, and affine fields of the
-        remaining coordinates. (Multiples of a translation along an ignored direction by functions of x are symmetries
-        too, with the same orbits; these are not counted.)
+        remaining coordinates. (A translation along an ignored direction times a function of x is also a symmetry, with
+        the same orbits; these are not counted.)
     interval : (int, int)
         Smallest and largest count over resamples of the data.
     status : str
         "exact": up to rounding; "approximate": below a gap, changes of f up to ``residual``; "none"; "undetermined":
-        the evidence does not settle it (see ``reason``), ``dimension`` counts what is settled.
+        the evidence is inconclusive (see ``reason``), and ``dimension`` counts the established generators.
     reason : str
         The evidence for the status.
     pieces : tuple of Piece
@@ -92,19 +92,18 @@ class Symmetries(Printed):
     values : Tensor
         Relative singular values of all fields considered, ascending.
     translations, fields : Found
-        The evidence for the directions that f ignores, and for the other fields.
+        The evidence for ignored directions, and for the other fields.
     domain_dimension : int
         Dimension of the affine span of the data, Omega.
     left_out : Tensor
-        Orthonormal directions in which the data do not vary, (d, d - domain_dimension); the result does not cover
-        them.
+        Orthonormal directions in which the data do not vary, (d, d - domain_dimension); not covered by the result.
     orbit_dimension : int or None
-        Largest dimension of the orbit of a sample; None where the generators are not known well enough.
+        Largest dimension of the orbit of a sample; None where the generators are not known accurately enough.
     quotient_dimension : int or None
         dim Omega / G, domain_dimension - orbit_dimension: an upper bound on the rank of f (T17).
     rank : int
         Largest rank of Jf on the span of the data, at the samples: singular values above 1e-3 of the largest. Where
-        symmetries are approximate it can exceed ``quotient_dimension``, by values that the error of f explains.
+        symmetries are approximate it can exceed ``quotient_dimension``; the error of f explains the excess.
     finite : tuple of FiniteTest
         The tests of flips, swaps and reflections.
     rtol : float or None
@@ -145,7 +144,7 @@ class Symmetries(Printed):
         return tuple(test for test in self.finite if test.verdict in ("exact", "approximate"))
 
     def moved(self, x: Tensor | NDArray[np.float64], index: int, t: float) -> Tensor:
-        """Return x moved along generator ``index`` for time t, exp(t v) x, (N, d), where f has (nearly) the same value.
+        """Return x moved along generator ``index`` for time t, exp(t v) x, (N, d); f is (nearly) unchanged.
 
         Raises
         ------
@@ -169,7 +168,7 @@ class Symmetries(Printed):
         return moved(points, t * self.generators[index])
 
     def summary(self) -> str:
-        """Return a page of text: the symmetries, the evidence for them, and the consequence for the rank."""
+        """Return a page of text: the symmetries, the evidence for them, and the implied bound on the rank."""
         return "\n".join([*self._infinitesimal(), *self._finite()])
 
     def _infinitesimal(self) -> Iterator[str]:
@@ -252,9 +251,9 @@ class Symmetries(Printed):
 def candidates(coordinates: Coordinates, pieces: Sequence[Piece], names: Sequence[str]) -> list[Map]:
     """Return maps to test, (kind, text, [A b]).
 
-    Flips of single columns and of all, about 0 and, where the data do not have mean 0, about the mean; flips of pairs;
-    swaps of two columns; the cyclic shift and the reversal of all; for every rotation found a reflection in its space,
-    and one of its axis.
+    Flips of single columns and of all columns, about 0 and, where the data do not have mean 0, about the mean; flips of
+    pairs; swaps of two columns; the cyclic shift and the reversal of all columns; for every detected rotation, a
+    reflection within its space and one of its axis.
     """
     found = [*_of_columns(coordinates, names), *_reflections(pieces, coordinates, names)]
     return [
@@ -322,7 +321,7 @@ def given_maps(given: Sequence[Any], d: int) -> list[Map]:
 def tested(
     net: nn.Module, x: Tensor, coordinates: Coordinates, maps: Sequence[Map], rtol: float | None
 ) -> tuple[FiniteTest, ...]:
-    """Return the tests of maps on samples (N, d), without flips of pairs of which each is a symmetry by itself."""
+    """Return the tests of maps on samples (N, d); pairs of flips that are symmetries by themselves are omitted."""
     before = outputs_of(net, x)
     size = math.sqrt(2 * float((before - before.mean(0)).square().sum()) / len(x))
     scaled = x / coordinates.spread

@@ -18,7 +18,7 @@ MAX_FIELDS = 3000
 RANK_RTOL = 1e-3
 ORBITS = 256  # samples at which the dimension of orbits is measured
 IDEAL = ("translation", "rotation", "scaling")
-STATUSES = ("undetermined", "approximate", "exact", "none")  # of two kinds of fields the first decides
+STATUSES = ("undetermined", "approximate", "exact", "none")  # of two kinds of fields: the first in this order
 
 
 def symmetries(
@@ -43,32 +43,35 @@ def symmetries(
         s(v) = sqrt(q) rms_i ||Jf(x_i) v(x_i)|| / (rms_i ||Jf(x_i)||_F rms_i ||v(x_i)||),
 
     both norms on the right in z. It is dimensionless, 0 for a symmetry, about 1 for a field whose directions are
-    unrelated to Jf, and invariant under affine changes of x. (The longest Jacobians are shortened until no single
-    sample has more than 2 percent of the sum of ||Jf(x_i)||_F^2: near a pole one sample would decide.)
+    unrelated to Jf, and invariant under affine changes of x. (Jacobian norms are clipped so that no sample contributes
+    more than 2 percent of the sum of ||Jf(x_i)||_F^2: otherwise a single sample near a pole could determine the
+    result.)
 
-    First come constant fields: directions that f ignores, which are divided out. Then come all affine fields A x + b of
-    the remaining coordinates (or the span of given fields): singular values s_1 <= s_2 <= ... of v -> (Jf(x_i)
-    v(x_i))_i. Fields whose values are rounding (s <= 1e-6) are exact symmetries. A learned network has none; there the
-    largest gap s_{k+1} / s_k among values up to 0.2 counts if its logarithm is three times that of any other near it,
-    the fields below are closed under Lie brackets up to 30 percent, and nine in ten resamples agree. One field, and
-    directions that f ignores (s up to 0.05), for which brackets give no evidence, need a gap of 10, or of 2 where the
-    error of f is known. Where it is known, samples are moved along random fields of those found by one standard
-    deviation (along ignored directions, coordinates are shuffled among the samples), and f may change by 1.5 times its
-    error; s itself may be larger, since the error of a piecewise linear network has larger derivatives than values.
+    Constant fields are searched first: directions that f ignores, which are divided out. The second search covers all
+    affine fields A x + b of the remaining coordinates (or the span of given fields), by the singular values s_1 <= s_2
+    <= ... of v -> (Jf(x_i) v(x_i))_i. Fields with s <= 1e-6 (round-off) are exact symmetries. A learned network has
+    none. For it, the largest gap s_{k+1} / s_k among values up to 0.2 counts if its logarithm is three times that of
+    any other gap near it, the fields below it are closed under Lie brackets up to 30 percent, and nine in ten resamples
+    agree. For a single field, and for ignored directions (s up to 0.05), brackets give no evidence, and a gap of 10 is
+    required, or of 2 where the error of f is known. If the error is known, samples are also moved by one standard
+    deviation along random combinations of the detected fields (along ignored directions, coordinates are shuffled among
+    the samples), and f may change by at most 1.5 times its error. s itself may be larger, since the error of a
+    piecewise linear network has larger derivatives than values.
 
-    f is known only where the data are: symmetries are those on the data's affine span, and finite maps that lead away
-    from the samples are marked.
+    f is known only near the data: symmetries refer to the affine span of the data, and finite maps that lead away from
+    the samples are marked.
 
     Parameters
     ----------
     net : torch.nn.Module, estimator, Pipeline or list
         f: a module, a fitted estimator with a method ``as_module()`` that returns one of raw x, a fitted pipeline of
         affine steps (scalers, PCA) that ends in one, or a list of these, such as members of an ensemble: then f is
-        their mean, which has less noise, and their disagreement is its error.
+        their mean, which has less noise, and its error is estimated from their disagreement.
     x : Tensor, ndarray or DataFrame
         Samples, (N, d), before the steps of a pipeline.
     y : Tensor or ndarray, optional
-        Targets at x, from which the error follows. On training data it is too small: better hold out test data.
+        Targets at x, which give the error of f. On training data the error is underestimated: prefer held-out test
+        data.
     held_out : Tensor, ndarray, DataFrame or tuple, optional
         Held-out samples x, or a tuple of samples and targets (x, y), on which residuals and (with targets) the error
         are measured.
@@ -201,7 +204,7 @@ def _pieces(found: Found, family: Family, inner: Coordinates, held: Sample, name
 
 
 def _orbit(given: Problem, pieces: Sequence[Piece], generators: Tensor, found: Found, family: Family) -> int | None:
-    """Return the largest dimension that the fields span at a sample; None if they are known too roughly."""
+    """Return the largest dimension that the fields span at a sample; None if they are not accurate enough."""
     if found.status == "approximate" and not all(piece.kind in IDEAL for piece in pieces):
         return None
     part = given.sample.at(slice(ORBITS))
@@ -213,5 +216,5 @@ def _orbit(given: Problem, pieces: Sequence[Piece], generators: Tensor, found: F
         values = values / given.where.spread[:, None]
     if not values.shape[2]:
         return 0
-    sizes = values.square().sum(1).mean(0).sqrt()  # generators count alike, whatever their scale
+    sizes = values.square().sum(1).mean(0).sqrt()  # normalizes the scales of the generators
     return int(linalg.rank(torch.linalg.svdvals(values / sizes), EXACT).max())

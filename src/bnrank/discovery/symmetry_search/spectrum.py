@@ -1,4 +1,4 @@
-"""The fields that leave a function unchanged: singular values, the gap in them, and the evidence."""
+"""The fields that leave a function unchanged: singular values, their gap, and the evidence."""
 
 import math
 from collections.abc import Iterator
@@ -12,44 +12,46 @@ from torch import Tensor, nn
 from bnrank.discovery.symmetry_search.fields import AffineFields, Coordinates, Family, bracket_defect, transformed
 from bnrank.discovery.symmetry_search.problem import Problem, Sample, outputs_of
 
-EXACT = 1e-6  # relative singular values up to this are rounding
-IGNORED = 0.05  # the largest value of a constant field, since a few small ones can matter together
+EXACT = 1e-6  # relative singular values up to this are round-off
+IGNORED = 0.05  # the largest value of a constant field: a few small ones can matter together
 LARGEST = 0.2  # the largest value of a symmetry: a fifth of the change that an unrelated field makes
-CONTRAST = 3.0  # ratio of the logarithm of a gap to that of any other near it
-DOUBTFUL = 2.5  # the same for gaps that are merely possible
-AGREE = 0.9  # fraction of the resamples that have to find the same number of fields
+CONTRAST = 3.0  # smallest ratio of the logarithm of a gap to that of any other gap near it
+DOUBTFUL = 2.5  # the same for possible gaps (status "undetermined")
+AGREE = 0.9  # smallest fraction of the resamples that find the same number of fields
 CANDIDATES = 10  # gaps considered, the largest first
 MIN_RATIO = 1.15  # the smallest ratio of a gap
 ALONE = 10.0  # the same where brackets give no evidence: one field, or translations only
-CLOSED = 0.3  # the largest fraction of the brackets of the fields found outside their span
-FLOOR = 1e-12  # values below it have no meaningful ratios
+CLOSED = 0.3  # largest fraction of the brackets of the detected fields outside their span
+FLOOR = 1e-12  # ratios of smaller values are meaningless
 BLOCKS, FOLDS = 32, 5
 MAX_ENTRIES = 2**24  # of the largest intermediate tensor
-WITHIN = 1.5  # times the relative error of f: a smaller change is not distinguished from none
+WITHIN = 1.5  # in units of the relative error of f; smaller changes are indistinguishable from 0
 FLOWS = 8  # random one-parameter groups
-INSIDE = 0.95  # fraction of the samples that are nearer to the mean than an image may be
+INSIDE = 0.95  # quantile of the samples' distances to the mean that images may not exceed
 
 
 @dataclass(frozen=True)
 class Gap:
-    """The gap that separates the singular values of symmetries, ascending, from the others.
+    """The gap between the singular values of symmetries and the others, in ascending order.
 
     Attributes
     ----------
     count : int
         Values below the gap; 0 if there is no gap.
     ratio : float
-        First value above it over the last below; NaN without a gap.
+        First value above the gap over the last value below it; NaN without a gap.
     exact : bool
-        Whether those below are rounding.
+        Whether the values below are round-off.
     defect : float
-        Fraction of the brackets of the fields below outside their span; NaN for fewer than two fields or if unknown.
+        Fraction of the brackets of the fields below the gap outside their span; NaN for fewer than two fields or if
+        unknown.
     contrast : float
-        Logarithm of the ratio over the largest of any other ratio among the small values; infinite without another.
+        Logarithm of the ratio over the largest logarithm of any other ratio among the small values; infinite without
+        another.
     reason : str
         Why the best candidate does not count, or an empty string.
     candidate : int
-        The number of values below the largest gap considered, whether it counts or not.
+        The number of values below the largest gap considered, whether or not it counts.
     """
 
     count: int = 0
@@ -76,14 +78,14 @@ class Found:
     counts : ndarray
         Number of fields on every resample.
     held_out : float
-        Largest relative singular value of fields found on four fifths of the samples on the remaining fifth, over the
-        five; NaN where none is found.
+        Cross-validation over five folds: the largest relative singular value, on a held-out fifth, of the fields found
+        on the other four fifths; NaN where none is found.
     status : str
         "exact", "approximate", "none" or "undetermined".
     reason : str
         The evidence for the status.
     doubtful : Tensor
-        Coefficients of the fields below the best gap where that does not count, (candidate, p).
+        Coefficients of the fields below the best gap if it does not count, (candidate, p).
     """
 
     gap: Gap
@@ -104,11 +106,11 @@ class Found:
 def find_gap(values: Tensor, vectors: Tensor, family: Family, rtol: float | None) -> Gap:
     """Return the gap in singular values, ascending; ``vectors`` (p, p) has the fields in the same order.
 
-    Values up to 1e-6 are rounding, and fields with such values exact. Otherwise the candidate is the largest ratio
-    s_{k+1} / s_k among small values, s_k <= 0.2 (constant fields, of an f of unknown error: 0.05). It counts if its
-    logarithm is three times that of any other ratio up to 2 s_{k+1}, and the fields are closed under brackets to 30
-    percent; one field and constant ones, whose brackets give no evidence, need a ratio of 10, or of 2 with a known
-    error ``rtol`` of f. With ``rtol`` 0 only rounding counts.
+    Values up to 1e-6 are round-off, and fields with such values are exact. Otherwise the candidate is the largest ratio
+    s_{k+1} / s_k among small values, s_k <= 0.2 (0.05 for constant fields, if the error of f is unknown). It counts if
+    its logarithm is three times that of any other ratio up to 2 s_{k+1}, and the fields are closed under brackets up to
+    30 percent. For a single field and for constant fields, brackets give no evidence, and a ratio of 10 is required, or
+    of 2 with a known error ``rtol`` of f. With ``rtol`` 0, only values up to 1e-6 count.
     """
     s = values.clamp(min=FLOOR)
     p = len(s)
@@ -190,7 +192,7 @@ def residual(sample: Sample, family: Family, vectors: Tensor) -> float:
 
 
 def _from_rows(sample: Sample, family: Family, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return relative singular values, descending, (k,), and the turn (k, k) to their fields, without squaring."""
+    """Return relative singular values, descending, (k,), and the rotation (k, k) to their fields, without squaring."""
     triangle = torch.zeros(0, len(vectors), dtype=torch.float64)
     for rows in _rows(sample, family):
         triangle = torch.linalg.qr(torch.cat([triangle, rows @ vectors.T]))[1]
@@ -259,9 +261,9 @@ def _status(whole: Gap, smallest: float, counts: NDArray[np.int64], held: float,
 def change(net: nn.Module, x: Tensor, field: Tensor, where: Coordinates | None = None) -> float:
     """Return rms_i ||f(exp(v) x_i) - f(x_i)|| / rms_ij ||f(x_i) - f(x_j)|| for a field v, [A b] (d, d + 1).
 
-    With coordinates ``where`` of the data, only samples whose images are no farther from the mean than 95 percent of
-    the samples count: an unbounded field, such as a boost or a scaling, carries others to where f is unknown. NaN if
-    these are fewer than a third.
+    With coordinates ``where`` of the data, a sample counts only if its image is no farther from the mean than the 95
+    percent quantile of the samples: an unbounded field, such as a boost or a scaling, moves others to where f is
+    unknown. NaN if fewer than a third of the samples count.
 
     Examples
     --------
@@ -289,13 +291,13 @@ def moved(x: Tensor, field: Tensor) -> Tensor:
 
 
 def along_flows(found: Found, family: Family, where: Coordinates, tested: Sample, given: Problem) -> Found:
-    """Return approximate symmetries along which f changes by no more than 1.5 times its error when samples move.
+    """Return the approximate symmetries along which f changes by at most 1.5 times its error when samples move.
 
-    Samples move along random fields of the span found, for as long as an average sample takes to move by one standard
-    deviation of the data. Coordinates along ignored directions are shuffled among samples: directions along each of
-    which f changes little can matter much together. Unlike derivatives, this
-    compares values of f, and so with its error. Fields below a gap that does not count are tested as well: where f
-    stays within its error, the answer is "undetermined", not "none".
+    Samples move along random fields of the detected span, for the time in which an average sample moves by one standard
+    deviation of the data. Coordinates along ignored directions are shuffled among samples: the joint effect of several
+    such directions can be large even if each effect is small. Unlike derivatives, values of f are comparable with its
+    error. Fields below a gap that does not count are tested as well: if f changes by no more than its error, the status
+    is "undetermined", not "none".
     """
     net, rtol = given.net, given.rtol
     doubtful = found.status == "none" and 0 < len(found.doubtful) < len(family) and not found.gap.defect > CLOSED
