@@ -1,4 +1,4 @@
-"""An escape direction, its speed, and how far its layers are from rank one and from linear."""
+"""Escape directions: their speed, and the distance of their layers from rank one and from linear."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,12 +27,12 @@ class EscapeDirection(Printed):
     network : MLP
         float64, without biases, every layer of Frobenius norm 1.
     speeds : ndarray
-        Final speed of each start: first the random ones, then those given as ``initial``; the best one after
-        polishing.
+        Final speed of each start: first the random ones, then those given as ``initial``. That of the best start is
+        measured after polishing.
     residual : float
-        min ||grad L0 + s theta|| / (s ||theta||) over the subgradients at kinks (T36), with those that
-        :func:`bnrank.theory.escape.residual` names: with kinks in one layer at most the distance from the Clarke
-        subdifferential. Inf where the speed is 0.
+        min ||grad L0 + s theta|| / (s ||theta||) over the subgradients at kinks (T36) that
+        :func:`bnrank.theory.escape.residual` describes. If all kinks are in one layer, it is at most the distance from
+        the Clarke subdifferential. inf if the speed is 0.
     converged : bool
         Whether the residual is at most ``rtol``. This does not prove a maximum, not even a local one.
     weight_rank_one : ndarray, (L,)
@@ -42,7 +42,7 @@ class EscapeDirection(Printed):
     nonlinearity : ndarray, (L - 1,)
         ||sigma(Z_l) - Z_l||_F^2 / ||Z_l||_F^2; NaN where Z_l is 0.
     kinks : int
-        Pairs of a neuron and a sample with preactivation 0 on which the gradient depends, parallel neurons counted
+        Number of pairs of a neuron and a sample with preactivation 0 that affect the gradient; parallel neurons count
         once.
     steps : int
         Number of projected steps.
@@ -87,12 +87,12 @@ class EscapeDirection(Printed):
 def speed(net: nn.Module, x: Tensor | Array, g: Tensor | Array) -> float:
     """Return the escape speed s = -L0 = -sum(G * f(X)) of a network scaled to the sphere ||theta||^2 = L.
 
-    For an escape direction it is the rate in T37; for any other network, the rate at which the loss falls along it.
+    For an escape direction, s is the rate in T37; for other networks, the rate at which the loss falls along the ray.
 
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        Without biases; of any norm but 0.
+        Without biases; any nonzero norm.
     x, g : Tensor or ndarray
         X, (N, d_in), and G, (N, d_out), the gradient of the loss at zero output (:func:`output_gradient`).
 
@@ -104,9 +104,9 @@ def speed(net: nn.Module, x: Tensor | Array, g: Tensor | Array) -> float:
     Raises
     ------
     TypeError
-        If the network is no chain of linear layers with one positively homogeneous activation.
+        If the network is not a chain of linear layers with one positively homogeneous activation.
     ValueError
-        If it has biases, x or g is zero, sizes differ, or ||X|| ||G|| is no float (RangeError).
+        If it has biases, x or g is zero, sizes differ, or ||X|| ||G|| is out of the range of float64 (RangeError).
 
     Notes
     -----
@@ -166,14 +166,14 @@ def deepen(
 ) -> MLP:
     """Return a deeper ReLU network with the speed of an escape direction, rank one from layer L - 1 on (T39).
 
-    It has one neuron in the last hidden layer, W_L and W_{L-1} having norm sqrt(sum_i |W_L[:, i]| |W_{L-1}[i, :]|),
-    then layers of one neuron of weight 1, and ||theta||^2 = ``depth``. Which neuron of the last hidden layer stays:
+    One neuron of the last hidden layer is kept, with W_L and W_{L-1} of norm sqrt(sum_i |W_L[:, i]| |W_{L-1}[i, :]|),
+    followed by layers of one neuron of weight 1, and ||theta||^2 = ``depth``. The neuron that is kept is
 
     - with data, from an :class:`EscapeDirection` or as ``x`` and ``g``: the one whose contribution to L0, with its
-      weights normalized, is lowest. The speed of any network then does not fall
+      weights normalized, is lowest. Then the speed does not decrease, for any network
       (:func:`bnrank.constructions.deepen_escape`);
-    - without: the one with the largest |W_L[:, i]| |W_{L-1}[i, :]|. At an escape direction all normalized
-      contributions agree, so no data are needed; the speed of another network may fall.
+    - without data: the one with the largest |W_L[:, i]| |W_{L-1}[i, :]|. At an escape direction all normalized
+      contributions are equal, so no data are needed; for other networks the speed may decrease.
 
     Parameters
     ----------
@@ -192,13 +192,13 @@ def deepen(
     Raises
     ------
     TypeError, ValueError
-        If the network has biases, another activation or no hidden layer, is zero, or the depth is less than it has;
-        with data, also if its speed is not positive. Without data the speed is not known and not checked.
+        If the network has biases, another activation or no hidden layer, is zero, or is deeper than ``depth``; with
+        data, also if its speed is not positive. Without data the speed is unknown and not checked.
 
     Notes
     -----
-    Source: T39 with the pair of E18; Bantzis2025, Proposition 3.2. Not for leaky activations: a layer of weight 1
-    would change negative values again.
+    Source: T39 with the pair of E18; Bantzis2025, Proposition 3.2. Leaky activations are not supported: each layer of
+    weight 1 would change negative values again.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The rate at which new neurons join the chain at a saddle, and the predicted time of the exit (T41)."""
+"""Growth rate of new neurons at a saddle that is a chain of single neurons, and the predicted exit time (T41)."""
 
 import functools
 import math
@@ -16,12 +16,12 @@ from bnrank.theory.escape.one_neuron import OneNeuron, fastest
 from bnrank.theory.escape.passes import Pass
 from bnrank.theory.escape.reading import Loss, bias_free, gradient_at
 
-SMALL = 0.03  # share of the largest part in the chain, below which a neuron is free to join
+SMALL = 0.03  # a neuron whose part in the chain is below this share of the largest is free to join
 
-TURNS = 5  # of the outgoing direction, at kinks
-AS_FAST = 0.99  # of kappa: -v* counts as well
-DRAWN = 12  # of each kind of start at kinks
-FOLLOWED = 4  # of the starts
+TURNS = 5  # maximum number of updates of the outgoing direction at kinks
+AS_FAST = 0.99  # -v* counts as well if its rate is at least this share of kappa
+DRAWN = 12  # candidates of each kind of start at kinks
+FOLLOWED = 4  # number of these starts that are searched
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,23 @@ class JoinRate:
     Attributes
     ----------
     kappa, upper : float
-        Bracket of the rate: of the fastest neuron found in the requested layers, and an upper bound. Far above
+        Rate of the fastest neuron found in the requested layers, and an upper bound on the rate. The bound is far above
         ``kappa`` where samples sit on kinks and layer l + 1 has several neurons.
     layer : int
         Hidden layer, from 1, of that neuron.
     direction, output : Tensor
         v*, (n_{l-1},), and u*, (n_{l+1},): unit incoming row and outgoing column of that neuron.
     per_layer : dict
-        Layer -> its rate, a bracket with its own direction and output.
+        Layer -> bracket of its rate, with its direction and output.
     amplitude : float
-        Size of the growing mode in the present small weights.
+        Size of the growing mode in the current small weights.
     size : float
-        Where growth ends: the A at which the neuron A v*, A u*, added alone, lowers the loss most, with downstream
-        layers linearized; at most the size of the chain in these layers, sqrt(s_1(W_l) s_1(W_{l+1})).
+        Amplitude at which growth ends: the A at which adding the single neuron A v*, A u* lowers the loss most, with
+        downstream layers linearized; at most the size of the chain in these layers, sqrt(s_1(W_l) s_1(W_{l+1})).
     predicted_exit : float
-        log(size / amplitude) / kappa, the time until growth ends; inf if nothing grows. NaN if undetermined: no growing
-        neuron was found, but the bracket does not exclude one, or one of the two layers is zero, so that
-        there is no chain that says where growth ends.
+        log(size / amplitude) / kappa, the time until growth ends; inf if nothing grows. NaN if undetermined: the search
+        finds no growing neuron but the bracket does not exclude one, or one of the two layers is zero, so that no chain
+        determines ``size``.
     gradient_norm : float
         ||grad C||_F over all weights; small near a saddle.
     """
@@ -66,7 +66,7 @@ class JoinRate:
     def exit_after(self, amplitude: float) -> float:
         """Return log(size / amplitude) / kappa for an amplitude of the growing mode, 0 if it is ``size`` or more.
 
-        inf if nothing grows, NaN if undetermined, as ``predicted_exit``.
+        Like ``predicted_exit``, it is inf if nothing grows and NaN if undetermined.
         """
         amplitude = validation.number(amplitude, "amplitude", 0.0)
         if amplitude >= self.size > 0:
@@ -94,46 +94,50 @@ def join_rate(
 
     A neuron of hidden layer l with incoming row a v and outgoing column b u, both small and ||v|| = ||u|| = 1, adds
     a b sum_i u . delta_{l+1,i} sigma(v . a_{l-1,i}) to C, with delta_{l+1} = dC/d(preactivation of layer l + 1). With u
-    against the sum, and the best v,
+    opposite to the sum, and the best v,
 
         kappa_l = max_{||v|| = 1} || sum_i sigma(v . a_{l-1,i}) delta_{l+1,i} ||,
 
-    gradient flow has da/dt = kappa b, db/dt = kappa a, so that the neuron grows like exp(kappa t). It is the speed of
-    one neuron (:func:`~bnrank.theory.escape.one_neuron.rank_one_speed`) with X = a_{l-1} and G = delta_{l+1}. At a
-    saddle that is a chain of single neurons, kappa_l is 0 for l >= 2: there all inputs of the layer are multiples of
-    one direction, and to grow along it is what the chain does not want. So new neurons join in the first layer.
+    gradient flow gives da/dt = kappa b, db/dt = kappa a, so the neuron grows like exp(kappa t). The rate kappa_l is the
+    speed of one neuron (:func:`~bnrank.theory.escape.one_neuron.rank_one_speed`) with X = a_{l-1} and G = delta_{l+1}.
+    At a saddle that is a chain of single neurons, kappa_l is 0 for l >= 2: all inputs of the layer are multiples of
+    one direction, and since the chain is stationary, the sum vanishes for every v. So new neurons join in the first
+    layer.
 
     Samples on which the chain is silent have preactivations of exactly 0 from layer 2 on, and sit on kinks. A neuron
-    with u > 0 opens them, sigma' = 1, one with u < 0 does not, sigma' = 0: there delta_{l+1} is one-sided and depends
-    on u; for a leaky ReLU, whose sigma(v . a) has both signs, it depends on the sample too. With one neuron in layer
-    l + 1, u is 1 or -1, and both are searched for the best v. In wider layers u and v are searched in turn from many
-    starts, which may miss the best, and the upper end of the bracket lets every neuron and sample choose its side:
+    with u > 0 activates them (sigma' = 1), one with u < 0 does not (sigma' = 0). There delta_{l+1} is one-sided and
+    depends on u; for a leaky ReLU, whose sigma(v . a) has both signs, it also depends on the sample. With one neuron in
+    layer l + 1, u is 1 or -1, and both are searched for the best v. In wider layers, u and v are optimized alternately
+    from many starts, which may miss the maximum. The upper end of the bracket lets every neuron and sample choose its
+    side independently:
 
         kappa_l <= max_v || sum_i sigma(v . a_i) c_i || + max_v || sum_i |sigma(v . a_i)| r_i ||
 
-    with centers c_i and radii r_i of what delta_{l+1,i} can be. It is valid, and seldom close. Where no sample is
-    silent, sum_i delta_{2,i} x_i^T = 0 at the saddle, and -v* is as fast as v*: neurons may join on both sides.
+    with centers c_i and radii r_i of intervals that contain delta_{l+1,i}. This bound is valid, but seldom tight. If no
+    sample is silent, sum_i delta_{2,i} x_i^T = 0 at the saddle, and -v* is as fast as v*: neurons may join on both
+    sides.
 
-    The amplitude is read off the weights. The chain is the pair v_1, c_1 of the top right singular vector of W_l and
-    the top left one of W_{l+1}, spread over many neurons in a wide network. What row and column of a neuron have in
-    common with it, alpha = min(row . v_1, column . c_1) times the pair if positive, is taken away. Neurons for which
-    alpha exceeds what remains belong to the chain, unless alpha is below 3 percent of the largest; the others are free
-    to join. With r_j and c_j the row and the column that remain, the growing mode is (r_j . v* + c_j . u*)/2, or the
-    same at -v* where that is as fast, and the amplitude is the root of the sum of squares of those that are positive.
-    The predicted exit is good up to a time of order 1 / kappa, in which small neurons turn to v* and large ones leave
-    the linear regime.
+    The amplitude is computed from the weights. The chain is the pair (v_1, c_1) of the top right singular vector of W_l
+    and the top left singular vector of W_{l+1}; in a wide network it is spread over many neurons. The part of a neuron
+    in the chain is alpha times this pair, alpha = max(min(row . v_1, column . c_1), 0), and is subtracted from its row
+    and column. Neurons for which alpha exceeds the norm of the remainder belong to the chain, unless alpha is below 3
+    percent of the largest; the others are free to join. With r_j and c_j the remaining row and column, the growing mode
+    is (r_j . v* + c_j . u*)/2, or the same at -v* if that is as fast. The amplitude is the root of the sum of squares
+    of the positive ones. The predicted exit is accurate up to a time of order 1 / kappa, in which small neurons align
+    with v* and large ones leave the linear regime.
 
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        Depth 2 or more, without biases; ReLU, leaky ReLU or linear. At or near a saddle: ``gradient_norm`` tells.
+        Depth 2 or more, without biases; ReLU, leaky ReLU or linear. It should be at or near a saddle; check
+        ``gradient_norm``.
     loss : "mse", "cross_entropy" or callable
-        The named ones are means over samples, "mse" with the sum over outputs and without 1/2. A callable is given
-        outputs, (N, d_out), and ``y``, and returns a tensor of one number.
+        The named losses are means over samples; "mse" sums over outputs, without a factor 1/2. A callable takes the
+        outputs, (N, d_out), and ``y``, and returns a scalar tensor.
     x : Tensor or ndarray
-        Samples, (N, d_in); a random part of a large data set suffices.
+        Samples, (N, d_in); a random subset of a large data set suffices.
     y : Tensor or ndarray
-        (N, d_out), or class numbers, (N,).
+        Targets, (N, d_out), or class indices, (N,).
     layers : sequence of int, optional
         Hidden layers, from 1 to L - 1. Default: all.
     starts : int
@@ -142,10 +146,10 @@ def join_rate(
         Directions of a_{l-1} and delta_{l+1} with singular values below this share of the largest are left out of the
         search; the bracket covers them. 1e-3 makes wide layers several times faster.
     kink_rtol : float
-        A preactivation of at most this times the largest of its layer counts as 0. Values above 0 make sense where the
-        small weights give silent samples small preactivations, which a growing neuron soon exceeds.
+        A preactivation whose absolute value is at most this times the largest in its layer counts as 0. Values above 0
+        make sense if the small weights give silent samples small preactivations, which a growing neuron soon exceeds.
     seed : int
-        Seed of the starts.
+        Random seed of the starts.
 
     Returns
     -------
@@ -193,7 +197,7 @@ def join_rate(
 
 
 def exit_time(net: nn.Module, loss: Loss, x: Tensor | np.ndarray, y: Tensor | np.ndarray, **options: Any) -> float:
-    """Return the predicted time until joining neurons have grown to their full size, from the weights as they are.
+    """Return the predicted time until joining neurons have grown to their final size, starting from these weights.
 
     Parameters
     ----------
@@ -225,7 +229,7 @@ def exit_time(net: nn.Module, loss: Loss, x: Tensor | np.ndarray, y: Tensor | np
 
 
 def _rate(here: Pass, layer: int, search: Callable[..., OneNeuron], seed: int) -> OneNeuron:
-    """Return kappa_l; where samples sit on kinks above layer l, of one-sided changes."""
+    """Return the bracket of kappa_l; one-sided derivatives are used for samples on kinks above layer l."""
     inputs = here.activations[layer - 1].numpy()
     center, radius = here.delta_range(layer + 1)
     found = search(inputs, here.delta(layer + 1).numpy())
@@ -246,10 +250,10 @@ def _rate(here: Pass, layer: int, search: Callable[..., OneNeuron], seed: int) -
 
 
 def _one_sided(here: Pass, layer: int, u: Tensor, search: Callable[..., OneNeuron]) -> OneNeuron:
-    """Return the fastest neuron with outgoing direction u, turning u and repeating while that helps.
+    """Return the fastest neuron with outgoing direction u, alternating with updates of u while the rate increases.
 
-    A leaky neuron changes by u sigma(v . a) where v . a > 0, and by -u s |v . a| elsewhere, which the layers above may
-    answer from the other side: that is a ReLU neuron on the samples and their mirror images.
+    A leaky neuron adds u sigma(v . a) where v . a > 0, and -u s |v . a| elsewhere. At kinks, the layers above respond
+    to them with different one-sided derivatives, so it is treated as a ReLU neuron on the samples and their negatives.
     """
     inputs = here.activations[layer - 1].numpy()
     best: OneNeuron | None = None
@@ -271,7 +275,7 @@ def _one_sided(here: Pass, layer: int, u: Tensor, search: Callable[..., OneNeuro
 
 
 def _fall(here: Pass, layer: int, u: Tensor) -> np.ndarray:
-    """Return by how much the loss falls, (N, 1), for a small change u of the preactivations of layer + 1."""
+    """Return the decrease of the loss per sample, (N, 1), for a small change u of the preactivations of layer + 1."""
     response = here.respond(layer + 1, u.expand(len(here.outputs), -1))[0]
     return -(response * here.at_outputs).sum(1, keepdim=True).numpy()
 
@@ -282,7 +286,7 @@ def _gain(here: Pass, layer: int, v: Tensor, u: Tensor) -> float:
 
 
 def _turned(here: Pass, layer: int, v: Tensor, u: Tensor) -> Tensor:
-    """Return the best unit u for v; kinks of layer l + 1 go with it, those further up are as for the u given."""
+    """Return the best unit u for v; kinks of layer l + 1 take the new u into account, those above keep the given u."""
     signal = leaky_relu(here.activations[layer - 1] @ v, here.slope)
     change, side = torch.outer(signal, u), signal[:, None].expand(-1, len(u))
     up = -(here.respond(layer + 1, change, side)[1].T @ signal)
@@ -293,7 +297,7 @@ def _turned(here: Pass, layer: int, v: Tensor, u: Tensor) -> Tensor:
 
 
 def _starts(here: Pass, layer: int, directions: list[Tensor], columns: list[Tensor], seed: int) -> list[Tensor]:
-    """Return outgoing directions worth a search: axes, deltas and random ones with good incoming directions."""
+    """Return promising outgoing directions: from axes, deltas and random vectors, with the best incoming directions."""
     generator = torch.Generator().manual_seed(seed)
     inputs, width = here.activations[layer - 1], here.weights[layer].shape[0]
 
@@ -329,7 +333,7 @@ def _distinct(columns: list[Tensor]) -> list[Tensor]:
 
 
 def _sides(here: Pass, layer: int, best: OneNeuron) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return the change of outputs by the unit neuron, and (v*, u*), and the same at -v* where that is as fast."""
+    """Return the output change due to the unit neuron, and the pairs (v*, u*): also the pair at -v* if as fast."""
     inputs = here.activations[layer - 1] @ best.direction
     response = here.respond(layer + 1, torch.outer(leaky_relu(inputs, here.slope), best.output))[0]
     sides = [(best.direction, best.output)]
@@ -356,7 +360,7 @@ def _amplitude(below: Tensor, above: Tensor, sides: list[tuple[Tensor, Tensor]])
 
 
 def _saturation(here: Pass, response: Tensor, chain: float) -> float:
-    """Return the A, at most ``chain``, that minimizes C(f + A^2 h), with h the change of outputs by the unit neuron."""
+    """Return the A, at most ``chain``, that minimizes C(f + A^2 h); h is the output change due to the unit neuron."""
     unit = response / response.abs().max().clamp(min=np.finfo(float).tiny)
 
     def derivative(square: float) -> float:

@@ -5,7 +5,7 @@ speed s, which is -L0 where ||theta||^2 = L, gradient flow stays on the ray and 
 
     dr/dt = L^{1 - L/2} s r^{L - 1}.
 
-At depth 2 that is exponential growth; deeper, the norm is infinite after the finite time
+At depth 2 the norm grows exponentially; at larger depths it diverges at the finite time
 
     T = r0^{2 - L} / ((L - 2) L^{1 - L/2} s),    r(t) = r0 (1 - t/T)^{-1/(L - 2)}.
 
@@ -35,7 +35,8 @@ Numbers: TypeAlias = "float | Sequence[float] | np.ndarray | Tensor"
 def norm_at(t: Numbers, r0: Numbers, speed: Numbers, depth: int) -> float | np.ndarray:
     """Return ||theta(t)|| along an escape direction, from ||theta(0)|| = r0.
 
-    r0 exp(s t) at depth 2, r0 (1 - t/T)^{-1/(L-2)} deeper, T as in :func:`blow_up_time`.
+    The norm is r0 exp(s t) at depth 2, and r0 (1 - t/T)^{-1/(L-2)} at larger depths, with T as in
+    :func:`blow_up_time`.
 
     Parameters
     ----------
@@ -56,7 +57,7 @@ def norm_at(t: Numbers, r0: Numbers, speed: Numbers, depth: int) -> float | np.n
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, or a time at or after T: the message gives T.
+        If an argument is out of range, or a time is T or later; the message gives T.
     RangeError
         If the norm exceeds the largest float.
 
@@ -85,15 +86,16 @@ def norm_at(t: Numbers, r0: Numbers, speed: Numbers, depth: int) -> float | np.n
 
 
 def time_to(r: Numbers, r0: Numbers, speed: Numbers, depth: int) -> float | np.ndarray:
-    """Return the time in which the norm goes from ``r0`` to ``r`` along an escape direction.
+    """Return the time in which the norm grows from ``r0`` to ``r`` along an escape direction.
 
-    log(r/r0) / s at depth 2, (r0^{2-L} - r^{2-L}) / ((L-2) L^{1-L/2} s) deeper, computed without cancellation.
+    It is log(r/r0) / s at depth 2, and (r0^{2-L} - r^{2-L}) / ((L-2) L^{1-L/2} s) at larger depths, computed without
+    cancellation.
 
     Parameters
     ----------
     r, r0 : float or array
-        Norms of all parameters, positive. Where ``r`` is below ``r0`` the time is negative: the norm was ``r``
-        that long ago on the same trajectory.
+        Norms of all parameters, positive. If ``r`` is below ``r0``, the time is negative: the trajectory had norm ``r``
+        earlier.
     speed, depth
         As in :func:`norm_at`.
 
@@ -132,8 +134,8 @@ def time_to(r: Numbers, r0: Numbers, speed: Numbers, depth: int) -> float | np.n
 def blow_up_time(r0: Numbers, speed: Numbers, depth: int) -> float | np.ndarray:
     """Return the time T = r0^{2-L} / ((L-2) L^{1-L/2} s) at which the law has an infinite norm.
 
-    It is the escape time up to a relative error (r0/r)^{L-2}, whatever norm r counts as escaped; inf at depth 2,
-    where growth is exponential and the time depends on r like log r.
+    It is the escape time up to a relative error (r0/r)^{L-2}, where r is the norm at which the network counts as
+    escaped. It is inf at depth 2, where growth is exponential and the time depends on r like log r.
 
     Parameters
     ----------
@@ -204,13 +206,13 @@ class FirstEscape(Printed):
     Attributes
     ----------
     predicted, observed : float
-        Time from ``row`` to the escape, by T37 and in the flow.
+        Time from ``row`` to the escape, according to T37 and in the flow.
     speed : float
         Speed s of the direction in that row.
     start, end : float
-        ||theta|| in that row and at the escape; of the leading singular components where a rank was given.
+        ||theta|| in that row and at the escape; with ``rank``, only of the leading singular components.
     row : int
-        Row of the flow's record whose network the speed is of.
+        Row of the flow's record whose network gives the speed.
     """
 
     predicted: float
@@ -231,23 +233,23 @@ class FirstEscape(Printed):
 def first_escape(
     flow: Flow, x: Tensor | np.ndarray, g: Tensor | np.ndarray, *, rank: int | None = None, end: float | None = None
 ) -> FirstEscape:
-    """Return the time at which a flow leaves the first plateau, and the time that T37 predicts.
+    """Return the observed time at which a flow leaves the first plateau, and the time that T37 predicts.
 
-    The direction is that of a network on the plateau, taken for an escape direction of its own speed; its norm grows
-    by dr/dt = L^{1 - L/2} s r^{L-1} to what it is when the plateau is left. That end is where the loss has fallen by
-    the share that :func:`bnrank.measures.plateaus.find` asks for.
+    The prediction treats a network on the plateau as an escape direction, with the speed s of that network. Its norm
+    grows by dr/dt = L^{1 - L/2} s r^{L-1} until it reaches the norm observed at the end of the plateau. The plateau
+    ends when the loss has fallen by the share that :func:`bnrank.measures.plateaus.find` requires.
 
     Parameters
     ----------
     flow : Flow
         Flow of a bias-free network that has left a plateau.
     x, g : Tensor or ndarray
-        X and G (:func:`bnrank.escape.output_gradient`), all samples or a part of them with its own G.
+        X and G (:func:`bnrank.escape.output_gradient`), of all samples or of a subset; G is that of the same samples.
     rank : int, optional
-        Replace each layer by its ``rank`` leading singular components: in a wide network the small weights may hold
-        most of the norm, and they do not move. The flow must have recorded at least ``rank`` singular values.
+        Replace each layer by its ``rank`` leading singular components. In a wide network the small weights, which do
+        not move, may carry most of the norm. The flow must have recorded at least ``rank`` singular values.
     end : float, optional
-        Time since the hand-over at which the plateau is left. Default: the end of ``flow.plateaus[0]``.
+        Time since the hand-over at which the plateau ends. Default: the end of ``flow.plateaus[0]``.
 
     Returns
     -------

@@ -1,9 +1,9 @@
 """The localized loss of a network: its speed away from the origin, and the distance of its layers from rank one.
 
 Near the origin the cost of a bias-free network is C(0) + L0(theta), L0 = Tr[G^T f_theta(X)] (T34). The quantities of
-T38 are invariant under scaling of X, G or a layer by a positive number, so all of them are first scaled to Frobenius
-norm 1: this gives the largest speed of any network with these ratios on the sphere ||theta||^2 = L, and nothing
-overflows.
+T38 are invariant under scaling of X, G or a layer by a positive number. All of these are therefore first scaled to
+Frobenius norm 1. This maximizes the speed over rescalings of the layers on the sphere ||theta||^2 = L, and prevents
+overflow.
 """
 
 import math
@@ -20,15 +20,15 @@ from bnrank.networks.mlp import MLP
 from bnrank.theory.verdicts import assume
 
 CHUNK = 2**12  # samples at a time
-ROUNDING = 1e-14  # of ||A||: rounding error of its distance from rank one
-ALTERNATIONS = (10, 200)  # bounds on the alternations of the search for a non-negative part of rank one
-EFFORT = 1 << 27  # entries of X that each start of that search reads, between those bounds
-NEGATIVE = 1e-12  # of the largest entry: down to which an entry counts as non-negative
+ROUNDING = 1e-14  # rounding error of the distance of A from rank one, relative to ||A||
+ALTERNATIONS = (10, 200)  # smallest and largest number of alternations in the search for a non-negative rank-one part
+EFFORT = 1 << 27  # entries of X that each start of that search reads, subject to these limits
+NEGATIVE = 1e-12  # entries above minus this times the largest one count as non-negative
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A number in [0, 1) that T38 bounds.
+    """A ratio in [0, 1) that T38 bounds.
 
     Attributes
     ----------
@@ -37,9 +37,9 @@ class Ratio:
     layer : int
         l.
     value, largest : float
-        The number, and the largest one possible.
+        The ratio, and its largest possible value.
     activation : bool
-        Whether it is about sigma(Z_l) itself, which counts among the layers that may be the one near rank one.
+        Whether it is the tail of sigma(Z_l), one of the candidates for the layer near rank one.
     """
 
     name: str
@@ -53,15 +53,16 @@ class Ratio:
 class Localized:
     """The quantities of T38, for one network on one data set.
 
-    Tails are sum_{i>=2} s_i^2 / sum_i s_i^2, in [0, 1). A_0 = X, A_l = sigma(Z_l). Everything but ``sphere_speed`` and
-    the norms is for X, G and every layer scaled to Frobenius norm 1.
+    Tails are sum_{i>=2} s_i^2 / sum_i s_i^2, in [0, 1). A_0 = X, A_l = sigma(Z_l). All quantities except
+    ``sphere_speed`` and the norms are for X, G and every layer scaled to Frobenius norm 1.
 
     Attributes
     ----------
     share : float
         s / (||X||_F ||G||_F) in (0, 1], s the speed -L0 with every layer scaled to norm 1.
     sphere_speed : float
-        -L0 of the network scaled as a whole to ||theta||^2 = L; at most s, and s where the layers have equal norms.
+        -L0 of the network scaled as a whole to ||theta||^2 = L; at most s, with equality if all layers have equal
+        norms.
     x_norm, g_norm : float
         ||X||_F and ||G||_F.
     squared_norm : float
@@ -81,8 +82,9 @@ class Localized:
     nonlinearities : Tensor
         ||sigma(Z_l) - Z_l||_F^2 / ||Z_l||_F^2 for l = 1, ..., L-1, (L-1,).
     tail_speeds : Tensor
-        The speed with the layers after A_l replaced by layers of rank one that start along u, A_l = s_1 v u^T + E, for
-        l = 0, ..., L-1, (L,): ||G v|| s_1, as v and u can be chosen non-negative; at l = 0 the best of some u.
+        For l = 0, ..., L-1, (L,): the speed with the layers after A_l = s_1 v u^T + E replaced by rank-one layers that
+        read the direction u. It is ||G v|| s_1, since v and u can be chosen non-negative; at l = 0 it is the largest
+        over a few candidates u.
     nonnegative : bool
         Whether v can be chosen non-negative for A_0 = X.
     part : tuple of float
@@ -135,15 +137,15 @@ class Localized:
         ]
 
     def excess(self, layer: int) -> float:
-        """Return by how much rank-one layers after a layer are faster, less what its distance from rank one explains.
+        """Return the gain in speed from rank-one layers after a layer, less what its distance from rank one explains.
 
-        As a part of the speed.
+        The gain is relative to the speed.
         """
         gain = float(self.tail_speeds[layer] - self.errors[layer]) - self.share
         return max(gain, 0.0) / self.share
 
     def bound(self, error: float, excess: float) -> float:
-        """Return the bound of Proposition 3.3; with an excess D of speed its proof gives 2 D / (s - ||G|| eps) more."""
+        """Return the bound of Proposition 3.3; for an excess speed D, its proof adds 2 D / (s - ||G|| eps)."""
         rest = self.share - error
         return (8 * error + 2 * excess * self.share) / rest if rest > 0 else math.inf
 
@@ -165,7 +167,7 @@ def localized(weights: Sequence[Tensor], x: Tensor, g: Tensor) -> Localized:
     Raises
     ------
     NotApplicable
-        If a layer, X or G is 0, or L0 is not negative: then there is no speed.
+        If a layer, X or G is 0, or L0 is not negative, so that the speed is not positive.
 
     Notes
     -----
@@ -226,9 +228,9 @@ def localized(weights: Sequence[Tensor], x: Tensor, g: Tensor) -> Localized:
 def residual_bound(weights: Sequence[Tensor], layer_norms: Tensor) -> float:
     """Return a lower bound on ||grad L0 + s theta|| / (s ||theta||) from the weights alone.
 
-    L0 is homogeneous in every layer, and stays as it is where a neuron has e^t times what comes in and e^-t times what
-    goes out. So s (||W_l||^2 - 1) and s (in^2 - out^2) are products of the residual with W_l and with directions of
-    length (in^2 + out^2)^{1/2}, which are orthogonal in every other layer.
+    L0 is homogeneous in every layer, and invariant if the incoming weights of a neuron are scaled by e^t and the
+    outgoing ones by e^-t. So s (||W_l||^2 - 1) and s (in^2 - out^2) are inner products of the residual with W_l and
+    with directions of length (in^2 + out^2)^{1/2}; those of neurons in every second layer are mutually orthogonal.
     """
     units = [w * (n / w.norm()) for w, n in zip(weights, layer_norms.tolist(), strict=True)]
     layers = float(((layer_norms**2 - 1).abs() / layer_norms).max())
@@ -270,17 +272,17 @@ def one_deeper(net: MLP, x: Tensor, g: Tensor) -> Localized:
 
 
 def nonnegative_part(x: Tensor, starts: Sequence[Tensor] = ()) -> Tensor:
-    """Return v >= 0 of norm 1 for which X is near v u^T, u = X^T v, by alternating projections.
+    """Return v >= 0 of norm 1 such that X is close to v u^T, u = X^T v, by alternating projections.
 
-    ||X - v u^T||^2 = ||X||^2 - ||X^T v||^2, and v <- (X X^T v)_+ never lowers ||X^T v|| / ||v||. Which v is best is a
-    hard question in general; the best one found is returned.
+    ||X - v u^T||^2 = ||X||^2 - ||X^T v||^2, and v <- (X X^T v)_+ never lowers ||X^T v|| / ||v||. Finding the optimal v
+    is hard in general; the best one found is returned.
 
     Parameters
     ----------
     x : Tensor
         X, (N, d), not 0.
     starts : sequence of Tensor
-        Directions u, (d,), to start from, besides the mean sample and the largest one.
+        Directions u, (d,), to start from, in addition to the mean sample and the largest one.
 
     Returns
     -------
@@ -330,7 +332,7 @@ class _Activations:
         self.nonnegative = self.nonnegative and bool((a >= 0).all())
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Return the singular values, and a top singular vector among the features, non-negative where A is."""
+        """Return the singular values and the top right singular vector, chosen non-negative if A is."""
         _, values, vectors = torch.linalg.svd(self.r, full_matrices=False)
         return values, vectors[0].abs() if self.nonnegative else vectors[0]  # |u| is a top vector, too (Perron)
 
@@ -342,9 +344,10 @@ def _tails(spectra: Sequence[Tensor]) -> Tensor:
 
 
 def _input(x: Tensor, g: Tensor, direction: Tensor) -> tuple[tuple[float, float], float, bool]:
-    """Return ||E|| and ||G v|| ||u|| of X = v u^T + E, v >= 0, the best speed of one neuron, and whether v is s_1's.
+    """Return (||E||, ||G v|| ||u||) for X = v u^T + E with v >= 0, the speed of the best neuron, and a flag.
 
-    The speed is that along the best of these directions u; v is s_1's if the top singular vector of X can be v.
+    The neuron is the best of a few candidate directions u. The flag tells whether the top singular vector of X can be
+    chosen non-negative.
     """
     x, g = x.to(direction), g.to(direction)
     along = x @ direction
@@ -361,7 +364,7 @@ def _input(x: Tensor, g: Tensor, direction: Tensor) -> tuple[tuple[float, float]
 
 
 def _norm(values: Tensor) -> Tensor:
-    """Return the Frobenius norm in float64, of values as large or small as floats are."""
+    """Return the Frobenius norm in float64, without overflow or underflow of the squares."""
     values = values.to(torch.float64)
     scale = values.abs().max()
     return scale * (values / scale).norm() if scale > 0 else scale

@@ -11,31 +11,31 @@ from bnrank._core import linalg, validation
 from bnrank.theory.escape import reading
 from bnrank.theory.escape.one_neuron_search import Neuron, ascend, best_on_circle, branch_and_bound, norm_bound
 
-BRANCHING_RANK = 5  # of the inputs, up to which cones are searched
-ZERO = 1e-14  # times ||X||_op ||G||_op counts as 0
-SMALLEST = 1e-290  # size of a speed
+BRANCHING_RANK = 5  # largest rank of the inputs for branch and bound over cones
+ZERO = 1e-14  # speeds up to this times ||X||_op ||G||_op count as 0
+SMALLEST = 1e-290  # smallest product of the largest entries of X and G
 
 
 @dataclass(frozen=True)
 class OneNeuron:
-    """The speed of the fastest chain of single neurons, or a bracket of it; ``float()`` gives the lower end.
+    """The speed of the fastest chain of single neurons, or a bracket of it; ``float()`` returns the lower end.
 
     Attributes
     ----------
     lower : float
         Speed of the chain found, evaluated on the data.
     upper : float
-        No chain is faster.
+        Upper bound on the speed of every chain.
     exact : bool
-        Whether both are the closed-form optimum, up to rounding.
+        Whether both ends are the closed-form optimum, up to rounding.
     direction : Tensor
         v, the weights of the first neuron, (d_in,), ||v|| = 1.
     output : Tensor
         u, the outgoing weights of the last neuron, (d_out,), ||u|| = 1: u = -G^T sigma(X v) / s, so that L0 = -s. Zeros
-        where the speed is 0.
+        if the speed is 0.
     method : str
-        How the upper end was found: "closed form", "cones" or "norms"; "sides" where
-        :func:`~bnrank.theory.escape.joins.join_rate` let every sample choose its side of a kink.
+        Origin of the upper end: "closed form", "cones" or "norms"; "sides" if
+        :func:`~bnrank.theory.escape.joins.join_rate` lets every sample choose its side of a kink.
     note : str
         Remark, or empty.
     """
@@ -70,21 +70,22 @@ def rank_one_speed(
 
         s = max_{||v|| = 1} ||G^T sigma(X v)||_2,
 
-    the same at every depth of at least 2 for ReLU. For a leaky ReLU, ``slope`` is that of all hidden layers together,
-    slope^{L-1}.
+    the same at every depth of at least 2 for ReLU. For a leaky ReLU, ``slope`` is the slope of all hidden layers
+    combined, slope^{L-1}.
 
-    Exact (up to rounding) where the inputs span one or two dimensions: there G^T sigma(X v) = M v on the arcs between
-    the kinks, and ||M v|| is largest at a stationary angle of the quadratic form or at an end of an arc. Exact for
-    slope 1 too, ||G^T X||_op. Otherwise a bracket: below, the best of many projected ascents with decaying steps and
-    exact searches over great circles; above, branch and bound over at most ``max_cones`` cones for inputs of rank
-    5 or less, and bounds from norms (:func:`~bnrank.theory.escape.one_neuron_search.norm_bound`), whichever is smaller.
+    The result is exact (up to rounding) if the inputs span one or two dimensions: then G^T sigma(X v) = M v on the arcs
+    between the kinks, and ||M v|| is largest at a stationary angle of the quadratic form or at an end of an arc. It is
+    also exact for slope 1, where s = ||G^T X||_op. Otherwise it is a bracket. The lower end is the best of many
+    projected ascents with decaying steps and exact searches over great circles. The upper end is the smaller of two
+    bounds: branch and bound over at most ``max_cones`` cones, for inputs of rank 5 or less, and a bound from norms
+    (:func:`~bnrank.theory.escape.one_neuron_search.norm_bound`).
 
     Parameters
     ----------
     x : Tensor or ndarray
         Samples, (N, d_in).
     g : Tensor or ndarray
-        G, the gradient of the loss at zero output, (N, d_out), with the factors of the loss, such as 1/N.
+        G, the gradient of the loss at zero output, (N, d_out), including factors of the loss such as 1/N.
     slope : float
         s in (-1, 1]; 0 is ReLU, 1 the identity.
     starts, steps : int
@@ -94,18 +95,19 @@ def rank_one_speed(
     max_cones : int
         Largest number of cones; 0 skips branch and bound.
     seed : int
-        Seed of the starts.
+        Random seed of the starts.
 
     Returns
     -------
     OneNeuron
-        If no chain changes the loss, as sigma(X v) is orthogonal to G for every v, the speed is 0, with a note.
+        If sigma(X v) is orthogonal to G for every v, no chain changes the loss; then the speed is 0, with a note.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, or X or G is zero: then the loss is flat at the origin to first order.
-        RangeError, a ValueError, if max |x| max |g|, the order of the speed, is not between 1e-290 and 1e290.
+        If an argument is out of range, or X or G is zero (the loss is then flat at the origin to first order).
+        RangeError, a ValueError, if max |x| max |g|, the order of magnitude of the speed, is not between 1e-290 and
+        1e290.
 
     Notes
     -----
@@ -130,14 +132,14 @@ def rank_one_speed(
 def one_neuron_speed(
     x: Tensor | np.ndarray, g: Tensor | np.ndarray, directions: Tensor | np.ndarray, *, slope: float = 0.0
 ) -> Tensor:
-    """Return ||G^T sigma(X v)||, the speed of a chain of single neurons with the best output, for given v.
+    """Return ||G^T sigma(X v)||, the speed of a chain of single neurons with the best output weights, for given v.
 
     Parameters
     ----------
     x, g, slope
         As in :func:`rank_one_speed`; zeros are allowed.
     directions : Tensor or ndarray
-        (K, d_in); each row is brought to norm 1.
+        (K, d_in); each row is normalized.
 
     Returns
     -------
@@ -179,11 +181,11 @@ def fastest(
     seed: int = 0,
     rank_rtol: float = 0.0,
 ) -> OneNeuron:
-    """Return what :func:`rank_one_speed` does, for float64 arrays; the speed is 0 for zeros.
+    """Return the same as :func:`rank_one_speed`, for float64 arrays; zeros are allowed and give speed 0.
 
     With one output and ``signed``, it is the maximum of G^T sigma(X v) itself, or 0 if that is negative. Directions of
-    X and of G with singular values up to ``rank_rtol`` times the largest are left out of the search; the lower end is
-    evaluated on all of X and G, and the upper end covers what was left out.
+    X and of G with singular values up to ``rank_rtol`` times the largest are left out of the search. The lower end is
+    evaluated on all of X and G, and the upper end accounts for the omitted directions.
     """
     starts, steps = validation.integer(starts, "starts"), validation.integer(steps, "steps")
     max_cones, seed = validation.integer(max_cones, "max_cones", 0), validation.integer(seed, "seed", 0)
@@ -241,7 +243,7 @@ def fastest(
 
 
 def _rows_of(matrix: np.ndarray, rtol: float = 0.0) -> tuple[np.ndarray, float]:
-    """Return an orthonormal basis of the row space, (rank, columns), and the largest singular value outside of it."""
+    """Return an orthonormal basis of the row space, (rank, columns), and the largest omitted singular value."""
     if not matrix.size:
         return matrix[:0], 0.0
     tall = matrix.shape[0] > matrix.shape[1]

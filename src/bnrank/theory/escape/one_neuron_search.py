@@ -9,10 +9,10 @@ from scipy.linalg import null_space
 from scipy.optimize import minimize_scalar
 
 ENTRIES = 2**22  # numbers held at a time: 32 MiB
-POLISHED = 4  # ascents that are continued on great circles
-MAX_CIRCLES = 60  # great circles of each
-NEAR = 1e-5  # |x . v| below this times |x| is near a kink
-MAX_ACTIVE = 8  # kinks per dimension that a direction is put on
+POLISHED = 4  # number of ascents that are continued on great circles
+MAX_CIRCLES = 60  # great circles per ascent
+NEAR = 1e-5  # a sample is near a kink if |x . v| is at most this times |x|
+MAX_ACTIVE = 8  # largest number of nearby kinks, per dimension, that a direction is moved onto
 BATCH = 64  # cones split at a time
 
 
@@ -20,7 +20,7 @@ BATCH = 64  # cones split at a time
 class Neuron:
     """The map v -> G^T sigma(X v) of one neuron, with X, (N, d), and G, (N, k).
 
-    Its size is the norm, or with one output and ``signed`` the value itself.
+    The size of an output is its norm, or, with one output and ``signed``, the value itself.
     """
 
     x: np.ndarray
@@ -29,7 +29,7 @@ class Neuron:
     signed: bool = False
 
     def outputs(self, v: np.ndarray) -> np.ndarray:
-        """Return G^T sigma(X v), (k, K), for the columns of v, (d, K); samples go in blocks."""
+        """Return G^T sigma(X v), (k, K), for the columns of v, (d, K), computed in blocks of samples."""
         result = np.zeros((self.g.shape[1], v.shape[1]))
         for rows in self.blocks(v.shape[1]):
             result += self.g[rows].T @ self.activate(self.x[rows] @ v)
@@ -59,7 +59,7 @@ class Neuron:
         return np.maximum(z, 0) if self.slope == 0 else np.where(z >= 0, z, self.slope * z)
 
     def blocks(self, columns: int) -> list[slice]:
-        """Return slices of the samples for products with that number of columns."""
+        """Return slices of the samples such that products with this number of columns fit in memory."""
         size = max(1, ENTRIES // columns)
         return [slice(first, first + size) for first in range(0, len(self.x), size)]
 
@@ -71,7 +71,7 @@ def best_on_circle(neuron: Neuron) -> float:
 
         ||M v||^2 = (A_11 + A_22)/2 + (A_11 - A_22)/2 cos 2 phi + A_12 sin 2 phi,
 
-    largest at 2 phi = atan2(2 A_12, A_11 - A_22), where that lies on the arc, or else at one of its ends. M changes by
+    largest at 2 phi = atan2(2 A_12, A_11 - A_22) if that lies on the arc, or else at one of its ends. M changes by
     g_i p_i^T at a kink; it is recomputed at the first arc of each block of arcs. If ``signed``, M v itself is largest
     at atan2(M_2, M_1) on an arc.
     """
@@ -101,7 +101,7 @@ def best_on_circle(neuron: Neuron) -> float:
             top, period = np.arctan2(ms[:, 0, 1], ms[:, 0, 0]), 2 * np.pi
         else:
             top, period = np.arctan2(2 * b, a - c) / 2, np.pi
-        turned = begins[arcs] + (top - begins[arcs]) % period  # of equal angles, the next on the arc
+        turned = begins[arcs] + (top - begins[arcs]) % period  # the first equivalent angle after the start of the arc
         tried = np.stack([begins[arcs], ends[arcs], np.minimum(turned, ends[arcs])])
         if neuron.signed:
             values = ms[:, 0, 0] * np.cos(tried) + ms[:, 0, 1] * np.sin(tried)
@@ -114,10 +114,10 @@ def best_on_circle(neuron: Neuron) -> float:
 
 
 def ascend(neuron: Neuron, starts: int, steps: int, rng: np.random.Generator) -> np.ndarray:
-    """Return a unit vector of large size: many ascents, the best ones continued on great circles.
+    """Return the best unit vector of many ascents, the best of which are continued on great circles.
 
-    Starts: the top singular directions of G^T X and X with both signs, and random ones. A step goes from v towards
-    the direction of the gradient by a share that decays from 1 to 1e-7; the best v of each ascent is kept.
+    Starts: the top singular directions of G^T X and X with both signs, and random ones. A step moves v towards the
+    direction of the gradient by a share that decays from 1 to 1e-7; the best v of each ascent is kept.
     """
     v = _starts(neuron, starts, rng)
     best, at = np.full(v.shape[1], -np.inf), v.copy()
@@ -144,7 +144,7 @@ def _starts(neuron: Neuron, starts: int, rng: np.random.Generator) -> np.ndarray
 
 
 def _polish(neuron: Neuron, v: np.ndarray, rng: np.random.Generator) -> tuple[float, np.ndarray]:
-    """Continue from v on great circles, exactly on each for the current u; the size never falls."""
+    """Return size and vector after exact maximizations on great circles for the current u; the size never falls."""
     x, g, lengths = neuron.x, neuron.g, np.linalg.norm(neuron.x, axis=1)
     value, idle = neuron.size(v), 0
     for turn in range(MAX_CIRCLES):
@@ -157,7 +157,7 @@ def _polish(neuron: Neuron, v: np.ndarray, rng: np.random.Generator) -> tuple[fl
         gradient = x.T @ (c * np.where(z > 0, 1.0, neuron.slope))
         near = np.abs(z) <= NEAR * lengths
         center, along = v, gradient
-        if turn % 3 == 0 and 0 < near.sum() <= MAX_ACTIVE * x.shape[1]:  # along the kinks nearby
+        if turn % 3 == 0 and 0 < near.sum() <= MAX_ACTIVE * x.shape[1]:  # move within the nearby kinks
             free = null_space(x[near], rcond=1e-9)
             center, along = free @ (free.T @ v), free @ (free.T @ gradient)
         elif turn % 3 == 2:
@@ -173,7 +173,7 @@ def _polish(neuron: Neuron, v: np.ndarray, rng: np.random.Generator) -> tuple[fl
 
 
 def _on_great_circle(neuron: Neuron, center: np.ndarray, along: np.ndarray) -> list[np.ndarray]:
-    """Return the center, on the sphere, and the best v on the great circle through it in a direction."""
+    """Return the normalized center, and the best v on the great circle through it in the given direction."""
     size = np.linalg.norm(center)
     if size < 0.5:
         return []
@@ -200,9 +200,10 @@ def norm_bound(neuron: Neuron) -> float:
 
         v^T ((1 + tau) p^2 X^T G G^T X + (1 + 1/tau) q^2 ||G||_op^2 X^T X) v,
 
-    whose largest eigenvalue is minimized over tau. It is at most (p ||G^T X||_op + q ||G||_op ||X||_op)^2, the largest
-    two norms apart. With one output, ||G||_op is replaced by the larger of the norms of the positive and the negative
-    part of G, as |X v| >= 0. The bound max(1, |s|) ||G||_op ||X||_op is never better.
+    whose largest eigenvalue is minimized over tau. The minimum is at most (p ||G^T X||_op + q ||G||_op ||X||_op)^2,
+    the bound that maximizes the two norms separately. With one output, ||G||_op is replaced by the larger of the norms
+    of the positive and the negative part of G, since |X v| >= 0. The bound max(1, |s|) ||G||_op ||X||_op is never
+    better.
     """
     x, g, slope = neuron.x, neuron.g, neuron.slope
     p, q = (1 + slope) / 2, (1 - slope) / 2
@@ -218,7 +219,7 @@ def norm_bound(neuron: Neuron) -> float:
         return float(np.linalg.eigvalsh((1 + tau) * linear + (1 + 1 / tau) * rest)[-1])
 
     a, b = (np.sqrt(max(float(np.linalg.eigvalsh(m)[-1]), 0.0)) for m in (linear, rest))
-    bound = float(a + b)  # tau = b/a where both are reached together
+    bound = float(a + b)  # tau = b/a; tight if the same v maximizes both terms
     if a > 0 and b > 0:
         middle = float(np.log(b / a))
         best = minimize_scalar(squared, bounds=(middle - 5, middle + 5), method="bounded", options={"maxiter": 30})
@@ -231,16 +232,17 @@ def branch_and_bound(
 ) -> tuple[float, np.ndarray]:
     """Return an upper bound on the size of G^T sigma(X v) over unit v, and the best v found, by splitting cones.
 
-    The space is split into simplicial cones. In a cone with corners p_j (unit vectors) v = sum_j lambda_j p_j,
-    lambda_j >= 0, and with z_ij = x_i . p_j
+    The space is split into simplicial cones. In a cone with corners p_j (unit vectors), v = sum_j lambda_j p_j with
+    lambda_j >= 0. With z_ij = x_i . p_j,
 
         G^T sigma(X v) = sum_j lambda_j F_j - (1 - s) sum_i g_i e_i,    F_j = G^T sigma(X p_j),
         0 <= e_i = sum_j lambda_j relu(z_ij) - relu(sum_j lambda_j z_ij) <= Lambda a b / (a + b),
 
-    a and b the largest of relu(z_ij) and of relu(-z_ij), Lambda the largest of sum_j lambda_j over unit v. The linear
-    function that is ||F_j|| at p_j is at most the norm of its gradient, and at most Lambda max_j ||F_j||; what the e_i
-    add is at most sum_i |g_i| e_i, with one output the sum over the g_i of one sign. Both parts converge like the
-    square of the cone's width. The cones with the largest bounds are split across their widest edge.
+    where a and b are the largest of relu(z_ij) and of relu(-z_ij), and Lambda is the maximum of sum_j lambda_j over
+    unit v. The linear function with value ||F_j|| at p_j is at most the norm of its gradient, and at most Lambda
+    max_j ||F_j||. The e_i contribute at most sum_i |g_i| e_i, or, with one output, the sum over the g_i of one sign.
+    Both errors are of the order of the squared width of the cone. The cones with the largest bounds are split across
+    their widest edge.
 
     Parameters
     ----------
@@ -251,7 +253,7 @@ def branch_and_bound(
     rtol : float
         The search stops where upper - lower is less than ``rtol`` times lower.
     max_cones : int
-        Number of cones after which it stops in any case.
+        Largest number of cones.
     """
     x, g, slope, signed = neuron.x, neuron.g, neuron.slope, neuron.signed
     rank = x.shape[1]
@@ -261,7 +263,7 @@ def branch_and_bound(
     best, lower = start, max(neuron.size(start), 0.0)
 
     def bounds_of(corners: np.ndarray) -> np.ndarray:
-        """Return an upper bound of the size in each cone, for corners (cone, corner, coordinate)."""
+        """Return an upper bound on the size in each cone, for corners (cone, corner, coordinate)."""
         nonlocal best, lower
         z = corners @ x.T  # (C, r, N)
         above, below = np.maximum(z, 0), np.maximum(-z, 0)
@@ -290,8 +292,8 @@ def branch_and_bound(
         split, rest = order[:batch], order[batch:]
         halves = _halves(corners[split])
         try:
-            smaller = np.minimum(bounds_of(halves), np.tile(bounds[split], 2))  # a half has no more than the whole
-        except np.linalg.LinAlgError:  # slivers, where the maximum is 0 or nearly so; the bounds so far stand
+            smaller = np.minimum(bounds_of(halves), np.tile(bounds[split], 2))  # a cone's bound holds for its halves
+        except np.linalg.LinAlgError:  # degenerate cones if the maximum is nearly 0; keep the bounds
             break
         corners, bounds = np.concatenate([corners[rest], halves]), np.concatenate([bounds[rest], smaller])
         seen += len(halves)
@@ -300,7 +302,7 @@ def branch_and_bound(
 
 
 def _halves(corners: np.ndarray) -> np.ndarray:
-    """Return every cone cut in two, through the middle of its widest edge."""
+    """Return both halves of every cone, bisected at the middle of its widest edge."""
     cosines = corners @ corners.transpose(0, 2, 1)
     rank = corners.shape[1]
     cosines[:, np.arange(rank), np.arange(rank)] = 2.0

@@ -1,4 +1,4 @@
-"""One pass through a bias-free network at a point: loss gradients at preactivations, one-sided where these are zero."""
+"""Forward and backward pass of a bias-free network: loss gradients at preactivations, one-sided where these are 0."""
 
 import math
 
@@ -14,8 +14,8 @@ from bnrank.theory.escape.reading import Loss, gradient_at
 class Pass:
     """Activations and loss gradients of a bias-free network on some samples.
 
-    A preactivation of at most ``kink_rtol`` times the largest of its layer counts as 0; there the first-order change
-    of the loss depends on the sign of the change of the preactivation.
+    A preactivation whose absolute value is at most ``kink_rtol`` times the largest in its layer counts as 0. There the
+    first-order change of the loss depends on the sign of the change of the preactivation.
 
     Attributes
     ----------
@@ -51,9 +51,9 @@ class Pass:
         return self._back(layer, [torch.where(kinks, 1.0, derivative) for kinks, derivative in pairs])
 
     def delta_range(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return center and radius, (N, n_l), of intervals with dC/d(preactivation of a layer) for any sides of kinks.
+        """Return center and radius, (N, n_l), of intervals that contain dC/d(preactivation) for any sides of kinks.
 
-        Side by side for every neuron and sample: what one kink leaves possible is not weighed against another.
+        The sides are chosen independently for every neuron and sample; dependencies between kinks are ignored.
         """
         low = high = self.at_outputs
         for number in range(len(self.weights) - 1, layer - 1, -1):
@@ -66,11 +66,11 @@ class Pass:
         return (low + high) / 2, (high - low) / 2
 
     def respond(self, layer: int, change: Tensor, side: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return what a small change of a layer's preactivations does to the outputs, and dC/d(preactivation) for it.
+        """Return the output change due to a small change of a layer's preactivations, and dC/d(preactivation).
 
-        Both are one-sided: at a kink sigma' is 1 where the change that arrives is positive, slope where not. The first
-        is positively homogeneous in the change of each sample. With ``side`` the second takes the sides at the layer
-        itself from its signs instead.
+        Both are one-sided: at a kink sigma' is 1 if the propagated change is positive, and slope otherwise. The output
+        change is positively homogeneous in the change of each sample. With ``side``, the signs of ``side`` determine
+        the sides at the layer itself in the second result.
         """
         derivatives = list(self._derivatives)
         for number in range(layer, len(self.weights)):
@@ -87,11 +87,11 @@ class Pass:
         return largest * math.sqrt(sum(float((part / largest).square().sum()) for part in parts)) if largest else 0.0
 
     def _at_kinks(self, layer: int, change: Tensor) -> Tensor:
-        """Return the derivatives of sigma after a layer, at kinks for a change of its preactivations."""
+        """Return the derivatives of sigma after a layer, one-sided at kinks for a change of its preactivations."""
         return torch.where(self._kinks[layer - 1], self._side(change), self._derivatives[layer - 1])
 
     def _side(self, change: Tensor) -> Tensor:
-        return torch.where(change > 0, 1.0, torch.full_like(change, self.slope))  # two numbers would be float32
+        return torch.where(change > 0, 1.0, torch.full_like(change, self.slope))  # two scalars would be float32
 
     def _back(self, layer: int, derivatives: list[Tensor]) -> Tensor:
         delta = self.at_outputs

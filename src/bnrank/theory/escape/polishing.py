@@ -10,26 +10,27 @@ from bnrank.theory.escape.direction import preactivations
 from bnrank.theory.escape.stationarity import Stationarity, deltas, of_weights
 
 Array = np.ndarray
-TOLERANCES = (1e-8, 1e-6, 1e-4)  # of kinks, tried in turn
+TOLERANCES = (1e-8, 1e-6, 1e-4)  # kink tolerances, tried in this order
 MAX_UNKNOWNS = 1200
 MAX_COST = 1 << 19  # unknowns times samples
-SOLVED = 1e-15  # residual of the solved equations, for data of norm 1
+SOLVED = 1e-15  # residual at which the equations count as solved, for data of norm 1
 
 
 def reduce(weights: Sequence[Array], dead: float = 1e-6, angle: float = 1e-4) -> tuple[list[Array], list[Array]]:
-    """Return the weights without neurons that died out, and with those of parallel incoming rows merged.
+    """Return the weights with dead neurons removed and neurons with parallel incoming rows merged.
 
-    Neurons that an escape direction does not use shrink under projected steps, rows and outgoing columns together.
-    Neurons with rows c_i w, c_i > 0, are equivalent to one neuron; its norm is no larger (by Cauchy-Schwarz).
+    Neurons that an escape direction does not use shrink under projected steps: incoming rows and outgoing columns
+    shrink together. Neurons with rows c_i w, c_i > 0, are equivalent to one neuron, whose norm is no larger (by
+    Cauchy-Schwarz).
 
     Parameters
     ----------
     weights : sequence of ndarray
         W_1, ..., W_L.
     dead : float
-        Norm of row and column below which a neuron is left out. One neuron per layer stays.
+        A neuron is removed if the norms of its row and column are at most this. One neuron per layer is kept.
     angle : float
-        Largest distance of unit rows that count as parallel.
+        Largest distance between unit rows that count as parallel.
 
     Returns
     -------
@@ -58,17 +59,18 @@ def reduce(weights: Sequence[Array], dead: float = 1e-6, angle: float = 1e-4) ->
 
 
 def grow(weights: Sequence[Array], factors: Sequence[Array]) -> list[Array]:
-    """Return U_l w_l U_{l-1}^T, which computes what w does, with the same norms, for factors as of :func:`reduce`."""
+    """Return U_l w_l U_{l-1}^T, with the function and norms of w, for factors U_l as returned by :func:`reduce`."""
     return [u @ w @ v.T for w, v, u in zip(weights, factors, factors[1:], strict=False)]
 
 
 def snap(weights: Sequence[Array], x: Array, g: Array, slope: float) -> tuple[list[Array], Stationarity]:
-    """Return a nearly stationary direction moved onto its kinks and made stationary there, if it is small enough.
+    """Return a nearly stationary direction moved onto its kinks and made stationary there, if the network is small.
 
-    With theta and the derivatives alpha of the activation at the kinks as unknowns, T36 and z = 0 at the kinks are as
-    many equations; Newton steps of least norm solve them, on the network that :func:`reduce` leaves. The result is
-    accepted only if its residual, with the subgradients of :func:`bnrank.theory.escape.residual`, is less and its speed
-    no lower than before (by more than 1e-5 of it). It may still not be a maximum: the speed may grow on one side.
+    The unknowns are theta and the derivatives alpha of the activation at the kinks; the equations, equal in number, are
+    T36 and z = 0 at the kinks. Newton steps of minimum norm solve them on the network that :func:`reduce` returns. The
+    result is accepted only if its residual, with the subgradients of :func:`bnrank.theory.escape.residual`, is smaller
+    than before and its speed decreases by at most a fraction of 1e-5. It may still not be a maximum: the speed may
+    increase on one side of a kink.
 
     Parameters
     ----------
@@ -77,13 +79,13 @@ def snap(weights: Sequence[Array], x: Array, g: Array, slope: float) -> tuple[li
     x, g : ndarray
         X and G, float64.
     slope : float
-        That of the activation.
+        Slope of the activation.
 
     Returns
     -------
     weights, Stationarity
-        Of the given shapes; the residual and the kinks are those of the reduced network, whose subgradients are
-        subgradients of the whole one.
+        Weights of the given shapes; the residual and the kinks of the reduced network, whose subgradients are also
+        subgradients of the full network.
     """
     small, factors = reduce(weights)
     best, stands = small, of_weights(small, x, g, slope)
@@ -127,7 +129,7 @@ def _newton(weights: Sequence[Array], x: Array, g: Array, slope: float, at: Stat
         activations, slopes, zeros = [inputs], [], []
         for w, pattern, i, place in zip(layers[:-1], patterns, kinks, places, strict=True):
             z = w @ activations[-1]
-            zeros.append(z[place])  # of one group, multiples of each other
+            zeros.append(z[place])  # those of one group are multiples of each other
             slopes.append(torch.index_put(pattern, place, alphas[i]) if len(i) else pattern)
             activations.append(z * slopes[-1])
         ascent = [d @ a.T for d, a in zip(deltas(layers, slopes, outputs)[0], activations, strict=True)]

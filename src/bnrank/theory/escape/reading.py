@@ -1,4 +1,4 @@
-"""The arguments of this package: data, depths, bias-free networks, and gradients of a loss with respect to outputs."""
+"""Argument checks: data, depths and bias-free networks; and gradients of a loss with respect to outputs."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def data(x: Tensor | Array, g: Tensor | Array, *, zeros: bool = False) -> tuple[
 
 
 def check_depth(depth: object) -> int:
-    """Return a depth of at least 2."""
+    """Return the depth as an integer, at least 2."""
     depth = validation.integer(depth, "depth")
     why = "At depth 1 the outputs are linear in the weights, and the origin is no saddle to escape from"
     validation.expect(depth > 1, "depth", "1", f"at least 2. {why}")
@@ -36,7 +36,7 @@ def check_depth(depth: object) -> int:
 
 
 def scaled(x: Array, g: Array) -> tuple[Array, Array, float]:
-    """Return X and G of Frobenius norm 1, and the product of their norms; RangeError if that is no normal float."""
+    """Return X and G scaled to Frobenius norm 1, and the product of their norms; RangeError if out of float range."""
     x_largest, g_largest = float(np.abs(x).max()), float(np.abs(g).max())
     x, g = x / x_largest, g / g_largest
     x_norm, g_norm = float(np.linalg.norm(x)), float(np.linalg.norm(g))
@@ -82,9 +82,9 @@ def output_gradient(loss: Loss, y: Tensor | np.ndarray, outputs: int | None = No
         A callable takes outputs (N, d_out) and y, float64 where y was floating point, and returns a scalar tensor; it
         takes the mean over samples itself.
     y : Tensor or ndarray
-        (N, d_out) targets for "mse", class numbers (N,) for "cross_entropy", anything for a callable.
+        (N, d_out) targets for "mse", class indices (N,) for "cross_entropy", anything for a callable.
     outputs : int, optional
-        d_out. Default: the number of columns of the targets, or the largest class number plus 1.
+        d_out. Default: the number of columns of the targets, or the largest class index plus 1.
 
     Returns
     -------

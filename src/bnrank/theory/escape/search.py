@@ -1,4 +1,4 @@
-"""The search for optimal escape directions from many starts at once."""
+"""Search for optimal escape directions from many starts at once."""
 
 import itertools
 import math
@@ -19,11 +19,11 @@ from bnrank.theory.escape.stationarity import Stationarity, of_weights
 Array = np.ndarray
 Data = tuple[Array, Array, float]  # X and G, each of norm 1, and the slope of the activation
 STARTS = ("gaussian", "rank one")
-CONSTANT = 0.5  # of the steps, before they decay
-EVERY = 50  # steps between checks for rest
-TRIES = 100  # draws of a start whose gradient is zero
-ROUNDS = 3  # of polishing
-NOTHING = 1e-13  # times ||X|| ||G||: speed that is rounding error
+CONSTANT = 0.5  # share of the steps with constant length
+EVERY = 50  # steps between checks for convergence
+TRIES = 100  # largest number of draws of a start, repeated while its gradient is zero
+ROUNDS = 3  # rounds of polishing
+NOTHING = 1e-13  # speeds up to this times ||X|| ||G|| are rounding error
 BLOCK = 1 << 22  # entries of all hidden activations that are held at a time
 TINY = np.finfo(float).tiny
 
@@ -32,7 +32,7 @@ class Batch:
     """Networks of one shape, every layer of Frobenius norm 1, and the gradients of their speeds.
 
     The speed of a member is s = -sum(G * f_theta(X)), with theta on the product of unit spheres, a subset of the sphere
-    of radius sqrt(L). The samples are taken in blocks, so that memory does not grow with N.
+    of radius sqrt(L). The samples are processed in blocks, so that memory does not grow with N.
 
     Parameters
     ----------
@@ -58,27 +58,27 @@ class Batch:
         self.normalize()
 
     def normalize(self) -> None:
-        """Scale every layer to norm 1; a layer of zeros is left as it is."""
+        """Scale every layer to norm 1; a layer of zeros remains unchanged."""
         for w in self.weights:
             w /= np.maximum(np.sqrt(np.einsum("mij,mij->m", w, w)), TINY)[:, None, None]
 
     def speeds(self) -> Array:
-        """Return s of all members, (members,), and leave the gradients in ``ascent``."""
+        """Return s of all members, (members,), and store the gradients in ``ascent``."""
         self.ascent = self._block(*self._blocks[0])
         for block in self._blocks[1:]:
             self.ascent = [total + part for total, part in zip(self.ascent, self._block(*block), strict=True)]
         return np.einsum("mij,mij->m", self.weights[-1], self.ascent[-1])
 
     def at_rest(self, rtol: float = 1e-12) -> bool:
-        """Return whether all members have grad L0 = -s theta up to ``rtol`` of it, without regard to kinks."""
+        """Return whether grad L0 = -s theta for all members, up to a relative ``rtol`` and ignoring kinks."""
         speeds = self.speeds()
         off = [d - speeds[:, None, None] * w for w, d in zip(self.weights, self.ascent, strict=True)]
         return not any((np.einsum("mij,mij->m", d, d) > (rtol * speeds) ** 2).any() for d in off)
 
     def step(self, size: float, *, scaled: bool = True) -> None:
-        """Move all members by ``size`` times the gradient, if ``scaled`` over its mean norm per layer.
+        """Move all members by ``size`` times the gradient, divided by its mean norm per layer if ``scaled``.
 
-        The scale is one per member, so that small steps follow the gradient flow of the source in another time. The
+        Each member has one scale, so small steps follow the gradient flow of the source up to a change of time. The
         source itself does not scale.
         """
         self.speeds()
@@ -113,17 +113,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class Steps:
-    """Projected gradient steps: a length times the gradient over its mean norm per layer.
+    """Projected gradient steps: a length times the gradient divided by its mean norm per layer.
 
     The length is constant over the first half of the steps and then decays geometrically; without the decay the
-    iterates hover around optima on ReLU kinks.
+    iterates oscillate around optima on ReLU kinks.
 
     Attributes
     ----------
     count : int
         Number of steps.
     first, last : float
-        Length of the first and the last step, in units of the norm of a layer; ``last=None``: no decay.
+        Length of the first and the last step, in units of the norm of a layer; no decay if ``last`` is None.
     """
 
     count: int = 4000
@@ -162,9 +162,9 @@ def find(
     """Return the fastest escape direction found: a maximum of s = -L0 = -sum(G * f_theta(X)) on ||theta||^2 = L (T36).
 
     At a maximum all layers have ||W_l||_F = 1, so the search is on the product of unit spheres. All starts move
-    together in projected gradient steps, see :class:`Steps`. The best start is then polished: neurons that died out
-    are set to 0 and, in networks of up to 1,200 weights and kinks and few samples, Newton steps bring it onto its
-    kinks and to stationarity there.
+    together in projected gradient steps, see :class:`Steps`. The best start is then polished: dead neurons are set to 0
+    and, for networks with up to 1,200 weights and kinks and few samples, Newton steps move it onto its kinks and make
+    it stationary there.
 
     A global maximum is not certified; more starts and wider networks find faster directions more often.
 
@@ -181,30 +181,32 @@ def find(
     starts : int
         Number of random starts; may be 0 if ``initial`` is not empty.
     seed : int
-        Each start has its own stream, so more starts extend fewer.
+        Random seed. Each start has its own random stream, so increasing ``starts`` keeps the earlier ones.
     slope : float
         Slope of the activation: 0 is ReLU, 1 a linear network.
     start : "gaussian" or "rank one"
-        Standard normal weights, or W_l = u_l u_{l-1}^T with u_l >= 0 in the hidden layers. The gradient at networks
-        of rank one is of that form too: they stay of rank one, and the search is among those.
+        Standard normal weights, or W_l = u_l u_{l-1}^T with u_l >= 0 in the hidden layers. The gradient at rank-one
+        networks has the same form, so they remain of rank one, and the search is restricted to such networks.
     steps : int or Steps
-        Number of projected steps, or also their lengths; fewer are made once all starts are at rest.
+        Number of projected steps, or a :class:`Steps` that also sets their lengths. The search stops early if all
+        starts converge.
     initial : sequence of modules
         More starts: networks without biases of depth L that are no wider, such as a deepened optimum.
     rtol : float
-        Residual up to which the direction counts as converged.
+        Largest residual at which the direction counts as converged.
     polish : bool
         Polish the best start.
 
     Returns
     -------
     EscapeDirection
-        The fastest. Its speed is 0, with a warning, if no start finds an output that lowers the loss.
+        The fastest direction. Its speed is 0, with a warning, if no start finds an output that lowers the loss.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, x or g is zero, ||X|| ||G|| is no float (RangeError), or the depth is 1.
+        If an argument is out of range, x or g is zero, ||X|| ||G|| is out of the range of float64 (RangeError), or the
+        depth is 1.
 
     Notes
     -----
@@ -282,7 +284,7 @@ def _widths(depth: int, width: int | Sequence[int], inputs: int, outputs: int) -
 
 
 def _given(net: nn.Module, name: str, widths: list[int], slope: float) -> list[Array]:
-    """Return the layers of a network with zeros for the neurons it lacks."""
+    """Return the layers of a network, padded with zeros to the given widths."""
     try:
         weights, its_slope = reading.network(net, widths[0], widths[-1])
     except (TypeError, ValueError) as error:
@@ -298,7 +300,7 @@ def _given(net: nn.Module, name: str, widths: list[int], slope: float) -> list[A
 
 
 def _draw(rng: np.random.Generator, widths: list[int], data: Data, rank_one: bool) -> list[Array]:
-    """Return one start, drawn again while its gradient is zero."""
+    """Return one random start, redrawn while its gradient is zero."""
     for _ in range(TRIES):
         weights = [rng.normal(size=(b, a)) for a, b in itertools.pairwise(widths)]
         if rank_one:
@@ -326,7 +328,7 @@ def _descend(weights: list[Array], data: Data, steps: Steps) -> tuple[list[Array
 
 
 def _polish(weights: list[Array], data: Data, steps: Steps, rtol: float) -> tuple[list[Array], Stationarity, int]:
-    """Alternate Newton steps and, until they converge, projected steps that get shorter every round."""
+    """Return the result of rounds of Newton steps and, until they converge, ever shorter projected steps."""
     made = 0
     best, found = polishing.snap(weights, *data)
     for number in range(1, ROUNDS):
@@ -342,7 +344,7 @@ def _polish(weights: list[Array], data: Data, steps: Steps, rtol: float) -> tupl
 
 
 def _widened(chain: list[Array], widths: list[int], rng: np.random.Generator) -> list[Array]:
-    """Return the network of rank one, W_l = u_l w_l u_{l-1}^T, that computes what a chain of single neurons does."""
+    """Return a rank-one network, W_l = u_l w_l u_{l-1}^T, with the function of a chain of single neurons."""
     factors = [np.abs(rng.normal(size=(w, 1))) for w in widths[1:-1]]
     factors = [u / np.linalg.norm(u) for u in factors]
     return polishing.grow(chain, [np.eye(widths[0]), *factors, np.eye(widths[-1])])

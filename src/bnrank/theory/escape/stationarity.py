@@ -16,34 +16,35 @@ from bnrank.theory.escape import reading
 Array = np.ndarray
 KINK_RTOL = 1e-6
 BLOCK = 1 << 24  # entries of the activations, and of the matrix of derivatives, that are held at a time
-MAX_KINKS = 3000  # that are optimized over
-FEW = 100  # kinks up to which more starts are tried
-EXACT = 300  # kinks up to which a bounded problem is solved by an active-set method
+MAX_KINKS = 3000  # largest number of kinks to optimize over
+FEW = 100  # largest number of kinks for which additional starts are tried
+EXACT = 300  # largest number of kinks for which an active-set method solves the bounded problem
 STEPS = 50
-DIGITS = 11  # to which the directions of samples agree
+DIGITS = 11  # sample directions that agree to this many digits count as equal
 ENOUGH = 1e-12  # relative residual
 
 
 @dataclass(frozen=True)
 class Stationarity:
-    """The residual of T36, and the kinks over which it is minimal.
+    """The residual of T36, minimized over the subgradients at the kinks, and these kinks.
 
     Attributes
     ----------
     residual : float
         min ||grad L0 + s theta|| / (s ||theta||) over the subgradients, on the sphere ||theta||^2 = L; inf if s <= 0.
     plain : float
-        The same with relu'(0) = 0 at preactivations that are exactly 0 and the plain derivative elsewhere.
+        The residual with relu'(0) = 0 at preactivations that are exactly 0, and the ordinary derivative elsewhere.
     speed : float
         s = -L0.
     kinks : int
-        Pairs (neuron, sample) at a kink on which the gradient depends.
+        Number of pairs (neuron, sample) at a kink that affect the gradient.
     layers, neurons, samples : ndarray, (kinks,)
-        Where they are; layers from 1, the others from 0.
+        Indices of the kinks; layers from 1, the others from 0.
     derivatives : ndarray, (kinks,)
-        The derivative of the activation there that gives the smallest residual.
+        The derivatives of the activation at the kinks that give the smallest residual.
     groups, sides : ndarray, (kinks,)
-        Kinks of one group, counted from 0, have one derivative alpha where the side is 1, 1 + slope - alpha where -1.
+        Kinks of one group, numbered from 0, share one unknown alpha: the derivative is alpha if the side is 1, and
+        1 + slope - alpha if it is -1.
     """
 
     residual: float
@@ -63,42 +64,44 @@ def residual(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: fl
 
     The network is scaled to the sphere ||theta||^2 = L. There grad L0(theta) = -s theta at an escape direction, with
     s = -L0(theta) > 0 its speed (T36), and this returns min ||grad L0 + s theta|| / (s ||theta||). The minimum is over
-    the derivatives of the activation at all pairs of a neuron and a sample whose preactivation is 0 up to rounding: any
-    number from the slope to 1, but one number alpha for samples that are positive multiples of each other, and in the
-    first layer 1 + slope - alpha for samples on the opposite side of the origin.
+    the derivatives of the activation at all pairs of a neuron and a sample whose preactivation is 0 up to rounding. A
+    derivative is any number from the slope to 1, with two constraints: samples that are positive multiples of each
+    other share one number alpha, and in the first layer negative multiples have 1 + slope - alpha.
 
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        Without biases; of any norm.
+        Without biases; any norm.
     x, g : Tensor or ndarray
         X, (N, d_in), and G, (N, d_out), the gradient of the loss at zero output.
     kink_rtol : float
-        A preactivation sum_j W_ij a_j counts as 0 up to this times |W_i| |a|: the cosine of the angle between them.
-        Where an a_j is itself the activation of a neuron that counts as 0, what it may be off by is added.
+        A preactivation sum_j W_ij a_j counts as 0 up to this times |W_i| |a|, a bound on the cosine of the angle
+        between them. If an a_j is itself the activation of a neuron that counts as 0, its possible error is added.
 
     Returns
     -------
     float
-        inf where s <= 0: the loss does not fall along such a direction.
+        inf if s <= 0, as the loss does not fall along such a direction.
 
     Raises
     ------
     TypeError, ValueError
-        If the network has biases or is no chain of linear layers with one activation, x or g is zero, or sizes differ.
+        If the network has biases or is not a chain of linear layers with one activation, x or g is zero, or sizes
+        differ.
 
     Notes
     -----
-    Which gradients these are: with kinks in one layer they contain the Clarke subdifferential of L0, and the residual
-    is at most the distance of -s theta from that, relative. It is less, and can be 0 at a point that is not stationary,
-    if samples at the kinks of a neuron are dependent in other ways than being multiples (x, x' and x + x'), as not all
-    derivatives between the slope and 1 occur together then. With kinks in several layers the subdifferential is the
-    convex hull of the limits of gradients, of which products of derivatives do not reach all: the residual can be less
-    or more than the distance.
+    Relation to the Clarke subdifferential of L0: with kinks in one layer, the gradients considered here contain it, and
+    the residual is at most the relative distance of -s theta from it. The residual is smaller, and can be 0 at a point
+    that is not stationary, if samples at the kinks of a neuron are linearly dependent without being multiples (such as
+    x, x' and x + x'): then not all combinations of derivatives between the slope and 1 occur. With kinks in several
+    layers, the subdifferential is the convex hull of the limits of gradients, and products of derivatives do not reach
+    all of it: the residual can be smaller or larger than the distance.
 
-    With kinks in one layer the minimum is a bounded linear least-squares problem. With kinks in several layers it is
-    multilinear, and what is returned is the best that Gauss-Newton steps from a few starts reach: an upper bound. Of
-    more than 3,000 kinks the nearest 3,000 are used, again an upper bound. Source: T36, T40; Bantzis2025, section 2.2.
+    With kinks in one layer, the minimum is a bounded linear least-squares problem. With kinks in several layers, the
+    problem is multilinear, and the result is an upper bound: the best value that Gauss-Newton steps reach from a few
+    starts. With more than 3,000 kinks, only the nearest 3,000 are used, which again gives an upper bound. Source: T36,
+    T40; Bantzis2025, section 2.2.
 
     Examples
     --------
@@ -119,7 +122,7 @@ def residual(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: fl
 
 
 def examine(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: float = KINK_RTOL) -> Stationarity:
-    """Return the residual with all that :class:`Stationarity` has; arguments and errors as in :func:`residual`."""
+    """Return the residual and its kinks as a :class:`Stationarity`; arguments and errors as in :func:`residual`."""
     kink_rtol = validation.number(kink_rtol, "kink_rtol", 0.0)
     x_, g_ = reading.data(x, g)
     weights, slope = reading.network(net, x_.shape[1], g_.shape[1])
@@ -129,7 +132,7 @@ def examine(net: nn.Module, x: Tensor | Array, g: Tensor | Array, kink_rtol: flo
 def of_weights(
     weights: Sequence[Array], x: Array, g: Array, slope: float, kink_rtol: float = KINK_RTOL
 ) -> Stationarity:
-    """Return what :func:`examine` does for W_1, ..., W_L on the sphere ||theta||^2 = L."""
+    """Return the same as :func:`examine`, for W_1, ..., W_L on the sphere ||theta||^2 = L."""
     x, g, units = reading.scaled(x, g)
     size = max(1, BLOCK // sum(len(w) for w in weights))
     smooth, plain = ([np.zeros_like(w) for w in weights] for _ in range(2))  # smooth: from samples without a kink
@@ -186,8 +189,8 @@ class _Samples:
         self.weights, self.x, self.g, self.slope = weights, x, g, slope
         self.inputs = [x.T]  # a_0, ..., a_{L-1}, (n_l, N)
         self.plain: list[Array] = []  # derivatives, (n_l, N)
-        self.near: list[Array] = []  # |z| over its tolerance, at most 1 at a kink; inf where there is none that matters
-        open_ = x.any(1)  # samples whose gradient at the layer's outputs matters to a weight before
+        self.near: list[Array] = []  # |z| over its tolerance, at most 1 at a kink; inf if there is no relevant kink
+        open_ = x.any(1)  # samples whose gradient at the layer's outputs affects the gradient of an earlier weight
         unsure = np.zeros_like(x.T)  # error of an activation whose preactivation counts as 0
         for w in weights[:-1]:
             a = self.inputs[-1]
@@ -205,11 +208,12 @@ class _Samples:
             near[below == 0] = np.inf  # the loss does not depend on this neuron
 
     def kinks(self) -> _Kinks:
-        """Return the kinks layer by layer, of too many the nearest, tied in groups; no sample may be 0.
+        """Return the kinks layer by layer, tied in groups; if there are too many, the nearest. No sample may be 0.
 
-        The kinks of a neuron with samples c x are tied, for c > 0, in layer 0 for c < 0 too. Positive homogeneity gives
-        sigma(Z_l) of c x, c > 0, as c times that of x, whatever the weights. After layer 0 this is not so for c < 0;
-        and activations that happen to be multiples, of samples that are not, need not stay so when the weights change.
+        The kinks of a neuron at samples c x are tied for c > 0, and in layer 0 also for c < 0. By positive homogeneity,
+        sigma(Z_l) at c x, c > 0, is c times its value at x, for any weights. For c < 0 this fails after layer 0.
+        Activations that are multiples by coincidence, for samples that are not, are not tied: they need not remain
+        multiples when the weights change.
         """
         values = np.concatenate([near[np.isfinite(near)] for near in self.near])
         limit = np.inf if len(values) <= MAX_KINKS else np.partition(values, MAX_KINKS)[MAX_KINKS]
@@ -236,14 +240,14 @@ class _Samples:
         return result
 
     def ascent(self, derivatives: Sequence[Array], keep: Array | slice = slice(None)) -> list[Array]:
-        """Return -dL0/dW_l, l = 1..L, from some of the samples."""
+        """Return -dL0/dW_l, l = 1..L, summed over the selected samples."""
         found, _ = deltas(self.weights, derivatives, self.g.T)
         return [d[:, keep] @ a[:, keep].T for d, a in zip(found, self.inputs, strict=True)]
 
     def columns(self, derivatives: Sequence[Array], kinks: _Kinks) -> list[tuple[Array, Array]]:
-        """Return, for each hidden layer, the derivatives of -dL0/dW_l in all alphas as products u a^T of vectors.
+        """Return the derivatives of -dL0/dW_l with respect to all alphas, as outer products u a^T, per hidden layer.
 
-        u is (kinks, n_l), a (kinks, n_{l-1}); of kinks in layers before l, u is 0.
+        u is (kinks, n_l) and a is (kinks, n_{l-1}); u is 0 for kinks in layers before l.
         """
         _, below = deltas(self.weights, derivatives, self.g.T)
         result = []
@@ -259,7 +263,7 @@ class _Samples:
 
 
 def deltas(weights: Sequence[Any], derivatives: Sequence[Any], g: Any) -> tuple[list[Any], list[Any]]:
-    """Return -dL0/dz_l, l = 1..L, and -dL0/da_l, l = 1..L-1, each (n_l, N), of arrays or tensors, with G^T as ``g``."""
+    """Return -dL0/dz_l, l = 1..L, and -dL0/da_l, l = 1..L-1, each (n_l, N), for arrays or tensors; ``g`` is G^T."""
     found, below = [-g], []
     for w, d in zip(weights[:0:-1], derivatives[::-1], strict=True):
         below.append(w.T @ found[-1])
@@ -272,13 +276,16 @@ def _norm(parts: Sequence[Array]) -> float:
 
 
 def _least(near: _Samples, kinks: _Kinks, rest: list[Array]) -> tuple[Array, float]:
-    """Minimize || rest + ascent(alphas) || from several starts: with kinks in several layers there are local minima."""
+    """Return the derivatives that minimize || rest + ascent(alphas) ||, and the minimum.
+
+    With kinks in several layers there are local minima, so several starts are used.
+    """
     count, free, slope = len(kinks.groups), len(kinks.first), near.slope
     several = len(np.unique(kinks.layers)) > 1
     starts = [np.full(free, (1 + slope) / 2)]
     at = zip(kinks.layers[kinks.first], kinks.neurons[kinks.first], kinks.samples[kinks.first], strict=True)
     plain = np.array([near.plain[layer][neuron, sample] for layer, neuron, sample in at])
-    if several and count <= EXACT:  # ones let the kinks of one layer decide; the others break ties
+    if several and count <= EXACT:  # alphas of 1 leave the choice to the kinks of one layer; random ones break ties
         rng = np.random.default_rng(0)
         starts += [np.ones(free), *(rng.uniform(min(slope, 1), 1, free) for _ in range(6 if count <= FEW else 0))]
     steps = (STEPS if count <= EXACT else STEPS // 10) if several else 1
@@ -302,7 +309,7 @@ def _from(alphas: Array, near: _Samples, kinks: _Kinks, rest: list[Array], steps
 
     now = remainder(alphas)
     value = _norm(now)
-    if not len(alphas):  # what counted as 0 in a larger product does not in this one
+    if not len(alphas):  # no kinks: rounding differs in this smaller product
         return alphas, value
     joined = np.eye(len(kinks.first))[kinks.groups] * kinks.sides[:, None]  # Jacobian of the derivatives
     for _ in range(steps):
@@ -329,7 +336,7 @@ def _bounded(columns: list[tuple[Array, Array]], joined: Array, now: list[Array]
 
     count = len(columns[0][0])
     if count > EXACT or count * sum(n.size for n in now) > BLOCK:
-        # the normal equations: half the digits, in no more memory than kinks squared
+        # normal equations: half the digits, but memory of only kinks squared
         gram = np.asarray(sum((u @ u.T) * (a @ a.T) for u, a in columns))
         right = -np.asarray(sum(((u @ n) * a).sum(1) for (u, a), n in zip(columns, now, strict=False)))
         return _projected(joined.T @ gram @ joined, joined.T @ right, low, high)
