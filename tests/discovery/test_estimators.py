@@ -283,7 +283,7 @@ def test_the_summary_has_the_data_of_the_page(fitted, bent):
     summary = fitted.summary()
     x, y = bent
     assert summary.coordinates.shape == (160, 2)
-    assert np.array_equal(summary.seen, y)
+    assert np.array_equal(summary.observed, y)
     assert np.allclose(summary.predicted, fitted.predict(x))
     assert summary.sensitivity.shape == (2, 6)
     assert summary.gap == pytest.approx(summary.spectrum[1] / summary.spectrum[2])
