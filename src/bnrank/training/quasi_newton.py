@@ -1,4 +1,4 @@
-"""L-BFGS for ensembles, each member with its own history and line search, in the metric of Kronecker factors."""
+"""L-BFGS for ensembles, with one history and line search per member and a Kronecker-factored preconditioner."""
 
 import functools
 import math
@@ -12,34 +12,34 @@ from bnrank.networks.mlp import leaky_relu
 from bnrank.training.ensemble import Objective, split, squared_norm
 from bnrank.training.first_order import EnsembleAdam, EnsembleDescent
 
-SUFFICIENT = 1e-4  # decrease of the loss, Wolfe's first condition
-CURVATURE = 0.9  # Wolfe's second condition
-TRIALS = 12  # evaluations of one line search
-WARM_STEPS, WARM_LR = 200, 3e-3  # of Adam, in front of L-BFGS
+SUFFICIENT = 1e-4  # constant of the first Wolfe condition (sufficient decrease)
+CURVATURE = 0.9  # constant of the second Wolfe condition (curvature)
+TRIALS = 12  # maximum number of evaluations per line search
+WARM_STEPS, WARM_LR = 200, 3e-3  # steps and step size of Adam before L-BFGS
 EVERY = 20  # iterations between estimates of a metric
 CAUTION = 6  # powers of ten by which the damping of a metric may rise before a member counts as stalled
-SAMPLES = 1024  # samples that the factors are estimated on, at most
-DAMPING = 25.0  # in units of 2 lambda, what the ridge itself adds to the curvature
-RELATIVE, DECAY, FLOOR = 0.3, 0.6, 1e-3  # in units of the mean curvature: at first, its factor per estimate, in the end
+SAMPLES = 1024  # maximum number of samples used to estimate the factors
+DAMPING = 25.0  # damping in units of 2 lambda, the curvature of the ridge
+RELATIVE, DECAY, FLOOR = 0.3, 0.6, 1e-3  # damping in units of the mean curvature: initial, factor per estimate, minimum
 
 
 class KroneckerCurvature:
     r"""Block-diagonal estimate H of the Hessian of C + lambda ||theta||^2, and its inverse.
 
-    For layer l with inputs a (a constant 1 appended where there are biases) and output f, the Gauss-Newton block of
-    the cost is approximated by A_l (x) B_l, A_l = mean_i a_i a_i^T, B_l = mean_i J_i^T H_i J_i, with J_i the Jacobian
-    of f in the layer's preactivations and H_i the Hessian of the loss in f, estimated from one random vector per sample
-    (K-FAC: Martens and Grosse 2015). With A = U diag(p) U^T and B = V diag(q) V^T the inverse of
-    A (x) B + 2 lambda + damping divides the entries of V^T G U by q_j p_i + 2 lambda + damping: along the many
-    directions in which the cost of a network with a bottleneck is flat, the ridge alone remains, and one step does what
-    takes a gradient method 1 / (lr lambda) steps.
+    Let a be the inputs of layer l (with a constant 1 appended if the network has biases) and f the network's output.
+    The Gauss-Newton block of the cost is approximated by A_l (x) B_l with A_l = mean_i a_i a_i^T and
+    B_l = mean_i J_i^T H_i J_i. Here J_i is the Jacobian of f in the layer's preactivations and H_i the Hessian of the
+    loss in f; B_l is estimated from one random vector per sample (K-FAC: Martens and Grosse 2015). With
+    A = U diag(p) U^T and B = V diag(q) V^T, the inverse of A (x) B + 2 lambda + damping divides the entries of V^T G U
+    by q_j p_i + 2 lambda + damping. The cost of a network with a bottleneck is flat along many directions. Along these
+    only the ridge contributes curvature, and one step replaces about 1 / (lr lambda) steps of a gradient method.
 
     Parameters
     ----------
     net : MLP
         Architecture.
     x : Tensor
-        Inputs; at most 1,024 of them, chosen at random by the seed, are used.
+        Inputs. At most 1,024 of them are used, a random subset determined by the seed.
     loss : str
         "mse", "cross_entropy" or "logistic".
     ridge : float
@@ -49,9 +49,9 @@ class KroneckerCurvature:
 
     Notes
     -----
-    The damping is 25 times 2 lambda, plus a share of the mean curvature of the layer's block that falls from 0.3 to
-    0.001 as estimates follow one another: a cautious metric far from a minimum, a bold one near it. On the task of F4
-    at depth 12 anything from 10 to 100 times 2 lambda took about the same number of evaluations.
+    The damping is 25 times 2 lambda plus a fraction of the mean curvature of the layer's block. This fraction decreases
+    from 0.3 to 0.001 over successive estimates, so steps are conservative far from a minimum and larger near it. On the
+    task of F4 at depth 12, any value from 10 to 100 times 2 lambda needed about the same number of evaluations.
     """
 
     def __init__(self, net: MLP, x: Tensor, loss: str, ridge: float, seed: int) -> None:
@@ -64,7 +64,8 @@ class KroneckerCurvature:
     def refresh(self, row: Tensor, count: int, caution: int = 0) -> None:
         """Estimate the factors at one member's parameters.
 
-        ``count`` numbers the random vectors; each unit of ``caution`` multiplies the damping by ten.
+        ``count`` is the index of the estimate: it seeds the random vectors and sets the decay of the damping. Each unit
+        of ``caution`` multiplies the damping by ten.
         """
         weights, biases = self._split(row)
         n, slope = self.x.shape[0], self.net.slope
@@ -112,7 +113,7 @@ class KroneckerCurvature:
         noise = torch.randn(output.shape, generator=generator, dtype=output.dtype).to(output.device)
         if self.loss == "mse":
             return noise.mul_(math.sqrt(2))
-        if self.loss == "logistic":  # p (1 - p), whatever the labels
+        if self.loss == "logistic":  # the Hessian is p (1 - p) for any labels
             return noise.mul_((torch.sigmoid(output) * torch.sigmoid(-output)).sqrt_())
         probability = torch.softmax(output, dim=1)
         root = probability.sqrt()
@@ -126,7 +127,7 @@ class KroneckerCurvature:
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues and eigenvectors, computed in float64: LAPACK may fail on nearly singular float32 matrices.
 
-    A matrix that is not finite (of a diverging member) is replaced by zero.
+    A matrix with non-finite entries (from a diverging member) is replaced by zero.
     """
     if not bool(torch.isfinite(matrix).all()):
         matrix = torch.zeros_like(matrix)
@@ -137,21 +138,22 @@ def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 class LBFGS:
     """L-BFGS on C + lambda ||theta||^2 (Nocedal and Wright, Numerical Optimization, algorithms 7.4, 3.5 and 3.6).
 
-    A step is one evaluation of the ensemble; each member uses it for its own line search (strong Wolfe conditions,
-    accepting also, near the end, a loss that is equal to rounding where the slope has dropped). Members do not wait
-    for one another. A member that finds no descent, in the end along its gradient, is `stalled`: it sits on a kink
-    of the loss, where the gradient need not point downhill, or the descent left is lost in rounding.
+    A step is one evaluation of the ensemble, which each member uses for its own line search; members do not wait for
+    one another. The line search enforces the strong Wolfe conditions. Near convergence it also accepts a loss that is
+    unchanged to within rounding if the slope has decreased. A member is `stalled` if it finds no descent, even along
+    its negative gradient: it is at a kink of the loss, where the negative gradient need not be a descent direction, or
+    the remaining decrease is below rounding.
 
     Parameters
     ----------
     objective : Objective
-        Where parameters and gradients are.
+        Holds the parameters, costs and gradients.
     ridge : Tensor
         lambda per member, float64.
     memory : int
-        Pairs (s, y) kept.
+        Number of pairs (s, y) kept.
     metrics : list of KroneckerCurvature, optional
-        One per member: the inverse Hessian to start from in place of a multiple of the identity.
+        One per member, used as the initial inverse Hessian in place of a multiple of the identity.
     """
 
     def __init__(
@@ -165,16 +167,16 @@ class LBFGS:
 
     @property
     def stalled(self) -> Tensor:
-        """Members that cannot descend further, shape (members,), bool."""
+        """Mask of the members that cannot descend further, shape (members,), bool."""
         return torch.tensor([search.stalled for search in self.searches])
 
     @property
     def point(self) -> Tensor:
-        """Parameters accepted last, shape (members, size)."""
+        """Most recently accepted parameters, shape (members, size)."""
         return torch.stack([search.x for search in self.searches])
 
     def digest(self) -> None:
-        """Use the objective's cost and gradient, each member in a thread."""
+        """Process the objective's costs and gradients, with one thread per member."""
         members = zip(self.objective.theta, self.objective.cost.tolist(), self.objective.gradient, strict=True)
         searches = [(search, at) for search, at in zip(self.searches, members, strict=True) if not search.stalled]
         self.objective.workers.share([functools.partial(search.advance, *at) for search, at in searches])
@@ -185,7 +187,7 @@ class LBFGS:
             torch.add(search.x, search.direction, alpha=search.t, out=self.objective.theta[i])
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Return regularized loss and norm of its gradient at ``point``, each (members,), float64."""
+        """Return the regularized loss and the norm of its gradient at ``point``, each of shape (members,), float64."""
         loss = torch.tensor([search.f for search in self.searches], dtype=torch.float64)
         norm = torch.stack([squared_norm(search.g).sqrt() for search in self.searches])
         return loss, norm
@@ -196,7 +198,7 @@ class LBFGS:
         return torch.sub(search.g, search.x, alpha=2 * search.ridge)
 
     def pace(self, member: int, step: int) -> tuple[float | None, float | None]:
-        """Return None twice: the line search decides."""
+        """Return (None, None): the line search sets the step size."""
         return None, None
 
     def state(self) -> dict[str, Tensor]:
@@ -218,11 +220,11 @@ class LBFGS:
 
 
 class WarmStarted:
-    """200 steps of Adam with step size 3e-3, then L-BFGS; everything else is that of the current one.
+    """200 steps of Adam with step size 3e-3, then L-BFGS; other attributes are those of the current optimizer.
 
-    A curvature-aware method on its own goes straight to a poor minimum: far from a fit the cost is flat along most
-    directions, the ridge removes them, and with them the rank that the task needs (on F1, of rank 4, it ended at
-    ranks 1 and 2). After a few hundred steps of Adam the directions that matter have formed.
+    Without a warm start, a curvature-aware method converges to a poor minimum. Far from a fit the cost is flat along
+    most directions, and the ridge shrinks them to zero, including those that the task needs (on F1, of rank 4, it
+    converged to ranks 1 and 2). A few hundred steps of Adam are enough to learn the relevant directions.
     """
 
     def __init__(self, objective: Objective, ridge: Tensor, then: LBFGS) -> None:
@@ -264,7 +266,7 @@ Optimizer = EnsembleDescent | LBFGS | WarmStarted
 
 
 class _Search:
-    """One member: the point x reached, the history, and the line search under way from x along a direction."""
+    """State of one member: its current point x, its history, and its current line search from x."""
 
     SCALARS = ("f", "slope", "t", "low", "f_low", "slope_low", "high", "f_high", "slope_high")
     COUNTS = ("trials", "iterations", "pairs", "refreshed", "refreshes", "caution", "anchor_caution")
@@ -276,7 +278,7 @@ class _Search:
         self.x, self.g, self.direction = (like.new_zeros(size) for _ in range(3))
         self.s, self.y = like.new_zeros(memory, size), like.new_zeros(memory, size)
         self.rho = torch.zeros(memory, dtype=torch.float64)
-        self.anchor = like.new_zeros(size if metric is not None else 0)  # where the metric was estimated
+        self.anchor = like.new_zeros(size if metric is not None else 0)  # the point where the metric was last estimated
         self.f = self.slope = self.t = math.nan
         self.low = self.f_low = self.slope_low = self.high = self.f_high = self.slope_high = math.nan
         self.trials = self.iterations = self.pairs = self.refreshes = self.caution = self.anchor_caution = 0
@@ -292,7 +294,7 @@ class _Search:
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`state` returned; the metric is estimated again at the same point."""
+        """Restore what :meth:`state` returned, and re-estimate the metric at the same point."""
         for name in self.TENSORS:
             getattr(self, name).copy_(state[name])
         for name, value in zip(self.SCALARS, state["scalars"].tolist(), strict=True):
@@ -303,9 +305,9 @@ class _Search:
             self.metric.refresh(self.anchor, self.refreshes, self.anchor_caution)
 
     def advance(self, theta: Tensor, cost: float, gradient: Tensor) -> None:
-        """Accept theta, or choose the next trial point."""
+        """Accept theta or choose the next trial point."""
         f = cost + self.ridge * float(squared_norm(theta))
-        # A new tensor: the bits of BLAS' dot product depend on where in memory a row of an ensemble begins.
+        # Allocate a new tensor: the result of a BLAS dot product depends on the memory alignment of its arguments.
         gradient = torch.add(gradient, theta, alpha=2 * self.ridge)
         if not self.started:
             self.started = True
@@ -327,7 +329,7 @@ class _Search:
             self._give_up()
 
     def _narrow(self, f: float, slope: float, decreased: bool) -> None:
-        """Bracket the minimum along the direction, and choose the next t in the bracket."""
+        """Update the bracket of the minimum along the direction and choose the next t."""
         if not math.isfinite(f) or not math.isfinite(slope) or not decreased or slope >= 0:
             self.high, self.f_high, self.slope_high = self.t, f, slope
         else:
@@ -347,7 +349,7 @@ class _Search:
         self._start()
 
     def _give_up(self) -> None:
-        """Clear the history and restart from x, each time closer to the plain gradient, until the search stalls."""
+        """Clear the history and restart from x with more damping each time, until the search stalls."""
         if self.pairs == 0:
             self.caution += 1
             if self.metric is None or self.caution > CAUTION:
@@ -361,7 +363,7 @@ class _Search:
     def _remember(self, theta: Tensor, gradient: Tensor) -> None:
         s, y = theta - self.x, gradient - self.g
         curvature, square = _dot(s, y), _dot(y, y)
-        if curvature > 1e-10 * square > 0:  # 0 where gradients underflow
+        if curvature > 1e-10 * square > 0:  # square is 0 if gradients underflow
             slot = self.pairs % self.memory
             self.s[slot], self.y[slot], self.rho[slot] = s, y, 1 / curvature
             self.pairs += 1
@@ -391,7 +393,7 @@ class _Search:
             self.direction.zero_()
 
     def _direct(self) -> None:
-        """Compute the direction -H^{-1} g by the two-loop recursion, and the slope along it."""
+        """Compute the direction -H^{-1} g by the two-loop recursion and the slope along it."""
         q = self.direction
         torch.neg(self.g, out=q)
         known = [k % self.memory for k in range(max(0, self.pairs - self.memory), self.pairs)]
@@ -415,7 +417,7 @@ def _dot(a: Tensor, b: Tensor) -> float:
 
 
 def _cubic(a: float, fa: float, da: float, b: float, fb: float, db: float) -> float:
-    """Return the minimum of the cubic with these values and slopes (Nocedal and Wright 3.59), else the midpoint."""
+    """Return the minimizer of the cubic interpolant (Nocedal and Wright 3.59), or the midpoint if there is none."""
     if math.isfinite(fb) and math.isfinite(db):
         d1 = da + db - 3 * (fa - fb) / (a - b)
         root = d1 * d1 - da * db
