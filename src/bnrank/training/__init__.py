@@ -1,4 +1,4 @@
-"""How networks are trained: ensembles, optimizers, gradient flow, checkpoints, recording."""
+"""Training of networks: ensembles, optimizers, gradient flow, checkpoints and recording."""
 
 from bnrank.training.gradient_flow import Flow, flow
 from bnrank.training.grid import sweep

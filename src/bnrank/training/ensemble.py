@@ -1,4 +1,4 @@
-"""Members of an ensemble: their rows of parameters, their mini-batches, and the threads that share their work."""
+"""Ensembles: parameters of the members as rows, their mini-batches, and the threads that share the work."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-ALIGNMENT = 64  # bytes; the last bits of BLAS' products depend on where data begin, which must not differ between runs
-PIECE = 1 << 18  # entries that are converted to float64 at a time
+ALIGNMENT = 64  # bytes; BLAS products depend on memory alignment in their last bits, so it is the same in all runs
+PIECE = 1 << 18  # number of entries converted to float64 at a time
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Return data aligned in memory, so that products have the same bits in every run."""
+    """Return a tensor aligned in memory, so that matrix products are bitwise identical in every run."""
     return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
 def split(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Return views of parameters, shape (..., size), as tensors of these shapes, each (..., *shape)."""
+    """Return views of flat parameters, shape (..., size), as one tensor per shape, each (..., *shape)."""
     pieces = rows.split([math.prod(shape) for shape in shapes], dim=-1)
     return [piece.view((*rows.shape[:-1], *shape)) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def squared_norm(row: Tensor) -> Tensor:
-    """Return the sum of squares, accumulated in float64; only a piece of the row at a time is copied to it."""
+    """Return the sum of squares, accumulated in float64; the row is converted to float64 in pieces."""
     pieces = [torch.linalg.vector_norm(piece, dtype=torch.float64).square() for piece in row.split(PIECE)]
     return torch.stack(pieces).sum()
 
 
 def filled(net: nn.Module, row: Tensor) -> nn.Module:
-    """Return a copy of a network with these parameters, shape (size,), in their precision and on their device."""
+    """Return a copy of a network with these flat parameters, shape (size,), in their precision and on their device."""
     net = copy.deepcopy(net).to(row.device, row.dtype)
     trained = [p for p in net.parameters() if p.requires_grad]
     with torch.no_grad():
@@ -51,23 +51,23 @@ class Objective:
     Attributes
     ----------
     theta, gradient : Tensor
-        Parameters and dC/dtheta, shape (members, size): a row per member, the network's trained parameters one after
-        another. Write into ``theta``, call :meth:`evaluate`, read ``gradient``.
+        Parameters and dC/dtheta, shape (members, size). Each row concatenates the trained parameters of one member.
+        Write into ``theta``, call :meth:`evaluate`, then read ``gradient``.
     cost : Tensor
         C of every member at the last evaluation, shape (members,), float64.
 
     Parameters
     ----------
     net : nn.Module
-        Architecture; its trained parameters are not read.
+        Architecture; the values of its trained parameters are not used.
     x, y : Tensor
-        Data shared by all members, on the device and in the precision of the training.
+        Data shared by all members, on the device and in the precision of training.
     loss : str
         "mse", "cross_entropy" or "logistic".
     members : int
         Number of members.
     workers : Workers
-        Threads to share the work among.
+        Threads that share the work.
     """
 
     def __init__(self, net: nn.Module, x: Tensor, y: Tensor, loss: str, members: int, workers: Workers) -> None:
@@ -79,18 +79,18 @@ class Objective:
         self.cost = x.new_zeros(members, dtype=torch.float64)
 
     def evaluate(self, batch: Tensor | None = None) -> Tensor:
-        """Compute cost and gradient at ``theta``; return the cost, shape (members,), float64.
+        """Return the cost at ``theta``, shape (members,), float64, and compute the gradient.
 
-        ``batch`` holds sample numbers, shape (members, B). Default: all samples.
+        ``batch`` holds sample indices, shape (members, B). Default: all samples.
         """
         raise NotImplementedError
 
 
 class BatchOrder:
-    """Sample numbers of every member's mini-batch at a given step: epochs in shuffled order, a last short one dropped.
+    """Sample indices of every member's mini-batch at a given step, reshuffled every epoch.
 
-    The order is a function of (member's seed, epoch) alone, so that a member sees the same batches alone and in an
-    ensemble, and a resumed run is identical to an uninterrupted one.
+    An incomplete last batch of an epoch is dropped. The order depends only on the member's seed and the epoch. A member
+    therefore uses the same batches alone and in an ensemble, and a resumed run is identical to an uninterrupted one.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class BatchOrder:
         self._order = torch.empty(0)
 
     def at(self, step: int) -> Tensor:
-        """Return the sample numbers of step ``step``, shape (members, batch_size)."""
+        """Return the sample indices of step ``step``, shape (members, batch_size)."""
         epoch, position = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             self._order = torch.stack([self._permutation(seed, epoch) for seed in self.seeds])
@@ -123,7 +123,7 @@ class BatchOrder:
         return self._order[:, position * self.batch_size : (position + 1) * self.batch_size]
 
     def keep(self, members: list[int]) -> BatchOrder:
-        """Return the order for some of the members."""
+        """Return the batch order restricted to some of the members."""
         return BatchOrder([self.seeds[i] for i in members], self.n, self.batch_size)
 
     def _permutation(self, seed: int, epoch: int) -> Tensor:
@@ -133,11 +133,11 @@ class BatchOrder:
 
 
 class Workers:
-    """A pool of threads, with multithreading inside libraries switched off.
+    """A pool of threads, with multithreading inside libraries disabled.
 
-    How a library splits one matrix product among threads may change its last bits; here each product and each sum is
-    done by one thread, and the split is over members and blocks of samples, so that results do not depend on the
-    number of threads. PyTorch's and BLAS' own settings are restored on exit.
+    If a library splits a matrix product among threads, its last bits may depend on the split. Here one thread computes
+    each product and each sum, and the work is split over members and blocks of samples, so results do not depend on the
+    number of threads. The thread settings of PyTorch and BLAS are restored on exit.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ class Workers:
 
     @contextlib.contextmanager
     def all_threads(self) -> Iterator[None]:
-        """Let PyTorch use all threads, for work that is not shared among the workers."""
+        """Let PyTorch use all threads inside the context, for work that the workers do not share."""
         torch.set_num_threads(self._before)
         try:
             yield
@@ -182,7 +182,7 @@ class Workers:
             torch.set_num_threads(1)
 
     def share(self, tasks: Sequence[Callable[[], object]]) -> None:
-        """Run all tasks and return when all are done; an error in one is raised here."""
+        """Run all tasks and wait for them; an error in a task is raised here."""
         if self._pool is None or len(tasks) < 2:
             for task in tasks:
                 task()

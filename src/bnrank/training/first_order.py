@@ -9,28 +9,28 @@ from torch.optim.adam import adam
 
 from bnrank.training.ensemble import Objective, squared_norm
 
-SMALL = 1 << 20  # parameters of an ensemble below which sharing out an update costs more than it gains
+SMALL = 1 << 20  # number of parameters of an ensemble below which one thread updates faster than several
 
 
 class EnsembleDescent:
-    """theta <- theta - eta (dC/dtheta + 2 lambda theta), with a step size and a ridge per member.
+    """Gradient descent theta <- theta - eta (dC/dtheta + 2 lambda theta), with a step size and a ridge per member.
 
-    Like all optimizers here: after every evaluation of the objective the training loop calls :meth:`digest`, reads
-    :attr:`point` and :meth:`statistics` where it records, and calls :meth:`move`, which writes the next parameters to
-    evaluate.
+    All optimizers share this interface. After every evaluation of the objective the training loop calls :meth:`digest`.
+    At recorded steps it reads :attr:`point` and :meth:`statistics`. Then it calls :meth:`move`, which writes the next
+    parameters to evaluate.
 
     Parameters
     ----------
     objective : Objective
-        Where parameters and gradients are.
+        Holds the parameters, costs and gradients.
     ridge, lr : Tensor
         lambda and eta, shape (members,), float64.
     steps : int
         Length of the schedule.
     schedule : str
-        eta as a function of the step: "constant", "cosine" (to 0), "linear" (to 0), or "normalized":
-        eta ||theta|| / ||gradient||, so that every step is eta times as long as theta. This follows the gradient flow
-        in another time, in which the plateau around the saddle at the origin is short from any scale (T35).
+        Step size as a function of the step: "constant", "cosine" (to 0), "linear" (to 0) or "normalized". The last is
+        eta ||theta|| / ||gradient||, so every step has length eta ||theta||. It follows the gradient flow in a
+        reparametrized time, in which the plateau around the saddle at the origin is short for any initial scale (T35).
     """
 
     def __init__(self, objective: Objective, ridge: Tensor, lr: Tensor, steps: int, schedule: str) -> None:
@@ -40,14 +40,14 @@ class EnsembleDescent:
 
     @property
     def point(self) -> Tensor:
-        """Parameters reached so far, shape (members, size)."""
+        """Current parameters, shape (members, size)."""
         return self.objective.theta
 
     def digest(self) -> None:
         """Do nothing: the gradient is used in place."""
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Return regularized loss and norm of its gradient at ``point``, each (members,), float64."""
+        """Return the regularized loss and the norm of its gradient at ``point``, each of shape (members,), float64."""
         theta, gradient = self.objective.theta, self.objective.gradient
         loss = torch.empty(len(theta), dtype=torch.float64)
         norm = torch.empty(len(theta), dtype=torch.float64)
@@ -57,23 +57,23 @@ class EnsembleDescent:
         return loss, norm
 
     def move(self, step: int) -> None:
-        """Take one step for every member, each in a thread."""
+        """Take one step for every member, with one thread per member."""
         members = range(self.objective.members)
         self.objective.workers.share([functools.partial(self._update, i, step) for i in members])
 
     def data_gradient(self, member: int) -> Tensor:
-        """Return dC/dtheta, without the ridge, at one member's ``point``, shape (size,), right after :meth:`digest`."""
+        """Return dC/dtheta, without the ridge, at one member's ``point``, shape (size,); valid until :meth:`move`."""
         return self.objective.gradient[member]
 
     def pace(self, member: int, step: int) -> tuple[float | None, float | None]:
-        """Return the size of the step that follows, and the sum of those before."""
+        """Return the size of the next step and the sum of the previous step sizes."""
         gradient = self.objective.gradient[member]
         if self.schedule == "normalized":
             gradient = torch.add(gradient, self.objective.theta[member], alpha=2 * float(self.ridge[member]))
         return self._rate(member, step, gradient), float(self.time[member])
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything that the next steps depend on, and the time."""
+        """Return everything that the next steps depend on, and the sum of the step sizes."""
         return {"theta": self.objective.theta, "time": self.time}
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -87,7 +87,7 @@ class EnsembleDescent:
         self.stalled, self.time = self.stalled[members], self.time[members]
 
     def _rate(self, member: int, step: int, gradient: Tensor) -> float:
-        """Return the step size, given the gradient with the ridge in it."""
+        """Return the step size, given the gradient of the regularized loss."""
         rate, done = float(self.lr[member]), step / max(self.steps, 1)
         if self.schedule == "normalized":
             norm = float(squared_norm(gradient).sqrt())
@@ -104,9 +104,9 @@ class EnsembleDescent:
 
 
 class EnsembleAdam(EnsembleDescent):
-    """Adam (Kingma and Ba 2015; beta = 0.9, 0.999, eps = 1e-8) on C + lambda ||theta||^2: L2 coupled, not AdamW.
+    """Adam (Kingma and Ba 2015; beta = 0.9, 0.999, eps = 1e-8) on C + lambda ||theta||^2: coupled L2, not AdamW.
 
-    The update is PyTorch's fused one, a single pass over the parameters.
+    Uses PyTorch's fused update, a single pass over the parameters.
     """
 
     beta1, beta2, eps = 0.9, 0.999, 1e-8
@@ -117,7 +117,7 @@ class EnsembleAdam(EnsembleDescent):
         self.second = torch.zeros_like(objective.theta)
 
     def pace(self, member: int, step: int) -> tuple[float | None, float | None]:
-        """Return the size of the step that follows, and None: its steps do not add up to a time."""
+        """Return the size of the next step, and None because Adam's step sizes do not sum to a time."""
         return self._rate(member, step, self.objective.gradient[member]), None
 
     def state(self) -> dict[str, Tensor]:
@@ -130,7 +130,7 @@ class EnsembleAdam(EnsembleDescent):
         self.first, self.second = self.first[members], self.second[members]
 
     def move(self, step: int) -> None:
-        """Take one step: one call for all members with the same settings, in as many parts as there are threads."""
+        """Take one step, with one call per thread and group of members with the same settings."""
         alike: dict[tuple[float, float], list[int]] = {}
         for member in range(self.objective.members):
             rate = self._rate(member, step, self.objective.gradient[member])

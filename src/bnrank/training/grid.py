@@ -55,53 +55,54 @@ def sweep(
     progress: bool = True,
     **options: Any,
 ) -> xr.Dataset:
-    """Return results of MLPs trained for every depth, ridge and seed, and every width and sample size of a grid.
+    """Return the results of MLPs trained for every depth, ridge and seed, and every width and sample size of a grid.
 
-    Runs that differ in ridge and seed alone are members of one ensemble; the ensembles run on an executor. An ensemble
-    that is stored in ``out`` already is not run again; one that failed there is tried again. In a script, call this
-    below ``if __name__ == "__main__":`` (the pool starts new interpreters), or with ``processes=1``.
+    Runs that differ only in ridge and seed are members of one ensemble, and the ensembles run on an executor. Ensembles
+    whose results are already in ``out`` are not run again, except failed ones, which are retried. In a script, call
+    this below ``if __name__ == "__main__":``, because the pool starts new interpreters, or use ``processes=1``.
 
     Parameters
     ----------
     task : Task or tuple
-        Data and loss; (x, y) for the squared error, or (x, y, loss).
+        Data and loss: (x, y) for the squared error, or (x, y, loss).
     depths : sequence of int
-        L.
+        Values of the depth L.
     ridges : sequence of float
-        lambda.
+        Values of lambda.
     seeds : sequence of int
-        Seeds of the initial draws.
+        Seeds of the initial parameters.
     grid : mapping, optional
-        "width": common widths of the hidden layers (default [100]); "size": numbers of training samples, taken from the
-        start (default: all); "slope", "bias", "init": one value for all networks, as in `bnrank.MLP`.
+        "width": common widths of the hidden layers (default [100]). "size": numbers of training samples, taken from the
+        first (default: all). "slope", "bias", "init": one value for all networks, as in `bnrank.MLP`.
     executor : concurrent.futures.Executor, optional
-        Where to run the ensembles. Default: a pool of processes that share PyTorch's threads, one thread each.
+        Executor that runs the ensembles. Default: a pool of processes that divide PyTorch's threads among them.
     processes : int, optional
-        Size of that pool. Default: the number of threads, at most one per ensemble. 1 runs the ensembles in this
+        Size of the pool. Default: the number of threads, at most one per ensemble. 1 runs the ensembles in this
         process.
     out : path, optional
-        Folder for the results: a run folder per ensemble (`Run.open` reads it), named by the hash of its settings. A
-        killed sweep resumes from the checkpoints there.
+        Folder for the results, with one run folder per ensemble (see `Run.open`), named by the hash of its settings. A
+        killed sweep resumes from the checkpoints in it.
     device : str
-        Where to train.
+        Device to train on.
     progress : bool
         Show a progress bar.
     **options
-        Passed to :func:`bnrank.train`: steps, optimizer, batch_size, dtype, record; and ``checkpoint_every`` of `Save`.
+        Options of :func:`bnrank.train` (steps, optimizer, batch_size, dtype, record), and ``checkpoint_every`` of
+        `Save`.
 
     Returns
     -------
     xarray.Dataset
         Over (depth, width, size, ridge, seed): ``loss``, ``cost``, ``parameter_norm``, ``gradient_norm``,
         ``balance_residual``, ``steps``, ``status``, ``error`` (empty unless status is "failed") and ``run`` (the run's
-        folder in ``out``); ``weight_singular_values`` has the further dimensions (layer, index) and is NaN where a
-        network has no such layer. Attribute ``ran`` is the number of ensembles that were trained rather than found in
-        ``out``.
+        folder in ``out``). ``weight_singular_values`` has the additional dimensions (layer, index) and is NaN where a
+        network has no such layer. The attribute ``ran`` is the number of ensembles that were trained; the others were
+        found in ``out``.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument of the grid is wrong. Errors inside a run are rows of the result.
+        If an argument of the grid is invalid. Errors inside a run are stored in the result.
 
     Examples
     --------
@@ -148,7 +149,7 @@ def sweep(
 
 @dataclass(frozen=True)
 class _Group:
-    """Runs that are members of one ensemble."""
+    """Runs that form one ensemble."""
 
     depth: int
     width: int
@@ -160,13 +161,13 @@ class _Group:
     options: dict[str, Any]
 
     def path(self, task: Task, folder: Path) -> Path:
-        """Return the folder of its results, named by the hash of all that decides it."""
+        """Return the results folder, named by the hash of everything that determines the results."""
         text = json.dumps([self.__dict__, task.loss, digest(task.x, task.y), __version__], sort_keys=True, default=str)
         return folder / hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -> None:
-    """Train one ensemble, ridges outermost, and store its result in a folder; an error is a result too."""
+    """Train one ensemble, with ridges as the outer loop, and store its result in a folder; errors are stored too."""
     folder.mkdir(exist_ok=True)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -187,7 +188,7 @@ def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -
         _store_failure(group, folder, error)
         return
     _store(group, folder, result)
-    (folder / CHECKPOINT).unlink(missing_ok=True)  # as large as the optimizer's memory, and of no more use
+    (folder / CHECKPOINT).unlink(missing_ok=True)  # large, and no longer needed
 
 
 def _store_failure(group: _Group, folder: Path, error: BaseException) -> None:
@@ -209,15 +210,15 @@ def _store_failure(group: _Group, folder: Path, error: BaseException) -> None:
 
 def _store(group: _Group, folder: Path, result: xr.Dataset) -> None:
     result = result.assign_attrs(group=json.dumps(group.__dict__, default=str))
-    write_atomically(folder / RESULT, bytes(result.to_netcdf(engine="h5netcdf")))  # by way of memory, as in Run.save
+    write_atomically(folder / RESULT, bytes(result.to_netcdf(engine="h5netcdf")))  # in memory first, as in Run.save
 
 
 def _run_all(
     groups: list[_Group], task: Task, folder: Path, executor: Executor | None, processes: int | None, progress: bool
 ) -> int:
-    """Run what is not stored yet; return how many ensembles that was."""
+    """Return the number of ensembles that were run, which are those not stored yet."""
     waiting = [group for group in groups if not _is_done(group.path(task, folder))]
-    waiting.sort(key=lambda group: -group.depth * group.width**2 * group.size)  # the long ones first
+    waiting.sort(key=lambda group: -group.depth * group.width**2 * group.size)  # longest first
     text, stored, threads = "training ensembles", len(groups) - len(waiting), torch.get_num_threads()
     if executor is None:
         processes = min(threads, len(waiting)) if processes is None else validation.integer(processes, "processes")
@@ -229,7 +230,7 @@ def _run_all(
                 tell(done, text)
             return len(waiting)
         each = max(1, threads // processes) if processes else None
-        plain = replace(task, truth=None)  # functions need not survive the way to another process
+        plain = replace(task, truth=None)  # functions may not be picklable
         if executor is None:
             executor = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
             stack.callback(executor.shutdown, wait=True, cancel_futures=True)
@@ -237,7 +238,7 @@ def _run_all(
         for done, future in enumerate(as_completed(futures), stored + 1):
             try:
                 future.result()
-            except BrokenExecutor as error:  # a worker was killed, or could not start
+            except BrokenExecutor as error:  # a worker was killed or could not start
                 _store_failure(futures[future], futures[future].path(plain, folder), error)
             tell(done, text)
     return len(waiting)
@@ -278,7 +279,7 @@ def _assemble(groups: list[_Group], task: Task, folder: Path, axes: dict[str, li
 
 
 def _axis(values: Any, name: str, minimum: float) -> list[Any]:
-    """Return the distinct integers, or the numbers where ``minimum`` is a float, of one axis of the grid."""
+    """Return the distinct values of one axis of the grid: integers, or numbers if ``minimum`` is a float."""
     integers = isinstance(minimum, int)
     values = values.tolist() if isinstance(values, np.ndarray) else values
     listed = isinstance(values, list | tuple | range) and len(values) > 0

@@ -1,4 +1,4 @@
-"""The history of a run or a flow, rows of numbers with singular values at some of them, and the run as a result."""
+"""History of a run or a flow, with singular values at some of its rows, and the result of a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bnrank.training.settings import Settings, TrainSettings, by_hand
 if TYPE_CHECKING:
     import xarray as xr
 
-LARGE = 300  # smaller side of a matrix above which a flow computes a few singular values by Lanczos iterations
+LARGE = 300  # a flow uses Lanczos iterations for the top singular values of matrices with both sides above this
 SERIES = {
     "loss": ("C + lambda ||theta||^2", "regularized loss"),
     "cost": ("C", "data cost"),
@@ -43,25 +43,25 @@ Series = Mapping[str, tuple[str, str]]
 
 
 class Recorder:
-    """Rows of series over (member, step), with the largest singular values of the layers at some rows.
+    """Recorder of series over (member, step), with the largest singular values of the layers at some rows.
 
     Parameters
     ----------
     net : nn.Module
-        Architecture, from which the layers are read.
+        Architecture, which determines the layers.
     example : Tensor
-        Two samples, which give the sizes of the images that convolutions see.
+        Two samples, which determine the input sizes of convolutions.
     settings : Settings
-        ``top_k`` and what the history is stored with.
+        Settings stored with the history, including ``top_k``.
     members : int
         Number of members.
     workers : Workers
-        Threads to share the layers among.
+        Threads that share the layers.
     series : mapping
-        Units and a description for each series.
+        Unit and description of each series.
     """
 
-    lanczos = False  # for a few singular values of large matrices, to about 1e-5 of the largest
+    lanczos = False  # for the top singular values of large matrices, with error about 1e-5 times the largest
 
     def __init__(
         self, net: nn.Module, example: Tensor, settings: Settings, members: int, workers: Workers, series: Series
@@ -89,8 +89,8 @@ class Recorder:
             if note:
                 self.notes.append({"name": layer.name, "note": note})
         self.steps: list[int] = []
-        self.rows: list[Tensor] = []  # each (series, members)
-        self.spectra: dict[int, Tensor] = {}  # by row, each (members, layers, top_k)
+        self.rows: list[Tensor] = []  # each of shape (series, members)
+        self.spectra: dict[int, Tensor] = {}  # by row, each of shape (members, layers, top_k)
 
     def add(self, step: int, row: Tensor) -> None:
         """Add a row of all series, shape (series, members)."""
@@ -98,7 +98,7 @@ class Recorder:
         self.rows.append(row)
 
     def measure(self, row: int, theta: Tensor, active: Sequence[int] = (0,)) -> None:
-        """Compute singular values of the active members, whose parameters are the rows of ``theta``."""
+        """Compute the singular values of the active members, whose parameters are the rows of ``theta``."""
         pieces = split(theta, self.shapes)
         found = torch.full((self.members, len(self.layers), self.top_k), torch.nan, dtype=torch.float64)
 
@@ -133,7 +133,7 @@ class Recorder:
         self.spectra.pop(len(self.rows), None)
 
     def dataset(self, coords: Mapping[str, Any], attrs: Mapping[str, Any]) -> xr.Dataset:
-        """Return the history over (member, step), singular values over (member, step, layer, index)."""
+        """Return the history over (member, step), with singular values over (member, step, layer, index)."""
         import xarray as xr
 
         table = torch.stack(self.rows, dim=2).numpy() if self.rows else np.zeros((len(self.series), self.members, 0))
@@ -164,12 +164,12 @@ class Recorder:
 
 
 class EnsembleRecorder(Recorder):
-    """The history of a training run."""
+    """Recorder of the history of a training run."""
 
     def record(
         self, step: int, active: list[int], theta: Tensor, loss: Tensor, ridge: Tensor, gradient_norm: Tensor
     ) -> dict[str, Tensor]:
-        """Add a row for the active members, without singular values; return it, NaN for other members."""
+        """Return a new row for the active members, without singular values; NaN for other members."""
         row = {name: torch.full((self.members,), torch.nan, dtype=torch.float64) for name in self.series}
         norms = torch.stack([squared_norm(r) for r in theta]).cpu()
         row["loss"][active], row["parameter_norm"][active] = loss, norms
@@ -190,7 +190,7 @@ class EnsembleRecorder(Recorder):
 def show(
     watch: Watcher, names: Sequence[str], shapes: Any, parameters: Tensor, gradient: Tensor | None, **row: Any
 ) -> None:
-    """Show a row of one member to a watcher, with flat parameters and gradient, shape (size,), by their names."""
+    """Show a row of one member to a watcher, with flat parameters and gradient, shape (size,), split by name."""
 
     def named(flat: Tensor) -> dict[str, Tensor]:
         return dict(zip(names, split(flat.detach(), shapes), strict=True))
@@ -200,9 +200,9 @@ def show(
 
 
 def _spectrum(layer: reading.Layer, k: int) -> tuple[Callable[[Tensor], Tensor] | None, int, str]:
-    """Return how the top singular values of a layer's weight are computed, how many it has, and a note.
+    """Return a function for the top singular values of a layer's weight, the total number of them, and a note.
 
-    The first is None where they cannot be computed; the note then says why.
+    The function is None if they cannot be computed, and the note then gives the reason.
     """
     if layer.kind == "linear":
         return functools.partial(top_singular_values, k=k), min(layer.weight.shape), ""
@@ -224,10 +224,10 @@ def _spectrum(layer: reading.Layer, k: int) -> tuple[Callable[[Tensor], Tensor] 
 def top_singular_values(matrix: Tensor, k: int) -> Tensor:
     """Return the k largest singular values, float64, as roots of the eigenvalues of the smaller Gram matrix.
 
-    Four times as fast as an SVD at width 100. Values below 1e-8 of the largest are lost in rounding, which is less
-    than what rounding the weights to float32 does to them.
+    At width 100 this is four times faster than an SVD. Values below 1e-8 times the largest are lost in rounding, less
+    than the error from rounding the weights to float32.
     """
-    matrix = matrix.detach().to(torch.float64, copy=True)  # aligned: BLAS' last bits depend on where a matrix begins
+    matrix = matrix.detach().to(torch.float64, copy=True)  # aligned: BLAS depends on it in the last bits
     gram = matrix @ matrix.mT if matrix.shape[0] <= matrix.shape[1] else matrix.mT @ matrix
     if not bool(torch.isfinite(gram).all()):
         return torch.full((min(k, len(gram)),), torch.nan, dtype=torch.float64, device=matrix.device)
@@ -235,7 +235,7 @@ def top_singular_values(matrix: Tensor, k: int) -> Tensor:
 
 
 def _leading(matrix: Tensor, k: int) -> Tensor:
-    """Return the k largest singular values of a large matrix, as float64, to about 1e-5 of the largest."""
+    """Return the k largest singular values of a large matrix, float64, with error about 1e-5 times the largest."""
     from scipy.sparse.linalg import svds
 
     array = matrix.detach().cpu().numpy()
@@ -257,13 +257,14 @@ class Run(Printed):
     ----------
     history : xarray.Dataset
         Over (member, step): ``loss`` C + lambda ||theta||^2, ``cost`` C, ``parameter_norm`` ||theta||^2,
-        ``gradient_norm`` of the regularized loss and ``balance_residual`` (T14); ``weight_singular_values`` over
-        (member, step, layer, index). NaN once a member has stopped. Coordinates seed, ridge, lr, status per member.
+        ``gradient_norm`` of the regularized loss and ``balance_residual`` (T14). Over (member, step, layer, index):
+        ``weight_singular_values``. Values are NaN after a member has stopped. Coordinates per member: seed, ridge, lr,
+        status.
     summary : xarray.Dataset
-        Over member: ``status``, ``steps`` and the last finite value of each of the above. Status is "finished" (all
-        steps done), "converged" (a stopping criterion met), "stalled" (no descent found, in the end along the gradient:
-        a kink of the loss, or rounding), "diverged" (a loss that is not finite; the parameters are those of the last
-        row in which it was) or "interrupted".
+        Over member: ``status``, ``steps`` and the last recorded value of each series over (member, step). Status is
+        "finished" (all steps done), "converged" (stopping criterion met), "stalled" (no descent found, even along the
+        negative gradient: a kink of the loss, or rounding), "diverged" (non-finite loss; the parameters are those of
+        the last recorded row with a finite loss) or "interrupted".
     settings : TrainSettings
         The settings of the run.
     seconds : float
@@ -317,7 +318,7 @@ class Run(Printed):
         Raises
         ------
         ValueError
-            If the folder cannot be written to, or is full.
+            If the folder is full or cannot be written to.
         """
         folder = prepare_folder(out)
         plain = by_hand(self.net) or not isinstance(self.net, MLP)
@@ -325,7 +326,7 @@ class Run(Printed):
         about = {"settings": asdict(self.settings), "seconds": self.seconds, "network": plan}
         try:
             for name, dataset in [("history.nc", self.history), ("summary.nc", self.summary)]:
-                # by way of memory: HDF5 crashes where it finds the disk full
+                # in memory first: HDF5 crashes if the disk is full
                 write_atomically(folder / name, bytes(dataset.to_netcdf(engine="h5netcdf")))
             store.save(folder / "networks.safetensors", {"parameters": self.parameters}, about, "run")
             write_atomically(folder / "settings.json", self.settings.to_json() + "\n")
@@ -335,20 +336,20 @@ class Run(Printed):
 
     @classmethod
     def open(cls, out: str | os.PathLike[str], net: nn.Module | None = None) -> Run:
-        """Return a run that was saved.
+        """Return a saved run.
 
         Parameters
         ----------
         out : path
-            Its folder.
+            Folder of the run.
         net : nn.Module, optional
-            The architecture, needed where it is neither a `bnrank.MLP` nor a residual or convolutional network of
-        `bnrank.networks`.
+            The architecture. Required unless it is a `bnrank.MLP` or a residual or convolutional network of
+            `bnrank.networks`.
 
         Raises
         ------
         ValueError
-            If the folder holds no run, or a damaged one, or ``net`` is needed and missing.
+            If the folder holds no run or a damaged one, or if ``net`` is required and missing.
         """
         import xarray as xr
 
@@ -375,13 +376,13 @@ class Run(Printed):
 
 
 def last_rows(known: xr.DataArray) -> xr.DataArray:
-    """Return the last row, over member, where ``known`` (member, step) holds, 0 without one."""
+    """Return, per member, the last row in which ``known`` (member, step) is true, or 0 if there is none."""
     last = known.sizes["step"] - 1 - known.isel(step=slice(None, None, -1)).argmax("step")
     return last.where(known.any("step"), 0).reset_coords(drop=True)
 
 
 def summarize(history: xr.Dataset) -> xr.Dataset:
-    """Return every member's last recorded values, and the step they belong to, over member."""
+    """Return the last recorded values of every member and their step, over member."""
     rows = last_rows(abs(history["loss"]) < np.inf)
     series = [name for name, values in history.data_vars.items() if values.dims == ("member", "step")]
     validation.expect(history.sizes["step"], "history", "no recorded step", "at least one")

@@ -1,4 +1,4 @@
-"""Checkpoints, progress bars and Ctrl-C: a long computation can be followed, interrupted and resumed."""
+"""Checkpoints, progress bars and interruption of long computations."""
 
 import contextlib
 import signal
@@ -18,7 +18,7 @@ from bnrank.training.settings import Settings
 def save_checkpoint(
     path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], kind: str, settings: Settings
 ) -> None:
-    """Write a checkpoint with the settings that it belongs to.
+    """Write a checkpoint together with its settings.
 
     Raises
     ------
@@ -33,12 +33,12 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, kind: str, settings: Settings) -> Stored | None:
-    """Return a checkpoint from which a computation with these settings can continue, None without one.
+    """Return a checkpoint from which a computation with these settings can continue, or None if there is none.
 
     Raises
     ------
     ValueError
-        If it is damaged, of another kind or of other settings.
+        If the checkpoint is damaged, of another kind or has other settings.
     """
     if not path.exists():
         return None
@@ -67,10 +67,10 @@ def refused(path: Path, error: Exception) -> ValueError:
 
 @contextlib.contextmanager
 def interruptions() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a flag, so that the current step is finished; a second one raises.
+    """Yield a flag that the first Ctrl-C sets, so that the current step finishes; a second Ctrl-C raises.
 
-    At the end the signal is passed on to a previous handler other than Python's own: a caller with more to stop than
-    this run.
+    On exit, if the flag is set, a previous handler other than Python's default is called too, so that the caller can
+    stop as well.
     """
     flag = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -93,9 +93,10 @@ def interruptions() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def bar(progress: bool, text: str, total: float, *, counted: bool = True) -> Iterator[Callable[[float, str], None]]:
-    """Give a function of the part done and a description that updates a progress bar, or does nothing.
+    """Yield a function that updates a progress bar, given the completed amount and a description.
 
-    ``counted`` shows the part done as "k/n" with the remaining time, else the elapsed time alone.
+    The function does nothing if ``progress`` is False. With ``counted`` the bar shows progress as "k/n" and the
+    remaining time, otherwise only the elapsed time.
     """
     if not progress:
         yield lambda done, text: None

@@ -1,10 +1,10 @@
-"""Losses, and cost and gradient of an ensemble: of MLPs by hand, of any other module by `torch.func`.
+"""Losses, and cost and gradient of an ensemble: explicit backpropagation for MLPs, `torch.func` for other modules.
 
-For MLPs batched matrix products are written out, without automatic differentiation. On a CPU the work is cut into
-tasks, one per (group of members, block of samples), small enough to stay in the cache, and threads take one after
-another; matrix products are stacked `numpy.matmul` calls, which run through a stack in C. What is computed for a member
-and a block depends on these two alone, and blocks are added up in a fixed order: the bits of a member's gradient do not
-depend on who else is in the ensemble nor on the number of threads.
+For MLPs, forward and backward passes are explicit batched matrix products, without automatic differentiation. On a CPU
+the work is split into tasks, one per group of members and block of samples, which fit into the cache and which the
+threads process from a queue. Matrix products are stacked `numpy.matmul` calls, which loop over the stack in C. The
+computation for a member and a block depends on these two only, and blocks are summed in a fixed order. A member's
+gradient is therefore bitwise independent of the other members and of the number of threads.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from bnrank.training.ensemble import Objective, Workers, split
 
 aten = torch.ops.aten
 
-BLOCK = 256  # samples in a block: rows enough for an efficient product, few enough for the cache
-MODULE_BLOCK = 1024  # samples in a block of a module differentiated automatically
-CACHE = 1 << 22  # bytes that the parameters and activations of a group of members should stay under
+BLOCK = 256  # samples per block: enough for efficient products, few enough for the cache
+MODULE_BLOCK = 1024  # samples per block for modules differentiated by autograd
+CACHE = 1 << 22  # maximum bytes of parameters and activations of a group of members
 
 
 def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tensor:
@@ -38,16 +38,16 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
     Parameters
     ----------
     loss : "mse", "cross_entropy" or "logistic"
-        "mse": C = (1/n) sum_i ||f(x_i) - y_i||^2, sum over outputs, mean over samples, no factor 1/2.
+        "mse": C = (1/n) sum_i ||f(x_i) - y_i||^2, a sum over outputs and mean over samples, without a factor 1/2.
         "cross_entropy": C = (1/n) sum_i -log softmax(f(x_i))[y_i] (docs/theory.md).
         "logistic": C = (1/n) sum_i log(1 + exp(-y_i f(x_i))) of a scalar output (T48).
     output : Tensor
         f(x), shape (members, B, d_out), for all samples or a block of them. Overwritten.
     target : Tensor
         Shape (B, d_out) or (members, B, d_out) for "mse"; the same with d_out = 1 and entries -1 and +1 for "logistic";
-        (B,) or (members, B) class numbers for "cross_entropy".
+        class indices, shape (B,) or (members, B), for "cross_entropy".
     n : int
-        Number of samples in the mean; the costs and gradients of blocks add up to those of the whole.
+        Number of samples in the mean. Costs and gradients of blocks sum to those of all n samples.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
         return cost
     if loss == "logistic":
         margin = output.mul_(target)
-        # Member by member: the last bit of these functions depends on alignment in memory.
+        # One member at a time: the last bit of these functions depends on memory alignment.
         each = torch.stack([torch.nn.functional.softplus(-row, threshold=50) for row in margin])
         cost = each.double().flatten(1).sum(1).div_(n)
         for row in margin:
@@ -78,7 +78,7 @@ def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tens
 
 
 def gradient_at_zero(loss: str, y: Tensor, outputs: int | None = None) -> Tensor:
-    """Return G, the gradient of the cost with respect to the outputs where these are zero, in float64.
+    """Return G, the gradient of the cost with respect to the outputs at zero outputs, in float64.
 
     "mse": G = -2 Y / N; "cross_entropy": G = (softmax(0) - Y) / N with one-hot Y (T34); "logistic":
     G = -Y / (2 N).
@@ -88,14 +88,14 @@ def gradient_at_zero(loss: str, y: Tensor, outputs: int | None = None) -> Tensor
     loss : "mse", "cross_entropy" or "logistic"
         As in :func:`cost_and_gradient`.
     y : Tensor
-        (N, d_out) for "mse", (N, 1) for "logistic", class numbers (N,) for "cross_entropy".
+        Shape (N, d_out) for "mse", (N, 1) for "logistic"; class indices, shape (N,), for "cross_entropy".
     outputs : int, optional
-        d_out of "cross_entropy". Default: the largest class number plus 1.
+        d_out for "cross_entropy". Default: the largest class index plus 1.
 
     Returns
     -------
     Tensor
-        (N, d_out).
+        Shape (N, d_out).
 
     Examples
     --------
@@ -122,11 +122,11 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": nn.functional.cross_entropy,
     "logistic": _logistic,
 }
-"""C of one network as a function of outputs and y, for automatic differentiation."""
+"""C of one network as a differentiable function of outputs and y."""
 
 
 class MLPObjective(Objective):
-    """C(f_theta) and its gradient for every member of an ensemble of MLPs, all of whose parameters are trained."""
+    """C(f_theta) and its gradient for every member of an ensemble of MLPs with all parameters trained."""
 
     def __init__(self, net: MLP, x: Tensor, y: Tensor, loss: str, members: int, workers: Workers) -> None:
         super().__init__(net, x, y, loss, members, workers)
@@ -146,7 +146,7 @@ class MLPObjective(Objective):
         return self.cost
 
     def _cut(self, n: int) -> list[Callable[[], None]]:
-        """Cut the work on n samples into tasks."""
+        """Return the work on n samples as a list of tasks."""
         if self.x.device.type != "cpu":
             blocks, per_group = [(0, n)], self.members
         else:
@@ -163,19 +163,19 @@ class MLPObjective(Objective):
         return tasks
 
     def borrow(self, members: int, samples: int) -> _Workspace:
-        """Return a workspace that fits, a used one if there is any."""
+        """Return a workspace of this size, reusing a free one if there is any."""
         try:
             return self._spaces[members, samples].pop()
         except (KeyError, IndexError):
             return _Workspace(self, members, samples)
 
     def give_back(self, space: _Workspace) -> None:
-        """Put a workspace back for the next task."""
+        """Release a workspace for the next task."""
         self._spaces.setdefault((space.members, space.samples), []).append(space)
 
 
 class _Workspace:
-    """Layer outputs, deltas and a gradient for one task; reused from task to task."""
+    """Buffers of one task for layer outputs, deltas and a gradient; reused by later tasks."""
 
     def __init__(self, objective: MLPObjective, members: int, samples: int) -> None:
         self.members, self.samples, self.objective = members, samples, objective
@@ -195,12 +195,12 @@ class _Workspace:
 
     @functools.cached_property
     def gradient(self) -> _Parameters:
-        """Room for the gradient of one block."""
+        """Buffer for the gradient of one block."""
         return _Parameters(self.objective, self.objective.theta.new_empty(self.members, self.objective.size))
 
 
 class _Parameters:
-    """Rows of a parameter matrix, seen as weights (g, n_out, n_in) and biases (g, 1, n_out)."""
+    """Rows of a parameter matrix, viewed as weights (g, n_out, n_in) and biases (g, 1, n_out)."""
 
     def __init__(self, objective: MLPObjective, rows: Tensor) -> None:
         self.rows = rows
@@ -212,7 +212,7 @@ class _Parameters:
 
 
 class _Group:
-    """A few members whose blocks of samples are added up in order."""
+    """A group of members whose blocks of samples are summed in a fixed order."""
 
     def __init__(self, objective: MLPObjective, rows: slice, blocks: int) -> None:
         self.objective, self.rows, self.blocks = objective, rows, blocks
@@ -224,11 +224,11 @@ class _Group:
         self.next = 0
 
     def run(self, index: int, first: int, last: int, n: int) -> None:
-        """Compute block ``index``, samples first..last - 1 of n, and add it when its turn has come."""
+        """Compute block ``index``, samples first..last - 1 of n, and add it after all previous blocks."""
         objective = self.objective
         space = objective.borrow(self.members, last - first)
         target = self.gradient if self.blocks == 1 else space.gradient
-        with np.errstate(all="ignore"):  # a diverging member is found by its cost, and says so
+        with np.errstate(all="ignore"):  # divergence is detected from the cost
             space.cost = self._compute(space, target, first, last, n)
         if self.blocks == 1:
             objective.cost[self.rows] = space.cost
@@ -289,15 +289,15 @@ class _Group:
 
 
 def _operand(stack: Tensor) -> Any:
-    """Return a stack of matrices in the form that `MLPObjective.multiply` takes, sharing its memory."""
+    """Return a stack of matrices in the form that `MLPObjective.multiply` expects, sharing memory."""
     return stack.numpy() if stack.device.type == "cpu" else stack
 
 
 class ModuleObjective(Objective):
-    """C(f_theta) and its gradient for every member of an ensemble of any module, vectorized with `vmap`.
+    """C(f_theta) and its gradient for every member of an ensemble of arbitrary modules, vectorized with `vmap`.
 
     Parameters that do not require a gradient stay fixed. Batching changes the order of summation inside matrix
-    products, so that a member agrees with a solo run to rounding (1e-6 relative in float32 per step), not bit by bit.
+    products, so a member agrees with a solo run to rounding (1e-6 relative per step in float32), not bitwise.
     """
 
     def __init__(self, net: nn.Module, x: Tensor, y: Tensor, loss: str, members: int, workers: Workers) -> None:
@@ -339,7 +339,7 @@ class ModuleObjective(Objective):
 
 
 def refuse_untrainable(net: nn.Module) -> None:
-    """Raise if a layer cannot be trained in a vectorized, deterministic ensemble, naming it and the reason."""
+    """Raise if a layer cannot be trained in a vectorized, deterministic ensemble; the error gives layer and reason."""
     for name, module in net.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

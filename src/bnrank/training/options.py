@@ -1,4 +1,4 @@
-"""Options of `bnrank.train` and `bnrank.flow`, checked when they are made."""
+"""Options of `bnrank.train` and `bnrank.flow`, validated on construction."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,12 @@ from bnrank._core.files import discard_partial, prepare_folder
 METHODS = ("rk45", "dop853", "heun", "lsoda", "bdf", "euler")
 ADAPTIVE = METHODS[:3]  # explicit, with error control
 TIMES = ("t", "arc")
-MAX_HANDOVER_RTOL = 0.1  # a gradient that differs from G by more is not nearly G
+MAX_HANDOVER_RTOL = 0.1  # beyond this relative difference the gradient at the outputs is not close to G
 T = TypeVar("T")
 
 
 def given(kind: type[T], value: Any) -> T:
-    """Return options of a kind; a plain value is their first field."""
+    """Return ``value`` as options of a kind; any other value becomes their first field."""
     return value if isinstance(value, kind) else kind(value)  # type: ignore[call-arg]
 
 
@@ -32,8 +32,8 @@ class GradientDescent:
     lr : float or sequence
         Step size, one number or one per member.
     schedule : {"constant", "cosine", "linear", "normalized"}
-        The step size as a function of the step; "cosine" and "linear" fall to 0 over ``steps``. "normalized" is
-        lr ||theta|| / ||gradient||: gradient flow in a time in which plateaus are short (T35).
+        The step size as a function of the step. "cosine" and "linear" decrease to 0 over ``steps``. "normalized" is
+        lr ||theta|| / ||gradient||, gradient flow in a reparametrized time in which plateaus are short (T35).
     """
 
     lr: float | Sequence[float] = 1e-2
@@ -52,7 +52,7 @@ class Adam:
     lr : float or sequence
         Step size, one number or one per member.
     schedule : {"constant", "cosine", "linear"}
-        The step size as a function of the step; "cosine" and "linear" fall to 0 over ``steps``.
+        The step size as a function of the step. "cosine" and "linear" decrease to 0 over ``steps``.
     """
 
     lr: float | Sequence[float] = 3e-3
@@ -64,16 +64,16 @@ class Adam:
 
 @dataclass(frozen=True)
 class Stop:
-    """The end of a training run.
+    """Stopping criteria of a training run.
 
     Attributes
     ----------
     steps : int
-        Evaluations of cost and gradient: an update each for Adam and gradient descent, a trial of a line search for
-        L-BFGS. 0 only records the start.
+        Number of evaluations of cost and gradient. Each is an update of Adam and gradient descent, or a line search
+        trial of L-BFGS. 0 only records the initial state.
     gradient_norm, balance_residual : float
-        A member is "converged", and stops, once at a recorded step the norm of its gradient is below the first and its
-        balance residual (T14) below the second; 0 ignores a criterion.
+        Tolerances. A member stops as "converged" at the first recorded step at which its gradient norm is below
+        ``gradient_norm`` and its balance residual (T14) below ``balance_residual``; 0 disables a criterion.
     """
 
     steps: int = 5000
@@ -89,8 +89,8 @@ class Stop:
 class Watcher(Protocol):
     """An observer that `bnrank.train` and `bnrank.flow` call at every recorded row.
 
-    A watcher does not change a run, its settings or its checkpoints: a run may be resumed with another watcher or none.
-    Rows from before a resume are not shown again.
+    A watcher does not change a run, its settings or its checkpoints, so a run can be resumed with another watcher or
+    none. Rows recorded before a resume are not shown again.
     """
 
     def observe(
@@ -106,43 +106,43 @@ class Watcher(Protocol):
     ) -> None:
         """Receive one member at one recorded step.
 
-        An exception raised here ends the run, after a checkpoint if there is a folder for it.
+        An exception raised here ends the run, after writing a checkpoint if the run has a folder.
 
         Parameters
         ----------
         step : int
-            Steps taken so far.
+            Number of steps taken so far.
         time : float or None
-            The sum of the step sizes so far for gradient descent, t for a flow; None for other optimizers.
+            The sum of the step sizes so far for gradient descent, t for a flow, and None for other optimizers.
         parameters : mapping
-            The trained parameters by their names in ``net.named_parameters()``. They are views, valid during the call
-            only, and read-only: clone what is kept.
+            The trained parameters by their names in ``net.named_parameters()``. They are read-only views and valid only
+            during the call; clone them to keep them.
         gradient : mapping or None
-            dC/dtheta by the same names, of the data cost alone, without the ridge; on the skipped plateau of a flow
-            that of L0. None where the whole gradient is not known: with mini-batches in all rows but the last of
-            ``train``.
+            dC/dtheta by the same names: the gradient of the data cost, without the ridge. On the skipped plateau of a
+            flow, the gradient of L0. None if the full gradient is not known: with mini-batches, in all rows except the
+            last row of ``train``.
         lr : float or None
-            The step size of the step that follows, of gradient descent and Adam; None for L-BFGS and for a flow.
+            The size of the next step of gradient descent and Adam; None for L-BFGS and for a flow.
         ridge : float
             lambda of this member; 0 for a flow.
         member : int
-            Its number in the ensemble.
+            Index of the member in the ensemble.
         """
 
 
 @dataclass(frozen=True)
 class Record:
-    """Rows of the history.
+    """Options for recording the history.
 
     Attributes
     ----------
     every : int, optional
         Steps between rows. Default: 100 for `bnrank.train`, 1 for `bnrank.flow`.
     top_k : int
-        Singular values per layer.
+        Number of singular values per layer.
     spectra_every : int, optional
-        Steps between rows with singular values, a multiple of ``every``; they are NaN in the other rows. Default: every
-        row, or every tenth in a flow where a layer has both sides above 128.
+        Steps between rows with singular values, a multiple of ``every``; other rows hold NaN. Default: every row; in a
+        flow, every tenth row if both dimensions of a weight matrix exceed 128.
     watch : object with a method ``observe``, optional
         Called at every row; see :class:`bnrank.training.Watcher`. It does not change the run.
     """
@@ -161,7 +161,10 @@ class Record:
             raise TypeError(f"watch: got {validation.describe(self.watch)}, expected an object with a method observe")
 
     def rows(self, every: int, rows: int = 1) -> tuple[int, int]:
-        """Return the steps between rows, and between rows with singular values, given their defaults."""
+        """Return the steps between rows and between rows with singular values.
+
+        ``every`` is the default of the first; the default of the second is ``rows`` rows.
+        """
         every = every if self.every is None else self.every
         spectra_every = rows * every if self.spectra_every is None else self.spectra_every
         multiple = spectra_every % every == 0
@@ -178,9 +181,10 @@ class Save:
     out : path
         The folder; created if necessary.
     resume : bool
-        Continue from the checkpoint in the folder to the same trajectory; False overwrites it.
+        Continue from the checkpoint in the folder, on the same trajectory; False overwrites it.
     checkpoint_every : int, optional
-        Steps between checkpoints. Default: a twentieth of the steps of `bnrank.train`, about a minute of `bnrank.flow`.
+        Steps between checkpoints. Default: a twentieth of the steps of `bnrank.train`; about one minute for
+        `bnrank.flow`.
     """
 
     out: str | os.PathLike[str]
@@ -191,7 +195,7 @@ class Save:
         validation.optional(validation.integer, self.checkpoint_every, "checkpoint_every")
 
     def folder(self) -> Path:
-        """Return the folder, without the remains of a killed process."""
+        """Return the folder after removing partial files of a killed process."""
         folder = prepare_folder(self.out)
         discard_partial(folder)
         return folder
@@ -204,29 +208,31 @@ class Solver:
     Attributes
     ----------
     method : {"rk45", "dop853", "heun", "lsoda", "bdf", "euler"}
-        "rk45" and "dop853" are Dormand and Prince's pairs of order 5 and 8 with SciPy's coefficients, "heun" is Heun's
-        method with Euler's for the error; "lsoda" and "bdf" are SciPy's solvers for stiff problems, which build a
-        Jacobian and are for small networks. All measure errors relative to ||theta||. "euler" takes fixed steps.
+        "rk45" and "dop853" are the pairs of Dormand and Prince of order 5 and 8 with SciPy's coefficients. "heun" is
+        Heun's method with Euler's method as error estimate. "lsoda" and "bdf" are SciPy's solvers for stiff problems,
+        which build a Jacobian and suit small networks only. Errors of these methods are relative to ||theta||. "euler"
+        takes fixed steps.
     rtol : float, optional
         Error per step in units of ||theta||. Default: 1e-6 in float64, 1e-4 in float32, 1e-3 for "heun". Heun's error
-        is h/2 ||grad C(theta_1) - grad C(theta_0)||, so that stepping to and fro across a ReLU kink, along which the
-        flow slides, is no error beyond its amplitude.
+        is h/2 ||grad C(theta_1) - grad C(theta_0)||. When the flow slides along a ReLU kink, steps back and forth
+        across it therefore cause no error beyond their amplitude.
     kink_rtol : float, optional
-        "rk45" and "dop853" take Heun's steps with this tolerance, 1e-4, where the gradient jumps (T40's data, say), as
-        error control alone would crawl there; 0 for never. In the middle of a skipped plateau up to 300 times as
-        much is allowed, as far as t is not affected: such errors die away while ||theta|| grows.
+        Tolerance of the Heun steps that "rk45" and "dop853" take where the gradient is discontinuous, for example on
+        the data of T40. Error control alone would need very short steps there. Default: 1e-4; 0 disables Heun steps. In
+        the middle of a skipped plateau the tolerance is up to 300 times larger, provided that t is not affected: such
+        errors decay while ||theta|| grows.
     step : float, optional
         Length of Euler's steps in t.
     max_relative_step : float, optional
-        Longest step of "euler" in units of ||theta||, 0.05. On a skipped plateau, Heun's steps with a tolerance of 1
-        percent replace Euler's, both evaluations of a step on the same mini-batch.
+        Longest step of "euler" in units of ||theta||. Default: 0.05. On a skipped plateau, Heun's steps with a
+        tolerance of 1 percent replace Euler's; both evaluations of a step use the same mini-batch.
     time : {"t", "arc"}
-        Variable that the true flow is integrated in: t, or the relative arc length u, du = ||d theta|| / ||theta||,
-        suited to saddles from tiny weights on, not to the end at a minimum, where the direction of the gradient is
-        undefined.
+        Integration variable of the true flow: t, or the relative arc length u, du = ||d theta|| / ||theta||. The latter
+        suits flows from tiny weights past saddles. It does not suit convergence to a minimum, where the direction of
+        the gradient is undefined.
     batch_size, seed : int, optional
-        Stochastic flow, "euler" only: mini-batches in shuffled epochs, whose order is a function of the seed. The
-        hand-over from a skipped plateau is then decided on the batch.
+        Stochastic flow ("euler" only): mini-batches, reshuffled every epoch in an order determined by the seed. The
+        criterion for the hand-over from a skipped plateau is then evaluated on the batch.
     """
 
     method: str = "rk45"
@@ -265,14 +271,14 @@ class SkipPlateau:
     Attributes
     ----------
     handover_rtol : float
-        The true flow takes over where ||grad C(Y) - G||_F > handover_rtol ||G||_F, at most 0.1.
+        The true flow takes over when ||grad C(Y) - G||_F > handover_rtol ||G||_F; at most 0.1.
     max_growth : float, optional
-        Factor that ||theta|| may grow by in one step on the plateau: 4 for "rk45", 10 for "dop853", 1.5 for "heun". It
-        bounds the error in weights that are too small to count for ``rtol``: 1e-4, 2e-5 and 2e-2 per decade where
-        these grow like a power of ||theta|| between -1/2 and 1.
+        Maximum growth factor of ||theta|| in one step on the plateau. Default: 4 for "rk45", 10 for "dop853", 1.5 for
+        "heun". It bounds the error in weights too small to contribute to ``rtol``: 1e-4, 2e-5 and 2e-2 per decade if
+        they grow like ||theta||^p with p between -1/2 and 1.
     t_after : float, optional
-        End of the flow, counted from the hand-over, which ``t_end`` cannot resolve after a plateau of 1e20. Give one of
-        the two.
+        End of the flow, measured from the hand-over. Give either this or ``t_end``, which cannot resolve the time after
+        a plateau of length 1e20.
     """
 
     handover_rtol: float = 1e-4
@@ -294,14 +300,14 @@ class Limits:
     Attributes
     ----------
     stop : callable, optional
-        Called with each recorded `Row`; ends the flow when it returns True.
+        Called with each recorded `Row`; the flow ends when it returns True.
     max_evaluations : int, optional
-        Evaluations of cost and gradient.
+        Maximum number of evaluations of cost and gradient.
     max_minutes : float, optional
-        Wall time.
+        Maximum wall time in minutes.
     max_networks : int, optional
-        Networks kept, at least 2. Default: 64, or less where they would take more than a gigabyte. When there are
-        more, every other one is dropped.
+        Maximum number of stored networks, at least 2. Default: 64, or fewer if they would exceed one gigabyte. When
+        there are more, every other one is dropped.
     """
 
     stop: Callable[[Any], bool] | None = None

@@ -1,4 +1,4 @@
-"""Settings of runs, and the initial parameters of ensembles."""
+"""Settings of runs and flows, and the initial parameters of ensembles."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from bnrank.training.objectives import refuse_untrainable
 from bnrank.training.options import Adam, GradientDescent, Limits, Record, SkipPlateau, Solver, Stop
 
 OPTIMIZERS = ("auto", "adam", "gd", "lbfgs", "kfac-lbfgs", "adam+lbfgs", "adam+kfac-lbfgs")
-RTOL = {"heun": 1e-3}  # of the flow, where it is not 1e-6, or 1e-4 in float32
+RTOL = {"heun": 1e-3}  # defaults for a flow other than 1e-6 in float64 and 1e-4 in float32
 MAX_GROWTH = {"rk45": 4.0, "dop853": 10.0, "heun": 1.5}
-MEMORY = 1 << 30  # bytes of networks that a flow keeps by default
-DRAWN = (MLP, Drawn)  # networks whose method reset draws new parameters
+MEMORY = 1 << 30  # default limit on the networks stored by a flow, in bytes
+DRAWN = (MLP, Drawn)  # networks with a method reset that redraws the parameters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that determines the result of a computation; plain values, stored with it as JSON.
+    """Everything that determines the result of a computation, as plain values stored with it in JSON.
 
     Attributes
     ----------
     network, loss : str
-        The network and the loss, in words.
+        Descriptions of the network and the loss.
     data, start : str
         SHA-256 of the data and of the initial parameters.
     """
@@ -58,9 +58,9 @@ class Settings:
         return json.dumps(asdict(self), indent=1)
 
     def differences(self, stored: Mapping[str, Any]) -> list[str]:
-        """Return the differences that prevent a computation with stored settings from resuming with these.
+        """Return the differences that prevent a stored computation from resuming with these settings.
 
-        Constant and normalized step sizes do not depend on the number of steps, which may then change.
+        The number of steps may change if the step sizes do not depend on it ("constant" and "normalized" schedules).
         """
         hashes = {"data": "other data", "start": "other initial parameters"}
         mine = json.loads(self.to_json())
@@ -78,7 +78,7 @@ class TrainSettings(Settings):
     Attributes
     ----------
     ridge, lr, seeds : tuple
-        One entry per member; lr is empty where the optimizer chooses its own steps.
+        One entry per member; ``lr`` is empty if the optimizer determines its own step sizes.
     """
 
     task: str
@@ -135,7 +135,7 @@ class TrainSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class FlowSettings(Settings, Solver):
-    """The settings of a flow: those of its solver, with ``rtol`` filled in, and of the skipped plateau."""
+    """The settings of a flow: those of its solver, with ``rtol`` resolved, and of the skipped plateau."""
 
     rtol: float
     skip_plateau: bool
@@ -172,7 +172,7 @@ class FlowSettings(Settings, Solver):
 
 
 def common(net: nn.Module, data: Any, start: Any, dtype: torch.dtype, device: str, rows: tuple[int, int]) -> Any:
-    """Return the settings that a run and a flow build alike."""
+    """Return the settings common to runs and flows."""
     return {
         "network": f"{type(net).__name__}({net.extra_repr()})",
         "data": digest(*data),
@@ -185,19 +185,19 @@ def common(net: nn.Module, data: Any, start: Any, dtype: torch.dtype, device: st
 
 
 def check_batch_size(batch_size: int | None, n: int) -> None:
-    """Raise if mini-batches are larger than the data."""
+    """Raise if the mini-batch size exceeds the number of samples."""
     size = validation.optional(validation.integer, batch_size, "batch_size")
     validation.expect((size or 0) <= n, "batch_size", f"{size}", f"at most the number of samples, {n}")
 
 
 def check_dtype(dtype: object) -> None:
-    """Raise if this is no precision to compute in."""
+    """Raise unless ``dtype`` is float32 or float64."""
     validation.expect(dtype in (torch.float32, torch.float64), "dtype", f"{dtype}", "torch.float32 or torch.float64")
 
 
 @dataclass(frozen=True)
 class Start:
-    """The start of an ensemble: an architecture, every member's parameters as a row, their seeds, and the device."""
+    """Initial state of an ensemble: architecture, parameters (one row per member), seeds and device."""
 
     net: nn.Module
     theta: Tensor
@@ -208,9 +208,9 @@ class Start:
 def starting_points(
     net: Any, task: Task, members: int | None, seed: Any, per_member: Sequence[Any], batch_size: int | None, dtype: Any
 ) -> Start:
-    """Return every member's initial parameters; see :func:`bnrank.train` for the rules.
+    """Return the initial parameters of every member, as specified in :func:`bnrank.train`.
 
-    ``per_member`` holds the settings that may have one value per member.
+    ``per_member`` holds the settings that can have one value per member.
     """
     check_dtype(dtype)
     modules = [net] if isinstance(net, nn.Module) else list(net) if isinstance(net, list | tuple) else []
@@ -226,7 +226,7 @@ def starting_points(
     own = [(module.seed or 0) if isinstance(module, DRAWN) else 0 for module in modules] or [0]
     seeds = _seeds(own if seed is None and len(own) > 1 else seed, count, own[0])
     template = modules[0] if modules else _call(net, seeds[0])
-    batches = [list(range(count))] if batch_size else []  # members of one module differ in the order of their batches
+    batches = [list(range(count))] if batch_size else []  # members then differ by their batch order
     if count > 1 and single and not isinstance(template, DRAWN) and not _differ([*per_member, *batches]):
         raise ValueError(
             f"members: got {count} of the same {type(template).__name__} with the same settings, which would be "
@@ -251,7 +251,7 @@ def starting_points(
 
 
 def by_hand(net: nn.Module) -> bool:
-    """Return whether `MLPObjective` applies: an unchanged MLP with all of its parameters trained."""
+    """Return whether `MLPObjective` applies: a plain MLP with all of its parameters trained."""
     return is_plain_mlp(net) and all(p.requires_grad for p in net.parameters())
 
 
@@ -259,7 +259,7 @@ def _call(function: Callable[..., nn.Module], seed: int) -> nn.Module:
     try:
         inspect.signature(function).bind(seed)
     except ValueError:
-        pass  # built in, without a signature to look at
+        pass  # a builtin without a signature
     except TypeError as error:
         raise TypeError(f"net: got a function that cannot be called with a seed: {error}") from None
     net = function(seed)
@@ -269,7 +269,7 @@ def _call(function: Callable[..., nn.Module], seed: int) -> nn.Module:
 
 
 def _optimizer(optimizer: object, net: nn.Module, batch_size: int | None) -> tuple[str, Adam | GradientDescent | None]:
-    """Return the name of an optimizer and its options, None where it chooses its own steps."""
+    """Return the name and the options of an optimizer; the options are None if it determines its own step sizes."""
     if isinstance(optimizer, Adam):
         return "adam", optimizer
     if isinstance(optimizer, GradientDescent):
@@ -294,7 +294,7 @@ def _seeds(seed: int | Sequence[int] | None, count: int, default: int) -> tuple[
 
 
 def _entries(value: Any) -> list[Any] | None:
-    """Return the entries of a sequence or array, None of a single value."""
+    """Return the entries of a sequence or array, or None for a single value."""
     if isinstance(value, Tensor | np.ndarray):
         value = value.tolist()
     return list(value) if isinstance(value, list | tuple) else None
@@ -324,7 +324,7 @@ def _check_shapes(net: nn.Module, task: Task) -> None:
 
 
 def digest(*tensors: Tensor) -> str:
-    """Return the SHA-256 of tensors: shapes, types and bits."""
+    """Return the SHA-256 hash of the shapes, dtypes and values of tensors."""
     result = hashlib.sha256()
     for tensor in tensors:
         result.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())

@@ -1,4 +1,4 @@
-"""Training of whole ensembles."""
+"""Training of ensembles."""
 
 import os
 import time
@@ -42,58 +42,58 @@ def train(
     r"""Return an ensemble of networks of one architecture, trained on C(f_theta) + lambda ||theta||^2.
 
     C is (1/N) sum_i ||f(x_i) - y_i||^2, the mean cross-entropy (docs/theory.md), or the logistic loss
-    (1/N) sum_i log(1 + exp(-y_i f(x_i))); the ridge lambda is part of the loss (coupled L2) and acts on weights and
-    biases alike. On one machine a member of an ensemble of MLPs is bitwise identical to its solo run; a member of an
-    ensemble of other modules agrees to rounding, about 1e-6 relative per step in float32.
+    (1/N) sum_i log(1 + exp(-y_i f(x_i))). The ridge penalty is part of the loss (coupled L2) and applies to both
+    weights and biases. On one machine, a member of an ensemble of MLPs is bitwise identical to its solo run; a member
+    of an ensemble of other modules agrees with it to rounding, about 1e-6 relative per step in float32.
 
     Parameters
     ----------
     net : nn.Module, list of nn.Module, or function seed -> nn.Module
-        The networks; they are copied, never changed, and trained on their device. A function is called with each
-        member's seed; of a list, each member starts from one. Of an MLP, a residual or convolutional network of
-        `bnrank.networks`, or a `Stack`, without ``seed``, member 0 starts from the parameters it has and the others
-        from new draws with consecutive seeds; if ridge or lr differ between members, all start from the parameters it
-        has. With ``seed`` all members are redrawn with the network's own init. Any other module is
-        started from its own parameters.
+        The networks, which are copied, never changed, and trained on their device. A function is called with each
+        member's seed. A list holds one network per member. With ``seed``, an MLP, a residual or convolutional network
+        of `bnrank.networks`, and a `Stack` are redrawn for each member with their own init. Without ``seed``, networks
+        in a list start from their current parameters. For a single such network, member 0 then starts from its current
+        parameters and the others from new draws with consecutive seeds; if ridge or lr differ between members, all
+        start from its current parameters. Any other module always starts from its current parameters.
     task : Task or tuple
-        Data and loss; (x, y) for the squared error, or (x, y, loss).
+        Data and loss: (x, y) for the squared error, or (x, y, loss).
     ridge : float or sequence
-        lambda >= 0, one for all or one per member.
+        lambda >= 0, one for all members or one per member.
     steps : int or Stop
-        Evaluations of cost and gradient; `Stop` adds criteria that end members earlier.
+        Number of evaluations of cost and gradient. `Stop` adds criteria for stopping members earlier.
     members : int, optional
-        Size of the ensemble. Default: the length of the longest sequence given, else 1.
+        Size of the ensemble. Default: the length of the longest sequence given, otherwise 1.
     seed : int or sequence, optional
-        Seed of member 0, with consecutive seeds for the others, or one per member. Decides the initial draw and the
-        order of mini-batches.
+        Seed of member 0, with consecutive seeds for the others, or one seed per member. Determines the initial draw and
+        the order of mini-batches.
     optimizer : {"auto", "adam+kfac-lbfgs", "adam+lbfgs", "kfac-lbfgs", "lbfgs", "adam", "gd"}, Adam or GradientDescent
-        "kfac-lbfgs" is L-BFGS in the metric of Kronecker-factored curvature (MLPs); "adam+" precedes it with 200 steps
-        of Adam, which a newly drawn network needs and a trained one does not. "auto" is "adam+kfac-lbfgs" for MLPs,
-        "adam+lbfgs" for other modules, and "adam" with mini-batches. `Adam` and `GradientDescent` set step sizes and
-        schedules.
+        "kfac-lbfgs" is L-BFGS preconditioned with Kronecker-factored curvature (MLPs only). "adam+" adds 200 initial
+        steps of Adam, which a newly drawn network needs and a trained one does not. "auto" is "adam+kfac-lbfgs" for
+        MLPs, "adam+lbfgs" for other modules, and "adam" with mini-batches. Use `Adam` or `GradientDescent` to set step
+        size and schedule.
     batch_size : int, optional
         Mini-batch size (reshuffled every epoch). Default: full batch. With mini-batches the recorded cost is the mean
-        over the batches since the row before, and the gradient norm is given for the last row only.
+        over the batches since the previous row, and the gradient norm is recorded for the last row only.
     dtype : torch.float32 or torch.float64
-        Precision of the training.
+        Precision of training.
     record : int or Record
-        Steps between rows of ``history``; `Record` also sets the singular values per layer and a watcher.
+        Steps between rows of ``history``. Use `Record` to configure singular values and a watcher.
     out : path or Save, optional
-        Folder for checkpoints and results. A killed run loses at most the steps since its last checkpoint; the next
-        call with the same arguments continues from there, or returns a complete run at once. `Save` sets the steps
-        between checkpoints, and can overwrite.
+        Folder for checkpoints and results. A killed run loses at most the steps since its last checkpoint. The next
+        call with the same arguments resumes it, or returns a complete run immediately. Use `Save` to set the steps
+        between checkpoints or to overwrite existing results.
     progress : bool
         Show a progress bar.
 
     Returns
     -------
     Run
-        History, summary and networks. After Ctrl-C, the results so far.
+        History, summary and networks. After Ctrl-C, the results up to that point.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is wrong, the folder cannot be written to, or it holds a damaged checkpoint or one of a run with
+        If an argument is invalid, the folder cannot be written to, or it holds a checkpoint that is damaged or has
         other settings.
 
     Examples
@@ -132,10 +132,10 @@ class _Trainer:
         self, start: Start, task: Task, settings: TrainSettings, workers: Workers, watch: Watcher | None = None
     ) -> None:
         self.start, self.task, self.settings, self.workers, self.watch = start, task, settings, workers, watch
-        self.failure: Exception | None = None  # of the watcher
+        self.failure: Exception | None = None  # raised by the watcher
         self.names = [name for name, p in start.net.named_parameters() if p.requires_grad]
         self.step = 0
-        self.digested = False  # the step's evaluation has been used, all but the move
+        self.digested = False  # the optimizer has processed the current evaluation
         self.seconds = 0.0
         self.status = ["running"] * settings.members
         self.final = start.theta
@@ -145,10 +145,12 @@ class _Trainer:
         self.objective.theta.copy_(self.final)
         self.optimizer = self._make_optimizer()
         self.recorder = EnsembleRecorder(start.net, task.x[:2], settings, settings.members, workers, SERIES)
-        self.recent = torch.zeros(settings.members, 2, dtype=torch.float64)  # sum and number of batch costs
+        self.recent = torch.zeros(
+            settings.members, 2, dtype=torch.float64
+        )  # sum and number of batch costs since the last row
 
     def _select(self, active: list[int]) -> None:
-        """Build the objective for the members that are still trained."""
+        """Build the objective for the active members."""
         settings, net = self.settings, self.start.net
         dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
         x = aligned(self.task.x.to(device, dtype))
@@ -171,7 +173,7 @@ class _Trainer:
         return WarmStarted(objective, self.ridge[self.active], lbfgs) if "adam+" in settings.optimizer else lbfgs
 
     def run(self, folder: Path | None, checkpoint_every: int, progress: bool) -> Run:
-        """Train until all members have stopped, the steps are used up or the user interrupts."""
+        """Return the run after all members have stopped, all steps are done or the user interrupts."""
         began = time.perf_counter() - self.seconds
         text = f"training {self.settings.members} x {self.settings.network.split('(')[0]}"
         with interruptions() as interrupted, bar(progress, text, self.settings.steps) as tell:
@@ -184,7 +186,7 @@ class _Trainer:
                         tell(self.step, f"{text}, least loss {self._record(last):.4g}")
                     else:
                         self._drop_diverged()
-                elif not last:  # a complete run that is made longer
+                elif not last:  # a complete run is extended
                     self._evaluate()
                 if last or not self.active:
                     self.digested = True
@@ -215,13 +217,13 @@ class _Trainer:
             self.recent[self.active] += torch.stack([cost.cpu(), torch.ones(len(cost), dtype=torch.float64)], dim=1)
 
     def _drop_diverged(self) -> None:
-        """Stop members whose cost is not finite, where no row is recorded that would show it."""
-        if self.settings.lr:  # a line search steps back by itself
+        """Stop members whose cost is not finite, at steps without a recorded row."""
+        if self.settings.lr:  # a line search recovers from non-finite costs
             finite = torch.isfinite(self.objective.cost).tolist()
             self._drop({i: "diverged" for i, ok in enumerate(finite) if not ok})
 
     def _record(self, last: bool) -> float:
-        """Record a row, stop members that are done; return the least loss."""
+        """Return the lowest loss, after recording a row and stopping members that are done."""
         loss, gradient_norm = self.optimizer.statistics()
         point = self.optimizer.point
         if self.batches is not None and not last:
@@ -249,7 +251,7 @@ class _Trainer:
                 for i in range(len(self.active)):
                     if done.get(i) != "diverged":
                         self._show(self.watch, i, point[i], self.batches is None or last)
-            except Exception as error:  # waits for the end of the step
+            except Exception as error:  # raised at the end of the step
                 self.failure = error
         least = float(loss.min())
         self._drop(done)
@@ -263,13 +265,13 @@ class _Trainer:
         show(watch, self.names, self.objective.shapes, point, gradient, **row)
 
     def _drop(self, done: dict[int, str]) -> None:
-        """Freeze members, given by their position among the active ones, and continue with the others."""
+        """Freeze members, given by their index among the active members, and continue with the others."""
         if not done:
             return
         point, old = self.optimizer.point, self.objective
         for i, status in done.items():
             self.status[self.active[i]] = status
-            if status != "diverged":  # which keeps the parameters of its last recorded row
+            if status != "diverged":  # a diverged member keeps the parameters of its last recorded row
                 self.final[self.active[i]] = point[i].cpu()
         rest = [i for i in range(len(self.active)) if i not in done]
         if not rest:
@@ -283,7 +285,7 @@ class _Trainer:
             self.batches = self.batches.keep(rest)
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint from which the run resumes to the same trajectory."""
+        """Write a checkpoint from which the run resumes on the same trajectory."""
         tensors = {"final": self.final, "recent": self.recent} | self.recorder.state()
         if self.active:
             tensors |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
@@ -306,7 +308,7 @@ class _Trainer:
             self.recent.copy_(tensors["recent"])
             self.recorder.load(tensors)
             if self.digested and self.step < self.settings.steps and self.step % self.settings.record_every:
-                self.recorder.forget_last()  # the end of a run that is now made longer
+                self.recorder.forget_last()  # the last row of a run that is now extended
             if about["active"] != self.active:
                 self._select(about["active"])
                 if self.batches is not None:

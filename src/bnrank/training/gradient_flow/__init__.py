@@ -1,4 +1,4 @@
-"""Gradient flow with error control, and a way past the plateau around the origin."""
+"""Gradient flow with error control, optionally skipping the plateau around the origin."""
 
 from bnrank.training.gradient_flow.integration import flow
 from bnrank.training.gradient_flow.record import Flow, Handover, Row

@@ -1,4 +1,4 @@
-"""The loop: skip the plateau around the origin, hand over, follow the true flow; record, stop, save."""
+"""Main loop of a flow: skip the plateau around the origin, then follow the true flow; record, stop, save."""
 
 import math
 import threading
@@ -17,40 +17,40 @@ from bnrank.training.history import show
 from bnrank.training.options import ADAPTIVE, Limits, Watcher
 from bnrank.training.settings import FlowSettings
 
-ENOUGH = 1.1  # growth of ||theta|| left before the hand-over below which it is done at once
-AIM = 0.98  # share of it that a step aims at
+ENOUGH = 1.1  # hand over if ||theta|| can grow by less than this factor before the criterion is violated
+AIM = 0.98  # fraction of this factor that a step aims at
 ASIDE = 1e-6  # sine of the angle between theta and grad L0 below which the direction has converged
-EASE = 300.0  # how much more error is allowed at kinks in the middle of the plateau
-NEAR = 1.2  # the same, below which it is done where a step goes beyond it
-SHORTEST = 1e-4  # step on the plateau, in units of ||theta||, that is not shortened any further for the hand-over
-COARSE = 0.01  # tolerance of Heun's steps on the plateau where Euler's method comes after it
-STATE = ("step", "time", "since", "passed", "arc", "h", "seconds", "recent")  # what a checkpoint holds as it is
+EASE = 300.0  # maximum factor on the error tolerance at kinks in the middle of the plateau
+NEAR = 1.2  # like ENOUGH, after a step that violates the criterion
+SHORTEST = 1e-4  # hand over instead of taking a shorter step on the plateau, in units of ||theta||
+COARSE = 0.01  # tolerance of Heun's steps on the plateau if the true flow uses Euler's method
+STATE = ("step", "time", "since", "passed", "arc", "h", "seconds", "recent")  # stored unchanged in a checkpoint
 FIRST = 0.01  # length of the first step, relative to ||theta||
 
 
-Goal = tuple[float, float, Limits]  # t_end, t_after, and what else ends a flow
+Goal = tuple[float, float, Limits]  # t_end, t_after and further limits
 
 
 class Driver:
-    """One flow from its first step to its last; see :func:`bnrank.flow` for the rules."""
+    """Integration of one flow; see :func:`bnrank.flow` for the method."""
 
     def __init__(
         self, plan: FlowSettings, cost: Cost, origin: Origin | None, record: FlowRecorder, goal: Goal, theta: Tensor
     ) -> None:
         self.plan, self.cost, self.origin, self.record = plan, cost, origin, record
         self.t_end, self.t_after, self.limits = goal
-        self.watch: tuple[Watcher, list[str]] | None = None  # with the names of the parameters
+        self.watch: tuple[Watcher, list[str]] | None = None  # the watcher and the parameter names
         self.batches = BatchOrder([plan.seed], len(cost.x), plan.batch_size) if plan.batch_size else None
         self.flow = TrueFlow(cost, plan.time)
         self.stepper = _stepper(plan.method, plan)
         self.step, self.seconds = 0, 0.0
-        self.time = 0.0  # t, at the hand-over or, on the plateau, now
+        self.time = 0.0  # t at the hand-over, or the current t before it
         self.since = 0.0  # t since the hand-over
         self.passed = 0.0  # t since the last row
         self.arc = self.h = 0.0
         self.handover: Handover | None = None
         self.plateau: Plateau | None = None
-        self.recent = [0.0, 0]  # sum and number of the costs since the last row
+        self.recent = [0.0, 0]  # sum and number of costs since the last row
         self.status = "running"
         self.theta = theta = self._placed(theta)
         if origin is not None:
@@ -65,7 +65,7 @@ class Driver:
         self._restart()
 
     def run(self, interrupted: threading.Event, show: Callable[[Row], None], save: Callable[[bool], None]) -> None:
-        """Step until the end; complete the last row."""
+        """Take steps until the flow ends, then complete the last row."""
         began = clock.perf_counter() - self.seconds
         while True:
             row = self._row()
@@ -121,7 +121,7 @@ class Driver:
         return "interrupted" if interrupted.is_set() else "running"
 
     def _left(self) -> float:
-        """Return the time at which to stop, after a hand-over counted from it."""
+        """Return the end time, measured from the hand-over if there was one."""
         if self.handover is None:
             return self.t_end
         return self.t_after if math.isfinite(self.t_after) else self.t_end - self.handover.time
@@ -153,20 +153,20 @@ class Driver:
             self._leave(plateau)
             return
         longest = math.log(min(AIM * room, self.plan.max_growth))
-        stepper = self.stepper  # there are no stiff directions, and no fixed step is suitable
+        stepper = self.stepper  # the plateau is not stiff, and no fixed step size suits it
         if isinstance(stepper, Implicit):
             stepper = _stepper("rk45", self.plan)
         elif isinstance(stepper, Euler):
             stepper = Explicit("heun", COARSE, 0.0)
         left = self.t_end - self.time
         before = self.theta
-        # errors at kinks die away while ||theta|| grows, but not those of the time, nor the last ones
+        # errors at kinks decay while ||theta|| grows, except errors of the time and those near the hand-over
         passing = self.first.clock / self.time if self.time > 0 else math.inf  # d log t / du
         ease = min(max(1.0, min(1 / passing, room**2)), EASE)
         move = self._move(plateau, stepper, longest, self.time, left, ease)
         size = norm(move.theta)
         log_radius = plateau.log_radius + math.log(size)
-        if origin.exceeds(move.theta, log_radius, batch, self.plan.handover_rtol):  # the outputs grew faster: discarded
+        if origin.exceeds(move.theta, log_radius, batch, self.plan.handover_rtol):  # outputs grew faster than predicted
             self.theta = before
             self.h = 0.5 * move.tau
             if room < NEAR or self.h < SHORTEST:
@@ -187,7 +187,7 @@ class Driver:
     def _move(
         self, system: System, stepper: Stepper, longest: float, time: float, left: float, ease: float = 1.0
     ) -> Move:
-        """Take a step that does not go beyond the end of the time."""
+        """Return a step that does not exceed the remaining time ``left``."""
         result = stepper.advance(system, self.theta, self.first, self.h, longest, time, ease)
         for _ in range(20):
             if result.clock <= left * (1 + 1e-9):
@@ -206,7 +206,7 @@ class Driver:
         self._restart()
 
     def _placed(self, theta: Tensor) -> Tensor:
-        """Return the parameters, for Euler's method in the row where they are evaluated without a copy."""
+        """Return the parameters; for Euler's method, in the cost's own buffer, where no copy is needed to evaluate."""
         return self.cost.theta.copy_(theta) if isinstance(self.stepper, Euler) else theta.to(self.cost.theta)
 
     def _hand_over(self, theta: Tensor, log_radius: float, *, at_once: bool) -> None:
@@ -226,7 +226,7 @@ class Driver:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return everything except theta that the next steps depend on, as plain values."""
+        """Return everything that the next steps depend on, except theta and the velocity, as plain values."""
         return {name: getattr(self, name) for name in STATE} | {
             "log_radius": None if self.plateau is None else self.plateau.log_radius,
             "handover": None if self.handover is None else asdict(self.handover),
@@ -252,12 +252,12 @@ class Driver:
         self.cost.evaluations = state["evaluations"]
 
     def _restart(self) -> None:
-        """Choose the length of the first step."""
+        """Set the length of the first step."""
         if self.plateau is not None:
             self.h = FIRST
         else:
             self.h = FIRST * (norm(self.theta) or 1.0) / self.first.speed if self.first.speed > 0 else math.inf
-        self.h = min(self.h, 1e300)  # finite, for the checkpoint
+        self.h = min(self.h, 1e300)  # a checkpoint requires a finite value
 
     def _rate(self, known: Rate | None = None) -> Rate:
         rate = known
@@ -300,7 +300,7 @@ class Driver:
         if self.watch is None:
             return
         gradient = None
-        if self.batches is None:  # the velocity points against grad C, or grad L0 on the plateau
+        if self.batches is None:  # the velocity is a negative multiple of grad C, or of grad L0 on the plateau
             scale = self.first.gradient_norm / self.first.speed if self.first.speed > 0 else 0.0
             gradient = self.first.velocity * -scale
         watcher, names = self.watch
@@ -308,7 +308,7 @@ class Driver:
         show(watcher, names, self.cost.shapes, self.true_theta(), gradient, **about)
 
     def true_theta(self) -> Tensor:
-        """Return the parameters, scaled to their true norm."""
+        """Return the parameters scaled to their true norm."""
         return self.theta if self.plateau is None else self.theta * math.exp(self.plateau.log_radius)
 
 

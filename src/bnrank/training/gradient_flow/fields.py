@@ -1,4 +1,4 @@
-"""Vector fields of the flow: the cost and its gradient, the true flow, the flow of L0, and how long L0 is valid."""
+"""Vector fields of the flow: the cost and its gradient, the true flow, the flow of L0 and its range of validity."""
 
 import math
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from bnrank.training.objectives import LOSSES, MLPObjective, cost_and_gradient
 
 
 class HandCost:
-    """C of an MLP with a loss that `MLPObjective` knows; threads share the blocks of samples.
+    """C of an MLP with a loss supported by `MLPObjective`, with blocks of samples distributed over threads.
 
-    Everywhere ``batch`` holds sample numbers, shape (1, B); None for all samples.
+    In all methods ``batch`` holds sample indices, shape (1, B), or None for all samples.
 
-    ``theta`` is the objective's own row: where the point to evaluate lies in it already, nothing is copied.
+    ``theta`` is the objective's own buffer: a point that is already stored there is evaluated without a copy.
     """
 
     def __init__(self, net: MLP, x: Tensor, y: Tensor, loss: str, workers: Workers) -> None:
@@ -33,14 +33,14 @@ class HandCost:
         self.evaluations = 0
 
     def evaluate(self, theta: Tensor, batch: Tensor | None = None) -> tuple[float, Tensor]:
-        """Return C and its gradient, shape (size,), which lies in a buffer that the next call overwrites."""
+        """Return C and its gradient, shape (size,), in a buffer that the next call overwrites."""
         if theta.data_ptr() != self.theta.data_ptr():
             self.theta.copy_(theta)
         self.evaluations += 1
         return float(self.objective.evaluate(batch)[0]), self.objective.gradient[0]
 
     def outputs(self, theta: Tensor, batch: Tensor | None = None) -> Tensor:
-        """Return f_theta(X), shape (N, d_out), of a network without biases."""
+        """Return f_theta(X), shape (N, d_out), for a network without biases."""
         *inner, last = split(theta, self.shapes)
         a = self.x if batch is None else self.x[batch[0]]
         with self.workers.all_threads(), torch.no_grad():
@@ -57,7 +57,7 @@ class HandCost:
 
 
 class AutogradCost:
-    """C of any module, in eval mode, by automatic differentiation; parameters without a gradient stay as they are."""
+    """C of any module in eval mode, by automatic differentiation; parameters without a gradient stay fixed."""
 
     def __init__(
         self, net: nn.Module, x: Tensor, y: Tensor, loss: str | Callable[..., Any], dtype: torch.dtype, workers: Workers
@@ -115,29 +115,29 @@ TINY = 1e-12
 
 
 def norm(row: Tensor) -> float:
-    """Return the Euclidean norm, added up in float64; float32 to its precision, in a seventh of the time."""
+    """Return the Euclidean norm, accumulated in float64; for float32, blockwise in float32, which is 7x faster."""
     if row.dtype == torch.float32:
         pieces = torch.stack([torch.linalg.vector_norm(piece) for piece in row.split(PIECE)])
-        if bool((pieces > TINY).all()):  # no square has underflown
+        if bool((pieces > TINY).all()):  # no square has underflowed
             return float(torch.linalg.vector_norm(pieces.double()))
     return float(squared_norm(row).sqrt())
 
 
 @dataclass
 class Rate:
-    """The field at a point.
+    """Value of the vector field at a point.
 
     Attributes
     ----------
     velocity : Tensor
         d theta / d tau.
     clock : float
-        dt / d tau, t the time of the gradient flow.
+        dt / d tau, where t is the time of the gradient flow.
     speed : float
         ||d theta / d tau||.
     cosine, slope : float
-        On the plateau, the cosine of the angle between theta and -grad L0, and ||grad L0|| on the unit sphere; else 0
-        and 1.
+        On the plateau, the cosine of the angle between theta and -grad L0, and ||grad L0|| on the unit sphere;
+        otherwise 0 and 1.
     cost, gradient_norm : float
         C and ||grad C|| at the point.
     """
@@ -152,9 +152,10 @@ class Rate:
 
 
 class TrueFlow:
-    """d theta / dt = -grad C(theta), in the time t or in the relative arc length u, du = ||d theta|| / ||theta||.
+    """The flow d theta / dt = -grad C(theta), in time t or in relative arc length u, du = ||d theta|| / ||theta||.
 
-    ``batch`` holds the sample numbers, (1, B), of a step; None for all samples. ``radial``: errors along theta matter.
+    ``batch`` holds the sample indices of a step, shape (1, B), or None for all samples. ``radial`` states whether the
+    error estimate includes the component along theta.
     """
 
     radial = True
@@ -177,11 +178,12 @@ class TrueFlow:
 class Plateau:
     """The flow of L0 (T35), for a bias-free network of depth L, in the relative arc length u.
 
-    A point is phi with theta = r phi, ||phi|| = 1 where a step begins: direction and log-norm are separate, and with
-    w = ||grad L0(phi)|| on the unit sphere, d phi / du = -||phi|| grad L0 / ||grad L0||, dt/du = (r ||phi||)^{2-L} / w.
+    A point is phi with theta = r phi, and ||phi|| = 1 at the start of each step, so direction and log-norm are stored
+    separately. With w = ||grad L0(phi)|| on the unit sphere, d phi / du = -||phi|| grad L0 / ||grad L0|| and
+    dt/du = (r ||phi||)^{2-L} / w.
 
-    The gradient of L0 on the unit sphere is that of C itself at ``scale`` times the point, times scale^{1-L}: the scale
-    is so small that the outputs change the gradient at the outputs by less than it is rounded.
+    The gradient of L0 on the unit sphere is computed as the gradient of C at ``scale`` times the point, times
+    scale^{1-L}. The scale is so small that the outputs change the gradient at the outputs by less than rounding.
     """
 
     radial = False
@@ -193,7 +195,7 @@ class Plateau:
         self._room = torch.empty_like(cost.theta)
 
     def rate(self, theta: Tensor) -> Rate:
-        """Return the field at phi; ``cost`` is C(0) + L0, ``gradient_norm`` ||grad L0||, at theta = r phi."""
+        """Return the field at phi; ``cost`` is C(0) + L0 and ``gradient_norm`` is ||grad L0||, at theta = r phi."""
         size = norm(theta)
         torch.mul(theta, self.scale / size, out=self._room)
         cost, gradient = self.cost.evaluate(self._room, self.batch)
@@ -223,26 +225,26 @@ class Plateau:
 System = TrueFlow | Plateau
 
 
-LIPSCHITZ = {"mse": 2.0, "cross_entropy": 0.5, "logistic": 0.25}  # constants of N grad C, as a function of the outputs
+LIPSCHITZ = {"mse": 2.0, "cross_entropy": 0.5, "logistic": 0.25}  # Lipschitz constants of N grad C in the outputs
 
 
 class Origin:
     """The neighborhood of the origin, where the gradient at the outputs is nearly G = grad C(0) (T34).
 
     The criterion is ||grad C(Y) - G||_F / ||G||_F at the outputs Y. For "mse", "cross_entropy" and "logistic" it is at
-    most c ||Y||_F / ||G||_F with c = 2/N, 1/(2N) and 1/(4N), the Lipschitz constants of grad C, and
-    ||Y||_F <= (r / sqrt L)^L ||X||_F (T35); where this bound suffices no outputs are computed.
+    most c ||Y||_F / ||G||_F with c = 2/N, 1/(2N) and 1/(4N), the Lipschitz constants of grad C. In turn,
+    ||Y||_F <= (r / sqrt L)^L ||X||_F (T35). If this bound is sufficient, no outputs are computed.
 
     Parameters
     ----------
     cost : Cost
-        Of a bias-free network.
+        Cost of a bias-free network.
     depth : int
         L.
     loss : object
-        Its name, or a function.
+        Name of the loss, or a function.
     theta : Tensor
-        Where the flow starts.
+        Initial parameters of the flow.
     """
 
     def __init__(self, cost: Cost, depth: int, loss: object, theta: Tensor) -> None:
@@ -262,7 +264,10 @@ class Origin:
         self.plateau = Plateau(cost, depth, self._scale(sample.double()))
 
     def _scale(self, sample: Tensor) -> float:
-        """Return the largest power of two at which the outputs vanish relative to rounding, in every direction."""
+        """Return the largest power of two as norm of theta for which the outputs are below rounding in all directions.
+
+        They are below rounding if the criterion is at most a tenth of the machine epsilon.
+        """
         target = 0.1 * torch.finfo(self.cost.theta.dtype).eps
         size = norm(sample.flatten())
         for exponent in range(0, -300, -1):
@@ -276,7 +281,7 @@ class Origin:
         raise ValueError("loss: its gradient at zero outputs is not continuous, so that there is no plateau to skip")
 
     def bound(self, log_radius: float, batch: Tensor | None) -> float:
-        """Return (r / sqrt L)^L ||X||_F, which bounds ||Y||_F."""
+        """Return (r / sqrt L)^L ||X||_F, an upper bound on ||Y||_F."""
         size = self.size if batch is None else norm(self.cost.x[batch[0]].flatten())
         return math.exp(min(self.depth * (log_radius - 0.5 * math.log(self.depth)), 700)) * size
 
@@ -286,13 +291,14 @@ class Origin:
         return self._ratio(outputs, batch), norm(outputs.flatten())
 
     def exceeds(self, theta: Tensor, log_radius: float, batch: Tensor | None, handover_rtol: float) -> bool:
-        """Return whether the criterion is violated; by the bound where that is sufficient."""
+        """Return whether the criterion is violated; the outputs are computed only if the bound is not sufficient."""
         return self._ratio_bound(log_radius, batch) > handover_rtol < self.measured(theta, log_radius, batch)[0]
 
     def room(self, theta: Tensor, log_radius: float, batch: Tensor | None, handover_rtol: float) -> float:
-        """Return by how much ||theta|| may grow in this direction before the criterion reaches ``handover_rtol``.
+        """Return the factor by which ||theta|| may grow in this direction before the criterion reaches `handover_rtol`.
 
-        By the bound where it leaves a factor 100, else by the outputs and the homogeneity of degree L.
+        The factor follows from the bound if the bound allows at least 100, otherwise from the outputs and their
+        homogeneity of degree L.
         """
         ratio = self._ratio_bound(log_radius, batch)
         if not ratio * 100**self.depth <= handover_rtol:

@@ -31,7 +31,7 @@ from bnrank.training.settings import FlowSettings, by_hand, check_dtype
 Array = np.ndarray[Any, Any]
 NAME = "flow.safetensors"
 INTERVAL = 60.0  # seconds between checkpoints
-FALL = 1e-3  # of the first loss: a fall by less does not end a plateau
+FALL = 1e-3  # smallest decrease that ends a plateau, relative to the initial loss
 
 
 def flow(
@@ -50,37 +50,38 @@ def flow(
     """Return the gradient flow d theta / dt = -grad C(theta) of one network, integrated with error control.
 
     With ``plateau=SkipPlateau()`` the plateau around the saddle at the origin is skipped (T34, T35). While the
-    outputs are negligible, C = C(0) + L0 with L0 homogeneous of degree L, and direction and norm separate: steps are
-    taken on the unit sphere in the relative arc length u, du = ||d theta|| / ||theta||, and log ||theta|| and t follow,
-    the latter exactly along escape directions (T37). A step moves all of the weights, so that those off the direction
-    keep their own dynamics, which determine the next plateau. It ends when the gradient at the outputs differs from
-    G = grad C(0) by more than ``handover_rtol``: ||grad C(Y) - G||_F > handover_rtol ||G||_F. A step that ends beyond
-    is discarded, and the true flow takes over.
+    outputs are negligible, C = C(0) + L0 with L0 homogeneous of degree L, and the dynamics of direction and norm
+    separate. Steps are taken on the unit sphere in the relative arc length u, du = ||d theta|| / ||theta||. They
+    determine log ||theta|| and t; along escape directions t is exact (T37). Each step updates all weights: weights
+    orthogonal to the escape direction keep their own dynamics, which determine the next plateau. The skipped plateau
+    ends when the gradient at the outputs differs from G = grad C(0) by more than ``handover_rtol``:
+    ||grad C(Y) - G||_F > handover_rtol ||G||_F. A step that violates this criterion is discarded, and the true flow
+    takes over.
 
     Parameters
     ----------
     net : nn.Module
-        The initial network; it is copied, never changed. The flow is computed on its device. MLPs, and Sequentials that
-        are MLPs in effect when the plateau is skipped, are differentiated by hand, other modules by autograd in eval
-        mode. Parameters without a gradient stay fixed.
+        The initial network, which is copied and never changed. The flow is computed on its device. MLPs use an explicit
+        backward pass, as do Sequentials equivalent to MLPs if the plateau is skipped. Other modules are differentiated
+        by autograd in eval mode. Parameters without a gradient stay fixed.
     task : Task or tuple
         Data and loss: (x, y) for the squared error, or (x, y, loss). The loss is a mean over samples
-        (docs/theory.md), "mse", "cross_entropy", "logistic", or a function of outputs (N, d_out) and y whose value is a
-        tensor of one number. x (N, d_in) and y (N, d_out), class numbers (N,), or for "logistic" labels -1 and +1,
-        (N, 1) or (N,).
+        (docs/theory.md): "mse", "cross_entropy", "logistic", or a function of outputs (N, d_out) and y that returns a
+        tensor with one element. x has shape (N, d_in). y has shape (N, d_out), or holds class indices (N,), or for
+        "logistic" labels -1 and +1 of shape (N, 1) or (N,).
     t_end : float, optional
         End of the flow, in units of t; give this or ``t_after`` of ``plateau``.
     solver : str or Solver
-        The method and its tolerances; a string is the method.
+        The method and its tolerances, or the name of the method.
     plateau : SkipPlateau, optional
-        Skip the plateau around the origin. Default: follow it.
+        Skip the plateau around the origin. Default: integrate through it.
     record : int or Record
-        Steps between rows; `Record` also sets singular values and a watcher.
+        Steps between recorded rows. Use `Record` to configure singular values and a watcher.
     limits : Limits, optional
-        A function that ends the flow, limits of evaluations and minutes, and of networks kept.
+        A stopping function, and limits on evaluations, minutes and stored networks.
     out : path or Save, optional
-        Folder for checkpoints. A killed flow loses at most the steps since the last one, and resumes to the same bits
-        (the stiff solvers restart at the point reached).
+        Folder for checkpoints. A killed flow loses at most the steps since the last checkpoint. The resumed flow is
+        bitwise identical to an uninterrupted one, except with the stiff solvers, which restart at the current point.
     dtype : torch.float32 or torch.float64
         Precision of the integration.
     progress : bool
@@ -89,12 +90,13 @@ def flow(
     Returns
     -------
     Flow
-        Times, losses, networks, plateaus, history. After Ctrl-C, the results so far.
+        Times, losses, networks, plateaus and history. After Ctrl-C, the results up to that point.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is wrong, or the plateau cannot be skipped: biases, a module that is no chain, G or x zero.
+        If an argument is invalid, or if the plateau cannot be skipped: the network has biases, the module is not a
+        chain, or G or x is zero.
 
     Notes
     -----
@@ -102,8 +104,8 @@ def flow(
 
     Examples
     --------
-    W_2 W_1 x with one weight each, y = x = 1 and equal weights w: d(w^2)/dt = 4 w^2 (1 - w^2), so that from w^2 = 0.01
-    w^2 = 1/2 is reached at t = log(99) / 4.
+    Consider W_2 W_1 x with one weight per layer, y = x = 1 and equal weights w. Then d(w^2)/dt = 4 w^2 (1 - w^2), and a
+    flow that starts at w^2 = 0.01 reaches w^2 = 1/2 at t = log(99) / 4.
 
     >>> import math, torch, bnrank
     >>> net = bnrank.networks.mlp.from_layers([torch.tensor([[0.1]]), torch.tensor([[0.1]])], slope=1.0)
@@ -154,7 +156,10 @@ def flow(
 
 
 def _network(net: nn.Module, dtype: torch.dtype, skip_plateau: bool) -> nn.Module:
-    """Return a copy to integrate: an MLP where the module is one in effect; refuse what the theory cannot skip."""
+    """Return a copy to integrate, as an MLP if the module is equivalent to one.
+
+    Raises an error if the plateau is to be skipped and the theory does not apply.
+    """
     check_dtype(dtype)
     net = copy.deepcopy(unwrap(net)).cpu()
     check_finite(net)
@@ -181,7 +186,7 @@ def _network(net: nn.Module, dtype: torch.dtype, skip_plateau: bool) -> nn.Modul
 def _data(
     net: nn.Module, task: Task | tuple[Any, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, str | Callable[..., Any]]:
-    """Return x, y and the loss, checked against each other and the network's outputs, on the device."""
+    """Return x, y and the loss on the device, checked for consistency with each other and with the outputs."""
     if not isinstance(task, tuple) or len(task) not in (2, 3):
         task = as_task(task)
         task = (task.x, task.y, task.loss)
@@ -224,7 +229,7 @@ def _result(driver: Driver) -> Flow:
     if handover is not None:
         before = np.arange(history.sizes["step"]) <= handover.row
         passed = history["time_step"].values[0, before]
-        since = np.append(-np.cumsum(passed[:0:-1])[::-1], 0.0)  # back from the hand-over, without cancellation
+        since = np.append(-np.cumsum(passed[:0:-1])[::-1], 0.0)  # backward from the hand-over: no cancellation
         history["time_since_handover"].values[0, before] = since
     elif driver.plan.skip_plateau:
         history["time_since_handover"].values[:] = history["time"].values
@@ -248,11 +253,11 @@ def _result(driver: Driver) -> Flow:
 
 
 def _plateaus(times: Array, loss: Array, gradient_norm: Array, record: FlowRecorder) -> tuple[Any, ...]:
-    """Return the plateaus of the loss with the ranks of the layers at each."""
+    """Return the plateaus of the loss, each with the ranks of the layers."""
     if len(loss) < 3:
         return ()
     fall, counts = float(np.ptp(loss)), FALL * abs(float(loss[0]))
-    if fall <= counts:  # it has not left where it began
+    if fall <= counts:  # the loss has not left its initial plateau
         loss, least = np.full_like(loss, loss[0]), 0.01
     else:
         least = min(max(0.01, counts / fall), 0.99)
@@ -261,7 +266,7 @@ def _plateaus(times: Array, loss: Array, gradient_norm: Array, record: FlowRecor
 
 
 class _Store:
-    """The checkpoints of a flow in a folder; the flow resumes from the one there, unless it is to be overwritten."""
+    """Checkpoints of a flow in a folder. The flow resumes from an existing checkpoint unless ``resume`` is False."""
 
     def __init__(self, folder: Path, driver: Driver, save: Save) -> None:
         self.folder, self.driver, self.every = folder, driver, save.checkpoint_every
@@ -284,7 +289,7 @@ class _Store:
     def offer(self, last: bool) -> None:
         """Write a checkpoint at the end of the flow and when one is due, unless the flow has diverged.
 
-        Networks that are no longer kept are removed after it.
+        Afterwards, the files of networks that are no longer kept are deleted.
 
         Raises
         ------
@@ -305,7 +310,7 @@ class _Store:
         self._last = time.monotonic()
 
     def _forget(self) -> None:
-        """Remove the files of networks that are not kept."""
+        """Delete the files of networks that are no longer kept."""
         kept = {self._network(row) for row in self.driver.record.kept}
         for path in self.folder.glob("network-*.safetensors"):
             if path not in kept and path.stem.removeprefix("network-").isdecimal():

@@ -1,4 +1,4 @@
-"""The record of a flow, and the flow as a result."""
+"""Rows, hand-over and result of a gradient flow."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the record, the argument of the ``stop`` function.
+    """A row of the record; the argument of the ``stop`` function.
 
     Attributes
     ----------
     step, evaluations : int
-        Steps so far, and evaluations of the cost's gradient.
+        Number of steps and of gradient evaluations so far.
     time, since_handover : float
-        t, and t less the time of the hand-over (negative before it is known: the time within the plateau, less all of
-        it, is then not known either and this is -inf).
+        t, and t minus the time of the hand-over. The latter is -inf before the hand-over, whose time is not yet known,
+        and equal to t if no plateau is skipped.
     loss, gradient_norm : float
-        C and ||grad C||; on the skipped plateau C(0) + L0 and ||grad L0||; of the mini-batch with mini-batches.
+        C and ||grad C||. On the skipped plateau, C(0) + L0 and ||grad L0||. With mini-batches, ``gradient_norm`` is
+        that of the current batch and ``loss`` the mean over the batches since the previous row.
     parameter_norm : float
         ||theta||^2.
     phase : str
-        "plateau" while it is skipped, else "flow".
+        "plateau" on the skipped plateau, otherwise "flow".
     """
 
     step: int
@@ -57,17 +58,17 @@ class Handover:
     time : float
         t at the hand-over.
     radius : float
-        ||theta|| there.
+        ||theta|| at the hand-over.
     criterion : float
-        ||grad C(Y) - G||_F / ||G||_F there, at most ``handover_rtol``, unless ``at_once``.
+        ||grad C(Y) - G||_F / ||G||_F at the hand-over, at most ``handover_rtol`` unless ``at_once``.
     bound : float
-        (r / sqrt L)^L ||X||_F, which the norm of the outputs cannot exceed (T35).
+        (r / sqrt L)^L ||X||_F, an upper bound on the norm of the outputs (T35).
     outputs : float
-        ||Y||_F itself.
+        ||Y||_F.
     row, evaluations : int
-        The row of the record, and how many evaluations were made before.
+        Row of the record, and number of evaluations before the hand-over.
     at_once : bool
-        The outputs were not negligible at the start, so that nothing was skipped.
+        True if the outputs were not negligible at the start, so nothing was skipped.
     """
 
     time: float
@@ -82,40 +83,39 @@ class Handover:
 
 @dataclass(frozen=True)
 class Flow(Printed):
-    """A gradient flow.
+    """Result of a gradient flow.
 
     Attributes
     ----------
     times : ndarray
         t of every row of the record.
     times_since_handover : ndarray
-        The same less the time of the hand-over, without the cancellation that t suffers after a long plateau; equal to
-        ``times`` where there was no hand-over.
+        ``times`` minus the time of the hand-over, computed without the cancellation that t suffers after a long
+        plateau. Equal to ``times`` if there was no hand-over.
     loss, gradient_norm, parameter_norm : ndarray
-        C, ||grad C|| and ||theta||^2 per row. With mini-batches C is the mean over the batches since the row before,
-        and the gradient that of the last batch.
+        C, ||grad C|| and ||theta||^2 per row. With mini-batches, C is the mean over the batches since the previous row,
+        and the gradient is that of the last batch.
     networks : list of nn.Module
-        Networks at some of the rows, the first and the last among them.
+        Networks at selected rows, including the first and the last.
     network_rows : list of int
-        The rows they belong to.
+        The rows of ``networks``.
     plateaus : tuple of Plateau
-        Segments in which the loss is nearly constant, with the rank of every layer (singular values above a tenth of
-        the largest).
-        Their times count from the hand-over, like ``times_since_handover``.
+        Segments in which the loss is nearly constant, with the rank of every layer (number of singular values above a
+        tenth of the largest). Times are measured from the hand-over, as in ``times_since_handover``.
     history : xarray.Dataset
-        All of the record over (member, step), as `bnrank.train` gives it, with one member: ``loss``, ``cost``,
+        The full record over (member, step), with one member and in the format of `bnrank.train`: ``loss``, ``cost``,
         ``parameter_norm``, ``gradient_norm``, ``time``, ``time_since_handover``, ``arc_length`` (the integral of
-        ||d theta|| / ||theta||), ``evaluations``; ``weight_singular_values`` (member, step, layer, index), NaN at rows
-        without; coordinate ``phase``.
+        ||d theta|| / ||theta||), ``evaluations``, and the coordinate ``phase``. ``weight_singular_values`` has
+        dimensions (member, step, layer, index) and is NaN at rows where it was not computed.
     handover : Handover or None
-        Where the skipped plateau ended; None if none was skipped or its end was not reached.
+        The end of the skipped plateau; None if no plateau was skipped or its end was not reached.
     evaluations, steps : int
-        How many times cost and gradient were computed, and steps taken.
+        Number of evaluations of cost and gradient, and of steps.
     status : str
-        "finished" (the end of the time), "stopped" (by ``stop``), "evaluations used up", "time is up",
-        "interrupted", "diverged" (not finite; the last row is the last finite one), "stalled" (the steps have come
-        below the rounding of theta or of t), "stationary" (no gradient at all) or "no escape" (the direction has
-        converged to one along which L0 does not fall).
+        "finished" (reached the end time), "stopped" (by ``stop``), "evaluations used up", "time is up", "interrupted",
+        "diverged" (not finite; the last row is the last finite one), "stalled" (steps are below the rounding of theta
+        or t), "stationary" (zero gradient) or "no escape" (the direction has converged to one along which L0 does not
+        decrease).
     seconds : float
         Wall time.
     """
@@ -170,10 +170,10 @@ COLUMNS = {
 
 
 class FlowRecorder(Recorder):
-    """The history of a flow, and the parameters at some rows.
+    """Recorder of the history of a flow and of the parameters at selected rows.
 
-    When there are more than ``max_networks``, every other one is dropped, and half as many are kept from then on; that
-    of the hand-over stays.
+    When more than ``max_networks`` networks are stored, every other one is dropped and the interval between stored
+    networks doubles. The network at the hand-over is always kept.
     """
 
     lanczos = True
@@ -187,7 +187,7 @@ class FlowRecorder(Recorder):
         self.pinned: int | None = None
 
     def record(self, row: Row, passed: float, arc_length: float, theta: Tensor) -> None:
-        """Add a row, ``passed`` after the one before; ``theta`` are the parameters there, shape (size,)."""
+        """Add a row, a time ``passed`` after the previous row, with parameters ``theta``, shape (size,)."""
         number = len(self.rows)
         values = [row.loss, row.loss, row.parameter_norm, row.gradient_norm, row.time, row.since_handover]
         self.add(row.step, torch.tensor([*values, passed, arc_length, row.evaluations], dtype=torch.float64)[:, None])
@@ -198,7 +198,10 @@ class FlowRecorder(Recorder):
             self._keep(number, theta)
 
     def pin(self, row: int, theta: Tensor) -> None:
-        """Keep network and singular values of this row, the last one or the next, whatever the stride."""
+        """Keep the network and singular values of this row, regardless of the stride.
+
+        ``row`` is the last row or the next.
+        """
         self.pinned = row
         if row < len(self.rows):
             self.measure(row, theta[None])
@@ -213,12 +216,12 @@ class FlowRecorder(Recorder):
 
     def _keep(self, number: int, theta: Tensor) -> None:
         self.kept[number] = theta.detach().to("cpu", copy=True)
-        while len(self.kept) - (self.pinned in self.kept) >= max(self.most, 2):  # one more will be the last row
+        while len(self.kept) - (self.pinned in self.kept) >= max(self.most, 2):  # reserve one for the last row
             self.stride *= 2
             kept = self.kept.items()
             self.kept = {row: theta for row, theta in kept if row % self.stride == 0 or row == self.pinned}
 
     def ranks(self, row: int, rtol: float = 0.1) -> tuple[int, ...]:
-        """Return how many singular values of every layer are above ``rtol`` of the largest, at the nearest row."""
+        """Return the number of singular values above ``rtol`` times the largest, per layer, at the nearest row."""
         nearest = min(self.spectra, key=lambda number: abs(number - row))
         return tuple(linalg.rank(self.spectra[nearest][0], rtol).tolist())

@@ -1,4 +1,4 @@
-"""One step at a time: explicit embedded methods, Euler, and SciPy's implicit ones."""
+"""Single steps of the integrators: embedded explicit methods, Euler's method and SciPy's implicit methods."""
 
 import functools
 import math
@@ -12,18 +12,18 @@ from torch import Tensor
 from bnrank.training.gradient_flow.fields import Plateau, Rate, System, norm
 
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0
-KINK = 2.0  # order of decrease of the error below which there is a kink
-QUIET = 3  # steps of the method itself after which a kink is forgotten
-SMALLEST = 1e-15  # a step that moves theta by less than this, relatively, leads nowhere
+KINK = 2.0  # a kink is detected if the error decreases with the step length at an order below this
+QUIET = 3  # steps of the original method after which the kink state is reset
+SMALLEST = 1e-15  # smallest relative change of theta in a step; the flow is stalled below it
 
 
 class StalledError(ArithmeticError):
-    """The steps that the tolerance requires have become too small."""
+    """The tolerance requires steps that are too small."""
 
 
 @dataclass
 class Move:
-    """A step: where it leads, its length in tau and on the clock, the rate there if known, and the next length."""
+    """A step: its end point, its length in tau and in t, the rate at its end if known, and the next step length."""
 
     theta: Tensor
     tau: float
@@ -34,17 +34,17 @@ class Move:
 
 @dataclass(frozen=True)
 class Tableau:
-    """An explicit Runge-Kutta pair; ``errors`` are the rows of the error estimate, the rate at the end included."""
+    """An explicit Runge-Kutta pair; ``errors`` are weight vectors of error estimates, including the rate at the end."""
 
     a: Any
     b: Any
     errors: tuple[Any, ...]
-    order: int  # of the lower method: the step goes with the error's power -1 / (order + 1)
+    order: int  # of the lower-order method: the step is scaled by error^(-1 / (order + 1))
 
 
 @functools.cache
 def _tableau(method: str) -> Tableau:
-    """Return the pair of an explicit method; Heun's error is the difference to Euler's step, h/2 (g1 - g0)."""
+    """Return the pair of an explicit method; the error of Heun's method is h/2 (g1 - g0), relative to Euler's step."""
     from scipy import integrate
 
     if method == "heun":
@@ -55,31 +55,32 @@ def _tableau(method: str) -> Tableau:
 
 
 class Explicit:
-    """An embedded explicit method; the error is measured against ||theta||, so that its scale does not matter.
+    """An embedded explicit method with errors relative to ||theta||, and hence independent of the scale of theta.
 
-    Where a ReLU has its kink the field jumps, and shortening a step makes its error smaller in proportion only: the
-    method would crawl, for good where the flow slides along a kink. This slow decrease identifies a kink. Heun's
-    steps are taken there, accepted if h/2 ||v1 - v0|| is at most a tolerance that begins at 10 rtol, for a kink that is
-    just crossed, and doubles with every step up to ``kink_rtol``; now and then the method itself is tried again.
-    Stepping to and fro across a kink does not add up: the sliding flow is followed to first order in the length of the
-    steps.
+    At a ReLU kink the field is discontinuous, and the error of a step decreases only linearly with its length. The
+    steps of the method would become very short, permanently if the flow slides along a kink. Such a slow decrease of
+    the error identifies a kink, where Heun's steps replace those of the method. They are accepted if h/2 ||v1 - v0|| is
+    at most a tolerance that starts at 10 rtol, for kinks that are merely crossed, and doubles with every step up to
+    ``kink_rtol``. The original method is retried at intervals. The errors of steps back and forth across a kink do not
+    accumulate: the sliding flow is followed to first order in the step length.
 
     Parameters
     ----------
     method : str
         "rk45", "dop853" or "heun".
     rtol : float
-        Error of a step: at most so much of ||theta||, and of the time passed where the clock is not tau itself.
+        Maximum error of a step relative to ||theta||. If the integration variable is not t, also the maximum error of t
+        relative to the elapsed time.
     kink_rtol : float
-        The tolerance at kinks; 0 for none.
+        The tolerance at kinks; 0 disables their treatment.
     """
 
     def __init__(self, method: str, rtol: float, kink_rtol: float) -> None:
         self.tableau, self.rtol, self.kink_rtol = _tableau(method), rtol, kink_rtol if method != "heun" else 0.0
-        self.level = 0  # steps taken at kinks; 0 where all is smooth
-        self.wait = 0  # steps to take at the kink before the method itself is tried again
-        self.returns = 0  # failed attempts to return to the method itself
-        self.quiet = 0  # steps of the method since
+        self.level = 0  # steps taken at kinks; 0 where the field is smooth
+        self.wait = 0  # steps to take at the kink before the original method is retried
+        self.returns = 0  # failed attempts to return to the original method
+        self.quiet = 0  # steps of the original method since the last kink
 
     def state(self) -> list[int]:
         """Return what the next steps depend on."""
@@ -92,14 +93,14 @@ class Explicit:
     def advance(
         self, system: System, theta: Tensor, first: Rate, h: float, longest: float, time: float, ease: float = 1.0
     ) -> Move:
-        """Take a step of about length ``h``, at most ``longest``, from ``theta``, where the field is ``first``.
+        """Return a step of length ``h``, at most ``longest``, from ``theta``, where the field is ``first``.
 
-        It is shortened until the error is within the tolerance. ``time`` has passed on the clock before it. The error
-        in theta that is allowed at kinks is ``ease`` times as large.
+        The step is shortened until the error is within the tolerance. ``time`` is t at its start. ``ease`` multiplies
+        the tolerance on theta at kinks.
         """
         wanted, h = h, min(h, longest)
         smallest = SMALLEST * norm(theta) / first.speed if first.speed > 0 else 0.0
-        before: tuple[float, float] | None = None  # length and error of the attempt before, with the same method
+        before: tuple[float, float] | None = None  # length and error of the previous attempt with the same method
         while True:
             at_kink = self.wait > 0
             table = _tableau("heun") if at_kink else self.tableau
@@ -129,7 +130,7 @@ class Explicit:
                 self.level = self.returns = 0
 
     def _is_kink(self, before: tuple[float, float] | None, h: float, error: float) -> bool:
-        """Return whether to switch to Heun's steps, after the method's own was rejected."""
+        """Return whether to switch to Heun's steps after a rejected step of the original method."""
         slow = before is not None and math.isfinite(before[1]) and error * (before[0] / h) ** KINK > before[1]
         if self.level > 0 or slow:
             self.returns = min(self.returns + 1, 4)
@@ -139,7 +140,7 @@ class Explicit:
 
 
 class Euler:
-    """Steps of a fixed length in t, or shorter: none is longer than ``max_relative_step`` times ||theta||."""
+    """Steps of fixed length in t, shortened to at most ``max_relative_step`` times ||theta||."""
 
     def __init__(self, step: float, max_relative_step: float) -> None:
         self.step, self.max_relative_step = step, max_relative_step
@@ -147,7 +148,7 @@ class Euler:
     def advance(
         self, system: System, theta: Tensor, first: Rate, h: float, longest: float, time: float, ease: float = 1.0
     ) -> Move:
-        """Take a step in place."""
+        """Return a step, taken in place."""
         h = min(self.step, longest)
         if first.speed > 0:
             h = min(h, self.max_relative_step * norm(theta) / first.speed)
@@ -158,7 +159,8 @@ class Euler:
 class Implicit:
     """SciPy's solvers for stiff problems, in t.
 
-    Restarted when ||theta|| has changed, as their tolerance is fixed, and when the flow is resumed.
+    They restart when the flow is resumed and when ||theta|| has changed by a factor of 4, because their absolute
+    tolerance is fixed.
     """
 
     def __init__(self, method: str, rtol: float) -> None:
@@ -171,7 +173,7 @@ class Implicit:
     def advance(
         self, system: System, theta: Tensor, first: Rate, h: float, longest: float, time: float, ease: float = 1.0
     ) -> Move:
-        """Take a step of the solver's choice."""
+        """Return a step whose length the solver chooses."""
         size = norm(theta)
         if self._running is None or not self._size / 4 < size < self._size * 4:
             self._start(system, theta, first, size, longest)
@@ -203,10 +205,11 @@ Stepper = Explicit | Euler | Implicit
 def _attempt(
     table: Tableau, rtol: float, ease: float, system: System, theta: Tensor, first: Rate, h: float, time: float
 ) -> tuple[Tensor, float, Rate | None, float]:
-    """Return the end of a step, its length on the clock, the rate there if computed, and the error over the tolerance.
+    """Return the end of a step, its length in t, the rate there if computed, and the error relative to the tolerance.
 
-    The clock is t less its closed form along an escape direction (T37), weighted so that it is constant there: t is
-    exact along such a direction whatever h is, and just as exact elsewhere as without.
+    The method integrates t minus a multiple of its closed form along escape directions (T37). Along such a direction
+    this difference is constant, so t is exact for every h. Elsewhere the accuracy is the same as without the closed
+    form.
     """
     rates = [first]
     for row in table.a[1:]:
@@ -229,9 +232,7 @@ def _attempt(
         in_clock.append(abs(h * float(np.dot(row[: len(clocks)], clocks))))
     scale = max(size, before)
     errors = [_error(in_theta) / (scale * ease) if scale > 0 else 0.0]
-    ahead = max(
-        clock, first.clock / max(1, system.depth - 2)
-    )  # time to come before theta has gone as far as it is long
+    ahead = max(clock, first.clock / max(1, system.depth - 2))  # time in which theta moves by a distance ||theta||
     errors.append(_error(in_clock) / (time + ahead) if clock > 0 else math.inf)
     worst = max(errors) if all(math.isfinite(e) for e in errors) and math.isfinite(size) else math.inf
     return end, clock, rate, worst / rtol
@@ -247,7 +248,7 @@ def _combined(theta: Tensor | None, rates: list[Rate], weights: Any, h: float) -
 
 
 def _error(estimates: list[float]) -> float:
-    """Return the error estimate; of two (orders 5 and 3) as Hairer, Norsett and Wanner put them together."""
+    """Return the error estimate; two estimates, of orders 5 and 3, are combined as in Hairer, Norsett and Wanner."""
     if len(estimates) == 1 or estimates[0] == 0:
         return estimates[0]
     fifth, third = estimates
