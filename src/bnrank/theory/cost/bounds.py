@@ -13,14 +13,14 @@ from bnrank.networks.functional import check_finite, example
 from bnrank.networks.mlp import MLP
 from bnrank.theory.cost.search import Function, maximize
 
-RANK_FIRST = 1e4  # more than any difference of log pseudo-determinants: the largest rank is searched for first
+RANK_FIRST = 1e4  # exceeds all differences of log pseudo-determinants, so that the rank is maximized first
 
 
 class Certified(float):
     """An immutable number with its evidence as attributes."""
 
     def __new__(cls, value: float, **evidence: Any) -> Self:
-        """Make the number with its evidence."""
+        """Create the number with its evidence."""
         bound = super().__new__(cls, value)
         vars(bound).update(evidence)
         return bound
@@ -35,15 +35,15 @@ class JacobianBound(Certified):
     Attributes
     ----------
     point : Tensor
-        Where the Jacobian was taken, shaped like a sample; float64.
+        Point at which the Jacobian is evaluated, shaped like a sample; float64.
     singular_values : Tensor
         Singular values of Jf(point) minus a bound on their rounding error, (min(d_in, d_out),); float64.
     domain : str or Tensor
         "data", or the box, (d, 2).
     exact : bool
-        Whether the maximum is over all linear regions in the box, so that no point of it gives a larger bound.
+        Whether the maximum is over all linear regions in the box, so that no other point gives a larger bound.
     evaluated : int
-        Number of points or regions that were evaluated.
+        Number of evaluated points or regions.
     """
 
     point: Tensor
@@ -77,7 +77,7 @@ class R1LowerBound(JacobianBound):
     rank : int
         rank Jf(point); the bound requires R0(f) = rank.
     assumes : str
-        The assumption that was not verified; empty where R0(f) = rank is certain, since
+        The assumption that is not verified; empty if R0(f) = rank is certain because
         rank <= Rank_J(f) <= R0(f) <= Rank_BN(f) <= rank.
     """
 
@@ -102,33 +102,34 @@ def lower_bound(
     R(f; Omega, L) is the smallest ||theta||^2 of a fully connected network of depth L, with an activation of slopes in
     [-1, 1], that equals f on Omega (Jacot2023a section 2, Jacot2023b section 3). The points x are those of ``domain``,
     and Omega is the box, or any set that contains a neighborhood of the samples: on isolated points a function has no
-    Jacobian, and any values can be attained at rank 1. The bound holds wherever f is differentiable; points at a kink
-    are left out.
+    Jacobian, and a network of rank 1 can attain any values. The bound holds at every point where f is differentiable;
+    points at a kink are skipped.
 
-    For small chains the maximum over all linear regions is exact. Otherwise it is searched for: at the samples, random
-    points and pieces of segments, and from the best of them across the nearest kinks. The bound of any point holds.
+    For small chains the maximum over all linear regions is exact. Otherwise a search looks for large values: at the
+    samples, at random points and on the linear pieces of segments, then from the best points across the nearest kinks.
+    The bound is valid at any of these points.
 
     Parameters
     ----------
     net : torch.nn.Module
-        Any module that treats samples one by one. The bound is on its function, not on its parameters: the norm of a
-        module whose layers are not full matrices is no upper bound on R. A convolution counts as its dense matrix, in
-        which each entry of the kernel occurs once per output position.
+        Any module that processes samples independently. The bound is on the cost of its function, not on its own
+        parameter norm: the norm of a module whose layers are not full matrices is not an upper bound on R. A
+        convolution counts as its dense matrix, in which each entry of the kernel occurs once per output position.
     x : Tensor or ndarray
         Samples, (N, ...), from which the search starts.
     depth : int, optional
         L. Default: the depth of the module, if it is a chain of linear layers.
     domain : "box", "data" or array (d, 2)
-        The bounding box of the samples, the samples alone, or lower and upper ends of every coordinate. If both ends
-        are the same number x, the box is widened by 1e-6 (1 + |x|) on both sides.
+        The bounding box of the samples, the samples alone, or lower and upper bounds of every coordinate. If both
+        bounds are the same number x, the box is widened by 1e-6 (1 + |x|) on both sides.
     rtol : float
-        Singular values up to ``rtol`` times the largest are left out.
+        Singular values up to ``rtol`` times the largest are ignored.
     starts, rounds : int
-        Number of random points, and of rounds from the best ones.
+        Number of random points, and of rounds that continue from the best ones.
     max_regions : int
-        Largest number of linear regions for an exact maximum; 0 always searches.
+        Largest number of linear regions for an exact maximum; with 0, the maximum is always searched.
     seed : int
-        Seed of the random points.
+        Random seed of the points.
 
     Returns
     -------
@@ -138,7 +139,7 @@ def lower_bound(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, the module is no chain and no depth is given, or it cannot be differentiated.
+        If an argument is out of range, the module is not a chain and no depth is given, or it cannot be differentiated.
 
     Examples
     --------
@@ -176,7 +177,7 @@ def r1_lower_bound(
 
     |A|_+ is the product of the non-zero singular values (Jacot2023b theorem 3). R0(f) is between the largest rank of
     the Jacobian and Rank_BN(f), which is at most the smallest rank of a weight matrix. If these differ, the bound
-    assumes that R0(f) is the largest rank found, and ``assumes`` says so.
+    assumes that R0(f) is the largest rank found, as recorded in ``assumes``.
 
     Parameters
     ----------
@@ -185,12 +186,12 @@ def r1_lower_bound(
     rank : int, optional
         R0(f), if known.
     rtol : float
-        Singular values above ``rtol`` times the largest count for the rank.
+        The rank is the number of singular values above ``rtol`` times the largest.
 
     Returns
     -------
     R1LowerBound
-        The bound as a float, with its point, the rank there and the assumption.
+        The bound as a float, with its point, the rank at that point and the assumption.
 
     Raises
     ------
@@ -237,9 +238,9 @@ class TwoPointBound(Certified):
     Attributes
     ----------
     pair : tuple of int
-        The rows of x, or the row of x and that of y.
+        Two rows of x, or a row of x and a row of y.
     points : tuple of Tensor
-        Those samples, (d_in,), float64.
+        The samples in these rows, (d_in,), float64.
     singular_values : tuple of Tensor
         Singular values of both Jacobians, float64.
     difference : float
@@ -274,7 +275,7 @@ def two_point(
     ||theta||^2 >= (L/2) (||Jf(x)||_{2/L}^{2/L} + ||Jf(y)||_{2/L}^{2/L}) + C^{-2} ||Jf(x) - Jf(y)||_*, where ||A||_p^p
     is the sum of the p-th powers of the singular values, ||A||_* their sum, and C >= 1 bounds the operator norms of
     J a~_l, l = 1..L-2, and of J(a_l -> f), l = 2..L-1, at x and y (Jacot2023b proposition 13, corrected: E5). C depends
-    on the network: the bound is on its norm, not on that of other networks of the same function.
+    on the network: the bound applies to its norm, not to the norm of other networks with the same function.
 
     Parameters
     ----------
@@ -285,9 +286,9 @@ def two_point(
     y : Tensor or ndarray, optional
         Samples to pair with those of x. Default: x.
     max_pairs : int
-        Largest number of pairs; of more samples, random ones are taken.
+        Largest number of pairs; if there are more, random samples are selected.
     seed : int
-        Seed of that choice.
+        Random seed of this selection.
 
     Returns
     -------
@@ -297,8 +298,8 @@ def two_point(
     Raises
     ------
     TypeError, ValueError
-        If the network is no chain, its activation is not ReLU (with slope -1/2 the best constant is 1/3, not 1), or an
-        argument is out of range.
+        If the network is not a chain, its activation is not ReLU (with slope -1/2 the best constant is 1/3, not 1), or
+        an argument is out of range.
 
     Examples
     --------
@@ -322,7 +323,7 @@ def two_point(
     at_y = at_x if y is None else _Jacobians(chain, second[columns])
     found = []
     for i in range(max(len(rows) - 1, 1) if y is None else len(rows)):
-        start = min(i + 1, len(rows) - 1) if y is None else 0  # one sample alone is paired with itself
+        start = min(i + 1, len(rows) - 1) if y is None else 0  # a single sample is paired with itself
         difference = torch.linalg.svdvals(at_x.matrix[i] - at_y.matrix[start:]).sum(1)
         constant = at_y.constant[start:].clamp(min=float(at_x.constant[i]))
         bounds = 0.5 * (at_x.cost[i] + at_y.cost[start:]) + difference / constant**2
@@ -342,14 +343,14 @@ def two_point(
 
 
 def _some(count: int, limit: int, generator: torch.Generator) -> Tensor:
-    """Return the rows 0..count-1, or ``limit`` random ones of them in order."""
+    """Return the rows 0..count-1, or a sorted random subset of ``limit`` of them."""
     if count <= limit:
         return torch.arange(count)
     return torch.randperm(count, generator=generator)[:limit].sort().values
 
 
 class _Jacobians:
-    """At samples: the Jacobians, their singular values, L sum_k s_k^{2/L}, and C of each sample alone."""
+    """Jacobians at samples, their singular values, L sum_k s_k^{2/L}, and the constant C of each single sample."""
 
     def __init__(self, net: MLP, x: Tensor) -> None:
         layers = Layers.of(net, torch.float64)

@@ -1,4 +1,4 @@
-"""A bracket of the representation cost, with a certificate for either end."""
+"""Bracket of the representation cost, with a certificate for each end."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,13 @@ from bnrank.theory.cost.pruning import prune
 from bnrank.theory.cost.rescaling import balance
 from bnrank.theory.cost.search import KINK, Domain, every_region, parameters, slopes_of
 
-MARGIN = 1e-3  # of 1 + |x|: size of the neighborhood of the samples on which an affine network equals the function
-EQUAL = 1e-9  # of the upper bound, or of the largest output: allowed rounding error
+MARGIN = 1e-3  # relative to 1 + |x|: neighborhood of the samples on which an affine network equals the function
+EQUAL = 1e-9  # allowed rounding error, relative to the upper bound or the largest output
 
 
 @dataclass(frozen=True)
 class CostBracket(Printed):
-    """lower <= R(f; Omega, L) <= upper, with the evidence for both.
+    """Bounds lower <= R(f; Omega, L) <= upper, with the evidence for both.
 
     Attributes
     ----------
@@ -32,9 +32,9 @@ class CostBracket(Printed):
     network : MLP
         A network of the same depth that equals f on the domain, in the precision of the given one.
     how : str
-        Construction of that network: "balanced", "pruned and balanced", or "affine" where f is affine on the domain.
+        Construction of that network: "balanced", "pruned and balanced", or "affine" if f is affine on the domain.
     deviation : float
-        max |network(x_i) - f(x_i)| over samples of the domain and outputs, evaluated in float64.
+        max |network(x_i) - f(x_i)| over outputs and samples of the domain, evaluated in float64.
     norm : float
         ||theta||^2 of the given network.
     """
@@ -62,12 +62,12 @@ class CostBracket(Printed):
 
     @property
     def gap(self) -> float:
-        """Upper minus lower end."""
+        """Upper bound minus lower bound."""
         return self.upper - float(self.lower)
 
     @property
     def exact(self) -> bool:
-        """Whether both bounds agree up to rounding, so that R(f; Omega, L) is known."""
+        """Whether both bounds agree up to rounding, so that R(f; Omega, L) is determined."""
         return self.gap <= EQUAL * self.upper
 
 
@@ -84,29 +84,30 @@ def bracket(
 ) -> CostBracket:
     """Return bounds on R(f; Omega, L), the smallest ||theta||^2 of networks of depth L equal to f on Omega (T1, T4).
 
-    L is the depth of the network. The lower end is the Jacobian bound of :func:`lower_bound`. The upper end is the norm
-    of a network: the given one without the neurons that are dead on Omega, pruned and balanced (:func:`prune`,
-    :func:`balance`); where f is A x + c on Omega, also that of W_1 = S^{1/L} V^T, W_l = S^{1/L}, W_L = U S^{1/L}, A = U
-    S V^T, the optimum of linear networks (T2). A ReLU network attains that only if every v_i^T x has one sign on Omega;
-    otherwise the first bias makes it non-negative and the last bias compensates, at an additional cost. The networks
-    may have biases.
+    L is the depth of the network. The lower bound is the Jacobian bound of :func:`lower_bound`. The upper bound is the
+    smallest norm among a few networks that equal f on Omega. The first is the given network without the neurons that
+    are dead on Omega, pruned and balanced (:func:`prune`, :func:`balance`). If f is A x + c on Omega, with A = U S V^T,
+    another is W_1 = S^{1/L} V^T, W_l = S^{1/L}, W_L = U S^{1/L}, the optimum of linear networks (T2). A ReLU network
+    attains the cost of that optimum only if every v_i^T x has one sign on Omega; otherwise the first bias makes it
+    non-negative and the last bias compensates, at an additional cost. The networks may have biases.
 
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        A chain of linear layers with one activation; it is not changed.
+        A chain of linear layers with one activation; not modified.
     x, domain, rtol, starts, rounds, max_regions, seed
         As in :func:`lower_bound`.
 
     Returns
     -------
     CostBracket
-        Both bounds, the point and Jacobian that certify the lower one, the network that certifies the upper one.
+        Both bounds, the point and the singular values that certify the lower one, and the network that certifies the
+        upper one.
 
     Raises
     ------
     TypeError, ValueError
-        If the network is no chain of linear layers with one activation, or an argument is out of range.
+        If the network is not a chain of linear layers with one activation, or an argument is out of range.
 
     Examples
     --------
@@ -150,7 +151,7 @@ def bracket(
 
 
 def _terms(net: MLP, points: Tensor) -> Tensor:
-    """Return the sums of the absolute terms that the outputs consist of, (n, d_out)."""
+    """Return the sums of the absolute values of the terms of the outputs, (n, d_out)."""
     a = points
     for layer in net.layers[:-1]:
         a = leaky_relu(layer(a), net.slope)
@@ -159,7 +160,7 @@ def _terms(net: MLP, points: Tensor) -> Tensor:
 
 
 def _signs(net: MLP, domain: Domain, samples: Tensor, max_regions: int) -> list[Tensor]:
-    """Return 1 for hidden neurons that are >= 0 on the whole domain, -1 for <= 0, and 0 for the others, (n_l,) each."""
+    """Return per hidden layer, (n_l,): 1 for preactivations >= 0 on the whole domain, -1 for <= 0, 0 otherwise."""
     if net.slope == 1:
         return [torch.ones(n, device=samples.device) for n in net.widths[1:-1]]
     if domain.name == "data":
@@ -173,8 +174,8 @@ def _signs(net: MLP, domain: Domain, samples: Tensor, max_regions: int) -> list[
 
 
 def _signs_near(net: MLP, samples: Tensor) -> list[Tensor]:
-    """Return the same for neighborhoods of the samples."""
-    signs, a, silent = [], samples, torch.zeros_like(samples, dtype=torch.bool)  # silent: 0 all around the sample
+    """Return the signs of :func:`_signs` for neighborhoods of the samples."""
+    signs, a, silent = [], samples, torch.zeros_like(samples, dtype=torch.bool)  # silent: 0 near the sample
     for weight, bias in parameters(net)[:-1]:
         z, size = a @ weight.T + bias, KINK * (a.abs() @ weight.abs().T + bias.abs())
         none = ((~silent).double() @ (weight != 0).double().T == 0) & (bias == 0)
@@ -204,7 +205,7 @@ def _ranges(net: MLP, middle: Tensor, half: Tensor) -> tuple[list[Tensor], list[
 
 
 def _without_dead(net: MLP, signs: list[Tensor]) -> MLP:
-    """Return a ReLU network without the weights of neurons that are negative on the whole domain, others unchanged."""
+    """Return the network with all weights of neurons that are dead on the domain set to 0, if it is a ReLU network."""
     if net.slope != 0:
         return net
     weights, biases = [w.detach().clone() for w in net.weights], [b.detach().clone() for b in net.biases]
@@ -217,7 +218,7 @@ def _without_dead(net: MLP, signs: list[Tensor]) -> MLP:
 
 
 def _affine(net: MLP, signs: list[Tensor], domain: Domain) -> MLP:
-    """Return the network with the layers of the optimal linear one that computes the same affine map on the domain."""
+    """Return the network with the optimal linear layers (T2) for the affine map that ``net`` computes on the domain."""
     depth, root = net.depth, 1 / net.depth
     matrix = torch.eye(net.widths[0]).to(domain.lower)
     offset = domain.lower.new_zeros(net.widths[0])

@@ -35,12 +35,12 @@ def linear(a: Any, depth: int, *, rtol: float | None = None) -> float:
     Parameters
     ----------
     a : Tensor, ndarray, list or number
-        A, (d_out, d_in); a vector is a matrix of one column, a number one of one entry.
+        A, (d_out, d_in); a vector is a matrix with one column, a number a matrix with one entry.
     depth : int
         L, at least 1.
     rtol : float, optional
-        Singular values up to ``rtol`` times the largest count as 0; at L = 100, s^{2/L} would turn rounding noise
-        of 1e-17 into 1/2. By default max(d_out, d_in) times the rounding error of A's precision.
+        Singular values up to ``rtol`` times the largest count as 0; at L = 100, s^{2/L} would turn rounding errors
+        of 1e-17 into 1/2. Default: max(d_out, d_in) times the machine epsilon of A's dtype.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def linear(a: Any, depth: int, *, rtol: float | None = None) -> float:
     Raises
     ------
     TypeError, ValueError
-        If A is no finite real matrix, or an argument is out of range.
+        If A is not a finite real matrix, or an argument is out of range.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def diagonal(w: Any, depth: int) -> float:
     Raises
     ------
     TypeError, ValueError
-        If w is no finite real vector, or an argument is out of range.
+        If w is not a finite real vector, or an argument is out of range.
 
     Examples
     --------
@@ -95,8 +95,8 @@ def diagonal(w: Any, depth: int) -> float:
 def linear_corrections(a: Any, rtol: float | None = None) -> Corrections:
     """Return (R0, R1, R2) of a linear map: R(A; L) = L R0 + R1 + R2 / L up to :func:`remainder_bound` (T3).
 
-    R0 = rank A, R1 = 2 log |A|_+, R2 = (1/2) ||log_+ A^T A||_F^2 (Jacot2023b section 3). It is the cost among linear
-    networks; a ReLU network of the same map may cost more on a domain with inputs of both signs.
+    R0 = rank A, R1 = 2 log |A|_+, R2 = (1/2) ||log_+ A^T A||_F^2 (Jacot2023b section 3). R(A; L) is the cost among
+    linear networks; a ReLU network of the same map may cost more on a domain with inputs of both signs.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def remainder_bound(a: Any, depth: int, *, rtol: float | None = None) -> float:
     Returns
     -------
     float
-        The bound; 0 where all singular values are 0 or 1, infinite where it overflows.
+        The bound; 0 if all singular values are 0 or 1, infinite if it overflows.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The expansion of the norm in the depth, fitted to measured norms."""
+"""Fit of the expansion of the norm in the depth to measured norms."""
 
 import math
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from scipy import stats
 from bnrank._core import validation
 
 Array = NDArray[Any]  # float64
-LEVEL = 0.95  # of the intervals
+LEVEL = 0.95  # confidence level of the intervals
 ALPHA = 0.01  # significance level
-DRIFT = 0.25  # drift of the slope over the depths that the omitted terms may explain
-SCATTER = 0.25  # of the depth: the norms of neighboring ranks are about the depth apart
-ROUNDING = 1e-10  # of the largest norm
+DRIFT = 0.25  # largest drift of the slope over the depths that the omitted terms may explain
+SCATTER = 0.25  # largest residual relative to the depth; norms of neighboring ranks differ by about the depth
+ROUNDING = 1e-10  # relative to the largest norm
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Expansion:
     R0, R1, R2 : float
         Least-squares estimates.
     R0_interval, R1_interval, R2_interval : tuple of float
-        95 percent intervals; infinite where there are as many norms as coefficients.
+        95 percent confidence intervals; infinite if there are only as many norms as coefficients.
     residual : float
         Root mean square of the residuals, in units of the norm.
     p_value : float
@@ -78,21 +78,22 @@ def expand(
     For the representation cost of one function (T1) R0 is a rank and R1 measures regularity (Jacot2023b); the omitted
     terms are O(1 / L^2).
 
-    Intervals have the variance of the residuals and Student's t with n - 3 degrees of freedom, or ``sigma`` and the
+    Intervals use the variance of the residuals and Student's t with n - 3 degrees of freedom, or ``sigma`` and the
     normal distribution. If a further term c / L^2 is significant, they are widened by 1.5 times its effect on each
     coefficient.
 
-    The fit is refused (``fits`` is False)
+    The fit is rejected (``fits`` is False)
 
     - with ``sigma``: if chi^2 = sum of squared residuals / sigma^2 is too large for n - 3 degrees of freedom;
-    - without: if a norm is off by more than L / 4. Neighboring ranks are about L apart, so these are not norms of one
-      rank: a mixture, or a collapse. Also if the misfit is significant and large: over the depths the slope, apart from
-      R2 / L, drifts by more than 1/4. Significance is by an F test of lack of fit against the scatter at repeated
-      depths, or, if no depth is repeated, by a test of a term in L^2.
+    - without ``sigma``: if a residual exceeds L / 4. The norms of neighboring ranks differ by about L, so these norms
+      do not belong to one rank: they are a mixture, or some networks collapsed. Also if the misfit is significant and
+      large: over the depths, the slope, apart from R2 / L, drifts by more than 1/4. Significance is determined by an F
+      test of lack of fit against the scatter at repeated depths, or, if no depth is repeated, by a test of a term in
+      L^2.
 
-    Significant means p < 0.01. The fit is undetermined (None) with fewer than 4 different depths; with 4 that are not
-    repeated and no ``sigma``, unless a norm is off by too much; and if the slope seems to drift by more than 1/2, but
-    the norms are too few or too noisy for significance.
+    Significant means p < 0.01. The fit is undetermined (``fits`` is None) with fewer than 4 different depths; with 4
+    depths that are not repeated and no ``sigma``, unless a residual is too large; and if the estimated drift of the
+    slope exceeds 1/2, but the norms are too few or too noisy for significance.
 
     Parameters
     ----------
@@ -199,7 +200,7 @@ def _least_squares(columns: Array, y: Array) -> tuple[Array, Array, Array]:
 
 
 def _with_term(columns: Array, y: Array, term: Array) -> tuple[Array, float]:
-    """Return the coefficients with one more term, and its p-value (NaN: unknown)."""
+    """Return the coefficients with one more term, and the p-value of that term (NaN if unknown)."""
     if len(np.unique(columns[:, 0])) < 4:
         return np.full(4, math.nan), math.nan
     estimate, gaps, inverse = _least_squares(np.c_[columns, term], y)

@@ -22,11 +22,11 @@ class Pruned:
     network : MLP
         The smaller network. A hidden layer that loses all neurons keeps one with zero weights.
     removed : tuple of tuple of int
-        For l = 1..L-1: neurons of the original network that were dropped or folded into the next bias.
+        For l = 1..L-1: neurons of the original network that are removed or folded into the next bias.
     merged : tuple of tuple of (int, tuple of int)
-        For l = 1..L-1: neurons that were kept, each with those that were merged into it.
+        For l = 1..L-1: neurons that are kept, each with those that are merged into it.
     exact_on : "everywhere" or "samples"
-        Where the function is the same, up to rounding and ``rtol``: "samples" if activations at ``x`` were used.
+        Where the function is unchanged, up to rounding and ``rtol``: "samples" if activations at ``x`` are used.
     norm_before, norm : float
         ||theta||^2 before and after, in float64.
     """
@@ -47,8 +47,8 @@ def prune(net: nn.Module, x: Tensor | np.ndarray | None = None, *, rtol: float =
     - dead neurons, on no path of non-zero weights from an input or a bias to an output, are removed;
     - constant neurons, with zero in-weights, are folded into the next bias, b_{l+1} += sigma(b) W_{l+1}[:,i], unless
       that would raise the norm (a chain of constants can be a cheaper way to a large bias);
-    - parallel neurons, with (W_l[i,:], b_l[i]) = c (W_l[j,:], b_l[j]), c > 0 (any c != 0 for slope 1), are merged, the
-      columns of W_{l+1} added up: W_{l+1}[:,j] += c W_{l+1}[:,i].
+    - parallel neurons, with (W_l[i,:], b_l[i]) = c (W_l[j,:], b_l[j]), c > 0 (any c != 0 for slope 1), are merged by
+      adding the columns of W_{l+1}: W_{l+1}[:,j] += c W_{l+1}[:,i].
 
     With ``x``, further steps that are exact on these samples, but possibly not elsewhere:
 
@@ -56,18 +56,18 @@ def prune(net: nn.Module, x: Tensor | np.ndarray | None = None, *, rtol: float =
     - neurons whose activations over the samples are multiples of each other are merged into the one with the
       smallest in-norm for its activation.
 
-    Neurons that are linear on all samples stay. A merged neuron is rescaled so that its in- and out-norm agree: with
-    r_i, w_i the in-weights (bias included) and out-weights of those merged, it costs
+    Neurons that are linear on all samples are kept. A merged neuron is rescaled so that its in- and out-norm agree.
+    With r_i, w_i the in-weights (bias included) and out-weights of the neurons merged into it, its squared norm is
     2 min_i(||r_i|| / c_i) ||sum_i c_i w_i|| <= sum_i 2 ||r_i|| ||w_i|| <= sum_i ||r_i||^2 + ||w_i||^2.
 
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        What :func:`bnrank.networks.as_mlp` takes. It is not changed.
+        Any network that :func:`bnrank.networks.as_mlp` accepts; not modified.
     x : Tensor or ndarray, optional
         Samples, (N, d_in).
     rtol : float
-        Two vectors are parallel if, scaled to unit length, they are no farther apart than this.
+        Two vectors are parallel if their distance, after scaling to unit length, is at most this.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def prune(net: nn.Module, x: Tensor | np.ndarray | None = None, *, rtol: float =
     Raises
     ------
     TypeError
-        If the network is no chain of linear layers with one activation, or ``x`` is not floating point.
+        If the network is not a chain of linear layers with one activation, or ``x`` is not floating point.
     ValueError
         If parameters or ``x`` are not finite, or ``x`` has the wrong shape.
 
@@ -112,18 +112,18 @@ def prune(net: nn.Module, x: Tensor | np.ndarray | None = None, *, rtol: float =
 
 
 class _Work:
-    """A chain that loses neurons, and a record of which."""
+    """A chain from which neurons are removed, and a record of them."""
 
     def __init__(self, chain: Arrays, rtol: float) -> None:
         self.weights, self.biases = [w.copy() for w in chain.weights], [b.copy() for b in chain.biases]
-        self.chain = Arrays(self.weights, self.biases, chain.slope)  # of these lists, which change in place
+        self.chain = Arrays(self.weights, self.biases, chain.slope)  # shares these lists, which change in place
         self.slope, self.rtol, self.changes = chain.slope, rtol, 0
         self.labels = [np.arange(len(w)) for w in self.weights[:-1]]
         self.removed: list[list[int]] = [[] for _ in self.labels]
         self.merged: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in self.labels]
 
     def until_nothing_changes(self, x: Array | None) -> None:
-        """Go over the layers, on the samples if there are any, for as long as there is something to cut."""
+        """Prune layer by layer, using the samples if given, until nothing changes."""
         before = -1
         while before < self.changes:
             before, inputs = self.changes, x
@@ -146,7 +146,7 @@ class _Work:
         return np.where(z > 0, z, self.slope * z)
 
     def _remove(self, l: int, which: Mask) -> None:  # noqa: E741
-        """Delete neurons of hidden layer l (from 0); the last one is set to zero instead."""
+        """Delete neurons of hidden layer l (from 0); the last remaining one is set to zero instead."""
         which = which.copy()
         if which.all():
             which[0] = False
@@ -168,7 +168,7 @@ class _Work:
         self.changes += int(which.sum())
 
     def _fold(self, l: int) -> None:  # noqa: E741
-        """Fold constant neurons into the next bias where this does not raise the norm."""
+        """Fold constant neurons into the next bias if this does not raise the norm."""
         if not self.biases:
             return
         folded = np.zeros(len(self.labels[l]), bool)
@@ -176,7 +176,7 @@ class _Work:
             value, column = self.biases[l][i], self.weights[l + 1][:, i]
             bias = self.biases[l + 1] + (value if value > 0 else self.slope * value) * column
             raised = np.vdot(bias, bias) - np.vdot(self.biases[l + 1], self.biases[l + 1])
-            if raised <= 2 * abs(value) * np.linalg.norm(column):  # what the neuron costs if balanced
+            if raised <= 2 * abs(value) * np.linalg.norm(column):  # squared norm of the balanced neuron
                 self.biases[l + 1], folded[i] = bias, True
         self._remove(l, folded)
 

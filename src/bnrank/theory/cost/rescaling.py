@@ -1,4 +1,4 @@
-"""The smallest norm that rescaling of neurons attains."""
+"""Minimization of the norm over rescalings of neurons."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Balancing:
     norm_before, norm : float
         ||theta||^2 before and after, biases included; the latter in float64, before rounding to the network's dtype.
     residual : float
-        The remaining :func:`bnrank.balance.residual`, likewise.
+        The remaining :func:`bnrank.balance.residual`, in float64 as ``norm``.
     dead : tuple of Tensor
-        For l = 1..L-1, (n_l,), bool: neurons set to zero, through which no path of non-zero weights leads from an input
+        For l = 1..L-1, (n_l,), bool: neurons set to zero because they are on no path of non-zero weights from an input
         or a bias to an output.
     newton_steps, sweeps : int
-        Iterations of either kind.
+        Number of iterations of each kind.
     """
 
     network: nn.Module
@@ -58,24 +58,24 @@ class Balancing:
 def balance(net: nn.Module) -> nn.Module:
     r"""Return the network of smallest norm among the rescalings of its neurons.
 
-    Neuron i of layer l is rescaled by c_{l,i} > 0: its row of W_l and b_l[i] are multiplied, its column of W_{l+1} is
-    divided. The function stays the same, since sigma_s(c z) = c sigma_s(z). The norm ||theta||^2, biases included, is a
-    sum of exponentials of differences of the log c; it is strictly convex, with its minimum where every hidden neuron
-    is balanced (T14; Jacot2023a, Proposition 12 and Remark 6):
+    Neuron i of layer l is rescaled by c_{l,i} > 0: its row of W_l and b_l[i] are multiplied by it, its column of
+    W_{l+1} is divided by it. The function does not change, since sigma_s(c z) = c sigma_s(z). The norm ||theta||^2,
+    biases included, is a sum of exponentials of differences of the log c. It is strictly convex, and minimal where
+    every hidden neuron is balanced (T14; Jacot2023a, Proposition 12 and Remark 6):
 
         ||W_l[i,:]||^2 + b_l[i]^2 = ||W_{l+1}[:,i]||^2,   l = 1..L-1.
 
-    It has no minimum if neurons are on no path of non-zero weights from an input or a bias to an output. The infimum
-    sets all their weights to zero, which does not change the function either; that network is returned.
+    The minimum does not exist if some neurons are on no path of non-zero weights from an input or a bias to an output.
+    The infimum then has all their weights equal to zero, which does not change the function; that network is returned.
 
-    Method: Newton steps on the logs of both sides. The matrix is that of a random walk up and down the layers, block
-    tridiagonal, with an inverse of at most L^2 / 8 for all scales; a step costs O(sum_l n_l^3). A step that does not
-    lower the norm is replaced by a sweep that balances one layer after the other, which always lowers it.
+    Method: Newton steps on the logs of both sides. The matrix is that of a random walk up and down the layers. It is
+    block tridiagonal, with an inverse of at most L^2 / 8 for all scales; a step costs O(sum_l n_l^3). A step that does
+    not lower the norm is replaced by a sweep that balances one layer after the other, which always lowers it.
 
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        A chain, as for :func:`bnrank.networks.as_mlp`; any slope, with or without biases. It is not changed.
+        A chain, as for :func:`bnrank.networks.as_mlp`; any slope, with or without biases. It is not modified.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def balance(net: nn.Module) -> nn.Module:
     Raises
     ------
     TypeError
-        If the network is no chain of linear layers with one activation.
+        If the network is not a chain of linear layers with one activation.
     ValueError
         If it has NaN or infinite parameters.
 
@@ -120,7 +120,7 @@ def balancing(net: nn.Module) -> Balancing:
     chain = Arrays.of(net)
     balanced, steps, sweeps = chain.balanced()
     result = copy.deepcopy(unwrap(net))
-    layers = [m for m in result.modules() if isinstance(m, nn.Linear)]  # in the order in which they are called
+    layers = [m for m in result.modules() if isinstance(m, nn.Linear)]  # in call order
     with torch.no_grad():
         for layer, weight, bias in itertools.zip_longest(layers, balanced.weights, balanced.biases):
             layer.weight.copy_(torch.from_numpy(weight))
@@ -166,7 +166,7 @@ class Arrays:
 
     @property
     def all_biases(self) -> list[Array]:
-        """The biases, zeros if there are none."""
+        """The biases, or zeros if there are none."""
         return self.biases or [np.zeros(len(w)) for w in self.weights]
 
     def alive(self) -> list[Mask]:
@@ -211,7 +211,7 @@ class Arrays:
 
 
 def _norms(rows: Array) -> Array:
-    """Return the norms of the rows, whether or not their squares overflow or underflow."""
+    """Return the norms of the rows, even if their squares overflow or underflow."""
     with np.errstate(over="ignore", under="ignore"):
         squares = np.einsum("ij,ij->i", rows, rows)
     if squares.min() > 1e-280 and squares.max() < 1e280:
@@ -222,13 +222,13 @@ def _norms(rows: Array) -> Array:
 
 def _scaled(weight: Array, below: Scale, above: Scale) -> Array:
     (m, e), (n, f) = above, below
-    if max(np.abs(e).max(initial=0), np.abs(f).max(initial=0)) < 500:  # the same, faster
+    if max(np.abs(e).max(initial=0), np.abs(f).max(initial=0)) < 500:  # same result, faster
         return weight * (np.ldexp(m, e)[:, None] / np.ldexp(n, f))
     return np.ldexp(weight * (m[:, None] / n), e[:, None] - f)
 
 
 class _State:
-    """A chain without dead neurons, its neurons' scales, and how far it is from balanced with them."""
+    """A chain without dead neurons, the scales of its neurons, and the remaining imbalance with these scales."""
 
     def __init__(self, chain: Arrays, scales: list[Scale]) -> None:
         self.original, self.scales, self.chain = chain, scales, chain.scaled(scales)
@@ -248,7 +248,7 @@ class _State:
             twos = np.rint(d / LN2)
             mantissa, carry = np.frexp(m * np.exp(d - twos * LN2))
             scales.append((mantissa, e + carry + twos.astype(int)))
-        with np.errstate(over="ignore", invalid="ignore"):  # a step too long, which is not taken
+        with np.errstate(over="ignore", invalid="ignore"):  # too long a step, rejected later
             return _State(self.original, scales)
 
 
@@ -275,7 +275,7 @@ def _minimize(chain: Arrays) -> tuple[_State, int, int]:
 
 
 def _newton(state: _State) -> list[Array]:
-    """Return d with 2 d_l - P_l d_{l-1} - Q_l d_{l+1} = gap_l, P and Q the shares in the squares of either norm."""
+    """Return d with 2 d_l - P_l d_{l-1} - Q_l d_{l+1} = gap_l; P and Q are shares of the squared in- and out-norms."""
     weights, incoming, outgoing = state.chain.weights, state.incoming, state.outgoing
     ratios: list[Array] = []  # d_l = offsets_l + ratios_l d_{l+1}
     offsets: list[Array] = []

@@ -1,4 +1,4 @@
-"""Maximization over a domain of a function of the Jacobian's singular values."""
+"""Maximization of a function of the Jacobian's singular values over a domain."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from bnrank.networks.functional import check_finite, example
 from bnrank.networks.mlp import MLP, leaky_relu
 
 KEPT = 8  # best points from which the search continues
-PATIENCE = 3  # times without a better point
-STEPS = 32  # new points from each of them
-OVERSHOOT = 1e-3  # of the distance to a hyperplane that is crossed
-MOST_INPUTS = 8  # beyond that regions are slow to enumerate
-CANDIDATES = 64  # points that are tried where the best ones are kinks
-SHRINK = 1e-12  # relative error allowed for in a Jacobian that autograd computes
-FLAT = 1e-6  # by which a box without extent in a coordinate is widened, relative to 1 + |x|
-KINK = 1e-12  # a preactivation that is smaller, relative to its terms, may be of either sign
+PATIENCE = 3  # rounds without a better point before the search stops
+STEPS = 32  # new points from each of the best points
+OVERSHOOT = 1e-3  # relative overshoot when a step crosses a hyperplane
+MOST_INPUTS = 8  # with more inputs, enumerating the regions is slow
+CANDIDATES = 64  # number of points that are tried if the best ones are at kinks
+SHRINK = 1e-12  # assumed relative error of a Jacobian that autograd computes
+FLAT = 1e-6  # relative to 1 + |x|: a box without extent in a coordinate is widened by this
+KINK = 1e-12  # a preactivation smaller than this, relative to its terms, may have either sign
 EPS = torch.finfo(torch.float64).eps
 
 Objective = Callable[[Tensor], Tensor]  # (n, K) singular values -> (n,) scores
 
 
 class Function:
-    """A module as a function of flat points, with the singular values of its Jacobian; a chain where it is one."""
+    """A module as a function of flattened points, with the singular values of its Jacobian, and its chain if any."""
 
     def __init__(self, net: nn.Module, x: Any) -> None:
         check_finite(net)
@@ -65,13 +65,13 @@ class Function:
         return self.chain.depth
 
     def singular_values(self, points: Tensor) -> Tensor:
-        """Return the singular values of Jf at flat points, (n, K), descending."""
+        """Return the singular values of Jf at flattened points, (n, K), descending."""
         if self.chain is not None:
             return Jacobian(self.chain, points, kink_rtol=None).singular_values
         return Jacobian(self.module, points.reshape(-1, *self.shape), kink_rtol=None).singular_values.cpu()
 
     def certified(self, point: Tensor) -> Tensor | None:
-        """Return lower bounds on the singular values of Jf at a point; None where f has a kink."""
+        """Return lower bounds on the singular values of Jf at a point, or None if f has a kink there."""
         if self.chain is not None:
             matrix, error, kink = rounded(self.chain, point)
             return None if kink else (torch.linalg.svdvals(matrix) - error).clamp(min=0.0)
@@ -86,7 +86,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Domain:
-    """Where points may lie: at the samples, or in a box."""
+    """The admissible points: the samples, or a box."""
 
     name: str
     lower: Tensor
@@ -94,7 +94,7 @@ class Domain:
 
     @classmethod
     def of(cls, domain: Any, x: Tensor) -> Domain:
-        """Read ``"data"``, ``"box"`` (the bounding box of x) or an array (d, 2)."""
+        """Return the domain for ``"data"``, ``"box"`` (the bounding box of x) or an array (d, 2)."""
         if isinstance(domain, str):
             name = validation.choice(domain, "domain", ["box", "data"])
             return cls(name, *_widened(x.amin(0), x.amax(0)))
@@ -114,7 +114,7 @@ class Domain:
         return torch.stack([self.lower, self.upper], 1)
 
     def inside(self, points: Tensor) -> Tensor:
-        """Return those of the points that lie in the box."""
+        """Return the points that lie in the box."""
         return points[((points >= self.lower) & (points <= self.upper)).all(1)]
 
 
@@ -127,11 +127,12 @@ def maximize(
     max_regions: object,
     seed: object,
 ) -> dict[str, Any]:
-    """Return a differentiable point of the domain where the objective is large, as the attributes of a bound.
+    """Return the attributes of a bound at a differentiable point of the domain where the objective is large.
 
-    Small chains: all linear regions. Else the samples and, in a box, ``starts`` random points and pieces of segments;
-    then up to ``rounds`` times points across the nearest kinks around the best, and at random distances from them.
-    Without a differentiable point it is the first sample, with all singular values 0.
+    For small chains, the search covers all linear regions. Otherwise it evaluates the samples and, in a box, ``starts``
+    random points and pieces of segments; then, in up to ``rounds`` rounds, points across the kinks nearest to the best
+    points, and points at random distances from these. If no point is differentiable, the result is the first sample,
+    with all singular values 0.
     """
     where = Domain.of(domain, function.x)
     starts, rounds = validation.integer(starts, "starts"), validation.integer(rounds, "rounds", 0)
@@ -160,7 +161,7 @@ def maximize(
 def _searched(
     function: Function, domain: Domain, objective: Objective, points: Tensor, starts: int, rounds: int, seed: int
 ) -> tuple[Tensor, int]:
-    """Return the best points of a search that starts from the given ones and random others, and how many were tried."""
+    """Return the best points of a search from the given and further random points, and the number of points tried."""
     generator = torch.Generator().manual_seed(seed)
     points = torch.cat([points, _starts(function, domain, starts, generator)])
     scores = objective(function.singular_values(points))
@@ -169,7 +170,7 @@ def _searched(
         order = scores.argsort(descending=True, stable=True)
         sorted_scores = scores[order]
         drop = sorted_scores.diff(prepend=scores.new_full((1,), torch.inf)) < -1e-9 * sorted_scores.abs()
-        order = order[drop][:KEPT]  # of the points of one region one
+        order = order[drop][:KEPT]  # one point per region
         points, scores = points[order], scores[order]
         idle = idle + 1 if float(scores[0]) <= best + 1e-12 * abs(best) else 0
         if idle == PATIENCE:
@@ -183,7 +184,7 @@ def _searched(
 
 
 def _best(function: Function, objective: Objective, points: Tensor, exact: bool) -> tuple[Tensor, Tensor, bool] | None:
-    """Return the best of the points, its certified values, and whether no point beats it; near it at kinks."""
+    """Return the best of the points or, at kinks, one nearby; its certified values; and whether it is the maximum."""
     scores = objective(function.singular_values(points))
     order = scores.argsort(descending=True, stable=True)
     best, found = -torch.inf, None
@@ -207,7 +208,7 @@ def _best(function: Function, objective: Objective, points: Tensor, exact: bool)
 
 
 def _all_regions(function: Function, domain: Domain, max_regions: int) -> Tensor | None:
-    """Return a point of every linear region in the box, or None where there are too many, or no chain."""
+    """Return a point of every linear region in the box, or None if there are too many or the module is no chain."""
     if function.chain is None:
         return None
     if function.chain.slope == 1:
@@ -217,9 +218,9 @@ def _all_regions(function: Function, domain: Domain, max_regions: int) -> Tensor
 
 
 def every_region(net: MLP, domain: Domain, max_regions: int) -> regions.Regions | None:
-    """Return all linear regions in the box, or None where there are, or may be, more than ``max_regions``.
+    """Return all linear regions in the box, or None if there are, or may be, more than ``max_regions``.
 
-    The estimate is that of one layer in general position: sum_{j <= d_in} (hidden neurons over j).
+    The estimated number is that of one layer in general position: sum_{j <= d_in} (hidden neurons over j).
     """
     hidden, d_in = sum(net.widths[1:-1]), net.widths[0]
     if d_in > MOST_INPUTS or sum(math.comb(hidden, j) for j in range(d_in + 1)) > max_regions:
@@ -229,13 +230,13 @@ def every_region(net: MLP, domain: Domain, max_regions: int) -> regions.Regions 
 
 
 def _widened(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ends with sides of length 0 made a little longer."""
+    """Return the bounds of the box with sides of length 0 slightly widened."""
     flat = FLAT * (1 + torch.maximum(lower.abs(), upper.abs())) * (lower == upper)
     return lower - flat, upper + flat
 
 
 def _starts(function: Function, domain: Domain, count: int, generator: torch.Generator) -> Tensor:
-    """Return random points of the box; of a chain also points of all pieces of segments between samples or points."""
+    """Return random points of the box; for a chain, also points on all linear pieces of segments between points."""
     x, ends = function.x, (domain.lower, domain.upper)
 
     def even(n: int) -> Tensor:
@@ -255,7 +256,7 @@ def _starts(function: Function, domain: Domain, count: int, generator: torch.Gen
 
 
 def _neighbors(function: Function, domain: Domain, point: Tensor, generator: torch.Generator) -> Tensor:
-    """Return points across the nearest kinks, and at random distances, from a thousandth of the box to all of it."""
+    """Return points across the nearest kinks, and at random distances, from a thousandth of the box to its size."""
     draw = torch.randn(STEPS, len(point), generator=generator, dtype=torch.float64)
     radius = 10 ** (-3 * torch.rand(STEPS, 1, generator=generator, dtype=torch.float64))
     steps = (radius * draw).to(point.device) * (domain.upper - domain.lower)
@@ -265,14 +266,14 @@ def _neighbors(function: Function, domain: Domain, point: Tensor, generator: tor
 
 
 def parameters(net: MLP) -> list[tuple[Tensor, Tensor]]:
-    """Return the weight and the bias of every layer, zeros if there are no biases."""
+    """Return the weight and the bias of every layer; biases are zeros if there are none."""
     weights = [weight.detach() for weight in net.weights]
     biases = [bias.detach() for bias in net.biases] or [weight.new_zeros(len(weight)) for weight in weights]
     return list(zip(weights, biases, strict=True))
 
 
 def _hidden_layers(net: MLP, point: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Iterate over the hidden layers at a point: W_l, b_l's and a_{l-1}'s terms of a~_l in size, a~_l, J a~_l."""
+    """Yield, per hidden layer at a point, W_l, the sum of the absolute terms of a~_l, a~_l, and J a~_l."""
     a, jacobian = point, torch.eye(len(point)).to(point)
     for weight, bias in parameters(net)[:-1]:
         z, gradient = weight @ a + bias, weight @ jacobian
@@ -281,7 +282,7 @@ def _hidden_layers(net: MLP, point: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
 
 
 def _crossings(net: MLP, point: Tensor) -> Tensor:
-    """Return the steps from a point across the kinks of single neurons, the shortest first."""
+    """Return the steps from a point across the kinks of single neurons, shortest first."""
     steps = [point.new_zeros(0, len(point))]
     for _, _, z, gradient in _hidden_layers(net, point):
         square = (gradient * gradient).sum(1)

@@ -16,14 +16,14 @@ from bnrank.theory.cost.pruning import prune
 from bnrank.theory.cost.rescaling import Array, Arrays
 from bnrank.training import train
 
-RIDGES = (1e-1, 1e-2)  # of the two stages, in units of mean ||y||^2 / L
-SPREAD = 1e-3  # the last start's ridge over the first's: a large ridge loses small directions, a small one is slow
-POLISHED = 3  # best starts that are polished
+RIDGES = (1e-1, 1e-2)  # ridges of the two stages, in units of mean ||y||^2 / L
+SPREAD = 1e-3  # ratio of the last start's ridge to the first's: large ones lose small directions, small ones are slow
+POLISHED = 3  # number of best starts that are polished
 CORRECTIONS = 30  # largest number of Gauss-Newton corrections
-EXACT = 1e-11  # error of the interpolation while polishing, of the largest |y|
-GAIN = 1e-10  # of the norm, per iteration of polishing
-MAX_ENTRIES = 2**27  # of the parameter Jacobian: 1 GiB
-RANK = 1e-13  # eigenvalues of J J^T above it, relative to the largest, are inverted
+EXACT = 1e-11  # interpolation error while polishing, relative to the largest |y|
+GAIN = 1e-10  # smallest relative decrease of the norm per polishing iteration
+MAX_ENTRIES = 2**27  # entries of the parameter Jacobian: 1 GiB
+RANK = 1e-13  # eigenvalues of J J^T above this, relative to the largest, are inverted
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,14 @@ class Solution:
     Attributes
     ----------
     network : MLP
-        The best network found, balanced and pruned, in float64. If no start interpolates, the one closest to it.
+        The best network found, balanced and pruned, in float64. If no start interpolates, the one with the smallest
+        error.
     norm : float
         Its ||theta||^2, biases included: an upper bound on the smallest norm if ``interpolates``.
     error : float
         max_i |f(x_i) - y_i|, over samples and outputs.
     norms : tuple of float
-        For each start, the norm at which it interpolates (the best ones polished); inf if it does not.
+        For each start, the norm at which it interpolates (after polishing, for the best ones); inf if it does not.
     interpolates : bool
         Whether ``error`` <= rtol * max |y|.
     """
@@ -65,24 +66,28 @@ def solve(
     steps: int = 300,
     polish: int = 100,
 ) -> Solution:
-    r"""Return the network of smallest norm found through given points, min ||theta||^2 s.t. f(x_i) = y_i (T1).
+    r"""Return the interpolating network of smallest norm found, min ||theta||^2 s.t. f(x_i) = y_i (T1).
 
     The norm found is an upper bound on the minimum over networks of this depth (and on R(f; {x_i}, L) of the function
-    found): the problem is not convex, and a global minimum is not certified. A lower bound needs the Jacobian of f
+    found): the problem is not convex, and a global minimum is not certified. A lower bound requires the Jacobian of f
     (T4).
 
-    Method: all starts are trained as one ensemble on data scaled to unit size, with the loss
-    (1/N) sum ||f(x_i) - y_i||^2 + lambda ||theta||^2 in two stages of falling ridge, each start with its own. Every
-    one is brought to interpolate by Gauss-Newton corrections of minimum norm, theta += J^T (J J^T)^+ (y - f), J the
-    Jacobian of the outputs in theta; those that fail are trained on without ridge and tried again. They are pruned on
-    the samples and balanced. The best three are polished: a step towards the point of minimum norm that satisfies the
-    linearized constraints, J^T (J J^T)^+ (J theta + y - f), then corrections and balancing, while the norm falls. Where
-    the optimum is on ReLU kinks at the samples, this stops short of it (by 1e-4 of the norm on three points).
+    Method:
+
+    1. All starts are trained as one ensemble on data scaled to unit size, with the loss
+       (1/N) sum ||f(x_i) - y_i||^2 + lambda ||theta||^2, in two stages of decreasing ridge. Each start has its own
+       ridge.
+    2. Gauss-Newton corrections of minimum norm, theta += J^T (J J^T)^+ (y - f), with J the Jacobian of the outputs in
+       theta, make every network interpolate. Starts that fail are trained further without ridge and corrected again.
+    3. The networks are pruned on the samples and balanced.
+    4. The best three are polished: a step towards the point of minimum norm that satisfies the linearized constraints,
+       J^T (J J^T)^+ (J theta + y - f), then corrections and balancing, while the norm decreases. If the optimum is on
+       ReLU kinks at the samples, polishing stops short of it (by 1e-4 of the norm on three points).
 
     Parameters
     ----------
     x, y : Tensor or ndarray
-        Samples, (N, d_in), and values, (N, d_out), floating point. The same x may come twice with the same y.
+        Samples, (N, d_in), and values, (N, d_out), floating point. A sample may be repeated with the same y.
     depth : int
         L, number of weight layers.
     width : int
@@ -90,15 +95,15 @@ def solve(
     slope : float
         s in (-1, 1), 0 for ReLU, or 1 for linear networks.
     bias : bool
-        Whether the network has biases; they count in the norm.
+        Whether the network has biases, which are included in the norm.
     starts : int
         Number of random starts.
     seed : int
-        Seed of the first start; the others have the seeds that follow.
+        Seed of the first start; the others use consecutive seeds.
     rtol : float
         Largest error relative to max |y| that counts as interpolation.
     steps : int
-        Evaluations of loss and gradient per stage.
+        Number of evaluations of loss and gradient per stage.
     polish : int
         Largest number of polishing iterations for each of the three best starts.
 
@@ -110,7 +115,7 @@ def solve(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, or the same x comes with different y.
+        If an argument is out of range, or the same x occurs with different y.
 
     Examples
     --------
@@ -155,7 +160,7 @@ def solve(
 
 
 def _distinct(x: Tensor, y: Tensor, allowed: float) -> tuple[Tensor, Tensor]:
-    """Return the samples, each x once; raise where the same x has different y."""
+    """Return the samples without repetitions; raise ValueError if the same x has different y."""
     points, inverse = torch.unique(x, dim=0, return_inverse=True)
     first = torch.full((len(points),), len(x)).scatter_reduce(0, inverse, torch.arange(len(x)), "amin")
     differing = (y - y[first[inverse]]).abs().amax(1) > allowed
@@ -172,7 +177,7 @@ def _theta(chain: Arrays) -> Array:
 
 
 def _at(chain: Arrays, theta: Array) -> Arrays:
-    """Return the chain with other parameters."""
+    """Return the chain with the parameters ``theta``."""
     held = [*chain.weights, *chain.biases]
     pieces = np.split(theta, np.cumsum([p.size for p in held])[:-1])
     parts = [piece.reshape(p.shape) for p, piece in zip(held, pieces, strict=True)]
@@ -197,7 +202,7 @@ def _linearized(chain: Arrays, x: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, order=True)
 class _Start:
-    """A network on its way: its norm, infinite where it does not interpolate, and its error."""
+    """An intermediate network, its norm (infinite if it does not interpolate) and its error."""
 
     norm: float
     error: float
@@ -210,12 +215,12 @@ class _Training:
     def __init__(self, net: MLP, x: Tensor, y: Tensor, steps: int) -> None:
         self.net, self.steps = net, steps
         self.units = [float((data**2).mean().sqrt()) or 1.0 for data in (x, y)]
-        repeats = 2 if len(x) == 1 else 1  # training wants two samples
+        repeats = 2 if len(x) == 1 else 1  # training needs two samples
         self.task = Task((x / self.units[0]).repeat(repeats, 1), (y / self.units[1]).repeat(repeats, 1))
         self.members: dict[int, MLP] = {}
 
     def trained(self, seeds: list[int], stages: Sequence[float] = RIDGES) -> list[Arrays]:
-        """Return the networks of these seeds after stages of training with ridges in units of mean ||y||^2 / L."""
+        """Return the networks of these seeds, trained in stages with ridges in units of mean ||y||^2 / L."""
         ridges = np.geomspace(1.0, SPREAD, len(seeds)) * float((self.task.y**2).sum(1).mean()) / self.net.depth
         for stage in stages if seeds else ():
             run = train(
@@ -239,19 +244,19 @@ class _Training:
 
 
 class _Search:
-    """Networks brought to interpolate the data, and moved to lower norms while they do."""
+    """Corrects networks until they interpolate the data, and lowers their norm while they interpolate."""
 
     def __init__(self, x: Array, y: Array, allowed: float) -> None:
         self.x, self.y, self.allowed = x, y, allowed
         self.exact = EXACT * float(np.abs(y).max())
 
     def interpolating(self, chain: Arrays) -> _Start:
-        """Correct, and if it interpolates then, prune and balance."""
+        """Return the corrected network, pruned and balanced if it interpolates."""
         found = self._corrected(chain)
         return found if found.norm == math.inf else self._tidied(found.chain)
 
     def polished(self, start: _Start, iterations: int) -> _Start:
-        """Lower the norm along the interpolating networks."""
+        """Return a network of lower norm that interpolates."""
         if start.error > self.exact:
             return start
         part, now = 1.0, start
@@ -275,11 +280,11 @@ class _Search:
         return _Start(chain.norm if error <= self.allowed else math.inf, error, chain)
 
     def _tidied(self, chain: Arrays) -> _Start:
-        """Prune on the samples, balance, and correct rounding errors."""
+        """Return the network pruned on the samples and balanced, with rounding errors corrected."""
         return self._corrected(Arrays.of(prune(chain.network(), self.x).network).balanced()[0])
 
     def _corrected(self, chain: Arrays) -> _Start:
-        """Bring a network to interpolate, or as near as it comes."""
+        """Return the network after corrections: interpolating, or as close to it as they get."""
         outputs, jacobian = _linearized(chain, self.x)
         for _ in range(CORRECTIONS):
             gap = (self.y - outputs).ravel()
@@ -288,7 +293,7 @@ class _Search:
             theta, step = _theta(chain), _shortest(jacobian, gap)
             for part in (1.0, 0.5, 0.25, 0.125):
                 nearer = _at(chain, theta + part * step)
-                with np.errstate(over="ignore", invalid="ignore"):  # a step too long, which is not taken
+                with np.errstate(over="ignore", invalid="ignore"):  # too long a step, rejected later
                     found = _linearized(nearer, self.x)
                     better = float(np.linalg.norm(self.y - found[0])) < float(np.linalg.norm(gap))
                 if better:
@@ -300,7 +305,7 @@ class _Search:
 
 
 def _shortest(jacobian: Array, right: Array) -> Array:
-    """Return J^T (J J^T)^+ right, the shortest v with J v = right."""
+    """Return J^T (J J^T)^+ right, the solution v of J v = right of minimum norm."""
     values, vectors = np.linalg.eigh(jacobian @ jacobian.T)
     kept = values > RANK * values[-1]
     return jacobian.T @ (vectors[:, kept] @ ((vectors[:, kept].T @ right) / values[kept]))

@@ -1,4 +1,4 @@
-"""What gradient flow conserves: found for any feedforward module (T42 to T49)."""
+"""Conserved quantities of gradient flow, for any feedforward module (T42 to T49)."""
 
 from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.finding import Findings, find

@@ -1,10 +1,11 @@
-"""Which entries of the values inside a network must be scaled together, and which may be mixed.
+"""Classes of entries of the hidden values that must be scaled together, and blocks of classes that may be mixed.
 
-Every entry of every value (of one sample) gets a number. Two entries are tied where the network is unchanged only if
-both are scaled alike: before and after an activation, along an identity skip, over the positions of a convolution's
-channel. The connected components are the *classes*. A class that holds nothing fixed (the input, the output, anything
-outside the theory) is free: scaling it by a positive number, what writes it by the same and what reads it by the
-inverse leaves the function as it is. Classes that sit alike in the network may also be mixed with each other.
+Every entry of every value (for one sample) gets a number. Two entries are tied if the function is preserved only when
+both are scaled by the same factor: before and after an activation, along an identity skip, over the positions of a
+convolution's channel. The connected components are the *classes*. A class without fixed entries (the input, the output,
+anything outside the theory) is free: the function does not change if the class and the weights that write it are scaled
+by a positive number, and the weights that read it by the inverse. Classes in equivalent positions of the network may
+also be mixed with each other.
 """
 
 import itertools
@@ -21,22 +22,22 @@ from bnrank.theory.invariants.entries import Entries, Slot, components, mixed, s
 
 @dataclass(frozen=True)
 class Block:
-    """Free classes that sit alike in the network, n of them.
+    """A set of n free classes in equivalent positions of the network.
 
     Attributes
     ----------
     terms : tuple of tuple of (Slot, ndarray, ndarray)
-        What touches the classes. A term has one or more pieces: a slot, the classes that it touches (k,), and its
-        channels that touch them (k, m), in an order in which equal places correspond; the pieces of a term cover all n
-        classes.
+        The parameters that read or write the classes. A term has one or more pieces: a slot, its classes (k,), and its
+        channels that read or write them (k, m), ordered so that equal positions correspond. The pieces of a term cover
+        all n classes.
     parts : ndarray
         (n,), equal for classes that may be mixed: all of them, or those in the same group of a grouped convolution.
     activations : ndarray
-        (n, a), the numbers of the entries that activations give, in an order in which equal places correspond.
+        (n, a), the numbers of the entries of activation outputs, ordered so that equal positions correspond.
     nodes : tuple of str
         The nodes with an entry in the classes.
     diagonal : str
-        Why the classes may not be mixed at all, "" where they may.
+        Reason why the classes may not be mixed at all; "" if they may.
     """
 
     size: int
@@ -48,12 +49,12 @@ class Block:
 
     @property
     def slots(self) -> list[Slot]:
-        """What touches the classes, each once, in the order of the network."""
+        """The slots that read or write the classes, without repetitions, in the order of the network."""
         return list({id(slot): slot for pieces in self.terms for slot, _, _ in pieces}.values())
 
 
 def blocks(graph: LayerGraph, parameters: Tensors) -> tuple[list[Block], Entries]:
-    """Return the free classes of a network in blocks that sit alike, in the order of the network.
+    """Return the free classes of a network, grouped in blocks in equivalent positions, in the order of the network.
 
     Parameters
     ----------
@@ -81,11 +82,11 @@ def blocks(graph: LayerGraph, parameters: Tensors) -> tuple[list[Block], Entries
 
 
 def numbers(graph: LayerGraph, parameters: Tensors, entries: Entries) -> list[Block]:
-    """Return the scalings of all that goes into, or comes out of, a learnable number that multiplies several classes.
+    """Return the scalings of the inputs or outputs of a learnable number that multiplies several classes.
 
-    For :func:`blocks` such a number is fixed; here it takes up the scaling. One block per class. Numbers join the class
-    that goes in to the one that comes out: scaling all classes that are joined at once is a sum of what blocks have, so
-    that one of them is left out, on the side of the fewer ones, unless something fixed is among them.
+    :func:`blocks` treats such a number as fixed; here it absorbs the scaling. There is one block per class. A number
+    connects its input class to its output class. Scaling all connected classes together is a sum of the scalings of
+    :func:`blocks`, so one class is omitted, on the side with fewer classes, unless one of them is fixed.
     """
     if not entries.kept:
         return []
@@ -118,14 +119,14 @@ def _ranks(labels: Array) -> tuple[Array, Array]:
 
 
 def _per_class(contexts: Array, labels: Array, rank: Array, number: int) -> Array:
-    """Return a number per class that is equal where all contexts are, rank by rank."""
+    """Return a number per class; it is equal for classes whose contexts all agree, rank by rank."""
     result = np.zeros(number, dtype=np.uint64)
     np.add.at(result, labels, mixed(contexts + mixed(rank)))
     return result
 
 
 def _assemble(entries: Entries, labels: Array, block: Array, parts: Array) -> list[Block]:
-    """Return what touches the classes of every block, in orders that correspond between the classes."""
+    """Return the blocks with the slots that read or write their classes, ordered consistently between classes."""
     entries.label, entries.block = labels, block
     rank, opening = _ranks(labels)
     number = block.max(initial=-1) + 1
@@ -185,10 +186,10 @@ class Stage:
     Attributes
     ----------
     blocks : tuple of int
-        Their numbers.
+        Indices of the blocks.
     cuts : tuple of two tuples of str
-        Parameters of the cut before and of the cut behind: weights from what is on the side of the input to the rest,
-        and the biases in the rest. A weight whose entries are partly in a cut is named in it.
+        Parameters of the cut before and of the cut after the stage: weights from the input side to the rest, and the
+        biases in the rest. A weight with some of its entries in a cut is listed in it.
     """
 
     blocks: tuple[int, ...]
@@ -196,12 +197,12 @@ class Stage:
 
 
 def stages(entries: Entries, found: list[Block]) -> list[Stage]:
-    """Return the stages without anything fixed in them, in the order of the network.
+    """Return the stages without fixed classes, in the order of the network.
 
-    Vertices are the blocks (those with the same parameters are one) and the fixed classes; edges are the trained
-    weights, and what is outside the theory. A stage is a strongly connected component without a fixed class: two sets
-    of edges, from the vertices that are not behind it, without and with the stage itself, to the rest, are crossed once
-    by every path. Where an edge without a weight crosses, there is no such cut.
+    Vertices are the blocks (those with the same parameters are merged) and the fixed classes; edges are the trained
+    weights, and the operations outside the theory. A stage is a strongly connected component without a fixed class. It
+    has two cuts: the edges from the vertices that do not come after it, without or with the stage itself, to the rest.
+    Every path crosses each cut once. If an edge without a weight crosses, there is no such cut.
     """
     block, labels = entries.block, entries.label
     alike: dict[tuple[frozenset[str], ...], int] = {}

@@ -24,11 +24,11 @@ class Piece:
     Attributes
     ----------
     parameter, axis, groups
-        Its name; 0 for its rows, 1 for its columns, -1 for single entries; the groups of a convolution.
+        Name of the parameter; 0 for its rows, 1 for its columns, -1 for single entries; the groups of a convolution.
     shape : tuple of int
-        Of the parameter.
+        Shape of the parameter.
     members, channels : ndarray
-        (k,) which of the n places of the quantity, and (k, m) their channels.
+        Indices among the n channels of the quantity, (k,), and the channels of the parameter there, (k, m).
     """
 
     parameter: str
@@ -75,42 +75,44 @@ class Term:
 class Conserved:
     """A quantity that gradient flow conserves (LeJegelka2022; T44-T46): in-weights minus out-weights of channels.
 
-    With theta(t) following d theta/dt = -grad C, C any differentiable function of the outputs on any data,
-    Q(theta(t)) is constant: theta -> exp(s M) theta leaves the outputs as they are, and Q(theta) = <theta, M theta>,
-    M symmetric.
+    If theta(t) follows d theta/dt = -grad C, where C is any differentiable function of the outputs on any data, then
+    Q(theta(t)) is constant. The reason is that theta -> exp(s M) theta does not change the outputs, and
+    Q(theta) = <theta, M theta> with M symmetric.
 
     Attributes
     ----------
     name : str
-        Unique among what :func:`bnrank.invariants.find` returns for a module, e.g. "vertex layers.0 | layers.1".
+        Name, unique among the quantities that :func:`bnrank.invariants.find` returns for a module, e.g.
+        "vertex layers.0 | layers.1".
     kind : str
-        "vertex": (n,), squares of what writes channel u minus squares of what reads it. "pair": (n, n) with a zero
-        diagonal, the products of u and v instead, conserved where both are active on the same samples. "matrix":
-        (n, n), W1 W1^T - W2^T W2 with vertex on its diagonal; between groups of a grouped convolution it is 0 by
-        definition. "layer": (), a difference of the sums of squares of two cuts.
+        "vertex": (n,), the sum of squares of the weights that write channel u minus that of the weights that read it.
+        "pair": (n, n) with a zero diagonal, products of the weights of channels u and v instead of squares, conserved
+        if both are active on the same samples. "matrix": (n, n), W1 W1^T - W2^T W2, with the vertex quantity on its
+        diagonal; entries between groups of a grouped convolution are 0 by definition. "layer": (), the difference of
+        the sums of squares of two cuts.
     ids : tuple of str
-        The statements it belongs to: "T44", a case of T45 as "T45 (1)", "T45, beyond the source", "T44-T45, identity
-        stream", "T44-T45, sums" of several writers or readers that are no residual block, "T44-T45" for the rest; "no
-        gradient" where nothing reads the value, or nothing writes it, so that its weights do not move at all.
+        The statements it belongs to: "T44", a case of T45 such as "T45 (1)", "T45, beyond the source", "T44-T45,
+        identity stream", "T44-T45, sums" for several writers or readers that do not form a residual block, "T44-T45"
+        for the rest; "no gradient" if nothing reads or nothing writes the value, so that its weights do not move.
     reason : str
-        Why it is conserved and why no more than that.
+        Why it is conserved, and why no larger quantity is.
     assumption : str
-        What has to hold.
+        Condition for conservation.
     biases : str
         How biases enter.
     size : int
-        n; of a "layer" the number of channels between the cuts.
+        n; for a "layer", the number of channels between the cuts.
     layers : tuple of two tuples of str
         Names of the parameters that enter with +, and with -.
     terms : tuple of Term
         The weights that enter, with + and -.
     parts : ndarray
-        (n,), equal for channels that may be mixed; entries of pairs and matrices between different ones are 0.
+        (n,), equal for channels that may be mixed; entries of pairs and matrices between different parts are 0.
     cuts : tuple of two tuples of str
-        Of a "layer", the parameters of the two cuts whose sums of squares differ by a constant. Where a parameter is
-        in a cut with some of its entries only, as behind a concatenation, it is named all the same.
+        For a "layer", the parameters of the two cuts whose sums of squares differ by a constant. A parameter is listed
+        even if only some of its entries are in the cut, as after a concatenation.
     every : mapping of str to tuple of int
-        Names and shapes of all parameters of the module it was found for: others are refused.
+        Names and shapes of all parameters of the module it was found for; other modules raise a ValueError.
     """
 
     name: str
@@ -133,19 +135,19 @@ class Conserved:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of its value."""
+        """Shape of its value."""
         return {"vertex": (self.size,), "layer": ()}.get(self.kind, (self.size, self.size))
 
     def value(self, net: nn.Module) -> Tensor:
         """Return the quantity at the module's parameters, in float64.
 
-        The module is the one it was found for, or one with parameters of the same names and shapes; a ValueError names
-        what differs.
+        The module is the one it was found for, or one with parameters of the same names and shapes; otherwise a
+        ValueError names the difference.
         """
         return self.of(self._checked(net))
 
     def _checked(self, net: nn.Module) -> dict[str, Tensor]:
-        """Return a module's parameters, if it can be the one that the quantity was found for."""
+        """Return a module's parameters, if they match those of the module that the quantity was found for."""
         named: dict[str, Tensor] = dict(unwrap(net).named_parameters())
         for name in dict.fromkeys([*self.every, *named] if self.every else []):
             came = str(tuple(named[name].shape)) if name in named else "no such parameter"
@@ -183,18 +185,18 @@ class Conserved:
         Parameters
         ----------
         net : torch.nn.Module
-            The module the quantity was found for; it is left as it is and run in eval mode.
+            The module the quantity was found for; it is not modified, and run in eval mode.
         x, y : Tensor
-            Samples, and what the loss compares the outputs with.
+            Samples and targets.
         loss : "mse", "cross_entropy", "logistic" or callable
             "mse": mean over samples of the squared error summed over outputs. "cross_entropy": mean of -log softmax at
-            the class numbers y. "logistic": mean of log(1 + exp(-y f)), y = -1 or 1. A callable takes (outputs, y) and
-            returns a number.
+            the class indices y. "logistic": mean of log(1 + exp(-y f)), y = -1 or 1. A callable takes (outputs, y) and
+            returns a scalar.
 
         Returns
         -------
         Tensor
-            The shape of the value: 0 up to rounding, or T47 for a pair with different activation patterns.
+            Same shape as the value: 0 up to rounding, or the rate of T47 for a pair with different activation patterns.
         """
         self._checked(net)
         weights, flow = gradient(net, example(net, x), lambda outputs: cost(outputs, y, loss))
@@ -203,7 +205,7 @@ class Conserved:
     def rate_along(self, parameters: Tensors, gradient: Tensors) -> tuple[Tensor, Tensor]:
         """Return -2 B(theta, g), dQ/dt for g = grad C, and the size of the terms that cancel in it.
 
-        The size is the sum of the absolute values of the products; of a pair or matrix an upper bound of it.
+        The size is the sum of the absolute values of the products; for a pair or matrix, an upper bound on it.
         """
         rate = -2 * self.between(parameters, gradient)
         if self.kind in ("vertex", "layer"):
@@ -214,7 +216,7 @@ class Conserved:
         return rate, outer + outer.T
 
     def _sums(self, a: Tensors, b: Tensors, *, signed: bool) -> Tensor:
-        """Return sums over the weights of every channel, or of all of them for a layer."""
+        """Return sums over the weights of every channel, or over all channels for a layer."""
         total = torch.zeros((), dtype=torch.float64)
         for sign, u, v in self._rows(a, b):
             sums = (u * v).sum(1) * (sign if signed else 1)
@@ -276,7 +278,7 @@ def cost(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
 
 
 def loss_of(x: Tensor, y: Tensor | None, outputs: int) -> tuple[str, Tensor, str]:
-    """Return a loss, the values it compares the outputs with, and its formula; mean ||f||^2 without targets.
+    """Return the loss that fits the targets, the targets, and its formula; mean ||f||^2 without targets.
 
     Examples
     --------

@@ -101,7 +101,7 @@ def _terms(terms: Iterable[tuple[tuple[Slot, Array, Array], ...]], entries: Entr
 
 
 def differences(entries: Entries, found: list[Block]) -> list[Conserved]:
-    """Return the quantities of T46, the differences of the cut before and the cut behind every stage."""
+    """Return the quantities of T46, the differences of the cut before and the cut after every stage."""
     graph, result = entries.graph, []
     for stage in stages(entries, found):
         inside: Counter[tuple[str, int]] = Counter()
@@ -150,7 +150,7 @@ def _names(nodes: list[Node]) -> str:
 
 
 def _case(graph: LayerGraph, writers: list[Node], readers: list[Node], order: dict[str, int]) -> str:
-    """Return the case of T45 of a value, by what writes and what reads it."""
+    """Return the case of T45 that applies to a value, from its writers and readers."""
     if not writers or not readers:
         return SEVERAL
     if min(order[r.name] for r in readers) < max(order[w.name] for w in writers):
@@ -190,7 +190,7 @@ def _side(graph: LayerGraph, nodes: list[Node], *, before: bool) -> str:
 def _skipped(graph: LayerGraph, first: Node, second: Node) -> Node | None:
     """Return D where two maps are Y and Z of a block x -> Z sigma(Y x) + D x; the sum itself where D is the identity.
 
-    Between Y and Z there is an activation at most. D is the identity or trained: diagonal or any matrix.
+    Between Y and Z there is at most an activation. D is the identity or trained: diagonal or any matrix.
     """
     inner = graph[second.inputs[0]]
     if inner.op == "activation":

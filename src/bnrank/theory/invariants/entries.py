@@ -1,4 +1,4 @@
-"""The entries of all values inside a network: ties, operations on them, and which are fixed."""
+"""The entries of all hidden values of a network: their ties, the operations on them, and the fixed ones."""
 
 import hashlib
 from collections.abc import Collection
@@ -18,7 +18,7 @@ _FixedMap = tuple[int, Array, Array | None, Array | None]
 
 @dataclass(frozen=True)
 class Slot:
-    """One side of a learnable parameter: where its channels write to or read from.
+    """One side of a learnable parameter: the entries that its channels write or read.
 
     Attributes
     ----------
@@ -29,13 +29,13 @@ class Slot:
     role : str
         "write" and "read" of a matrix or kernel, "bias", and "scale in" and "scale out" of a diagonal.
     axis : int
-        Of the parameter, along which its channels are: 0 or 1, -1 for all of its entries.
+        Axis of the parameter that indexes its channels: 0 or 1, or -1 if every entry is a channel.
     groups : int
-        Of a convolution.
+        Number of groups of a convolution.
     entries : ndarray
-        (channels, positions), the entries that channel touches; they are tied.
+        (channels, positions), the entries that each channel reads or writes; they are tied.
     key : int
-        Equal for slots that do the same thing: the same operation on the same value, or into the same value.
+        Equal for equivalent slots: the same operation on the same value, or into the same value.
     """
 
     node: str
@@ -48,12 +48,12 @@ class Slot:
 
     @property
     def sign(self) -> int:
-        """1 for what writes the entries, -1 for what reads them."""
+        """1 if the slot writes the entries, -1 if it reads them."""
         return -1 if self.role in ("read", "scale in") else 1
 
 
 class Entries:
-    """The entries of a graph: ties, what is pinned, what learnable parameters touch.
+    """The entries of a graph: their ties, the pinned ones, and those that learnable parameters read or write.
 
     Parameters
     ----------
@@ -90,11 +90,11 @@ class Entries:
 
     @property
     def pinned(self) -> Array:
-        """The numbers of the entries that nothing may scale."""
+        """The numbers of the entries that may not be scaled."""
         return np.concatenate([pin.ravel() for pin in self._pins])
 
     def node_of(self, entries: Array) -> Array:
-        """Return the position in the graph of the node that each entry is of."""
+        """Return the position in the graph of the node that each entry belongs to."""
         return np.searchsorted(self.starts, entries, side="right") - 1
 
     def labels(self, without: Collection[str] = ()) -> Array:
@@ -108,7 +108,7 @@ class Entries:
         return components(a, b, int(self.starts[-1]))
 
     def contexts(self, rank: Array) -> tuple[Array, Array]:
-        """Return for every entry a number for what is done to it, without and for the groups of convolutions."""
+        """Return a number per entry that identifies the operations on it, without and with convolution groups."""
         coarse, fine = np.zeros((2, self.starts[-1]), dtype=np.uint64)
         for slot in self.slots:
             channels, positions = slot.entries.shape
@@ -136,7 +136,7 @@ class Entries:
         self._ties.append((a.ravel(), b.ravel()))
 
     def _map(self, key: int, given: Array, source: Array | None = None, weight: Array | None = None) -> None:
-        """Add a fixed map, entry by entry: the entries given, those they come from, and the weights."""
+        """Add a fixed map entry by entry: output entries, input entries, and weights."""
         self._maps.append((key, given, source, weight))
         if source is not None:
             self._tie(source, given)
@@ -203,7 +203,7 @@ class Entries:
         self._shift(node)
 
     def _sides(self, node: Node) -> tuple[Array, Array]:
-        """Return the entries that a matrix or kernel gives and takes, (channels, positions) each."""
+        """Return the output and input entries of a matrix or kernel, (channels, positions) each."""
         given, taken = self.of(node.name), self.of(node.inputs[0])
         if node.op == "linear":
             return given.reshape(-1, given.shape[-1]).T, taken.reshape(-1, taken.shape[-1]).T
@@ -229,7 +229,7 @@ class Entries:
     _conv = _linear
 
     def _kernels(self, node: Node) -> tuple[Array, Array, Array]:
-        """Return where a frozen matrix or kernel is not 0: channels it gives and takes, and a number for its values."""
+        """Return the nonzeros of a frozen matrix or kernel: output and input channels, and a number per values."""
         weight = self.parameters[node.weight].detach().cpu().double()
         weight = weight.T if node.transposed else weight
         values = weight.reshape(*weight.shape[:2], -1).numpy()
@@ -251,7 +251,7 @@ class Entries:
             self._pins.append(rows[bias.detach().cpu().numpy().ravel() != 0])
 
     def _target(self, node: Node) -> str:
-        """Name the value a map adds to: its own, or the sum it goes into and nowhere else."""
+        """Return the name of the value a map adds to: its own, or the sum that is its only consumer."""
         factor = 1.0
         while node.name != self.graph.output:
             consumers = self.graph.consumers(node.name)
@@ -265,7 +265,7 @@ class Entries:
 
 
 def shared_factors(graph: LayerGraph, parameters: Tensors) -> frozenset[str]:
-    """Return the diagonal weights of which one number multiplies several classes: one number for all channels, say."""
+    """Return the diagonal weights with a number that multiplies several classes, e.g. one number for all channels."""
     nodes = [n for n in graph if n.op == "diagonal" and n.weight in graph.trained]
     nodes = [n for n in nodes if parameters[n.weight].numel() < n.size]
     if not nodes:
@@ -288,7 +288,7 @@ def _key(*words: str) -> int:
 
 
 def mixed(values: Array | np.uint64) -> Array:
-    """Return 64 bits that look random for every number (the finalizer of splitmix64)."""
+    """Return a 64-bit hash of every number (the finalizer of splitmix64)."""
     z = np.atleast_1d(np.asarray(values)).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Every conserved quantity of T44 to T46 that an architecture has."""
+"""Search for all conserved quantities of T44 to T46 of an architecture."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ RTOL, ROUNDING = 1e-8, 1e-13
 
 
 class Findings(Printed, Sequence[Conserved]):
-    """What :func:`find` returns: conserved quantities, by number or by name.
+    """The result of :func:`find`: conserved quantities, by index or by name.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Findings(Printed, Sequence[Conserved]):
     @overload
     def __getitem__(self, key: slice) -> tuple[Conserved, ...]: ...
     def __getitem__(self, key: int | str | slice) -> Conserved | tuple[Conserved, ...]:
-        """Return a quantity by its number or its name."""
+        """Return a quantity by its index or its name."""
         if isinstance(key, str):
             for item in self._items:
                 if item.name == key:
@@ -93,7 +93,7 @@ class Findings(Printed, Sequence[Conserved]):
 
     @property
     def why_nothing(self) -> str:
-        """Where there is no conserved quantity, why; "" otherwise."""
+        """The reason if there is no conserved quantity; "" otherwise."""
         if self._items:
             return ""
         learnable = [n for n in self.graph if n.weight in self.graph.trained and n.op in ("linear", "conv", "diagonal")]
@@ -113,22 +113,26 @@ class Findings(Printed, Sequence[Conserved]):
 def find(net: nn.Module, example: Tensor | np.ndarray, *, verify: bool = True) -> Findings:
     """Return every quantity of T44 to T46 that gradient flow conserves for an architecture, with the reason.
 
-    Each hidden value is multiplied by g = exp(s S), what writes it by g and what reads it by the inverse of g. Where
-    the function stays the same, in-weights minus out-weights restricted to S is constant (the scalings of T44, and S
-    symmetric for T45). Which S are allowed follows from what touches the value: any for learnable free linear maps,
-    sums, averages and reorderings; diagonal ones for activations, maxima and diagonal maps; none where something fixed
-    touches it. Identity skips tie the values before and after them, positions of a convolution are tied by its kernel.
+    Each hidden value is multiplied by g = exp(s S): the weights that write it by g, and those that read it by the
+    inverse of g. If this preserves the function, in-weights minus out-weights restricted to S is constant (the scalings
+    of T44, and symmetric S for T45). The operations on the value determine the allowed S: any S for learnable free
+    linear maps, sums, averages and reorderings; diagonal S for activations, maxima and diagonal maps; none if something
+    fixed reads or writes the value. Identity skips tie the values before and after them, and the kernel of a
+    convolution ties its positions.
 
-    These are all quadratic invariants of most small networks, but not of all. Not listed: what scales or mixes
-    positions, as of 1 x 1 convolutions between fully connected layers; what mixes the channels that a layer on another
-    axis leaves alone (token mixing: the channels between the layers before and behind it could be mixed, and are tied
-    here); mixing across a frozen matrix that is not the same for every channel, or that keeps a frozen bias;
-    mixing of parallel linear branches that are subtracted.
+    For most small networks these are all quadratic conserved quantities, but not for all. Not included are quantities
+    from
+
+    - scaling or mixing of positions, as with 1 x 1 convolutions between fully connected layers;
+    - mixing of channels that a layer on another axis does not act on (token mixing: the channels between the layers
+      before and after it could be mixed, but are tied here);
+    - mixing across a frozen matrix that is not the same for every channel, or that preserves a frozen bias;
+    - mixing of parallel linear branches that are subtracted.
 
     Parameters
     ----------
     net : torch.nn.Module
-        Any feedforward module that :func:`bnrank.graph.trace` takes. It is left as it is.
+        Any feedforward module that :func:`bnrank.graph.trace` accepts; not modified.
     example : Tensor or ndarray
         Samples, (N, ...).
     verify : bool
@@ -138,14 +142,14 @@ def find(net: nn.Module, example: Tensor | np.ndarray, *, verify: bool = True) -
     Returns
     -------
     Findings
-        A sequence of :class:`Conserved`; printing it gives a table. Empty, with the reason, where nothing is conserved.
+        A sequence of :class:`Conserved`, printed as a table. If nothing is conserved, it is empty and has the reason.
 
     Raises
     ------
     TypeError, ValueError
-        Where the module cannot be traced, as :func:`bnrank.graph.trace` says.
+        If the module cannot be traced, see :func:`bnrank.graph.trace`.
     RuntimeError
-        Where a quantity is not conserved although the rules say so: an error in bnrank.
+        If the verification finds that a quantity is not conserved, which is a bug in bnrank.
 
     Examples
     --------
@@ -165,7 +169,7 @@ def find(net: nn.Module, example: Tensor | np.ndarray, *, verify: bool = True) -
 def with_blocks(
     net: nn.Module, example: Tensor | np.ndarray, *, graph: LayerGraph | None = None, verify: bool = True
 ) -> tuple[Findings, list[Block], Entries]:
-    """Return what :func:`find` returns, for a graph if it is given, with the blocks and entries it comes from."""
+    """Return the result of :func:`find`, for a graph if given, and the blocks and entries it is derived from."""
     with torch.inference_mode(False):
         if isinstance(example, Tensor) and example.is_inference():
             example = example.clone()
@@ -184,7 +188,7 @@ def with_blocks(
 
 
 def _named(items: list[Conserved]) -> list[Conserved]:
-    """Give names that come more than once a number."""
+    """Return the quantities with repeated names numbered."""
     count, seen = Counter(item.name for item in items), Counter[str]()
     for i, item in enumerate(items):
         seen[item.name] += 1
@@ -194,7 +198,7 @@ def _named(items: list[Conserved]) -> list[Conserved]:
 
 
 def _verify(findings: Findings, net: nn.Module, example: Tensor | np.ndarray) -> None:
-    """Compute the rate of every quantity along the gradient of a random function of the outputs."""
+    """Check that the rate of every quantity is 0 along the gradient of a random function of the outputs."""
     items = [item for item in findings if item.kind != "pair"]
     if not items:
         return

@@ -1,4 +1,4 @@
-"""The last linear layers of a network, and their low rank by the conserved quantities (T48)."""
+"""The linear tail of a network, and the bounds on its rank that follow from conserved quantities (T48)."""
 
 import math
 from collections.abc import Mapping
@@ -88,14 +88,14 @@ class Alignment:
 
 @dataclass(frozen=True)
 class Tail(Printed):
-    """The last linear layers of a network, between values whose whole matrix in - out is conserved.
+    """The last linear layers of a network, between values with a conserved matrix in - out.
 
     Attributes
     ----------
     layers : tuple of Layer
-        In order; the last one gives the output. Empty if the output comes out of something else.
+        In order; the last one produces the output. Empty if another operation produces the output.
     why : str
-        Why it does not begin earlier, e.g. "before it: ReLU()".
+        Reason why the tail does not begin earlier, e.g. "before it: ReLU()".
 
     Notes
     -----
@@ -118,7 +118,7 @@ class Tail(Printed):
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """N_j of every layer: how many free blocks come after it."""
+        """N_j of every layer: the number of free blocks after it."""
         kinds = [layer.kind for layer in self.layers]
         return tuple(kinds[j + 1 :].count("free block") for j in range(len(kinds)))
 
@@ -126,8 +126,8 @@ class Tail(Printed):
     def multiplicities(self) -> tuple[float, ...]:
         """M_j of every layer: the product over the layers i > j of their factor, halved for free blocks.
 
-        The factor is min(in, k) of a convolution, min(C, P) of a fully connected layer that reads C channels at P
-        positions, and 1 of any other. Blocks that are made of convolutions may have an odd factor.
+        The factor is min(in, k) for a convolution, min(C, P) for a fully connected layer that reads C channels at P
+        positions, and 1 for any other layer. Blocks of convolutions may have an odd factor.
         """
         return tuple(product / 2**blocks for product, blocks in zip(self._products, self.blocks, strict=True))
 
@@ -165,10 +165,10 @@ class Tail(Printed):
         Parameters
         ----------
         net : torch.nn.Module or mapping of str to Tensor
-            The network, or its named parameters, now.
+            The current network, or its named parameters.
         start : torch.nn.Module, mapping or Constants, optional
-            The start of training, or its :meth:`constants`. With it the bound is that of gradient flow, and other
-            training can violate it; without, it follows from linear algebra alone.
+            The network at the start of training, or its :meth:`constants`. With it, the bound holds under gradient
+            flow, and other training methods can violate it; without it, the bound follows from linear algebra alone.
 
         Returns
         -------
@@ -246,27 +246,27 @@ def _named(net: Any, of: Tail) -> Tensors:
 def tail(net: nn.Module, example: Any) -> Tail:
     """Return the last linear layers of a network.
 
-    They are the longest chain of learnable fully connected layers, convolutions and free residual blocks
-    x -> Z(Y x) + D x that ends in the output and between which all of in - out is conserved: no activation, maximum,
-    diagonal or identity skip, group or frozen weight. Flattening and average pooling may be between
-    them, anything before the chain.
+    They form the longest chain of learnable fully connected layers, convolutions and free residual blocks
+    x -> Z(Y x) + D x that ends in the output and between which the whole matrix in - out is conserved: no activation,
+    maximum, diagonal or identity skip, group or frozen weight. Flattening and average pooling may occur between them;
+    before the chain, anything may.
 
     Parameters
     ----------
     net : torch.nn.Module
-        Any feedforward module that :func:`bnrank.graph.trace` takes. It is left as it is.
+        Any feedforward module that :func:`bnrank.graph.trace` accepts; not modified.
     example : Tensor or ndarray
         Samples, (N, ...).
 
     Returns
     -------
     Tail
-        Its layers, and why it does not begin earlier.
+        Its layers, and the reason why it does not begin earlier.
 
     Raises
     ------
     TypeError, ValueError
-        Where the module cannot be traced.
+        If the module cannot be traced.
 
     Examples
     --------
