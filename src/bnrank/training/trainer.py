@@ -145,9 +145,7 @@ class _Trainer:
         self.objective.theta.copy_(self.final)
         self.optimizer = self._make_optimizer()
         self.recorder = EnsembleRecorder(start.net, task.x[:2], settings, settings.members, workers, SERIES)
-        self.recent = torch.zeros(
-            settings.members, 2, dtype=torch.float64
-        )  # sum and number of batch costs since the last row
+        self.recent = torch.zeros(settings.members, 2, dtype=torch.float64)  # sum and number of batch costs
 
     def _select(self, active: list[int]) -> None:
         """Build the objective for the active members."""

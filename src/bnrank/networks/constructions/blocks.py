@@ -1,4 +1,4 @@
-"""Identity blocks, composition, parallel sums and the network of a factorization through a bottleneck."""
+"""Identity networks, compositions, sums, and networks that factor through a bottleneck."""
 
 from dataclasses import replace
 
@@ -12,16 +12,15 @@ from bnrank.networks.mlp import MLP
 
 
 def identity(k: int, depth: int, slope: float = 0.0, signed: bool = False) -> MLP:
-    """Return the network of identity matrices, the identity on vectors without negative entries.
+    """Return a network of identity matrices, which is the identity on non-negative vectors.
 
-    W_1 = ... = W_L = I_k without biases: f(x) = x for x in R^k_+, at norm ||theta||^2 = k L, the minimum (T9:
-    R1 = 0). Elsewhere sigma_s changes negative entries: with ReLU and L >= 2, f(x) = max(x, 0).
+    W_1 = ... = W_L = I_k without biases. For x in R^k_+, f(x) = x, with the minimum norm ||theta||^2 = k L (T9:
+    R1 = 0). Negative entries are changed by sigma_s: with ReLU and L >= 2, f(x) = max(x, 0).
 
-    With ``signed``, f(x) = x on all of R^k, by neurons for both signs of every coordinate: z = sigma(z) - sigma(-z)
-    for ReLU, z = (sigma_s(z) - sigma_s(-z)) / (1 + s) in general. Hidden layers have width 2k and the norm is 2 k L
-    for ReLU and L >= 2. For slope s it is 2k + 2k / (1 + s)^2 at L = 2 and
-    2k (L - 1) + 2k (1 + s^2) / (1 - s^2)^2 from L = 3 on: layer 2 turns (sigma_s(z), sigma_s(-z)) into
-    (max(z, 0), max(-z, 0)), which further layers keep.
+    With ``signed``, f(x) = x on all of R^k, with two neurons per coordinate: z = sigma(z) - sigma(-z) for ReLU and
+    z = (sigma_s(z) - sigma_s(-z)) / (1 + s) in general. Hidden layers have width 2k. For L >= 2 the norm is 2 k L with
+    ReLU. With slope s it is 2k + 2k / (1 + s)^2 for L = 2 and 2k (L - 1) + 2k (1 + s^2) / (1 - s^2)^2 for L >= 3, where
+    layer 2 maps (sigma_s(z), sigma_s(-z)) to (max(z, 0), max(-z, 0)), which the following layers preserve.
 
     Parameters
     ----------
@@ -32,7 +31,7 @@ def identity(k: int, depth: int, slope: float = 0.0, signed: bool = False) -> ML
     slope : float
         s in (-1, 1), or 1 for a linear network, which is the identity everywhere.
     signed : bool
-        Whether to be exact on all of R^k.
+        Whether the network is exact on all of R^k.
 
     Returns
     -------
@@ -63,24 +62,24 @@ def identity(k: int, depth: int, slope: float = 0.0, signed: bool = False) -> ML
 def compose(h: nn.Module, g: nn.Module) -> MLP:
     """Return the network of x -> h(g(x)), exact everywhere, of depth L_h + L_g - 1.
 
-    The last layer of g and the first of h, both without an activation between them, become one layer with weight
-    W_h1 W_gL and bias W_h1 b_gL + b_h1. The norm is ||theta_h||^2 + ||theta_g||^2 with the squares of those two layers
-    replaced by the squares of the one. :func:`bottleneck` keeps the two apart.
+    There is no activation between the last layer of g and the first layer of h, so they are merged into one layer with
+    weight W_h1 W_gL and bias W_h1 b_gL + b_h1. In the norm ||theta_h||^2 + ||theta_g||^2, the squared norms of the two
+    layers are replaced by that of the merged layer. :func:`bottleneck` keeps the two layers separate.
 
     Parameters
     ----------
     h, g : MLP or torch.nn.Sequential
-        Networks of the same slope (one of depth 1 fits any); g's outputs are h's inputs.
+        Networks of the same slope (a network of depth 1 matches any slope). The outputs of g are the inputs of h.
 
     Returns
     -------
     MLP
-        With biases if either has some; in the higher of both precisions.
+        With biases if either network has biases, in the higher of the two precisions.
 
     Raises
     ------
     TypeError, ValueError
-        If they are not chains of linear layers, or their dimensions or slopes do not fit.
+        If a network is not a chain of linear layers, or if dimensions or slopes do not match.
 
     Notes
     -----
@@ -106,7 +105,7 @@ def _fitting(h: nn.Module, g: nn.Module) -> tuple[Chain, Chain]:
 
 
 def _together(first: nn.Module, second: nn.Module, names: tuple[str, str]) -> tuple[Chain, Chain]:
-    """Return the chains of two networks with one slope, precision and device, and with biases in both or in neither."""
+    """Return the chains of two networks in a common slope, precision and device, with biases in both or neither."""
     f, g = read_chain(first, names[0]), read_chain(second, names[1])
     deep = [chain.slope for chain in (f, g) if chain.depth > 1]  # without activations the slope is arbitrary
     expected = "the same; convert one with with_slope"
@@ -125,27 +124,28 @@ def _composed(h: Chain, g: Chain) -> Chain:
 
 
 def add(f: nn.Module, g: nn.Module) -> MLP:
-    """Return the network of x -> f(x) + g(x), exact everywhere: both side by side.
+    """Return the network of x -> f(x) + g(x), exact everywhere, with f and g in parallel.
 
-    First layers are stacked, middle layers block diagonal, last layers side by side, and the last biases add up. Of two
-    depths the larger is kept and the other network made deeper (:func:`deepen` without data). At equal depth L >= 2 the
-    norm is ||theta_f||^2 + ||theta_g||^2 + 2 b_fL . b_gL, the plain sum where a last bias is 0; at depth 1 the weights
-    add up.
+    First layers are stacked, middle layers are block diagonal, last layers are concatenated, and last biases are added.
+    If the depths differ, the shallower network is deepened (:func:`deepen` without data). At equal depth L >= 2 the
+    norm is ||theta_f||^2 + ||theta_g||^2 + 2 b_fL . b_gL, the sum of both norms if a last bias is 0. At depth 1 the
+    weights are added.
 
     Parameters
     ----------
     f, g : MLP or torch.nn.Sequential
-        Networks of the same slope (one of depth 1 fits any), with the same numbers of inputs and of outputs.
+        Networks of the same slope (a network of depth 1 matches any slope), with the same numbers of inputs and
+        outputs.
 
     Returns
     -------
     MLP
-        With biases if either has some; in the higher of both precisions.
+        With biases if either network has biases, in the higher of the two precisions.
 
     Raises
     ------
     TypeError, ValueError
-        If they are not chains of linear layers, or their dimensions or slopes do not fit.
+        If a network is not a chain of linear layers, or if dimensions or slopes do not match.
 
     Notes
     -----
@@ -178,33 +178,35 @@ def add(f: nn.Module, g: nn.Module) -> MLP:
 
 
 def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | None = None) -> MLP:
-    """Return a network of x -> h(g(x)) of any large depth: g, then identities on the inner dimension k, then h.
+    """Return a network of x -> h(g(x)) of arbitrarily large depth: g, then identities of dimension k, then h.
 
-    With ``lower``, the construction of the upper bound R0(h o g) <= k: g's output is moved by
-    c = max(0, -lower) into R^k_+ (a bias), depth - L_g - L_h identity layers I_k follow, and h takes c away again
-    (another bias). It is exact wherever g(x) >= lower, and
-    ||theta||^2 = ||theta_g'||^2 + k (depth - L_g - L_h) + ||theta_h'||^2 with the moved biases: k per layer.
+    With ``lower``, this is the construction behind the upper bound R0(h o g) <= k. A bias shifts the output of g by
+    c = max(0, -lower) into R^k_+, depth - L_g - L_h identity layers I_k follow, and a bias of h subtracts c. The result
+    is exact wherever g(x) >= lower. With g' and h' the networks with shifted biases, its norm is
+    ||theta||^2 = ||theta_g'||^2 + k (depth - L_g - L_h) + ||theta_h'||^2, that is, k per inserted layer.
 
-    Without, it is exact everywhere, through :func:`identity` with ``signed``: 2k per layer.
+    Without ``lower``, the result is exact everywhere. It uses :func:`identity` with ``signed``, at 2k per inserted
+    layer.
 
     Parameters
     ----------
     h, g : MLP or torch.nn.Sequential
-        Networks of the same slope; g's k outputs are h's inputs.
+        Networks of the same slope. The k outputs of g are the inputs of h.
     depth : int
-        At least L_g + L_h with ``lower``, L_g + L_h - 1 without.
+        L, at least L_g + L_h with ``lower`` and L_g + L_h - 1 without.
     lower : Tensor or float, optional
-        Lower bounds on the outputs of g, (k,) or one for all, e.g. ``g(x).amin(0)``.
+        Lower bounds on the outputs of g, shape (k,) or one for all, e.g. ``g(x).amin(0)``.
 
     Returns
     -------
     MLP
-        In the higher of both precisions; with biases if either network has some or an output is moved.
+        In the higher of the two precisions, with biases if either network has biases or an output is shifted.
 
     Raises
     ------
     TypeError, ValueError
-        If the networks are not chains of linear layers or do not fit, or the depth is too small.
+        If a network is not a chain of linear layers, if dimensions or slopes do not match, or if the depth is too
+        small.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""Deeper networks of the same function, or with the same speed of escape from the origin."""
+"""Deeper networks with the same function, or with the same escape speed from the origin."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,36 +13,36 @@ from bnrank.networks.mlp import MLP, leaky_relu
 
 
 def deepen(net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, *, rtol: float = 1e-12) -> MLP:
-    """Return a deeper network of the same function, with linear layers inserted where they increase the norm least.
+    """Return a deeper network with the same function, with linear layers inserted where they increase the norm least.
 
-    Without x the function is the same everywhere. Between a ReLU layer of width n and the next, each inserted layer is
-    I_n and costs n; the narrowest hidden layer is chosen. Where values may be negative (other slopes, and at the input
-    and the output) two neurons per coordinate carry z as max(z, 0) and max(-z, 0), at a cost of 2n per layer and
-    once for splitting and joining; such a place is chosen where its total cost is lower.
+    Without x the function is preserved everywhere. After a ReLU layer of width n, each inserted layer is I_n and adds n
+    to the norm; among these, the narrowest hidden layer is best. Where values can be negative (other slopes, the input,
+    the output), two neurons per coordinate represent z as max(z, 0) and max(-z, 0). This adds 2n per layer, plus the
+    cost of splitting and joining once. The position with the lowest total cost is chosen.
 
-    With x the function is the same on the samples, and wherever the representation lies in their span:
-    each inserted layer is the orthogonal projection on span a_l(X) and costs k, its dimension; where a_l(X) has
-    negative entries, two neurons per dimension cost 2k. The place (input, hidden layer or output) with the smallest
-    total norm is chosen.
+    With x the function is preserved on the samples, and wherever the representation lies in their span. Each inserted
+    layer is the orthogonal projection onto span a_l(X) and adds its dimension k to the norm, or 2k with two neurons per
+    dimension if a_l(X) has negative entries. The position (input, hidden layer or output) with the lowest total norm is
+    chosen.
 
-    Inserted layers have bias 0. For a linear network (slope 1) the costs are n and k everywhere.
+    Inserted layers have zero bias. For a linear network (slope 1) the costs are n and k at every position.
 
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        A chain of linear layers with one activation; not changed.
+        A chain of linear layers with one activation; it is not modified.
     depth : int
         New depth, at least that of the network.
     x : Tensor or ndarray, optional
-        Samples, (N, d_in).
+        Samples, shape (N, d_in).
     rtol : float
-        Singular values of a_l(X) up to ``rtol`` times the largest do not count for the span. The error on the
-        samples is of that relative size: a larger one gives an approximate, cheaper network.
+        Singular values of a_l(X) up to ``rtol`` times the largest are excluded from the span. The relative error on the
+        samples is of this size; a larger ``rtol`` gives an approximate network of lower norm.
 
     Returns
     -------
     MLP
-        In the network's precision.
+        In the precision of ``net``.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def deepen(net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, *, 
 
 
 def inserted(layers: Chain, depth: int, x: Tensor | None = None, rtol: float = 1e-12) -> Chain:
-    """Return the layers with the cheapest insertion that brings them to the depth; x in float64."""
+    """Return the layers with the insertion of lowest cost that reaches ``depth``; ``x`` is in float64."""
     extra = depth - layers.depth
     if extra == 0:
         return layers
@@ -87,7 +87,7 @@ def inserted(layers: Chain, depth: int, x: Tensor | None = None, rtol: float = 1
 
 
 def _places(layers: Chain, x: Tensor | None, rtol: float) -> Iterator[tuple[int, Tensor, bool]]:
-    """Iterate over places l = 0..L, hidden layers first: basis of the values there, and whether sigma keeps them."""
+    """Yield each position l = 0..L, hidden layers first, a basis of its values, and whether sigma preserves them."""
     linear, relu, last = layers.slope == 1, layers.slope == 0, layers.depth
     values = None if x is None else _values(layers, x)
     for place in [*range(1, last), 0, last]:
@@ -122,7 +122,10 @@ def _put(layers: Chain, place: int, steps: list[Tensor]) -> Chain:
 
 
 def _split(layers: Chain, place: int, steps: list[Tensor]) -> Chain:
-    """Return a chain with inserted layers, the last (at the output: the first) merged with the next layer."""
+    """Return a chain with inserted layers.
+
+    The last inserted layer is merged into the next layer; at the output, the first is merged into the last layer.
+    """
     weights, biases = list(layers.weights), list(layers.biases)
     if place < layers.depth:
         weights[place] = weights[place] @ steps[-1]
@@ -134,7 +137,10 @@ def _split(layers: Chain, place: int, steps: list[Tensor]) -> Chain:
 
 
 def two_sided(basis: Tensor, depth: int, slope: float) -> list[Tensor]:
-    """Return layers of the projection U U^T, U (n, k) orthonormal, exact for both signs: 2k neurons z_+, z_- each."""
+    """Return layers of the projection U U^T, exact for both signs, for a basis U, shape (n, k), orthonormal.
+
+    Each hidden layer has 2k neurons, z_+ and z_-.
+    """
     k = basis.shape[1]
     if depth == 1:
         return [basis @ basis.T]
@@ -152,42 +158,45 @@ def two_sided(basis: Tensor, depth: int, slope: float) -> list[Tensor]:
 def deepen_escape(
     net: nn.Module, depth: int, x: Tensor | np.ndarray | None = None, g: Tensor | np.ndarray | None = None
 ) -> MLP:
-    """Return a deeper network that escapes from the origin at least as fast, rank one from layer L - 1 on.
+    """Return a deeper network that escapes from the origin at least as fast, with rank one from layer L - 1 on.
 
-    L0(theta) = Tr[G^T f_theta(X)] is the loss near the origin to first order, G its gradient at zero output, and
-    s = -L0 on the sphere ||theta||^2 = L the escape speed. L0 is a sum over the neurons of the last hidden layer,
+    L0(theta) = Tr[G^T f_theta(X)] is the leading-order loss near the origin, where G is the gradient of the loss at
+    zero output. The escape speed is s = -L0 on the sphere ||theta||^2 = L. L0 is a sum over the neurons of the last
+    hidden layer,
 
         L0 = sum_i |W_L[:, i]| |W_{L-1}[i, :]| c_i,
 
-    c_i the contribution with outgoing column and incoming row normalized. The neuron with the least c_i is kept, both
-    its factors get the norm sqrt(sum_i |W_L[:, i]| |W_{L-1}[i, :]|), the other neurons of that layer go, layers of one
-    neuron of weight 1 are put after it, and all is scaled to the sphere ||theta||^2 = ``depth``.
+    where c_i is the contribution of neuron i with its outgoing column and incoming row normalized. The construction
+    keeps the neuron with the smallest c_i and removes the others of its layer. It sets the norms of this neuron's row
+    and column to sqrt(sum_i |W_L[:, i]| |W_{L-1}[i, :]|), inserts layers of one neuron with weight 1 after it, and
+    scales the result to the sphere ||theta||^2 = ``depth``.
 
-    The speed is that of the network, scaled to its sphere, if all c_i agree and the norm does not shrink,
-    as at every escape direction; else it is larger. Without ``x`` and ``g`` the neuron with the largest
-    |W_L[:, i]| |W_{L-1}[i, :]| is kept: at an escape direction all c_i agree, of another network the speed may fall.
+    The speed equals that of the network scaled to its own sphere if all c_i are equal and the norm does not decrease,
+    as for every escape direction; otherwise it is larger. Without ``x`` and ``g``, the neuron with the largest
+    |W_L[:, i]| |W_{L-1}[i, :]| is kept. For an escape direction all c_i are equal; for other networks the speed can
+    then decrease.
 
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        ReLU, without biases, with at least one hidden layer; of any norm; not changed.
+        A ReLU network of any norm, without biases and with at least one hidden layer; it is not modified.
     depth : int
         New depth, at least that of the network.
     x : Tensor or ndarray, optional
-        Samples, (N, d_in).
+        Samples, shape (N, d_in). Give both ``x`` and ``g`` or neither.
     g : Tensor or ndarray, optional
-        G, (N, d_out), with the factors of the loss, such as 1/N; both or neither.
+        G, shape (N, d_out), including factors of the loss such as 1/N.
 
     Returns
     -------
     MLP
-        Of widths n_0, ..., n_{L-2}, 1, ..., 1, d_out, in the highest precision of what came.
+        With widths n_0, ..., n_{L-2}, 1, ..., 1, d_out, in the highest precision of the arguments.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, the network has biases, another slope or no hidden layer, is zero, or its
-        speed is not positive; without data the speed is not known and not checked.
+        If an argument is out of range, or if the network has biases, another slope or no hidden layer, is zero, or has
+        an escape speed that is not positive. Without data the speed is not checked.
 
     Notes
     -----

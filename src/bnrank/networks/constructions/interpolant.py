@@ -1,4 +1,4 @@
-"""Networks of bottleneck rank 1 through any points."""
+"""Networks of bottleneck rank 1 that interpolate arbitrary points."""
 
 import math
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from bnrank._core import validation
 from bnrank.networks.chain import Chain
 from bnrank.networks.mlp import MLP
 
-DRAWS = 64  # directions tried
-MISS = 1e-3  # of the range of y: a network that misses a point by more is refused
-CLOSE = 1e-6  # of the range of y: straight lines that miss by more give way to steps
+DRAWS = 64  # number of random directions
+MISS = 1e-3  # maximum error relative to the range of y; an error is raised beyond it
+CLOSE = 1e-6  # maximum error of "dots" relative to the range of y; "steps" is used beyond it
 
 
 def line_interpolant(
@@ -26,55 +26,59 @@ def line_interpolant(
     slope: float = 0.0,
     method: str | None = None,
 ) -> MLP:
-    """Return a network through the points, f(x_i) = y_i, of bottleneck rank 1 and norm L + C_N.
+    """Return a network with f(x_i) = y_i, bottleneck rank 1 and norm L + C_N.
 
-    f = h(t), t = r max(0, u . x - min_i u . x_i). The unit vector u is the one of 64 random ones with the largest gap
-    between the projections u . x_i, so that different points stay apart on the line; t is one non-negative neuron,
-    kept by layers of weight 1; h is piecewise linear. Below the first point f is constant, beyond the last linear
-    ("dots") or constant ("steps").
+    f = h(t) with t = r max(0, u . x - min_i u . x_i). Among 64 random unit vectors, u maximizes the smallest gap
+    between the projections u . x_i, so that distinct points have distinct projections. A single non-negative neuron
+    holds t, layers of weight 1 preserve it, and h is piecewise linear. Before the first point f is constant. Beyond the
+    last point it is linear ("dots") or constant ("steps").
 
-    The norm is ||theta||^2 = L + C_N at every depth L from 3 ("steps": 4) on, where C_N depends only on the points:
+    The norm is ||theta||^2 = L + C_N for every depth L >= 3 ("steps": L >= 4), where C_N depends only on the points:
 
-    - "dots" joins the points by straight lines, with one hidden layer, so that they lie on kinks of f. With
-      t_1 < t_2 < ... the sorted u . x_i, delta_i = t_i - t_1 and c_i the change of slope at t_i (c_1 the first slope),
-      L + C_N = L - 3 + r^2 (1 + t_1^2) + 2 sum_{i<N} |c_i| sqrt(1 / r^2 + delta_i^2) + |y_1|^2
-      with ReLU; a slope s changes the c_i to c_i / (1 - s), and the first and the last bias.
-    - "steps" goes from y_i to y_{i+1} in the middle third of each gap, constant elsewhere, with two hidden layers:
+    - "dots" connects the points by straight lines, with one hidden layer, so the points are kinks of f. Let
+      t_1 < t_2 < ... be the sorted u . x_i, delta_i = t_i - t_1, and c_i the change of slope at t_i (c_1 the first
+      slope). With ReLU,
+      L + C_N = L - 3 + r^2 (1 + t_1^2) + 2 sum_{i<N} |c_i| sqrt(1 / r^2 + delta_i^2) + |y_1|^2.
+      A slope s changes c_i to c_i / (1 - s), and the first and last biases.
+    - "steps" goes from y_i to y_{i+1} in the middle third of each gap and is constant elsewhere, with two hidden
+      layers:
       L + C_N = L - 4 + r^2 (1 + t_1^2) + sum_{i<N} min_g (2 K_i g + g^2 + |y_{i+1} - y_i|^2 / g^2) + |y_N|^2,
       K_i = sqrt(1 / r^2 + (delta_i + w_i)^2) / w_i, w_i = (t_{i+1} - t_i) / 3. Jf(x_i) = 0.
 
-    r minimizes the norm, and the incoming and outgoing norms of every neuron of h are equal (T14).
+    The factor r minimizes the norm, and the incoming and outgoing norms of every neuron of h are equal (T14).
 
-    Rounding: "dots" magnifies it by the slopes. N = 1000 standard normal points in d = 20 (smallest gap about
-    1e-5) are interpolated to 1e-9 in float64, and not at all in float32. "steps" loses no precision while the gaps
-    exceed the rounding of u . x: 1e-13 in float64 and 1e-4 in float32, at less than a tenth of the norm.
+    Accuracy: "dots" amplifies rounding errors by the slopes. For N = 1000 standard normal points in d = 20 (smallest
+    gap about 1e-5), the error is 1e-9 in float64, and interpolation fails in float32. "steps" loses no precision as
+    long as the gaps exceed the rounding of u . x: on the same points the error is 1e-13 in float64 and 1e-4 in float32,
+    with less than a tenth of the norm.
 
     Parameters
     ----------
     x : Tensor or ndarray
-        Samples, (N, d_in). Equal samples must have equal y.
+        Samples, shape (N, d_in). Equal samples must have equal y.
     y : Tensor or ndarray
-        Values, (N, d_out).
+        Values, shape (N, d_out).
     depth : int
         L, at least 3 for "dots" (projection, hidden layer, output), 4 for "steps".
     seed : int
-        Seed of the directions.
+        Seed of the random directions.
     slope : float
         s in (-1, 1); "steps" requires 0.
     method : str, optional
-        "dots" or "steps". By default "dots", and "steps" where straight lines miss a point by more than 1e-6 of the
-        range of y because of rounding, if depth and slope allow.
+        "dots" or "steps". Default: "dots", or "steps" if the rounding error of "dots" exceeds 1e-6 times the range of y
+        and depth and slope permit "steps".
 
     Returns
     -------
     MLP
-        With biases, hidden widths 1, ..., 1 and then up to N - 1 once or twice, in the higher precision of x and y.
+        With biases, in the higher precision of x and y. Hidden widths are 1, ..., 1, followed by one ("dots") or two
+        ("steps") layers of width up to N - 1.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, two equal samples have different y, or the network would miss a point by more
-        than a thousandth of the range of y because of rounding.
+        If an argument is out of range, if two equal samples have different y, or if the rounding error at a point would
+        exceed a thousandth of the range of y.
 
     Notes
     -----
@@ -117,7 +121,7 @@ def line_interpolant(
 
 @dataclass(frozen=True)
 class _Line:
-    """Points in the order of their places t_i = u . x_i: the direction u, t_1, delta_i = t_i - t_1, and the values."""
+    """Points sorted by their projections t_i = u . x_i: the direction u, t_1, delta_i = t_i - t_1, and the values."""
 
     direction: Tensor
     start: float
@@ -152,11 +156,11 @@ def _project(x: Tensor, y: Tensor, seed: int) -> _Line:
 
 
 def _dots(line: _Line, slope: float) -> tuple[float, list[tuple[Tensor, Tensor]]]:
-    """Return r, and weight and bias of the last two layers of the interpolation by straight lines."""
+    """Return r, and the weights and biases of the last two layers for interpolation by straight lines."""
     delta, y = line.delta, line.values
     slopes = y.diff(dim=0) / delta.diff()[:, None]
     changes, knots = torch.cat([slopes[:1], slopes.diff(dim=0)]), delta[:-1]
-    # max(z, 0) = (sigma_s(z) - s z) / (1 - s); the linear parts make one at the first knot, where t >= 0
+    # max(z, 0) = (sigma_s(z) - s z) / (1 - s); the linear parts combine at the first knot, since t >= 0
     constant = y[0] + slope / (1 - slope) * (changes * knots[:, None]).sum(0)
     changes = changes / (1 - slope)
     changes[:1] -= slope * changes.sum(0)
@@ -169,7 +173,7 @@ def _dots(line: _Line, slope: float) -> tuple[float, list[tuple[Tensor, Tensor]]
 
 
 def _steps(line: _Line, slope: float) -> tuple[float, list[tuple[Tensor, Tensor]]]:
-    """Return r, and weight and bias of the last three layers of the interpolation by steps."""
+    """Return r, and the weights and biases of the last three layers for interpolation by steps."""
     third, jumps = line.delta.diff() / 3, line.values.diff(dim=0)
     size, starts = jumps.norm(dim=1), line.delta[:-1] + third
     jumps, third, starts, size = (v[size > 0] for v in (jumps, third, starts, size))
@@ -184,22 +188,22 @@ def _steps(line: _Line, slope: float) -> tuple[float, list[tuple[Tensor, Tensor]
 
     gain = _best_gain(line, cost)
     g = _heights(steepness(gain), size)
-    fall = (steepness(gain) * g).sqrt()  # e with e p r w = g, so that the step is w wide
+    fall = (steepness(gain) * g).sqrt()  # e with e p r w = g, so the step has width w
     rise = g / (fall * gain * third)
     first = rise[:, None], -rise * gain * starts
     return gain, [first, (-torch.diag(fall), g), (-(jumps / g[:, None]).T, line.values[-1])]
 
 
 def _heights(k: Tensor, size: Tensor) -> Tensor:
-    """Return the g > 0 with g^4 + k g^3 = size^2, where 2 k g + g^2 + size^2 / g^2 is least."""
+    """Return the g > 0 with g^4 + k g^3 = size^2, which minimizes 2 k g + g^2 + size^2 / g^2."""
     g = torch.minimum((size**2 / k) ** (1 / 3), size.sqrt())
-    for _ in range(20):  # Newton's steps from the right of the root of a convex function
+    for _ in range(20):  # Newton steps for a convex function, from the right of its root
         g = g - (g**4 + k * g**3 - size**2) / (4 * g**3 + 3 * k * g**2)
     return g
 
 
 def _best_gain(line: _Line, cost: Callable[[float], float]) -> float:
-    """Return the r > 0 with the least r^2 (1 + t_1^2) + cost(r), a convex function of log r."""
+    """Return the r > 0 that minimizes r^2 (1 + t_1^2) + cost(r), a convex function of log r."""
     from scipy.optimize import minimize_scalar
 
     def norm(log_r: float) -> float:
@@ -211,7 +215,7 @@ def _best_gain(line: _Line, cost: Callable[[float], float]) -> float:
 def _through(
     line: _Line, gain: float, hidden: list[tuple[Tensor, Tensor]], depth: int, slope: float, dtype: torch.dtype
 ) -> MLP:
-    """Return the network of the projection, the layers that hold t, and those of h."""
+    """Return the network composed of the projection, the layers that preserve t, and the layers of h."""
     hold = torch.full((1, 1), 1.0 if gain else 0.0, dtype=torch.float64, device=line.direction.device)
     weights = [gain * line.direction[None], *[hold] * (depth - 1 - len(hidden))]
     biases = [hold.new_tensor([-gain * line.start]), *[hold.new_zeros(1)] * (len(weights) - 1)]

@@ -1,4 +1,4 @@
-"""Linear maps: linear and diagonal networks of least norm, and ReLU networks on completely positive domains."""
+"""Linear maps: linear and diagonal networks of minimum norm, and ReLU networks on completely positive domains."""
 
 import math
 
@@ -11,28 +11,30 @@ from bnrank.networks.chain import Chain
 from bnrank.networks.constructions import cones
 from bnrank.networks.mlp import MLP
 
-NEGATIVE = 1e-12  # cosines from minus this on count as non-negative
-ISOMETRY = 1e-10  # entries of O^T O - P up to this count as 0
-MAX_POINTS = 300  # samples among the candidates for rows of an isometry
-MAX_RAYS = 60  # facets of which all sums of two are candidates, too
-MIXTURES = 2000  # random combinations of facets among the candidates
+NEGATIVE = 1e-12  # cosines of at least minus this value count as non-negative
+ISOMETRY = 1e-10  # entries of O^T O - P up to this value count as 0
+MAX_POINTS = 300  # maximum number of samples among the candidates for rows of an isometry
+MAX_RAYS = 60  # maximum number of facets whose pairwise sums are also candidates
+MIXTURES = 2000  # number of random combinations of facets among the candidates
 
 
 def linear(a: Tensor | np.ndarray, depth: int, *, rtol: float | None = None) -> MLP:
-    """Return the linear network x -> A x of least norm, ||theta||^2 = L sum_i s_i(A)^(2/L).
+    """Return the linear network x -> A x of minimum norm, ||theta||^2 = L sum_i s_i(A)^(2/L).
 
-    With A = U S V^T of rank k, W_1 = S^(1/L) V^T, W_l = S^(1/L), W_L = U S^(1/L): hidden width k (1 if A = 0), and
-    representations with the kernels x^T (A^T A)^(l/L) y, a straight line in log space. At depth 1 it is A itself.
+    With A = U S V^T of rank k, W_1 = S^(1/L) V^T, W_l = S^(1/L) and W_L = U S^(1/L). The hidden width is k (1 if
+    A = 0), and the kernels of the representations are x^T (A^T A)^(l/L) y, a straight line in log space. At depth 1 the
+    weight is A.
 
     Parameters
     ----------
     a : Tensor or ndarray
-        A, (d_out, d_in).
+        A, shape (d_out, d_in).
     depth : int
         L.
     rtol : float, optional
-        Singular values up to ``rtol`` times the largest count as 0; by default max(d_out, d_in) times the rounding
-        unit of the matrix's precision. It matters: at depth 40 a value of 1e-16 would cost as much as one of 0.16.
+        Singular values up to ``rtol`` times the largest count as 0. Default: max(d_out, d_in) times the machine epsilon
+        of the precision of ``a``. Without a threshold, tiny values would contribute to the norm: at depth 40 a singular
+        value of 1e-16 contributes 0.16 times as much as a singular value of 1.
 
     Returns
     -------
@@ -69,7 +71,7 @@ def linear(a: Tensor | np.ndarray, depth: int, *, rtol: float | None = None) -> 
 
 
 def spectrum(matrix: Tensor, rtol: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the singular value decomposition in float64 without the values that count as 0."""
+    """Return the singular value decomposition in float64, without the singular values that count as 0."""
     if rtol is None:
         rtol = max(matrix.shape) * torch.finfo(matrix.dtype).eps
     rtol = validation.number(rtol, "rtol", 0.0)
@@ -79,21 +81,21 @@ def spectrum(matrix: Tensor, rtol: float | None) -> tuple[Tensor, Tensor, Tensor
 
 
 def diagonal(w: Tensor | np.ndarray, depth: int) -> MLP:
-    """Return the diagonal linear network x -> w^T x of least norm, ||theta||^2 = L sum_i |w_i|^(2/L).
+    """Return the diagonal linear network x -> w^T x of minimum norm, ||theta||^2 = L sum_i |w_i|^(2/L).
 
-    W_1 = ... = W_{L-1} = diag(|w_i|^(1/L)), and W_L is the row of the numbers sign(w_i) |w_i|^(1/L).
+    W_1 = ... = W_{L-1} = diag(|w_i|^(1/L)), and W_L is the row with entries sign(w_i) |w_i|^(1/L).
 
     Parameters
     ----------
     w : Tensor or ndarray
-        The vector w, (d,).
+        The vector w, shape (d,).
     depth : int
         L.
 
     Returns
     -------
     LinearNetwork
-        Of hidden width d, without biases, in the precision of ``w``.
+        With hidden width d, without biases, in the precision of ``w``.
 
     Raises
     ------
@@ -127,34 +129,35 @@ def completely_positive(
     slope: float = 0.0,
     rtol: float | None = None,
 ) -> MLP:
-    """Return a network with activations of x -> A x on a domain that ReLU does not change, at norm k L + O(1).
+    """Return a nonlinear network of x -> A x on a completely positive domain, with norm k L + O(1).
 
-    The domain Omega is the cone of the rows of x, all sum_i c_i x_i with c_i >= 0. Let P project on Im A^T, k = rank A.
-    If P Omega and A Omega are completely positive, there are linear isometries into non-negative orthants: O_in with
-    O_in^T O_in = P, O_in Omega >= 0, and O_out with O_out^T O_out = A A^+, O_out A Omega >= 0. Then
-    B_l = (sqrt(1 - p) O_in ; sqrt(p) O_out A), p = l/L, has B_l^T B_l = (1 - p) P + p A^T A and B_l Omega >= 0. With
-    B_0 = I and B_L = A the layers are W_l = B_l B_{l-1}^+. The representations are a_l = B_l x, and
+    The domain Omega is the cone generated by the rows of x: all sum_i c_i x_i with c_i >= 0. On it all preactivations
+    are non-negative, so the activation acts as the identity. Let P be the projection onto Im A^T, and k = rank A. If
+    P Omega and A Omega are completely positive, there are linear isometries into non-negative orthants: O_in with
+    O_in^T O_in = P and O_in Omega >= 0, and O_out with O_out^T O_out = A A^+ and O_out A Omega >= 0. Then
+    B_l = (sqrt(1 - p) O_in ; sqrt(p) O_out A), p = l/L, satisfies B_l^T B_l = (1 - p) P + p A^T A and B_l Omega >= 0.
+    With B_0 = I and B_L = A the layers are W_l = B_l B_{l-1}^+. The representations are a_l = B_l x, and
 
         ||theta||^2 = sum_i sum_l v_i(l) / v_i(l-1),   v_i(l) = 1 + (l/L) (s_i(A)^2 - 1),
 
-    which is kL + 2 log|A|_+ + (1/2L) sum_i (s_i - 1/s_i)^2 + ...: R0 and R1 are reached.
+    which is kL + 2 log|A|_+ + (1/2L) sum_i (s_i - 1/s_i)^2 + ..., so R0 and R1 are attained.
 
     Parameters
     ----------
     a : Tensor or ndarray
-        A, (d_out, d_in).
+        A, shape (d_out, d_in).
     depth : int
         L.
     x : Tensor or ndarray
-        Generators of the cone, (N, d_in): samples, or ``torch.eye(d_in)`` for R^d_+.
+        Generators of the cone, shape (N, d_in): samples, or ``torch.eye(d_in)`` for R^d_+.
     inner, outer : Tensor or ndarray, optional
-        O_in, (m, d_in), and O_out, (m, d_out), checked on x. Default: the identity where coordinates are non-negative;
-        a simplex around the axis for cones within arcsin(1/sqrt k) of it; else a combination, by non-negative least
-        squares, of vectors that are non-negative on the cone (samples, and up to k = 5 its facets and mixtures of
-        them), or the result of a search as in :func:`bnrank.cost.completely_positive`. All may fail although an
-        isometry exists.
+        O_in, shape (m, d_in), and O_out, shape (m, d_out), checked on x. By default the first of these that applies:
+        the identity, if coordinates are non-negative; a simplex around the axis, for cones within arcsin(1/sqrt k) of
+        it; a combination, by non-negative least squares, of vectors that are non-negative on the cone (samples, and up
+        to k = 5 its facets and mixtures of them); the result of a search as in :func:`bnrank.cost.completely_positive`.
+        All may fail although an isometry exists.
     slope : float
-        s of the activation; irrelevant on the domain, where no value is negative.
+        Slope s of the activation; it has no effect on the domain, where no preactivation is negative.
     rtol : float, optional
         As in :func:`linear`.
 
@@ -166,8 +169,9 @@ def completely_positive(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, a given isometry is not one or has negative values, P Omega or A Omega has
-        two points with a negative inner product (so that it is not completely positive), or no isometry was found.
+        If an argument is out of range, a given matrix is not an isometry or has negative values on x, P Omega or
+        A Omega contains two points with a negative inner product (so it is not completely positive), or no isometry is
+        found.
 
     Notes
     -----
@@ -237,7 +241,7 @@ def _found(points: Tensor, basis: Tensor, what: str) -> Tensor:
 
 
 def _simplex(axis: Tensor) -> Tensor:
-    """Return an orthonormal basis around the axis, at angle arccos(1/sqrt k) with it."""
+    """Return an orthonormal basis whose vectors all have the angle arccos(1/sqrt k) with the axis."""
     eye = torch.eye(len(axis)).to(axis)
     mirror = torch.full_like(axis, 1 / math.sqrt(len(axis))) - axis
     length = float(mirror.norm())
@@ -245,9 +249,10 @@ def _simplex(axis: Tensor) -> Tensor:
 
 
 def _combined(z: Tensor, axis: Tensor, basis: Tensor) -> Tensor | None:
-    """Return an isometry whose rows are vectors of the dual cone that are easily found, by non-negative least squares.
+    """Return an isometry whose rows are multiples of candidate vectors of the dual cone, or None.
 
-    The candidates are points, facets in up to 5 dimensions, and random mixtures of these, most of them uneven.
+    Non-negative least squares selects the rows. The candidates are basis vectors, the axis, points, facets in 3 to 5
+    dimensions, and sums and random mixtures of facets with mostly unequal weights.
     """
     from scipy.optimize import nnls
 
@@ -284,7 +289,7 @@ def _facets(z: Tensor, axis: Tensor) -> list[Tensor]:
 
 
 def _searched(z: Tensor) -> Tensor | None:
-    """Return an isometry found by the search for extreme rays, with the identity where no point extends, or None."""
+    """Return an isometry found by :func:`cones.search`, extended by the identity outside the span of z, or None."""
     _, values, rows = np.linalg.svd(z.cpu().numpy())
     rank = int((values > NEGATIVE * values[0]).sum())
     rays = cones.extreme_rays(z.cpu().numpy() @ rows[:rank].T)

@@ -1,4 +1,4 @@
-"""Piecewise linear functions as networks: the cross, a diverging geodesic, maxima of affine maps, other slopes."""
+"""Networks of piecewise linear functions: the cross, a diverging geodesic, maxima of affine maps, other slopes."""
 
 import functools
 import math
@@ -19,16 +19,18 @@ Arrays = Tensor | np.ndarray | Sequence[Tensor | np.ndarray]
 def cross() -> MLP:
     """Return the network of f(x0, x1) = m (sign x0, sign x1), m = min(|x0|, |x1|): Jacobian rank 1, bottleneck rank 2.
 
-    Continuous and piecewise linear, the identity where |x0| = |x1|. Jf has rank 1 inside every linear region, so
-    Rank_J(f) = 1, but the cross |x0| = |x1|, which f maps to itself, does not embed in a line, so Rank_BN(f) = 2.
+    f is continuous and piecewise linear, and the identity where |x0| = |x1|. Jf has rank 1 inside every linear region,
+    so Rank_J(f) = 1. The cross |x0| = |x1|, which f maps to itself, does not embed in a line, so Rank_BN(f) = 2.
 
-    Layer 1 takes the positive and negative parts of x0 - x1 and x0 + x1, layer 2 has one neuron per quadrant, e.g.
-    max(0, min(x0, x1)) = max(0, ((x0 + x1)_+ - |x0 - x1|) / 2), layer 3 gives each its signs. ||theta||^2 = 19.
+    Layer 1 computes the positive and negative parts of x0 - x1 and x0 + x1. Layer 2 has one neuron per quadrant, e.g.
+    max(0, min(x0, x1)) = max(0, ((x0 + x1)_+ - |x0 - x1|) / 2). Layer 3 applies the signs of each quadrant.
+    ||theta||^2 = 19.
 
     Returns
     -------
     MLP
-        Widths 2, 4, 4, 2, ReLU, without biases, in float64. Depth 3 is the least, as f is odd and not linear.
+        A ReLU network with widths 2, 4, 4, 2, without biases, in float64. Depth 3 is minimal, as f is odd and not
+        linear.
 
     Notes
     -----
@@ -50,29 +52,29 @@ def cross() -> MLP:
 def diverging_geodesic(depth: int, gamma: float = 0.75, a: float = 1.0) -> MLP:
     """Return a network of f(x, y, z) = (x, y, z + a max(0, x - y)) on R^3_+ whose representations diverge with depth.
 
-    With eps = L^-gamma and u = (L - 2) eps: layers diag(e^eps, e^eps, e^(-2 eps)) up to L/2 - 1; layer L/2 adds a
-    fourth neuron with row sqrt(a) e^(-u/2) (1, -1, 0); layer L/2 + 1 adds it to z with weight sqrt(a) e^(-u); layers
-    diag(e^-eps, e^-eps, e^(2 eps)) from there on. No biases, ReLU. For even L
+    Let eps = L^-gamma and u = (L - 2) eps. For even L, layers 1 to L/2 - 1 are diag(e^eps, e^eps, e^(-2 eps)). Layer
+    L/2 adds a fourth neuron with row sqrt(a) e^(-u/2) (1, -1, 0), and layer L/2 + 1 adds this neuron to z with weight
+    sqrt(a) e^(-u). The remaining layers are diag(e^-eps, e^-eps, e^(2 eps)). The norm is
 
         ||theta||^2 = 6 + a (2 e^(-u) + e^(-2u)) + (L - 2) (2 cosh 2 eps + cosh 4 eps) = 3 L + 12 L^(1 - 2 gamma) + ...
 
-    so R0 = 3 and R1 = 0, while values in the middle reach e^(u/2) times the inputs, u = L^(1 - gamma) - ... At odd L
-    one more layer follows the middle than precedes it, and the layers after the middle invert those before in equal
-    steps.
+    so R0 = 3 and R1 = 0, while values in the middle layers reach e^(u/2) times the inputs, u = L^(1 - gamma) - ... For
+    odd L one more layer follows the middle than precedes it, and the layers after the middle invert those before it in
+    equal steps.
 
     Parameters
     ----------
     depth : int
         L >= 2.
     gamma : float
-        In (1/2, 1): above 1/2 the norm tends to 3L, below 1 the representations diverge.
+        Exponent in (1/2, 1). Above 1/2 the norm approaches 3L; below 1 the representations diverge.
     a : float
         Strength of the nonlinear term, a >= 0.
 
     Returns
     -------
     MLP
-        ReLU, without biases, in float64.
+        A ReLU network without biases, in float64.
 
     Raises
     ------
@@ -114,37 +116,39 @@ def diverging_geodesic(depth: int, gamma: float = 0.75, a: float = 1.0) -> MLP:
 
 
 def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray | None = None) -> MLP:
-    """Return the ReLU network of a maximum of m affine maps, or of signed sums of such maxima.
+    """Return the ReLU network of a maximum of m affine maps, or of a signed sum of such maxima.
 
-    f(x) = max_i (a_i . x + b_i) for one group of maps, f(x) = sum_g signs_g max_i (a_gi . x + b_gi) for several. Every
-    finite piecewise linear function on R^d is such a sum with at most d + 1 maps in each group.
+    f(x) = max_i (a_i . x + b_i) for one group of maps, and f(x) = sum_g signs_g max_i (a_gi . x + b_gi) for several
+    groups. Every finite piecewise linear function on R^d is such a sum with at most d + 1 maps per group.
 
-    A knock-out tournament: max(u, v) = v + max(u - v, 0), where values without an opponent and v itself are carried as
-    max(v, 0) and max(-v, 0). The depth is ceil(log2 m) + 1, m the largest number of maps in a group: for m = d + 1 the
-    ceil(log2(d + 1)) + 1 of the theory. For m a power of 2 from 2 on and G groups, the norm is
+    The maximum is computed by pairwise comparison, max(u, v) = v + max(u - v, 0). The value v, and an unpaired value,
+    are represented by max(v, 0) and max(-v, 0). If m is the largest number of maps in a group, the depth is
+    ceil(log2 m) + 1; for m = d + 1 this is ceil(log2(d + 1)) + 1, as in the theory. For m >= 2 a power of 2 and G
+    groups, the norm is
 
         sum over pairs (u, v) of the maps (|u - v|^2 + 2 |v|^2)  +  12 G (m/4 + m/8 + ... + 1)  +  3 sum signs^2
 
-    with |.| over weights and bias of a map.
+    where |.| includes the weights and the bias of a map.
 
     Parameters
     ----------
     a : Tensor, ndarray or sequence of them
-        (m, d) for one group, (G, m, d) or a sequence of (m_g, d) for several.
+        Shape (m, d) for one group, and (G, m, d) or a sequence of (m_g, d) for several.
     b : Tensor, ndarray or sequence of them, optional
-        (m,), (G, m) or a sequence of (m_g,); zero by default.
+        Shape (m,), (G, m) or a sequence of (m_g,). Default: zero.
     signs : Tensor or ndarray, optional
-        Coefficients of the maxima, (G,) for one output or (d_out, G); ones by default.
+        Coefficients of the maxima, shape (G,) for one output or (d_out, G). Default: ones.
 
     Returns
     -------
     MLP
-        ReLU, with biases if there is a ``b``, in the higher precision of what came. See :func:`with_slope` for others.
+        A ReLU network in the highest precision of the arguments, with biases if ``b`` is given. Use :func:`with_slope`
+        for other slopes.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is not such an array, or shapes do not match.
+        If an argument is not such an array, or if shapes do not match.
 
     Notes
     -----
@@ -198,7 +202,7 @@ def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray
 
 
 def _round(m: int) -> tuple[Tensor, Tensor]:
-    """Return T and C with C relu(T v) = (max(v_1, v_2), max(v_3, v_4), ...), an odd last one carried."""
+    """Return T and C with C relu(T v) = (max(v_1, v_2), max(v_3, v_4), ...); an unpaired last entry is unchanged."""
     matches = [[{i: 1.0, i + 1: -1.0}, {i + 1: 1.0}, {i + 1: -1.0}] for i in range(0, m - 1, 2)]
     if m % 2:
         matches.append([{m - 1: 1.0}, {m - 1: -1.0}])
@@ -216,31 +220,32 @@ def _groups(value: Arrays, name: str, shape: str, ndim: int) -> list[Tensor]:
 
 
 def _padded(group: Tensor, m: int) -> Tensor:
-    """Repeat the last map, which does not change the maximum."""
+    """Return the group padded to m maps by repeating the last, which does not change the maximum."""
     return torch.cat([group, group[-1:].expand(m - len(group), *group.shape[1:])])
 
 
 def with_slope(net: nn.Module, slope: float) -> MLP:
-    """Return the network of the same function with another slope s and twice the neurons.
+    """Return the network of the same function with another slope s and twice as many neurons.
 
-    sigma_r(z) = (1 - r s) / (1 - s^2) sigma_s(z) + (s - r) / (1 - s^2) sigma_s(-z), for r the slope the network has, so
-    that every hidden layer is doubled to W, -W. For ReLU, r = 0, it is max(0, z) = (sigma_s(z) + s sigma_s(-z)) /
-    (1 - s^2); for linear networks, r = 1, it is z = (sigma_s(z) - sigma_s(-z)) / (1 + s).
+    If the network has slope r, sigma_r(z) = (1 - r s) / (1 - s^2) sigma_s(z) + (s - r) / (1 - s^2) sigma_s(-z). Every
+    hidden layer W is therefore replaced by the stacked W and -W. For ReLU (r = 0) this is
+    max(0, z) = (sigma_s(z) + s sigma_s(-z)) / (1 - s^2), and for linear networks (r = 1)
+    z = (sigma_s(z) - sigma_s(-z)) / (1 + s).
 
-    The norm is multiplied by 2 for layer 1 and the hidden biases, by q = ((1 - r s)^2 + (s - r)^2) / (1 - s^2)^2 for
-    the last weight, by 2q for the weights in between.
+    The squared norms are multiplied by 2 for layer 1 and the hidden biases, by
+    q = ((1 - r s)^2 + (s - r)^2) / (1 - s^2)^2 for the last weight, and by 2q for the weights in between.
 
     Parameters
     ----------
     net : MLP or torch.nn.Sequential
-        A chain of linear layers with one activation; not changed.
+        A chain of linear layers with one activation; it is not modified.
     slope : float
-        s in (-1, 1). Of the slope it has: a copy is returned.
+        s in (-1, 1). If it is the slope of the network, a copy is returned.
 
     Returns
     -------
     MLP
-        In the network's precision.
+        In the precision of ``net``.
 
     Raises
     ------
