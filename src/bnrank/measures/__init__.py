@@ -1,4 +1,4 @@
-"""Measures of networks: numbers only, no claims."""
+"""Measures of networks."""
 
 import importlib
 from typing import Any
@@ -12,7 +12,7 @@ __all__ = ["Jacobian", "JacobianRank", "KinkWarning", "bottleneck", "describe", 
 
 
 def __getattr__(name: str) -> Any:
-    """Import a module of this room when it is first used."""
+    """Import a module of this package on first use."""
     try:
         return importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError:

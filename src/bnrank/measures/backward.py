@@ -11,15 +11,15 @@ from torch import Tensor
 from bnrank.measures import kinks
 from bnrank.networks.mlp import MLP, leaky_relu
 
-BLOCK_ENTRIES = 2**17  # numbers of one product in a block; two of them in float64 fill a cache of 2 MiB
+BLOCK_ENTRIES = 2**17  # entries of one product in a block; two products in float64 fill a cache of 2 MiB
 BLOCK_ROWS = 128  # minimum number of rows, so that wide layers are not read from memory too often
-WORTH = 0.9  # share of neurons alive in a piece below which the dead ones are left out of the products
-PIECE_ENTRIES = 2**20  # numbers stored per piece: activations, slopes and Jacobians, 8 MiB in float64
+WORTH = 0.9  # fraction of active neurons in a piece below which dead ones are omitted from the products
+PIECE_ENTRIES = 2**20  # entries stored per piece: activations, slopes and Jacobians, 8 MiB in float64
 
 
 @dataclass(frozen=True)
 class Forward:
-    """Values of a forward pass that the products need.
+    """Values of a forward pass that the products require.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Forward:
     slopes : list of Tensor
         Diagonals of D_1, ..., D_{L-1}, each (n, n_l); s at a kink, as PyTorch has it.
     candidates : list of (int, Tensor)
-        Number of a layer, from 0, and which of its preactivations are near 0, (n, n_l); only where some are.
+        Index of a layer, from 0, and a mask of its preactivations near 0, (n, n_l); only layers with some.
     """
 
     inputs: list[Tensor]
@@ -54,7 +54,7 @@ class Layers:
 
     @classmethod
     def of(cls, net: MLP, dtype: torch.dtype, *, copy: bool = False) -> Layers:
-        """Return the parameters of an MLP in the given precision, on request as copies even if it is their own."""
+        """Return the parameters of an MLP in the given precision; with ``copy``, always as copies."""
         weights, biases = ([p.detach().to(dtype, copy=copy) for p in group] for group in (net.weights, net.biases))
         return cls(weights, biases, net.slope)
 
@@ -69,7 +69,7 @@ class Layers:
         return [self.weights[0].shape[1], *(w.shape[0] for w in self.weights)]
 
     def forward(self, x: Tensor, kink_rtol: float | None = None) -> Forward:
-        """Run x, (n, d_in), looking for preactivations near 0 if a tolerance is given."""
+        """Return the values of a forward pass on x, (n, d_in), and preactivations near 0 if a tolerance is given."""
         first = self.weights[0]
         inputs, slopes, candidates = [x.to(first.device, first.dtype)], [], []
         for i, weight in enumerate(self.weights[:-1]):
@@ -129,17 +129,17 @@ def sweep(
     x : Tensor
         Samples, (N, d_in).
     chunk_size : int, optional
-        Samples in a piece; by default as many as keep it within 2^20 numbers. Within a piece the products of a block
-        of samples are made in the same two buffers.
+        Samples per piece; by default as many as fit within 2^20 entries. Within a piece, the products of all blocks of
+        samples use the same two buffers.
     jacobian, trace : bool
         What to compute.
     compact : bool
-        Return a smaller matrix with the same non-zero singular values where the first or last layer allows it: of
-        W_L = Q R (W_1^T = Q R) with orthonormal columns Q, Q is left out if that is narrower.
+        Return a smaller matrix with the same non-zero singular values where the first or last layer allows it: with W_L
+        = Q R (or W_1^T = Q R), Q of orthonormal columns, Q is omitted if the result is smaller.
     tangent : Tensor, optional
         Orthonormal columns Q, (d_in, m) or (N, d_in, m): Jf(x) Q instead of Jf(x).
     watch : Watch, optional
-        Collects which samples are near a kink.
+        Collects the samples near a kink.
 
     Yields
     ------
@@ -192,14 +192,14 @@ def sweep(
 
 
 def _narrow(matrix: Tensor) -> Tensor:
-    """Return R of A = QR, of the same singular values, where A has more rows than columns, else A."""
+    """Return R of A = QR, which has the same singular values, if A has more rows than columns, else A."""
     return torch.linalg.qr(matrix, mode="r").R if matrix.shape[0] > matrix.shape[1] else matrix
 
 
 def _alive(
     layers: Layers, slopes: list[Tensor], first: Tensor, last: Tensor
 ) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
-    """Leave out neurons whose derivative is 0 at all samples: D_1, ..., D_{L-1}; W_2, ..., W_{L-1}; W_L; W_1."""
+    """Return D_1, ..., D_{L-1}; W_2, ..., W_{L-1}; W_L; W_1 without neurons whose derivative is 0 at all samples."""
     inner = layers.weights[1:-1]
     if layers.slope != 0 or not slopes:
         return slopes, inner, first, last
@@ -221,7 +221,7 @@ def _in_blocks(
     result: Tensor | None,
     norms: Tensor | None,
 ) -> None:
-    """Write start D M D M ... D M to result; to norms, (matrices D, n), the norm after every D."""
+    """Write start D M D M ... D M to ``result``, and the norm after every D to ``norms``, (matrices D, n)."""
     n, rows = start.shape[:2]
     for begin in range(0, n, block):
         here = slice(begin, min(begin + block, n))

@@ -23,7 +23,7 @@ class Balance:
     per_neuron : tuple of Tensor
         For l = 1..L-1, (n_l,): | ||W_l[i,:]||^2 + b_l[i]^2 - ||W_{l+1}[:,i]||^2 |.
     per_layer : Tensor
-        (L-1,): their sums, each over sum_i ||W_l[i,:]||^2 + b_l[i]^2 + ||W_{l+1}[:,i]||^2, in [0, 1].
+        (L-1,): the sums of these, divided by sum_i ||W_l[i,:]||^2 + b_l[i]^2 + ||W_{l+1}[:,i]||^2, in [0, 1].
     residual : float
         The sum of all numerators over the sum of all denominators, in [0, 1]; 0 for a network of one layer.
     """

@@ -32,8 +32,8 @@ class Bottleneck(Printed):
     start, end : int or None
         First and last layer of the run, counted from 1.
     gap : float or None
-        s_k / s_{k+1} in the middle layer, (start + end) // 2; s_0 counts as 1; infinite where s_{k+1} is 0 or there
-        is none.
+        s_k / s_{k+1} in the middle layer, (start + end) // 2; s_0 counts as 1; infinite where s_{k+1} is 0 or does not
+        exist.
     values : tuple of float
         All singular values of the middle layer.
     counts : tuple of int
@@ -41,7 +41,7 @@ class Bottleneck(Printed):
     atol, near_one, min_layers
         The tolerances of the search.
     reason : str
-        Why the rank is undetermined; empty where it is not.
+        Why the rank is undetermined; empty if it is determined.
     """
 
     rank: int | None
@@ -82,7 +82,8 @@ def detect(
     near_one : tuple of float
         Range of values near 1.
     min_layers : int
-        Minimum length of a run, at most the depth: a single layer, such as a narrow last one, is no evidence.
+        Minimum length of a run, at most the depth: a single layer, such as a narrow last one, is not sufficient
+        evidence.
 
     Returns
     -------
@@ -170,14 +171,13 @@ class LayerStructure:
     inside : bool
         Whether the layer is in the bottleneck.
     singular_values : Tensor or None
-        Singular values of W_l, descending; of a convolution those of the circular operator on images of its size
+        Singular values of W_l, descending; for a convolution, of the circular operator on images of its input size
         (T28). None where they cannot be computed.
     count : int or None
         Number of singular values above the tolerance.
     distance : float
-        ||W_l - U V^T||_F for the nearest partial isometry U V^T of rank k, or min(n_l, n_{l-1}) if that is less: U
-        and V are the first k singular vectors, the distance is (sum_{i<=k} (s_i - 1)^2 + sum_{i>k} s_i^2)^{1/2}.
-        NaN where no k was found.
+        ||W_l - U V^T||_F for the nearest partial isometry U V^T of rank min(k, n_l, n_{l-1}): U and V are the first k
+        singular vectors, the distance is (sum_{i<=k} (s_i - 1)^2 + sum_{i>k} s_i^2)^{1/2}. NaN where no k was found.
     rest : float
         s_{k+1}, the operator norm of W_l without its first k singular values.
     bias_norm : float
@@ -187,7 +187,7 @@ class LayerStructure:
     preactivation_values, activation_values : Tensor or None
         Singular values of N^{-1/2} a~_l(X) and N^{-1/2} a_l(X), descending.
     note : str
-        Assumptions, and what was left out.
+        Assumptions and omissions.
     """
 
     index: int
@@ -212,9 +212,9 @@ class Structure(Printed):
     Attributes
     ----------
     kind : str
-        A high-rank part is layers with more than k singular values above the tolerance. "full": there is one before
-        and one after the bottleneck, and k < min(d_in, d_out); "half": before only, or k >= d_out; "reversed half":
-        after only, or k >= d_in; "uniform": neither; "collapsed": k = 0; or "undetermined".
+        A high-rank part consists of layers with more than k singular values above the tolerance. "full": one before and
+        one after the bottleneck, and k < min(d_in, d_out); "half": before only, or k >= d_out; "reversed half": after
+        only, or k >= d_in; "uniform": neither; "collapsed": k = 0; or "undetermined".
     layers : tuple of LayerStructure
         One per layer that was read, in order.
     bottleneck : Bottleneck
@@ -226,7 +226,7 @@ class Structure(Printed):
     notes : dict
         Layer name -> assumption on its singular values.
     floor : float
-        Values of activations below ``floor`` times the largest of their layer are rounding noise.
+        Singular values of activations below ``floor`` times the largest of their layer are round-off.
     """
 
     kind: str
@@ -240,7 +240,7 @@ class Structure(Printed):
 
     @property
     def rank(self) -> int | None:
-        """k; None where it is undetermined, ``bottleneck.reason`` says why."""
+        """k, or None if undetermined (see ``bottleneck.reason``)."""
         return self.bottleneck.rank
 
     @property
@@ -286,7 +286,7 @@ def bottleneck(
     Parameters
     ----------
     net : torch.nn.Module
-        Any module with linear or convolutional layers; it is left unchanged.
+        Any module with linear or convolutional layers; it is not modified.
     x : Tensor or ndarray
         Samples, (N, ...).
     rank : int, optional

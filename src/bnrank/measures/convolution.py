@@ -13,16 +13,16 @@ from bnrank.networks.reading import Layer
 
 Size = int | Sequence[int]
 
-CHUNK_ENTRIES = 2**22  # complex entries of the transfer matrices held at a time: 64 MiB
+CHUNK_ENTRIES = 2**22  # complex entries of the transfer matrices in memory at a time: 64 MiB
 
 
 def conv_singular_values(kernel: Data, size: Size, *, stride: Size = 1, dilation: Size = 1, groups: int = 1) -> Tensor:
     """Return the singular values of a convolution with circular padding, frequency by frequency.
 
     The convolution is block diagonal in Fourier space: at frequency w the block is the c_out x c_in matrix
-    K^(w) = sum_t K[:, :, t] exp(-2 pi i w.t / n), taps beyond the image wrapped and added. Real kernels have
-    s_w = s_{-w}, so half the frequencies are computed. sum s^2 = n^d ||K||_F^2 for stride 1 (T28). With a stride the
-    s^d frequencies that alias to one of the output share a block, c_out x (s^d c_in).
+    K^(w) = sum_t K[:, :, t] exp(-2 pi i w.t / n), with taps beyond the image wrapped around and added. Real kernels
+    have s_w = s_{-w}, so half the frequencies are computed. sum s^2 = n^d ||K||_F^2 for stride 1 (T28). With a stride,
+    the s^d frequencies that alias to one output frequency share a block, c_out x (s^d c_in).
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def conv_singular_values(kernel: Data, size: Size, *, stride: Size = 1, dilation
     Raises
     ------
     TypeError, ValueError
-        If the kernel has another shape or is not finite, or the numbers do not fit together.
+        If the kernel has another shape or is not finite, or the arguments are inconsistent.
 
     Notes
     -----
@@ -72,14 +72,14 @@ def conv_singular_values(kernel: Data, size: Size, *, stride: Size = 1, dilation
 
 
 def layer_singular_values(layer: Layer, size: Size | None = None) -> tuple[Tensor | None, str]:
-    """Return all singular values of a convolutional layer, (K,) descending, and a note on what was assumed.
+    """Return all singular values of a convolutional layer, (K,) descending, and a note on assumptions.
 
     Parameters
     ----------
     layer : Layer
-        Read with an example, or else ``size`` is needed.
+        Read with an example input; otherwise ``size`` is required.
     size : int or sequence of int, optional
-        Size of the images instead of that of the example.
+        Size of the images, instead of the example's.
 
     Returns
     -------
@@ -105,7 +105,7 @@ def layer_singular_values(layer: Layer, size: Size | None = None) -> tuple[Tenso
 def layer_blocks(layer: Layer, size: Size | None = None) -> tuple[Tensor | None, str]:
     """Return the singular values of a convolutional layer as :func:`conv_singular_values` does, and the same note.
 
-    Parameters and errors are those of :func:`layer_singular_values`, which has the same values in one list.
+    Parameters and errors as for :func:`layer_singular_values`, which returns the same values in one list.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def _padding_note(conv: Any, n: Sequence[int]) -> str:
 
 
 def _block_values(kernel: Tensor, n: list[int], stride: list[int], dilation: list[int]) -> Tensor:
-    """Singular values of one group, (n_1 / s_1, ..., min(c_out, c_in prod s)), unsorted between conjugate pairs."""
+    """Return the singular values of one group, (n_1 / s_1, ..., min(c_out, c_in prod s)), for all frequencies."""
     c_out, c_in = kernel.shape[:2]
     m = [a // b for a, b in zip(n, stride, strict=True)]
     frequencies = _vectors(m)
@@ -169,7 +169,7 @@ def _block_values(kernel: Tensor, n: list[int], stride: list[int], dilation: lis
 
 
 def _transfer(kernel: Tensor, frequencies: Tensor, n: list[int], dilation: list[int]) -> Tensor:
-    """K^(w) at the given frequencies, (F, c_out, c_in), complex128."""
+    """Return K^(w) at the given frequencies, (F, c_out, c_in), complex128."""
     c_out, c_in, *taps = kernel.shape
     places = _vectors(taps)
     turns = torch.zeros(len(frequencies), len(places), dtype=torch.float64)

@@ -112,11 +112,11 @@ def unexplained(
 def self_consistency(states: Data, *, neighbors: int = 20, folds: int = 10, seed: int = 0) -> float:
     """Return the fraction of the variance of the steps h(t + 1) - h(t) not explained by the present state h(t).
 
-    The fraction is that of the worst linear coordinate of h: 0 if h(t) determines h(t + 1), so that trajectories do
-    not cross, and near 1 if a single coordinate is undetermined, even one with small steps. It does not depend on the
+    The fraction is the largest over linear coordinates of h: 0 if h(t) determines h(t + 1), so that trajectories do not
+    cross, and near 1 if a single coordinate is undetermined, even one with small steps. It does not depend on the
     choice of coordinates. Predictions are those of :func:`predict`, fitted to the other trajectories. The reference is
-    the variance of the steps and not of the states, since for small steps the present state predicts the next one well
-    in any projection. Coordinates whose steps are constant up to rounding are dropped; NaN if none remains.
+    the variance of the steps, not of the states: for small steps the present state predicts the next one well in any
+    projection. Coordinates whose steps are constant up to rounding are dropped; NaN if none remains.
 
     Parameters
     ----------
@@ -174,8 +174,8 @@ def _folds(groups: object, n: int, folds: int, seed: int) -> NDArray[np.int64]:
 def _whitening(x: Array, size: Array, eps: float) -> Array:
     """Return the matrix (p, kept) that maps centered x to unit variance.
 
-    Column j of x has an absolute error of eps * size[j]: size, (p,), has the norms of the columns, or of the data
-    whose differences they are.
+    Column j of x has an absolute error of eps * size[j]: ``size``, (p,), contains the norms of the columns, or of the
+    data if the columns are differences of data.
     """
     centered = x - x.mean(0)
     scale = np.linalg.norm(centered, axis=0)

@@ -21,8 +21,8 @@ from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, example, is_plain_mlp, unwrap
 
 KINK_RTOL = 1e-12
-CHUNK_ENTRIES = 2**24  # float64 numbers of the largest intermediate tensor of modules other than MLP: 128 MiB
-INDEPENDENT = 1e-10  # least singular value, over the largest, of a basis with columns of length 1
+CHUNK_ENTRIES = 2**24  # float64 entries of the largest intermediate tensor for modules other than MLP: 128 MiB
+INDEPENDENT = 1e-10  # smallest singular value, relative to the largest, of a basis with unit columns
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class JacobianRank(Printed):
     Attributes
     ----------
     rank : int
-        max_i rank Jf(x_i): a lower bound on Rank_J(f), which is the maximum over all of the domain (T18).
+        max_i rank Jf(x_i): a lower bound on Rank_J(f), the maximum over the whole domain (T18).
     witness : int
-        Row of x where it is attained; of several, the one with the largest s_rank / s_1.
+        Row of x where the maximum is attained; of several, the one with the largest s_rank / s_1.
     point : Tensor
         That sample.
     singular_values : Tensor
@@ -60,7 +60,8 @@ class Jacobian(Printed):
 
     MLPs: the product W_L D_{L-1} ... D_1 W_1 (docs/theory.md), from its narrower end, at kinks with the derivative
     s that PyTorch takes. Other modules: one backward pass per output. Inputs and outputs with more dimensions are
-    flattened. Shared parameters are supported. Parameters are copied: training the module later changes nothing here.
+    flattened. Shared parameters are supported. Parameters are copied, so that later training of the module has no
+    effect.
 
     Parameters
     ----------
@@ -74,11 +75,11 @@ class Jacobian(Printed):
         Jf(x_i) Q, (d_out, m).
     kink_rtol : float or None
         A sample is near a kink if a preactivation z = w.a + b that depends on x (along the tangents) has
-        |z| <= kink_rtol (sum_j |w_j| |a_j| + |b|); 0 means on it. For modules other than MLP, the arguments of relu and
-        similar operations are compared with the largest argument of the same operation. The first computation issues
-        one :class:`KinkWarning` with their number. None: no search for kinks.
+        |z| <= kink_rtol (sum_j |w_j| |a_j| + |b|); with 0, only samples on a kink count. For modules other than MLP,
+        the arguments of relu and similar operations are compared with the largest argument of the same operation. The
+        first computation issues one :class:`KinkWarning` with the number of such samples. None disables the search.
     chunk_size : int, optional
-        Samples per block; by default a number that bounds the memory (MLPs: 2^20 numbers, others: 2^24).
+        Samples per block; by default limited by memory (2^20 entries for MLPs, 2^24 for others).
     dtype : torch.dtype
         Precision of the passes.
 
@@ -166,9 +167,8 @@ class Jacobian(Printed):
     def ntk_trace(self) -> Tensor:
         """Tr Theta(x_i, x_i), (N,), float64 (see :func:`bnrank.ntk.trace`); tangents make no difference.
 
-        For MLPs a single backward pass gives both this and ``singular_values`` if this is accessed first: the products
-        J(a~_l -> f), from the output down, have the norms that the trace is made of; the last of them, times W_1, is
-        the Jacobian.
+        For MLPs, a single backward pass computes both this and ``singular_values`` if this is accessed first: the trace
+        is a sum over norms of the products J(a~_l -> f), and the last of these, times W_1, is the Jacobian.
 
         Examples
         --------
@@ -179,7 +179,7 @@ class Jacobian(Printed):
         >>> J.ntk_trace, J.singular_values
         (tensor([4.], dtype=torch.float64), tensor([[4., 3.]], dtype=torch.float64))
         """
-        if "singular_values" not in vars(self):  # warns of kinks, as everything that differentiates does
+        if "singular_values" not in vars(self):  # also issues the kink warning
             vars(self)["singular_values"], trace = self._measure(trace=True)
             if trace is not None:
                 return trace
@@ -222,7 +222,8 @@ class Jacobian(Printed):
         rank : int, optional
             Take the largest ``rank`` singular values of every sample; -inf where one of them is 0.
         rtol : float
-            Without ``rank``: take those above ``rtol`` times the largest; 0 (the empty product) where all are 0.
+            Without ``rank``: take the values above ``rtol`` times the largest; the result is 0 (empty product) where
+            all are 0.
 
         Raises
         ------
@@ -239,7 +240,7 @@ class Jacobian(Printed):
     def schatten(self, depth: int | None = None, *, rtol: float = 1e-12) -> Tensor:
         """Return sum_k s_k(Jf(x_i))^{2/L}, the Schatten norm ||Jf||_{2/L}^{2/L}, (N,), float64 (T4).
 
-        L times it is at most ||theta||^2 of any network of depth L that computes f.
+        L times this value is a lower bound on ||theta||^2 of any network of depth L that computes f.
 
         Parameters
         ----------
@@ -251,7 +252,7 @@ class Jacobian(Printed):
         Raises
         ------
         TypeError, ValueError
-            If ``rtol`` is out of range, or ``depth`` is missing for a module that is no chain.
+            If ``rtol`` is out of range, or ``depth`` is missing for a module that is not a chain.
 
         Examples
         --------
@@ -265,9 +266,9 @@ class Jacobian(Printed):
         return linalg.schatten(self.singular_values, depth, rtol)
 
     def near_kinks(self, rtol: float | None = None) -> Tensor:
-        """Return which samples are near a kink, where the Jacobian is that of one side only, (N,), bool.
+        """Return a mask of the samples near a kink, where the Jacobian is one-sided, (N,), bool.
 
-        Needs forward passes only.
+        Requires forward passes only.
 
         Parameters
         ----------
@@ -300,7 +301,7 @@ class Jacobian(Printed):
             if not bool(torch.isfinite(matrix).all()):
                 raise validation.RangeError("net: its Jacobian has NaN or infinite entries, expected finite ones")
             found = torch.linalg.svdvals(matrix.double())
-            if layers is not None:  # the rest, left out of a compact Jacobian, is 0
+            if layers is not None:  # the values omitted by a compact Jacobian are 0
                 m = layers.widths[0] if self.tangent is None else self.tangent.shape[-1]
                 found = nn.functional.pad(found, (0, min(m, layers.widths[-1]) - found.shape[1]))
             values.append(found)

@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bnrank.networks.functional import Functional
 
-ROUNDING = 1e-12  # of a derivative's terms: smaller values are zero
+ROUNDING = 1e-12  # relative to a derivative's terms; smaller values count as zero
 
 
 class KinkWarning(UserWarning):
-    """Samples lie on or next to a kink, where the Jacobian jumps and the one returned is that of one side."""
+    """Samples lie on or near a kink, where the Jacobian is discontinuous and the returned one is one-sided."""
 
 
 @dataclass
@@ -58,10 +58,10 @@ def describe(near: Tensor, rtol: float, numbers: np.ndarray | None = None) -> st
 
 
 def near_zero(z: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, rtol: float) -> Tensor | None:
-    """Return where |z_i| <= rtol (sum_j |w_ij| |a_j| + |b_i|), of z = W a + b, (n, n_l); None if nowhere."""
+    """Return a mask of |z_i| <= rtol (sum_j |w_ij| |a_j| + |b_i|), z = W a + b, (n, n_l); None if it is empty."""
     most = float(torch.linalg.vector_norm(a, dim=1).max() * torch.linalg.vector_norm(weight, dim=1).max())
     most += 0.0 if bias is None else float(bias.abs().max())
-    if float(z.abs().amin()) > rtol * most:  # the usual case, found out without the terms
+    if float(z.abs().amin()) > rtol * most:  # the usual case, detected without computing the terms
         return None
     terms = a.abs() @ weight.abs().T + (0.0 if bias is None else bias.abs())
     near = z.abs() <= rtol * terms
@@ -73,7 +73,7 @@ def depending(
 ) -> Tensor:
     """Return which samples have a preactivation near 0 that depends on x (along the tangents, if given), (n,).
 
-    The Jacobian of a random combination of the preactivations near 0 is zero only if all of theirs are.
+    The Jacobian of a random combination of the preactivations near 0 vanishes only if all of their Jacobians do.
     """
     found = torch.zeros(n, dtype=torch.bool, device=weights[0].device)
     rounding = max(ROUNDING, 64 * torch.finfo(weights[0].dtype).eps)
@@ -123,7 +123,7 @@ _KINKS: dict[str, Callable[..., list[Any]]] = {
 
 
 class _Recorder(TorchDispatchMode):
-    """Keeps the arguments of kinks, numbered in order of execution, that a function of number and argument selects."""
+    """Records the arguments of kinks, numbered in order of execution, selected by a function of number and argument."""
 
     def __init__(self, selects: Callable[[int, Tensor], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # its base class in torch has no types
@@ -143,11 +143,11 @@ class _Recorder(TorchDispatchMode):
 
 
 def of_module(function: Functional, x: Tensor, rtol: float, tangent: Tensor | None = None) -> Tensor:
-    """Return at which samples an argument of a kink is near it and depends on x (along the tangents, if given), (n,).
+    """Return a mask of samples where the argument of a kink is near it and depends on x (along given tangents), (n,).
 
     Inspects the operations of one forward pass: relu, leaky_relu, prelu, threshold, hardtanh, hardsigmoid, hardswish,
     clamp, abs, maximum and minimum; near means within ``rtol`` of the largest argument of the same operation on the
-    same sample. Where something is near, a second pass at points next to the samples shows whether it moves with them.
+    same sample. If an argument is near, a second pass at points near the samples determines whether it depends on x.
     """
     n = len(x)
 
@@ -163,7 +163,7 @@ def of_module(function: Functional, x: Tensor, rtol: float, tangent: Tensor | No
     first = _Recorder(lambda _, z: bool(near(rows(z)).any()))
     with torch.no_grad(), first:
         function(x)
-    if any(len(rows(z)) != n for z in first.kept.values()):  # not one row, or a number of them, per sample
+    if any(len(rows(z)) != n for z in first.kept.values()):  # not a fixed number of rows per sample
         parts = tangent if tangent is not None and tangent.ndim == 3 else [tangent] * n
         return torch.cat([of_module(function, x[i : i + 1], rtol, parts[i]) for i in range(n)])
     moved = torch.zeros(n, dtype=torch.bool, device=x.device)

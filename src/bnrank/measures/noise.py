@@ -25,7 +25,8 @@ class Denoising:
     before, after : Tensor
         Distances of the rows of ``noisy`` and of ``outputs``, (N,), float64.
     kept : Tensor
-        ||f(x_i + e_i) - f(x_i)|| / ||e_i||, (N,): how much of the noise comes out again, whatever f does to x_i.
+        ||f(x_i + e_i) - f(x_i)|| / ||e_i||, (N,): the fraction of the noise in the output, independent of the error of
+        f at x_i.
     """
 
     noisy: Tensor
@@ -43,10 +44,10 @@ class Denoising:
 def denoising(
     net: nn.Module, x: Data, std: float, *, distance: Callable[[Tensor], Tensor] | None = None, seed: int = 0
 ) -> Denoising:
-    """Return samples with noise N(0, std^2) on every entry and their distances before and after the network.
+    """Return samples with noise N(0, std^2) on every entry, and their distances before and after the network.
 
-    An autoencoder of the rank of its data projects what is near the data onto them (T17; Jacot2023a section 5): noise
-    across the data vanishes, noise along them stays.
+    An autoencoder whose rank is that of its data projects points near the data onto them (T17; Jacot2023a section 5):
+    noise normal to the data is removed, tangential noise is preserved.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ def denoising(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, the output is not of the size of the input, or ``distance`` does not give one
+        If an argument is out of range, the output is not of the size of the input, or ``distance`` does not return one
         number per point.
 
     Examples
@@ -83,7 +84,7 @@ def denoising(
     """
     samples = example(net, x).detach().double().cpu()
     std = validation.number(std, "std", 0.0, strict=True)
-    # not a generator of torch: with the seed of a network it would draw the network's own weights
+    # not torch's generator, which with a network's seed would reproduce the network's initial weights
     generator = np.random.default_rng(validation.integer(seed, "seed", 0))
     noise = std * torch.from_numpy(generator.standard_normal(tuple(samples.shape)))
     function = Functional(net)

@@ -11,17 +11,17 @@ from bnrank.networks.functional import Functional, check_finite, check_unshared,
 
 __all__ = ["gram", "mixed_derivative_norm", "top_eigenvalue", "trace"]
 
-MAX_ENTRIES = 2**28  # of the parameter Jacobian held by gram for modules other than MLP: 2 GiB
-FORMED = 256  # d_in d_out up to which the matrix of the mixed derivative is formed
+MAX_ENTRIES = 2**28  # entries of the parameter Jacobian in gram for modules other than MLP: 2 GiB
+FORMED = 256  # largest d_in d_out for which the matrix of the mixed derivative is formed
 
 
 def trace(net: nn.Module, x: Data, *, chunk_size: int | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
     r"""Return Tr Theta(x_i, x_i) for every sample, without the kernel.
 
-    Theta(x, x') = sum_p (df/dp)(x) (df/dp)(x')^T, d_out x d_out, over all parameters p, trainable or not, each once
-    however often it is used; so Tr Theta(x, x) = ||df/dtheta||_F^2. MLPs in closed form (T24):
-    sum_l (||a_{l-1}(x)||^2 + 1) ||J(a~_l -> f)(x)||_F^2, without the + 1 for layers without biases. Other modules: the
-    parameter Jacobian of a few samples at a time.
+    Theta(x, x') = sum_p (df/dp)(x) (df/dp)(x')^T, d_out x d_out, over all parameters p, trainable or not, shared ones
+    counted once; so Tr Theta(x, x) = ||df/dtheta||_F^2. MLPs in closed form (T24): sum_l (||a_{l-1}(x)||^2 + 1)
+    ||J(a~_l -> f)(x)||_F^2, without the + 1 for layers without biases. Other modules: the parameter Jacobian of a few
+    samples at a time.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def trace(net: nn.Module, x: Data, *, chunk_size: int | None = None, dtype: torc
     x : Tensor or ndarray
         Samples, (N, ...).
     chunk_size : int, optional
-        Samples per block; by default a number that bounds the memory (MLPs: 2^20 numbers, others: 2^24).
+        Samples per block; by default limited by memory (2^20 entries for MLPs, 2^24 for others).
     dtype : torch.dtype
         Precision of the passes.
 
@@ -42,8 +42,8 @@ def trace(net: nn.Module, x: Data, *, chunk_size: int | None = None, dtype: torc
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, or the module has no parameters, has NaN or infinite ones or different ones in
-        the same memory, or cannot be run on x.
+        If an argument is out of range, or the module has no parameters, non-finite ones, or different ones that share
+        memory, or cannot be run on x.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def trace(net: nn.Module, x: Data, *, chunk_size: int | None = None, dtype: torc
 
 
 def trace_of(function: Layers | Functional, x: Tensor, chunk_size: int | None) -> Tensor:
-    """Return Tr Theta(x_i, x_i), (N,), of a network that was read."""
+    """Return Tr Theta(x_i, x_i), (N,), for the layers or the function of a network."""
     if isinstance(function, Layers):
         pieces = sweep(function, x, chunk_size=chunk_size, jacobian=False, trace=True)
         return finite(torch.cat([t for _, t in pieces if t is not None]))
@@ -72,8 +72,8 @@ def gram(net: nn.Module, x: Data, *, dtype: torch.dtype = torch.float64) -> Tens
     """Return the kernel between all pairs of samples, Theta(x_i, x_j).
 
     Over all parameters, as in :func:`trace`. MLPs: sum_l (a_{l-1}(x).a_{l-1}(x') + 1) J_l(x) J_l(x')^T with
-    J_l = J(a~_l -> f), which needs N n_l d_out numbers per layer. Other modules: the N d_out x P parameter Jacobian is
-    held, up to 2^28 numbers.
+    J_l = J(a~_l -> f), which requires N n_l d_out entries per layer. Other modules: the N d_out x P parameter Jacobian
+    is formed, up to 2^28 entries.
 
     Parameters
     ----------
@@ -133,8 +133,8 @@ def top_eigenvalue(
     iterations on J J^T or J^T J, whichever is smaller, by backward passes and their derivative. In float64.
 
     At parameters that fit the data exactly, twice the normalized value is the largest eigenvalue of the Hessian of
-    C = (1/N) sum_i ||f(x_i) - y_i||^2; gradient descent with step eta can stay there only if
-    (2/N) ||J||_op^2 <= 2 / eta.
+    C = (1/N) sum_i ||f(x_i) - y_i||^2; gradient descent with step eta is stable there only if (2/N) ||J||_op^2 <= 2 /
+    eta.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def top_eigenvalue(
         Divide by N.
     rtol : float
         Relative accuracy: the iteration ends when the residual of the eigenpair, a bound on the error of the
-        eigenvalue, is ``rtol`` times it. The error is then usually far smaller.
+        eigenvalue, is at most ``rtol`` times the eigenvalue. The actual error is usually far smaller.
     chunk_size : int, optional
         Samples per block.
     seed : int
@@ -195,9 +195,9 @@ def mixed_derivative_norm(
     Theta_ab(x, y) is differentiated by x_i and y_j and taken at y = x: a (d_in d_out) x (d_in d_out) matrix with rows
     (i, a) and columns (j, b). It is M M^T for M = d^2 f_a / dx_i dtheta_p with rows (i, a) and columns p, so the norm
     is ||M||_op^2, over all parameters as in :func:`trace`. MLPs in closed form,
-    sum_l J a_{l-1}^T J a_{l-1} (x) J(a~_l -> f) J(a~_l -> f)^T, (x) the Kronecker product, to which biases add
-    nothing; formed up to d_in d_out = 256, else by Lanczos iterations. Other modules by automatic differentiation,
-    sample by sample. In float64; at a kink it is that of the side that PyTorch takes.
+    sum_l J a_{l-1}^T J a_{l-1} (x) J(a~_l -> f) J(a~_l -> f)^T, (x) the Kronecker product, to which biases do not
+    contribute; the matrix is formed up to d_in d_out = 256, else Lanczos iterations are used. Other modules by
+    automatic differentiation, sample by sample. In float64; at a kink, the one-sided value that PyTorch uses.
 
     At least L ||Jf(x)||_op^{2 - 2/L} for ReLU and linear networks of depth L.
 
@@ -222,8 +222,8 @@ def mixed_derivative_norm(
     Raises
     ------
     TypeError, ValueError
-        As :func:`trace`, or if x is not of floating point, the module cannot be differentiated so often, the output
-        for one sample depends on the others, or the accuracy is not reached.
+        As :func:`trace`, or if x is not floating point, the module cannot be differentiated three times, the output for
+        one sample depends on the others, or the accuracy is not reached.
 
     Examples
     --------
@@ -287,7 +287,7 @@ def _mixed_at_sample(of: products.Products, sample: Tensor, rtol: float, seed: i
         out = function(sample).flatten()
         if not out.requires_grad:
             return 0.0
-        one = torch.ones_like(out[0], requires_grad=True)  # so that once_differentiable functions are noticed
+        one = torch.ones_like(out[0], requires_grad=True)  # detects once_differentiable functions
         rows = [torch.autograd.grad(f, sample, one, create_graph=True, materialize_grads=True)[0] for f in out]
         jacobian = torch.stack([row.flatten() for row in rows], 1)  # (d_in, d_out)
         products.check_connected(function, [jacobian])

@@ -53,7 +53,7 @@ def rotations(v: Data, axis: Data, count: int = 32, seed: int = 0) -> Tensor:
     validation.expect(v.shape[1] >= 2, "v", f"shape {tuple(v.shape)}", "(m, d) with d of at least 2")
     w = validation.real(axis, "axis", "a tensor or array of real numbers").to(v.device, torch.float64)
     validation.expect(w.shape == v.shape[1:] and bool(w.any()), "axis", axis, f"({v.shape[1]},), not 0")
-    w = w / w.abs().max()  # so that the norm neither overflows nor vanishes
+    w = w / w.abs().max()  # prevents overflow and underflow of the norm
     w = w / torch.linalg.vector_norm(w)
     z = v.double()
     along = (z @ w)[:, None] * w
@@ -76,7 +76,7 @@ def collapse(values: Data) -> float:
 
     The total variance includes all differences between orbits. A linear projection onto the axis of a rotation
     therefore gives 0, although it does not depend on the distance from the axis, and a representation that varies
-    strongly along the axis gives a small fraction whatever its behavior across the axis. To compare only orbits in
+    strongly along the axis gives a small fraction regardless of its behavior across the axis. To compare only orbits in
     planes orthogonal to the axis, pass such planes as strata: both sums then run over all strata, and the second one
     uses the mean of each stratum.
 

@@ -1,4 +1,4 @@
-"""Plateaus of a loss curve: the segments of time in which it hardly changes."""
+"""Plateaus of a loss curve: time intervals in which the loss is nearly constant."""
 
 import math
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from bnrank._core import validation
 __all__ = ["Plateau", "find"]
 
 Array = np.ndarray
-BINS = 4  # levels per smallest drop that counts
-SWING = 4.0  # how much longer than in between the curve stays in a level that may be a plateau
+BINS = 4  # levels per smallest relevant drop
+SWING = 4.0  # smallest ratio of the time in a candidate level to the time in the levels in between
 SPIKE = 10.0  # robust standard deviations from the running median of 11 rows beyond which a row is a spike
 NOISE = 5.0  # drops below this many standard deviations of the noise do not count
 
 
 @dataclass(frozen=True)
 class Plateau:
-    """One segment of time in which the loss hardly changes.
+    """One time interval in which the loss is nearly constant.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Plateau:
     time, loss, gradient_norm : float
         Values in that row; the norm is NaN if none is given.
     ranks : tuple of int
-        Rank of every layer there, where a caller fills it in (:meth:`bnrank.spectra.Spectra.ranks`).
+        Rank of every layer on the plateau, if set by the caller (:meth:`bnrank.spectra.Spectra.ranks`).
     """
 
     number: int
@@ -69,7 +69,7 @@ class _Curve:
     min_drop: float
 
     def crossing(self, level: float) -> float:
-        """Return when the loss first is at ``level`` or below, linear between rows."""
+        """Return the first time at which the loss is at most ``level``, interpolated linearly between rows."""
         row = int(np.searchsorted(-self.loss, -level))
         if row == 0:
             return float(self.times[0])
@@ -98,20 +98,21 @@ def find(
 ) -> tuple[Plateau, ...]:
     """Return the plateaus of a loss curve.
 
-    A curve that increases anywhere is first made non-increasing: spikes of up to 5 rows, 10 robust standard deviations
-    from the median of the 11 rows around, are replaced by it; then follow a running mean over ``window`` rows and the
-    nearest non-increasing sequence in least squares, which averages noise away on plateaus. Longer spikes can hide
-    plateaus. The range of the curve is cut into levels: a level at which the curve stays long, between fast ones, is a
-    candidate C*. With D the drop to a candidate from the one before (or from the first row) and D' the drop to the next
-    one (or to the last row), the plateau lasts from when the loss is C* + ``flatness`` D until it is
-    C* - ``flatness`` D'. Candidates are discarded, the weakest first, until
+    A curve that increases anywhere is first made non-increasing. Spikes of up to 5 rows, 10 robust standard deviations
+    from the median of the surrounding 11 rows, are replaced by that median. A running mean over ``window`` rows and
+    isotonic regression (the nearest non-increasing sequence in least squares) follow, which average out noise on
+    plateaus. Longer spikes can hide plateaus. The range of the curve is divided into levels: a level at which the curve
+    stays long, between fast ones, is a candidate C*. Let D be the drop to a candidate from the previous one (or from
+    the first row) and D' the drop to the next one (or to the last row). The plateau lasts from the time when the loss
+    is C* + ``flatness`` D to the time when it is C* - ``flatness`` D'. Candidates are discarded, the weakest first,
+    until
 
     - every drop is at least ``min_drop`` of the total drop, and at least 5 standard deviations of the noise;
     - every plateau lasts at least ``min_rest`` times as long as the drop before it and the drop after it.
 
     The result does not depend on the units of loss and time. Times may be uneven, span many decades, or count steps. A
-    first plateau begins in the first row, a last one that is not left has ``end`` inf. A curve that never falls is
-    one plateau, a straight line has none.
+    first plateau begins in the first row, a last one that is not left has ``end`` inf. A curve that never decreases is
+    one plateau; a straight line has none.
 
     Parameters
     ----------
@@ -213,16 +214,16 @@ def _monotone(times: Array, loss: Array, min_drop: float, window: int) -> _Curve
 
 
 def _without_spikes(loss: Array) -> Array:
-    """Replace single rows far from the running median by it: least squares would spread them over all rows before."""
+    """Return the loss with spikes replaced by the running median: least squares would spread them over earlier rows."""
     from scipy.ndimage import median_filter
 
-    padded = np.pad(np.pad(loss, (5, 0), "edge"), (0, 5), "reflect")  # a fall after the first row is no spike
+    padded = np.pad(np.pad(loss, (5, 0), "edge"), (0, 5), "reflect")  # a drop after the first row is not a spike
     off = loss - median_filter(padded, 11)[5:-5]
     return np.where(np.abs(off) > SPIKE * 1.4826 * np.median(np.abs(off)), loss - off, loss)
 
 
 def _slow_levels(curve: _Curve, bins: int) -> list[_Candidate]:
-    """Cut the range of the loss into levels; return those that last SWING times longer than some between."""
+    """Return the levels of the loss that last SWING times longer than some level in between."""
     edges = np.linspace(curve.loss[0], curve.loss[-1], bins + 1)
     dwell = np.array([curve.crossing(level) for level in edges])
     dwell[-1] = curve.times[-1]  # the last level lasts to the end
@@ -253,7 +254,7 @@ def _maxima(values: Array, swing: float) -> list[int]:
 
 
 def _slowest(curve: _Curve, first: int, last: int) -> int:
-    """Return the row, from ``first`` to ``last``, around which the loss falls most slowly."""
+    """Return the row, from ``first`` to ``last``, around which the loss decreases most slowly."""
     rows = np.arange(first, last + 1)
     before, after = np.maximum(rows - 1, first), np.minimum(rows + 1, last)
     time = curve.times[after] - curve.times[before]
@@ -264,13 +265,13 @@ def _slowest(curve: _Curve, first: int, last: int) -> int:
 
 
 def _falls(curve: _Curve, candidates: Sequence[_Candidate]) -> Array:
-    """Return the falls before, between and after the candidates."""
+    """Return the drops before, between and after the candidates."""
     levels = [curve.loss[0], *(c.level for c in candidates), curve.loss[-1]]
     return np.maximum(-np.diff(levels), 0.0)
 
 
 def _extents(curve: _Curve, candidates: Sequence[_Candidate], flatness: float) -> list[tuple[float, float]]:
-    """Return when each candidate is reached and left; a fall that does not count is none."""
+    """Return the times at which each candidate is reached and left; drops that do not count are treated as 0."""
     falls = _falls(curve, candidates)
     result = []
     for level, before, after in zip((c.level for c in candidates), falls[:-1], falls[1:], strict=True):
@@ -281,7 +282,7 @@ def _extents(curve: _Curve, candidates: Sequence[_Candidate], flatness: float) -
 
 
 def _distinct(curve: _Curve, candidates: list[_Candidate], flatness: float, min_rest: float) -> list[_Candidate]:
-    """Let candidates go, the weakest first, until falls are large and plateaus slow enough."""
+    """Return the candidates left after discarding the weakest until drops are large and plateaus long enough."""
     kept = list(candidates)
     while len(kept) > 1:
         between = _falls(curve, kept)[1:-1]
@@ -299,7 +300,7 @@ def _distinct(curve: _Curve, candidates: list[_Candidate], flatness: float, min_
 
 
 def _lengths(curve: _Curve, candidates: Sequence[_Candidate], flatness: float) -> Array:
-    """Return how long each candidate lasts, in units of the longer of the falls next to it."""
+    """Return the duration of each candidate, in units of the longer of the two adjacent drops."""
     extents = _extents(curve, candidates, flatness)
     first, last = float(curve.times[0]), float(curve.times[-1])
     starts = [*(start for start, _ in extents), last]

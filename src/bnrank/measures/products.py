@@ -21,11 +21,12 @@ class Products:
     Parameters
     ----------
     function : Functional
-        The module; its floating-point parameters then require gradients, each counted once however often it is used.
+        The module; its floating-point parameters then require gradients, shared ones are counted once.
     x : Tensor
         Samples, (N, ...).
     chunk_size : int, optional
-        Samples per block. The graphs of a single block are kept from product to product, those of several built anew.
+        Samples per block. The graph of a single block is reused for all products; those of several blocks are rebuilt
+        for each product.
     """
 
     def __init__(self, function: Functional, x: Tensor, chunk_size: int | None) -> None:
@@ -38,7 +39,7 @@ class Products:
         with torch.no_grad():
             self.d_out = function(x[:1]).numel()
         self.parts = x.split(chunk_size or max(1, CHUNK_ENTRIES // (64 * max(self.d_out, x[0].numel()))))
-        self.held: list[tuple[Tensor, Tensor, tuple[Tensor, ...]]] = []  # the graphs of a single part
+        self.held: list[tuple[Tensor, Tensor, tuple[Tensor, ...]]] = []  # the graph of a single block
 
     def backward(self, u: Tensor) -> Tensor:
         """Return J^T u, (P,), for u of shape (N d_out,)."""
@@ -61,7 +62,7 @@ class Products:
         return torch.cat(results)
 
     def _transposes(self) -> Iterator[tuple[Tensor, Tensor, tuple[Tensor, ...]]]:
-        """Iterate over the outputs at parts of the samples, a vector u each, and J^T u as a function of u."""
+        """Iterate over blocks of samples: the outputs, a vector u, and J^T u as a function of u."""
         for number, out in enumerate(_outputs(self.function, self.parts)):
             u = torch.zeros_like(out, requires_grad=True)
             found = torch.autograd.grad(out, self.parameters, u, create_graph=True, materialize_grads=True)
@@ -76,7 +77,7 @@ class Products:
         for piece in self.x.split(self.chunk_size or max(1, CHUNK_ENTRIES // (self.d_out * self.count))):
             try:
                 yield self._vectorized(piece)
-            except (RuntimeError, ValueError):  # an operation without a batching rule: the same numbers, one by one
+            except (RuntimeError, ValueError):  # an operation without a batching rule: row by row
                 rows = [
                     torch.autograd.grad(out, self.parameters, direction, retain_graph=True, materialize_grads=True)
                     for out in _outputs(self.function, piece.split(1))
@@ -95,7 +96,7 @@ class Products:
 
 
 def _outputs(function: Functional, parts: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Iterate over the outputs at parts of the samples, flat, with gradients."""
+    """Iterate over the flattened outputs at blocks of samples, with gradients."""
     for part in parts:
         with torch.enable_grad():
             out = function(part).flatten()
@@ -105,7 +106,7 @@ def _outputs(function: Functional, parts: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def transposed(found: tuple[Tensor, ...], u: Tensor, directions: list[Tensor], keep: bool = False) -> Tensor:
-    """Return the gradient by u of sum <found, directions>, for found linear in u."""
+    """Return the gradient with respect to u of sum <found, directions>, for ``found`` linear in u."""
     pairs = [(f, d) for f, d in zip(found, directions, strict=True) if f.requires_grad]
     if not pairs:
         return torch.zeros_like(u)
@@ -144,8 +145,8 @@ def _once_only(function: Functional, reason: str) -> ValueError:
 def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, rtol: float, seed: int) -> float:
     """Return the largest eigenvalue of a symmetric non-negative operator on vectors such as ``like``, (n,).
 
-    Up to 32 dimensions of the matrix itself; else by the implicitly restarted Lanczos method (ARPACK) until the
-    residual of the eigenpair, which bounds the error, is ``rtol`` times the eigenvalue.
+    Up to 32 dimensions the matrix is formed. Otherwise the implicitly restarted Lanczos method (ARPACK) runs until the
+    residual of the eigenpair, which bounds the error, is at most ``rtol`` times the eigenvalue.
     """
     n = len(like)
     if n <= DENSE:
@@ -159,7 +160,7 @@ def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, rtol: fl
         return apply(there).detach().cpu().double().numpy()
 
     start = np.random.default_rng(seed).standard_normal(n)
-    if not product(start).any():  # of a random vector: the operator is 0
+    if not product(start).any():  # zero on a random vector: the operator is 0
         return 0.0
     operator = linalg.LinearOperator((n, n), matvec=product, dtype=np.float64)
     try:

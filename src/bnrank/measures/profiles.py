@@ -101,13 +101,14 @@ def profile(
         ``index`` (from 1), ``sample`` (row of x). NaN is padding, or marks undefined and
         skipped values. Attributes hold tolerances, N and the bottleneck: ``bottleneck_rank``, ``bottleneck_start``,
         ``bottleneck_end`` and ``bottleneck_gap``, absent where undetermined (``bottleneck_reason`` says why) or
-        infinite. Skipped modules are rows along ``skipped`` (``skipped_name``, ``skipped_type``, ``skipped_reason``),
-        assumptions rows along ``note`` (``note_name``, ``note_note``); see :func:`describe`.
+        infinite. Skipped modules are entries along ``skipped`` (``skipped_name``, ``skipped_type``,
+        ``skipped_reason``), assumptions are entries along ``note`` (``note_name``, ``note_note``); see
+        :func:`describe`.
 
         If a layer is a circular convolution, also ``frequency_singular_values`` (layer, frequency, channel) and
         ``frequency_rank`` (layer, frequency), as in :mod:`bnrank.frequencies`, with coordinates ``multiplicity`` and
-        ``modulus``; ``kept_channels`` (frequency), how many channels of a frequency the bottleneck keeps; and attribute
-        ``kept_reason`` if it keeps none because there is no bottleneck.
+        ``modulus``; ``kept_channels`` (frequency), the number of channels of each frequency that the bottleneck keeps;
+        and the attribute ``kept_reason`` if there is no bottleneck.
 
     Raises
     ------
@@ -186,7 +187,7 @@ def profile(
 
 
 def describe(profile: xr.Dataset) -> list[str]:
-    """Return lines of text on the modules left out of a profile, and on assumptions.
+    """Return lines of text on the modules skipped by a profile, and on assumptions.
 
     Parameters
     ----------
@@ -232,13 +233,13 @@ class _Samples:
         elif self._affordable(name, self.n * d_in * d_out * min(d_in, d_out), MAX_JACOBIAN_WORK):
             try:
                 jacobian = Jacobian(net, x, dtype=dtype, kink_rtol=None)
-                if closed:  # first, as one pass gives both
+                if closed:  # first, since one pass computes both
                     self.ntk_trace, traced = jacobian.ntk_trace.cpu(), True
                 self.jacobian_singular_values = jacobian.singular_values.cpu()
                 self.log_pseudo_determinant = linalg.log_pseudo_determinant(self.jacobian_singular_values, rtol=rtol)
                 note = kinks.describe(jacobian.near_kinks().cpu(), KINK_RTOL, numbers)
                 self.notes += [{"name": name, "note": note}] if note else []
-            except ValueError as error:  # no derivative, or samples that depend on each other
+            except ValueError as error:  # not differentiable, or samples not independent
                 self._skip(f"{name}: {error}")
         parameters = sum(p.numel() for p in net.parameters())
         if not traced and (closed or self._affordable("ntk_trace", self.n * d_out * parameters, MAX_NTK_WORK)):
@@ -291,7 +292,7 @@ def _with_frequencies(dataset: xr.Dataset, reading: Reading, bottleneck: bottlen
 
 
 def _is_circular(layer: Layer) -> bool:
-    """Return whether a convolution commutes with the translations of the torus."""
+    """Return whether a convolution commutes with translations of the torus."""
     if layer.input_shape is None or layer.output_shape is None:
         return False
     conv: Any = layer.module

@@ -25,7 +25,7 @@ DIMS = ("layer", "frequency", "channel")
 
 @dataclass(frozen=True)
 class Grid:
-    """Half the frequencies of an image, one of every pair w and -w: real images and kernels have the same at both.
+    """One frequency of every pair w and -w of an image: for real images and kernels both have the same values.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Grid:
     vectors : tuple of tuple of int
         w, cycles per image in each dimension, from -(n - 1) // 2 to n // 2; by |w|, then by the entries.
     multiplicity : tuple of int
-        2 where the name stands for w and -w, 1 where these are the same (0, and n/2 for even n).
+        2 where the name represents w and -w, 1 where these are equal (0, and n/2 for even n).
     """
 
     size: tuple[int, ...]
@@ -58,7 +58,7 @@ class Grid:
 
 
 def grid(size: int | Sequence[int]) -> Grid:
-    """Return the frequencies of images of a size, half of them, with their names.
+    """Return the frequencies of images of a given size, one of every pair w and -w, with names.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def grid(size: int | Sequence[int]) -> Grid:
     Raises
     ------
     TypeError, ValueError
-        If a size is no positive integer.
+        If a size is not a positive integer.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def grid(size: int | Sequence[int]) -> Grid:
 
 
 def label(name: str, multiplicity: int) -> str:
-    """Return how a frequency is written where it is shown: "±1", "±(0, 1)", and "0" for one that is its own mirror.
+    """Return the display name of a frequency: "±1", "±(0, 1)", and "0" for one that equals its negative.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def label(name: str, multiplicity: int) -> str:
 
 
 class Convolutions:
-    """Convolutions with frequencies, collected one by one: those whose images have the size of the first.
+    """Convolutions collected one by one, all with images of the size of the first.
 
     Parameters
     ----------
@@ -119,14 +119,14 @@ class Convolutions:
 
     @property
     def grid(self) -> Grid:
-        """The frequencies of the images; raises ValueError if there is no convolution."""
+        """The frequencies of the images; ValueError if there is no convolution."""
         if not self.layers:
             why = ". Skipped: " + "; ".join(map(str, self.skipped)) if self.skipped else ""
             raise ValueError(f"net: found no convolution with frequencies, expected at least one{why}")
         return grid(self.size)
 
     def add(self, layer: Layer, size: Sequence[int], images: str) -> bool:
-        """Add a layer with images of a size; skip it and return False if the size differs from the first."""
+        """Add a layer; return False, and skip it, if the size of its images differs from the first."""
         if self.layers and tuple(size) != self.size:
             self.skip(layer, f"its {images} have size {tuple(size)}, those of the first {self.size}")
             return False
@@ -135,7 +135,7 @@ class Convolutions:
         return True
 
     def skip(self, layer: Layer, reason: str) -> None:
-        """Leave a layer out."""
+        """Record a layer as skipped."""
         self.skipped.append(Skipped.part(layer.name, layer.module, f"frequencies: {reason}"))
 
     def assemble(self, rows: Sequence[np.ndarray], text: str) -> xr.DataArray:
@@ -160,7 +160,7 @@ class Convolutions:
 
 
 def checked(values: object) -> xr.DataArray:
-    """Return an array over (layer, frequency, channel) with the dimensions in this order; refuse others."""
+    """Return an array with dimensions (layer, frequency, channel) in this order; raise an error for others."""
     import xarray as xr
 
     if not isinstance(values, xr.DataArray):

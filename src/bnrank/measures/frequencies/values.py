@@ -1,4 +1,4 @@
-"""Singular values, ranks and power of convolutions frequency by frequency (T28), and those a bottleneck keeps (F6)."""
+"""Singular values, ranks and power of convolutions by frequency (T28), and the frequencies a bottleneck keeps (F6)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-PROBE = 64  # samples that decide whether a flat tensor is an image
+PROBE = 64  # samples used to determine whether a flat tensor is an image
 
 
 def weight_singular_values(
@@ -34,8 +34,8 @@ def weight_singular_values(
     """Return the singular values of every convolution, frequency by frequency (T28).
 
     A circular convolution is block diagonal in Fourier space, and the singular values at frequency w are those of the
-    c_out x c_in block there. Those at -w are the same, so that a name stands for both and ``multiplicity`` counts them:
-    all values, each that many times, are what :func:`bnrank.spectra.weight_singular_values` returns.
+    c_out x c_in block there. The values at -w are the same: one name represents both, and ``multiplicity`` counts them.
+    Repeated by multiplicity, the values are those of :func:`bnrank.spectra.weight_singular_values`.
 
     Parameters
     ----------
@@ -53,9 +53,9 @@ def weight_singular_values(
     DataArray
         (layer, frequency, channel), float64, descending along ``channel``, NaN where a layer has fewer channels.
         Coordinates: ``layer`` (number among all layers), ``layer_name``, ``frequency`` (names, see :class:`Grid`),
-        ``multiplicity``, ``modulus`` (|w|), ``channel`` (from 1). Attributes: ``image_size``; ``notes``, what was
-        assumed of layers that are no circular convolution; and ``skipped``, the layers left out and why (those with a
-        stride, whose frequencies mix, and with images of another size than the first); one per line.
+        ``multiplicity``, ``modulus`` (|w|), ``channel`` (from 1). Attributes: ``image_size``; ``notes``, assumptions
+        for layers that are not circular convolutions; and ``skipped``, the skipped layers with reasons (layers with a
+        stride, which mixes frequencies, and layers whose images differ in size from the first); one per line.
 
     Raises
     ------
@@ -110,8 +110,8 @@ def rank(values: xr.DataArray, atol: float = 0.1) -> xr.DataArray:
     Returns
     -------
     DataArray
-        (layer, frequency), float64, NaN where a layer has no values. Times ``multiplicity`` and summed over
-        ``frequency`` it is the rank of the operator on images.
+        (layer, frequency), float64, NaN where a layer has no values. The sum over ``frequency``, weighted by
+        ``multiplicity``, is the rank of the operator on images.
 
     Raises
     ------
@@ -143,7 +143,7 @@ class KeptFrequency:
     channels : int
         Number of singular values above the tolerance in every layer of the bottleneck.
     multiplicity : int
-        2 where the name stands for w and -w, 1 else.
+        2 where the name represents w and -w, else 1.
     """
 
     frequency: str
@@ -193,15 +193,15 @@ def kept(
     atol: float = 0.1,
     near_one: tuple[float, float] = (0.5, 2.0),
 ) -> Kept:
-    """Return the frequencies that the layers of a bottleneck keep, those with a value above ``atol`` in each (F6).
+    """Return the frequencies kept by a bottleneck: those with a singular value above ``atol`` in each layer (F6).
 
     Parameters
     ----------
     values : DataArray
         (layer, frequency, channel), as :func:`weight_singular_values` returns it.
     start, end : int, optional
-        First and last layer of the bottleneck; default: those :func:`bnrank.measures.bottlenecks.detect` finds in all
-        values of every layer.
+        First and last layer of the bottleneck; default: as detected by :func:`bnrank.measures.bottlenecks.detect` from
+        all values of every layer.
     atol : float
         Singular values above it count.
     near_one : tuple of float
@@ -210,8 +210,7 @@ def kept(
     Returns
     -------
     Kept
-        With how many channels each frequency keeps. A frequency with values in other channels in different layers
-        counts with the smallest number.
+        The kept frequencies, each with its number of channels: the smallest over the layers.
 
     Raises
     ------
@@ -255,9 +254,9 @@ def activation_power(
 ) -> xr.DataArray:
     """Return the power of the activations of every convolution at every frequency.
 
-    Of channel c of layer l at frequency w it is (1/N) sum_i |F a_l(x_i)_c (w)|^2 with the unitary Fourier transform F,
-    w and -w added where a name stands for both: summed over ``frequency`` and ``channel`` it is the mean squared norm
-    (1/N) sum_i ||a_l(x_i)||^2 (Parseval).
+    For channel c of layer l at frequency w, the power is (1/N) sum_i |F a_l(x_i)_c (w)|^2 with the unitary Fourier
+    transform F, summed over w and -w where a name represents both. Its sum over ``frequency`` and ``channel`` is the
+    mean squared norm (1/N) sum_i ||a_l(x_i)||^2 (Parseval).
 
     Parameters
     ----------
@@ -266,9 +265,9 @@ def activation_power(
     x : Tensor or ndarray
         Samples, (N, ...).
     which : "activations" or "preactivations"
-        a_l as in :func:`bnrank.spectra.activation_singular_values`, what enters the next layer and the output for the
-        last, or a~_l, what the convolution gives. Flattened ones are images too, as long as they agree with a~_l where
-        that is positive.
+        a_l as in :func:`bnrank.spectra.activation_singular_values` (the input of the next layer; the module's output
+        for the last), or a~_l, the output of the convolution. Flattened tensors are read as images if they agree with
+        a~_l where it is positive.
     chunk_size : int
         Samples per forward pass.
     dtype : torch.dtype
@@ -280,12 +279,12 @@ def activation_power(
     -------
     DataArray
         (layer, frequency, channel) with the coordinates of :func:`weight_singular_values`; ``channel`` is the channel,
-        from 1. Attribute ``skipped`` names layers whose activations are no images, or of another size than the first.
+        from 1. Attribute ``skipped`` names layers whose activations are not images, or differ in size from the first.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, no convolution gives an image, or the module cannot be run on x in ``dtype``.
+        If an argument is out of range, no convolution returns an image, or the module cannot be run on x in ``dtype``.
 
     Examples
     --------
@@ -316,9 +315,9 @@ def activation_singular_values(
 ) -> xr.DataArray:
     """Return the singular values over the samples of the frequency-w component of the activations of convolutions.
 
-    At frequency w they are those of the complex matrix N^{-1/2} (F a_l(x_i)_c (w))_{i, c}, N x channels, with the
-    unitary Fourier transform F. Their squares, times ``multiplicity``, add up to the mean squared norm of a_l. A layer
-    that keeps w in k channels has k of them that are not small.
+    At frequency w these are the singular values of the complex matrix N^{-1/2} (F a_l(x_i)_c (w))_{i, c}, N x channels,
+    with the unitary Fourier transform F. Their squares, times ``multiplicity``, add up to the mean squared norm of a_l.
+    A layer that keeps w in k channels has k values at w that are not small.
 
     Parameters
     ----------
@@ -357,7 +356,7 @@ def activation_singular_values(
 def _images(
     net: nn.Module, x: object, which: str, chunk_size: int, dtype: torch.dtype, reading: Reading | None
 ) -> tuple[Convolutions, Iterator[list[Tensor]]]:
-    """Return the convolutions that give images, and an iterator over transforms (n, frequency, channel) of each."""
+    """Return the convolutions that return images, and an iterator over transforms (n, frequency, channel) of each."""
     validation.choice(which, "which", WHICH)
     x = example(net, x)
     reading = read(net, x) if reading is None else reading
