@@ -271,7 +271,7 @@ def _falls(curve: _Curve, candidates: Sequence[_Candidate]) -> Array:
 
 
 def _extents(curve: _Curve, candidates: Sequence[_Candidate], flatness: float) -> list[tuple[float, float]]:
-    """Return the times at which each candidate is reached and left; drops that do not count are treated as 0."""
+    """Return the times at which each candidate is reached and left; the first time, or inf, if no drop counts there."""
     falls = _falls(curve, candidates)
     result = []
     for level, before, after in zip((c.level for c in candidates), falls[:-1], falls[1:], strict=True):

@@ -18,7 +18,7 @@ from bnrank.networks.reading import capture, read
 __all__ = ["METRICS", "Kernels", "Layout", "distance", "distances", "kernels", "layout"]
 
 METRICS = ("bures", "affine-invariant", "log-euclidean", "angle", "centered-angle")
-SAME_RANGE = 1e-6  # sine of the largest principal angle up to which two ranges are equal
+SAME_RANGE = 1e-6  # two ranges are equal up to this sine of the largest principal angle
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def _range(factor: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
 
 
 def _together(f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in an orthonormal basis of the sum of their ranges if its dimension is smaller than N."""
+    """Return both factors in an orthonormal basis of the sum of their ranges, if its dimension is smaller than N."""
     if len(f) <= f.shape[1] + g.shape[1]:
         return f, g
     both = torch.linalg.qr(torch.cat([f, g], 1), mode="r")[1]

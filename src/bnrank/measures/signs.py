@@ -11,16 +11,16 @@ from bnrank._core import validation
 
 __all__ = ["SignTrace"]
 
-PIECE = 1 << 17  # entries that are gone through at a time, so that they stay in the cache
+PIECE = 1 << 17  # entries processed at a time, so that they stay in the cache
 
 
 class SignTrace:
     """Sign changes of the weights over time, and the rotation of the direction theta / ||theta||.
 
-    The stable sign regime of T43 begins where no weight changes its sign any more; it follows from convergence of the
+    The stable sign regime of T43 begins after the last sign change of a weight; it follows from convergence of the
     direction to a limit without a zero entry. A sign is -1, 0 or 1. Signs are compared between records, so a weight
-    that changes and returns between two of them is not detected. Stored per weight: the values in the first and the
-    last record, and the number of the record in which the sign last changed.
+    that changes and returns between two of them is not detected. Memory per weight: the values in the first and the
+    last record, and the index of the record in which the sign last changed.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class SignTrace:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many entries every parameter has."""
+        """Number of entries of every parameter."""
         return tuple(p.numel() for p in self._first.values())
 
     @torch.no_grad()
@@ -82,7 +82,7 @@ class SignTrace:
             self.names, self._norms = tuple(parameters), (norm, norm)
             self._first = {name: p.detach().clone(memory_format=whole) for name, p in parameters.items()}
             self._last = {name: p.clone() for name, p in self._first.items()}
-            # whole numbers in float32, which comparisons without masks are fast in
+            # integers in float32, for fast comparisons without masks
             self.changed_at = {n: torch.zeros_like(p, dtype=torch.float32) for n, p in self._first.items()}
         same = tuple(parameters) == self.names
         validation.expect(same, "parameters", ", ".join(parameters), ", ".join(self.names))
@@ -95,7 +95,7 @@ class SignTrace:
             flat = [t.flatten() for t in (p.detach(), self._last[name], self._first[name], self.changed_at[name])]
             for now, last, first, changed_at in zip(*(t.split(PIECE) for t in flat), strict=True):
                 new = last
-                if now.dtype.itemsize < 4:  # of half precision nothing is computed in its own
+                if now.dtype.itemsize < 4:  # half precision is converted before computing
                     now, last, first = (room.like(t, 2 + i).copy_(t) for i, t in enumerate((now, last, first)))
                 differs = torch.sign(now, out=room.like(now))
                 differs.sub_(torch.sign(last, out=room.like(now, 1))).abs_().sign_()
@@ -118,15 +118,15 @@ class SignTrace:
         self.from_first.append(sines[1])
 
     def changed_since(self, step: int | None = None, *, time: float | None = None) -> dict[str, float]:
-        """Return per parameter the fraction of entries whose sign changed after a step, or after a time.
+        """Return, per parameter, the fraction of entries whose sign changed after a step or time.
 
-        Counts records after it; :mod:`bnrank.measures.stable_signs` counts a record at that time as well.
+        Only later records count; :mod:`bnrank.measures.stable_signs` also counts a record at that time.
 
         Raises
         ------
         ValueError
-            If not one of the two is given, nothing is recorded yet, the times are not known, or it lies beyond
-            the last record.
+            If not exactly one of the two is given, there are no records, the times are unknown, or it lies beyond the
+            last record.
         """
         validation.expect((step is None) != (time is None), "step, time", f"{step!r} and {time!r}", "one of them")
         if not self.steps:
@@ -145,14 +145,14 @@ class SignTrace:
 
 
 class _Room:
-    """Scratch memory: allocating it for each result costs more than computing them."""
+    """Scratch memory, reused since allocating it costs more than the computation."""
 
     def __init__(self, most: int) -> None:
         self._held: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}
         self._most = most
 
     def like(self, tensor: Tensor, number: int = 0) -> Tensor:
-        """Return one of several tensors of this shape, float32 at least."""
+        """Return scratch tensor ``number`` of this shape, at least float32."""
         key = (torch.promote_types(tensor.dtype, torch.float32), tensor.device, number)
         if key not in self._held:
             self._held[key] = torch.empty(self._most, dtype=key[0], device=key[1])

@@ -20,11 +20,11 @@ __all__ += ["singular_values", "stable_rank", "weight_singular_values"]
 
 METHODS = ("qr", "gram")
 WHICH = ("activations", "preactivations")
-MAX_ENTRIES = 2**27  # of one R factor or Gram matrix, and of all those held at a time: 1 GiB
+MAX_ENTRIES = 2**27  # entries of one R factor or Gram matrix, and of all those in memory at a time: 1 GiB
 
 
 class Spectra(dict[str, Tensor]):
-    """Singular values per layer, ``{layer name: tensor}``, with the layers left out and the assumptions made.
+    """Singular values per layer, ``{layer name: tensor}``, with skipped layers and assumptions.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Spectra(dict[str, Tensor]):
     notes : dict
         Layer name -> assumption made for that layer.
     floor : float
-        Values below ``floor`` times the largest of their layer are rounding noise.
+        Values below ``floor`` times the largest of their layer are round-off.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ def weight_singular_values(
 
 
 class Accumulator:
-    """Singular values of a tall matrix that arrives in pieces and is never stored as a whole.
+    """Singular values of a tall matrix that is given in blocks and never stored as a whole.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Stable signs along a sequence of networks (T43), and whether their direction converges to one that implies them.
+"""Stable signs along a sequence of networks (T43), and convergence of their direction, which implies them.
 
 `bnrank.measures.signs` follows signs during training; here whole networks are stored, as in ``Flow.networks``.
 """
@@ -39,7 +39,7 @@ def changed(before: Parameters, after: Parameters) -> dict[str, float]:
     Raises
     ------
     TypeError, ValueError
-        If an argument is neither, they do not match, or an entry is not finite.
+        If an argument is neither a module nor a mapping, the arguments do not match, or an entry is not finite.
 
     Notes
     -----
@@ -56,8 +56,8 @@ def changed(before: Parameters, after: Parameters) -> dict[str, float]:
 def changed_since(networks: Sequence[Parameters], times: Sequence[float] | Array, t: float) -> dict[str, float]:
     """Return the fraction of the entries of every parameter whose sign changes at ``t`` or later.
 
-    An entry counts if it has another sign in some network with time >= t than in the network before it. With t the
-    first time or earlier this is the fraction that ever changes; it never rises with t. Changes there and back between
+    An entry counts if its sign in some network with time >= t differs from that in the preceding network. For t up to
+    the first time this is the fraction that ever changes; it is non-increasing in t. Changes that are reversed between
     two networks are not detected.
 
     Parameters
@@ -67,7 +67,7 @@ def changed_since(networks: Sequence[Parameters], times: Sequence[float] | Array
     times : sequence of float
         Their times, in non-decreasing order: ``flow.times[flow.network_rows]``.
     t : float
-        From when; at most the last time.
+        Start time; at most the last time.
 
     Returns
     -------
@@ -94,8 +94,8 @@ def changed_since(networks: Sequence[Parameters], times: Sequence[float] | Array
 def stable_since(networks: Sequence[Parameters], times: Sequence[float] | Array) -> dict[str, float]:
     """Return the time from which the signs of every parameter are those of the last network.
 
-    That of the first network, if no sign ever changes; that of the last one, if some change in the last step. The
-    signs are stable up to the last network, not forever: see :func:`directional_convergence`.
+    The first time if no sign ever changes, the last time if some sign changes in the last step. The signs are stable up
+    to the last network only: see :func:`directional_convergence`.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class Convergence:
         The same per parameter.
     since : float
         The first time from which on smallest > distance: within this ball around u no entry can have another sign
-        than in u. The last time, if the ball was entered with the last network only; inf where u has a zero entry.
+        than in u. The last time, if only the last network is in the ball; inf where u has a zero entry.
     """
 
     times: Array = field(repr=False)
@@ -162,9 +162,9 @@ class Convergence:
 def directional_convergence(networks: Sequence[Parameters], times: Sequence[float] | Array) -> Convergence:
     """Return how the direction theta / ||theta|| of all weights together approaches that of the last network.
 
-    If it converges to a limit with no zero entry, the signs are constant from some time on (T43): once the distance is
-    below the smallest |entry| of the limit, every entry has the limit's sign. The last direction stands for the limit,
-    so it cannot show that the direction converges; distances that keep falling, well before the end, speak for it.
+    If it converges to a limit with no zero entry, the signs are eventually constant (T43): once the distance is below
+    the smallest |entry| of the limit, every entry has the limit's sign. The last direction is used in place of the
+    limit, so convergence is not proved; distances that decrease steadily well before the end are evidence for it.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def _sequence(networks: Sequence[Parameters], times: Sequence[float] | Array) ->
 
 
 def _changed_at(networks: Sequence[Parameters], names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the number of the network in which the sign of every entry changed last, 0 if in none."""
+    """Return, for every entry, the index of the network in which its sign last changed; 0 if it never did."""
     trace = SignTrace()
     for number, parameters in enumerate(_matched(networks, names)):
         trace.look(parameters, step=number)

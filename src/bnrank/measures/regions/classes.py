@@ -19,7 +19,7 @@ from bnrank.measures.regions.shapes import CHUNK_ENTRIES, Array, Polygons
 
 Vector = Data | Sequence[float]
 
-NEAR = 1e-9  # points closer than this are one, in coordinates in which the rectangle is [-1, 1]^2
+NEAR = 1e-9  # points closer than this are merged, in coordinates in which the rectangle is [-1, 1]^2
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class ClassRegions(Printed):
     Attributes
     ----------
     points : Tensor
-        The tripoints (a, b), (tripoints, 2), from the lowest a up.
+        The tripoints (a, b), (tripoints, 2), in ascending order of a.
     inputs : Tensor
         The same points x = origin + a u + b v, (tripoints, d_in).
     classes : tuple of tuple of int
@@ -41,7 +41,7 @@ class ClassRegions(Printed):
     boundary_classes : Tensor
         The two classes on the sides of each segment, ascending, (segments, 2); -1 as in ``cell_classes``.
     areas : Tensor
-        Area in (a, b) of each class, (d_out,); without what ties.
+        Area in (a, b) of each class, (d_out,), without ties.
     tied : float
         Area in (a, b) that belongs to no class.
     complete : bool
@@ -79,9 +79,9 @@ def tripoints(
 
     Exact at any depth. The region of class k is the open set where output k is larger than all others. A tripoint is a
     point of the rectangle in the closure of three or more of these sets (within the rectangle). A function f = h o z
-    with a scalar z has none (T17; Jacot2023a section 5): near z(x) one class wins on the left and one on the right.
-    The plane is cut into the polygons on which the network is affine, as in :func:`in_plane`, and each of these along
-    the lines where two outputs tie for the largest.
+    with a scalar z has none (T17; Jacot2023a section 5): near z(x) at most two classes have the largest output, one on
+    each side. The plane is cut into the polygons on which the network is affine, as in :func:`in_plane`, and each of
+    these along the lines where two outputs tie for the largest.
 
     Parameters
     ----------
@@ -103,17 +103,17 @@ def tripoints(
     Raises
     ------
     TypeError
-        If the network is no such chain; the message gives the reason.
+        If the network is not such a chain; the message gives the reason.
     ValueError
         If an argument is out of range, u and v are parallel, the network has one output, or is not finite there.
 
     Notes
     -----
-    Outputs that tie on a whole region give it to no class there, unlike ``argmax``, which takes the first: a class that
-    nowhere wins has no region, and a plateau of ties makes no tripoint. Outputs tie if they differ by less than
-    1e-12 (||w|| ||a|| + |b|), w and b of the last layer and a of the layer before. Points closer than 1e-9 of half
-    the sides of the rectangle are one: two tripoints that close are one, at which all of their classes meet.
-    A tripoint on an edge of the rectangle counts if three cells inside meet there.
+    A region on which outputs tie belongs to no class, unlike with ``argmax``, which takes the first: a class that is
+    never strictly the largest has no region, and a region of ties creates no tripoint. Outputs tie if they differ by
+    less than 1e-12 (||w|| ||a|| + |b|), w and b of the last layer and a of the layer before. Points closer than 1e-9 of
+    half the sides of the rectangle are merged: two such tripoints become one, at which all of their classes meet. A
+    tripoint on an edge of the rectangle counts if three cells inside meet there.
 
     Examples
     --------
@@ -155,7 +155,7 @@ def tripoints(
 
 @dataclass
 class _Partition:
-    """Cells of one class each, and what may be tripoints and boundaries, in coordinates of [-1, 1]^2.
+    """Cells of one class each, and candidates for tripoints and boundaries, in coordinates of [-1, 1]^2.
 
     Attributes
     ----------
@@ -219,7 +219,7 @@ class _Partition:
                 self.outer.append((ends, labels[0]))
 
     def tripoints(self) -> tuple[Array, tuple[tuple[int, ...], ...]]:
-        """Return the points that touch cells of three classes or more, (points, 2), and these classes.
+        """Return the points where cells of three or more classes meet, (points, 2), and these classes.
 
         Cells of one polygon share their corners. Cells of different ones meet in a tripoint only where three outputs
         tie at a corner of each: a kink of f that ends on the side of a polygon continues into it.
@@ -253,8 +253,8 @@ class _Partition:
 def _divided(points: list[Array], values: list[Array], size: float) -> list[tuple[tuple[int, ...], list[int]]]:
     """Return the cells of a convex polygon on each of which some affine functions are the largest.
 
-    Functions are inserted one by one. Cells share their vertices by number, so that what meets at a point is known
-    without comparing coordinates.
+    Functions are inserted one by one. Cells refer to shared vertices by index, so that the cells that meet at a point
+    are known without comparing coordinates.
 
     Parameters
     ----------
@@ -269,7 +269,7 @@ def _divided(points: list[Array], values: list[Array], size: float) -> list[tupl
         Functions that are largest on a cell, and the numbers of its vertices, counter-clockwise.
     """
     table = np.stack(values)
-    highest = (table[:, :, None] - table[:, None, :]).max(0)  # of function i above function j
+    highest = (table[:, :, None] - table[:, None, :]).max(0)  # largest excess of function i over function j
     first, *others = np.flatnonzero(~(highest < -size).any(1)).tolist()
     cells: list[tuple[tuple[int, ...], list[int]]] = [((first,), list(range(len(points))))]
     inserted = [first]
@@ -307,10 +307,10 @@ def _divided(points: list[Array], values: list[Array], size: float) -> list[tupl
 
 
 def _outputs(layers: Layers, x: Array, inside: Array) -> tuple[Array, Array]:
-    """Return the outputs at the vertices x (polygons, vertices, d_in), and up to where they tie on each polygon.
+    """Return the outputs at the vertices x (polygons, vertices, d_in), and the tolerance for ties on each polygon.
 
-    The active neurons of a polygon are found at a point inside, (polygons, d_in): at vertices on a kink the sign
-    is rounding noise, and neurons dead on the polygon must be exactly 0 there.
+    The active neurons of a polygon are found at a point inside, (polygons, d_in): at vertices on a kink the sign is
+    round-off, and neurons dead on the polygon must be exactly 0 there.
     """
     a, within = x, inside
     for weight, bias in zip(layers.weights[:-1], layers.biases[:-1], strict=True):

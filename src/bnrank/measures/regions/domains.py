@@ -12,7 +12,7 @@ from bnrank.measures.regions.pieces import Layers, Swept, differ, random_directi
 from bnrank.measures.regions.region import Regions
 from bnrank.measures.regions.shapes import Array, Ball, Cells, Intervals, Polygons, Polytope
 
-FAST, MOST = 8, 12  # inputs up to which vertices are faster than linear programmes, and fit in memory
+FAST, MOST = 8, 12  # largest numbers of inputs for which vertices are faster than linear programs, and fit in memory
 
 
 def along_line(
@@ -59,8 +59,8 @@ def along_lines(
     """Return the pieces of many segments on which a network is affine, segment by segment, each in order.
 
     Exact at any depth: layer by layer, every piece is cut where a neuron changes sign. ``points`` of the result are the
-    midpoints of the pieces, samples of all the regions that the segments pass through. A piece on which a neuron is 0
-    lies inside a kink; it gets the Jacobian of one of the regions it touches, so that its rank is a rank that f has.
+    midpoints of the pieces, one sample of every region that the segments pass through. A piece on which a neuron is 0
+    lies inside a kink; it is assigned the Jacobian of an adjacent region, so that its rank is attained by f.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ def along_lines(
     starts, ends : Tensor or ndarray
         The ends of the segments, (segments, d_in).
     merge : bool
-        Whether neighboring pieces with the same affine map become one, a linear piece of f; if not, there is one for
-        each activation pattern. A neuron that has no effect downstream makes the difference.
+        Whether neighboring pieces with the same affine map are merged into one linear piece of f; if not, there is one
+        piece per activation pattern. The two differ where neurons have no effect downstream.
     rtol : float
         Singular values above ``rtol`` times the largest of the same Jacobian count.
     max_regions : int
@@ -90,9 +90,9 @@ def along_lines(
 
     Notes
     -----
-    Break points closer than 5e-13 of the segment are one. A preactivation w.a + b is 0 if it is below
-    1e-12 (||w|| ||a|| + |b|), where a may be the previous activations or their change along the segment. Affine maps
-    are the same if their coefficients differ by less than 1e-9 of their size.
+    Breakpoints closer than 5e-13 of the segment are merged. A preactivation w.a + b is 0 if it is below 1e-12 (||w||
+    ||a|| + |b|), where a may be the previous activations or their change along the segment. Affine maps are equal if
+    their coefficients differ by less than 1e-9 of their size.
 
     Examples
     --------
@@ -184,8 +184,8 @@ def in_plane(
     Notes
     -----
     A preactivation w.a + b is 0 if it is below 1e-12 (||w|| ||a|| + |b|), where a may be any of the previous
-    activations and their changes along u and v across the rectangle. So a part that reaches less than 5e-13 of the
-    rectangle beyond a kink stays with its neighbor.
+    activations and their changes along u and v across the rectangle. A part that extends less than 5e-13 of the
+    rectangle beyond a kink is therefore not separated from its neighbor.
 
     Examples
     --------
@@ -221,7 +221,7 @@ def enumerate(
     """Return all regions of a small network in a box.
 
     Exact: layer by layer, every region is cut along the hyperplanes where a neuron changes sign. If ``complete``, the
-    largest rank of a Jacobian among them is Rank_J over the box (T18).
+    largest rank of the Jacobian over the regions is Rank_J over the box (T18).
 
     Parameters
     ----------
@@ -235,8 +235,8 @@ def enumerate(
         Maximum number of regions.
     method : {"auto", "vertices", "linear programmes"}
         Test whether a hyperplane crosses a region. "vertices": there are vertices on both sides; thousands of regions
-        a second for few inputs, but regions have of the order of 2^d_in vertices. "linear programmes": a ball fits in
-        on both sides; about a hundred regions a second, for any d_in. "auto": vertices up to 8 inputs.
+        per second for few inputs, but regions have on the order of 2^d_in vertices. "linear programmes": a ball fits on
+        both sides; about a hundred regions per second, for any d_in. "auto": vertices up to 8 inputs.
 
     Returns
     -------
@@ -252,9 +252,10 @@ def enumerate(
 
     Notes
     -----
-    A part stays with its neighbor if, in units of half the sides of the box, it reaches less than 1e-9 beyond the kink
-    (vertices), no ball of radius 1e-9 fits in (linear programmes), or it reaches less than 1e-12 beyond (intervals and
-    polygons, "auto" for up to 2 inputs). A preactivation is 0 as in :func:`along_line` and :func:`in_plane`.
+    A part is not separated from its neighbor if, in units of half the sides of the box, it extends less than 1e-9
+    beyond the kink (vertices), contains no ball of radius 1e-9 (linear programs), or extends less than 1e-12 beyond
+    (intervals and polygons, "auto" for up to 2 inputs). A preactivation is 0 as in :func:`along_line` and
+    :func:`in_plane`.
 
     Examples
     --------

@@ -14,9 +14,9 @@ from bnrank.networks.chain import read_chain
 
 S = TypeVar("S", Intervals, Polygons, Cells)
 
-SAME = 1e-9  # affine maps that differ by less, relative to their size, are the same
+SAME = 1e-9  # affine maps that differ by less, relative to their size, count as equal
 ROUNDING = 1e-12  # a preactivation up to this times |W_i| |a| + |b_i| is 0
-HUGE = 1e150  # squares of what is larger overflow
+HUGE = 1e150  # squares of larger numbers overflow
 BATCH = 4096  # pieces at a time
 
 
@@ -45,7 +45,7 @@ class Layers(NamedTuple):
 
 def read(net: nn.Module) -> Layers:
     """Return the layers of a chain of linear layers; refuse other modules and parameters that are not finite."""
-    chain = read_chain(net, multiply_out=True).biased()  # regions are the function's, whatever its parameters
+    chain = read_chain(net, multiply_out=True).biased()  # regions depend on the function, not on its parameters
     return Layers(*chain.arrays(), chain.slope)
 
 
@@ -65,7 +65,7 @@ def jacobians(layers: Layers, patterns: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def _product(factors: Sequence[Array], slopes: Sequence[Array], number: int) -> tuple[Array, Array]:
-    """Return factors[0] diag slopes[0] factors[1] ... and its relative error, by how much each step cancels."""
+    """Return factors[0] diag slopes[0] factors[1] ... and its relative error, from the cancellation in each step."""
     product = np.broadcast_to(factors[0], (number, *factors[0].shape))
     error = np.zeros(number)
     for factor, slope in zip(factors[1:], slopes, strict=True):
@@ -151,11 +151,11 @@ class Swept(Generic[S]):
 
 
 def sweep(layers: Layers, start: Array, shapes: S, max_regions: int) -> Swept[S]:
-    """Cut pieces of the input space into those on which no hidden neuron changes sign.
+    """Return pieces of the input space on which no hidden neuron changes sign, by cutting the given ones.
 
-    Depth first, to save memory. A neuron that is 0 on all of a piece takes the sign it has next to the
-    piece, in one random direction that is the same for all neurons: so the pattern is that of a region of the input
-    space which touches the piece. Where it is 0 there as well, the sign is 0.
+    Depth first, to save memory. A neuron that is 0 on a whole piece takes its sign near the piece, in one random
+    direction that is the same for all neurons. The pattern is then that of a region of the input space adjacent to the
+    piece. If the neuron is 0 there as well, its sign is 0.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def sweep(layers: Layers, start: Array, shapes: S, max_regions: int) -> Swept[S]
     push(0, start, np.zeros(len(shapes)), np.zeros((len(shapes), 0), np.int8), pieces, shapes)
     while stack and found < max_regions:
         depth, z, size, patterns, parents, shapes = stack.pop()
-        if len(shapes) > max_regions - found:  # in each there is a region at least
+        if len(shapes) > max_regions - found:  # each contains at least one region
             parents, shapes, complete = parents[: max_regions - found], shapes[: max_regions - found], False
         a, patterns = z[parents], patterns[parents]
         if depth > 0:
@@ -210,7 +210,7 @@ def sweep(layers: Layers, start: Array, shapes: S, max_regions: int) -> Swept[S]
 
 
 def _activate(z: Array, size: Array, shapes: Intervals | Polygons | Cells, slope: float) -> tuple[Array, Array]:
-    """Return the activations of a layer and the signs of its neurons; signs 0 where there are no kinks."""
+    """Return the activations of a layer and the signs of its neurons; signs are 0 where there are no kinks."""
     if slope == 1:
         return z, np.zeros((len(z), z.shape[2]), np.int8)
     value = z[:, 0] + np.einsum("pk,pki->pi", shapes.centers(), z[:, 1:-1])
@@ -220,7 +220,7 @@ def _activate(z: Array, size: Array, shapes: Intervals | Polygons | Cells, slope
 
 
 def _affine(layers: Layers, depth: int, a: Array) -> Array:
-    """Apply a layer to a (pieces, k, n): W a + b to the first of the k, W a to the others."""
+    """Return a layer applied to a (pieces, k, n): W a + b for the first of the k, W a for the others."""
     weight = layers.weights[depth]
     with np.errstate(over="ignore", invalid="ignore"):
         z = (a.reshape(-1, a.shape[-1]) @ weight.T).reshape(*a.shape[:-1], len(weight))
@@ -233,7 +233,7 @@ def _affine(layers: Layers, depth: int, a: Array) -> Array:
 
 
 def random_direction(axes: Array) -> Array:
-    """Return a random direction, of the size of the longest of the axes, (..., dimensions, d_in)."""
+    """Return a random direction, as long as the longest of the axes, (..., dimensions, d_in)."""
     draw = np.random.default_rng(0).standard_normal(axes.shape[-1])
     lengths = np.linalg.norm(axes, axis=-1).max(-1, keepdims=True)
     return cast(Array, lengths * (draw / np.linalg.norm(draw)))

@@ -35,7 +35,7 @@ class Region:
     offset : Tensor
         (d_out,).
     rank : int
-        Rank of ``matrix``: how many singular values exceed ``rtol`` times the largest, and its rounding error.
+        Rank of ``matrix``: the number of singular values above ``rtol`` times the largest and above its rounding error.
     singular_values : Tensor
         Of ``matrix``, (min(d_in, d_out),), descending.
     point : Tensor
@@ -44,13 +44,13 @@ class Region:
         Signs of the hidden neurons, layer 1 first, (hidden,), int8. 0 for a neuron that is 0 on all of the region and
         around it, or that has no kink (slope 1). Of merged pieces of a line: the signs on the longest.
     interval : tuple of float, optional
-        On a line: from which t to which, x = start + t (end - start).
+        On a line: smallest and largest t, x = start + t (end - start).
     line : int, optional
-        On lines: which of them.
+        On lines: index of the line.
     polygon : Tensor, optional
         In a plane: the vertices (a, b), counter-clockwise, (vertices, 2), x = origin + a u + b v.
     halfspaces : tuple of Tensor, optional
-        In a box: A (m, d_in), rows of length 1, and b (m,). The region is A x <= b; of its rows some may be redundant.
+        In a box: A (m, d_in), rows of length 1, and b (m,). The region is A x <= b; some rows may be redundant.
     vertices : Tensor, optional
         In a box: the vertices x, (vertices, d_in), counter-clockwise if d_in = 2; not from linear programmes.
     """
@@ -73,7 +73,8 @@ class Regions(Printed, Sequence[Region]):
     """Regions of a network on lines, in a plane or in a box, and the ranks of its Jacobian there.
 
     Each :class:`Region` is made on access. ``len()`` counts linear pieces on lines (if merged), regions of
-    one activation pattern in planes and boxes; ``activation_regions`` and ``distinct_maps`` count alike everywhere.
+    one activation pattern in planes and boxes; ``activation_regions`` and ``distinct_maps`` have the same meaning in
+    all domains.
 
     Attributes
     ----------
@@ -146,12 +147,12 @@ class Regions(Printed, Sequence[Region]):
 
     @property
     def lines(self) -> Tensor | None:
-        """On lines: which one every piece is of, (regions,)."""
+        """On lines: index of the line of every piece, (regions,)."""
         return torch.from_numpy(self._shapes.lines) if self.domain == "lines" else None
 
     @property
     def intervals(self) -> Tensor | None:
-        """On lines: from which t to which, (regions, 2)."""
+        """On lines: smallest and largest t of every piece, (regions, 2)."""
         return torch.from_numpy(self._shapes.ends) if self.domain == "lines" else None
 
     @property
@@ -168,7 +169,7 @@ class Regions(Printed, Sequence[Region]):
 
     @property
     def singular_values(self) -> Tensor:
-        """Of the Jacobian in every region, (regions, min(d_in, d_out)), descending; computed lazily and cached."""
+        """Singular values of the Jacobians, (regions, min(d_in, d_out)), descending; computed lazily and cached."""
         return torch.from_numpy(self._spectra[0])
 
     @property
@@ -183,7 +184,7 @@ class Regions(Printed, Sequence[Region]):
 
     @property
     def rank_counts(self) -> dict[int, int]:
-        """How many regions have each rank, from the lowest rank up."""
+        """Number of regions of each rank, in ascending order of rank."""
         return dict(sorted(Counter(self.ranks.tolist()).items()))
 
     @property
@@ -195,7 +196,7 @@ class Regions(Printed, Sequence[Region]):
 
     @cached_property
     def distinct_maps(self) -> int:
-        """Number of different affine maps, where those are the same whose coefficients differ by < 1e-9 of their size.
+        """Number of distinct affine maps; maps are equal if their coefficients differ by < 1e-9 of their size.
 
         Regions that do not touch may share a map, so this is a lower bound on the number of linear regions.
         """

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-CHUNK_ENTRIES = 2**18  # numbers of the largest intermediate array: 2 MiB, what a cache holds
-CLOSE = 1e-12  # break points of a line in [-1, 1] that are closer are one
-TOUCH = 1e-9  # in coordinates of [-1, 1]: what reaches less far beyond a kink is left with its neighbor
+CHUNK_ENTRIES = 2**18  # entries of the largest intermediate array: 2 MiB, the size of a cache
+CLOSE = 1e-12  # closer breakpoints of a line in [-1, 1] are merged
+TOUCH = 1e-9  # in coordinates of [-1, 1]: parts that extend less beyond a kink are not separated
 SOLVER = {"presolve": False, "primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
 
@@ -27,7 +27,7 @@ class Intervals:
     ends : ndarray
         (pieces, 2).
     lines : ndarray
-        The line that each piece is of, (pieces,).
+        Index of the line of each piece, (pieces,).
     """
 
     ends: Array
@@ -65,10 +65,10 @@ class Intervals:
         return np.array([[-1.0], [1.0]]), self.ends[index] * [-1.0, 1.0]
 
     def cut(self, z: Array, size: Array, max_pieces: int) -> tuple[Array, Intervals]:
-        """Cut piece p where z[p, 0, i] + c . z[p, 1:, i] = 0 for any i; return of each new piece the old one, and it.
+        """Return parents and pieces after cutting piece p where z[p, 0, i] + c . z[p, 1:, i] = 0 for any i.
 
-        Values up to size[p, i] count as 0. Shapes of any kind are cut like this; those that are cut one by one stop
-        after ``max_pieces`` pieces and one more.
+        Parents are the indices of the pieces before the cut. Values up to size[p, i] count as 0. All shapes share this
+        interface; those that are cut one by one stop at ``max_pieces`` + 1 pieces.
         """
         low, high = self.ends.T
         at_low, at_high = (z[:, 0] + end[:, None] * z[:, 1] for end in (low, high))
@@ -98,7 +98,7 @@ class Polygons:
     vertices : ndarray
         (pieces, most vertices, 2), counter-clockwise; the last vertex is repeated where there are fewer.
     counts : ndarray
-        How many vertices each has, (pieces,).
+        Number of vertices of each, (pieces,).
     """
 
     vertices: Array
@@ -151,7 +151,7 @@ class Polygons:
         return cast(Array, (x[:, :-1] * y[:, 1:] - x[:, 1:] * y[:, :-1]).sum(1) / 2)
 
     def cut(self, z: Array, size: Array, max_pieces: int) -> tuple[Array, Polygons]:
-        """Cut along the lines where z is 0, one neuron of each polygon at a time."""
+        """Return parents and polygons after cutting along the lines z = 0, one neuron of each polygon at a time."""
         old, neuron = self._crossed(z, size)
         number = np.bincount(old, minlength=len(self))
         first = np.cumsum(number) - number
@@ -183,7 +183,7 @@ class Polygons:
         return old, neuron
 
     def _halved(self, z: Array, size: Array) -> tuple[Array, Polygons]:
-        """Cut each polygon along one line, where it has vertices on both sides; return the old one of each, and all."""
+        """Return parents and polygons after cutting each polygon with vertices on both sides of its line."""
         values = (self.vertices @ z[:, 1:, None])[:, :, 0] + z[:, :1]
         signs = np.where(np.abs(values) > size[:, None], np.sign(values), 0)
         both = np.flatnonzero((signs.min(1) < 0) & (signs.max(1) > 0))
@@ -207,7 +207,7 @@ class Polygons:
 
 
 def _packed(corners: Array, kept: Array) -> Polygons:
-    """Return the polygons of those corners that are kept, in their order."""
+    """Return the polygons of the kept corners, in their order."""
     counts = kept.sum(1)
     order = np.argsort(~kept, axis=1, kind="stable")
     slots = np.minimum(np.arange(max(counts.max(initial=1), 1)), counts[:, None] - 1)
@@ -219,7 +219,7 @@ def _packed(corners: Array, kept: Array) -> Polygons:
 
 @dataclass(frozen=True)
 class Polytope:
-    """The points y with rows y <= sides, rows of length 1, with the vertices and which of them lie ``on`` which row."""
+    """The points y with rows y <= sides (unit rows), the vertices, and a mask of the vertices ``on`` each row."""
 
     rows: Array
     sides: Array
@@ -292,7 +292,7 @@ class Ball:
         return np.array([i for i in possible if len(self.halves(rows[i], values[i])) == 2], int)
 
     def halves(self, row: Array, value: float) -> list[Ball]:
-        """Return both parts with the largest ball inside that is known."""
+        """Return both parts, each with the largest known ball inside."""
         height = float(self.center @ row + value)
         sign = 1.0 if height >= 0 else -1.0
         height *= sign
@@ -338,7 +338,7 @@ class Cells:
         return Cells(self.cells, center, half)
 
     def sizes(self) -> Array:
-        """Refuse to return volumes."""
+        """Raise an error: volumes are not computed."""
         d = self.cells[0].rows.shape[1]
         raise ValueError(f"sizes: got a box with d_in = {d}, expected at most 2 with method='auto'")
 
@@ -355,7 +355,7 @@ class Cells:
         return rows / lengths[:, None], (cell.sides + rows @ np.broadcast_to(self.center, rows.shape[1])) / lengths
 
     def cut(self, z: Array, size: Array, max_pieces: int) -> tuple[Array, Cells]:
-        """Cut at the zeros of z, one neuron at a time."""
+        """Return parents and cells after cutting at the zeros of z, one neuron at a time."""
         found = list(islice(self._parts(z, size), max_pieces + 1))
         return np.array([parent for parent, _ in found]), Cells([cell for _, cell in found])
 
@@ -376,13 +376,13 @@ class Cells:
 
 
 def _product(a: Array, b: Array) -> Array:
-    """Multiply matrices of zeros and ones; some BLAS kernels flag what lies beyond a small matrix as invalid."""
+    """Return the product of 0-1 matrices, without the spurious floating-point flags that some BLAS kernels raise."""
     with np.errstate(invalid="ignore"):
         return a @ b
 
 
 def _largest_ball(rows: Array, sides: Array) -> tuple[Array, float]:
-    """Return center and radius of the largest ball in rows y <= sides; a radius below 0 where there is none."""
+    """Return center and radius of the largest ball in rows y <= sides; the radius is negative if there is none."""
     from scipy.optimize import linprog
 
     d = rows.shape[1]
