@@ -57,7 +57,7 @@ def find(name: str) -> Figure:
     Raises
     ------
     ValueError
-        If there is none of that name; the nearest is suggested.
+        If there is no such figure; the message suggests the nearest name.
 
     Examples
     --------
@@ -78,17 +78,16 @@ def reproduce(
 ) -> list[Outcome]:
     """Run figures, store their outcomes, and return them; the page ``index.html`` is rewritten after every figure.
 
-    A finished figure is opened, not rerun, whether its claims passed or not; an interrupted one resumes its stored
-    training runs; one that failed is tried again. A figure that fails, lacks memory or data, or whose folder holds
-    results of other settings, of another version of the figure, or other files, has an outcome with an ``error``, and
-    the others still run.
+    A finished figure is opened, not rerun, whether or not its claims passed. An interrupted figure resumes its stored
+    training runs; a failed one is retried. If a figure fails, lacks memory or data, or its folder contains other files
+    or results of other settings or versions, its outcome has an ``error``, and the other figures still run.
 
     Parameters
     ----------
     names : str or sequence of str
         Ids or names; "all" for every figure.
     out : path
-        Folder; has a folder per scale, with a folder per figure.
+        Output folder; contains one folder per scale, with one folder per figure.
     scale : "quick" or "paper"
         Minutes on two cores, or networks and data of the source's sizes (docs/figures.md lists the differences).
     progress : bool
@@ -124,11 +123,11 @@ def reproduce(
         gallery.write(folder, scale, entries(folder, scale, FIGURES, refused, failed))
 
     def opened(figure: Figure) -> Outcome | None:
-        """Return the stored outcome of a figure, or one that says why it cannot run; None if it has to run."""
+        """Return the stored outcome of a figure, or one with the reason why it cannot run; None if it must run."""
         refused.pop(figure.name, None)
         why = store.refusal(folder / figure.name, figure.stamp(scale), resume)
         if not why and resume:
-            with contextlib.suppress(ValueError):  # none, or a damaged one: run again
+            with contextlib.suppress(ValueError):  # missing or corrupted: run again
                 outcome = Outcome.open(folder / figure.name)
                 if not outcome.error:
                     return outcome
@@ -143,7 +142,7 @@ def reproduce(
     write_page()
     for figure in sorted(figures, key=lambda one: one.name not in refused):
         shown = figure.name in refused  # on the page
-        outcome = opened(figure)  # again: the figures before may have used up memory or disk space
+        outcome = opened(figure)  # again: earlier figures may have exhausted memory or disk space
         if outcome is None:
             if on_start is not None:
                 on_start(figure)
@@ -163,7 +162,7 @@ def reproduce(
 
 
 def _run(figure: Figure, folder: Path, scale: str, progress: bool, resume: bool) -> Outcome:
-    """Run a figure and return its outcome as stored, or one that says why nothing could be stored."""
+    """Run a figure and return its outcome as stored, or one with the reason why nothing could be stored."""
     try:
         figure.run(scale, folder, progress, resume)
         return Outcome.open(folder / figure.name)
@@ -177,7 +176,7 @@ def _run(figure: Figure, folder: Path, scale: str, progress: bool, resume: bool)
 def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outcome]:
     """Return the outcomes that `reproduce` stored in a folder, by the name of their figure.
 
-    Unfinished and damaged figures are left out. `listing` says whether stored settings differ from the present ones.
+    Unfinished and corrupted figures are omitted. `listing` shows whether stored settings differ from the current ones.
 
     Parameters
     ----------
@@ -204,7 +203,7 @@ def stored(out: str | os.PathLike[str], scale: str = "quick") -> dict[str, Outco
 
 
 def listing(out: str | os.PathLike[str], scale: str = "quick", names: str | Sequence[str] = "all") -> list[Entry]:
-    """Return figures (default: all) with what a folder of `reproduce` holds of them."""
+    """Return the entries of figures (default: all) with their results in a folder of `reproduce`."""
     return entries(Path(out) / validation.choice(scale, "scale", SCALES), scale, _chosen(names), {}, {})
 
 

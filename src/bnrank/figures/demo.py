@@ -47,7 +47,7 @@ class Demo:
 
 
 def run_demo(out: str | os.PathLike[str], progress: bool = True, steps: int = STEPS, images: int = 1000) -> Demo:
-    """Train deep networks on a task of rank 2 and one network on digits from small weights; write a page.
+    """Train deep networks on a task of rank 2, and one network on digits from small weights; write a page.
 
     Parameters
     ----------

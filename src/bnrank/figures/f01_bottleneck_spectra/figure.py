@@ -25,7 +25,7 @@ class Settings:
 
 
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
-    """Train on F1's data with the ridge 0.05 / L and profile the member of least loss."""
+    """Train on F1's data with the ridge 0.05 / L and profile the member with the lowest loss."""
     s, task = settings, bottleneck_spectra_map(rank=settings.rank)
     run = train_recorded(
         mlp(task, s.depth, s.width), task, folder, progress,

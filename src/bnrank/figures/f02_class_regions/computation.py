@@ -20,13 +20,13 @@ class Settings:
     samples : int
         Training samples, and as many test samples.
     depths : tuple of int
-        The shallow and the deep one.
+        Depths of the shallow and the deep network.
     width : int
         Of every hidden layer.
     init : "he" or float
         Standard deviation of all initial weights; biases start at 0.
     ridge : float
-        lambda of the networks with L2.
+        lambda of the L2-regularized networks.
     seeds : tuple of int
         Of the initial weights; the data are the same.
     steps : tuple of int
@@ -63,7 +63,7 @@ class Classifier:
     regions : ClassRegions
         The exact class regions.
     reach : ndarray
-        Of each tripoint: the smallest multiple of the data's bounding box about its center that contains it.
+        For each tripoint: the smallest multiple of the data's bounding box (scaled about its center) that contains it.
     spread : ndarray
         s_2 / s_1 of the centered activations of each hidden layer on the training set: 0 if they lie on a line.
     row : dict
@@ -82,7 +82,7 @@ class Classifier:
 
     @property
     def kind(self) -> str:
-        """Depth and kind of training."""
+        """Depth, and whether trained with L2."""
         return f"depth {self.depth}, {'with' if self.ridge else 'no'} L2"
 
     def within(self, times: float) -> int:
@@ -117,7 +117,7 @@ def look(net: MLP, task: Task, last: Any, ridge: float, settings: Settings) -> C
 
 
 def agreement(first: MLP, second: MLP, task: Task, grid: int = 300) -> float:
-    """Return the share of the data's bounding box on which two networks predict the same class, on a grid of points."""
+    """Return the fraction of a grid on the data's bounding box on which two networks predict the same class."""
     center, half = box(task)
     steps = (torch.arange(grid, dtype=torch.float64) + 0.5) / grid * 2 - 1
     x = (center + half * torch.cartesian_prod(steps, steps)).to(task.x.dtype)

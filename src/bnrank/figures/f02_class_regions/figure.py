@@ -24,8 +24,8 @@ MOST = 0.5
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Train each depth without L2, continue with L2, and find the points where classes meet.
 
-    At depth 9 the origin is a local minimum of the loss with L2 that attracts networks with small initial weights. So
-    L2 starts once the data are fitted.
+    At depth 9 the origin is a local minimum of the loss with L2 that attracts networks with small initial weights. L2
+    therefore starts once the data are fitted.
     """
     s, task = settings, s_shapes(settings.samples, n_test=settings.samples)
     members: dict[str, Any] = {"members": len(s.seeds), "seed": list(s.seeds), "progress": progress}

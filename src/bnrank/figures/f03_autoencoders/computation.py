@@ -17,7 +17,7 @@ from bnrank.training import Adam, Run
 
 RIDGE = 1e-4
 LEVELS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)  # multiples of the noise of the claims
-RTOL = 0.01  # singular values of a Jacobian below this share of the largest do not count
+RTOL = 0.01  # singular values of a Jacobian below this, relative to the largest, do not count
 NOISE_SEED = 1
 
 
@@ -56,7 +56,7 @@ class Images:
     images, unseen, seed : int
         Training images (None for all), test images, seed.
     whole : bool
-        Whether they have to be MNIST.
+        Whether MNIST is required.
     nets, lr, batch_size
         Networks, step size and mini-batch size (None for all) of Adam.
     noise : float

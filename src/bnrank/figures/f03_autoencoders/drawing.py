@@ -18,7 +18,7 @@ ARROWS = 70
 
 
 def draw_arrows(deep: Sequence[OfCurve], shallow: Sequence[OfCurve]) -> Picture:
-    """Draw for each curve where random points of the plane are taken to, by deep networks above, by shallow below."""
+    """Draw, for each curve, the displacement of random points of the plane: deep networks above, shallow ones below."""
     picture, axes = panels(2, len(deep), (4.3 * len(deep), 9.2))
     for row, runs in zip(axes, (deep, shallow), strict=True):
         for ax, run in zip(row, runs, strict=True):
@@ -49,7 +49,7 @@ def _arrows(ax: Axes, run: OfCurve) -> None:
 
 
 def draw_runs(deep: Sequence[OfCurve], shallow: Sequence[OfCurve], threshold: float) -> Picture:
-    """Draw for every run on a curve the share of the noise that is left, and of samples with a Jacobian of rank 1."""
+    """Draw, for every run on a curve, the fractions of remaining noise and of samples with a Jacobian of rank 1."""
     picture, ((left, right),) = panels(1, 2, (11, 4.4))
     for runs, hue, mark, shift in ((deep, BLUE, "o", -0.12), (shallow, ORANGE, "s", 0.12)):
         curves = np.array([run.row["curve"] for run in runs]) + shift
@@ -65,7 +65,7 @@ def draw_runs(deep: Sequence[OfCurve], shallow: Sequence[OfCurve], threshold: fl
 
 
 def draw_digits(deep: OfImages, shallow: OfImages, clean: Tensor, mean: Tensor, count: int = 10) -> Picture:
-    """Draw unseen images, the same with noise, and what comes out of a deep and of a shallow network."""
+    """Draw unseen images, the same with noise, and the outputs of a deep and of a shallow network."""
     rows = {
         "without noise": clean,
         "with noise": deep.noise.noisy,

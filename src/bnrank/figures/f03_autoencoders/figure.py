@@ -15,7 +15,7 @@ from bnrank.figures.harness.figure import Figure, Outcome
 from bnrank.figures.harness.training import held_out
 from bnrank.reporting import Section
 
-QUARTER = 0.25  # largest share of the distance to the curve that a projecting network leaves
+QUARTER = 0.25  # largest ratio of distances to the curve, after over before, for a projecting network
 MOST, FEW = 0.8, 0.2  # shares of runs: one in five may end in another local minimum
 NINE_TENTHS = 0.9  # share of the points at which a Jacobian has its rank
 SMALL = 0.1

@@ -1,4 +1,4 @@
-"""The computation of F6: a circular network that predicts a falling ball, and what its layers know of the ball."""
+"""The computation of F6: a circular network that predicts a falling ball, and readouts of the ball from its layers."""
 
 import json
 import math
@@ -142,21 +142,21 @@ class Ball:
 
     @property
     def held(self) -> Kept:
-        """What the layers keep that hold two pairs of frequency 1 along each axis and nothing beyond."""
+        """The kept frequencies of the layers with two pairs of frequency 1 along each axis and no higher frequency."""
         return bottleneck(self.spectra)
 
     @property
     def layers(self) -> list[int]:
-        """These layers, counted from 1."""
+        """The layers of the bottleneck, counted from 1."""
         return inside(self.held)
 
 
 def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> Ball:
-    """Train circular networks on a falling ball, and return the measurements of the member of least loss.
+    """Train circular networks on a falling ball, and return the measurements of the member with the lowest loss.
 
-    The training balls start within one pixel: network and data commute with translations, so translates would add
-    nothing. Test balls are all over the torus. With several ridges, each stage starts where the previous one ended; a
-    large ridge from the start would leave only the mean image.
+    The training balls start within one pixel: network and data commute with translations, so translated samples are
+    redundant. Test balls are spread over the whole torus. With several ridges, each stage starts where the previous one
+    ended; with a large ridge from the start, only the mean image is learned.
     """
     s, size = setup, setup.size
     ball: dict[str, Any] = {"speed": s.speed, "width": s.width, "within": "pixel", "n_test": s.tests}
@@ -200,7 +200,8 @@ def bottleneck(values: xr.DataArray, atol: float = 0.1, near: tuple[float, float
     """Return the longest run of layers with two pairs of frequency 1 along each axis and no higher frequency (T27).
 
     At each |w| = 1 two singular values lie in ``near``, and all others at |w| > 0 are at most ``atol``. Frequency 0 is
-    ignored: it carries no position, and shifts images that have to be non-negative. Its channels are still counted.
+    ignored: it contains no information on the position, and offsets images to be non-negative. Its channels are still
+    counted.
     """
     modulus = values["modulus"].values
     ones, others = np.nan_to_num(values.values[:, modulus == 1]), np.nan_to_num(values.values[:, modulus > 1])
@@ -221,7 +222,7 @@ def inside(found: Kept) -> list[int]:
 
 
 def kept_only(network: nn.Module, x: Tensor, frequencies: Collection[Sequence[int]], layers: Collection[int]) -> Tensor:
-    """Return the outputs where the preactivations of some layers lose all frequencies but some w (and -w)."""
+    """Return the outputs if the preactivations of some layers keep only the given frequencies w (and -w)."""
     names = {f"conv{layer}" for layer in layers}
     with torch.no_grad():
         for name, part in network.named_children():
@@ -236,10 +237,10 @@ def kept_only(network: nn.Module, x: Tensor, frequencies: Collection[Sequence[in
 
 
 def read_out(network: nn.Module, task: Task, frequency: int) -> list[Readout]:
-    """Return position and velocity as read from all layers; maps are fitted on half of the test samples.
+    """Return position and velocity read out from all layers; maps are fitted on half of the test samples.
 
-    White noise of `NOISE` times the power of the layer is added to every coefficient, so that far weaker components do
-    not count.
+    White noise of `NOISE` times the power of the layer is added to every coefficient, so that much weaker components
+    are not detected.
     """
     x = held_out(task)[0].double()
     places = angles(task, frequency)

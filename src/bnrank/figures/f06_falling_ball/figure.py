@@ -29,7 +29,7 @@ class Settings:
 def claims(ball: Ball) -> tuple[Claim, ...]:
     """Return the claims of the slide on one trained network; without a bottleneck, those about it fail.
 
-    Its layers are represented by the middle one: at its ends a bottleneck goes over into the rest.
+    The middle layer represents the bottleneck, since its ends are transitional.
     """
     spectra, layers = ball.spectra, ball.layers
     segment = kept(spectra)
@@ -61,7 +61,7 @@ def _from_to(layers: Sequence[int]) -> str:
 
 
 def _middle(ball: Ball, layers: Sequence[int]) -> tuple[float, float, float, float, float]:
-    """Return the measurements of the middle one of some layers, NaN where there are none.
+    """Return the measurements of the middle one of the given layers, NaN if there are none.
 
     Nonlinearity ratio, R^2 of position and of velocity, the larger R^2 from frequency 2, and the smallest of the pairs'
     singular values over the largest other one at |w| > 0.

@@ -109,7 +109,7 @@ class Decay(Course):
     d, alpha : int, float
         Of the target.
     tail : ndarray
-        Sum of |beta_k|^2 over k > N, (sizes,): the error according to the source.
+        Sum of |beta_k|^2 over k > N, (sizes,): the error predicted by the source.
     missing : float
         Part of the target beyond the cutoff over ``tail`` at the largest N.
     """
@@ -163,7 +163,8 @@ def decay_courses(
 def on_composition(folder: Path, progress: bool, inner: int, settings: Settings) -> tuple[Course, Course]:
     """Return the courses of networks and of cross-validated kernels on compositions of an inner dimension.
 
-    With ``inner`` = d_in nothing small is hidden; h is then slower, so that its argument varies as with inner = 1.
+    With ``inner`` = d_in there is no bottleneck; h then has a lower frequency, so that its argument varies as much as
+    with inner = 1.
     """
     s, largest = settings, max(settings.sizes_composition)
     frequency = 2.0 / s.d_in**0.5 if inner == s.d_in else 2.0
@@ -185,7 +186,7 @@ def on_composition(folder: Path, progress: bool, inner: int, settings: Settings)
 def on_torus_control(folder: Path, progress: bool, settings: Settings) -> tuple[Course, Course]:
     """Return the courses of networks and of the kernel of known rate on a target of prescribed decay on the 2-torus.
 
-    Of the networks with several ridges the one of smallest *test* error counts, which favors them.
+    Among networks with several ridges, the one with the lowest *test* error counts, which favors the networks.
     """
     s = settings
     tasks = {seed: torus_map(max(s.sizes_composition), 2, s.alphas[:1], seed) for seed in s.seeds[:1]}
@@ -205,7 +206,7 @@ def on_torus_control(folder: Path, progress: bool, settings: Settings) -> tuple[
 def _compare(
     folder: Path, progress: bool, name: str, tasks: Mapping[int, Task], fit: Fit, s: Settings, ridges: Sequence[float]
 ) -> tuple[Course, Course]:
-    """Return the courses of networks, the best of some ridges, and of a kernel, over the sizes of some tasks."""
+    """Return the courses of networks (best over the given ridges) and of a kernel, over the sizes of the tasks."""
     sizes = s.sizes_composition
     deep, kernel = np.empty((2, len(tasks), len(sizes)))
     members: dict[str, Any] = {"ridge": list(ridges), "members": len(ridges), "seed": [0] * len(ridges)}

@@ -15,7 +15,7 @@ from bnrank.reporting import Section
 
 OFF = 0.15  # largest relative difference of a fitted exponent from alpha / d
 MISSING = 0.05  # largest share of the predicted error beyond the cutoff at the largest N: moves exponents by 0.015
-AS_GOOD = 0.8  # the network's error over the kernel's from which the kernel is at least as good, up to chance
+AS_GOOD = 0.8  # ratio of network to kernel error above which the kernel counts as equally good
 
 
 def rate_claims(courses: Sequence[Decay]) -> tuple[Claim, ...]:
@@ -33,10 +33,10 @@ def rate_claims(courses: Sequence[Decay]) -> tuple[Claim, ...]:
 
 
 def composition_claims(pairs: Mapping[int, tuple[Course, Course]]) -> tuple[Claim, ...]:
-    """Return the claims that the error of deep networks falls faster than that of kernels on compositions.
+    """Return the claims that on compositions the error decays faster for deep networks than for kernels.
 
-    Errors above 1, worse than those of the mean of y, count as 1: where a network memorizes few samples, its large
-    first error would make its error fall faster.
+    Errors above 1, worse than predicting the mean of y, count as 1: a network that memorizes few samples has a large
+    initial error, which would inflate its decay rate.
     """
     result = []
     for inner, (deep, kernel) in pairs.items():
@@ -54,7 +54,7 @@ def composition_claims(pairs: Mapping[int, tuple[Course, Course]]) -> tuple[Clai
 
 
 def early_claim(pairs: Mapping[int, tuple[Course, Course]], wide: Course) -> Claim:
-    """Return the claim that a small inner dimension needs fewer samples: the network's errors at the last N but one."""
+    """Return the claim that a small inner dimension requires fewer samples: network errors at the second largest N."""
     last = max(float(deep.middle[-2] / wide.middle[-2]) for deep, _ in pairs.values())
     at = f"error of the network at N = {wide.sizes[-2]:g}, inner dimension {' and '.join(map(str, pairs))}"
     name = f"{at}, over that with as many as inputs, largest (not in the source)"

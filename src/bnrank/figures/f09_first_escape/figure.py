@@ -38,11 +38,11 @@ class Settings:
 
 
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
-    """Follow a bias-free network of depth 6 from small weights, and a chain of single neurons with small ones added.
+    """Follow a bias-free network of depth 6 from small weights, and a perturbed chain of single neurons.
 
-    The plateau at the origin is skipped (T35); from there Euler steps follow the flow on mini-batches. The wait for a
-    second singular value in the deep layers grows like a power of 1/init; around a saddle with one neuron per layer the
-    wait for neurons to join is log(1/scale) / kappa.
+    The plateau at the origin is skipped (T35); from there Euler steps follow the flow on mini-batches. The time until a
+    second singular value grows in the deep layers is a power of 1/init; at a saddle with one neuron per layer, the time
+    until further neurons join is log(1/scale) / kappa.
     """
     task, width = handwritten_digits(settings.images), settings.width
     claims: list[Claim] = []
@@ -75,9 +75,9 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
 
 
 def escape(loss: np.ndarray, share: float = 0.1) -> int | None:
-    """Return the row at which the first fall of the loss is over, None if there was none.
+    """Return the row at which the first drop of the loss ends, None if there is none.
 
-    The fall begins where the loss is a twentieth below its first value, and is over where it falls at less than
+    The drop begins where the loss is 5 percent below its first value, and ends where its rate of decrease is less than
     ``share`` of the fastest rate so far.
     """
     loss = loss[np.isfinite(loss)]

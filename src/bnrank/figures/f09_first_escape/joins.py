@@ -22,7 +22,7 @@ from bnrank.training.gradient_flow import flow
 
 SAMPLES, COMPONENTS, WIDTH, NORM = 200, 10, 20, 3.0
 STEP = 0.4  # of Euler's method
-SHARE = 0.1  # s_2 / s_1 of W_1 at which the saddle counts as left
+SHARE = 0.1  # the escape from the saddle is where s_2 / s_1 of W_1 reaches this value
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Exits:
     Attributes
     ----------
     kappa : float
-        The rate with which a new neuron grows (:func:`bnrank.escape.join_rate`).
+        The growth rate of a new neuron (:func:`bnrank.escape.join_rate`).
     scales, times, rates : tuple of float
         Standard deviations of the small weights; times at which s_2 / s_1 of W_1 is 0.1; growth rates of s_2 before.
     curves : list of (times, s_2 / s_1)

@@ -1,4 +1,4 @@
-"""What F9 and F10 share: a flow from small weights past its saddles, and measurements of its spectra."""
+"""Common parts of F9 and F10: a flow from small weights past its saddles, and measurements of its spectra."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from bnrank.training.gradient_flow import Flow, flow
 GROWN = 2.0  # times the largest initial singular value of its layer
 SECOND = 0.5  # s_2 / s_1 of the deep layers at which the second escape is over
 DEEP = 3  # the first of the deep layers
-LOW = 0.6  # loss of a batch, far below the second saddle, at which a flow ends
+LOW = 0.6  # a flow ends at this loss of a batch, far below the second saddle
 RECORDS = 600  # rows of a flow
 PAPER_WIDTH, PAPER_BATCH = 1000, 32  # of the source
 PREDICTED = 2000  # samples for the speed of the first escape
-NEGLIGIBLE = 1e-3  # ||grad C(Y) - G|| / ||G|| up to which the loss near the origin is taken to be homogeneous
+NEGLIGIBLE = 1e-3  # ||grad C(Y) - G|| / ||G|| below which the loss near the origin counts as homogeneous
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Descent:
 def descend(task: Task, depth: int, width: int, descent: Descent, folder: Path, progress: bool, seed: int = 0) -> Flow:
     """Return the flow of a bias-free network with weights N(0, init^2).
 
-    Euler steps in float32 on mini-batches; where there is a GPU, on it, and with the source's batches of 32 at the
-    source's width. The plateau at the origin is skipped: its direction and norm are integrated apart (T35), until the
-    outputs change the gradient by a thousandth.
+    Euler steps in float32 on mini-batches, on a GPU if there is one; at the source's width, with the source's batches
+    of 32. The plateau at the origin is skipped: direction and norm are integrated separately (T35), until the outputs
+    change the gradient by a thousandth.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     batch_size = PAPER_BATCH if device == "cuda" and width >= PAPER_WIDTH else descent.batch_size
@@ -107,11 +107,11 @@ def second_exit(history: xr.Dataset, after: int) -> int | None:
 
 
 def clearness(history: xr.Dataset, share: float = 0.05) -> float:
-    """Return log10 of the longest time the loss takes for a twentieth of its fall, over the median of these times.
+    """Return log10 of the longest time that the loss takes for a twentieth of its total drop, over the median time.
 
-    The first and the last twentieth are left out, so that neither the plateau at the origin nor the end counts; a level
-    that is not left counts with the time spent there. A straight descent has 0, a plateau ten times longer than the
-    median level 1.
+    The first and the last twentieth are excluded, so that neither the plateau at the origin nor the end counts; a level
+    that is not left counts with the time spent there. The value is 0 for a linear decrease, and 1 for a plateau ten
+    times longer than the median level.
     """
     time, loss = history["time_since_handover"].values[0], history["loss"].values[0]
     time, loss = time[time >= 0], loss[time >= 0]
@@ -170,7 +170,7 @@ def _ranks(name: str, history: xr.Dataset, row: int, rank: int, last: int) -> Cl
 
 
 def _on(plateau: Plateau) -> int:
-    """Return the row in the middle of a plateau that is left, the first of one that is not."""
+    """Return the middle row of a plateau that is left, or the first row of one that is not."""
     return (plateau.begin_row + plateau.end_row) // 2 if plateau.left else plateau.begin_row
 
 

@@ -1,4 +1,4 @@
-"""The computation of F9L: an exact reduction of the data, the closed law of each mode, the flow of linear networks."""
+"""The computation of F9L: exact reduction of the data, closed-form law of each mode, flow of linear networks."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ class Reduced:
     x, y : Tensor
         (d, d_in) and (d, d_out), d = d_in.
     constant : float
-        C over all samples less C over these, for every linear map.
+        C over all samples minus C over these, for every linear map.
     """
 
     x: Tensor
@@ -112,7 +112,8 @@ def drawing(images: int | None) -> tuple[Reduced, str]:
     """Return the task of drawing digits, reduced, and the name of the data.
 
     Inputs: e_c / sqrt(p_c) for an image of class c, whose share is p_c, so that X^T X / N = I. Targets: the image less
-    the mean image, in as many orthonormal coordinates as hold the class means; a map of labels cannot fit the rest.
+    the mean image, in orthonormal coordinates of the span of the class means; the remainder cannot be fitted from
+    labels.
     """
     task = handwritten_digits(images, n_test=0)
     pixels = task.x.double() - task.x.double().mean(0)
@@ -201,7 +202,7 @@ def _after(level: float) -> Any:
 
 
 def crossing(times: np.ndarray, values: np.ndarray, level: float, depth: int) -> float:
-    """Return when a mode first comes above a level, inf if it does not; between rows a^{2/L - 1} is linear (T37)."""
+    """Return when a mode first exceeds a level, inf if it never does; between rows a^{2/L - 1} is linear (T37)."""
     row = int(np.argmax(values >= level))
     if values[row] < level:
         return math.inf

@@ -1,7 +1,7 @@
 """F9L: the control of F9, a deep linear network, whose saddle-to-saddle dynamics has a closed form.
 
-The task is drawing digits: from a label, one-hot and whitened, to the image. Its matrix S = Y^T X / N is that of
-classification from the images, transposed. For whitened inputs C = ||A - S||_F^2 + const, A = W_L ... W_1, and from
+The task is drawing digits: from a label, one-hot and whitened, to the image. Its matrix S = Y^T X / N is the transpose
+of the one for classification of the images. For whitened inputs C = ||A - S||_F^2 + const, A = W_L ... W_1, and from
 balanced weights that share the singular vectors of S every mode a_k of A evolves independently,
 
     da_k/dt = 2 L a_k^{2 - 2/L} (s_k - a_k).
@@ -28,7 +28,7 @@ from bnrank.networks import LinearNetwork
 from bnrank.reporting import Section
 from bnrank.training.gradient_flow import Flow
 
-ALIGNED = 0.05  # of s_k: from there on the law is compared in the run from Gaussian weights
+ALIGNED = 0.05  # fraction of s_k from which the law is compared in the run from Gaussian weights
 
 
 def claims(stairs: Staircase, exact: Staircase, task: Reduced, modes: int, start: float) -> tuple[Claim, ...]:
@@ -205,7 +205,7 @@ def _row(width: int, seed: int, run: Staircase, modes: int) -> dict[str, object]
 
 
 def _late(stairs: Staircase, k: int, s: float, depth: int) -> float:
-    """Return the relative difference between the time from s / 20 to s / 2 and the law's."""
+    """Return the relative difference between the measured time from s / 20 to s / 2 and the law's."""
     took = stairs.escapes[k] - _small(stairs, k, s)
     return abs(took / linear.time_of_mode(ALIGNED * s, HALF * s, s, depth) - 1) if math.isfinite(took) else math.nan
 

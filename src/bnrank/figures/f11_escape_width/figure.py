@@ -50,8 +50,8 @@ def trials(settings: Settings) -> xr.Dataset:
     """Return the speeds of all runs, (width, run): ``speed`` after constant steps, ``settled`` after decaying ones.
 
     Projected gradient descent on L0 of T40's data from standard normal weights: steps of constant length times the
-    gradient, as in the source, every layer rescaled to norm 1 after each. Steps of one length hover around the kinks
-    that the optima lie on; the decaying ones, down to 1e-10 of the length, settle.
+    gradient, as in the source, every layer rescaled to norm 1 after each. Steps of constant length oscillate around the
+    kinks where the optima lie; the decaying ones, down to 1e-10 of the length, converge.
     """
     s, task = settings, circle(dtype=torch.float64)
     x, g = task.x.numpy(), -task.y.numpy()

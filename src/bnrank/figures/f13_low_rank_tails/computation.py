@@ -114,7 +114,7 @@ class Course:
     times : ndarray, (T,)
         Of the recorded networks, at which the rest is measured.
     ratios, floors : mapping
-        Per layer of the tail, ||W||_op^2 / ||W||_F^2 and T48's bound on it, with the constants of the start.
+        Per layer of the tail, ||W||_op^2 / ||W||_F^2 and T48's bound on it, with the constants of the initial weights.
     alignments : mapping
         Per pair of neighbors in the tail, |<v_{j+1}, u_j>|.
     before : mapping
@@ -161,9 +161,9 @@ class Follow:
 def follow(architecture: str, task: Task, progress: bool, settings: Follow, seed: int) -> Course:
     """Return the flow of the logistic loss up to a time, with measurements of its tail, in relative arc length.
 
-    ||theta|| grows like a power of log t, so steps of equal relative length take t through its decades. ``kink_rtol``
-    bounds Heun's steps along kinks of ReLUs, where the flow slides. Such a step adds (h/2)^2 Q(g_1 - g_0) to a
-    conserved Q, g_0 and g_1 the gradients at both ends: at most ``kink_rtol``^2 ||theta||^2.
+    ||theta|| grows like a power of log t, so steps of equal relative length cover the decades of t evenly.
+    ``kink_rtol`` bounds Heun's steps along kinks of ReLUs, where the flow slides. Such a step adds (h/2)^2 Q(g_1 - g_0)
+    to a conserved Q, g_0 and g_1 the gradients at both ends: at most ``kink_rtol``^2 ||theta||^2.
     """
     net = network(architecture, task.x.shape[1:], settings.width, settings.init, seed)
     x, y = task.x.double(), task.y.double()
@@ -231,8 +231,8 @@ def descend(architecture: str, task: Task, settings: Follow, sizes: Sequence[flo
 
     One step adds eta^2 Q(grad C) to a conserved Q, exactly: the cross term -2 eta B(theta, grad C) is zero. Over the
     T / eta steps up to time T these add up to eta times a Riemann sum of int_0^T Q(grad C(theta(t))) dt, and the steps
-    follow the flow to O(eta): the drift is eta times this integral up to O(eta^2). Layer quantities are left out: they
-    are traces of the others, in which the integral may cancel, so that O(eta^2) remains.
+    follow the flow to O(eta): the drift is eta times this integral up to O(eta^2). Layer quantities are excluded: they
+    are traces of the others, in which the integral may cancel and leave O(eta^2).
     """
     net = network(architecture, task.x.shape[1:], settings.width, settings.init, seed)
     x, y = task.x.double(), task.y.double()

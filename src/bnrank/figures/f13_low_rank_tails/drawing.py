@@ -15,7 +15,7 @@ KINDS = {"sum": "ReLU block, [Z D]", "conv": "convolution", "linear": "fully con
 
 
 def rank_one(courses: Sequence[Course]) -> Picture:
-    """Draw how far the layers are from rank one, with T48's bounds, and from aligned, over log t."""
+    """Draw the deviation of the layers from rank one, with T48's bounds, and from alignment, over log t."""
     picture, axes = panels(len(courses), 2, (11.5, 3.9 * len(courses)))
     for (left, right), c in zip(axes, courses, strict=True):
         for i, name in enumerate(c.inner):
@@ -54,7 +54,7 @@ def bounds(courses: Sequence[Course]) -> Picture:
 
 
 def invariants(c: Course, steps: Steps) -> Picture:
-    """Draw the drift along the flow, after one step of descent, and over a fixed time, with what T49 says of both."""
+    """Draw the drift along the flow, after one step of descent, and over a fixed time, with the predictions of T49."""
     picture, ((left, middle, right),) = panels(1, 3, (13.5, 4.6))
     names = [name for name in c.drift if not name.startswith("layer")]
     for i, name in enumerate(names):

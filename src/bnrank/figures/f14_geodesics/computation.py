@@ -130,7 +130,7 @@ class Trained:
     bent : ndarray
         Nonlinearity ratios ||Z - sigma(Z)||_F / ||Z||_F of layers 1..L-1.
     start : Trained, optional
-        The same network before training; None for that one itself.
+        The same network before training; None if this is the initial network.
     """
 
     depth: int
@@ -152,7 +152,7 @@ class Trained:
 
     @property
     def share(self) -> float:
-        """The share of the path's length, in angles, in the middle third."""
+        """The fraction of the path's length, in angles, that lies in the middle third."""
         return float(self.angles[self.inner].sum() / self.angles.sum())
 
     @property
@@ -250,11 +250,11 @@ def _norm(net: MLP) -> float:
 
 
 def trained(folder: Path, progress: bool, settings: Settings) -> list[Trained]:
-    """Return networks trained on F4's data, per depth the member of least loss, with its start.
+    """Return networks trained on F4's data, per depth the member with the lowest loss, with its initial network.
 
-    Every depth starts from its own draws. Hidden weights have the deviation of He's times gain^(1/L), so that outputs
-    begin about ``gain`` times larger: with He's own, outputs of deep narrow networks are so small that the ridge takes
-    the weights to 0 first (F4).
+    Every depth has its own initial draws. Hidden weights have He's standard deviation times gain^(1/L), so that initial
+    outputs are about ``gain`` times larger: with He's initialization, outputs of deep narrow networks are so small that
+    the ridge drives the weights to 0 first (F4).
     """
     s, task = settings, low_rank_map(settings.samples)
     found = []
@@ -292,7 +292,7 @@ def cheapest_stretch(depths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np
     """Return the u that minimizes ||theta||^2 of T31's networks (even L, a = 1) at every depth, and the norm less 3 L.
 
     Setting the derivative to 0 gives e^-u = 12 u / L to leading order, so u grows like log L - log log L and the norm
-    is about 3 L + 12 (u^2 + 2 u) / L: less than with any eps = L^-gamma, and the representations diverge all the same.
+    is about 3 L + 12 (u^2 + 2 u) / L: less than with any eps = L^-gamma, and the representations still diverge.
     """
     depth = np.asarray(depths, dtype=np.float64)
     u = np.linspace(0, np.log(depth), 20_001)
@@ -303,7 +303,7 @@ def cheapest_stretch(depths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np
 
 
 def kink(u: np.ndarray | float) -> np.ndarray:
-    """Return what the row and the column of the nonlinear term cost at stretch u, 2 e^-u + e^-2u."""
+    """Return the cost of the row and the column of the nonlinear term at stretch u, 2 e^-u + e^-2u."""
     return np.asarray(2 * np.exp(-np.asarray(u)) + np.exp(-2 * np.asarray(u)))
 
 

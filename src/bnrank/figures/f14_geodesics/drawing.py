@@ -1,4 +1,4 @@
-"""The pictures of F14: paths of kernels in the plane, how they move along depth, and what they cost."""
+"""The pictures of F14: paths of kernels in the plane, their steps along depth, and parameter norms."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,9 +1,9 @@
 """F14 (Jacot2023b, section 3.3): the representations of a network as a path of kernels from input to output.
 
-The source draws nothing. Here: optimal linear networks, whose kernels are a straight line in log space (T8), against
-T7's construction; ReLU networks trained from separate draws at every depth, whose kernels jump at the ends and hardly
-move in the middle (T11), compared with the same networks before training; and Example 20, whose kernels diverge while
-its norm tends to 3L (T31).
+The source has no such figure. Shown here: optimal linear networks, whose kernels are a straight line in log space (T8),
+against T7's construction; ReLU networks trained from separate draws at every depth, whose kernels jump at the ends and
+hardly move in the middle (T11), compared with the same networks before training; and Example 20, whose kernels diverge
+while its norm tends to 3L (T31).
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ STRAIGHT = 1e-8
 RANK = 2  # of F4's data
 GAP = 20.0  # as in F1
 LINEAR = 0.05  # as in F1
-EXPONENT = 0.02  # how far exponents and slopes over the last decade may be off
+EXPONENT = 0.02  # tolerance of exponents and slopes over the last decade
 LINES = (
     "Data: 100 points x, uniform on [0, 2]^4, and y = A x with A of rank 4, then of rank 2. The kernel K_l holds the "
     "inner products of the preactivations of layer l at the samples, over their number; K_0 is that of the inputs. "
@@ -116,8 +116,8 @@ def line_claims(found: Sequence[Line]) -> tuple[Claim, ...]:
 def trained_claims(found: Sequence[Trained]) -> tuple[Claim, ...]:
     """Return the claims of T11 on networks of increasing depth: planar, linear, slow in the middle, jumps at the ends.
 
-    Where the limiting path is continuous, and of finite length, the mean step is O(1/L); where it jumps a step keeps
-    its size. The geometric mean of the two separates them. T11 allows single jumps anywhere, and kernels of different
+    Where the limiting path is continuous and of finite length, the mean step is O(1/L); at a jump, a step keeps its
+    size. The geometric mean of the two separates them. T11 allows single jumps anywhere, and kernels of different
     depths need not agree: neither the largest step in the middle nor their angles are claimed.
     """
     first, last = found[0], found[-1]
@@ -219,7 +219,7 @@ def _trained_row(when: str, net: Trained, shallower: Trained | None) -> dict[str
 
 
 def change_rows(found: Sequence[Trained]) -> list[dict[str, object]]:
-    """Return one table row per claim on trained networks: what it would measure before training, and after."""
+    """Return one table row per claim on trained networks: its value before and after training."""
     before = trained_claims([net.start for net in found if net.start is not None])
     return [
         {

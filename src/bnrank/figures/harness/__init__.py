@@ -1,1 +1,1 @@
-"""What every figure shares: claims, settings, storage, the page of all figures."""
+"""Common parts of all figures: claims, settings, storage, the page of all figures."""

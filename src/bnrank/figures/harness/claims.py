@@ -1,4 +1,4 @@
-"""Claims: a measured number and what it has to be, with the expected text derived from the bound."""
+"""Claims: measured values compared with bounds, from which the expected text is derived."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,9 +18,9 @@ class Claim:
     passed : bool or None
         Whether it was reproduced; None if that could not be decided.
     measured : str or float
-        The number that decided it.
+        The measured value.
     expected : str
-        What that number had to be.
+        The expected value or range.
     """
 
     name: str
@@ -37,9 +37,9 @@ def at_least(name: str, value: Any, bound: float, **options: Any) -> Claim:
     name : str
         What is claimed.
     value : number
-        What was measured.
+        The measured value, compared with the bound.
     bound : float
-        What it is compared with; the expected text is derived from it.
+        The bound; the expected text is derived from it.
     note : str
         Text after the bound.
     shown : str, optional
@@ -88,12 +88,12 @@ def equals(name: str, value: Any, target: Any, **options: Any) -> Claim:
 
 
 def is_true(name: str, passed: Any, measured: Any, expected: str) -> Claim:
-    """Return a claim that no single number decides."""
+    """Return a claim that does not depend on a single number."""
     return Claim(name, bool(passed), measured, expected)
 
 
 def prefixed(prefix: str, claims: Iterable[Claim]) -> tuple[Claim, ...]:
-    """Return the claims with a common beginning of their names."""
+    """Return the claims with a prefix added to their names."""
     return tuple(replace(claim, name=f"{prefix}: {claim.name}") for claim in claims)
 
 

@@ -108,7 +108,7 @@ class Outcome:
         Raises
         ------
         ValueError
-            If the folder holds none, or a damaged one.
+            If the folder contains no outcome, or a corrupted one.
         """
         folder = Path(folder)
         if not store.is_there(folder / store.CLAIMS):
@@ -143,13 +143,13 @@ class Figure:
     make : callable
         (settings, folder of training runs, progress) -> Outcome.
     version : int
-        Raised by the author when the computation changes; results of another version are not reused.
+        Incremented when the computation changes; results of another version are not reused.
     gigabytes : mapping
         Scale -> peak memory in GB (10^9 bytes); scales left out are not checked.
     data : mapping
         Scale -> required data sets, such as ``("mnist",)``.
     printed : bool
-        Whether the source prints this figure, so that ``expected`` is what it shows.
+        Whether the figure is printed in the source, so that ``expected`` describes the printed figure.
     """
 
     id: str
@@ -254,7 +254,7 @@ class Figure:
 
 
 def describe(problem: Exception) -> str:
-    """Return what an error is, and below it where it was raised."""
+    """Return the description of an error, followed by where it was raised."""
     return f"{type(problem).__name__}: {problem}\n{''.join(traceback.format_exception(problem, limit=-4))}"
 
 
@@ -273,7 +273,7 @@ def middle(depth: int) -> Sequence[int]:
 def ctrl_c() -> Iterator[None]:
     """Raise KeyboardInterrupt at the end if Ctrl-C was pressed inside and handled there.
 
-    Training ends regularly at Ctrl-C and returns an unfinished run, on which no claim may be measured. Has an effect
+    Training ends normally at Ctrl-C and returns an unfinished run, on which claims must not be measured. Has an effect
     only in the main thread, and only where Ctrl-C is not ignored.
     """
     before = signal.getsignal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""The page of all figures that a folder holds: an overview, then per figure pictures, claims, how to run it."""
+"""The page of all figures in a folder: an overview, then pictures, claims and the command for each figure."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class Entry:
     figure : Figure
         Which one.
     outcome : Outcome or None
-        What is stored of it.
+        The stored outcome.
     begun : bool
         Whether its folder exists.
     damaged : str
@@ -36,7 +36,7 @@ class Entry:
     refused : str
         Why it was not run.
     other : list of str
-        In what the settings and the version of the stored outcome differ from the present ones.
+        Differences between the settings and version of the stored outcome and the current ones.
     """
 
     figure: Figure
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """Good, bad or warn, as the marks of the page are called."""
+        """The style of the mark on the page: "good", "bad" or "warn"."""
         if self.outcome is None or self.other:
             return "bad" if self.refused or self.damaged else "warn"
         if self.ran and not self.outcome.claims:
@@ -90,9 +90,9 @@ class Entry:
 def entries(
     folder: Path, scale: str, figures: Sequence[Figure], refused: Mapping[str, str], failed: Mapping[str, Outcome]
 ) -> list[Entry]:
-    """Return the entries of figures from what a folder holds.
+    """Return the entries of figures from the contents of a folder.
 
-    ``refused`` says by name why figures were not run; ``failed`` outcomes replace stored ones.
+    ``refused`` maps names of figures that were not run to reasons; ``failed`` outcomes replace stored ones.
     """
     found = []
     for figure in figures:
@@ -187,7 +187,7 @@ def _figure(entry: Entry, out: Path, scale: str, budget: int) -> Part:
 
 
 def _state(entry: Entry) -> list[Block]:
-    """Return why a figure has no outcome, or none of its present settings and version."""
+    """Return why a figure has no outcome, or none with the current settings and version."""
     outcome, said = entry.outcome, {}
     if entry.refused:
         said["Not run"] = entry.refused

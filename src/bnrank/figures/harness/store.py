@@ -42,7 +42,7 @@ _DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
 def differences(folder: Path, stamp: Mapping[str, Any]) -> list[str]:
-    """Return in what stored results differ from a stamp; empty if nothing is stored, or they agree."""
+    """Return the differences between stored results and a stamp; empty if nothing is stored, or they agree."""
     if not any(is_there(folder / name) for name in (STAMP, CLAIMS, RUNS)):
         return []
     try:
@@ -60,7 +60,7 @@ def differences(folder: Path, stamp: Mapping[str, Any]) -> list[str]:
 
 
 def refusal(folder: Path, stamp: Mapping[str, Any], resume: bool) -> str:
-    """Return why a folder cannot take the results of a figure; empty if it can."""
+    """Return why the results of a figure cannot be written to a folder; empty if they can."""
     try:
         names = {path.name for path in folder.iterdir() if path.suffix != PARTIAL} if folder.is_dir() else set()
     except OSError as error:
@@ -87,7 +87,7 @@ def one_error(folder: Path) -> Iterator[None]:
 
 
 def is_full(problem: BaseException) -> bool:
-    """Return whether an error, or its cause, is that of a full disk."""
+    """Return whether an error, or its cause, is due to a full disk."""
     return any(getattr(e, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for e in (problem, problem.__cause__))
 
 
@@ -160,7 +160,7 @@ def folders(root: Path) -> Iterable[Path]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it; numbers that are not finite become text, objects their str.
+    """Return a value that JSON supports: non-finite numbers become text, other objects their str.
 
     Examples
     --------
@@ -277,7 +277,7 @@ def read_sections(folder: Path) -> tuple[Section, ...]:
 
 
 def _netcdf(dataset: xr.Dataset) -> bytes:
-    """Return a dataset as NetCDF, its attributes in a form that NetCDF can hold."""
+    """Return a dataset as NetCDF, with attributes converted to types that NetCDF supports."""
     several = [name for name, index in dataset.indexes.items() if index.nlevels > 1 and name in dataset.dims]
     dataset = dataset.reset_index(several) if several else dataset.copy()
     for part in (dataset, *(dataset[name] for name in dataset.variables)):

@@ -1,4 +1,4 @@
-"""Networks of one width, trained and stored as the figures do it, and their errors."""
+"""Networks of one width, trained and stored for figures, and their errors."""
 
 from collections.abc import Callable
 from pathlib import Path
