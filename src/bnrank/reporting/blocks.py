@@ -1,4 +1,4 @@
-"""What a page is made of below its headings: text, tables, pictures, charts. The templates turn blocks into HTML."""
+"""Blocks of a page: text, tables, pictures, charts. Templates render them as HTML."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Cell:
-    """An entry of a table: text, a mark or a link, and what stands below it in small letters."""
+    """A table cell: text, a mark or a link, with small print below."""
 
     text: str
     mark: str = ""
@@ -62,7 +62,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table in a box that scrolls, or is shown whole; columns are headings, and whether they hold numbers."""
+    """A table, scrolling or shown in full; ``columns`` are pairs of a heading and whether the column is numeric."""
 
     caption: str
     columns: Sequence[tuple[str, bool]]
@@ -92,7 +92,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Details:
-    """Blocks folded away under a title."""
+    """Collapsed blocks under a title."""
 
     title: str
     blocks: Sequence[Block]
@@ -127,12 +127,12 @@ def _cell(heading: str, numeric: bool, entry: str) -> Cell:
 
 
 def details(title: str, blocks: Sequence[Block], heading: bool = False) -> list[Block]:
-    """Return blocks folded away under a title, or nothing without blocks."""
+    """Return blocks collapsed under a title, or nothing without blocks."""
     return [Details(title, blocks, heading)] if blocks else []
 
 
 def plots_in(blocks: Iterable[Block]) -> Iterator[Plot]:
-    """Return all charts among blocks, folded ones included."""
+    """Return all charts among blocks, collapsed ones included."""
     for block in blocks:
         if isinstance(block, Plot):
             yield block
@@ -148,7 +148,7 @@ MIME = {".png": "image/png", ".svg": "image/svg+xml"}
 def named_figures(figures: Any) -> dict[str, Any]:
     """Return figures by caption, from one figure, a sequence, or a mapping from caption to figure.
 
-    An array of axes, as the functions in `bnrank.plots` return it, stands for its figure.
+    An array of axes, as returned by the functions in `bnrank.plots`, represents its figure.
     """
     if figures is None:
         return {}
@@ -171,7 +171,7 @@ def picture(value: Any, caption: str, alt: str = "") -> Picture:
     if isinstance(value, Path) and value.suffix in MIME:
         mime, content = MIME[value.suffix], value.read_bytes()
         if mime == "image/png":
-            with contextlib.suppress(OSError), PIL.Image.open(value) as image:  # a damaged one is shown as damaged
+            with contextlib.suppress(OSError), PIL.Image.open(value) as image:  # a corrupted image is shown as such
                 width = round(image.width * 96 / (image.info.get("dpi", (96, 96))[0] or 96))
     else:
         mime, content = "image/svg+xml", drawn(value, caption)

@@ -1,4 +1,4 @@
-"""What discovery found, on a page: headline, charts and tables of a fit, a compression or symmetries."""
+"""Results of discovery on a page: headline, charts and tables of a fit, a compression or symmetries."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ MAX_GENERATORS = 100
 
 
 def found_blocks(found: Summary | Compressed | Symmetries, key: str) -> list[Block]:
-    """Return what was found in one sentence, how sure it is, the charts, and the tables below them."""
+    """Return the blocks of a result: one sentence, its certainty, charts, and tables."""
     if isinstance(found, Summary):
         (said, mark, how), rows = _fit(found), _fit_tables(found)
     elif isinstance(found, Compressed):
@@ -35,7 +35,7 @@ def found_blocks(found: Summary | Compressed | Symmetries, key: str) -> list[Blo
 
 
 def _fit(summary: Summary) -> tuple[str, str, str]:
-    """Return what was found in one sentence, how that is marked, and what it rests on."""
+    """Return the result in one sentence, its mark, and the evidence."""
     k, labels = summary.n_components, classes(summary)
     what = f"{'describe' if k > 1 else 'describes'} x ({_count(len(summary.inputs), 'column')})"
     if not summary.estimator.endswith("Autoencoder"):  # its outputs are its inputs
@@ -252,7 +252,7 @@ def _symmetries_tables(found: Symmetries) -> list[Block]:
 
 
 def _mark(trust: str, low: int, high: int) -> str:
-    """Return how a count is marked: a good one is neutral, neither a tick nor a warning, while others are possible."""
+    """Return the mark of a count; a good count is neutral, not a tick or a warning, if other counts are possible."""
     return "neutral" if trust == "good" and low < high else trust
 
 

@@ -42,7 +42,7 @@ from bnrank.theory.verdicts import NOT_APPLICABLE
 
 @dataclass(frozen=True)
 class Part:
-    """A section of a page: id, title, blocks, and whether its title is left out."""
+    """A section of a page: id, title, blocks, and whether its title is omitted."""
 
     id: str
     title: str
@@ -62,8 +62,8 @@ def report(
     """Write a self-contained HTML page with interactive spectra, ranks, curves, settings and claims; return its path.
 
     The page is about 5 MB, nearly all of it plotly.js, so that it opens offline; a content security policy forbids
-    every web request. Spectra are thinned out to at most 200 steps and 32 members; the page names what was left out.
-    An existing file is replaced only when the new page is complete.
+    every web request. Spectra are thinned to at most 200 steps and 32 members; the page lists omissions. An existing
+    file is replaced only when the new page is complete.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def _template() -> jinja2.Template:
 
 
 def write(target: Path, text: str) -> Path:
-    """Write a page as a whole or not at all, and return its path.
+    """Write a page atomically, and return its path.
 
     Raises
     ------
@@ -177,7 +177,7 @@ def claims_table(claims: Sequence[Any]) -> list[Block]:
 
 
 def _verdicts(section: Section) -> list[Block]:
-    """Return a table of verdicts, a picture of the inequalities, and, folded away, those that do not apply."""
+    """Return a table of verdicts, a picture of the inequalities, and, collapsed, the verdicts that do not apply."""
     found = section.verdicts
     if found is None:
         return []
@@ -267,7 +267,7 @@ def _members(histories: Mapping[str, xr.Dataset]) -> list[Block]:
 
 
 def settings(section: Section, others: Mapping[str, Mapping[str, object]] | None = None) -> list[Block]:
-    """Return the settings of a section, folded away; ``others`` has more columns of values by heading."""
+    """Return the settings of a section, collapsed; ``others`` maps headings to further columns of values."""
     blocks: list[Block] = []
     for label, entries in section.all_settings.items():
         title = "Settings" if len(section.all_settings) == 1 else f"Settings of {label}"
@@ -285,7 +285,7 @@ def settings(section: Section, others: Mapping[str, Mapping[str, object]] | None
 
 
 def _plain(value: object) -> object:
-    """Return an attribute in a form that a cell can show."""
+    """Return an attribute in a form suitable for a cell."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, Mapping):

@@ -25,7 +25,7 @@ def load(
     slope: float = 0.0,
     order: Sequence[str] | None = None,
 ) -> Any:
-    """Return what a file or folder holds: a network, a run, a compressed network or a fitted estimator.
+    """Return the contents of a file or folder: a network, a run, a compressed network or a fitted estimator.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def load(
     Raises
     ------
     ValueError
-        If there is no such file, it is damaged or a pickle, or it holds something else; the message names it.
+        If the file does not exist, is corrupted or a pickle, or has other contents; the message names it.
 
     Examples
     --------
@@ -85,7 +85,7 @@ def save(result: object, path: str | os.PathLike[str]) -> Path:
     result : nn.Module, Run, Compressed or fitted estimator
         A module must be a network of bnrank; write others with ``safetensors.torch.save_file(net.state_dict(), path)``.
     path : path
-        A folder for a run, else a name ending in ``.safetensors``. It is replaced when it exists.
+        A folder for a run, else a name ending in ``.safetensors``. An existing one is replaced.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a page is made of: sections, and how a profile, a history or a run becomes one."""
+"""Sections of a page, and their construction from a profile, a history or a run."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ Discovered = Summary | Compressed | Symmetries
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a page. Everything but the title is optional; what is given is shown, in this order.
+    """One section of a page. Everything but the title is optional; the given parts are shown in this order.
 
     Parameters
     ----------
@@ -49,24 +49,24 @@ class Section:
     claims : sequence
         Claims with ``name``, ``passed``, ``measured`` and ``expected``; shown as rows with pass or fail.
     verdicts : Verdicts, optional
-        What `bnrank.check` returned: a table, and a picture of how tight each inequality is.
+        The result of `bnrank.check`: shown as a table, and a picture of the tightness of each inequality.
     found : fitted estimator, Summary, Compressed or Symmetries, optional
-        What `bnrank.discovery` found: headline, plots, tables.
+        A result of `bnrank.discovery`: shown as headline, plots, tables.
     rows : sequence of mappings
         A table, one mapping from column to value per row.
     figures : figure, sequence or mapping
         matplotlib figures or axes, or plotly figures; a mapping goes from caption to figure.
     history : Dataset or mapping
-        What was recorded over (member, step[, layer, index]); a mapping from label to Dataset gives a selector.
+        Recorded values over (member, step[, layer, index]); a mapping from label to Dataset gives a selector.
     profile : Dataset or mapping
-        What was measured per layer; a mapping from label to Dataset gives a selector.
+        Measurements per layer; a mapping from label to Dataset gives a selector.
     settings : mapping, dataclass or JSON str, optional
-        What made it. Default: the attribute ``settings`` of the history and of the profile.
+        The settings behind the results. Default: the attribute ``settings`` of the history and of the profile.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument has the wrong type, or a Dataset lacks the dimensions it needs.
+        If an argument has the wrong type, or a Dataset lacks required dimensions.
 
     Examples
     --------
@@ -113,7 +113,7 @@ class Section:
 
     @property
     def all_settings(self) -> dict[str, dict[str, object]]:
-        """Flattened settings by label: those given, else those the Datasets carry; equal ones appear once."""
+        """Flattened settings by label: the given ones, else those of the Datasets; equal ones appear once."""
         if self.settings is not None:
             return {"settings": flatten_settings(self.settings)}
         found: dict[str, dict[str, object]] = {}
@@ -125,12 +125,12 @@ class Section:
 
 
 def found_in(source: object) -> Discovered | None:
-    """Return what discovery found: the summary of a fitted estimator, or the source itself; None of anything else.
+    """Return the result of discovery: a fitted estimator's summary, or the source itself; None for other types.
 
     Raises
     ------
     NotFittedError
-        If the source is an estimator that is not fitted; a ValueError.
+        If the source is an estimator that is not fitted (a subclass of ValueError).
     """
     if not isinstance(source, BottleneckEstimator):
         return source if isinstance(source, Discovered) else None
@@ -139,7 +139,7 @@ def found_in(source: object) -> Discovered | None:
 
 
 def label_of(dataset: xr.Dataset, default: str) -> str:
-    """Return what a Dataset calls itself (attribute ``name``, else ``title``)."""
+    """Return the label of a Dataset (attribute ``name``, else ``title``)."""
     return str(dataset.attrs.get("name") or dataset.attrs.get("title") or default)
 
 
@@ -164,7 +164,7 @@ def threshold_of(dataset: xr.Dataset) -> float:
 
 
 def layer_labels(dataset: xr.Dataset) -> list[str]:
-    """Return what the layers are called: the number, and the name where there is one."""
+    """Return the labels of the layers: the number, and the name if there is one."""
     layers, names = dataset["layer"].values.tolist(), dataset.coords.get("layer_name")
     if names is None:
         return list(map(str, layers))

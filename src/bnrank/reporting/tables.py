@@ -1,4 +1,4 @@
-"""The table rows of profiles, histories, claims and verdicts, and formulas in the signs of print."""
+"""Table rows of profiles, histories, claims and verdicts, and formulas in mathematical symbols."""
 
 import math
 from collections.abc import Iterable
@@ -97,7 +97,7 @@ def verdict_rows(verdicts: Verdicts) -> list[dict[str, object]]:
 
 
 def about_rows(verdicts: Verdicts) -> list[dict[str, object]]:
-    """Return one row per fact about the network and the data that the verdicts are on."""
+    """Return one row per fact about the network and the data of the verdicts."""
     return [
         {"of the network and the data": key, "value": str(value) if isinstance(value, list) else value}
         for key, value in verdicts.about.items()
@@ -105,7 +105,7 @@ def about_rows(verdicts: Verdicts) -> list[dict[str, object]]:
 
 
 def summary(verdicts: Verdicts) -> str:
-    """Return how many verdicts have each status, in words.
+    """Return the number of verdicts of each status, in words.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def summary(verdicts: Verdicts) -> str:
 
 
 def typeset(text: str) -> str:
-    """Return a formula in plain letters with the signs of print.
+    """Return a plain-text formula with mathematical symbols.
 
     Examples
     --------

@@ -194,7 +194,7 @@ def crosses_itself(corners: Tensor) -> bool:
 
 
 def distances_to_polyline(x: Tensor, corners: Tensor) -> Tensor:
-    """Return the Euclidean distance of points to a polygonal line: the least over its sides, ends included.
+    """Return the Euclidean distance of points to a polygonal line: the minimum over its segments, ends included.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ def _curve(width: int, z: Tensor, target: float, generator: torch.Generator) -> 
 
 
 def _made(task: Task) -> bool:
-    """Return whether the inputs are a shallow ReLU network of all latents, of which there are at most as many."""
+    """Return whether the inputs are a shallow ReLU network of all latents, and no fewer than the latents."""
     truth = task.truth
     if truth is None or not isinstance(truth.x_of_latents, ShallowReLU):
         return False

@@ -86,7 +86,7 @@ class RankOneFactorization:
         return torch.stack([along.square(), rest.square().sum(-1)], -1).to(v.dtype)
 
     def representative(self, u: Tensor) -> Tensor:
-        """Return sqrt(u_0) w + sqrt(u_1) q with q = ``across``, (..., d): one of the v that have the statistics u."""
+        """Return sqrt(u_0) w + sqrt(u_1) q with q = ``across``, (..., d): one v with the statistics u."""
         root = _double(u, "u", 2).sqrt()
         return (root[..., :1] * self.w + root[..., 1:] * self.across).to(u.dtype)
 
@@ -167,9 +167,9 @@ def matrix_factorization(
         w, E, the training and the test starts come from separate streams of it.
     start : "even" or "gaussian"
         "even": v(0) = r (cos(phi) w + sin(phi) q), r uniform in (0, radius), phi uniform in (0, pi), q uniform on the
-        unit sphere orthogonal to w: covers the plane of |w^T v| and ||(I - w w^T) v|| evenly in r and phi whatever d
-        is. "gaussian": v(0) ~ N(0, I radius^2 / (3 d)), with the same mean of ||v(0)||^2; for large d nearly all
-        starts are then nearly orthogonal to w.
+        unit sphere orthogonal to w: covers the plane of |w^T v| and ||(I - w w^T) v|| evenly in r and phi, for every d.
+        "gaussian": v(0) ~ N(0, I radius^2 / (3 d)), with the same mean of ||v(0)||^2; for large d nearly all starts are
+        then nearly orthogonal to w.
     radius : float
         See ``start``.
     y_variance : float or None

@@ -45,7 +45,7 @@ def mnist(
         Download missing files.
     standardize : bool
         Subtract the mean and divide by the standard deviation, two numbers taken over all pixels of all 60,000
-        training images, whatever ``n``: 0.1307 and 0.3081 in units of [0, 1] (F9). False leaves pixels in [0, 1].
+        training images, independent of ``n``: 0.1307 and 0.3081 in units of [0, 1] (F9). False leaves pixels in [0, 1].
 
     Returns
     -------
@@ -217,7 +217,8 @@ def parse_idx(path: str | Path, magic: int) -> np.ndarray:
     Raises
     ------
     ValueError
-        If the file is not whole gzip, has another magic number, or holds more or fewer bytes than its sizes say.
+        If the file is not whole gzip, has another magic number, or does not contain the number of bytes given by its
+        sizes.
 
     Examples
     --------
@@ -284,7 +285,7 @@ def _download(name: str, folder: Path) -> tuple[Path, list[str]]:
             pooch.retrieve(mirror + name, f"sha256:{REGISTRY[name]}", name, folder, downloader=fetch)
             return folder / name, []
         except (OSError, ValueError) as error:  # no network, or a wrong hash
-            text = str(error)  # that of urllib3 is long and says less than the type
+            text = str(error)  # urllib3's text is long and less informative than the type
             reason = type(error).__name__ if "ConnectionPool(" in text else text.partition(": ")[0]
             failures.append(f"{mirror + name}: {reason}")
     return folder / name, failures

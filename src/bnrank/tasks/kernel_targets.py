@@ -82,7 +82,7 @@ class TorusTarget:
         Decay, > 0.
     coefficients : Tensor
         beta_m, complex128, (cutoff + 1, 2 cutoff + 1, ..., 2 cutoff + 1), for m_1 from 0 and the others from -cutoff;
-        only that of m and -m counts whose first entry other than 0 is positive, the other is stored as 0.
+        of m and -m, only the one whose first non-zero entry is positive is used; the other is stored as 0.
     """
 
     d: int
@@ -113,7 +113,7 @@ class TorusTarget:
         Raises
         ------
         ValueError
-            If the n largest are not all within the cutoff, or the sum is below 1e-13, where rounding decides it.
+            If the n largest are not all within the cutoff, or the sum is below 1e-13, where round-off dominates.
         """
         n = validation.integer(n, "n", 0)
         squares = (self.coefficients.abs() ** 2).ravel().numpy()
@@ -161,7 +161,7 @@ def torus_map(
     d : int
         Dimension of the torus.
     alphas : sequence of float
-        One output for each, all > 0. All have the same phases.
+        One output for each, all > 0. All outputs have the same phases.
     seed : int
         Phases, training and test inputs come from separate streams of it. The first samples of a larger task are those
         of a smaller one.

@@ -159,7 +159,7 @@ def bottleneck_spectra_map(rank: int = 4, seed: int = 0, *, n: int = 500, n_test
 
 
 def block_norms(x: Tensor, inner: int) -> Tensor:
-    """Return g(x), (N, inner): the inputs cut into blocks of coordinates, ||block||^2 less its mean over its deviation.
+    """Return g(x), (N, inner): for blocks of coordinates, ||block||^2 minus its mean, over its deviation.
 
     Mean and standard deviation are those under x ~ N(0, I): (||b||^2 - n_b) / sqrt(2 n_b) for a block of n_b inputs.
     Blocks are as even as can be, longer ones first. g is unchanged under rotations of every block.
@@ -193,10 +193,10 @@ def composition(
     """Return a composition with a small inner dimension that no linear map of the inputs reveals (F7; Jacot2023c).
 
     x ~ N(0, I), z = g(x) as in :func:`block_norms`, y_j = sqrt(2 / d_out) cos(frequency w_j . z + p_j) with w_j from
-    N(0, I) and p_j uniform. All inputs matter to the same extent, and within a block every direction looks like every
-    other: this is the example of the slides, f(Rx) = f(x) for rotations R, which no function h(Ax) of fewer inputs
-    equals. A scalar y is a function of one variable, itself, for every ``inner``; with d_out > inner the inner
-    dimension is ``inner``.
+    N(0, I) and p_j uniform. All inputs are equally important, and within a block all directions are equivalent: this is
+    the example of the slides, f(Rx) = f(x) for rotations R, which is not equal to any function h(Ax) of fewer inputs. A
+    scalar y is a function of one variable (itself) for every ``inner``; with d_out > inner the inner dimension is
+    ``inner``.
 
     Parameters
     ----------

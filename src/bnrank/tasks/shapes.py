@@ -1,4 +1,4 @@
-"""Shapes: classes in the plane, two classes that a plane separates, points on a circle, a ball on a torus."""
+"""Shapes: classes in the plane, two linearly separable classes, points on a circle, a ball on a torus."""
 
 import math
 
@@ -42,8 +42,8 @@ def s_shapes(
 
     A sample of class c is inverted_s(t) + (spacing (c - (classes - 1) / 2), 0) + noise N(0, I_2) with t uniform on
     [-1, 1]; sample i has class i mod ``classes``. The S shapes are :func:`inverted_s` (the source gives no formula);
-    at the default spacing no straight line separates two neighbors, while curves that never meet do: tripoints
-    are a choice of the network, not of the data.
+    at the default spacing no straight line separates two neighbors, while curves that never meet do: tripoints are a
+    property of the network, not of the data.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def circle(points: int = 8, dtype: torch.dtype = torch.float32) -> Task:
     and its point N is row 0.
 
     The points are exact up to one rounding: zeros are 0, and points that are mirror images in an axis or a diagonal
-    have coordinates equal bit by bit. It matters, as optimal first-layer kinks pass through the data.
+    have coordinates equal bit by bit. This matters because optimal first-layer kinks pass through the data.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def circle(points: int = 8, dtype: torch.dtype = torch.float32) -> Task:
     Raises
     ------
     TypeError, ValueError
-        If ``points`` is not an even integer of at least 2, or ``dtype`` not of floating point.
+        If ``points`` is not an even integer of at least 2, or ``dtype`` is not floating point.
 
     Examples
     --------
@@ -196,7 +196,7 @@ def circle(points: int = 8, dtype: torch.dtype = torch.float32) -> Task:
 
 
 def _circle_point(j: int, n: int) -> tuple[float, float]:
-    """Return (sin, cos)(2 pi j / n) from the first octant, so that symmetric points agree to the bit."""
+    """Return (sin, cos)(2 pi j / n) from the first octant, so that symmetric points agree bitwise."""
     octant, rest = divmod(8 * j, n)  # the angle is (octant + rest / n) pi / 4
     rest = n - rest if octant % 2 else rest  # odd octants run backwards
     a = math.pi / 4 * (rest / n)
@@ -209,9 +209,9 @@ def ball_images(positions: Tensor, size: int, width: float = 1.5) -> Tensor:
     """Return images of a ball at given positions on a torus, (..., size) or (..., size, size).
 
     The image is the periodic Gaussian bump sum_m exp(-||u - q - m size||^2 / (2 width^2)) at pixel u, m over the whole
-    lattice Z^d, for the ball's position q: smooth, of height 1 if it is narrow against the torus, and moved by whole
-    pixels as q is. Its Fourier coefficient at w is proportional to exp(-2 pi i <w, q> / size), up to aliases: position
-    is phase.
+    lattice Z^d, for the ball's position q: smooth, of height 1 if it is narrow relative to the torus, and shifted
+    exactly when q moves by whole pixels. Its Fourier coefficient at w is proportional to exp(-2 pi i <w, q> / size), up
+    to aliases: position is phase.
 
     Parameters
     ----------
@@ -321,8 +321,8 @@ def falling_ball(
     -----
     The source specifies neither the ball nor the sizes nor the number of frames.
 
-    As a manifold the state has 2 d dimensions; a piecewise linear network that carries the angles of positions linearly
-    needs two numbers for each.
+    As a manifold the state has 2 d dimensions; a piecewise linear network that represents the angles of positions
+    linearly needs two dimensions for each.
 
     Examples
     --------

@@ -28,7 +28,7 @@ NAMED: dict[str, Callable[..., Task]] = {
     "digits": digits,
     "mnist": mnist,
 }
-"""Tasks that the command line knows by name."""
+"""Tasks that are available by name on the command line."""
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "?")
 ARRAYS = ("x", "y", "x_test", "y_test")
@@ -50,9 +50,9 @@ class Table:
     columns, targets : tuple of str
         Names of the columns of x and of y; "x0", "x1", ... and "y0", ... for arrays, flattened.
     rows : ndarray
-        The number of each row in the file, from 0.
+        The index of each row in the file, from 0.
     dropped : int
-        Number of rows left out because of missing values.
+        Number of rows dropped because of missing values.
     x_test, y_test : ndarray or None
         Test data, for arrays.
     """
@@ -101,7 +101,7 @@ def load_table(
     targets : str or sequence of str, optional
         The columns of a .csv that make up y, in this order; all others but ``ignore`` make up x.
     ignore : str or sequence of str
-        Columns of a .csv that are left out.
+        Columns of a .csv to exclude.
     drop_missing : bool
         Leave out rows with missing or infinite values.
     loss : "mse", "cross_entropy" or "logistic", optional
@@ -121,7 +121,7 @@ def load_table(
     TypeError
         If arrays are not numbers.
     ValueError
-        If the file is damaged or of another type, arrays or columns are missing, a row is too short or too long,
+        If the file is corrupted or of another type, arrays or columns are missing, a row is too short or too long,
         columns of x contain text, values are missing or infinite (the columns are named), or labels are not 0, 1, ....
 
     Examples
@@ -176,7 +176,7 @@ def read_table(
     path, targets, ignore, drop_missing
         As in `load_table`.
     outputs : bool
-        Whether y is needed; without it, targets are still left out of x.
+        Whether y is required; if not, targets are still excluded from x.
     min_rows : int
         Minimum number of complete rows.
 
@@ -336,13 +336,13 @@ def _complete(table: Table, file: str, drop_missing: bool, min_rows: int) -> Tab
     if y is not None:
         y = y[kept]
         if gaps[:, len(table.columns) :].any() and y.dtype.kind == "f" and (y % 1 == 0).all():
-            y = y.astype(np.int64)  # the gaps had made them floating-point
+            y = y.astype(np.int64)  # missing values had made them floating point
             y = y[:, 0] if len(table.targets) == 1 else y
     return replace(table, x=table.x[kept], y=y, rows=table.rows[kept], dropped=int(gone.sum()))
 
 
 def _gaps(values: np.ndarray) -> np.ndarray:
-    """Return which entries are missing or infinite, (N, columns)."""
+    """Return a mask of missing or infinite entries, (N, columns)."""
     flat = values.reshape(len(values), -1)
     return flat == "" if flat.dtype.kind == "U" else ~np.isfinite(flat) if flat.dtype.kind == "f" else flat != flat
 

@@ -1,4 +1,4 @@
-"""Charts of what discovery found: a fit, a compression, symmetries."""
+"""Charts of the results of discovery: a fit, a compression, symmetries."""
 
 import math
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from bnrank.reporting.charts import parts
 from bnrank.reporting.charts.parts import Change, Chart, Control, Group, View
 
 MAX_OUTPUTS = 50
-"""Outputs that can be chosen, at most: those that vary most."""
+"""Largest number of selectable outputs: those that vary most."""
 MAX_COORDINATES = 20
-"""Coordinates shown, at most: the most influential."""
+"""Largest number of coordinates shown: the most influential."""
 MAX_INPUTS = 60
-"""Columns of the sensitivity map, at most: the most sensitive."""
+"""Largest number of columns of the sensitivity map: the most sensitive."""
 MAX_VALUES = 20
-"""Entries of a spectrum, at most: the largest."""
+"""Largest number of entries of a spectrum: the largest entries."""
 MAX_FIELDS = 200
-"""Singular values of fields, at most: the smallest."""
+"""Largest number of singular values of fields: the smallest values."""
 ROUNDING = 1e-10
-"""Scores below are printed as 0."""
+"""Scores below this are printed as 0."""
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 
 
@@ -43,14 +43,14 @@ def classes(summary: Summary) -> list[str] | None:
 
 
 def by_class(summary: Summary, labels: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the rows of every class, and heights at which they stand side by side, around the number of the class."""
+    """Return the rows of every class, and jittered heights around the index of the class."""
     names = np.array([str(label) for label in summary.observed])
     rows = [np.flatnonzero(names == label) for label in labels]
     return [(own, c + 0.5 * ((np.arange(len(own)) * 0.618034) % 1 - 0.5)) for c, own in enumerate(rows)]
 
 
 def score(value: float) -> float:
-    """Return a score, 0 where it is rounding error.
+    """Return a score, or 0 if it is round-off.
 
     Examples
     --------
@@ -138,7 +138,7 @@ def _spectrum(summary: Summary) -> Chart | None:
 def _chosen(
     title: str, figures: Sequence[go.Figure], notes: Sequence[str], controls: Sequence[Control], size: str = ""
 ) -> Chart:
-    """Return a chart of one of several figures, chosen by a control; of the only one without a control."""
+    """Return a chart of one of several figures, selected by a control; a single figure has no control."""
     changes = [
         Change(target, (control.name,), values)
         for control in controls
@@ -349,7 +349,7 @@ def _symmetries(found: Symmetries) -> View:
 
 
 def _fields(title: str, part: Found, most: float, error: float | None) -> Chart:
-    """Return how much f changes along every field, ascending; those below the gap are symmetries."""
+    """Return the chart of the change of f along every field, ascending; fields below the gap are symmetries."""
     gap, count = part.gap, part.count if part.status in ("exact", "approximate") else 0
     level, meaning = (EXACT, "rounding below") if gap.exact or error == 0 else (most, "above: no symmetry")
     values = part.values[:MAX_FIELDS].numpy()

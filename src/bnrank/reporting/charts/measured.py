@@ -1,4 +1,4 @@
-"""Charts of what was measured: histories (curves, spectra and ranks over training) and profiles (spectra per layer)."""
+"""Charts of measurements: histories (curves, spectra and ranks over training) and profiles (spectra per layer)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,24 +16,24 @@ from bnrank.reporting.stills.frequencies import Line, apart, frequency_lines
 TOP = 10
 """Singular values shown per layer."""
 MAX_STEPS = 200
-"""Positions of the slider, at most."""
+"""Largest number of slider positions."""
 MAX_CURVE_STEPS = 500
-"""Points per training curve, at most."""
+"""Largest number of points per training curve."""
 MAX_MEMBERS = 32
-"""Members shown, at most."""
+"""Largest number of members shown."""
 MAX_NUMBERS = 300_000
-"""Singular values of all histories on one page, at most (about 2 MB)."""
+"""Largest number of singular values in all histories on one page (about 2 MB)."""
 MAX_LINES = 200
-"""Lines of singular values by frequency, at most."""
+"""Largest number of lines of singular values by frequency."""
 MAX_FREQUENCIES = 40
-"""Frequencies of which ranks are shown, at most."""
+"""Largest number of frequencies whose ranks are shown."""
 
 
 # histories -----------------------------------------------------------------------------------------------------------
 
 
 def spectra_budget(histories: list[xr.Dataset]) -> int:
-    """Return how many steps of each history a page can hold: MAX_STEPS, fewer with many members or layers."""
+    """Return the number of steps of each history on a page: MAX_STEPS, fewer with many members or layers."""
     per_step = 0
     for dataset in histories:
         if "weight_singular_values" in dataset:
@@ -259,7 +259,7 @@ def _frequencies(
 
 
 def _labels(kept: list[Line], layers: list[int], limits: list[float], log: int, color: Any) -> list[dict[str, Any]]:
-    """Return the names of lines at the right of the plot, apart from each other."""
+    """Return the names of lines at the right of the plot, without overlap."""
     ends = []
     for line in kept:
         at = int(np.flatnonzero(np.isfinite(line.values))[-1])

@@ -1,4 +1,4 @@
-"""What charts are made of: rounded values, colors, axes and traces; charts, and the controls that change them."""
+"""Parts of charts: rounded values, colors, axes and traces; charts, and the controls that change them."""
 
 import html
 import json
@@ -21,7 +21,7 @@ SHADES = [
 DARK = dict(zip(MEMBERS, ("#5AB4F0", "#FF8A4C", "#2FCB9E", "#E59CC4", "#A5D8F7", "#F2B632", "#D0D0D0"), strict=True))
 DARK |= {INK: "#e8e6e1", MUTED: "#a3a9b1", GRID: "#2b2f34", LINE: "#373b41", PANEL: "#1d2024"}
 DARK |= {SHADE: "rgba(255, 255, 255, .07)", **dict(SHADES)}
-"""Color in the dark scheme of every color that charts use."""
+"""Maps every color used in charts to its color in the dark scheme."""
 SCALES = ("linear", "log")
 
 
@@ -53,12 +53,12 @@ def short(value: float | None) -> str:
 
 
 def cut(name: str, most: int = 24) -> str:
-    """Return a name, cut to as many letters as there is room for in a plot."""
+    """Return a name, truncated to fit in a plot."""
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def escaped(text: object) -> str:
-    """Return text in which plotly sees no markup."""
+    """Return text with plotly's markup escaped."""
     return html.escape(str(text), quote=False)
 
 
@@ -123,7 +123,7 @@ def step_axis(steps: Sequence[float] = ()) -> dict[str, Any]:
 
 
 def value_ranges(values: Any) -> list[list[float]]:
-    """Return the range from 0 of a linear axis, and that of a logarithmic one, of five decades at most."""
+    """Return the range of a linear axis from 0, and of a logarithmic axis of at most five decades."""
     array = np.asarray(values, dtype=float)
     top = largest(array)
     low = math.log10(max(float(np.min(array[array > 0], initial=top)), 1e-5 * top))
@@ -231,7 +231,7 @@ def plain(value: Any) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> dict[str, Any]:
-    """Return a figure, or a part of a chart, as plain values: what the page's script reads."""
+    """Return a figure, or a part of a chart, as plain values for the page's script."""
     return plain(value) if is_plotly(value) else vars(value)
 
 
@@ -265,7 +265,7 @@ class Change:
 
 
 def scale_changes(ranges: Sequence[Any], by: tuple[str, ...] = ()) -> list[Change]:
-    """Return the changes of the y axis by the control "scale", whose ranges may depend on others too."""
+    """Return the changes of the y axis by the control "scale"; its ranges may also depend on other controls."""
     return [Change("layout.yaxis.type", ("scale",), SCALES), Change("layout.yaxis.range", (*by, "scale"), ranges)]
 
 
@@ -288,7 +288,7 @@ class Chart:
     key : sequence of (color, text)
         Legend below the plot.
     picks : str
-        Name of the control that a click on an entry of the legend sets.
+        Name of the control that is set by a click on a legend entry.
     controls : sequence of Control
         Shown in the head of the card.
     changes : sequence of Change

@@ -1,7 +1,7 @@
 """Still pictures (matplotlib) of profiles, histories, fits and verdicts.
 
-Every function draws into the axes it is given, or into those of a new figure, and returns the axes. No function uses
-pyplot, so no figure stays open; save with ``ax.figure.savefig(...)``.
+Every function draws into the given axes, or into a new figure, and returns the axes. No function uses pyplot, so no
+figure stays open; save with ``ax.figure.savefig(...)``.
 """
 
 from bnrank._core.axes import OKABE_ITO

@@ -16,15 +16,15 @@ from bnrank.measures.frequencies import label
 from bnrank.reporting.stills.spectra import color_key, colors, shade, variable
 
 _SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-MOST_STEPS = 9  # values of |w| that get a step of the key each; more share a continuous one
+MOST_STEPS = 9  # largest number of discrete steps in the color key of |w|; with more values it is continuous
 
 
 def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, most: int = 200) -> Axes:
     """Draw the singular values of circular convolutions over the layers, colored by frequency (F6).
 
     One line for every frequency and channel, dark for |w| = 0. Lines of the frequencies that the bottleneck keeps are
-    thick and named at their ends; ± stands for a pair w and -w, whose values are the same. The layers of the bottleneck
-    are shaded, and the threshold above which a value counts is dotted.
+    thick and named at their ends; ± denotes a pair w and -w, whose values are equal. The layers of the bottleneck are
+    shaded, and the threshold above which a value counts is dotted.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, most: int 
     ax : Axes, optional
         Where to draw; default: a new figure.
     most : int
-        Lines, at most: those that are kept, then those with the largest values.
+        Largest number of lines: kept frequencies first, then those with the largest values.
 
     Returns
     -------
@@ -154,12 +154,12 @@ def _key(ax: Axes, every: np.ndarray[Any, Any]) -> None:
 
 
 def _colors(modulus: Any, top: float) -> Any:
-    """Return the colors of |w|, dark for 0; the root sets the low frequencies apart."""
+    """Return the colors of |w|, dark for 0; a square root separates the low frequencies."""
     return colors(np.sqrt(modulus / (top or 1.0)))
 
 
 def _name(ax: Axes, named: list[tuple[float, float, str, Any]], right: float) -> None:
-    """Write the names at the right of the axes, apart from each other, each tied to the end of its line."""
+    """Write the names at the right of the axes, without overlap, each connected to the end of its line."""
     low, high = ax.get_ylim()
     step = 0.055 * (high - low)
     ends = sorted(named, key=lambda entry: entry[1])

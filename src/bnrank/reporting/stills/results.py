@@ -1,4 +1,4 @@
-"""Still pictures of results: what a fit found, and how tight the inequalities of the theory are."""
+"""Still pictures of results: fits, and the tightness of the inequalities of the theory."""
 
 import math
 from typing import Any
@@ -16,12 +16,12 @@ from bnrank.reporting.sections import found_in
 from bnrank.theory.verdicts import HOLDS, INCONCLUSIVE, VIOLATED, Verdict, Verdicts
 
 _MARKERS = "osD^vP"
-_NAMED = 30  # inputs whose names there is room for
+_NAMED = 30  # largest number of inputs with names
 _COLORS = {HOLDS: OKABE_ITO[0], INCONCLUSIVE: OKABE_ITO[5], VIOLATED: OKABE_ITO[1]}
 
 
 def discovered(found: object, axes: Any = None, *, output: int = 0, coordinates: tuple[int, int] = (1, 2)) -> Any:
-    """Draw what a fit found: held-out loss against k, coordinates colored by an output, and sensitivities.
+    """Draw the result of a fit: held-out loss against k, coordinates colored by an output, and sensitivities.
 
     A single coordinate is drawn against the output; of a classifier the colors are the classes.
 
@@ -134,7 +134,7 @@ def _sensitivity(ax: Axes, summary: Summary) -> None:
 def tightness(verdicts: Verdicts, axes: Any = None) -> Axes:
     """Draw left over right of every inequality between positive numbers: 1 is tight, above 1 it fails.
 
-    Inequalities that hold vacuously are left out.
+    Inequalities that hold vacuously are omitted.
 
     Parameters
     ----------
@@ -182,6 +182,6 @@ def tightness(verdicts: Verdicts, axes: Any = None) -> Axes:
 
 
 def drawable(verdict: Verdict) -> bool:
-    """Return whether a verdict compares two numbers by "<=" whose ratio says how tight it is."""
+    """Return whether a verdict is an inequality "<=" between two numbers whose ratio measures its tightness."""
     compares = verdict.relation == "<=" and verdict.status in _COLORS and not verdict.vacuous
     return compares and 0 <= verdict.left < math.inf and 0 < verdict.right < math.inf

@@ -1,4 +1,4 @@
-"""Still pictures of spectra per layer, and of the norm against depth (F1, F4); what other pictures draw of spectra."""
+"""Still pictures of spectra per layer, and of the norm against depth (F1, F4); common parts of pictures of spectra."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -73,9 +73,9 @@ def norm_versus_depth(
 ) -> Axes:
     """Draw the parameter norm against depth, colored by the rank of the middle weight (F4a).
 
-    Dots are runs with training cost below the threshold, crosses the others. Through the dots of each rank that
-    were found at two depths or more goes a least-squares line, whose slope the legend gives: within a rank range the
-    norm is affine in L with slope R0, the rank.
+    Dots are runs with training cost below the threshold, crosses the others. For each rank attained at two or more
+    depths, a least-squares line is drawn through its dots, with the slope in the legend: within a rank range the norm
+    is affine in L with slope R0, the rank.
 
     Parameters
     ----------
