@@ -289,6 +289,6 @@ def _pair(x: Tensor | np.ndarray, y: Tensor | np.ndarray) -> tuple[Array, Array]
 
 
 def _typical_distance(inputs: Array) -> float:
-    """Return the median distance between inputs, the largest where it is 0, and 1 where all inputs are equal."""
+    """Return the median distance between inputs, the largest one if it is 0, or 1 if all inputs are equal."""
     between = pdist(inputs)
     return float(np.median(between)) or float(between.max()) or 1.0

@@ -1,4 +1,4 @@
-"""Brackets of the rank of a nonlinear function: Jacobian rank below, an explicit factorization above."""
+"""Brackets of the rank of a nonlinear function: the Jacobian rank and an explicit factorization."""
 
 import copy
 from dataclasses import dataclass
@@ -44,8 +44,8 @@ class RankBracket(Printed):
     everywhere : int
         The smallest upper bound that holds everywhere, min_l rank W_l for a chain.
     jacobian_rank : int
-        max_i rank Jf(x_i), of f itself; larger than ``lower`` where f varies in directions in which the data do not,
-        or by less than the tolerance.
+        max_i rank Jf(x_i), of f itself. It is larger than ``lower`` if f varies in directions in which the data do not
+        vary, or varies by less than the tolerance.
     witness : Tensor
         A point where JF has rank ``lower``; of several samples, the one with the largest s_lower / s_1.
     index : int or None
@@ -55,7 +55,7 @@ class RankBracket(Printed):
     complete : bool
         Whether all linear regions of F in ``box`` were enumerated, so that ``lower`` is Rank_J(F; box).
     h, g : torch.nn.Module
-        The networks, in the module's precision. For ``upper`` 0 they are joined by one number that is always 0.
+        The networks, in the module's precision. If ``upper`` is 0, they are connected by one number that is always 0.
     error, relative_error : float
         max |f(x_i) - h(g(x_i))| over samples and outputs, evaluated in float64; the same divided by max |f(x_i)|.
     layer, place : int, str
@@ -85,7 +85,7 @@ class RankBracket(Printed):
 
     @property
     def exact(self) -> bool:
-        """Whether both ends are equal, so that Rank_J(F) = Rank_BN(F) = upper."""
+        """Whether both bounds are equal, so that Rank_J(F) = Rank_BN(F) = upper."""
         return self.lower == self.upper
 
     def __str__(self) -> str:
@@ -107,19 +107,20 @@ def bracket(
     max_regions: int = 100_000,
     seed: int = 0,
 ) -> RankBracket:
-    """Return bounds on the rank of the network function: a Jacobian below, a factorization f = h o g above (T5, T18).
+    """Return bounds on the rank of the network function, from a Jacobian and a factorization f = h o g (T5, T18).
 
-    Above: f is cut where its representation is narrowest. A cut at a representation a, on the data within
-    mu + Q z, z in R^k, gives g = Q^T (a - mu) and h = the rest of the network after mu + Q z. The upper bound is the
-    smallest k, over all cuts (input, before and after every activation, output) and principal subspaces, for which
-    F = h o g equals f on the data to within ``output_rtol``; of several cuts, the one with the smallest error.
-    Everywhere, f passes through the image of every W_l, of dimension rank W_l; this bound is returned where no
-    factorization on the data has a smaller k.
+    Upper bound: f is cut where its representation is narrowest. If the representation a of the data at a cut lies in
+    {mu + Q z : z in R^k}, the cut gives g = Q^T (a - mu), and h is the rest of the network after mu + Q z. The upper
+    bound is the smallest k, over all cuts (input, before and after every activation, output) and principal subspaces,
+    such that F = h o g equals f on the data to within ``output_rtol``; among several cuts, the one with the smallest
+    error is chosen. Everywhere, f passes through the image of every W_l, of dimension rank W_l; this bound is returned
+    if no factorization on the data has a smaller k.
 
-    Below: the largest rank of JF at the samples, on segments between them and in the linear regions of a box. The
-    bracket is about F, since a loose tolerance changes the function: a trained network may be within 1% of a function
-    of rank 2 and have a Jacobian of full rank. As J(h o g) = Jh Jg, lower <= upper always. Samples next to a kink,
-    where the Jacobian may be that of no region, are replaced by points at 1e-6 of their size if no others are left.
+    Lower bound: the largest rank of JF at the samples, on segments between them and in the linear regions of a box. The
+    bracket applies to F, since a loose tolerance changes the function: a trained network may be within 1% of a function
+    of rank 2 and have a Jacobian of full rank. Since J(h o g) = Jh Jg, always lower <= upper. Samples close to a kink,
+    where the computed Jacobian may not belong to any region, are skipped; if there are no others, points at 1e-6 of
+    their size away replace them.
 
     Parameters
     ----------
@@ -130,7 +131,7 @@ def bracket(
         Samples, (N, ...), floating point. N samples span at most N - 1 dimensions: few samples give a small bound on
         the data, and no information elsewhere.
     rtol : float
-        Singular values of a Jacobian above ``rtol`` times the largest count for its rank.
+        The rank of a Jacobian is the number of singular values above ``rtol`` times the largest.
     output_rtol : float, optional
         Largest max |f - h o g| over the data, relative to max |f|. Default: 1e-9, but at least 100 times the resolution
         of the module's precision (1.2e-5 in float32).
@@ -229,7 +230,7 @@ def bracket(
 
 
 def _terms(net: nn.Module, x: Tensor, size: float) -> float:
-    """Return the largest sum of sizes that an output of a chain is made of; max |f| of another module."""
+    """Return the largest sum of absolute terms of an output of a chain; max |f| for any other module."""
     try:
         chain = as_mlp(net, multiply_out=True)
     except TypeError:
@@ -239,9 +240,9 @@ def _terms(net: nn.Module, x: Tensor, size: float) -> float:
 
 
 def _everywhere(places: list[Cut], f: Tensor, allowed: float) -> tuple[Cut, Basis]:
-    """Return the factorization of smallest rank that holds for all inputs; of equals one that cuts between neurons.
+    """Return the factorization of smallest rank that holds for all inputs; among ties, one that cuts between neurons.
 
-    The rank of a weight is decided by its own rounding, which may be all that a product of weights consists of: so a
+    The tolerance for the rank of a weight is its own rounding error, but a product of weights may be of that size. So a
     factorization through the image of a weight must also equal f on the data.
     """
     ordered = sorted(places, key=lambda c: (c.everywhere.dimension, c.everywhere.directions is not None))
@@ -253,7 +254,7 @@ def _everywhere(places: list[Cut], f: Tensor, allowed: float) -> tuple[Cut, Basi
 def _on_data(places: list[Cut], f: Tensor, allowed: float, known: int) -> tuple[Cut, Basis] | None:
     """Return the factorization of smallest rank that equals f on the data, or None if none has a rank below ``known``.
 
-    Of equals the one with the smallest error; errors below a tenth of ``allowed`` are rounding, which must not decide.
+    Ties are broken by the smallest error; errors below a tenth of ``allowed`` count as equal, since they are rounding.
     """
     best: tuple[Cut, Basis] | None = None
     best_key = (known, 0.0)
@@ -295,7 +296,7 @@ def _witness(jacobian: Jacobian, upper: int, rtol: float, seed: int) -> Witness:
 
 
 def _pairs(x: Tensor, segments: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw pairs of samples that differ."""
+    """Return random pairs of distinct samples."""
     generator = torch.Generator().manual_seed(seed)
     first, second = torch.randint(len(x), (2, segments), generator=generator).to(x.device)
     kept = (x[first] != x[second]).any(1)

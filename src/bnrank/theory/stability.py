@@ -29,7 +29,7 @@ class Sharpness(Printed):
         (2/N) ||J_theta f(X)||_op^2 + 2 ridge, the largest eigenvalue of the Gauss-Newton matrix of the loss
         (1/N) sum_i ||f(x_i) - y_i||^2 + ridge ||theta||^2; of its Hessian where f(x_i) = y_i and f is differentiable.
     largest_step : float
-        2 / curvature: gradient descent with a larger step leaves the minimum; infinite without curvature.
+        2 / curvature: gradient descent with a larger step leaves the minimum; inf if the curvature is 0.
     step : float or None
         As given.
     limit : float
@@ -51,7 +51,7 @@ class Sharpness(Printed):
 
 @dataclass(frozen=True)
 class GrowthBound(Printed):
-    """A lower bound on the largest Tr Theta(x, x) of a network that has rank-one weights.
+    """A lower bound on the largest Tr Theta(x, x) of a network with rank-one weights.
 
     Attributes
     ----------
@@ -68,9 +68,9 @@ class GrowthBound(Printed):
     layers : tuple of int
         S, the layers with a weight of rank one (or 0: then f is constant, and so is the bound).
     start, end : Tensor
-        The segment between two samples on which Theta is that large.
+        The ends of the segment between two samples that contains such a point.
     network : MLP
-        The network with exactly rank-one weights in S, which the bound is about.
+        The network with exactly rank-one weights in S, to which the bound applies.
     """
 
     bound: float
@@ -91,8 +91,8 @@ class GrowthBound(Printed):
 def output_error(net: MLP, x: Tensor) -> float:
     """Return a bound on the distance of the outputs computed in float64 from the exact ones, over the samples.
 
-    e_l = ||W_l|| e_{l-1} + (n_{l-1} + 3) eps || |W_l| |a_{l-1}| + |b_l| ||: the activation is 1-Lipschitz, and a sum
-    of n terms is off by n eps / 2 of the sum of their sizes.
+    e_l = ||W_l|| e_{l-1} + (n_{l-1} + 3) eps || |W_l| |a_{l-1}| + |b_l| ||: the activation is 1-Lipschitz, and the
+    rounding error of a sum of n terms is at most n eps / 2 times the sum of their absolute values.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def sharpness_bound(
 ) -> Sharpness:
     """Return the largest curvature of the loss at parameters that fit the data, and the limit 2 / step.
 
-    Gradient descent with step eta cannot stay at a minimum with f(x_i) = y_i where (2/N) ||J_theta f||_op^2 > 2 / eta
+    Gradient descent with step eta cannot remain at a minimum with f(x_i) = y_i if (2/N) ||J_theta f||_op^2 > 2 / eta
     (T26; Jacot2023b section 4, with the factor of the loss of docs/theory.md: E14).
 
     Parameters
@@ -159,15 +159,15 @@ def sharpness_bound(
 def largest_trace(net: nn.Module, start: Tensor, end: Tensor) -> float:
     """Return the supremum of Tr Theta(x, x) on a segment, over all parameters.
 
-    On each piece of constant activation pattern the trace is a quadratic, convex function of the place (T24), largest
-    at an end of the piece; it is taken there with the pattern of the piece.
+    On each piece of constant activation pattern, the trace is a convex quadratic function of the position (T24), so it
+    is largest at an end of the piece. It is evaluated there with the pattern of the piece.
 
     Parameters
     ----------
     net : torch.nn.Module
         A chain of linear layers.
     start, end : Tensor
-        The ends, (d_in,).
+        The ends of the segment, (d_in,).
 
     Returns
     -------
@@ -199,8 +199,8 @@ def largest_trace(net: nn.Module, start: Tensor, end: Tensor) -> float:
 def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) -> GrowthBound:
     r"""Return a lower bound on the NTK of networks of rank one, with the largest trace measured.
 
-    Let W_l have rank one for l in S, and let T bound the shortest path through f(x_1), ..., f(x_N) from below. Then on
-    a segment between two samples there is a point with
+    Let W_l have rank one for l in S, and let T be a lower bound on the length of the shortest path through f(x_1), ...,
+    f(x_N). Then some segment between two samples contains a point with
 
         Tr Theta(x, x) >= e^{-c1} T^4 sum_{l in S} ||W_l||_op^{-2} / (64 diam^2),    c1 = ||theta||^2 - L.
 
@@ -229,9 +229,9 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
     Raises
     ------
     TypeError, ValueError
-        If the network is no such chain or x does not fit.
+        If the network is not such a chain or x does not fit.
     RangeError
-        If outputs or distances leave the range of floats.
+        If outputs or distances exceed the range of floats.
 
     Examples
     --------

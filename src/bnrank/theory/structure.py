@@ -1,4 +1,4 @@
-"""Inside a deep network of small norm: weights near partial isometries, bounded representations (T11, T21 to T25)."""
+"""Structure of deep networks of small norm: weights near partial isometries, bounded representations (T11, T21-T25)."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class WeightStructure(Printed):
-    """The distance of every layer to a partial isometry of rank k, in the directions that matter at a point (T21).
+    """The distance of every layer from a partial isometry of rank k, in the relevant directions at a point (T21).
 
     sum_l (weights_l + nonlinearity_l + biases_l) <= slack = ||theta||^2 - k L - 2 log |Jf(x)|_+.
 
@@ -64,7 +64,7 @@ class WeightStructure(Printed):
 
     @property
     def terms(self) -> Tensor:
-        """The three terms of every layer together, (L,)."""
+        """The sum of the three terms of every layer, (L,)."""
         return self.weights + self.nonlinearity + self.biases
 
     @property
@@ -81,7 +81,7 @@ class WeightStructure(Printed):
         return f"rank {self.rank}, {self.depth} layers: distances add up to {self.total:.4g} <= {self.slack:.4g}"
 
     def bound(self, p: float) -> float:
-        """Return slack / (p L), which at least (1 - p) L of the ``terms`` do not exceed."""
+        """Return slack / (p L); at least (1 - p) L of the ``terms`` are at most this."""
         return self.slack / (_fraction(p) * self.depth)
 
     def layers_within(self, p: float) -> tuple[int, ...]:
@@ -105,7 +105,7 @@ class _Bound(Printed):
 
     @property
     def bound(self) -> float:
-        """The right-hand side with the constant for these weights; it needs no balance."""
+        """The right-hand side with the constant for these weights, which need not be balanced."""
         return self._with(self.log_growth)
 
     @property
@@ -363,10 +363,10 @@ def preactivation_bound_at(facts: Facts, rows: Sequence[int], k: int) -> Preacti
 
 
 def segment_kernels(facts: Facts, row: int) -> tuple[float, Tensor]:
-    """Return the length of a segment from a sample without a kink, and ||Theta||_op at both of its ends (T25).
+    """Return the length of a segment without kinks that starts at a sample, and ||Theta||_op at both ends (T25).
 
-    The segment goes along the first right singular vector of Jf(x), 0.9 of the way to the next kink; its length is
-    1 + ||x|| where there is none, and 0 where the sample is next to one.
+    The segment follows the first right singular vector of Jf(x), 0.9 of the way to the next kink. Its length is
+    1 + ||x|| if there is no kink, and 0 if the sample is next to one.
     """
     path = facts.paths[row]
     u = path.decomposition[2][:, :1]
@@ -396,7 +396,7 @@ def log_growths(facts: Facts, k: int) -> tuple[float, float]:
 
 
 def _at_point(net: nn.Module, x: Any, rtol: float) -> Facts:
-    """Return the facts of a chain at one sample; TypeError where the network is no chain."""
+    """Return the facts of a chain at one sample; TypeError if the network is not a chain."""
     x = torch.as_tensor(x)
     x = validation.samples(x[None] if x.ndim == 1 else x, "x")
     validation.expect(len(x) == 1, "x", f"shape {tuple(x.shape)}", "one sample, (d_in,) or (1, d_in)")

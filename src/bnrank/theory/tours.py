@@ -14,9 +14,9 @@ from bnrank._core.results import Printed
 
 Array = NDArray[np.float64]
 
-EXACT = 12  # points up to which the shortest path is computed
-MATRIX = 2048  # points up to which all distances are kept in memory
-ASCENT = 2**28  # limit on the distances computed to raise the lower bound
+EXACT = 12  # largest number of points for which the shortest path is computed exactly
+MATRIX = 2048  # largest number of points for which all distances are kept in memory
+ASCENT = 2**28  # largest number of distances computed to raise the lower bound
 
 
 @dataclass(frozen=True)

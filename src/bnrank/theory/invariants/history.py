@@ -1,4 +1,4 @@
-"""What a monitor shows of the rows that it recorded: a dataset, a table, verdicts and a picture."""
+"""Output of a monitor: a dataset of the recorded rows, a table, verdicts and a plot."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -128,11 +128,11 @@ def judge_all(
     tracks : mapping of int to Track
         By member.
     quantities, layers
-        What the tracks are of.
+        The quantities and tail layers that the tracks measure.
     rtol : float
-        Of the drift that is left unexplained, relative to in + out.
+        Tolerance for the unexplained drift, relative to in + out.
     remarks : Remarks
-        Why T49 does not describe the steps that were taken, and why the parts are not exact.
+        Reasons why T49 does not describe the steps taken, and why the parts are not exact.
     """
     series = {member: track.series() for member, track in tracks.items()}
     unlike, unsure = "; ".join(remarks.unlike), "; ".join(remarks.unsure)

@@ -23,8 +23,8 @@ from bnrank.theory.invariants.steps import Attachment, Remarks, lightning_callba
 from bnrank.theory.invariants.track import Ledger, Track
 from bnrank.theory.verdicts import Verdicts
 
-OFTEN, SELDOM = 100, 1000  # steps between rows with matrices
-LARGE = 128  # channels of a matrix from which they are seldom
+OFTEN, SELDOM = 100, 1000  # steps between rows with matrices, for small and for large matrices
+LARGE = 128  # matrices with more channels are large
 
 
 class Monitor(Printed):
@@ -37,11 +37,12 @@ class Monitor(Printed):
 
     In general, with theta' = (1 - c) theta + Delta' and c the decay of one step, the first part is Q(Delta'), the
     second ((1 - c)^2 - 1) Q(theta), and the cross term 2 (1 - c) B(theta, Delta') is the rest. It is 0 for gradient
-    descent with any step sizes: a rest comes from preconditioning (Adam), step sizes or decays that differ
-    between parameters, gradients changed before the step (clipping by value; by norm does no harm), kinks and rounding.
-    With momentum mu of `torch.optim.SGD` and a constant step size and decay, a step is exact too once its later effects
-    are counted: by its size it adds (1 + mu) / (1 - mu) Q(theta' - theta), 19 times as much for mu = 0.9, and c is
-    eta weight_decay / (1 - mu); pending effects are left out of the parts. Under a schedule this is approximate.
+    descent with any step sizes. A nonzero rest comes from preconditioning (Adam), step sizes or decays that differ
+    between parameters, gradients changed before the step (clipping by value; clipping by norm has no effect), kinks and
+    rounding. With momentum mu of `torch.optim.SGD` and a constant step size and decay, the split is also exact if later
+    effects of a step are included: the size of the step contributes (1 + mu) / (1 - mu) Q(theta' - theta), 19 times as
+    much for mu = 0.9, and c is eta weight_decay / (1 - mu). Pending effects are not included in the parts. Under a
+    schedule the split is approximate.
 
     Parameters
     ----------
@@ -50,13 +51,13 @@ class Monitor(Printed):
     example : Tensor
         Samples (N, ...) of the network's input; only their shape matters. At most two are used.
     every : int
-        Steps between rows; before step 3 every they are closer, at most a third of the steps so far apart. With
-        1 the split is exact; else the parts of the steps between two rows are taken to change linearly (the trapezoidal
-        rule), and the error of that is in the rest.
+        Steps between rows. Before step 3 * ``every``, rows are closer: at most a third of the step number apart. With
+        1, the split is exact; otherwise the parts are assumed to change linearly between two rows (the trapezoidal
+        rule), and the error is included in the rest.
     matrices_every : int, optional
-        Minimal number of steps between rows that also have expensive measures: whole matrices, singular values of the
-        linear tail (T48), signs and the direction of theta (T43). The first and the last row have them too. Default:
-        100, or 1000 where a matrix has more than 128 channels. 0 for never.
+        Smallest number of steps between rows that also have expensive measures: whole matrices, singular values of the
+        linear tail (T48), signs and the direction of theta (T43). The first and the last row also have them. Default:
+        100, or 1000 if a matrix has more than 128 channels. 0 for never.
 
     Notes
     -----
@@ -123,11 +124,11 @@ class Monitor(Printed):
 
     @property
     def notes(self) -> list[str]:
-        """Remarks on the steps that were taken."""
+        """Remarks on the steps taken."""
         return self._remarks.notes
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Monitor:
-        """Record while this optimizer steps, from its next step on; return the monitor, a context that detaches.
+        """Return the monitor, which records from this optimizer's next step; as a context manager it detaches on exit.
 
         Raises
         ------
@@ -166,7 +167,7 @@ class Monitor(Printed):
         return lightning_callback(self)
 
     def detach(self) -> None:
-        """Stop recording; the present state becomes the last row. Does nothing where it is not attached."""
+        """Stop recording; the current state becomes the last row. Does nothing if the monitor is not attached."""
         if self._attachment is not None:
             self._attachment.catch_up()
             self._attachment.remove()
@@ -207,7 +208,7 @@ class Monitor(Printed):
         Parameters
         ----------
         step : int, optional
-            Steps taken so far; one more than at the last row without it.
+            Steps taken so far. Default: one more than at the last row.
         time : float, optional
             The sum of the step sizes so far, or the time of a flow.
         gradient : mapping, optional
@@ -243,9 +244,9 @@ class Monitor(Printed):
     ) -> None:
         """Record a row of a member from named parameters: what `bnrank.train` and `bnrank.flow` call.
 
-        With ``lr`` and ``time`` the step that follows is taken as one of gradient descent; with ``time`` alone it is a
-        flow, for which the ridge makes Q decay as exp(-4 lambda t) and there is no part of the step; without ``time``
-        (Adam, L-BFGS) nothing is split.
+        With ``lr`` and ``time``, the following step is treated as a step of gradient descent. With ``time`` alone, it
+        is treated as a flow, for which the ridge makes Q decay as exp(-4 lambda t) and no part is due to the step size.
+        Without ``time`` (Adam, L-BFGS), the drift is not split.
 
         Raises
         ------
@@ -300,7 +301,7 @@ class Monitor(Printed):
         one's. ``ratio``, ``alignment``, ``operator`` and ``bound`` (layer) are T48's of the linear tail: ||W||_op^2 /
         ||W||_F^2, |<v_{j+1}, u_j>| with the next layer, ||W||_op^2 and its lower bound.
 
-        While attached, the present state is added as a row if it is not one yet.
+        While attached, the current state is added as a row if it is not one yet.
         """
         return history.dataset(self._recorded(), self.quantities, self.tail, self._about())
 
@@ -323,7 +324,7 @@ class Monitor(Printed):
         }
 
     def parts(self, member: int = 0) -> dict[str, dict[str, Tensor]]:
-        """Return "drift", "by_step", "by_decay" and "rest" at the last row, all entries by the quantity's name.
+        """Return "drift", "by_step", "by_decay" and "rest" at the last row, each a mapping from quantity to entries.
 
         Raises
         ------
@@ -346,38 +347,43 @@ class Monitor(Printed):
     def signs_changed_since(
         self, step: int | None = None, *, time: float | None = None, member: int = 0
     ) -> dict[str, float]:
-        """Return per parameter the fraction of its entries seen to change sign after a step, or after a time (T43).
+        """Return per parameter the fraction of its entries observed to change sign after a step or a time (T43).
 
-        Signs are compared at the rows that have ``sign_changes``, every ``matrices_every`` steps. A change counts
-        where the row it is seen at lies after the step; :mod:`bnrank.measures.stable_signs` counts from it on.
+        Signs are compared at the rows that have ``sign_changes``, every ``matrices_every`` steps. A change counts if
+        the row at which it is observed is after the step; :mod:`bnrank.measures.stable_signs` also counts a change at
+        the step itself.
 
         Raises
         ------
         TypeError, ValueError
-            If not one of step and time is given, it lies beyond the last row that has signs, or none are recorded.
+            If not exactly one of step and time is given, it is beyond the last row that has signs, or no signs are
+            recorded.
         """
         if not self.matrices_every:
             raise ValueError("matrices_every: got 0, so no signs were recorded; make the monitor with at least 1")
         return self._of(member).signs.changed_since(step, time=time)
 
     def verdicts(self, rtol: float = 1e-2) -> Verdicts:
-        """Return whether T44 to T46 hold along training, up to what T49 explains, and T48 of a linear tail.
+        """Return verdicts on T44 to T46 along training, up to the drift that T49 explains, and on T48 for the tail.
 
         Parameters
         ----------
         rtol : float
-            A quantity "holds" while what neither step size nor weight decay explains of its drift stays below this, as
-            a share of in + out. Beyond, it is "violated" if the parts are exact and rounding does not explain it
-            (4 eps of the parameters' dtype per step). It is "not applicable" where the steps were not ones of gradient
-            descent (momentum counts as such, Adam and L-BFGS do not) or a parameter was frozen; "inconclusive", with
-            the reason, where the parts are not exact: rows more than a step apart, schedules with momentum, momentum
-            from before the first row, decay that differs between parameters, mini-batches of :func:`bnrank.train`,
-            training that was not watched, gradients clipped by value, half precision.
+            A quantity "holds" if the drift that neither step size nor weight decay explains is below this, relative to
+            in + out. Otherwise it is
+
+            - "violated" if the parts are exact and rounding does not explain the drift (4 eps of the parameters' dtype
+              per step);
+            - "not applicable" if the steps are not gradient descent (with or without momentum; Adam and L-BFGS are
+              not), or a parameter is frozen;
+            - "inconclusive", with the reason, if the parts are not exact: rows more than a step apart, schedules with
+              momentum, momentum from before the first row, decay that differs between parameters, mini-batches of
+              :func:`bnrank.train`, unrecorded training, gradients clipped by value, half precision.
 
         Notes
         -----
-        T48 is judged with the constants of the first row; its bound is for gradient flow, so where the conserved
-        quantities have drifted by more than ``rtol`` it may fail and is then "not applicable".
+        T48 is evaluated with the constants of the first row. Its bound is for gradient flow: if the conserved
+        quantities drift by more than ``rtol``, the bound may fail and is then "not applicable".
         """
         rtol, tracks = validation.number(rtol, "rtol", 0.0, strict=True), self._recorded()
         found = history.judge_all(tracks, self.quantities, self.tail.names, rtol, self._remarks)
@@ -389,9 +395,9 @@ class Monitor(Printed):
         Parameters
         ----------
         axes : matplotlib axes, optional
-            As many as there are panels: two, or three with a linear tail of at least two layers; new ones without it.
+            One per panel: two, or three with a linear tail of at least two layers. Default: new axes.
         member : int
-            Which member.
+            Ensemble member.
         """
         self._of(member)
         return history.plot(self.history.sel(member=member), axes)

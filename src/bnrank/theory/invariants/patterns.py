@@ -1,4 +1,4 @@
-"""Pairs of neurons: conserved where they are active on the same samples, at the rate of T47 where they are not."""
+"""Pairs of neurons: conserved if both are active on the same samples; otherwise they change at the rate of T47."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,18 +22,18 @@ MAX_PAIRS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Pair(Conserved):
-    """A conserved quantity of kind "pair", and the activation patterns where it is conserved.
+    """A conserved quantity of kind "pair", and the activation patterns for which it is conserved.
 
-    Channel u of the value goes through one or more activations, in one or more places (the positions of a convolution).
-    The pattern of u is the derivative of the activation at its preactivations, over samples, activations and places:
-    1 where they are positive, else the slope; at 0 what autograd takes, as the gradient does.
+    Channel u of the value passes through one or more activations, at one or more positions (of a convolution). The
+    pattern of u consists of the derivatives of the activation at its preactivations, over samples, activations and
+    positions: 1 if a preactivation is positive, otherwise the slope; at 0 it is the derivative that autograd uses.
 
     Attributes
     ----------
     nodes : tuple of str
         The activations.
     node_of, entry_of : ndarray
-        (n, places), which activation it is, and which entry of its value.
+        (n, places), index of the activation, and index of the entry in its value.
     graph : LayerGraph
         The module's graph.
     """
@@ -46,15 +46,15 @@ class Pair(Conserved):
     def slopes(self, net: nn.Module, x: Tensor) -> Tensor:
         """Return the activation patterns: the derivatives of the activations, (N, n, places), float64.
 
-        1 where a preactivation is positive, the slope where it is negative. At 0 it is what autograd takes: the slope
-        for ReLU, LeakyReLU and PReLU, 1 for ``clamp(min=0)``, 0 for ``abs``.
+        1 where a preactivation is positive, the slope where it is negative. At 0 it is the derivative that autograd
+        uses: the slope for ReLU, LeakyReLU and PReLU, 1 for ``clamp(min=0)``, 0 for ``abs``.
         """
         return self._gathered(self._values(net, x), 1)
 
     def pairs(self, net: nn.Module, x: Tensor) -> Tensor:
         """Return which pairs u, v have the same pattern on every sample, (n, n), bool, False on the diagonal.
 
-        For these the entry (u, v) is conserved, as long as that stays so. The pattern is that of :meth:`slopes`.
+        For these pairs, the entry (u, v) is conserved as long as the patterns agree. See :meth:`slopes` for patterns.
         """
         patterns = self.slopes(net, x).transpose(0, 1).flatten(1)
         label = torch.from_numpy(np.unique(patterns.cpu().numpy(), axis=0, return_inverse=True)[1].reshape(-1))
@@ -148,7 +148,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _derivative(func: Any, at: Tensor, args: Any, kwargs: Any) -> Tensor:
-    """Return the derivative of a function that acts entry by entry, as autograd takes it, kinks included."""
+    """Return the derivative of an elementwise function as computed by autograd, kinks included."""
     others = [a.detach() if isinstance(a, Tensor) else a for a in args[1:]]
     named = {k: v.detach() if isinstance(v, Tensor) else v for k, v in kwargs.items() if k != "input"}
     with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Sums of squares of weights per channel, each weight read once whatever the number of quantities."""
+"""Sums of squares of weights per channel; each weight is read once for any number of quantities."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ CHUNK = 1 << 17  # squares that are held at a time: they stay in the cache, and 
 class Forms:
     """Conserved quantities as one vector of all their entries, float64.
 
-    Sums of squares come from one pass over every weight, without a copy of the whole of it. Matrices are products.
+    One pass over every weight gives the sums of squares, without a full copy of it. Matrices need products.
     """
 
     def __init__(self, quantities: Sequence[Conserved]) -> None:
@@ -81,7 +81,7 @@ class Forms:
     def measure(self, parameters: Tensors, copies: Tensors | None = None) -> tuple[Array, Array]:
         """Return all Q(theta), summed in float64, and per quantity the norm of in + out, (quantities,).
 
-        The parameters are copied to ``copies`` in passing, contiguous tensors of the same shapes.
+        In the same pass, the parameters are copied to ``copies``, contiguous tensors of the same shapes.
         """
         sums = self._sums(parameters, torch.float64, copies=copies) if self.quantities else []
         # of a matrix the entries are sqrt(s_u s_v), whose norm is the sum of s

@@ -22,16 +22,16 @@ CLIPPED = "gradients look clipped by value (their largest entry occurs more than
 
 @dataclass
 class Remarks:
-    """Remarks on the steps that were taken.
+    """Remarks on the steps taken.
 
     Attributes
     ----------
     notes : list of str
-        Shown with the table.
+        Notes shown with the table.
     unlike : list of str
-        Why T49 does not describe the steps.
+        Reasons why T49 does not describe the steps.
     unsure : list of str
-        Why the parts are not exact.
+        Reasons why the parts are not exact.
     """
 
     notes: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Remarks:
     unsure: list[str] = field(default_factory=list)
 
     def add(self, note: str = "", unlike: str = "", unsure: str = "") -> None:
-        """Add what is not empty and not there yet."""
+        """Add the remarks that are not empty and not yet present."""
         for text, texts in ((note, self.notes), (unlike, self.unlike), (unsure, self.unsure)):
             if text and text not in texts:
                 texts.append(text)
@@ -47,7 +47,7 @@ class Remarks:
 
 @dataclass(frozen=True)
 class StepRule:
-    """How an optimizer's step splits.
+    """The rule by which the effect of an optimizer's step is split.
 
     Attributes
     ----------
@@ -58,8 +58,8 @@ class StepRule:
     nesterov : bool
         Whether it is Nesterov's.
     rate : float
-        eta where Delta' is -eta times the gradient, or Delta is -eta times the buffer of momentum; NaN where it has to
-        be told from the parameters before and after the step.
+        eta if Delta' is -eta times the gradient, or Delta is -eta times the momentum buffer; NaN if Delta has to be
+        computed from the parameters before and after the step.
     """
 
     decay: Mapping[str, float]
@@ -69,16 +69,16 @@ class StepRule:
 
 
 def rule_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str], remarks: Remarks) -> StepRule | None:
-    """Return how the step that a torch optimizer is about to take splits, None where it does not.
+    """Return the rule by which the next step of a torch optimizer is split, or None if it cannot be split.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        With the settings of that step.
+        The optimizer with the settings of the next step.
     names : mapping of int to str
         Names of the parameters by their ids.
     remarks : Remarks
-        Receives what is not split, and why the step is not one of gradient descent or its parts are not exact.
+        Receives the reasons why a step is not split, is not gradient descent, or has inexact parts.
     """
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -131,7 +131,7 @@ def _is_decoupled(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) ->
 def split(
     optimizer: torch.optim.Optimizer, rule: StepRule, before: Tensors, after: Tensors, ledgers: Sequence[Ledger]
 ) -> list[Increments]:
-    r"""Return what a step that has just been taken added to the quantities of ledgers with a row before it.
+    r"""Return the increments of the quantities due to the last step, for ledgers with a row before it.
 
     Without momentum, Delta' = theta' - (1 - c) theta: by step Q(Delta'), by decay (c^2 - 2 c) Q(theta).
 
@@ -171,7 +171,7 @@ def split(
 
 
 def _moved(optimizer: torch.optim.Optimizer, parameter: Tensor, mu: float) -> Tensor:
-    """Return what the step subtracted eta times of, decay aside: the gradient, or the buffer of momentum."""
+    """Return the tensor that the step subtracts eta times, apart from decay: the gradient or the momentum buffer."""
     found = optimizer.state.get(parameter, {}).get("momentum_buffer") if mu else parameter.grad
     return torch.zeros_like(parameter) if found is None else found
 
@@ -184,7 +184,7 @@ def _velocity(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
 
 
 def predicted(ledger: Ledger, gradient: Tensors | None, lr: float | None, ridge: float) -> Increments:
-    """Return what the next step of gradient descent adds (T49), or, without ``lr``, a flow per unit of time."""
+    """Return the increments of the next step of gradient descent (T49), or, without ``lr``, of a flow per unit time."""
     value = ledger.last
     by_step = np.full_like(value, np.nan)
     if lr is None:
@@ -204,17 +204,17 @@ class Attachment:
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Whose steps are followed.
+        The optimizer whose steps are recorded.
     trained, live : mapping of str to Tensor
         All trained parameters, and those that enter a quantity.
     track : Track
         Receives the rows.
     every : int
-        Steps between rows, once there are three times as many.
+        Steps between rows, from step 3 * ``every`` on.
     remarks : Remarks
         Receives the remarks.
     step, time : int, float
-        Of the first row to come.
+        Step and time of the next row.
     """
 
     optimizer: torch.optim.Optimizer
@@ -244,12 +244,12 @@ class Attachment:
         ]
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
     def catch_up(self) -> None:
-        """Add the present state as a row if it is not one yet."""
+        """Add the current state as a row if it is not one yet."""
         if not self.stopped and self.track.step not in (None, self.step):
             with self._recording():
                 self._check_frozen()
@@ -286,7 +286,7 @@ class Attachment:
             self.time += float(optimizer.param_groups[0]["lr"])
 
     def _is_due(self, last: int | None) -> bool:
-        """Return whether the present step is a row; rows are closer at the start, where most changes occur."""
+        """Return whether to record the current step; rows are closer at the start, where most changes occur."""
         if last is None or self.step % self.every == 0:
             return True
         return self.step - last >= max(1, min(self.every, self.step // 3))

@@ -1,4 +1,4 @@
-"""The layers of a linear tail: tensors flattened in two ways, and where in a layer graph the tail begins."""
+"""The layers of a linear tail: their two matrix forms, and the search for the beginning of the tail."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ class Map:
     weight, bias : str
         Names of its parameters; "" for no bias.
     written : ndarray
-        (channels out, ...): which entry of the flattened weight stands where in the written form, a row per channel of
+        (channels out, ...): indices into the flattened weight that give the written form, with one row per channel of
         the value it writes.
     read : ndarray
-        (..., channels in): the same of the read form, a column per channel of the value it reads.
+        (..., channels in): indices that give the read form, with one column per channel of the value it reads.
     biases : ndarray or None
-        (channels out, ...): the same of the bias.
+        (channels out, ...): indices into the flattened bias.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Map:
 
     @property
     def rest(self) -> int:
-        """How many entries there are per channel in and out: kernel size, positions of a flattened value, or 1."""
+        """Number of entries per input and output channel: kernel size, positions of a flattened value, or 1."""
         return self.written.size // (self.written.shape[0] * self.read.shape[1])
 
     @property
     def factor(self) -> int:
-        """By how much the written form's squared operator norm can exceed the read form's: min(channels in, rest)."""
+        """Largest ratio of the squared operator norms of the written and the read form: min(channels in, rest)."""
         return min(self.read.shape[1], self.rest)
 
     def written_form(self, parameters: Tensors) -> Tensor:
@@ -72,7 +72,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Layer:
-    """What lies between two values of a linear tail: one map, or several chains of maps whose outputs are added.
+    """A layer between two values of a linear tail: one map, or several chains of maps whose outputs are added.
 
     Attributes
     ----------
@@ -97,9 +97,9 @@ class Layer:
 
     @property
     def factor(self) -> int:
-        """By how much the written form's squared operator norm can exceed the read form's, up to a constant.
+        """Largest ratio of the squared operator norms of the written and the read form, up to a constant.
 
-        The sum over the chains of the product over the maps: 1 for a fully connected layer, min(in, k) for a
+        It is the sum over the chains of the product over the maps: 1 for a fully connected layer, min(in, k) for a
         convolution, 2 for a free block.
         """
         return sum(int(np.prod([m.factor for m in branch])) for branch in self.branches)
@@ -123,11 +123,13 @@ class Layer:
         return torch.cat([branch[-1].bias_form(parameters) for branch in self.branches], 1)
 
     def added(self, inner: Sequence[Sequence[Tensor]], rank: int) -> float:
-        """Return how much further the read form can be from rank r f than the written form from rank r, f the factor.
+        """Return a bound on the distance of the read form from rank r f minus that of the written form from rank r.
+
+        f is the factor.
 
         Distances are sums of squared singular values; ``inner`` are the eigenvalues of :attr:`inside`, r is ``rank``.
         Along a chain X_1, ..., X_m (first map first) E_i = X_i X_i^T + c_i c_i^T - X_{i+1}^T X_{i+1}; a written form of
-        rank r has a read form of rank f r at most, f the map's factor; biases c_i only take away.
+        rank r has a read form of rank at most f r, with f the map's factor; biases c_i only decrease the distance.
         """
         total = 0.0
         for branch, spectra in zip(self.branches, inner, strict=True):
@@ -183,7 +185,7 @@ class _Value:
 
 
 def layers(graph: LayerGraph, parts: list[Block], entries: Entries) -> tuple[tuple[Layer, ...], str]:
-    """Return the layers of the linear tail, in order, and why it does not begin earlier.
+    """Return the layers of the linear tail, in order, and the reason why it does not begin earlier.
 
     Parameters
     ----------
@@ -304,7 +306,7 @@ def _before(graph: LayerGraph, name: str) -> str:
 
 
 def _uses(graph: LayerGraph, maps: list[str]) -> set[str]:
-    """Return what uses a value apart from learnable linear maps, by the names of its writers."""
+    """Return the consumers of a value other than learnable linear maps; ``maps`` are its writers."""
     found, waiting, seen = set(), list(maps), set(maps)
     while waiting:
         for node in graph.consumers(waiting.pop()):

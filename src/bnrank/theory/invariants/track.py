@@ -1,4 +1,4 @@
-"""What a monitor measures of one network at the rows that it records."""
+"""Measurements of one network at the rows that a monitor records."""
 
 import contextlib
 import itertools
@@ -19,18 +19,19 @@ LARGE = 64  # sides from which a matrix is large
 
 @dataclass(frozen=True)
 class Increments:
-    """What one step adds to Q, or what is added per unit of time.
+    """The increments of Q due to one step, or per unit of time.
 
     Attributes
     ----------
     parts : ndarray
-        (2, entries): by the size of the step, and by weight decay; NaN where it does not apply.
+        (2, entries): due to the size of the step, and due to weight decay; NaN where it does not apply.
     per_time : bool
         Whether it is per unit of time instead of per step.
     lag : float
-        Momentum mu; then ``late`` of the parts comes only after the step: mu ``late`` from one step on, and so on.
+        Momentum mu. Then ``late``, a share of the parts, takes effect only after the step: mu ``late`` remains after
+        one more step, and so on.
     late : ndarray, optional
-        As ``parts``.
+        Same shape as ``parts``.
     """
 
     parts: Array
@@ -40,12 +41,11 @@ class Increments:
 
 
 class Ledger:
-    """Rows of drift of several quantities: what it is since the first row, and the parts that explain it.
+    """Rows of the drift of several quantities since the first row, and of the parts that explain it.
 
-    Between two rows that are n steps apart the parts of the steps in between are taken to change linearly, so the sum
-    over the n steps is n s + (s' - s) (n - 1) / 2 for s at the first row and s' at the second; for n = 1 that is s.
-    Of what momentum spreads over later steps, the part that has not come yet is taken off. What is left of the drift is
-    the rest.
+    Between two rows n steps apart, the parts are assumed to change linearly, so the sum over the n steps is
+    n s + (s' - s) (n - 1) / 2, with s at the first row and s' at the second; for n = 1 it is s. Pending effects of
+    momentum are subtracted. The rest is the drift minus the parts.
     """
 
     PARTS = ("by_step", "by_decay", "rest")
@@ -66,7 +66,7 @@ class Ledger:
     def add(self, number: int, step: int, time: float, value: Array, scale: Array) -> None:
         """Add a row: Q there, and per quantity the norm of in + out; :meth:`complete` may follow.
 
-        What passed since the row before is added as if each step added what the first one did.
+        The increments since the previous row are added as if each step contributed as much as the first one.
         """
         self._close()
         self.last, self.last_scale = value, scale
@@ -110,7 +110,7 @@ class Ledger:
 
     @np.errstate(all="ignore")
     def _close(self) -> None:
-        """Measure the last row, of which the increments are known now."""
+        """Measure the last row, whose increments are now known."""
         if self.row is None:
             return
         drift, *each = self.vectors().values()
@@ -129,11 +129,11 @@ class Track:
     Attributes
     ----------
     ledger, matrices : Ledger
-        Of the quantities measured at every row, and of the matrices.
+        Ledgers of the quantities measured at every row, and of the matrices.
     tail : Tail
         Without layers if there is none.
     matrices_every : int
-        Minimal number of steps between rows with matrices, signs and the tail; 0 for none.
+        Smallest number of steps between rows with matrices, signs and the tail; 0 for never.
     """
 
     ledger: Ledger
