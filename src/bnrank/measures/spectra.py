@@ -194,7 +194,7 @@ def activation_singular_values(
     """Return the singular values of N^{-1/2} a_l(X) or N^{-1/2} a~_l(X) for every layer l (T23).
 
     a_l(X), (N, n_l), has one sample per row and is not centered. In an MLP a_l = sigma(a~_l) and a_L = f(x). In any
-    other module a_l is the tensor that enters the next layer read, whatever lies in between (normalization, pooling, a
+    other module a_l is the tensor that enters the next layer read, after anything in between (normalization, pooling, a
     sum), and the module's output for the last one; a~_l is the output of the layer. Tensors with more dimensions are
     flattened to (N, features), so an image of C x H x W is one vector.
 

@@ -243,7 +243,7 @@ def _curve(width: int, z: Tensor, target: float, generator: torch.Generator) -> 
 
 
 def _made(task: Task) -> bool:
-    """Return whether the inputs are a shallow ReLU network of all latents, and no fewer than the latents."""
+    """Return whether x is a shallow ReLU network of all latents, with no more latents than inputs."""
     truth = task.truth
     if truth is None or not isinstance(truth.x_of_latents, ShallowReLU):
         return False

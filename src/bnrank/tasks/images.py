@@ -131,7 +131,7 @@ def handwritten_digits(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, or a copy of MNIST is damaged.
+        If an argument is out of range, or a copy of MNIST is corrupted.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def two_digits(
     Raises
     ------
     TypeError, ValueError
-        If an argument is out of range, or a copy of MNIST is damaged.
+        If an argument is out of range, or a copy of MNIST is corrupted.
 
     Examples
     --------

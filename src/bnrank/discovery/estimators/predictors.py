@@ -318,6 +318,6 @@ def open_estimator(stored: Stored) -> BottleneckEstimator:
     Raises
     ------
     ValueError
-        If the file holds no such estimator, or is damaged.
+        If the file contains no such estimator, or is corrupted.
     """
     return summary.opened(stored, [BottleneckRegressor, BottleneckClassifier, BottleneckAutoencoder])

@@ -29,7 +29,7 @@ MAX_FLIPPED = 32  # with more columns, pairs of flips are not tested
 MAX_SWAPPED = 64  # with more columns, swaps are not tested
 NEAR = 2.0  # in units of the typical distance between samples; images farther away are off the data
 MAX_PROBES = 128  # images whose distance to the data is measured
-SMALL = 0.1  # the largest change of a symmetry, whatever the error of f
+SMALL = 0.1  # the largest change of a symmetry, for any error of f
 
 Map = tuple[str, str, Tensor]  # kind, text, [A b]
 

@@ -145,7 +145,7 @@ class Figure:
     version : int
         Incremented when the computation changes; results of another version are not reused.
     gigabytes : mapping
-        Scale -> peak memory in GB (10^9 bytes); scales left out are not checked.
+        Scale -> peak memory in GB (10^9 bytes); omitted scales are not checked.
     data : mapping
         Scale -> required data sets, such as ``("mnist",)``.
     printed : bool
