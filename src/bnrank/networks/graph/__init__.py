@@ -1,4 +1,4 @@
-"""Computation graphs of networks: an operation per node (any module) and a neuron per vertex (small ones)."""
+"""Computation graphs: one node per operation (any module), or one vertex per neuron (small networks)."""
 
 from bnrank.networks.graph.decomposition import SignTree
 from bnrank.networks.graph.layers import LayerGraph

@@ -1,4 +1,4 @@
-"""A network unrolled into a tree of weights +1 and -1 (Lemma 1 of LeJegelka2022)."""
+"""Networks unrolled into trees with weights +1 and -1 (Lemma 1 of LeJegelka2022)."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class SignTree:
-    """The network mu of Lemma 1: one tree per output, weights +1 and -1, f(x; w) = mu(h(x; w)).
+    """The network mu of Lemma 1, with f(x; w) = mu(h(x; w)): one tree per output, with weights +1 and -1.
 
-    A node's value is sigma_s(sum over its children of sign times value); the leaves' values are the entries of h, the
-    roots' are the outputs. A node other than a leaf is a path from a vertex of the graph to an output; it has that
-    vertex's slope, and its sign is that of the path's first edge. A leaf hangs on a node that is a whole path, by the
-    sign of the product of the path's weights, which undoes the signs in h_p = x_p prod_e w_e. So nothing depends on the
-    weights except through their signs.
+    The value of a node is sigma_s(sum over its children of sign times value). The leaves hold the entries of h, the
+    roots the outputs. Each inner node represents a path from a vertex of the graph to an output. It has the slope of
+    that vertex, and its sign is the sign of the first edge of the path. A leaf is attached to the node of a complete
+    path. Its sign is that of the product of the path's weights and cancels the signs in h_p = x_p prod_e w_e. The tree
+    therefore depends on the weights only through their signs.
 
-    Two trees are equal where parents, signs, slopes and leaves are.
+    Two trees are equal if their parents, signs, slopes and leaves are equal.
 
     Attributes
     ----------
     parents : ndarray
-        (nodes,), -1 for the roots; nodes are in order of their depth.
+        Parent of each node, shape (nodes,); -1 for the roots. Nodes are sorted by depth.
     signs : ndarray
-        +1 or -1, the weight of the edge to the parent, (nodes,); 1 for the roots.
+        Weight +1 or -1 of the edge to the parent, shape (nodes,); 1 for the roots.
     slopes : ndarray
-        (nodes,), 1 for the leaves.
+        Slope of each node, shape (nodes,); 1 for the leaves.
     leaves : ndarray
-        The node that holds h_p, for every path p, (paths,).
+        The node that holds h_p, for every path p, shape (paths,).
     starts : ndarray
-        Where each depth begins, and the number of nodes, (depths + 1,).
+        First node of each depth, followed by the number of nodes, shape (depths + 1,).
     labels : tuple
-        The vertex at which each node's path starts, None for leaves.
+        The vertex at which each node's path starts; None for leaves.
 
     Notes
     -----
-    sgn(0) is +1 here, and any other choice is equally valid: where w_e = 0, every path through e has h_p = 0, so the
-    node whose path starts with e has the value sigma(0) = 0, whichever sign it is multiplied by.
+    This implementation uses sgn(0) = +1; any other choice is equally valid. If w_e = 0, every path through e has
+    h_p = 0, so the node whose path starts with e has the value sigma(0) = 0, and its sign has no effect.
 
-    sigma_s may have any slope, also a negative one: only sigma_s(c z) = c sigma_s(z) for c >= 0 is used.
+    sigma_s can have any slope, including negative ones: only sigma_s(c z) = c sigma_s(z) for c >= 0 is used.
 
     Source: LeJegelka2022, Lemma 1 and Appendix B; T42.
 
@@ -104,7 +104,7 @@ class SignTree:
     __hash__ = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
-        """Return the number of nodes, leaves included."""
+        """Return the number of nodes, including leaves."""
         return len(self.parents)
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class SignTree:
     def to_networkx(self) -> nx.DiGraph:
         """Return the trees as a networkx graph that `NeuronGraph.from_networkx` reads: mu as a network.
 
-        Nodes are numbered as here; "input" is the number of the path, "label" the vertex at which the node's path
+        Nodes keep their numbers. "input" is the index of the path, and "label" the vertex at which the node's path
         starts.
         """
         import networkx as nx
@@ -142,7 +142,7 @@ class SignTree:
 
 
 def sign_tree(wiring: Wiring, weights: NDArray[np.float64], slopes: NDArray[np.float64]) -> SignTree:
-    """Return the tree of the signs of a graph's weights."""
+    """Return the sign tree of a graph with these weights and slopes."""
     tree = wiring.unrolled
     signs = np.where(weights < 0, -1, 1)
     own = np.append(signs, 1)[tree.edges]

@@ -1,4 +1,4 @@
-"""Pictures of computation graphs from left to right: operations as boxes with skips as arcs, neurons as circles."""
+"""Drawings of computation graphs from left to right: operations as boxes, skips as arcs, neurons as circles."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def draw_operations(nodes: Sequence[Node], output: str, axes: Any = None) -> Axe
 
 
 class _Layout:
-    """Where everything goes, in inches: a column per step, the longest path in lane 0, branches in lanes below.
+    """Layout in inches: one column per step, the longest path in lane 0, branches in lanes below.
 
-    Long graphs are broken into lines where a single value connects them.
+    Long graphs are split into lines at positions where a single value connects both parts.
     """
 
     def __init__(self, nodes: Sequence[Node], output: str) -> None:
@@ -120,13 +120,13 @@ class _Layout:
         return column * self.step, self.heights[line] - self.lanes[name] * self.gap
 
     def rise(self, source: str, target: str) -> float:
-        """Return how high above the boxes an edge goes: 0 where nothing lies between."""
+        """Return the height of an edge above the boxes, or 0 if nothing lies between its ends."""
         span = self.columns[target] - self.columns[source]
         return 0.0 if span == 1 or self.lanes[source] or self.lanes[target] else min(0.14 + 0.1 * span, 1.6)
 
 
 def _breaks(ends: Sequence[tuple[int, int]], count: int) -> list[int]:
-    """Return the columns that lines begin with, not all lines of the same length."""
+    """Return the first column of every line; lines can differ in length."""
     lines = -(-count // _LINE)
     good = [c for c in range(1, count) if sum(start < c <= end for start, end in ends) == 1] if lines > 1 else []
     starts = [0]
@@ -138,7 +138,7 @@ def _breaks(ends: Sequence[tuple[int, int]], count: int) -> list[int]:
 
 
 def _lanes(nodes: Sequence[Node], output: str, columns: Mapping[str, int]) -> dict[str, int]:
-    """Return 0 for a longest path to the output; elsewhere lanes in which nothing is in a branch's way."""
+    """Return the lane of every node: 0 on a longest path to the output, otherwise a lane free of other nodes."""
     inputs, last = {node.name: node.inputs for node in nodes}, dict.fromkeys(columns, 0)
     for node in nodes:
         last |= {name: max(last[name], columns[node.name]) for name in node.inputs}
@@ -181,7 +181,7 @@ def _label(node: Node) -> str:
 
 
 def _connect(ax: Axes, layout: _Layout, source: str, target: str) -> None:
-    """Draw the arrow from a node to one that takes its value."""
+    """Draw the arrow from a node to a node that uses its value."""
     from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path
 
@@ -210,9 +210,9 @@ def _connect(ax: Axes, layout: _Layout, source: str, target: str) -> None:
 
 
 def graph_places(wiring: Wiring) -> tuple[Ints, Array]:
-    """Return the columns and heights of the vertices of a graph: few edges cross, the constant is below everything.
+    """Return the columns and heights of the vertices of a graph, with few crossings and the constant at the bottom.
 
-    A vertex is near the mean of its neighbors; inputs are in the order of their coordinates.
+    Each vertex is near the mean of its neighbors; inputs are ordered by their coordinates.
     """
     columns, coordinates = wiring.levels.copy(), wiring.coordinates
     columns[np.setdiff1d(wiring.outputs, wiring.sources)] = columns.max()
@@ -241,7 +241,7 @@ def graph_places(wiring: Wiring) -> tuple[Ints, Array]:
 
 
 def tree_places(parents: Ints, depths: Ints, leaves: Ints) -> tuple[Ints, Array]:
-    """Return the columns and heights of the nodes of trees: leaves below each other, a node amid its children."""
+    """Return the columns and heights of the nodes of trees, with leaves in one column."""
     columns = depths.max() - depths
     columns[leaves] = 0  # entries of h in one column
     total, count = np.zeros(len(parents)), np.zeros(len(parents))
@@ -329,7 +329,7 @@ def draw_neurons(
 
 
 def _bend(places: Array, u: int, v: int) -> float:
-    """Return how far an edge's middle is moved aside, so that it does not run through vertices in between."""
+    """Return the vertical shift of an edge's middle that avoids the vertices in between."""
     (x0, y0), (x1, y1) = places[u], places[v]
     between = places[(places[:, 0] > x0) & (places[:, 0] < x1)]
     if not len(between):
@@ -345,7 +345,7 @@ def _bend(places: Array, u: int, v: int) -> float:
 
 
 def _explain(ax: Axes, weights: Array, learnable: NDArray[np.bool_], slopes: Array) -> None:
-    """Add the legend of what is there: signs of weights, fixed ones, kinds of vertices."""
+    """Add a legend of the kinds of edges and vertices in the drawing."""
     from matplotlib.lines import Line2D
 
     others = ", ".join(f"{s:g}" for s in sorted(set(slopes.tolist()) - set(SHADES)))
@@ -368,7 +368,7 @@ def _explain(ax: Axes, weights: Array, learnable: NDArray[np.bool_], slopes: Arr
 
 
 def graph_names(vertices: tuple[Hashable, ...], columns: Ints) -> tuple[list[str], dict[int, str]]:
-    """Return names to stand in the vertices, and headings of the columns that are of one node of a layer graph."""
+    """Return vertex labels, and headings for columns that belong to a single node of a layer graph."""
     split = [(str(v[0]), ", ".join(map(str, v[1:]))) if _is_entry(v) else ("", "") for v in vertices]
     headings = {}
     for column in np.unique(columns).tolist():
@@ -380,7 +380,7 @@ def graph_names(vertices: tuple[Hashable, ...], columns: Ints) -> tuple[list[str
 
 
 def shortened(vertex: Hashable) -> str:
-    """Return a vertex's name, cut to the size of a vertex."""
+    """Return the name of a vertex, shortened to fit into it."""
     if vertex == "constant":
         return "const"
     if _is_entry(vertex):
@@ -390,5 +390,5 @@ def shortened(vertex: Hashable) -> str:
 
 
 def _is_entry(vertex: Hashable) -> TypeGuard[tuple[Hashable, ...]]:
-    """Return whether a vertex is named as an entry of a node."""
+    """Return whether the name of a vertex is that of an entry of a node."""
     return isinstance(vertex, tuple) and len(vertex) >= 2

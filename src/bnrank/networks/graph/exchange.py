@@ -1,4 +1,4 @@
-"""Weighted DAGs as networkx graphs: the attributes that are read, their defaults, and what is refused."""
+"""Conversion of networkx graphs to weighted DAGs: attributes, defaults and validation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EDGE_ATTRIBUTES = ("weight", "learnable", "origin")
 
 
 def natural_order(names: Iterable[Hashable]) -> list[Hashable]:
-    """Sort names so that x2 comes before x10; in the given order where they cannot be compared."""
+    """Return names sorted so that x2 precedes x10, or in the given order if they cannot be compared."""
     listed = list(names)
 
     def key(name: Hashable) -> tuple[Any, ...]:
@@ -36,7 +36,7 @@ def natural_order(names: Iterable[Hashable]) -> list[Hashable]:
 
 
 def read(graph: nx.DiGraph) -> dict[str, Any]:
-    """Return the arguments of `NeuronGraph` that a networkx graph describes; see `NeuronGraph.from_networkx`."""
+    """Return the arguments of `NeuronGraph` for a networkx graph; see `NeuronGraph.from_networkx`."""
     import networkx as nx
 
     digraph, kept = "a networkx.DiGraph", "keep parallel edges apart by a vertex of slope 1 in between"

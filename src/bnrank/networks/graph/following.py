@@ -1,4 +1,4 @@
-"""A module run on two samples with every operation of torch intercepted, read and verified."""
+"""Tracing of a module: it runs on two samples while every torch operation is intercepted, classified and verified."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True)
 class Use:
-    """A parameter in an operation: the operation's number, the parameter and, for a view of it, which entries."""
+    """Use of a parameter in an operation: index of the operation, parameter name and, for a view, its entries."""
 
     call: int
     parameter: str
@@ -47,7 +47,7 @@ class Use:
 
 
 class Follower(TorchFunctionMode):
-    """Runs a module, of which it gets a copy, on two samples and collects ``nodes`` and ``uses``."""
+    """Runs a copy of a module on two samples and collects ``nodes`` and ``uses``."""
 
     def __init__(self, net: nn.Module, x: Tensor) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Follower(TorchFunctionMode):
             setattr(torch.autograd.Function, "apply", function)  # noqa: B010
 
     def _call(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Follow a submodule, or run it as one operation."""
+        """Trace into a submodule, or run it as a single operation."""
         if self.working:
             return run(*args, **kwargs)
         if id(module) not in self.places:
@@ -140,7 +140,7 @@ class Follower(TorchFunctionMode):
             raise RefusedError(f"net: a number is taken out of {names}{where()}; no gradient would flow to it")
 
     def _value(self, tensor: Tensor) -> Value:
-        """Return the value of a tensor; one that was not seen before is a parameter or a fixed tensor."""
+        """Return the value of a tensor; a tensor not seen before is a parameter or a fixed tensor."""
         if id(tensor) in self.values:
             return self.values[id(tensor)]
         computed = frozenset([_COMPUTED]) if tensor.requires_grad else frozenset()
@@ -153,7 +153,7 @@ class Follower(TorchFunctionMode):
         return value
 
     def _run(self, name: str, run: Any, args: Any, kwargs: Any, module: nn.Module | None = None) -> Any:
-        """Run an operation, read it, and return its result."""
+        """Return the result of an operation, after adding it to the graph."""
         if self.working:
             return run(*args, **kwargs)
         self.working = True
@@ -203,7 +203,7 @@ class Follower(TorchFunctionMode):
             raise RefusedError(f"net: forward changes {what} in place, by {name}{where()}; {only}")
 
     def _read(self, call: Call, place: str) -> Any:
-        """Add the nodes of an operation, verified, or else one that is outside."""
+        """Add the verified nodes of an operation, or "outside" nodes if the theory does not cover it."""
         self.count += 1
         label = text(call.module) if call.module is not None else call.name
         base = place.replace(".", "_") or label.partition("(")[0].strip().lower()
@@ -237,7 +237,7 @@ class Follower(TorchFunctionMode):
         return outside
 
     def _verify(self, call: Call, made: list[Value]) -> None:
-        """Refuse nodes whose fields do not give their values."""
+        """Raise if the fields of a node do not reproduce its value."""
         known = {str(v.node): v.canonical.detach() for v in [*call.values, *made]}
         weights = {name: p.detach() for name, p in self.weights.items()}
         for node in (self.nodes[str(v.node)] for v in made):
@@ -247,7 +247,7 @@ class Follower(TorchFunctionMode):
                 raise UnreadError(f"{call.name} does something else than its name and parameters say")
 
     def _all_uses(self, call: Call) -> list[Use]:
-        """Return the parameters of a call, with the entries where it takes a view of them."""
+        """Return the parameters that a call uses, with the entries of any views."""
         found = [Use(self.count, name) for name in call.owned]
         for value in call.constants:
             for name in sorted(value.sources):
@@ -265,7 +265,7 @@ class Follower(TorchFunctionMode):
         return value
 
     def _redirect(self, changed: list[Value], made: list[Value], name: str) -> None:
-        """Update every value that shares memory with one that was changed in place."""
+        """Update every value that shares memory with a value changed in place."""
         for value in changed:
             near = [v for v in made if same_memory(v.tensor, value.tensor)]
             new = next((v for v in near if any(same_place(v.tensor, c.tensor) for c in changed)), None)
@@ -285,7 +285,7 @@ class Follower(TorchFunctionMode):
 
 
 def where(error: BaseException | None = None) -> str:
-    """Return the line of the user's code that a trace has reached, or that an error came from."""
+    """Return the current line of the user's code in a trace, or the line that raised an error."""
     frames = list(traceback.extract_stack() if error is None else traceback.extract_tb(error.__traceback__))
     own = str(Path(__file__).parent)
     starts = [i for i, frame in enumerate(frames) if frame.filename.startswith(own) and frame.name == "follow"]
@@ -300,7 +300,7 @@ def _setitem(target: Tensor, key: Any, value: Any) -> Tensor:
 
 
 def _is_operation(module: nn.Module) -> bool:
-    """Return whether a submodule is one operation: a module of torch, unless it only runs others."""
+    """Return whether a submodule is a single operation: a torch module that is not a container."""
     forward = getattr(module, "_conv_forward", None) if isinstance(module, nn.modules.conv._ConvNd) else None
     places = [str(getattr(f, "__module__", "")) for f in (type(module).forward, forward) if f is not None]
     known = all(place.startswith("torch.nn.") and place not in _FOLLOWED for place in places)
@@ -308,7 +308,7 @@ def _is_operation(module: nn.Module) -> bool:
 
 
 def text(module: Any) -> str:
-    """Return a submodule in a few words: class and sizes."""
+    """Return a short description of a submodule: class and sizes."""
     kind = type(module).__name__
     if isinstance(module, nn.Linear):
         return f"{kind}({module.in_features}, {module.out_features})"

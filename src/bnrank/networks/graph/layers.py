@@ -1,4 +1,4 @@
-"""The computation graph of a module, an operation per node, and the same graph with a vertex per neuron."""
+"""Computation graphs of modules with one node per operation, and their expansion to one vertex per neuron."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class LayerGraph(Printed):
-    """The computation graph of a module, in an order in which every node comes after those it takes values from.
+    """The computation graph of a module, with nodes in topological order.
 
     Attributes
     ----------
     nodes : tuple of Node
-        The first is the only "input". Nodes that do not reach the output are left out.
+        The first node is the only "input". Nodes from which the output is not reachable are omitted.
     output : str
         The node whose value the module returns.
     trained : frozenset of str
-        Names of the parameters that require a gradient; the others are fixed numbers.
+        Names of the parameters that require a gradient; other parameters are fixed.
     outside : tuple of Skipped
-        What is outside the theory; its nodes have the operation "outside".
+        Operations outside the theory, whose nodes have ``op`` "outside".
     parameters : mapping of str to Tensor
-        The module's parameters when it was traced, detached: the same memory, not copies.
+        The parameters of the traced module, detached and sharing memory with it.
     name : str
-        The module's class.
+        Class name of the module.
     """
 
     nodes: tuple[Node, ...]
@@ -78,11 +78,11 @@ class LayerGraph(Printed):
         return {node.name: node for node in self.nodes}
 
     def consumers(self, name: str) -> tuple[Node, ...]:
-        """Return the nodes that take the value of a node, each once."""
+        """Return the distinct nodes that use the value of a node."""
         return tuple(node for node in self.nodes if name in node.inputs)
 
     def __str__(self) -> str:
-        """Return a table of the nodes with their inputs, shapes and parameters, and what is outside."""
+        """Return a table of the nodes with inputs, shapes and parameters, and the operations outside the theory."""
         rows = []
         for node in self.nodes:
             held = [node.weight, node.bias] if node.op != "outside" else node.held
@@ -96,19 +96,19 @@ class LayerGraph(Printed):
         return "\n".join(lines)
 
     def neurons(self, net: nn.Module | None = None, max_edges: int = EDGE_LIMIT) -> NeuronGraph:
-        """Return the graph with a vertex per neuron, for small networks (theory.md T42); see `neurons`.
+        """Return the graph with one vertex per neuron, for small networks (theory.md T42); see `neurons`.
 
         Parameters
         ----------
         net : torch.nn.Module, optional
-            The network to take the weights from. Default: the weights it was traced with.
+            The network that provides the weights. Default: the traced network.
         max_edges : int
-            Limit on the edges, counted before vertices are merged.
+            Maximum number of edges before vertices are merged.
 
         Raises
         ------
         ValueError
-            If a node is outside the theory or takes maxima, or there are more edges than ``max_edges``.
+            If a node is outside the theory or computes maxima, or if there are more than ``max_edges`` edges.
         """
         held = self.parameters if net is None else {name: p.detach() for name, p in unwrap(net).named_parameters()}
         return neurons(self, held, max_edges)
@@ -122,18 +122,18 @@ class LayerGraph(Printed):
         return self.neurons().paths(max_paths)
 
     def enumerate(self, x: Tensor | np.ndarray) -> Tensor:
-        """Return the path enumeration h(x; w); see `NeuronGraph.enumerate`. x is (N, inputs), flattened."""
+        """Return the path enumeration h(x; w) for flattened x, (N, inputs); see `NeuronGraph.enumerate`."""
         return self.neurons().enumerate(x)
 
     def decompose(self) -> SignTree:
-        """Return mu, the tree of signs with f(x; w) = mu(h(x; w)) (theory.md T42); see `NeuronGraph.decompose`."""
+        """Return the sign tree mu with f(x; w) = mu(h(x; w)) (theory.md T42); see `NeuronGraph.decompose`."""
         return self.neurons().decompose()
 
     def draw(self, axes: Any = None) -> Axes:
         """Draw the operations from left to right, in the order of execution, colored by kind.
 
-        A value that is used again later is drawn as an arc. The shape of a value is below its operation, where it
-        changes. Graphs of more than 9 steps have upright labels.
+        Skip connections are drawn as arcs. Where the shape of a value changes, it is shown below the operation. Graphs
+        with more than 9 steps have vertical labels.
 
         Parameters
         ----------
@@ -148,30 +148,30 @@ class LayerGraph(Printed):
 
 
 def neurons(graph: LayerGraph, parameters: Mapping[str, Tensor], max_edges: int = EDGE_LIMIT) -> NeuronGraph:
-    """Return a layer graph as a weighted DAG of neurons.
+    """Return the weighted DAG of neurons of a layer graph.
 
-    The vertices are entries of values, named (node, flat index), and "constant", from which the biases come. Entries of
-    parameters are edges, learnable where the graph trains them, with their origin; sums, averages and reorderings are
-    fixed edges. A vertex that only passes on a value is merged with its neighbor: a layer and the activation after
-    it are one vertex, with the layer's name. Entries that are 0 whatever the input, and those that reach no output, are
-    left out. Two edges between the same vertices are kept apart by a vertex (node, flat index, k) of slope 1.
+    The vertices are entries of values, named (node, flat index), and "constant", the source of the biases. Entries of
+    parameters become edges with their origin, learnable if the parameter is trained. Sums, averages and reorderings
+    become fixed edges. A vertex that only copies a value is merged with its neighbor: a layer and the activation after
+    it form one vertex, named after the layer. Entries that are 0 for every input, and entries from which no output is
+    reachable, are omitted. Parallel edges are separated by a vertex (node, flat index, k) of slope 1.
 
-    Slopes that are learned (PReLU) become fixed numbers.
+    Learned slopes (PReLU) become fixed numbers.
 
     Parameters
     ----------
     graph : LayerGraph
-        All of its nodes inside the theory, no max pooling.
+        A graph without nodes outside the theory and without max pooling.
     parameters : mapping
-        From names to tensors, as ``dict(module.named_parameters())``.
+        Maps names to tensors, as ``dict(module.named_parameters())``.
     max_edges : int
-        Limit on the edges, counted before vertices are merged.
+        Maximum number of edges before vertices are merged.
 
     Raises
     ------
     ValueError
-        If a node is outside the theory or takes maxima (named), a parameter is missing or not finite, or there are more
-        edges than ``max_edges``.
+        If a node is outside the theory or computes maxima (the error names it), if a parameter is missing or not
+        finite, or if there are more than ``max_edges`` edges.
 
     Examples
     --------
@@ -211,10 +211,10 @@ def neurons(graph: LayerGraph, parameters: Mapping[str, Tensor], max_edges: int 
 
 @dataclass(frozen=True)
 class _Part:
-    """Edges into the entries of a node, counted before they are made.
+    """Edges into the entries of a node, counted before they are created.
 
-    ``make`` returns, per edge: the entry of the node ``source``, the entry of the node, and the entry of the parameter
-    or, without a parameter, the fixed weight.
+    For every edge, ``make`` returns the entry of the node ``source``, the entry of this node, and the entry of the
+    parameter or, without a parameter, the fixed weight.
     """
 
     source: str
@@ -294,7 +294,7 @@ def _convolution(node: Node, before: Node, weight: Array) -> _Part:
 
 
 def _drafted(graph: LayerGraph, values: Mapping[str, Array], parts: Iterable[tuple[Node, _Part]]) -> Draft:
-    """Return a vertex per entry of every value, with all edges."""
+    """Return the graph with one vertex per entry of every value, and all edges."""
     import networkx as nx
 
     draft: Draft = nx.MultiDiGraph()
@@ -317,7 +317,7 @@ def _drafted(graph: LayerGraph, values: Mapping[str, Array], parts: Iterable[tup
 
 
 def _prune(draft: Draft, sources: Iterable[Hashable], outputs: Iterable[Hashable]) -> None:
-    """Remove edges from vertices that are 0 whatever the input, and into those that reach no output."""
+    """Remove edges from vertices that are 0 for every input and into vertices from which no output is reachable."""
     import networkx as nx
 
     start, end = object(), object()
@@ -333,7 +333,7 @@ def _prune(draft: Draft, sources: Iterable[Hashable], outputs: Iterable[Hashable
 
 
 def _contracted(draft: Draft, sources: Collection[Hashable], outputs: Iterable[Hashable]) -> tuple[Hashable, ...]:
-    """Merge vertices that a fixed edge of weight 1 joins if one of them only passes on a value; return the outputs."""
+    """Return the outputs after merging vertices joined by a fixed edge of weight 1 if one only copies a value."""
     place = {v: i for i, v in enumerate(outputs)}
     for v in [v for v in draft if v not in sources and draft.in_degree(v) == 1]:
         ((u, _, edge),) = draft.in_edges(v, data=True)
@@ -352,7 +352,7 @@ def _contracted(draft: Draft, sources: Collection[Hashable], outputs: Iterable[H
 
 
 def _assembled(draft: Draft, inputs: Iterable[Hashable], outputs: tuple[Hashable, ...]) -> NeuronGraph:
-    """Return the graph, parallel edges kept apart by vertices of slope 1."""
+    """Return the neuron graph, with parallel edges separated by vertices of slope 1."""
     coordinates: dict[Hashable, int | str] = {v: i for i, v in enumerate(inputs)}
     if draft.out_degree(CONSTANT):
         coordinates[CONSTANT] = CONSTANT

@@ -1,4 +1,4 @@
-"""A feedforward network as a weighted DAG, a neuron per vertex (T42)."""
+"""Feedforward networks as weighted DAGs with one vertex per neuron (T42)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Origin = tuple[str, int]
-CHUNK_ENTRIES = 2**24  # entries of (edges, samples) evaluated at once
+CHUNK_ENTRIES = 2**24  # maximum number of (edges, samples) entries evaluated at once
 PATH_LIMIT = 10**6
 
 
@@ -32,38 +32,39 @@ PATH_LIMIT = 10**6
 class NeuronGraph:
     """A feedforward network as a weighted DAG.
 
-    A vertex has the value sigma_s(sum over its in-edges (u, v) of w_uv times the value of u), sigma_s(z) = z for z > 0
-    and s z else; an input has sigma_s(x_i), or sigma_s(1) where it is the constant that biases come from. A path goes
-    from an input, the constant included, to an output.
+    The value of a vertex v is sigma_s(sum over its in-edges (u, v) of w_uv times the value of u), with sigma_s(z) = z
+    for z > 0 and s z otherwise. An input has the value sigma_s(x_i), or sigma_s(1) if it is the constant from which
+    biases come. A path leads from an input (or the constant) to an output.
 
-    Vertices that reach no output are kept; they are on no path.
+    Vertices from which no output is reachable are kept, but no path contains them.
 
     Attributes
     ----------
     vertices : tuple
-        Names, hashable, each once.
+        Distinct hashable names.
     edges : tuple of (source, target)
-        Each once; without cycles.
+        Distinct edges without cycles.
     weights : array_like
-        (edges,), finite; kept as a read-only float64 array.
+        Finite weights, shape (edges,); stored as a read-only float64 array.
     slopes : array_like
-        s of every vertex, (vertices,), finite: 1 linear, 0 ReLU, -1 the absolute value.
+        Finite slope s of every vertex, shape (vertices,): 1 linear, 0 ReLU, -1 absolute value.
     inputs : mapping
-        From the vertices without in-edges to the coordinate of x, or "constant"; every vertex without in-edges is one.
+        Maps every vertex without in-edges to a coordinate of x or to "constant".
     outputs : tuple
-        Vertices whose values the network returns, in order; they may have out-edges.
+        Vertices whose values the network returns, in order; they can have out-edges.
     learnable : array_like of bool, optional
-        Whether each weight is trained, (edges,). All of them by default.
+        Whether each weight is trained, shape (edges,). Default: all.
     origins : tuple of (parameter name, flat index) or None, optional
-        What each weight is an entry of. Edges of the same origin share their weight, as those of a convolution do.
+        The parameter entry of each weight. Edges with the same origin share their weight, as in a convolution.
     wiring : Wiring
-        Order, levels and numbers of paths; computed.
+        Order, levels and path counts; computed.
 
     Raises
     ------
     TypeError, ValueError
-        If there is a cycle (named), an edge of an unknown vertex, a weight or slope that is not finite, an input with
-        in-edges, a vertex without any that is no input, no output, or edges of one origin with different weights.
+        If there is a cycle (named in the error), an edge with an unknown vertex, a non-finite weight or slope, an input
+        with in-edges, a vertex without in-edges that is not an input, no output, or edges with the same origin and
+        different weights.
 
     Examples
     --------
@@ -112,24 +113,25 @@ class NeuronGraph:
 
     @classmethod
     def from_networkx(cls, graph: nx.DiGraph) -> NeuronGraph:
-        """Return the network that a networkx graph describes.
+        """Return the network described by a networkx graph.
 
-        Vertex attributes: "slope" (0 by default, 1 for inputs and outputs), "input" (a coordinate of x, or "constant"),
-        "output" (the place in the output). Edge attributes: "weight" (1 by default), "learnable" (True by default),
-        "origin" (a parameter's name and the flat index in it). Other attributes are ignored.
+        Vertex attributes: "slope" (default 0, or 1 for inputs and outputs), "input" (a coordinate of x, or "constant")
+        and "output" (index in the output). Edge attributes: "weight" (default 1), "learnable" (default True) and
+        "origin" (parameter name and flat index). Other attributes are ignored.
 
-        Without any "input" the inputs are the vertices without in-edges, without any "output" the outputs are those
-        without out-edges, both sorted by name (x2 before x10), or as the graph lists them where names do not compare.
+        If no vertex has "input", the inputs are the vertices without in-edges. If no vertex has "output", the outputs
+        are the vertices without out-edges. Both are sorted by name (x2 before x10), or kept in the order of the graph
+        if names cannot be compared.
 
         Raises
         ------
         TypeError, ValueError
-            As for the class; for undirected and multigraphs; and for attributes that look misspelt.
+            As for the class; also for undirected graphs, multigraphs and attributes that look misspelled.
         """
         return cls(**exchange.read(graph))
 
     def to_networkx(self) -> nx.DiGraph:
-        """Return the network as a networkx graph with all attributes; `from_networkx` gives it back."""
+        """Return the network as a networkx graph with all attributes, the inverse of `from_networkx`."""
         import networkx as nx
 
         result = nx.DiGraph()
@@ -147,8 +149,8 @@ class NeuronGraph:
         Parameters
         ----------
         weights : array_like or mapping
-            One per edge, (edges,); or a mapping from edges to numbers, or from names of parameters (those of
-            ``origins``) to tensors. Other weights stay.
+            One weight per edge, shape (edges,), or a mapping from edges to numbers or from parameter names (as in
+            ``origins``) to tensors. With a mapping, other weights are unchanged.
         """
         if not isinstance(weights, Mapping):
             return replace(self, weights=_array(weights))
@@ -173,16 +175,16 @@ class NeuronGraph:
         Parameters
         ----------
         x : Tensor or ndarray
-            (N, coordinates), or (N, ...) with as many entries; one sample per row.
+            One sample per row, shape (N, coordinates), or (N, ...) with the same number of entries.
         weights : Tensor, optional
-            (edges,), instead of the weights of the graph; gradients flow to it.
+            Weights used instead of those of the graph, shape (edges,); gradients flow to them.
         """
         x, weights, slopes = self._points(x), self._factors(weights), torch.tensor(self.slopes)
         parts = x.split(max(1, CHUNK_ENTRIES // max(1, len(self.edges))))
         return torch.cat([self.wiring.evaluate(part, weights, slopes) for part in parts])
 
     def count(self, output: Vertex | None = None) -> int:
-        """Return the exact number of paths (to one output), by dynamic programming."""
+        """Return the exact number of paths to all outputs or to one output, by dynamic programming."""
         if output is None:
             return sum(self.wiring.ending[v] for v in self.wiring.outputs.tolist())
         validation.expect(output in self.outputs, "output", repr(output), f"one of {few(self.outputs)}")
@@ -194,18 +196,18 @@ class NeuronGraph:
         return self.wiring.ending[self.wiring.sources[e]] * self.wiring.reaching[self.wiring.targets[e]]
 
     def paths(self, max_paths: int = PATH_LIMIT) -> tuple[tuple[Vertex, ...], ...]:
-        """Return all paths, each as its vertices from the input to the output, in the order of `enumerate`.
+        """Return all paths in the order of `enumerate`, each as a tuple of vertices from input to output.
 
         Raises
         ------
         ValueError
-            If there are more than ``max_paths``.
+            If there are more than ``max_paths`` paths.
         """
         self._check_count(max_paths)
         return tuple(self.wiring.walk())
 
     def enumerate(self, x: Tensor | NDArray[Any], weights: Tensor | None = None, max_paths: int = PATH_LIMIT) -> Tensor:
-        """Return the path enumeration h(x; w), float64 (N, paths): x at the path's input times all its weights.
+        """Return the path enumeration h(x; w), float64 (N, paths): the path's input times the product of its weights.
 
         Parameters
         ----------
@@ -228,10 +230,10 @@ class NeuronGraph:
         return ones[:, torch.from_numpy(coordinates)] * tree.products(self._factors(weights))
 
     def decompose(self, max_paths: int = PATH_LIMIT) -> SignTree:
-        """Return the network mu of weights +1 and -1 with f(x; w) = mu(h(x; w)), h that of `enumerate`.
+        """Return the network mu with weights +1 and -1 such that f(x; w) = mu(h(x; w)), with h as in `enumerate`.
 
-        Built by unrolling the graph into a tree and pulling absolute values towards the inputs; it depends on the
-        weights through their signs only.
+        The construction unrolls the graph into a tree and moves absolute values toward the inputs. The result depends
+        on the weights only through their signs.
 
         Raises
         ------
@@ -253,30 +255,31 @@ class NeuronGraph:
     def cuts(self) -> tuple[frozenset[Edge], ...]:
         """Return nested cuts of learnable edges, from the inputs to the outputs.
 
-        The k-th has the edges from vertices of a level below k to those of level k or above; levels are lengths of
-        longest paths where vertices that a fixed edge joins (and cycles that arise by joining them) are one. So the
-        l-th of a fully connected network with biases is W_l, b_l, b_{l+1}, ..., b_L. Empty where fixed edges lead from
-        an input to an output. Edges on no path are left out.
+        The k-th cut consists of the edges from levels below k to levels k and above. The level of a vertex is the
+        length of the longest path to it, after contracting fixed edges and the cycles that this creates. For a fully
+        connected network with biases, the l-th cut is therefore W_l, b_l, b_{l+1}, ..., b_L. The result is empty if
+        fixed edges lead from an input to an output. Edges on no path are omitted.
 
         Source: T46, in place of Definition 7 (E20).
         """
         return self.wiring.level_cuts(self.learnable)
 
     def layer_invariant(self, cut_a: Iterable[Edge], cut_b: Iterable[Edge]) -> float:
-        """Return the sum of squares of one cut's weights minus that of another's, constant under gradient flow (T46).
+        """Return the difference of the squared norms of two cuts, which is conserved under gradient flow (T46).
 
-        A weight that several edges share counts once; all of its edges on paths must be in the cut, as those of a
-        convolution are.
+        The value is the sum of squared weights of ``cut_a`` minus that of ``cut_b``. A weight shared by several edges
+        counts once, and all of its edges on paths must be in the cut, as for a convolution.
 
         Raises
         ------
         ValueError
-            If either is no cut, has an edge that is not learnable, or one that shares its weight with an edge outside.
+            If either set is not a cut, or contains an edge that is not learnable or shares its weight with an edge
+            outside the cut.
         """
         return self._squares(cut_a, "cut_a") - self._squares(cut_b, "cut_b")
 
     def _squares(self, cut: Iterable[Edge], name: str) -> float:
-        """Return the sum of squares of a cut's weights."""
+        """Return the sum of squared weights of a cut."""
         chosen = sorted({self._edge(edge, name) for edge in cut})
         fixed = next((e for e in chosen if not self.learnable[e]), None)
         if fixed is not None:
@@ -291,10 +294,11 @@ class NeuronGraph:
         return float(np.sum(self.weights[list(once.values())] ** 2))
 
     def vertex_invariants(self) -> dict[Vertex, float]:
-        """Return the sum of squared in-weights minus squared out-weights, constant under gradient flow (T44).
+        """Return squared in-weights minus squared out-weights per vertex, conserved under gradient flow (T44).
 
-        Of the vertices that are neither input nor output and whose edges are all learnable and share their weights with
-        no other edge; a bias counts as an in-edge. What holds for shared weights, as of convolutions, is not here.
+        Includes the vertices that are neither inputs nor outputs and whose edges are all learnable and do not share
+        their weights; a bias counts as an in-edge. Conserved quantities of shared weights, as in convolutions, are not
+        included.
         """
         wiring, size = self.wiring, self.weights**2
         values = np.bincount(wiring.targets, size, len(self)) - np.bincount(wiring.sources, size, len(self))
@@ -305,10 +309,10 @@ class NeuronGraph:
         return {self.vertices[v]: float(values[v]) for v in np.flatnonzero(kept)}
 
     def draw(self, axes: Any = None) -> Axes:
-        """Draw the network from left (inputs) to right, vertices by the length of the longest path from an input.
+        """Draw the network from left (inputs) to right, with vertices placed by their longest path from an input.
 
-        Blue edges have positive weights, orange ones negative, dashed ones are fixed; widths are as |w|. Small graphs
-        show names and weights.
+        Edges with positive weights are blue and edges with negative weights orange. Fixed edges are dashed, and the
+        line width increases with |w|. Small graphs show names and weights.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The nodes of a computation graph, and the value that each gives."""
+"""Nodes of computation graphs and their values."""
 
 from __future__ import annotations
 
@@ -15,63 +15,63 @@ from torch.nn.functional import conv1d, conv2d, conv3d, linear, pad, prelu
 
 @dataclass(frozen=True)
 class Node:
-    """An operation and the value it gives.
+    """An operation and its value.
 
     Attributes
     ----------
     name : str
-        Unique, e.g. "layers_0".
+        Unique name, e.g. "layers_0".
     op : str
-        What it does: "input" (the module's input), "linear" (W a + b along the last dimension), "conv" (convolution,
-        channels along the first dimension), "activation" (sigma_s, entry by entry), "add" (sum of the inputs, each
-        times a number), "diagonal" (entry by entry times a learnable vector), "average" (mean, sum or average pooling:
-        fixed weights along some dimensions, the same for all others), "maximum" (max pooling: positively homogeneous,
-        the same for every channel), "index" (entries of the inputs in another order: flatten, reshape, permute, cat,
-        chunk, pad) or "outside" (anything else: outside the theory).
+        The operation: "input" (the module's input), "linear" (W a + b along the last dimension), "conv" (convolution,
+        channels along the first dimension), "activation" (sigma_s, entrywise), "add" (weighted sum of the inputs),
+        "diagonal" (entrywise product with a learnable vector), "average" (mean, sum or average pooling: fixed weights
+        along some dimensions, the same for all others), "maximum" (max pooling: positively homogeneous, the same for
+        every channel), "index" (rearranged entries of the inputs: flatten, reshape, permute, cat, chunk, pad) or
+        "outside" (any other operation, outside the theory).
     inputs : tuple of str
-        Names of the nodes whose values it takes, in order; a node may occur twice.
+        Names of the input nodes, in order; a node can occur twice.
     shape : tuple of int
-        Of the value of one sample, without the dimension of the samples.
+        Shape of the value of one sample, without the sample dimension.
     module : str
-        The submodule's name, "" for a function.
+        Name of the submodule, or "" for a function.
     weight, bias : str
-        Names of its parameters as in ``module.named_parameters()``, "" for none. A "linear" weight is (out, in) unless
-        ``transposed``, a "conv" weight (out, in / groups, *kernel), a "diagonal" weight is reshaped to
-        ``weight_shape`` and broadcasts against the values (N, *shape).
+        Names of the parameters as in ``module.named_parameters()``, or "" if there is none. The weight of a "linear" is
+        (out, in) unless ``transposed``, and that of a "conv" is (out, in / groups, *kernel). The weight of a "diagonal"
+        is reshaped to ``weight_shape`` and broadcasts against the values (N, *shape).
     transposed : bool
-        Of a "linear": its weight is (in, out), as in ``a @ W``.
+        For "linear": whether the weight is (in, out), as in ``a @ W``.
     weight_shape : tuple of int
-        Of a "diagonal": the shape in which its weight broadcasts, e.g. (1, C, 1, 1).
+        For "diagonal": the shape in which the weight broadcasts, e.g. (1, C, 1, 1).
     slope : float
-        s of an activation sigma_s, any number: 0 is ReLU, 1 the identity, -1 the absolute value; NaN where learned
-        (PReLU; then ``weight`` names it, one number or one per channel, the first dimension).
+        Slope s of an activation sigma_s, any number: 0 is ReLU, 1 the identity, -1 the absolute value. NaN if it is
+        learned (PReLU); then ``weight`` names the parameter, with one entry or one per channel (first dimension).
     factors : tuple of float
-        Of an "add", one per input: (1, 1) is a sum, (1, -1) a difference, (2,) twice the input.
+        For "add", one factor per input: (1, 1) is a sum, (1, -1) a difference, (2,) twice the input.
     index : ndarray or None
-        Of an "index": for every entry of the value, flattened, the entry of the inputs (flattened and concatenated)
-        it is equal to, or -1 where it is 0 whatever the input.
+        For "index": for every entry of the flattened value, the equal entry of the inputs (flattened and concatenated),
+        or -1 if the value is 0 for every input.
     stride, padding, dilation, kernel : tuple of int
-        Of a "conv" and of pooling with a fixed window, per spatial dimension; empty for the mean over dimensions and
-        adaptive pooling, which ``windows`` describes.
+        For "conv" and pooling with a fixed window, per spatial dimension. Empty for means over dimensions and adaptive
+        pooling, which ``windows`` describes.
     padding_mode : str
-        "zeros" or "circular" of a "conv". Reflected and replicated padding, and uneven padding, are an "index" before a
-        "conv" without padding.
+        For "conv": "zeros" or "circular". Reflection, replication and asymmetric padding are represented by an "index"
+        before a "conv" without padding.
     groups : int
-        Of a "conv".
+        For "conv": number of groups.
     dims : tuple of int
-        Of an "average" or "maximum": the dimensions of one sample's input that it acts along; all others, the channels
-        among them, are left alone.
+        For "average" and "maximum": the dimensions of one sample's input along which the operation acts. Other
+        dimensions, including channels, are unaffected.
     windows : ndarray or None
-        Of an "average" or "maximum": (positions out, positions in), positions along ``dims``, flattened in order. The
-        weight of every position of the input in every position of the value: for one sample's input a the value is
-        ``a.movedim(dims, last).flatten(-len(dims)) @ windows.T``, reshaped; for "maximum" 1 where the position is in
-        the window. None where it was too large to build (more than 2^22 entries).
+        For "average" and "maximum": shape (positions out, positions in), with positions along ``dims``, flattened in
+        order. The weight of every input position in every output position: for the input a of one sample, the value is
+        ``a.movedim(dims, last).flatten(-len(dims)) @ windows.T``, reshaped. For "maximum", 1 if the position is in the
+        window. None if it would have more than 2^22 entries.
     held : tuple of str
-        Names of the parameters that an "outside" uses.
+        For "outside": names of the parameters it uses.
     text : str
-        Its label in drawings and reasons, e.g. "Linear(3, 5)".
+        Label in drawings and reasons, e.g. "Linear(3, 5)".
     reason : str
-        Of an "outside", why.
+        For "outside": the reason.
     """
 
     name: str
@@ -115,28 +115,28 @@ class Node:
         return np.tile(np.arange(count), self.size // count) if self.op == "linear" else self.weight_places()
 
     def pooled(self, before: Node) -> tuple[np.ndarray, np.ndarray]:
-        """Return the entries that an "average" or "maximum" gives and takes, (others, positions) each."""
+        """Return the output and input entries of an "average" or "maximum", each of shape (others, positions)."""
         taken = np.moveaxis(np.arange(before.size).reshape(before.shape), self.dims, range(-len(self.dims), 0))
         taken = taken.reshape(math.prod(taken.shape[: -len(self.dims)]), -1)
         return np.arange(self.size).reshape(len(taken), -1), taken
 
 
 def apply(node: Node, inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]) -> Tensor:
-    """Return the value (N, *shape) of a node from the values of its inputs, from its fields alone.
+    """Return the value (N, *shape) of a node, computed from its fields and the values of its inputs.
 
     Parameters
     ----------
     node : Node
-        Any but "input" and "outside".
+        Any node except "input" and "outside".
     inputs : sequence of Tensor
-        (N, *shape) each.
+        Values of the input nodes, each of shape (N, *shape).
     parameters : mapping of str to Tensor
-        By name, in the inputs' precision.
+        Parameters by name, in the precision of the inputs.
 
     Raises
     ------
     ValueError
-        If the node is "input" or "outside", or pooling whose windows were too large to build.
+        If the node is "input" or "outside", or pooling whose ``windows`` are None.
     """
     a = inputs[0] if inputs else torch.empty(0)
     weight, bias = parameters.get(node.weight), parameters.get(node.bias)

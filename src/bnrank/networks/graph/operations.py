@@ -1,4 +1,4 @@
-"""What the operations of torch are to the theory: linear maps, convolutions, activations, sums, reorderings."""
+"""Classification of torch operations: linear maps, convolutions, activations, sums, pooling and reorderings."""
 
 import functools
 import math
@@ -24,12 +24,12 @@ _WINDOW_LIMIT = 2**22
 
 
 def read(call: Call, emit: Emit) -> Any:
-    """Add the nodes of an operation and return its values.
+    """Return the values of an operation, after adding its nodes to the graph.
 
     Raises
     ------
     UnreadError
-        If it is outside the theory; the message is the reason.
+        If the operation is outside the theory; the message is the reason.
     """
     module, names = call.module, [_plain(call.name)]
     if module is not None:
@@ -284,7 +284,7 @@ def _pool(call: Call, emit: Emit) -> Value:
 
 
 def _windows(call: Call, spatial: tuple[int, ...], positions: int) -> np.ndarray | None:
-    """Return the value of pooling on unit images, one channel each."""
+    """Return the results of pooling on unit images, each with one channel."""
     size = math.prod(spatial)
     if positions * size > _WINDOW_LIMIT:
         return None

@@ -1,4 +1,4 @@
-"""From a module to its computation graph."""
+"""Tracing of modules into computation graphs."""
 
 import inspect
 import itertools
@@ -26,28 +26,28 @@ DRAWS = 32  # of runs in training mode
 
 
 def trace(net: nn.Module, example: Tensor | np.ndarray) -> LayerGraph:
-    """Return the computation graph of a module, an operation per node.
+    """Return the computation graph of a module, with one node per operation.
 
-    A copy of the module runs in eval mode, in float64, on two samples. The values of every operation tell reorderings
-    and pooling, whatever they are called, and verify every node. Linear and convolutional layers, positively
-    homogeneous activations, sums, learnable diagonals, pooling and reorderings are read. Anything else is a node
-    "outside" with the reason; the rest of the graph is still analyzed.
+    A copy of the module runs in eval mode and float64 on two samples. The values of every operation identify
+    reorderings and pooling, regardless of function names, and verify every node. Supported operations are linear and
+    convolutional layers, positively homogeneous activations, sums, learnable diagonals, pooling and reorderings. Any
+    other operation becomes a node "outside" with the reason; the rest of the graph is still analyzed.
 
     Parameters
     ----------
     net : torch.nn.Module
-        Any feedforward module of one tensor that returns one tensor; it is not changed.
+        A feedforward module that maps one tensor to one tensor; it is not modified.
     example : Tensor or ndarray
-        Samples (N, ...) of the module's input, one or more; only their shape matters.
+        One or more samples of the module's input, shape (N, ...); only the shape matters.
 
     Raises
     ------
     TypeError, ValueError
-        If it is no module, takes or returns more than one tensor, has recurrent layers, weights used in several places
-        (they are named), control flow that depends on the data (with the line), changes its input in place, or draws
-        random numbers that decide what it does: which operations or which entries, in eval mode or in training mode.
-        Detected within 3 more traces in eval mode and 32 runs in training mode; events of a probability of 1 percent
-        may be missed. Added noise and dropout are "outside" and not refused.
+        If ``net`` is not a module, takes or returns more than one tensor, has recurrent layers, uses weights in several
+        places (the error names them), has data-dependent control flow (the error gives the line), changes its input in
+        place, or draws random numbers that determine which operations or entries it uses, in eval or training mode.
+        Randomness is detected with 3 additional traces in eval mode and 32 runs in training mode; events with a
+        probability of 1 percent can be missed. Added noise and dropout are "outside" and raise no error.
 
     Examples
     --------
@@ -102,7 +102,10 @@ def _follow(net: nn.Module, x: Tensor, training: bool) -> tuple[Follower, Value]
 
 
 def _finished(follower: Follower, output: Value) -> tuple[Node, ...]:
-    """Return the nodes that reach the output, the output last: biases with their layers, no shared weights."""
+    """Return the nodes from which the output is reachable, with the output last.
+
+    Biases are merged with their layers. Raises an error if weights are shared.
+    """
     nodes, last = follower.nodes, str(output.node)
     while nodes[last].op == "cast":
         last = nodes[last].inputs[0]
@@ -126,7 +129,7 @@ def _alive(nodes: dict[str, Node], output: str) -> dict[str, Node]:
 
 
 def _biases(nodes: dict[str, Node], output: str) -> tuple[dict[str, Node], str]:
-    """Give added parameters to the layer before, where they are its bias; else they are outside."""
+    """Return the nodes and output with added parameters merged into the preceding layer as its bias, or "outside"."""
     names: dict[str, str] = {}
     for node in list(nodes.values()):
         if node.op != "bias":
@@ -167,7 +170,7 @@ def _check_unshared(nodes: Mapping[str, Node], uses: Mapping[str, Sequence[Use]]
 
 
 def _verify(net: nn.Module, x: Tensor, follower: Follower, output: Value) -> None:
-    """Refuse a graph whose output or gradients are not the module's own."""
+    """Raise if the output or the gradients of the graph differ from those of the module."""
     function = functional.Functional(net)
     names = [name for name, p in function.parameters.items() if p.is_floating_point()]
     for name in names:
@@ -198,7 +201,7 @@ def _verify(net: nn.Module, x: Tensor, follower: Follower, output: Value) -> Non
 
 
 def _check_training(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
-    """Refuse a module that is another function while training, where that can be seen."""
+    """Raise if the module computes a different graph in training mode, as far as this can be detected."""
     held, given = _copy(net, training=True), _double(x)
     try:
         with generators():
@@ -219,7 +222,7 @@ def _check_training(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
 
 
 def _check_draws(net: nn.Module, x: Tensor, nodes: Sequence[Node]) -> None:
-    """Refuse a module whose graph is another one after other random numbers."""
+    """Raise if the graph of the module depends on random numbers."""
     for seed in SEEDS:
         with generators(seed):
             follower, output = _follow(net, x, training=False)
@@ -287,7 +290,7 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def _steps(net: nn.Module, x: Tensor) -> str:
-    """Return "" if a module, a copy, runs the same operations under 32 seeds, else the first one that differs."""
+    """Return the first operation that differs between 32 seeds, or "" if there is none; ``net`` is a copy."""
     first: list[str] | None = None
     for seed in range(DRAWS):
         with generators(seed) as drawn:
@@ -303,7 +306,7 @@ def _steps(net: nn.Module, x: Tensor) -> str:
 
 
 class _Names(TorchFunctionMode):
-    """Records the names of the functions that are called, and the shapes of their results."""
+    """Records the names of called functions and the shapes of their results."""
 
     def __init__(self) -> None:
         super().__init__()

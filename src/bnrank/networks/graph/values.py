@@ -1,4 +1,4 @@
-"""Values and operations of a module that is traced: tensors of two samples, shared memory, reorderings of entries."""
+"""Values and operations of a traced module: tensors of two samples, shared memory and reorderings of entries."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ class UnreadError(Exception):
 
 
 def expect(condition: object, reason: str) -> None:
-    """Leave an operation outside, for a reason, unless the condition holds."""
+    """Raise `UnreadError` with a reason unless the condition holds."""
     if not condition:
         raise UnreadError(reason)
 
 
 @dataclass(eq=False)
 class Value:
-    """A tensor of a running module.
+    """A tensor in a traced module.
 
     Attributes
     ----------
     tensor : Tensor
         Its value on the two samples.
     node : str or None
-        The node that gave it; None where it does not depend on the module's input.
+        The node that computed it; None if it does not depend on the module's input.
     batch : int
-        Which of its dimensions is the samples; NO_SAMPLES if none is.
+        The sample dimension; NO_SAMPLES if there is none.
     sources : frozenset of str
-        The parameters that it is computed from, where it does not depend on the input.
+        The parameters from which it is computed, if it does not depend on the input.
     raw : bool
-        Whether it is a tensor that the trace does not follow: a buffer, or one made by forward on its own.
+        Whether the tensor is not traced: a buffer, or a tensor created by forward.
     merged : int
-        How many positions of a sample the dimension of the samples counts as well, as after ``x.reshape(-1, d)``.
+        Number of positions per sample merged into the sample dimension, as after ``x.reshape(-1, d)``.
     """
 
     tensor: Tensor
@@ -119,32 +119,32 @@ class Call:
 
     @property
     def taken(self) -> list[Value]:
-        """The values that it takes."""
+        """Its tensor arguments."""
         return leaves((self.args, self.kwargs), Value)
 
     @property
     def values(self) -> list[Value]:
-        """What it takes that depends on the module's input."""
+        """Arguments that depend on the module's input."""
         return [v for v in self.taken if v.node is not None]
 
     @property
     def constants(self) -> list[Value]:
-        """What it takes that does not depend on the module's input."""
+        """Arguments that do not depend on the module's input."""
         return [v for v in self.taken if v.node is None]
 
     @property
     def owned(self) -> list[str]:
-        """The parameters of the submodule that is called."""
+        """The parameters of the called submodule."""
         held = [] if self.module is None else [id(p) for p in self.module.parameters()]
         return [name for name, p in self.weights.items() if id(p) in held]
 
     @property
     def held(self) -> set[str]:
-        """All parameters that it takes."""
+        """All parameters it uses."""
         return {*self.owned, *(name for v in self.constants for name in v.sources)}
 
     def parameter(self, value: Value | None, what: str) -> tuple[str, Tensor, Tensor]:
-        """Return a parameter's name, its tensor, and the view of all of it that a value is; else refuse."""
+        """Return a parameter's name, its tensor and the value as a view of all of it; raise if it is not one."""
         depends = isinstance(value, Value) and value.node is not None
         expect(not depends, "product of two values")
         if not isinstance(value, Value) or not value.sources:
@@ -225,7 +225,7 @@ def same_order(a: Tensor, b: Tensor) -> bool:
 
 
 def addresses(tensor: Tensor) -> Tensor:
-    """Return where in its memory every entry of a tensor lies."""
+    """Return the position of every entry of a tensor in its storage."""
     memory = torch.arange(tensor.untyped_storage().nbytes() // tensor.element_size())
     return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
@@ -274,11 +274,11 @@ def reorder(values: list[Value], run: Callable[..., Any], result: Any, emit: Emi
     Parameters
     ----------
     values : list of Value
-        What the operation takes.
+        Arguments of the operation.
     run : callable
-        The operation on tensors in their place.
+        The operation as a function of tensors that replace these arguments.
     result
-        What it gave: a tensor, or several.
+        Result of the operation: one tensor or several.
     emit : callable
         Adds a node.
     """
@@ -320,9 +320,9 @@ def _samples(sample: Tensor) -> tuple[int, int]:
 
 
 def layout(call: Call, number: int) -> tuple[int, int]:
-    """Return where the samples are in a tensor of the result of any operation: which dimension, how many entries each.
+    """Return the sample dimension of a result tensor of any operation, and the number of its entries per sample.
 
-    Where it is no dimension that was the samples' before, they are found by changing one sample at a time.
+    If no sample dimension of an argument is preserved, it is found by perturbing one sample at a time.
     """
     shape = leaves(call.result, Tensor)[number].shape
     sizes = dict(enumerate(shape))
@@ -351,7 +351,7 @@ def layout(call: Call, number: int) -> tuple[int, int]:
 
 
 def _needed(values: list[Value], index: Tensor) -> tuple[list[Value], Tensor]:
-    """Leave out the inputs of which nothing is taken."""
+    """Return the inputs that are used, with the index renumbered accordingly."""
     kept, start, moved = [], 0, index.clone()
     for value in values:
         end = start + value.tensor.numel() // SAMPLES

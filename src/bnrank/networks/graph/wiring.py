@@ -1,4 +1,4 @@
-"""The structure of a weighted DAG without its weights: order, levels, numbers of paths, cuts and the tree of paths."""
+"""Structure of a weighted DAG without its weights: order, levels, path counts, cuts and the tree of paths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 
 class Wiring:
-    """Vertices, edges, inputs and outputs, checked and numbered.
+    """Validated and numbered vertices, edges, inputs and outputs.
 
     Attributes
     ----------
@@ -130,11 +130,11 @@ class Wiring:
     def level_cuts(self, learnable: NDArray[np.bool_]) -> tuple[frozenset[Edge], ...]:
         """Return the cuts of learnable edges between consecutive levels.
 
-        Every path contains exactly one edge of a set if and only if the set is where a potential phi goes from 0 to 1:
-        phi(v) is the number of edges of the set on the way to v, the same on every way, 0 at inputs and 1 at outputs.
-        It is constant along fixed edges. So vertices joined by one are merged, as are all inputs, all outputs, and
-        every cycle that this creates, since phi never falls. A DAG from the inputs to the outputs remains, and
-        phi_k = 1 from level k on.
+        Every path contains exactly one edge of a set if and only if the set consists of the edges along which a
+        potential phi increases from 0 to 1. Here phi(v) is the number of edges of the set on any path to v, which is
+        independent of the path, 0 at inputs and 1 at outputs. Since phi is constant along fixed edges, vertices joined
+        by fixed edges are merged, as are all inputs and all outputs. Since phi never decreases, every cycle that this
+        creates is merged too. The result is a DAG from the inputs to the outputs, with phi_k = 1 at levels >= k.
         """
         import networkx as nx
 
@@ -159,7 +159,7 @@ class Wiring:
 
     @cached_property
     def unrolled(self) -> Unrolled:
-        """The tree of path ends; its size is the number of paths times their length."""
+        """The tree of path suffixes, whose size is at most the number of paths times their length."""
         reached = zip(self.ending, self.reaching, strict=True)
         ending = np.array([n if to_outputs else 0 for n, to_outputs in reached], dtype=np.int64)
         is_input = self.coordinates >= -1
@@ -192,7 +192,7 @@ class Wiring:
         return Unrolled(vertices, parents, edges, np.array(starts, dtype=np.int64), leaves)
 
     def walk(self) -> Iterator[Vertices]:
-        """Yield the paths as tuples of vertices, in the order of their last edge, then the last but one, ..."""
+        """Yield the paths as tuples of vertices, sorted by their last edge, then the second to last, and so on."""
         parents, vertices = self.unrolled.parents.tolist(), self.unrolled.vertices.tolist()
         for node in self.unrolled.leaves.tolist():
             path = []
@@ -251,10 +251,10 @@ class Unrolled:
     edges : ndarray
         The edge from each node's vertex to its parent's, -1 for roots and entries of h, (nodes,).
     starts : ndarray
-        Where each depth begins, and the number of nodes, (depths + 1,).
+        First node of each depth, followed by the number of nodes, (depths + 1,).
     leaves : ndarray
-        The node that is the entry of h of each path, (paths,). Paths are in the order of their last edge, then the last
-        but one, ..., output after output.
+        The node that holds the entry of h of each path, (paths,). Paths are sorted by output, then by their last edge,
+        then the second to last, and so on.
     """
 
     vertices: Ints
