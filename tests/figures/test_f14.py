@@ -266,7 +266,7 @@ def test_a_tiny_run(tmp_path):
     assert [len(section.rows) for section in outcome.sections] == [5, 4, 5, 12]
     assert all(section.text for section in outcome.sections)
     assert "He's for the width times 30^(1/L)" in outcome.sections[1].text
-    assert "from 2 separate draws, keeping the one of least loss;" in outcome.sections[1].text
+    assert "from 2 separate draws, keeping the one with the lowest loss;" in outcome.sections[1].text
     assert [row["after training"] for row in outcome.sections[2].rows] == [c.measured for c in outcome.claims[7:12]]
     assert set(outcome.pictures) == {"linear", "trained", "diverging"}
 

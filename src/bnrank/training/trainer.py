@@ -181,7 +181,7 @@ class _Trainer:
                     self._evaluate()
                     self.optimizer.digest()
                     if last or self.step % self.settings.record_every == 0:
-                        tell(self.step, f"{text}, least loss {self._record(last):.4g}")
+                        tell(self.step, f"{text}, lowest loss {self._record(last):.4g}")
                     else:
                         self._drop_diverged()
                 elif not last:  # a complete run is extended

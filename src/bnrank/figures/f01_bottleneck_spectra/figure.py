@@ -34,7 +34,7 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     best = int(run.summary.loss.argmin("member"))
     measured = profile(run.network(best), task.x, task.y)
     text = f"Member {best} of {s.members}: loss {float(run.summary.loss[best]):.4f}."
-    section = Section("Spectra of the member of least loss", text=text, profile=measured, history=run.history)
+    section = Section("Spectra of the member with the lowest loss", text=text, profile=measured, history=run.history)
     picture = {"bottleneck-spectra": plots.bottleneck_spectra(measured)[0].figure}
     caption = "The ten largest singular values of activations and weights, and how nonlinear each layer is"
     captions = {"bottleneck-spectra": f"{caption}; shaded: the bottleneck"}

@@ -182,7 +182,7 @@ def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> Ball:
     only = [w for w, name in zip(places.vectors, places.names, strict=True) if name in names]
     return Ball(
         (f"ring of {size} pixels" if dimensions == 1 else f"torus of {size} x {size} pixels")
-        + (f", least loss of {s.members}" if s.members > 1 else ""),
+        + (f", lowest loss of {s.members}" if s.members > 1 else ""),
         task,
         network,
         measured,

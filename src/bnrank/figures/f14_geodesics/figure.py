@@ -76,7 +76,7 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
 def _training(settings: Settings) -> str:
     """Return the description of training and measurements."""
     width, gain, members = settings.width, settings.gain, settings.members
-    draws = "a separate draw" if members == 1 else f"{members} separate draws, keeping the one of least loss"
+    draws = "a separate draw" if members == 1 else f"{members} separate draws, keeping the one with the lowest loss"
     return (
         f"Data: F4's, {settings.samples} samples x = g(z), y = h(z_1, z_2) with z Gaussian in R^8, x and y in R^20, "
         f"g and h random ReLU networks: of bottleneck rank {RANK}. Networks: ReLU with biases, width {width}, ridge "
