@@ -39,8 +39,14 @@ class Search:
         """Return the estimator, not yet fitted."""
         names = {"depth": self.depth, "width": self.width, "steps": self.steps, "n_networks": self.members}
         options: dict[str, Any] = {name: "auto" if value is None else value for name, value in names.items()}
-        options |= {"ridges": _ridges(self.ridges), "random_state": self.seed, "progress": progress}
-        return getattr(bnrank.discovery, f"Bottleneck{kind.capitalize()}")(_components(self.components), **options)
+        estimator = getattr(bnrank.discovery, f"Bottleneck{kind.capitalize()}")
+        return estimator(
+            _components(self.components),
+            ridges=_ridges(self.ridges),
+            random_state=self.seed,
+            progress=progress,
+            **options,
+        )
 
 
 def discover_command(

@@ -12,8 +12,13 @@ from bnrank.cli.arguments import Data, ModelFiles, ModelSpec, TableColumns
 from bnrank.cli.terminal import escape, say
 
 # Headings that fit a terminal of 80 columns.
-SHORT = {"rank of W": "rank", "s₁ of W": "s₁(W)", "s₁ of activations": "s₁(a)", "nonlinearity": "nonlin."}
-SHORT["‖θ‖² of the layer"] = "‖θ‖²"
+SHORT = {
+    "rank of W": "rank",
+    "s₁ of W": "s₁(W)",
+    "s₁ of activations": "s₁(a)",
+    "nonlinearity": "nonlin.",
+    "‖θ‖² of the layer": "‖θ‖²",
+}
 
 
 def profile_command(

@@ -79,17 +79,28 @@ def _summary(outcome: figures.Outcome, running: list[str]) -> dict[str, object]:
     elif not outcome.error and not outcome.claims:
         result = "no claims"
     passed = sum(bool(claim.passed) for claim in outcome.claims)
-    row: dict[str, object] = {"id": id_, "name": name, "result": result}
-    row["claims reproduced"] = f"{passed} of {len(outcome.claims)}" if outcome.claims and not outcome.error else None
-    return row | {"time": bnrank.figures.duration(outcome.seconds) if outcome.seconds else None}
+    decided = outcome.claims and not outcome.error
+    return {
+        "id": id_,
+        "name": name,
+        "result": result,
+        "claims reproduced": f"{passed} of {len(outcome.claims)}" if decided else None,
+        "time": bnrank.figures.duration(outcome.seconds) if outcome.seconds else None,
+    }
 
 
 def _list(out: Path, scale: str, names: list[str]) -> None:
-    rows: list[dict[str, object]] = []
-    for entry in bnrank.figures.listing(out, scale, names):
-        figure = entry.figure
-        rows.append({"id": figure.id, "figure": f"{figure.name}\n{figure.title}", "claims": entry.claims})
-        rows[-1] |= {"stored": entry.result, "time": entry.time, "needs": _needs(figure, scale)}
+    rows = [
+        {
+            "id": entry.figure.id,
+            "figure": f"{entry.figure.name}\n{entry.figure.title}",
+            "claims": entry.claims,
+            "stored": entry.result,
+            "time": entry.time,
+            "needs": _needs(entry.figure, scale),
+        }
+        for entry in bnrank.figures.listing(out, scale, names)
+    ]
     listed = text.table(rows, title=f"{scale} scale, stored in {out}")
     for name in (0, 2, 4, 5):
         listed.columns[name].no_wrap = True

@@ -13,8 +13,13 @@ from bnrank.cli.arguments import Data, Quiet, TableColumns
 from bnrank.cli.terminal import say
 
 # Headings that fit a terminal of 80 columns.
-CURVES = {"loss": "loss", "cost": "cost", "‖θ‖²": "parameter_norm", "gradient": "gradient_norm"}
-CURVES["balance"] = "balance_residual"
+CURVES = {
+    "loss": "loss",
+    "cost": "cost",
+    "‖θ‖²": "parameter_norm",
+    "gradient": "gradient_norm",
+    "balance": "balance_residual",
+}
 
 
 @dataclass(frozen=True)

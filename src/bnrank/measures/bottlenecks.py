@@ -254,13 +254,18 @@ class Structure(Printed):
         return self.bottleneck.end
 
     def __str__(self) -> str:
-        rows: list[dict[str, object]] = []
-        for layer in self.layers:
-            rows.append(
-                {"layer": f"{layer.index}{'*' * layer.inside}", "above": layer.count, "distance": layer.distance}
-            )
-            rows[-1] |= {"s_k+1": layer.rest, "bias": layer.bias_norm, "nonlinearity": layer.nonlinearity}
-            rows[-1]["name"] = layer.name
+        rows = [
+            {
+                "layer": f"{layer.index}{'*' * layer.inside}",
+                "above": layer.count,
+                "distance": layer.distance,
+                "s_k+1": layer.rest,
+                "bias": layer.bias_norm,
+                "nonlinearity": layer.nonlinearity,
+                "name": layer.name,
+            }
+            for layer in self.layers
+        ]
         lines = [f"bottleneck: {self.kind}, {self.bottleneck}", text.render(rows)]
         return "\n".join(lines + [f"skipped {part}" for part in self.skipped])
 

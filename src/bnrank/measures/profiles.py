@@ -160,15 +160,28 @@ def profile(
         loss = "mse" if target.is_floating_point() else "cross_entropy"
         variables["cost"] = xr.DataArray(_cost(function, x, target, chunk_size), attrs={"loss": loss})
     bottleneck = found.bottleneck
-    how = f"forward passes in eval mode, {chunk_size} samples at a time; spectra in float64, activations and "
-    how += f"preactivations by {method} over blocks, not centered, values below {found.floor:g} of the largest are "
-    how += "rounding noise"
-    attrs: dict[str, Any] = {"title": f"profile of {type(net).__name__}", "samples": len(x), "rtol": rtol}
-    attrs |= {"atol": bottleneck.atol, "near_one": list(bottleneck.near_one), "min_layers": bottleneck.min_layers}
-    attrs |= {"chunk_size": chunk_size, "max_values": max_values, "index_cut": int(max(lengths) > max_values)}
-    attrs |= {"jacobian_samples": len(numbers), "method": method, "floor": found.floor}
-    attrs |= {"dtype": str(dtype).removeprefix("torch."), "bottleneck_reason": bottleneck.reason}
-    attrs |= {"bnrank_version": __version__, "how": how}
+    attrs: dict[str, Any] = {
+        "title": f"profile of {type(net).__name__}",
+        "samples": len(x),
+        "rtol": rtol,
+        "atol": bottleneck.atol,
+        "near_one": list(bottleneck.near_one),
+        "min_layers": bottleneck.min_layers,
+        "chunk_size": chunk_size,
+        "max_values": max_values,
+        "index_cut": int(max(lengths) > max_values),
+        "jacobian_samples": len(numbers),
+        "method": method,
+        "floor": found.floor,
+        "dtype": str(dtype).removeprefix("torch."),
+        "bottleneck_reason": bottleneck.reason,
+        "bnrank_version": __version__,
+        "how": (
+            f"forward passes in eval mode, {chunk_size} samples at a time; spectra in float64, activations and "
+            f"preactivations by {method} over blocks, not centered, values below {found.floor:g} of the largest are "
+            "rounding noise"
+        ),
+    }
     for name in ("rank", "start", "end", "gap"):
         value = getattr(bottleneck, name)
         if value is not None and math.isfinite(value):

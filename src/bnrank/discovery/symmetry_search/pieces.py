@@ -13,8 +13,12 @@ from bnrank.discovery.symmetry_search.fields import Coordinates, in_units, plane
 
 Point = tuple[Tensor, Tensor]  # in z and in x
 
-LENGTHS = {"Euclidean": "", "standardized": " (of standardized columns)"}
-LENGTHS |= {"covariance": " (in the metric of the covariance)", "ellipsoid": " (of an ellipsoid)"}
+LENGTHS = {
+    "Euclidean": "",
+    "standardized": " (of standardized columns)",
+    "covariance": " (in the metric of the covariance)",
+    "ellipsoid": " (of an ellipsoid)",
+}
 SMALL = 1e-3  # entries below this, relative to the largest, are omitted from texts
 ROUGH = 0.03  # the same threshold for directions that are not exact
 MAX_TERMS = 6
@@ -281,7 +285,8 @@ def _metrics(fields: Tensor, points: list[Point], search: Search) -> Iterator[tu
     metrics = {"Euclidean": euclidean.T @ euclidean, "standardized": standardized, "covariance": covariance}
     if search.exact:
         found = algebra.invariant_metric(fields[..., :-1], standardized, 1e-5)
-        metrics |= {} if found is None else {"ellipsoid": found}
+        if found is not None:
+            metrics["ellipsoid"] = found
     yield from ((name, metric, point) for name, metric in metrics.items() for point in points)
     for point in points if search.exact else []:
         lengths = _lengths(fields, point[1], search)

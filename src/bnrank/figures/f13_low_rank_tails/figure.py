@@ -199,8 +199,10 @@ def _layer_rows(c: Course) -> list[dict[str, object]]:
         {"layer": name, "kind": "before the tail", "ratio": ends[name]} for name in c.before
     ]
     for layer, factor in zip(c.tail.layers, c.tail.factors(c.flow.network), strict=True):
-        rows.append({"layer": layer.name, "kind": layer.kind, "ratio": ends[layer.name]})
-        rows[-1] |= {"bound": float(c.floors[layer.name][-1]), "2^N M": factor}
+        bound = float(c.floors[layer.name][-1])
+        rows.append(
+            {"layer": layer.name, "kind": layer.kind, "ratio": ends[layer.name], "bound": bound, "2^N M": factor}
+        )
     return [{"network and data": c.title, **row} for row in rows]
 
 

@@ -93,7 +93,8 @@ def weight_convolutions(
             found.skip(layer, note)
         elif found.add(layer, values.shape[:-1], "images"):
             rows.append(values[found.grid.places].cpu().numpy())
-            found.notes |= {layer.name: note} if note else {}
+            if note:
+                found.notes[layer.name] = note
     return found, rows
 
 

@@ -306,8 +306,13 @@ def draw_neurons(
         middle = (spots[u] + spots[v]) / 2 + [0, _bend(spots, u, v)]
         reach.append((middle[1] + (spots[u] + spots[v])[1] / 2) / 2)
         color = "0.6" if weights[e] == 0 else POSITIVE if weights[e] > 0 else NEGATIVE
-        style: dict[str, Any] = {"linestyle": "solid" if learnable[e] else (0, (4, 2)), "facecolor": "none"}
-        style |= {"linewidth": thin + (thick - thin) * abs(weights[e]) / largest, "edgecolor": color, "alpha": 0.8}
+        style: dict[str, Any] = {
+            "linestyle": "solid" if learnable[e] else (0, (4, 2)),
+            "facecolor": "none",
+            "linewidth": thin + (thick - thin) * abs(weights[e]) / largest,
+            "edgecolor": color,
+            "alpha": 0.8,
+        }
         curve = Path([spots[u], middle, spots[v]], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
         ax.add_patch(PathPatch(curve, zorder=1, **style))
         if len(weights) <= 30:  # more numbers could not be read

@@ -102,9 +102,16 @@ def _conv(call: Call, emit: Emit) -> Value:
         pad = functools.partial(nn.functional.pad, pad=flat, mode="constant" if mode == "zeros" else mode)
         x = reorder([x], lambda ids: pad(ids[0]), pad(x.tensor), emit, text=f"pad ({mode})")
         pads, mode = [(0, 0)] * count, "zeros"
-    fields: dict[str, Any] = {"weight": name, "bias": _bias(call, call.get(2, "bias"), (tensor.shape[0],))}
-    fields |= {"kernel": kernel, "stride": _numbers(call.get(3, "stride", 1), count), "dilation": dilation}
-    fields |= {"padding": tuple(p for p, _ in pads), "padding_mode": mode, "groups": call.get(6, "groups", 1)}
+    fields: dict[str, Any] = {
+        "weight": name,
+        "bias": _bias(call, call.get(2, "bias"), (tensor.shape[0],)),
+        "kernel": kernel,
+        "stride": _numbers(call.get(3, "stride", 1), count),
+        "dilation": dilation,
+        "padding": tuple(p for p, _ in pads),
+        "padding_mode": mode,
+        "groups": call.get(6, "groups", 1),
+    }
     return emit("conv", [x], call.result, 0, **fields)
 
 

@@ -300,7 +300,8 @@ def _map(values: np.ndarray, down: list[str], along: list[str], *, across: bool)
     titles = ("input", "coordinate") if across else ("coordinate", "input")
     x = parts.named_axis(titles[0], along, tickangle=-60 if slanted else 0, showgrid=False, zeroline=False)
     y = parts.named_axis(titles[1], down, autorange="reversed", showgrid=False, zeroline=False)
-    y |= {} if across else {"tickfont": {"size": 11}}
+    if not across:
+        y["tickfont"] = {"size": 11}
     return parts.figure(heat, x, y, height=max(150, min(height, 1200)))
 
 

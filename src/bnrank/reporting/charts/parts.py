@@ -12,15 +12,28 @@ import plotly.colors
 import plotly.graph_objects as go
 import plotly.io
 
-INK, MUTED, GRID, LINE, PANEL, SHADE = "#1c1e21", "#5b6168", "#ecebe7", "#dcdad5", "#ffffff", "rgba(0, 0, 0, .055)"
+INK = "#1c1e21"
+MUTED = "#5b6168"
+GRID = "#ecebe7"
+LINE = "#dcdad5"
+PANEL = "#ffffff"
+SHADE = "rgba(0, 0, 0, .055)"
 MEMBERS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#3A9BD9", "#C98A00", "#444444")
 DASHES = ("solid", "dash", "dot", "dashdot")
 SHADES = [
     tuple(plotly.colors.sample_colorscale("Viridis", [0.86 * t, 1 - 0.72 * t])) for t in np.linspace(0, 1, 101).tolist()
 ]
-DARK = dict(zip(MEMBERS, ("#5AB4F0", "#FF8A4C", "#2FCB9E", "#E59CC4", "#A5D8F7", "#F2B632", "#D0D0D0"), strict=True))
-DARK |= {INK: "#e8e6e1", MUTED: "#a3a9b1", GRID: "#2b2f34", LINE: "#373b41", PANEL: "#1d2024"}
-DARK |= {SHADE: "rgba(255, 255, 255, .07)", **dict(SHADES)}
+DARK_MEMBERS = ("#5AB4F0", "#FF8A4C", "#2FCB9E", "#E59CC4", "#A5D8F7", "#F2B632", "#D0D0D0")
+DARK = {
+    INK: "#e8e6e1",
+    MUTED: "#a3a9b1",
+    GRID: "#2b2f34",
+    LINE: "#373b41",
+    PANEL: "#1d2024",
+    SHADE: "rgba(255, 255, 255, .07)",
+    **dict(zip(MEMBERS, DARK_MEMBERS, strict=True)),
+    **dict(SHADES),
+}
 """Maps every color used in charts to its color in the dark scheme."""
 SCALES = ("linear", "log")
 
