@@ -202,7 +202,8 @@ def samples(value: object, name: str, *, features: int | None = None, minimum: i
         value = torch.from_numpy(np.ascontiguousarray(value))
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {describe(value)}, expected a torch.Tensor or numpy.ndarray")
-    got, expected = f"shape {tuple(value.shape)}", f"(N, {'features' if features is None else features})"
+    got = f"shape {tuple(value.shape)}"
+    expected = f"(N, {'features' if features is None else features})"
     expected = "(N, ...)" if ndim is None else expected
     floating = value.is_floating_point()
     expect(floating, name, f"dtype {value.dtype}", "floating point; convert it with .float()", TypeError)

@@ -113,7 +113,8 @@ def _digits_section(task: Task, run: Run) -> tuple[Section, dict[str, Any], str]
         f"{escaped}. A bias-free network of depth {depth} with weights N(0, 0.005^2), trained by normalized gradient "
         "descent: every step is half a percent of the length of theta."
     )
-    pictures, title = {"Loss and spectra": np.ravel(plots.plateaus(run.history))[0].figure}, "Handwritten digits"
+    pictures = {"Loss and spectra": np.ravel(plots.plateaus(run.history))[0].figure}
+    title = "Handwritten digits"
     section = Section(f"{title} from small weights", text, figures=pictures, history=run.history, profile=measured)
     return section, _row(task, run.summary.isel(member=0), measured), escaped
 

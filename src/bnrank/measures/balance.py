@@ -98,7 +98,8 @@ def norms(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[l
     ([tensor([9.], dtype=torch.float64)], [tensor([1.], dtype=torch.float64)])
     """
     layers = [weight.detach().double() for weight in weights]
-    incoming, outgoing = [(w * w).sum(1) for w in layers[:-1]], [(w * w).sum(0) for w in layers[1:]]
+    incoming = [(w * w).sum(1) for w in layers[:-1]]
+    outgoing = [(w * w).sum(0) for w in layers[1:]]
     for number, bias in enumerate(biases[:-1]):
         if bias is not None:
             incoming[number] = incoming[number] + bias.detach().double() ** 2

@@ -34,7 +34,8 @@ class Products:
         named = {name: p for name, p in function.parameters.items() if p.is_floating_point()}
         if not named:
             raise ValueError(f"net: {type(function.module).__name__} has no parameters, expected at least one")
-        self.names, self.parameters = list(named), [p.requires_grad_(True) for p in named.values()]
+        self.names = list(named)
+        self.parameters = [p.requires_grad_(True) for p in named.values()]
         self.count = sum(p.numel() for p in self.parameters)
         with torch.no_grad():
             self.d_out = function(x[:1]).numel()

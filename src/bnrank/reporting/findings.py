@@ -197,7 +197,8 @@ def _layer_rows(network: nn.Module) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for name, part in network.named_modules():
         if not list(part.children()):
-            layer, count = f"{type(part).__name__}({part.extra_repr()})", sum(p.numel() for p in part.parameters())
+            layer = f"{type(part).__name__}({part.extra_repr()})"
+            count = sum(p.numel() for p in part.parameters())
             rows.append({"name": name or "the module", "layer": layer, "parameters": count})
     return rows
 

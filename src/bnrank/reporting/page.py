@@ -118,7 +118,8 @@ def report(
 def compose(title: str, head: Sequence[Block], parts: Sequence[Part], with_contents: bool = False) -> str:
     """Return a page as text: a title, blocks below it, and sections, with a list of contents where wanted."""
     views = {plot.id: plot.view for part in parts for plot in plots_in(part.blocks)}
-    data, library = {"dark": DARK, "views": views}, plotly.offline.get_plotlyjs() if views else ""
+    data = {"dark": DARK, "views": views}
+    library = plotly.offline.get_plotlyjs() if views else ""
     return _template().render(title=title, head=head, parts=parts, contents=with_contents, data=data, plotly=library)
 
 

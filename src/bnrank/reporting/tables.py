@@ -67,7 +67,8 @@ def claim_rows(claims: Iterable[Any]) -> list[dict[str, object]]:
     words = {True: "pass", False: "fail", None: "not decided"}
     rows: list[dict[str, object]] = []
     for claim in claims:
-        result, measured = words[None if claim.passed is None else bool(claim.passed)], claim.measured
+        result = words[None if claim.passed is None else bool(claim.passed)]
+        measured = claim.measured
         if isinstance(measured, float | np.floating) and math.isnan(measured):
             measured = "NaN"
         rows.append({"result": result, "claim": claim.name, "measured": measured, "expected": claim.expected})

@@ -189,7 +189,8 @@ def read_table(
     named = str(path) in NAMED
     path = Path(path)
     if not named:
-        kind, hint = path.suffix.lower(), f", or one of {', '.join(NAMED)}{validation.suggest(path.name, NAMED)}"
+        kind = path.suffix.lower()
+        hint = f", or one of {', '.join(NAMED)}{validation.suggest(path.name, NAMED)}"
         expected = f"a file name ending in .npz or .csv{'' if kind else hint}"
         validation.expect(kind in (".npz", ".csv"), "path", f"{path.name!r}", expected)
         if not path.is_file():
@@ -230,7 +231,8 @@ def _read_npz(path: Path, outputs: bool) -> dict[str, np.ndarray]:
                     f"{name}: got unreadable data in {path.name} ({error}), expected plain numbers; "
                     "arrays of Python objects are refused"
                 ) from error
-            found, kinds = f"dtype {array.dtype} in {path.name}", "biufUS" if name.startswith("y") else "biuf"
+            found = f"dtype {array.dtype} in {path.name}"
+            kinds = "biufUS" if name.startswith("y") else "biuf"
             validation.expect(array.dtype.kind in kinds, name, found, "real numbers", TypeError)
             validation.expect(array.ndim != 0, name, f"one number in {path.name}", "one row per sample")
             arrays[name] = array.astype(np.str_) if array.dtype.kind == "S" else array

@@ -124,7 +124,8 @@ class Task(Printed):
     def _check(self, suffix: str) -> None:
         """Check and convert the training data (suffix "") or the test data ("_test")."""
         names = f"x{suffix}", f"y{suffix}"
-        x, y = validation.samples(getattr(self, names[0]), names[0], ndim=None), getattr(self, names[1])
+        x = validation.samples(getattr(self, names[0]), names[0], ndim=None)
+        y = getattr(self, names[1])
         if self.loss == "mse":
             y = validation.samples(y, names[1], features=self.y.shape[1] if suffix else None)
         elif self.loss == "logistic":
@@ -180,7 +181,8 @@ def signs(y: object, name: str) -> Tensor:
         raise TypeError(f"{name}: got {validation.describe(y)}, expected a torch.Tensor or numpy.ndarray of -1 and +1")
     labels = torch.as_tensor(y)
     validation.expect(not (labels.dtype == torch.bool or labels.is_complex()), name, y, "numbers -1 and +1", TypeError)
-    shape, expected = tuple(labels.shape), "labels (N,) or (N, 1) for 'logistic', whose output is one number"
+    shape = tuple(labels.shape)
+    expected = "labels (N,) or (N, 1) for 'logistic', whose output is one number"
     column = shape != () and shape[1:] in ((), (1,)) and labels.numel() > 0
     validation.expect(column, name, f"shape {shape}", expected)
     labels = labels.detach().double().reshape(-1, 1)

@@ -356,7 +356,8 @@ def preactivation_bound_at(facts: Facts, rows: Sequence[int], k: int) -> Preacti
         z = a[chosen] @ weight.T + (facts.biases[i] if facts.biases else 0.0)
         values = torch.linalg.svdvals(z)
         found.append(float(values[k]) / math.sqrt(len(z)) if k < len(values) else 0.0)
-    values, trace = torch.tensor(found, dtype=torch.float64), float(facts.ntk_trace[chosen].mean())
+    values = torch.tensor(found, dtype=torch.float64)
+    trace = float(facts.ntk_trace[chosen].mean())
     volumes = [facts.log_volume(row, k) for row in chosen]
     slack = facts.parameter_norm - k * facts.depth - 2 * max(volumes)
     return PreactivationBound(k, values, trace, min(volumes), *log_growths(facts, k), slack)

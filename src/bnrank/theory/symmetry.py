@@ -189,7 +189,8 @@ def rank_bound(
     ranks, worst = torch.zeros(0, dtype=torch.int64), 0.0
     for part in Jacobian(net, samples).chunks():
         part = part.cpu()
-        values, here = torch.linalg.svdvals(part), vectors[len(ranks) : len(ranks) + len(part)]
+        values = torch.linalg.svdvals(part)
+        here = vectors[len(ranks) : len(ranks) + len(part)]
         ranks = torch.cat([ranks, linalg.rank(values, rtol)])
         size, moved = values[:, :1] * here.norm(dim=1), (part @ here).norm(dim=1)
         worst = max(worst, float(torch.where(size > 0, moved / size.clamp(min=1e-300), 0.0).max()))
@@ -323,7 +324,8 @@ def classes_on_line(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-
     check_finite(net)
     chain, rtol = as_mlp(net), validation.rtol(rtol)
     layer, ratio = narrowest_layer(chain.weights)
-    got, expected = f"s_2 / s_1 = {ratio:.3g} or more, in layer {layer}", f"a weight of rank one (s_2 <= {rtol:g} s_1)"
+    got = f"s_2 / s_1 = {ratio:.3g} or more, in layer {layer}"
+    expected = f"a weight of rank one (s_2 <= {rtol:g} s_1)"
     validation.expect(ratio <= rtol, "net", got, expected)
     validation.expect(chain.widths[-1] >= 2, "net", "1 output", "one per class, at least 2")
     z, tail = rank_one_parts(chain, validation.samples(x, "x", ndim=None).flatten(1).double(), layer)

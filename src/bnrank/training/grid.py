@@ -219,7 +219,9 @@ def _run_all(
     """Return the number of ensembles that were run, which are those not stored yet."""
     waiting = [group for group in groups if not _is_done(group.path(task, folder))]
     waiting.sort(key=lambda group: -group.depth * group.width**2 * group.size)  # longest first
-    text, stored, threads = "training ensembles", len(groups) - len(waiting), torch.get_num_threads()
+    text = "training ensembles"
+    stored = len(groups) - len(waiting)
+    threads = torch.get_num_threads()
     if executor is None:
         processes = min(threads, len(waiting)) if processes is None else validation.integer(processes, "processes")
     with bar(progress, text, len(groups)) as tell, contextlib.ExitStack() as stack:
@@ -258,7 +260,9 @@ def _assemble(groups: list[_Group], task: Task, folder: Path, axes: dict[str, li
     """Return all results as one dataset."""
     import xarray as xr
 
-    shape, names, layers = tuple(len(values) for values in axes.values()), tuple(axes), max(axes["depth"])
+    shape = tuple(len(values) for values in axes.values())
+    names = tuple(axes)
+    layers = max(axes["depth"])
     found = [(g, xr.load_dataset(g.path(task, folder) / RESULT, engine="h5netcdf")) for g in groups]
     indices = max(result.sizes.get("index", 1) for _, result in found)
     data: dict[str, np.ndarray[Any, Any]] = {name: np.full(shape, np.nan) for name in SCALARS}

@@ -175,7 +175,8 @@ class EnsembleRecorder(Recorder):
         row["loss"][active], row["parameter_norm"][active] = loss, norms
         row["cost"][active], row["gradient_norm"][active] = loss - ridge * norms, gradient_norm
         if self.is_chain:
-            pieces, step_ = split(theta, self.shapes), 2 if len(self.shapes) > len(self.layers) else 1
+            pieces = split(theta, self.shapes)
+            step_ = 2 if len(self.shapes) > len(self.layers) else 1
 
             def balanced(i: int, member: int) -> None:
                 mine = [piece[i] for piece in pieces]
@@ -359,7 +360,8 @@ class Run(Printed):
             raise ValueError(f"out: {str(folder)!r} holds no run, expected a file networks.safetensors in it")
         try:
             stored = store.load(path, "run")
-            parameters, settings = stored.tensors["parameters"], TrainSettings.from_json(stored.about["settings"])
+            parameters = stored.tensors["parameters"]
+            settings = TrainSettings.from_json(stored.about["settings"])
             seconds, plan = stored.about["seconds"], stored.about["network"]
             history, summary = (
                 xr.load_dataset(folder / name, engine="h5netcdf") for name in ("history.nc", "summary.nc")
@@ -370,7 +372,8 @@ class Run(Printed):
             if plan is None:
                 raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")
             net = build(plan)
-        size, expected = sum(p.numel() for p in net.parameters() if p.requires_grad), parameters.shape[1]
+        size = sum(p.numel() for p in net.parameters() if p.requires_grad)
+        expected = parameters.shape[1]
         validation.expect(size == expected, "net", f"{size} parameters", f"{expected} ({settings.network})")
         return cls(history, summary, settings, seconds, net, parameters)
 

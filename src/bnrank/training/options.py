@@ -245,7 +245,8 @@ class Solver:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        method, euler = validation.choice(self.method, "method", METHODS), self.method == "euler"
+        method = validation.choice(self.method, "method", METHODS)
+        euler = self.method == "euler"
         validation.choice(self.time, "time", TIMES)
         validation.integer(self.seed, "seed", 0)
         validation.optional(validation.number, self.rtol, "rtol", 0.0, strict=True)

@@ -248,7 +248,9 @@ def equivariant_fit(parts: Sequence[nn.Module], z1: Tensor, z2: Tensor) -> Affin
                 continue
             reading = m @ vh[i].conj() / s[i] * scale  # t = a @ reading has mean square 1
             writing = vh[i] * s[i] / scale
-            row, column, power = torch.kron(reading, wave), torch.kron(writing, wave.conj()), float(s[i] ** 2)
+            row = torch.kron(reading, wave)
+            column = torch.kron(writing, wave.conj())
+            power = float(s[i] ** 2)
             if w == mirror:
                 found.append((power, row.real, column.real))
             else:  # with its conjugate at -w

@@ -383,7 +383,9 @@ def _norm(part: Any, value: Tensor) -> float | None:
     if isinstance(part, nn.LeakyReLU):
         return max(1.0, abs(part.negative_slope))
     if isinstance(part, CONVOLUTIONS):
-        sizes, pads, wraps = list(value.shape[2:]), pads_of(part), part.padding_mode == "circular"
+        sizes = list(value.shape[2:])
+        pads = pads_of(part)
+        wraps = part.padding_mode == "circular"
         too_wide = any(pad > reach for pad, reach in zip(pads, reach_of(part), strict=True))
         if part.padding_mode not in ("zeros", "circular") or (wraps and too_wide):
             return None

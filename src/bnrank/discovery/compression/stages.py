@@ -96,7 +96,11 @@ class Collapsing:
     """
 
     def __init__(self, judge: Judge, start: Cut, name: str, whole: Counts) -> None:
-        self.judge, self.start, self.parts, self.name, self.whole = judge, start, start.parts, name, whole
+        self.judge = judge
+        self.start = start
+        self.parts = start.parts
+        self.name = name
+        self.whole = whole
         self.places = [i for i, part in enumerate(self.parts) if is_linear(part)]
         self.values, self.metrics = judge.trace(self.parts), judge.metrics(self.parts)
         self.nearest = math.inf

@@ -205,7 +205,9 @@ class Path:
         return tuple(self._trial(fit) for fit in self.fits)
 
     def _trial(self, fit: Fit) -> Trial:
-        change, errors, held_out = fit.truncation.change, self.errors[self.best].mean(axis=1), fit.truncation.errors
+        change = fit.truncation.change
+        errors = self.errors[self.best].mean(axis=1)
+        held_out = fit.truncation.errors
         negligible = max(self.error, self.rtol * (errors[0] - errors[-1]), change.min())
         nominal = fit.ridge * fit.depth / self.fits[0].depth  # a dimension costs lambda L
         own = {name: getattr(fit, name) for name in ("ridge", "depth", "seed", "fold", "weight_rank", "loss")}

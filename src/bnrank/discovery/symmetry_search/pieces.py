@@ -281,7 +281,8 @@ def rotated(fields: Tensor, search: Search) -> tuple[list[Piece], Tensor]:
 def _metrics(fields: Tensor, points: list[Point], search: Search) -> Iterator[tuple[str, Tensor, Point]]:
     """Yield metrics and fixed points to try, by name."""
     where, euclidean = search.coordinates, _euclidean(search)
-    standardized, covariance = where.metric(where.spread), torch.eye(where.dimension, dtype=fields.dtype)
+    standardized = where.metric(where.spread)
+    covariance = torch.eye(where.dimension, dtype=fields.dtype)
     metrics = {"Euclidean": euclidean.T @ euclidean, "standardized": standardized, "covariance": covariance}
     if search.exact:
         found = algebra.invariant_metric(fields[..., :-1], standardized, 1e-5)

@@ -291,7 +291,8 @@ def _reflections(
     pieces: Sequence[Piece], coordinates: Coordinates, names: Sequence[str]
 ) -> Iterator[tuple[str, str, Tensor, Tensor]]:
     """Yield the reflections of one rotated direction, and of the axis where there is one."""
-    eye, hull = torch.eye(len(names), dtype=torch.float64), torch.linalg.qr(coordinates.out)[0]
+    eye = torch.eye(len(names), dtype=torch.float64)
+    hull = torch.linalg.qr(coordinates.out)[0]
     for piece in pieces:
         if piece.kind != "rotation" or piece.metric != "Euclidean" or piece.center is None:
             continue

@@ -136,7 +136,8 @@ def symmetries(
         ignored = along_flows(find_fields(sample, constants, given), constants, inner, held, given)
         if len(ignored.vectors):
             directions = constants.combined(ignored.vectors)[..., -1].T
-            worst, exact = residual(held, constants, ignored.vectors), ignored.status == "exact"
+            worst = residual(held, constants, ignored.vectors)
+            exact = ignored.status == "exact"
             pieces = translations(inner.out @ directions, worst, given.names, inner.spread, exact)
             inner = inner.without(directions)
         sample, held = (part.within(given.where, inner) for part in (sample, held))

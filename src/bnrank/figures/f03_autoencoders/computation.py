@@ -135,7 +135,9 @@ def _of_curve(run: Run, member: int, task: Task, curve: int, depth: int, noise: 
     assert task.truth is not None
     seen = torch.cat([task.truth.latents, task.truth.latents_test])
     line = polyline(task.truth.x_of_latents, float(seen.min()), float(seen.max()))  # type: ignore[arg-type]
-    network, last, x = run.network(member), run.summary.isel(member=member), held_out(task)[0]
+    network = run.network(member)
+    last = run.summary.isel(member=member)
+    x = held_out(task)[0]
     found = denoising(network, x, noise, distance=lambda points: distances_to_polyline(points, line), seed=NOISE_SEED)
     near = projection(network, x, rtol=RTOL)
     row = {
@@ -164,14 +166,17 @@ def image_task(images: Images) -> tuple[Task, Tensor]:
 
 def image_runs(out: Path, progress: bool, task: Task, images: Images, net: Network) -> list[OfImages]:
     """Train networks of one depth on images, and return the measurements of all of them."""
-    folder, optimizer = out / f"images-depth-{net.depth}", Adam(lr=images.lr, schedule="cosine")
+    folder = out / f"images-depth-{net.depth}"
+    optimizer = Adam(lr=images.lr, schedule="cosine")
     batches: dict[str, Any] = {"optimizer": optimizer, "batch_size": images.batch_size}
     run = net.train(task, folder, progress, members=images.nets, seed=0, **batches)
     return [_of_images(run, member, task, net.depth, images) for member in range(images.nets)]
 
 
 def _of_images(run: Run, member: int, task: Task, depth: int, images: Images) -> OfImages:
-    network, last, x = run.network(member), run.summary.isel(member=member), held_out(task)[0]
+    network = run.network(member)
+    last = run.summary.isel(member=member)
+    x = held_out(task)[0]
     unseen = denoising(network, x, images.noise, seed=NOISE_SEED)
     spectra = Jacobian(network, x[: images.jacobians]).singular_values
     spread = float((task.x - task.x.mean(0)).square().sum(1).mean())

@@ -57,7 +57,8 @@ def draw_runs(deep: Sequence[OfCurve], shallow: Sequence[OfCurve], threshold: fl
         left.plot(curves, [run.row["after / before"] for run in runs], mark, **style)
         right.plot(curves, [100 * run.row["rank 1"] for run in runs], mark, **style)
     reference(left, threshold, f"{threshold:g}")
-    places, title = sorted({run.row["curve"] for run in deep}), "Noise off the curve that is left"
+    places = sorted({run.row["curve"] for run in deep})
+    title = "Noise off the curve that is left"
     label(left, "curve (seed)", "median distance to the curve, after / before", title, log="y", xticks=places)
     label(right, "curve (seed)", "unseen points (%)", "Where the Jacobian has rank 1", ylim=(-4, 104), xticks=places)
     legend_below(picture, left)
@@ -99,7 +100,8 @@ def draw_images(deep: Sequence[OfImages], shallow: Sequence[OfImages]) -> Pictur
             right.plot(np.arange(1, len(values) + 1), values, color=hue, linewidth=1.6, label=name)
     end = max(before for run in (*deep, *shallow) for before, _ in run.distances)
     left.plot([0, end], [0, end], color=GRAY, linestyle="--", linewidth=1.2, label="unchanged")
-    what, title = "median distance to the image without noise", "Spectra of the Jacobian on unseen images"
+    what = "median distance to the image without noise"
+    title = "Spectra of the Jacobian on unseen images"
     label(left, f"{what}, before", f"{what}, after", "Unseen images, noise of six levels", legend="best")
     left.yaxis.label.set_size(9)
     up = r"singular value of $Jf(x)$, median over images"

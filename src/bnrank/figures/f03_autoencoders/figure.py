@@ -78,7 +78,8 @@ def image_claims(deep: Sequence[OfImages], shallow: Sequence[OfImages]) -> tuple
     largest = {name: float(np.max([run.row[name] for run in deep])) for name in deep[0].row if name != "status"}
     smallest = {name: float(np.min([run.row[name] for run in shallow])) for name in shallow[0].row if name != "status"}
     fits = float(np.max([run.row["unexplained, trained on"] for run in (*deep, *shallow)]))
-    distance, unseen = "median distance to the image without noise, after / before", "after / before, unseen"
+    distance = "median distance to the image without noise, after / before"
+    unseen = "after / before, unseen"
     over = "largest of deep over smallest of shallow"
     passed, rank = (largest[name] / smallest[name] for name in ("noise kept", "effective rank"))
     return (

@@ -161,7 +161,8 @@ def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> Ball:
     s, size = setup, setup.size
     ball: dict[str, Any] = {"speed": s.speed, "width": s.width, "within": "pixel", "n_test": s.tests}
     task = falling_ball(s.samples, size, dimensions, s.frames, s.gravity, s.seed, **ball)
-    widths, seeds = [s.channels] * (s.depth - 1) + [s.frames], range(s.seed, s.seed + s.members)
+    widths = [s.channels] * (s.depth - 1) + [s.frames]
+    seeds = range(s.seed, s.seed + s.members)
     nets = {seed: CircularConvolutional(task.x.shape[1:], widths, kernel=size, seed=seed) for seed in seeds}
     options: dict[str, Any] = {"members": s.members, "seed": s.seed, "records": 50}
     for stage, (ridge, steps) in enumerate(zip(s.ridge, s.steps, strict=True), 1):

@@ -39,7 +39,8 @@ def claims(ball: Ball) -> tuple[Claim, ...]:
     longest = "longest segment of layers of the same rank (bnrank.profile): frequencies kept, and their channels"
     low = segment.frequencies and max(modulus[each.frequency] for each in segment.frequencies) <= 1
     pairs = f"layers with {PAIRS} singular values in [0.5, 2] at each |w| = 1 and none above 0.1 beyond"
-    depth, second = spectra.sizes["layer"], f"from frequency 2 and {100 * NOISE:g} % of noise"
+    depth = spectra.sizes["layer"]
+    second = f"from frequency 2 and {100 * NOISE:g} % of noise"
     phases = "from the difference of two phases of frequency 1"
     measured = (
         above("next frames, explained share of the variance, balls all over", ball.explained, KNOWN),

@@ -42,7 +42,8 @@ def composition_claims(pairs: Mapping[int, tuple[Course, Course]]) -> tuple[Clai
     for inner, (deep, kernel) in pairs.items():
         faster, slower = (replace(c, errors=np.minimum(c.errors, 1)) for c in (deep, kernel))
         mean, low, _ = interval(faster.exponents - slower.exponents)
-        what, over = f"composition, inner dimension {inner}", "error of the network over the kernel's"
+        what = f"composition, inner dimension {inner}"
+        over = "error of the network over the kernel's"
         words = f"{faster.exponent[0]:.2f} and {slower.exponent[0]:.2f}, mean difference {mean:.2f}"
         difference = "exponent of the network less that of the kernel, lower end of the 95% interval"
         last = (deep.errors[:, -1] / kernel.errors[:, -1]).max()

@@ -126,7 +126,9 @@ def measure(task: Task, depth: int, scales: Sequence[float]) -> Exits:
     times, rates, curves, deeper = [], [], [], 0.0
     for scale in scales:
         net, time = surrounded(saddle, scale, seed=1), math.log(1 / scale) / kappa
-        solver, record, limits = Solver("euler", step=STEP), Record(every=20, top_k=2), Limits(max_networks=2)
+        solver = Solver("euler", step=STEP)
+        record = Record(every=20, top_k=2)
+        limits = Limits(max_networks=2)
         run = flow(net, (saddle.x, saddle.y), time, solver=solver, record=record, limits=limits)
         values = run.history["weight_singular_values"].values[0]
         second, first = values[:, 0, 1], values[:, 0, 0]
@@ -143,7 +145,8 @@ def measure(task: Task, depth: int, scales: Sequence[float]) -> Exits:
 
 def claims(exits: Exits) -> tuple[Claim, ...]:
     """Return the claims that compare times and rates with log(1/scale) / kappa."""
-    name, rate = "exit from a one-neuron saddle by joins: time per log(1/scale), times kappa", exits.rates[-1]
+    name = "exit from a one-neuron saddle by joins: time per log(1/scale), times kappa"
+    rate = exits.rates[-1]
     return (
         between(name, exits.slope * exits.kappa, 0.9, 1.1),
         between("growth rate of s_2(W_1) before the exit, over kappa", rate / exits.kappa, 0.9, 1.1),

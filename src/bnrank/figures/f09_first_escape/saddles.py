@@ -151,7 +151,8 @@ def claims(history: xr.Dataset, found: Sequence[Plateau], second: bool = True) -
     name = f"when s_2 is half of s_1 in layers {DEEP} to {depth - 1}, two have grown in each, not three"
     if out is None:
         return (*result, is_true(name, False, "no second escape in this time", "2 in each of them"))
-    values, time = _spectra(history, out), float(history["time_since_handover"].values[0, out])
+    values = _spectra(history, out)
+    time = float(history["time_since_handover"].values[0, out])
     third = float((values[DEEP - 1 : -1, 2] / values[DEEP - 1 : -1, 1]).max())
     at_end = "the second escape comes at the end of the second plateau: its time over the plateau's end"
     return (
@@ -220,7 +221,9 @@ class Part:
 
     def section(self) -> Section:
         """Return the plateaus as a table, with the skipped time and the number of steps."""
-        flow, text, steps = self.flow, f"{self.flow.steps} steps in {self.flow.seconds:.0f} s.", self.flow.history.step
+        flow = self.flow
+        text = f"{self.flow.steps} steps in {self.flow.seconds:.0f} s."
+        steps = self.flow.history.step
         if flow.handover is not None:
             skipped = f"The plateau at the origin is skipped up to t = {flow.handover.time:.4g}"
             text += f" {skipped}; times below count from there."

@@ -106,7 +106,8 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     n_in, n_out = task.x.shape[1], task.y.shape[1]
     runs = {}
     for width, seed in ((s.width, s.seed), *s.others):
-        widths, init = [n_in, *[width] * (s.depth - 1), n_out], s.init * math.sqrt(s.width / width)
+        widths = [n_in, *[width] * (s.depth - 1), n_out]
+        init = s.init * math.sqrt(s.width / width)
         net = LinearNetwork(widths, init=init, seed=seed, dtype=torch.float64)
         runs[width, seed] = linear.staircase(net, task, s.modes, skip=True)
     stairs = runs[s.width, s.seed]

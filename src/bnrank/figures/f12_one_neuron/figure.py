@@ -39,7 +39,8 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     section = Section("Speed at the kinks", text="Angles in radians; elsewhere the speed is lower.", rows=rows)
     pictures = {"speed-against-angle": draw(angle, measured, kinks, at_kinks)}
     captions = {"speed-against-angle": "The escape speed of one neuron per layer against its direction"}
-    made, data = claims(angle, measured, at_kinks, rank_one_speed(x, g)), {"data": "eight points on a circle"}
+    made = claims(angle, measured, at_kinks, rank_one_speed(x, g))
+    data = {"data": "eight points on a circle"}
     return Outcome(claims=made, sections=(section,), pictures=pictures, settings=data, captions=captions)
 
 

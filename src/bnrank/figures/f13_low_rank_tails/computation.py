@@ -50,7 +50,8 @@ def _layers(architecture: str, shape: Sequence[int], width: int) -> list[nn.Modu
         blocks = [FreeBlock(width, width), *(FreeBlock(width, width, slope=1) for _ in range(2))]
         return [nn.Flatten(), dense(math.prod(shape), width), nn.ReLU(), *blocks, dense(width, width), dense(width, 1)]
     first = [Convolutional(shape, [4], window=Window(stride=2))[0], nn.ReLU()]
-    halving, left = nn.Conv2d(4, 4, 3, stride=2, padding=1, bias=False), 4 * math.ceil(shape[-1] / 4) ** 2
+    halving = nn.Conv2d(4, 4, 3, stride=2, padding=1, bias=False)
+    left = 4 * math.ceil(shape[-1] / 4) ** 2
     if architecture == "convolutions":  # one with ReLU, two linear ones, two linear layers
         same = nn.Conv2d(4, 4, 3, padding=1, bias=False)
         return [*first, same, halving, nn.Flatten(), dense(left, width), dense(width, 1)]
@@ -180,7 +181,9 @@ def follow(architecture: str, task: Task, progress: bool, settings: Follow, seed
         squares = torch.linalg.svdvals(w.detach().flatten(1)).square()
         return float(squares[0] / squares.sum())
 
-    nets, title, times = path.networks, f"{architecture}; {task.name}", path.times[path.network_rows]
+    nets = path.networks
+    title = f"{architecture}; {task.name}"
+    times = path.times[path.network_rows]
     ratios = _columns([dict(zip(end.names, end.ratios(now), strict=True)) for now in nets])
     floors = _columns(
         [{bound.layer: bound.right / bound.frobenius for bound in end.bounds(now, start)} for now in nets]

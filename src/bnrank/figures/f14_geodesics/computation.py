@@ -211,7 +211,8 @@ def lines(folder: Path, progress: bool, settings: Settings) -> list[Line]:
         if not word:
             found.append(read_line("completely positive (T7)", completely_positive(a, depth, torch.eye(4)), x))
         net = LinearNetwork([4, *[s.linear_width] * (depth - 1), 4], bias=False)
-        task, stop = Task(x, x @ a.T, loss="mse", name="linear map"), Stop(s.linear_steps, gradient_norm=1e-12)
+        task = Task(x, x @ a.T, loss="mse", name="linear map")
+        stop = Stop(s.linear_steps, gradient_norm=1e-12)
         options: dict[str, Any] = {"ridge": s.linear_ridge, "seed": 0, "dtype": torch.float64, "record": 50}
         out = folder / f"linear{word.replace(', ', '-').replace(' ', '-')}"
         run = train(net, task, steps=stop, out=out, progress=progress, **options)
@@ -260,7 +261,8 @@ def trained(folder: Path, progress: bool, settings: Settings) -> list[Trained]:
     found = []
     for i, (depth, steps) in enumerate(zip(s.depths, s.steps, strict=True)):
         init, first = math.sqrt(2 / s.width) * s.gain ** (1 / depth), s.seed + i * s.members
-        net, options = mlp(task, depth, s.width, init=init, seed=first), {"members": s.members, "seed": first}
+        net = mlp(task, depth, s.width, init=init, seed=first)
+        options = {"members": s.members, "seed": first}
         run = train_recorded(net, task, folder / f"depth-{depth}", progress, ridge=s.ridge, steps=steps, **options)
         best = int(run.summary.loss.argmin("member"))
         history = run.history.isel(member=best)

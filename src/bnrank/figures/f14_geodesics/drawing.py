@@ -79,7 +79,8 @@ def trained(found: Sequence[Trained]) -> Picture:
     share = f"the same; {100 * made.share:.0f} % of the squared distances"
     title = rf"Paths of $K_0,\dots,K_L$; numbers: layers of L = {last.depth}"
     label(left, "angle between kernels (radians)", share, title, legend="best")
-    up, title = r"angle of $K_{\ell-1}$ and $K_\ell$ (radians)", "Step of every layer; dotted: before training"
+    up = r"angle of $K_{\ell-1}$ and $K_\ell$ (radians)"
+    title = "Step of every layer; dotted: before training"
     label(middle, RATIO, up, title, log="y", legend="best")
     at = np.arange(last.depth + 1) / last.depth
     for i, values in enumerate(np.maximum(last.values.T[:4], 1e-9)):
@@ -117,7 +118,8 @@ def diverging(found: Sequence[Family]) -> Picture:
     right.plot(cheapest, least, color=color(6), linewidth=2.0)
     u = np.geomspace(smallest(f.stretch for f in found), largest(f.stretch for f in found), 200)
     right.plot(u, kink(u), color=GRAY, linewidth=1.4, linestyle=":")
-    up, limits = r"$\|\theta\|^2-3L$", (smallest([least, *(f.excess for f in found)]) / 2, 20)
+    up = r"$\|\theta\|^2-3L$"
+    limits = (smallest([least, *(f.excess for f in found)]) / 2, 20)
     label(middle, "depth L", up, r"The norm above 3L; dashed: $12\,L^{1-2\gamma}$", log="xy", ylim=limits)
     title = r"The norm against u; dotted: $2e^{-u}+e^{-2u}$"
     label(right, r"u: kernels grow by $e^u$ to the middle", up, title, log="xy", ylim=limits)

@@ -53,7 +53,8 @@ DIVERGING = (
 def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Build and train all networks, measure their kernels, and draw their paths."""
     s = settings
-    straight, nets = geodesics.lines(folder, progress, s), geodesics.trained(folder, progress, s)
+    straight = geodesics.lines(folder, progress, s)
+    nets = geodesics.trained(folder, progress, s)
     depths, floor = s.diverging_depths, s.floor_depth
     families = [geodesics.family(rf"$\gamma$ = {gamma:g}", depths, gamma, None, floor) for gamma in s.gammas]
     families += [geodesics.family(f"bounded, u = {u:g}", depths, np.nan, u, floor) for u in s.stretches]
@@ -100,7 +101,8 @@ def line_claims(found: Sequence[Line]) -> tuple[Claim, ...]:
     off = "d(K_l, K_m) proportional to |l - m|, largest relative error"
     result = []
     for word in ("optimal", "trained"):
-        these, title = [line for line in found if line.title.startswith(word)], f"{word} linear networks"
+        these = [line for line in found if line.title.startswith(word)]
+        title = f"{word} linear networks"
         result.append(at_most(f"{title}, {bent}", largest(line.bent for line in these), STRAIGHT))
         result.append(at_most(f"{title}, {off}", largest(line.off for line in these), STRAIGHT))
     best, other = (next(line for line in found if line.title.startswith(w)) for w in ("optimal", "completely"))

@@ -142,7 +142,8 @@ def _head(found: Sequence[Entry], scale: str) -> Text:
     ran = [entry for entry in found if entry.ran]
     done = [entry.outcome for entry in ran if entry.outcome is not None and not entry.other]
     claims = [claim for outcome in done for claim in outcome.claims]
-    passed, time = sum(bool(claim.passed) for claim in claims), duration(sum(outcome.seconds for outcome in done))
+    passed = sum(bool(claim.passed) for claim in claims)
+    time = duration(sum(outcome.seconds for outcome in done))
     left = len(ran) - len(done)
     other = f" Not counted: {left} of other settings or of another version." if left else ""
     return Text(

@@ -76,7 +76,8 @@ def _left(top: Path) -> Iterator[float]:
         for parent in (inner, *inner.parents):  # limits of parents hold too; a container may see only the root
             group = top / "sys/fs/cgroup" / place / parent
             with contextlib.suppress(OSError, ValueError):
-                maximum, used = (group / limit).read_text().strip(), float((group / usage).read_text())
+                maximum = (group / limit).read_text().strip()
+                used = float((group / usage).read_text())
                 stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
                 if maximum != "max":
                     yield float(maximum) - used + float(stat.get(cache, 0))

@@ -324,7 +324,8 @@ def _outputs(layers: Layers, x: Array, inside: Array) -> tuple[Array, Array]:
 
 def _overlaps(edges: Sequence[tuple[Array, int]]) -> Iterator[tuple[Array, tuple[int, int]]]:
     """Iterate over the segments that two edges with different classes have in common."""
-    ends, labels = np.array([e for e, _ in edges]).reshape(-1, 2, 2), np.array([label for _, label in edges])
+    ends = np.array([e for e, _ in edges]).reshape(-1, 2, 2)
+    labels = np.array([label for _, label in edges])
     along = ends[:, 1] - ends[:, 0]
     lengths = np.linalg.norm(along, axis=1)
     long = np.flatnonzero(lengths > NEAR)

@@ -77,7 +77,8 @@ def inserted(layers: Chain, depth: int, x: Tensor | None = None, rtol: float = 1
     best, least = layers, float("inf")
     for place, basis, positive in _places(layers, x, rtol):
         if positive:
-            candidate, cost = _put(layers, place, [basis @ basis.T] * extra), float(extra * basis.shape[1])
+            candidate = _put(layers, place, [basis @ basis.T] * extra)
+            cost = float(extra * basis.shape[1])
         else:
             candidate = _split(layers, place, two_sided(basis, extra + 1, layers.slope))
             cost = candidate.norm - layers.norm

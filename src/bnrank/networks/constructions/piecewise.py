@@ -170,7 +170,8 @@ def max_of_affine(a: Arrays, b: Arrays | None = None, signs: Tensor | np.ndarray
     same = len({columns for _, columns in shapes}) == 1
     validation.expect(same, "a", f"groups of shapes {shapes}", "the same number of columns")
     if offsets is not None:
-        found, fits = [tuple(o.shape) for o in offsets], [len(o) for o in offsets] == [rows for rows, _ in shapes]
+        found = [tuple(o.shape) for o in offsets]
+        fits = [len(o) for o in offsets] == [rows for rows, _ in shapes]
         validation.expect(fits, "b", f"shapes {found}", f"one number per row of a, {shapes}")
     count = len(slopes)
     coefficients = torch.ones(1, count, dtype=slopes[0].dtype)

@@ -133,10 +133,8 @@ class SignTree:
         inner = np.flatnonzero(self.parents >= 0)
         path = {node: f"$h_{{{p}}}$" for p, node in enumerate(self.leaves.tolist())}
         names = [path.get(v) or drawing.shortened(label) for v, label in enumerate(self.labels)]
-        places, ends = (
-            drawing.tree_places(self.parents, self.depths, self.leaves),
-            np.stack([inner, self.parents[inner]], 1),
-        )
+        places = drawing.tree_places(self.parents, self.depths, self.leaves)
+        ends = np.stack([inner, self.parents[inner]], 1)
         values = (self.signs[inner].astype(np.float64), np.ones(len(inner), bool), self.slopes)
         return drawing.draw_neurons(places, ends, *values, names, axes, number="+.0f")
 

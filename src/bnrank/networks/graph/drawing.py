@@ -104,7 +104,8 @@ class _Layout:
             self.heights.append(-depth - top)
             depth += top + deepest * self.gap + self.tall / 2 + below + 0.1
         self.kinds = [op for op in _KINDS if op != "input" and any(node.op == op for node in nodes)]
-        left, right = -self.wide / 2 - 0.2, max(np.diff([*self.starts, count]) - 1) * self.step + self.wide / 2 + 0.2
+        left = -self.wide / 2 - 0.2
+        right = max(np.diff([*self.starts, count]) - 1) * self.step + self.wide / 2 + 0.2
         self.abreast = max(1, min(len(self.kinds), int((right - left) / 1.6)))
         self.bounds = (left, -depth - 0.22 * -(-len(self.kinds) // self.abreast) - 0.1, right, 0.0)
         self.size = (right - left + 0.2, 0.2 - self.bounds[1])

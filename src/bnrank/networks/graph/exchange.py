@@ -39,7 +39,8 @@ def read(graph: nx.DiGraph) -> dict[str, Any]:
     """Return the arguments of `NeuronGraph` for a networkx graph; see `NeuronGraph.from_networkx`."""
     import networkx as nx
 
-    digraph, kept = "a networkx.DiGraph", "keep parallel edges apart by a vertex of slope 1 in between"
+    digraph = "a networkx.DiGraph"
+    kept = "keep parallel edges apart by a vertex of slope 1 in between"
     validation.expect(isinstance(graph, nx.Graph), "graph", validation.describe(graph), digraph, TypeError)
     validation.expect(graph.is_directed(), "graph", "an undirected graph", digraph)
     validation.expect(not graph.is_multigraph(), "graph", "a multigraph", f"{digraph}; {kept}")

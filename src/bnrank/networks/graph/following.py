@@ -112,7 +112,8 @@ class Follower(TorchFunctionMode):
             return run(*args, **kwargs)
         if id(module) not in self.places:
             if any(True for _ in module.parameters()):
-                kind, advice = type(module).__name__, "keep it as an attribute, or in a ModuleList"
+                kind = type(module).__name__
+                advice = "keep it as an attribute, or in a ModuleList"
                 raise RefusedError(
                     f"net: forward calls a {kind} that is not registered as a submodule{where()}; {advice}"
                 )

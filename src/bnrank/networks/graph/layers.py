@@ -277,7 +277,8 @@ def _linear(node: Node, weight: Array) -> _Part:
 def _convolution(node: Node, before: Node, weight: Array) -> _Part:
     n_out, n_in, *kernel = weight.shape
     numbers = np.arange(1, before.size + 1).reshape(before.shape)
-    pads, mode = [(0, 0), *((p, p) for p in node.padding)], "wrap" if node.padding_mode == "circular" else "constant"
+    pads = [(0, 0), *((p, p) for p in node.padding)]
+    mode = "wrap" if node.padding_mode == "circular" else "constant"
     spans = [1 + dilation * (k - 1) for k, dilation in zip(kernel, node.dilation, strict=True)]
     windows = np.lib.stride_tricks.sliding_window_view(np.pad(numbers, pads, mode), (1, *spans))  # type: ignore[call-overload]
     steps = [slice(None, None, step) for step in (1, *node.stride, 1, *node.dilation)]

@@ -324,7 +324,8 @@ class NeuronGraph:
         ValueError
             If there are more than 2000 edges.
         """
-        places, ends = drawing.graph_places(self.wiring), np.stack([self.wiring.sources, self.wiring.targets], 1)
+        places = drawing.graph_places(self.wiring)
+        ends = np.stack([self.wiring.sources, self.wiring.targets], 1)
         names, headings = drawing.graph_names(self.vertices, places[0])
         values = (self.weights, self.learnable, self.slopes)
         return drawing.draw_neurons(places, ends, *values, names, axes, headings=headings)

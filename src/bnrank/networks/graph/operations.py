@@ -91,7 +91,8 @@ def _conv(call: Call, emit: Emit) -> Value:
     kernel = tuple(tensor.shape[2:])
     count = len(kernel)
     expect(_depends(x) and x.batch == 0 and x.tensor.ndim == count + 2, MIXES)
-    padding, dilation = call.get(4, "padding", 0), _numbers(call.get(5, "dilation", 1), count)
+    padding = call.get(4, "padding", 0)
+    dilation = _numbers(call.get(5, "dilation", 1), count)
     if padding == "same":
         totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         pads = [(total // 2, total - total // 2) for total in totals]

@@ -259,7 +259,8 @@ def _check(net: nn.Module) -> None:
     arguments = inspect.signature(net.forward).parameters.values()
     needed = [p.name for p in arguments if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if len(needed) > 1:
-        needs, advice = f"{len(needed)} arguments ({', '.join(needed)})", "wrap it in a module that fixes the others"
+        needs = f"{len(needed)} arguments ({', '.join(needed)})"
+        advice = "wrap it in a module that fixes the others"
         raise ValueError(f"net: the forward of {type(net).__name__} needs {needs}, expected one tensor; {advice}")
 
 

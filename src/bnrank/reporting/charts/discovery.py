@@ -72,7 +72,8 @@ def _summary(summary: Summary) -> View:
         notes.append(f"{len(summary.coordinates)} of {summary.rows} rows are shown")
     z = parts.numbers(summary.coordinates[:, :shown].T, 4)
     if labels := classes(summary):
-        dots, against = _class_dots(summary, z, labels) if shown else None, _confusion(summary, labels)
+        dots = _class_dots(summary, z, labels) if shown else None
+        against = _confusion(summary, labels)
     else:
         outputs = _outputs(summary, notes)
         dots, against = _dots(z, outputs) if shown else None, _predicted(outputs)
@@ -182,7 +183,8 @@ def _label(name: str) -> str:
 
 def _dots(z: Sequence[Any], outputs: Sequence[dict[str, Any]]) -> Chart:
     """Return the coordinates against each other, colored by an output; the only one, against the output."""
-    observed, labels = [[output["observed"]] for output in outputs], [output["label"] for output in outputs]
+    observed = [[output["observed"]] for output in outputs]
+    labels = [output["label"] for output in outputs]
     if len(z) == 1:
         hover, color = "%{x:.3g}, %{y:.4g}", parts.member_color(0)
         dots = parts.dots(z[0], observed[0][0], hover, color=color, opacity=0.75)
@@ -208,7 +210,8 @@ def _class_dots(summary: Summary, z: Sequence[Any], labels: list[str]) -> Chart:
     points = [[[z_j[i] for i in own] for own, _ in rows] for z_j in z]
     traces, key = [], []
     for c, name in enumerate(labels):
-        color, up = parts.member_color(c), points[1][c] if len(z) > 1 else parts.numbers(rows[c][1])
+        color = parts.member_color(c)
+        up = points[1][c] if len(z) > 1 else parts.numbers(rows[c][1])
         hover = f"{_label(name)}<br>%{{x:.3g}}{', %{y:.3g}' if len(z) > 1 else ''}"
         marker = {"color": color, "symbol": SYMBOLS[c // 7 % 6], "opacity": 0.8}
         traces.append(parts.dots(points[0][c], up, hover, size=7, **marker))
@@ -324,7 +327,8 @@ def _compressed(found: Compressed) -> View:
     charts = [Chart("Remaining cost (%)", figure)]
     if found.steps:
         changes = [parts.numbers(100 * step.change) for step in found.steps]
-        tol, kinds = parts.numbers(100 * certificate.tol), [step.kind for step in found.steps]
+        tol = parts.numbers(100 * certificate.tol)
+        kinds = [step.kind for step in found.steps]
         x = list(range(1, len(changes) + 1))
         hover = "step %{x}: %{text}<br>%{y:.4g} %"
         line = parts.line(x, changes, parts.member_color(0), hover, size=8, text=kinds)

@@ -96,7 +96,9 @@ def _curves(dataset: xr.Dataset, members: list[tuple[str, str, str]], notes: lis
     x, count = parts.numbers(dataset["step"].values[rows], 15), len(members)
     lines, key = [], []
     for i, (name, _, status) in enumerate(members):
-        color, dash, hover = parts.member_color(i), parts.DASHES[i // 7 % 4], f"{name}<br>step %{{x}}<br>%{{y:.4g}}"
+        color = parts.member_color(i)
+        dash = parts.DASHES[i // 7 % 4]
+        hover = f"{name}<br>step %{{x}}<br>%{{y:.4g}}"
         lines.append(parts.line(x, drawn[0][i], color, hover, size=0, line_dash=dash))
         key.append((color, name + (f" ({status})" if status in ("diverged", "interrupted") else "")))
     axes = [parts.log_axis(title, values) for title, values in curves.items()]
@@ -107,7 +109,8 @@ def _curves(dataset: xr.Dataset, members: list[tuple[str, str, str]], notes: lis
         Change("line.width", ("member",), [[3 if i == j else 1.4 for i in range(count)] for j in range(count)]),
         Change("opacity", ("member",), [[1 if i == j else 0.6 for i in range(count)] for j in range(count)]),
     ]
-    curve, plot = Control("curve", "quantity", titles), parts.figure(lines, parts.step_axis(), axes[0])
+    curve = Control("curve", "quantity", titles)
+    plot = parts.figure(lines, parts.step_axis(), axes[0])
     chart = Chart("Training curves", plot, key=key, picks="member", controls=[curve], changes=changes, marks=("step",))
     return [chart]
 
@@ -116,7 +119,8 @@ def _spectra(values: np.ndarray, steps: list[int], dataset: xr.Dataset) -> list[
     """Return the spectra at a step, the ranks over steps, and one layer over steps, of (step, member, layer, index)."""
     members, layers = range(values.shape[1]), dataset["layer"].values.tolist()
     drawn = parts.numbers(values.transpose(0, 1, 3, 2)[:, :, ::-1], 4)  # [step][member][index, the largest last][layer]
-    x, axis = parts.count_axis("layer", len(layers), layers[0]), parts.value_axis("singular value of W", values)
+    x = parts.count_axis("layer", len(layers), layers[0])
+    axis = parts.value_axis("singular value of W", values)
     key = parts.index_key(values.shape[3])
     spectra = Chart(
         "Weight spectra",
@@ -129,7 +133,8 @@ def _spectra(values: np.ndarray, steps: list[int], dataset: xr.Dataset) -> list[
         ],
         marks=("threshold",),
     )
-    bar, hover = parts.color_bar("rank", tickformat="d"), "step %{x}<br>layer %{y}<br>rank %{z}"
+    bar = parts.color_bar("rank", tickformat="d")
+    hover = "step %{x}<br>layer %{y}<br>rank %{z}"
     heat = parts.heat_map([[0] * len(steps) for _ in layers], hover, bar, x=steps, y=layers, colorscale="Cividis")
     heat.update(hoverongaps=False, xgap=0, ygap=0)
     plot = parts.figure(heat, {**parts.step_axis(), "showgrid": False}, {**x, "showgrid": False})
@@ -241,7 +246,8 @@ def _frequencies(
     lines = []
     for line in reversed(shown):
         said = f"%{{text}}<br>frequency {parts.escaped(line.name)}<br>s<sub>{line.channel}</sub> = %{{y:.4g}}"
-        drawn, style = parts.numbers(line.values), {"width": 2.6, "size": 6} if line.kept else {"width": 1, "size": 3}
+        drawn = parts.numbers(line.values)
+        style = {"width": 2.6, "size": 6} if line.kept else {"width": 1, "size": 3}
         lines.append(parts.line(layers, drawn, color(line.modulus), said, **style))
     kept = [line for line in shown if line.kept]
     labels = [_labels(kept, layers, limits, log, color) for log, limits in enumerate(parts.value_ranges(values))]

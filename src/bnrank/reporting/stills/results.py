@@ -100,7 +100,9 @@ def _coordinates(ax: Axes, summary: Summary, output: int, i: int, j: int) -> Non
     across, up = summary.coordinates[:, i], summary.coordinates[:, j]
     if labels is not None:
         for c, (rows, side_by_side) in enumerate(by_class(summary, labels)):
-            heights, color, marker = side_by_side if k == 1 else up[rows], OKABE_ITO[c % 7], _MARKERS[c // 7 % 6]
+            heights = side_by_side if k == 1 else up[rows]
+            color = OKABE_ITO[c % 7]
+            marker = _MARKERS[c // 7 % 6]
             ax.scatter(across[rows], heights, s=16, color=color, marker=marker, label=labels[c])
         if k == 1:
             ax.set_yticks(range(len(labels)), labels)

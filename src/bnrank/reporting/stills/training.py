@@ -95,7 +95,8 @@ def _stages(axes: Any, step: Any, found: Sequence[Any], marks: Mapping[str, int]
         for ax in axes:
             ax.axvspan(begin, end, color="0.93", zorder=0)
         wide = end - begin > 0.1 * (step[-1] - step[0])
-        text, top = f"plateau {plateau.number}" if wide else str(plateau.number), ((begin + end) / 2, 1)
+        text = f"plateau {plateau.number}" if wide else str(plateau.number)
+        top = ((begin + end) / 2, 1)
         style = {"ha": "center", "va": "bottom", "fontsize": 8, "color": "0.35"}
         axes[0].annotate(text, top, (0, 1), ("data", "axes fraction"), "offset points", **style)
     for i, (label, row) in enumerate(marks.items()):

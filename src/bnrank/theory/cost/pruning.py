@@ -115,7 +115,8 @@ class _Work:
     """A chain from which neurons are removed, and a record of them."""
 
     def __init__(self, chain: Arrays, rtol: float) -> None:
-        self.weights, self.biases = [w.copy() for w in chain.weights], [b.copy() for b in chain.biases]
+        self.weights = [w.copy() for w in chain.weights]
+        self.biases = [b.copy() for b in chain.biases]
         self.chain = Arrays(self.weights, self.biases, chain.slope)  # shares these lists, which change in place
         self.slope, self.rtol, self.changes = chain.slope, rtol, 0
         self.labels = [np.arange(len(w)) for w in self.weights[:-1]]

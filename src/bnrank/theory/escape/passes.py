@@ -39,7 +39,8 @@ class Pass:
             self._derivatives.append(self._side(z))
             self._kinks.append(z.abs() <= kink_rtol * z.abs().max())
         self.outputs = self.activations[-1] @ self.weights[-1].T
-        finite, got = bool(torch.isfinite(self.outputs).all()), "samples at which the outputs of net overflow"
+        finite = bool(torch.isfinite(self.outputs).all())
+        got = "samples at which the outputs of net overflow"
         validation.expect(finite, "x", got, "samples of another scale", validation.RangeError)
         self.at_outputs = gradient_at(loss, self.outputs, y)
 

@@ -62,7 +62,8 @@ def network(net: nn.Module, inputs: int, outputs: int) -> tuple[list[Array], flo
     chain = bias_free(net)
     weights, _ = chain.arrays()
     sizes = weights[0].shape[1], len(weights[-1])
-    got, expected = f"{sizes[0]} inputs and {sizes[1]} outputs", f"{inputs} and {outputs}, as x and g have"
+    got = f"{sizes[0]} inputs and {sizes[1]} outputs"
+    expected = f"{inputs} and {outputs}, as x and g have"
     validation.expect(sizes == (inputs, outputs), "net", got, expected)
     largest = max(float(np.abs(w).max()) for w in weights)
     validation.expect(largest, "net", "parameters that are all zero", "a direction in parameter space")

@@ -197,7 +197,8 @@ def _bound(j: int, name: str, tracks: Iterable[Track], unlike: str) -> Verdict:
         status, reason = (NOT_APPLICABLE, unlike) if unlike else (VIOLATED, "")
     elif all(b.right <= 0 for b, _ in found):
         vacuous = "the bound is not positive at any row"
-    assumptions, note = ("gradient flow from the first row on",), f"at step {step}, where it is closest"
+    assumptions = ("gradient flow from the first row on",)
+    note = f"at step {step}, where it is closest"
     return Verdict(*about, status, bound.right, bound.left, "<=", slack, 1e-9, assumptions, reason, note, vacuous)
 
 

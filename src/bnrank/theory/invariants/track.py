@@ -158,7 +158,8 @@ class Track:
         self, step: int, time: float, parameters: Tensors, *, last: bool = False, copies: Tensors | None = None
     ) -> None:
         """Add a row, once all of it is measured; the parameters that enter a quantity are written to ``copies``."""
-        since, number = step - self.steps[self.wide[-1]] if self.wide else math.inf, len(self.steps)
+        since = step - self.steps[self.wide[-1]] if self.wide else math.inf
+        number = len(self.steps)
         with np.errstate(all="ignore"):  # of a training that diverges
             measured = self.ledger.forms.measure(parameters, copies)
             if self.matrices_every and (since >= self.matrices_every or (last and since > 0)):

@@ -110,7 +110,8 @@ def _few_layers(facts: Facts) -> Sides:
     found = _hidden(facts)
     tails = found.activation_tails
     right = -2 * math.log(found.share)
-    most, half = float(found.activation_ranks.to(torch.float64).log().sum()), math.floor(right / math.log(2))
+    most = float(found.activation_ranks.to(torch.float64).log().sum())
+    half = math.floor(right / math.log(2))
     ordered = tails.sort(descending=True).values * torch.arange(1, len(tails) + 1)
     note = (
         f"the largest m t_(m) is {float(ordered.max()):.4g}, at m = {int(ordered.argmax()) + 1}; at most {half} of "

@@ -78,7 +78,8 @@ def _jacobian_bound(facts: Facts) -> Sides:
     depth = facts.depth
     i = int(linalg.schatten(facts.jacobian_values, depth, facts.rtol).argmax())
     values = counted_values(facts, i)
-    left, note = depth * float(linalg.schatten(values, depth, 0.0)), _where(facts, i, f"rank {len(values)}")
+    left = depth * float(linalg.schatten(values, depth, 0.0))
+    note = _where(facts, i, f"rank {len(values)}")
     return Sides(left, facts.parameter_norm, assumptions=CHAIN, note=note)
 
 

@@ -41,7 +41,8 @@ def _volumes(facts: Facts) -> list[Sides]:
             if k == 0 or any(float(half[k - 1]) < 1e-8 * float(half[0]) for half in halves):
                 continue  # the logarithm is rounding
             logs = torch.cat([half[:k] for half in halves]).log()
-            scale, note = k + float(logs.abs().sum()), sample.note(f"layer {layer}, rank {k}")
+            scale = k + float(logs.abs().sum())
+            note = sample.note(f"layer {layer}, rank {k}")
             found.append(Sides(facts.log_volume(sample.row, k), float(logs.sum()), "=", 1e-6, scale, note=note))
     assume(any(ranks), "rank Jf(x) is at least 1", "Jf = 0 at every sample checked")
     if not found:

@@ -180,7 +180,8 @@ class FlowRecorder(Recorder):
 
     def __init__(self, net: nn.Module, example: Tensor, settings: FlowSettings, workers: Workers) -> None:
         super().__init__(net, example, settings, 1, workers, COLUMNS)
-        self.most, self.spectra_every = settings.max_networks, settings.spectra_every // settings.record_every
+        self.most = settings.max_networks
+        self.spectra_every = settings.spectra_every // settings.record_every
         self.phases: list[str] = []
         self.kept: dict[int, Tensor] = {}
         self.stride = 1

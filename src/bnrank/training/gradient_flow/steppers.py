@@ -76,7 +76,9 @@ class Explicit:
     """
 
     def __init__(self, method: str, rtol: float, kink_rtol: float) -> None:
-        self.tableau, self.rtol, self.kink_rtol = _tableau(method), rtol, kink_rtol if method != "heun" else 0.0
+        self.tableau = _tableau(method)
+        self.rtol = rtol
+        self.kink_rtol = kink_rtol if method != "heun" else 0.0
         self.level = 0  # steps taken at kinks; 0 where the field is smooth
         self.wait = 0  # steps to take at the kink before the original method is retried
         self.returns = 0  # failed attempts to return to the original method
@@ -166,7 +168,8 @@ class Implicit:
     def __init__(self, method: str, rtol: float) -> None:
         from scipy import integrate
 
-        self.solver, self.rtol = {"lsoda": integrate.LSODA, "bdf": integrate.BDF}[method], rtol
+        self.solver = {"lsoda": integrate.LSODA, "bdf": integrate.BDF}[method]
+        self.rtol = rtol
         self._running: Any = None
         self._size = 0.0
 
