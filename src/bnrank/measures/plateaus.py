@@ -13,7 +13,7 @@ __all__ = ["Plateau", "find"]
 
 Array = np.ndarray
 BINS = 4  # levels per smallest relevant drop
-SWING = 4.0  # smallest ratio of the time in a candidate level to the time in the levels in between
+SWING = 4.0  # smallest ratio of the time in a candidate level to that in the fastest level next to it
 SPIKE = 10.0  # robust standard deviations from the running median of 11 rows beyond which a row is a spike
 NOISE = 5.0  # drops below this many standard deviations of the noise do not count
 
@@ -129,7 +129,7 @@ def find(
     min_rest : float
         Minimum duration of a plateau, in units of the durations of the adjacent drops, positive.
     window : int
-        Rows of the running mean, for mini-batches; 1 for none.
+        Rows of the running mean, for mini-batches; 1 for none. An even number counts as the next odd one.
 
     Returns
     -------
@@ -194,7 +194,7 @@ def _between(value: object, name: str, low: float, high: float) -> float:
 
 
 def _running_mean(values: Array, window: int) -> Array:
-    """Return the means over ``window`` rows around each row, over fewer near the ends."""
+    """Return the means over ``window`` rows (one more if even) around each row, over fewer near the ends."""
     import pandas as pd
 
     if window < 2:

@@ -108,7 +108,7 @@ def profile(
         If a layer is a circular convolution, also ``frequency_singular_values`` (layer, frequency, channel) and
         ``frequency_rank`` (layer, frequency), as in :mod:`bnrank.frequencies`, with coordinates ``multiplicity`` and
         ``modulus``; ``kept_channels`` (frequency), the number of channels of each frequency that the bottleneck keeps;
-        and the attribute ``kept_reason`` if there is no bottleneck.
+        and the attribute ``kept_reason`` if there is no bottleneck, or none of its layers has frequencies.
 
     Raises
     ------

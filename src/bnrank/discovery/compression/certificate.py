@@ -151,8 +151,8 @@ class Certificate(Printed):
         For all inputs near the samples; None where a part has no known Lipschitz constant, or the module has more than
         one segment.
     rank : int or None
-        The smallest dimension between two parts of f^: f^ = h o g with this inner dimension, which bounds its
-        bottleneck rank, on all inputs (T18). None where the module has more than one segment.
+        The smallest dimension of the input or of the output of a part of f^: f^ = h o g with this inner dimension,
+        which bounds its bottleneck rank, on all inputs (T18). None where the module has more than one segment.
     parameters_before, parameters : int
         Total number of entries of the parameters.
     multiply_adds_before, multiply_adds : int
@@ -321,7 +321,7 @@ def _bound(whole: tuple[Parts, Parts], sample: Tensor, found: tuple[Tensor, Tens
 
 
 def _ranks(parts: Parts | None, net: nn.Module, sample: Tensor, x: Tensor) -> tuple[int | None, int | None]:
-    """Return the smallest dimension between two parts, and the largest rank of a Jacobian."""
+    """Return the smallest dimension of the input or of the output of a part, and the largest rank of a Jacobian."""
     if parts is None:
         return None, None
     with torch.no_grad():

@@ -202,7 +202,7 @@ def equivariant_fit(parts: Sequence[nn.Module], z1: Tensor, z2: Tensor) -> Affin
     Parameters
     ----------
     parts : sequence of torch.nn.Module
-        The parts between z1 and z2.
+        From the layer with output z1 to the one with output z2, both included.
     z1, z2 : Tensor
         (N, c1, *n), (N, c2, *n), at least two samples.
 

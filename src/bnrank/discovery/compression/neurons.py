@@ -71,8 +71,8 @@ def narrowed(judge: Judge, parts: Parts, chosen: Sequence[Ranking], scale: float
 
     :func:`~bnrank.discovery.compression.parts.cheapest` decides how many are kept. A removed unit is expressed as a
     linear function of those kept, by least squares on the samples, and absorbed into the reader. Parts are processed in
-    order. Each fit maps the part's present input (after earlier removals) to its original input, so that later fits
-    correct earlier errors.
+    order. Each fit maps the reader's present input (after the removals so far) to its original input, so that later
+    fits correct earlier errors.
 
     Returns
     -------

@@ -323,7 +323,7 @@ def _rest(work: nn.Module, name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _cut(judge: Judge, segment: Segment, limit: float, tune: int) -> Cut:
-    """Return a reduced segment; with tuning, cut at the largest multiple of the limit that tuning can correct.
+    """Return a reduced segment; with tuning, the cheapest of the cuts at multiples of the limit that end within it.
 
     A tuned outcome counts only if it has no more parameters and multiply-adds than the outcome without tuning: in the
     cost alone, fewer layers could outweigh more of either.

@@ -133,7 +133,7 @@ class Search:
     names : sequence of str
         Names of the columns.
     holds : callable
-        Returns whether fields leave f unchanged as well as the detected ones.
+        Returns whether fields leave f unchanged to the same accuracy as the detected ones.
     residual : callable
         Returns the largest relative singular value of fields.
     exact : bool

@@ -252,8 +252,8 @@ def candidates(coordinates: Coordinates, pieces: Sequence[Piece], names: Sequenc
     """Return maps to test, (kind, text, [A b]).
 
     Flips of single columns and of all columns, about 0 and, where the data do not have mean 0, about the mean; flips of
-    pairs; swaps of two columns; the cyclic shift and the reversal of all columns; for every detected rotation, a
-    reflection within its space and one of its axis.
+    pairs; swaps of two columns; the cyclic shift and the reversal of all columns; for every detected
+    rotation that preserves Euclidean length, a reflection within its space, and one of its axis if it has one.
     """
     found = [*_of_columns(coordinates, names), *_reflections(pieces, coordinates, names)]
     return [
@@ -322,7 +322,7 @@ def given_maps(given: Sequence[Any], d: int) -> list[Map]:
 def tested(
     net: nn.Module, x: Tensor, coordinates: Coordinates, maps: Sequence[Map], rtol: float | None
 ) -> tuple[FiniteTest, ...]:
-    """Return the tests of maps on samples (N, d); pairs of flips that are symmetries by themselves are omitted."""
+    """Return the tests of maps on samples (N, d), without pairs of flips of which each is a symmetry by itself."""
     before = outputs_of(net, x)
     size = math.sqrt(2 * float((before - before.mean(0)).square().sum()) / len(x))
     scaled = x / coordinates.spread

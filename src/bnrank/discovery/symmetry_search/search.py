@@ -44,8 +44,8 @@ def symmetries(
 
     both norms on the right in z. It is dimensionless, 0 for a symmetry, about 1 for a field whose directions are
     unrelated to Jf, and invariant under affine changes of x. (Jacobian norms are clipped so that no sample contributes
-    more than 2 percent of the sum of ||Jf(x_i)||_F^2: otherwise a single sample near a pole could determine the
-    result.)
+    more than 2 percent of the sum of ||Jf(x_i)||_F^2, or 5 / N if N < 250: otherwise a single sample near a pole could
+    determine the result.)
 
     Constant fields are searched first: directions that f ignores, which are divided out. The second search covers all
     affine fields A x + b of the remaining coordinates (or the span of given fields), by the singular values s_1 <= s_2

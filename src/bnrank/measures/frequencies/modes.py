@@ -32,7 +32,7 @@ class Grid:
     size : tuple of int
         n of the images in each dimension.
     vectors : tuple of tuple of int
-        w, cycles per image in each dimension, from -(n - 1) // 2 to n // 2; by |w|, then by the entries.
+        w, cycles per image in each dimension, from -((n - 1) // 2) to n // 2; by |w|, then by the entries.
     multiplicity : tuple of int
         2 where the name represents w and -w, 1 where these are equal (0, and n/2 for even n).
     """

@@ -65,7 +65,7 @@ class Intervals:
         return np.array([[-1.0], [1.0]]), self.ends[index] * [-1.0, 1.0]
 
     def cut(self, z: Array, size: Array, max_pieces: int) -> tuple[Array, Intervals]:
-        """Return parents and pieces after cutting piece p where z[p, 0, i] + c . z[p, 1:, i] = 0 for any i.
+        """Return parents and pieces after cutting piece p at points c with z[p, 0, i] + c . z[p, 1:, i] = 0 for any i.
 
         Parents are the indices of the pieces before the cut. Values up to size[p, i] count as 0. All shapes share this
         interface; those that are cut one by one stop at ``max_pieces`` + 1 pieces.
