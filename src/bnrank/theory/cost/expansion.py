@@ -79,8 +79,8 @@ def expand(
     terms are O(1 / L^2).
 
     Intervals use the variance of the residuals and Student's t with n - 3 degrees of freedom, or ``sigma`` and the
-    normal distribution. If a further term c / L^2 is significant, they are widened by 1.5 times its effect on each
-    coefficient.
+    normal distribution. Without ``sigma``, if a further term c / L^2 is significant, they are widened by 1.5 times its
+    effect on each coefficient.
 
     The fit is rejected (``fits`` is False)
 

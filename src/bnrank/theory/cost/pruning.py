@@ -57,7 +57,8 @@ def prune(net: nn.Module, x: Tensor | np.ndarray | None = None, *, rtol: float =
       smallest in-norm for its activation.
 
     Neurons that are linear on all samples are kept. A merged neuron is rescaled so that its in- and out-norm agree.
-    With r_i, w_i the in-weights (bias included) and out-weights of the neurons merged into it, its squared norm is
+    With r_i, w_i the in-weights (bias included) and out-weights of the neurons merged into it, whose activations are
+    multiples c_i of one vector, its squared norm is
     2 min_i(||r_i|| / c_i) ||sum_i c_i w_i|| <= sum_i 2 ||r_i|| ||w_i|| <= sum_i ||r_i||^2 + ||w_i||^2.
 
     Parameters

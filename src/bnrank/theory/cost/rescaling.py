@@ -38,7 +38,7 @@ class Balancing:
     norm_before, norm : float
         ||theta||^2 before and after, biases included; the latter in float64, before rounding to the network's dtype.
     residual : float
-        The remaining :func:`bnrank.balance.residual`, in float64 as ``norm``.
+        The remaining :func:`bnrank.balance.residual`; like ``norm``, before rounding to the network's dtype.
     dead : tuple of Tensor
         For l = 1..L-1, (n_l,), bool: neurons set to zero because they are on no path of non-zero weights from an input
         or a bias to an output.
@@ -66,7 +66,8 @@ def balance(net: nn.Module) -> nn.Module:
         ||W_l[i,:]||^2 + b_l[i]^2 = ||W_{l+1}[:,i]||^2,   l = 1..L-1.
 
     The minimum does not exist if some neurons are on no path of non-zero weights from an input or a bias to an output.
-    The infimum then has all their weights equal to zero, which does not change the function; that network is returned.
+    The infimum is then the norm with all their weights set to zero, which does not change the function; that network is
+    returned.
 
     Method: Newton steps on the logs of both sides. The matrix is that of a random walk up and down the layers. It is
     block tridiagonal, with an inverse of at most L^2 / 8 for all scales; a step costs O(sum_l n_l^3). A step that does

@@ -78,8 +78,9 @@ def solve(
        (1/N) sum ||f(x_i) - y_i||^2 + lambda ||theta||^2, in two stages of decreasing ridge. Each start has its own
        ridge.
     2. Gauss-Newton corrections of minimum norm, theta += J^T (J J^T)^+ (y - f), with J the Jacobian of the outputs in
-       theta, make every network interpolate. Starts that fail are trained further without ridge and corrected again.
-    3. The networks are pruned on the samples and balanced.
+       theta, move every network to an interpolating one. Starts for which this fails are trained further without ridge
+       and corrected again.
+    3. The interpolating networks are pruned on the samples and balanced.
     4. The best three are polished: a step towards the point of minimum norm that satisfies the linearized constraints,
        J^T (J J^T)^+ (J theta + y - f), then corrections and balancing, while the norm decreases. If the optimum is on
        ReLU kinks at the samples, polishing stops short of it (by 1e-4 of the norm on three points).
@@ -256,7 +257,7 @@ class _Search:
         return found if found.norm == math.inf else self._tidied(found.chain)
 
     def polished(self, start: _Start, iterations: int) -> _Start:
-        """Return a network of lower norm that interpolates."""
+        """Return an interpolating network of lower norm, as far as one is found."""
         if start.error > self.exact:
             return start
         part, now = 1.0, start

@@ -87,7 +87,8 @@ class EscapeDirection(Printed):
 def speed(net: nn.Module, x: Tensor | Array, g: Tensor | Array) -> float:
     """Return the escape speed s = -L0 = -sum(G * f(X)) of a network scaled to the sphere ||theta||^2 = L.
 
-    For an escape direction, s is the rate in T37; for other networks, the rate at which the loss falls along the ray.
+    On the ray through a network, L0 = -s (r / sqrt(L))^L at norm r. Gradient flow stays on the ray only for an escape
+    direction, with s the rate in T37.
 
     Parameters
     ----------

@@ -100,9 +100,9 @@ def join_rate(
 
     gradient flow gives da/dt = kappa b, db/dt = kappa a, so the neuron grows like exp(kappa t). The rate kappa_l is the
     speed of one neuron (:func:`~bnrank.theory.escape.one_neuron.rank_one_speed`) with X = a_{l-1} and G = delta_{l+1}.
-    At a saddle that is a chain of single neurons, kappa_l is 0 for l >= 2: all inputs of the layer are multiples of
-    one direction, and since the chain is stationary, the sum vanishes for every v. So new neurons join in the first
-    layer.
+    At a saddle of a ReLU network that is a chain of single neurons, kappa_l is 0 for l >= 2: all inputs of the layer
+    are non-negative multiples of one direction, and since the chain is stationary, the sum vanishes for every v. So new
+    neurons join in the first layer.
 
     Samples on which the chain is silent have preactivations of exactly 0 from layer 2 on, and sit on kinks. A neuron
     with u > 0 activates them (sigma' = 1), one with u < 0 does not (sigma' = 0). There delta_{l+1} is one-sided and
@@ -122,9 +122,9 @@ def join_rate(
     in the chain is alpha times this pair, alpha = max(min(row . v_1, column . c_1), 0), and is subtracted from its row
     and column. Neurons for which alpha exceeds the norm of the remainder belong to the chain, unless alpha is below 3
     percent of the largest; the others are free to join. With r_j and c_j the remaining row and column, the growing mode
-    is (r_j . v* + c_j . u*)/2, or the same at -v* if that is as fast. The amplitude is the root of the sum of squares
-    of the positive ones. The predicted exit is accurate up to a time of order 1 / kappa, in which small neurons align
-    with v* and large ones leave the linear regime.
+    is (r_j . v* + c_j . u*)/2, or the same at -v* if that is as fast and gives more. The amplitude is the root of the
+    sum of the squares of the positive values of the free neurons. The predicted exit is accurate up to a time of order 1
+    / kappa, in which small neurons align with v* and large ones leave the linear regime.
 
     Parameters
     ----------

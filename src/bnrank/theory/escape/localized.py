@@ -1,8 +1,8 @@
 """The localized loss of a network: its speed away from the origin, and the distance of its layers from rank one.
 
 Near the origin the cost of a bias-free network is C(0) + L0(theta), L0 = Tr[G^T f_theta(X)] (T34). The quantities of
-T38 are invariant under scaling of X, G or a layer by a positive number. All of these are therefore first scaled to
-Frobenius norm 1. This maximizes the speed over rescalings of the layers on the sphere ||theta||^2 = L, and prevents
+T38 are invariant under scaling of X, G or a layer by a positive number. X, G and all layers are therefore first scaled
+to Frobenius norm 1. This maximizes the speed over rescalings of the layers on the sphere ||theta||^2 = L, and prevents
 overflow.
 """
 
@@ -346,8 +346,8 @@ def _tails(spectra: Sequence[Tensor]) -> Tensor:
 def _input(x: Tensor, g: Tensor, direction: Tensor) -> tuple[tuple[float, float], float, bool]:
     """Return (||E||, ||G v|| ||u||) for X = v u^T + E with v >= 0, the speed of the best neuron, and a flag.
 
-    The neuron is the best of a few candidate directions u. The flag tells whether the top singular vector of X can be
-    chosen non-negative.
+    The neuron is the best of a few candidate directions u. The flag tells whether the top left singular vector of X can
+    be chosen non-negative.
     """
     x, g = x.to(direction), g.to(direction)
     along = x @ direction

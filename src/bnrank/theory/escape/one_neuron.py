@@ -93,7 +93,7 @@ def rank_one_speed(
     rtol : float
         Branch and bound stops at upper - lower <= rtol lower.
     max_cones : int
-        Largest number of cones; 0 skips branch and bound.
+        Branch and bound also stops once it has bounded this many cones; 0 skips it.
     seed : int
         Random seed of the starts.
 

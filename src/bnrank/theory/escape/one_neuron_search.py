@@ -72,8 +72,8 @@ def best_on_circle(neuron: Neuron) -> float:
         ||M v||^2 = (A_11 + A_22)/2 + (A_11 - A_22)/2 cos 2 phi + A_12 sin 2 phi,
 
     largest at 2 phi = atan2(2 A_12, A_11 - A_22) if that lies on the arc, or else at one of its ends. M changes by
-    g_i p_i^T at a kink; it is recomputed at the first arc of each block of arcs. If ``signed``, M v itself is largest
-    at atan2(M_2, M_1) on an arc.
+    +-(1 - s) g_i p_i^T at a kink; it is recomputed at the first arc of each block of arcs. If ``signed``, M v itself is
+    largest at atan2(M_2, M_1) on an arc.
     """
     held, slope = neuron.x.any(1), neuron.slope
     p, w = neuron.x[held], neuron.g[held]
@@ -157,7 +157,7 @@ def _polish(neuron: Neuron, v: np.ndarray, rng: np.random.Generator) -> tuple[fl
         gradient = x.T @ (c * np.where(z > 0, 1.0, neuron.slope))
         near = np.abs(z) <= NEAR * lengths
         center, along = v, gradient
-        if turn % 3 == 0 and 0 < near.sum() <= MAX_ACTIVE * x.shape[1]:  # move within the nearby kinks
+        if turn % 3 == 0 and 0 < near.sum() <= MAX_ACTIVE * x.shape[1]:  # move along the nearby kinks
             free = null_space(x[near], rcond=1e-9)
             center, along = free @ (free.T @ v), free @ (free.T @ gradient)
         elif turn % 3 == 2:
@@ -253,7 +253,7 @@ def branch_and_bound(
     rtol : float
         The search stops where upper - lower is less than ``rtol`` times lower.
     max_cones : int
-        Largest number of cones.
+        Number of bounded cones from which on the search stops in any case.
     """
     x, g, slope, signed = neuron.x, neuron.g, neuron.slope, neuron.signed
     rank = x.shape[1]

@@ -35,8 +35,9 @@ def reduce(weights: Sequence[Array], dead: float = 1e-6, angle: float = 1e-4) ->
     Returns
     -------
     weights, factors : lists of ndarray
-        w_l, each of norm 1, and U_0 = I, U_1, ..., U_L = I with orthonormal non-negative columns, so that
-        W_l = U_l w_l U_{l-1}^T up to the removed neurons.
+        w_l, each of norm 1, and U_0 = I, U_1, ..., U_L = I with orthonormal non-negative columns. The layers
+        U_l w_l U_{l-1}^T compute a multiple of the function of the W_l, up to the removed neurons. They are multiples
+        of the W_l if merged neurons also have parallel columns, in the ratio of their rows.
     """
     result, factors = [w.copy() for w in weights], [np.eye(weights[0].shape[1])]
     for layer in range(len(weights) - 1):

@@ -83,7 +83,8 @@ def output_gradient(loss: Loss, y: Tensor | np.ndarray, outputs: int | None = No
         A callable takes outputs (N, d_out) and y, float64 where y was floating point, and returns a scalar tensor; it
         takes the mean over samples itself.
     y : Tensor or ndarray
-        (N, d_out) targets for "mse", class indices (N,) for "cross_entropy", anything for a callable.
+        (N, d_out) targets for "mse", class indices (N,) for "cross_entropy"; class indices, or any
+        floating-point values with N rows, for a callable.
     outputs : int, optional
         d_out. Default: the number of columns of the targets, or the largest class index plus 1.
 

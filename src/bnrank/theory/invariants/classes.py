@@ -61,7 +61,7 @@ def blocks(graph: LayerGraph, parameters: Tensors) -> tuple[list[Block], Entries
     graph : LayerGraph
         What :func:`bnrank.graph.trace` returns.
     parameters : mapping
-        The module's parameters by name; values matter only where they are frozen.
+        The module's parameters by name; only the values of frozen parameters matter.
     """
     entries = Entries(graph, parameters, shared_factors(graph, parameters))
     labels = entries.labels()

@@ -229,7 +229,7 @@ class Entries:
     _conv = _linear
 
     def _kernels(self, node: Node) -> tuple[Array, Array, Array]:
-        """Return the nonzeros of a frozen matrix or kernel: output and input channels, and a number per values."""
+        """Return the nonzeros of a frozen matrix or kernel: output and input channels, and a hash of the values."""
         weight = self.parameters[node.weight].detach().cpu().double()
         weight = weight.T if node.transposed else weight
         values = weight.reshape(*weight.shape[:2], -1).numpy()

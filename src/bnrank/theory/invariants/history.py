@@ -282,7 +282,7 @@ def _line(ax: Axes, x: Array, y: Array, **style: Any) -> None:
 
 
 def _log(ax: Axes, values: Array) -> None:
-    """Make y logarithmic where the positive values span more than a factor."""
+    """Make y logarithmic if the positive values span more than a factor of `SPANS`."""
     positive = values[np.isfinite(values) & (values > 0)]
     if positive.size and positive.max() > SPANS * positive.min():
         ax.set_yscale("log")
@@ -290,7 +290,7 @@ def _log(ax: Axes, values: Array) -> None:
 
 
 def _scale(ax: Axes, x: Array) -> None:
-    """Make x logarithmic where most rows would be crowded at its beginning."""
+    """Make x logarithmic if most rows would be crowded at its beginning."""
     positive = x[np.isfinite(x) & (x > 0)]
     if positive.size > 4 and positive.max() > SPANS * np.median(positive):
         ax.set_xscale("log")

@@ -95,7 +95,7 @@ class Tail(Printed):
     layers : tuple of Layer
         In order; the last one produces the output. Empty if another operation produces the output.
     why : str
-        Reason why the tail does not begin earlier, e.g. "before it: ReLU()".
+        Reason why the tail does not begin earlier, e.g. "before it: ReLU (1)".
 
     Notes
     -----

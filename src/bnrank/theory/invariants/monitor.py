@@ -69,7 +69,8 @@ class Monitor(Printed):
     and ``record=Record(watch=monitor)`` for `bnrank.train` and `bnrank.flow`, where each recorded row is one
     here.
     Quantities of kind "pair" are left out: they are conserved only where activation patterns agree.
-    A row costs a pass over the weights for Q(theta) and one for Q(Delta'), and a copy of them unless it is SGD.
+    A row costs a pass over the weights for Q(theta) and one for Q(Delta'), and a copy of them unless the optimizer is
+    plain SGD.
     ``time`` is the sum of the learning rates of the optimizer's first parameter group.
     An error while recording does not end the training: recording stops, with a warning and a note.
     A parameter that is frozen or unfrozen midway is followed as before. Its quantities are not conserved while it is

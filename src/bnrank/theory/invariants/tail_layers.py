@@ -52,7 +52,7 @@ class Map:
 
     @property
     def factor(self) -> int:
-        """Largest ratio of the squared operator norms of the written and the read form: min(channels in, rest)."""
+        """Largest ratio of the squared operator norm of the written form to the read one's: min(channels in, rest)."""
         return min(self.read.shape[1], self.rest)
 
     def written_form(self, parameters: Tensors) -> Tensor:
@@ -97,7 +97,7 @@ class Layer:
 
     @property
     def factor(self) -> int:
-        """Largest ratio of the squared operator norms of the written and the read form, up to a constant.
+        """Largest ratio of the squared operator norm of the written form to that of the read form, up to a constant.
 
         It is the sum over the chains of the product over the maps: 1 for a fully connected layer, min(in, k) for a
         convolution, 2 for a free block.
@@ -175,7 +175,7 @@ def _taken(parameters: Tensors, name: str, index: np.ndarray) -> Tensor:
 class _Value:
     """A value whose channels may be mixed by any matrix, with the channels that weights and biases write and read.
 
-    These are by the names of the nodes.
+    The mappings are from names of nodes.
     """
 
     matrix: Conserved
