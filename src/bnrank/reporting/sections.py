@@ -61,7 +61,7 @@ class Section:
     profile : Dataset or mapping
         Measurements per layer; a mapping from label to Dataset gives a selector.
     settings : mapping, dataclass or JSON str, optional
-        The settings behind the results. Default: the attribute ``settings`` of the history and of the profile.
+        Settings that produced the results. Default: the attribute ``settings`` of the history and of the profile.
 
     Raises
     ------

@@ -159,7 +159,7 @@ def bottleneck_spectra_map(rank: int = 4, seed: int = 0, *, n: int = 500, n_test
 
 
 def block_norms(x: Tensor, inner: int) -> Tensor:
-    """Return g(x), (N, inner): for blocks of coordinates, ||block||^2 minus its mean, over its deviation.
+    """Return g(x), (N, inner): ||block||^2 for blocks of coordinates, standardized under x ~ N(0, I).
 
     Mean and standard deviation are those under x ~ N(0, I): (||b||^2 - n_b) / sqrt(2 n_b) for a block of n_b inputs.
     Blocks are as even as can be, longer ones first. g is unchanged under rotations of every block.

@@ -209,9 +209,9 @@ def ball_images(positions: Tensor, size: int, width: float = 1.5) -> Tensor:
     """Return images of a ball at given positions on a torus, (..., size) or (..., size, size).
 
     The image is the periodic Gaussian bump sum_m exp(-||u - q - m size||^2 / (2 width^2)) at pixel u, m over the whole
-    lattice Z^d, for the ball's position q: smooth, of height 1 if it is narrow relative to the torus, and shifted
-    exactly when q moves by whole pixels. Its Fourier coefficient at w is proportional to exp(-2 pi i <w, q> / size), up
-    to aliases: position is phase.
+    lattice Z^d, for the ball's position q. It is smooth, has height 1 if it is narrow relative to the torus, and shifts
+    by whole pixels if q does. Its Fourier coefficient at w is proportional to exp(-2 pi i <w, q> / size), up to
+    aliases: position is phase.
 
     Parameters
     ----------

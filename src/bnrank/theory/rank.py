@@ -119,8 +119,8 @@ def bracket(
     Lower bound: the largest rank of JF at the samples, on segments between them and in the linear regions of a box. The
     bracket applies to F, since a loose tolerance changes the function: a trained network may be within 1% of a function
     of rank 2 and have a Jacobian of full rank. Since J(h o g) = Jh Jg, always lower <= upper. Samples close to a kink,
-    where the computed Jacobian may not belong to any region, are skipped; if there are no others, points at 1e-6 of
-    their size away replace them.
+    where the computed Jacobian may not belong to any region, are skipped. If all samples are close to a kink, they are
+    displaced at random by about 1e-6 times the largest |x|.
 
     Parameters
     ----------

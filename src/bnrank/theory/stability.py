@@ -58,7 +58,7 @@ class GrowthBound(Printed):
     bound : float
         e^{-c1} TSP^4 sum_{l in S} ||W_l||_op^{-2} / (64 diam^2); infinite beyond the range of floats.
     measured : float
-        The largest Tr Theta(x, x) on the segment, for weights and biases.
+        The largest Tr Theta(x, x) on the segment from ``start`` to ``end``, for weights and biases.
     path : PathBounds
         Bounds on the path through the outputs f(x_i); ``bound`` uses the lower one, minus the rounding error.
     diameter : float
@@ -66,9 +66,9 @@ class GrowthBound(Printed):
     excess : float
         c1 = ||theta||^2 - L.
     layers : tuple of int
-        S, the layers with a weight of rank one (or 0: then f is constant, and so is the bound).
+        S, the layers with a weight of rank one, or of rank 0: then f is constant, and the bound is 0.
     start, end : Tensor
-        The ends of the segment between two samples that contains such a point.
+        The ends of the segment, two samples.
     network : MLP
         The network with exactly rank-one weights in S, to which the bound applies.
     """
@@ -219,7 +219,7 @@ def growth_bound(net: nn.Module, x: Tensor | np.ndarray, *, rtol: float = 1e-6) 
     x : Tensor or ndarray
         Samples, (N, d_in).
     rtol : float
-        A weight has rank one if s_2 <= ``rtol`` s_1; its remainder is set to 0, and the bound is about this network.
+        A weight has rank one if s_2 <= ``rtol`` s_1; its remainder is set to 0, and the bound applies to this network.
 
     Returns
     -------

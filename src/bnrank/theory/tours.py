@@ -26,12 +26,12 @@ class PathBounds(Printed):
     Attributes
     ----------
     lower : float
-        Certified: the weight of a minimum spanning tree, raised by weights on the points (Held and Karp). Upper and
-        lower agree where the path was found exactly and the points are known exactly.
+        Certified: the length of the shortest path if it was found exactly, else the spanning tree bound of Held and
+        Karp, minus the effect of ``atol``. With an exact path and ``atol`` 0 it equals ``upper``.
     upper : float
-        The length of the path ``order``.
+        The length of the path in ``order``.
     order : Tensor
-        A path through all points, (N,), row numbers.
+        A path through all points, as row numbers, (N,).
     exact : bool
         Whether ``order`` is known to be shortest.
     """
@@ -56,7 +56,7 @@ class TourBound(Printed):
     diameter : float
         The largest distance between two x_i.
     slope : float
-        TSP / diam: some point of the convex hull of the x_i has ||Jf||_op of at least this.
+        TSP / diam; ||Jf||_op is at least this at some point of the convex hull of the x_i.
     parameter_norm : float
         L (TSP / diam)^{2/L}: a lower bound on ||theta||^2.
     depth : int
@@ -75,20 +75,20 @@ class TourBound(Printed):
 
 
 def shortest_path_bounds(y: Tensor | np.ndarray, *, atol: float = 0.0) -> PathBounds:
-    """Return a lower and an upper bound on the shortest path that visits every point, ends free.
+    """Return a lower and an upper bound on the length of the shortest path that visits every point, with free ends.
 
-    Up to 12 different points: the shortest path, by dynamic programming. Of more: from below, the spanning tree bound
-    min over trees of the length with weights p added at both ends of an edge, less 2 sum p, plus the two smallest p,
-    with p raised by subgradient steps; from above, the nearest neighbor path, improved by reversals (2-opt) up to
-    2,048 points.
+    For up to 12 distinct points, the shortest path is computed by dynamic programming. For more points, the upper bound
+    is the length of the nearest neighbor path, improved by reversals (2-opt) for up to 2,048 points. The lower bound
+    uses weights p of the points, which are added to the length of an edge at both ends: it is the length of a minimum
+    spanning tree, minus 2 sum p, plus the two smallest p. Subgradient steps in p raise it.
 
     Parameters
     ----------
     y : Tensor or ndarray
         Points, (N, d).
     atol : float
-        Absolute error of the points, such as rounding: the path of n different points may then be shorter by
-        2 (n - 1) ``atol``, which is subtracted from the lower bound.
+        Absolute error of the points, such as rounding error. The shortest path through n distinct points may then be
+        shorter by 2 (n - 1) ``atol``, which is subtracted from the lower bound.
 
     Returns
     -------
@@ -98,9 +98,9 @@ def shortest_path_bounds(y: Tensor | np.ndarray, *, atol: float = 0.0) -> PathBo
     Raises
     ------
     TypeError, ValueError
-        If y is not finite, (N, d), or ``atol`` is negative.
+        If y is not a finite array of shape (N, d), or ``atol`` is negative.
     RangeError
-        If the path is longer than floats can be.
+        If the length exceeds the range of floats.
 
     Examples
     --------
@@ -129,10 +129,10 @@ def shortest_path_bounds(y: Tensor | np.ndarray, *, atol: float = 0.0) -> PathBo
 
 
 def diameter(x: Tensor | np.ndarray) -> float:
-    """Return the largest distance between two points, exactly.
+    """Return the largest distance between two points.
 
-    Points are visited in descending distance from the center; pairs whose distances from it add up to less than the
-    best distance so far are skipped.
+    Points are visited in order of decreasing distance from the mean. Pairs whose distances from the mean add up to less
+    than the largest distance so far are skipped.
 
     Parameters
     ----------
@@ -147,9 +147,9 @@ def diameter(x: Tensor | np.ndarray) -> float:
     Raises
     ------
     TypeError, ValueError
-        If x is not finite, (N, d).
+        If x is not a finite array of shape (N, d).
     RangeError
-        If points are farther apart than floats can be.
+        If the distance exceeds the range of floats.
 
     Examples
     --------
@@ -174,11 +174,12 @@ def diameter(x: Tensor | np.ndarray) -> float:
 
 
 def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int, *, atol: float = 0.0) -> TourBound:
-    """Return the lower bounds on the Jacobian and the parameter norm of every BN-rank-1 function through the data.
+    """Return lower bounds on the Jacobian and the parameter norm of every function of BN-rank 1 through the data.
 
     ||Jf||_op >= TSP(y_1..y_N) / diam(x_1..x_N) at some point of the convex hull of the x_i, and
-    ||theta||^2 >= L (TSP / diam)^{2/L} (T13; Jacot2023a Thm 2, Prop. 10). TSP is the shortest path, here its certified
-    lower bound, so that both hold of every such function. The domain of f must contain the convex hull.
+    ||theta||^2 >= L (TSP / diam)^{2/L} (T13; Jacot2023a Thm 2, Prop. 10). TSP is the length of the shortest path. Its
+    certified lower bound is used, so both bounds hold for every such function. The domain of f must contain the convex
+    hull.
 
     Parameters
     ----------
@@ -199,16 +200,16 @@ def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int, *, ato
     Raises
     ------
     TypeError, ValueError
-        If the data are not finite or of different lengths, or one input has two outputs.
+        If the data are not finite, if x and y have different lengths, or if all inputs are equal and outputs differ.
     RangeError
-        If distances leave the range of floats.
+        If distances exceed the range of floats.
 
     Examples
     --------
     >>> import torch
     >>> x = torch.linspace(0, 1, 5)[:, None]
     >>> y = torch.tensor([[0.0], [1.0], [0.0], [1.0], [0.0]])
-    >>> tsp_bound(x, y, 4).slope                                  # the path visits 0 and 1 once each
+    >>> tsp_bound(x, y, 4).slope                                  # the path goes from 0 to 1
     1.0
     """
     depth = validation.integer(depth, "depth")
@@ -226,9 +227,9 @@ def tsp_bound(x: Tensor | np.ndarray, y: Tensor | np.ndarray, depth: int, *, ato
 def samples_for_rank(k: int, depth: int, constant: float, rate: float) -> float:
     """Return the number of samples beyond which rank k is cheaper than rank 1.
 
-    ((k + C/L) / c)^{kL/(2k-2)}, the N at which c N^{(2/L)(1 - 1/k)} = k + C/L (T17b; Jacot2023a section 4): the left
-    side bounds R/L of a BN-rank-1 fit from below (T13, with TSP / diam growing like N^{1-1/k}), the right side R/L of
-    the true function from above.
+    N = ((k + C/L) / c)^{kL/(2k-2)} solves c N^{(2/L)(1 - 1/k)} = k + C/L (T17b; Jacot2023a section 4). The left side is
+    a lower bound on R/L for fits of BN-rank 1 (T13, with TSP / diam growing like N^{1-1/k}), and the right side is an
+    upper bound on R/L for the true function.
 
     Parameters
     ----------
@@ -244,7 +245,7 @@ def samples_for_rank(k: int, depth: int, constant: float, rate: float) -> float:
     Returns
     -------
     float
-        N; infinite where it exceeds the range of floats.
+        N; inf if it exceeds the range of floats.
 
     Raises
     ------
@@ -291,7 +292,7 @@ def _shortest(distances: Array) -> NDArray[np.int64]:
 
 
 def _nearest_neighbors(points: Array) -> NDArray[np.int64]:
-    """Return the nearest neighbor path from an end of the longest axis."""
+    """Return the nearest neighbor path that starts at the minimum of the coordinate with the largest range."""
     left = np.ones(len(points), dtype=bool)
     order = [int(points[:, int(np.ptp(points, axis=0).argmax())].argmin())]
     for _ in range(len(points) - 1):
@@ -302,9 +303,9 @@ def _nearest_neighbors(points: Array) -> NDArray[np.int64]:
 
 
 def _reversals(order: NDArray[np.int64], distances: Array) -> NDArray[np.int64]:
-    """Return the path with segments reversed as long as that shortens it (2-opt)."""
+    """Return the path after reversing segments until no reversal shortens it (2-opt)."""
     n = len(order)
-    distances = np.pad(distances, (0, 1))  # beyond both ends there is a point at distance 0
+    distances = np.pad(distances, (0, 1))  # an extra point at distance 0, beyond both ends
     order = np.concatenate([[n], order, [n]])
     improved = True
     while improved:
@@ -321,7 +322,7 @@ def _reversals(order: NDArray[np.int64], distances: Array) -> NDArray[np.int64]:
 
 
 def _tree(points: Array, weights: Array, distances: Array | None) -> tuple[float, Array]:
-    """Return the weight of a minimum spanning tree, weights added at both ends of edges, and the degrees (Prim)."""
+    """Return the length of a minimum spanning tree, with weights added at both ends of edges, and degrees (Prim)."""
     n = len(points)
     best, parent, degrees = np.full(n, np.inf), np.zeros(n, dtype=np.int64), np.zeros(n)
     outside = np.ones(n, dtype=bool)
@@ -340,7 +341,7 @@ def _tree(points: Array, weights: Array, distances: Array | None) -> tuple[float
 
 
 def _raised_tree(points: Array, upper: float) -> float:
-    """Return the largest spanning tree bound over subgradient steps in the weights of the points."""
+    """Return the largest spanning tree bound found by subgradient steps in the weights of the points."""
     n = len(points)
     distances = cdist(points, points) if n <= MATRIX else None
     weights, best, share = np.zeros(n), 0.0, 1.0

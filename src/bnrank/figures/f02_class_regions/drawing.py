@@ -57,7 +57,7 @@ def draw_every_seed(found: Sequence[Classifier], task: Task, times: float, max_s
 
 
 def draw_further_out(found: Sequence[Classifier], times: float, far: float) -> Picture:
-    """Draw the number of tripoints against distance, and how close to a line the activations of each layer are."""
+    """Draw tripoints within multiples of the bounding box, and how close to a line activations of each layer are."""
     picture, ((left, right),) = panels(1, 2, (11.5, 4.6))
     kinds = list(dict.fromkeys(c.kind for c in found))
     reaches = np.geomspace(0.5, far, 400)

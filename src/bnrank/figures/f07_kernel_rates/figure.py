@@ -15,7 +15,7 @@ from bnrank.reporting import Section
 
 OFF = 0.15  # largest relative difference of a fitted exponent from alpha / d
 MISSING = 0.05  # largest share of the predicted error beyond the cutoff at the largest N: moves exponents by 0.015
-AS_GOOD = 0.8  # ratio of network to kernel error above which the kernel counts as equally good
+AS_GOOD = 0.8  # ratio of network to kernel error from which the kernel counts as at least as good, up to chance
 
 
 def rate_claims(courses: Sequence[Decay]) -> tuple[Claim, ...]:

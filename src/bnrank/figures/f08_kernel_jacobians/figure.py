@@ -76,7 +76,7 @@ class Predictor:
         return np.asarray(linalg.rank(self.values, RTOL))
 
     def gaps(self, rank: int) -> NDArray[np.float64]:
-        """s_k / s_{k+1}, (points,); smaller values than 1e-16 of the largest are round-off and replaced by it."""
+        """s_k / s_{k+1}, (points,); s_{k+1} is at least 1e-16 s_1, since smaller values are round-off."""
         floor = 1e-16 * self.values[:, 0]
         return np.asarray(self.values[:, rank - 1] / np.maximum(self.values[:, rank], floor))
 

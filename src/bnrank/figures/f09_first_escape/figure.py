@@ -41,8 +41,8 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
     """Follow a bias-free network of depth 6 from small weights, and a perturbed chain of single neurons.
 
     The plateau at the origin is skipped (T35); from there Euler steps follow the flow on mini-batches. The time until a
-    second singular value grows in the deep layers is a power of 1/init; at a saddle with one neuron per layer, the time
-    until further neurons join is log(1/scale) / kappa.
+    second singular value emerges in the deep layers grows like a power of 1/init; at a saddle with one neuron per
+    layer, the time until further neurons join is log(1/scale) / kappa.
     """
     task, width = handwritten_digits(settings.images), settings.width
     claims: list[Claim] = []

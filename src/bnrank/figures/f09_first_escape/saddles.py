@@ -45,9 +45,9 @@ class Descent:
 def descend(task: Task, depth: int, width: int, descent: Descent, folder: Path, progress: bool, seed: int = 0) -> Flow:
     """Return the flow of a bias-free network with weights N(0, init^2).
 
-    Euler steps in float32 on mini-batches, on a GPU if there is one; at the source's width, with the source's batches
-    of 32. The plateau at the origin is skipped: direction and norm are integrated separately (T35), until the outputs
-    change the gradient by a thousandth.
+    Euler steps in float32 on mini-batches, on a GPU if there is one, where networks of at least the source's width use
+    the source's batches of 32. The plateau at the origin is skipped: direction and norm are integrated separately
+    (T35), until the outputs change the gradient by a thousandth.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     batch_size = PAPER_BATCH if device == "cuda" and width >= PAPER_WIDTH else descent.batch_size

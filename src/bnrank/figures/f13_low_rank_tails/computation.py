@@ -162,7 +162,7 @@ class Follow:
 def follow(architecture: str, task: Task, progress: bool, settings: Follow, seed: int) -> Course:
     """Return the flow of the logistic loss up to a time, with measurements of its tail, in relative arc length.
 
-    ||theta|| grows like a power of log t, so steps of equal relative length cover the decades of t evenly.
+    ||theta|| grows like a power of log t, so steps of equal relative length pass through many decades of t.
     ``kink_rtol`` bounds Heun's steps along kinks of ReLUs, where the flow slides. Such a step adds (h/2)^2 Q(g_1 - g_0)
     to a conserved Q, g_0 and g_1 the gradients at both ends: at most ``kink_rtol``^2 ||theta||^2.
     """

@@ -88,7 +88,7 @@ def equals(name: str, value: Any, target: Any, **options: Any) -> Claim:
 
 
 def is_true(name: str, passed: Any, measured: Any, expected: str) -> Claim:
-    """Return a claim that does not depend on a single number."""
+    """Return a claim that is not decided by a single number."""
     return Claim(name, bool(passed), measured, expected)
 
 

@@ -13,7 +13,7 @@ MAX_FACES = 3000  # maximum number of faces of the dual cone for an exhaustive s
 MAX_HULL = 5  # maximum dimension for extreme rays from a convex hull
 MAX_TRIED = 200  # in higher dimensions, maximum number of points to test one by one
 ROUNDS, CUTS = 40, 1500  # cutting planes: number of rounds, and of vectors kept
-SEARCHES = ((1, False), (1, True), (2, True), (4, True), (1, False))  # m / k for isometries (m, k); whether with memory
+SEARCHES = ((1, False), (1, True), (2, True), (4, True), (1, False))  # m / k for isometries (m, k), with memory
 STEPS, WORK = 1500, 1e9  # limits of each search: steps and multiplications
 
 

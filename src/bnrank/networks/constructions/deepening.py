@@ -138,9 +138,9 @@ def _split(layers: Chain, place: int, steps: list[Tensor]) -> Chain:
 
 
 def two_sided(basis: Tensor, depth: int, slope: float) -> list[Tensor]:
-    """Return layers of the projection U U^T, exact for both signs, for a basis U, shape (n, k), orthonormal.
+    """Return layers of the projection U U^T, exact for both signs, for an orthonormal basis U, shape (n, k).
 
-    Each hidden layer has 2k neurons, z_+ and z_-.
+    Each hidden layer has 2k neurons, z_+ and z_-; with slope 1 it has k.
     """
     k = basis.shape[1]
     if depth == 1:

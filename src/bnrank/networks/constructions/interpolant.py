@@ -28,10 +28,11 @@ def line_interpolant(
 ) -> MLP:
     """Return a network with f(x_i) = y_i, bottleneck rank 1 and norm L + C_N.
 
-    f = h(t) with t = r max(0, u . x - min_i u . x_i). Among 64 random unit vectors, u maximizes the smallest gap
-    between the projections u . x_i, so that distinct points have distinct projections. A single non-negative neuron
+    With ReLU, f = h(t) with t = r max(0, u . x - min_i u . x_i). Among 64 random unit vectors, u maximizes the smallest
+    gap between the projections u . x_i, so that distinct points have distinct projections. A single non-negative neuron
     holds t, layers of weight 1 preserve it, and h is piecewise linear. Before the first point f is constant. Beyond the
-    last point it is linear ("dots") or constant ("steps").
+    last point it is linear ("dots") or constant ("steps"). With another slope, f is not constant before the first
+    point.
 
     The norm is ||theta||^2 = L + C_N for every depth L >= 3 ("steps": L >= 4), where C_N depends only on the points:
 
@@ -39,7 +40,8 @@ def line_interpolant(
       t_1 < t_2 < ... be the sorted u . x_i, delta_i = t_i - t_1, and c_i the change of slope at t_i (c_1 the first
       slope). With ReLU,
       L + C_N = L - 3 + r^2 (1 + t_1^2) + 2 sum_{i<N} |c_i| sqrt(1 / r^2 + delta_i^2) + |y_1|^2.
-      A slope s changes c_i to c_i / (1 - s), and the first and last biases.
+      With slope s, each c_i is divided by 1 - s, then s sum_i c_i / (1 - s) is subtracted from the first, and
+      s sum_i c_i delta_i / (1 - s) is added to y_1.
     - "steps" goes from y_i to y_{i+1} in the middle third of each gap and is constant elsewhere, with two hidden
       layers:
       L + C_N = L - 4 + r^2 (1 + t_1^2) + sum_{i<N} min_g (2 K_i g + g^2 + |y_{i+1} - y_i|^2 / g^2) + |y_N|^2,

@@ -1,1 +1,1 @@
-"""The statements of the theory: adapters from the facts of a network to the two sides of a formula."""
+"""The statements of the theory: functions from the facts of a network to the two sides of a formula."""

@@ -14,8 +14,8 @@ from bnrank.theory.facts import Facts
 from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Verdicts, assume, statement, statements_in
 
 STATIONARY = 1e-2  # largest ||grad L0 + s theta|| / (s ||theta||) to which T36 applies
-BALANCED = 1e-4  # of the larger side: up to which the norms of layers count as equal
-OPTIMAL = 1e-3  # of its speed: by how much rank-one layers may be faster than the layers they replace
+BALANCED = 1e-4  # tolerance of equal squared layer norms, relative to the larger
+OPTIMAL = 1e-3  # largest gain by rank-one layers, relative to the speed, of a direction that counts as optimal
 RATIOS = "tails of W_l and, for l < L, of sigma(Z_l), and ||sigma(Z_l) - Z_l||_F^2 / ||Z_l||_F^2"
 
 
@@ -53,12 +53,12 @@ def _same_norms(facts: Facts) -> Iterator[Sides]:
 )
 def _deep_layers(facts: Facts) -> Iterator[Sides]:
     found = _hidden(facts)
-    c, start = found.constant, 0 if found.nonnegative else 1  # the layers among which one is near rank one
+    c, start = found.constant, 0 if found.nonnegative else 1  # first of the layers among which one is near rank one
     compared, raised = [], 0.0
     for ratio in found.ratios:
         last = ratio.layer if ratio.activation else ratio.layer - 1
         base = start + int(found.activation_tails[start : last + 1].argmin()) if last >= start else ratio.layer
-        # what follows the layer nearest to rank one must be as fast as rank one; W_1 needs no such layer
+        # the layers after the one nearest to rank one must be as fast as rank-one layers; W_1 needs no such layer
         excess = found.excess(base) if base < ratio.layer else 0.0
         raised = max(raised, excess)
         k = c / math.sqrt(ratio.layer)
@@ -150,41 +150,43 @@ def _deeper_tail(facts: Facts) -> Iterator[Sides]:
     parts["||theta'||^2 / (L + 1) - 1"] = abs(deeper.squared_norm / (depth + 1) - 1)
     shape = "the tails are 0 by their shapes, (1, n), (1, 1) and (d_out, 1); measured are the nonlinearity and the norm"
     for name, part in parts.items():
-        if math.isnan(part):  # would pass for a small number
+        if math.isnan(part):  # would count as a small number
             raise Inconclusive(f"{name} is not a number")
         yield Sides(part, 0.0, "<=", 1e-10, 1.0, note=f"{name}, the largest of {len(parts)} numbers; {shape}")
 
 
 STATEMENTS = statements_in(sys.modules[__name__])
-"""T36, T38 and T39, for any network and G that Facts knows; ``facts.altered(output_gradient=g)`` gives it another."""
+"""T36, T38 and T39, for the network and G of a Facts; ``facts.altered(output_gradient=g)`` replaces G."""
 
 
 def check(found: Any) -> Verdicts:
-    """Check the statements about escape directions on one, with the G it belongs to.
+    """Return the verdicts of the statements about escape directions on an escape direction.
 
     Parameters
     ----------
     found : object
-        With ``network``, a bias-free ReLU network, ``x``, samples (N, d_in), and ``g``, (N, d_out), the gradient of the
-        cost with respect to the outputs at zero output: what :func:`bnrank.escape.find` returns.
+        The result of :func:`bnrank.escape.find`, or any object with these attributes: ``network``, a bias-free ReLU
+        network; ``x``, samples (N, d_in); ``g``, (N, d_out), the gradient of the cost with respect to the outputs at
+        zero output.
 
     Returns
     -------
     Verdicts
-        On T36, T38 and T39, as :func:`bnrank.check` returns them. The scale of the network does not matter.
+        The verdicts of T36, T38 and T39, as in :func:`bnrank.check`. The scale of the network is arbitrary.
 
     Raises
     ------
     TypeError, ValueError
-        If an attribute is missing or of another kind, or the shapes do not fit.
+        If an attribute is missing or has the wrong type, or the shapes do not match.
 
     Notes
     -----
-    Source: T36, T38, T39; Bantzis2025, section 3. No search certifies that a direction is optimal. What the proofs of
-    T38 need of it is only that no layers of rank one, put in place of the layers after some layer, are faster. That is
-    computed: of a direction that is not optimal in this way T38 is not applicable, and where it misses by a part in a
-    thousand or less, the bounds are raised by what the proofs then give. Theorem 3.1 is as printed, for inputs of any
-    sign: its proof then has layers 1, ..., l - 1 to choose from, one less than l (E19), but room for the difference.
+    Source: T36, T38, T39; Bantzis2025, section 3. No search certifies that a direction is optimal. The proofs of T38
+    need a weaker assumption: replacing all layers after some layer by layers of rank one does not increase the speed.
+    The check evaluates this assumption. If the speed increases by more than 0.1 percent, T38 is not applicable; if it
+    increases by less, the bounds are raised accordingly. Theorem 3.1 is checked as printed, for inputs of any sign. For
+    inputs with negative entries its proof chooses among the layers 1, ..., l - 1, one fewer than l (E19), but has room
+    for the difference.
 
     Examples
     --------
@@ -214,7 +216,7 @@ def check(found: Any) -> Verdicts:
 
 
 def _hidden(facts: Facts) -> Localized:
-    """Return the localized loss of a network that the section is about."""
+    """Return the localized loss of a network with a hidden layer."""
     assume(facts.depth > 1, "there is a hidden layer", "the network has one layer")
     return facts.localized
 
@@ -227,7 +229,7 @@ def _deeper_of(facts: Facts) -> Localized:
 
 
 def _optimal(found: Localized) -> str:
-    """Return the assumption, found true, that no rank-one layers are faster than those they replace."""
+    """Return the assumption that no rank-one layers are faster than those they replace, after checking it."""
     gains = found.tail_speeds / found.share - 1
     layer, gain = int(gains.argmax()), float(gains.max())
     if gain > OPTIMAL:
@@ -245,7 +247,7 @@ def _speed(found: Localized) -> str:
 def _judged(
     found: Localized, compared: list[tuple[Ratio, float]], excess: float, says: str, empty: str
 ) -> Iterator[Sides]:
-    """Yield the ratios that could be above their bounds; all, as vacuous, if none could."""
+    """Yield the ratios whose bounds are below their largest possible values; if there are none, all, as vacuous."""
     assumption = _optimal(found)
     note = f"{says}; {_speed(found)}"
     if excess:

@@ -1,4 +1,4 @@
-"""Statements about fits of rank one: their cost, tours and stability (T12, T13, T15, T17b, T26)."""
+"""Statements about fits of rank one: cost, shortest paths through outputs, stability (T12, T13, T15, T17b, T26)."""
 
 import math
 
@@ -15,8 +15,8 @@ from bnrank.theory.statements.samples import counted_values, vectors
 from bnrank.theory.tours import TourBound, tsp_bound
 from bnrank.theory.verdicts import Inconclusive, NotApplicable, Sides, Statement, assume, assuming, statement
 
-FITTED = 1e-6  # mean squared error of a fit, relative to the mean square of the targets
-TINY = 1e-280  # products below it may have lost digits
+FITTED = 1e-6  # largest mean squared error of a fit, relative to the mean square of the targets
+TINY = 1e-280  # products below this value may have lost digits
 RANK_ONE = ("a weight has rank one",)
 
 
@@ -124,12 +124,12 @@ def stable_at(step: float) -> Statement:
     Parameters
     ----------
     step : float
-        eta > 0, of gradient descent on the whole loss C + lambda ||theta||^2.
+        Step size eta > 0 of full-batch gradient descent on the regularized loss C + lambda ||theta||^2.
 
     Returns
     -------
     Statement
-        To be called on :class:`~bnrank.theory.facts.Facts`; not applicable unless the network fits its targets.
+        Call it with :class:`~bnrank.theory.facts.Facts`; not applicable unless the network fits its targets.
 
     Examples
     --------
@@ -190,7 +190,7 @@ def _interpolation(facts: Facts) -> tuple[float, tuple[str, ...], str]:
 
 
 def _tour(facts: Facts, net: MLP) -> TourBound:
-    """Return the bounds from the shortest path through the outputs, less their rounding error."""
+    """Return the bounds from the shortest path through the outputs, minus the rounding error of the outputs."""
     x = vectors(facts)
     with torch.no_grad():
         outputs, error = net(x), stability.output_error(net, x)
@@ -200,7 +200,7 @@ def _tour(facts: Facts, net: MLP) -> TourBound:
 
 
 def _rank_one(facts: Facts) -> tuple[MLP, int, str]:
-    """Return the network with its narrowest weight made exactly rank one, that layer and a note."""
+    """Return the network with the weight nearest to rank one made exactly rank one, its layer, and a note."""
     layer, ratio = symmetry.narrowest_layer(facts.weights)
     assume(ratio <= facts.rtol, "BN-rank 1: a weight of rank one", f"s_2 / s_1 >= {ratio:.3g}, in layer {layer}")
     weights = list(facts.weights)

@@ -11,11 +11,11 @@ from bnrank.theory.invariants.conserved import Conserved
 from bnrank.theory.invariants.patterns import Pair
 from bnrank.theory.verdicts import Inconclusive, Sides, assume, assuming, statement
 
-PATHS = 10_000  # of a network that is decomposed, and edges
-SAMPLES = 10  # it is decomposed at
-RTOL = 1e-9  # of the sum of the absolute values of the products that a rate is a sum of
-NOISE = 1e-5  # of mean ||f||^2: times the tolerance, the rate that rounding of the loss's gradient can leave
-STEP = 0.1  # length of the gradient step of T49, in units of ||theta||
+PATHS = 10_000  # largest number of weights, edges and paths of a network that is decomposed
+SAMPLES = 10  # number of samples at which it is decomposed
+RTOL = 1e-9  # tolerance of a rate, relative to the sum of the absolute values of its terms
+NOISE = 1e-5  # allowance for rounding errors of the gradient in these sums, relative to the mean of ||f||^2
+STEP = 0.1  # largest length of the gradient step of T49, in units of ||theta||
 
 
 @statement(
@@ -49,7 +49,7 @@ def _paths(facts: Facts) -> Sides:
     source="LeJegelka2022 lemma 2, equation 4",
 )
 def _vertices(facts: Facts) -> Iterator[Sides]:
-    found = _some(facts, " of a vertex", "vertex", "matrix")  # a vertex's is on the matrix's diagonal
+    found = _some(facts, " of a vertex", "vertex", "matrix")  # on the diagonal of a matrix
     return _still(facts, found, "channels", {q.name: torch.eye(q.size, dtype=torch.bool) for q in found})
 
 
@@ -118,9 +118,9 @@ def _different_patterns(facts: Facts) -> Iterator[Sides]:
 def _tail(facts: Facts) -> Iterator[Sides]:
     tail, parameters = facts.tail, facts.function.parameters
     assume(len(tail) > 1, "the network ends in two linear layers or more", tail.why)
-    bounds = tail.bounds(parameters)[:-1]  # of the last one it says that a matrix of rank d has rank d
+    bounds = tail.bounds(parameters)[:-1]  # for the last layer it is trivial: a matrix of rank d has rank d
     names = {name for layer in tail.layers for name in layer.parameters}
-    size = sum(float(parameters[name].square().sum()) for name in names)  # what kappa is rounded at, last layer too
+    size = sum(float(parameters[name].square().sum()) for name in names)  # scale of the rounding error of kappa
     trivial = [b.frobenius / min(one.written(parameters).shape) for b, one in zip(bounds, tail.layers, strict=False)]
     tight = [b.right > least for b, least in zip(bounds, trivial, strict=True)]
     for j, bound in enumerate(bounds):
@@ -154,7 +154,7 @@ def _ridge_step(facts: Facts) -> Iterator[Sides]:
 
 
 def _some(facts: Facts, what: str, *kinds: str) -> list[Conserved]:
-    """Return the conserved quantities of some kinds."""
+    """Return the conserved quantities of the given kinds; NotApplicable if there are none."""
     found = [q for q in facts.findings if q.kind in kinds]
     assume(len(found) > 0, f"the network has a conserved quantity{what}", _nothing(facts))
     return found
@@ -177,7 +177,7 @@ def _many(facts: Facts) -> str:
 
 
 def _floor(facts: Facts) -> float:
-    """Return the size of rates that rounding leaves at a minimum, where the gradient is noise."""
+    """Return the allowance for rounding errors of the gradient, which matters at a minimum."""
     y, size = facts.loss[1], float(facts.outputs.square().sum(1).mean())
     return NOISE * (size + float(y.square().sum(1).mean()) if y.is_floating_point() else size**0.5)
 
@@ -185,7 +185,7 @@ def _floor(facts: Facts) -> float:
 def _still(
     facts: Facts, found: Sequence[Conserved], what: str, masks: dict[str, Tensor] | None = None
 ) -> Iterator[Sides]:
-    """Yield the rate that is furthest from 0 of every quantity, relative to the terms that cancel in it."""
+    """Yield, for every quantity, the rate furthest from 0 relative to the terms that cancel in it."""
     for quantity in found:
         rate, size = quantity.rate_along(facts.function.parameters, facts.gradient)
         mask = masks[quantity.name].to(rate.device) if masks is not None and rate.ndim == 2 else None
@@ -195,7 +195,7 @@ def _still(
 
 
 def _stepped(facts: Facts, ridge: float) -> Iterator[Sides]:
-    """Yield Q after a step and its value by T49, for every quantity."""
+    """Yield, for every quantity, Q after a step and the value predicted by T49."""
     theta, gradient = facts.function.parameters, facts.gradient
     found = _some(facts, "", "vertex", "matrix", "layer")
     names = list(dict.fromkeys(name for q in found for name in q.parameters))
@@ -215,7 +215,7 @@ def _stepped(facts: Facts, ridge: float) -> Iterator[Sides]:
 def _furthest(
     left: Tensor, right: Tensor, size: Tensor, note: str, mask: Tensor | None = None, rtol: float = RTOL
 ) -> Sides:
-    """Return both sides at the entry where two tensors are furthest apart, relative to their size."""
+    """Return both sides at the entry where two tensors differ most, relative to ``size``."""
     far = (left - right).abs() / size.clamp(min=torch.finfo(torch.float64).tiny)
     i = int((far if mask is None else far.where(mask, -1.0)).argmax())
     sides = [float(t.expand_as(left).flatten()[i]) for t in (left, right, size)]

@@ -20,9 +20,9 @@ from bnrank.theory.statements.samples import FEW, ROWS, smooth
 from bnrank.theory.verdicts import NotApplicable, Sides, assume, assuming, statement
 
 MAX_REGIONS = 5000
-SMALL = 4, 24  # inputs and hidden neurons of the networks whose regions are enumerated, unless there are 2 inputs
-MAX_WORK = 2 * 10**10  # operations for the singular values of one convolution
-MIN_RTOL = 1e-9  # relative size of a singular value that may be rounding, whatever rtol
+SMALL = 4, 24  # largest numbers of inputs and hidden neurons to enumerate regions; no limit on neurons for 2 inputs
+MAX_WORK = 2 * 10**10  # largest number of operations for the singular values of one convolution
+MIN_RTOL = 1e-9  # lower limit of rtol: smaller singular values may be rounding errors
 CIRCULAR = "Jacot2023c, circular convolutional networks"
 
 
@@ -58,7 +58,7 @@ def _chain(facts: Facts) -> Iterator[Sides]:
         floor = max(max(facts.rtol, MIN_RTOL) * float(values[0]), 10 * path.noise)
         left = float((values > floor).sum())
         for layer, pair in enumerate(zip(path.forward, path.backward, strict=False), start=1):
-            # s_j(AB) <= s_1(A) s_j(B): what counts in the product counts in each factor above floor / norm of the other
+            # s_j(AB) <= s_1(A) s_j(B): if s_j(AB) > floor, then s_j(B) > floor / s_1(A)
             before, after = (torch.linalg.svdvals(matrix) for matrix in pair)
             for name, values, other in (("J a_l", before, after), ("J(a_l -> f)", after, before)):
                 right = float((values > (1 - 1e-6) * floor / max(float(other[0]), 1e-300)).sum())
@@ -82,7 +82,7 @@ def _regions(facts: Facts) -> Sides:
     low, high = x.min(0).values, x.max(0).values
     margin = 1e-3 * (high - low) + 1e-3 * (1 + x.abs().max())
     box = torch.stack([low - margin, high + margin], 1).cpu()
-    with np.errstate(over="ignore"):  # it names values beyond the range of floats itself
+    with np.errstate(over="ignore"):  # enumerate reports values beyond the range of floats
         found = regions.enumerate(facts.net, box, rtol=facts.rtol, max_regions=MAX_REGIONS)
     assume(found.complete, f"at most {MAX_REGIONS} regions in the box around the data", "there are more")
     counts = linalg.rank(facts.jacobian_values, (1 + 1e-6) * max(facts.rtol, MIN_RTOL), _rounding(facts))
@@ -123,7 +123,7 @@ def _frequencies(facts: Facts) -> list[Sides]:
 
 
 def _rounding(facts: Facts) -> float:
-    """Return 10 times the rounding error of Jf, the largest at the samples checked; 0 where f is no chain."""
+    """Return 10 times the largest rounding error of Jf at the samples checked; 0 if f is not a chain."""
     try:
         return max(10 * sample.path.noise for sample in smooth(facts))
     except NotApplicable:
@@ -131,7 +131,7 @@ def _rounding(facts: Facts) -> float:
 
 
 def _circular(facts: Facts) -> list[tuple[Any, Tensor]]:
-    """Return the layers that are circular convolutions on images as large as the kernel, with all singular values."""
+    """Return the circular convolutions whose images are at least as large as the kernel, with all singular values."""
     found, why = [], "no convolutional layer"
     for layer in read(facts.net, facts.x).layers:
         if layer.kind == "linear" or layer.input_shape is None:

@@ -18,7 +18,7 @@ from bnrank.theory.verdicts import Sides, assume, statement
 
 CHAIN = ("a chain of linear layers with one activation, its slope in (-1, 1) or 1",)
 LINEAR = ("a linear network",)
-STATIONARY = 1e-2  # largest ||grad C + 2 lambda theta|| / (||grad C|| + ||2 lambda theta||) to which T14 applies
+STATIONARY = 1e-2  # largest ||grad C + 2 lambda theta|| / (||grad C|| + ||2 lambda theta||) for which T14 applies
 BALANCED = 1e-4  # tolerance of in = out, relative to the larger side or the average
 ALIGNED = 1e-6  # tolerance of sum_l R1(W_l) = R1 of the product
 
@@ -190,8 +190,8 @@ def _product(facts: Facts) -> Tensor:
 
 
 def _balance(facts: Facts, *, layers: bool) -> Iterator[Sides]:
-    """Yield squared norms of incoming and outgoing weights; the gradient explains a part of their difference."""
-    # e^t in, e^-t out leaves f as it is: <grad, direction> = 2 lambda (in - out), ||direction||^2 = in + out
+    """Yield squared norms of incoming and outgoing weights; a non-zero gradient explains part of their difference."""
+    # factors e^t in and e^-t out preserve f: <grad, direction> = 2 lambda (in - out), ||direction||^2 = in + out
     assume(facts.depth > 1, "there are hidden neurons", "the network has one layer")
     norms = balance.norms(facts.weights, facts.biases)
     incoming, outgoing = (torch.cat([v.sum()[None] if layers else v for v in side]) for side in norms)

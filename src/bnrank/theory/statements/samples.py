@@ -1,4 +1,4 @@
-"""The samples that statements are checked on, and their Jacobians less rounding."""
+"""Samples on which statements are checked, and singular values of Jacobians minus their rounding error."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from bnrank.theory.facts import Facts
 from bnrank.theory.path import Path
 from bnrank.theory.verdicts import assume
 
-ROWS = 16  # samples where each takes decompositions of every layer
-FEW = 4  # samples where each takes a backward pass per output
+ROWS = 16  # largest number of samples that each require decompositions of every layer
+FEW = 4  # largest number of samples that each require a backward pass per output
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample off the kinks, with the linear maps that the chain applies there."""
+    """A sample off the kinks, with the linear maps of the chain at the sample."""
 
     row: int
     facts: Facts
@@ -30,15 +30,15 @@ class Sample:
         return self.facts.paths[self.row]
 
     def note(self, detail: str = "") -> str:
-        """Return a note of the sample, a detail and the number of samples checked."""
+        """Return a note with the sample, a detail and the number of samples checked."""
         where = f"sample {self.row}{f', {detail}' if detail else ''}"
         return f"{where}; {self.checked} of {len(self.facts.x)} samples checked"
 
 
 def smooth(facts: Facts, limit: int = ROWS, *, parameters: bool = False) -> Iterator[Sample]:
-    """Return evenly spaced samples off the kinks, where f is differentiable in x, and with ``parameters`` in theta.
+    """Return evenly spaced samples off the kinks: f is differentiable in x and, with ``parameters``, also in theta.
 
-    Next to a kink two evaluations of the same Jacobian may take different sides.
+    Close to a kink, two evaluations of the same Jacobian may use different sides.
 
     Raises
     ------
@@ -68,9 +68,9 @@ def vectors(facts: Facts) -> Tensor:
 
 
 def counted_values(facts: Facts, row: int) -> Tensor:
-    """Return lower bounds on the singular values of Jf at a sample that count for its rank, descending.
+    """Return lower bounds on those singular values of Jf at a sample that count for its rank, descending.
 
-    Rounding noise of 1e-17 is not small once it is raised to the power 2/L, so the rounding error is subtracted.
+    A rounding error of 1e-17 is not small when raised to the power 2/L, so the rounding error is subtracted.
 
     Examples
     --------

@@ -39,7 +39,7 @@ def _volumes(facts: Facts) -> list[Sides]:
         ranks.append(k)
         for layer, halves in enumerate(volume_splits(facts, sample.row, k), start=1):
             if k == 0 or any(float(half[k - 1]) < 1e-8 * float(half[0]) for half in halves):
-                continue  # the logarithm is rounding
+                continue  # the logarithm is dominated by rounding
             logs = torch.cat([half[:k] for half in halves]).log()
             scale = k + float(logs.abs().sum())
             note = sample.note(f"layer {layer}, rank {k}")
@@ -177,7 +177,7 @@ def _segment(facts: Facts) -> list[Sides]:
 
 
 def _ranked(facts: Facts, *, parameters: bool = False) -> Iterator[tuple[Sample, int]]:
-    """Yield samples with rank Jf(x), and with the k for which the right-hand side of T21 is smallest."""
+    """Yield each sample with k = rank Jf(x), and with the k >= 1 that minimizes the right-hand side of T21."""
     for sample in smooth(facts, parameters=parameters):
         rank = sample.path.rank(facts.rtol)
         tightest = int((sample.path.decomposition[1] > math.exp(-facts.depth / 2)).sum())
@@ -186,7 +186,7 @@ def _ranked(facts: Facts, *, parameters: bool = False) -> Iterator[tuple[Sample,
 
 
 def _unbalanced(facts: Facts) -> NoReturn:
-    """Raise the reason why a statement about balanced networks does not apply."""
+    """Raise NotApplicable with the reason why a statement about balanced networks does not apply."""
     assume(bool((facts.jacobian_values > 0).any()), "rank Jf(x) is at least 1", "Jf = 0 at every sample")
     residual = f"residual {balance.between(facts.weights, facts.biases).residual:.2g}"
     raise NotApplicable("balanced (T14), or at least with norms spread over the layers as if it were", residual)

@@ -13,11 +13,11 @@ from bnrank.theory.facts import Facts
 from bnrank.theory.statements.samples import vectors
 from bnrank.theory.verdicts import Inconclusive, Sides, Statement, assume, statement
 
-SAME = 1e-6  # largest ||f(x) - x|| of the identity, relative to the largest sample
-ROWS, POINTS = 500, 20  # samples that kernels are fitted to, and points where their Jacobian is taken
-NOISE = 1e-3  # relative size of the noise added to targets whose Jacobian is not generic
+SAME = 1e-6  # largest ||f(x) - x|| that counts as the identity, relative to the largest sample
+ROWS, POINTS = 500, 20  # largest numbers of samples to fit kernels to, and of points at which Jacobians are computed
+NOISE = 1e-3  # relative size of the noise added to targets for which the Jacobian does not have full rank
 WITNESS = 1e-5  # largest distance of the network of norm k L from the identity, relative to the largest sample
-LARGE = 1e150  # squares of larger numbers leave the range of floats
+LARGE = 1e150  # squares of larger numbers exceed the range of floats
 
 
 @statement(
@@ -42,7 +42,7 @@ def _identity(facts: Facts) -> Sides:
     errors = [float(torch.linalg.matrix_norm(facts.paths[i].jacobian @ basis - basis, 2)) for i in rows]
     off = min(errors)
     assume(off <= SAME, "Jf is the identity on span X at a sample", f"||Jf U - U|| = {off:.3g} or more")
-    embed = found.isometry  # O of O^T (O O^T)^{L-2} O, of norm k L
+    embed = found.isometry  # O in O^T (O O^T)^{L-2} O, a network of norm k L
     weights = [embed, *[embed @ embed.T] * (depth - 2), embed.T] if depth > 1 else [embed.T @ embed]
     with torch.no_grad():
         miss = float((from_layers(weights).to(x.device)(x) - x).norm(dim=1).max() / size)
@@ -147,12 +147,12 @@ def symmetric_under(generators: Sequence[Any], *, invariance_rtol: float = 1e-6)
     generators : sequence
         Affine vector fields, as in :func:`bnrank.theory.symmetry.rank_bound`.
     invariance_rtol : float
-        Largest ||Jf v|| / (||Jf|| ||v||) of a network that counts as invariant, to which the statement applies.
+        Largest ||Jf v|| / (||Jf|| ||v||) for which f counts as invariant; otherwise the statement is not applicable.
 
     Returns
     -------
     Statement
-        To be called on :class:`~bnrank.theory.facts.Facts`.
+        Call it with :class:`~bnrank.theory.facts.Facts`.
 
     Examples
     --------
@@ -179,7 +179,7 @@ def symmetric_under(generators: Sequence[Any], *, invariance_rtol: float = 1e-6)
 
 
 def _same_region(facts: Facts) -> list[list[int]]:
-    """Return the samples of each activation pattern that has two or more, the fullest 10."""
+    """Return the samples of each activation pattern with at least two, for the 10 most common patterns."""
     one = torch.ones(len(facts.x), 1, dtype=torch.bool, device=facts.x.device)
     patterns = torch.cat([one, *(s > facts.slope for s in facts.slopes)], 1)
     _, where, counts = torch.unique(patterns, dim=0, return_inverse=True, return_counts=True)
