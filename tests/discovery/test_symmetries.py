@@ -274,6 +274,8 @@ def test_an_estimator_and_several_networks():
     found = symmetries(members, normal(100, 3), finite=False)
     assert found.dimension == 3
     assert 0.01 < found.rtol < 0.04  # how much they disagree
+    flat = [Function(lambda x, member=member: member(x)[:, 0]) for member in members]  # outputs (N,)
+    assert symmetries(flat, normal(100, 3), finite=False, resamples=0).rtol == found.rtol
     assert symmetries(members[0], normal(100, 3), rtol=0.0, finite=False).dimension == 1  # about the first axis
 
 

@@ -102,7 +102,8 @@ def read_problem(
     x, y, held_out = data
     x_test, y_test = held_out if isinstance(held_out, tuple) and len(held_out) == 2 else (held_out, None)
     points = validation.samples(_array(x, "x"), "x", minimum=4).detach()
-    net = _with_columns(module_of(model, points), points)
+    found = module_of(model, points)
+    net = _with_columns(found, points)
     resamples, seed = validation.integer(resamples, "resamples", 0), validation.integer(seed, "seed", 0)
     limit = validation.integer(max_samples, "max_samples", 4)
     labels = _names(names, model, x, points.shape[1])
@@ -117,8 +118,8 @@ def read_problem(
         rtol = relative_error(net, held, _targets(y_test, "held_out[1]", len(held)))
     elif y is not None:
         rtol = relative_error(net, points, _targets(y, "y", len(points)))
-    elif isinstance(net, Mean) and len(net.members) > 1:
-        rtol = disagreement(net, points if held is None else held)
+    elif isinstance(found, Mean) and len(found.members) > 1:
+        rtol = disagreement(found, points if held is None else held)
     if len(points) > limit:
         points = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:limit]]
     where = whitened(points.double().cpu())
