@@ -57,7 +57,7 @@ class EnsembleDescent:
         return loss, norm
 
     def move(self, step: int) -> None:
-        """Take one step for every member, with one thread per member."""
+        """Take one step for every member, with one task per member."""
         members = range(self.objective.members)
         self.objective.workers.share([functools.partial(self._update, i, step) for i in members])
 

@@ -70,7 +70,7 @@ def sweep(
     ridges : sequence of float
         Values of lambda.
     seeds : sequence of int
-        Seeds of the initial parameters.
+        Seeds of the initial parameters and of the order of mini-batches.
     grid : mapping, optional
         "width": common widths of the hidden layers (default [100]). "size": numbers of training samples, taken from the
         first (default: all). "slope", "bias", "init": one value for all networks, as in `bnrank.MLP`.
@@ -216,7 +216,7 @@ def _store(group: _Group, folder: Path, result: xr.Dataset) -> None:
 def _run_all(
     groups: list[_Group], task: Task, folder: Path, executor: Executor | None, processes: int | None, progress: bool
 ) -> int:
-    """Return the number of ensembles that were run, which are those not stored yet."""
+    """Run the ensembles whose results are not stored yet, or have failed, and return their number."""
     waiting = [group for group in groups if not _is_done(group.path(task, folder))]
     waiting.sort(key=lambda group: -group.depth * group.width**2 * group.size)  # longest first
     text = "training ensembles"

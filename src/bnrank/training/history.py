@@ -169,7 +169,7 @@ class EnsembleRecorder(Recorder):
     def record(
         self, step: int, active: list[int], theta: Tensor, loss: Tensor, ridge: Tensor, gradient_norm: Tensor
     ) -> dict[str, Tensor]:
-        """Return a new row for the active members, without singular values; NaN for other members."""
+        """Add a row for the active members, without singular values, and return it; NaN for other members."""
         row = {name: torch.full((self.members,), torch.nan, dtype=torch.float64) for name in self.series}
         norms = torch.stack([squared_norm(r) for r in theta]).cpu()
         row["loss"][active], row["parameter_norm"][active] = loss, norms
@@ -262,10 +262,10 @@ class Run(Printed):
         ``weight_singular_values``. Values are NaN after a member has stopped. Coordinates per member: seed, ridge, lr,
         status.
     summary : xarray.Dataset
-        Over member: ``status``, ``steps`` and the last recorded value of each series over (member, step). Status is
-        "finished" (all steps done), "converged" (stopping criterion met), "stalled" (no descent found, even along the
-        negative gradient: a kink of the loss, or rounding), "diverged" (non-finite loss; the parameters are those of
-        the last recorded row with a finite loss) or "interrupted".
+        Over member: ``status``, the series over (member, step) at the last recorded step with a finite loss, and this
+        step as ``steps``. Status is "finished" (all steps done), "converged" (stopping criterion met), "stalled" (no
+        descent found, even along the negative gradient: a kink of the loss, or rounding), "diverged" (non-finite loss;
+        the parameters are those of the last recorded row with a finite loss) or "interrupted".
     settings : TrainSettings
         The settings of the run.
     seconds : float
@@ -345,12 +345,13 @@ class Run(Printed):
             Folder of the run.
         net : nn.Module, optional
             The architecture. Required unless it is a `bnrank.MLP` or a residual or convolutional network of
-            `bnrank.networks`.
+            `bnrank.networks` with all parameters trained.
 
         Raises
         ------
         ValueError
-            If the folder holds no run or a damaged one, or if ``net`` is required and missing.
+            If the folder holds no run or a damaged one, or if ``net`` is required and missing, or has another number of
+            parameters.
         """
         import xarray as xr
 
@@ -385,7 +386,7 @@ def last_rows(known: xr.DataArray) -> xr.DataArray:
 
 
 def summarize(history: xr.Dataset) -> xr.Dataset:
-    """Return the last recorded values of every member and their step, over member."""
+    """Return the series of every member at its last recorded step with a finite loss, and this step, over member."""
     rows = last_rows(abs(history["loss"]) < np.inf)
     series = [name for name, values in history.data_vars.items() if values.dims == ("member", "step")]
     validation.expect(history.sizes["step"], "history", "no recorded step", "at least one")

@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 BLOCK = 256  # samples per block: enough for efficient products, few enough for the cache
 MODULE_BLOCK = 1024  # samples per block for modules differentiated by autograd
-CACHE = 1 << 22  # maximum bytes of parameters and activations of a group of members
+CACHE = 1 << 22  # maximum bytes of parameters and activations of a group of several members
 
 
 def cost_and_gradient(loss: str, output: Tensor, target: Tensor, n: int) -> Tensor:

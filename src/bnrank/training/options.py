@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def given(kind: type[T], value: Any) -> T:
-    """Return ``value`` as options of a kind; any other value becomes their first field."""
+    """Return ``value`` if it is of this kind of options, otherwise options with ``value`` as their first field."""
     return value if isinstance(value, kind) else kind(value)  # type: ignore[call-arg]
 
 
@@ -274,9 +274,9 @@ class SkipPlateau:
     handover_rtol : float
         The true flow takes over when ||grad C(Y) - G||_F > handover_rtol ||G||_F; at most 0.1.
     max_growth : float, optional
-        Maximum growth factor of ||theta|| in one step on the plateau. Default: 4 for "rk45", 10 for "dop853", 1.5 for
-        "heun". It bounds the error in weights too small to contribute to ``rtol``: 1e-4, 2e-5 and 2e-2 per decade if
-        they grow like ||theta||^p with p between -1/2 and 1.
+        Maximum growth factor of ||theta|| in one step on the plateau. Default: 10 for "dop853", 1.5 for "heun",
+        otherwise 4. It bounds the error in weights too small to contribute to ``rtol``: 1e-4 for "rk45", 2e-5 for
+        "dop853" and 2e-2 for "heun" per decade if they grow like ||theta||^p with p between -1/2 and 1.
     t_after : float, optional
         End of the flow, measured from the hand-over. Give either this or ``t_end``, which cannot resolve the time after
         a plateau of length 1e20.
@@ -307,8 +307,8 @@ class Limits:
     max_minutes : float, optional
         Maximum wall time in minutes.
     max_networks : int, optional
-        Maximum number of stored networks, at least 2. Default: 64, or fewer if they would exceed one gigabyte. When
-        there are more, every other one is dropped.
+        Maximum number of stored networks, at least 2; the network at the hand-over does not count. Default: 64, or
+        fewer if they would exceed one gigabyte. When there are more, every other one is dropped.
     """
 
     stop: Callable[[Any], bool] | None = None

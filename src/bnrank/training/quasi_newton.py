@@ -20,7 +20,7 @@ EVERY = 20  # iterations between estimates of a metric
 CAUTION = 6  # powers of ten by which the damping of a metric may rise before a member counts as stalled
 SAMPLES = 1024  # maximum number of samples used to estimate the factors
 DAMPING = 25.0  # damping in units of 2 lambda, the curvature of the ridge
-RELATIVE, DECAY, FLOOR = 0.3, 0.6, 1e-3  # damping in units of the mean curvature: initial, factor per estimate, minimum
+RELATIVE, DECAY, FLOOR = 0.3, 0.6, 1e-3  # damping in units of the mean curvature: max(0.3 * 0.6^k, 0.001), k >= 1
 
 
 class KroneckerCurvature:
@@ -49,9 +49,9 @@ class KroneckerCurvature:
 
     Notes
     -----
-    The damping is 25 times 2 lambda plus a fraction of the mean curvature of the layer's block. This fraction decreases
-    from 0.3 to 0.001 over successive estimates, so steps are conservative far from a minimum and larger near it. On the
-    task of F4 at depth 12, any value from 10 to 100 times 2 lambda needed about the same number of evaluations.
+    The damping is 25 times 2 lambda plus a fraction of the mean curvature of the layer's block. This fraction is
+    max(0.3 * 0.6^k, 0.001) at estimate k = 1, 2, ..., so steps are conservative far from a minimum and larger near it.
+    On the task of F4 at depth 12, any value from 10 to 100 times 2 lambda needed about the same number of evaluations.
     """
 
     def __init__(self, net: MLP, x: Tensor, loss: str, ridge: float, seed: int) -> None:
@@ -140,9 +140,9 @@ class LBFGS:
 
     A step is one evaluation of the ensemble, which each member uses for its own line search; members do not wait for
     one another. The line search enforces the strong Wolfe conditions. Near convergence it also accepts a loss that is
-    unchanged to within rounding if the slope has decreased. A member is `stalled` if it finds no descent, even along
-    its negative gradient: it is at a kink of the loss, where the negative gradient need not be a descent direction, or
-    the remaining decrease is below rounding.
+    unchanged to within rounding if the slope has decreased, and at the twelfth trial it accepts any decrease. A member
+    is `stalled` if it finds no descent, even along its negative gradient: it is at a kink of the loss, where the
+    negative gradient need not be a descent direction, or the remaining decrease is below rounding.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ class LBFGS:
         return torch.stack([search.x for search in self.searches])
 
     def digest(self) -> None:
-        """Process the objective's costs and gradients, with one thread per member."""
+        """Process the objective's costs and gradients, with one task per member."""
         members = zip(self.objective.theta, self.objective.cost.tolist(), self.objective.gradient, strict=True)
         searches = [(search, at) for search, at in zip(self.searches, members, strict=True) if not search.stalled]
         self.objective.workers.share([functools.partial(search.advance, *at) for search, at in searches])
@@ -349,7 +349,7 @@ class _Search:
         self._start()
 
     def _give_up(self) -> None:
-        """Clear the history and restart from x with more damping each time, until the search stalls."""
+        """Restart from x, first without history, then with increasing damping, until the search stalls."""
         if self.pairs == 0:
             self.caution += 1
             if self.metric is None or self.caution > CAUTION:

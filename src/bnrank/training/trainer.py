@@ -72,8 +72,9 @@ def train(
         MLPs, "adam+lbfgs" for other modules, and "adam" with mini-batches. Use `Adam` or `GradientDescent` to set step
         size and schedule.
     batch_size : int, optional
-        Mini-batch size (reshuffled every epoch). Default: full batch. With mini-batches the recorded cost is the mean
-        over the batches since the previous row, and the gradient norm is recorded for the last row only.
+        Mini-batch size (reshuffled every epoch). Default: full batch. With mini-batches, the last row holds the cost
+        and the gradient norm over all samples, and the other rows the mean cost over the batches since the previous
+        row, without a gradient norm.
     dtype : torch.float32 or torch.float64
         Precision of training.
     record : int or Record

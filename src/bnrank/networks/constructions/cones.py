@@ -177,7 +177,8 @@ def cutting_planes(rays: Array, atol: float) -> tuple[Array | None, Array | None
     form : ndarray or None
         S, shape (k, k), with negative trace and b^T S b >= 0 wherever rays b >= 0.
     isometry : ndarray or None
-        O, shape (m, k), with O^T O = I and rays O^T >= -atol. Both are None if the dual cone has more than 3,000 faces.
+        O, shape (m, k), with O^T O = I and rays O^T >= -atol. Both are None if the search
+        fails, for example because the dual cone has more than 3,000 faces.
 
     Examples
     --------

@@ -251,8 +251,9 @@ def _simplex(axis: Tensor) -> Tensor:
 def _combined(z: Tensor, axis: Tensor, basis: Tensor) -> Tensor | None:
     """Return an isometry whose rows are multiples of candidate vectors of the dual cone, or None.
 
-    Non-negative least squares selects the rows. The candidates are basis vectors, the axis, points, facets in 3 to 5
-    dimensions, and sums and random mixtures of facets with mostly unequal weights.
+    Non-negative least squares selects the rows. The candidates are the coordinate vectors projected onto the span, with
+    both signs, the axis, points, normals of facets in 3 to 5 dimensions, and sums of two and random mixtures of these
+    normals, with mostly unequal weights.
     """
     from scipy.optimize import nnls
 

@@ -242,7 +242,7 @@ def graph_places(wiring: Wiring) -> tuple[Ints, Array]:
 
 
 def tree_places(parents: Ints, depths: Ints, leaves: Ints) -> tuple[Ints, Array]:
-    """Return the columns and heights of the nodes of trees, with leaves in one column."""
+    """Return columns and heights of the nodes of trees: leaves in one column, a node at its children's mean height."""
     columns = depths.max() - depths
     columns[leaves] = 0  # entries of h in one column
     total, count = np.zeros(len(parents)), np.zeros(len(parents))

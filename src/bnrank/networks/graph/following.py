@@ -301,7 +301,7 @@ def _setitem(target: Tensor, key: Any, value: Any) -> Tensor:
 
 
 def _is_operation(module: nn.Module) -> bool:
-    """Return whether a submodule is a single operation: a torch module that is not a container."""
+    """Return whether a submodule is a single operation: a torch module that does more than run other modules."""
     forward = getattr(module, "_conv_forward", None) if isinstance(module, nn.modules.conv._ConvNd) else None
     places = [str(getattr(f, "__module__", "")) for f in (type(module).forward, forward) if f is not None]
     known = all(place.startswith("torch.nn.") and place not in _FOLLOWED for place in places)

@@ -294,7 +294,7 @@ class NeuronGraph:
         return float(np.sum(self.weights[list(once.values())] ** 2))
 
     def vertex_invariants(self) -> dict[Vertex, float]:
-        """Return squared in-weights minus squared out-weights per vertex, conserved under gradient flow (T44).
+        """Return sums of squared in-weights minus squared out-weights, conserved under gradient flow (T44), per vertex.
 
         Includes the vertices that are neither inputs nor outputs and whose edges are all learnable and do not share
         their weights; a bias counts as an in-edge. Conserved quantities of shared weights, as in convolutions, are not

@@ -48,8 +48,8 @@ class Node:
     factors : tuple of float
         For "add", one factor per input: (1, 1) is a sum, (1, -1) a difference, (2,) twice the input.
     index : ndarray or None
-        For "index": for every entry of the flattened value, the equal entry of the inputs (flattened and concatenated),
-        or -1 if the value is 0 for every input.
+        For "index": for every entry of the flattened value, the index of the equal entry of the inputs (flattened and
+        concatenated), or -1 if the entry is 0 for every input.
     stride, padding, dilation, kernel : tuple of int
         For "conv" and pooling with a fixed window, per spatial dimension. Empty for means over dimensions and adaptive
         pooling, which ``windows`` describes.

@@ -159,7 +159,7 @@ class Wiring:
 
     @cached_property
     def unrolled(self) -> Unrolled:
-        """The tree of path suffixes, whose size is at most the number of paths times their length."""
+        """The tree of path suffixes; every path adds at most one node per vertex on it, and a leaf."""
         reached = zip(self.ending, self.reaching, strict=True)
         ending = np.array([n if to_outputs else 0 for n, to_outputs in reached], dtype=np.int64)
         is_input = self.coordinates >= -1

@@ -18,7 +18,7 @@ from bnrank.training.options import ADAPTIVE, Limits, Watcher
 from bnrank.training.settings import FlowSettings
 
 ENOUGH = 1.1  # hand over if ||theta|| can grow by less than this factor before the criterion is violated
-AIM = 0.98  # fraction of this factor that a step aims at
+AIM = 0.98  # fraction of the growth possible before the criterion is violated that a step aims at
 ASIDE = 1e-6  # sine of the angle between theta and grad L0 below which the direction has converged
 EASE = 300.0  # maximum factor on the error tolerance at kinks in the middle of the plateau
 NEAR = 1.2  # like ENOUGH, after a step that violates the criterion

@@ -264,9 +264,10 @@ class Origin:
         self.plateau = Plateau(cost, depth, self._scale(sample.double()))
 
     def _scale(self, sample: Tensor) -> float:
-        """Return the largest power of two as norm of theta for which the outputs are below rounding in all directions.
+        """Return the largest norm of theta, a power of two up to 1, at which the outputs are below rounding.
 
-        They are below rounding if the criterion is at most a tenth of the machine epsilon.
+        They are below rounding if the criterion is at most a tenth of the machine epsilon, for the largest outputs that
+        the bound allows.
         """
         target = 0.1 * torch.finfo(self.cost.theta.dtype).eps
         size = norm(sample.flatten())

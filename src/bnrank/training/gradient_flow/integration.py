@@ -62,8 +62,8 @@ def flow(
     ----------
     net : nn.Module
         The initial network, which is copied and never changed. The flow is computed on its device. MLPs use an explicit
-        backward pass, as do Sequentials equivalent to MLPs if the plateau is skipped. Other modules are differentiated
-        by autograd in eval mode. Parameters without a gradient stay fixed.
+        backward pass, as do Sequentials equivalent to MLPs if the plateau is skipped. Other modules and loss
+        functions are differentiated by autograd, in eval mode. Parameters without a gradient stay fixed.
     task : Task or tuple
         Data and loss: (x, y) for the squared error, or (x, y, loss). The loss is a mean over samples
         (docs/theory.md): "mse", "cross_entropy", "logistic", or a function of outputs (N, d_out) and y that returns a

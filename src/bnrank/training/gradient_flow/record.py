@@ -104,9 +104,10 @@ class Flow(Printed):
         tenth of the largest). Times are measured from the hand-over, as in ``times_since_handover``.
     history : xarray.Dataset
         The full record over (member, step), with one member and in the format of `bnrank.train`: ``loss``, ``cost``,
-        ``parameter_norm``, ``gradient_norm``, ``time``, ``time_since_handover``, ``arc_length`` (the integral of
-        ||d theta|| / ||theta||), ``evaluations``, and the coordinate ``phase``. ``weight_singular_values`` has
-        dimensions (member, step, layer, index) and is NaN at rows where it was not computed.
+        ``parameter_norm``, ``gradient_norm``, ``time``, ``time_since_handover``, ``time_step`` (since the previous
+        row), ``arc_length`` (the integral of ||d theta|| / ||theta||), ``evaluations``, and the coordinate ``phase``.
+        ``weight_singular_values`` has dimensions (member, step, layer, index) and is NaN at rows where it was not
+        computed.
     handover : Handover or None
         The end of the skipped plateau; None if no plateau was skipped or its end was not reached.
     evaluations, steps : int
@@ -163,7 +164,7 @@ COLUMNS = {
     "gradient_norm": ("||grad C||", "norm of the gradient of the cost"),
     "time": ("t", "time of the gradient flow"),
     "time_since_handover": ("t", "time since the true flow took over"),
-    "time_step": ("t", "time since the row before"),
+    "time_step": ("t", "time since the previous row"),
     "arc_length": ("1", "integral of ||d theta|| / ||theta||"),
     "evaluations": ("1", "evaluations of cost and gradient"),
 }

@@ -44,7 +44,7 @@ class Tableau:
 
 @functools.cache
 def _tableau(method: str) -> Tableau:
-    """Return the pair of an explicit method; the error of Heun's method is h/2 (g1 - g0), relative to Euler's step."""
+    """Return the pair of an explicit method; Heun's error is the difference to Euler's step, h/2 (v1 - v0)."""
     from scipy import integrate
 
     if method == "heun":
