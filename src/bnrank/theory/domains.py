@@ -31,9 +31,9 @@ class Planarity(Printed):
     singular_values : Tensor
         Singular values of N^{-1/2} X, (min(N, d),), descending.
     centered_singular_values : Tensor
-        The same for X minus its mean.
+        The same for X minus the mean of its rows.
     rtol : float
-        Values above ``rtol`` times the largest of ``singular_values`` count.
+        Values above ``rtol`` times the largest of ``singular_values`` count toward the dimensions.
     """
 
     k: int
@@ -63,21 +63,21 @@ class CompletePositivity(Printed):
     k : int
         Dimension of the linear span.
     isometry : Tensor or None
-        Of a "yes": O, (m, d), with O^T O the projection on the span and O x_i >= 0 for every point. None where the
-        "yes" follows from a theorem only.
+        If "yes": O, (m, d), with O^T O the projection on the span and O x_i >= 0 for every point; None if the "yes"
+        follows only from a theorem.
     factor : Tensor or None
-        Of a "yes" with an isometry: B = max(X O^T, 0), (N, m), with X X^T = B B^T up to ``residual``.
+        If there is an isometry: B = max(X O^T, 0), (N, m), with X X^T = B B^T up to ``residual``.
     residual : float
         max_ij |(X X^T - B B^T)_ij| / (||x_i|| ||x_j||); NaN without a factor.
     form : Tensor or None
-        Of a "no": S, (d, d), symmetric, of negative trace, with b^T S b >= 0 wherever X b >= 0. The rows b of an
-        isometry would have X b >= 0 and sum b^T S b = Tr S.
+        If "no": S, (d, d), symmetric, of negative trace, with b^T S b >= 0 for every b with X b >= 0. It excludes an
+        isometry, whose rows b would have X b >= 0 and sum b^T S b = Tr S.
     pair : tuple of int or None
-        Of a "no": two points with a negative inner product, if any.
+        If "no": two points with a negative inner product, if one was found.
     rays : int
-        Number of extreme rays of the cone of the points (of points, where the rays are not determined).
+        Number of extreme rays of the cone of the points, or of nonzero points if the rays are not determined.
     atol : float
-        Cosines and entries up to ``atol`` count as 0.
+        Cosines and entries of absolute value up to ``atol`` count as 0.
     """
 
     status: str
@@ -96,18 +96,18 @@ class CompletePositivity(Printed):
 
 
 def planarity(x: Tensor | np.ndarray, rtol: float = 1e-6) -> Planarity:
-    """Return the dimensions of the linear and of the affine span of points, with the singular values.
+    """Return the dimensions of the linear and affine spans of points, with the singular values.
 
-    T9 (Jacot2023b Prop. 5) needs the linear span: R1(id; Omega) = 0 only if Omega lies in a k-dimensional linear
-    subspace, k = Rank_J(id) = Rank_BN(id). The printed proof shows that all tangent spaces agree, which also holds for
-    an affine subspace that does not contain the origin; there the biases cost (E15).
+    T9 (Jacot2023b Prop. 5) is about the linear span: R1(id; Omega) = 0 only if Omega lies in a k-dimensional linear
+    subspace, k = Rank_J(id) = Rank_BN(id). The printed proof shows that all tangent spaces are equal, which also holds
+    in an affine subspace that does not contain the origin. In that case the biases add to the cost (E15).
 
     Parameters
     ----------
     x : Tensor or ndarray
         Points of the domain, (N, d).
     rtol : float
-        Singular values above ``rtol`` times the largest count.
+        Singular values above ``rtol`` times the largest singular value of X count toward the dimensions.
 
     Returns
     -------
@@ -117,7 +117,7 @@ def planarity(x: Tensor | np.ndarray, rtol: float = 1e-6) -> Planarity:
     Raises
     ------
     TypeError, ValueError
-        If x is not finite, (N, d), or ``rtol`` is not in [0, 1).
+        If x is not a finite array (N, d), or ``rtol`` is not in [0, 1).
 
     Examples
     --------
@@ -138,10 +138,10 @@ def planarity(x: Tensor | np.ndarray, rtol: float = 1e-6) -> Planarity:
 def tangent_bound(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
     """Return a lower bound on R1(id; Omega) from two tangent spaces of a domain.
 
-    sum_i log(1 + sin t_i), t_i the principal angles between the spaces: log(1 + sin phi) for two tangents of a curve at
-    angle phi <= pi/2 (T17b), the minimum over W_L in the proof of Jacot2023b Prop. 5. It holds for every depth, as
-    ||theta||^2 >= k L + the bound for networks that are the identity on Omega, if both spaces have dimension
-    k = Rank_J(id; Omega).
+    The bound is sum_i log(1 + sin t_i), with t_i the principal angles between the spaces. For two tangents of a curve
+    at an angle phi <= pi/2 it is log(1 + sin phi) (T17b). In the proof of Jacot2023b Prop. 5 this is the minimum over
+    W_L. If both spaces have dimension k = Rank_J(id; Omega), networks of any depth L that are the identity on Omega
+    have ||theta||^2 >= k L + bound.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def tangent_bound(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
     Raises
     ------
     TypeError, ValueError
-        If they are not of the same shape, or their columns are dependent.
+        If the shapes differ, or the columns of a basis are linearly dependent.
 
     Examples
     --------
@@ -177,22 +177,28 @@ def completely_positive(
 ) -> CompletePositivity:
     r"""Return whether points are completely positive: an isometry of their span makes all of them non-negative (T9).
 
-    Equivalently: the Gram matrix X X^T is B B^T with B >= 0; or the identity of the span is a sum of b b^T with b in
-    the dual cone {b : X b >= 0}. A "yes" holds for the whole cone that the points span, a "no" for every domain that
-    holds the points. In order: a negative inner product says no; points that are non-negative already say yes; in a
-    span of dimension 2 the cone is rotated into the quadrant. In a span of few dimensions a linear program over
-    vectors b, with an exact search of the faces of the dual cone for the missing b, ends in a sum of b b^T or in a
-    form S; at most four extreme rays always have a factor (Maxfield and Minc). Elsewhere alternating projections search
-    for an isometry; if they find none, the result is inconclusive.
+    Equivalent conditions: the Gram matrix X X^T equals B B^T with B >= 0; the identity of the span is a sum of b b^T
+    with b in the dual cone {b : X b >= 0}. A "yes" holds for the whole cone that the points generate, a "no" for every
+    domain that contains the points. The criteria, in this order:
+
+    1. If an inner product is negative, the result is "no".
+    2. If all points are non-negative, it is "yes".
+    3. In a span of dimension 1 or 2, the cone is rotated into the orthant: "yes".
+    4. In a span of few dimensions, a linear program over vectors b, with an exact search of the faces of the dual cone
+       for missing b, may give a sum of b b^T ("yes") or a form S ("no").
+    5. Otherwise, alternating projections search for an isometry ("yes").
+    6. If none is found, the result is "yes" for at most four extreme rays, which always have a factor (Maxfield and
+       Minc), and "inconclusive" for more.
 
     Parameters
     ----------
     x : Tensor or ndarray
         Points, (N, d). Zeros are ignored.
     atol : float
-        Cosines and entries up to ``atol`` count as 0.
+        Cosines and entries of absolute value up to ``atol`` count as 0.
     rtol : float
-        Singular values of the normalized points above ``rtol`` times the largest count for the span.
+        The dimension of the span is the number of singular values of the normalized points above ``rtol`` times the
+        largest.
     seed : int
         Random seed of the alternating projections.
 
@@ -204,7 +210,7 @@ def completely_positive(
     Raises
     ------
     TypeError, ValueError
-        If x is not finite, (N, d), or a tolerance is out of range.
+        If x is not a finite array (N, d), or a tolerance is out of range.
 
     Examples
     --------
@@ -229,7 +235,7 @@ def completely_positive(
     basis = rows[: int(linalg.rank(values, max(rtol, 1e-15)))].T  # (d, k)
     about: dict[str, Any] = {"k": basis.shape[1], "rays": len(unit), "atol": atol}
 
-    nearest, distances = pairwise_distances_argmin_min(unit, -unit)  # of the smallest inner product
+    nearest, distances = pairwise_distances_argmin_min(unit, -unit)  # minimize the inner product
     i = int(distances.argmin())
     j, cosine = int(nearest[i]), float(unit[i] @ unit[nearest[i]])
     if cosine < -atol:

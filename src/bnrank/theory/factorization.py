@@ -18,7 +18,7 @@ Pair = tuple[nn.Module, nn.Module]
 
 @dataclass(frozen=True)
 class Basis:
-    """An affine subspace of a representation, the points mu + Q z.
+    """An affine subspace of a representation: the points mu + Q z.
 
     Attributes
     ----------
@@ -38,13 +38,13 @@ class Basis:
 
     @property
     def columns(self) -> Tensor:
-        """Q, (n, k); the identity for the whole space, a column of zeros for k = 0, as a network needs a neuron."""
+        """Q, (n, k); the identity for the whole space, and one column of zeros for k = 0: a layer needs a neuron."""
         if self.directions is None:
             return torch.eye(len(self.origin), dtype=self.origin.dtype, device=self.origin.device)
         return self.directions if self.dimension else torch.zeros_like(self.origin)[:, None]
 
     def project(self, values: Tensor) -> Tensor:
-        """Return the nearest points of the subspace, (N, n), to the rows of values."""
+        """Return the points of the subspace nearest to the rows of ``values``, (N, n)."""
         if self.directions is None:
             return values
         return self.origin + (values - self.origin) @ self.directions @ self.directions.T
@@ -52,12 +52,12 @@ class Basis:
 
 @dataclass(frozen=True)
 class Cut:
-    """A place where a network can be cut in two, with the representation of the data there.
+    """A place where a network can be split in two, with the representation of the samples there.
 
     Attributes
     ----------
     layer : int
-        Number of layers before the cut; 0 is the input.
+        Number of layers (parts, for a module that is not a chain) before the cut; 0 is the input.
     place : str
         "input", "preactivation", "activation" or "output".
     values : Tensor
@@ -65,11 +65,11 @@ class Cut:
     affine : bool
         Whether subspaces may have an origin other than 0.
     rest : callable
-        From the representation to f, (N, n) -> (N, d_out).
+        Maps the representation to f, (N, n) -> (N, d_out).
     split : callable
-        From a basis to the networks h and g in float64, h(g(x)) = rest(projection of the representation on it).
+        Maps a basis to the pair of networks (h, g) in float64 with h(g(x)) = rest(projection of the representation).
     everywhere : Basis
-        A subspace that holds the representation of every input, to the precision of the parameters.
+        A subspace that contains the representation of every input, up to the precision of the parameters.
     """
 
     layer: int
@@ -92,7 +92,7 @@ class Cut:
 
     @property
     def spread(self) -> Tensor:
-        """Singular values of the representation (centered where it may be), descending."""
+        """Singular values of the representation, centered if ``affine``, descending."""
         return self._decomposition[1]
 
     def principal(self, k: int) -> Basis:
@@ -107,15 +107,16 @@ def cuts(net: nn.Module, x: Tensor) -> list[Cut]:
     Parameters
     ----------
     net : torch.nn.Module
-        A chain of linear layers is cut before and after every activation; a Sequential between its parts; any other
-        module at its input and its output.
+        A chain of linear layers is cut before and after every activation, a Sequential between its parts, and any
+        other module only at its input and output.
     x : Tensor
         Samples, (N, ...).
 
     Returns
     -------
     list of Cut
-        At least the input and the output.
+        At least the input and the output. For modules that are not chains, places whose value is not floating point or
+        has no axis but that of the samples are omitted.
 
     Examples
     --------
@@ -165,7 +166,7 @@ def _chain_cuts(given: Chain, x: Tensor) -> Iterator[Cut]:
     for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         yield cut(layer, True, a, Basis(None, torch.zeros_like(a[0])))
         u, s, _ = torch.linalg.svd(weight, full_matrices=False)
-        rank = int(linalg.rank(s, max(weight.shape) * torch.finfo(given.dtype).eps))  # less than that is rounding
+        rank = int(linalg.rank(s, max(weight.shape) * torch.finfo(given.dtype).eps))  # smaller ones are rounding
         image = Basis(None, torch.zeros_like(bias)) if rank == len(bias) else Basis(u[:, :rank], bias)
         z = a @ weight.T + bias
         yield cut(layer + 1, False, z, image)

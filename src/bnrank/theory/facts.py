@@ -1,4 +1,4 @@
-"""A network and data, with the measurements that statements are about, each made once and in float64."""
+"""Measurements of a network on data, for the statements of the theory: each computed once, in float64."""
 
 from __future__ import annotations
 
@@ -43,16 +43,17 @@ class Facts:
     x : Tensor or ndarray
         Samples, (N, ...).
     y : Tensor or ndarray, optional
-        Targets, (N, d_out), floating point, for the mean squared error; or class numbers, (N,), integers, for the
+        Targets, (N, d_out), floating point, for the mean squared error; or class indices, (N,), integers, for the
         cross-entropy.
     ridge : float, optional
-        lambda of the loss C + lambda ||theta||^2 that the network is supposed to minimize.
+        lambda of the loss C + lambda ||theta||^2 that the network was trained with.
     rtol : float
-        Singular values above ``rtol`` times the largest count for a rank.
+        A rank is the number of singular values above ``rtol`` times the largest.
     seed : int
         Random seed of searches and pairs of samples.
     max_samples : int, optional
-        Limit on the samples that statements are checked on, evenly spaced. The loss and its gradient use all samples.
+        Largest number of samples on which statements are checked, evenly spaced. The loss and its gradient use all
+        samples. Default: all.
 
     Attributes
     ----------
@@ -61,9 +62,9 @@ class Facts:
     all_x : Tensor
         All samples as given, (N, ...).
     x : Tensor
-        The samples that statements are checked on, (n, ...), in float64 (integers stay integers).
+        The samples on which statements are checked, (n, ...), in float64 (integers remain integers).
     y : Tensor or None
-        Their targets, (n, d_out), in float64; None for class numbers and without targets.
+        Their targets, (n, d_out), in float64; None if class indices or no targets are given.
     samples : int
         N, the number of samples given.
     """
@@ -98,7 +99,7 @@ class Facts:
         self.y: Tensor | None = self._y if self._y is not None and self._y.is_floating_point() else None
 
     def _read_targets(self, y: Any) -> Tensor:
-        """Return targets (N, d_out) in float64, or class numbers (N,), after checking that they fit."""
+        """Return targets (N, d_out) in float64, or class indices (N,), after checking that they fit."""
         outputs = self.outputs.shape[1]
         y = torch.from_numpy(y) if isinstance(y, np.ndarray) else y
         if isinstance(y, Tensor) and not y.is_floating_point():
@@ -132,18 +133,18 @@ class Facts:
 
     @cached_property
     def jacobian_values(self) -> Tensor:
-        """Singular values of Jf(x_i), (n, min(d_in, d_out)), descending; NotApplicable where f has no Jacobian."""
+        """Singular values of Jf(x_i), (n, min(d_in, d_out)), descending; raises NotApplicable if f has no Jacobian."""
         with assuming("f can be differentiated in x, sample by sample"):
             return Jacobian(self.net, self.x, kink_rtol=None).singular_values
 
     @cached_property
     def counted_values(self) -> Tensor:
-        """The singular values of Jf(x_i), with 0 for those that do not count for its rank, (n, min(d_in, d_out))."""
+        """The singular values of Jf(x_i), set to 0 if they do not count toward its rank, (n, min(d_in, d_out))."""
         return linalg.counted(self.jacobian_values, self.rtol)
 
     @cached_property
     def near_kinks(self) -> Tensor:
-        """Whether each sample lies within 1e-9 (relative) of a kink, (n,), bool: the Jacobian there is one-sided."""
+        """Whether each sample is within 1e-9 (relative) of a kink, (n,), bool; the Jacobian is one-sided there."""
         return Jacobian(self.net, self.x).near_kinks(KINK_RTOL)
 
     @cached_property
@@ -181,7 +182,7 @@ class Facts:
 
     @cached_property
     def chain(self) -> MLP:
-        """The network as an MLP in float64; raises NotApplicable where it is no chain of linear layers."""
+        """The network as an MLP in float64; raises NotApplicable if it is not a chain of linear layers."""
         with assuming("the network is a chain of linear layers with one activation"):
             return as_mlp(self.net)
 
@@ -221,13 +222,13 @@ class Facts:
 
     @cached_property
     def biased(self) -> Tensor:
-        """1 for each layer with a bias, else 0, (L,)."""
+        """1 for each layer with a bias, 0 for the others, (L,)."""
         layers = [layer for layer in self.net.modules() if isinstance(layer, nn.Linear)]
         return torch.tensor([float(layer.bias is not None) for layer in layers]).to(self.weights[0])
 
     @cached_property
     def squared_inputs(self) -> Tensor:
-        """||a_{l-1}(x_i)||^2, plus 1 where layer l has a bias, (n, L)."""
+        """||a_{l-1}(x_i)||^2, plus 1 if layer l has a bias, (n, L)."""
         return torch.stack([(a * a).sum(1) for a in self.inputs], 1) + self.biased
 
     @cached_property
@@ -263,7 +264,7 @@ class Facts:
 
     @property
     def targets(self) -> Tensor:
-        """Y at the samples of :attr:`x`, (n, d_out); raises NotApplicable without."""
+        """Y at the samples of :attr:`x`, (n, d_out); raises NotApplicable without targets for the squared error."""
         if self._targets_and_loss[1] != "mse" or self.y is None:
             raise NotApplicable("the loss is the mean squared error", "y holds class numbers")
         return self.y
@@ -276,7 +277,7 @@ class Facts:
 
     @cached_property
     def localized(self) -> Localized:
-        """The localized loss of a bias-free ReLU chain over all samples."""
+        """The quantities of T38 over all samples; raises NotApplicable unless it is a bias-free ReLU chain."""
         assume(not self.biases, "no biases", "the loss near the origin is homogeneous only without them")
         assume(self.slope == 0, "a ReLU network", f"slope {self.slope:g}")
         assume(self.all_x.is_floating_point(), "the inputs are vectors", f"dtype {self.all_x.dtype}")
@@ -284,7 +285,7 @@ class Facts:
 
     @cached_property
     def deeper(self) -> Localized:
-        """The network of T39 with one layer more, over all samples."""
+        """The quantities of T38 for the network of T39, one layer deeper, over all samples."""
         self.localized  # noqa: B018  (raises where the construction does not apply)
         return one_deeper(self.chain, self.all_x.flatten(1), self.output_gradient)
 
@@ -349,34 +350,34 @@ class Facts:
 
     @cached_property
     def findings(self) -> Findings:
-        """The quantities that gradient flow conserves; raises NotApplicable where the module cannot be traced."""
+        """The conserved quantities of gradient flow; raises NotApplicable if the module cannot be traced."""
         return self._conserved[0]
 
     @cached_property
     def tail(self) -> Tail:
-        """The last linear layers of the network; raises NotApplicable where the module cannot be traced."""
+        """The last linear layers of the network; raises NotApplicable if the module cannot be traced."""
         return self._conserved[1]
 
     @cached_property
     def few(self) -> tuple[Tensor, Tensor | None]:
-        """A hundred evenly spaced samples and their targets, for statements that hold on any data."""
+        """At most 100 evenly spaced samples and their targets, for statements that hold on any data."""
         rows = evenly_spaced(len(self.x), FEW)
         return self.x[rows], None if self._y is None else self._y[rows]
 
     @property
     def loss(self) -> tuple[str, Tensor, str]:
-        """A loss at these samples, the values it compares the outputs with, and its formula; mean ||f||^2 without y."""
+        """A loss for the samples of :attr:`few`, its targets, and its formula; mean ||f||^2 without targets."""
         return conserved.loss_of(*self.few, self.outputs.shape[1])
 
     @cached_property
     def patterns(self) -> dict[str, Tensor]:
-        """Which channels have the same activation pattern there, (n, n), by the findings' names; for four of them."""
+        """For up to four pairs, by name: which channels have the same pattern on the samples of :attr:`few`, (n, n)."""
         with assuming("the activations are those of the computation graph"):
             return same_patterns(self.findings, self.net, self.few[0])
 
     @cached_property
     def gradient(self) -> dict[str, Tensor]:
-        """The gradient of that loss by the parameters' names, float64."""
+        """The gradient of :attr:`loss` by parameter name, float64."""
         loss, y, _ = self.loss
         assume(any(p.is_floating_point() for p in self.net.parameters()), "the network has parameters")
         return conserved.gradient(self.net, self.few[0], lambda out: conserved.cost(out.flatten(1), y, loss))[1]

@@ -47,31 +47,32 @@ def check(
     ----------
     net : torch.nn.Module
         Any module with finite parameters. Most statements are about a chain of linear layers with one activation
-        sigma_s between them (a :class:`bnrank.MLP`, or a Sequential of Linear and ReLU or LeakyReLU), and not
-        applicable to other modules.
+        sigma_s between them (a :class:`bnrank.MLP`, or a Sequential of Linear and ReLU or LeakyReLU); for other
+        modules they are "not applicable".
     x : Tensor or ndarray
         Samples, (N, ...).
     y : Tensor or ndarray, optional
-        Targets, (N, d_out), for the mean squared error; or class numbers, (N,), integers, for the cross-entropy.
+        Targets, (N, d_out), for the mean squared error; or class indices, (N,), integers, for the cross-entropy.
     ridge : float, optional
         lambda of the loss C + lambda ||theta||^2 (biases penalized) that the network was trained with.
     only : str or sequence of str, optional
         Ids of statements, such as "T4". Default: all.
     rtol : float
-        Singular values above ``rtol`` times the largest count for a rank.
+        A rank is the number of singular values above ``rtol`` times the largest.
     seed : int
         Random seed of searches and pairs of samples.
     max_samples : int
-        Limit on the samples that statements are checked on, evenly spaced. The loss and its gradient use all samples.
+        Largest number of samples on which statements are checked, evenly spaced. The loss and its gradient use all
+        samples.
 
     Returns
     -------
     Verdicts
         One verdict per statement: "holds", "violated", "not applicable" (``reason`` names the assumption that fails) or
-        "inconclusive" (within numerical error, or a side that cannot be evaluated), with left side, right side, slack,
-        assumptions and source. The ``label`` of a bound that cannot fail here is "holds (vacuous)". A network that
-        satisfies all assumptions of a theorem cannot violate it: a violation means that an assumption that cannot be
-        checked fails, or that a number is wrong.
+        "inconclusive" (within numerical error, or a side cannot be evaluated), with left side, right side, slack,
+        assumptions and source. The ``label`` of a bound that cannot fail for this network is "holds (vacuous)". A
+        network that satisfies all assumptions of a theorem cannot violate it. A violation means that an assumption that
+        cannot be checked fails, or that a computed number is wrong.
 
     Raises
     ------

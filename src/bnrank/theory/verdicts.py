@@ -22,20 +22,20 @@ HOLDS = "holds"
 VIOLATED = "violated"
 NOT_APPLICABLE = "not applicable"
 INCONCLUSIVE = "inconclusive"
-ORDER = (VIOLATED, INCONCLUSIVE, HOLDS)  # of the statuses of one statement at several places, the worst first
+ORDER = (VIOLATED, INCONCLUSIVE, HOLDS)  # the worst first: a statement gets the worst status of its comparisons
 
-ROUNDING = 1e-12  # of the larger side: a difference that float64 alone explains
+ROUNDING = 1e-12  # relative to the larger side: differences up to this are rounding errors of float64
 
 
 class NotApplicable(Exception):  # noqa: N818
-    """Raised by a statement of which an assumption fails."""
+    """Raised by a statement if one of its assumptions fails."""
 
     def __init__(self, assumption: str, detail: str = "") -> None:
         super().__init__(f"{assumption}: {detail}" if detail else assumption)
 
 
 class Inconclusive(Exception):  # noqa: N818
-    """Raised by a statement of which a side cannot be evaluated."""
+    """Raised by a statement if one of its sides cannot be evaluated."""
 
 
 def assume(condition: bool, assumption: str, detail: str = "") -> None:
@@ -46,9 +46,9 @@ def assume(condition: bool, assumption: str, detail: str = "") -> None:
 
 @contextmanager
 def assuming(assumption: str) -> Iterator[None]:
-    """Raise :class:`NotApplicable` with the assumption where a function refuses its arguments.
+    """Raise :class:`NotApplicable` with the assumption if the block raises a TypeError or ValueError.
 
-    Values beyond the range of floats (RangeError) pass through.
+    A RangeError (values out of the range of floats) is not converted.
     """
     try:
         yield
@@ -65,24 +65,24 @@ class Sides:
     Attributes
     ----------
     left, right : float
-        The two numbers compared.
+        The two numbers to compare.
     relation : str
         "<=" or "=".
     rtol : float
-        Relative to max(|left|, |right|, scale). An inequality that fails by less is inconclusive; an equation whose
-        sides differ by less holds.
+        Tolerance relative to max(|left|, |right|, scale). An inequality that fails by at most this is inconclusive, or
+        holds if rounding explains it; an equation whose sides differ by at most this holds.
     scale : float
-        Absolute size of the terms that the sides are sums of: after cancellation the sides may be smaller than their
+        Absolute size of the terms whose sums the sides are. After cancellation, the sides can be smaller than their
         rounding error.
     assumptions : tuple of str
-        The assumptions that were checked and are true.
+        The assumptions that are checked and satisfied.
     note : str
-        Which sample or layer, how many of them were compared, and the constants.
+        The sample or layer, how many of them are compared, and the constants.
     explained : float
-        Of an equation: an absolute difference, larger than the tolerance allows, that something other than a violation
-        explains, such as a gradient that is not exactly 0. The verdict is then inconclusive.
+        For an equation: an absolute difference, beyond the tolerance, that has another cause than a violation, such as
+        a gradient that is not exactly 0. The verdict is then inconclusive.
     vacuous : str
-        Why the bound cannot fail (it is at least the largest value possible of the left side); else empty.
+        Reason why the bound cannot fail (it is at least the largest possible value of the left side); empty if it can.
     """
 
     left: float
@@ -107,28 +107,29 @@ class Verdict(Printed):
     name : str
         Its name in words, e.g. "Jacobian bound".
     formula : str
-        The formula compared, left side and right side.
+        The formula, with left side and right side.
     source : str
         Paper key and number.
     status : str
         "holds", "violated", "not applicable" (``reason`` names the assumption that fails) or "inconclusive"
-        (``reason`` says why: within numerical error, or a side that cannot be evaluated).
+        (``reason`` gives the cause: within numerical error, or a side cannot be evaluated).
     left, right : float
-        The two sides; NaN where they were not computed.
+        The two sides; NaN if they are not computed.
     relation : str
         "<=" or "=".
     slack : float
-        right - left for "<=", negative where violated; -|left - right| for "=".
+        right - left for "<=", negative if violated; -|left - right| for "=".
     rtol : float
         Relative tolerance of the comparison.
     assumptions : tuple of str
-        The assumptions that were checked and are true.
+        The assumptions that are checked and satisfied.
     reason : str
-        The assumption that fails, or why the verdict is inconclusive.
+        The assumption that fails, or the reason why the verdict is inconclusive.
     note : str
-        Which sample or layer, how many of them were compared, and the constants.
+        The sample or layer, how many of them are compared, and the constants.
     vacuous : str
-        Why a statement that holds cannot fail here (its bound is at least the largest value possible); else empty.
+        Reason why a statement that holds cannot fail for this network (its bound is at least the largest possible
+        value); empty if it can.
     """
 
     id: str
@@ -148,7 +149,7 @@ class Verdict(Printed):
 
     @property
     def label(self) -> str:
-        """The status, with "(vacuous)" after it where the bound cannot fail."""
+        """The status, followed by "(vacuous)" if the bound cannot fail."""
         return f"{self.status} (vacuous)" if self.vacuous else self.status
 
     def __str__(self) -> str:
@@ -178,14 +179,14 @@ def judge(sides: Sides) -> tuple[str, float, str]:
 
 
 def closest(candidates: Iterable[Sides]) -> Sides:
-    """Return the sides that are closest to failing: those of the worst status, and of these those of smallest slack.
+    """Return the sides that are closest to failing: of those with the worst status, those with the smallest slack.
 
-    Slack is measured in units of the largest of both sides and the scale.
+    Slack is relative to the largest of both sides and the scale, plus the tolerance.
 
     Raises
     ------
     NotApplicable
-        If there are none.
+        If there are no candidates.
 
     Examples
     --------
@@ -213,8 +214,8 @@ class Statement:
     id, name, formula, source : str
         As in :class:`Verdict`.
     sides : callable
-        Takes the :class:`~bnrank.theory.facts.Facts` of a network and returns :class:`Sides`, or one for each sample or
-        layer, of which the verdict is on those closest to failing. It raises :class:`NotApplicable` or
+        Takes the :class:`~bnrank.theory.facts.Facts` of a network and returns :class:`Sides`, or several, such as one
+        per sample or layer; the verdict is on those closest to failing. It may raise :class:`NotApplicable` or
         :class:`Inconclusive`.
     """
 
@@ -247,7 +248,7 @@ class Statement:
 def statement(
     id: str, name: str, formula: str, *, source: str
 ) -> Callable[[Callable[[Any], Sides | Iterable[Sides]]], Statement]:
-    """Return a decorator that makes a :class:`Statement` of a function of facts.
+    """Return a decorator that turns a function of facts into a :class:`Statement`.
 
     Examples
     --------
@@ -269,7 +270,7 @@ def statements_in(module: ModuleType) -> tuple[Statement, ...]:
 class Verdicts(Printed, Sequence[Verdict]):
     """The verdicts on one network, in the order of the statements.
 
-    ``verdicts["T4"]`` is the first verdict of that id; ``print(verdicts)`` shows a table.
+    ``verdicts["T4"]`` is the first verdict with that id; ``print(verdicts)`` shows a table.
 
     Attributes
     ----------
@@ -298,7 +299,7 @@ class Verdicts(Printed, Sequence[Verdict]):
         return self.verdicts[key]
 
     def having(self, status: str) -> tuple[Verdict, ...]:
-        """Return the verdicts of one status, e.g. ``"violated"``."""
+        """Return the verdicts with a status, e.g. ``"violated"``."""
         return tuple(v for v in self.verdicts if v.status == status)
 
     @property
@@ -312,7 +313,7 @@ class Verdicts(Printed, Sequence[Verdict]):
         return not self.having(VIOLATED)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a DataFrame with one row per verdict and a column for each of its attributes."""
+        """Return a DataFrame with one row per verdict and one column per attribute."""
         import pandas as pd
 
         return pd.DataFrame([asdict(verdict) for verdict in self.verdicts])

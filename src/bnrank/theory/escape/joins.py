@@ -123,8 +123,8 @@ def join_rate(
     and column. Neurons for which alpha exceeds the norm of the remainder belong to the chain, unless alpha is below 3
     percent of the largest; the others are free to join. With r_j and c_j the remaining row and column, the growing mode
     is (r_j . v* + c_j . u*)/2, or the same at -v* if that is as fast and gives more. The amplitude is the root of the
-    sum of the squares of the positive values of the free neurons. The predicted exit is accurate up to a time of order 1
-    / kappa, in which small neurons align with v* and large ones leave the linear regime.
+    sum of the squares of the positive values of the free neurons. The predicted exit is accurate up to a time of order
+    1 / kappa, in which small neurons align with v* and large ones leave the linear regime.
 
     Parameters
     ----------
