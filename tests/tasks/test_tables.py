@@ -194,6 +194,13 @@ def test_text_classes_and_columns_left_out(tmp_path):
         load_table(path, ["id", "kind"])
 
 
+def test_true_and_false_are_names_of_classes(tmp_path):
+    task = load_table(table(tmp_path, "a,b\n1,True\n2,False\n3,True\n"), "b")
+    assert (task.loss, task.class_names, task.y.tolist()) == ("cross_entropy", ("False", "True"), [1, 0, 1])
+    task = load_table(table(tmp_path, "a,b\n1,True\n2,\n3,False\n"), "b", drop_missing=True)
+    assert (task.class_names, task.x.tolist(), task.y.tolist()) == (("False", "True"), [[1], [3]], [1, 0])
+
+
 def test_rows_with_gaps_are_left_out_where_asked(tmp_path):
     path = table(tmp_path, "a,b,kind\n1,NA,0\n2,5,1\n3,6,\n4,inf,1\n5,7,0\n")
     with pytest.raises(ValueError, match=r"column b \(2 of 5 rows\), kind \(1 of 5 rows\)"):

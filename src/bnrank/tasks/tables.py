@@ -276,7 +276,7 @@ def _read_csv(path: Path, targets: list[str], ignore: list[str], outputs: bool) 
         )
     x, y = frame[columns].to_numpy(np.float64), None
     if classes:
-        column = frame[targets[0]]
+        column = frame[targets[0]].map(str, na_action="ignore")  # True and False are text, not 1 and 0
         if pd.to_numeric(column, errors="coerce").notna().any():
             row, cell = _first_text(column)
             where = f"{path.name}, line {lines[row]}, column {targets[0]!r}"
