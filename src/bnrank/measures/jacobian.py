@@ -168,7 +168,8 @@ class Jacobian(Printed):
         """Tr Theta(x_i, x_i), (N,), float64 (see :func:`bnrank.ntk.trace`); tangents make no difference.
 
         For MLPs, a single backward pass computes both this and ``singular_values`` if this is accessed first: the trace
-        is a sum over norms of the products J(a~_l -> f), and the last of these, times W_1, is the Jacobian.
+        is a sum over norms of the products J(a~_l -> f), and the last of these, times W_1, is the Jacobian. For other
+        modules, ``singular_values`` are computed first.
 
         Examples
         --------

@@ -66,7 +66,7 @@ class Cut:
     change : float
         Measured change of the output.
     reason : str
-        Why nothing was collapsed and, where all are kept, why no neuron or channel was removed; empty after a collapse.
+        Why nothing was collapsed and, if every neuron or channel was kept, why; empty after a collapse.
     """
 
     parts: Parts

@@ -226,7 +226,7 @@ def polish(net: MLP, data: Data, layer: int, k: int, ridge: float, steps: int) -
 
 
 def few_rows(count: Count, data: Data) -> Count:
-    """Return the count, as undetermined if fewer than ten rows are distinct: a linear map and the mean both fit."""
+    """Return the count, marked undetermined below ten distinct rows, where a linear map and the mean both fit."""
     if data.distinct >= MIN_ROWS:
         return count
     return _doubted(count, (0, data.bound), f"only {data.distinct} rows differ, expected at least {MIN_ROWS}")
@@ -238,7 +238,7 @@ def _doubted(count: Count, interval: tuple[int, int], why: str) -> Count:
 
 
 def between_inputs(count: Count, data: Data, plan: Budget) -> Count:
-    """Return the count, as undetermined if it is supported by replicates but not by rows at unseen inputs.
+    """Return the count, marked undetermined if replicates support it but rows at unseen inputs do not.
 
     Where inputs are repeated with different outputs, ``count`` is based on held-out rows whose inputs also occur in the
     training set. A function that memorizes the training rows predicts them, regardless of its values at other inputs. A
