@@ -74,7 +74,7 @@ def report(
     path : path
         The file to write; missing folders are created.
     title : str, optional
-        The page's title. Default: that of the only section, or "bnrank report".
+        The page's title. Default: the title of a single section, or "bnrank report".
     claims : sequence, optional
         Claims with ``name``, ``passed``, ``measured``, ``expected``; shown first.
     figures : figure, sequence or mapping, optional
@@ -116,7 +116,7 @@ def report(
 
 
 def compose(title: str, head: Sequence[Block], parts: Sequence[Part], with_contents: bool = False) -> str:
-    """Return a page as text: a title, blocks below it, and sections, with a list of contents where wanted."""
+    """Return a page as text: a title, blocks below it, and sections, optionally with a table of contents."""
     views = {plot.id: plot.view for part in parts for plot in plots_in(part.blocks)}
     data = {"dark": DARK, "views": views}
     library = plotly.offline.get_plotlyjs() if views else ""
@@ -245,7 +245,7 @@ def _measured_with(profiles: Mapping[str, xr.Dataset]) -> list[Block]:
 
 
 def _layers(profiles: Mapping[str, xr.Dataset]) -> list[Block]:
-    """Return the ranks per layer and the skipped layers of each profile; folded away if there are several."""
+    """Return the ranks per layer and the skipped layers of each profile; collapsed if there are several."""
     blocks: list[Block] = []
     for label, dataset in profiles.items():
         own = table(tables.layer_rows(dataset), f"Layers of {label}" if len(profiles) > 1 else "Layers")

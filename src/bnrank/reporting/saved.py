@@ -33,8 +33,8 @@ def load(
         A folder that `bnrank.train` or `Run.save` wrote, a file that `bnrank.save` wrote, or the safetensors state
         dict of a chain of linear layers.
     net : nn.Module, optional
-        The architecture of a run that is not a network of bnrank, the original network of a compressed one of which
-        only segments were replaced, or a network of which the file holds the state dict; it is copied.
+        The architecture of a stored run that is not a network of bnrank; the original network, if a compression
+        replaced only segments of it; or the network whose state dict the file contains. It is copied.
     slope : float
         Slope of the activation of a foreign state dict, which does not contain it; 0 is ReLU.
     order : sequence of str, optional

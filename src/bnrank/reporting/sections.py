@@ -205,7 +205,7 @@ def flatten_settings(settings: object) -> dict[str, object]:
 
 
 def sections_from(source: object) -> list[Section]:
-    """Return the sections of a profile, a history, a run, verdicts, what was found, a Section, several, or a mapping.
+    """Return the sections of a profile, a history, a run, verdicts, a discovery, a Section, several, or a mapping.
 
     Raises
     ------

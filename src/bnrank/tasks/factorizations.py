@@ -161,7 +161,7 @@ def matrix_factorization(
     lr : float
         Step size; 4 lr ||v(0)||^2 < 1 for all samples, so that ||(I - w w^T) v|| shrinks without overshooting.
     noise : float
-        Root mean square of ||E||_F; E takes part in training and test data alike. With E the map is invariant up to
+        Root mean square of ||E||_F; E enters both training and test data. With E the map is invariant up to
         O(||E||) only, and there is no ``truth``.
     seed : int
         w, E, the training and the test starts come from separate streams of it.

@@ -123,9 +123,9 @@ def digits(n: int | None = None, n_test: int | None = None, seed: int = 0, *, st
 def handwritten_digits(
     n: int | None = None, n_test: int | None = None, seed: int = 0, *, standardize: bool = True
 ) -> Task:
-    """Return MNIST where a copy is on this machine, else scikit-learn's digits; ``Task.name`` says which.
+    """Return MNIST if a copy is on this machine, else scikit-learn's digits; ``Task.name`` is the data set used.
 
-    Never downloads. Where only the small set is available, ``n`` and ``n_test`` are limited to its 1,500 and 297
+    Never downloads. If only the small set is available, ``n`` and ``n_test`` are limited to its 1,500 and 297
     images (``Task.settings`` has the numbers used). Arguments are those of :func:`mnist`.
 
     Raises
@@ -217,8 +217,8 @@ def parse_idx(path: str | Path, magic: int) -> np.ndarray:
     Raises
     ------
     ValueError
-        If the file is not whole gzip, has another magic number, or does not contain the number of bytes given by its
-        sizes.
+        If the file is not complete gzip data, has another magic number, or does not contain the number of bytes given
+        by its sizes.
 
     Examples
     --------

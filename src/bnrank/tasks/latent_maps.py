@@ -101,8 +101,8 @@ def low_rank_map(
     Returns
     -------
     Task
-        x (n, d_in), y (n, d_out), float32, loss "mse". ``truth.x_of_latents(truth.latents)`` equals ``x`` bit by bit,
-        and so does y if ``noise`` is 0; both functions return the dtype of their argument.
+        x (n, d_in), y (n, d_out), float32, loss "mse". ``truth.x_of_latents(truth.latents)`` is bitwise equal to ``x``,
+        and likewise for y if ``noise`` is 0; both functions return the dtype of their argument.
 
     Raises
     ------

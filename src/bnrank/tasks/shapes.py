@@ -95,10 +95,10 @@ def s_shapes(
 
 
 def separable(n: int = 100, d: int = 10, margin: float = 0.5, seed: int = 0, *, n_test: int = 0) -> Task:
-    """Return two classes that the plane orthogonal to a known unit vector u separates with a known margin (F13).
+    """Return two classes separated by the plane orthogonal to a known unit vector u, with a known margin (F13).
 
     x = z - <z, u> u + y (|<z, u>| + margin) u with z from N(0, I_d), y = -1, +1, -1, ... and u a random unit vector, so
-    that y <u, x> >= margin for every sample. The maximum margin may belong to another direction.
+    that y <u, x> >= margin for every sample. The direction of the maximum margin may differ from u.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def circle(points: int = 8, dtype: torch.dtype = torch.float32) -> Task:
     and its point N is row 0.
 
     The points are exact up to one rounding: zeros are 0, and points that are mirror images in an axis or a diagonal
-    have coordinates equal bit by bit. This matters because optimal first-layer kinks pass through the data.
+    have bitwise equal coordinates. This matters because optimal first-layer kinks pass through the data.
 
     Parameters
     ----------
@@ -278,7 +278,7 @@ def falling_ball(
     the images (:func:`ball_images`) at t = -1 and 0, the output those at t = 1, ..., ``frames``. One following frame
     depends on q_1 alone, two or more on the whole state (q_0, v).
 
-    A translation of the torus translates all images alike, and by whole pixels exactly: for networks that commute with
+    A translation of the torus translates all images, exactly if it is by whole pixels. For networks that commute with
     translations, samples whose balls start within one pixel (``within``) carry as much information as samples
     everywhere in the image.
 

@@ -1,4 +1,4 @@
-"""Data in files: tables and arrays."""
+"""Data from files: tables and arrays."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class Table:
 
     @property
     def inputs(self) -> pd.DataFrame:
-        """X as a DataFrame, (N, d_in), indexed by the number of the row."""
+        """X as a DataFrame, (N, d_in), indexed by the row of the file."""
         return self._frame(self.x, self.columns)
 
     @property
     def outputs(self) -> pd.DataFrame | None:
-        """Y as a DataFrame, (N, d_out), indexed by the number of the row."""
+        """Y as a DataFrame, (N, d_out), indexed by the row of the file."""
         return None if self.y is None else self._frame(self.y, self.targets)
 
     def _frame(self, values: np.ndarray, names: Sequence[str]) -> pd.DataFrame:
@@ -103,11 +103,11 @@ def load_table(
     ignore : str or sequence of str
         Columns of a .csv to exclude.
     drop_missing : bool
-        Leave out rows with missing or infinite values.
+        Drop rows with missing or infinite values.
     loss : "mse", "cross_entropy" or "logistic", optional
-        By default "cross_entropy" if y is one column or a one-dimensional array of classes, as text or as integers
-        counted from 0, else "mse". Pass "mse" for counts and other integer quantities, and "logistic" for labels -1
-        and 1.
+        By default "cross_entropy" if y is one column or a one-dimensional array of classes, as text (such as True and
+        False) or as integers counted from 0, else "mse". Pass "mse" for counts and other integer quantities, and
+        "logistic" for labels -1 and 1.
 
     Returns
     -------

@@ -77,7 +77,7 @@ class Task(Printed):
     settings : mapping
         The arguments of the generator, plain values only (stored with every run).
     class_names : tuple of str, optional
-        Names of the classes, where labels were text.
+        Names of the classes, if labels were text.
 
     Raises
     ------

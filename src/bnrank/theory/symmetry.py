@@ -359,7 +359,7 @@ def rank_one_parts(net: MLP, x: Tensor, layer: int) -> tuple[Tensor, MLP]:
 
 
 def _envelope(first: Tensor, last: Tensor) -> list[tuple[float, int]]:
-    """Return 0 and the points of [0, 1] where the largest of linear outputs changes, each with the new largest."""
+    """Return 0 and the points of [0, 1) where the largest of linear outputs changes, each with the new largest."""
     rise = last - first
     winner = int(max(range(len(first)), key=lambda i: (float(first[i]), float(rise[i]), -i)))
     found, place = [], 0.0

@@ -31,7 +31,7 @@ class Network:
     steps: int
 
     def train(self, task: Task, folder: Path, progress: bool, **options: Any) -> Run:
-        """Return such networks, trained."""
+        """Return a run of such networks, trained on a task."""
         net = mlp(task, self.depth, self.width, init=self.init)
         return train_recorded(net, task, folder, progress, ridge=RIDGE, steps=self.steps, records=10, **options)
 
@@ -157,7 +157,7 @@ def _of_curve(run: Run, member: int, task: Task, curve: int, depth: int, noise: 
 
 
 def image_task(images: Images) -> tuple[Task, Tensor]:
-    """Return handwritten digits with y = x, pixels in [0, 1] less the mean image, and the mean image."""
+    """Return handwritten digits with y = x, pixels in [0, 1] minus the mean image, and the mean image."""
     load: Any = mnist if images.whole else handwritten_digits
     task = load(images.images, images.unseen, images.seed, standardize=False)
     mean = task.x.mean(0)

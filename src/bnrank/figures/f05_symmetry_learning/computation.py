@@ -95,7 +95,7 @@ class Learned:
     bottleneck : Bottleneck
         Of its weights.
     settings : Settings
-        Those of the figure.
+        The settings of the figure.
     exact : float
         Largest |u(v') - u'| for E = 0, over test trajectories.
     test_error : float

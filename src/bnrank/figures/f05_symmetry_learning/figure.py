@@ -1,7 +1,7 @@
 """F5 (Jacot2023b, Figure 2 and section 5; Jacot2023c): a deep network learns a rotation symmetry.
 
-Gradient descent on C(v) = ||v v^T - (w w^T + E)||_F^2 depends, up to E, on only two numbers of its start. A network
-that predicts the costs from the start finds two hidden coordinates that do the same.
+Gradient descent on C(v) = ||v v^T - (w w^T + E)||_F^2 depends, up to E, on only two statistics of its start. A
+network that predicts the costs from the start learns two hidden coordinates equivalent to them.
 """
 
 from pathlib import Path

@@ -111,7 +111,7 @@ def reduced(x: Tensor, y: Tensor) -> Reduced:
 def drawing(images: int | None) -> tuple[Reduced, str]:
     """Return the task of drawing digits, reduced, and the name of the data.
 
-    Inputs: e_c / sqrt(p_c) for an image of class c, whose share is p_c, so that X^T X / N = I. Targets: the image less
+    Inputs: e_c / sqrt(p_c) for an image of class c, whose share is p_c, so that X^T X / N = I. Targets: the image minus
     the mean image, in orthonormal coordinates of the span of the class means; the remainder cannot be fitted from
     labels.
     """
@@ -177,7 +177,7 @@ def staircase(net: MLP, task: Reduced, modes: int, skip: bool) -> Staircase:
 
 
 def rank_table(stairs: Staircase) -> np.ndarray:
-    """Return the rank of every layer at every plateau after the first, (plateaus, layers): T41's picture."""
+    """Return the rank of every layer at every plateau after the first, (plateaus, layers), as in T41."""
     depth = len(stairs.flow.history.layer)
     return np.array([p.ranks for p in stairs.found[1:]], dtype=int).reshape(-1, depth)
 

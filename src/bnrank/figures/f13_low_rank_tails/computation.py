@@ -25,7 +25,7 @@ SIDE = 8  # largest side of an image that is not averaged over squares
 
 
 def images(digits: tuple[int, int], count: int | None, seed: int) -> Task:
-    """Return the images of two digits as (N, 1, s, s), averaged over squares of 4 x 4 pixels where they are larger."""
+    """Return the images of two digits as (N, 1, s, s), averaged over squares of 4 x 4 pixels if larger than 8 x 8."""
     task = two_digits(*digits, images=count, images_test=0, seed=seed)
     side = math.isqrt(task.x.shape[1])
     x = task.x.reshape(-1, 1, side, side)

@@ -99,7 +99,7 @@ def signs(courses: Sequence[Course]) -> Picture:
 
 
 def _style(i: int, trunk: int) -> dict[str, Any]:
-    """Return how the i-th weight is drawn where the first ``trunk`` are of ReLU layers."""
+    """Return the style of the i-th weight; the first ``trunk`` belong to ReLU layers."""
     if i < trunk:
         return {"color": GRAY, "linestyle": DASHES[i % 2], "linewidth": 1.8, "label": f"ReLU {i + 1}"}
     return {"color": color(i - trunk), "linewidth": 2.0, "label": f"linear {i - trunk + 1}"}

@@ -182,7 +182,7 @@ def _label(name: str) -> str:
 
 
 def _dots(z: Sequence[Any], outputs: Sequence[dict[str, Any]]) -> Chart:
-    """Return the coordinates against each other, colored by an output; the only one, against the output."""
+    """Return the chart of the coordinates, colored by an output; a single coordinate is drawn against the output."""
     observed = [[output["observed"]] for output in outputs]
     labels = [output["label"] for output in outputs]
     if len(z) == 1:

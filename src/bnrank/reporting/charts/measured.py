@@ -50,7 +50,7 @@ def history_view(histories: Mapping[str, xr.Dataset], max_steps: int = MAX_STEPS
     histories : mapping from label to Dataset
         Dimensions (member, step) and, for ``weight_singular_values``, (member, step, layer, index).
     max_steps : int
-        Positions of the slider, at most; the first and the last step are kept.
+        Largest number of slider positions; the first and the last step are kept.
     """
     return View("history", [_history(label, dataset, max_steps) for label, dataset in histories.items()])
 
@@ -154,7 +154,7 @@ def _spectra(values: np.ndarray, steps: list[int], dataset: xr.Dataset) -> list[
 
 
 def _recorded(dataset: xr.Dataset, max_steps: int, notes: list[str]) -> tuple[np.ndarray, list[int]]:
-    """Return the top values (step, member, layer, index) at the recorded steps, thinned out, and these steps."""
+    """Return the top values (step, member, layer, index) at the recorded steps, thinned, and these steps."""
     spectra = dataset.get("weight_singular_values")
     if spectra is None:
         return np.zeros(0), []

@@ -145,7 +145,7 @@ def value_ranges(values: Any) -> list[list[float]]:
 
 
 def value_axis(title: str, values: Any, log: bool = False) -> dict[str, Any]:
-    """Return an axis for nonnegative values."""
+    """Return an axis for non-negative values."""
     axis = {"title": title, "type": SCALES[log], "range": value_ranges(values)[log], "exponentformat": "power"}
     return {**axis, "nticks": 7} if log else axis
 
@@ -175,7 +175,7 @@ def band(low: float, high: float) -> dict[str, Any]:
 
 
 def written(text: str, **where: Any) -> dict[str, Any]:
-    """Return text in the plot."""
+    """Return a text annotation of the plot."""
     return {"text": text, "showarrow": False, "font": {"color": MUTED, "size": 12}, **where}
 
 

@@ -30,7 +30,7 @@ def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, most: int 
     ----------
     profile : Dataset
         ``frequency_singular_values`` (layer, frequency, channel), with coordinates ``multiplicity`` and ``modulus``,
-        and ``kept_channels``: what `bnrank.profile` returns of a network of circular convolutions.
+        and ``kept_channels``: the result of `bnrank.profile` for a network of circular convolutions.
     ax : Axes, optional
         Where to draw; default: a new figure.
     most : int

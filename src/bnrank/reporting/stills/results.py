@@ -23,18 +23,18 @@ _COLORS = {HOLDS: OKABE_ITO[0], INCONCLUSIVE: OKABE_ITO[5], VIOLATED: OKABE_ITO[
 def discovered(found: object, axes: Any = None, *, output: int = 0, coordinates: tuple[int, int] = (1, 2)) -> Any:
     """Draw the result of a fit: held-out loss against k, coordinates colored by an output, and sensitivities.
 
-    A single coordinate is drawn against the output; of a classifier the colors are the classes.
+    A single coordinate is drawn against the output; for a classifier the colors are the classes.
 
     Parameters
     ----------
     found : fitted estimator or Summary
-        `bnrank.discovery.BottleneckRegressor` and its like, or their ``summary()``.
+        An estimator such as `bnrank.discovery.BottleneckRegressor`, or its ``summary()``.
     axes : three Axes, optional
         Where to draw; default: side by side in a new figure.
     output : int
         Which output gives the colors, counted from 0.
     coordinates : pair of int
-        Which coordinates are drawn, across and up, counted from 1, the most influential.
+        Coordinates on the horizontal and the vertical axis, counted from 1, the most influential one.
 
     Returns
     -------
@@ -141,7 +141,7 @@ def tightness(verdicts: Verdicts, axes: Any = None) -> Axes:
     Parameters
     ----------
     verdicts : Verdicts
-        What `bnrank.check` returns.
+        The result of `bnrank.check`.
     axes : Axes, optional
         Where to draw; default: a new figure.
 

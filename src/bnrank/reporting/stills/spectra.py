@@ -28,7 +28,7 @@ def bottleneck_spectra(profile: xr.Dataset, axes: Any = None, *, top: int = 10) 
     axes : three Axes, optional
         Where to draw; default: side by side in a new figure.
     top : int
-        Singular values per layer, at most.
+        Largest number of singular values per layer.
 
     Returns
     -------
@@ -147,7 +147,7 @@ def weight_spectra(trials: Any, axes: Any = None, *, top: int = 10) -> Any:
     axes : Axes, optional
         As many as there are trials; default: small multiples in a new figure, four in a row.
     top : int
-        Singular values per layer, at most.
+        Largest number of singular values per layer.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Still pictures of a training, over its steps: loss, plateaus, spectra (F9, F10)."""
+"""Still pictures of training, over its steps: loss, plateaus, spectra (F9, F10)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,7 +38,7 @@ def plateaus(
     axes : Axes, optional
         One for the loss and one per layer; default: a new figure.
     top : int
-        Singular values per layer, at most.
+        Largest number of singular values per layer.
     found : sequence of Plateau
         Plateaus of the loss, with rows of this history, to shade and number.
     marks : mapping, optional
@@ -126,7 +126,7 @@ def spectra_over_steps(
     ax : Axes, optional
         Where to draw; default: a new figure.
     top : int
-        Singular values, at most.
+        Largest number of singular values.
     key : bool
         Whether to add the color key.
 
