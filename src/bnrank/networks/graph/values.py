@@ -82,7 +82,7 @@ class Call:
     Attributes
     ----------
     name : str
-        "relu", "conv2d", "Linear": the function's name without what marks it as in place, or the class of a module.
+        Name of the function, see `function_name`, or class of the module, e.g. "relu", "conv2d", "Linear".
     args, kwargs
         Its arguments before it ran, with a `Value` in place of every tensor.
     result
@@ -104,7 +104,7 @@ class Call:
     weights: Mapping[str, Tensor] = field(default_factory=dict)
 
     def get(self, position: int, name: str, default: Any = None) -> Any:
-        """Return an argument by position or name; what a submodule that is called holds under the name counts too."""
+        """Return an argument by position or name, or else the attribute of this name of the called submodule."""
         if position < len(self.args):
             return self.args[position]
         held = self.kwargs.get(name, getattr(self.module, name, default))
@@ -201,7 +201,7 @@ def agree(a: Tensor, b: Tensor) -> bool:
 
 
 def function_name(function: Any) -> str:
-    """Return the name of a function or method of torch, without underscores and the i of operators in place."""
+    """Return the name of a function or method of torch, without underscores at its ends, as of in-place ones."""
     if getattr(function, "__name__", "") == "__get__":  # of an attribute
         return str(function.__self__.__name__)
     return str(getattr(function, "__name__", type(function).__name__)).strip("_")

@@ -223,7 +223,7 @@ class FlowRecorder(Recorder):
             kept = self.kept.items()
             self.kept = {row: theta for row, theta in kept if row % self.stride == 0 or row == self.pinned}
 
-    def ranks(self, row: int, rtol: float = 0.1) -> tuple[int, ...]:
-        """Return the number of singular values above ``rtol`` times the largest, per layer, at the nearest row."""
+    def ranks(self, row: int) -> tuple[int, ...]:
+        """Return per layer the number of singular values above a tenth of the largest, at the nearest row with any."""
         nearest = min(self.spectra, key=lambda number: abs(number - row))
-        return tuple(linalg.rank(self.spectra[nearest][0], rtol).tolist())
+        return tuple(linalg.rank(self.spectra[nearest][0], 0.1).tolist())
