@@ -53,6 +53,17 @@ def test_a_growing_neuron_is_found_where_all_samples_are_silent():
     assert not rate.per_layer[1].exact
 
 
+def test_small_weights_need_not_hide_a_kink():
+    """A small neuron pushes a silent sample off its kink; within ``kink_rtol`` the rate is that without the neuron."""
+    x, y = np.eye(2), np.ones((2, 1))
+    above, small = [np.array([[1.0, -1e-3]]), np.eye(1)], np.array([[1.0, 0.0], [0.0, 1e-3]])
+    without = [np.array([[1.0, 0.0]]), np.eye(1), np.eye(1)]
+    assert join_rate(network(without, 0.0), "mse", x, y, layers=[1]).kappa == pytest.approx(1.0, rel=1e-9)
+    pushed = network([small, *above], 0.0)
+    assert join_rate(pushed, "mse", x, y, layers=[1]).kappa == 0
+    assert join_rate(pushed, "mse", x, y, layers=[1], kink_rtol=1e-3).kappa == pytest.approx(1.0, rel=1e-9)
+
+
 @pytest.mark.parametrize("slope", [0.0, 0.2, -0.3])
 def test_brackets_at_kinks_against_pairs_of_angles(slope):
     """Everything silent after layer 1, layer 2 of width 2: the loss itself over a grid of v and u."""

@@ -10,27 +10,25 @@ from bnrank.theory.escape.direction import preactivations
 from bnrank.theory.escape.stationarity import Stationarity, deltas, of_weights
 
 Array = np.ndarray
+DEAD = 1e-6  # a neuron is dead if the norms of its row and column are at most this
+PARALLEL = 1e-4  # largest distance between unit rows that count as parallel
 TOLERANCES = (1e-8, 1e-6, 1e-4)  # kink tolerances, tried in this order
 MAX_UNKNOWNS = 1200
 MAX_COST = 1 << 19  # unknowns times samples
 SOLVED = 1e-15  # residual at which the equations count as solved, for data of norm 1
 
 
-def reduce(weights: Sequence[Array], dead: float = 1e-6, angle: float = 1e-4) -> tuple[list[Array], list[Array]]:
+def reduce(weights: Sequence[Array]) -> tuple[list[Array], list[Array]]:
     """Return the weights with dead neurons removed and neurons with parallel incoming rows merged.
 
     Neurons that an escape direction does not use shrink under projected steps: incoming rows and outgoing columns
     shrink together. Neurons with rows c_i w, c_i > 0, are equivalent to one neuron, whose norm is no larger (by
-    Cauchy-Schwarz).
+    Cauchy-Schwarz). At least one neuron per layer is kept.
 
     Parameters
     ----------
     weights : sequence of ndarray
         W_1, ..., W_L.
-    dead : float
-        A neuron is removed if the norms of its row and column are at most this. One neuron per layer is kept.
-    angle : float
-        Largest distance between unit rows that count as parallel.
 
     Returns
     -------
@@ -43,13 +41,13 @@ def reduce(weights: Sequence[Array], dead: float = 1e-6, angle: float = 1e-4) ->
     for layer in range(len(weights) - 1):
         rows, columns = result[layer], result[layer + 1]
         size = np.linalg.norm(rows, axis=1)
-        alive = np.maximum(size, np.linalg.norm(columns, axis=0)) > dead
+        alive = np.maximum(size, np.linalg.norm(columns, axis=0)) > DEAD
         alive[int(size.argmax())] = True
         unit = rows / np.maximum(size, np.finfo(float).tiny)[:, None]
         groups: list[list[int]] = []
         for i in np.argsort(-size):
             if alive[i]:
-                near = [group for group in groups if np.linalg.norm(unit[group[0]] - unit[i]) <= angle]
+                near = [group for group in groups if np.linalg.norm(unit[group[0]] - unit[i]) <= PARALLEL]
                 near[0].append(i) if near else groups.append([i])
         factor = np.zeros((len(rows), len(groups)))
         for number, group in enumerate(groups):

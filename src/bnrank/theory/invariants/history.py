@@ -21,23 +21,23 @@ VARIABLES = {  # name -> dimension, units, long name
     "value": ("quantity", "theta^2", "||Q||"),
     "drift": ("quantity", "theta^2", "||Q - Q at the first row||"),
     "relative": ("quantity", "1", "drift over ||in + out||, the larger of now and at the first row"),
-    "by_step": ("quantity", "theta^2", "component along the drift of what the size of the steps explains"),
-    "by_decay": ("quantity", "theta^2", "component along the drift of what weight decay explains"),
+    "by_step": ("quantity", "theta^2", "component along the drift of the part due to the step size"),
+    "by_decay": ("quantity", "theta^2", "component along the drift of the part due to weight decay"),
     "rest": ("quantity", "theta^2", "component along the drift of the rest"),
-    "norm_by_step": ("quantity", "theta^2", "norm of what the size of the steps explains"),
-    "norm_by_decay": ("quantity", "theta^2", "norm of what weight decay explains"),
+    "norm_by_step": ("quantity", "theta^2", "norm of the part due to the step size"),
+    "norm_by_decay": ("quantity", "theta^2", "norm of the part due to weight decay"),
     "norm_rest": ("quantity", "theta^2", "norm of the rest"),
     "sign_changes": ("parameter", "1", "fraction of signs that differ from those of the previous row that has them"),
-    "turned_from_last": ("", "1", "1 - cos of the angle of theta to that of the previous row that has it"),
-    "turned_from_first": ("", "1", "1 - cos of the angle of theta to that of the first row"),
+    "turned_from_last": ("", "1", "1 - cos of the angle between theta and theta at the previous row that has it"),
+    "turned_from_first": ("", "1", "1 - cos of the angle between theta and theta at the first row"),
     "ratio": ("layer", "1", "||W||_op^2 / ||W||_F^2"),
     "alignment": ("layer", "1", "|<v, u>| of the first singular vectors, with the next layer"),
     "operator": ("layer", "theta^2", "||W||_op^2"),
     "bound": ("layer", "theta^2", "lower bound of ||W||_op^2 by T48 from the first row's constants"),
 }
-ROUNDINGS = 4  # of a step: what it adds to Q, as a share of in + out, in eps
-ESTIMATES = "the parts of the steps between rows are estimates; record every step to know"
-ROUNDED = "rounding of the parameters' own precision explains as much"
+ROUNDINGS = 4  # rounding error of Q per step, relative to in + out, in units of eps
+ESTIMATES = "the parts are estimates for the steps between rows; record every step for exact parts"
+ROUNDED = "rounding errors of the parameters' dtype can be this large"
 DRIFT = "||drift - step size - weight decay|| / ||in + out|| <= rtol"
 BOUND = "(||W||_F^2 - constant) / (2^N M) <= ||W||_op^2"
 MOST = 7  # quantities with a color and a label; the others are gray
@@ -48,7 +48,7 @@ PARTS = {  # name -> label, color, line
     "rest": ("rest", OKABE_ITO[2], ":"),
 }
 SPANS = 30.0  # largest over smallest value from which an axis is logarithmic
-DEEP = 1e-6  # of the largest value: what is below is not shown
+DEEP = 1e-6  # smallest value shown, relative to the largest
 
 
 def dataset(
@@ -65,7 +65,7 @@ def dataset(
         return result
 
     steps = stacked("step")
-    about_steps = {"units": "1", "long_name": "steps taken, -1 where a member has no such row"}
+    about_steps = {"units": "1", "long_name": "steps taken, -1 if a member has no such row"}
     about_time = {"units": "t", "long_name": "sum of the step sizes, or time of the flow"}
     return xr.Dataset(
         {
@@ -92,7 +92,7 @@ def table(tracks: Mapping[int, Track], quantities: Sequence[Conserved], about: M
     latest = {member: track.latest() for member, track in tracks.items()}
     member = max(latest, key=lambda m: float(np.nanmax(latest[m]["relative"], initial=0.0)))
     track, values = tracks[member], latest[member]
-    which = f" of member {member}, which drifts most of {len(tracks)}" if len(tracks) > 1 else ""
+    which = f" of member {member}, the one of {len(tracks)} with the largest drift" if len(tracks) > 1 else ""
     clock = "" if math.isnan(track.times[-1]) else f", time {track.times[-1]:.4g}"
     rows = []
     for i, q in enumerate(quantities):
@@ -136,7 +136,7 @@ def judge_all(
     """
     series = {member: track.series() for member, track in tracks.items()}
     unlike, unsure = "; ".join(remarks.unlike), "; ".join(remarks.unsure)
-    with np.errstate(all="ignore"):  # of a training that diverged: its finite rows count
+    with np.errstate(all="ignore"):  # if training diverged, only the finite rows count
         drifted = max((float(np.nanmax(s["relative"], initial=0.0)) for s in series.values()), default=0.0)
         verdicts = []
         for i, q in enumerate(quantities):
@@ -170,7 +170,7 @@ def _drift(
             found.append((float(left[row]), estimated, place))
     about = (q.ids[0], q.name, DRIFT, "LeJegelka2022; T49")
     if not found:
-        return Verdict(*about, INCONCLUSIVE, reason="no row has it")
+        return Verdict(*about, INCONCLUSIVE, reason="no row contains it")
     worst, estimated, place = max(found, key=lambda entry: entry[0])
     status, reason = HOLDS if worst <= rtol else VIOLATED, ""
     if status == VIOLATED and unlike:
@@ -198,7 +198,7 @@ def _bound(j: int, name: str, tracks: Iterable[Track], unlike: str) -> Verdict:
     elif all(b.right <= 0 for b, _ in found):
         vacuous = "the bound is not positive at any row"
     assumptions = ("gradient flow from the first row on",)
-    note = f"at step {step}, where it is closest"
+    note = f"at step {step}, where the slack is smallest"
     return Verdict(*about, status, bound.right, bound.left, "<=", slack, 1e-9, assumptions, reason, note, vacuous)
 
 
@@ -215,7 +215,7 @@ def plot(history: xr.Dataset, axes: Any = None) -> Any:
     _parts(axes[1], history, x)
     if has_tail:
         _tail(axes[2], history, x)
-    titles = ("Drift of conserved quantities", "What explains it, all together", "Linear tail")
+    titles = ("Drift of conserved quantities", "Parts of the drift, all quantities", "Linear tail")
     for ax, y, title in zip(axes, ("drift / (in + out)", "drift / (in + out)", ""), titles, strict=False):
         dress(ax, label, y, title)
         _scale(ax, x)
@@ -226,7 +226,7 @@ def _drifts(ax: Axes, history: xr.Dataset, x: Array) -> None:
     """Draw one line per quantity, the largest drifts in color."""
     relative = history["relative"].values
     order = np.argsort(-np.fmax.reduce(relative, axis=0, initial=0.0), kind="stable")
-    few = len(order) <= MOST + 1  # a single gray line would not be worth it
+    few = len(order) <= MOST + 1  # a single gray line is drawn in color instead
     shown = order if few else order[:MOST]
     for i in order[len(shown) :][::-1]:
         _line(ax, x, relative[:, i], color="0.75", linewidth=0.9, zorder=1.5)
@@ -250,7 +250,7 @@ def _parts(ax: Axes, history: xr.Dataset, x: Array) -> None:
         scale = np.sqrt(np.nansum(each**2, axis=1))
     drawn: list[Array] = []
     for name, (label, color, line) in PARTS.items():
-        if name == "rest" and len(drawn) < 2:  # nothing is split: the rest is the drift
+        if name == "rest" and len(drawn) < 2:  # nothing is split, so the rest equals the drift
             break
         values = chosen["drift" if name == "drift" else f"norm_{name}"].values
         with np.errstate(all="ignore"):

@@ -137,7 +137,7 @@ class Monitor(Printed):
             If it is no torch optimizer (then call :meth:`record` yourself), lacks parameters that enter a conserved
             quantity (they are named), or the monitor is attached already.
         """
-        expected = "a torch.optim.Optimizer; of any other, call monitor.record() yourself"
+        expected = "a torch.optim.Optimizer; for any other, call monitor.record() yourself"
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer: got {validation.describe(optimizer)}, expected {expected}")
         if self._attachment is not None:
@@ -278,7 +278,7 @@ class Monitor(Printed):
         if lr is None:
             self._clock = "t"
         elif gradient is None:
-            unsure = "the gradients of the steps are not known (mini-batches), nor what their size adds"
+            unsure = "the gradients of the steps, and so the parts due to the step size, are not known (mini-batches)"
             self._remarks.add(unsure=unsure)
         for ledger in track.open():
             ledger.complete(predicted(ledger, gradient, lr, ridge))
@@ -293,14 +293,15 @@ class Monitor(Printed):
         """All rows, over (member, row, quantity).
 
         ``value`` is the norm ||Q_t|| over the entries of a quantity, ``drift`` ||Q_t - Q_0||, ``relative`` the drift
-        over ||in + out|| (the larger of now and at the start), from whose cancellation Q comes. ``by_step``,
+        over ||in + out|| (the larger of now and at the start), the scale of the terms that cancel in Q. ``by_step``,
         ``by_decay`` and ``rest`` are the components of the three parts along the drift and add up to it;
         ``norm_by_step`` and so on are their norms. NaN where something was not measured or a part does not apply; an
         unknown part is in the rest.
-        ``sign_changes`` (parameter): the fraction of signs that differ from those of the row before that has them;
-        ``turned_from_last`` and ``turned_from_first``: 1 - cos of the angle of theta to that row's and to the first
-        one's. ``ratio``, ``alignment``, ``operator`` and ``bound`` (layer) are T48's of the linear tail: ||W||_op^2 /
-        ||W||_F^2, |<v_{j+1}, u_j>| with the next layer, ||W||_op^2 and its lower bound.
+
+        ``sign_changes`` (parameter): the fraction of signs that differ from those of the previous row that has them;
+        ``turned_from_last`` and ``turned_from_first``: 1 - cos of the angle between theta and theta at that row, or at
+        the first one. ``ratio``, ``alignment``, ``operator`` and ``bound`` (layer) are those of T48 for the linear
+        tail: ||W||_op^2 / ||W||_F^2, |<v_{j+1}, u_j>| with the next layer, ||W||_op^2 and its lower bound.
 
         While attached, the current state is added as a row if it is not one yet.
         """

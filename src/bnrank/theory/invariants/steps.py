@@ -15,9 +15,9 @@ from torch import Tensor
 from bnrank.theory.invariants.conserved import Tensors
 from bnrank.theory.invariants.track import Increments, Ledger, Track
 
-PENDING = "momentum from before the first row: its later effect is in the rest"
-CHANGED = "step size, momentum or decay changed between steps that have momentum: its parts are for constant ones"
-CLIPPED = "gradients look clipped by value (their largest entry occurs more than once): T49 is for the gradient itself"
+PENDING = "momentum from before the first row: its later effects are in the rest"
+CHANGED = "step size, momentum or decay changed between steps with momentum: the parts are exact for constant ones"
+CLIPPED = "gradients seem clipped by value (their largest entry occurs more than once): T49 needs the full gradient"
 
 
 @dataclass
@@ -99,7 +99,7 @@ def rule_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str], remarks:
         begun = plain and any(optimizer.state.get(p, {}).get("momentum_buffer") is not None for p in group["params"])
         damping = float(group["dampening"]) if mu and begun else 0.0
         if not plain and amount and not _is_decoupled(optimizer, group):
-            notes.append(f"{kind} rescales its weight decay with the gradient, so it is in the rest")
+            notes.append(f"{kind} rescales its weight decay with the gradient, so its effect is in the rest")
             amount = 0.0
         momenta.add((mu, bool(plain and group["nesterov"])))
         rates.add(rate * (1 - damping))
@@ -109,13 +109,13 @@ def rule_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str], remarks:
         unlike = "step sizes that differ between parameters are not gradient descent"
     mu, nesterov = next(iter(momenta), (0.0, False))
     if len(momenta) > 1 or not 0 <= mu < 1:
-        notes.append("momentum that is 1 or more, or differs between parameters: what it does is in the rest")
+        notes.append("momentum that is 1 or more, or differs between parameters: its effect is in the rest")
         remarks.add("; ".join(notes), unlike or notes[-1])
         return StepRule(decay)
     same_decay = len(set(decay.values())) == 1
     unsure = "" if same_decay or not decay else "weight decay differs between parameters"
     if type(optimizer) is not torch.optim.SGD:
-        unsure = f"{kind} is not torch's own SGD: what its steps do is not known"
+        unsure = f"{kind} is not torch's own SGD: the effect of its steps is not known"
     remarks.add("; ".join(notes), unlike, unsure)
     known = type(optimizer) is torch.optim.SGD and not nesterov and same_decay and len(optimizer.param_groups) == 1
     known = known and not any(group.get("fused") for group in optimizer.param_groups)  # may rescale the gradient
@@ -150,7 +150,7 @@ def split(
     velocity = {name: _velocity(optimizer, after[name]) for name in before} if rule.nesterov else {}
     found = []
     for forms, value in ((ledger.forms, ledger.last) for ledger in ledgers):
-        if len(set(decays.values())) > 1:  # what is not decayed stays
+        if len(set(decays.values())) > 1:  # parameters without decay do not change
             decay = forms.of({name: p * (1 - decays[name]) for name, p in before.items()}) - value
         else:
             c = next(iter(decays.values()))
@@ -295,7 +295,7 @@ class Attachment:
         """Add a row, if there is none yet, and keep what the split of the next step needs."""
         rule = rule_of(self.optimizer, {id(p): name for name, p in self.live.items()}, self.remarks)
         self._check_frozen()
-        exact = self.every == 1 and not self.remarks.unlike  # else the parts are estimates anyway
+        exact = self.every == 1 and not self.remarks.unlike  # otherwise the parts are estimates
         if exact and _clipped(p.grad for p in self.live.values()):
             self.remarks.add(unsure=CLIPPED)
         wanted = ("lr", "momentum", "weight_decay")
@@ -325,7 +325,7 @@ class Attachment:
 def _clipped(gradients: Iterable[Tensor | None]) -> bool:
     """Return whether the largest entry of all gradients occurs more than once, as after clipping by value."""
     found = [g.detach() for g in gradients if g is not None and g.numel()]
-    if any(g.dtype.itemsize < 4 for g in found):  # where entries often agree by chance
+    if any(g.dtype.itemsize < 4 for g in found):  # entries of low precision are often equal by chance
         return False
     found = [g.coalesce().values() if g.is_sparse else g for g in found]
     tops = [max(abs(float(v)) for v in torch.aminmax(g)) for g in found]
