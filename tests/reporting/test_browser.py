@@ -89,8 +89,8 @@ def test_every_plot_is_drawn(driver):
 def test_plots_stay_inside_their_cards_without_a_resize(driver, tmp_path):
     driver.get(report(make_profile(), tmp_path / "p.html").as_uri())
     inside = (
-        f"return [...document.querySelectorAll('{PLOTS} .main-svg')].every((svg) => svg.getBoundingClientRect().right"
-        " <= svg.closest('.card').getBoundingClientRect().right)"
+        f"const drawn = [...document.querySelectorAll('{PLOTS} .main-svg')]; return drawn.length > 0 && drawn.every("
+        "(svg) => svg.getBoundingClientRect().right <= svg.closest('.card').getBoundingClientRect().right)"
     )
     wait_for(driver, inside, seconds=5.0)
 
