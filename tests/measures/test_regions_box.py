@@ -21,7 +21,7 @@ from oracles import input_jacobian
 
 from .regions_common import network, normal
 
-METHODS = ["auto", "vertices", "linear programmes"]
+METHODS = ["auto", "vertices", "linear programs"]
 
 
 def bounds_of(name):
@@ -107,7 +107,7 @@ def test_regions_are_the_patterns_with_room_in_the_box(name, method):
 
 
 @pytest.mark.parametrize(
-    ("n", "d", "method"), [(8, 2, "auto"), (8, 3, "auto"), (7, 4, "auto"), (7, 3, "linear programmes")]
+    ("n", "d", "method"), [(8, 2, "auto"), (8, 3, "auto"), (7, 4, "auto"), (7, 3, "linear programs")]
 )
 def test_hyperplanes_in_general_position(n, d, method):
     net = from_layers([normal(n, d, seed=n), torch.ones(1, n)], [normal(n, seed=d), torch.zeros(1)])
@@ -196,7 +196,7 @@ def test_the_methods_agree_where_many_kinks_meet(seed, d, slope, third):
     assert sum(volumes) == pytest.approx(4**d)
 
 
-@pytest.mark.parametrize("method", ["vertices", "linear programmes"])
+@pytest.mark.parametrize("method", ["vertices", "linear programs"])
 def test_kinks_that_coincide_or_only_touch_the_box(method):
     eye = torch.eye(3, dtype=torch.float64)
     weight = torch.cat([eye, 2 * eye[:1], -eye[:1], torch.ones(1, 3), torch.zeros(1, 3)])
@@ -276,7 +276,7 @@ def test_bad_input_is_refused_by_name(error, match, change):
         regions.enumerate(network([3, 4, 2]), **({"box": (-1, 1)} | change))
 
 
-def test_vertices_give_way_to_linear_programmes_as_inputs_become_many():
+def test_vertices_give_way_to_linear_programs_as_inputs_become_many():
     for d, method, by_vertices in ((8, "auto", True), (9, "auto", False), (9, "vertices", True)):
         net = from_layers([torch.eye(d)[:2], torch.eye(2)])
         found = regions.enumerate(net, (-1, 1), method=method)

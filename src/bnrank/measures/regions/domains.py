@@ -233,9 +233,9 @@ def enumerate(
         Singular values above ``rtol`` times the largest of the same Jacobian count.
     max_regions : int
         Maximum number of regions.
-    method : {"auto", "vertices", "linear programmes"}
+    method : {"auto", "vertices", "linear programs"}
         Test whether a hyperplane crosses a region. "vertices": there are vertices on both sides; thousands of regions
-        per second for few inputs, but regions have on the order of 2^d_in vertices. "linear programmes": a ball fits on
+        per second for few inputs, but regions have on the order of 2^d_in vertices. "linear programs": a ball fits on
         both sides; about a hundred regions per second, for any d_in. "auto": vertices up to 8 inputs.
 
     Returns
@@ -270,8 +270,8 @@ def enumerate(
     d = layers.d_in
     bounds = pairs(box, "box", d)
     rtol, max_regions = validation.rtol(rtol), validation.integer(max_regions, "max_regions")
-    method = validation.choice(method, "method", ["auto", "vertices", "linear programmes"])
-    expected = f"'linear programmes' for more than {MOST} inputs"
+    method = validation.choice(method, "method", ["auto", "vertices", "linear programs"])
+    expected = f"'linear programs' for more than {MOST} inputs"
     validation.expect(method != "vertices" or d <= MOST, "method", f"'vertices' for d_in = {d}", expected)
     center, half = bounds.mean(1), np.diff(bounds)[:, 0] / 2
     swept: Swept[Any]

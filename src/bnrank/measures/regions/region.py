@@ -52,7 +52,7 @@ class Region:
     halfspaces : tuple of Tensor, optional
         In a box: A (m, d_in), rows of length 1, and b (m,). The region is A x <= b; some rows may be redundant.
     vertices : Tensor, optional
-        In a box: the vertices x, (vertices, d_in), counter-clockwise if d_in = 2; not from linear programmes.
+        In a box: the vertices x, (vertices, d_in), counter-clockwise if d_in = 2; not from linear programs.
     """
 
     matrix: Tensor

@@ -273,7 +273,7 @@ class Polytope:
 
 @dataclass(frozen=True)
 class Ball:
-    """The points y with rows y <= sides, the rows of length 1, with a ball inside, by linear programmes if needed."""
+    """The points y with rows y <= sides, the rows of length 1, with a ball inside, by linear programs if needed."""
 
     rows: Array
     sides: Array
