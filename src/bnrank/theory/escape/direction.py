@@ -100,7 +100,7 @@ def speed(net: nn.Module, x: Tensor | Array, g: Tensor | Array) -> float:
     Returns
     -------
     float
-        Negative where the loss grows.
+        Negative if the loss increases along the ray.
 
     Raises
     ------

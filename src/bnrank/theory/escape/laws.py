@@ -9,7 +9,7 @@ At depth 2 the norm grows exponentially; at larger depths it diverges at the fin
 
     T = r0^{2 - L} / ((L - 2) L^{1 - L/2} s),    r(t) = r0 (1 - t/T)^{-1/(L - 2)}.
 
-The law holds while the outputs are small; long before T the higher terms of the loss matter.
+The law holds while the outputs are small; the higher-order terms of the loss matter long before T.
 """
 
 import math

@@ -251,7 +251,7 @@ def branch_and_bound(
     start : ndarray
         A good unit vector, (r,).
     rtol : float
-        The search stops where upper - lower is less than ``rtol`` times lower.
+        The search stops when upper - lower is at most ``rtol`` times lower.
     max_cones : int
         Number of bounded cones from which on the search stops in any case.
     """

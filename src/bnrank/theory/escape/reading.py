@@ -80,8 +80,8 @@ def output_gradient(loss: Loss, y: Tensor | np.ndarray, outputs: int | None = No
     Parameters
     ----------
     loss : "mse", "cross_entropy" or callable
-        A callable takes outputs (N, d_out) and y, float64 where y was floating point, and returns a scalar tensor; it
-        takes the mean over samples itself.
+        A callable takes outputs (N, d_out) and y, in float64 if y is floating point, and returns a scalar tensor,
+        including the mean over samples.
     y : Tensor or ndarray
         (N, d_out) targets for "mse", class indices (N,) for "cross_entropy"; class indices, or any
         floating-point values with N rows, for a callable.

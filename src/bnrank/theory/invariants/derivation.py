@@ -188,7 +188,7 @@ def _side(graph: LayerGraph, nodes: list[Node], *, before: bool) -> str:
 
 
 def _skipped(graph: LayerGraph, first: Node, second: Node) -> Node | None:
-    """Return D where two maps are Y and Z of a block x -> Z sigma(Y x) + D x; the sum itself where D is the identity.
+    """Return D if two maps are Y and Z of a block x -> Z sigma(Y x) + D x, or the sum node if D is the identity.
 
     Between Y and Z there is at most an activation. D is the identity or trained: diagonal or any matrix.
     """

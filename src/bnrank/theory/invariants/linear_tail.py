@@ -78,7 +78,7 @@ class Alignment:
         |<v_{j+1}, u_j>|: u_j the first left singular vector of the written form of layer j, v_{j+1} the first right one
         of the read form of layer j + 1.
     minimum : float
-        The lower bound from the conserved matrix between them; 0 where it is trivial.
+        The lower bound from the conserved matrix between them; 0 if it is trivial.
     """
 
     layers: tuple[str, str]
@@ -223,7 +223,7 @@ class Tail(Printed):
 
 
 def _angle(opposite: float, hypotenuse: float) -> float:
-    """Return the angle whose sine is a ratio, a right angle where the ratio is 1 or more."""
+    """Return the angle whose sine is opposite / hypotenuse; a right angle if hypotenuse <= opposite."""
     return math.asin(opposite / hypotenuse) if hypotenuse > opposite else math.pi / 2
 
 

@@ -68,7 +68,7 @@ class Monitor(Printed):
 
     and ``record=Record(watch=monitor)`` for `bnrank.train` and `bnrank.flow`, where each recorded row is one
     here.
-    Quantities of kind "pair" are left out: they are conserved only where activation patterns agree.
+    Quantities of kind "pair" are not recorded: they are conserved only while activation patterns agree.
     A row costs a pass over the weights for Q(theta) and one for Q(Delta'), and a copy of them unless the optimizer is
     plain SGD.
     ``time`` is the sum of the learning rates of the optimizer's first parameter group.

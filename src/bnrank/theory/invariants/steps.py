@@ -141,7 +141,7 @@ def split(
     (1 - mu) Q(Delta_t) and -2 c mu Q(theta_t) come later, mu times as much every step. With Nesterov's, Delta_t =
     mu V_t - eta (g_t + w theta_t) and V_t = mu V_{t-1} - eta (g_t + w theta_t), it is Q(Delta_t) + 2 mu^2 / (1 - mu)
     B(Delta_t, V_t) - 2 c Q(theta_t), of which the second term and -2 c mu^2 Q(theta_t) come later. Exact for a constant
-    step size and the same decay for all parameters. ``before`` may be empty where the rule has a rate.
+    step size and the same decay for all parameters. ``before`` may be empty if the rule has a rate.
     """
     mu = rule.momentum
     decays = {name: rule.decay.get(name, 0.0) for name in after}
