@@ -92,7 +92,7 @@ LABELS = torch.arange(40) % 3
         (perceptron(), X, {"held_out": (9 * X).long()}, TypeError, "^held_out: got dtype torch.int64"),
         (perceptron(), X, {"tol": 1.0}, ValueError, "^tol: got 1, expected 0 < tol < 1"),
         (perceptron(), X, {"tol": 2}, ValueError, "^tol: got 2, expected"),
-        (perceptron(), X, {"y": LABELS + 1}, ValueError, "^y: got class numbers from 1 to 3, .*from 0 to 2$"),
+        (perceptron(), X, {"y": LABELS + 1}, ValueError, "^y: got class indices from 1 to 3, .*from 0 to 2$"),
         (perceptron(), X, {"y": LABELS, "held_out": (X, LABELS + 2)}, ValueError, r"^held_out\[1\]: got .*from 2 to 4"),
         (perceptron(), X, {"y": LABELS, "held_out": (X[:, :2], LABELS)}, ValueError, "^held_out: got samples of shape"),
         (perceptron(), X, {"y": LABELS, "held_out": (X / 0, LABELS)}, ValueError, r"^held_out\[0\]: got NaN"),

@@ -160,7 +160,7 @@ def test_integers_as_input():
         ({"x": normal(9, 5)}, ValueError, "x: got shape"),
         ({"y": normal(9, 2)}, ValueError, "y: got 2 outputs"),
         ({"y": normal(8, 3)}, ValueError, "y: got 8 samples"),
-        ({"y": torch.full((9,), 3)}, ValueError, "y: got class numbers from 3 to 3"),
+        ({"y": torch.full((9,), 3)}, ValueError, "y: got class indices from 3 to 3"),
         ({"y": torch.ones(9, 3, dtype=torch.bool)}, TypeError, "y: got Tensor"),
         ({"rtol": -1.0}, ValueError, "rtol: got -1"),
         ({"atol": "a"}, TypeError, "atol: got 'a'"),

@@ -83,7 +83,7 @@ def test_pickles_are_refused(tmp_path):
         ({"x": X.astype(str), "y": Y}, TypeError, "x: got dtype <U"),
         ({"x": X, "y": Y * 1j}, TypeError, "y: got dtype complex128"),
         ({"x": X, "y": np.array([0, 1, 2, 3, 4, 70])}, ValueError, "y: got labels up to 70 in 6 samples"),
-        ({"x": X, "y": np.array([0, 1, -1, 0, 1, 1])}, ValueError, "y: got class numbers from -1 to 1"),
+        ({"x": X, "y": np.array([0, 1, -1, 0, 1, 1])}, ValueError, "y: got class indices from -1 to 1"),
     ],
 )
 def test_npz_errors(tmp_path, arrays, error, message):

@@ -336,7 +336,7 @@ def test_output_gradients():
     [
         (("mse", np.zeros(3)), ValueError, "y: got shape"),
         (("mse", np.zeros((3, 2)), 4), ValueError, "outputs: got 4, expected 2"),
-        (("cross_entropy", np.zeros(3)), TypeError, "class numbers"),
+        (("cross_entropy", np.zeros(3)), TypeError, "class indices"),
         (("cross_entropy", np.array([0, 5]), 3), ValueError, "0 to 2"),
         (("cross_entropy", np.array([0, -1])), ValueError, "from -1"),
         (("crossentropy", np.array([0, 1])), ValueError, "did you mean 'cross_entropy'"),

@@ -85,7 +85,7 @@ def test_what_is_missing_is_not_applicable():
         facts.targets  # noqa: B018
     with pytest.raises(NotApplicable, match="ridge > 0"):
         Facts(NET, X, Y).stationarity  # noqa: B018
-    with pytest.raises(NotApplicable, match="mean squared error: y holds class numbers"):
+    with pytest.raises(NotApplicable, match="mean squared error: y holds class indices"):
         Facts(NET, X, LABELS).targets  # noqa: B018
     assert facts.rank == 17  # of 18 outputs: the two kernels have one common multiple
 
@@ -95,7 +95,7 @@ def test_what_is_missing_is_not_applicable():
     [
         ({"y": Y[:5]}, "y: got 5 samples, expected as many as x has, 30"),
         ({"y": torch.randn(30, 3)}, "y: got 3 columns, expected 2"),
-        ({"y": torch.full((30,), 2)}, "y: got .*expected class numbers"),
+        ({"y": torch.full((30,), 2)}, "y: got .*expected class indices"),
         ({"y": Y, "ridge": -1.0}, "ridge: got -1"),
         ({"x": X[:, :2]}, "x: got shape"),
         ({"max_samples": 0}, "max_samples: got 0"),

@@ -215,8 +215,8 @@ def test_another_module_is_refused(other, what):
 @pytest.mark.parametrize(
     ("loss", "y", "message"),
     [
-        ("cross_entropy", torch.zeros(3, 2), "class numbers from 0 to 1"),
-        ("cross_entropy", torch.tensor([0, 1, 2]), "class numbers from 0 to 1"),
+        ("cross_entropy", torch.zeros(3, 2), "class indices from 0 to 1"),
+        ("cross_entropy", torch.tensor([0, 1, 2]), "class indices from 0 to 1"),
         ("cross_entropy", torch.tensor([0, 1]), r"of shape \(3,\)"),
         ("logistic", torch.tensor([[0, 1], [1, 0], [1, 1]]), "-1 and 1"),
         ("mse", [[0.0, 1.0]], "expected a tensor"),

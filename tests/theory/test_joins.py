@@ -328,7 +328,7 @@ def test_bad_input():
         join_rate(net, "mse", x, y[:-1])
     with pytest.raises(ValueError, match=r"y: got shape \(30, 2\)"):
         join_rate(net, "mse", x, np.ones((30, 2)))
-    with pytest.raises(ValueError, match=r"y: got .*expected class numbers from 0 to 0"):
+    with pytest.raises(ValueError, match=r"y: got .*expected class indices from 0 to 0"):
         join_rate(net, "cross_entropy", x, torch.ones(30, dtype=torch.long))
     with pytest.raises(TypeError, match="y: got"):
         join_rate(net, "mse", x, [1.0])

@@ -46,9 +46,9 @@ def test_data(x, y, error, message):
 @pytest.mark.parametrize(
     ("labels", "classes", "error", "message"),
     [
-        (Y[:, 0], 2, TypeError, "y: got Tensor .*expected class numbers"),
-        (torch.full((20,), 2), 2, ValueError, "y: got class numbers from 2 to 2, expected class numbers from 0 to 1"),
-        (torch.full((20,), -1), 2, ValueError, "y: got class numbers from -1 to -1"),
+        (Y[:, 0], 2, TypeError, "y: got Tensor .*expected class indices"),
+        (torch.full((20,), 2), 2, ValueError, "y: got class indices from 2 to 2, expected class indices from 0 to 1"),
+        (torch.full((20,), -1), 2, ValueError, "y: got class indices from -1 to -1"),
         (torch.zeros(19, dtype=torch.long), 2, ValueError, "x, y: got 20 and 19 samples"),
     ],
 )

@@ -51,7 +51,7 @@ WRONG = [
     ({"y": TASK.y[:, :1]}, ValueError, "y: got shape .* expected the shape of the outputs"),
     ({"y": TASK.y / 0}, ValueError, "y: got NaN or infinite"),
     ({"y": "labels"}, TypeError, "y: got 'labels'"),
-    ({"loss": "cross_entropy"}, ValueError, "y: got .* expected class numbers"),
+    ({"loss": "cross_entropy"}, ValueError, "y: got .* expected class indices"),
     ({"loss": "cross_entropy", "y": torch.full((40,), 2)}, ValueError, "y: got classes 2 to 2, expected 0 to 1"),
     ({"out": __file__}, ValueError, "out: cannot write"),
     ({"out": "unused", "checkpoint_every": 0}, ValueError, "checkpoint_every: got 0"),

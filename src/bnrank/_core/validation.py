@@ -152,7 +152,7 @@ def array(value: object, name: str, shape: str, *ndim: int) -> Tensor:
 
 
 def classes(value: Tensor | np.ndarray, name: str, count: int | None = None) -> Tensor:
-    """Return class numbers, (N,) integers from 0 to ``count`` - 1 (of any size by default), as int64.
+    """Return class indices, (N,) integers from 0 to ``count`` - 1 (of any size by default), as int64.
 
     Examples
     --------
@@ -162,15 +162,15 @@ def classes(value: Tensor | np.ndarray, name: str, count: int | None = None) -> 
     try:
         labels = torch.as_tensor(np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name}: got {describe(value)}, expected class numbers: integers, shape (N,)") from error
+        raise TypeError(f"{name}: got {describe(value)}, expected class indices: integers, shape (N,)") from error
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"{name}: got {describe(value)}, expected class numbers: integers, shape (N,)")
-    expect(len(labels), name, "an empty array", "class numbers: integers, shape (N,)")
+        raise TypeError(f"{name}: got {describe(value)}, expected class indices: integers, shape (N,)")
+    expect(len(labels), name, "an empty array", "class indices: integers, shape (N,)")
     labels = labels.long()
     first, last = int(labels.min()), int(labels.max())
     inside = first >= 0 and (count is None or last < count)
-    expected = "class numbers from 0" + ("" if count is None else f" to {count - 1}")
-    expect(inside, name, f"class numbers from {first} to {last}", expected)
+    expected = "class indices from 0" + ("" if count is None else f" to {count - 1}")
+    expect(inside, name, f"class indices from {first} to {last}", expected)
     return labels
 
 

@@ -72,7 +72,7 @@ def profile(
     x : Tensor or ndarray
         Samples, (N, ...), at least 2.
     y : Tensor or ndarray, optional
-        (N, d_out) for the mean squared error (1/N) sum_i ||f(x_i) - y_i||^2, or class numbers, (N,), for the mean
+        (N, d_out) for the mean squared error (1/N) sum_i ||f(x_i) - y_i||^2, or class indices, (N,), for the mean
         cross-entropy: adds the variable ``cost``.
     rtol : float
         Singular values of a Jacobian above ``rtol`` times its largest count as non-zero.

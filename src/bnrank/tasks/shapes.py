@@ -61,7 +61,7 @@ def s_shapes(
     Returns
     -------
     Task
-        x (n, 2), float32, y (n,) class numbers, loss "cross_entropy".
+        x (n, 2), float32, y (n,) class indices, loss "cross_entropy".
 
     Raises
     ------

@@ -350,7 +350,7 @@ def _gaps(values: np.ndarray) -> np.ndarray:
 
 
 def _labels(values: np.ndarray, name: str) -> np.ndarray:
-    """Return class numbers as int64, (N,), from integers or whole floats, (N,) or (N, 1)."""
+    """Return class indices as int64, (N,), from integers or whole floats, (N,) or (N, 1)."""
     flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     whole = flat.ndim == 1 and np.isfinite(flat).all() and (flat == np.floor(flat)).all()
     validation.expect(whole, name, values, "one whole number per sample")

@@ -63,7 +63,7 @@ class Task(Printed):
     x, x_test : Tensor
         Inputs, shape (N, d_in), one sample per row.
     y, y_test : Tensor
-        Outputs of shape (N, d_out) for "mse"; class numbers of shape (N,), int64, for "cross_entropy"; -1 and +1 of
+        Outputs of shape (N, d_out) for "mse"; class indices of shape (N,), int64, for "cross_entropy"; -1 and +1 of
         shape (N, 1), in the precision of x, for "logistic", where (N,) and integers are accepted too.
     loss : "mse", "cross_entropy" or "logistic"
         "mse" is (1/N) sum_i ||f(x_i) - y_i||^2 (docs/theory.md); "logistic" is
@@ -113,7 +113,7 @@ class Task(Printed):
         if (self.x_test is None) != (self.y_test is None):
             raise ValueError("x_test, y_test: got one without the other, expected both or neither")
         flat = self.loss == "mse" and isinstance(self.y, Tensor | np.ndarray) and self.y.ndim == 1
-        expected = "(N, d_out); for class numbers pass loss='cross_entropy', for one quantity y.reshape(-1, 1)"
+        expected = "(N, d_out); for class indices pass loss='cross_entropy', for one quantity y.reshape(-1, 1)"
         validation.expect(not flat, "y", self.y, expected)
         self._check("")
         if self.x_test is not None:

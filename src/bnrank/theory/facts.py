@@ -266,7 +266,7 @@ class Facts:
     def targets(self) -> Tensor:
         """Y at the samples of :attr:`x`, (n, d_out); raises NotApplicable without targets for the squared error."""
         if self._targets_and_loss[1] != "mse" or self.y is None:
-            raise NotApplicable("the loss is the mean squared error", "y holds class numbers")
+            raise NotApplicable("the loss is the mean squared error", "y holds class indices")
         return self.y
 
     @cached_property

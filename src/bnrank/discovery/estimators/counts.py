@@ -285,7 +285,7 @@ def best_linear(
     Parameters
     ----------
     x, y : ndarray
-        (N, d_in); (N, d_out), or class numbers (N,).
+        (N, d_in); (N, d_out), or class indices (N,).
     folds : ndarray
         The fold in which each row is held out, (N,).
     max_rank : int

@@ -138,7 +138,7 @@ def groups_of_rows(x: np.ndarray, y: np.ndarray, *, labels: bool = False) -> np.
     Parameters
     ----------
     x, y : ndarray
-        (N, d_in); (N, d_out), or class numbers (N,).
+        (N, d_in); (N, d_out), or class indices (N,).
     labels : bool
         Whether the outputs are classes.
 
@@ -186,7 +186,7 @@ class Data:
     x : ndarray
         (N, d_in).
     y : ndarray
-        (N, d_out), or class numbers (N,).
+        (N, d_out), or class indices (N,).
     classes : int
         Number of classes; 0 for the squared error.
     max_components : int

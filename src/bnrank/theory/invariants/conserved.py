@@ -265,7 +265,7 @@ def cost(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
         shape = (len(outputs), *outputs.shape[2:])
         whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
         fits = whole and tuple(y.shape) == shape and bool(((y >= 0) & (y < classes)).all())
-        expected = f"class numbers from 0 to {classes - 1} of shape {shape} for the loss 'cross_entropy'"
+        expected = f"class indices from 0 to {classes - 1} of shape {shape} for the loss 'cross_entropy'"
         validation.expect(fits, "y", y, expected)
         return LOSSES[loss](outputs, y.long())
     y = y.to(outputs.dtype)

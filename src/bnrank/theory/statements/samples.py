@@ -55,7 +55,7 @@ def smooth(facts: Facts, limit: int = ROWS, *, parameters: bool = False) -> Iter
 
 
 def vectors(facts: Facts) -> Tensor:
-    """Return the samples as vectors, (n, d); raises NotApplicable for class numbers and tokens.
+    """Return the samples as vectors, (n, d); raises NotApplicable for class indices and tokens.
 
     Examples
     --------

@@ -209,7 +209,7 @@ def _data(
     validation.expect(loss != "mse" or y.shape == shape, "y", found, f"the shape of the outputs, {shape}, for 'mse'")
     if loss == "cross_entropy":
         numbers = not y.is_floating_point() and y.dtype != torch.bool and y.ndim == 1
-        validation.expect(numbers, "y", y, "class numbers (N,) for 'cross_entropy'")
+        validation.expect(numbers, "y", y, "class indices (N,) for 'cross_entropy'")
         y = y.to(torch.int64)
         low, high = int(y.min()), int(y.max())
         inside = low >= 0 and high < shape[-1]
