@@ -25,6 +25,7 @@ from bnrank.tasks import Task, falling_ball
 PAIRS = 2  # of frequency 1 along each axis: "two freq. 1 pairs", for position and velocity
 NOISE = 1e-3  # power of the noise added for readouts, as a share of that of the layer
 PROFILED = 300  # samples of a profile
+LINEAR = 0.05  # nonlinearity ratio below which a layer counts as nearly linear
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Setup:
         Of the circular networks.
     ridge, steps : tuple
         Of successive stages of training.
+    optimizer : str
+        Of the first stage; the others use L-BFGS.
     tests : int
         Test samples.
     members, seed : int
@@ -54,6 +57,7 @@ class Setup:
     depth: int
     ridge: tuple[float, ...]
     steps: tuple[int, ...]
+    optimizer: str = "auto"
     frames: int = 2
     tests: int = 2000
     members: int = 2
@@ -150,6 +154,16 @@ class Ball:
         """The layers of the bottleneck, counted from 1."""
         return inside(self.held)
 
+    @property
+    def clearest(self) -> int | None:
+        """The layer of the bottleneck with the best readout, the smaller R^2 of position and velocity.
+
+        Where the nonlinearity ratio of some layers is below `LINEAR`, it is one of these.
+        """
+        bent = self.profile.nonlinearity
+        linear = [layer for layer in self.layers if float(bent.sel(layer=layer)) < LINEAR]
+        return max(linear or self.layers, key=lambda layer: min(self.readouts[layer - 1].known), default=None)
+
 
 def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> Ball:
     """Train circular networks on a falling ball, and return the measurements of the member with the lowest loss.
@@ -166,7 +180,7 @@ def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> Ball:
     nets = {seed: CircularConvolutional(task.x.shape[1:], widths, kernel=size, seed=seed) for seed in seeds}
     options: dict[str, Any] = {"members": s.members, "seed": s.seed, "records": 50}
     for stage, (ridge, steps) in enumerate(zip(s.ridge, s.steps, strict=True), 1):
-        options |= {"ridge": ridge, "steps": steps, "optimizer": "auto" if stage == 1 else "lbfgs"}
+        options |= {"ridge": ridge, "steps": steps, "optimizer": s.optimizer if stage == 1 else "lbfgs"}
         run = train_recorded(lambda seed: in_fourier_space(nets[seed]), task, out / f"{stage}", progress, **options)
         for i, net in enumerate(nets.values()):
             net.load_state_dict(run.network(i).state_dict())

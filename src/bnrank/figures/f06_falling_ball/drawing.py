@@ -36,8 +36,7 @@ def draw_readout(balls: Sequence[Ball]) -> Picture:
     picture, axes = panels(len(balls), 3, (13.6, 4.1 * len(balls)), width_ratios=(1.35, 1, 1))
     for (left, center, right), ball in zip(axes, balls, strict=True):
         _draw_linear(picture, left, ball)
-        layers = ball.layers or [max(1, len(ball.readouts) // 2)]
-        layer = layers[len(layers) // 2]
+        layer = ball.clearest or max(1, len(ball.readouts) // 2)
         readout, unit = ball.readouts[layer - 1], ball.task.x.shape[-1] / (2 * math.pi)
         t = readout.time
         _scatter(center, readout.position, unit)
