@@ -201,6 +201,15 @@ def test_true_and_false_are_names_of_classes(tmp_path):
     assert (task.class_names, task.x.tolist(), task.y.tolist()) == (("False", "True"), [[1], [3]], [1, 0])
 
 
+def test_true_and_false_are_numbers_outside_of_classes(tmp_path):
+    task = load_table(table(tmp_path, "a,b,c\nTrue,1,2.5\n,2,3.5\nFalse,3,4.5\n"), "c", drop_missing=True)
+    assert task.x.tolist() == [[1, 1], [0, 3]]
+    task = load_table(table(tmp_path, "a,b,c\n1,true,2\n2,,3\n3,false,4\n"), ["b", "c"], drop_missing=True)
+    assert task.y.tolist() == [[1, 2], [0, 4]]
+    with pytest.raises(ValueError, match="got text in column a"):
+        load_table(table(tmp_path, "a,b\nTrue,1\n,2\nmaybe,3\n"), "b", drop_missing=True)
+
+
 def test_rows_with_gaps_are_left_out_where_asked(tmp_path):
     path = table(tmp_path, "a,b,kind\n1,NA,0\n2,5,1\n3,6,\n4,inf,1\n5,7,0\n")
     with pytest.raises(ValueError, match=r"column b \(2 of 5 rows\), kind \(1 of 5 rows\)"):

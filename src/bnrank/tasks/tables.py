@@ -105,9 +105,9 @@ def load_table(
     drop_missing : bool
         Drop rows with missing or infinite values.
     loss : "mse", "cross_entropy" or "logistic", optional
-        By default "cross_entropy" if y is one column or a one-dimensional array of classes, as text (such as True and
-        False) or as integers counted from 0, else "mse". Pass "mse" for counts and other integer quantities, and
-        "logistic" for labels -1 and 1.
+        By default "cross_entropy" if y is one column or a one-dimensional array of classes, as text (in a .csv also
+        True and False, in any case) or as integers counted from 0, else "mse". Pass "mse" for counts and other integer
+        quantities, and "logistic" for labels -1 and 1.
 
     Returns
     -------
@@ -264,6 +264,9 @@ def _read_csv(path: Path, targets: list[str], ignore: list[str], outputs: bool) 
         low_memory=False,
     )
     frame.columns = pd.Index(header)
+    for name in columns + (targets if len(targets) > 1 else []):
+        if frame[name].dtype == object and frame[name].dropna().map(type).eq(bool).all():
+            frame[name] = frame[name].astype(np.float64)  # True and False with gaps
     kinds = {name: frame[name].dtype.kind for name in header}
     classes = outputs and len(targets) == 1 and kinds[targets[0]] not in "iuf"
     numeric = columns + (targets if outputs and not classes else [])
