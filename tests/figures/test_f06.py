@@ -84,14 +84,15 @@ ABOUT_IT = [2, 3, 4, 5, 6, 7]  # claims that fail without layers that keep two p
         ({"profile": {"values": {(3, XY, 1): 0.05}}}, [4]),
         ({"profile": {"values": {(3, X, 3): 0.05}}}, [4]),
         ({"profile": {"values": {(4, XY, 1): 0.05, (5, XY, 1): 0.05}}}, []),
-        ({"profile": {"bent": {3: 0.06, 4: 0.06}}}, [3]),
-        ({"profile": {"bent": {3: math.nan, 4: math.nan}}}, [3]),
+        ({"profile": {"bent": {3: 0.06, 4: 0.06}}}, [3, 4, 5, 6, 7]),  # no layer is nearly linear
+        ({"profile": {"bent": {3: math.nan, 4: math.nan}}}, [3, 4, 5, 6, 7]),
         ({"profile": {"bent": {3: 0.9}}}, []),
         ({"readouts": readouts(0.94, 0.98)}, [5]),
         ({"readouts": readouts(0.99, 0.94)}, [6]),
         ({"readouts": readouts(0.94, 0.94, 4, (0.99, 0.98))}, []),
         ({"readouts": readouts(0.94, 0.94, 5, (0.99, 0.98))}, [5, 6]),  # layer 5 is not nearly linear
-        ({"readouts": readouts(0.94, 0.94, 5, (0.99, 0.98)), "profile": {"bent": {3: 0.9, 4: 0.9}}}, [3]),
+        ({"readouts": readouts(0.97, 0.97, 3, (0.999, 0.5))}, []),  # the worse of the two decides
+        ({"readouts": readouts(0.97, 0.97, 3, (0.5, 0.999))}, []),
         ({"readouts": readouts(0.94, 0.94, 2, (0.99, 0.98))}, [5, 6]),  # layer 2 has no pairs
         ({"controls": readouts(0.1, 0.0, 3, (0.6, 0.0))}, [7]),
         ({"controls": readouts(0.1, 0.0, 3, (0.0, 0.6))}, [7]),
@@ -194,16 +195,20 @@ def test_frequencies_are_taken_away_where_they_should():
 
 
 TINY = {
+    "speed": None,
+    "gravity": 0.5,
     "width": 1.0,
     "frames": 2,
     "samples": 6,
     "tests": 40,
+    "channels": 3,
     "depth": 3,
     "members": 2,
+    "seed": 0,
     "ridge": (1e-3, 1e-2),
     "steps": (4, 3),
+    "optimizer": "adam",
 }
-TINY |= {"speed": None, "gravity": 0.5, "channels": 3, "seed": 0}
 
 
 def test_a_tiny_run(tmp_path):

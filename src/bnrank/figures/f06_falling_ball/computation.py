@@ -156,13 +156,10 @@ class Ball:
 
     @property
     def clearest(self) -> int | None:
-        """The layer of the bottleneck with the best readout, the smaller R^2 of position and velocity.
-
-        Where the nonlinearity ratio of some layers is below `LINEAR`, it is one of these.
-        """
+        """The layer with the best readout, the smaller R^2 of position and velocity, of those below `LINEAR`."""
         bent = self.profile.nonlinearity
         linear = [layer for layer in self.layers if float(bent.sel(layer=layer)) < LINEAR]
-        return max(linear or self.layers, key=lambda layer: min(self.readouts[layer - 1].known), default=None)
+        return max(linear, key=lambda layer: min(self.readouts[layer - 1].known), default=None)
 
 
 def follow(dimensions: int, setup: Setup, out: Path, progress: bool) -> Ball:
