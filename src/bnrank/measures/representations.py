@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
 from bnrank._core.validation import Data
 from bnrank.measures.spectra import WHICH
 from bnrank.networks.functional import example
@@ -303,8 +303,8 @@ def _logarithmic(f: Tensor, g: Tensor, metric: str, rtol: float) -> float:
 
 def _range(factor: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
     u, s, _ = torch.linalg.svd(factor, full_matrices=False)
-    keep = s > rtol * s[0]
-    return u[:, keep], s[keep]
+    k = int(linalg.rank(s, rtol))
+    return u[:, :k], s[:k]
 
 
 def _together(f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
 from bnrank.networks.chain import Chain, read_chain
 from bnrank.networks.mlp import MLP, leaky_relu
 
@@ -74,7 +74,7 @@ def inserted(layers: Chain, depth: int, x: Tensor | None = None, rtol: float = 1
     extra = depth - layers.depth
     if extra == 0:
         return layers
-    best, least = layers, float("inf")
+    best, lowest = layers, float("inf")
     for place, basis, positive in _places(layers, x, rtol):
         if positive:
             candidate = _put(layers, place, [basis @ basis.T] * extra)
@@ -82,8 +82,8 @@ def inserted(layers: Chain, depth: int, x: Tensor | None = None, rtol: float = 1
         else:
             candidate = _split(layers, place, two_sided(basis, extra + 1, layers.slope))
             cost = candidate.norm - layers.norm
-        if cost < least:
-            best, least = candidate, cost
+        if cost < lowest:
+            best, lowest = candidate, cost
     return best
 
 
@@ -101,7 +101,7 @@ def _places(layers: Chain, x: Tensor | None, rtol: float) -> Iterator[tuple[int,
             )
         else:
             _, s, vh = torch.linalg.svd(values[place], full_matrices=False)
-            yield place, vh[s > rtol * s[0]].T, linear or bool((values[place] >= 0).all())
+            yield place, vh[: int(linalg.rank(s, rtol))].T, linear or bool((values[place] >= 0).all())
 
 
 def _values(layers: Chain, x: Tensor) -> list[Tensor]:

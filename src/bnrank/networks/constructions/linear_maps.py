@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnrank._core import validation
+from bnrank._core import linalg, validation
 from bnrank.networks.chain import Chain
 from bnrank.networks.constructions import cones
 from bnrank.networks.mlp import MLP
@@ -76,8 +76,8 @@ def spectrum(matrix: Tensor, rtol: float | None) -> tuple[Tensor, Tensor, Tensor
         rtol = max(matrix.shape) * torch.finfo(matrix.dtype).eps
     rtol = validation.number(rtol, "rtol", 0.0)
     u, s, vh = torch.linalg.svd(matrix.to(torch.float64), full_matrices=False)
-    keep = s > rtol * s[0]
-    return u[:, keep], s[keep], vh[keep]
+    k = int(linalg.rank(s, rtol))
+    return u[:, :k], s[:k], vh[:k]
 
 
 def diagonal(w: Tensor | np.ndarray, depth: int) -> MLP:
