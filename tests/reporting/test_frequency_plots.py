@@ -104,7 +104,7 @@ def test_without_a_bottleneck_nothing_is_named_and_many_frequencies_share_a_key(
     ds = with_frequencies(kept=())
     ds = ds.drop_vars("kept_channels")
     ds.attrs.pop("atol")
-    ax = plots.frequency_spectra(ds, most=7)
+    ax = plots.frequency_spectra(ds, max_lines=7)
     assert len(ax.lines) == 7
     assert not ax.texts
     many = xr.concat([ds[["frequency_singular_values"]]] * 4, "frequency", coords="minimal", join="override")
@@ -118,7 +118,7 @@ def test_without_a_bottleneck_nothing_is_named_and_many_frequencies_share_a_key(
     [
         (lambda ds: ds.drop_vars("frequency_singular_values"), {}, "frequency_singular_values: not in the Dataset"),
         (lambda ds: ds.assign(frequency_singular_values=ds.frequency_rank), {}, "expected .'layer', 'frequency', 'cha"),
-        (lambda ds: ds, {"most": 0}, "most: got 0"),
+        (lambda ds: ds, {"max_lines": 0}, "max_lines: got 0"),
     ],
 )
 def test_bad_input_is_named(change, arguments, match):

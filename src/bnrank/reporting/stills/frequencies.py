@@ -19,7 +19,7 @@ _SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 MOST_STEPS = 9  # largest number of discrete steps in the color key of |w|; with more values it is continuous
 
 
-def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, most: int = 200) -> Axes:
+def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, max_lines: int = 200) -> Axes:
     """Draw the singular values of circular convolutions over the layers, colored by frequency (F6).
 
     One line for every frequency and channel, dark for |w| = 0. Lines of the frequencies that the bottleneck keeps are
@@ -33,7 +33,7 @@ def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, most: int 
         and ``kept_channels``: the result of `bnrank.profile` for a network of circular convolutions.
     ax : Axes, optional
         Where to draw; default: a new figure.
-    most : int
+    max_lines : int
         Largest number of lines: kept frequencies first, then those with the largest values.
 
     Returns
@@ -53,7 +53,7 @@ def frequency_spectra(profile: xr.Dataset, ax: Axes | None = None, *, most: int 
     >>> len(ax.lines), ax.get_xlabel()                                                    # 4 frequencies, 2 channels
     (8, 'layer')
     """
-    drawn = frequency_lines(profile, most)
+    drawn = frequency_lines(profile, max_lines)
     modulus = np.unique(np.asarray(profile["modulus"].values, dtype=float))
     layer = profile["layer"].values
     ax = axes_for(ax, (1, 1), (7.6, 4.6))[0]
@@ -108,12 +108,12 @@ class Line:
     kept: bool
 
 
-def frequency_lines(profile: xr.Dataset, most: int = 200) -> list[Line]:
+def frequency_lines(profile: xr.Dataset, max_lines: int = 200) -> list[Line]:
     """Return the lines to draw, one per frequency and channel: those kept first, then by their largest value.
 
     Parameters
     ----------
-    profile, most
+    profile, max_lines
         As in :func:`frequency_spectra`.
 
     Raises
@@ -121,7 +121,7 @@ def frequency_lines(profile: xr.Dataset, most: int = 200) -> list[Line]:
     ValueError
         As :func:`frequency_spectra`.
     """
-    most = validation.integer(most, "most")
+    max_lines = validation.integer(max_lines, "max_lines")
     values = variable(profile, "frequency_singular_values", ("layer", "frequency", "channel"))
     kept = {name: channels for name, _, channels in kept_frequencies(profile)}
     found = []
@@ -131,7 +131,7 @@ def frequency_lines(profile: xr.Dataset, most: int = 200) -> list[Line]:
         for j in np.flatnonzero(np.isfinite(values[:, i]).any(0)).tolist():
             which = f", s{j + 1}".translate(_SUBSCRIPT) if j < count and count > 1 else ""
             found.append(Line(text, text + which, modulus, j + 1, values[:, i, j], j < count))
-    return sorted(found, key=lambda line: (not line.kept, -float(np.nanmax(line.values))))[:most]
+    return sorted(found, key=lambda line: (not line.kept, -float(np.nanmax(line.values))))[:max_lines]
 
 
 def kept_frequencies(profile: xr.Dataset) -> list[tuple[str, int, int]]:
