@@ -4,10 +4,7 @@ import torch
 
 import bnrank
 from bnrank.networks.chain import as_mlp
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+from helpers import normal
 
 
 def network(widths, seed=0, **settings):

@@ -13,9 +13,10 @@ from bnrank.measures.regions import pieces as swept
 from bnrank.measures.regions import shapes
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import LinearNetwork, from_layers
+from helpers import normal
 from oracles import input_jacobian
 
-from .regions_common import network, normal, signs
+from .regions_common import network, signs
 
 
 def inside(polygon, points, margin=0.0):

@@ -12,8 +12,9 @@ from scipy.spatial import Voronoi
 from bnrank import MLP, regions
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.mlp import from_layers
+from helpers import normal
 
-from .regions_common import network, normal
+from .regions_common import network
 
 FLAT = [0.0, 0.0], [1.0, 0.0], [0.0, 1.0]
 

@@ -13,26 +13,23 @@ from bnrank import MLP
 from bnrank.measures import representations
 from bnrank.measures.representations import METRICS, distance, distances, kernels, layout
 from bnrank.networks.constructions import linear
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+from helpers import normal
 
 
 def orthogonal(n, seed=0):
-    return torch.linalg.qr(draw(n, n, seed=seed))[0]
+    return torch.linalg.qr(normal(n, n, seed=seed))[0]
 
 
 def triple(metric, seed):
     """Return factors of three kernels of five samples, of one range."""
     if metric in ("affine-invariant", "log-euclidean"):
-        return [draw(5, 6, seed=seed), draw(5, 5, seed=seed + 1), draw(5, 8, seed=seed + 2)]
-    return [draw(5, 2, seed=seed), draw(5, 3, seed=seed + 1), draw(5, 8, seed=seed + 2)]
+        return [normal(5, 6, seed=seed), normal(5, 5, seed=seed + 1), normal(5, 8, seed=seed + 2)]
+    return [normal(5, 2, seed=seed), normal(5, 3, seed=seed + 1), normal(5, 8, seed=seed + 2)]
 
 
 @pytest.mark.parametrize("values", ["preactivations", "activations"])
 def test_kernels_are_inner_products_over_n(values):
-    net, x = MLP([3, 5, 4, 2], slope=0.3, seed=1), draw(6, 3)
+    net, x = MLP([3, 5, 4, 2], slope=0.3, seed=1), normal(6, 3)
     found = kernels(net, x, which=values, chunk_size=4).matrices()
     at = [x[i].clone() for i in range(6)]
     for layer in range(4):
@@ -49,7 +46,7 @@ def test_kernels_are_inner_products_over_n(values):
 
 def test_kernels_of_images_are_those_of_flattened_ones():
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
-    x = draw(5, 1, 4, 4).float()
+    x = normal(5, 1, 4, 4).float()
     found = kernels(net, x)
     assert found.names == ("input", "0", "3")
     assert [tuple(f.shape) for f in found.factors] == [(5, 16), (5, 8), (5, 3)]
@@ -60,7 +57,7 @@ def test_kernels_of_images_are_those_of_flattened_ones():
 
 
 def test_bures_is_the_formula_with_roots_and_the_best_of_all_rotations():
-    f, g = draw(5, 4), draw(5, 6, seed=1)
+    f, g = normal(5, 4), normal(5, 6, seed=1)
     a, b = (f @ f.T).numpy(), (g @ g.T).numpy()
     root = scipy.linalg.sqrtm(a)
     squared = np.trace(a + b - 2 * scipy.linalg.sqrtm(root @ b @ root)).real
@@ -80,10 +77,10 @@ def test_bures_is_the_formula_with_roots_and_the_best_of_all_rotations():
 @pytest.mark.parametrize("wide", [False, True])
 def test_logarithmic_distances_are_those_of_matrix_logarithms(wide):
     """On the common range, which is everything or of dimension 4 among 30 samples."""
-    f, g = draw(4, 4) + 2 * torch.eye(4), draw(4, 7, seed=1)
+    f, g = normal(4, 4) + 2 * torch.eye(4), normal(4, 7, seed=1)
     a, b = (f @ f.T).numpy(), (g @ g.T).numpy()
     root = np.linalg.inv(scipy.linalg.sqrtm(a))
-    basis = torch.linalg.qr(draw(30, 4, seed=2))[0] if wide else torch.eye(4, dtype=torch.float64)
+    basis = torch.linalg.qr(normal(30, 4, seed=2))[0] if wide else torch.eye(4, dtype=torch.float64)
     f, g = basis @ f, basis @ g
     assert distance(f, g, "affine-invariant") == pytest.approx(
         np.linalg.norm(scipy.linalg.logm(root @ b @ root)), rel=1e-10
@@ -95,7 +92,7 @@ def test_logarithmic_distances_are_those_of_matrix_logarithms(wide):
 
 @pytest.mark.parametrize("samples", [6, 40])
 def test_angles_are_those_of_kernels_and_cka(samples):
-    f, g = draw(samples, 3) + 1, draw(samples, 5, seed=1)
+    f, g = normal(samples, 3) + 1, normal(samples, 5, seed=1)
     a, b = f @ f.T, g @ g.T
     assert distance(f, g, "angle") == pytest.approx(math.acos(float((a * b).sum() / a.norm() / b.norm())), rel=1e-10)
     h = torch.eye(samples, dtype=torch.float64) - 1 / samples
@@ -125,7 +122,7 @@ def test_what_changes_nothing(metric):
     assert scaled == pytest.approx(3 * d if metric == "bures" else d, rel=1e-9)
     alone = distance(3 * a, b, metric)
     assert (alone == pytest.approx(d, rel=1e-9)) == metric.endswith("angle")
-    m = draw(5, 5, seed=7)
+    m = normal(5, 5, seed=7)
     assert (distance(m @ a, m @ b, metric) == pytest.approx(d, rel=1e-6)) == (metric == "affine-invariant")
 
 
@@ -137,7 +134,7 @@ def test_log_euclidean_is_at_most_affine_invariant():
 
 @pytest.mark.parametrize(("metric", "factor"), [("bures", 1.0), ("affine-invariant", 2.0), ("log-euclidean", 2.0)])
 def test_small_distances_keep_their_digits(metric, factor):
-    f = draw(40, 4)
+    f = normal(40, 4)
     size = float(f.norm()) if metric == "bures" else math.sqrt(4)
     step = 1e-10
     turned = (f * (1 + step)) @ orthogonal(4)
@@ -151,11 +148,11 @@ def test_small_angles_keep_their_digits():
 
 
 def test_kernels_of_different_ranges_are_infinitely_far_apart():
-    f, g = draw(6, 2), draw(6, 2, seed=1)
+    f, g = normal(6, 2), normal(6, 2, seed=1)
     for metric in ("affine-invariant", "log-euclidean"):
         assert distance(f, g, metric) == math.inf
         assert distance(f, torch.cat([f, g], 1), metric) == math.inf
-        assert distance(f, f @ draw(2, 5, seed=2), metric) < math.inf
+        assert distance(f, f @ normal(2, 5, seed=2), metric) < math.inf
         noisy = torch.cat([f, 1e-9 * g], 1)
         assert distance(f, noisy, metric) == pytest.approx(0, abs=1e-8)
         assert distance(f, noisy, metric, rtol=1e-12) == math.inf
@@ -167,7 +164,7 @@ def test_kernels_of_different_ranges_are_infinitely_far_apart():
 @pytest.mark.parametrize("metric", ["affine-invariant", "log-euclidean"])
 def test_ranges_are_one_up_to_an_angle_of_a_millionth(metric):
     basis = orthogonal(7)
-    f, g = draw(3, 3, seed=1), draw(3, 3, seed=2)
+    f, g = normal(3, 3, seed=1), normal(3, 3, seed=2)
     same = distance(f, g, metric)
     for angle in (1e-10, 1e-7, 9e-7):
         tilted = basis[:, :3].clone()
@@ -181,7 +178,7 @@ def test_ranges_are_one_up_to_an_angle_of_a_millionth(metric):
 @pytest.mark.parametrize("white", [True, False])
 def test_optimal_linear_networks_are_straight(white):
     """T8: affine-invariant distances go with the steps on any data; those of logarithms where the data are white."""
-    a, x = draw(4, 4), draw(50, 4, seed=1)
+    a, x = normal(4, 4), normal(50, 4, seed=1)
     if white:
         x = torch.linalg.qr(x)[0]
     found = kernels(linear(a, 7), x)
@@ -194,7 +191,7 @@ def test_optimal_linear_networks_are_straight(white):
 
 
 def test_distances_are_those_of_all_pairs():
-    held = [draw(8, n, seed=n) for n in (2, 3, 4)]
+    held = [normal(8, n, seed=n) for n in (2, 3, 4)]
     found = distances(held, "angle")
     for i, j in itertools.product(range(3), repeat=2):
         assert found[i, j] == pytest.approx(distance(held[i], held[j], "angle"), abs=1e-7)
@@ -202,7 +199,7 @@ def test_distances_are_those_of_all_pairs():
 
 
 def test_layout_finds_points_in_the_plane():
-    points = draw(9, 2).numpy()
+    points = normal(9, 2).numpy()
     d = np.linalg.norm(points[:, None] - points, axis=2)
     made = layout(d)
     np.testing.assert_allclose(np.linalg.norm(made.points[:, None] - made.points, axis=2), d, atol=1e-12)
@@ -231,22 +228,22 @@ CONSTANT = torch.full((7, 3), 0.1, dtype=torch.float64)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: distance(draw(3, 2), draw(4, 2)), ValueError, "b: got 4 samples, expected 3"),
-        (lambda: distance(draw(3, 2), draw(3, 2), "burres"), ValueError, "did you mean 'bures'"),
-        (lambda: distance(draw(3, 2), [1, 2]), TypeError, "b: got"),
-        (lambda: distance(draw(3, 2) * math.nan, draw(3, 2)), ValueError, "a: got NaN"),
-        (lambda: distance(draw(3), draw(3, 2)), ValueError, r"a: got shape \(3,\)"),
-        (lambda: distance(draw(3, 2), 0 * draw(3, 2), "angle"), ValueError, "b: got a kernel that is 0"),
+        (lambda: distance(normal(3, 2), normal(4, 2)), ValueError, "b: got 4 samples, expected 3"),
+        (lambda: distance(normal(3, 2), normal(3, 2), "burres"), ValueError, "did you mean 'bures'"),
+        (lambda: distance(normal(3, 2), [1, 2]), TypeError, "b: got"),
+        (lambda: distance(normal(3, 2) * math.nan, normal(3, 2)), ValueError, "a: got NaN"),
+        (lambda: distance(normal(3), normal(3, 2)), ValueError, r"a: got shape \(3,\)"),
+        (lambda: distance(normal(3, 2), 0 * normal(3, 2), "angle"), ValueError, "b: got a kernel that is 0"),
         (
-            lambda: distance(CONSTANT, draw(7, 2), "centered-angle"),
+            lambda: distance(CONSTANT, normal(7, 2), "centered-angle"),
             ValueError,
             "a: got a representation that is constant",
         ),
-        (lambda: distance(draw(7, 2), 1e9 * CONSTANT, "centered-angle"), ValueError, "b: got a representation"),
-        (lambda: distance(draw(3, 2), draw(3, 2), rtol=2.0), ValueError, "rtol"),
+        (lambda: distance(normal(7, 2), 1e9 * CONSTANT, "centered-angle"), ValueError, "b: got a representation"),
+        (lambda: distance(normal(3, 2), normal(3, 2), rtol=2.0), ValueError, "rtol"),
         (lambda: distances([]), ValueError, "factors: got an empty"),
-        (lambda: kernels(MLP([2, 2]), draw(3, 2), which="weights"), ValueError, "which: got 'weights'"),
-        (lambda: kernels(nn.ReLU(), draw(3, 2)), ValueError, "no linear or convolutional layer"),
+        (lambda: kernels(MLP([2, 2]), normal(3, 2), which="weights"), ValueError, "which: got 'weights'"),
+        (lambda: kernels(nn.ReLU(), normal(3, 2)), ValueError, "no linear or convolutional layer"),
         (lambda: layout(np.ones((2, 3))), ValueError, "distances: got"),
         (lambda: layout(np.full((2, 2), math.inf)), ValueError, "distances: got"),
         (lambda: layout(np.array([[0, 1], [2, 0]])), ValueError, "symmetric"),

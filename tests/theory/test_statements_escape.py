@@ -19,6 +19,7 @@ from bnrank.theory.escape.stationarity import residual
 from bnrank.theory.facts import Facts
 from bnrank.theory.statements.escape import STATEMENTS, check
 from bnrank.theory.verdicts import NotApplicable
+from helpers import normal
 
 D = torch.float64
 BY_NAME = {s.name: s for s in STATEMENTS}
@@ -29,10 +30,6 @@ LAYERS = BY_NAME["near rank one at a layer, near rank one after it"]
 FEW = BY_NAME["few layers of high rank"]
 DEEPER = BY_NAME["a deeper network leaves as fast"]
 ENDS = BY_NAME["the deeper network ends in rank one"]
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
 
 
 def facts_of(weights, x, g):

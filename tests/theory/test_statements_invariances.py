@@ -1,10 +1,13 @@
 """T42 and T44 to T49 as statements: any module, planted violations, what they do not apply to."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
 
 import bnrank
+import helpers
 from bnrank.theory.facts import Facts
 from bnrank.theory.invariants import Tail
 from bnrank.theory.statements import invariances
@@ -15,8 +18,7 @@ PATHS, VERTICES, MATRICES, SAME, LAYERS, DIFFERENT, TAIL, STEP, RIDGE = STATEMEN
 DOUBLE = torch.float64
 
 
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+normal = functools.partial(helpers.normal, dtype=torch.float32)
 
 
 def seeded(module, seed=0):
