@@ -38,7 +38,9 @@ class TableColumns:
 
     targets: Annotated[str | None, typer.Option(help="Target columns y, separated by commas.")] = None
     ignore: Annotated[str | None, typer.Option(help="Columns to ignore, separated by commas.")] = None
-    drop_missing: Annotated[bool, typer.Option("--drop-missing", help="Drop rows with missing values.")] = False
+    drop_missing: Annotated[bool, typer.Option("--drop-missing", help="Drop rows with missing or infinite values.")] = (
+        False
+    )
 
     @property
     def arguments(self) -> dict[str, Any]:

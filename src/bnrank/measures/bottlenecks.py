@@ -113,9 +113,9 @@ def detect(
         return Bottleneck(None, None, None, None, (), *settings, "no layer has a clear gap")
     run = min(runs, key=lambda run: (-len(run), counts[run[0]], run[0]))
     first, length, rank = run[0], len(run), counts[run[0]]
-    least = min(min_layers, len(rows))
-    if length < least:
-        reason = f"the longest run of layers with the same clear gap has {length} layer(s), expected {least}"
+    shortest = min(min_layers, len(rows))
+    if length < shortest:
+        reason = f"the longest run of layers with the same clear gap has {length} layer(s), expected {shortest}"
         return Bottleneck(None, None, None, None, (), *settings, reason)
     middle = rows[first + (length - 1) // 2]
     above = middle[rank - 1] if rank else 1.0

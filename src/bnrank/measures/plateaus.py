@@ -13,7 +13,9 @@ __all__ = ["Plateau", "find"]
 
 Array = np.ndarray
 BINS = 4  # levels per smallest relevant drop
-SWING = 4.0  # smallest ratio of the time in a candidate level to that in the fastest level next to it
+SWING = (
+    4.0  # smallest ratio of the time in a candidate level to that in the fastest levels between it and its neighbors
+)
 SPIKE = 10.0  # robust standard deviations from the running median of 11 rows beyond which a row is a spike
 NOISE = 5.0  # drops below this many standard deviations of the noise do not count
 
@@ -223,7 +225,7 @@ def _without_spikes(loss: Array) -> Array:
 
 
 def _slow_levels(curve: _Curve, bins: int) -> list[_Candidate]:
-    """Return the levels of the loss that last SWING times longer than some level in between."""
+    """Return the levels of the loss that last SWING times longer than some level on each side, before the next one."""
     edges = np.linspace(curve.loss[0], curve.loss[-1], bins + 1)
     dwell = np.array([curve.crossing(level) for level in edges])
     dwell[-1] = curve.times[-1]  # the last level lasts to the end

@@ -252,9 +252,9 @@ class _Trainer:
                         self._show(self.watch, i, point[i], self.batches is None or last)
             except Exception as error:  # raised at the end of the step
                 self.failure = error
-        least = float(loss.min())
+        lowest = float(loss.min())
         self._drop(done)
-        return least
+        return lowest
 
     def _show(self, watch: Watcher, i: int, point: Tensor, whole: bool) -> None:
         """Show an active member to the watcher."""

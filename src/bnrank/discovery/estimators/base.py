@@ -20,7 +20,7 @@ from bnrank.discovery.estimators import learning, summary
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, sensitivity
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
 from bnrank.discovery.estimators.path import FEW, Budget, budget_for
-from bnrank.discovery.estimators.tables import Data, Scaling, constant_columns, read_table
+from bnrank.discovery.estimators.tables import Data, Scaling, constant_columns, read_samples
 from bnrank.networks.mlp import MLP, from_layers
 
 CHUNK_SIZE = 8192  # rows
@@ -93,7 +93,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         """Return the inputs, and delete an earlier fit, so that a failed fit leaves no fitted attributes."""
         for name in [name for name in vars(self) if summary.is_fitted(name)]:
             delattr(self, name)
-        return read_table(self, X, reset=True)
+        return read_samples(self, X, reset=True)
 
     def _plan(self, data: Data, seed: int, tell: Callable[[str], None], wanted: int = 0) -> Budget:
         """Return the settings of a fit: the given ones, and defaults for the table otherwise."""
@@ -215,7 +215,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return read_table(self, X, reset=False)
+        return read_samples(self, X, reset=False)
 
     def _outputs(self, X: Any) -> np.ndarray:
         return self._outputs_of(self._inputs(X))

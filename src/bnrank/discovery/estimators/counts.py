@@ -96,7 +96,7 @@ def smallest_within_error(errors: np.ndarray, *, paired: bool, rtol: float = 0.0
         adds a little curvature and predicts slightly better (of 12 planted maps of 300 rows, pairs recovered the
         planted number for 7, the error of the best loss for all 12).
     rtol : float
-        Differences up to this fraction of what all components explain (the loss at k = 0 less the best) are ignored,
+        Differences up to this fraction of what all components explain (the loss at k = 0 minus the lowest) are ignored,
         as are those below 1e-6 of the loss at k = 0.
 
     Examples

@@ -33,7 +33,7 @@ REFUSED = {
 }
 
 
-def read_table(estimator: Any, x: Any, *, reset: bool) -> np.ndarray:
+def read_samples(estimator: Any, x: Any, *, reset: bool) -> np.ndarray:
     """Return inputs as a float64 array of shape (N, d_in), checked as scikit-learn does.
 
     Parameters

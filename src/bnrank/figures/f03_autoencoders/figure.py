@@ -131,7 +131,7 @@ CURVES = (
     f"of unseen points where the Jacobian has that rank, singular values above {RTOL:g} of the largest count."
 )
 IMAGES = (
-    "Pixels in [0, 1] less the mean image. Distances are Euclidean, to the image without noise; 'nearest' is the "
+    "Pixels in [0, 1] minus the mean image. Distances are Euclidean, to the image without noise; 'nearest' is the "
     "distance to the nearest training image. Networks of both depths take the same number of steps, far from "
     "a minimum, and the results depend on it. The effective rank is (sum s)^2 / sum s^2 of the singular values of "
     "the Jacobian."

@@ -238,8 +238,8 @@ def kept(
     inside = rank(values.sel(layer=slice(start, end)), atol)
     some = f"some of the layers {values['layer'].values.tolist()}"
     validation.expect(inside.sizes["layer"], "start, end", f"{start} and {end}", some)
-    least = inside.fillna(0).min("layer")
-    columns = zip(least["frequency"].values, least.values, least["multiplicity"].values, strict=True)
+    smallest = inside.fillna(0).min("layer")
+    columns = zip(smallest["frequency"].values, smallest.values, smallest["multiplicity"].values, strict=True)
     frequencies = (KeptFrequency(str(name), int(count), int(times)) for name, count, times in columns if count)
     return Kept(start, end, tuple(frequencies))
 

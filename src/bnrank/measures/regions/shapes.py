@@ -395,5 +395,5 @@ def _largest_ball(rows: Array, sides: Array) -> tuple[Array, float]:
         options=SOLVER,
     )
     if found.x is None:
-        raise RuntimeError(f"linear programme of {len(rows)} rows: {found.message}")
+        raise RuntimeError(f"linear program of {len(rows)} rows: {found.message}")
     return found.x[:d], float((sides - rows @ found.x[:d]).min())

@@ -222,11 +222,11 @@ def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | N
     """
     after, before = _fitting(h, g)
     k = len(before.weights[-1])
-    least = before.depth + after.depth - (lower is None)
-    depth = validation.integer(depth, "depth", least)
+    shortest = before.depth + after.depth - (lower is None)
+    depth = validation.integer(depth, "depth", shortest)
     eye = torch.eye(k, dtype=torch.float64, device=after.device)
     if lower is None:
-        middle = replace(after, weights=two_sided(eye, depth - least + 1, after.slope), biases=[])
+        middle = replace(after, weights=two_sided(eye, depth - shortest + 1, after.slope), biases=[])
         return _composed(after, _composed(middle.biased() if after.biases else middle, before)).network()
     shift = _bounds(lower, k).to(after.device).neg().clamp(min=0)
     if after.slope != 1 and bool((shift > 0).any()):
@@ -234,7 +234,7 @@ def bottleneck(h: nn.Module, g: nn.Module, depth: int, lower: Tensor | float | N
         moved, back = before.biases[-1] + shift, after.biases[0] - after.weights[0] @ shift
         before = replace(before, biases=[*before.biases[:-1], moved])
         after = replace(after, biases=[back, *after.biases[1:]])
-    between = [eye] * (depth - least)
+    between = [eye] * (depth - shortest)
     weights = [*before.weights, *between, *after.weights]
     biases = after.biases and [*before.biases, *[eye.new_zeros(k)] * len(between), *after.biases]
     return replace(after, weights=weights, biases=biases).network()

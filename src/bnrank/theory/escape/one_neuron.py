@@ -77,7 +77,7 @@ def rank_one_speed(
     between the kinks, and ||M v|| is largest at a stationary angle of the quadratic form or at an end of an arc. It is
     also exact for slope 1, where s = ||G^T X||_op. Otherwise it is a bracket. The lower end is the best of many
     projected ascents with decaying steps and exact searches over great circles. The upper end is the smaller of two
-    bounds: branch and bound over at most ``max_cones`` cones, for inputs of rank 5 or less, and a bound from norms
+    bounds: one from branch and bound, stopped at ``max_cones`` cones, for inputs of rank 5 or less, and one from norms
     (:func:`~bnrank.theory.escape.one_neuron_search.norm_bound`).
 
     Parameters

@@ -205,6 +205,6 @@ def _rank_one(facts: Facts) -> tuple[MLP, int, str]:
     assume(ratio <= facts.rtol, "BN-rank 1: a weight of rank one", f"s_2 / s_1 >= {ratio:.3g}, in layer {layer}")
     weights = list(facts.weights)
     weights[layer - 1] = symmetry.nearest_rank_one(weights[layer - 1])[0]
-    rest = f", less the rest of W_{layer} (s_2 / s_1 = {ratio:.1g})" if ratio else ""
+    rest = f", minus the rest of W_{layer} (s_2 / s_1 = {ratio:.1g})" if ratio else ""
     net = from_layers(weights, facts.biases, facts.slope).to(weights[0].device)
     return net, layer, f"f = h o z through layer {layer}{rest}"

@@ -258,10 +258,10 @@ def _plateaus(times: Array, loss: Array, gradient_norm: Array, record: FlowRecor
         return ()
     fall, counts = float(np.ptp(loss)), FALL * abs(float(loss[0]))
     if fall <= counts:  # the loss has not left its initial plateau
-        loss, least = np.full_like(loss, loss[0]), 0.01
+        loss, min_drop = np.full_like(loss, loss[0]), 0.01
     else:
-        least = min(max(0.01, counts / fall), 0.99)
-    found = plateaus.find(times, loss, gradient_norm, min_drop=least)
+        min_drop = min(max(0.01, counts / fall), 0.99)
+    found = plateaus.find(times, loss, gradient_norm, min_drop=min_drop)
     return tuple(replace(plateau, ranks=record.ranks(plateau.row)) for plateau in found)
 
 
