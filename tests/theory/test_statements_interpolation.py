@@ -243,7 +243,7 @@ def test_nearly_rank_one_weights_are_truncated():
     net = from_layers([first, normal(2, 4, seed=1)])
     found = NORM(Facts(net, normal(8, 3)))
     assert found.status == "holds"
-    assert "less the rest of W_1" in found.note
+    assert "minus the rest of W_1" in found.note
     assert NORM(Facts(net, normal(8, 3), rtol=1e-12)).status == "not applicable"
 
 

@@ -174,7 +174,7 @@ def _draw_loss(ax: Axes, run: Staircase, levels: np.ndarray, modes: int, title: 
         ax.axvspan(begin, end, color="0.93", zorder=0)
         ax.annotate(f"{p.number - 1}", ((begin + end) / 2, p.loss), (0, 3), textcoords="offset points")
     ax.plot(run.flow.times_since_handover, run.flow.loss, color=color(0), linewidth=1.8)
-    label(ax, _clock(run), "C, less its constant", f"{title}; dashed: best of rank 0, 1, 2, …")
+    label(ax, _clock(run), "C minus its constant", f"{title}; dashed: best of rank 0, 1, 2, …")
     ax.margins(y=0.12)
 
 

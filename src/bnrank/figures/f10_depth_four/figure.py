@@ -60,7 +60,7 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
 def claims(clear: Mapping[int, Sequence[float]]) -> tuple[Claim, ...]:
     """Return the claims on the clearness of plateaus, given as depth -> one number per seed."""
     shallow, deep = (np.asarray(clear[depth]) for depth in DEPTHS)
-    name = "plateaus are clearer at depth 6 than at depth 4: smallest clearness there less the largest here"
+    name = "plateaus are clearer at depth 6 than at depth 4: smallest clearness there minus the largest here"
     return above(name, deep.min() - shallow.max(), 0), above("mean clearness at depth 6", deep.mean(), 0.7)
 
 

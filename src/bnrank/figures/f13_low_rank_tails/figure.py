@@ -89,7 +89,7 @@ def bound_claims(courses: Sequence[Course]) -> tuple[Claim, ...]:
         factors = c.tail.factors(c.flow.network)
         share = smallest(c.floors[name][-1] * factor for name, factor in zip(c.floors, factors, strict=True))
         these = (
-            above("smallest ratio less its bound, all along, but for the last layer", _slack(c), -ROUNDING),
+            above("smallest ratio minus its bound, all along, but for the last layer", _slack(c), -ROUNDING),
             above("smallest bound at the end, as a share of 1 / (2^N M)", share, 0.5, note=": not vacuous"),
             _flat([c]),
         )
@@ -118,7 +118,7 @@ def _exponent(name: str, found: Sequence[float], wanted: float) -> Claim:
 
 
 def _slack(c: Course) -> float:
-    """Return the smallest ratio less its bound, over time and all layers of the tail but the last (one row)."""
+    """Return the smallest ratio minus its bound, over time and all layers of the tail but the last (one row)."""
     return smallest(c.ratios[name] - c.floors[name] for name in c.inner)
 
 
