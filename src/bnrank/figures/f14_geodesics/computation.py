@@ -53,7 +53,7 @@ class Settings:
     width: int = 50
     ridge: float = 1e-3
     gain: float = 30.0
-    steps: tuple[int, ...] = (800, 800, 1300)
+    steps: tuple[int, ...] = (800, 2000, 1300)
     members: int = 2
     seed: int = 0
     diverging_depths: tuple[int, ...] = (10, 32, 100, 316, 1000, 3162, 10_000)

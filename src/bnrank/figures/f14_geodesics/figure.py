@@ -277,5 +277,6 @@ FIGURE = Figure(
     "at the ends; a function whose kernels diverge while its norm tends to 3L",
     {"quick": Settings(), "paper": PAPER},
     make,
+    version=2,
     gigabytes={"quick": 0.6, "paper": 2.0},
 )
