@@ -61,8 +61,9 @@ def table(rows: Sequence[Row], *, title: str | None = None) -> Table:
     headings, cells = grid(rows)
     result = Table(title=Text(title) if title else None, box=SIMPLE_HEAD)
     for i, (heading, numeric) in enumerate(zip(headings, numeric_columns(headings, cells), strict=True)):
-        whole = max((len(line[i]) for line in cells), default=0) if numeric else None  # no number is cut
-        result.add_column(Text(heading), justify="right" if numeric else "left", min_width=whole)
+        whole = max((len(word) for line in cells for word in line[i].split()), default=0)  # no word is cut
+        broken = heading.replace(" ", "\n") if numeric and len(heading) > whole else heading
+        result.add_column(Text(broken), justify="right" if numeric else "left", min_width=whole, no_wrap=numeric)
     for line in cells:
         result.add_row(*(Text(entry) for entry in line))
     return result

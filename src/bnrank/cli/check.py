@@ -41,7 +41,7 @@ def check_command(
     tables = bnrank.reporting.tables
     found = tables.verdict_rows(verdicts)
     rows = [{heading: row[name] for name, heading in HEADINGS.items()} for row in found]
-    terminal.console.print(text.table(rows, title=tables.summary(verdicts)))
+    terminal.show(text.table(rows, title=tables.summary(verdicts)))
     remarks: dict[str, list[str]] = {}
     for row in found:
         remarks.setdefault(str(row["remarks"]), []).append(_name(row, found))

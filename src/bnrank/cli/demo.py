@@ -20,7 +20,7 @@ def demo_command(
     Example: [bold]bnrank demo --out demo[/]
     """
     done = bnrank.figures.run_demo(out, progress=not quiet)
-    terminal.console.print(text.table(done.rows, title="Results"))
+    terminal.show(text.table(done.rows, title="Results"))
     source = "MNIST" if done.digits == "mnist" else "scikit-learn's bundled digits (no copy of MNIST was found)"
     terminal.console.print(f"Handwritten digits: {source}.\n{escape(done.escaped)}.", highlight=False)
     say(f"The page: {done.page}")

@@ -39,7 +39,7 @@ def profile_command(
     rows = [{SHORT.get(name, name): value for name, value in row.items()} for row in layers]
     section = bnrank.Section(f"{Path(model).name} on {task.name}", profile=measured)
     page = bnrank.report(section, out, title="bnrank profile")
-    terminal.console.print(text.table(rows))
+    terminal.show(text.table(rows))
     for line in bnrank.measures.describe(measured):
         terminal.console.print(escape(line), highlight=False)
     say(f"The page: {page}")

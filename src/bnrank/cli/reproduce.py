@@ -56,7 +56,7 @@ def reproduce_command(
         error = f": {escape(outcome.error)}" if outcome.error else ""
         terminal.console.print(f"[bold]{title}[/]{error}", highlight=False, soft_wrap=True)
         if not outcome.error:
-            terminal.console.print(text.table(bnrank.reporting.tables.claim_rows(outcome.claims)))
+            terminal.show(text.table(bnrank.reporting.tables.claim_rows(outcome.claims)))
 
     page = out / scale / "index.html"
     try:
@@ -65,7 +65,7 @@ def reproduce_command(
         again = "rerun without --fresh" if fresh else "rerun"
         say(f"Interrupted in {running[-1] if running else 'the start'}; {again} to resume. The page: {page}")
         raise
-    terminal.console.print(text.table([_summary(outcome, running) for outcome in outcomes], title="Summary"))
+    terminal.show(text.table([_summary(outcome, running) for outcome in outcomes], title="Summary"))
     say(f"The page: {page}")
     if not all(outcome.passed for outcome in outcomes):
         raise typer.Exit(1)
@@ -104,7 +104,7 @@ def _list(out: Path, scale: str, names: list[str]) -> None:
     listed = text.table(rows, title=f"{scale} scale, stored in {out}")
     for name in (0, 2, 4, 5):
         listed.columns[name].no_wrap = True
-    terminal.console.print(listed)
+    terminal.show(listed)
 
 
 def _needs(figure: figures.Figure, scale: str) -> str:

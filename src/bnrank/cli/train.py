@@ -80,7 +80,7 @@ def train_command(
         rows.append(row | {short: float(run.summary[name][i]) for short, name in CURVES.items()})
     section = bnrank.Section(f"Training on {task.name}", rows=rows, history=run.history, profile=profiles)
     page = bnrank.report(section, out / "report.html", title=f"bnrank train: {task.name}")
-    terminal.console.print(text.table(rows))
+    terminal.show(text.table(rows))
     say(f"The page: {page}")
     say(f"The networks: {out}")
     if "interrupted" in run.summary.status.values:
