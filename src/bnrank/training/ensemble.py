@@ -7,6 +7,7 @@ import copy
 import hashlib
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -45,7 +46,7 @@ def filled(net: nn.Module, row: Tensor) -> nn.Module:
     return net
 
 
-class Objective:
+class Objective(ABC):
     """C(f_theta) and its gradient for every member of an ensemble.
 
     Attributes
@@ -78,12 +79,12 @@ class Objective:
         self.gradient = torch.zeros_like(self.theta)
         self.cost = x.new_zeros(members, dtype=torch.float64)
 
+    @abstractmethod
     def evaluate(self, batch: Tensor | None = None) -> Tensor:
         """Return the cost at ``theta``, shape (members,), float64, and compute the gradient.
 
         ``batch`` holds sample indices, shape (members, B). Default: all samples.
         """
-        raise NotImplementedError
 
 
 class BatchOrder:

@@ -98,6 +98,7 @@ def make(settings: Settings, folder: Path, progress: bool) -> Outcome:
 
 
 def _words(ball: Ball) -> str:
+    which = f"layer {ball.clearest}" if ball.clearest else "there is none"
     return (
         "The input is two frames, at t = -1 and 0; the network predicts the next ones. Layers that keep two pairs of "
         f"frequency 1 along each axis and nothing beyond, the source's picture: {ball.held}. Longest "
@@ -107,7 +108,7 @@ def _words(ball: Ball) -> str:
         "position and velocity, read from phases, for the best two consecutive times. White noise of "
         f"{100 * NOISE:g} percent of the power of the layer is added to every coefficient, so that far weaker "
         "components do not count; without it, traces of frequency 2 can be read. Claims on one layer are about "
-        f"layer {ball.clearest}, of the nearly linear ones that with the best readout on these samples."
+        f"the nearly linear one with the best readout on these samples ({which})."
     )
 
 
