@@ -46,8 +46,10 @@ def grid(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return headings, [[cell(row.get(key)) for key in headings] for row in rows]
 
 
-def table(rows: Sequence[Row], *, title: str | None = None) -> Table:
+def table(rows: Sequence[Row], *, title: str | None = None, narrow: bool = True) -> Table:
     """Return a rich table of the rows; numbers are right-aligned.
+
+    In a narrow table, headings longer than the numbers below them are broken at their spaces.
 
     Examples
     --------
@@ -62,7 +64,7 @@ def table(rows: Sequence[Row], *, title: str | None = None) -> Table:
     result = Table(title=Text(title) if title else None, box=SIMPLE_HEAD)
     for i, (heading, numeric) in enumerate(zip(headings, numeric_columns(headings, cells), strict=True)):
         whole = max((len(word) for line in cells for word in line[i].split()), default=0)  # no word is cut
-        broken = heading.replace(" ", "\n") if numeric and len(heading) > whole else heading
+        broken = heading.replace(" ", "\n") if narrow and numeric and len(heading) > whole else heading
         result.add_column(Text(broken), justify="right" if numeric else "left", min_width=whole, no_wrap=numeric)
     for line in cells:
         result.add_row(*(Text(entry) for entry in line))
@@ -81,7 +83,7 @@ def render(rows: Sequence[Row], *, title: str | None = None) -> str:
     """
     from rich.console import Console
 
-    result = table(rows, title=title)
+    result = table(rows, title=title, narrow=False)
     result.box, result.pad_edge, result.padding = None, False, (0, 2, 0, 0)
     result.title_justify, result.title_style = "left", ""
     console = Console(width=10_000, color_system=None)
