@@ -18,8 +18,11 @@ PARTIAL = ".partial"  # suffix of folders with unfinished files
 def atomic_path(path: Path) -> Iterator[Path]:
     """Provide a temporary path next to ``path``, and move the file written there to ``path`` on success.
 
-    The path is in a separate folder, for libraries that write temporary files themselves.
+    The path is in a separate folder, for libraries that write temporary files themselves. A device, pipe or folder is
+    never replaced.
     """
+    got = f"{str(path)!r}, which is a folder, device or pipe"
+    validation.expect(_replaceable(path), "path", got, "the name of a file")
     scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL))
     temporary = scratch / path.name
     try:
@@ -64,14 +67,25 @@ def checked_path(path: str | os.PathLike[str], name: str, suffix: str | None = N
 
     Raises
     ------
+    TypeError
+        If it is not a path.
     ValueError
-        If it has another ending, is a folder, or lies in a folder that does not exist.
+        If it has another ending, is a folder, device or pipe, or lies in a folder that does not exist.
     """
+    validation.expect(isinstance(path, str | os.PathLike), name, path, "the name of a file", TypeError)
     path = Path(path)
     validation.expect(not (suffix and path.suffix != suffix), name, f"{path.name!r}", f"a name ending in {suffix}")
-    validation.expect(not path.is_dir(), name, f"{str(path)!r}, which is a folder", "a file name")
-    validation.expect(path.parent.is_dir(), name, f"{str(path)!r}", "a path in a folder that exists")
+    try:
+        validation.expect(not path.is_dir(), name, f"{str(path)!r}, which is a folder", "a file name")
+        validation.expect(_replaceable(path), name, f"{str(path)!r}, which is a device or pipe", "a file name")
+        validation.expect(path.parent.is_dir(), name, f"{str(path)!r}", "a path in a folder that exists")
+    except OSError as error:  # a name that is too long
+        raise ValueError(f"{name}: got {str(path)!r}, expected a file name ({error.strerror or error})") from error
     return path
+
+
+def _replaceable(path: Path) -> bool:
+    return path.is_file() or not path.exists()
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:

@@ -1,0 +1,25 @@
+"""Atomic file writes."""
+
+import os
+import stat
+
+import pytest
+
+from bnrank._core import files
+
+
+def test_a_device_or_pipe_is_never_replaced(tmp_path):
+    pipe = tmp_path / "pipe.html"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match=r"out: got .*pipe\.html', which is a device or pipe, expected a file name"):
+        files.checked_path(pipe, "out")
+    with pytest.raises(ValueError, match=r"path: got .*pipe\.html', which is a folder, device or pipe"):
+        files.write_atomically(pipe, "page")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_path_is_a_text_or_path_of_a_possible_length(tmp_path):
+    with pytest.raises(TypeError, match=r"out: got 3 \(int\), expected the name of a file"):
+        files.checked_path(3, "out")
+    with pytest.raises(ValueError, match=r"save: got .*expected a file name .*too long"):
+        files.checked_path(tmp_path / ("a" * 300), "save")
