@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from bnrank import __version__
-from bnrank._core import store
+from bnrank._core import sources, store
 
 ABOUT = {"text": "é", "numbers": [1, 2.5, None], "nested": {"a": True}}
 
@@ -69,19 +69,78 @@ def test_a_file_of_another_program_is_read_and_not_loaded(tmp_path):
         store.load(path, "network")
 
 
-def test_every_flipped_byte_is_noticed(tmp_path):
-    path = stored(tmp_path)
-    whole = path.read_bytes()
-    unchanged = store.load(path)
+def test_every_flipped_bit_is_noticed(tmp_path):
+    """Padding, the checksum and the names of the format included: no flip makes it a file of another program."""
+    whole = stored(tmp_path).read_bytes()
     for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        try:
-            found = store.load(path, "example")
-        except ValueError as error:
-            assert "a.safetensors" in str(error)  # noqa: PT017
-        else:  # padding, or the name of the format
-            assert found.about == unchanged.about
-            assert all(torch.equal(found.tensors[key], value) for key, value in unchanged.tensors.items())
+        for bit in range(8):
+            data = whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :]
+            with pytest.raises(
+                ValueError, match=r"path: a.safetensors .*is (damaged or not a safetensors file|a pickle)"
+            ):
+                store.read("a.safetensors", data=data)
+
+
+@pytest.mark.parametrize("length", [2, 16, 64])
+def test_every_swap_of_blocks_and_every_overwritten_block_is_noticed(tmp_path, length):
+    whole = stored(tmp_path).read_bytes()
+    for place in range(length, len(whole) - length):
+        one, other = whole[:length], whole[place : place + length]
+        swapped = other + whole[length:place] + one + whole[place + length :]
+        zeroed = whole[:place] + b"0" * length + whole[place + length :]
+        for data in {swapped, zeroed, whole + other, whole[:place] + other + whole[place:]} - {whole}:
+            with pytest.raises(ValueError, match=r"path: a.safetensors .*is (damaged|a pickle)"):
+                store.read("a.safetensors", data=data)
+
+
+def test_the_checksum_of_a_file_with_other_contents_is_noticed(tmp_path):
+    first, second = stored(tmp_path).read_bytes(), store.save(tmp_path / "b.safetensors", {}, {}, "k").read_bytes()
+    checksum = store.read("a.safetensors", data=first).checksum.encode()
+    other = store.read("b.safetensors", data=second).checksum.encode()
+    with pytest.raises(sources.DamagedError, match="differ from what was written"):
+        store.read("a.safetensors", data=first.replace(checksum, other))
+
+
+def test_the_replaced_file_is_kept_where_it_is_whole(tmp_path):
+    path, previous = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    for n in range(3):
+        store.save(path, {}, {"n": n}, "k", previous=previous)
+    assert (store.load(path).about["n"], store.load(previous).about["n"]) == (2, 1)
+    path.write_bytes(path.read_bytes()[:-1])
+    store.save(path, {}, {"n": 3}, "k", previous=previous)
+    assert (store.load(path).about["n"], store.load(previous).about["n"]) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "about", "message"),
+    [
+        ([torch.ones(2)], {}, r"tensors: got \[.*expected a mapping"),
+        ({"a": [1.0]}, {}, r"tensors\['a'\]: got \[1.0\] \(list\), expected a tensor or array of numbers"),
+        ({"a": np.array(["b"])}, {}, r"tensors\['a'\]: got ndarray"),
+        ({}, [1], r"about: got \[1\] \(list\), expected a mapping"),
+    ],
+)
+def test_other_values_are_refused_by_name(tmp_path, tensors, about, message):
+    with pytest.raises(TypeError, match=message):
+        store.save(tmp_path / "a.safetensors", tensors, about, "k")
+
+
+@pytest.mark.parametrize("path", [None, 3, b"a", "", "a\0b"])
+def test_what_is_no_path_is_named(path):
+    with pytest.raises((TypeError, ValueError), match=r"weights: got .*expected a path"):
+        store.read(path, name="weights")
+
+
+def test_tensors_of_other_programs_are_read_wherever_they_start(tmp_path):
+    header = (
+        b'{"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"f":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}}'
+    )
+    data = len(header).to_bytes(8, "little") + header + b"\7" + np.float32(2.5).tobytes()
+    found = store.read("a.safetensors", data=data).tensors
+    assert (found["b"].tolist(), found["f"].tolist()) == ([7], [2.5])
+    for wrong in (data + b"0", data.replace(b"[1,5]", b"[0,4]"), data.replace(b"F32", b"F31")):
+        with pytest.raises(ValueError, match="damaged or not a safetensors file"):
+            store.read("a.safetensors", data=wrong)
 
 
 def test_every_truncated_file_is_refused(tmp_path):

@@ -43,7 +43,7 @@ def test_metadata_names_the_version(tmp_path):
     from safetensors import safe_open
 
     with safe_open(save(bnrank.MLP([2, 1]), tmp_path / "a.safetensors"), "pt") as file:
-        assert json.loads(file.metadata()["bnrank"])["version"] == bnrank.__version__
+        assert json.loads(file.metadata()["bnrank file"])["version"] == bnrank.__version__
 
 
 def test_parameters_that_are_views_of_an_ensemble_are_saved(tmp_path):
@@ -178,7 +178,7 @@ def test_damaged_metadata_is_refused_by_name(tmp_path, change):
     plan = {"kind": "MLP", "widths": [5, 5], "slope": 0.0, "bias": True, "init": "he", "seed": 0}
     path, tensors = tmp_path / "net.safetensors", bnrank.MLP([5, 5]).state_dict()
     if change is None:
-        save_file(tensors, path, {"bnrank": "{"})
+        save_file(tensors, path, {"bnrank file": "{"})
     else:
         store.save(path, tensors, {"plan": {**plan, **change}}, "network")
     with pytest.raises(ValueError, match=r"net.safetensors"):
