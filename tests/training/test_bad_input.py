@@ -97,7 +97,7 @@ def test_one_sample():
             ValueError,
             r"net: got 2 networks, expected .* one per member \(3\)",
         ),
-        ({"net": [mlp(3, 4, 2), mlp(3, 5, 2)]}, ValueError, r"net: members 0 and 1 .*differ in size"),
+        ({"net": [mlp(3, 4, 2), mlp(3, 5, 2)]}, ValueError, r"net: members 0 and 1 .*differ in more than .*widths"),
         ({"net": []}, TypeError, r"net: got \[\]"),
         ({"net": [mlp(3, 4, 2), 3]}, TypeError, r"net: got 3"),
         ({"members": 0}, ValueError, "members: got 0, expected an integer of at least 1"),
@@ -136,7 +136,7 @@ def test_one_sample():
         (
             {"net": lambda seed: MLP([3, 4 + seed, 2]), "members": 2},
             ValueError,
-            "net: members 0 and 1 .*differ in size",
+            "net: members 0 and 1 .*differ in more than .*widths",
         ),
         ({"net": nn.Linear(3, 2), "members": 2}, ValueError, "members: got 2 of the same Linear"),
         (

@@ -74,7 +74,7 @@ def test_a_killed_flow_goes_on(tmp_path):
 
 def test_other_settings_are_refused_and_fresh_starts_overwrite(tmp_path):
     start(out=tmp_path, max_evaluations=30)
-    with pytest.raises(ValueError, match=r"other settings \(rtol: 1e-06 there, 1e-05 here\)"):
+    with pytest.raises(ValueError, match=r"other settings \(rtol: stored 1e-06, now 1e-05\)"):
         start(out=tmp_path, rtol=1e-5)
     fresh = start(out=tmp_path, rtol=1e-5, resume=False)
     assert_same(fresh, start(rtol=1e-5))

@@ -80,18 +80,18 @@ def test_a_run_cannot_be_made_shorter_nor_longer_with_a_schedule(tmp_path):
     with pytest.raises(ValueError, match=r"steps: got 10, but the run in .* is at 20"):
         start(tmp_path / "a", optimizer="adam", steps=10)
     start(tmp_path / "b", schedule="cosine", **arguments)
-    with pytest.raises(ValueError, match=r"other settings.*steps: 20 there, 30 here"):
+    with pytest.raises(ValueError, match=r"other settings.*steps: stored 20, now 30"):
         start(tmp_path / "b", optimizer="adam", schedule="cosine", steps=30)
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"ridge": 0.2}, r"ridge: \[0.1\] there, \[0.2\] here"),
+        ({"ridge": 0.2}, r"ridge: stored \[0.1\], now \[0.2\]"),
         ({"lr": 0.2}, "lr: "),
-        ({"optimizer": "gd"}, "optimizer: 'adam' there, 'gd' here"),
-        ({"seed": 4}, "other initial parameters"),
-        ({"dtype": torch.float64}, "dtype: 'float32' there, 'float64' here"),
+        ({"optimizer": "gd"}, "optimizer: stored 'adam', now 'gd'"),
+        ({"seed": 4}, "initial parameters: stored float32"),
+        ({"dtype": torch.float64}, "dtype: stored 'float32', now 'float64'"),
         ({"every": 3}, "record_every: "),
         ({"members": 2}, "seeds: "),
     ],
@@ -110,7 +110,7 @@ def test_other_settings_in_the_same_folder_are_named(other, message, tmp_path):
 def test_other_data_in_the_same_folder_are_named(tmp_path):
     net = mlp(3, 2)
     trained(net, random_task(20, seed=0), out=tmp_path, steps=2, progress=False)
-    with pytest.raises(ValueError, match=r"other settings.*other data"):
+    with pytest.raises(ValueError, match=r"other settings \(x: stored float64 .*, now float64 "):
         trained(net, random_task(20, seed=1), out=tmp_path, steps=2, progress=False)
 
 

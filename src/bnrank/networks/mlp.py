@@ -57,6 +57,8 @@ class MLP(nn.Module):
     [(10, 3), (10, 10), (2, 10)]
     """
 
+    _without_effect = ("init", "seed")  # attributes that do not change the function
+
     def __init__(
         self,
         widths: Sequence[int],

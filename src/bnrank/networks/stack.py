@@ -30,6 +30,7 @@ class Drawn(nn.Module):
 
     seed: int | None = None
     init: str | float = "he"
+    _without_effect = ("init", "seed")
 
     def reset(self, seed: int, init: str | float | None = None) -> Self:
         """Redraw all trained parameters in place, in float64 and then rounded, and return the module.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
 import itertools
 import json
@@ -20,16 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from bnrank._core import validation
+from bnrank._core import identity, validation
 from bnrank._core.files import prepare_folder, write_atomically
-from bnrank._version import __version__
 from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
 from bnrank.training.history import last_rows
 from bnrank.training.interruption import bar
 from bnrank.training.options import Record, Save
-from bnrank.training.settings import OPTIMIZERS, digest
+from bnrank.training.settings import OPTIMIZERS
 from bnrank.training.trainer import CHECKPOINT, train
 
 if TYPE_CHECKING:
@@ -162,8 +160,7 @@ class _Group:
 
     def path(self, task: Task, folder: Path) -> Path:
         """Return the results folder, named by the hash of everything that determines the results."""
-        text = json.dumps([self.__dict__, task.loss, digest(task.x, task.y), __version__], sort_keys=True, default=str)
-        return folder / hashlib.sha256(text.encode()).hexdigest()[:20]
+        return folder / identity.digest(identity.FORMAT, vars(self), task.loss, task.x, task.y)[:20]
 
 
 def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import store, validation
+from bnrank._core import identity, store, validation
 from bnrank._core.files import prepare_folder, write_atomically
 from bnrank._core.results import Printed
 from bnrank._core.text import render
@@ -22,6 +22,7 @@ from bnrank._version import __version__
 from bnrank.measures import balance, convolution
 from bnrank.networks import MLP, reading
 from bnrank.networks.files import blueprint, build
+from bnrank.networks.functional import unwrap
 from bnrank.training.ensemble import Workers, filled, split, squared_norm
 from bnrank.training.options import Watcher
 from bnrank.training.settings import Settings, TrainSettings, by_hand
@@ -313,18 +314,30 @@ class Run(Printed):
         validation.expect(member < self.members, "member", f"{member}", f"0 to {self.members - 1}")
         return filled(self.net, self.parameters[member])
 
-    def save(self, out: str | os.PathLike[str]) -> Path:
+    def save(self, out: str | os.PathLike[str], tag: str | None = None) -> Path:
         """Write the run to a folder: ``history.nc``, ``summary.nc``, ``networks.safetensors`` and ``settings.json``.
+
+        Parameters
+        ----------
+        out : path
+            The folder; created if necessary.
+        tag : str, optional
+            The version of parts of the network that cannot be identified, as in `Save`.
 
         Raises
         ------
+        TypeError
+            If a part of the network cannot be identified, and no version is given.
         ValueError
             If the folder is full or cannot be written to.
         """
+        parts = self.settings.identity | ({} if tag is None else {"tag": repr(tag)})
+        identity.require(parts)
         folder = prepare_folder(out)
         plain = by_hand(self.net) or not isinstance(self.net, MLP)
         plan = blueprint(self.net) if plain and all(p.requires_grad for p in self.net.parameters()) else None
-        about = {"settings": asdict(self.settings), "seconds": self.seconds, "network": plan}
+        settings = asdict(self.settings) | {"identity": parts}
+        about = {"settings": settings, "seconds": self.seconds, "network": plan}
         try:
             for name, dataset in [("history.nc", self.history), ("summary.nc", self.summary)]:
                 # in memory first: HDF5 crashes if the disk is full
@@ -350,8 +363,8 @@ class Run(Printed):
         Raises
         ------
         ValueError
-            If the folder holds no run or a damaged one, or if ``net`` is required and missing, or has another number of
-            parameters.
+            If the folder holds no run or a damaged one, or if ``net`` is required and missing, or another network than
+            that of the run; the message names the first difference. The values of its trained parameters do not matter.
         """
         import xarray as xr
 
@@ -372,10 +385,10 @@ class Run(Printed):
         if net is None:
             if plan is None:
                 raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")
-            net = build(plan)
-        size = sum(p.numel() for p in net.parameters() if p.requires_grad)
-        expected = parameters.shape[1]
-        validation.expect(size == expected, "net", f"{size} parameters", f"{expected} ({settings.network})")
+            return cls(history, summary, settings, seconds, build(plan), parameters)
+        of_net = {name: text for name, text in settings.identity.items() if name.startswith("net")}
+        other = identity.differences(of_net, identity.describe(unwrap(net), "net"))
+        validation.expect(not other, "net", f"another network ({'; '.join(other[:1])})", f"that of {str(folder)!r}")
         return cls(history, summary, settings, seconds, net, parameters)
 
 

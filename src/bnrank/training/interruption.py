@@ -51,8 +51,9 @@ def load_checkpoint(path: Path, kind: str, settings: Settings) -> Stored | None:
     except (ValueError, KeyError) as error:
         raise refused(path, error) from error
     if differences:
+        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
         raise ValueError(
-            f"out: {str(path.parent)!r} holds a {kind} with other settings ({'; '.join(differences)}); "
+            f"out: {str(path.parent)!r} holds a {kind} with other settings ({'; '.join(differences[:3])}{more}); "
             "give another folder, or resume=False (on the command line --fresh) to overwrite it"
         )
     return stored

@@ -185,13 +185,19 @@ class Save:
     checkpoint_every : int, optional
         Steps between checkpoints. Default: a twentieth of the steps of `bnrank.train`; about one minute for
         `bnrank.flow`.
+    tag : str, optional
+        The version of those parts of the network or the loss that cannot be identified, such as a scripted module or an
+        attribute of a class of another package. Results in the folder are reused only for the same tag. Required for
+        such parts; give another tag when they change.
     """
 
     out: str | os.PathLike[str]
     resume: bool = True
     checkpoint_every: int | None = None
+    tag: str | None = None
 
     def __post_init__(self) -> None:
+        validation.expect(isinstance(self.tag, str | None), "tag", self.tag, "a text", TypeError)
         validation.optional(validation.integer, self.checkpoint_every, "checkpoint_every")
 
     def folder(self) -> Path:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import identity, validation
 from bnrank.networks import MLP
 from bnrank.networks.functional import is_plain_mlp, unwrap
 from bnrank.networks.stack import Drawn
 from bnrank.tasks import Task
 from bnrank.training.objectives import refuse_untrainable
-from bnrank.training.options import Adam, GradientDescent, Limits, Record, SkipPlateau, Solver, Stop
+from bnrank.training.options import Adam, GradientDescent, Limits, Record, Save, SkipPlateau, Solver, Stop
 
 OPTIMIZERS = ("auto", "adam", "gd", "lbfgs", "kfac-lbfgs", "adam+lbfgs", "adam+kfac-lbfgs")
+START = "initial parameters"
 RTOL = {"heun": 1e-3}  # defaults for a flow other than 1e-6 in float64 and 1e-4 in float32
 MAX_GROWTH = {"rk45": 4.0, "dop853": 10.0, "heun": 1.5}
 MEMORY = 1 << 30  # default limit on the networks stored by a flow, in bytes
@@ -36,16 +36,15 @@ class Settings:
 
     Attributes
     ----------
+    identity : dict
+        The parts of format, network, loss, x, y and initial parameters: see :mod:`bnrank._core.identity`.
     network, loss : str
         Descriptions of the network and the loss.
-    data, start : str
-        SHA-256 of the data and of the initial parameters.
     """
 
+    identity: identity.Parts = field(repr=False)
     network: str
     loss: str
-    data: str
-    start: str
     batch_size: int | None
     dtype: str
     device: str
@@ -54,21 +53,22 @@ class Settings:
     top_k: int
 
     def to_json(self) -> str:
-        """Return the settings as JSON text."""
-        return json.dumps(asdict(self), indent=1)
+        """Return the settings as JSON text, without the parts of the identity."""
+        return json.dumps({key: value for key, value in asdict(self).items() if key != "identity"}, indent=1)
 
     def differences(self, stored: Mapping[str, Any]) -> list[str]:
         """Return the differences that prevent a stored computation from resuming with these settings.
 
         The number of steps may change if the step sizes do not depend on it ("constant" and "normalized" schedules).
+        The name and the settings of the task do not matter, since its data do.
         """
-        hashes = {"data": "other data", "start": "other initial parameters"}
-        mine = json.loads(self.to_json())
-        return [
-            hashes.get(key, f"{key}: {stored.get(key)!r} there, {value!r} here")
-            for key, value in mine.items()
-            if stored.get(key) != value and (key != "steps" or mine["schedule"] not in ("constant", "normalized"))
-        ]
+        mine, parts = json.loads(self.to_json()), stored.get("identity", {})
+        steps = {"steps"} if mine.get("schedule") in ("constant", "normalized") else set()
+        names = [name for name in mine if name not in {"task", "network", "loss"} | steps]
+        found = [{name: repr(settings.get(name)) for name in names} for settings in (stored, mine)]
+        before, now = parts | found[0], self.identity | found[1]
+        last = identity.differences({START: before.pop(START, "none")}, {START: now.pop(START)})
+        return identity.differences(before, now) + last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,15 @@ class TrainSettings(Settings):
 
     @classmethod
     def create(
-        cls, start: Start, task: Task, ridge: Any, stop: Stop, optimizer: Any, batch_size: int | None, record: Record
+        cls,
+        start: Start,
+        task: Task,
+        ridge: Any,
+        stop: Stop,
+        optimizer: Any,
+        batch_size: int | None,
+        record: Record,
+        save: Save | None,
     ) -> TrainSettings:
         """Return the settings of a run, with defaults filled in."""
         members = len(start.seeds)
@@ -117,8 +125,7 @@ class TrainSettings(Settings):
         rates = () if options is None else validation.per_member(options.lr, "lr", members, 0.0, strict=True)
         theta, rows = start.theta, record.rows(100)
         return cls(
-            **common(start.net, (task.x, task.y), [theta], theta.dtype, str(start.device), rows),
-            loss=task.loss,
+            **common(start.net, (task.x, task.y, task.loss), theta, str(start.device), rows, save),
             batch_size=batch_size,
             top_k=record.top_k,
             task=json.dumps({"name": task.name, **{k: str(v) for k, v in task.settings.items()}}),
@@ -145,10 +152,18 @@ class FlowSettings(Settings, Solver):
 
     @classmethod
     def create(
-        cls, net: nn.Module, data: Any, solver: Solver, plateau: SkipPlateau | None, record: Record, limits: Limits
+        cls,
+        net: nn.Module,
+        data: Any,
+        theta: Tensor,
+        solver: Solver,
+        plateau: SkipPlateau | None,
+        record: Record,
+        limits: Limits,
+        save: Save | None,
     ) -> FlowSettings:
         """Return the settings of a flow, with defaults filled in."""
-        (x, y, loss), method, dtype = data, solver.method, next(net.parameters()).dtype
+        (x, _, _), method, dtype = data, solver.method, theta.dtype
         precision = 10 * torch.finfo(dtype).eps
         rtol = solver.rtol or RTOL.get(method, 1e-6 if dtype == torch.float64 else 1e-4)
         fits = method == "euler" or precision <= rtol < 1
@@ -160,8 +175,7 @@ class FlowSettings(Settings, Solver):
         rows = record.rows(1, 10 if max(sides, default=0) > 128 else 1)
         skip = plateau or SkipPlateau()
         return cls(
-            **common(net, (x, y), list(net.parameters()), dtype, str(x.device), rows),
-            loss=loss if isinstance(loss, str) else f"function {getattr(loss, '__qualname__', type(loss).__name__)}",
+            **common(net, data, theta, str(x.device), rows, save),
             **asdict(solver) | {"rtol": rtol},
             top_k=record.top_k,
             skip_plateau=plateau is not None,
@@ -171,13 +185,19 @@ class FlowSettings(Settings, Solver):
         )
 
 
-def common(net: nn.Module, data: Any, start: Any, dtype: torch.dtype, device: str, rows: tuple[int, int]) -> Any:
-    """Return the settings common to runs and flows."""
+def common(net: nn.Module, data: Any, theta: Tensor, device: str, rows: tuple[int, int], save: Save | None) -> Any:
+    """Return the settings common to runs and flows, whose parts are all identified if they are to be saved."""
+    x, y, loss = data
+    parts = {"format": str(identity.FORMAT)} | ({} if save is None or save.tag is None else {"tag": repr(save.tag)})
+    for name, value in (("net", net), ("loss", loss), ("x", x), ("y", y), (START, theta)):
+        parts |= identity.describe(value, name)
+    if save is not None:
+        identity.require(parts)
     return {
+        "identity": parts,
         "network": f"{type(net).__name__}({net.extra_repr()})",
-        "data": digest(*data),
-        "start": digest(*start),
-        "dtype": str(dtype).removeprefix("torch."),
+        "loss": loss if isinstance(loss, str) else f"function {getattr(loss, '__qualname__', type(loss).__name__)}",
+        "dtype": str(theta.dtype).removeprefix("torch."),
         "device": device,
         "record_every": rows[0],
         "spectra_every": rows[1],
@@ -237,6 +257,7 @@ def starting_points(
     template = copy.deepcopy(template).cpu()
     _check_shapes(template, task)
     size = sum(p.numel() for p in template.parameters() if p.requires_grad)
+    first = _parts(template)
     theta = torch.empty(count, size, dtype=dtype)
     for i, member_seed in enumerate(seeds):
         member = modules[0 if single else i] if modules else _call(net, member_seed)
@@ -244,8 +265,11 @@ def starting_points(
         if modules and redrawn and isinstance(member, DRAWN):
             member = copy.deepcopy(member).reset(member_seed)
         row = torch.cat([p.detach().flatten() for p in member.parameters() if p.requires_grad])
-        if len(row) != size:
-            raise ValueError(f"net: members 0 and {i} (seeds {seeds[0]} and {member_seed}) differ in size")
+        if i and len(modules) != 1:
+            differ = identity.differences(first, _parts(member), ("member 0 has", f"member {i}"))
+            if differ:
+                which = f"members 0 and {i} (seeds {seeds[0]} and {member_seed})"
+                raise ValueError(f"net: {which} differ in more than the values of their parameters: {differ[0]}")
         theta[i] = row
     return Start(template, theta, seeds, device)
 
@@ -266,6 +290,11 @@ def _call(function: Callable[..., nn.Module], seed: int) -> nn.Module:
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: the function returned {validation.describe(net)}, expected an nn.Module")
     return net
+
+
+def _parts(net: nn.Module) -> identity.Parts:
+    """Return the parts of a network of an ensemble, without the seed that it may keep."""
+    return {name: text for name, text in identity.describe(net, "net").items() if name != "net.seed"}
 
 
 def _optimizer(optimizer: object, net: nn.Module, batch_size: int | None) -> tuple[str, Adam | GradientDescent | None]:
@@ -321,12 +350,3 @@ def _check_shapes(net: nn.Module, task: Task) -> None:
         raise ValueError(f"net: gives {validation.describe(output)}, expected one tensor")
     if output.shape != (2, task.d_out):
         raise ValueError(f"net: gives outputs of shape {tuple(output.shape[1:])}, expected ({task.d_out},)")
-
-
-def digest(*tensors: Tensor) -> str:
-    """Return the SHA-256 hash of the shapes, dtypes and values of tensors."""
-    result = hashlib.sha256()
-    for tensor in tensors:
-        result.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-        result.update(tensor.detach().cpu().contiguous().numpy().data)
-    return result.hexdigest()

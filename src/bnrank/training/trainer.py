@@ -113,7 +113,7 @@ def train(
     validation.expect(task.n >= 2, "task", "1 sample", "at least 2")
     lr = getattr(optimizer, "lr", None)
     start = starting_points(net, task, members, seed, [ridge, lr], batch_size, dtype)
-    settings = TrainSettings.create(start, task, ridge, stop, optimizer, batch_size, rows)
+    settings = TrainSettings.create(start, task, ridge, stop, optimizer, batch_size, rows, save)
     folder = None if save is None else save.folder()
     every = save.checkpoint_every if save is not None and save.checkpoint_every else max(1, stop.steps // 20)
     with Workers(None if settings.device == "cpu" else 1) as workers:

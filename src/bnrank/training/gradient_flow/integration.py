@@ -126,10 +126,10 @@ def flow(
     own = _network(net, dtype, plateau is not None)
     x, y, loss = _data(own, task, dtype, next(net.parameters()).device)
     own = own.to(x.device)
-    plan = FlowSettings.create(own, (x, y, loss), solver, plateau, rows, limits)
+    theta = torch.cat([p.detach().flatten() for p in own.parameters() if p.requires_grad])
+    plan = FlowSettings.create(unwrap(net), (x, y, loss), theta, solver, plateau, rows, limits, save)
     folder = None if save is None else save.folder()
     with Workers(None if plan.device == "cpu" else 1) as workers:
-        theta = torch.cat([p.detach().flatten() for p in own.parameters() if p.requires_grad])
         cost: Cost
         if by_hand(own) and isinstance(own, MLP) and isinstance(loss, str):
             cost = HandCost(own, x, y, loss, workers)

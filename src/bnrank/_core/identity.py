@@ -1,0 +1,406 @@
+"""Identity of inputs and settings, so that a stored result is reused only for the call that produced it.
+
+A value is described part by part, as a mapping from the name of a part to a text: the exact value if it is short, else
+its SHA-256. Arrays and tensors count by dtype, shape and raw bytes; modules by their parts, attributes, buffers and
+frozen parameters; functions, and the methods of classes outside torch and bnrank, by their bytecode, default arguments,
+closure values and the globals they use.
+"""
+
+import dataclasses
+import dis
+import enum
+import functools
+import hashlib
+import logging
+import os
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+FORMAT = 1  # of stored results; a new number when the same call gives another result, or files another layout
+UNKNOWN = "unidentified"  # first word of the text of a part that cannot be described
+LONG = 100  # characters beyond which the SHA-256 stands for a text
+
+Parts = dict[str, str]
+
+_OF_MODULES = {*vars(nn.Module()), "_compiled_call_impl"}  # attributes of every module
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_WITHOUT_EFFECT = {"__init__", "__repr__", "__str__", "extra_repr", "__doc__", "__module__", "__dict__", "__weakref__"}
+_WITHOUT_EFFECT |= {"__annotations__", "__qualname__", "__firstlineno__", "__static_attributes__", "__parameters__"}
+_LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib"))
+_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def describe(value: object, name: str, *, values: bool = True) -> Parts:
+    """Return the parts of a value, from their names to texts; equal parts mean equal values.
+
+    Parameters
+    ----------
+    value : object
+        Plain values, arrays, tensors, modules, functions, dataclasses, objects of classes outside installed packages,
+        and containers of these. Parts that are none of these have a text that starts with `UNKNOWN`.
+    name : str
+        The name of the whole, with which the names of all parts start.
+    values : bool
+        Include the values of buffers and frozen parameters of modules; otherwise only shapes. Values of trained
+        parameters are never included.
+
+    Examples
+    --------
+    >>> describe(nn.Sequential(nn.Linear(2, 1, bias=False), nn.ReLU()), "net")["net.1"]
+    'ReLU'
+    >>> describe(0.1, "ridge")
+    {'ridge': '0.1'}
+    """
+    walk = _Walk(name, values)
+    walk.add(value, name)
+    return walk.parts
+
+
+def digest(*values: object) -> str:
+    """Return the SHA-256 of the canonical bytes of values.
+
+    Raises
+    ------
+    TypeError
+        If a part of a value cannot be described.
+
+    Examples
+    --------
+    >>> digest(torch.ones(2)) == digest(torch.ones(2)), digest(torch.ones(2)) == digest(torch.ones(2) + 1e-7)
+    (True, False)
+    """
+    parts = describe(list(values), "value")
+    require(parts)
+    text = "".join(f"{len(key)} {len(text)} {key} {text}" for key, text in parts.items())
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def differences(
+    stored: Mapping[str, str], now: Mapping[str, str], words: tuple[str, str] = ("stored", "now")
+) -> list[str]:
+    """Return the differences between two descriptions, each as "name: stored ..., now ...", in order.
+
+    Examples
+    --------
+    >>> differences({"net.1": "ReLU"}, {"net.1": "Tanh"})
+    ['net.1: stored ReLU, now Tanh']
+    """
+    names = [name for name in dict.fromkeys((*now, *stored)) if stored.get(name) != now.get(name)]
+    before, after = words
+    shown = [f"{name}: {before} {stored.get(name, 'none')}, {after} {now.get(name, 'none')}" for name in names]
+    return [re.sub(r"(SHA-256 \w{8})\w{56}", r"\1...", text) for text in shown]
+
+
+def require(parts: Mapping[str, str]) -> None:
+    """Raise unless every part is identified, or the caller named a version ("tag").
+
+    Raises
+    ------
+    TypeError
+        If a part has no description; the message names it.
+    """
+    unknown = [name for name, text in parts.items() if text.startswith(UNKNOWN)]
+    if unknown and "tag" not in parts:
+        root = unknown[0].replace("[", ".").split(".")[0].split(" ")[0]
+        raise TypeError(
+            f"{root}: got {unknown[0]} = {parts[unknown[0]].removeprefix(UNKNOWN).strip()}, whose value cannot be "
+            "identified, so that results stored for it could be taken for those of another; name a version of it with "
+            'tag="...", as in out=Save(folder, tag="v1"), and another one when it changes'
+        )
+
+
+class _Walk:
+    """Collects the parts of a value."""
+
+    def __init__(self, root: str, values: bool) -> None:
+        self.root, self.values = root, values
+        self.parts: Parts = {}
+        self.reached: dict[int, tuple[str, object]] = {}  # id -> name, and the object, so that the id stays its own
+
+    def add(self, value: Any, name: str) -> None:
+        """Add a value under a name."""
+        text = plain(value)
+        if text is not None:
+            self.parts[name] = short(text)
+            return
+        if id(value) in self.reached:
+            self.parts[name] = f"same as {self.reached[id(value)][0]}"
+            return
+        self.reached[id(value)] = name, value
+        if isinstance(value, Tensor):
+            self.parts[name] = tensor(value)
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            self.parts[name] = f"{value.dtype.str} {value.shape}, {_sha(np.ascontiguousarray(value).tobytes())}"
+        elif isinstance(value, torch.jit.ScriptModule):
+            self.parts[name] = f"{UNKNOWN} a scripted module"
+        elif isinstance(value, nn.Module):
+            self.module(value, name)
+        elif isinstance(value, types.FunctionType):
+            self.function(value, name)
+        elif isinstance(value, types.MethodType):
+            self.parts[name] = f"method {value.__func__.__qualname__}"
+            self.add(value.__func__, f"{name}.__func__")
+            self.add(value.__self__, f"{name}.__self__")
+        elif isinstance(value, functools.partial):
+            self.parts[name] = "partial"
+            self.add([value.func, value.args, value.keywords], f"{name}.partial")
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self.add(value.__wrapped__, name)
+        elif isinstance(value, types.ModuleType | np.ufunc) or _is_builtin(value):
+            self.parts[name] = _named(value)
+        elif isinstance(value, type):
+            self.parts[name] = f"class {value.__qualname__}"
+            self.code_of(value)
+        else:
+            self.container(value, name)
+
+    def container(self, value: Any, name: str) -> None:
+        """Add a container, a dataclass, or an object of a class outside installed packages."""
+        kind = type(value)
+        if isinstance(value, Mapping):
+            self.parts[name] = f"{kind.__name__} of {len(value)}"
+            for key, entry in sorted(((plain(key) or UNKNOWN, entry) for key, entry in value.items()), key=_first):
+                self.add(entry, f"{name}[{key}]")
+                if key == UNKNOWN:
+                    self.parts[f"{name} (keys)"] = f"{UNKNOWN} keys"
+        elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
+            self.parts[name] = f"{kind.__name__} of {len(value)}"
+            for i, entry in enumerate(value):
+                self.add(entry, f"{name}[{i}]")
+        elif isinstance(value, torch.Generator):
+            self.parts[name] = tensor(value.get_state())
+        elif isinstance(value, logging.Logger):
+            self.parts[name] = f"logger {value.name}"
+        elif dataclasses.is_dataclass(value) or (_is_own(kind) and hasattr(value, "__dict__")):
+            self.parts[name] = kind.__qualname__
+            self.code_of(kind)
+            slots = {key: getattr(value, key) for key in _slots(kind) if hasattr(value, key)}
+            for key, entry in {**getattr(value, "__dict__", {}), **slots}.items():
+                self.add(entry, f"{name}.{key}")
+        else:
+            self.parts[name] = f"{UNKNOWN} {kind.__module__}.{kind.__qualname__}"
+
+    def module(self, net: nn.Module, name: str) -> None:
+        """Add a module: class, attributes, hooks, parameters, buffers and submodules."""
+        kind = type(net)
+        self.parts[name] = kind.__qualname__ if not isinstance(net, fx.GraphModule) else "GraphModule"
+        ignored = _OF_MODULES | set(getattr(kind, "_without_effect", ()))
+        if isinstance(net, fx.GraphModule):
+            self.parts[f"{name} (code)"] = _sha(str(net.code).encode())
+        else:
+            self.code_of(kind)
+            for key, value in vars(net).items():
+                if key not in ignored:
+                    self.add(value, f"{name}.{key}")
+        for key in _HOOKS:
+            for i, hook in enumerate(getattr(net, key, {}).values()):
+                self.add(hook, f"{name}.{key}[{i}]")
+        for key, parameter in net._parameters.items():
+            self.held(parameter, f"{name}.{key}", "trained")
+        for key, buffer in net._buffers.items():
+            self.held(buffer, f"{name}.{key}", "buffer" if key in net._non_persistent_buffers_set else "stored buffer")
+        for key, part in net._modules.items():
+            self.add(part, f"{name}.{key}")
+
+    def held(self, value: Tensor | None, name: str, kind: str) -> None:
+        """Add a parameter or buffer of a module."""
+        if value is None or id(value) in self.reached:
+            self.add(value, name)
+            return
+        self.reached[id(value)] = name, value
+        frozen = kind == "trained" and not value.requires_grad
+        loaded = kind != "buffer" and not self.values  # its value comes from the file
+        kind = "parameter" if kind == "trained" and not self.values else "frozen" if frozen else kind
+        if loaded or kind == "trained":
+            self.parts[name] = f"{kind} of shape {tuple(value.shape)}"
+        else:
+            self.parts[name] = f"{kind} {tensor(value)}"
+
+    def function(self, function: types.FunctionType, name: str) -> None:
+        """Add a function: its name; outside installed packages also code, defaults, closure and globals."""
+        if not _is_own(function):
+            self.parts[name] = f"function {_named(function)}"
+            return
+        self.parts[name] = f"function {function.__qualname__}"
+        self.code(function, name)
+
+    def code(self, function: types.FunctionType, name: str) -> None:
+        """Add the code of a function, its defaults, its closure, and what it uses of its module."""
+        code = function.__code__
+        self.parts[f"{name} (code)"] = f"{_code(code, function.__doc__)} (Python {_PYTHON})"
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
+        if defaults:
+            self.add(defaults, f"{name} (defaults)")
+        for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                self.add(cell.cell_contents, f"{name} ({key})")
+            except ValueError:  # an empty cell
+                self.parts[f"{name} ({key})"] = "empty"
+        for key, value in _globals(code, function.__globals__):
+            label = f"{name} ({key})"
+            if isinstance(value, type) and not _is_own(value):
+                self.parts[label] = _named(value)
+            elif label not in self.parts:
+                self.add(value, label)
+
+    def code_of(self, kind: type) -> None:
+        """Add the methods and class attributes of a class, and of its bases, outside torch and bnrank."""
+        for base in kind.__mro__:
+            if id(base) in self.reached and self.reached[id(base)][0].endswith("class"):
+                continue
+            self.reached[id(base)] = f"{self.root} class", base
+            if not _has_code(base):
+                continue
+            for key, value in vars(base).items():
+                label = f"{self.root} ({base.__qualname__}.{key})"
+                if key in _WITHOUT_EFFECT or isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
+                    continue
+                if isinstance(value, staticmethod | classmethod):
+                    value = value.__func__
+                if isinstance(value, property | functools.cached_property):
+                    value = value.fget if isinstance(value, property) else value.func
+                if isinstance(value, types.FunctionType):
+                    self.code(value, label)
+                elif not key.startswith(("__dataclass", "__abstract", "_abc")):
+                    self.add(value, label)
+
+
+def plain(value: object) -> str | None:
+    """Return the exact text of a plain value, or a container of plain values; None for any other.
+
+    Examples
+    --------
+    >>> plain({"b": [1, 1.0], "a": True})
+    "{'a': True, 'b': [1, 1.0]}"
+    """
+    if value is None or value is ... or type(value) in (bool, int, float, complex, str, bytes):
+        return repr(value)
+    if isinstance(value, np.float64 | np.bool_ | np.int64):
+        return repr(value.item())
+    if isinstance(value, np.generic):
+        return f"{value.dtype.str}({value.item()!r})"
+    if isinstance(value, torch.dtype | torch.device | torch.layout | torch.Size | range | slice | os.PathLike):
+        return str(value)
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    if type(value) is dict:
+        pairs = [(plain(key), plain(entry)) for key, entry in value.items()]
+        texts = sorted(f"{key}: {entry}" for key, entry in pairs if key is not None and entry is not None)
+        return "{" + ", ".join(texts) + "}" if len(texts) == len(pairs) else None
+    if isinstance(value, list | tuple | set | frozenset) and type(value).__module__ == "builtins":
+        entries = [plain(entry) for entry in value]
+        texts = [entry for entry in entries if entry is not None]
+        if len(texts) < len(entries):
+            return None
+        if isinstance(value, list):
+            return f"[{', '.join(texts)}]"
+        return f"({', '.join(texts)},)" if isinstance(value, tuple) else "{" + ", ".join(sorted(texts)) + "}"
+    return None
+
+
+def short(text: str) -> str:
+    """Return a text, or its SHA-256 if it is long."""
+    return text if len(text) <= LONG else f"{text[:20]}..., {_sha(text.encode())}"
+
+
+def tensor(value: Tensor) -> str:
+    """Return dtype, shape and SHA-256 of the raw bytes of a tensor."""
+    value = value.detach()
+    if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_nested:
+        return f"{UNKNOWN} a tensor of layout {value.layout} on {value.device}"
+    raw = value.cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy()
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}, {_sha(raw.data)}"
+
+
+def _first(pair: tuple[str, Any]) -> str:
+    return pair[0]
+
+
+def _is_builtin(value: Any) -> bool:
+    """Return whether a value is a function written in C that is bound to no object."""
+    owner = getattr(value, "__self__", None)
+    unbound = owner is None or isinstance(owner, type | types.ModuleType)
+    kinds = types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
+    return isinstance(value, kinds) and unbound
+
+
+def _sha(content: Any) -> str:
+    return f"SHA-256 {hashlib.sha256(content).hexdigest()}"
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        yield from [slots] if isinstance(slots, str) else slots
+
+
+def _code(code: types.CodeType, doc: str | None = None) -> str:
+    """Return the SHA-256 of what a code object does; names of files, line numbers and the docstring do not count."""
+    constants: Sequence[Any] = code.co_consts
+    if doc is not None and constants and constants[0] == doc:
+        constants = (None, *constants[1:])
+    parts = [_code(c) if isinstance(c, types.CodeType) else repr(plain(c)) for c in constants]
+    parts += [repr(names) for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)]
+    parts += [str((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags))]
+    return _sha(code.co_code + code.co_exceptiontable + "\0".join(parts).encode())
+
+
+def _globals(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the globals that a code object reads, and what it reads of modules outside installed packages."""
+    module: Any = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in namespace:
+            value = namespace[instruction.argval]
+            yield instruction.argval, value
+            module = value if isinstance(value, types.ModuleType) and _is_own(value) else None
+            before = instruction.argval
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and module is not None:
+            if hasattr(module, instruction.argval):
+                yield f"{before}.{instruction.argval}", getattr(module, instruction.argval)
+            module = None
+        elif instruction.opname not in ("CACHE", "PUSH_NULL", "NOP"):
+            module = None
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals(constant, namespace)
+
+
+def _module_of(value: Any) -> str:
+    """Return the name of the module that defines a class or function, or of a module."""
+    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    return str(name or type(value).__module__)
+
+
+def _has_code(kind: type) -> bool:
+    """Return whether the methods of a class count: any class outside torch, bnrank and the standard library."""
+    package = _module_of(kind).split(".")[0]
+    if package in ("torch", "bnrank", "builtins"):
+        return False
+    return _is_own(kind) or (issubclass(kind, nn.Module) and package not in sys.stdlib_module_names)
+
+
+def _is_own(value: Any) -> bool:
+    """Return whether a class, function or module is defined outside installed packages and the standard library."""
+    name = _module_of(value)
+    package = name.split(".")[0]
+    if package in ("torch", "bnrank", "builtins") or (package in sys.stdlib_module_names and package != "__main__"):
+        return False
+    path = getattr(sys.modules.get(name), "__file__", None)
+    folder = "" if path is None else os.path.realpath(path)
+    return not folder.startswith(_LIBRARIES) and not {"site-packages", "dist-packages"} & set(Path(folder).parts)
+
+
+def _named(value: Any) -> str:
+    """Return the name of a class, function or module."""
+    name = getattr(value, "__qualname__", None)
+    module = _module_of(value)
+    return module if isinstance(value, types.ModuleType) or name is None else f"{module}.{name}"

@@ -1,0 +1,293 @@
+"""Descriptions of values: equal ones for equal values, and others for others."""
+
+import copy
+import functools
+import importlib
+import math
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from bnrank import MLP, networks
+from bnrank._core import identity
+from bnrank._core.identity import describe, differences, digest
+
+SLOPE = 0.1
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def changed(a, b):
+    """Return the names of the parts in which two values differ."""
+    return [text.split(":")[0] for text in differences(describe(a, "v"), describe(b, "v"))]
+
+
+def exact(value):
+    """Return a text that tells apart 1, 1.0 and True, 0.0 and -0.0, at any depth (slow and obvious)."""
+    if isinstance(value, dict):
+        return "d" + repr(sorted((key, exact(entry)) for key, entry in value.items()))
+    if isinstance(value, list):
+        return "l" + repr([exact(entry) for entry in value])
+    return type(value).__name__ + repr(value)
+
+
+@given(PLAIN, PLAIN)
+def test_equal_digests_mean_equal_plain_values(a, b):
+    assert (digest(a) == digest(b)) == (exact(a) == exact(b))
+    assert digest(a) == digest(copy.deepcopy(a))
+
+
+@given(st.lists(PLAIN, max_size=4), st.integers(0, 4))
+def test_where_a_list_of_arguments_is_split_matters(values, at):
+    merged = [values[:at], values[at:]]
+    assert digest(*merged) == digest(*copy.deepcopy(merged))
+    if at < len(values):
+        assert digest(*merged) != digest(values[: at + 1], values[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (torch.ones(2), torch.ones(2).double()),
+        (torch.ones(2), torch.ones(1, 2)),
+        (torch.ones(2), torch.tensor([1, 1 + 2**-23])),
+        (torch.zeros(2), -torch.zeros(2)),
+        (torch.full((1000,), 0.1), torch.cat([torch.full((500,), 0.1), torch.full((500,), 0.1 + 1e-8)])),
+        (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.float16)),
+        (np.ones(2), np.ones(2, dtype=np.float32)),
+        (np.ones(2), np.ones(2, dtype=">f8")),
+        (np.arange(6).reshape(2, 3), np.arange(6).reshape(3, 2)),
+        (np.arange(6).reshape(2, 3), np.arange(6).reshape(2, 3, order="F") + 1),
+        (np.float32(0.1), 0.1),
+        ([torch.ones(2), torch.zeros(2)], [torch.zeros(2), torch.ones(2)]),
+        (torch.float32, torch.float64),
+        ({1: torch.ones(2)}, {"1": torch.ones(2)}),
+        (nn.LeakyReLU(0.1), nn.LeakyReLU(0.2)),
+        (functools.partial(max, 1), functools.partial(max, 2)),
+        (functools.partial(max, 1), functools.partial(min, 1)),
+        (torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)),
+        (torch.relu, torch.tanh),
+        (nn.functional.relu, nn.functional.gelu),
+        ("a" * 200, "a" * 199 + "b"),
+    ],
+)
+def test_values_that_differ_in_anything_have_other_digests(a, b):
+    assert digest(a) != digest(b)
+    assert digest(a) == digest(copy.deepcopy(a))
+
+
+def test_strides_and_devices_do_not_matter():
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    assert digest(x) == digest(x.T.contiguous().T) == digest(x.clone().requires_grad_())
+    assert digest(x.numpy()) == digest(np.asfortranarray(x.numpy())) == digest(x.numpy()[::-1][::-1])
+    assert digest(x[::2]) == digest(x[::2].clone())
+    assert digest(x + 1j) != digest((x + 1j).conj())
+    assert digest((x + 1j).conj()) == digest(x - 1j)
+
+
+def sequential(activation, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), activation, nn.Linear(4, 2))
+
+
+class TestModules:
+    def test_the_first_difference_is_named(self):
+        found = differences(describe(sequential(nn.ReLU()), "net"), describe(sequential(nn.Tanh()), "net"))
+        assert found[0] == "net.1: stored ReLU, now Tanh"
+
+    def test_values_of_trained_parameters_do_not_count_and_those_of_frozen_ones_do(self):
+        a, b = sequential(nn.ReLU(), 0), sequential(nn.ReLU(), 1)
+        assert changed(a, b) == []
+        for net in (a, b):
+            net[0].weight.requires_grad_(False)
+        assert changed(a, b) == ["v.0.weight"]
+        assert changed(a, sequential(nn.ReLU())) == ["v.0.weight"]
+
+    def test_buffers_count(self):
+        a, b = sequential(nn.ReLU()), sequential(nn.ReLU())
+        for net, value in ((a, 1.0), (b, 1.0 + 1e-7)):
+            net.register_buffer("scale", torch.tensor(value), persistent=False)
+        assert changed(a, b) == ["v.scale"]
+
+    def test_attributes_hooks_and_shared_parameters_count(self):
+        net = sequential(nn.ReLU())
+        other = copy.deepcopy(net)
+        other.factor = 2
+        assert changed(net, other) == ["v.factor"]
+        other = copy.deepcopy(net)
+        other[1].register_forward_hook(lambda module, args, out: 2 * out)
+        assert changed(net, other)[0].startswith("v.1._forward_hooks[0]")
+        tied, apart = (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)) for _ in range(2))
+        tied[1].weight = tied[0].weight
+        assert changed(apart, tied) == ["v.1.weight"]
+
+    def test_the_draw_of_networks_of_bnrank_does_not_count(self):
+        assert changed(MLP([3, 4, 2], seed=0), MLP([3, 4, 2], seed=1, init=0.1)) == []
+        assert changed(MLP([3, 4, 2]), MLP([3, 4, 2], slope=0.1)) == ["v.slope"]
+        assert changed(networks.ResNetFree(3, width=4, seed=0), networks.ResNetFree(3, width=4, seed=1)) == []
+
+    def test_without_values_only_shapes_count(self):
+        a, b = sequential(nn.ReLU()), sequential(nn.ReLU(), 1)
+        a[0].weight.requires_grad_(False)
+        a.register_buffer("scale", torch.ones(2))
+        b.register_buffer("scale", torch.zeros(2))
+        assert not differences(describe(a, "net", values=False), describe(b, "net", values=False))
+
+    def test_parametrized_and_traced_modules(self):
+        a = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
+        assert changed(a, copy.deepcopy(a)) == []
+        assert changed(a, nn.Linear(3, 2))
+        traced = [torch.fx.symbolic_trace(sequential(kind())) for kind in (nn.ReLU, nn.Tanh)]
+        assert changed(traced[0], copy.deepcopy(traced[0])) == []
+        assert changed(*traced) == ["v.1", "v.1.inplace"]
+
+
+SOURCE = '''
+import torch.nn.functional as F
+from torch import nn
+from {helpers} import scaled
+import {helpers} as helpers
+
+class Base(nn.Module):
+    def forward(self, x):
+        """A docstring: {comment}."""
+        return self.act(self.layer(x))  # {comment}
+
+class Net(Base):
+    factor = {factor}
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+    def act(self, x):
+        return helpers.bent(scaled(x)) {operation} [y for y in [{constant}]][0]
+'''
+HELPERS = """
+SHIFT = {shift}
+def scaled(x):
+    return x * {scale}
+def bent(x):
+    return abs(x) {bend} SHIFT
+"""
+BASE = {"comment": "a", "factor": 1, "operation": "+", "constant": 1, "shift": 0.5, "scale": 2, "bend": "-"}
+
+
+@pytest.mark.parametrize(
+    ("change", "equal"),
+    [
+        ({}, True),
+        ({"comment": "other words,\n # on two lines"}, True),
+        ({"factor": 2}, False),
+        ({"operation": "-"}, False),
+        ({"constant": 2}, False),
+        ({"shift": 0.6}, False),
+        ({"scale": 3}, False),
+        ({"bend": "+"}, False),
+    ],
+)
+def test_classes_of_a_user_count_by_what_their_code_does(change, equal, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    parts = []
+    for i, values in enumerate((BASE, BASE | change)):
+        name = f"{tmp_path.name.replace('-', '_')}_{i}"
+        values = values | {"helpers": f"{name}_helpers"}
+        values["comment"] = values["comment"] if i == 0 or "#" not in values["comment"] else "other"
+        (tmp_path / f"{name}.py").write_text(SOURCE.format(**values))
+        (tmp_path / f"{name}_helpers.py").write_text(HELPERS.format(**values))
+        importlib.invalidate_caches()
+        net = importlib.import_module(name).Net()
+        parts.append({key: text for key, text in describe(net, "net").items() if not text.endswith("_helpers")})
+    assert (not differences(*parts)) == equal
+
+
+def test_losses_count_by_code_and_closure():
+    def loss(factor, power=2):
+        return lambda out, y: factor * ((out - y) ** power).mean()
+
+    assert changed(loss(2.0), loss(2.0)) == []
+    assert changed(loss(2.0), loss(3.0)) == ["v (factor)"]
+    assert changed(loss(2.0), lambda out, y: (out - y).abs().mean())
+    assert changed(lambda out, y: (out - y).abs().mean(), lambda out, y: (out + y).abs().mean()) == ["v (code)"]
+    assert changed(nn.MSELoss(), nn.L1Loss()) == ["v"]
+
+
+def test_globals_and_defaults_of_a_function_count(monkeypatch):
+    def bent(x, by=1.0):
+        return x * SLOPE + by
+
+    before = describe(bent, "f")
+    monkeypatch.setattr(sys.modules[__name__], "SLOPE", 0.2)
+    assert [text.split(":")[0] for text in differences(before, describe(bent, "f"))] == ["f (SLOPE)"]
+    before = describe(bent, "f")
+    bent.__defaults__ = (2.0,)
+    assert differences(before, describe(bent, "f")) == ["f (defaults): stored [1.0], now [2.0]"]
+
+
+@dataclass
+class Options:
+    factor: float
+    held: torch.Tensor
+
+
+class Plain:
+    def __init__(self, value):
+        self.value = value
+
+
+def test_objects_count_by_their_fields():
+    assert changed(Options(1.0, torch.ones(2)), Options(1.0, torch.ones(2))) == []
+    assert changed(Options(1.0, torch.ones(2)), Options(1.0, torch.zeros(2))) == ["v.held"]
+    assert changed(Plain(1), Plain(2)) == ["v.value"]
+    loop = Plain(None)
+    loop.value = [loop, torch.ones(1)]
+    assert describe(loop, "v")["v.value[0]"] == "same as v"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: open("/dev/null"),  # noqa: SIM115, PTH123
+        lambda: iter([1]),
+        lambda: {object(): 1},
+        lambda: torch.ones(2, device="meta"),
+        lambda: torch.eye(2).to_sparse(),
+        lambda: torch.jit.script(nn.Linear(2, 2)),
+        lambda: [1].append,
+        lambda: np.array([object()]),
+    ],
+)
+def test_what_cannot_be_identified_is_refused_unless_a_version_is_named(make):
+    with pytest.raises(TypeError, match=r"value: got value.* cannot be\s+identified.*tag="):
+        digest({"a": make()})
+    parts = describe(make(), "net")
+    with pytest.raises(TypeError, match="net: got net"):
+        identity.require(parts)
+    identity.require(parts | {"tag": "'v1'"})
+    assert not differences(parts, describe(make(), "net"))
+
+
+def test_digests_do_not_depend_on_the_process():
+    code = (
+        "import torch; from torch import nn; from bnrank._core.identity import digest\n"
+        "net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())\n"
+        "class A(nn.Module):\n    names = {'a', 'b', 'c', 'd'}\n"
+        "    def forward(self, x):\n        return x if x in {'a', 'b', 'c'} else (lambda y: y + 1)(x)\n"
+        "print(digest(net, A(), {'a', 'b', 'c'}, torch.ones(3), lambda x: x + 1))"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=None) for _ in range(2)]
+    assert runs[0].stdout == runs[1].stdout
+    assert len(runs[0].stdout.strip()) == 64
+
+
+def test_not_a_number_and_signed_zeros():
+    assert digest(math.nan) == digest(float("nan"))
+    assert digest(0.0) != digest(-0.0)
