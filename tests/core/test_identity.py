@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -20,6 +20,7 @@ from bnrank._core import identity
 from bnrank._core.identity import describe, differences, digest
 
 SLOPE = 0.1
+QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -41,12 +42,14 @@ def exact(value):
     return type(value).__name__ + repr(value)
 
 
+@QUIET
 @given(PLAIN, PLAIN)
 def test_equal_digests_mean_equal_plain_values(a, b):
     assert (digest(a) == digest(b)) == (exact(a) == exact(b))
     assert digest(a) == digest(copy.deepcopy(a))
 
 
+@QUIET
 @given(st.lists(PLAIN, max_size=4), st.integers(0, 4))
 def test_where_a_list_of_arguments_is_split_matters(values, at):
     merged = [values[:at], values[at:]]

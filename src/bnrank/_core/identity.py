@@ -147,7 +147,7 @@ class _Walk:
         elif isinstance(value, types.FunctionType):
             self.function(value, name)
         elif isinstance(value, types.MethodType):
-            self.parts[name] = f"method {value.__func__.__qualname__}"
+            self.parts[name] = f"method {_short_name(value.__func__)}"
             self.add(value.__func__, f"{name}.__func__")
             self.add(value.__self__, f"{name}.__self__")
         elif isinstance(value, functools.partial):
@@ -158,7 +158,7 @@ class _Walk:
         elif isinstance(value, types.ModuleType | np.ufunc) or _is_builtin(value):
             self.parts[name] = _named(value)
         elif isinstance(value, type):
-            self.parts[name] = f"class {value.__qualname__}"
+            self.parts[name] = f"class {_short_name(value)}"
             self.code_of(value)
         else:
             self.container(value, name)
@@ -181,7 +181,7 @@ class _Walk:
         elif isinstance(value, logging.Logger):
             self.parts[name] = f"logger {value.name}"
         elif dataclasses.is_dataclass(value) or (_is_own(kind) and hasattr(value, "__dict__")):
-            self.parts[name] = kind.__qualname__
+            self.parts[name] = _short_name(kind)
             self.code_of(kind)
             slots = {key: getattr(value, key) for key in _slots(kind) if hasattr(value, key)}
             for key, entry in {**getattr(value, "__dict__", {}), **slots}.items():
@@ -192,7 +192,7 @@ class _Walk:
     def module(self, net: nn.Module, name: str) -> None:
         """Add a module: class, attributes, hooks, parameters, buffers and submodules."""
         kind = type(net)
-        self.parts[name] = kind.__qualname__ if not isinstance(net, fx.GraphModule) else "GraphModule"
+        self.parts[name] = _short_name(kind) if not isinstance(net, fx.GraphModule) else "GraphModule"
         ignored = _OF_MODULES | set(getattr(kind, "_without_effect", ()))
         if isinstance(net, fx.GraphModule):
             self.parts[f"{name} (code)"] = _sha(str(net.code).encode())
@@ -207,7 +207,7 @@ class _Walk:
         for key, parameter in net._parameters.items():
             self.held(parameter, f"{name}.{key}", "trained")
         for key, buffer in net._buffers.items():
-            self.held(buffer, f"{name}.{key}", "buffer" if key in net._non_persistent_buffers_set else "stored buffer")
+            self.held(buffer, f"{name}.{key}", "constant" if key in net._non_persistent_buffers_set else "buffer")
         for key, part in net._modules.items():
             self.add(part, f"{name}.{key}")
 
@@ -218,7 +218,7 @@ class _Walk:
             return
         self.reached[id(value)] = name, value
         frozen = kind == "trained" and not value.requires_grad
-        loaded = kind != "buffer" and not self.values  # its value comes from the file
+        loaded = kind != "constant" and not self.values  # its value comes from the file
         kind = "parameter" if kind == "trained" and not self.values else "frozen" if frozen else kind
         if loaded or kind == "trained":
             self.parts[name] = f"{kind} of shape {tuple(value.shape)}"
@@ -230,7 +230,7 @@ class _Walk:
         if not _is_own(function):
             self.parts[name] = f"function {_named(function)}"
             return
-        self.parts[name] = f"function {function.__qualname__}"
+        self.parts[name] = f"function {_short_name(function)}"
         self.code(function, name)
 
     def code(self, function: types.FunctionType, name: str) -> None:
@@ -261,7 +261,7 @@ class _Walk:
             if not _has_code(base):
                 continue
             for key, value in vars(base).items():
-                label = f"{self.root} ({base.__qualname__}.{key})"
+                label = f"{self.root} ({_short_name(base)}.{key})"
                 if key in _WITHOUT_EFFECT or isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
                     continue
                 if isinstance(value, staticmethod | classmethod):
@@ -372,6 +372,11 @@ def _globals(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[tup
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _globals(constant, namespace)
+
+
+def _short_name(value: Any) -> str:
+    """Return the name of a class or function, without the function in which it is defined."""
+    return str(value.__qualname__.rpartition("<locals>.")[2])
 
 
 def _module_of(value: Any) -> str:
