@@ -1,0 +1,139 @@
+"""One call: its arguments drawn from a seed, run and judged."""
+
+import contextlib
+import inspect
+import io
+import random
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .judging import changed, fingerprint, nans, refusal, restore, surroundings
+from .known import CHANGES
+from .mutations import Opaque, mutations, shuffled
+from .surface import Target
+from .valid import arguments
+
+SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a call: ``answer``, ``refusal`` or ``finding``, with the finding's kind and text."""
+
+    target: str
+    room: str
+    call: int
+    changes: tuple[tuple[str, str], ...]
+    status: str
+    kind: str = ""
+    text: str = ""
+    seconds: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What makes a finding distinct: function, argument, kind and text without numbers."""
+        argument = self.changes[0][0] if self.changes else ""
+        return (self.target, argument, self.kind, re.sub(r"[\d.]+(e[+-]?\d+)?|'[^']*'|0x\w+", "#", self.text)[:60])
+
+
+def drawn(target: Target, seed: int, call: int) -> tuple[tuple[str, str], ...]:
+    """Return the arguments that a call changes and how: one, and from time to time two. Call -1 is the valid one."""
+    if call < 0:
+        return ()
+    function = target.obtain()
+    valid = arguments(target.name, target.parameters, function)
+    signature = inspect.signature(function).parameters
+    names = [p for p in dict.fromkeys([*target.parameters, *valid]) if p != "progress"]
+    pairs = [(p, change) for p in names for change in mutations(valid.get(p), signature.get(p))]
+    if not pairs:
+        return ()
+    order = shuffled(f"{seed} {target.name}", pairs)
+    first = order[call % len(order)]
+    draw = random.Random(f"{seed} {target.name} {call}")
+    others = [pair for pair in pairs if pair[0] != first[0]]
+    if others and (call >= len(order) or draw.random() < 0.15):
+        return (first, draw.choice(others))
+    return (first,)
+
+
+def prepared(target: Target, changes: tuple[tuple[str, str], ...]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the function and the arguments of a call."""
+    function = target.obtain()
+    built = arguments(target.name, target.parameters, function)
+    signature = inspect.signature(function).parameters
+    for parameter, change in changes:
+        made = mutations(built.get(parameter), signature.get(parameter))
+        built[parameter] = made[change](built.get(parameter))
+    return function, built
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Swallow what a call prints."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def invoke(function: Callable[..., Any], built: dict[str, Any]) -> Any:
+    """Call a function with arguments by name; those that are only positional, by position."""
+    kinds = {p.name: p.kind for p in inspect.signature(function).parameters.values()}
+    first = [built[name] for name, kind in kinds.items() if kind == inspect.Parameter.POSITIONAL_ONLY and name in built]
+    rest = {k: v for k, v in built.items() if kinds.get(k) != inspect.Parameter.POSITIONAL_ONLY}
+    variable = [
+        rest.pop(name) for name, kind in kinds.items() if kind == inspect.Parameter.VAR_POSITIONAL and name in rest
+    ]
+    return function(*first, *(variable[0] if variable else ()), **rest)
+
+
+def run(target: Target, seed: int, call: int) -> Outcome:
+    """Run one call and judge it."""
+    changes = drawn(target, seed, call)
+
+    def outcome(status: str, kind: str = "", text: str = "") -> Outcome:
+        return Outcome(target.name, target.room, call, changes, status, kind, text, time.monotonic() - started)
+
+    started = time.monotonic()
+    try:
+        function, built = prepared(target, changes)
+    except (
+        Exception
+    ) as error:  # the change does not suit this value, such as a trace of a network without linear layers
+        return outcome("not applicable", "", f"{type(error).__name__}: {error}"[:200])
+    before, prints = surroundings(), fingerprint(built)
+    started = time.monotonic()
+    with warnings.catch_warnings(record=True) as caught, quiet():
+        warnings.simplefilter("always")
+        filters = list(warnings.filters)
+        before["warning filters"] = filters
+        try:
+            result, failure = invoke(function, built), None
+        except Exception as error:
+            result, failure = None, error
+        after = surroundings()
+    if fingerprint(built) != prints and target.name not in CHANGES:
+        made = {k: fingerprint(v) for k, v in built.items()}
+        different = [k for k in made if made[k] != prints.get(repr(k))]
+        return outcome("finding", "argument changed", ", ".join(different))
+    different = changed(before, after)
+    if different:
+        restore(before)
+        return outcome("finding", "global state changed", ", ".join(different))
+    if failure is not None:
+        found = refusal(failure, target.names)
+        if found is None and call < 0:
+            return outcome(
+                "finding", "valid call refused", f"{type(failure).__name__}: {failure}".splitlines()[0][:200]
+            )
+        return outcome("finding", *found) if found else outcome("refusal", text=str(failure)[:200])
+    if any(isinstance(v, Opaque) for v in (built[p] for p, _ in changes)):
+        return outcome("finding", "object accepted", "an object of no use was taken")
+    held = sorted(set(nans(result)))
+    if held and not caught:
+        return outcome("finding", "NaN without a warning", ", ".join(held)[:200])
+    if time.monotonic() - started > SECONDS:
+        return outcome("finding", "too slow", f"{time.monotonic() - started:.0f} s")
+    return outcome("answer")
