@@ -13,6 +13,7 @@ for _name in ("OMP_NUM_THREADS", "MPLBACKEND"):
     os.environ.setdefault(_name, {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}[_name])
 
 from .calls import drawn, invoke, prepared, run  # noqa: E402
+from .fence import raise_fence  # noqa: E402
 from .plan import all_targets, jobs_for  # noqa: E402
 from .report import findings, table  # noqa: E402
 from .valid import FOLDER  # noqa: E402
@@ -56,6 +57,8 @@ def main() -> int:
 
 def _one(options: argparse.Namespace, targets: list) -> int:
     target = targets[0]
+    os.chdir(FOLDER)
+    raise_fence(FOLDER)
     changes = drawn(target, options.seed, options.call)
     print(target.name, *(f"{argument}={change}" for argument, change in changes))
     function, built = prepared(target, changes)
@@ -76,7 +79,7 @@ if __name__ == "__main__":
     # what the library imports where first needed, so that a worker does it once and no call is charged for it
     for _module in (
         *("sklearn.base", "scipy.optimize", "matplotlib.pyplot", "plotly.graph_objects", "networkx", "sympy"),
-        *("h5netcdf", "xarray.coding.times", "torch._dynamo", "bnrank.cli"),
+        *("h5netcdf", "xarray.conventions", "torch._dynamo", "bnrank.cli"),
     ):
         importlib.import_module(_module)
     sys.exit(main())

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import bnrank
 
 from .modules import NETWORKS
+from .valid import FOLDER, foreign_file
 
 Change = Callable[[Any], Any]
 
@@ -50,7 +51,7 @@ ANYTHING: dict[str, Change] = {
     "True": lambda v: True,
     "complex": lambda v: 1j,
     "NaN": lambda v: float("nan"),
-    "Path": lambda v: Path("/nowhere/at/all"),
+    "Path": lambda v: FOLDER / "nowhere" / "at" / "all",
     "generator": lambda v: (i for i in range(2)),
     "ellipsis": lambda v: ...,
     "date": lambda v: datetime.datetime(2020, 1, 1),
@@ -161,8 +162,8 @@ PATH: dict[str, Change] = {
     "NUL": lambda v: "a\0b",
     "long name": lambda v: str(Path(v).parent / ("x" * 5000)),
     "text path": lambda v: str(v),
-    "file as a folder": lambda v: "/etc/passwd/x",
-    "foreign file": lambda v: "/etc/passwd",
+    "file as a folder": lambda v: str(foreign_file() / "file"),
+    "foreign file": lambda v: str(foreign_file()),
     "1": lambda v: 1,
 }
 

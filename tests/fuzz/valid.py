@@ -16,7 +16,7 @@ import bnrank
 from bnrank import escape, networks, tasks, training
 from bnrank.discovery import BottleneckAutoencoder, BottleneckClassifier, BottleneckRegressor
 
-FOLDER = Path(tempfile.mkdtemp(prefix="bnrank-fuzz-"))
+FOLDER = Path(tempfile.mkdtemp(prefix="bnrank-fuzz-")).resolve()
 """Files of valid and bad calls; removed at the end."""
 
 INPUTS = {
@@ -106,6 +106,13 @@ def cnn(size: int = 6) -> nn.Module:
 def new(name: str = "new") -> Path:
     """Return a path that is not there yet."""
     return Path(tempfile.mkdtemp(dir=FOLDER)) / name
+
+
+def foreign_file() -> Path:
+    """Return the path of a file that the library did not write."""
+    path = FOLDER / "foreign.txt"
+    path.write_text("not a file of bnrank\n")
+    return path
 
 
 def csv() -> Path:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import tempfile
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import torch
 
 from .calls import SECONDS, Outcome, drawn, run
+from .fence import raise_fence
 from .surface import Target
+from .valid import FOLDER
 
 MEMORY = 3 << 30
 """Bytes that a worker may allocate beyond what it has at its start."""
@@ -32,6 +35,9 @@ def _work(jobs: Sequence[Job], seed: int, pipe: Connection) -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
     torch.set_num_threads(1)
+    os.chdir(FOLDER)
+    tempfile.tempdir = str(FOLDER)
+    raise_fence(FOLDER)
     signal.signal(signal.SIGALRM, _alarm)
     for target, call in jobs:
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
