@@ -71,7 +71,7 @@ def test_keys_results_and_indices_of_any_kind_are_stored(tmp_path):
     assert stored["weight_singular_values"].sizes["run"] == 2
 
 
-def test_a_picture_that_is_damaged_does_not_end_the_page(tmp_path, plant):
+def test_a_picture_that_is_damaged_is_made_again(tmp_path, plant):
     plant(planted("a", lambda *_, **__: Outcome("A", (PASSED,), (), {"large": drawn(3000)})))
     figures.reproduce("all", tmp_path, progress=False)
     picture = tmp_path / "quick" / "a-name" / "large.png"

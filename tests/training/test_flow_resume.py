@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import bnrank
+from bnrank._core import store
 from bnrank.networks.mlp import make
 from training.common import flat, follow, in_subprocess, random_task
 
@@ -80,15 +81,47 @@ def test_other_settings_are_refused_and_fresh_starts_overwrite(tmp_path):
     assert_same(fresh, start(rtol=1e-5))
 
 
-@pytest.mark.parametrize("damage", ["truncated", "foreign", "network"])
-def test_damaged_checkpoints_are_refused(tmp_path, damage):
-    start(out=tmp_path, max_evaluations=30)
-    path = tmp_path / ("network-0.safetensors" if damage == "network" else "flow.safetensors")
-    if damage == "foreign":
-        bnrank.save(bnrank.MLP([2, 2]), path)
-    else:
+@pytest.mark.parametrize("damage", ["truncated", "network", "swapped", "missing", "all"])
+def test_damage_means_the_checkpoint_before_or_a_new_start(tmp_path, damage):
+    settings = {"method": "heun"}
+    whole = start(**settings)
+    for most in (20, 30, 60):
+        start(out=tmp_path, max_evaluations=most, **settings)
+    path = tmp_path / "flow.safetensors"
+    now, before = (set(store.load(tmp_path / name).about["kept"]) for name in (path.name, "flow.previous.safetensors"))
+    last, other = (tmp_path / f"network-{row}.safetensors" for row in (max(now - before, key=int), min(now & before)))
+    if damage in ("truncated", "all"):
         path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"out: .*damaged or no checkpoint"):
+    if damage == "network":
+        last.write_bytes(last.read_bytes()[:-1])
+    if damage == "missing":
+        last.unlink()
+    if damage == "swapped":
+        last.write_bytes(other.read_bytes())
+    if damage == "all":
+        other.write_bytes(b"")
+    named = {"truncated": "flow.safetensors", "all": "flow.safetensors"}.get(damage, last.name)
+    then = "starting over" if damage == "all" else "going on from the checkpoint before"
+    with pytest.warns(UserWarning, match=f"out: .*{named}.*{then}"):
+        done = start(out=tmp_path, **settings)
+    assert_same(done, whole)
+    assert_same(start(out=tmp_path, **settings), whole)
+
+
+def test_a_fresh_start_removes_what_was_stored(tmp_path):
+    start(out=tmp_path, max_evaluations=30)
+
+    def stop(row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(out=tmp_path, resume=False, stop=stop)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_file_of_another_kind_is_not_replaced(tmp_path):
+    bnrank.save(bnrank.MLP([2, 2]), tmp_path / "flow.safetensors")
+    with pytest.raises(ValueError, match=r"out: .*no checkpoint of this computation \(it holds a network\)"):
         start(out=tmp_path)
 
 

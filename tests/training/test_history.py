@@ -117,7 +117,7 @@ class TestFolder:
         assert back.summary.identical(run.summary)
         x = random_task().x.float()
         assert torch.equal(back.network(1)(x), run.network(1)(x))
-        names = {"history.nc", "summary.nc", "networks.safetensors", "settings.json"}
+        names = {"history.nc", "summary.nc", "networks.safetensors", "settings.json", "SHA256SUMS"}
         assert {path.name for path in (tmp_path / "a" / "b").iterdir()} == names
 
     def test_a_module_needs_its_architecture(self, tmp_path):
@@ -130,7 +130,9 @@ class TestFolder:
         with pytest.raises(ValueError, match="net: stored Sequential, now Linear"):
             Run.open(tmp_path, net=nn.Linear(2, 2))
 
-    @pytest.mark.parametrize("name", ["history.nc", "summary.nc", "networks.safetensors"])
+    @pytest.mark.parametrize(
+        "name", ["history.nc", "summary.nc", "networks.safetensors", "settings.json", "SHA256SUMS"]
+    )
     @pytest.mark.parametrize("content", [None, b"", b"no such thing", 0.5])
     def test_a_damaged_folder_is_refused(self, run, tmp_path, name, content):
         run.save(tmp_path)
@@ -143,7 +145,7 @@ class TestFolder:
             path.write_bytes(path.read_bytes()[: int(content * path.stat().st_size)])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with pytest.raises(ValueError, match=r"out: .*holds no run"):
+            with pytest.raises(ValueError, match=rf"out: .*({name}' is damaged: .*put back a copy|holds no run)"):
                 Run.open(tmp_path)
 
     def test_no_folder(self, tmp_path):

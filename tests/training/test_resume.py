@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ from bnrank.training import Run
 
 from .common import HERE, RUNS, assert_same_run, in_subprocess, mlp, random_task, trained
 
-FILES = {"checkpoint.safetensors", "history.nc", "summary.nc", "networks.safetensors", "settings.json"}
+RESULTS = {"history.nc", "summary.nc", "networks.safetensors", "settings.json", "SHA256SUMS"}
+FILES = {"checkpoint.safetensors", "checkpoint.previous.safetensors"} | RESULTS
 
 
 def start(out=None, **arguments):
@@ -115,43 +117,72 @@ def test_other_data_in_the_same_folder_are_named(tmp_path):
 
 
 class TestDamage:
-    arguments = {"optimizer": "adam", "steps": 6, "members": 2}  # noqa: RUF012
+    arguments = {"optimizer": "adam", "steps": 40, "members": 2}  # noqa: RUF012
 
-    def refused(self, folder):
-        with pytest.raises(ValueError, match=r"(?s)out: .*checkpoint\.safetensors.*move it away, or use resume=False"):
-            start(folder, **self.arguments)
-        start(folder, resume=False, **self.arguments)
+    @pytest.fixture
+    def whole(self):
+        return start(**self.arguments)
 
-    @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.3, 0.6, 0.99, -1])
-    def test_truncated(self, share, tmp_path):
+    @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.99, -1])
+    def test_a_truncated_checkpoint_is_replaced_by_the_one_before(self, share, whole, tmp_path):
         start(tmp_path, **self.arguments)
         path = tmp_path / "checkpoint.safetensors"
         data = path.read_bytes()
         path.write_bytes(data[:-1] if share < 0 else data[: int(share * len(data))])
-        self.refused(tmp_path)
+        before = (tmp_path / "checkpoint.previous.safetensors").read_bytes()
+        expected = r"out: .*checkpoint\.safetensors \(.* is damaged .*; going on from the checkpoint before, .*previous"
+        with pytest.warns(UserWarning, match=expected):
+            again = start(tmp_path, **self.arguments)
+        assert_same_run(whole, again)
+        assert again.seconds > 0
+        assert (tmp_path / "checkpoint.previous.safetensors").read_bytes() == before  # not the damaged one
+        assert path.read_bytes() != data[:-1]
+        assert store.is_whole(path)
 
-    @pytest.mark.parametrize("content", [b"garbage", bytes(1000), b"\x80\x04\x95" * 100])
-    def test_garbage(self, content, tmp_path):
-        (tmp_path / "checkpoint.safetensors").write_bytes(content)
-        self.refused(tmp_path)
+    @pytest.mark.parametrize("content", [b"", b"garbage", bytes(1000), b"\x80\x04\x95" * 100])
+    def test_two_damaged_checkpoints_start_over(self, content, whole, tmp_path):
+        start(tmp_path, **self.arguments)
+        for name in ("checkpoint.safetensors", "checkpoint.previous.safetensors"):
+            (tmp_path / name).write_bytes(content)
+        with pytest.warns(UserWarning, match=r"(?s)out: .*no undamaged checkpoint is left: starting over"):
+            again = start(tmp_path, **self.arguments)
+        assert_same_run(whole, again)
 
-    @pytest.mark.parametrize(
-        "metadata",
-        [
-            None,
-            {"format": "pt"},
-            {"bnrank": "{"},
-            {"bnrank": '{"kind": "checkpoint", "version": "0", "about": {"step": 3}}'},
-        ],
-    )
-    def test_foreign(self, metadata, tmp_path):
+    def test_a_kill_between_the_two_steps_of_a_checkpoint_loses_nothing(self, whole, tmp_path, monkeypatch):
+        start(tmp_path, **self.arguments | {"steps": 30})
+        (tmp_path / "checkpoint.safetensors").replace(tmp_path / "checkpoint.previous.safetensors")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_same_run(start(tmp_path, **self.arguments | {"steps": 30}), start(**self.arguments | {"steps": 30}))
+
+    @pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
+    def test_a_file_of_another_program_is_not_replaced(self, metadata, tmp_path):
         save_file({"weight": torch.ones(2)}, tmp_path / "checkpoint.safetensors", metadata)
-        self.refused(tmp_path)
+        with pytest.raises(ValueError, match=r"holds tensors of another program.*move it away, or use resume=False"):
+            start(tmp_path, **self.arguments)
+        start(tmp_path, resume=False, **self.arguments)
 
     @pytest.mark.parametrize("about", [{}, {"settings": []}, {"settings": {}, "step": 3}])
-    def test_other_contents(self, about, tmp_path):
+    def test_other_contents_are_refused(self, about, tmp_path):
         store.save(tmp_path / "checkpoint.safetensors", {"weight": torch.ones(2)}, about, "checkpoint")
-        self.refused(tmp_path)
+        with pytest.raises(ValueError, match=r"out: .*is no checkpoint of this computation .*use resume=False"):
+            start(tmp_path, **self.arguments)
+
+
+def test_a_fresh_start_that_is_interrupted_does_not_bring_the_old_run_back(tmp_path, monkeypatch):
+    arguments = {"optimizer": "adam", "steps": 20}
+    start(tmp_path, **arguments)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bnrank.training.objectives.MLPObjective.evaluate", stop)
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path, resume=False, **arguments)
+    monkeypatch.undo()
+    assert not list(tmp_path.glob("checkpoint*"))
+    with pytest.raises(ValueError, match=r"out: .*SHA256SUMS' is damaged: it is missing .*the folder is incomplete"):
+        Run.open(tmp_path)
 
 
 @contextlib.contextmanager

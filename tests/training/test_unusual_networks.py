@@ -139,7 +139,7 @@ def test_a_checkpoint_with_the_wrong_tensors_is_refused_by_name(tmp_path, damage
     else:
         tensors["final"] = tensors["final"][:, :5].contiguous()
     store.save(path, tensors, stored.about, stored.kind)
-    with pytest.raises(ValueError, match=r"out: .*checkpoint.safetensors' is damaged"):
+    with pytest.raises(ValueError, match=r"out: .*checkpoint.safetensors' is no checkpoint"):
         trained(net, TASK, steps=8, optimizer="adam", out=tmp_path, **QUICK)
 
 

@@ -92,7 +92,7 @@ def save(
     kind : str
         The kind of contents; `load` checks it.
     previous : Path, optional
-        Where the replaced file is kept if it is undamaged.
+        Where the replaced file is kept.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def save(
         with atomic_path(path) as temporary:
             save_file(plain, temporary, metadata)
             _seal(temporary)
-            if previous is not None and is_whole(path):
+            if previous is not None and path.exists():
                 path.replace(previous)
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"path: cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
@@ -191,6 +191,12 @@ def is_whole(path: Path) -> bool:
         return False
 
 
+def checksum(path: Path) -> str:
+    """Return the checksum in a file written by :func:`save`, without verifying it."""
+    with sources.opened(path, "path") as file:
+        return _stored_checksum(_header(file, os.fstat(file.fileno()).st_size))
+
+
 def _read(file: BinaryIO, size: int, path: Path, name: str) -> Stored:
     _refuse_pickle(file, path, name)
     try:
@@ -198,19 +204,19 @@ def _read(file: BinaryIO, size: int, path: Path, name: str) -> Stored:
         data = torch.empty(size - len(header), dtype=torch.uint8)
         if file.readinto(data.numpy().data) != len(data):  # type: ignore[attr-defined]
             raise DamagedError("it was cut off while it was read")
-        checksum = ""
+        expected = ""
         if NAME.encode() in header:
-            checksum = _stored_checksum(header)
-            if checksum != _checksum(header, [data.numpy().data]):
+            expected = _stored_checksum(header)
+            if expected != _checksum(header, [data.numpy().data]):
                 raise DamagedError("its contents differ from what was written")
         entries = sources.parse_json(header[8:])
         metadata = entries.pop("__metadata__", {})
         tensors = _tensors(entries, data)
-        if not checksum:
+        if not expected:
             return Stored(path, "", {}, tensors, "", "")
         text = sources.parse_json(metadata[NAME].encode())
         validation.expect(text[NAME] == FORMAT, "format", f"version {text[NAME]}", f"{FORMAT}")
-        return Stored(path, str(text["kind"]), dict(text["about"]), tensors, str(text["version"]), checksum)
+        return Stored(path, str(text["kind"]), dict(text["about"]), tensors, str(text["version"]), expected)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         text = f"{path} ({size} bytes) is damaged or not a safetensors file"
         raise DamagedError(f"{name}: {text}: {error}") from error
@@ -247,9 +253,9 @@ def _seal(path: Path) -> None:
         header = _header(file, path.stat().st_size)
         found = _CHECKSUM.search(header)
         assert found is not None
-        checksum = _checksum(header, iter(lambda: file.read(CHUNK), b""))
+        digest = _checksum(header, iter(lambda: file.read(CHUNK), b""))
         file.seek(found.start(1))
-        file.write(checksum.encode())
+        file.write(digest.encode())
 
 
 def _tensors(entries: Mapping[str, Any], data: Tensor) -> dict[str, Tensor]:

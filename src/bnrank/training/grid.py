@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -19,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from bnrank._core import identity, validation
-from bnrank._core.files import prepare_folder, write_atomically
+from bnrank._core import checksums, identity, netcdf, validation
+from bnrank._core.files import prepare_folder
+from bnrank._core.sources import DamagedError
 from bnrank.networks import MLP
 from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
 from bnrank.training.history import last_rows
-from bnrank.training.interruption import bar
+from bnrank.training.interruption import bar, discard_checkpoints
 from bnrank.training.options import Record, Save
 from bnrank.training.settings import OPTIMIZERS
 from bnrank.training.trainer import CHECKPOINT, train
@@ -101,6 +103,11 @@ def sweep(
     ------
     TypeError, ValueError
         If an argument of the grid is invalid. Errors inside a run are stored in the result.
+
+    Warns
+    -----
+    UserWarning
+        If a stored result is damaged; its networks are trained again.
 
     Examples
     --------
@@ -185,7 +192,7 @@ def _train_group(group: _Group, task: Task, folder: Path, threads: int | None) -
         _store_failure(group, folder, error)
         return
     _store(group, folder, result)
-    (folder / CHECKPOINT).unlink(missing_ok=True)  # large, and no longer needed
+    discard_checkpoints(folder / CHECKPOINT)  # large, and no longer needed
 
 
 def _store_failure(group: _Group, folder: Path, error: BaseException) -> None:
@@ -206,8 +213,23 @@ def _store_failure(group: _Group, folder: Path, error: BaseException) -> None:
 
 
 def _store(group: _Group, folder: Path, result: xr.Dataset) -> None:
-    result = result.assign_attrs(group=json.dumps(group.__dict__, default=str))
-    write_atomically(folder / RESULT, bytes(result.to_netcdf(engine="h5netcdf")))  # in memory first, as in Run.save
+    result = result.assign_attrs(group=json.dumps(group.__dict__, default=str), folder=folder.name)
+    checksums.replace(folder, {RESULT: netcdf.dump(result)}, keep=True)
+
+
+def _load(folder: Path) -> xr.Dataset:
+    """Return the result in the folder of a group.
+
+    Raises
+    ------
+    DamagedError
+        If it is missing, damaged or of another group.
+    """
+    result = netcdf.parse(checksums.read(folder, [RESULT])[RESULT], folder / RESULT)
+    own = result.attrs.get("folder") == folder.name and {"status", "error"} <= set(result.variables)
+    if not own:
+        raise DamagedError(f"out: {str(folder / RESULT)!r} is damaged: it is not the result of this folder")
+    return result
 
 
 def _run_all(
@@ -244,12 +266,13 @@ def _run_all(
 
 
 def _is_done(folder: Path) -> bool:
-    """Return whether a complete, successful result is stored."""
-    import xarray as xr
-
+    """Return whether a complete, successful result is stored; a damaged one is named in a warning."""
+    if not (folder / RESULT).exists():
+        return False
     try:
-        return "failed" not in xr.load_dataset(folder / RESULT, engine="h5netcdf")["status"].values
-    except (OSError, KeyError, ValueError):
+        return "failed" not in _load(folder)["status"].values
+    except DamagedError as error:
+        warnings.warn(f"{error}; its networks are trained again", stacklevel=4)
         return False
 
 
@@ -260,7 +283,7 @@ def _assemble(groups: list[_Group], task: Task, folder: Path, axes: dict[str, li
     shape = tuple(len(values) for values in axes.values())
     names = tuple(axes)
     layers = max(axes["depth"])
-    found = [(g, xr.load_dataset(g.path(task, folder) / RESULT, engine="h5netcdf")) for g in groups]
+    found = [(g, _load(g.path(task, folder))) for g in groups]
     indices = max(result.sizes.get("index", 1) for _, result in found)
     data: dict[str, np.ndarray[Any, Any]] = {name: np.full(shape, np.nan) for name in SCALARS}
     data |= {name: np.full(shape, "", dtype=object) for name in ("status", "error", "run")}

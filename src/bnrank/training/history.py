@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import identity, store, validation
-from bnrank._core.files import prepare_folder, write_atomically
+from bnrank._core import checksums, identity, netcdf, sources, store, validation
+from bnrank._core.files import prepare_folder
 from bnrank._core.results import Printed
 from bnrank._core.text import render
 from bnrank._version import __version__
@@ -30,6 +30,7 @@ from bnrank.training.settings import Settings, TrainSettings, by_hand
 if TYPE_CHECKING:
     import xarray as xr
 
+NETWORKS, HISTORY, SUMMARY, SETTINGS = "networks.safetensors", "history.nc", "summary.nc", "settings.json"
 LARGE = 300  # a flow uses Lanczos iterations for the top singular values of matrices with both sides above this
 SERIES = {
     "loss": ("C + lambda ||theta||^2", "regularized loss"),
@@ -317,6 +318,8 @@ class Run(Printed):
     def save(self, out: str | os.PathLike[str], tag: str | None = None) -> Path:
         """Write the run to a folder: ``history.nc``, ``summary.nc``, ``networks.safetensors`` and ``settings.json``.
 
+        Their checksums are in ``SHA256SUMS``, written last (``sha256sum -c SHA256SUMS``).
+
         Parameters
         ----------
         out : path
@@ -338,12 +341,14 @@ class Run(Printed):
         plan = blueprint(self.net) if plain and all(p.requires_grad for p in self.net.parameters()) else None
         settings = asdict(self.settings) | {"identity": parts}
         about = {"settings": settings, "seconds": self.seconds, "network": plan}
+        files: dict[str, checksums.Content] = {
+            HISTORY: netcdf.dump(self.history),
+            SUMMARY: netcdf.dump(self.summary),
+            SETTINGS: f"{self.settings.to_json()}\n".encode(),
+            NETWORKS: lambda path: store.save(path, {"parameters": self.parameters}, about, "run"),
+        }
         try:
-            for name, dataset in [("history.nc", self.history), ("summary.nc", self.summary)]:
-                # in memory first: HDF5 crashes if the disk is full
-                write_atomically(folder / name, bytes(dataset.to_netcdf(engine="h5netcdf")))
-            store.save(folder / "networks.safetensors", {"parameters": self.parameters}, about, "run")
-            write_atomically(folder / "settings.json", self.settings.to_json() + "\n")
+            checksums.replace(folder, files)
         except (OSError, ValueError) as error:
             raise ValueError(f"out: cannot write to {str(folder)!r}: {error}") from error
         return folder
@@ -366,22 +371,21 @@ class Run(Printed):
             If the folder holds no run or a damaged one, or if ``net`` is required and missing, or another network than
             that of the run; the message names the first difference. The values of its trained parameters do not matter.
         """
-        import xarray as xr
-
-        folder = Path(out)
-        path = folder / "networks.safetensors"
-        if not path.exists():
-            raise ValueError(f"out: {str(folder)!r} holds no run, expected a file networks.safetensors in it")
+        folder = sources.as_path(out, "out")
+        if not (folder / NETWORKS).exists():
+            raise ValueError(f"out: {str(folder)!r} holds no run, expected a file {NETWORKS} in it")
+        advice = "put back a copy of the file, or train the run again with resume=False"
+        files = checksums.read(folder, (HISTORY, SUMMARY, SETTINGS, NETWORKS), "out", advice)
+        stored = store.read(folder / NETWORKS, name="out", data=files[NETWORKS])
         try:
-            stored = store.load(path, "run")
+            validation.expect(stored.kind == "run", "kind", stored.kind, "'run'")
             parameters = stored.tensors["parameters"]
             settings = TrainSettings.from_json(stored.about["settings"])
-            seconds, plan = stored.about["seconds"], stored.about["network"]
-            history, summary = (
-                xr.load_dataset(folder / name, engine="h5netcdf") for name in ("history.nc", "summary.nc")
-            )
-        except Exception as error:
-            raise ValueError(f"out: {str(folder)!r} is damaged or holds no run: {error}") from error
+            seconds, plan = float(stored.about["seconds"]), stored.about["network"]
+            validation.expect(parameters.ndim == 2, "parameters", parameters, "shape (members, size)")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise sources.DamagedError(f"out: {str(folder / NETWORKS)!r} is damaged or of no run: {error}") from error
+        history, summary = (netcdf.parse(files[name], folder / name) for name in (HISTORY, SUMMARY))
         if net is None:
             if plan is None:
                 raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")

@@ -181,7 +181,7 @@ class Save:
     out : path
         The folder; created if necessary.
     resume : bool
-        Continue from the checkpoint in the folder, on the same trajectory; False overwrites it.
+        Continue from the checkpoint in the folder, on the same trajectory; False discards it and stored results.
     checkpoint_every : int, optional
         Steps between checkpoints. Default: a twentieth of the steps of `bnrank.train`; about one minute for
         `bnrank.flow`.

@@ -9,13 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import validation
+from bnrank._core import checksums, validation
 from bnrank.tasks import Task
 from bnrank.tasks.task import as_task
 from bnrank.training.ensemble import BatchOrder, Workers, aligned, squared_norm
 from bnrank.training.first_order import EnsembleAdam, EnsembleDescent
 from bnrank.training.history import SERIES, EnsembleRecorder, Run, show, summarize
-from bnrank.training.interruption import bar, interruptions, load_checkpoint, refused, save_checkpoint
+from bnrank.training.interruption import (
+    bar,
+    discard_checkpoints,
+    interruptions,
+    load_checkpoint,
+    refused,
+    save_checkpoint,
+)
 from bnrank.training.objectives import MLPObjective, ModuleObjective
 from bnrank.training.options import Adam, GradientDescent, Record, Save, Stop, Watcher, given
 from bnrank.training.quasi_newton import LBFGS, KroneckerCurvature, Optimizer, WarmStarted
@@ -94,8 +101,12 @@ def train(
     Raises
     ------
     TypeError, ValueError
-        If an argument is invalid, the folder cannot be written to, or it holds a checkpoint that is damaged or has
-        other settings.
+        If an argument is invalid, the folder cannot be written to, or it holds a checkpoint that has other settings.
+
+    Warns
+    -----
+    UserWarning
+        If a checkpoint is damaged: training goes on from the one before, or starts over.
 
     Examples
     --------
@@ -118,8 +129,12 @@ def train(
     every = save.checkpoint_every if save is not None and save.checkpoint_every else max(1, stop.steps // 20)
     with Workers(None if settings.device == "cpu" else 1) as workers:
         trainer = _Trainer(start, task, settings, workers, rows.watch)
-        if folder is not None and save is not None and save.resume:
-            trainer.resume(folder)
+        if folder is not None and save is not None:
+            if save.resume:
+                trainer.resume(folder)
+            else:
+                checksums.discard(folder)
+                discard_checkpoints(folder / CHECKPOINT)
         run = trainer.run(folder, every, progress)
     if folder is not None:
         run.save(folder)

@@ -1,6 +1,7 @@
 """Gradient flow."""
 
 import copy
+import itertools
 import math
 import os
 import time
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from bnrank._core import store, validation
+from bnrank._core.sources import DamagedError
+from bnrank._core.store import Stored
 from bnrank.measures import plateaus
 from bnrank.networks.chain import as_mlp
 from bnrank.networks.functional import Functional, check_finite, check_unshared, example, is_plain_mlp, unwrap
@@ -23,7 +26,15 @@ from bnrank.training.ensemble import Workers, filled
 from bnrank.training.gradient_flow.driver import Driver
 from bnrank.training.gradient_flow.fields import AutogradCost, Cost, HandCost, Origin
 from bnrank.training.gradient_flow.record import Flow, FlowRecorder, Row
-from bnrank.training.interruption import bar, interruptions, load_checkpoint, refused, save_checkpoint
+from bnrank.training.interruption import (
+    bar,
+    discard_checkpoints,
+    interruptions,
+    load_checkpoint,
+    previous,
+    refused,
+    save_checkpoint,
+)
 from bnrank.training.objectives import LOSSES
 from bnrank.training.options import Limits, Record, Save, SkipPlateau, Solver, given
 from bnrank.training.settings import FlowSettings, by_hand, check_dtype
@@ -271,19 +282,32 @@ class _Store:
     def __init__(self, folder: Path, driver: Driver, save: Save) -> None:
         self.folder, self.driver, self.every = folder, driver, save.checkpoint_every
         self._last = time.monotonic()
+        self.path = folder / NAME
+        self.checksums: dict[int, str] = {}  # of the files of networks, by row
+        self.rows, self.rows_before = set[int](), set[int]()  # of the last checkpoint and the one before
         if not save.resume:
-            (folder / NAME).unlink(missing_ok=True)
-        stored = load_checkpoint(folder / NAME, "flow", driver.plan)
+            discard_checkpoints(self.path)
+        kept: dict[int, Tensor] = {}
+
+        def complete(stored: Stored) -> None:
+            kept.update({int(row): self._read(int(row), checksum) for row, checksum in _files(stored).items()})
+
+        stored = load_checkpoint(self.path, "flow", driver.plan, complete)
         if stored is not None:
             about, record = stored.about, driver.record
+            self.checksums = {int(row): checksum for row, checksum in _files(stored).items()}
+            record.kept = {row: kept[row] for row in self.checksums}
             try:
-                files = {row: store.load(self._network(row), "flow network", name="out") for row in about["kept"]}
-                record.kept = {row: file.tensors["theta"] for row, file in files.items()}
-            except (ValueError, KeyError) as error:
+                record.load(stored.tensors)
+                record.phases = [phase for phase, count in about["phases"] for _ in range(count)]
+                record.stride = about["stride"]
+                driver.restore(stored.tensors["theta"], stored.tensors["velocity"], about)
+            except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 raise refused(stored.path, error) from error
-            record.load(stored.tensors)
-            record.phases, record.stride = about["phases"], about["stride"]
-            driver.restore(stored.tensors["theta"], stored.tensors["velocity"], about)
+            if stored.path == self.path:
+                self.rows, self.rows_before = set(self.checksums), self._rows_of(previous(self.path))
+            else:
+                self.rows_before = set(self.checksums)
         self._forget()
 
     def offer(self, last: bool) -> None:
@@ -301,20 +325,52 @@ class _Store:
         if driver.status == "diverged" or not (last or due):
             return
         for row, theta in record.kept.items():
-            if not self._network(row).exists():
-                save_checkpoint(self._network(row), {"theta": theta}, {}, "flow network", driver.plan)
+            if row not in self.checksums:
+                save_checkpoint(self._network(row), {"theta": theta}, {"row": row}, "flow network", driver.plan)
+                self.checksums[row] = store.checksum(self._network(row))
         tensors = {"theta": driver.theta, "velocity": driver.first.velocity} | record.state()
-        about = driver.state() | {"phases": record.phases, "stride": record.stride, "kept": sorted(record.kept)}
-        save_checkpoint(self.folder / NAME, tensors, about, "flow", driver.plan)
+        phases = [(phase, sum(1 for _ in rows)) for phase, rows in itertools.groupby(record.phases)]
+        kept = {row: self.checksums[row] for row in sorted(record.kept)}
+        about = driver.state() | {"phases": phases, "stride": record.stride, "kept": kept}
+        if save_checkpoint(self.path, tensors, about, "flow", driver.plan):
+            self.rows_before = self.rows
+        self.rows = set(record.kept)
         self._forget()
         self._last = time.monotonic()
 
     def _forget(self) -> None:
-        """Delete the files of networks that are no longer kept."""
-        kept = {self._network(row) for row in self.driver.record.kept}
+        """Delete the files of networks that neither checkpoint needs."""
+        needed = self.rows | self.rows_before
+        self.checksums = {row: checksum for row, checksum in self.checksums.items() if row in needed}
+        kept = {self._network(row) for row in needed}
         for path in self.folder.glob("network-*.safetensors"):
             if path not in kept and path.stem.removeprefix("network-").isdecimal():
                 path.unlink(missing_ok=True)
 
+    def _read(self, row: int, checksum: str) -> Tensor:
+        """Return the network of a row; its file must have this checksum."""
+        try:
+            stored = store.read(self._network(row), name="out")
+        except ValueError as error:
+            raise DamagedError(str(error)) from error
+        if stored.checksum != checksum or "theta" not in stored.tensors:
+            raise DamagedError(f"out: {str(stored.path)!r} is damaged: it is not the network of row {row} of this flow")
+        return stored.tensors["theta"]
+
+    def _rows_of(self, path: Path) -> set[int]:
+        """Return the rows of the networks that a checkpoint needs; none if it is missing or damaged."""
+        try:
+            return {int(row) for row in _files(store.load(path, "flow", name="out"))}
+        except ValueError:
+            return set()
+
     def _network(self, row: int) -> Path:
         return self.folder / f"network-{row}.safetensors"
+
+
+def _files(stored: Stored) -> dict[str, str]:
+    """Return the checksums of the files of networks that a checkpoint needs, by row."""
+    kept = stored.about.get("kept")
+    if not isinstance(kept, dict) or not all(row.isdecimal() for row in kept):
+        raise refused(stored.path, "it does not list its networks")
+    return kept
