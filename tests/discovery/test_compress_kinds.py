@@ -228,3 +228,27 @@ def test_a_classifier_of_digits_decides_as_before():
     assert after >= before - 0.007  # two of 297
     assert found.certificate.held_out.decisions <= 0.01
     assert found.certificate.parameters < found.certificate.parameters_before / 1.8
+
+
+class Bent(OneByOne):
+    def forward(self, x):
+        return torch.cos(self.second(torch.tanh(self.first(x))))
+
+
+def test_a_partly_compressed_network_opens_in_its_own_module_only(tmp_path):
+    torch.manual_seed(0)
+    net = OneByOne().double()
+    with torch.no_grad():
+        net.first.weight.copy_(normal(60, 2) @ normal(2, 20, seed=1) / 10)
+        net.second.weight.mul_(0.3)
+    found = compress(net, normal(300, 20), tol=0.01, **QUICK)
+    path = bnrank.save(found, tmp_path / "part.safetensors")
+    x = normal(5, 20)
+    assert torch.equal(bnrank.load(path, OneByOne())(x), found.network(x))  # whatever its parameters are
+    with pytest.raises(ValueError, match=r"net: got another network \(net: stored OneByOne, now Bent\)"):
+        bnrank.load(path, Bent())
+    net.source = iter([1])
+    found = compress(net, normal(300, 20), tol=0.01, **QUICK)
+    with pytest.raises(TypeError, match=r"net: got net.source = .*tag="):
+        bnrank.save(found, path)
+    assert bnrank.save(found, path, tag="v1") == path

@@ -210,3 +210,22 @@ def test_all_rows_of_an_input_are_in_one_fold_the_second_time(monkeypatch):
     first, second = set(folds[1][:20]), set(folds[1][20:])
     assert len(first) == len(second) == 1
     assert first != second
+
+
+def test_a_stored_estimator_knows_its_table(tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    labels = np.where(x[:, 0] > 0, "right", "left")
+    for fitted, y in (
+        (BottleneckRegressor().fit(x, x @ np.ones((3, 2))), x @ np.ones((3, 2))),
+        (BottleneckClassifier().fit(x, labels), labels),
+        (BottleneckAutoencoder().fit(x), None),
+    ):
+        path = fitted.save(tmp_path / "a.safetensors")
+        assert type(fitted).load(path, x, y).summary_.data == fitted.summary_.data
+        other = x.copy()
+        other[7, 1] = np.nextafter(other[7, 1], 9)
+        with pytest.raises(ValueError, match=r"X, y: got another table \(X: stored float64 \(60, 3\), SHA-256"):
+            type(fitted).load(path, other, y)
+        if y is not None:
+            with pytest.raises(ValueError, match=r"X, y: got another table \(y: stored"):
+                type(fitted).load(path, x, y[::-1])

@@ -118,6 +118,20 @@ def require(parts: Mapping[str, str]) -> None:
         )
 
 
+def expect_same(stored: Mapping[str, str], net: nn.Module, source: object, *, values: bool = True) -> None:
+    """Raise unless a network has the stored description; the values of trained parameters do not count.
+
+    Raises
+    ------
+    ValueError
+        If it has another one; the message names the first difference.
+    """
+    of_net = {name: text for name, text in stored.items() if name.startswith("net")}
+    other = differences(of_net, describe(net, "net", values=values))
+    if other:
+        raise ValueError(f"net: got another network ({other[0]}), expected that of {source}")
+
+
 class _Walk:
     """Collects the parts of a value."""
 
@@ -139,7 +153,7 @@ class _Walk:
         if isinstance(value, Tensor):
             self.parts[name] = tensor(value)
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            self.parts[name] = f"{value.dtype.str} {value.shape}, {_sha(np.ascontiguousarray(value).tobytes())}"
+            self.parts[name] = array(value)
         elif isinstance(value, torch.jit.ScriptModule):
             self.parts[name] = f"{UNKNOWN} a scripted module"
         elif isinstance(value, nn.Module):
@@ -331,6 +345,12 @@ def _is_builtin(value: Any) -> bool:
     unbound = owner is None or isinstance(owner, type | types.ModuleType)
     kinds = types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
     return isinstance(value, kinds) and unbound
+
+
+def array(value: np.ndarray) -> str:
+    """Return dtype, shape and SHA-256 of the raw bytes of an array."""
+    kind = value.dtype.name if value.dtype.isnative and value.dtype.kind in "biufc" else value.dtype.str
+    return f"{kind} {value.shape}, {_sha(np.ascontiguousarray(value).tobytes())}"
 
 
 def _sha(content: Any) -> str:

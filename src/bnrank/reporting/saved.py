@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from bnrank._core import store, validation
+from bnrank._core import identity, store, validation
 from bnrank.discovery import Compressed
 from bnrank.discovery.compression import open_compressed
 from bnrank.discovery.estimators import open_estimator
@@ -48,7 +48,8 @@ def load(
     Raises
     ------
     ValueError
-        If the file does not exist, is corrupted or a pickle, or has other contents; the message names it.
+        If the file does not exist, is corrupted or a pickle, or has other contents; the message names it. If ``net`` is
+        another network than the stored one; the message names the first difference.
 
     Examples
     --------
@@ -69,6 +70,9 @@ def load(
         return open_estimator(stored)
     if net is None:
         return load_network(path, slope, order)
+    if stored.kind:
+        own = identity.describe(load_network(path), "net", values=False)
+        identity.expect_same(own, net, stored.path, values=False)
     net = copy.deepcopy(net)
     try:
         net.load_state_dict(stored.tensors)
@@ -77,7 +81,7 @@ def load(
     return net
 
 
-def save(result: object, path: str | os.PathLike[str]) -> Path:
+def save(result: object, path: str | os.PathLike[str], *, tag: str | None = None) -> Path:
     """Write a network, a run, a compressed network or a fitted estimator, without pickle, and return its path.
 
     Parameters
@@ -86,15 +90,21 @@ def save(result: object, path: str | os.PathLike[str]) -> Path:
         A module must be a network of bnrank; write others with ``safetensors.torch.save_file(net.state_dict(), path)``.
     path : path
         A folder for a run, else a name ending in ``.safetensors``. An existing one is replaced.
+    tag : str, optional
+        The version of those parts of the network of a run, or of a partly compressed network, that cannot be
+        identified; see `bnrank.training.Save`.
 
     Raises
     ------
     TypeError, ValueError
-        If the result is none of these, or the path cannot be written to.
+        If the result is none of these, a part of its network cannot be identified and has no version, or the path
+        cannot be written to.
     """
     if isinstance(result, nn.Module):
         return save_network(result, path)
-    if isinstance(result, Run | Compressed | BottleneckEstimator):
+    if isinstance(result, Run | Compressed):
+        return result.save(path, tag)
+    if isinstance(result, BottleneckEstimator):
         return result.save(path)
     expected = "a network of bnrank, a run, a compressed network or a fitted estimator"
     raise TypeError(f"result: got {validation.describe(result)}, expected {expected}")

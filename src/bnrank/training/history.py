@@ -390,9 +390,7 @@ class Run(Printed):
             if plan is None:
                 raise ValueError(f"net: the run is of a {settings.network}; give a module of this architecture")
             return cls(history, summary, settings, seconds, build(plan), parameters)
-        of_net = {name: text for name, text in settings.identity.items() if name.startswith("net")}
-        other = identity.differences(of_net, identity.describe(unwrap(net), "net"))
-        validation.expect(not other, "net", f"another network ({'; '.join(other[:1])})", f"that of {str(folder)!r}")
+        identity.expect_same(settings.identity, unwrap(net), repr(str(folder)))
         return cls(history, summary, settings, seconds, net, parameters)
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from bnrank._core import files, store, validation
+from bnrank._core import files, identity, store, validation
 from bnrank._core.results import Printed
 from bnrank.discovery import storage
 from bnrank.discovery.compression import judging
@@ -49,6 +49,8 @@ class Compressed(Printed):
     plan : mapping
         From the name of every replaced segment to its layers, as plain values: see
         :func:`~bnrank.discovery.storage.rebuild`.
+    identity : mapping
+        The parts of the original module, without the values of parameters and buffers.
     """
 
     network: nn.Module
@@ -57,19 +59,29 @@ class Compressed(Printed):
     skipped: tuple[Skipped, ...]
     reason: str
     plan: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    identity: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def changed(self) -> bool:
         """Whether the network differs from the given one."""
         return bool(self.steps)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: str | os.PathLike[str], tag: str | None = None) -> Path:
         """Write network and plan to one safetensors file; return the path.
+
+        Parameters
+        ----------
+        path : path
+            A name ending in ``.safetensors``.
+        tag : str, optional
+            The version of parts of the module that cannot be identified, as in `bnrank.training.Save`; needed only
+            where some segments of a larger module were replaced.
 
         Raises
         ------
         TypeError, ValueError
-            If a part of a segment is not a torch layer that plain values describe, or the path is invalid.
+            If a part of a segment is not a torch layer that plain values describe, a part of the rest cannot be
+            identified, or the path is invalid.
         """
         path = files.checked_path(path, "path", store.SUFFIX)
         if not self.plan:
@@ -78,7 +90,9 @@ class Compressed(Printed):
         if unknown:
             found = ", ".join(unknown)
             raise TypeError(f"network: {found} has parts that no plain values describe; save its state_dict")
-        return store.save(path, self.network.state_dict(), {"plan": dict(self.plan)}, KIND)
+        parts = {} if "" in self.plan else self.identity | ({} if tag is None else {"tag": repr(tag)})
+        identity.require(parts)
+        return store.save(path, self.network.state_dict(), {"plan": dict(self.plan), "identity": parts}, KIND)
 
     def __str__(self) -> str:
         lines = [] if self.changed else ["returned as it is"]
@@ -219,6 +233,7 @@ def compress(
         skipped=(*skipped, *search.skipped),
         reason="; ".join(search.reasons) if found else "no linear or convolutional layer that could be replaced",
         plan={name: storage.describe(parts) for name, parts in new.items()},
+        identity=identity.describe(unwrap(net), "net", values=False),
     )
 
 
@@ -379,12 +394,14 @@ def open_compressed(stored: store.Stored, net: nn.Module | None = None) -> nn.Mo
     Raises
     ------
     ValueError
-        If the file is corrupted, or ``net`` is missing or incompatible.
+        If the file is corrupted, or ``net`` is missing or another network, apart from its parameters and buffers.
     """
     plan = stored.about.get("plan", {})
     if "" not in plan and net is None:
         raise ValueError(f"net: got None, but {stored.path} holds segments {', '.join(plan)} of a larger module")
     network = copy.deepcopy(net) if net is not None else nn.Module()
+    if "" not in plan:
+        identity.expect_same(stored.about.get("identity", {}), unwrap(network), stored.path, values=False)
     try:
         for name, layers in plan.items():
             network = replaced(network, name, storage.rebuild(layers))

@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted
 
-from bnrank._core import store, validation
+from bnrank._core import identity, store, validation
 from bnrank.discovery.estimators import learning, summary
 from bnrank.discovery.estimators.bottleneck import InputDirections, coordinates_of, sensitivity
 from bnrank.discovery.estimators.counts import Count, is_better, standard_error
@@ -76,15 +76,29 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return summary.save(self, path)
 
     @classmethod
-    def load(cls, path: Any) -> Self:
+    def load(cls, path: Any, X: Any = None, y: Any = None) -> Self:
         """Return the estimator in a file.
+
+        Parameters
+        ----------
+        path : path
+            A file written by ``save``.
+        X, y : array-like, optional
+            A table; it must be the one that the estimator was fitted to, bit by bit.
 
         Raises
         ------
         ValueError
-            If the file holds no estimator of this class.
+            If the file holds no estimator of this class, or one fitted to another table; the message names the first
+            difference.
         """
-        return summary.opened(store.load(path, "estimator"), [cls])
+        opened = summary.opened(store.load(path, "estimator"), [cls])
+        if X is not None:
+            tables = (opened.summary_.data, summary.described(X, X if y is None else y))
+            stored, now = (dict(line.split(": ", 1) for line in table) for table in tables)
+            other = identity.differences(stored, now)
+            validation.expect(not other, "X, y", f"another table ({'; '.join(other)})", f"that of {path}")
+        return opened
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "summary_")
@@ -248,6 +262,7 @@ class BottleneckEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             "coordinates": self._coordinates(x[rows]),
             "observed": observed[rows],
             "predicted": predicted[rows],
+            "data": summary.described(x, observed),
         }
         fitted = {f.name: getattr(self, f"{f.name}_") for f in fields(summary.Summary) if f.name not in own}
         self.summary_ = summary.Summary(**own, **fitted)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from bnrank._core import store, text
+from bnrank._core import identity, store, text
 from bnrank._core.results import Printed
 from bnrank.discovery.estimators.counts import Trial
 from bnrank.discovery.storage import pack, unpack
@@ -62,6 +62,8 @@ class Summary(Printed):
         Number of linear combinations of the inputs that y depends on, and the strength of each.
     coordinates, observed, predicted : ndarray
         For at most 1,000 rows: z (rows, k), the outputs in the table, and those of the model.
+    data : tuple of str
+        Type, shape and SHA-256 of the inputs and outputs of the fit.
     notes : tuple of str
         Remarks on the table and on the limits of what can be concluded.
     """
@@ -90,6 +92,7 @@ class Summary(Printed):
     coordinates: np.ndarray
     observed: np.ndarray
     predicted: np.ndarray
+    data: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
@@ -151,6 +154,20 @@ class Summary(Printed):
 def is_fitted(name: str) -> bool:
     """Return whether an attribute of this name is set by ``fit``."""
     return (name.endswith("_") and not name.startswith("_")) or name in PRIVATE
+
+
+def described(x: Any, y: Any) -> tuple[str, ...]:
+    """Return type, shape and SHA-256 of the inputs and outputs of a table, y as numbers or as text.
+
+    Examples
+    --------
+    >>> described(np.zeros((5, 2)), ["a", "b", "a", "a", "b"])[0][:22]
+    'X: float64 (5, 2), SHA'
+    """
+    values = np.asarray(y)
+    values = values.astype(np.float64 if values.dtype.kind in "biuf" else str)
+    parts = identity.describe(np.asarray(x, dtype=np.float64), "X") | identity.describe(values, "y")
+    return tuple(f"{name}: {text}" for name, text in parts.items())
 
 
 def save(estimator: Any, path: str | os.PathLike[str]) -> Path:
