@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bnrank._core import validation
+from bnrank._core import identity, validation
 from bnrank._version import __version__
 from bnrank.figures.harness import store
 from bnrank.figures.harness.claims import Claim
@@ -172,7 +172,8 @@ class Figure:
 
     def stamp(self, scale: str, **changes: Any) -> dict[str, Any]:
         """Return the stamp of results, which are reused only if it agrees: figure, version, scale and settings."""
-        return {"figure": self.label, "version": self.version, **self.described(scale, **changes)}
+        version = {"version": self.version, "format": identity.FORMAT}
+        return {"figure": self.label, **version, **self.described(scale, **changes)}
 
     def described(self, scale: str, **changes: Any) -> dict[str, Any]:
         """Return scale and settings as one mapping."""

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from bnrank._core import identity
 from bnrank._core.files import PARTIAL, discard_partial, prepare_folder, write_atomically
 from bnrank.figures.harness.claims import Claim
 from bnrank.reporting import Section
@@ -46,17 +47,19 @@ def differences(folder: Path, stamp: Mapping[str, Any]) -> list[str]:
     if not any(is_there(folder / name) for name in (STAMP, CLAIMS, RUNS)):
         return []
     try:
-        stored = plain(flatten_settings(dict(read_json(folder / STAMP)["stamp"])))
+        stored = dict(read_json(folder / STAMP)["stamp"])
     except _DAMAGED:
         return ["the folder does not record its settings"]
-    now = plain(flatten_settings(stamp))
+    return identity.differences(stored, identified(stamp))
 
-    def show(entries: Mapping[str, Any], key: str) -> str:
-        text = json.dumps(entries[key]) if key in entries else "none"
-        return text if len(text) <= 80 else text[:77] + "..."
 
-    changed = [key for key in dict.fromkeys((*now, *stored)) if stored.get(key) != now.get(key)]
-    return [f"{key}: stored {show(stored, key)}, now {show(now, key)}" for key in changed]
+def identified(stamp: Mapping[str, Any]) -> identity.Parts:
+    """Return the parts of a stamp, with settings flattened."""
+    parts: identity.Parts = {}
+    for name, value in flatten_settings(stamp).items():
+        parts |= identity.describe(value, name)
+    identity.require(parts)
+    return parts
 
 
 def refusal(folder: Path, stamp: Mapping[str, Any], resume: bool) -> str:
@@ -97,7 +100,7 @@ def begin(folder: Path, stamp: Mapping[str, Any]) -> float:
     discard_partial(folder, ABANDONED)
     if not (folder / STAMP).exists():
         with one_error(folder):
-            write_atomically(folder / STAMP, to_json({"stamp": stamp}))
+            write_atomically(folder / STAMP, to_json({"stamp": identified(stamp)}))
     try:
         return float(read_json(folder / SPENT)["seconds"])
     except _DAMAGED:
